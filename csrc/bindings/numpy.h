@@ -1,0 +1,166 @@
+// Flat arrays across the boundary: token ids and other integers come in as
+// lists or buffers, columns go out as numpy arrays that share the core's memory.
+#pragma once
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "fastdraft/error.h"
+
+namespace fastdraft::bindings {
+
+// An argument that IntegerArray takes; by default an empty list.
+class Integers : public pybind11::object {
+ public:
+  PYBIND11_OBJECT(Integers, pybind11::object, check)
+  Integers() : pybind11::object(pybind11::list()) {}
+
+ private:
+  static bool check(PyObject*) { return true; }
+};
+
+// The integers of a list, tuple or any buffer, as T. A contiguous buffer of T
+// is used in place and must stay unchanged while this lives; anything else is
+// copied. Throws InvalidValueError, naming `what` was given, for values that T
+// cannot hold and for what is not a row of integers.
+template <typename T>
+class IntegerArray {
+ public:
+  IntegerArray(const Integers& values, const char* what) {
+    if (PyList_CheckExact(values.ptr()) != 0) {
+      from_list(values, what);
+    } else if (!from_buffer(values)) {
+      from_numpy(values, what);
+    }
+  }
+  IntegerArray(const IntegerArray&) = delete;
+  IntegerArray& operator=(const IntegerArray&) = delete;
+  ~IntegerArray() {
+    if (view_.obj != nullptr) PyBuffer_Release(&view_);
+  }
+
+  const T* data() const noexcept { return data_; }
+  std::int64_t size() const noexcept { return size_; }
+
+ private:
+  static T narrow(long long value, std::int64_t index, const char* what) {
+    if (value < std::numeric_limits<T>::min() || value > std::numeric_limits<T>::max()) {
+      refuse(std::to_string(value), index, what);
+    }
+    return static_cast<T>(value);
+  }
+  [[noreturn]] static void refuse(const std::string& value, std::int64_t index, const char* what) {
+    throw InvalidValueError(std::string(what) + " must be at most " +
+                            std::to_string(std::numeric_limits<T>::max()) +
+                            (std::numeric_limits<T>::min() < 0 ? " and not negative" : "") +
+                            ", got " + value + " at index " + std::to_string(index));
+  }
+
+  T* own(std::int64_t size) {
+    size_ = size;
+    if (size <= kInline) {
+      data_ = inline_;
+      return inline_;
+    }
+    owned_.resize(static_cast<std::size_t>(size));
+    data_ = owned_.data();
+    return owned_.data();
+  }
+
+  void from_list(pybind11::handle values, const char* what) {
+    const Py_ssize_t size = PyList_GET_SIZE(values.ptr());
+    T* out = own(size);
+    for (Py_ssize_t i = 0; i < size; ++i) {
+      PyObject* item = PyList_GET_ITEM(values.ptr(), i);
+      int overflow = 0;
+      const long long value = PyLong_AsLongLongAndOverflow(item, &overflow);
+      if (overflow != 0) refuse(std::string(pybind11::str(item)), i, what);
+      if (value == -1 && PyErr_Occurred() != nullptr) {
+        PyErr_Clear();
+        throw InvalidValueError(std::string(what) + " must be integers, got " +
+                                std::string(pybind11::repr(item)) + " at index " +
+                                std::to_string(i));
+      }
+      out[i] = narrow(value, i, what);
+    }
+  }
+
+  // A contiguous buffer of T or of 64-bit integers, without numpy's overhead.
+  bool from_buffer(pybind11::handle values) {
+    if (PyObject_CheckBuffer(values.ptr()) == 0) return false;
+    if (PyObject_GetBuffer(values.ptr(), &view_, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS) != 0) {
+      PyErr_Clear();
+      return false;
+    }
+    const char format = view_.format == nullptr ? 'B' : view_.format[0];
+    const bool is_integer = format == 'i' || format == 'l' || format == 'q';
+    if (view_.ndim != 1 || !is_integer || view_.itemsize != sizeof(T)) {
+      PyBuffer_Release(&view_);
+      view_ = {};
+      return false;
+    }
+    data_ = static_cast<const T*>(view_.buf);
+    size_ = view_.len / view_.itemsize;
+    return true;
+  }
+
+  void from_numpy(pybind11::handle values, const char* what) {
+    namespace py = pybind11;
+    const py::array array = py::array::ensure(values);
+    if (!array) PyErr_Clear();
+    const char kind = array ? array.dtype().kind() : '?';
+    const bool empty = array && array.size() == 0;
+    if (!array || array.ndim() != 1 || (kind != 'i' && kind != 'u' && !empty)) {
+      const std::string got = !array ? std::string(py::str(py::type::of(values)))
+                                     : std::to_string(array.ndim()) + " dimensions of " +
+                                           std::string(py::str(array.dtype()));
+      throw InvalidValueError(std::string(what) + " must be one row of integers, got " + got);
+    }
+    if (kind == 'u' && array.dtype().itemsize() == 8) {
+      const auto wide = py::array_t<std::uint64_t>::ensure(array);
+      T* out = own(wide.size());
+      for (std::int64_t i = 0; i < size_; ++i) {
+        const std::uint64_t value = wide.at(i);
+        if (value > static_cast<std::uint64_t>(std::numeric_limits<T>::max())) {
+          refuse(std::to_string(value), i, what);
+        }
+        out[i] = static_cast<T>(value);
+      }
+      return;
+    }
+    const auto wide = py::array_t<std::int64_t, py::array::c_style | py::array::forcecast>(array);
+    T* out = own(wide.size());
+    for (std::int64_t i = 0; i < size_; ++i) out[i] = narrow(wide.data()[i], i, what);
+  }
+
+  static constexpr std::int64_t kInline = 64;
+
+  const T* data_ = nullptr;
+  std::int64_t size_ = 0;
+  Py_buffer view_{};
+  std::vector<T> owned_;
+  T inline_[kInline];
+};
+
+// A read-only numpy array over `size` values that `owner` keeps alive.
+template <typename T>
+pybind11::array_t<T> view(const T* values, std::int64_t size, pybind11::handle owner) {
+  pybind11::array_t<T> array(size, values, owner);
+  pybind11::detail::array_proxy(array.ptr())->flags &=
+      ~pybind11::detail::npy_api::NPY_ARRAY_WRITEABLE_;
+  return array;
+}
+
+}  // namespace fastdraft::bindings
+
+namespace pybind11::detail {
+template <>
+struct handle_type_name<fastdraft::bindings::Integers> {
+  static constexpr auto name = const_name("numpy.typing.ArrayLike");
+};
+}  // namespace pybind11::detail

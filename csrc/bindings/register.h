@@ -1,0 +1,12 @@
+// One function for each noun that the module shows to Python.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace fastdraft::bindings {
+
+void register_errors(pybind11::module_& module);
+void register_draft(pybind11::module_& module);
+void register_engine(pybind11::module_& module);
+
+}  // namespace fastdraft::bindings

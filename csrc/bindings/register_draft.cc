@@ -1,0 +1,155 @@
+#include <pybind11/pybind11.h>
+
+#include <algorithm>
+
+#include "draft_object.h"
+#include "fastdraft/draft.h"
+#include "numpy.h"
+#include "register.h"
+
+namespace fastdraft::bindings {
+namespace {
+
+namespace py = pybind11;
+
+PyTypeObject* draft_type = nullptr;
+
+py::list as_list(const Token* tokens, std::int64_t size) {
+  py::list list(static_cast<std::size_t>(size));
+  for (std::int64_t i = 0; i < size; ++i) {
+    PyList_SET_ITEM(list.ptr(), i, PyLong_FromLong(tokens[i]));
+  }
+  return list;
+}
+
+DraftObject& draft_of(py::handle self) { return *reinterpret_cast<DraftObject*>(self.ptr()); }
+
+void deallocate(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  PyObject_Free(self);
+  Py_DECREF(reinterpret_cast<PyObject*>(type));
+}
+
+Py_ssize_t length(PyObject* self) { return draft_of(self).size; }
+
+py::object make_draft_type() {
+  PyType_Slot slots[] = {
+      {Py_tp_dealloc, reinterpret_cast<void*>(deallocate)},
+      {Py_sq_length, reinterpret_cast<void*>(length)},
+      {Py_tp_doc,
+       const_cast<char*>("The tokens guessed for one step of a request, as read-only columns.")},
+      {0, nullptr}};
+  PyType_Spec spec{"fastdraft._core.Draft",
+                   static_cast<int>(sizeof(DraftObject) - sizeof(std::int32_t)),
+                   static_cast<int>(sizeof(std::int32_t)),
+                   Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
+  auto type = py::reinterpret_steal<py::object>(PyType_FromSpec(&spec));
+  if (!type) throw py::error_already_set();
+  return type;
+}
+
+// Defines a column as a property of `type`: `get` gives its first value and
+// the number of them, from the object.
+template <typename Get>
+void def_column(const py::object& type, const char* name, Get get, const char* doc) {
+  const auto property =
+      py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(&PyProperty_Type));
+  type.attr(name) = property(py::cpp_function(
+                                 [get](const py::object& self) {
+                                   const auto [values, size] = get(self);
+                                   return view(values, size, self);
+                                 },
+                                 py::name(name), py::is_method(type)),
+                             py::none(), py::none(), doc);
+}
+
+// Defines the columns that a draft and the drafts of a batch share. `find`
+// gives the DraftColumns of an object, and their number of tokens.
+template <typename Find>
+void def_columns(const py::object& type, Find find) {
+  def_column(
+      type, "token_ids",
+      [find](const py::object& self) {
+        const auto [columns, size] = find(self);
+        return std::pair{static_cast<const Token*>(columns.token_ids), size};
+      },
+      "The drafted tokens, int32.");
+  def_column(
+      type, "parents",
+      [find](const py::object& self) {
+        const auto [columns, size] = find(self);
+        return std::pair{static_cast<const std::int32_t*>(columns.parents), size};
+      },
+      "For each token the index of its parent in the request's draft, int32; -1 for the last "
+      "token of the request's text. A chain is -1, 0, 1, ...");
+  def_column(
+      type, "probabilities",
+      [find](const py::object& self) {
+        const auto [columns, size] = find(self);
+        return std::pair{static_cast<const float*>(columns.probabilities), size};
+      },
+      "The calibrated probability that the token and all before it on its path are accepted, "
+      "float32; 1 where the drafter does not estimate it.");
+  def_column(
+      type, "sources",
+      [find](const py::object& self) {
+        const auto [columns, size] = find(self);
+        return std::pair{reinterpret_cast<const std::uint8_t*>(columns.sources), size};
+      },
+      "Where each token was found, a fastdraft.Source, uint8.");
+}
+
+}  // namespace
+
+DraftObject* new_draft(std::int32_t capacity) {
+  DraftObject* draft = PyObject_NewVar(DraftObject, draft_type,
+                                       static_cast<Py_ssize_t>(DraftColumns::words(capacity)));
+  if (draft == nullptr) throw py::error_already_set();
+  draft->capacity = capacity;
+  draft->size = 0;
+  return draft;
+}
+
+void register_draft(py::module_& module) {
+  const py::object draft = make_draft_type();
+  draft_type = reinterpret_cast<PyTypeObject*>(draft.ptr());
+  module.attr("Draft") = draft;
+  def_columns(draft, [](const py::object& self) {
+    return std::pair{draft_of(self).columns(), std::int64_t{draft_of(self).size}};
+  });
+  draft.attr("tolist") = py::cpp_function(
+      [](const py::object& self) {
+        return as_list(draft_of(self).columns().token_ids, draft_of(self).size);
+      },
+      py::name("tolist"), py::is_method(draft), "The drafted tokens as a list.");
+
+  py::class_<DraftBatch> batch(
+      module, "DraftBatch",
+      "The drafts of a batch, as flat read-only columns: row r's tokens are offsets[r] to "
+      "offsets[r + 1].");
+  def_columns(batch, [](const py::object& self) {
+    const auto& drafts = self.cast<const DraftBatch&>();
+    return std::pair{drafts.columns, std::int64_t{drafts.offsets.back()}};
+  });
+  def_column(
+      batch, "offsets",
+      [](const py::object& self) {
+        const auto& offsets = self.cast<const DraftBatch&>().offsets;
+        return std::pair{offsets.data(), static_cast<std::int64_t>(offsets.size())};
+      },
+      "Where each row begins, and the end of the last, int32, one more than rows.");
+  batch.def("__len__", [](const DraftBatch& self) { return self.offsets.size() - 1; });
+  batch.def(
+      "tolist",
+      [](const DraftBatch& self) {
+        py::list rows;
+        for (std::size_t r = 0; r + 1 < self.offsets.size(); ++r) {
+          rows.append(as_list(self.columns.token_ids + self.offsets[r],
+                              self.offsets[r + 1] - self.offsets[r]));
+        }
+        return rows;
+      },
+      "The drafted tokens as a list for each row.");
+}
+
+}  // namespace fastdraft::bindings

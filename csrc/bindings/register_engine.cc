@@ -1,0 +1,274 @@
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <cmath>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "draft_object.h"
+#include "fast_method.h"
+#include "fastdraft/engine.h"
+#include "fastdraft/error.h"
+#include "numpy.h"
+#include "register.h"
+
+namespace fastdraft::bindings {
+namespace {
+
+namespace py = pybind11;
+
+// Below so many tokens an index is faster built than the GIL released and
+// taken back beside a busy thread.
+constexpr std::int64_t kShortPrompt = 256;
+
+using Curve = py::array_t<double, py::array::c_style | py::array::forcecast>;
+
+// What a call says of its cost. The curve must outlive what is returned.
+std::optional<StepCost> step_cost(const std::optional<double>& token_cost,
+                                  const std::optional<Curve>& cost) {
+  if (token_cost && cost) {
+    throw InvalidValueError("give either token_cost or cost, not both");
+  }
+  if (token_cost) {
+    if (!(*token_cost >= 0.0) || std::isinf(*token_cost)) {
+      throw InvalidValueError("token_cost must be a finite number of at least 0, got " +
+                              std::to_string(*token_cost));
+    }
+    return StepCost::constant(*token_cost);
+  }
+  if (!cost) return std::nullopt;
+  if (cost->ndim() != 1 || cost->size() == 0) {
+    throw InvalidValueError(
+        "cost must be one row of times, the first that of a forward over one token, got " +
+        std::to_string(cost->size()) + " values in " + std::to_string(cost->ndim()) +
+        " dimensions");
+  }
+  for (py::ssize_t i = 0; i < cost->size(); ++i) {
+    const double time = cost->data()[i];
+    if (!(time > 0.0) || std::isinf(time)) {
+      throw InvalidValueError("cost must be finite times above 0, got " + std::to_string(time) +
+                              " for " + std::to_string(i + 1) + " tokens");
+    }
+  }
+  return StepCost::curve(cost->data(), cost->size());
+}
+
+void check_limit(std::int64_t limit, const char* what) {
+  if (limit < 0) {
+    throw InvalidValueError(std::string(what) + " must be 0 or greater, got " +
+                            std::to_string(limit));
+  }
+}
+
+void check_offsets(const IntegerArray<std::int64_t>& offsets, std::int64_t rows,
+                   std::int64_t tokens) {
+  if (offsets.size() != rows + 1) {
+    throw InvalidValueError("offsets must have one more entry than the " + std::to_string(rows) +
+                            " requests, got " + std::to_string(offsets.size()));
+  }
+  const std::int64_t* at = offsets.data();
+  bool rising = at[0] == 0 && at[rows] == tokens;
+  for (std::int64_t row = 0; row < rows; ++row) rising = rising && at[row] <= at[row + 1];
+  if (!rising) {
+    throw InvalidValueError("offsets must rise from 0 to the number of emitted_ids, " +
+                            std::to_string(tokens) + ", got " + std::to_string(at[0]) + " .. " +
+                            std::to_string(at[rows]));
+  }
+}
+
+std::int64_t add_request(Engine& engine, const Integers& prompt_ids,
+                         const std::optional<Integers>& prediction) {
+  const IntegerArray<Token> prompt(prompt_ids, "prompt_ids");
+  const IntegerArray<Token> expected(prediction.value_or(Integers()), "prediction");
+  const auto add = [&] {
+    return engine.add_request(prompt.data(), prompt.size(), expected.data(), expected.size());
+  };
+  if (prompt.size() + expected.size() <= kShortPrompt) return add();
+  const py::gil_scoped_release release;
+  return add();
+}
+
+// One draft, written straight into the Python object that carries it.
+DraftHandle propose(Engine& engine, RequestId request, const ProposeOptions& options) {
+  DraftObject* draft = new_draft(engine.config().lookahead);
+  DraftHandle handle(draft);
+  draft->size = engine.propose(request, options, draft->columns());
+  return handle;
+}
+
+DraftHandle propose_with(Engine& engine, RequestId request, std::optional<std::int64_t> limit,
+                         const std::optional<double>& token_cost,
+                         const std::optional<Curve>& cost) {
+  ProposeOptions options;
+  options.cost = step_cost(token_cost, cost);
+  std::int32_t most = 0;
+  if (limit) {
+    check_limit(*limit, "limit");
+    most = static_cast<std::int32_t>(std::min<std::int64_t>(*limit, engine.config().lookahead));
+    options.limits = &most;
+  }
+  return propose(engine, request, options);
+}
+
+DraftBatch propose_batch(Engine& engine, const Integers& requests,
+                         const std::optional<Integers>& limits,
+                         const std::optional<double>& token_cost, const std::optional<Curve>& cost,
+                         bool padded) {
+  const IntegerArray<RequestId> ids(requests, "requests");
+  const IntegerArray<std::int32_t> most(limits.value_or(Integers()), "limits");
+  ProposeOptions options;
+  options.cost = step_cost(token_cost, cost);
+  options.padded = padded;
+  if (limits) {
+    if (most.size() != ids.size()) {
+      throw InvalidValueError("limits must have one entry for each of the " +
+                              std::to_string(ids.size()) + " requests, got " +
+                              std::to_string(most.size()));
+    }
+    for (std::int64_t i = 0; i < most.size(); ++i) check_limit(most.data()[i], "limits");
+    options.limits = most.data();
+  }
+  const py::gil_scoped_release release;
+  return engine.propose_batch(ids.data(), ids.size(), options);
+}
+
+void observe(Engine& engine, RequestId request, const Integers& emitted_ids) {
+  const IntegerArray<Token> emitted(emitted_ids, "emitted_ids");
+  engine.observe(request, emitted.data(), emitted.size());
+}
+
+RequestId request_id(PyObject* value) {
+  const RequestId id = PyLong_AsLongLong(value);
+  if (id == -1 && PyErr_Occurred() != nullptr) throw py::error_already_set();
+  return id;
+}
+
+// propose(request) and observe(request, emitted_ids), as a serving loop calls them.
+struct FastPropose {
+  static constexpr Py_ssize_t kPositional = 1;
+  static PyObject* run(Engine& engine, PyObject* const* arguments) {
+    return propose(engine, request_id(arguments[0]), {}).release().ptr();
+  }
+};
+
+struct FastObserve {
+  static constexpr Py_ssize_t kPositional = 2;
+  static PyObject* run(Engine& engine, PyObject* const* arguments) {
+    observe(engine, request_id(arguments[0]), py::reinterpret_borrow<Integers>(arguments[1]));
+    Py_RETURN_NONE;
+  }
+};
+
+void observe_batch(Engine& engine, const Integers& requests, const Integers& emitted_ids,
+                   const Integers& offsets) {
+  const IntegerArray<RequestId> ids(requests, "requests");
+  const IntegerArray<Token> emitted(emitted_ids, "emitted_ids");
+  const IntegerArray<std::int64_t> at(offsets, "offsets");
+  check_offsets(at, ids.size(), emitted.size());
+  const py::gil_scoped_release release;
+  engine.observe_batch(ids.data(), ids.size(), emitted.data(), at.data());
+}
+
+py::tuple as_tuple(const DraftCounts& counts) {
+  return py::make_tuple(counts.steps, counts.emitted, counts.drafts, counts.drafted,
+                        counts.accepted, counts.accepted_prediction, counts.rejected_prediction);
+}
+
+}  // namespace
+
+void register_engine(py::module_& module) {
+  py::class_<Engine> engine(module, "Engine", "The core of fastdraft.Engine.");
+  engine.def(py::init([](std::int32_t lookahead, double token_cost, std::int32_t max_ngram,
+                         std::int64_t max_request_tokens, std::optional<std::int64_t> max_bytes) {
+               EngineConfig config;
+               config.lookahead = lookahead;
+               config.token_cost = token_cost;
+               config.max_ngram = max_ngram;
+               config.max_request_tokens = max_request_tokens;
+               config.max_bytes = max_bytes.value_or(MemoryBudget::kUnlimited);
+               return std::make_unique<Engine>(config);
+             }),
+             py::kw_only(), py::arg("lookahead"), py::arg("token_cost"), py::arg("max_ngram"),
+             py::arg("max_request_tokens"), py::arg("max_bytes"));
+  engine.def("add_request", &add_request, py::arg("prompt_ids"), py::kw_only(),
+             py::arg("prediction") = py::none(), R"(Starts a request and returns its id.
+
+prompt_ids: the prompt's tokens, a list or a row of integers (numpy, array, ...), 0 or greater;
+    may be empty. Copied.
+prediction: text that the caller expects in the output, in the same form; it is drafted from
+    without being part of the prompt.
+
+O(tokens). Raises InvalidValueError, RequestLimitError or MemoryLimitError, and then nothing was
+added.)");
+  engine.def("propose", &propose_with, py::arg("request"), py::kw_only(),
+             py::arg("limit") = py::none(), py::arg("token_cost") = py::none(),
+             py::arg("cost") = py::none(), R"(The draft for the request's next step.
+
+It is empty where nothing matches or nothing pays. It changes nothing that later drafts depend on,
+but `observe` compares the emitted tokens with the latest draft, so propose once a step.
+
+limit: the most tokens to draft, besides the engine's lookahead; 0 drafts nothing. A host that
+    has room for fewer tokens says so here and does not cut the draft itself.
+token_cost: what a draft token costs, as a fraction of a step without drafts; by default the
+    config's.
+cost: instead of it, the step cost as a row of times: cost[n - 1] is the time of a target forward
+    over n tokens, in any unit. It goes on past its end with its last slope.
+
+O(lookahead). Raises UnknownRequestError or InvalidValueError.)");
+  engine.def("propose_batch", &propose_batch, py::arg("requests"), py::kw_only(),
+             py::arg("limits") = py::none(), py::arg("token_cost") = py::none(),
+             py::arg("cost") = py::none(), py::arg("padded") = false,
+             R"(The drafts for the next step of a batch, chosen together.
+
+The tokens most likely to be accepted anywhere in the batch are drafted, as many as pay.
+
+requests: ids, a list or a row of integers.
+limits: for each request the most tokens to draft, or None.
+token_cost, cost: as in `propose`; the forward runs over all rows, len(requests) tokens without
+    drafts.
+padded: whether the forward pads every row to the longest draft, so that each row pays for it.
+
+O(requests * lookahead), with a sort of the candidates for a cost curve. Raises
+UnknownRequestError or InvalidValueError.)");
+  engine.def("observe", &observe, py::arg("request"), py::arg("emitted_ids"),
+             R"(Takes the tokens that the target emitted in a step.
+
+They are the accepted draft tokens and the recovered or bonus token, never a count: the engine
+compares them with its latest draft itself. No tokens mean that the step was given up: the draft is
+forgotten and nothing is counted.
+
+O(1) amortised a token. Raises UnknownRequestError, InvalidValueError or RequestLimitError before
+any change. On MemoryLimitError the request holds the tokens that still fitted; the message says
+how many.)");
+  engine.def("observe_batch", &observe_batch, py::arg("requests"), py::arg("emitted_ids"),
+             py::arg("offsets"),
+             R"(`observe` for a batch: row r emitted emitted_ids[offsets[r]:offsets[r + 1]].
+
+Everything is checked before any change; on MemoryLimitError all rows with room were observed.)");
+  engine.def("num_tokens", &Engine::num_tokens, py::arg("request"),
+             "The tokens of a running request, prompt and output. Raises UnknownRequestError.");
+  engine.def(
+      "_counts", [](Engine& self, RequestId request) { return as_tuple(self.counts(request)); },
+      py::arg("request"));
+  engine.def(
+      "_finish",
+      [](Engine& self, RequestId request) {
+        const DraftCounts counts = [&] {
+          const py::gil_scoped_release release;
+          return self.finish(request);
+        }();
+        return as_tuple(counts);
+      },
+      py::arg("request"));
+  FastMethod<Engine, FastPropose>::install(engine, "propose");
+  FastMethod<Engine, FastObserve>::install(engine, "observe");
+  engine.def_property_readonly("num_requests", &Engine::num_requests,
+                               "How many requests are running.");
+  engine.def_property_readonly("num_bytes", &Engine::bytes,
+                               "The bytes that the indexes of all running requests hold.");
+}
+
+}  // namespace fastdraft::bindings

@@ -1,0 +1,120 @@
+// The drafting engine: requests by id, one at a time or a batch in one call.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "fastdraft/draft.h"
+#include "fastdraft/drafter.h"
+#include "fastdraft/memory.h"
+#include "fastdraft/step_cost.h"
+#include "fastdraft/token.h"
+
+namespace fastdraft {
+
+using RequestId = std::int64_t;
+
+struct EngineConfig {
+  std::int32_t lookahead = 16;  // the longest draft
+  double token_cost = 0.02;     // where a call gives no cost of its own
+  std::int32_t max_ngram = 0;   // above 0: prompt lookup instead of the calibrated drafter
+  std::int64_t max_request_tokens = kMaxTextTokens;
+  std::int64_t max_bytes = MemoryBudget::kUnlimited;
+};
+
+// Limits that hold for one call.
+struct ProposeOptions {
+  std::optional<StepCost> cost;          // empty: the config's token_cost
+  const std::int32_t* limits = nullptr;  // for each row, the most draft tokens; null: the lookahead
+  bool padded = false;                   // each row is padded to the longest draft
+};
+
+// Thread-safe: calls on different requests run side by side, calls on the same
+// request one after another. Ids are never given out twice.
+class Engine {
+ public:
+  explicit Engine(const EngineConfig& config);
+  ~Engine();
+
+  // Indexes the prompt and, where there is one, the prediction. Throws
+  // InvalidValueError, RequestLimitError or MemoryLimitError, and then holds
+  // what it held before. O(tokens).
+  RequestId add_request(const Token* prompt, std::int64_t prompt_size, const Token* prediction,
+                        std::int64_t prediction_size);
+
+  // Writes the draft for the request's next step to `draft`, which has room for
+  // lookahead tokens, and returns its length; 0 where nothing pays. Throws
+  // UnknownRequestError. O(lookahead).
+  std::int32_t propose(RequestId id, const ProposeOptions& options, const DraftColumns& draft);
+
+  // The drafts of `rows` requests, chosen together: the tokens most likely to
+  // be accepted anywhere in the batch, as many as pay.
+  DraftBatch propose_batch(const RequestId* ids, std::int64_t rows, const ProposeOptions& options);
+
+  // Takes the tokens that the target emitted in a step: compares them with the
+  // last draft, learns, and appends them. O(1) amortised a token. Throws
+  // UnknownRequestError, InvalidValueError (a negative token) or
+  // RequestLimitError before any change. On MemoryLimitError the request holds
+  // the tokens that still fitted.
+  void observe(RequestId id, const Token* emitted, std::int64_t count);
+
+  // The same for row r with emitted[offsets[r]] .. emitted[offsets[r + 1]].
+  // Everything is checked before any change; on MemoryLimitError the other
+  // rows have been observed.
+  void observe_batch(const RequestId* ids, std::int64_t rows, const Token* emitted,
+                     const std::int64_t* offsets);
+
+  DraftCounts counts(RequestId id);
+  std::int64_t num_tokens(RequestId id);
+
+  // Ends the request and frees its memory.
+  DraftCounts finish(RequestId id);
+
+  std::int64_t num_requests() const noexcept {
+    return num_requests_.load(std::memory_order_relaxed);
+  }
+  std::int64_t bytes() const noexcept { return budget_.used(); }
+  const EngineConfig& config() const noexcept { return config_; }
+
+ private:
+  // A place for a request. Slots never move and are used again; the
+  // generation, part of the id, tells their requests apart.
+  struct Slot {
+    std::mutex mutex;
+    std::int64_t generation = 0;
+    std::unique_ptr<Request> request;
+  };
+  class Locked;
+
+  // Slots stand in chunks that double in size: chunk k has kFirstChunk << k.
+  static constexpr int kLog2FirstChunk = 6;
+  static constexpr int kNumChunks = 26;
+
+  Slot* slot(std::int64_t index) const noexcept;
+  Locked lock(RequestId id) const;
+  std::int64_t take_slot();
+  void check_tokens(const Token* tokens, std::int64_t count, const char* what) const;
+  void check_room(const Request& request, RequestId id, std::int64_t count) const;
+  void append_observed(Request& request, RequestId id, const Token* emitted, std::int64_t count);
+  std::int32_t limit_of(const ProposeOptions& options, std::int64_t row) const noexcept;
+
+  const EngineConfig config_;
+  MemoryBudget budget_;
+  const std::unique_ptr<Drafter> drafter_;
+  std::atomic<std::int64_t> num_requests_{0};
+
+  std::array<std::atomic<Slot*>, kNumChunks> chunks_{};
+  std::mutex slots_mutex_;  // guards the two below and the making of chunks
+  std::int64_t num_slots_ = 0;
+  std::vector<std::int64_t> free_slots_;
+
+  std::mutex rate_mutex_;
+  EmissionRate rate_;
+};
+
+}  // namespace fastdraft

@@ -1,0 +1,52 @@
+// What a target forward costs, and how many draft tokens it is worth.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace fastdraft {
+
+// The time of a target forward by the tokens in it, relative to the forward
+// that a step without drafts would take.
+class StepCost {
+ public:
+  // Each draft token costs `token_cost` (0 or more) of such a step.
+  static StepCost constant(double token_cost) noexcept;
+
+  // curve[n - 1], greater than 0, is the time of a forward over n tokens, in
+  // any unit. It goes on past its end, `size` at least 1, with its last slope
+  // where that is positive. The curve must outlive the StepCost.
+  static StepCost curve(const double* curve, std::int64_t size) noexcept;
+
+  // The time of a forward over `rows` requests and `drafted` draft tokens in
+  // all, where one without drafts is 1.
+  double relative(std::int64_t rows, std::int64_t drafted) const noexcept {
+    if (curve_ == nullptr) return 1.0 + token_cost_ * static_cast<double>(drafted);
+    return time(rows + drafted) / time(rows);
+  }
+
+  bool is_constant() const noexcept { return curve_ == nullptr; }
+  double token_cost() const noexcept { return token_cost_; }
+
+ private:
+  double time(std::int64_t tokens) const noexcept;
+
+  double token_cost_ = 0.0;
+  const double* curve_ = nullptr;
+  std::int64_t size_ = 0;
+};
+
+// The worth-it rule: cuts the drafts of a batch to the tokens that pay.
+// counts[r] tokens of row r have the probabilities[r * stride + i], never
+// rising along the row, of being accepted. Kept are the most probable tokens,
+// as many as make emitted tokens - rate * time greatest, where `rate` is the
+// tokens that the batch has been emitting in the time of a step without
+// drafts: with that rate as the price of time, no other choice emits the whole
+// text sooner (W. Dinkelbach, On nonlinear fractional programming, 1967).
+// Where the forward is `padded`, each row pays for the longest draft.
+//
+// O(rows * stride), with a sort of the probabilities for a curve.
+void keep_what_pays(const StepCost& cost, double rate, bool padded, const float* probabilities,
+                    std::int64_t rows, std::int64_t stride, std::int32_t* counts);
+
+}  // namespace fastdraft

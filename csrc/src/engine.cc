@@ -1,0 +1,309 @@
+#include "fastdraft/engine.h"
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+#include <utility>
+
+#include "fastdraft/error.h"
+
+namespace fastdraft {
+namespace {
+
+// The rate of an engine that has seen nothing: between ordinary chat, 1.2
+// tokens a step, and summaries, 2.
+constexpr double kInitialRate = 1.5;
+
+// An id is a slot's index with the slot's generation above it.
+constexpr int kIndexBits = 32;
+
+std::unique_ptr<Drafter> make_drafter(const EngineConfig& config) {
+  return config.max_ngram > 0 ? Drafter::prompt_lookup(config.max_ngram) : Drafter::calibrated();
+}
+
+// Writes a chain of the guess's first `count` tokens.
+void write_tokens(const Guess& guess, std::int32_t count, Token* token_ids) noexcept {
+  const std::int32_t straight = std::min(count, guess.period);
+  std::copy_n(guess.from, straight, token_ids);
+  for (std::int32_t i = straight; i < count; ++i) token_ids[i] = token_ids[i - guess.period];
+}
+
+// Writes what else a chain from one source has.
+void write_chain(Source source, std::int32_t count, const DraftColumns& draft) noexcept {
+  for (std::int32_t i = 0; i < count; ++i) draft.parents[i] = i - 1;
+  std::fill_n(draft.sources, count, source);
+}
+
+std::string of_request(RequestId id) { return "request " + std::to_string(id) + ": "; }
+
+}  // namespace
+
+// A request while its slot is locked.
+class Engine::Locked {
+ public:
+  Locked(Slot& slot, std::unique_lock<std::mutex> lock) noexcept
+      : slot_(&slot), lock_(std::move(lock)) {}
+  Request& operator*() const noexcept { return *slot_->request; }
+  Request* operator->() const noexcept { return slot_->request.get(); }
+
+  // Takes the request out; its id is unknown from now on.
+  std::unique_ptr<Request> take() noexcept {
+    ++slot_->generation;
+    return std::move(slot_->request);
+  }
+
+ private:
+  Slot* slot_;
+  std::unique_lock<std::mutex> lock_;
+};
+
+Engine::Engine(const EngineConfig& config)
+    : config_(config),
+      budget_(config.max_bytes),
+      drafter_(make_drafter(config)),
+      rate_(kInitialRate) {}
+
+Engine::~Engine() {
+  for (auto& chunk : chunks_) delete[] chunk.load(std::memory_order_relaxed);
+}
+
+Engine::Slot* Engine::slot(std::int64_t index) const noexcept {
+  const std::uint64_t place = static_cast<std::uint64_t>(index) + (1u << kLog2FirstChunk);
+  int log2 = kLog2FirstChunk;
+  while ((place >> (log2 + 1)) != 0) ++log2;
+  const int chunk = log2 - kLog2FirstChunk;
+  if (chunk >= kNumChunks) return nullptr;
+  Slot* slots = chunks_[static_cast<std::size_t>(chunk)].load(std::memory_order_acquire);
+  return slots == nullptr ? nullptr : slots + (place - (std::uint64_t{1} << log2));
+}
+
+Engine::Locked Engine::lock(RequestId id) const {
+  Slot* found = id < 0 ? nullptr : slot(id & ((RequestId{1} << kIndexBits) - 1));
+  if (found != nullptr) {
+    std::unique_lock<std::mutex> guard(found->mutex);
+    if (found->request != nullptr && found->generation == id >> kIndexBits) {
+      return {*found, std::move(guard)};
+    }
+  }
+  throw UnknownRequestError("unknown request " + std::to_string(id) +
+                            ": it was never added, or has been finished or cancelled");
+}
+
+// Gives out a slot that holds no request.
+std::int64_t Engine::take_slot() {
+  const std::lock_guard<std::mutex> guard(slots_mutex_);
+  if (!free_slots_.empty()) {
+    const std::int64_t index = free_slots_.back();
+    free_slots_.pop_back();
+    return index;
+  }
+  const std::int64_t index = num_slots_++;
+  if (slot(index) == nullptr) {
+    std::size_t chunk = 0;
+    while (chunks_[chunk].load(std::memory_order_relaxed) != nullptr) ++chunk;
+    chunks_[chunk].store(new Slot[std::size_t{1} << (kLog2FirstChunk + chunk)],
+                         std::memory_order_release);
+  }
+  // Room for every slot to come back, so that finish never allocates.
+  free_slots_.reserve(static_cast<std::size_t>(num_slots_));
+  return index;
+}
+
+void Engine::check_tokens(const Token* tokens, std::int64_t count, const char* what) const {
+  const Token* negative =
+      std::find_if(tokens, tokens + count, [](Token token) { return token < 0; });
+  if (negative != tokens + count) {
+    throw InvalidValueError(std::string(what) + " must be 0 or greater, got " +
+                            std::to_string(*negative) + " at index " +
+                            std::to_string(negative - tokens));
+  }
+}
+
+void Engine::check_room(const Request& request, RequestId id, std::int64_t count) const {
+  if (count > config_.max_request_tokens - request.context.size()) {
+    throw RequestLimitError(of_request(id) + "max_request_tokens is " +
+                            std::to_string(config_.max_request_tokens) + ": it holds " +
+                            std::to_string(request.context.size()) + " tokens and " +
+                            std::to_string(count) + " more were observed");
+  }
+}
+
+std::int32_t Engine::limit_of(const ProposeOptions& options, std::int64_t row) const noexcept {
+  return options.limits == nullptr ? config_.lookahead
+                                   : std::min(config_.lookahead, options.limits[row]);
+}
+
+RequestId Engine::add_request(const Token* prompt, std::int64_t prompt_size,
+                              const Token* prediction, std::int64_t prediction_size) {
+  check_tokens(prompt, prompt_size, "prompt_ids");
+  check_tokens(prediction, prediction_size, "prediction");
+  for (const auto& [what, size] :
+       {std::pair{"prompt_ids", prompt_size}, std::pair{"prediction", prediction_size}}) {
+    if (size > config_.max_request_tokens) {
+      throw RequestLimitError("max_request_tokens is " +
+                              std::to_string(config_.max_request_tokens) + ": " + what + " has " +
+                              std::to_string(size) + " tokens");
+    }
+  }
+  double rate = 0.0;
+  {
+    const std::lock_guard<std::mutex> guard(rate_mutex_);
+    rate = rate_.value();
+  }
+  auto request = std::make_unique<Request>(prompt_size, rate, budget_);
+  for (std::int64_t i = 0; i < prompt_size; ++i) {
+    request->context.append(prompt[i]);
+    drafter_->advance(*request);
+  }
+  if (prediction_size > 0) request->prediction.emplace(prediction, prediction_size, budget_);
+
+  const std::int64_t index = take_slot();
+  Slot& place = *slot(index);
+  const std::lock_guard<std::mutex> guard(place.mutex);
+  place.request = std::move(request);
+  num_requests_.fetch_add(1, std::memory_order_relaxed);
+  return (place.generation << kIndexBits) | index;
+}
+
+std::int32_t Engine::propose(RequestId id, const ProposeOptions& options,
+                             const DraftColumns& draft) {
+  const std::int32_t limit = limit_of(options, 0);
+  const StepCost cost = options.cost.value_or(StepCost::constant(config_.token_cost));
+  const Locked request = lock(id);
+  std::int32_t count = drafter_->guess(*request, limit, draft.probabilities);
+  if (drafter_->drafts_what_pays()) {
+    keep_what_pays(cost, request->rate.value(), false, draft.probabilities, 1, limit, &count);
+  }
+  Request::Proposal& proposal = request->proposal;
+  proposal.drafted = count;
+  proposal.step_time = cost.relative(1, count);
+  const Guess& guess = proposal.guesses[proposal.chosen];
+  write_tokens(guess, count, draft.token_ids);
+  write_chain(guess.source, count, draft);
+  return count;
+}
+
+DraftBatch Engine::propose_batch(const RequestId* ids, std::int64_t rows,
+                                 const ProposeOptions& options) {
+  const StepCost cost = options.cost.value_or(StepCost::constant(config_.token_cost));
+  const std::int64_t stride = config_.lookahead;
+  // Every row's whole guess, a stride apart; what is kept then moves together.
+  std::unique_ptr<std::int32_t[]> memory(
+      new std::int32_t[static_cast<std::size_t>(DraftColumns::words(rows * stride))]);
+  const DraftColumns all = DraftColumns::in(memory.get(), rows * stride);
+  std::vector<std::int32_t> counts(static_cast<std::size_t>(rows));
+  std::vector<Source> sources(static_cast<std::size_t>(rows));
+  double rate = 0.0;
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const Locked request = lock(ids[row]);
+    const std::int32_t count =
+        drafter_->guess(*request, limit_of(options, row), all.probabilities + row * stride);
+    const Guess& guess = request->proposal.guesses[request->proposal.chosen];
+    write_tokens(guess, count, all.token_ids + row * stride);
+    counts[static_cast<std::size_t>(row)] = count;
+    sources[static_cast<std::size_t>(row)] = guess.source;
+    rate += request->rate.value();
+  }
+  if (rows > 0 && drafter_->drafts_what_pays()) {
+    keep_what_pays(cost, rate, options.padded, all.probabilities, rows, stride, counts.data());
+  }
+
+  std::vector<std::int32_t> offsets(static_cast<std::size_t>(rows) + 1);
+  std::partial_sum(counts.begin(), counts.end(), offsets.begin() + 1);
+  const std::int32_t longest = rows > 0 ? *std::max_element(counts.begin(), counts.end()) : 0;
+  const double step_time = cost.relative(std::max<std::int64_t>(rows, 1),
+                                         options.padded ? rows * longest : offsets.back());
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const auto r = static_cast<std::size_t>(row);
+    const DraftColumns draft = all.from(offsets[r]);
+    std::copy_n(all.token_ids + row * stride, counts[r], draft.token_ids);
+    std::copy_n(all.probabilities + row * stride, counts[r], draft.probabilities);
+    write_chain(sources[r], counts[r], draft);
+    const Locked request = lock(ids[row]);
+    // A call from elsewhere may have observed the request since.
+    Request::Proposal& proposal = request->proposal;
+    proposal.drafted = std::min(counts[r], proposal.guesses[proposal.chosen].count);
+    proposal.step_time = step_time;
+  }
+  return {std::move(memory), all, std::move(offsets)};
+}
+
+void Engine::append_observed(Request& request, RequestId id, const Token* emitted,
+                             std::int64_t count) {
+  const Request::Proposal proposal = std::exchange(request.proposal, {});
+  if (count == 0) return;
+  const auto known = static_cast<std::int32_t>(std::min<std::int64_t>(count, proposal.drafted));
+  const Guess& guess = proposal.guesses[proposal.chosen];
+  std::int32_t accepted = 0;
+  while (accepted < known && guess[accepted] == emitted[accepted]) ++accepted;
+
+  DraftCounts& counts = request.counts;
+  counts.steps += 1;
+  counts.emitted += count;
+  counts.drafts += proposal.drafted > 0 ? 1 : 0;
+  counts.drafted += proposal.drafted;
+  counts.accepted += accepted;
+  if (guess.source == Source::kPrediction) {
+    counts.accepted_prediction += accepted;
+    counts.rejected_prediction += proposal.drafted - accepted;
+  }
+  drafter_->learn(proposal, emitted, count);
+  request.rate.add(static_cast<double>(count), proposal.step_time);
+  request.time += proposal.step_time;
+
+  for (std::int64_t i = 0; i < count; ++i) {
+    try {
+      request.context.append(emitted[i]);
+    } catch (const MemoryLimitError& error) {
+      throw MemoryLimitError(of_request(id) + error.what() + "; " + std::to_string(i) + " of " +
+                             std::to_string(count) + " observed tokens were taken");
+    }
+    drafter_->advance(request);
+  }
+}
+
+void Engine::observe(RequestId id, const Token* emitted, std::int64_t count) {
+  check_tokens(emitted, count, "emitted_ids");
+  const Locked request = lock(id);
+  check_room(*request, id, count);
+  append_observed(*request, id, emitted, count);
+}
+
+void Engine::observe_batch(const RequestId* ids, std::int64_t rows, const Token* emitted,
+                           const std::int64_t* offsets) {
+  check_tokens(emitted + (rows > 0 ? offsets[0] : 0), rows > 0 ? offsets[rows] - offsets[0] : 0,
+               "emitted_ids");
+  for (std::int64_t row = 0; row < rows; ++row) {
+    check_room(*lock(ids[row]), ids[row], offsets[row + 1] - offsets[row]);
+  }
+  std::optional<MemoryLimitError> refused;
+  for (std::int64_t row = 0; row < rows; ++row) {
+    try {
+      const Locked request = lock(ids[row]);
+      append_observed(*request, ids[row], emitted + offsets[row], offsets[row + 1] - offsets[row]);
+    } catch (const MemoryLimitError& error) {
+      if (!refused) refused = error;
+    }
+  }
+  if (refused) throw MemoryLimitError(*refused);
+}
+
+DraftCounts Engine::counts(RequestId id) { return lock(id)->counts; }
+
+std::int64_t Engine::num_tokens(RequestId id) { return lock(id)->context.size(); }
+
+DraftCounts Engine::finish(RequestId id) {
+  const std::unique_ptr<Request> request = lock(id).take();
+  {
+    const std::lock_guard<std::mutex> guard(slots_mutex_);
+    free_slots_.push_back(id & ((RequestId{1} << kIndexBits) - 1));
+  }
+  num_requests_.fetch_sub(1, std::memory_order_relaxed);
+  if (request->time > 0.0) {
+    const std::lock_guard<std::mutex> guard(rate_mutex_);
+    rate_.add(static_cast<double>(request->counts.emitted) / request->time, 1.0);
+  }
+  return request->counts;
+}
+
+}  // namespace fastdraft

@@ -1,0 +1,98 @@
+#include "fastdraft/step_cost.h"
+
+#include <algorithm>
+
+namespace fastdraft {
+
+StepCost StepCost::constant(double token_cost) noexcept {
+  StepCost cost;
+  cost.token_cost_ = token_cost;
+  return cost;
+}
+
+StepCost StepCost::curve(const double* curve, std::int64_t size) noexcept {
+  StepCost cost;
+  cost.curve_ = curve;
+  cost.size_ = size;
+  return cost;
+}
+
+double StepCost::time(std::int64_t tokens) const noexcept {
+  if (tokens <= size_) return curve_[tokens - 1];
+  const double last = curve_[size_ - 1];
+  const double slope = size_ > 1 ? std::max(0.0, last - curve_[size_ - 2]) : 0.0;
+  return last + slope * static_cast<double>(tokens - size_);
+}
+
+namespace {
+
+// How many of `nodes` draft tokens to take, gain[i] being what the i-th adds to
+// the emitted tokens and tokens_per_node what it adds to the forward.
+std::int64_t best_count(const StepCost& cost, double rate, std::int64_t rows,
+                        std::int64_t tokens_per_node, const double* gain, std::int64_t nodes) {
+  double emitted = 0.0;
+  double best = -rate;  // no draft: a step of time 1
+  std::int64_t count = 0;
+  for (std::int64_t i = 0; i < nodes; ++i) {
+    emitted += gain[i];
+    const double value = emitted - rate * cost.relative(rows, (i + 1) * tokens_per_node);
+    if (value >= best) {
+      best = value;
+      count = i + 1;
+    }
+  }
+  return count;
+}
+
+}  // namespace
+
+void keep_what_pays(const StepCost& cost, double rate, bool padded, const float* probabilities,
+                    std::int64_t rows, std::int64_t stride, std::int32_t* counts) {
+  if (padded || rows == 1) {
+    const std::int64_t longest = *std::max_element(counts, counts + rows);
+    std::vector<double> gain(static_cast<std::size_t>(longest), 0.0);
+    for (std::int64_t row = 0; row < rows; ++row) {
+      for (std::int32_t i = 0; i < counts[row]; ++i) {
+        gain[static_cast<std::size_t>(i)] += static_cast<double>(probabilities[row * stride + i]);
+      }
+    }
+    const auto width =
+        static_cast<std::int32_t>(best_count(cost, rate, rows, rows, gain.data(), longest));
+    for (std::int64_t row = 0; row < rows; ++row) counts[row] = std::min(counts[row], width);
+    return;
+  }
+  if (cost.is_constant()) {
+    const double price = cost.token_cost() * rate;
+    for (std::int64_t row = 0; row < rows; ++row) {
+      std::int32_t kept = 0;
+      while (kept < counts[row] &&
+             static_cast<double>(probabilities[row * stride + kept]) >= price) {
+        ++kept;
+      }
+      counts[row] = kept;
+    }
+    return;
+  }
+  struct Node {
+    double probability;
+    std::int64_t row;
+  };
+  std::vector<Node> nodes;
+  for (std::int64_t row = 0; row < rows; ++row) {
+    for (std::int32_t i = 0; i < counts[row]; ++i) {
+      nodes.push_back({static_cast<double>(probabilities[row * stride + i]), row});
+    }
+    counts[row] = 0;
+  }
+  // Stable, so that among equals the earlier rows come first on every machine.
+  std::stable_sort(nodes.begin(), nodes.end(),
+                   [](const Node& a, const Node& b) { return a.probability > b.probability; });
+  std::vector<double> gain(nodes.size());
+  std::transform(nodes.begin(), nodes.end(), gain.begin(),
+                 [](const Node& node) { return node.probability; });
+  const std::int64_t count =
+      best_count(cost, rate, rows, 1, gain.data(), static_cast<std::int64_t>(nodes.size()));
+  for (std::int64_t i = 0; i < count; ++i) ++counts[nodes[static_cast<std::size_t>(i)].row];
+}
+
+}  // namespace fastdraft

@@ -1,0 +1,24 @@
+"""fastdraft: a drafting engine for speculative decoding.
+
+It guesses the next tokens of a request from text that is already known, a target model verifies
+the guess in one forward, and the output stays exactly the target's own.
+
+Importing this package needs numpy alone; `fastdraft.hf` and `fastdraft.verification` need torch.
+"""
+
+from __future__ import annotations
+
+from fastdraft.config import DraftConfig
+from fastdraft.engine import Draft, DraftBatch, Engine, Source
+from fastdraft.stats import DraftStats
+
+__version__ = "0.1.0"
+__all__ = [
+    "Draft",
+    "DraftBatch",
+    "DraftConfig",
+    "DraftStats",
+    "Engine",
+    "Source",
+    "__version__",
+]

@@ -1,0 +1,31 @@
+"""The errors of fastdraft. Each message names the value received and what was expected."""
+
+from __future__ import annotations
+
+__all__ = [
+    "FastdraftError",
+    "InvalidValueError",
+    "MemoryLimitError",
+    "RequestLimitError",
+    "UnknownRequestError",
+]
+
+
+class FastdraftError(Exception):
+    """The base of all errors that fastdraft raises on purpose."""
+
+
+class InvalidValueError(FastdraftError, ValueError):
+    """A value outside its range or of the wrong shape or kind."""
+
+
+class UnknownRequestError(FastdraftError, LookupError):
+    """A request id that was never given out, or has been finished or cancelled."""
+
+
+class RequestLimitError(FastdraftError):
+    """More tokens than `DraftConfig.max_request_tokens` for one request."""
+
+
+class MemoryLimitError(FastdraftError, MemoryError):
+    """More bytes than `DraftConfig.max_bytes` for one engine, or than the machine gives."""
