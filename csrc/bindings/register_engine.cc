@@ -212,8 +212,8 @@ but `observe` compares the emitted tokens with the latest draft, so propose once
 
 limit: the most tokens to draft, besides the engine's lookahead; 0 drafts nothing. A host that
     has room for fewer tokens says so here and does not cut the draft itself.
-token_cost: what a draft token costs, as a fraction of a step without drafts; by default the
-    config's.
+token_cost: what a further token in a forward costs, as a fraction of a forward over one token; by
+    default the config's.
 cost: instead of it, the step cost as a row of times: cost[n - 1] is the time of a target forward
     over n tokens, in any unit. It goes on past its end with its last slope.
 

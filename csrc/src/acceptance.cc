@@ -54,7 +54,7 @@ Acceptance::Evidence Acceptance::prediction(std::int32_t length,
 }
 
 void Acceptance::learn(Evidence evidence, std::int32_t accepted, bool mismatch) {
-  const std::lock_guard<std::mutex> guard(mutex_);
+  const std::scoped_lock guard(mutex_);
   auto& cells = cells_[evidence];
   for (std::int32_t depth = 0; depth < accepted; ++depth) {
     count(cells[bucket_of_depth(depth)], true);

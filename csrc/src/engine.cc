@@ -64,7 +64,7 @@ Engine::Engine(const EngineConfig& config)
       rate_(kInitialRate) {}
 
 Engine::~Engine() {
-  for (auto& chunk : chunks_) delete[] chunk.load(std::memory_order_relaxed);
+  for (const auto& chunk : chunks_) delete[] chunk.load(std::memory_order_relaxed);
 }
 
 Engine::Slot* Engine::slot(std::int64_t index) const noexcept {
@@ -91,7 +91,7 @@ Engine::Locked Engine::lock(RequestId id) const {
 
 // Gives out a slot that holds no request.
 std::int64_t Engine::take_slot() {
-  const std::lock_guard<std::mutex> guard(slots_mutex_);
+  const std::scoped_lock guard(slots_mutex_);
   if (!free_slots_.empty()) {
     const std::int64_t index = free_slots_.back();
     free_slots_.pop_back();
@@ -147,7 +147,7 @@ RequestId Engine::add_request(const Token* prompt, std::int64_t prompt_size,
   }
   double rate = 0.0;
   {
-    const std::lock_guard<std::mutex> guard(rate_mutex_);
+    const std::scoped_lock guard(rate_mutex_);
     rate = rate_.value();
   }
   auto request = std::make_unique<Request>(prompt_size, rate, budget_);
@@ -159,7 +159,7 @@ RequestId Engine::add_request(const Token* prompt, std::int64_t prompt_size,
 
   const std::int64_t index = take_slot();
   Slot& place = *slot(index);
-  const std::lock_guard<std::mutex> guard(place.mutex);
+  const std::scoped_lock guard(place.mutex);
   place.request = std::move(request);
   num_requests_.fetch_add(1, std::memory_order_relaxed);
   return (place.generation << kIndexBits) | index;
@@ -295,12 +295,12 @@ std::int64_t Engine::num_tokens(RequestId id) { return lock(id)->context.size();
 DraftCounts Engine::finish(RequestId id) {
   const std::unique_ptr<Request> request = lock(id).take();
   {
-    const std::lock_guard<std::mutex> guard(slots_mutex_);
+    const std::scoped_lock guard(slots_mutex_);
     free_slots_.push_back(id & ((RequestId{1} << kIndexBits) - 1));
   }
   num_requests_.fetch_sub(1, std::memory_order_relaxed);
   if (request->time > 0.0) {
-    const std::lock_guard<std::mutex> guard(rate_mutex_);
+    const std::scoped_lock guard(rate_mutex_);
     rate_.add(static_cast<double>(request->counts.emitted) / request->time, 1.0);
   }
   return request->counts;

@@ -62,7 +62,7 @@ void keep_what_pays(const StepCost& cost, double rate, bool padded, const float*
     return;
   }
   if (cost.is_constant()) {
-    const double price = cost.token_cost() * rate;
+    const double price = cost.slope(rows) * rate;
     for (std::int64_t row = 0; row < rows; ++row) {
       std::int32_t kept = 0;
       while (kept < counts[row] &&

@@ -25,8 +25,8 @@ class DraftConfig:
     lookahead: int = 16
     """The longest draft, in tokens."""
     token_cost: float = 0.02
-    """What a draft token costs, as a fraction of a step without drafts, for calls that give no
-    cost of their own. 0 drafts all of the lookahead; at 1 and above nothing is drafted."""
+    """What a further token in a target forward costs, as a fraction of a forward over one token,
+    for calls that give no cost of their own. 0 drafts all of the lookahead."""
     max_ngram: int | None = None
     """Set by `prompt_lookup`; None for the default drafter."""
     max_request_tokens: int = MAX_REQUEST_TOKENS

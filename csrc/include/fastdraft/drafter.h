@@ -42,7 +42,7 @@ struct DraftCounts {
 // decaying mean that starts from `initial`.
 class EmissionRate {
  public:
-  explicit EmissionRate(double initial) noexcept : tokens_(initial * kWeight), time_(kWeight) {}
+  explicit EmissionRate(double initial) noexcept : tokens_(initial * kWeight) {}
   double value() const noexcept { return tokens_ / time_; }
   void add(double tokens, double time) noexcept {
     tokens_ = kDecay * tokens_ + tokens;
@@ -54,7 +54,7 @@ class EmissionRate {
   static constexpr double kWeight = 8.0;  // the first value counts as eight steps
 
   double tokens_;
-  double time_;
+  double time_ = kWeight;
 };
 
 // One generation: its text, the matches in its sources, and what was last

@@ -10,7 +10,7 @@ namespace fastdraft {
 // that a step without drafts would take.
 class StepCost {
  public:
-  // Each draft token costs `token_cost` (0 or more) of such a step.
+  // Each further token costs `token_cost` (0 or more) of a forward over one.
   static StepCost constant(double token_cost) noexcept;
 
   // curve[n - 1], greater than 0, is the time of a forward over n tokens, in
@@ -21,12 +21,16 @@ class StepCost {
   // The time of a forward over `rows` requests and `drafted` draft tokens in
   // all, where one without drafts is 1.
   double relative(std::int64_t rows, std::int64_t drafted) const noexcept {
-    if (curve_ == nullptr) return 1.0 + token_cost_ * static_cast<double>(drafted);
+    if (curve_ == nullptr) return 1.0 + slope(rows) * static_cast<double>(drafted);
     return time(rows + drafted) / time(rows);
   }
 
   bool is_constant() const noexcept { return curve_ == nullptr; }
-  double token_cost() const noexcept { return token_cost_; }
+
+  // What a draft token costs beside `rows` requests, where that is constant.
+  double slope(std::int64_t rows) const noexcept {
+    return token_cost_ / (1.0 + token_cost_ * static_cast<double>(rows - 1));
+  }
 
  private:
   double time(std::int64_t tokens) const noexcept;

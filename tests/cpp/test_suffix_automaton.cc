@@ -1,0 +1,192 @@
+#include "fastdraft/suffix_automaton.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "fastdraft/error.h"
+#include "texts.h"
+
+namespace fastdraft {
+namespace {
+
+using testing::Text;
+
+void expect_answers(const SuffixAutomaton& index, const Text& text) {
+  const testing::Occurrences expected = testing::find_repeated_suffix(text);
+  const Match match = index.repeated_suffix();
+  ASSERT_EQ(match.length, expected.length);
+  if (match.length == 0) return;
+  ASSERT_EQ(index.first_end(match.state), expected.first_end);
+  ASSERT_EQ(index.latest_end(match.state), expected.latest_end);
+}
+
+TEST(SuffixAutomaton, KnowsTheLongestRepeatedSuffixAfterEveryToken) {
+  for (std::uint32_t seed = 0; seed < 60; ++seed) {
+    MemoryBudget budget;
+    SuffixAutomaton index(budget);
+    const auto vocabulary = static_cast<Token>(1 + seed % 5);
+    Text text;
+    for (const Token token : testing::random_text(200, vocabulary, seed)) {
+      index.append(token);
+      text.push_back(token);
+      ASSERT_NO_FATAL_FAILURE(expect_answers(index, text));
+    }
+  }
+}
+
+TEST(SuffixAutomaton, KnowsItOnPeriodicTexts) {
+  for (const Text& whole :
+       {testing::repeated(300), testing::fibonacci(400), testing::thue_morse(400)}) {
+    MemoryBudget budget;
+    SuffixAutomaton index(budget);
+    Text text;
+    for (const Token token : whole) {
+      index.append(token);
+      text.push_back(token);
+      ASSERT_NO_FATAL_FAILURE(expect_answers(index, text));
+    }
+  }
+}
+
+// latest_end is exact while no position has more than kLatestWalk states above
+// it; beyond that it is still an earlier end of the same string.
+TEST(SuffixAutomaton, NamesAnEarlierEndWhereTheLatestIsTooFarUp) {
+  MemoryBudget budget;
+  SuffixAutomaton index(budget);
+  Text text;
+  // Nested repeats: after a run of n ones, short runs' states lie n links up.
+  for (int run = 1; run < 120; ++run) {
+    const int length = run % 2 == 0 ? 120 - run : run % 7 + 1;
+    for (int i = 0; i <= length; ++i) {
+      const Token token = i < length ? 1 : static_cast<Token>(2 + run % 3);
+      index.append(token);
+      text.push_back(token);
+      const testing::Occurrences expected = testing::find_repeated_suffix(text);
+      const Match match = index.repeated_suffix();
+      ASSERT_EQ(match.length, expected.length);
+      if (match.length == 0) continue;
+      ASSERT_EQ(index.first_end(match.state), expected.first_end);
+      const std::int32_t end = index.latest_end(match.state);
+      ASSERT_GE(end, expected.first_end);
+      ASSERT_LE(end, expected.latest_end);
+      ASSERT_GE(testing::common_suffix(text, text.size(), static_cast<std::size_t>(end) + 1),
+                match.length);
+    }
+  }
+}
+
+TEST(SuffixAutomaton, MatchesOtherTextsByTheirLongestSuffix) {
+  for (std::uint32_t seed = 0; seed < 40; ++seed) {
+    MemoryBudget budget;
+    SuffixAutomaton index(budget);
+    const Text text = testing::random_text(80, static_cast<Token>(2 + seed % 3), seed);
+    for (const Token token : text) index.append(token);
+    Match match;
+    Text other;
+    for (const Token token :
+         testing::random_text(80, static_cast<Token>(2 + seed % 4), seed + 1000)) {
+      match = index.advance(match, token);
+      other.push_back(token);
+      std::int32_t longest = 0;
+      for (std::size_t end = 1; end <= text.size(); ++end) {
+        std::int32_t length = 0;
+        while (length < static_cast<std::int32_t>(std::min(end, other.size())) &&
+               text[end - 1 - static_cast<std::size_t>(length)] ==
+                   other[other.size() - 1 - static_cast<std::size_t>(length)]) {
+          ++length;
+        }
+        longest = std::max(longest, length);
+      }
+      ASSERT_EQ(match.length, longest);
+    }
+  }
+}
+
+TEST(SuffixAutomaton, KeepsACutMatchWhileTheTextGrows) {
+  constexpr std::int32_t kCut = 3;
+  for (std::uint32_t seed = 0; seed < 40; ++seed) {
+    MemoryBudget budget;
+    SuffixAutomaton index(budget);
+    Match match;
+    Text text;
+    for (const Token token : testing::random_text(150, static_cast<Token>(1 + seed % 4), seed)) {
+      index.append(token);
+      text.push_back(token);
+      match = index.shorten(index.advance(index.renew(match), token), kCut);
+      const auto size = static_cast<std::int32_t>(text.size());
+      ASSERT_EQ(match.length, std::min(kCut, size));
+      auto end = static_cast<std::size_t>(match.length);
+      while (testing::common_suffix(text, text.size(), end) < match.length) ++end;
+      ASSERT_EQ(index.first_end(match.state), static_cast<std::int32_t>(end) - 1);
+    }
+  }
+}
+
+// A quadratic step anywhere would take hours here.
+TEST(SuffixAutomaton, IndexesAMillionHostileTokens) {
+  constexpr std::size_t kSize = 1'000'000;
+  for (const Text& text :
+       {testing::repeated(kSize), testing::fibonacci(kSize), testing::thue_morse(kSize),
+        testing::random_text(kSize, 2, 1), testing::random_text(kSize, 1 << 30, 2)}) {
+    MemoryBudget budget;
+    SuffixAutomaton index(budget);
+    Match elsewhere;
+    for (const Token token : text) index.append(token);
+    for (const Token token : text) elsewhere = index.advance(elsewhere, token);
+    EXPECT_EQ(elsewhere.length, static_cast<std::int32_t>(kSize));
+    EXPECT_LE(index.num_states(), static_cast<std::int64_t>(2 * kSize));
+    EXPECT_EQ(index.bytes(), budget.used());
+  }
+}
+
+TEST(SuffixAutomaton, AnswersNothingForEmptyAndFreshTexts) {
+  MemoryBudget budget;
+  SuffixAutomaton index(budget);
+  EXPECT_EQ(index.repeated_suffix().length, 0);
+  EXPECT_EQ(index.advance({}, 3).length, 0);
+  index.append(std::numeric_limits<Token>::max());
+  EXPECT_EQ(index.repeated_suffix().length, 0);
+  index.append(std::numeric_limits<Token>::max());
+  EXPECT_EQ(index.repeated_suffix().length, 1);
+}
+
+// Whatever allocation fails, the text before it answers as if nothing was
+// tried, and goes on when there is memory again.
+TEST(SuffixAutomaton, StaysWholeWhenMemoryEnds) {
+  const Text text = testing::random_text(600, 12, 5);
+  for (std::int64_t limit = 1000; limit < 60000; limit += 229) {
+    MemoryBudget budget(limit + 1'000'000);
+    budget.take(1'000'000);
+    SuffixAutomaton index(budget);
+    Text taken;
+    bool refused = false;
+    for (const Token token : text) {
+      try {
+        index.append(token);
+      } catch (const MemoryLimitError& error) {
+        refused = true;
+        EXPECT_NE(std::string(error.what()).find("max_bytes is"), std::string::npos);
+        ASSERT_EQ(index.size(), static_cast<std::int64_t>(taken.size()));
+        ASSERT_NO_FATAL_FAILURE(expect_answers(index, taken));
+        ASSERT_LE(budget.used(), budget.limit());
+        EXPECT_THROW(index.append(token), MemoryLimitError);
+        break;
+      }
+      taken.push_back(token);
+    }
+    if (!refused) break;
+    budget.give(1'000'000);
+    for (std::size_t i = taken.size(); i < text.size(); ++i) {
+      index.append(text[i]);
+      taken.push_back(text[i]);
+      ASSERT_NO_FATAL_FAILURE(expect_answers(index, taken));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fastdraft

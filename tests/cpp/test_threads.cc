@@ -1,0 +1,103 @@
+// For ThreadSanitizer: what the engine's comment allows, from many threads.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "fastdraft/engine.h"
+#include "fastdraft/error.h"
+#include "texts.h"
+
+namespace fastdraft {
+namespace {
+
+using testing::Text;
+
+RequestId add(Engine& engine, const Text& prompt) {
+  return engine.add_request(prompt.data(), static_cast<std::int64_t>(prompt.size()), prompt.data(),
+                            static_cast<std::int64_t>(prompt.size()));
+}
+
+void run_threads(int count, const std::function<void(std::uint32_t)>& body) {
+  std::vector<std::thread> threads;
+  for (int i = 0; i < count; ++i) threads.emplace_back(body, static_cast<std::uint32_t>(i));
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST(Threads, RequestsOfDifferentThreadsShareAnEngine) {
+  Engine engine({});
+  std::atomic<std::int64_t> emitted{0};
+  run_threads(4, [&](std::uint32_t thread) {
+    for (std::uint32_t round = 0; round < 20; ++round) {
+      const Text text = testing::random_text(200, 5, thread * 100 + round);
+      std::vector<RequestId> ids;
+      for (int i = 0; i < 4; ++i) ids.push_back(add(engine, text));
+      for (std::uint32_t step = 0; step < 10; ++step) {
+        const DraftBatch batch = engine.propose_batch(ids.data(), 4, {});
+        const Text next = testing::random_text(4, 5, step);
+        const std::vector<std::int64_t> offsets{0, 1, 2, 3, 4};
+        engine.observe_batch(ids.data(), 4, next.data(), offsets.data());
+      }
+      for (const RequestId id : ids) emitted += engine.finish(id).emitted;
+    }
+  });
+  EXPECT_EQ(emitted, 4 * 20 * 4 * 10);
+  EXPECT_EQ(engine.num_requests(), 0);
+  EXPECT_EQ(engine.bytes(), 0);
+}
+
+// Nothing is promised about the order of calls on one request, only that each
+// is whole: also when it is finished under the others' hands.
+TEST(Threads, CallsOnOneRequestTakeTurns) {
+  for (std::uint32_t round = 0; round < 20; ++round) {
+    Engine engine({});
+    const std::vector<RequestId> ids{add(engine, testing::random_text(100, 3, round)),
+                                     add(engine, testing::random_text(100, 3, round + 1))};
+    run_threads(4, [&](std::uint32_t thread) {
+      const Text next = testing::random_text(3, 3, thread);
+      std::vector<std::int32_t> memory(static_cast<std::size_t>(DraftColumns::words(16)));
+      try {
+        for (int step = 0; step < 50; ++step) {
+          engine.observe(ids[0], next.data(), 3);
+          engine.propose(ids[0], {}, DraftColumns::in(memory.data(), 16));
+          const DraftBatch batch = engine.propose_batch(ids.data(), 2, {});
+          for (std::int32_t i = 0; i < batch.offsets.back(); ++i) {
+            EXPECT_LT(static_cast<std::uint32_t>(batch.columns.token_ids[i]), 3U);
+          }
+          if (thread == 3 && step == 25) engine.finish(ids[1]);
+        }
+      } catch (const UnknownRequestError&) {
+        EXPECT_EQ(engine.num_requests(), 1);
+      }
+    });
+    engine.finish(ids[0]);
+    EXPECT_EQ(engine.bytes(), 0);
+  }
+}
+
+TEST(Threads, TheBudgetHoldsUnderContention) {
+  EngineConfig config;
+  config.max_bytes = 400'000;
+  Engine engine(config);
+  std::atomic<int> refused{0};
+  run_threads(4, [&](std::uint32_t thread) {
+    for (std::uint32_t round = 0; round < 50; ++round) {
+      try {
+        const RequestId id = add(engine, testing::random_text(1500, 100, thread * 100 + round));
+        EXPECT_LE(engine.bytes(), config.max_bytes * 3 / 2);  // a refused try counts for a moment
+        engine.finish(id);
+      } catch (const MemoryLimitError&) {
+        ++refused;
+      }
+    }
+  });
+  EXPECT_EQ(engine.bytes(), 0);
+}
+
+}  // namespace
+}  // namespace fastdraft

@@ -1,0 +1,88 @@
+#include "fastdraft/transition_table.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <random>
+#include <vector>
+
+namespace fastdraft {
+namespace {
+
+TEST(TransitionTable, AgreesWithMapsUnderInsertEraseRedirectAndCopy) {
+  MemoryBudget budget;
+  TransitionTable table(budget);
+  std::vector<Edges> states(1);
+  std::vector<std::map<Token, State>> expected(1);
+  std::mt19937 random(1);
+  for (int step = 0; step < 40000; ++step) {
+    const std::size_t state = random() % states.size();
+    const auto token = static_cast<Token>(random() % 300);
+    const auto target = static_cast<State>(random() % 1000);
+    auto& edges = expected[state];
+    switch (random() % 8) {
+      case 0:
+        if (edges.erase(token) != 0) table.erase(states[state], token);
+        break;
+      case 1:
+        if (edges.count(token) != 0) {
+          table.redirect(states[state], token, target);
+          edges[token] = target;
+        }
+        break;
+      case 2:
+        if (states.size() < 200) {
+          const Edges copied = table.copy(states[state]);
+          states.push_back(copied);
+          expected.push_back(expected[state]);
+        }
+        break;
+      default: {
+        const auto [place, inserted] = edges.try_emplace(token, target);
+        const State before = table.find_or_insert(states[state], token, target);
+        ASSERT_EQ(before, inserted ? kNoState : place->second);
+      }
+    }
+    const auto found = expected[state].find(token);
+    ASSERT_EQ(table.find(states[state], token),
+              found == expected[state].end() ? kNoState : found->second);
+  }
+  for (std::size_t state = 0; state < states.size(); ++state) {
+    for (Token token = 0; token < 300; ++token) {
+      const auto found = expected[state].find(token);
+      ASSERT_EQ(table.find(states[state], token),
+                found == expected[state].end() ? kNoState : found->second);
+    }
+  }
+}
+
+TEST(TransitionTable, TakesTheLargestTokenIds) {
+  MemoryBudget budget;
+  TransitionTable table(budget);
+  Edges edges;
+  constexpr Token kLargest = std::numeric_limits<Token>::max();
+  for (int i = 0; i < 1000; ++i) {
+    ASSERT_EQ(table.find(edges, kLargest - i), kNoState);
+    ASSERT_EQ(table.find_or_insert(edges, kLargest - i, i), kNoState);
+  }
+  for (int i = 0; i < 1000; ++i) ASSERT_EQ(table.find(edges, kLargest - i), i);
+}
+
+TEST(TransitionTable, GivesBlocksThatWereOutgrownToOthers) {
+  MemoryBudget budget;
+  TransitionTable table(budget);
+  Edges large;
+  for (Token token = 0; token < 4096; ++token) table.find_or_insert(large, token, token);
+  const std::int64_t bytes = table.bytes();
+  // The blocks of 2, 4, ... 4096 edges that `large` left hold all of these.
+  std::vector<Edges> small(100);
+  for (Edges& edges : small) {
+    for (Token token = 0; token < 20; ++token) table.find_or_insert(edges, token, token);
+  }
+  EXPECT_LE(table.bytes(), bytes * 3 / 2);
+}
+
+}  // namespace
+}  // namespace fastdraft

@@ -1,0 +1,508 @@
+"""The engine as Python sees it, held against tests/oracle.py."""
+
+from __future__ import annotations
+
+import array
+import dataclasses
+import pickle
+import threading
+from collections.abc import Callable
+from itertools import chain
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+import oracle
+from fastdraft import DraftConfig, DraftStats, Engine, Source
+from fastdraft.errors import (
+    FastdraftError,
+    InvalidValueError,
+    MemoryLimitError,
+    RequestLimitError,
+    UnknownRequestError,
+)
+
+
+def texts(max_size: int = 80) -> st.SearchStrategy[list[int]]:
+    """Small alphabets and long repeats: where an index goes wrong."""
+    small = st.integers(1, 4).flatmap(
+        lambda top: st.lists(st.integers(0, top - 1), max_size=max_size)
+    )
+    motif = st.lists(st.integers(0, 2), min_size=1, max_size=5)
+    repeats = st.tuples(motif, st.integers(1, 12), st.lists(st.integers(0, 2), max_size=6)).map(
+        lambda parts: parts[0] * parts[1] + parts[2]
+    )
+    long = st.lists(repeats, max_size=4).map(lambda runs: list(chain(*runs))[:max_size])
+    return st.one_of(small, long)
+
+
+@given(texts(), st.lists(texts(6), max_size=12), st.integers(1, 20))
+def test_default_drafter_copies_after_the_latest_longest_match(
+    prompt: list[int], steps: list[list[int]], lookahead: int
+) -> None:
+    engine = Engine(DraftConfig(lookahead=lookahead, token_cost=0))
+    request = engine.add_request(prompt)
+    text = list(prompt)
+    for emitted in steps:
+        draft = engine.propose(request)
+        assert draft.tolist() == oracle.longest_draft(text, lookahead)
+        assert draft.parents.tolist() == list(range(-1, len(draft) - 1))
+        assert set(draft.sources.tolist()) <= {Source.CONTEXT}
+        assert (np.diff(draft.probabilities) <= 0).all()
+        engine.observe(request, emitted)
+        text += emitted
+    assert engine.num_tokens(request) == len(text)
+
+
+@given(texts(), st.lists(texts(6), max_size=12), st.integers(1, 5), st.integers(1, 12))
+def test_prompt_lookup_is_the_oracles(
+    prompt: list[int], steps: list[list[int]], max_ngram: int, num_tokens: int
+) -> None:
+    engine = Engine(DraftConfig.prompt_lookup(max_ngram, num_tokens))
+    request = engine.add_request(prompt)
+    text = list(prompt)
+    for emitted in steps:
+        draft = engine.propose(request)
+        assert draft.tolist() == oracle.prompt_lookup(text, max_ngram, num_tokens)
+        assert (draft.probabilities == 1).all()
+        engine.observe(request, emitted)
+        text += emitted
+
+
+@settings(max_examples=200, deadline=None)
+@given(texts(60), st.integers(1, 5), st.integers(1, 12), st.integers(0, 40))
+def test_prompt_lookup_is_transformers(
+    text: list[int], max_ngram: int, num_tokens: int, room: int
+) -> None:
+    torch = pytest.importorskip("torch")
+    generators = pytest.importorskip("transformers.generation.candidate_generator")
+    if not text:
+        return
+    max_length = len(text) + 1 + room
+    theirs = generators.PromptLookupCandidateGenerator(
+        num_output_tokens=num_tokens, max_matching_ngram_size=max_ngram, max_length=max_length
+    )
+    ids, _ = theirs.get_candidates(torch.tensor([text]))
+    engine = Engine(DraftConfig.prompt_lookup(max_ngram, num_tokens))
+    draft = engine.propose(engine.add_request(text), limit=room).tolist()
+    assert draft == ids[0, len(text) :].tolist()[:room]
+
+
+class EngineAgainstLists(RuleBasedStateMachine):
+    """Any order of calls, against a dict of lists."""
+
+    @initialize(lookahead=st.integers(1, 8))
+    def start(self, lookahead: int) -> None:
+        self.lookahead = lookahead
+        self.limit = 120
+        self.engine = Engine(
+            DraftConfig(lookahead=lookahead, token_cost=0, max_request_tokens=self.limit)
+        )
+        self.texts: dict[int, list[int]] = {}
+        self.drafts: dict[int, list[int]] = {}
+        self.counts: dict[int, list[int]] = {}
+        self.ended: list[int] = []
+
+    def pick(self, data: st.DataObject) -> int:
+        return data.draw(st.sampled_from(sorted(self.texts)))
+
+    def record(self, request: int, emitted: list[int]) -> None:
+        draft = self.drafts.pop(request, [])
+        if not emitted:
+            return
+        accepted = 0
+        while accepted < min(len(draft), len(emitted)) and draft[accepted] == emitted[accepted]:
+            accepted += 1
+        counts = self.counts[request]
+        for i, n in enumerate([1, len(emitted), bool(draft), len(draft), accepted]):
+            counts[i] += n
+        self.texts[request] += emitted
+
+    @rule(prompt=texts(40))
+    def add(self, prompt: list[int]) -> None:
+        request = self.engine.add_request(np.array(prompt, dtype=np.int64))
+        assert request not in self.texts
+        assert request not in self.ended
+        self.texts[request] = list(prompt)
+        self.counts[request] = [0] * 5
+
+    @precondition(lambda self: self.texts)
+    @rule(data=st.data(), limit=st.none() | st.integers(0, 10))
+    def propose(self, data: st.DataObject, limit: int | None) -> None:
+        request = self.pick(data)
+        draft = self.engine.propose(request, limit=limit).tolist()
+        most = self.lookahead if limit is None else min(limit, self.lookahead)
+        assert draft == oracle.longest_draft(self.texts[request], most)
+        self.drafts[request] = draft
+
+    @precondition(lambda self: self.texts)
+    @rule(data=st.data())
+    def propose_batch(self, data: st.DataObject) -> None:
+        requests = data.draw(st.lists(st.sampled_from(sorted(self.texts)), unique=True))
+        batch = self.engine.propose_batch(requests)
+        assert len(batch) == len(requests)
+        for request, draft in zip(requests, batch.tolist(), strict=True):
+            assert draft == oracle.longest_draft(self.texts[request], self.lookahead)
+            self.drafts[request] = draft
+        assert batch.offsets.tolist() == np.cumsum([0] + [len(d) for d in batch.tolist()]).tolist()
+
+    @precondition(lambda self: self.texts)
+    @rule(data=st.data(), emitted=texts(8))
+    def observe(self, data: st.DataObject, emitted: list[int]) -> None:
+        request = self.pick(data)
+        if data.draw(st.booleans()):
+            emitted = self.drafts.get(request, [])[:3] + emitted
+        if len(self.texts[request]) + len(emitted) > self.limit:
+            with pytest.raises(RequestLimitError, match=f"request {request}: max_request_tokens"):
+                self.engine.observe(request, emitted)
+            return
+        self.engine.observe(request, emitted)
+        self.record(request, emitted)
+
+    @precondition(lambda self: self.texts)
+    @rule(data=st.data())
+    def observe_batch(self, data: st.DataObject) -> None:
+        requests = data.draw(st.lists(st.sampled_from(sorted(self.texts)), unique=True))
+        requests = [r for r in requests if len(self.texts[r]) + 4 <= self.limit]
+        rows = [data.draw(st.lists(st.integers(0, 3), max_size=4)) for _ in requests]
+        flat = np.fromiter(chain(*rows), dtype=np.int32)
+        offsets = np.cumsum([0] + [len(row) for row in rows]).astype(np.int32)
+        self.engine.observe_batch(np.array(requests, dtype=np.int64), flat, offsets)
+        for request, row in zip(requests, rows, strict=True):
+            self.record(request, row)
+
+    @precondition(lambda self: self.texts)
+    @rule(data=st.data(), cancel=st.booleans())
+    def end(self, data: st.DataObject, cancel: bool) -> None:
+        request = self.pick(data)
+        stats = self.engine.stats(request)
+        if cancel:
+            self.engine.cancel(request)
+        else:
+            assert self.engine.finish(request) == stats
+        del self.texts[request]
+        self.drafts.pop(request, None)
+        self.ended.append(request)
+        with pytest.raises(UnknownRequestError, match=f"unknown request {request}:"):
+            self.engine.finish(request)
+
+    @invariant()
+    def agree(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        assert self.engine.num_requests == len(self.texts)
+        assert (self.engine.num_bytes > 0) == bool(self.texts)
+        for request, text in self.texts.items():
+            assert self.engine.num_tokens(request) == len(text)
+            stats = self.engine.stats(request)
+            assert [
+                stats.steps,
+                stats.emitted,
+                stats.drafts,
+                stats.drafted,
+                stats.accepted,
+            ] == self.counts[request]
+
+
+TestEngineAgainstLists = EngineAgainstLists.TestCase
+TestEngineAgainstLists.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_prediction_is_drafted_first_and_counted() -> None:
+    engine = Engine(DraftConfig(lookahead=16, token_cost=0))
+    letters = list(range(100, 158))
+    request = engine.add_request([1, 2, 3], prediction=letters)
+    done = 0
+    while done < len(letters):
+        draft = engine.propose(request)
+        assert draft.tolist() == letters[done : done + 16]
+        assert set(draft.sources.tolist()) == {Source.PREDICTION}
+        emitted = letters[done : done + 17]
+        engine.observe(request, emitted)
+        done += len(emitted)
+    stats = engine.finish(request)
+    # The seventeenth token of a full window is the target's own.
+    assert (stats.accepted_prediction_tokens, stats.rejected_prediction_tokens) == (55, 0)
+    assert stats.mean_accepted_tokens == 58 / 4
+
+
+@pytest.mark.parametrize(
+    ("edit", "resumed"),
+    [
+        pytest.param([103, 9, 105], 106, id="replaced"),
+        pytest.param([103, 9, 8, 104], 105, id="inserted"),
+        pytest.param([103, 106], 107, id="deleted"),
+    ],
+)
+def test_prediction_resumes_a_token_after_an_edit(edit: list[int], resumed: int) -> None:
+    engine = Engine(DraftConfig(lookahead=4, token_cost=0))
+    request = engine.add_request([1], prediction=list(range(100, 140)))
+    for token in [100, 101, 102, *edit]:
+        engine.propose(request)
+        engine.observe(request, [token])
+    assert engine.propose(request).tolist() == list(range(resumed, resumed + 4))
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        list,
+        tuple,
+        lambda ids: np.array(ids, dtype=np.int32),
+        lambda ids: np.array(ids, dtype=np.int64),
+        lambda ids: np.array(ids, dtype=np.uint64),
+        lambda ids: np.array(ids, dtype=np.uint8),
+        lambda ids: np.array(ids * 2, dtype=np.int32)[: len(ids)][::1],
+        lambda ids: np.array([t for i in ids for t in (i, 0)], dtype=np.int32)[::2],
+        lambda ids: array.array("i", ids),
+        lambda ids: memoryview(array.array("q", ids)),
+        lambda ids: range(1, 4) if ids == [1, 2, 3] else ids,
+    ],
+)
+def test_any_row_of_integers_is_taken(convert: Callable[[list[int]], object]) -> None:
+    engine = Engine(DraftConfig(lookahead=2, token_cost=0))
+    request = engine.add_request(convert([1, 2, 3]), prediction=convert([7]))
+    engine.observe(request, convert([1, 2]))
+    assert engine.propose(request).tolist() == [3, 1]
+    assert engine.num_tokens(request) == 5
+
+
+def test_torch_tensors_are_taken() -> None:
+    torch = pytest.importorskip("torch")
+    engine = Engine(DraftConfig(lookahead=1, token_cost=0))
+    request = engine.add_request(torch.tensor([1, 2, 1]))
+    engine.observe(request, torch.tensor([2, 1]))
+    assert engine.propose(request).tolist() == [2]
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ([1, -2], r"prompt_ids must be 0 or greater, got -2 at index 1"),
+        ([2**31], r"prompt_ids must be at most 2147483647 .*got 2147483648 at index 0"),
+        ([10**30], r"got 1000000000000000000000000000000 at index 0"),
+        (np.array([2**40]), r"got 1099511627776 at index 0"),
+        (np.array([2**63], dtype=np.uint64), r"got 9223372036854775808 at index 0"),
+        ([1, "a"], r"prompt_ids must be integers, got 'a' at index 1"),
+        ([1.5], r"prompt_ids must be integers, got 1.5 at index 0"),
+        (np.array([1.5]), r"prompt_ids must be one row of integers, got 1 dimensions of float64"),
+        (np.zeros((2, 2), dtype=np.int32), r"one row of integers, got 2 dimensions of int32"),
+        ("text", r"one row of integers, got 0 dimensions"),
+    ],
+)
+def test_bad_tokens_are_named(ids: object, message: str) -> None:
+    engine = Engine()
+    with pytest.raises(InvalidValueError, match=message):
+        engine.add_request(ids)
+    assert engine.num_requests == 0
+    assert engine.num_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda e, r: e.propose(r, limit=-1), "limit must be 0 or greater, got -1"),
+        (lambda e, r: e.propose(r, token_cost=-0.5), "token_cost must be .* got -0.5"),
+        (lambda e, r: e.propose(r, token_cost=float("nan")), "token_cost must be .* got nan"),
+        (lambda e, r: e.propose(r, token_cost=0.1, cost=[1.0]), "either token_cost or cost"),
+        (lambda e, r: e.propose(r, cost=[]), "cost must be one row of times.*got 0 values"),
+        (lambda e, r: e.propose(r, cost=[1.0, 0.0]), "times above 0, got 0.0.* for 2 tokens"),
+        (lambda e, r: e.propose(r, cost=[float("inf")]), "times above 0, got inf"),
+        (lambda e, r: e.propose_batch([r], limits=[1, 2]), "limits must have one entry.*got 2"),
+        (lambda e, r: e.propose_batch([r], limits=[-3]), "limits must be 0 or greater, got -3"),
+        (lambda e, r: e.observe(r, [-1]), "emitted_ids must be 0 or greater, got -1 at index 0"),
+        (lambda e, r: e.observe_batch([r], [1], [0]), "one more entry than the 1 requests, got 1"),
+        (lambda e, r: e.observe_batch([r], [1], [0, 2]), "offsets must rise from 0 .* got 0 .. 2"),
+        (lambda e, r: e.observe_batch([r, r], [1], [0, 3, 1]), "offsets must rise"),
+    ],
+)
+def test_bad_calls_are_named_and_change_nothing(
+    call: Callable[[Engine, int], object], message: str
+) -> None:
+    engine = Engine()
+    request = engine.add_request([1, 2, 3])
+    with pytest.raises(InvalidValueError, match=message):
+        call(engine, request)
+    assert engine.num_tokens(request) == 3
+    assert engine.stats(request) == DraftStats()
+
+
+def test_unknown_requests_are_named() -> None:
+    engine = Engine()
+    gone = engine.add_request([1])
+    engine.cancel(gone)
+    for request in (gone, -1, 12345, 2**62):
+        for call in (
+            engine.propose,
+            engine.finish,
+            engine.cancel,
+            engine.stats,
+            engine.num_tokens,
+            lambda r: engine.propose(r, limit=3),
+            lambda r: engine.observe(r, [1]),
+            lambda r: engine.propose_batch([r]),
+            lambda r: engine.observe_batch([r], [1], [0, 1]),
+        ):
+            with pytest.raises(UnknownRequestError, match=f"unknown request {request}:"):
+                call(request)
+    with pytest.raises(OverflowError):
+        engine.propose(2**80)
+    with pytest.raises(TypeError):
+        engine.propose("1")  # type: ignore[arg-type]
+    assert issubclass(UnknownRequestError, FastdraftError)
+
+
+def test_limits_leave_everything_before_them_intact() -> None:
+    engine = Engine(DraftConfig(max_request_tokens=4, max_bytes=100_000))
+    with pytest.raises(RequestLimitError, match=r"max_request_tokens is 4: prompt_ids has 5"):
+        engine.add_request(range(5))
+    with pytest.raises(RequestLimitError, match=r"max_request_tokens is 4: prediction has 6"):
+        engine.add_request([], prediction=range(6))
+    request = engine.add_request(range(3))
+    with pytest.raises(RequestLimitError, match=r"holds 3 tokens and 2 more"):
+        engine.observe(request, [1, 2])
+    engine.observe(request, [0])
+    assert engine.propose(request, token_cost=0, limit=2).tolist() == [1, 2]
+
+    small = Engine(DraftConfig(max_bytes=100_000))
+    kept = small.add_request(range(100))
+    with pytest.raises(MemoryLimitError, match=r"max_bytes is 100000: \d+ bytes are in use"):
+        small.add_request(range(10_000))
+    with pytest.raises(MemoryLimitError, match=r"\d+ of 10000 observed tokens were taken"):
+        small.observe(kept, range(10_000))
+    assert 100 < small.num_tokens(kept) < 10_000
+    assert small.num_bytes <= 100_000
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: DraftConfig(lookahead=0), "lookahead must be at least 1, got 0"),
+        (lambda: DraftConfig(lookahead=70_000), "lookahead must be at most 65536, got 70000"),
+        (lambda: DraftConfig(lookahead=1.5), "lookahead must be an integer, got 1.5"),
+        (lambda: DraftConfig(lookahead=True), "lookahead must be an integer, got True"),
+        (lambda: DraftConfig(token_cost=-1), "token_cost must be .*got -1"),
+        (lambda: DraftConfig(token_cost="x"), "token_cost must be .*got 'x'"),
+        (lambda: DraftConfig(max_bytes=0), "max_bytes must be at least 1, got 0"),
+        (lambda: DraftConfig(max_request_tokens=2**26), "max_request_tokens must be at most"),
+        (lambda: DraftConfig.prompt_lookup(0), "max_ngram must be at least 1, got 0"),
+        (lambda: DraftConfig.prompt_lookup(3, 0), "lookahead must be at least 1, got 0"),
+    ],
+)
+def test_bad_configurations_are_named(make: Callable[[], DraftConfig], message: str) -> None:
+    with pytest.raises(InvalidValueError, match=message):
+        make()
+
+
+def test_configurations_are_values() -> None:
+    config = DraftConfig(lookahead=4)
+    assert config == pickle.loads(pickle.dumps(config)) == dataclasses.replace(config)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.lookahead = 5  # type: ignore[misc]
+    assert Engine(config).config is config
+    with pytest.raises(TypeError, match="config must be a DraftConfig, got 4"):
+        Engine(4)  # type: ignore[arg-type]
+
+
+def test_cost_decides_the_length() -> None:
+    engine = Engine()
+    request = engine.add_request([1, 2, 3, 4] * 20)
+    free = engine.propose(request, token_cost=0)
+    assert len(free) == 16
+    assert len(engine.propose(request, token_cost=10)) == 0
+    priced = engine.propose(request, token_cost=0.5)
+    assert 0 < len(priced) < 16
+    assert priced.tolist() == free.tolist()[: len(priced)]
+    # The same cost as a curve draws the same draft.
+    curve = 1 + 0.5 * np.arange(20)
+    assert engine.propose(request, cost=curve).tolist() == priced.tolist()
+    # A forward that is dear until it is wide: all or nothing.
+    step = np.array([1.0] + [1.9] * 30)
+    assert len(engine.propose(request, cost=step)) == 16
+    # In a padded batch the idle row pays too.
+    idle = engine.add_request([5, 6, 7])
+    ragged = engine.propose_batch([request, idle], token_cost=0.2)
+    padded = engine.propose_batch([request, idle], token_cost=0.2, padded=True)
+    assert len(padded.tolist()[0]) < len(ragged.tolist()[0])
+    assert padded.tolist()[1] == []
+
+
+def test_columns_are_read_only_and_outlive_the_engine() -> None:
+    engine = Engine(DraftConfig(lookahead=3, token_cost=0))
+    request = engine.add_request([1, 2, 1, 2])
+    draft, batch = engine.propose(request), engine.propose_batch([request])
+    columns = [
+        getattr(d, name)
+        for d in (draft, batch)
+        for name in ("token_ids", "parents", "probabilities", "sources")
+    ]
+    engine.finish(request)
+    del engine, draft, batch
+    for column in columns:
+        assert len(column) == 3
+        with pytest.raises(ValueError, match="read-only"):
+            column[0] = 1
+    assert columns[0].tolist() == columns[4].tolist() == [1, 2, 1]
+    assert [c.dtype for c in columns[:4]] == [np.int32, np.int32, np.float32, np.uint8]
+
+
+def test_drafts_cannot_be_made_by_hand() -> None:
+    from fastdraft import Draft
+
+    with pytest.raises(TypeError, match="cannot create"):
+        Draft()
+
+
+def test_an_engine_without_init_is_no_engine() -> None:
+    class Careless(Engine):
+        def __init__(self) -> None:
+            pass
+
+    with pytest.raises(TypeError, match="__init__"):
+        Careless().propose(0)
+
+
+def test_threads_share_an_engine() -> None:
+    engine = Engine()
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, 50, 5000) for _ in range(8)]
+    failures: list[BaseException] = []
+
+    def serve(prompt: np.ndarray) -> None:
+        try:
+            for _ in range(5):
+                requests = [engine.add_request(prompt, prediction=prompt) for _ in range(4)]
+                for i in range(20):
+                    batch = engine.propose_batch(requests)
+                    assert len(batch) == 4
+                    engine.observe_batch(requests, prompt[i : i + 4], np.arange(5))
+                    assert engine.propose(requests[0]).tolist() is not None
+                assert all(engine.finish(r).emitted == 20 for r in requests)
+        except BaseException as failure:
+            failures.append(failure)
+            raise
+
+    threads = [threading.Thread(target=serve, args=(prompt,)) for prompt in prompts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert engine.num_requests == 0
+    assert engine.num_bytes == 0
+
+
+def test_stats_add_up() -> None:
+    one = DraftStats(steps=4, emitted=10, drafts=2, drafted=8, accepted=6)
+    two = DraftStats(steps=6, emitted=10, drafts=3, drafted=12, accepted=4)
+    both = one + two
+    assert both == DraftStats(steps=10, emitted=20, drafts=5, drafted=20, accepted=10)
+    assert both.mean_accepted_tokens == 2.0
+    assert both.acceptance_length == 3.0
+    assert both.acceptance_rate == 0.5
+    nothing = DraftStats()
+    assert (nothing.mean_accepted_tokens, nothing.acceptance_length) == (1.0, 1.0)
+    assert nothing.acceptance_rate == 0.0
