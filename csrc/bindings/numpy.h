@@ -2,6 +2,7 @@
 // lists or buffers, columns go out as numpy arrays that share the core's memory.
 #pragma once
 
+#include <pybind11/critical_section.h>
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
@@ -73,6 +74,8 @@ class IntegerArray {
   }
 
   void from_list(pybind11::handle values, const char* what) {
+    // Without a GIL another thread may be changing the list.
+    const pybind11::scoped_critical_section guard(values);
     const Py_ssize_t size = PyList_GET_SIZE(values.ptr());
     T* out = own(size);
     for (Py_ssize_t i = 0; i < size; ++i) {

@@ -1,6 +1,8 @@
 #include <pybind11/pybind11.h>
+#include <pybind11/typing.h>
 
-#include <algorithm>
+#include <cstdint>
+#include <utility>
 
 #include "draft_object.h"
 #include "fastdraft/draft.h"
@@ -14,8 +16,10 @@ namespace py = pybind11;
 
 PyTypeObject* draft_type = nullptr;
 
-py::list as_list(const Token* tokens, std::int64_t size) {
-  py::list list(static_cast<std::size_t>(size));
+using TokenList = py::typing::List<int>;
+
+TokenList as_list(const Token* tokens, std::int64_t size) {
+  TokenList list(static_cast<std::size_t>(size));
   for (std::int64_t i = 0; i < size; ++i) {
     PyList_SET_ITEM(list.ptr(), i, PyLong_FromLong(tokens[i]));
   }
@@ -117,6 +121,11 @@ void register_draft(py::module_& module) {
   def_columns(draft, [](const py::object& self) {
     return std::pair{draft_of(self).columns(), std::int64_t{draft_of(self).size}};
   });
+  // Typed for the stubs; the slot itself stays the plain function.
+  draft.attr("__len__") =
+      py::cpp_function([](const py::object& self) { return draft_of(self).size; },
+                       py::name("__len__"), py::is_method(draft));
+  draft_type->tp_as_sequence->sq_length = length;
   draft.attr("tolist") = py::cpp_function(
       [](const py::object& self) {
         return as_list(draft_of(self).columns().token_ids, draft_of(self).size);
@@ -142,7 +151,7 @@ void register_draft(py::module_& module) {
   batch.def(
       "tolist",
       [](const DraftBatch& self) {
-        py::list rows;
+        py::typing::List<TokenList> rows;
         for (std::size_t r = 0; r + 1 < self.offsets.size(); ++r) {
           rows.append(as_list(self.columns.token_ids + self.offsets[r],
                               self.offsets[r + 1] - self.offsets[r]));

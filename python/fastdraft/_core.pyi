@@ -1,0 +1,158 @@
+"""
+The C++ core of fastdraft.
+"""
+from __future__ import annotations
+import numpy
+import numpy.typing
+import typing
+__all__: list[str] = ['Draft', 'DraftBatch', 'Engine']
+class Draft:
+    """
+    The tokens guessed for one step of a request, as read-only columns.
+    """
+    def __len__(self) -> int:
+        ...
+    def tolist(self) -> list[int]:
+        """
+        The drafted tokens as a list.
+        """
+    @property
+    def parents(self) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        For each token the index of its parent in the request's draft, int32; -1 for the last token of the request's text. A chain is -1, 0, 1, ...
+        """
+    @property
+    def probabilities(self) -> numpy.typing.NDArray[numpy.float32]:
+        """
+        The calibrated probability that the token and all before it on its path are accepted, float32; 1 where the drafter does not estimate it.
+        """
+    @property
+    def sources(self) -> numpy.typing.NDArray[numpy.uint8]:
+        """
+        Where each token was found, a fastdraft.Source, uint8.
+        """
+    @property
+    def token_ids(self) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        The drafted tokens, int32.
+        """
+class DraftBatch:
+    """
+    The drafts of a batch, as flat read-only columns: row r's tokens are offsets[r] to offsets[r + 1].
+    """
+    def __len__(self) -> int:
+        ...
+    def tolist(self) -> list[list[int]]:
+        """
+        The drafted tokens as a list for each row.
+        """
+    @property
+    def offsets(self) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        Where each row begins, and the end of the last, int32, one more than rows.
+        """
+    @property
+    def parents(self) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        For each token the index of its parent in the request's draft, int32; -1 for the last token of the request's text. A chain is -1, 0, 1, ...
+        """
+    @property
+    def probabilities(self) -> numpy.typing.NDArray[numpy.float32]:
+        """
+        The calibrated probability that the token and all before it on its path are accepted, float32; 1 where the drafter does not estimate it.
+        """
+    @property
+    def sources(self) -> numpy.typing.NDArray[numpy.uint8]:
+        """
+        Where each token was found, a fastdraft.Source, uint8.
+        """
+    @property
+    def token_ids(self) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        The drafted tokens, int32.
+        """
+class Engine:
+    """
+    The core of fastdraft.Engine.
+    """
+    def __init__(self, *, lookahead: typing.SupportsInt | typing.SupportsIndex, token_cost: typing.SupportsFloat | typing.SupportsIndex, max_ngram: typing.SupportsInt | typing.SupportsIndex, max_request_tokens: typing.SupportsInt | typing.SupportsIndex, max_bytes: typing.SupportsInt | typing.SupportsIndex | None) -> None:
+        ...
+    def _counts(self, request: typing.SupportsInt | typing.SupportsIndex) -> tuple:
+        ...
+    def _finish(self, request: typing.SupportsInt | typing.SupportsIndex) -> tuple:
+        ...
+    def add_request(self, prompt_ids: numpy.typing.ArrayLike, *, prediction: numpy.typing.ArrayLike | None = None) -> int:
+        """
+        Starts a request and returns its id.
+        
+        prompt_ids: the prompt's tokens, a list or a row of integers (numpy, array, ...), 0 or greater;
+            may be empty. Copied.
+        prediction: text that the caller expects in the output, in the same form; it is drafted from
+            without being part of the prompt.
+        
+        O(tokens). Raises InvalidValueError, RequestLimitError or MemoryLimitError, and then nothing was
+        added.
+        """
+    def num_tokens(self, request: typing.SupportsInt | typing.SupportsIndex) -> int:
+        """
+        The tokens of a running request, prompt and output. Raises UnknownRequestError.
+        """
+    def observe(self, request: typing.SupportsInt | typing.SupportsIndex, emitted_ids: numpy.typing.ArrayLike) -> None:
+        """
+        Takes the tokens that the target emitted in a step.
+        
+        They are the accepted draft tokens and the recovered or bonus token, never a count: the engine
+        compares them with its latest draft itself. No tokens mean that the step was given up: the draft is
+        forgotten and nothing is counted.
+        
+        O(1) amortised a token. Raises UnknownRequestError, InvalidValueError or RequestLimitError before
+        any change. On MemoryLimitError the request holds the tokens that still fitted; the message says
+        how many.
+        """
+    def observe_batch(self, requests: numpy.typing.ArrayLike, emitted_ids: numpy.typing.ArrayLike, offsets: numpy.typing.ArrayLike) -> None:
+        """
+        `observe` for a batch: row r emitted emitted_ids[offsets[r]:offsets[r + 1]].
+        
+        Everything is checked before any change; on MemoryLimitError all rows with room were observed.
+        """
+    def propose(self, request: typing.SupportsInt | typing.SupportsIndex, *, limit: typing.SupportsInt | typing.SupportsIndex | None = None, token_cost: typing.SupportsFloat | typing.SupportsIndex | None = None, cost: typing.Annotated[numpy.typing.ArrayLike, numpy.float64] | None = None) -> Draft:
+        """
+        The draft for the request's next step.
+        
+        It is empty where nothing matches or nothing pays. It changes nothing that later drafts depend on,
+        but `observe` compares the emitted tokens with the latest draft, so propose once a step.
+        
+        limit: the most tokens to draft, besides the engine's lookahead; 0 drafts nothing. A host that
+            has room for fewer tokens says so here and does not cut the draft itself.
+        token_cost: what a further token in a forward costs, as a fraction of a forward over one token; by
+            default the config's.
+        cost: instead of it, the step cost as a row of times: cost[n - 1] is the time of a target forward
+            over n tokens, in any unit. It goes on past its end with its last slope.
+        
+        O(lookahead). Raises UnknownRequestError or InvalidValueError.
+        """
+    def propose_batch(self, requests: numpy.typing.ArrayLike, *, limits: numpy.typing.ArrayLike | None = None, token_cost: typing.SupportsFloat | typing.SupportsIndex | None = None, cost: typing.Annotated[numpy.typing.ArrayLike, numpy.float64] | None = None, padded: bool = False) -> DraftBatch:
+        """
+        The drafts for the next step of a batch, chosen together.
+        
+        The tokens most likely to be accepted anywhere in the batch are drafted, as many as pay.
+        
+        requests: ids, a list or a row of integers.
+        limits: for each request the most tokens to draft, or None.
+        token_cost, cost: as in `propose`; the forward runs over all rows, len(requests) tokens without
+            drafts.
+        padded: whether the forward pads every row to the longest draft, so that each row pays for it.
+        
+        O(requests * lookahead), with a sort of the candidates for a cost curve. Raises
+        UnknownRequestError or InvalidValueError.
+        """
+    @property
+    def num_bytes(self) -> int:
+        """
+        The bytes that the indexes of all running requests hold.
+        """
+    @property
+    def num_requests(self) -> int:
+        """
+        How many requests are running.
+        """
