@@ -1,0 +1,133 @@
+# Everything below happens in an environment of its own, $(VENV), and in build/.
+
+PYTHON ?= python3
+VENV ?= .venv
+# PyTorch's default wheels for Linux carry gigabytes of CUDA libraries. A machine without an NVIDIA
+# driver takes the CPU build: from what pip is configured to see, else from PyTorch's own index.
+# An environment that has torch already keeps it.
+TORCH ?= 2.13.0
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+# The oldest transformers that the package allows.
+TRANSFORMERS_OLDEST ?= 5.19.0
+# How many pytest processes; each is held to one thread.
+JOBS ?= 2
+FUZZ_SECONDS ?= 60
+# Options of `fastdraft demo`.
+DEMO ?=
+
+export PATH := $(abspath $(VENV)/bin):$(PATH)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+CORE_FILES := CMakeLists.txt $(shell find csrc -name '*.cc' -o -name '*.h')
+PACKAGE_FILES := $(CORE_FILES) pyproject.toml README.md LICENSE \
+  $(shell find python kernels -name '*.py' -o -name '*.pyi' -o -name py.typed)
+CXX_FILES := $(shell find csrc tests/cpp bench/cpp -name '*.cc' -o -name '*.h')
+PYTEST = OMP_NUM_THREADS=1 python -m pytest -n $(JOBS) --dist worksteal
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-cpp test-python test-oldest fuzz lint format stubs wheel package bench \
+  clean
+
+help: ## Show the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+
+demo: $(VENV)/.package ## Decode real text with a real model: plain, prompt lookup, fastdraft
+	fastdraft demo $(DEMO)
+
+test: test-cpp test-python ## Run the whole test suite: C++ plain and sanitised, then Python
+
+test-cpp: $(VENV)/.tools ## Run the C++ tests: plain, under ASan and UBSan, under TSan
+	for preset in dev asan tsan; do \
+	  cmake --preset $$preset && cmake --build --preset $$preset && ctest --preset $$preset \
+	  || exit 1; \
+	done
+
+test-python: $(VENV)/.test ## Run the Python tests
+	$(PYTEST)
+
+test-oldest: $(VENV)/.test ## Run the Hugging Face tests with the oldest transformers allowed
+	pip install -qq --no-deps --upgrade --target build/transformers-oldest \
+	  transformers==$(TRANSFORMERS_OLDEST)
+	PYTHONPATH=build/transformers-oldest $(PYTEST) tests/test_hf_*.py
+
+lint: $(VENV)/.lint build/installed/.stamp ## Check format, style, types and imports
+	ruff check
+	ruff format --check
+	MYPYPATH=build/installed mypy -p fastdraft
+	PYTHONPATH=build/installed lint-imports
+	clang-format --dry-run --Werror $(CXX_FILES)
+	cmake --preset dev
+	echo $(filter-out tests/cpp/fuzz/%,$(filter %.cc,$(CXX_FILES))) \
+	  | xargs -n 1 -P $(JOBS) clang-tidy --quiet -p build/dev
+
+format: $(VENV)/.lint ## Rewrite the sources in the house's format
+	ruff check --fix
+	ruff format
+	clang-format -i $(CXX_FILES)
+
+fuzz: $(VENV)/.tools ## Fuzz the core for FUZZ_SECONDS a target; needs Clang
+	cmake --preset fuzz && cmake --build --preset fuzz
+	for target in build/fuzz/fuzz_*; do $$target -max_total_time=$(FUZZ_SECONDS) || exit 1; done
+
+stubs: $(VENV)/.test ## Regenerate the stub of the C++ module
+	pybind11-stubgen fastdraft._core --output-dir python
+
+wheel: build/dist/.stamp ## Build the sdist and, from it, the wheel: build/dist
+
+package: build/dist/.stamp ## Try sdist and wheel, each in an environment without torch
+	for file in build/dist/*.whl build/dist/*.tar.gz; do \
+	  rm -rf build/clean && $(PYTHON) -m venv build/clean \
+	  && build/clean/bin/pip install -qq $$file \
+	  && (cd build/clean && bin/python -W error ../../tests/package_smoke.py) || exit 1; \
+	done
+
+bench: $(VENV)/.bench ## Run the microbenchmarks, beside the peers that can be installed
+	cmake --preset release && cmake --build --preset release
+	python bench/corpus.py build/bench/tokens.bin
+	build/release/bench_index build/bench/tokens.bin
+	python bench/import_time.py
+	python bench/index.py --tokens build/bench/tokens.bin
+	python -m pytest bench/microbench.py
+
+clean: ## Remove what was built, and the environments
+	rm -rf build .bench-venv $(VENV)
+
+$(VENV)/.python:
+	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 10) else \
+	  "fastdraft needs Python 3.10 or newer, got " + sys.version.split()[0])'
+	$(PYTHON) -m venv $(VENV)
+	touch $@
+
+$(VENV)/.tools: $(VENV)/.python
+	pip install -qq build cmake ninja pybind11 scikit-build-core
+	touch $@
+
+$(VENV)/.torch: $(VENV)/.python
+	python -c 'import torch' 2>/dev/null || \
+	if [ "$$(uname)" != Linux ] || command -v nvidia-smi >/dev/null; then \
+	  pip install -qq torch==$(TORCH); \
+	else \
+	  pip install -qq torch==$(TORCH)+cpu || \
+	  pip install -qq --index-url $(TORCH_INDEX) torch==$(TORCH); \
+	fi
+	touch $@
+
+# Editable: the Python files are used where they lie, the C++ module is built again after an edit.
+$(VENV)/.package: $(VENV)/.tools $(VENV)/.torch pyproject.toml $(CORE_FILES)
+	pip install -qq --no-build-isolation --editable '.[demo]'
+	touch $@
+
+$(VENV)/.test $(VENV)/.lint $(VENV)/.bench: $(VENV)/.package
+	pip install -qq 'fastdraft[$(patsubst .%,%,$(notdir $@))]'
+	touch $@
+
+build/dist/.stamp: $(VENV)/.tools $(PACKAGE_FILES)
+	rm -rf build/dist
+	python -m build --no-isolation --outdir build/dist
+	touch $@
+
+# mypy and import-linter do not see the folders that an editable install maps into the package.
+build/installed/.stamp: build/dist/.stamp
+	rm -rf build/installed
+	pip install -qq --no-deps --target build/installed build/dist/*.whl
+	touch $@

@@ -1,0 +1,291 @@
+"""The index's speed: append and propose beside the peers, over contexts of real text.
+
+A request is begun with a prompt of the context's length and then decodes the text as it goes on,
+one token a step: append the token, propose the next draft. Each call is timed on its own, at
+positions that all differ, with its Python call included and the clock's own cost taken off. Every
+drafter sees the same tokens in the same run. Of `--repeats` passes the least p50 and p99 count:
+other processes only ever add time.
+
+    python bench/index.py --json results.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+# One thread a library: set before any of them is loaded.
+os.environ.update(OMP_NUM_THREADS="1", NUMBA_NUM_THREADS="1")
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import corpus
+from peers import PEERS, Fastdraft, Peer, Unavailable
+
+CONTEXTS = (1_000, 10_000, 100_000, 1_000_000)
+STEPS = 2_000  # timed positions for each context
+BATCH = 64
+BATCH_STEPS = 200
+
+Row = dict[str, Any]
+
+
+def clock_cost() -> float:
+    """The median of two readings of the clock with nothing between them, ns."""
+    clock = time.perf_counter_ns
+    return float(np.median([-(clock() - clock()) for _ in range(10_000)]))
+
+
+def percentiles(times: list[int], cost: float) -> dict[str, float]:
+    """p50 and p99 of one call, us."""
+    p50, p99 = np.percentile(np.array(times), [50, 99]) - cost
+    return {"p50_us": p50 / 1e3, "p99_us": p99 / 1e3}
+
+
+def starts(context: int) -> list[int]:
+    """Where in the corpus the requests of a context begin: short ones are drawn from all over."""
+    count = max(1, min(20, 400_000 // context))
+    return [index * 50_000 % 1_000_000 for index in range(count)]
+
+
+def decode(peer: type[Peer], text: np.ndarray, context: int, cost: float) -> Row:
+    """One pass of `STEPS` steps, spread over the requests of this context."""
+    appends: list[int] = []
+    proposals: list[int] = []
+    prompt_ns = drafted = 0
+    places = starts(context)
+    steps = STEPS // len(places)
+    clock = time.perf_counter_ns
+    for start in places:
+        prompt = text[start : start + context]
+        begin = clock()
+        request = peer(prompt, steps)
+        prompt_ns += clock() - begin
+        propose = request.propose
+        for token in text[start + context : start + context + steps].tolist():
+            begin = clock()
+            request.append(token)
+            appends.append(clock() - begin)
+            argument = request.argument
+            begin = clock()
+            proposal = propose(argument)
+            proposals.append(clock() - begin)
+            drafted += len(request.draft(proposal))
+    return {
+        "prompt_ms": prompt_ns / len(places) / 1e6,
+        "append": percentiles(appends, cost),
+        "propose": percentiles(proposals, cost),
+        "draft_tokens": drafted / len(proposals),
+    }
+
+
+def observe_eight(text: np.ndarray, context: int, cost: float) -> Row:
+    """Our own append as a step with accepted drafts makes it: eight tokens in one array."""
+    from fastdraft import Engine
+
+    times: list[int] = []
+    places = starts(context)
+    steps = STEPS // len(places)
+    clock = time.perf_counter_ns
+    for start in places:
+        engine = Engine()
+        request = engine.add_request(text[start : start + context])
+        observe = engine.observe
+        for step in range(steps):
+            place = start + context + 8 * step
+            emitted = text[place : place + 8]
+            begin = clock()
+            observe(request, emitted)
+            times.append(clock() - begin)
+    return {name: value / 8 for name, value in percentiles(times, cost).items()}
+
+
+def batch(text: np.ndarray, context: int, cost: float) -> Row:
+    """propose_batch and observe_batch over 64 requests, us a request.
+
+    A draft token's share of a forward over 64 rows is a 64th of what it is over one, so that the
+    drafts are about as long as one request's.
+    """
+    from fastdraft import DraftConfig, Engine
+
+    engine = Engine()
+    places = [index * 15_000 % (len(text) - context - BATCH_STEPS) for index in range(BATCH)]
+    requests = [engine.add_request(text[place : place + context]) for place in places]
+    offsets = np.arange(BATCH + 1, dtype=np.int32)
+    token_cost = DraftConfig().token_cost / BATCH
+    following = np.stack([text[place + context :][:BATCH_STEPS] for place in places], axis=1)
+    appends: list[int] = []
+    proposals: list[int] = []
+    drafted = 0
+    clock = time.perf_counter_ns
+    for emitted in np.ascontiguousarray(following):
+        begin = clock()
+        engine.observe_batch(requests, emitted, offsets)
+        appends.append(clock() - begin)
+        begin = clock()
+        drafts = engine.propose_batch(requests, token_cost=token_cost)
+        proposals.append(clock() - begin)
+        drafted += len(drafts.token_ids)
+    append, propose = percentiles(appends, cost), percentiles(proposals, cost)
+    return {
+        "append": {name: value / BATCH for name, value in append.items()},
+        "propose": {name: value / BATCH for name, value in propose.items()},
+        "draft_tokens": drafted / BATCH / BATCH_STEPS,
+    }
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def bytes_a_token(peer: type[Peer], text: np.ndarray, context: int) -> float:
+    """What a process grows by for a million tokens in requests of this context.
+
+    The caller runs this in a process of its own. A peer that keeps no index grows by its copy of
+    the tokens.
+    """
+    warm = peer(text[:context], 1)
+    warm.propose(warm.argument)
+    gc.collect()
+    before = resident_bytes()
+    count = max(1, 1_000_000 // context)
+    requests = [peer(text[index * 50 :][:context], 1) for index in range(count)]
+    for request in requests:
+        request.propose(request.argument)
+    return (resident_bytes() - before) / context / count
+
+
+def least(passes: list[Row]) -> Row:
+    """Each number's least value over the passes."""
+    return {
+        name: least([row[name] for row in passes])
+        if isinstance(value, dict)
+        else min(row[name] for row in passes)
+        for name, value in passes[0].items()
+    }
+
+
+def repeated(repeats: int, measure: Callable[..., Row], *operands: Any) -> Row:
+    return least([measure(*operands) for _ in range(repeats)])
+
+
+def machine() -> Row:
+    model = platform.processor()
+    if Path("/proc/cpuinfo").exists():
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next((x.split(":")[1].strip() for x in lines if "model name" in x), model)
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout.strip()
+    return {
+        "cpu": model,
+        "cores": os.cpu_count(),
+        "python": sys.version.split()[0],
+        "system": platform.platform(),
+        "commit": commit or "not a git checkout",
+        "command": "python " + " ".join(sys.argv),
+        "load": os.getloadavg()[0],
+    }
+
+
+def print_row(context: int, name: str, row: Row, bytes_token: float | None = None) -> None:
+    def pair(kind: str) -> str:
+        return f"{row[kind]['p50_us']:10.2f}{row[kind]['p99_us']:10.2f}"
+
+    prompt = f"{row['prompt_ms']:10.2f}" if "prompt_ms" in row else " " * 10
+    size = "" if bytes_token is None else f"{bytes_token:10.1f}"
+    print(
+        f"{context:>9,} {name:36}{prompt}{pair('append')}{pair('propose')}"
+        f"{row['draft_tokens']:8.1f}{size}",
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--contexts", type=int, nargs="+", default=CONTEXTS, metavar="TOKENS")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument(
+        "--tokens", type=Path, metavar="FILE", help="the text, as bench/corpus.py writes it"
+    )
+    parser.add_argument("--alone", action="store_true", help="without the peers")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
+    parser.add_argument("--memory", type=int, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+
+    longest = max(arguments.contexts)
+    size = max(longest, 1_000_000) + 100_000
+    if arguments.tokens is None:
+        text = corpus.tokens(size)
+    else:
+        text = np.fromfile(arguments.tokens, dtype=np.int32)
+        if len(text) < size:
+            parser.error(f"{arguments.tokens} must hold {size} tokens, got {len(text)}")
+    if arguments.memory is not None:
+        print(bytes_a_token(PEERS[arguments.memory], text, longest))
+        return
+
+    report: Row = {"machine": machine(), "vocabulary": len(np.unique(text)), "rows": []}
+    for name, value in report["machine"].items():
+        print(f"{name:8} {value}")
+    print(f"text     {len(text):,} tokens, {report['vocabulary']:,} distinct")
+    print(
+        f"\n{'context':>9} {'':36}{'prompt':>10}{'append, us':>20}{'propose, us':>20}"
+        f"{'draft':>8}{'bytes':>10}\n"
+        f"{'':46}{'ms':>10}{'p50':>10}{'p99':>10}{'p50':>10}{'p99':>10}{'tokens':>8}{'a token':>10}"
+    )
+    cost = clock_cost()
+    for index, peer in enumerate(PEERS[:1] if arguments.alone else PEERS):
+        try:
+            peer(text[:1_000], 1)
+        except Unavailable as reason:
+            print(f"{'':9} {peer.name}: not available here: {reason}")
+            report["rows"].append({"name": peer.name, "unavailable": str(reason)})
+            continue
+        gc.collect()
+        gc.freeze()
+        for context in arguments.contexts:
+            command = [sys.executable, __file__, "--memory", str(index), "--contexts", str(context)]
+            if arguments.tokens is not None:
+                command += ["--tokens", str(arguments.tokens)]
+            memory = subprocess.run(command, capture_output=True, text=True, check=True)
+            bytes_token = float(memory.stdout)
+            row = repeated(arguments.repeats, decode, peer, text, context, cost)
+            print_row(context, peer.name, row, bytes_token)
+            report["rows"].append(
+                {"name": peer.name, "context": context, "bytes_a_token": bytes_token, **row}
+            )
+            if peer is Fastdraft and context <= 100_000:
+                row = repeated(arguments.repeats, batch, text, context, cost)
+                print_row(context, f"{peer.name}, batch of {BATCH}, a request", row)
+                eight = repeated(arguments.repeats, observe_eight, text, context, cost)
+                row["observe_eight"] = eight
+                print(
+                    f"{'':9} {'observe of 8 tokens, a token':36}{'':10}"
+                    f"{eight['p50_us']:10.3f}{eight['p99_us']:10.3f}"
+                )
+                report["rows"].append(
+                    {"name": f"{peer.name}, batch of {BATCH}", "context": context, **row}
+                )
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""The package as it is installed: what importing it needs, what it ships, what it documents."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fastdraft
+
+PACKAGE = Path(fastdraft.__file__).parent
+PUBLIC_MODULES = (
+    "fastdraft",
+    "fastdraft.drafters",
+    "fastdraft.errors",
+    "fastdraft.hf",
+    "fastdraft.verification",
+)
+
+
+def run_python(program: str) -> str:
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_import_needs_numpy_alone() -> None:
+    loaded = run_python(
+        "import sys; import numpy; before = set(sys.modules); import fastdraft;"
+        "print(*{name.split('.')[0] for name in set(sys.modules) - before})"
+    ).split()
+    foreign = set(loaded) - set(sys.stdlib_module_names) - {"fastdraft", "numpy"}
+    assert not foreign
+
+
+def test_works_where_torch_cannot_be_imported() -> None:
+    # None in sys.modules makes an import fail as in an environment without the package.
+    printed = run_python(
+        "import sys; sys.modules.update(torch=None, transformers=None, scipy=None);"
+        "import fastdraft; engine = fastdraft.Engine();"
+        "request = engine.add_request([1, 2, 3, 4, 1, 2]);"
+        "print(engine.propose(request, limit=2, token_cost=0.0).tolist())"
+    )
+    assert printed == "[3, 4]\n"
+
+
+def test_kernels_are_part_of_the_package() -> None:
+    kernels = importlib.import_module("fastdraft.kernels")
+    assert kernels.__name__ == "fastdraft.kernels"
+
+
+def test_version_is_the_installed_one() -> None:
+    assert fastdraft.__version__ == importlib.metadata.version("fastdraft")
+
+
+def test_ships_type_information() -> None:
+    assert (PACKAGE / "py.typed").is_file()
+    assert (PACKAGE / "_core.pyi").is_file()
+
+
+def test_stub_is_the_modules_own(tmp_path: Path) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "pybind11_stubgen", "fastdraft._core", "--output-dir", tmp_path],
+        check=True,
+        capture_output=True,
+    )
+    generated = (tmp_path / "fastdraft" / "_core.pyi").read_text()
+    committed = (PACKAGE / "_core.pyi").read_text()
+    assert committed == generated, "the C++ module has changed: run `make stubs`"
+
+
+@pytest.mark.parametrize("name", PUBLIC_MODULES)
+def test_public_names_are_documented(name: str) -> None:
+    module = importlib.import_module(name)
+    assert inspect.getdoc(module)
+    for public in module.__all__:
+        value = getattr(module, public)
+        if not (inspect.isclass(value) or callable(value)):
+            continue
+        assert inspect.getdoc(value), f"{name}.{public} has no docstring"
+        if not inspect.isclass(value):
+            continue
+        for member, function in inspect.getmembers(value, inspect.isroutine):
+            own = not member.startswith("_") and member not in dir(Exception)
+            inherited = any(member in vars(base) for base in (int, dict, list, tuple))
+            if own and not inherited:
+                assert inspect.getdoc(function), f"{name}.{public}.{member} has no docstring"
