@@ -1,0 +1,76 @@
+"""What guesses: the protocol that a decoding loop speaks with any drafter.
+
+`Engine` satisfies it as it is. A drafter that needs torch, such as one that runs a small model,
+lives in this package and offers the same five calls, so the loop does not change when one joins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastdraft import DraftBatch, DraftStats
+
+__all__ = ["Drafter"]
+
+
+@runtime_checkable
+class Drafter(Protocol):
+    """Guesses the next tokens of requests.
+
+    A request lives from `add_request` to `finish` or `cancel`. Between them, every target step is
+    one `propose_batch` and one `observe_batch`, each with any subset of the live requests.
+    """
+
+    def add_request(self, prompt_ids: Any, *, prediction: Any = None) -> int:
+        """Starts a request over `prompt_ids` and answers its id.
+
+        Args:
+            prompt_ids: Integers, or an int32 or int64 buffer, of shape (tokens,). May be empty.
+            prediction: The same, the text that is expected in the output; `None` for none.
+        """
+        ...
+
+    def propose_batch(
+        self,
+        requests: Sequence[int],
+        *,
+        limits: NDArray[np.int32] | None = None,
+        cost: NDArray[np.float64] | None = None,
+        padded: bool = False,
+    ) -> DraftBatch:
+        """Drafts for `requests`, in their order.
+
+        Args:
+            requests: Ids of live requests.
+            limits: The most tokens to draft, one a request; 0 for none.
+            cost: `cost[n - 1]` is the time of a target forward over n tokens in all.
+            padded: Whether the forward pads every row to the longest draft.
+        """
+        ...
+
+    def observe_batch(
+        self,
+        requests: Sequence[int],
+        emitted_ids: NDArray[np.int32],
+        offsets: NDArray[np.int32],
+    ) -> None:
+        """Tells the tokens that the target emitted in this step, accepted drafts included.
+
+        Args:
+            requests: Ids of live requests.
+            emitted_ids: The tokens of all requests, one request after the other.
+            offsets: Where each request's tokens begin, of length `len(requests) + 1`.
+        """
+        ...
+
+    def finish(self, request: int) -> DraftStats:
+        """Ends a request and answers what its drafts were worth."""
+        ...
+
+    def cancel(self, request: int) -> None:
+        """Ends a request whose output is thrown away."""
+        ...

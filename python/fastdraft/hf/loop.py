@@ -1,0 +1,390 @@
+"""The decoding loop: draft, one forward of the target model over all rows, verification.
+
+One loop for every drafter, for greedy decoding and for sampling. Rows accept different numbers of
+tokens and end at different times; a row that has ended leaves the batch, and no row waits for
+another.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fastdraft import DraftBatch, DraftStats
+from fastdraft.drafters import Drafter
+from fastdraft.errors import FastdraftError
+from fastdraft.hf.cost import StepCost
+from fastdraft.hf.kv_cache import RowCache
+from fastdraft.hf.masks import Masks
+from fastdraft.hf.positions import PositionCriteria, PositionProcessors, Positions
+from fastdraft.verification import verify_greedy, verify_sampled
+
+__all__ = ["Decoding", "Row", "Target"]
+
+_UNLIMITED = int(np.iinfo(np.int32).max)
+
+
+@dataclass
+class Row:
+    """One row of the batch.
+
+    Attributes:
+        index: Its place in the batch that the caller passed.
+        prompt_tokens: Tokens of its prompt, padding not counted.
+        seed: What its samples are drawn from.
+        request: Its id at the drafter.
+        emitted: How many tokens it has grown by.
+        stats: What its drafts were worth, once it has ended.
+        scores: The processed scores of its emitted tokens, each (vocabulary,), when they are kept.
+        logits: The same before any processor.
+    """
+
+    index: int
+    prompt_tokens: int
+    seed: int
+    request: int
+    emitted: int = 0
+    stats: DraftStats | None = None
+    scores: list[torch.Tensor] = field(default_factory=list)
+    logits: list[torch.Tensor] = field(default_factory=list)
+
+
+class Target:
+    """The target model behind its prompts: answers the logits of the tokens that follow.
+
+    Args:
+        model: A causal language model.
+        cache: Holds the keys and values of the prompts, each of `cached` columns.
+        cached: Columns of the prompts in the cache, padding included.
+        masks: Makes the attention masks that the model cannot make itself.
+        next_positions: (..., rows or 1, 1) int64, where the model places the first token after the
+            prompts; `None` when it places tokens by what the cache holds.
+        kwargs: What every forward takes besides, as `generate` prepared it.
+        device: Where the model takes its inputs.
+        home: Where the caller's tensors are, and the logits are wanted.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        cache: RowCache,
+        cached: int,
+        masks: Masks,
+        next_positions: torch.Tensor | None,
+        kwargs: dict[str, Any],
+        device: torch.device,
+        home: torch.device,
+    ) -> None:
+        self.cache = cache
+        self.prompt_columns = cached
+        self._device = device
+        self._home = home
+        self._model = model
+        self._masks = masks
+        self._next_positions = next_positions
+        self._kwargs = kwargs
+
+    def cached(self, row: Row) -> int:
+        """Columns of `row` in the cache: all of its text but the token emitted last."""
+        return self.prompt_columns + row.emitted - 1
+
+    def forward(
+        self, rows: list[Row], input_ids: NDArray[np.int64], drafted: NDArray[np.int32]
+    ) -> torch.Tensor:
+        """The logits after each token, of shape (rows, width, vocabulary).
+
+        Args:
+            rows: The rows that run.
+            input_ids: (rows, width), each row's last token, its draft, then padding.
+            drafted: (rows,), the length of each draft.
+        """
+        width = input_ids.shape[1]
+        cached = [self.cached(row) for row in rows]
+        indices = [row.index for row in rows]
+        self.cache.prepare(cached, width, self._device)
+        kwargs = dict(self._kwargs)
+        kwargs["attention_mask"] = self._masks.of(indices, cached, width, self._device)
+        if self._next_positions is not None:
+            # Padding stays at the last token's position: one further on may not exist.
+            steps = np.minimum(np.arange(width), drafted[:, None])
+            steps = steps + np.array([[row.emitted - 1] for row in rows])
+            first = self._next_positions
+            if first.shape[-2] > 1:
+                first = first[..., indices, :]
+            kwargs["position_ids"] = first + torch.from_numpy(steps).to(first.device)
+        if "logits_to_keep" in kwargs:
+            kwargs["logits_to_keep"] = width
+        inputs = self._model.prepare_inputs_for_generation(
+            torch.from_numpy(input_ids).to(self._device), past_key_values=self.cache, **kwargs
+        )
+        logits: torch.Tensor = self._model(**inputs, return_dict=True).logits
+        return logits.to(self._home)
+
+
+class Decoding:
+    """One generation, from the logits of the prompts' last tokens to the end of every row.
+
+    Args:
+        target: The target model, the prompts in its cache.
+        text: (rows, columns) int64, the padded prompts.
+        rows: One for each row of `text`.
+        processors: The logits processors.
+        criteria: The stopping criteria.
+        do_sample: Whether tokens are drawn, or the most probable is taken.
+        drafter: What guesses.
+        cost: What is known of the model's step cost.
+        last_position: The last position that the model can place; `None` for no end.
+        streamer: Receives every token as soon as it is accepted; for a single row. May be `None`.
+        keep_scores: Whether to keep the processed scores of every emitted token.
+        keep_logits: Whether to keep its logits.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        *,
+        text: NDArray[np.int64],
+        rows: list[Row],
+        processors: PositionProcessors,
+        criteria: PositionCriteria,
+        do_sample: bool,
+        drafter: Drafter,
+        cost: StepCost,
+        last_position: int | None,
+        streamer: Any,
+        keep_scores: bool,
+        keep_logits: bool,
+    ) -> None:
+        self.text = text
+        self.rows = rows
+        self._running = list(rows)
+        self._columns: int = text.shape[1]
+        self._target = target
+        self._processors = processors
+        self._criteria = criteria
+        self._do_sample = do_sample
+        self._drafter = drafter
+        self._cost = cost
+        self._last_position = last_position
+        self._streamer = streamer
+        self._keep_scores = keep_scores
+        self._keep_logits = keep_logits
+
+    def length(self, row: Row) -> int:
+        """Tokens of `row`, padding included."""
+        return self._columns + row.emitted
+
+    def run(self, first_logits: torch.Tensor) -> None:
+        """Decodes to the end, given the logits after each prompt, of shape (rows, vocabulary)."""
+        try:
+            count = len(self._running)
+            nothing = np.zeros(count + 1, dtype=np.int32)
+            chosen = self._choose(first_logits, nothing[:0], nothing[:0], nothing)
+            self._conclude(chosen, nothing)
+            while self._running:
+                self._step()
+        except BaseException:
+            for row in self._running:
+                self._drafter.cancel(row.request)
+            raise
+
+    def _step(self) -> None:
+        rows = self._running
+        seconds, widths = self._cost.best_widths(len(rows))
+        batch = self._propose(np.repeat(seconds, len(rows)))
+        offsets, draft_ids = batch.offsets, batch.token_ids
+        drafted = np.diff(offsets)
+        longest = int(drafted.max())
+        # A wider forward can be the faster one; its further tokens are padding.
+        width = int(widths[longest]) if 0 < longest < len(widths) else longest + 1
+
+        self._reserve(max(self.length(row) for row in rows) + longest)
+        input_ids = np.empty((len(rows), width), dtype=np.int64)
+        for slot, row in enumerate(rows):
+            length, count = self.length(row), int(drafted[slot])
+            line = self.text[row.index]
+            line[length : length + count] = draft_ids[offsets[slot] : offsets[slot + 1]]
+            input_ids[slot, : count + 1] = line[length - 1 : length + count]
+            input_ids[slot, count + 1 :] = line[length + count - 1]
+
+        started = time.perf_counter()
+        logits = self._target.forward(rows, input_ids, drafted)  # (rows, width, vocabulary)
+        if len(rows) == 1:
+            logits = logits[0, : longest + 1]
+        elif width == 1:
+            logits = logits[:, 0]
+        else:
+            used = torch.from_numpy(np.arange(width) <= drafted[:, None])
+            logits = logits[used.to(logits.device)]
+        chosen = self._choose(logits, draft_ids, batch.parents, offsets)
+        self._cost.observe(len(rows), width, time.perf_counter() - started)
+        self._conclude(chosen, offsets)
+
+    def _propose(self, cost: NDArray[np.float64]) -> DraftBatch:
+        rows = self._running
+        limits = np.full(len(rows), _UNLIMITED, dtype=np.int32)
+        if self._cost.wants_plain_step(len(rows)):
+            limits[:] = 0
+        for slot, row in enumerate(rows):
+            # The step emits one token more than it drafts.
+            if self._criteria.max_length is not None:
+                limits[slot] = min(limits[slot], self._criteria.max_length - self.length(row) - 1)
+            if self._last_position is not None:
+                # The token emitted last is at prompt_tokens + emitted - 1, and its draft behind it.
+                room = self._last_position + 1 - row.prompt_tokens - row.emitted
+                limits[slot] = min(limits[slot], max(room, 0))
+        return self._drafter.propose_batch(
+            [row.request for row in rows], limits=limits, cost=cost, padded=True
+        )
+
+    def _choose(
+        self,
+        logits: torch.Tensor,
+        draft_ids: NDArray[np.int32],
+        parents: NDArray[np.int32],
+        offsets: NDArray[np.int32],
+    ) -> _Chosen:
+        """What the target emits in this step; reading it waits for the device.
+
+        Args:
+            logits: (draft tokens + rows, vocabulary), each row's positions together.
+            draft_ids: All drafts, one row after the other.
+            parents: The parent of each of their tokens, an index within its own draft.
+            offsets: Where each row's draft begins.
+        """
+        rows = self._running
+        scores = logits
+        if self._processors or self._do_sample or self._keep_scores:
+            # Processors may write to what they are given.
+            scores = logits.to(torch.float32, copy=bool(self._processors))
+        if self._processors:
+            scores = self._processors(self._positions(offsets, logits.device), scores)
+        # Copies, since a drafter may hand out read-only arrays.
+        ids = torch.tensor(draft_ids, device=scores.device)
+        chains, starts = torch.tensor(parents), torch.tensor(offsets)
+        if self._do_sample:
+            verified = verify_sampled(
+                scores,
+                ids,
+                starts,
+                seeds=torch.tensor([row.seed for row in rows]),
+                positions=torch.tensor([row.prompt_tokens + row.emitted for row in rows]),
+                parents=chains,
+            )
+        else:
+            verified = verify_greedy(scores, ids, starts, parents=chains)
+        tokens = verified.tolist()
+        for row, emitted in zip(rows, tokens, strict=True):
+            if not emitted:
+                raise FastdraftError(
+                    f"row {row.index} has no token left to emit at position "
+                    f"{row.prompt_tokens + row.emitted}: "
+                    "the logits processors masked the whole vocabulary"
+                )
+        return _Chosen(tokens=tokens, scores=scores, logits=logits)
+
+    def _positions(self, offsets: NDArray[np.int32], device: torch.device) -> Positions:
+        of_rows: list[int] = []
+        lengths: list[int] = []
+        for slot, row in enumerate(self._running):
+            first = self.length(row)
+            count = int(offsets[slot + 1] - offsets[slot]) + 1
+            of_rows.extend([row.index] * count)
+            lengths.extend(range(first, first + count))
+        return Positions(self._text_on(device, max(lengths)), of_rows, lengths)
+
+    def _text_on(self, device: torch.device, columns: int) -> torch.Tensor:
+        return torch.from_numpy(self.text[:, :columns]).to(device)
+
+    def _conclude(self, chosen: _Chosen, offsets: NDArray[np.int32]) -> None:
+        """Appends what was emitted, tells the drafter and the streamer, and lets rows end."""
+        rows = self._running
+        self._reserve(max(map(self.length, rows)) + max(map(len, chosen.tokens)))
+        for row, emitted in zip(rows, chosen.tokens, strict=True):
+            start = self.length(row)
+            self.text[row.index, start : start + len(emitted)] = emitted
+        standing, ended = self._standing(chosen)
+
+        emitted_offsets = np.zeros(len(rows) + 1, dtype=np.int32)
+        np.cumsum(standing, out=emitted_offsets[1:])
+        emitted_ids = np.concatenate(
+            [
+                np.array(emitted[:count], np.int32)
+                for emitted, count in zip(chosen.tokens, standing, strict=True)
+            ]
+        )
+        self._drafter.observe_batch([row.request for row in rows], emitted_ids, emitted_offsets)
+
+        for slot, (row, count) in enumerate(zip(rows, standing, strict=True)):
+            first = int(offsets[slot]) + slot
+            if self._keep_scores:
+                row.scores.extend(chosen.scores[first : first + count].clone())
+            if self._keep_logits:
+                row.logits.extend(chosen.logits[first : first + count].to(torch.float32, copy=True))
+            row.emitted += count
+        if self._streamer is not None:
+            for token in emitted_ids.tolist():
+                self._streamer.put(torch.tensor([token]))
+
+        if any(ended):
+            for row, over in zip(rows, ended, strict=True):
+                if over:
+                    row.stats = self._drafter.finish(row.request)
+            staying = _staying(ended)
+            self._running = [rows[slot] for slot in staying]
+            if staying:
+                self._target.cache.keep(staying)
+
+    def _standing(self, chosen: _Chosen) -> tuple[list[int], list[bool]]:
+        """How many emitted tokens of each row stand, and whether the row ends with them."""
+        rows, criteria = self._running, self._criteria
+        standing: list[int] = []
+        ended: list[bool] = []
+        for row, emitted in zip(rows, chosen.tokens, strict=True):
+            stop = criteria.stop_at(emitted, self.length(row))
+            standing.append(len(emitted) if stop is None else stop)
+            ended.append(stop is not None)
+        if criteria.read_text:
+            of_slots = [slot for slot, count in enumerate(standing) for _ in range(count)]
+            counts = [number for count in standing for number in range(1, count + 1)]
+            lengths = [
+                self.length(rows[slot]) + number
+                for slot, number in zip(of_slots, counts, strict=True)
+            ]
+            text = self._text_on(chosen.logits.device, max(lengths))
+            positions = Positions(text, [rows[slot].index for slot in of_slots], lengths)
+            stopped = criteria.stops(positions)
+            for slot, number, stops in zip(of_slots, counts, stopped, strict=True):
+                if stops and number <= standing[slot]:
+                    standing[slot], ended[slot] = number, True
+        if criteria.out_of_time():
+            ended = [True] * len(rows)
+        return standing, ended
+
+    def _reserve(self, columns: int) -> None:
+        if columns > self.text.shape[1]:
+            grown = np.zeros((len(self.rows), 2 * columns), dtype=np.int64)
+            grown[:, : self.text.shape[1]] = self.text
+            self.text = grown
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """What the target emits in a step: the tokens of each row, and what they were chosen from."""
+
+    tokens: list[list[int]]
+    scores: torch.Tensor  # (draft tokens + rows, vocabulary)
+    logits: torch.Tensor
+
+
+def _staying(ended: list[bool]) -> list[int]:
+    """The slots that stay, the last of them moved into the places that became free."""
+    staying = [slot for slot, over in enumerate(ended) if not over]
+    late = [slot for slot in staying if slot >= len(staying)]
+    return [late.pop() if ended[slot] else slot for slot in range(len(staying))]

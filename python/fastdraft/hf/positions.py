@@ -1,0 +1,211 @@
+"""Logits processors and stopping criteria, called for every position of a draft.
+
+A processor of transformers is called with the text so far and the scores of the next token. A step
+that verifies a draft has several such positions a row, so each processor sees, for each of them,
+the text followed by the draft up to there, as it would in plain decoding. Positions with a text of
+equal length share a call. Processors and criteria must be functions of what they are called with;
+one that remembers its earlier calls would take the drafts that were rejected for text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+from transformers.generation import logits_process as processors
+from transformers.generation.stopping_criteria import (
+    EosTokenCriteria,
+    MaxLengthCriteria,
+    MaxTimeCriteria,
+)
+
+from fastdraft.errors import InvalidValueError
+
+__all__ = ["PositionCriteria", "PositionProcessors", "Positions"]
+
+# These read the scores alone, so one call takes all positions.
+_WITHOUT_TEXT = (
+    processors.EpsilonLogitsWarper,
+    processors.EtaLogitsWarper,
+    processors.InfNanRemoveLogitsProcessor,
+    processors.LogitNormalization,
+    processors.MinPLogitsWarper,
+    processors.SuppressTokensLogitsProcessor,
+    processors.TemperatureLogitsWarper,
+    processors.TopKLogitsWarper,
+    processors.TopPLogitsWarper,
+    processors.TypicalLogitsWarper,
+)
+# These run a second model or keep a history from call to call.
+_WITH_MEMORY = (
+    processors.SynthIDTextWatermarkLogitsProcessor,
+    processors.UnbatchedClassifierFreeGuidanceLogitsProcessor,
+)
+# These hold something for each row of the batch.
+_BY_ROW_INDEX = (
+    processors.EncoderNoRepeatNGramLogitsProcessor,
+    processors.EncoderRepetitionPenaltyLogitsProcessor,
+    processors.PrefixConstrainedLogitsProcessor,
+)
+
+
+class Positions:
+    """The positions of one step: for each, its row and the length of the text before it.
+
+    Args:
+        text: (rows, columns) int64, each row's padded prompt, output and draft.
+        rows: The row of each position, an index into `text`.
+        lengths: The number of tokens before each position, padding included.
+    """
+
+    def __init__(self, text: torch.Tensor, rows: Sequence[int], lengths: Sequence[int]) -> None:
+        self.text = text
+        self.count = len(rows)
+        self._rows = rows
+        self._lengths = lengths
+
+    def by_length(self, *, in_place: bool) -> list[tuple[list[int], list[int], torch.Tensor]]:
+        """Groups the positions whose text is equally long, shortest first.
+
+        Args:
+            in_place: Whether each row of the batch must stand at its own index; the rows that have
+                no position of this length then hold a copy of one that has.
+
+        Returns:
+            For each group its positions, the index of each within the text of the group, and that
+            text.
+        """
+        members: dict[int, list[int]] = {}
+        for position, length in enumerate(self._lengths):
+            members.setdefault(length, []).append(position)
+        groups = []
+        for length in sorted(members):
+            positions = members[length]
+            rows = [self._rows[position] for position in positions]
+            if in_place:
+                standing = [rows[0]] * self.text.shape[0]
+                for row in rows:
+                    standing[row] = row
+                groups.append((positions, rows, self.text[standing, :length]))
+            elif len(rows) == 1:
+                groups.append((positions, [0], self.text[rows[0] : rows[0] + 1, :length]))
+            else:
+                groups.append((positions, list(range(len(rows))), self.text[rows, :length]))
+        return groups
+
+
+class PositionProcessors:
+    """The logits processors of a generation.
+
+    Raises:
+        InvalidValueError: A processor keeps a memory from call to call.
+    """
+
+    def __init__(self, processors: LogitsProcessorList, rows: int) -> None:
+        for processor in processors:
+            if isinstance(processor, _WITH_MEMORY):
+                raise InvalidValueError(
+                    "logits processors must be functions of text and scores, got "
+                    f"{type(processor).__name__}, which remembers earlier calls"
+                )
+        self._runs: list[tuple[bool, Any]] = []
+        for processor in processors:
+            reads_text = not isinstance(processor, _WITHOUT_TEXT)
+            if not self._runs or self._runs[-1][0] != reads_text:
+                self._runs.append((reads_text, LogitsProcessorList()))
+            self._runs[-1][1].append(processor)
+        # Only a processor that we know is trusted not to look at the index of a row.
+        self._in_place = rows > 1 and any(not _ignores_row_index(each) for each in processors)
+
+    def __bool__(self) -> bool:
+        return bool(self._runs)
+
+    @property
+    def read_text(self) -> bool:
+        return any(reads_text for reads_text, _ in self._runs)
+
+    def __call__(self, positions: Positions, scores: torch.Tensor) -> torch.Tensor:
+        """The processed scores, float32 of shape (positions, vocabulary). May write to `scores`."""
+        for reads_text, run in self._runs:
+            if not reads_text:
+                scores = run(positions.text[:, :0], scores)
+                continue
+            groups = positions.by_length(in_place=self._in_place)
+            if len(groups) == 1 and not self._in_place:
+                members, _, text = groups[0]
+                scores = run(text, scores)
+                continue
+            processed = torch.empty_like(scores)
+            for members, indices, text in groups:
+                of_group = scores[members]
+                if len(text) != len(members):
+                    full = of_group[:1].repeat(len(text), 1)
+                    full[indices] = of_group
+                    of_group = full
+                processed[members] = run(text, of_group)[indices]
+            scores = processed
+        return scores
+
+
+def _ignores_row_index(processor: LogitsProcessor) -> bool:
+    if isinstance(processor, _BY_ROW_INDEX) or type(processor).__module__ != processors.__name__:
+        return False
+    return not isinstance(getattr(processor, "prompt_ignore_length", None), torch.Tensor)
+
+
+class PositionCriteria:
+    """The stopping criteria of a generation, told apart by what they read."""
+
+    def __init__(self, criteria: StoppingCriteriaList, rows: int) -> None:
+        self.max_length: int | None = None
+        self.eos_ids: frozenset[int] = frozenset()
+        self._timers: list[MaxTimeCriteria] = []
+        self._others: list[StoppingCriteria] = []
+        for each in criteria:
+            if type(each) is MaxLengthCriteria:
+                self.max_length = min(each.max_length, self.max_length or each.max_length)
+            elif type(each) is EosTokenCriteria:
+                self.eos_ids |= frozenset(each.eos_token_id.reshape(-1).tolist())
+            elif type(each) is MaxTimeCriteria:
+                self._timers.append(each)
+            else:
+                self._others.append(each)
+        self._in_place = rows > 1
+
+    @property
+    def read_text(self) -> bool:
+        return bool(self._others)
+
+    def out_of_time(self) -> bool:
+        nothing = torch.empty((1, 0), dtype=torch.int64)
+        return any(bool(timer(nothing, None)) for timer in self._timers)
+
+    def stop_at(self, emitted: Sequence[int], length: int) -> int | None:
+        """How many emitted tokens stand when one of them, or the length, ends the row; else `None`.
+
+        Args:
+            emitted: The tokens that one row grew by.
+            length: The row's length before them, padding included.
+        """
+        room = len(emitted) + 1 if self.max_length is None else self.max_length - length
+        for count, token in enumerate(emitted, 1):
+            if token in self.eos_ids or count >= room:
+                return count
+        return None
+
+    def stops(self, positions: Positions) -> list[bool]:
+        """Whether each position, its text ending with the token just emitted, ends its row."""
+        stops = [False] * positions.count
+        for members, indices, text in positions.by_length(in_place=self._in_place):
+            for criterion in self._others:
+                ended = criterion(text, None)
+                for member, index in zip(members, indices, strict=True):
+                    stops[member] = stops[member] or bool(ended[index])
+        return stops

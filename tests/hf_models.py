@@ -1,0 +1,197 @@
+"""Tiny random models of every family that the decoding loop is tested on, and their helpers."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from fastdraft import DraftBatch, Engine
+
+VOCABULARY = 97
+BOS, EOS, PAD = 1, 2, 0
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+}
+_TOKENS: dict[str, Any] = {"bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD}
+# Shorter than every text of the tests, so that the window matters.
+_WINDOW = 11
+
+
+def _config(family: str) -> Any:
+    match family:
+        case "llama":
+            return transformers.LlamaConfig(**_SIZES, **_TOKENS)
+        case "qwen2":
+            return transformers.Qwen2Config(
+                **_SIZES,
+                **_TOKENS,
+                use_sliding_window=True,
+                sliding_window=_WINDOW,
+                max_window_layers=1,
+            )
+        case "qwen3":
+            return transformers.Qwen3Config(**_SIZES, **_TOKENS)
+        case "gemma2":
+            return transformers.Gemma2Config(
+                **_SIZES, **_TOKENS, sliding_window=_WINDOW, query_pre_attn_scalar=8
+            )
+        case "gemma3":
+            return transformers.Gemma3TextConfig(
+                **_SIZES,
+                **_TOKENS,
+                sliding_window=_WINDOW,
+                query_pre_attn_scalar=8,
+                layer_types=["sliding_attention", "full_attention"],
+            )
+        case "mistral":
+            return transformers.MistralConfig(**_SIZES, **_TOKENS, sliding_window=_WINDOW)
+        case "phi":
+            return transformers.PhiConfig(**_SIZES, **_TOKENS)
+        case "phi3":
+            return transformers.Phi3Config(**_SIZES, **_TOKENS, sliding_window=_WINDOW)
+        case "gpt2":
+            return transformers.GPT2Config(
+                vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=256, **_TOKENS
+            )
+        case "gpt_neox":
+            return transformers.GPTNeoXConfig(
+                vocab_size=VOCABULARY,
+                hidden_size=32,
+                intermediate_size=64,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                max_position_embeddings=256,
+                **_TOKENS,
+            )
+        case "opt":
+            return transformers.OPTConfig(
+                vocab_size=VOCABULARY,
+                hidden_size=32,
+                ffn_dim=64,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                max_position_embeddings=256,
+                word_embed_proj_dim=32,
+                **_TOKENS,
+            )
+    raise AssertionError(family)
+
+
+FAMILIES = (
+    "llama",
+    "qwen2",
+    "qwen3",
+    "gemma2",
+    "gemma3",
+    "mistral",
+    "phi",
+    "phi3",
+    "gpt2",
+    "gpt_neox",
+    "opt",
+)
+
+
+def tiny_model(family: str, *, attention: str | None = None) -> Any:
+    """A random float32 model, drawn so that attention and positions decide what it says.
+
+    Weights as small as those of a fresh model give the same token over and over, whatever stands
+    before it.
+    """
+    torch.manual_seed(11)
+    config = _config(family)
+    config.tie_word_embeddings = False
+    if attention is not None:
+        config._attn_implementation = attention
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(std=2.0 * min(parameter.shape) ** -0.5)
+    return model
+
+
+def repetitive_batch(rows: int, *, seed: int = 0, longest: int = 30) -> dict[str, torch.Tensor]:
+    """Left-padded prompts of unequal length, each of a few tokens over and over."""
+    generator = torch.Generator().manual_seed(seed)
+    input_ids = torch.full((rows, longest), PAD)
+    attention_mask = torch.zeros_like(input_ids)
+    for row in range(rows):
+        length = longest - 3 * row if row < longest // 4 else longest
+        motif = torch.randint(3, VOCABULARY, (5 + row % 3,), generator=generator)
+        input_ids[row, longest - length :] = motif.repeat(longest)[:length]
+        attention_mask[row, longest - length :] = 1
+    return {"input_ids": input_ids, "attention_mask": attention_mask}
+
+
+class Generous(Engine):
+    """An engine that drafts all it finds, whatever it costs, so that no clock decides."""
+
+    def propose_batch(self, requests: Any, *, limits: Any = None, **_: Any) -> DraftBatch:
+        return super().propose_batch(requests, limits=limits, token_cost=0.0)
+
+
+class Silent(Engine):
+    """An engine that never drafts: the loop decodes plainly."""
+
+    def propose_batch(self, requests: Any, *, limits: Any = None, **_: Any) -> DraftBatch:
+        return super().propose_batch(requests, limits=np.zeros(len(requests), np.int32))
+
+
+def edited(output: torch.Tensor, *, every: int = 9) -> list[int]:
+    """An output with one token in `every` changed: a prediction right and wrong in turn."""
+    tokens = output.tolist()
+    for place in range(every - 1, len(tokens), every):
+        tokens[place] = (tokens[place] + 1) % VOCABULARY
+    return tokens
+
+
+def assert_same_tokens(
+    model: Any,
+    expected: torch.Tensor,
+    actual: torch.Tensor,
+    *,
+    attention_mask: torch.Tensor,
+) -> int:
+    """Asserts equal tokens, or proves that the first difference of a row is a tie of its logits.
+
+    A forward over many tokens rounds otherwise than one over a single token. Where the tokens of a
+    row part, float64 logits say how far apart the two choices really are, and their distance from
+    the model's own logits how large the rounding is. The choices tie when the first is within a few
+    times the second. Holds for greedy decoding without logits processors.
+
+    Returns:
+        How many rows part at a tie.
+    """
+    ties = 0
+    columns = min(expected.shape[1], actual.shape[1])
+    for row in range(expected.shape[0]):
+        unequal = (expected[row, :columns] != actual[row, :columns]).nonzero()
+        if len(unequal) == 0:
+            continue
+        ties += 1
+        place = int(unequal[0])
+        prefix = expected[row : row + 1, int((attention_mask[row] == 0).sum()) : place]
+        with torch.no_grad():
+            rounded = model(prefix).logits[0, -1].double()
+            exact = copy.deepcopy(model).double()(prefix).logits[0, -1]
+        gap = abs(float(exact[expected[row, place]] - exact[actual[row, place]]))
+        noise = float((rounded - exact).abs().max())
+        assert gap <= 8 * noise, (
+            f"row {row} differs at {place}: {expected[row, place]} and {actual[row, place]}, "
+            f"whose logits are {gap} apart where rounding makes {noise}"
+        )
+    assert ties or expected.shape == actual.shape
+    return ties

@@ -1,0 +1,129 @@
+"""The step cost is learned from few and noisy measurements, and followed when it changes."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+import torch
+
+from fastdraft.hf.cost import StepCost
+
+# Milliseconds by width with the bump of small matrix products: 2 to 4 tokens cost more than 5.
+_BUMPY = np.interp(
+    np.arange(1, 66), [1, 2, 3, 4, 5, 9, 17, 33, 65], [40, 60, 76, 58, 54, 67, 78, 103, 150]
+)
+_FLAT = 25 + 0.01 * np.arange(1, 66)
+_STEEP = 10.0 * np.arange(1, 66)
+
+
+def _learned(curve: np.ndarray, *, steps: int, noise: float = 0.05, seed: int = 0) -> StepCost:
+    cost = StepCost("cpu")
+    random = np.random.default_rng(seed)
+    for _ in range(steps):
+        width = int(random.choice([1, 2, 3, 5, 9, 17]))
+        seconds = curve[width - 1] * 1e-3 * np.exp(noise * random.standard_normal())
+        if random.random() < 0.05:
+            seconds *= 5
+        cost.observe(1, width, seconds)
+    return cost
+
+
+@pytest.mark.parametrize("curve", [_BUMPY, _FLAT, _STEEP], ids=["bumpy", "flat", "steep"])
+def test_ratios_are_learned_through_noise_and_outliers(curve: np.ndarray) -> None:
+    seconds, _ = _learned(curve, steps=150).best_widths(1)
+    envelope = np.minimum.accumulate(curve[::-1])[::-1].copy()
+    envelope[0] = curve[0]
+    for width in (2, 3, 5, 9, 17):
+        ratio = seconds[width - 1] / seconds[0]
+        assert ratio == pytest.approx(envelope[width - 1] / envelope[0], rel=0.2)
+
+
+def test_a_busy_machine_does_not_mislead() -> None:
+    """Steps scatter by a factor of two either way; the ratios stay near those of a quiet machine."""
+    random = np.random.default_rng(4)
+    wrong = []
+    for _ in range(20):
+        cost = StepCost("cpu")
+        for step in range(120):
+            width = 17 if step % 6 == 5 else 1
+            cost.observe(
+                1, width, _BUMPY[width - 1] * 1e-3 * np.exp(0.7 * random.standard_normal())
+            )
+        seconds, _ = cost.best_widths(1)
+        wrong.append(abs(np.log(seconds[16] / seconds[0] / (_BUMPY[16] / _BUMPY[0]))))
+    assert np.median(wrong) < 0.25
+    assert max(wrong) < 0.8
+
+
+def test_a_cheaper_width_is_chosen() -> None:
+    _, widths = _learned(_BUMPY, steps=150).best_widths(1)
+    assert widths[0] == 1
+    assert widths[1] in (4, 5, 6)
+    assert widths[2] in (4, 5, 6)
+    assert all(width >= need for need, width in enumerate(widths.tolist(), 1))
+
+
+def test_a_changed_machine_is_followed() -> None:
+    cost = _learned(_FLAT, steps=100)
+    random = np.random.default_rng(1)
+    for _ in range(60):
+        width = int(random.choice([1, 9]))
+        cost.observe(1, width, _STEEP[width - 1] * 1e-3)
+    seconds, _ = cost.best_widths(1)
+    assert seconds[8] / seconds[0] > 4
+
+
+def test_what_one_slow_step_taught_is_forgotten() -> None:
+    cost = _learned(_FLAT, steps=100)
+    for _ in range(20):
+        cost.observe(1, 17, 1.0)
+        cost.observe(1, 1, _FLAT[0] * 1e-3)
+    feared = cost.best_widths(1)[0]
+    for _ in range(800):
+        cost.observe(1, 1, _FLAT[0] * 1e-3)
+    hoped = cost.best_widths(1)[0]
+    assert hoped[16] / hoped[0] < 0.5 * feared[16] / feared[0]
+
+
+def test_plain_steps_are_wanted_first_and_now_and_then() -> None:
+    cost = StepCost("cpu")
+    wanted = []
+    for _ in range(400):
+        plain = cost.wants_plain_step(1)
+        wanted.append(plain)
+        cost.observe(1, 1 if plain else 9, 0.02)
+    assert wanted[0] and wanted[1]
+    assert 2 < sum(wanted) < 8
+
+
+def test_curves_of_batches_are_their_own() -> None:
+    cost = StepCost("cpu")
+    for _ in range(50):
+        cost.observe(8, 1, 0.1)
+        cost.observe(8, 9, 0.1)
+        cost.observe(1, 1, 0.01)
+        cost.observe(1, 9, 0.05)
+    many, one = cost.best_widths(8)[0], cost.best_widths(1)[0]
+    assert many[8] / many[0] == pytest.approx(1, rel=0.1)
+    assert one[8] / one[0] == pytest.approx(5, rel=0.1)
+
+
+def test_before_any_measurement_the_curve_is_typical() -> None:
+    for device in ("cpu", "cuda"):
+        seconds, widths = StepCost(device).best_widths(1)
+        assert seconds.shape == widths.shape == (65,)
+        assert np.all(np.diff(seconds[1:]) >= 0)
+        assert np.all(seconds > 0)
+
+
+def test_a_model_keeps_its_cost_and_takes_it_with_it() -> None:
+    model = torch.nn.Linear(1, 1)
+    cost = StepCost.of(model, "cpu")
+    assert StepCost.of(model, "cpu") is cost
+    assert StepCost.of(torch.nn.Linear(1, 1), "cpu") is not cost
+    remembered = len(StepCost._of_model)
+    del model
+    gc.collect()
+    assert len(StepCost._of_model) < remembered

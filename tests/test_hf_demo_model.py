@@ -1,0 +1,44 @@
+"""The demo model, a real one, decodes the tokens of `model.generate` in batches of 1, 3 and 8."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from fastdraft import hf
+from fastdraft.cli import demo_model
+from hf_models import Generous, assert_same_tokens
+
+NEW = 32
+TEXTS = [
+    "one two three four one two three",
+    "The cat sat on the mat. The dog sat on the log. The cat sat on",
+    "A, B, C, D, A, B,",
+    "x = 1\ny = 2\nz = 3\nx = 1\n",
+    "Monday: rain. Tuesday: sun. Wednesday: rain. Monday: rain. Tuesday:",
+    "to be or not to be, that is the question: to be or not",
+    "10 20 30 40 50 10 20 30",
+    "def area(width, height):\n    return width * height\n\ndef area(width, height):\n",
+]
+
+
+@pytest.fixture(scope="module")
+def loaded() -> tuple[Any, Any]:
+    path = demo_model.ensure()
+    tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval(), tokenizer
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8])
+def test_same_tokens_as_generate(loaded: tuple[Any, Any], rows: int) -> None:
+    model, tokenizer = loaded
+    inputs = tokenizer(TEXTS[:rows], return_tensors="pt", padding=True)
+    options = {"do_sample": False, "max_new_tokens": NEW, "pad_token_id": tokenizer.eos_token_id}
+    expected = model.generate(**inputs, **options)
+    output = hf.generate(model, **inputs, **options, drafter=Generous())
+    assert_same_tokens(model, expected, output.sequences, attention_mask=inputs["attention_mask"])
+    assert output.stats.accepted > 0
+    assert output.stats.steps < output.stats.emitted

@@ -1,0 +1,481 @@
+"""What decoding takes and gives besides tokens: streamers, stops, outputs, caches, refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    DynamicCache,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedTokenizerFast,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+from transformers.generation.streamers import BaseStreamer
+
+from fastdraft import DraftBatch, DraftConfig, DraftStats, Engine, hf
+from fastdraft.errors import FastdraftError, InvalidValueError
+from hf_models import EOS, PAD, Generous, edited, repetitive_batch, tiny_model
+
+NEW = 40
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return tiny_model("llama")
+
+
+def _prediction(model: Any, inputs: dict[str, torch.Tensor], **options: Any) -> list[list[int]]:
+    columns = inputs["input_ids"].shape[1]
+    output = model.generate(
+        **inputs, do_sample=False, max_new_tokens=NEW, eos_token_id=None, **options
+    )
+    return [edited(row[columns:]) for row in output]
+
+
+class _Recorder(BaseStreamer):
+    """Remembers every call, and how many forwards had been made by then."""
+
+    def __init__(self, forwards: list[int] | None = None) -> None:
+        self.calls: list[Any] = []
+        self.forwards_at: list[int] = []
+        self._forwards = forwards if forwards is not None else []
+
+    def put(self, value: torch.Tensor) -> None:
+        self.calls.append(value.tolist())
+        self.forwards_at.append(len(self._forwards))
+
+    def end(self) -> None:
+        self.calls.append("end")
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_streamers_get_the_calls_of_plain_decoding(model: Any, inside: bool) -> None:
+    inputs = repetitive_batch(1)
+    options = {"do_sample": False, "max_new_tokens": NEW}
+    prediction = _prediction(model, inputs)
+    expected = _Recorder()
+    model.generate(**inputs, **options, streamer=expected)
+    forwards: list[int] = []
+    handle = model.register_forward_hook(lambda *_: forwards.append(1))
+    actual = _Recorder(forwards)
+    if inside:
+        decode = hf.speculate(drafter=Generous(), prediction=prediction)
+        model.generate(**inputs, **options, streamer=actual, custom_generate=decode)
+    else:
+        hf.generate(
+            model, **inputs, **options, streamer=actual, drafter=Generous(), prediction=prediction
+        )
+    handle.remove()
+    assert actual.calls == expected.calls
+    assert actual.forwards_at[1] == 1
+    assert actual.forwards_at == sorted(actual.forwards_at)
+    assert len(set(actual.forwards_at)) == len(forwards) + 1
+
+
+def test_inside_generate_returns_what_generate_returns(model: Any) -> None:
+    inputs = repetitive_batch(3)
+    options = {"do_sample": False, "max_new_tokens": NEW}
+    expected = model.generate(**inputs, **options)
+    sequences = model.generate(**inputs, **options, custom_generate=hf.speculate())
+    assert torch.equal(sequences, expected)
+    output = model.generate(
+        **inputs, **options, return_dict_in_generate=True, custom_generate=hf.speculate()
+    )
+    assert torch.equal(output.sequences, expected)
+    assert isinstance(output.stats, DraftStats)
+
+
+def _tokenizer() -> PreTrainedTokenizerFast:
+    letters = "abcdefghij"
+    words = ["<pad>", "<bos>", "<eos>"] + [a + b for a in letters for b in letters]
+    inner = Tokenizer(
+        models.WordLevel({word: place for place, word in enumerate(words[:97])}, "<pad>")
+    )
+    inner.pre_tokenizer = pre_tokenizers.Split(Regex(".."), "isolated")
+    inner.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>"
+    )
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("where", ["keyword", "config"])
+def test_stop_strings(model: Any, rows: int, where: str) -> None:
+    tokenizer = _tokenizer()
+    inputs = repetitive_batch(rows)
+    predictions = _prediction(model, inputs)
+    plain = model.generate(**inputs, do_sample=False, max_new_tokens=NEW)
+    words = tokenizer.convert_ids_to_tokens(plain[0, 42:44].tolist())
+    stop_strings = [words[0][1] + words[1][0], "zz"]
+    options: dict[str, Any]
+    if where == "keyword":
+        options = {"do_sample": False, "max_new_tokens": NEW, "stop_strings": stop_strings}
+    else:
+        config = transformers.GenerationConfig(
+            do_sample=False, max_new_tokens=NEW, stop_strings=stop_strings
+        )
+        options = {"generation_config": config}
+    expected = model.generate(**inputs, tokenizer=tokenizer, **options)
+    output = hf.generate(
+        model,
+        **inputs,
+        tokenizer=tokenizer,
+        drafter=Generous(),
+        prediction=predictions,
+        **options,
+    )
+    assert torch.equal(output.sequences, expected)
+    assert int((expected[0] != PAD).sum()) < 30 + NEW
+    assert output.stats.accepted > 0
+
+
+class _Sum(StoppingCriteria):
+    """Ends a row when its tokens sum to a multiple, which differs from row to row."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        rows = torch.arange(len(input_ids))
+        return input_ids.sum(-1) % (13 + rows) == 0
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_stopping_criteria_see_every_token(model: Any, rows: int) -> None:
+    inputs = repetitive_batch(rows)
+    options = {"do_sample": False, "max_new_tokens": NEW}
+    criteria = StoppingCriteriaList([_Sum()])
+    expected = model.generate(**inputs, **options, stopping_criteria=criteria)
+    output = hf.generate(
+        model,
+        **inputs,
+        **options,
+        stopping_criteria=criteria,
+        drafter=Generous(),
+        prediction=_prediction(model, inputs),
+    )
+    assert torch.equal(output.sequences, expected)
+    assert expected.shape[1] < 30 + NEW
+
+
+def test_rows_end_at_different_times_and_are_padded(model: Any) -> None:
+    inputs = repetitive_batch(8)
+    predictions = _prediction(model, inputs)
+    ends = [predictions[row][row] for row in range(8)]
+    options = {"do_sample": False, "max_new_tokens": NEW, "eos_token_id": [EOS, *ends]}
+    expected = model.generate(**inputs, **options)
+    output = hf.generate(model, **inputs, **options, drafter=Generous(), prediction=predictions)
+    assert torch.equal(output.sequences, expected)
+    assert len({row.emitted for row in output.row_stats}) > 2
+
+
+def test_max_time_ends_after_a_step(model: Any) -> None:
+    output = hf.generate(
+        model, **repetitive_batch(3), do_sample=False, max_new_tokens=NEW, max_time=0.0
+    )
+    assert output.sequences.shape[1] == 31
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("penalty", [1.0, 1.4])
+def test_scores_and_logits(model: Any, rows: int, penalty: float) -> None:
+    inputs = repetitive_batch(rows)
+    options = {
+        "do_sample": False,
+        "max_new_tokens": NEW,
+        "repetition_penalty": penalty,
+        "return_dict_in_generate": True,
+        "output_scores": True,
+        "output_logits": True,
+    }
+    expected = model.generate(**inputs, **options)
+    output = hf.generate(model, **inputs, **options, prediction=_prediction(model, inputs))
+    assert torch.equal(output.sequences, expected.sequences)
+    for name in ("scores", "logits"):
+        ours, theirs = getattr(output, name), getattr(expected, name)
+        assert len(ours) == len(theirs) == expected.sequences.shape[1] - 30
+        for step in range(len(theirs)):
+            assert ours[step].dtype == torch.float32
+            for row, row_stats in enumerate(output.row_stats):
+                if step < row_stats.emitted:
+                    torch.testing.assert_close(
+                        ours[step][row], theirs[step][row], rtol=1e-4, atol=1e-4
+                    )
+                else:
+                    assert not ours[step][row].any()
+
+
+def test_no_scores_unless_asked_for(model: Any) -> None:
+    output = hf.generate(model, **repetitive_batch(1), do_sample=False, max_new_tokens=4)
+    assert output.scores is None
+    assert output.logits is None
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_a_cache_goes_from_turn_to_turn(family: str) -> None:
+    model = tiny_model(family)
+    ids = repetitive_batch(1, longest=8)["input_ids"]
+    options = {"do_sample": False, "eos_token_id": None}
+    cache = DynamicCache(config=model.config)
+    first = hf.generate(
+        model, ids, **options, max_new_tokens=2, past_key_values=cache, drafter=Generous()
+    )
+    assert cache.get_seq_length() == 9
+    longer = torch.cat([first.sequences, ids[:, :3]], -1)
+    expected = model.generate(longer, **options, max_new_tokens=NEW)
+    second = hf.generate(
+        model, longer, **options, max_new_tokens=NEW, past_key_values=cache, drafter=Generous()
+    )
+    assert torch.equal(second.sequences, expected)
+    third = torch.cat([second.sequences, ids[:, :3]], -1)
+    expected = model.generate(third, **options, max_new_tokens=5)
+    assert torch.equal(
+        model.generate(third, **options, max_new_tokens=5, past_key_values=cache), expected
+    )
+
+
+def test_the_models_own_generation_config_counts() -> None:
+    model = tiny_model("llama")
+    model.generation_config.max_new_tokens = 7
+    model.generation_config.repetition_penalty = 1.5
+    inputs = repetitive_batch(2)
+    expected = model.generate(**inputs, do_sample=False)
+    output = hf.generate(model, **inputs, do_sample=False)
+    assert torch.equal(output.sequences, expected)
+    assert expected.shape[1] == 37
+
+
+def test_an_engine_serves_several_generations(model: Any) -> None:
+    engine = Engine(DraftConfig(lookahead=4))
+    inputs = repetitive_batch(3)
+    for _ in range(2):
+        output = hf.generate(model, **inputs, do_sample=False, max_new_tokens=8, drafter=engine)
+        expected = model.generate(**inputs, do_sample=False, max_new_tokens=8)
+        assert torch.equal(output.sequences, expected)
+
+
+class _Failing(LogitsProcessor):
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if input_ids.shape[1] >= self.length:
+            raise ZeroDivisionError
+        return scores
+
+
+class _Watched(Engine):
+    """Remembers which requests are running."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.running: set[int] = set()
+
+    def add_request(self, prompt_ids: Any, *, prediction: Any = None) -> int:
+        request = super().add_request(prompt_ids, prediction=prediction)
+        self.running.add(request)
+        return request
+
+    def finish(self, request: int) -> DraftStats:
+        self.running.remove(request)
+        return super().finish(request)
+
+    def cancel(self, request: int) -> None:
+        self.running.remove(request)
+        super().cancel(request)
+
+
+def test_requests_end_with_the_generation_however_it_ends(model: Any) -> None:
+    engine = _Watched()
+    inputs = repetitive_batch(3)
+    hf.generate(model, **inputs, do_sample=False, max_new_tokens=8, drafter=engine)
+    assert not engine.running
+    processors = LogitsProcessorList([_Failing(34)])
+    with pytest.raises(ZeroDivisionError):
+        hf.generate(
+            model,
+            **inputs,
+            do_sample=False,
+            max_new_tokens=8,
+            drafter=engine,
+            logits_processor=processors,
+        )
+    assert not engine.running
+
+
+class _Tree(Engine):
+    """Drafts two children of one parent."""
+
+    def propose_batch(self, requests: Any, **_: Any) -> Any:
+        class Tree:
+            token_ids = np.array([3, 4], np.int32)
+            parents = np.array([-1, -1], np.int32)
+            offsets = np.array([0, 2], np.int32)
+
+        return Tree()
+
+
+def test_trees_are_refused(model: Any) -> None:
+    with pytest.raises(InvalidValueError, match="chain"):
+        hf.generate(
+            model, **repetitive_batch(1), do_sample=False, max_new_tokens=8, drafter=_Tree()
+        )
+
+
+class _MaskAll(LogitsProcessor):
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return torch.full_like(scores, -torch.inf)
+
+
+def test_a_vocabulary_masked_whole_is_an_error(model: Any) -> None:
+    with pytest.raises(FastdraftError, match="row 0 has no token left to emit at position 30"):
+        hf.generate(
+            model,
+            **repetitive_batch(1),
+            do_sample=False,
+            max_new_tokens=8,
+            logits_processor=LogitsProcessorList([_MaskAll()]),
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_beams": 2}, "greedy search or sampling, got beam_search"),
+        ({"num_beams": 2, "do_sample": True}, "got beam_sample"),
+        ({"penalty_alpha": 0.6, "top_k": 4}, "got contrastive_search"),
+        ({"prompt_lookup_num_tokens": 5}, "got assisted_generation; choose what drafts"),
+        ({"use_cache": False}, "key-value cache, got use_cache=False"),
+        ({"cache_implementation": "static"}, "DynamicCache, got StaticCache"),
+        ({"return_dict_in_generate": True, "output_hidden_states": True}, "output_hidden_states"),
+        ({"synced_gpus": True}, "synced_gpus must be off"),
+        ({"streamer": _Recorder()}, "batch of 1 row, got 2 rows"),
+        ({"stop_strings": "x"}, "tokenizer must be given with stop_strings 'x', got None"),
+        ({"do_sample": True, "seed": -1}, "seed must be from 0 to 2\\*\\*63 - 1, got -1"),
+        ({"do_sample": True, "seed": [1, 2, 3]}, "each of 2 rows, got 3"),
+        ({"prediction": [3, 97]}, "from 0 to 96, got 97"),
+        ({"prediction": [[3], [4], [5]]}, "each of 2 rows, got 3"),
+        ({"prediction": [[3], [0.5]]}, "got float64 of shape"),
+        ({"drafter": "lookup"}, "drafter must be a DraftConfig or have .* got 'lookup'"),
+        ({"guidance_scale": 2.0}, "UnbatchedClassifierFreeGuidanceLogitsProcessor"),
+        ({"token_type_ids": torch.zeros(2, 30)}, "token_type_ids"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_refusals_before_the_model_is_run(
+    model: Any, options: dict[str, Any], message: str
+) -> None:
+    forwards = []
+    handle = model.register_forward_hook(lambda *_: forwards.append(1))
+    try:
+        with pytest.raises(ValueError, match=message):
+            hf.generate(
+                model, **repetitive_batch(2), **{"do_sample": False, "max_new_tokens": 4, **options}
+            )
+    finally:
+        handle.remove()
+    assert not forwards
+
+
+def test_an_assistant_model_is_refused(model: Any) -> None:
+    with pytest.raises(InvalidValueError, match="assisted_generation"):
+        hf.generate(model, **repetitive_batch(1), max_new_tokens=4, assistant_model=model)
+
+
+def test_the_callers_cache_for_a_batch_is_refused(model: Any) -> None:
+    inputs = repetitive_batch(2)
+    cache = DynamicCache(config=model.config)
+    with torch.no_grad():
+        model(inputs["input_ids"][:, :5], past_key_values=cache)
+    with pytest.raises(InvalidValueError, match="batch of 1 row, got 2 rows"):
+        hf.generate(model, **inputs, max_new_tokens=4, past_key_values=cache)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            transformers.MambaConfig(vocab_size=97, hidden_size=16, num_hidden_layers=1),
+            "recurrent state cannot take back",
+        ),
+        (
+            transformers.T5Config(
+                vocab_size=97, d_model=16, d_ff=16, num_layers=1, num_heads=2, d_kv=8
+            ),
+            "decoder-only, got the encoder-decoder T5ForConditionalGeneration",
+        ),
+    ],
+    ids=["mamba", "t5"],
+)
+def test_models_that_cannot_take_back_tokens_are_refused(config: Any, message: str) -> None:
+    automatic = (
+        transformers.AutoModelForSeq2SeqLM
+        if config.is_encoder_decoder
+        else transformers.AutoModelForCausalLM
+    )
+    model = automatic.from_config(config).eval()
+    forwards = []
+    for module in model.modules():
+        module.register_forward_hook(lambda *_: forwards.append(1))
+    with pytest.raises(InvalidValueError, match=message):
+        hf.generate(model, torch.tensor([[3, 4, 5]]), max_new_tokens=4)
+    assert not forwards
+
+
+def test_hybrid_models_are_refused_inside_generate() -> None:
+    config = transformers.Qwen3NextConfig(
+        vocab_size=97,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        layer_types=["linear_attention", "full_attention"],
+        num_experts=2,
+        num_experts_per_tok=1,
+        moe_intermediate_size=8,
+        shared_expert_intermediate_size=8,
+        linear_num_key_heads=1,
+        linear_num_value_heads=1,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    with pytest.raises(InvalidValueError, match="take back a rejected token"):
+        model.generate(torch.tensor([[3, 4, 5]]), max_new_tokens=4, custom_generate=hf.speculate())
+
+
+def test_changing_rotary_embeddings_are_refused_beyond_their_range() -> None:
+    model = tiny_model("llama")
+    model.config.rope_parameters = {
+        "rope_type": "dynamic",
+        "factor": 2.0,
+        "rope_theta": 1e4,
+        "original_max_position_embeddings": 32,
+    }
+    with pytest.raises(InvalidValueError, match=r"at most 32 .* got 34"):
+        hf.generate(model, **repetitive_batch(1), max_new_tokens=4)
+
+
+def test_attention_that_takes_no_mask_is_refused_for_batches(model: Any) -> None:
+    inputs = repetitive_batch(2)
+    before = model.config._attn_implementation
+    model.config._attn_implementation = "flash_attention_2"
+    try:
+        with pytest.raises(InvalidValueError, match="'sdpa' or 'eager', got 'flash_attention_2'"):
+            hf.generate(model, **inputs, max_new_tokens=4)
+    finally:
+        model.config._attn_implementation = before
+
+
+def test_the_engines_batch_is_what_the_protocol_says() -> None:
+    engine = Engine()
+    request = engine.add_request([5, 6, 7, 5, 6])
+    batch = engine.propose_batch([request], limits=np.array([2], np.int32))
+    assert isinstance(batch, DraftBatch)
+    assert batch.offsets.tolist() == [0, len(batch.token_ids)]

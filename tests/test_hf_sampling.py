@@ -1,0 +1,153 @@
+"""Sampling: the model's own distribution, and for a seed the same tokens whatever is drafted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from transformers import (
+    LogitsProcessorList,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from fastdraft import hf
+from hf_models import Generous, Silent, edited, repetitive_batch, tiny_model
+
+NEW = 32
+# top_k=0: nothing is cut off unless a test asks for it.
+SAMPLE: dict[str, Any] = {
+    "do_sample": True,
+    "top_k": 0,
+    "max_new_tokens": NEW,
+    "eos_token_id": None,
+}
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return tiny_model("llama")
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "opt"])
+def test_a_seed_gives_the_same_tokens_with_and_without_drafts(family: str) -> None:
+    model = tiny_model(family)
+    inputs = repetitive_batch(3)
+    plain = hf.generate(model, **inputs, **SAMPLE, seed=[5, 6, 7], drafter=Silent())
+    predictions = [edited(row[30:]) for row in plain.sequences]
+    drafted = hf.generate(
+        model, **inputs, **SAMPLE, seed=5, drafter=Generous(), prediction=predictions
+    )
+    assert torch.equal(plain.sequences, drafted.sequences)
+    assert drafted.stats.accepted > 0
+    assert drafted.stats.drafted > drafted.stats.accepted
+    assert drafted.stats.steps < plain.stats.steps
+
+
+def test_a_seed_gives_the_same_tokens_in_any_place_of_any_batch(model: Any) -> None:
+    batch = repetitive_batch(4)
+    seeds = [31, 7, 2**62, 0]
+    together = hf.generate(model, **batch, **SAMPLE, seed=seeds).sequences[:, 30:]
+    order = [2, 0, 3, 1]
+    shuffled = hf.generate(
+        model,
+        input_ids=batch["input_ids"][order],
+        attention_mask=batch["attention_mask"][order],
+        seed=[seeds[row] for row in order],
+        **SAMPLE,
+    ).sequences[:, 30:]
+    assert torch.equal(together[order], shuffled)
+    for row, seed in enumerate(seeds):
+        shown = batch["attention_mask"][row].bool()
+        alone = hf.generate(model, batch["input_ids"][row : row + 1, shown], **SAMPLE, seed=seed)
+        assert torch.equal(alone.sequences[0, int(shown.sum()) :], together[row])
+
+
+def test_seeds_come_from_torch_unless_given(model: Any) -> None:
+    inputs = repetitive_batch(2)
+
+    def sampled(**options: Any) -> torch.Tensor:
+        return hf.generate(model, **inputs, **SAMPLE, **options).sequences
+
+    torch.manual_seed(3)
+    first, second = sampled(), sampled()
+    assert not torch.equal(first, second)
+    torch.manual_seed(3)
+    assert torch.equal(first, sampled())
+    generator = torch.Generator().manual_seed(9)
+    drawn = sampled(generator=generator)
+    assert torch.equal(drawn, sampled(generator=torch.Generator().manual_seed(9)))
+
+
+def test_copies_of_a_prompt_are_sampled_independently(model: Any) -> None:
+    inputs = repetitive_batch(2)
+    output = hf.generate(model, **inputs, **SAMPLE, seed=1, num_return_sequences=3)
+    assert output.sequences.shape == (6, 30 + NEW)
+    assert len({tuple(row.tolist()) for row in output.sequences}) == 6
+    assert torch.equal(output.sequences[::3, :30], inputs["input_ids"])
+    assert len(output.row_stats) == 6
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"temperature": 0.6, "top_k": 20, "top_p": 0.8}, {"temperature": 1.5}],
+    ids=lambda options: "-".join(options) or "plain",
+)
+@pytest.mark.parametrize("drafter", [Generous, Silent])
+def test_samples_have_the_models_distribution(
+    model: Any, options: dict[str, Any], drafter: type[Generous]
+) -> None:
+    """Every sampled token, put through its conditional distribution function, is uniform."""
+    prompt = repetitive_batch(1)["input_ids"]
+    greedy = model.generate(prompt, do_sample=False, max_new_tokens=8, eos_token_id=None)
+    copies, length = 3000, 8
+    output = hf.generate(
+        model,
+        prompt,
+        **{**SAMPLE, "max_new_tokens": length, **options},
+        seed=77,
+        num_return_sequences=copies,
+        prediction=greedy[0, 30:],
+        drafter=drafter(),
+    )
+    if drafter is Generous:
+        assert output.stats.accepted > 500
+        assert output.stats.drafted - output.stats.accepted > 500
+    with torch.no_grad():
+        logits = model(output.sequences).logits[:, 29:-1].flatten(0, 1)
+    warpers = LogitsProcessorList()
+    if "temperature" in options:
+        warpers.append(TemperatureLogitsWarper(options["temperature"]))
+    if "top_k" in options:
+        warpers.append(TopKLogitsWarper(options["top_k"]))
+        warpers.append(TopPLogitsWarper(options["top_p"]))
+    probabilities = warpers(prompt, logits).double().softmax(-1)
+    tokens = output.sequences[:, 30:].flatten()
+    # Likely tokens first, so that a verifier that favours or disfavours them bends the
+    # distribution.
+    sorted_probabilities, order = probabilities.sort(dim=-1, descending=True, stable=True)
+    place = (order == tokens[:, None]).int().argmax(-1)
+    own = sorted_probabilities.gather(-1, place[:, None])[:, 0]
+    below = (sorted_probabilities.cumsum(-1).gather(-1, place[:, None])[:, 0] - own).numpy()
+    spread = np.random.default_rng(5).random(len(below))
+    uniform = below + spread * own.numpy()
+    counts, _ = np.histogram(uniform, bins=50, range=(0, 1))
+    assert counts.sum() == copies * length >= 20_000
+    assert stats.chisquare(counts).pvalue > 1e-4
+    # The same for each step alone, since a fault could hide in the first or last position of a
+    # draft.
+    for step in range(length):
+        counts, _ = np.histogram(uniform[step::length], bins=20, range=(0, 1))
+        assert stats.chisquare(counts).pvalue > 1e-5
+
+
+def test_processors_apply_before_sampling(model: Any) -> None:
+    inputs = repetitive_batch(3)
+    options = {**SAMPLE, "bad_words_ids": [[token] for token in range(3, 60)], "temperature": 1.3}
+    output = hf.generate(model, **inputs, **options, seed=2)
+    tokens = output.sequences[:, 30:]
+    assert bool(((tokens < 3) | (tokens >= 60)).all())
