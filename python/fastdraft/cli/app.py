@@ -1,0 +1,50 @@
+"""The command group. A new command is a file beside this one and a name in the list below."""
+
+from __future__ import annotations
+
+import click
+
+import fastdraft
+from fastdraft.cli.demo import demo
+from fastdraft.cli.generate import generate
+from fastdraft.cli.info import info
+from fastdraft.errors import FastdraftError
+
+__all__ = ["app"]
+
+# What the commands import when they run, and the extra that installs it.
+EXTRAS = {
+    "torch": "hf",
+    "transformers": "hf",
+    "accelerate": "demo",
+    "filelock": "demo",
+    "gguf": "demo",
+}
+
+
+class _Group(click.Group):
+    """Turns the errors that a user can act on into one line and exit code 1."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except FastdraftError as error:
+            raise click.ClickException(str(error)) from error
+        except ModuleNotFoundError as error:
+            package = (error.name or "").partition(".")[0]
+            if package not in EXTRAS:
+                raise
+            raise click.ClickException(
+                f"this command needs {package}, which is not installed: "
+                f"pip install 'fastdraft[{EXTRAS[package]}]'"
+            ) from error
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(fastdraft.__version__, prog_name="fastdraft")
+def app() -> None:
+    """Speculative decoding from text that is already known; the output stays the model's own."""
+
+
+for command in (demo, generate, info):
+    app.add_command(command)

