@@ -54,6 +54,7 @@ lint: $(VENV)/.lint build/installed/.stamp ## Check format, style, types and imp
 	ruff check
 	ruff format --check
 	MYPYPATH=build/installed mypy -p fastdraft
+	MYPYPATH=build/installed:bench mypy bench
 	PYTHONPATH=build/installed lint-imports
 	clang-format --dry-run --Werror $(CXX_FILES)
 	cmake --preset dev

@@ -12,6 +12,7 @@ As a script it writes the ids as int32 to a file, which both bench_index and ben
 from __future__ import annotations
 
 import argparse
+import random
 import re
 import sysconfig
 from collections.abc import Iterator
@@ -24,7 +25,10 @@ _WORD_OR_MARK = re.compile(r"\w+| +|\n+|[^\w \n]")
 
 def _texts() -> Iterator[str]:
     root = Path(sysconfig.get_path("stdlib"))
-    for path in sorted(root.rglob("*.py")):
+    paths = sorted(root.rglob("*.py"))
+    # In their own order a folder of tables would be all that a long context goes on with.
+    random.Random(0).shuffle(paths)
+    for path in paths:
         if not {"site-packages", "test", "tests", "idlelib"} & set(path.parts):
             yield path.read_text(encoding="utf-8", errors="replace")
 
@@ -61,7 +65,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("file", type=Path)
     parser.add_argument("--tokenizer", type=Path, metavar="FOLDER")
-    parser.add_argument("--count", type=int, default=1_100_000)
+    parser.add_argument("--count", type=int, default=1_200_000)
     arguments = parser.parse_args()
     arguments.file.parent.mkdir(parents=True, exist_ok=True)
     tokens(arguments.count, arguments.tokenizer).tofile(arguments.file)

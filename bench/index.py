@@ -54,8 +54,8 @@ def percentiles(times: list[int], cost: float) -> dict[str, float]:
 
 
 def starts(context: int) -> list[int]:
-    """Where in the corpus the requests of a context begin: short ones are drawn from all over."""
-    count = max(1, min(20, 400_000 // context))
+    """Where in the text the requests of a context begin: short ones are drawn from all over it."""
+    count = max(4, min(20, 400_000 // context))
     return [index * 50_000 % 1_000_000 for index in range(count)]
 
 
@@ -230,7 +230,7 @@ def main() -> None:
     arguments = parser.parse_args()
 
     longest = max(arguments.contexts)
-    size = max(longest, 1_000_000) + 100_000
+    size = max(longest, 1_000_000) + 200_000
     if arguments.tokens is None:
         text = corpus.tokens(size)
     else:

@@ -9,6 +9,7 @@ A peer that cannot be had raises Unavailable with the reason.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import subprocess
@@ -174,9 +175,7 @@ class ArcticSuffix(Peer):
             if not list(package.glob("_C*")):
                 _build_arctic(_download(cls.REQUIREMENT), package)
             sys.path.insert(0, str(_FOLDER))
-            import arctic_inference.suffix_decoding as module
-
-            cls._module = module
+            cls._module = importlib.import_module("arctic_inference.suffix_decoding")
         return cls._module.SuffixDecodingCache(cls.DEPTH, cls.CACHED_REQUESTS)
 
     def __init__(self, prompt: np.ndarray, room: int) -> None:

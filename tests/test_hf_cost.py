@@ -41,7 +41,7 @@ def test_ratios_are_learned_through_noise_and_outliers(curve: np.ndarray) -> Non
 
 
 def test_a_busy_machine_does_not_mislead() -> None:
-    """Steps scatter by a factor of two either way; the ratios stay near those of a quiet machine."""
+    """Steps scatter by a factor of two either way; ratios stay near those of a quiet machine."""
     random = np.random.default_rng(4)
     wrong = []
     for _ in range(20):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from fastdraft import DraftBatch, DraftConfig, DraftStats, Engine, hf
 from fastdraft.errors import FastdraftError, InvalidValueError
+from fastdraft.hf.generate import _engine as engine
 from hf_models import EOS, PAD, Generous, edited, repetitive_batch, tiny_model
 
 NEW = 40
@@ -256,6 +258,33 @@ def test_an_engine_serves_several_generations(model: Any) -> None:
         output = hf.generate(model, **inputs, do_sample=False, max_new_tokens=8, drafter=engine)
         expected = model.generate(**inputs, do_sample=False, max_new_tokens=8)
         assert torch.equal(output.sequences, expected)
+
+
+def test_the_engine_of_a_configuration_learns_on(model: Any) -> None:
+    inputs = repetitive_batch(1)
+    predictions = _prediction(model, inputs)
+    options = {"do_sample": False, "max_new_tokens": NEW, "prediction": predictions}
+    config = DraftConfig(lookahead=7)
+    expected = model.generate(**inputs, do_sample=False, max_new_tokens=NEW)
+    for _ in range(3):
+        output = hf.generate(model, **inputs, **options, drafter=config)
+        assert torch.equal(output.sequences, expected)
+    assert len({id(engine(model, config)) for _ in range(3)}) == 1
+    assert engine(model, config) is not engine(model, DraftConfig())
+
+
+def test_generations_in_several_threads(model: Any) -> None:
+    engine = Engine()
+    batches = [repetitive_batch(rows, seed=rows) for rows in (1, 2, 3, 4)]
+    options = {"do_sample": False, "max_new_tokens": NEW}
+    expected = [model.generate(**inputs, **options) for inputs in batches]
+
+    def decode(inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        return hf.generate(model, **inputs, **options, drafter=engine).sequences
+
+    with ThreadPoolExecutor(4) as pool:
+        for ours, theirs in zip(pool.map(decode, batches * 3), expected * 3, strict=True):
+            assert torch.equal(ours, theirs)
 
 
 class _Failing(LogitsProcessor):

@@ -18,7 +18,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::int64_t kContexts[] = {1'000, 10'000, 100'000, 1'000'000};
 constexpr std::int64_t kSteps = 2'000;  // timed positions for each context
-constexpr std::size_t kTextTokens = 1'100'000;
+constexpr std::size_t kTextTokens = 1'200'000;
 
 double elapsed_ns(Clock::time_point begin) {
   return std::chrono::duration<double, std::nano>(Clock::now() - begin).count();
@@ -54,7 +54,7 @@ std::vector<fastdraft::Token> read_tokens(const char* path) {
 }
 
 void measure(const std::vector<fastdraft::Token>& text, std::int64_t context, double clock_ns) {
-  const std::int64_t requests = std::clamp<std::int64_t>(400'000 / context, 1, 20);
+  const std::int64_t requests = std::clamp<std::int64_t>(400'000 / context, 4, 20);
   const std::int64_t steps = kSteps / requests;
   Times observe;
   Times propose;

@@ -15,6 +15,7 @@ where it started, so that one bad hour is not forever.
 from __future__ import annotations
 
 import math
+import threading
 import weakref
 from typing import Any, ClassVar
 
@@ -155,7 +156,7 @@ def _weights(width: int) -> _Array:
 
 
 class StepCost:
-    """The step cost of one model. Not thread-safe: one generation measures it at a time.
+    """The step cost of one model. Generations in several threads may measure it at once.
 
     Args:
         device_type: Where the model computes, as in `torch.device.type`; chooses the typical curve.
@@ -166,6 +167,7 @@ class StepCost:
     def __init__(self, device_type: str) -> None:
         self._device_type = device_type
         self._curves: dict[int, _Curve] = {}
+        self._lock = threading.Lock()
 
     @classmethod
     def of(cls, model: torch.nn.Module, device_type: str) -> StepCost:
@@ -202,7 +204,8 @@ class StepCost:
     def observe(self, rows: int, width: int, seconds: float) -> None:
         """Learns from a step of `rows` rows of `width` tokens that took `seconds`."""
         if seconds > 0:
-            self._curve(rows).observe(width, seconds)
+            with self._lock:
+                self._curve(rows).observe(width, seconds)
 
     def _curve(self, rows: int) -> _Curve:
         # Numbers of rows within a power of two share a curve; a new one is measured from the

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,9 @@ from fastdraft.hf.masks import Masks
 from fastdraft.hf.positions import PositionCriteria, PositionProcessors
 
 __all__ = ["SpeculativeOutput", "generate", "speculate"]
+
+# Engines learn what is worth drafting, so each model keeps its own from generation to generation.
+_engines: weakref.WeakKeyDictionary[Any, dict[DraftConfig, Engine]] = weakref.WeakKeyDictionary()
 
 
 @dataclass
@@ -72,7 +76,9 @@ def generate(
             `stopping_criteria`, `stop_strings` with `tokenizer`, `streamer`, and so on. Processors
             and criteria must be functions of what they are called with, since they are called for
             every position of a draft; criteria get no scores.
-        drafter: What guesses; `None` for the engine as it comes.
+        drafter: What guesses; `None` for the engine as it comes. The engine of a configuration
+            stays with the model and learns from one generation to the next; pass an `Engine` to
+            keep its learning apart. Output never depends on it.
         prediction: Token ids expected in the output: one sequence for all rows, or a list with one
             sequence or `None` for each row.
         seed: For sampling; row b of the output draws from `seed + b`, or a list has one seed a row.
@@ -180,9 +186,12 @@ class _Speculation:
         )
         seeds = self._seeds(count) if generation_config.do_sample else [0] * count
 
-        outputs = model._prefill(
+        logits = model._prefill(
             input_ids, generation_config, {**model_kwargs, "past_key_values": cache}
-        )
+        ).logits
+        # A copy, since some models give the logits of the whole prompt, which are large.
+        first_logits = logits[:, -1].to(input_ids.device, copy=True)
+        del logits
         target = Target(
             model,
             cache=cache,
@@ -199,7 +208,7 @@ class _Speculation:
         )
         drafter = self._drafter
         if not isinstance(drafter, Drafter):
-            drafter = Engine() if drafter is None else Engine(drafter)
+            drafter = _engine(model, DraftConfig() if drafter is None else drafter)
         text = input_ids.numpy(force=True)
         rows = _start(drafter, text, visible, target.prompt_columns, predictions, seeds)
         decoding = Decoding(
@@ -217,7 +226,7 @@ class _Speculation:
             keep_logits=_keeps(generation_config, "output_logits"),
         )
         with model._optimize_model_for_decode():
-            decoding.run(outputs.logits[:, -1].to(input_ids.device))
+            decoding.run(first_logits)
         if streamer is not None:
             streamer.end()
 
@@ -407,6 +416,10 @@ def _prediction_ids(ids: Any, vocabulary: int) -> NDArray[np.int64]:
             f"token ids of a prediction must be from 0 to {vocabulary - 1}, got {int(outside[0])}"
         )
     return array.astype(np.int64)
+
+
+def _engine(model: Any, config: DraftConfig) -> Engine:
+    return _engines.setdefault(model, {}).setdefault(config, Engine(config))
 
 
 def _start(

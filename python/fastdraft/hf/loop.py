@@ -197,7 +197,9 @@ class Decoding:
     def _step(self) -> None:
         rows = self._running
         seconds, widths = self._cost.best_widths(len(rows))
-        batch = self._propose(np.repeat(seconds, len(rows)))
+        # Time by the tokens of all rows; only whole widths come up, the rest is in between.
+        tokens = np.arange(1, len(rows) * len(seconds) + 1)
+        batch = self._propose(np.interp(tokens, tokens[len(rows) - 1 :: len(rows)], seconds))
         offsets, draft_ids = batch.offsets, batch.token_ids
         drafted = np.diff(offsets)
         longest = int(drafted.max())
