@@ -14,43 +14,46 @@ constexpr float kPriorWeight = 4.0f;
 // Counts are halved here, so that the last few thousand drafts decide.
 constexpr float kMostTried = 4000.0f;
 
-// The prior: longer matches and deeper tokens are safer. The slopes are those
-// of the recorded requests' counts, rounded; a prediction was handed over
-// because it is expected to hold, so it starts one step of trust higher.
-float prior(Source source, int length_bucket, int depth) noexcept {
-  const float trust = source == Source::kPrediction ? 0.2f : 0.0f;
+}  // namespace
+
+// Longer matches and deeper tokens are safer. The slopes are those of the
+// recorded requests' counts, rounded; a prediction was handed over because it
+// is expected to hold, so it starts one step of trust higher.
+float Acceptance::prior(Kind kind, int length_bucket, int depth) noexcept {
+  const float trust = kind == Kind::kPrediction ? 0.2f : 0.0f;
   return std::min(0.95f, 0.25f + trust + 0.07f * static_cast<float>(length_bucket) +
                              0.08f * static_cast<float>(std::min(depth, 4)));
 }
 
-}  // namespace
-
 Acceptance::Acceptance() {
-  for (int kind = 0; kind < kKinds; ++kind) {
-    const auto source = static_cast<Source>(kind / (kLengths * kFootings));
-    const int length_bucket = kind / kFootings % kLengths;
+  for (int evidence = 0; evidence < kNumEvidence; ++evidence) {
+    const auto kind = static_cast<Kind>(evidence / (kLengths * kCertainties));
+    const int length_bucket = evidence / kCertainties % kLengths;
     for (int depth = 0; depth < kDepths; ++depth) {
-      Cell& cell = cells_[static_cast<std::size_t>(kind)][static_cast<std::size_t>(depth)];
-      cell.prior = prior(source, length_bucket, depth);
+      Cell& cell = cells_[static_cast<std::size_t>(evidence)][static_cast<std::size_t>(depth)];
+      cell.prior = prior(kind, length_bucket, depth);
       cell.chance = cell.prior;
     }
   }
 }
 
-Acceptance::Evidence Acceptance::number(Source source, std::int32_t length, int footing) noexcept {
+Acceptance::Evidence Acceptance::number(Kind kind, std::int32_t length, int certainty) noexcept {
   const auto bucket = static_cast<int>(
       std::lower_bound(kLengthEnds.begin(), kLengthEnds.end(), length) - kLengthEnds.begin());
-  return static_cast<Evidence>((static_cast<int>(source) * kLengths + bucket) * kFootings +
-                               footing);
+  return static_cast<Evidence>((static_cast<int>(kind) * kLengths + bucket) * kCertainties +
+                               certainty);
 }
 
-Acceptance::Evidence Acceptance::context(std::int32_t length, Agreement agreement) noexcept {
-  return number(Source::kContext, length, static_cast<int>(agreement));
+Acceptance::Evidence Acceptance::repetition(std::int32_t length, Agreement agreement) noexcept {
+  return number(Kind::kRepetition, length, static_cast<int>(agreement));
 }
 
-Acceptance::Evidence Acceptance::prediction(std::int32_t length,
-                                            Prediction::Footing footing) noexcept {
-  return number(Source::kPrediction, length, static_cast<int>(footing));
+Acceptance::Evidence Acceptance::copy(const CopyCursor::Place& place) noexcept {
+  return number(Kind::kCopy, place.length, static_cast<int>(place.footing));
+}
+
+Acceptance::Evidence Acceptance::prediction(const CopyCursor::Place& place) noexcept {
+  return number(Kind::kPrediction, place.length, static_cast<int>(place.footing));
 }
 
 void Acceptance::learn(Evidence evidence, std::int32_t accepted, bool mismatch) {

@@ -8,20 +8,29 @@ namespace {
 class CalibratedDrafter final : public Drafter {
  public:
   void advance(Request& request) const override {
-    if (request.prediction && request.context.size() > request.prompt_size) {
-      request.prediction->advance(request.context.text(), request.context.size(),
-                                  request.prompt_size);
+    const SuffixAutomaton& context = request.context;
+    if (context.size() <= request.prompt_size) return;
+    // Any place would do that the repeated suffix names; a short one is no
+    // reason to leave off following.
+    CopyCursor::Place elsewhere;
+    const Match match = context.repeated_suffix();
+    if (match.length >= kShortestJump) {
+      elsewhere.position = context.latest_end(match.state) + 1;
+      elsewhere.length = match.length;
     }
+    request.copy.advance(context.text(), static_cast<std::int32_t>(context.size()) - 1,
+                         context.text(), context.size(), elsewhere);
+    if (request.prediction) request.prediction->advance(context.text(), context.size());
   }
 
   std::int32_t guess(Request& request, std::int32_t limit, float* probabilities) const override {
     Request::Proposal& proposal = request.proposal;
-    proposal.guesses[0] = from_context(request.context, limit);
-    proposal.guesses[1] =
-        request.prediction ? from_prediction(*request.prediction, limit) : Guess{};
-    const bool predicted = proposal.guesses[1].count > 0 &&
-                           promise(proposal.guesses[1]) >= promise(proposal.guesses[0]);
-    proposal.chosen = predicted ? 1 : 0;
+    // Of guesses that promise the same, the first is drafted.
+    proposal.guesses = {from_prediction(request, limit), from_repetition(request.context, limit),
+                        from_copy(request, limit)};
+    // Where both name one place, the repeated suffix says more about it.
+    if (proposal.guesses[2].from == proposal.guesses[1].from) proposal.guesses[2] = {};
+    proposal.chosen = most_promising(proposal);
     const Guess& chosen = proposal.guesses[proposal.chosen];
     float path = 1.0f;
     for (std::int32_t i = 0; i < chosen.count; ++i) {
@@ -44,10 +53,18 @@ class CalibratedDrafter final : public Drafter {
   bool drafts_what_pays() const noexcept override { return true; }
 
  private:
-  // The text that followed the latest earlier occurrence of its longest
-  // repeated suffix. Where the copy reaches the text's end it goes on with
-  // what it copied, as LZ77 does: a period repeats.
-  static Guess from_context(const SuffixAutomaton& context, std::int32_t limit) noexcept {
+  static constexpr std::int32_t kShortestJump = 4;
+
+  // `limit` tokens at most from `position` of the request's own text. Where the
+  // copy reaches the text's end it goes on with what it copied, as LZ77 does: a
+  // period repeats.
+  static Guess of_context(const SuffixAutomaton& context, std::int32_t position, std::int32_t limit,
+                          Acceptance::Evidence evidence) noexcept {
+    return {context.text() + position, static_cast<std::int32_t>(context.size()) - position, limit,
+            Source::kContext, evidence};
+  }
+
+  static Guess from_repetition(const SuffixAutomaton& context, std::int32_t limit) noexcept {
     const Match match = context.repeated_suffix();
     if (match.length == 0) return {};
     const std::int32_t latest = context.latest_end(match.state) + 1;
@@ -56,16 +73,44 @@ class CalibratedDrafter final : public Drafter {
     const Agreement agreement = first == latest               ? Agreement::kSingle
                                 : text[first] == text[latest] ? Agreement::kAgree
                                                               : Agreement::kDisagree;
-    return {text + latest, static_cast<std::int32_t>(context.size()) - latest, limit,
-            Source::kContext, Acceptance::context(match.length, agreement)};
+    return of_context(context, latest, limit, Acceptance::repetition(match.length, agreement));
   }
 
-  static Guess from_prediction(const Prediction& prediction, std::int32_t limit) noexcept {
-    const Prediction::Place place = prediction.place();
-    const auto left = static_cast<std::int32_t>(prediction.size() - place.position);
+  static Guess from_copy(const Request& request, std::int32_t limit) noexcept {
+    const CopyCursor::Place place = request.copy.place();
+    if (place.position < 0) return {};
+    return of_context(request.context, place.position, limit, Acceptance::copy(place));
+  }
+
+  static Guess from_prediction(const Request& request, std::int32_t limit) noexcept {
+    if (!request.prediction) return {};
+    const Prediction& prediction = *request.prediction;
+    const CopyCursor::Place place = prediction.place();
+    if (place.position < 0) return {};
+    const auto left = static_cast<std::int32_t>(prediction.size()) - place.position;
     if (left == 0) return {};
     return {prediction.text() + place.position, left, std::min(limit, left), Source::kPrediction,
-            Acceptance::prediction(place.length, place.footing)};
+            Acceptance::prediction(place)};
+  }
+
+  std::size_t most_promising(const Request::Proposal& proposal) const noexcept {
+    std::size_t best = 0;
+    std::size_t guesses = 0;
+    for (std::size_t i = 0; i < proposal.guesses.size(); ++i) {
+      if (proposal.guesses[i].count == 0) continue;
+      ++guesses;
+      best = i;
+    }
+    if (guesses < 2) return best;
+    float most = -1.0f;
+    for (std::size_t i = 0; i < proposal.guesses.size(); ++i) {
+      const float promised = promise(proposal.guesses[i]);
+      if (proposal.guesses[i].count > 0 && promised > most) {
+        most = promised;
+        best = i;
+      }
+    }
+    return best;
   }
 
   // The number of tokens that a guess is expected to have accepted.

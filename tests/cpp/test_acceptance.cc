@@ -5,25 +5,26 @@
 namespace fastdraft {
 namespace {
 
-using Footing = Prediction::Footing;
+using Footing = CopyCursor::Footing;
 
 TEST(Acceptance, TrustsLongMatchesAndDeepTokensMoreFromTheStart) {
   const Acceptance acceptance;
-  const auto briefly = Acceptance::context(1, Agreement::kSingle);
-  const auto at_length = Acceptance::context(40, Agreement::kSingle);
+  const auto briefly = Acceptance::repetition(1, Agreement::kSingle);
+  const auto at_length = Acceptance::repetition(40, Agreement::kSingle);
   EXPECT_LT(acceptance.hazard(briefly, 0), acceptance.hazard(at_length, 0));
   EXPECT_LT(acceptance.hazard(briefly, 0), acceptance.hazard(briefly, 3));
   EXPECT_LT(acceptance.hazard(briefly, 0),
-            acceptance.hazard(Acceptance::prediction(1, Footing::kFollowing), 0));
+            acceptance.hazard(Acceptance::prediction({9, 1, Footing::kFollowing}), 0));
   EXPECT_LT(acceptance.hazard(at_length, 1000), 1.0f);
 }
 
 TEST(Acceptance, TellsAllKindsOfEvidenceApart) {
   Acceptance acceptance;
-  const auto taught = Acceptance::context(5, Agreement::kAgree);
+  const auto taught = Acceptance::repetition(5, Agreement::kAgree);
   const auto other = {
-      Acceptance::context(5, Agreement::kDisagree), Acceptance::context(5, Agreement::kSingle),
-      Acceptance::context(4, Agreement::kAgree), Acceptance::prediction(5, Footing::kJumped)};
+      Acceptance::repetition(5, Agreement::kDisagree),
+      Acceptance::repetition(5, Agreement::kSingle), Acceptance::repetition(4, Agreement::kAgree),
+      Acceptance::copy({9, 5, Footing::kJumped}), Acceptance::prediction({9, 5, Footing::kJumped})};
   const Acceptance fresh;
   for (int i = 0; i < 100; ++i) acceptance.learn(taught, 0, true);
   EXPECT_LT(acceptance.hazard(taught, 0), 0.05f);
@@ -34,7 +35,7 @@ TEST(Acceptance, TellsAllKindsOfEvidenceApart) {
 
 TEST(Acceptance, ConvergesToWhatItSeesAndFollowsAChange) {
   Acceptance acceptance;
-  const auto evidence = Acceptance::prediction(0, Footing::kGuessed);
+  const auto evidence = Acceptance::prediction({9, 0, Footing::kGuessed});
   // Three of four first tokens are accepted, and then all of the second.
   for (int i = 0; i < 20000; ++i) acceptance.learn(evidence, i % 4 == 0 ? 0 : 2, i % 4 == 0);
   EXPECT_NEAR(acceptance.hazard(evidence, 0), 0.75f, 0.01f);

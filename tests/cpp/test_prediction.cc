@@ -24,9 +24,9 @@ class PredictionTest : public ::testing::Test {
   Prediction make(const Text& text) {
     return {text.data(), static_cast<std::int64_t>(text.size()), budget_};
   }
-  static Prediction::Place place_after(Prediction& prediction, const Text& output) {
+  static CopyCursor::Place place_after(Prediction& prediction, const Text& output) {
     for (std::size_t i = 1; i <= output.size(); ++i) {
-      prediction.advance(output.data(), static_cast<std::int64_t>(i), 0);
+      prediction.advance(output.data(), static_cast<std::int64_t>(i));
     }
     return prediction.place();
   }
@@ -37,15 +37,15 @@ class PredictionTest : public ::testing::Test {
 TEST_F(PredictionTest, BeginsAtItsFirstToken) {
   const Prediction prediction = make(count_from_hundred(10));
   EXPECT_EQ(prediction.place().position, 0);
-  EXPECT_EQ(prediction.place().footing, Prediction::Footing::kGuessed);
+  EXPECT_EQ(prediction.place().footing, CopyCursor::Footing::kGuessed);
 }
 
 TEST_F(PredictionTest, FollowsTheOutput) {
   Prediction prediction = make(count_from_hundred(10));
-  const Prediction::Place place = place_after(prediction, {100, 101, 102});
+  const CopyCursor::Place place = place_after(prediction, {100, 101, 102});
   EXPECT_EQ(place.position, 3);
   EXPECT_EQ(place.length, 3);
-  EXPECT_EQ(place.footing, Prediction::Footing::kFollowing);
+  EXPECT_EQ(place.footing, CopyCursor::Footing::kFollowing);
 }
 
 TEST_F(PredictionTest, WaitsAtItsBeginningForAPreambleToEnd) {
@@ -55,17 +55,17 @@ TEST_F(PredictionTest, WaitsAtItsBeginningForAPreambleToEnd) {
 
 TEST_F(PredictionTest, GoesOnAfterReplacedTokens) {
   Prediction prediction = make(count_from_hundred(40));
-  const Prediction::Place guessed = place_after(prediction, {100, 101, 102, 9});
+  const CopyCursor::Place guessed = place_after(prediction, {100, 101, 102, 9});
   EXPECT_EQ(guessed.position, 4);
-  EXPECT_EQ(guessed.footing, Prediction::Footing::kGuessed);
+  EXPECT_EQ(guessed.footing, CopyCursor::Footing::kGuessed);
   EXPECT_EQ(guessed.length, 0);
 }
 
 TEST_F(PredictionTest, ResumesOneTokenAfterAnInsertion) {
   Prediction prediction = make(count_from_hundred(40));
-  const Prediction::Place place = place_after(prediction, {100, 101, 102, 7, 8, 9, 103});
+  const CopyCursor::Place place = place_after(prediction, {100, 101, 102, 7, 8, 9, 103});
   EXPECT_EQ(place.position, 4);
-  EXPECT_EQ(place.footing, Prediction::Footing::kFollowing);
+  EXPECT_EQ(place.footing, CopyCursor::Footing::kFollowing);
 }
 
 TEST_F(PredictionTest, ResumesOneTokenAfterADeletion) {
@@ -84,17 +84,17 @@ TEST_F(PredictionTest, PrefersTheOccurrenceNearestToWhereItParted) {
   Prediction prediction = make(text);
   Text output(text.begin(), text.begin() + 28);
   output.insert(output.end(), {9, 1, 2});
-  const Prediction::Place place = place_after(prediction, output);
+  const CopyCursor::Place place = place_after(prediction, output);
   EXPECT_EQ(place.position, 32);
-  EXPECT_EQ(place.footing, Prediction::Footing::kFollowing);
+  EXPECT_EQ(place.footing, CopyCursor::Footing::kFollowing);
 }
 
 TEST_F(PredictionTest, JumpsToWhereALongerMatchStands) {
   const Text text = count_from_hundred(400);
   Prediction prediction = make(text);
-  const Prediction::Place jumped = place_after(prediction, {100, 101, 350});
+  const CopyCursor::Place jumped = place_after(prediction, {100, 101, 350});
   EXPECT_EQ(jumped.position, 251);
-  EXPECT_EQ(jumped.footing, Prediction::Footing::kJumped);
+  EXPECT_EQ(jumped.footing, CopyCursor::Footing::kJumped);
 }
 
 TEST_F(PredictionTest, StaysWithinItsTextAtTheEnd) {
@@ -112,11 +112,11 @@ TEST_F(PredictionTest, NamesOnlyPlacesWhereTheOutputStands) {
     constexpr std::size_t kPrompt = 20;
     Prediction prediction = make(text);
     for (std::size_t size = kPrompt + 1; size <= output.size(); ++size) {
-      prediction.advance(output.data(), static_cast<std::int64_t>(size), kPrompt);
-      const Prediction::Place place = prediction.place();
-      ASSERT_GE(place.position, 0);
+      prediction.advance(output.data(), static_cast<std::int64_t>(size));
+      const CopyCursor::Place place = prediction.place();
+      if (place.position < 0) continue;  // given up
       ASSERT_LE(place.position, static_cast<std::int32_t>(text.size()));
-      ASSERT_LE(place.length, static_cast<std::int32_t>(size - kPrompt));
+      ASSERT_LE(place.length, static_cast<std::int32_t>(size));
       for (std::int32_t i = 1; i <= place.length; ++i) {
         ASSERT_EQ(text[static_cast<std::size_t>(place.position - i)],
                   output[size - static_cast<std::size_t>(i)]);

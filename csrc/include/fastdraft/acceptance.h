@@ -6,8 +6,7 @@
 #include <cstdint>
 #include <mutex>
 
-#include "fastdraft/draft.h"
-#include "fastdraft/prediction.h"
+#include "fastdraft/copy_cursor.h"
 
 namespace fastdraft {
 
@@ -16,7 +15,7 @@ enum class Agreement : std::uint8_t { kSingle, kAgree, kDisagree };
 
 // Calibrated acceptance: the chance that a draft token is accepted, given that
 // all before it in its draft were. It is counted by the evidence for the draft
-// (its source, how long a match stood behind it, how sure its place was) and
+// (its kind, how long a match stood behind it, how sure its place was) and
 // by depth, from a prior on, and halved now and then so that it follows the
 // traffic.
 //
@@ -26,8 +25,11 @@ class Acceptance {
   // A number for each kind of evidence.
   using Evidence = std::uint16_t;
 
-  static Evidence context(std::int32_t length, Agreement agreement) noexcept;
-  static Evidence prediction(std::int32_t length, Prediction::Footing footing) noexcept;
+  // For the latest occurrence of the longest repeated suffix, of `length` tokens.
+  static Evidence repetition(std::int32_t length, Agreement agreement) noexcept;
+  // For a copy of the request's own text that goes on, and of its prediction.
+  static Evidence copy(const CopyCursor::Place& place) noexcept;
+  static Evidence prediction(const CopyCursor::Place& place) noexcept;
 
   Acceptance();
 
@@ -41,10 +43,12 @@ class Acceptance {
   void learn(Evidence evidence, std::int32_t accepted, bool mismatch);
 
  private:
+  enum class Kind : std::uint8_t { kRepetition, kCopy, kPrediction };
+  static constexpr int kKinds = 3;
   static constexpr int kLengths = 10;
-  static constexpr int kFootings = 3;
+  static constexpr int kCertainties = 3;  // an Agreement or a Footing
   static constexpr int kDepths = 6;
-  static constexpr int kKinds = kNumSources * kLengths * kFootings;
+  static constexpr int kNumEvidence = kKinds * kLengths * kCertainties;
 
   struct Cell {
     std::atomic<float> chance{0};
@@ -53,14 +57,15 @@ class Acceptance {
     float tried = 0;
   };
 
-  static Evidence number(Source source, std::int32_t length, int footing) noexcept;
+  static Evidence number(Kind kind, std::int32_t length, int certainty) noexcept;
+  static float prior(Kind kind, int length_bucket, int depth) noexcept;
   static std::size_t bucket_of_depth(std::int32_t depth) noexcept {
     return static_cast<std::size_t>(depth < kDepths ? depth : kDepths - 1);
   }
   static void count(Cell& cell, bool accepted) noexcept;
 
   std::mutex mutex_;
-  std::array<std::array<Cell, kDepths>, kKinds> cells_;
+  std::array<std::array<Cell, kDepths>, kNumEvidence> cells_;
 };
 
 }  // namespace fastdraft

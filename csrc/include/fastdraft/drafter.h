@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "fastdraft/acceptance.h"
+#include "fastdraft/copy_cursor.h"
 #include "fastdraft/draft.h"
 #include "fastdraft/memory.h"
 #include "fastdraft/prediction.h"
@@ -69,13 +70,14 @@ struct Request {
 
   SuffixAutomaton context;
   const std::int64_t prompt_size;
+  CopyCursor copy{-1};  // follows what the output copies from the text itself
   std::optional<Prediction> prediction;
   Match ngram;  // the text's last tokens, as many as prompt lookup looks at
 
-  // The last proposal, until it is observed: every source's guess, which of
-  // them was drafted, how many of its tokens, and the time of the step by it.
+  // The last proposal, until it is observed: all guesses, which of them was
+  // drafted, how many of its tokens, and the time of the step by it.
   struct Proposal {
-    std::array<Guess, kNumSources> guesses;
+    std::array<Guess, 3> guesses;
     std::size_t chosen = 0;
     std::int32_t drafted = 0;
     double step_time = 1.0;
@@ -107,8 +109,9 @@ class Drafter {
   // Whether the engine drafts only what pays of a guess, or all of it.
   virtual bool drafts_what_pays() const noexcept = 0;
 
-  // Drafts the prediction and the context's longest repeated suffix, whichever
-  // promises more by calibrated acceptance.
+  // Drafts what promises most by calibrated acceptance: what followed the
+  // context's longest repeated suffix the last time, where the copy that the
+  // output makes of the context goes on, or the prediction.
   static std::unique_ptr<Drafter> calibrated();
 
   // Prompt lookup (A. Saxena, 2023) as transformers has it: the longest

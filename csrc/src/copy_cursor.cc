@@ -1,0 +1,61 @@
+#include "fastdraft/copy_cursor.h"
+
+#include <algorithm>
+
+namespace fastdraft {
+
+void CopyCursor::advance(const Token* text, std::int32_t limit, const Token* output,
+                         std::int64_t size, Place elsewhere) noexcept {
+  elsewhere.footing = Footing::kJumped;
+  if (place_.position >= 0 && place_.position < limit &&
+      text[place_.position] == output[size - 1]) {
+    const bool settled = place_.length >= kSettled;
+    ++place_.position;
+    ++place_.length;
+    if (settled || place_.footing == Footing::kGuessed) place_.footing = Footing::kFollowing;
+    if (!settled && elsewhere.length > place_.length + kSettled) place_ = elsewhere;
+    return;
+  }
+  if (place_.length >= kSettled) {
+    parted_at_ = place_.position;
+    since_ = 0;
+    begun_ = true;
+  }
+  // What comes before the copy begins is a preamble of any length, no edit.
+  since_ += begun_ ? 1 : 0;
+  const bool patient = parted_at_ >= 0 && since_ <= kPatience;
+  place_ = patient ? nearby(text, limit, output, size) : Place{};
+  if (place_.length > 0) return;
+  if (elsewhere.length > 0) {
+    place_ = elsewhere;
+  } else if (patient) {
+    // Of all edits, one that replaces as many tokens as it removes is the commonest.
+    place_.position = std::min(parted_at_ + since_, limit);
+  }
+}
+
+// The place within the window before which the most tokens stand as in the
+// output, the nearest of those; of two as near the later one, since after an
+// edit a text goes on further down more often than further up.
+CopyCursor::Place CopyCursor::nearby(const Token* text, std::int32_t limit, const Token* output,
+                                     std::int64_t size) const noexcept {
+  Place best;
+  best.footing = Footing::kFollowing;
+  for (std::int32_t distance = 0; distance <= kWindow; ++distance) {
+    for (const std::int32_t position : {parted_at_ + distance, parted_at_ - distance}) {
+      if (position < 1 || position > limit) continue;
+      const auto most = static_cast<std::int32_t>(
+          std::min<std::int64_t>({kLongest, std::int64_t{position}, size}));
+      std::int32_t length = 0;
+      while (length < most && text[position - 1 - length] == output[size - 1 - length]) ++length;
+      if (length > best.length) {
+        best.position = position;
+        best.length = length;
+      }
+    }
+  }
+  if (best.length == 0) best.footing = Footing::kGuessed;
+  return best;
+}
+
+}  // namespace fastdraft
