@@ -62,7 +62,60 @@ def prompt_lookup(text: Sequence[int], max_ngram: int, num_tokens: int) -> list[
     return []
 
 
-def longest_draft(text: Sequence[int], lookahead: int) -> list[int]:
-    """The default drafter's draft from a request's own text, when every token is free."""
+class CopyCursor:
+    """Where the output goes on in a text that it copies from, here its own past."""
+
+    WINDOW, PATIENCE, SETTLED, LONGEST, SHORTEST_JUMP = 32, 32, 3, 8, 4
+
+    def __init__(self) -> None:
+        self.position = -1
+        self.length = 0
+        self.parted_at = -1
+        self.since = 0
+
+    def advance(self, text: Sequence[int]) -> None:
+        """Takes the last token of `text`, an output token."""
+        last = len(text) - 1
+        length, _, latest = repeated_suffix(text)
+        jump = (latest + 1, length) if length >= self.SHORTEST_JUMP else (-1, 0)
+        if 0 <= self.position < last and text[self.position] == text[last]:
+            unsettled = self.length < self.SETTLED
+            self.position, self.length = self.position + 1, self.length + 1
+            if unsettled and jump[1] > self.length + self.SETTLED:
+                self.position, self.length = jump
+            return
+        if self.length >= self.SETTLED:
+            self.parted_at, self.since = self.position, 0
+        self.since += 1
+        patient = self.parted_at >= 0 and self.since <= self.PATIENCE
+        self.position, self.length = (
+            max(self.nearby(text), key=self.preference) if patient else (-1, 0)
+        )
+        if self.length == 0:
+            self.position, self.length = jump
+        if self.length == 0 and patient:
+            self.position = min(self.parted_at + self.since, last)
+
+    def nearby(self, text: Sequence[int]) -> list[tuple[int, int]]:
+        last = len(text) - 1
+        first = max(1, self.parted_at - self.WINDOW)
+        final = min(last, self.parted_at + self.WINDOW)
+        lengths = {
+            position: min(self.LONGEST, common_suffix(text, last, position - 1))
+            for position in range(first, final + 1)
+        }
+        return [(-1, 0), *lengths.items()]
+
+    def preference(self, place: tuple[int, int]) -> tuple[int, int, bool]:
+        """The longest, of these the nearest, of these the later."""
+        position, length = place
+        return length, -abs(position - self.parted_at), position > self.parted_at
+
+
+def drafts(text: Sequence[int], cursor: CopyCursor, lookahead: int) -> list[list[int]]:
+    """What the default drafter may draft from a request's own text when every token is free."""
     length, _, latest = repeated_suffix(text)
-    return copied(text, latest + 1, lookahead) if length else []
+    begins = [latest + 1] if length else []
+    if 0 <= cursor.position < len(text):
+        begins.append(cursor.position)
+    return [copied(text, begin, lookahead) for begin in begins] or [[]]

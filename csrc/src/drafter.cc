@@ -34,7 +34,7 @@ class CalibratedDrafter final : public Drafter {
     const Guess& chosen = proposal.guesses[proposal.chosen];
     float path = 1.0f;
     for (std::int32_t i = 0; i < chosen.count; ++i) {
-      path *= acceptance_.hazard(chosen.evidence, i);
+      path *= acceptance_.chance(chosen.evidence, i);
       probabilities[i] = path;
     }
     return chosen.count;
@@ -118,7 +118,7 @@ class CalibratedDrafter final : public Drafter {
     float path = 1.0f;
     float sum = 0.0f;
     for (std::int32_t i = 0; i < guess.count; ++i) {
-      path *= acceptance_.hazard(guess.evidence, i);
+      path *= acceptance_.chance(guess.evidence, i);
       sum += path;
     }
     return sum;

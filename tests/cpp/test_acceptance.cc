@@ -11,11 +11,13 @@ TEST(Acceptance, TrustsLongMatchesAndDeepTokensMoreFromTheStart) {
   const Acceptance acceptance;
   const auto briefly = Acceptance::repetition(1, Agreement::kSingle);
   const auto at_length = Acceptance::repetition(40, Agreement::kSingle);
-  EXPECT_LT(acceptance.hazard(briefly, 0), acceptance.hazard(at_length, 0));
-  EXPECT_LT(acceptance.hazard(briefly, 0), acceptance.hazard(briefly, 3));
-  EXPECT_LT(acceptance.hazard(briefly, 0),
-            acceptance.hazard(Acceptance::prediction({9, 1, Footing::kFollowing}), 0));
-  EXPECT_LT(acceptance.hazard(at_length, 1000), 1.0f);
+  EXPECT_LT(acceptance.chance(briefly, 0), acceptance.chance(at_length, 0));
+  EXPECT_LT(acceptance.chance(briefly, 0), acceptance.chance(briefly, 3));
+  EXPECT_LT(acceptance.chance(Acceptance::repetition(1, Agreement::kDisagree), 0),
+            acceptance.chance(briefly, 0));
+  EXPECT_LT(acceptance.chance(Acceptance::copy({9, 1, Footing::kFollowing}), 0),
+            acceptance.chance(Acceptance::prediction({9, 1, Footing::kFollowing}), 0));
+  EXPECT_LT(acceptance.chance(at_length, 1000), 1.0f);
 }
 
 TEST(Acceptance, TellsAllKindsOfEvidenceApart) {
@@ -27,10 +29,20 @@ TEST(Acceptance, TellsAllKindsOfEvidenceApart) {
       Acceptance::copy({9, 5, Footing::kJumped}), Acceptance::prediction({9, 5, Footing::kJumped})};
   const Acceptance fresh;
   for (int i = 0; i < 100; ++i) acceptance.learn(taught, 0, true);
-  EXPECT_LT(acceptance.hazard(taught, 0), 0.05f);
+  EXPECT_LT(acceptance.chance(taught, 0), 0.05f);
   for (const auto evidence : other) {
-    EXPECT_EQ(acceptance.hazard(evidence, 0), fresh.hazard(evidence, 0));
+    EXPECT_EQ(acceptance.chance(evidence, 0), fresh.chance(evidence, 0));
   }
+}
+
+TEST(Acceptance, JudgesADeepTokenAsTheFirstOneAfterALongerMatch) {
+  Acceptance acceptance;
+  for (int i = 0; i < 50; ++i) {
+    acceptance.learn(Acceptance::repetition(4, Agreement::kSingle), 0, true);
+  }
+  const auto shorter = Acceptance::repetition(1, Agreement::kSingle);
+  EXPECT_LT(acceptance.chance(shorter, 3), 0.06f);
+  EXPECT_GT(acceptance.chance(shorter, 2), 0.5f);
 }
 
 TEST(Acceptance, ConvergesToWhatItSeesAndFollowsAChange) {
@@ -38,10 +50,10 @@ TEST(Acceptance, ConvergesToWhatItSeesAndFollowsAChange) {
   const auto evidence = Acceptance::prediction({9, 0, Footing::kGuessed});
   // Three of four first tokens are accepted, and then all of the second.
   for (int i = 0; i < 20000; ++i) acceptance.learn(evidence, i % 4 == 0 ? 0 : 2, i % 4 == 0);
-  EXPECT_NEAR(acceptance.hazard(evidence, 0), 0.75f, 0.01f);
-  EXPECT_GT(acceptance.hazard(evidence, 1), 0.99f);
+  EXPECT_NEAR(acceptance.chance(evidence, 0), 0.75f, 0.01f);
+  EXPECT_GT(acceptance.chance(evidence, 1), 0.99f);
   for (int i = 0; i < 20000; ++i) acceptance.learn(evidence, 0, true);
-  EXPECT_LT(acceptance.hazard(evidence, 0), 0.05f);
+  EXPECT_LT(acceptance.chance(evidence, 0), 0.05f);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <mutex>
 
@@ -14,16 +15,21 @@ namespace fastdraft {
 enum class Agreement : std::uint8_t { kSingle, kAgree, kDisagree };
 
 // Calibrated acceptance: the chance that a draft token is accepted, given that
-// all before it in its draft were. It is counted by the evidence for the draft
-// (its kind, how long a match stood behind it, how sure its place was) and
-// by depth, from a prior on, and halved now and then so that it follows the
+// all before it in its draft were. It is counted by how the guess was found and
+// by how long a match stands before the token, the accepted draft tokens
+// included: so a token deep in a draft is judged as the first token of a later
+// draft would be, and every step teaches, with a draft or without. The counts
+// start from a prior and are halved now and then, so that they follow the
 // traffic.
 //
 // Thread-safe: reads are lock-free, learning takes a lock.
 class Acceptance {
  public:
-  // A number for each kind of evidence.
-  using Evidence = std::uint16_t;
+  // What speaks for a guess.
+  struct Evidence {
+    std::uint8_t row = 0;     // how it was found
+    std::int32_t length = 0;  // of the match before its first token
+  };
 
   // For the latest occurrence of the longest repeated suffix, of `length` tokens.
   static Evidence repetition(std::int32_t length, Agreement agreement) noexcept;
@@ -34,8 +40,9 @@ class Acceptance {
   Acceptance();
 
   // The chance that the token at `depth`, from 0, is accepted if its parent is.
-  float hazard(Evidence evidence, std::int32_t depth) const noexcept {
-    return cells_[evidence][bucket_of_depth(depth)].chance.load(std::memory_order_relaxed);
+  float chance(Evidence evidence, std::int32_t depth) const noexcept {
+    return cells_[evidence.row][bucket_of(evidence.length + depth)].chance.load(
+        std::memory_order_relaxed);
   }
 
   // The target agreed with the first `accepted` tokens of a guess, and, where
@@ -43,29 +50,31 @@ class Acceptance {
   void learn(Evidence evidence, std::int32_t accepted, bool mismatch);
 
  private:
-  enum class Kind : std::uint8_t { kRepetition, kCopy, kPrediction };
-  static constexpr int kKinds = 3;
-  static constexpr int kLengths = 10;
-  static constexpr int kCertainties = 3;  // an Agreement or a Footing
-  static constexpr int kDepths = 6;
-  static constexpr int kNumEvidence = kKinds * kLengths * kCertainties;
+  // Buckets of match length: fine where a token more tells much, coarse where
+  // it tells little; the last is for 32 and more.
+  static constexpr std::size_t kBuckets = 10;
+  static constexpr std::array<std::uint8_t, 32> kBucketOf = {0, 1, 2, 3, 4, 5, 5, 6, 6, 6, 7,
+                                                             7, 7, 7, 7, 7, 8, 8, 8, 8, 8, 8,
+                                                             8, 8, 8, 8, 8, 8, 8, 8, 8, 8};
+  static constexpr std::size_t kRows = 9;
+
+  using Prior = std::array<std::array<float, kBuckets>, kRows>;
+  static const Prior kPrior;
 
   struct Cell {
     std::atomic<float> chance{0};
-    float prior = 0;
     float accepted = 0;
     float tried = 0;
   };
 
-  static Evidence number(Kind kind, std::int32_t length, int certainty) noexcept;
-  static float prior(Kind kind, int length_bucket, int depth) noexcept;
-  static std::size_t bucket_of_depth(std::int32_t depth) noexcept {
-    return static_cast<std::size_t>(depth < kDepths ? depth : kDepths - 1);
+  static std::size_t bucket_of(std::int32_t length) noexcept {
+    const auto index = static_cast<std::size_t>(length);
+    return index < kBucketOf.size() ? kBucketOf[index] : kBuckets - 1;
   }
-  static void count(Cell& cell, bool accepted) noexcept;
+  void count(Evidence evidence, std::int32_t depth, bool accepted) noexcept;
 
   std::mutex mutex_;
-  std::array<std::array<Cell, kDepths>, kNumEvidence> cells_;
+  std::array<std::array<Cell, kBuckets>, kRows> cells_;
 };
 
 }  // namespace fastdraft

@@ -23,7 +23,7 @@ struct Guess {
   std::int32_t period = 1;  // the copy starts over after so many tokens
   std::int32_t count = 0;   // how many tokens it gives; 0: no guess
   Source source = Source::kContext;
-  Acceptance::Evidence evidence = 0;
+  Acceptance::Evidence evidence{};
 
   Token operator[](std::int32_t i) const noexcept { return from[i < period ? i : i % period]; }
 };
