@@ -56,8 +56,7 @@ Acceptance::Evidence Acceptance::prediction(const CopyCursor::Place& place) noex
           place.length};
 }
 
-void Acceptance::learn(Evidence evidence, std::int32_t accepted, bool mismatch) {
-  const std::scoped_lock guard(mutex_);
+void Acceptance::learn(Evidence evidence, std::int32_t accepted, bool mismatch) noexcept {
   for (std::int32_t depth = 0; depth < accepted; ++depth) count(evidence, depth, true);
   if (mismatch) count(evidence, accepted, false);
 }
@@ -65,15 +64,16 @@ void Acceptance::learn(Evidence evidence, std::int32_t accepted, bool mismatch) 
 void Acceptance::count(Evidence evidence, std::int32_t depth, bool accepted) noexcept {
   const std::size_t bucket = bucket_of(evidence.length + depth);
   Cell& cell = cells_[evidence.row][bucket];
-  cell.accepted += accepted ? 1.0f : 0.0f;
-  cell.tried += 1.0f;
-  if (cell.tried > kMostTried) {
-    cell.accepted *= 0.5f;
-    cell.tried *= 0.5f;
+  float hits = cell.accepted.load(std::memory_order_relaxed) + (accepted ? 1.0f : 0.0f);
+  float tries = cell.tried.load(std::memory_order_relaxed) + 1.0f;
+  if (tries > kMostTried) {
+    hits *= 0.5f;
+    tries *= 0.5f;
   }
   const float prior = kPriorWeight * kPrior[evidence.row][bucket];
-  cell.chance.store((cell.accepted + prior) / (cell.tried + kPriorWeight),
-                    std::memory_order_relaxed);
+  cell.accepted.store(hits, std::memory_order_relaxed);
+  cell.tried.store(tries, std::memory_order_relaxed);
+  cell.chance.store((hits + prior) / (tries + kPriorWeight), std::memory_order_relaxed);
 }
 
 }  // namespace fastdraft

@@ -1,6 +1,7 @@
 #include "fastdraft/copy_cursor.h"
 
 #include <algorithm>
+#include <cstdlib>
 
 namespace fastdraft {
 
@@ -40,21 +41,22 @@ void CopyCursor::advance(const Token* text, std::int32_t limit, const Token* out
 CopyCursor::Place CopyCursor::nearby(const Token* text, std::int32_t limit, const Token* output,
                                      std::int64_t size) const noexcept {
   Place best;
-  best.footing = Footing::kFollowing;
-  for (std::int32_t distance = 0; distance <= kWindow; ++distance) {
-    for (const std::int32_t position : {parted_at_ + distance, parted_at_ - distance}) {
-      if (position < 1 || position > limit) continue;
-      const auto most = static_cast<std::int32_t>(
-          std::min<std::int64_t>({kLongest, std::int64_t{position}, size}));
-      std::int32_t length = 0;
-      while (length < most && text[position - 1 - length] == output[size - 1 - length]) ++length;
-      if (length > best.length) {
-        best.position = position;
-        best.length = length;
-      }
+  std::int32_t nearest = 0;
+  const std::int32_t first = std::max(1, parted_at_ - kWindow);
+  const std::int32_t last = std::min(limit, parted_at_ + kWindow);
+  const Token token = output[size - 1];
+  for (std::int32_t position = first; position <= last; ++position) {
+    if (text[position - 1] != token) continue;
+    const auto most =
+        static_cast<std::int32_t>(std::min<std::int64_t>({kLongest, std::int64_t{position}, size}));
+    std::int32_t length = 1;
+    while (length < most && text[position - 1 - length] == output[size - 1 - length]) ++length;
+    const std::int32_t distance = std::abs(position - parted_at_);
+    if (length > best.length || (length == best.length && distance <= nearest)) {
+      best = {position, length, Footing::kFollowing};
+      nearest = distance;
     }
   }
-  if (best.length == 0) best.footing = Footing::kGuessed;
   return best;
 }
 

@@ -5,7 +5,6 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 
 #include "fastdraft/copy_cursor.h"
 
@@ -22,7 +21,8 @@ enum class Agreement : std::uint8_t { kSingle, kAgree, kDisagree };
 // start from a prior and are halved now and then, so that they follow the
 // traffic.
 //
-// Thread-safe: reads are lock-free, learning takes a lock.
+// Thread-safe without locks. Two threads that learn at once may lose a count,
+// which is nothing among thousands.
 class Acceptance {
  public:
   // What speaks for a guess.
@@ -47,7 +47,7 @@ class Acceptance {
 
   // The target agreed with the first `accepted` tokens of a guess, and, where
   // `mismatch`, not with the next.
-  void learn(Evidence evidence, std::int32_t accepted, bool mismatch);
+  void learn(Evidence evidence, std::int32_t accepted, bool mismatch) noexcept;
 
  private:
   // Buckets of match length: fine where a token more tells much, coarse where
@@ -63,8 +63,8 @@ class Acceptance {
 
   struct Cell {
     std::atomic<float> chance{0};
-    float accepted = 0;
-    float tried = 0;
+    std::atomic<float> accepted{0};
+    std::atomic<float> tried{0};
   };
 
   static std::size_t bucket_of(std::int32_t length) noexcept {
@@ -73,7 +73,6 @@ class Acceptance {
   }
   void count(Evidence evidence, std::int32_t depth, bool accepted) noexcept;
 
-  std::mutex mutex_;
   std::array<std::array<Cell, kBuckets>, kRows> cells_;
 };
 
