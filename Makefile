@@ -50,7 +50,7 @@ test-oldest: $(VENV)/.test ## Run the Hugging Face tests with the oldest transfo
 	  transformers==$(TRANSFORMERS_OLDEST)
 	PYTHONPATH=build/transformers-oldest $(PYTEST) tests/test_hf_*.py
 
-lint: $(VENV)/.lint build/installed/.stamp ## Check format, style, types and imports
+lint: $(VENV)/.lint $(VENV)/.test build/installed/.stamp ## Check format, style, types and imports
 	ruff check
 	ruff format --check
 	MYPYPATH=build/installed mypy -p fastdraft

@@ -105,7 +105,8 @@ std::int64_t Engine::take_slot() {
                          std::memory_order_release);
   }
   // Room for every slot to come back, so that finish never allocates.
-  free_slots_.reserve(static_cast<std::size_t>(num_slots_));
+  const auto slots = static_cast<std::size_t>(num_slots_);
+  if (free_slots_.capacity() < slots) free_slots_.reserve(2 * slots);
   return index;
 }
 
