@@ -310,6 +310,19 @@ def test_bad_tokens_are_named(ids: object, message: str) -> None:
     assert engine.num_bytes == 0
 
 
+def test_a_list_that_changes_while_it_is_read_is_refused() -> None:
+    ids: list[object] = [1]
+
+    class Emptying:
+        def __index__(self) -> int:
+            ids.clear()
+            return 2
+
+    ids += [Emptying(), 3]
+    with pytest.raises(InvalidValueError, match="prompt_ids changed while it was read"):
+        Engine().add_request(ids)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

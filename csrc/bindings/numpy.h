@@ -6,6 +6,7 @@
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <string>
@@ -25,10 +26,10 @@ class Integers : public pybind11::object {
   static bool check(PyObject*) { return true; }
 };
 
-// The integers of a list, tuple or any buffer, as T. A contiguous buffer of T
-// is used in place and must stay unchanged while this lives; anything else is
-// copied. Throws InvalidValueError, naming `what` was given, for values that T
-// cannot hold and for what is not a row of integers.
+// A copy of the integers of a list, tuple or any buffer, as T: what was checked
+// stays as it was while the GIL is released, whatever becomes of the argument.
+// Throws InvalidValueError, naming `what` was given, for values that T cannot
+// hold and for what is not a row of integers.
 template <typename T>
 class IntegerArray {
  public:
@@ -41,9 +42,6 @@ class IntegerArray {
   }
   IntegerArray(const IntegerArray&) = delete;
   IntegerArray& operator=(const IntegerArray&) = delete;
-  ~IntegerArray() {
-    if (view_.obj != nullptr) PyBuffer_Release(&view_);
-  }
 
   const T* data() const noexcept { return data_; }
   std::int64_t size() const noexcept { return size_; }
@@ -79,9 +77,14 @@ class IntegerArray {
     const Py_ssize_t size = PyList_GET_SIZE(values.ptr());
     T* out = own(size);
     for (Py_ssize_t i = 0; i < size; ++i) {
-      PyObject* item = PyList_GET_ITEM(values.ptr(), i);
+      // An item's __index__ may run any code, which may change the list too.
+      if (PyList_GET_SIZE(values.ptr()) != size) {
+        throw InvalidValueError(std::string(what) + " changed while it was read");
+      }
+      const auto item =
+          pybind11::reinterpret_borrow<pybind11::object>(PyList_GET_ITEM(values.ptr(), i));
       int overflow = 0;
-      const long long value = PyLong_AsLongLongAndOverflow(item, &overflow);
+      const long long value = PyLong_AsLongLongAndOverflow(item.ptr(), &overflow);
       if (overflow != 0) refuse(std::string(pybind11::str(item)), i, what);
       if (value == -1 && PyErr_Occurred() != nullptr) {
         PyErr_Clear();
@@ -93,23 +96,23 @@ class IntegerArray {
     }
   }
 
-  // A contiguous buffer of T or of 64-bit integers, without numpy's overhead.
+  // A contiguous buffer of T, without numpy's overhead.
   bool from_buffer(pybind11::handle values) {
     if (PyObject_CheckBuffer(values.ptr()) == 0) return false;
-    if (PyObject_GetBuffer(values.ptr(), &view_, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS) != 0) {
+    Py_buffer view{};
+    if (PyObject_GetBuffer(values.ptr(), &view, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS) != 0) {
       PyErr_Clear();
       return false;
     }
-    const char format = view_.format == nullptr ? 'B' : view_.format[0];
+    const char format = view.format == nullptr ? 'B' : view.format[0];
     const bool is_integer = format == 'i' || format == 'l' || format == 'q';
-    if (view_.ndim != 1 || !is_integer || view_.itemsize != sizeof(T)) {
-      PyBuffer_Release(&view_);
-      view_ = {};
-      return false;
+    const bool fits = view.ndim == 1 && is_integer && view.itemsize == sizeof(T);
+    if (fits) {
+      const std::int64_t size = view.len / view.itemsize;
+      std::copy_n(static_cast<const T*>(view.buf), size, own(size));
     }
-    data_ = static_cast<const T*>(view_.buf);
-    size_ = view_.len / view_.itemsize;
-    return true;
+    PyBuffer_Release(&view);
+    return fits;
   }
 
   void from_numpy(pybind11::handle values, const char* what) {
@@ -145,7 +148,6 @@ class IntegerArray {
 
   const T* data_ = nullptr;
   std::int64_t size_ = 0;
-  Py_buffer view_{};
   std::vector<T> owned_;
   T inline_[kInline];
 };
