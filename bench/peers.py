@@ -17,6 +17,7 @@ import sys
 import tarfile
 import types
 import zipfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ class Unavailable(Exception):
     """A peer that is not installed and cannot be fetched or built here."""
 
 
-class Peer:
+class Peer(ABC):
     """One request in one drafter.
 
     `propose` takes `argument` as it stands after the last append and returns the draft in the
@@ -42,12 +43,13 @@ class Peer:
     argument: Any
     propose: Callable[[Any], Any]
 
+    @abstractmethod
     def __init__(self, prompt: np.ndarray, room: int) -> None:
         """Indexes the prompt (int32); at most `room` tokens are appended later."""
-        raise NotImplementedError
 
+    @abstractmethod
     def append(self, token: int) -> None:
-        raise NotImplementedError
+        """Takes the next token of the text."""
 
     def draft(self, proposal: Any) -> Sequence[int]:
         return list(proposal)
