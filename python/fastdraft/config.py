@@ -18,8 +18,9 @@ class DraftConfig:
     """Chooses a drafter. `DraftConfig()` is the default one.
 
     The default drafter copies what followed the latest occurrence of the longest suffix of the
-    request's text, or the request's prediction, whichever promises more by calibrated acceptance,
-    and drafts a token only while it pays for its cost.
+    request's text, goes on with a copy that an edit interrupted, or follows the request's
+    prediction, whichever promises most by calibrated acceptance, and drafts a token only while it
+    pays for its cost.
     """
 
     lookahead: int = 16
