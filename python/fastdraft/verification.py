@@ -264,6 +264,8 @@ def _check_parents(parents: Tensor, offsets: Tensor, drafted: int) -> None:
         raise InvalidValueError(
             f"parents must have an entry for each of the {drafted} draft tokens, got {len(parents)}"
         )
+    if drafted == 0:
+        return
     if not (_on_host(parents) and _on_host(offsets)):
         raise InvalidValueError(
             f"parents and offsets must be on the CPU for parents to be checked, got "
