@@ -115,8 +115,9 @@ def test_samples_have_the_models_distribution(
         drafter=drafter(),
     )
     if drafter is Generous:
-        assert output.stats.accepted > 500
-        assert output.stats.drafted - output.stats.accepted > 500
+        # Fewer where this process has yet to measure steps without drafts, at any temperature.
+        assert output.stats.accepted > 300
+        assert output.stats.drafted - output.stats.accepted > 300
     with torch.no_grad():
         logits = model(output.sequences).logits[:, 29:-1].flatten(0, 1)
     warpers = LogitsProcessorList()
