@@ -10,8 +10,8 @@ class CalibratedDrafter final : public Drafter {
   void advance(Request& request) const override {
     const SuffixAutomaton& context = request.context;
     if (context.size() <= request.prompt_size) return;
-    // Any place would do that the repeated suffix names; a short one is no
-    // reason to leave off following.
+    // A short repeated suffix stands in many places, and is drafted from as
+    // such: no reason to follow the text from there.
     CopyCursor::Place elsewhere;
     const Match match = context.repeated_suffix();
     if (match.length >= kShortestJump) {
@@ -44,8 +44,7 @@ class CalibratedDrafter final : public Drafter {
     for (const Guess& guess : proposal.guesses) {
       const auto known = static_cast<std::int32_t>(std::min<std::int64_t>(guess.count, count));
       if (known == 0) continue;
-      std::int32_t accepted = 0;
-      while (accepted < known && guess[accepted] == emitted[accepted]) ++accepted;
+      const std::int32_t accepted = guess.common_prefix(emitted, known);
       acceptance_.learn(guess.evidence, accepted, accepted < known);
     }
   }

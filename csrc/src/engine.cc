@@ -235,8 +235,7 @@ void Engine::append_observed(Request& request, RequestId id, const Token* emitte
   if (count == 0) return;
   const auto known = static_cast<std::int32_t>(std::min<std::int64_t>(count, proposal.drafted));
   const Guess& guess = proposal.guesses[proposal.chosen];
-  std::int32_t accepted = 0;
-  while (accepted < known && guess[accepted] == emitted[accepted]) ++accepted;
+  const std::int32_t accepted = guess.common_prefix(emitted, known);
 
   DraftCounts& counts = request.counts;
   counts.steps += 1;

@@ -26,6 +26,13 @@ struct Guess {
   Acceptance::Evidence evidence{};
 
   Token operator[](std::int32_t i) const noexcept { return from[i < period ? i : i % period]; }
+
+  // How many of its first `most` tokens `emitted` begins with.
+  std::int32_t common_prefix(const Token* emitted, std::int32_t most) const noexcept {
+    std::int32_t length = 0;
+    while (length < most && (*this)[length] == emitted[length]) ++length;
+    return length;
+  }
 };
 
 // Counts over a request's life. See fastdraft.DraftStats for their meaning.

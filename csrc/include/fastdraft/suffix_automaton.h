@@ -71,8 +71,8 @@ class SuffixAutomaton {
   std::int32_t first_end(State state) const noexcept { return states_[state].first_end; }
 
   // Where they end last, the text's own end left out: always an earlier end
-  // of theirs, and the latest one unless every later one lay more than
-  // kLatestWalk suffix links above its position's state when it was appended.
+  // of theirs, and the latest one unless every later one lay kLatestWalk suffix
+  // links or more above its position's state when it was appended.
   // (An exact answer would cost quadratic time on repeated tokens.)
   std::int32_t latest_end(State state) const noexcept { return states_[state].latest_end; }
 
