@@ -17,21 +17,9 @@ constexpr double kInitialRate = 1.5;
 // An id is a slot's index with the slot's generation above it.
 constexpr int kIndexBits = 32;
 
-std::unique_ptr<Drafter> make_drafter(const EngineConfig& config) {
-  return config.max_ngram > 0 ? Drafter::prompt_lookup(config.max_ngram) : Drafter::calibrated();
-}
-
-// Writes a chain of the guess's first `count` tokens.
-void write_tokens(const Guess& guess, std::int32_t count, Token* token_ids) noexcept {
-  const std::int32_t straight = std::min(count, guess.period);
-  std::copy_n(guess.from, straight, token_ids);
-  for (std::int32_t i = straight; i < count; ++i) token_ids[i] = token_ids[i - guess.period];
-}
-
-// Writes what else a chain from one source has.
-void write_chain(Source source, std::int32_t count, const DraftColumns& draft) noexcept {
-  for (std::int32_t i = 0; i < count; ++i) draft.parents[i] = i - 1;
-  std::fill_n(draft.sources, count, source);
+std::unique_ptr<DraftPolicy> make_policy(const EngineConfig& config) {
+  return config.max_ngram > 0 ? DraftPolicy::prompt_lookup(config.max_ngram)
+                              : DraftPolicy::calibrated();
 }
 
 std::string of_request(RequestId id) { return "request " + std::to_string(id) + ": "; }
@@ -60,7 +48,7 @@ class Engine::Locked {
 Engine::Engine(const EngineConfig& config)
     : config_(config),
       budget_(config.max_bytes),
-      drafter_(make_drafter(config)),
+      policy_(make_policy(config)),
       rate_(kInitialRate) {}
 
 Engine::~Engine() {
@@ -151,12 +139,9 @@ RequestId Engine::add_request(const Token* prompt, std::int64_t prompt_size,
     const std::scoped_lock guard(rate_mutex_);
     rate = rate_.value();
   }
-  auto request = std::make_unique<Request>(prompt_size, rate, budget_);
-  for (std::int64_t i = 0; i < prompt_size; ++i) {
-    request->context.append(prompt[i]);
-    drafter_->advance(*request);
-  }
-  if (prediction_size > 0) request->prediction.emplace(prediction, prediction_size, budget_);
+  auto request = std::make_unique<Request>(most_drafted(), rate, budget_);
+  for (std::int64_t i = 0; i < prompt_size; ++i) request->context.append(prompt[i]);
+  request->drafter = policy_->begin(request->context, {prediction, prediction_size}, budget_);
 
   const std::int64_t index = take_slot();
   Slot& place = *slot(index);
@@ -168,44 +153,38 @@ RequestId Engine::add_request(const Token* prompt, std::int64_t prompt_size,
 
 std::int32_t Engine::propose(RequestId id, const ProposeOptions& options,
                              const DraftColumns& draft) {
-  const std::int32_t limit = limit_of(options, 0);
   const StepCost cost = options.cost.value_or(StepCost::constant(config_.token_cost));
   const Locked request = lock(id);
-  std::int32_t count = drafter_->guess(*request, limit, draft.probabilities);
-  if (drafter_->drafts_what_pays()) {
-    keep_what_pays(cost, request->rate.value(), false, draft.probabilities, 1, limit, &count);
+  request->guessed = request->drafter->guess(limit_of(options, 0), request->draft);
+  std::int32_t count = request->guessed;
+  if (policy_->drafts_what_pays()) {
+    keep_what_pays(cost, request->rate.value(), false, request->draft.probabilities, 1, count,
+                   &count);
   }
-  Request::Proposal& proposal = request->proposal;
-  proposal.drafted = count;
-  proposal.step_time = cost.relative(1, count);
-  const Guess& guess = proposal.guesses[proposal.chosen];
-  write_tokens(guess, count, draft.token_ids);
-  write_chain(guess.source, count, draft);
+  request->drafted = count;
+  request->step_time = cost.relative(1, count);
+  request->draft.copy_to(draft, count);
   return count;
 }
 
 DraftBatch Engine::propose_batch(const RequestId* ids, std::int64_t rows,
                                  const ProposeOptions& options) {
   const StepCost cost = options.cost.value_or(StepCost::constant(config_.token_cost));
-  const std::int64_t stride = config_.lookahead;
+  const std::int64_t stride = most_drafted();
   // Every row's whole guess, a stride apart; what is kept then moves together.
   std::unique_ptr<std::int32_t[]> memory(
       new std::int32_t[static_cast<std::size_t>(DraftColumns::words(rows * stride))]);
   const DraftColumns all = DraftColumns::in(memory.get(), rows * stride);
   std::vector<std::int32_t> counts(static_cast<std::size_t>(rows));
-  std::vector<Source> sources(static_cast<std::size_t>(rows));
   double rate = 0.0;
   for (std::int64_t row = 0; row < rows; ++row) {
     const Locked request = lock(ids[row]);
-    const std::int32_t count =
-        drafter_->guess(*request, limit_of(options, row), all.probabilities + row * stride);
-    const Guess& guess = request->proposal.guesses[request->proposal.chosen];
-    write_tokens(guess, count, all.token_ids + row * stride);
-    counts[static_cast<std::size_t>(row)] = count;
-    sources[static_cast<std::size_t>(row)] = guess.source;
+    request->guessed = request->drafter->guess(limit_of(options, row), request->draft);
+    request->draft.copy_to(all.from(row * stride), request->guessed);
+    counts[static_cast<std::size_t>(row)] = request->guessed;
     rate += request->rate.value();
   }
-  if (rows > 0 && drafter_->drafts_what_pays()) {
+  if (rows > 0 && policy_->drafts_what_pays()) {
     keep_what_pays(cost, rate, options.padded, all.probabilities, rows, stride, counts.data());
   }
 
@@ -216,40 +195,39 @@ DraftBatch Engine::propose_batch(const RequestId* ids, std::int64_t rows,
                                          options.padded ? rows * longest : offsets.back());
   for (std::int64_t row = 0; row < rows; ++row) {
     const auto r = static_cast<std::size_t>(row);
-    const DraftColumns draft = all.from(offsets[r]);
-    std::copy_n(all.token_ids + row * stride, counts[r], draft.token_ids);
-    std::copy_n(all.probabilities + row * stride, counts[r], draft.probabilities);
-    write_chain(sources[r], counts[r], draft);
+    all.from(row * stride).copy_to(all.from(offsets[r]), counts[r]);
     const Locked request = lock(ids[row]);
     // A call from elsewhere may have observed the request since.
-    Request::Proposal& proposal = request->proposal;
-    proposal.drafted = std::min(counts[r], proposal.guesses[proposal.chosen].count);
-    proposal.step_time = step_time;
+    request->drafted = std::min(counts[r], request->guessed);
+    request->step_time = step_time;
   }
   return {std::move(memory), all, std::move(offsets)};
 }
 
 void Engine::append_observed(Request& request, RequestId id, const Token* emitted,
                              std::int64_t count) {
-  const Request::Proposal proposal = std::exchange(request.proposal, {});
-  if (count == 0) return;
-  const auto known = static_cast<std::int32_t>(std::min<std::int64_t>(count, proposal.drafted));
-  const Guess& guess = proposal.guesses[proposal.chosen];
-  const std::int32_t accepted = guess.common_prefix(emitted, known);
+  const std::int32_t drafted = std::exchange(request.drafted, 0);
+  if (count == 0) {
+    request.guessed = 0;
+    return;
+  }
+  const DraftColumns::Accepted accepted = request.draft.accepted(drafted, emitted, count);
+  const auto of_prediction =
+      std::count(request.draft.sources, request.draft.sources + drafted, Source::kPrediction);
 
   DraftCounts& counts = request.counts;
   counts.steps += 1;
   counts.emitted += count;
-  counts.drafts += proposal.drafted > 0 ? 1 : 0;
-  counts.drafted += proposal.drafted;
-  counts.accepted += accepted;
-  if (guess.source == Source::kPrediction) {
-    counts.accepted_prediction += accepted;
-    counts.rejected_prediction += proposal.drafted - accepted;
-  }
-  drafter_->learn(proposal, emitted, count);
-  request.rate.add(static_cast<double>(count), proposal.step_time);
-  request.time += proposal.step_time;
+  counts.drafts += drafted > 0 ? 1 : 0;
+  counts.drafted += drafted;
+  counts.accepted += accepted.tokens;
+  counts.accepted_prediction += accepted.of_prediction;
+  counts.rejected_prediction += of_prediction - accepted.of_prediction;
+  if (request.guessed > 0) request.drafter->learn(emitted, count);
+  request.guessed = 0;
+  const double step_time = std::exchange(request.step_time, 1.0);
+  request.rate.add(static_cast<double>(count), step_time);
+  request.time += step_time;
 
   for (std::int64_t i = 0; i < count; ++i) {
     try {
@@ -258,7 +236,7 @@ void Engine::append_observed(Request& request, RequestId id, const Token* emitte
       throw MemoryLimitError(of_request(id) + error.what() + "; " + std::to_string(i) + " of " +
                              std::to_string(count) + " observed tokens were taken");
     }
-    drafter_->advance(request);
+    request.drafter->advance();
   }
 }
 
@@ -293,12 +271,17 @@ DraftCounts Engine::counts(RequestId id) { return lock(id)->counts; }
 std::int64_t Engine::num_tokens(RequestId id) { return lock(id)->context.size(); }
 
 DraftCounts Engine::finish(RequestId id) {
-  const std::unique_ptr<Request> request = lock(id).take();
+  std::unique_ptr<Request> request;
+  {
+    Locked locked = lock(id);
+    request = locked.take();
+    // Before anybody can learn that the id is unknown now.
+    num_requests_.fetch_sub(1, std::memory_order_relaxed);
+  }
   {
     const std::scoped_lock guard(slots_mutex_);
     free_slots_.push_back(id & ((RequestId{1} << kIndexBits) - 1));
   }
-  num_requests_.fetch_sub(1, std::memory_order_relaxed);
   if (request->time > 0.0) {
     const std::scoped_lock guard(rate_mutex_);
     rate_.add(static_cast<double>(request->counts.emitted) / request->time, 1.0);

@@ -1,6 +1,7 @@
 // What an engine proposes.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -35,6 +36,39 @@ struct DraftColumns {
   // The same columns from token `offset` on.
   DraftColumns from(std::int64_t offset) const noexcept {
     return {token_ids + offset, parents + offset, probabilities + offset, sources + offset};
+  }
+
+  // Copies the first `count` tokens to columns that lie elsewhere or before.
+  void copy_to(const DraftColumns& other, std::int64_t count) const noexcept {
+    std::copy_n(token_ids, count, other.token_ids);
+    std::copy_n(parents, count, other.parents);
+    std::copy_n(probabilities, count, other.probabilities);
+    std::copy_n(sources, count, other.sources);
+  }
+
+  // Writes a chain of `count` tokens, all but their probabilities.
+  void write_chain(const Token* tokens, std::int32_t count, Source source) const noexcept {
+    std::copy_n(tokens, count, token_ids);
+    for (std::int32_t i = 0; i < count; ++i) parents[i] = i - 1;
+    std::fill_n(sources, count, source);
+  }
+
+  // What the target accepts of the first `drafted` tokens, by what it emitted:
+  // the longest path from the root that the emitted tokens begin with. O(drafted).
+  struct Accepted {
+    std::int32_t tokens = 0;
+    std::int32_t of_prediction = 0;
+  };
+  Accepted accepted(std::int32_t drafted, const Token* emitted, std::int64_t count) const noexcept {
+    Accepted path;
+    std::int32_t parent = -1;
+    for (std::int32_t i = 0; i < drafted && path.tokens < count; ++i) {
+      if (parents[i] != parent || token_ids[i] != emitted[path.tokens]) continue;
+      parent = i;
+      ++path.tokens;
+      path.of_prediction += sources[i] == Source::kPrediction ? 1 : 0;
+    }
+    return path;
   }
 };
 

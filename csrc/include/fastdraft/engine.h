@@ -12,6 +12,7 @@
 #include "fastdraft/draft.h"
 #include "fastdraft/drafter.h"
 #include "fastdraft/memory.h"
+#include "fastdraft/request.h"
 #include "fastdraft/step_cost.h"
 #include "fastdraft/token.h"
 
@@ -101,11 +102,13 @@ class Engine {
   void check_tokens(const Token* tokens, std::int64_t count, const char* what) const;
   void check_room(const Request& request, RequestId id, std::int64_t count) const;
   void append_observed(Request& request, RequestId id, const Token* emitted, std::int64_t count);
+  // The most tokens that a draft can have.
+  std::int32_t most_drafted() const noexcept { return config_.lookahead; }
   std::int32_t limit_of(const ProposeOptions& options, std::int64_t row) const noexcept;
 
   const EngineConfig config_;
   MemoryBudget budget_;
-  const std::unique_ptr<Drafter> drafter_;
+  const std::unique_ptr<DraftPolicy> policy_;
   std::atomic<std::int64_t> num_requests_{0};
 
   std::array<std::atomic<Slot*>, kNumChunks> chunks_{};

@@ -1,0 +1,66 @@
+#include <algorithm>
+
+#include "fastdraft/drafter.h"
+
+namespace fastdraft {
+namespace {
+
+class PromptLookupDrafter final : public Drafter {
+ public:
+  PromptLookupDrafter(const SuffixAutomaton& context, std::int32_t max_ngram)
+      : context_(context), max_ngram_(max_ngram) {
+    const std::int64_t size = context.size();
+    for (std::int64_t i = std::max<std::int64_t>(0, size - max_ngram); i < size; ++i) {
+      ngram_ = context.advance(ngram_, context.text()[i]);
+    }
+  }
+
+  void advance() override {
+    ngram_ = context_.advance(context_.renew(ngram_), context_.text()[context_.size() - 1]);
+    ngram_ = context_.shorten(ngram_, max_ngram_);
+  }
+
+  std::int32_t guess(std::int32_t limit, const DraftColumns& draft) override {
+    const auto size = static_cast<std::int32_t>(context_.size());
+    Match match = ngram_;
+    while (match.length > 0 && context_.first_end(match.state) == size - 1) {
+      match = context_.shorten(match, match.length - 1);
+    }
+    if (match.length == 0) return 0;
+    const std::int32_t next = context_.first_end(match.state) + 1;
+    const std::int32_t count = std::min(limit, size - next);
+    draft.write_chain(context_.text() + next, count, Source::kContext);
+    std::fill_n(draft.probabilities, count, 1.0f);
+    return count;
+  }
+
+  void learn(const Token*, std::int64_t) override {}
+
+ private:
+  const SuffixAutomaton& context_;
+  const std::int32_t max_ngram_;
+  Match ngram_;  // the text's last tokens, max_ngram_ of them
+};
+
+class PromptLookupPolicy final : public DraftPolicy {
+ public:
+  explicit PromptLookupPolicy(std::int32_t max_ngram) : max_ngram_(max_ngram) {}
+
+  std::unique_ptr<Drafter> begin(const SuffixAutomaton& context, const Sources&,
+                                 MemoryBudget&) override {
+    return std::make_unique<PromptLookupDrafter>(context, max_ngram_);
+  }
+
+  bool drafts_what_pays() const noexcept override { return false; }
+
+ private:
+  const std::int32_t max_ngram_;
+};
+
+}  // namespace
+
+std::unique_ptr<DraftPolicy> DraftPolicy::prompt_lookup(std::int32_t max_ngram) {
+  return std::make_unique<PromptLookupPolicy>(max_ngram);
+}
+
+}  // namespace fastdraft
