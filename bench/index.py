@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +31,26 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import baselines
 import corpus
-from peers import PEERS, Fastdraft, Peer, Unavailable
+from fastdraft import DraftConfig, Engine
+from fastdraft.cli.peers import PEERS, EnginePeer, Peer, Unavailable
 
 CONTEXTS = (1_000, 10_000, 100_000, 1_000_000)
 STEPS = 2_000  # timed positions for each context
+NUM_TOKENS = 10  # the longest draft of the peers
 BATCH = 64
 BATCH_STEPS = 200
 
 Row = dict[str, Any]
+Make = Callable[[int], Peer]
+"""Makes a drafter for requests of at most so many tokens."""
+
+
+def makers() -> list[Make]:
+    """The engine with its default configuration, then the peers."""
+    peers: list[Make] = [partial(peer, NUM_TOKENS) for peer in PEERS.values()]
+    return [lambda _: EnginePeer(Engine()), *peers]
 
 
 def clock_cost() -> float:
@@ -59,29 +71,32 @@ def starts(context: int) -> list[int]:
     return [index * 50_000 % 1_000_000 for index in range(count)]
 
 
-def decode(peer: type[Peer], text: np.ndarray, context: int, cost: float) -> Row:
+def decode(make: Make, text: np.ndarray, context: int, cost: float) -> Row:
     """One pass of `STEPS` steps, spread over the requests of this context."""
     appends: list[int] = []
     proposals: list[int] = []
     prompt_ns = drafted = 0
     places = starts(context)
     steps = STEPS // len(places)
+    peer = make(context + steps)
     clock = time.perf_counter_ns
     for start in places:
         prompt = text[start : start + context]
         begin = clock()
-        request = peer(prompt, steps)
+        request = peer.start(prompt)
         prompt_ns += clock() - begin
-        propose = request.propose
+        propose, observe = request.propose, request.observe
         for token in text[start + context : start + context + steps].tolist():
+            emitted = [token]
             begin = clock()
-            request.append(token)
+            observe(emitted)
             appends.append(clock() - begin)
             argument = request.argument
             begin = clock()
             proposal = propose(argument)
             proposals.append(clock() - begin)
-            drafted += len(request.draft(proposal))
+            drafted += len(request.tokens(proposal))
+        request.finish()
     return {
         "prompt_ms": prompt_ns / len(places) / 1e6,
         "append": percentiles(appends, cost),
@@ -92,8 +107,6 @@ def decode(peer: type[Peer], text: np.ndarray, context: int, cost: float) -> Row
 
 def observe_eight(text: np.ndarray, context: int, cost: float) -> Row:
     """Our own append as a step with accepted drafts makes it: eight tokens in one array."""
-    from fastdraft import Engine
-
     times: list[int] = []
     places = starts(context)
     steps = STEPS // len(places)
@@ -117,8 +130,6 @@ def batch(text: np.ndarray, context: int, cost: float) -> Row:
     A draft token's share of a forward over 64 rows is a 64th of what it is over one, so that the
     drafts are about as long as one request's.
     """
-    from fastdraft import DraftConfig, Engine
-
     engine = Engine()
     places = [index * 15_000 % (len(text) - context - BATCH_STEPS) for index in range(BATCH)]
     requests = [engine.add_request(text[place : place + context]) for place in places]
@@ -150,18 +161,19 @@ def resident_bytes() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def bytes_a_token(peer: type[Peer], text: np.ndarray, context: int) -> float:
+def bytes_a_token(make: Make, text: np.ndarray, context: int) -> float:
     """What a process grows by for a million tokens in requests of this context.
 
     The caller runs this in a process of its own. A peer that keeps no index grows by its copy of
     the tokens.
     """
-    warm = peer(text[:context], 1)
+    peer = make(context)
+    warm = peer.start(text[:context])
     warm.propose(warm.argument)
     gc.collect()
     before = resident_bytes()
     count = max(1, 1_000_000 // context)
-    requests = [peer(text[index * 50 :][:context], 1) for index in range(count)]
+    requests = [peer.start(text[index * 50 :][:context]) for index in range(count)]
     for request in requests:
         request.propose(request.argument)
     return (resident_bytes() - before) / context / count
@@ -237,8 +249,11 @@ def main() -> None:
         text = np.fromfile(arguments.tokens, dtype=np.int32)
         if len(text) < size:
             parser.error(f"{arguments.tokens} must hold {size} tokens, got {len(text)}")
+    if not arguments.alone:
+        for reason in baselines.ensure():
+            print(reason, file=sys.stderr)
     if arguments.memory is not None:
-        print(bytes_a_token(PEERS[arguments.memory], text, longest))
+        print(bytes_a_token(makers()[arguments.memory], text, longest))
         return
 
     report: Row = {"machine": machine(), "vocabulary": len(np.unique(text)), "rows": []}
@@ -251,12 +266,14 @@ def main() -> None:
         f"{'':46}{'ms':>10}{'p50':>10}{'p99':>10}{'p50':>10}{'p99':>10}{'tokens':>8}{'a token':>10}"
     )
     cost = clock_cost()
-    for index, peer in enumerate(PEERS[:1] if arguments.alone else PEERS):
+    titles = [EnginePeer.title, *(peer.title for peer in PEERS.values())]
+    for index, make in enumerate(makers()[:1] if arguments.alone else makers()):
+        title = titles[index]
         try:
-            peer(text[:1_000], 1)
+            make(1)
         except Unavailable as reason:
-            print(f"{'':9} {peer.name}: not available here: {reason}")
-            report["rows"].append({"name": peer.name, "unavailable": str(reason)})
+            print(f"{'':9} {reason}")
+            report["rows"].append({"name": title, "unavailable": str(reason)})
             continue
         gc.collect()
         gc.freeze()
@@ -266,14 +283,14 @@ def main() -> None:
                 command += ["--tokens", str(arguments.tokens)]
             memory = subprocess.run(command, capture_output=True, text=True, check=True)
             bytes_token = float(memory.stdout)
-            row = repeated(arguments.repeats, decode, peer, text, context, cost)
-            print_row(context, peer.name, row, bytes_token)
+            row = repeated(arguments.repeats, decode, make, text, context, cost)
+            print_row(context, title, row, bytes_token)
             report["rows"].append(
-                {"name": peer.name, "context": context, "bytes_a_token": bytes_token, **row}
+                {"name": title, "context": context, "bytes_a_token": bytes_token, **row}
             )
-            if peer is Fastdraft and context <= 100_000:
+            if index == 0 and context <= 100_000:
                 row = repeated(arguments.repeats, batch, text, context, cost)
-                print_row(context, f"{peer.name}, batch of {BATCH}, a request", row)
+                print_row(context, f"{title}, batch of {BATCH}, a request", row)
                 eight = repeated(arguments.repeats, observe_eight, text, context, cost)
                 row["observe_eight"] = eight
                 print(
@@ -281,7 +298,7 @@ def main() -> None:
                     f"{eight['p50_us']:10.3f}{eight['p99_us']:10.3f}"
                 )
                 report["rows"].append(
-                    {"name": f"{peer.name}, batch of {BATCH}", "context": context, **row}
+                    {"name": f"{title}, batch of {BATCH}", "context": context, **row}
                 )
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(report, indent=2) + "\n")

@@ -36,10 +36,19 @@ float32 loses digits.
 **Rows that are not numbers.** A row whose maximum is NaN or +inf has no softmax: it gives the
 token of torch.argmax (the first NaN, or else the first +inf), whatever the temperature. A row
 of nothing but -inf is empty and gives no token.
+
+**Trees.** A request's *slots* are the text's last token, slot 0, and its draft tokens, token j in
+slot j + 1; they are what a target forward runs over and the logits' rows stand for. `parents`
+gives for each draft token the index of its parent within the draft, -1 for the text's last
+token; a parent stands before its children. Whatever the values hold, a parent is taken for one
+of the slots before its child. Questions about ancestors are answered by doubling: what holds for
+a slot and its 2**k - 1 nearest ancestors follows from what holds for half as many of them, here
+and at the ancestor half way up.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import IntFlag
 from typing import Final
 
@@ -239,18 +248,122 @@ def accept(
     )
 
 
+def accept_tree(
+    tokens: Tensor,
+    maxima: Tensor,
+    draft_ids: Tensor,
+    parents: Tensor,
+    offsets: Tensor,
+    *,
+    max_draft: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Compares the target's tokens with drafts that are trees, and keeps one path of each.
+
+    As `accept`, but a slot's token is compared with the target's token in its parent's slot. The
+    slots that are the target's choice all the way from the text's last token are a path, as
+    siblings have different tokens; where they do not, the earlier of two slots of one depth counts.
+    The path's tokens are emitted, then the target's own token after its last one.
+
+    Gives what `accept` gives, and the path, int32 (requests, max_draft): the accepted draft tokens
+    as indices within the draft, -1 after the last. O(max_draft log max_draft) a request.
+    """
+    parent = _parent_slots(parents, offsets, max_draft=max_draft)
+    slots = parent.shape[1]
+    slot = torch.arange(slots, device=tokens.device)
+    root = offsets[:-1, None] + torch.arange(len(parent), device=tokens.device)[:, None]
+    row = (root + slot).clamp(max=len(tokens) - 1)
+    target = tokens[row]
+    empty = (maxima == -torch.inf)[row]
+
+    is_draft = parent != slot
+    drafted = _in_slots(draft_ids, offsets, max_draft=max_draft, fill=-1)
+    on_path = (drafted == target.gather(1, parent)) & ~empty.gather(1, parent) & is_draft
+    on_path[:, 0] = True
+    depth = is_draft.long()
+    for ancestor in _doubled(parent):
+        on_path = on_path & on_path.gather(1, ancestor)
+        depth = depth + depth.gather(1, ancestor)
+
+    # The path's slot at each depth. What is not on it goes to a column that is cut off.
+    at_depth = torch.full((len(parent), slots + 1), slots, device=tokens.device).scatter_reduce_(
+        1, torch.where(on_path, depth, slots), slot.expand_as(parent), "amin"
+    )[:, :slots]
+    last = torch.where(on_path, depth, 0).amax(1, keepdim=True)
+    reached = slot <= last
+    at_depth = torch.where(reached, at_depth, 0)
+    stopped = empty.gather(1, at_depth.gather(1, last))
+    length = last + 1 - stopped.long()
+    nan = (maxima.isnan()[row].gather(1, at_depth) & reached).any(1)
+    return (
+        torch.where(slot < length, target.gather(1, at_depth), -1).int(),
+        length[:, 0].int(),
+        (nan * Status.NAN + stopped[:, 0] * Status.EMPTY).int(),
+        torch.where(reached, at_depth - 1, -1)[:, 1:].int(),
+    )
+
+
+def tree_depths(parents: Tensor, offsets: Tensor, *, max_draft: int) -> Tensor:
+    """How many draft tokens lead to each slot, itself included: int64 (requests, max_draft + 1).
+
+    The depth is what a token's position has over that of the text's last token. 0 for the
+    text's last token, and in slots past the draft. For a chain, 0, 1, 2, ...
+
+    parents: integer (drafted,); offsets: int64 (requests + 1,). A draft is looked at up to
+    max_draft tokens.
+    """
+    parent = _parent_slots(parents, offsets, max_draft=max_draft)
+    depth = (parent != torch.arange(parent.shape[1], device=parent.device)).long()
+    for ancestor in _doubled(parent):
+        depth = depth + depth.gather(1, ancestor)
+    return depth
+
+
+def tree_attention_mask(parents: Tensor, offsets: Tensor, *, max_draft: int) -> Tensor:
+    """Which slots see which: bool (requests, max_draft + 1, max_draft + 1), [b, i, j] for i sees j.
+
+    A token sees itself and its ancestors, the text's last token among them. A slot past the draft
+    sees itself alone, so that no row is empty. For a chain, the lower triangle. The text before
+    its last token, which all see, is not part of it. Operands as in `tree_depths`.
+    """
+    parent = _parent_slots(parents, offsets, max_draft=max_draft)
+    slots = parent.shape[1]
+    seen = torch.eye(slots, dtype=torch.bool, device=parent.device).expand(len(parent), -1, -1)
+    for ancestor in _doubled(parent):
+        seen = seen | seen.gather(1, ancestor[:, :, None].expand(-1, -1, slots))
+    return seen
+
+
+def compaction_indices(path: Tensor) -> Tensor:
+    """Which slot's keys and values each slot has to take over for the accepted text to be in order.
+
+    path: int32 (requests, max_draft), as `accept_tree` gives it. The result is int64 (requests,
+    max_draft + 1): 0 for the text's last token, the slots of the path in its order, then each
+    slot's own number. Nothing is taken from a slot before the one that takes it.
+    """
+    slot = torch.arange(path.shape[1] + 1, device=path.device).expand(len(path), -1)
+    accepted = torch.nn.functional.pad(path.long() + 1, (1, 0))
+    return torch.where(accepted > 0, accepted, slot)
+
+
 def verify_greedy(
-    logits: Tensor, draft_ids: Tensor, offsets: Tensor, *, max_draft: int
-) -> tuple[Tensor, Tensor, Tensor]:
+    logits: Tensor,
+    draft_ids: Tensor,
+    offsets: Tensor,
+    *,
+    parents: Tensor | None = None,
+    max_draft: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Greedy verification of a ragged batch. The operands are trusted.
 
     draft_ids: integer (drafted,), flat over the requests; offsets: int64 (requests + 1,); logits:
     (drafted + requests, vocabulary): request b owns rows offsets[b] + b to offsets[b + 1] + b, the
-    first for the token after the text's last, row j for the token after draft token j.
-    Gives what `accept` gives.
+    first for the token after the text's last, row j for the token after draft token j; parents:
+    integer (drafted,), None where all drafts are chains.
+
+    Gives what `accept_tree` gives, with None for the path of chains.
     """
     tokens, maxima = argmax(logits)
-    return accept(tokens, maxima, draft_ids, offsets, max_draft=max_draft)
+    return _accept(tokens, maxima, draft_ids, parents, offsets, max_draft=max_draft)
 
 
 def verify_sampled(
@@ -258,6 +371,7 @@ def verify_sampled(
     draft_ids: Tensor,
     offsets: Tensor,
     *,
+    parents: Tensor | None = None,
     temperature: Tensor,
     top_k: Tensor | None,
     top_p: Tensor | None,
@@ -265,18 +379,27 @@ def verify_sampled(
     seeds: Tensor,
     positions: Tensor,
     max_draft: int,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Sampled verification of a ragged batch of drafts without probabilities.
 
     One draw a row, kept while it is the draft's token: a token d is accepted with the target's own
     probability p(d), and a recovered token follows p without d, which is the law of rejection
-    sampling for a certain draft, with nothing wasted. The operands are trusted: rows as in
-    `verify_greedy`, the rest as in `draw` but for each request; positions: the absolute position
-    of the token after the text's last. Gives what `accept` gives.
+    sampling for a certain draft, with nothing wasted; of the children of one parent in a tree, all
+    together are accepted with the target's probability of the set. The noise of a row is that of
+    the position which its token would take: that of the text's next token plus the depth of the
+    row's slot. So what is emitted is the same with any draft, chain or tree, and with none.
+
+    The operands are trusted: rows and parents as in `verify_greedy`, the rest as in `draw` but for
+    each request; positions: the absolute position of the token after the text's last. Gives what
+    `verify_greedy` gives.
     """
     row = torch.arange(len(logits), device=logits.device)
     first = offsets[:-1] + torch.arange(len(offsets) - 1, device=logits.device)
     request = torch.searchsorted(first, row, right=True) - 1
+    depth = row - first[request]
+    if parents is not None:
+        depths = tree_depths(parents, offsets, max_draft=max_draft)
+        depth = depths[request, depth.clamp(max=max_draft)]
     tokens, maxima = draw(
         logits,
         temperature=temperature[request],
@@ -284,9 +407,51 @@ def verify_sampled(
         top_p=None if top_p is None else top_p[request],
         min_p=None if min_p is None else min_p[request],
         seeds=seeds[request],
-        positions=positions[request] + row - first[request],
+        positions=positions[request] + depth,
     )
-    return accept(tokens, maxima, draft_ids, offsets, max_draft=max_draft)
+    return _accept(tokens, maxima, draft_ids, parents, offsets, max_draft=max_draft)
+
+
+def _accept(
+    tokens: Tensor,
+    maxima: Tensor,
+    draft_ids: Tensor,
+    parents: Tensor | None,
+    offsets: Tensor,
+    *,
+    max_draft: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    if parents is None:
+        return *accept(tokens, maxima, draft_ids, offsets, max_draft=max_draft), None
+    return accept_tree(tokens, maxima, draft_ids, parents, offsets, max_draft=max_draft)
+
+
+def _in_slots(values: Tensor, offsets: Tensor, *, max_draft: int, fill: int) -> Tensor:
+    """One value for each draft token, flat, as (requests, max_draft + 1); elsewhere `fill`."""
+    slot = torch.arange(max_draft + 1, device=values.device)
+    first = offsets[:-1, None]
+    used = (slot > 0) & (slot <= offsets[1:, None] - first)
+    # One more value, so that there is something to look at where nothing is drafted.
+    padded = torch.nn.functional.pad(values, (0, 1), value=fill)
+    return padded[torch.where(used, first + slot - 1, len(values))]
+
+
+def _parent_slots(parents: Tensor, offsets: Tensor, *, max_draft: int) -> Tensor:
+    """The parent of each slot as a slot, int64 (requests, max_draft + 1).
+
+    The text's last token and slots past the draft are their own parents.
+    """
+    bounded = parents.long().clamp(-1, max_draft) + 1
+    parent = _in_slots(bounded, offsets, max_draft=max_draft, fill=-1)
+    slot = torch.arange(max_draft + 1, device=parents.device).expand_as(parent)
+    return torch.where(parent < 0, slot, parent.minimum((slot - 1).clamp(min=0)))
+
+
+def _doubled(parent: Tensor) -> Iterator[Tensor]:
+    """The ancestor 1, 2, 4, ... generations up of each slot, until all have come to the root."""
+    for _ in range((parent.shape[1] - 1).bit_length()):
+        yield parent
+        parent = parent.gather(1, parent)
 
 
 def _chunked(logits: Tensor) -> Tensor:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
 
-from fastdraft import DraftBatch, Engine
+from fastdraft import DraftBatch, DraftStats, Engine
 
 VOCABULARY = 97
 BOS, EOS, PAD = 1, 2, 0
@@ -105,22 +108,27 @@ FAMILIES = (
 
 
 def tiny_model(family: str, *, attention: str | None = None) -> Any:
-    """A random float32 model, drawn so that attention and positions decide what it says.
-
-    Weights as small as those of a fresh model give the same token over and over, whatever stands
-    before it.
-    """
-    torch.manual_seed(11)
+    """A random float32 model, as `drawn` makes it."""
     config = _config(family)
     config.tie_word_embeddings = False
     if attention is not None:
         config._attn_implementation = attention
-    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    return drawn(transformers.AutoModelForCausalLM.from_config, config)
+
+
+def drawn(make: Callable[[Any], Any], config: Any) -> Any:
+    """The model of a configuration, drawn so that attention and positions decide what it says.
+
+    Weights as small as those that `make` gives a fresh model say the same token over and over,
+    whatever stands before it.
+    """
+    torch.manual_seed(11)
+    model = make(config)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.normal_(std=2.0 * min(parameter.shape) ** -0.5)
-    return model
+    return model.eval()
 
 
 def repetitive_batch(rows: int, *, seed: int = 0, longest: int = 30) -> dict[str, torch.Tensor]:
@@ -148,6 +156,121 @@ class Silent(Engine):
 
     def propose_batch(self, requests: Any, *, limits: Any = None, **_: Any) -> DraftBatch:
         return super().propose_batch(requests, limits=np.zeros(len(requests), np.int32))
+
+
+@dataclass(frozen=True)
+class TreeBatch:
+    """A batch of drafts that a drafter in Python makes."""
+
+    token_ids: np.ndarray
+    parents: np.ndarray
+    probabilities: np.ndarray
+    offsets: np.ndarray
+
+
+@dataclass
+class _Growing:
+    """A request of `Forester`."""
+
+    truth: Sequence[int]
+    tree: list[tuple[int, int]]  # token and parent
+    emitted: int = 0
+    stats: DraftStats = field(default_factory=DraftStats)
+
+
+class Forester:
+    """Drafts random trees that hold the next true tokens, as many as it likes, at a random branch.
+
+    Args:
+        truths: What each row is going to say, in the order in which requests are added.
+        nodes: The most tokens of a tree.
+        seed: Of its choices.
+
+    Attributes:
+        accepted: How many tokens of each tree were emitted.
+        moved: How many of these paths did not stand at the front of their trees.
+        cut: How many ended before a token that was emitted all the same.
+        cancelled: How many requests were.
+    """
+
+    def __init__(self, truths: Sequence[Sequence[int]], *, nodes: int = 12, seed: int = 0) -> None:
+        self._truths = [list(map(int, truth)) for truth in truths]
+        self._nodes = nodes
+        self._random = random.Random(seed)
+        self._requests: list[_Growing] = []
+        self.accepted: list[int] = []
+        self.moved = self.cut = self.cancelled = 0
+
+    def add_request(self, prompt_ids: Any, *, prediction: Any = None) -> int:
+        truth = self._truths[len(self._requests) % len(self._truths)]
+        self._requests.append(_Growing(truth, []))
+        return len(self._requests) - 1
+
+    def propose_batch(self, requests: Sequence[int], *, limits: Any = None, **_: Any) -> Any:
+        offsets = [0]
+        nodes: list[tuple[int, int]] = []
+        for slot, request in enumerate(requests):
+            state = self._requests[request]
+            most = self._nodes if limits is None else min(self._nodes, int(limits[slot]))
+            state.tree = self._tree(state.truth[state.emitted :], most)
+            nodes += state.tree
+            offsets.append(len(nodes))
+        tokens, parents = zip(*nodes, strict=True) if nodes else ((), ())
+        return TreeBatch(
+            np.array(tokens, np.int32),
+            np.array(parents, np.int32),
+            np.linspace(0.9, 0.1, len(tokens), dtype=np.float32),
+            np.array(offsets, np.int32),
+        )
+
+    def _tree(self, truth: Sequence[int], most: int) -> list[tuple[int, int]]:
+        size = self._random.randint(0, max(most, 0))
+        depth = min(self._random.randint(0, size), len(truth))
+        places = set(self._random.sample(range(size), depth))
+        tree: list[tuple[int, int]] = []
+        known: dict[tuple[int, int], int] = {}  # parent and token to the node
+        true_node, true_depth = -1, 0
+        for place in range(size):
+            if place in places:
+                node = (true_node, truth[true_depth])
+                if node in known:  # by chance
+                    true_node, true_depth = known[node], true_depth + 1
+                    continue
+            else:
+                node = (self._random.randrange(-1, len(tree)), self._random.randrange(VOCABULARY))
+                if node in known:
+                    continue
+            known[node] = len(tree)
+            tree.append((node[1], node[0]))
+            if place in places:
+                true_node, true_depth = known[node], true_depth + 1
+        return tree
+
+    def observe_batch(self, requests: Sequence[int], emitted_ids: Any, offsets: Any) -> None:
+        for slot, request in enumerate(requests):
+            emitted = emitted_ids[offsets[slot] : offsets[slot + 1]].tolist()
+            state = self._requests[request]
+            children = {(parent, token): at for at, (token, parent) in enumerate(state.tree)}
+            path: list[int] = []
+            for token in emitted[:-1]:
+                path.append(children[path[-1] if path else -1, token])
+            self.moved += path != list(range(len(path)))
+            self.cut += (path[-1] if path else -1, emitted[-1]) in children
+            self.accepted.append(len(path))
+            state.emitted += len(emitted)
+            state.stats += DraftStats(
+                steps=1,
+                emitted=len(emitted),
+                drafts=bool(state.tree),
+                drafted=len(state.tree),
+                accepted=len(path),
+            )
+
+    def finish(self, request: int) -> DraftStats:
+        return self._requests[request].stats
+
+    def cancel(self, request: int) -> None:
+        self.cancelled += 1
 
 
 def edited(output: torch.Tensor, *, every: int = 9) -> list[int]:

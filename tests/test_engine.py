@@ -39,27 +39,6 @@ def texts(max_size: int = 80) -> st.SearchStrategy[list[int]]:
     return st.one_of(small, long)
 
 
-@given(texts(), st.lists(texts(6), max_size=12), st.integers(1, 20))
-def test_default_drafter_copies_after_the_longest_match_or_goes_on_copying(
-    prompt: list[int], steps: list[list[int]], lookahead: int
-) -> None:
-    engine = Engine(DraftConfig(lookahead=lookahead, token_cost=0))
-    request = engine.add_request(prompt)
-    text = list(prompt)
-    cursor = oracle.CopyCursor()
-    for emitted in steps:
-        draft = engine.propose(request)
-        assert draft.tolist() in oracle.drafts(text, cursor, lookahead)
-        assert draft.parents.tolist() == list(range(-1, len(draft) - 1))
-        assert set(draft.sources.tolist()) <= {Source.CONTEXT}
-        assert (np.diff(draft.probabilities) <= 0).all()
-        engine.observe(request, emitted)
-        for token in emitted:
-            text.append(token)
-            cursor.advance(text)
-    assert engine.num_tokens(request) == len(text)
-
-
 @given(texts(), st.lists(texts(6), max_size=12), st.integers(1, 5), st.integers(1, 12))
 def test_prompt_lookup_is_the_oracles(
     prompt: list[int], steps: list[list[int]], max_ngram: int, num_tokens: int
@@ -95,87 +74,95 @@ def test_prompt_lookup_is_transformers(
 
 
 class EngineAgainstLists(RuleBasedStateMachine):
-    """Any order of calls, against a dict of lists."""
+    """Any order of calls, against drafters that share what they learned."""
 
-    @initialize(lookahead=st.integers(1, 8))
-    def start(self, lookahead: int) -> None:
+    @initialize(lookahead=st.integers(1, 8), tree_budget=st.none() | st.integers(1, 12))
+    def start(self, lookahead: int, tree_budget: int | None) -> None:
         self.lookahead = lookahead
+        self.tree = tree_budget is not None
+        self.most = tree_budget or lookahead
         self.limit = 120
         self.engine = Engine(
-            DraftConfig(lookahead=lookahead, token_cost=0, max_request_tokens=self.limit)
+            DraftConfig(
+                lookahead=lookahead,
+                tree_budget=tree_budget,
+                token_cost=0,
+                max_request_tokens=self.limit,
+            )
         )
-        self.texts: dict[int, list[int]] = {}
-        self.cursors: dict[int, oracle.CopyCursor] = {}
-        self.drafts: dict[int, list[int]] = {}
+        self.acceptance = oracle.Acceptance(self.engine.calibration().weights)
+        self.drafters: dict[int, oracle.DefaultDrafter] = {}
         self.counts: dict[int, list[int]] = {}
         self.ended: list[int] = []
 
     def pick(self, data: st.DataObject) -> int:
-        return data.draw(st.sampled_from(sorted(self.texts)))
+        return data.draw(st.sampled_from(sorted(self.drafters)))
 
     def record(self, request: int, emitted: list[int]) -> None:
-        draft = self.drafts.pop(request, [])
-        if not emitted:
-            return
-        accepted = 0
-        while accepted < min(len(draft), len(emitted)) and draft[accepted] == emitted[accepted]:
-            accepted += 1
-        counts = self.counts[request]
-        for i, n in enumerate([1, len(emitted), bool(draft), len(draft), accepted]):
-            counts[i] += n
-        for token in emitted:
-            self.texts[request].append(token)
-            self.cursors[request].advance(self.texts[request])
+        drafter = self.drafters[request]
+        drafted = len(drafter.draft)
+        accepted = drafter.accepted(emitted)
+        predicted = sum(node.candidate.source == Source.PREDICTION for node in drafter.draft)
+        confirmed = sum(node.candidate.source == Source.PREDICTION for node in accepted)
+        if emitted:
+            counts = [1, len(emitted), drafted > 0, drafted, len(accepted)]
+            counts += [confirmed, predicted - confirmed]
+            self.counts[request] = [
+                a + b for a, b in zip(self.counts[request], counts, strict=True)
+            ]
+        drafter.observe(emitted)
 
-    @rule(prompt=texts(40))
-    def add(self, prompt: list[int]) -> None:
-        request = self.engine.add_request(np.array(prompt, dtype=np.int64))
-        assert request not in self.texts
+    @rule(prompt=texts(40), prediction=st.none() | texts(20))
+    def add(self, prompt: list[int], prediction: list[int] | None) -> None:
+        request = self.engine.add_request(np.array(prompt, dtype=np.int64), prediction=prediction)
+        assert request not in self.drafters
         assert request not in self.ended
-        self.texts[request] = list(prompt)
-        self.cursors[request] = oracle.CopyCursor()
-        self.counts[request] = [0] * 5
+        self.drafters[request] = oracle.DefaultDrafter(
+            prompt,
+            self.acceptance,
+            lookahead=self.lookahead,
+            tree=self.tree,
+            prediction=prediction or [],
+        )
+        self.counts[request] = [0] * 7
 
-    @precondition(lambda self: self.texts)
+    @precondition(lambda self: self.drafters)
     @rule(data=st.data(), limit=st.none() | st.integers(0, 10))
     def propose(self, data: st.DataObject, limit: int | None) -> None:
         request = self.pick(data)
-        draft = self.engine.propose(request, limit=limit).tolist()
-        most = self.lookahead if limit is None else min(limit, self.lookahead)
-        assert draft in oracle.drafts(self.texts[request], self.cursors[request], most)
-        self.drafts[request] = draft
+        draft = self.engine.propose(request, limit=limit)
+        self.drafters[request].follow(draft, self.most if limit is None else min(limit, self.most))
 
-    @precondition(lambda self: self.texts)
+    @precondition(lambda self: self.drafters)
     @rule(data=st.data())
     def propose_batch(self, data: st.DataObject) -> None:
-        requests = data.draw(st.lists(st.sampled_from(sorted(self.texts)), unique=True))
+        requests = data.draw(st.lists(st.sampled_from(sorted(self.drafters)), unique=True))
         batch = self.engine.propose_batch(requests)
         assert len(batch) == len(requests)
-        for request, draft in zip(requests, batch.tolist(), strict=True):
-            assert draft in oracle.drafts(
-                self.texts[request], self.cursors[request], self.lookahead
-            )
-            self.drafts[request] = draft
+        for row, request in enumerate(requests):
+            row_of_batch = slice(*batch.offsets[row : row + 2].tolist())
+            self.drafters[request].follow(batch, self.most, row=row_of_batch)
         assert batch.offsets.tolist() == np.cumsum([0] + [len(d) for d in batch.tolist()]).tolist()
 
-    @precondition(lambda self: self.texts)
+    @precondition(lambda self: self.drafters)
     @rule(data=st.data(), emitted=texts(8))
     def observe(self, data: st.DataObject, emitted: list[int]) -> None:
         request = self.pick(data)
         if data.draw(st.booleans()):
-            emitted = self.drafts.get(request, [])[:3] + emitted
-        if len(self.texts[request]) + len(emitted) > self.limit:
+            drafter = self.drafters[request]
+            emitted = drafter.path_to(min(len(drafter.draft), 4) - 1) + emitted
+        if len(self.drafters[request].text) + len(emitted) > self.limit:
             with pytest.raises(RequestLimitError, match=f"request {request}: max_request_tokens"):
                 self.engine.observe(request, emitted)
             return
         self.engine.observe(request, emitted)
         self.record(request, emitted)
 
-    @precondition(lambda self: self.texts)
+    @precondition(lambda self: self.drafters)
     @rule(data=st.data())
     def observe_batch(self, data: st.DataObject) -> None:
-        requests = data.draw(st.lists(st.sampled_from(sorted(self.texts)), unique=True))
-        requests = [r for r in requests if len(self.texts[r]) + 4 <= self.limit]
+        requests = data.draw(st.lists(st.sampled_from(sorted(self.drafters)), unique=True))
+        requests = [r for r in requests if len(self.drafters[r].text) + 4 <= self.limit]
         rows = [data.draw(st.lists(st.integers(0, 3), max_size=4)) for _ in requests]
         flat = np.fromiter(chain(*rows), dtype=np.int32)
         offsets = np.cumsum([0] + [len(row) for row in rows]).astype(np.int32)
@@ -183,7 +170,7 @@ class EngineAgainstLists(RuleBasedStateMachine):
         for request, row in zip(requests, rows, strict=True):
             self.record(request, row)
 
-    @precondition(lambda self: self.texts)
+    @precondition(lambda self: self.drafters)
     @rule(data=st.data(), cancel=st.booleans())
     def end(self, data: st.DataObject, cancel: bool) -> None:
         request = self.pick(data)
@@ -192,8 +179,7 @@ class EngineAgainstLists(RuleBasedStateMachine):
             self.engine.cancel(request)
         else:
             assert self.engine.finish(request) == stats
-        del self.texts[request]
-        self.drafts.pop(request, None)
+        del self.drafters[request]
         self.ended.append(request)
         with pytest.raises(UnknownRequestError, match=f"unknown request {request}:"):
             self.engine.finish(request)
@@ -202,18 +188,11 @@ class EngineAgainstLists(RuleBasedStateMachine):
     def agree(self) -> None:
         if not hasattr(self, "engine"):
             return
-        assert self.engine.num_requests == len(self.texts)
-        assert (self.engine.num_bytes > 0) == bool(self.texts)
-        for request, text in self.texts.items():
-            assert self.engine.num_tokens(request) == len(text)
-            stats = self.engine.stats(request)
-            assert [
-                stats.steps,
-                stats.emitted,
-                stats.drafts,
-                stats.drafted,
-                stats.accepted,
-            ] == self.counts[request]
+        assert self.engine.num_requests == len(self.drafters)
+        assert (self.engine.num_bytes > 0) == bool(self.drafters)
+        for request, drafter in self.drafters.items():
+            assert self.engine.num_tokens(request) == len(drafter.text)
+            assert self.engine.stats(request) == DraftStats(*self.counts[request])
 
 
 TestEngineAgainstLists = EngineAgainstLists.TestCase

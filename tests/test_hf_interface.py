@@ -336,25 +336,6 @@ def test_requests_end_with_the_generation_however_it_ends(model: Any) -> None:
     assert not engine.running
 
 
-class _Tree(Engine):
-    """Drafts two children of one parent."""
-
-    def propose_batch(self, requests: Any, **_: Any) -> Any:
-        class Tree:
-            token_ids = np.array([3, 4], np.int32)
-            parents = np.array([-1, -1], np.int32)
-            offsets = np.array([0, 2], np.int32)
-
-        return Tree()
-
-
-def test_trees_are_refused(model: Any) -> None:
-    with pytest.raises(InvalidValueError, match="chain"):
-        hf.generate(
-            model, **repetitive_batch(1), do_sample=False, max_new_tokens=8, drafter=_Tree()
-        )
-
-
 class _MaskAll(LogitsProcessor):
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         return torch.full_like(scores, -torch.inf)
@@ -453,6 +434,32 @@ def test_models_that_cannot_take_back_tokens_are_refused(config: Any, message: s
     with pytest.raises(InvalidValueError, match=message):
         hf.generate(model, torch.tensor([[3, 4, 5]]), max_new_tokens=4)
     assert not forwards
+
+
+def test_models_that_keep_no_cache_are_refused() -> None:
+    config = transformers.OpenAIGPTConfig(vocab_size=97, n_embd=16, n_layer=1, n_head=2)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    with pytest.raises(InvalidValueError, match=r"the cache .* got OpenAIGPTLMHeadModel"):
+        hf.generate(model, torch.tensor([[3, 4, 5]]), max_new_tokens=4)
+
+
+def test_batches_of_models_that_take_no_positions_are_refused() -> None:
+    config = transformers.BartConfig(
+        vocab_size=97,
+        d_model=16,
+        decoder_layers=1,
+        decoder_attention_heads=2,
+        decoder_ffn_dim=16,
+        is_encoder_decoder=False,
+    )
+    model = transformers.BartForCausalLM(config).eval()
+    ids = torch.tensor([[3, 4, 5]])
+    options = {"do_sample": False, "max_new_tokens": 8, "eos_token_id": None}
+    expected = model.generate(ids, **options)
+    output = hf.generate(model, ids, **options, prediction=expected[0, 3:])
+    assert torch.equal(output.sequences, expected)
+    with pytest.raises(InvalidValueError, match="takes position_ids, got BartForCausalLM"):
+        hf.generate(model, ids.repeat(2, 1), **options)
 
 
 def test_hybrid_models_are_refused_inside_generate() -> None:

@@ -43,11 +43,17 @@ def test_rows_hold_what_was_accepted(data: st.DataObject, rows: int, prompt: int
                 expected = torch.cat([held[row][1], values[row]], 1)
                 assert torch.equal(all_values[row, :, : length + width], expected)
             assert not all_keys.isnan().any()
-        accepted = [data.draw(st.integers(1, width)) for _ in held]
+        accepted = [list(range(data.draw(st.integers(1, width)))) for _ in held]
+        if data.draw(st.booleans()):
+            # Of a tree any new tokens may stay, in their order.
+            choices = st.sets(st.integers(0, width - 1), min_size=1).map(sorted)
+            accepted = [data.draw(choices) for _ in held]
+            kept = [[*path, *range(len(path), width)] for path in accepted]
+            cache.compact(lengths, torch.tensor(kept), torch.device("cpu"))
         held = [
             (
-                torch.cat([row_keys, keys[row, :, : accepted[row]]], 1),
-                torch.cat([row_values, values[row, :, : accepted[row]]], 1),
+                torch.cat([row_keys, keys[row][:, accepted[row]]], 1),
+                torch.cat([row_values, values[row][:, accepted[row]]], 1),
             )
             for row, (row_keys, row_values) in enumerate(held)
         ]

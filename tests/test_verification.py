@@ -15,7 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastdraft.errors import InvalidValueError
-from fastdraft.verification import Status, Verified, verify_greedy, verify_sampled
+from fastdraft.verification import (
+    Status,
+    Verified,
+    compaction_indices,
+    tree_attention_mask,
+    tree_depths,
+    verify_greedy,
+    verify_sampled,
+)
 
 INF, NAN = math.inf, math.nan
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
@@ -97,6 +105,38 @@ def accept_oracle(rows, tokens, draft):
         if token != drafted:
             break
     return emitted, status
+
+
+def is_empty(row):
+    return max(row) == -INF and not any(math.isnan(x) for x in row)
+
+
+def walk_oracle(rows, choose, draft, parents):
+    """What a request with a tree emits, its path and its status, from the root downwards.
+
+    choose(row, depth) is the target's token in a row of logits at that depth.
+    """
+    node, emitted, path, status = -1, [], [], 0
+    while True:
+        row = rows[node + 1]
+        if is_empty(row):
+            return emitted, path, status | Status.EMPTY
+        if any(math.isnan(x) for x in row):
+            status |= Status.NAN
+        emitted.append(choose(row, len(path)))
+        children = [j for j in range(len(draft)) if parents[j] == node and draft[j] == emitted[-1]]
+        if not children:
+            return emitted, path, status
+        (node,) = children
+        path.append(node)
+
+
+def ancestors(parents, node):
+    """The node and all that lead to it, -1 for the text's last token among them."""
+    line = [node]
+    while line[-1] >= 0:
+        line.append(parents[line[-1]])
+    return line
 
 
 def ragged(drafts):
@@ -270,6 +310,138 @@ def test_sampled_is_the_oracle(batch, hit, chunk, data):
             min_p=torch.tensor(min_p),
         )
     check_against_oracle(verified, rows, tokens, drafts)
+
+
+# Trees.
+
+
+def planted(draw, rows, choose):
+    """A tree for a request, as (parent, token) pairs, that the target follows now and then."""
+    size, vocabulary = len(rows) - 1, len(rows[0])
+    ids, depths = range(-2, vocabulary + 2), {-1: 0}
+    nodes = []
+    for node in range(size):
+        parent = draw(st.integers(-1, node - 1))
+        taken = {token for other, token in nodes if other == parent}
+        token = choose(rows[parent + 1], depths[parent])
+        if token in taken or draw(st.booleans()):
+            token = draw(st.sampled_from([i for i in ids if i not in taken]))
+        nodes.append((parent, token))
+        depths[node] = depths[parent] + 1
+    return nodes
+
+
+def check_trees(verified, rows, chooses, trees):
+    check_padding(verified)
+    expected = [
+        walk_oracle(request, choose, [token for _, token in tree], [parent for parent, _ in tree])
+        for request, choose, tree in zip(rows, chooses, trees, strict=True)
+    ]
+    assert verified.tolist() == [emitted for emitted, _, _ in expected]
+    assert verified.status.tolist() == [status for _, _, status in expected]
+    longest = verified.token_ids.shape[1] - 1
+    paths = [[*path, *[-1] * (longest - len(path))] for _, path, _ in expected]
+    assert verified.path.tolist() == paths
+    assert verified.path.dtype == torch.int32
+    kept = compaction_indices(verified.path).tolist()
+    for slots, (_, path, _) in zip(kept, expected, strict=True):
+        assert slots == [0, *[node + 1 for node in path], *range(len(path) + 1, longest + 1)]
+
+
+def trees_of(data, rows, chooses):
+    """Trees for the requests, and their draft ids, offsets and parents."""
+    trees = [
+        planted(data.draw, request, choose) for request, choose in zip(rows, chooses, strict=True)
+    ]
+    ids, offsets = ragged([[token for _, token in tree] for tree in trees])
+    parents = torch.tensor([parent for tree in trees for parent, _ in tree], dtype=torch.int32)
+    return trees, ids, offsets, parents
+
+
+@settings(max_examples=200, deadline=None)
+@given(batch=batches(), dtype=st.sampled_from(DTYPES), data=st.data())
+def test_greedy_trees_are_the_oracle(batch, dtype, data):
+    rows, _ = batch
+    chooses = [lambda row, _: argmax_oracle(row)] * len(rows)
+    trees, ids, offsets, parents = trees_of(data, rows, chooses)
+    logits = torch.tensor([row for request in rows for row in request], dtype=dtype)
+    verified = verify_greedy(logits, ids, offsets, parents=parents)
+    check_trees(verified, rows, chooses, trees)
+    wider = verify_greedy(logits, ids, offsets, parents=parents.long(), max_draft=9)
+    assert wider.tolist() == verified.tolist()
+    assert wider.path.shape == (len(rows), 9)
+
+
+@settings(max_examples=200, deadline=None)
+@given(batch=batches(), data=st.data())
+def test_sampled_trees_are_the_oracle(batch, data):
+    rows, _ = batch
+    n = len(rows)
+    seeds = data.draw(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=n, max_size=n))
+    positions = data.draw(st.lists(st.integers(0, 2**62), min_size=n, max_size=n))
+
+    def chooser(b):
+        return lambda row, depth: draw_oracle(row, seeds[b], positions[b] + depth, 1.5)
+
+    chooses = [chooser(b) for b in range(n)]
+    trees, ids, offsets, parents = trees_of(data, rows, chooses)
+    logits = torch.tensor([row for request in rows for row in request], dtype=torch.float64)
+    verified = verify_sampled(
+        logits,
+        ids,
+        offsets,
+        parents=parents,
+        temperature=1.5,
+        seeds=torch.tensor(seeds),
+        positions=torch.tensor(positions),
+    )
+    check_trees(verified, rows, chooses, trees)
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data(), sizes=st.lists(st.integers(0, 40), min_size=1, max_size=4))
+def test_layout_of_trees(data, sizes):
+    of_requests = [
+        [data.draw(st.integers(max(-1, node - 5), node - 1)) for node in range(size)]
+        for size in sizes
+    ]
+    parents, offsets = ragged(of_requests)
+    longest = max(sizes) + data.draw(st.integers(0, 2))
+    depths = tree_depths(parents, offsets, max_draft=longest)
+    sees = tree_attention_mask(parents, offsets, max_draft=longest)
+    assert depths.dtype == torch.int64
+    assert sees.dtype == torch.bool
+    for b, (size, of_request) in enumerate(zip(sizes, of_requests, strict=True)):
+        for slot in range(longest + 1):
+            line = ancestors(of_request, slot - 1) if slot <= size else [slot - 1]
+            assert int(depths[b, slot]) == len(line) - 1
+            assert sees[b, slot].nonzero()[:, 0].tolist() == [node + 1 for node in reversed(line)]
+
+
+def test_layout_of_chains():
+    parents, offsets = ragged([[-1, 0, 1], []])
+    assert tree_depths(parents, offsets).tolist() == [[0, 1, 2, 3], [0, 0, 0, 0]]
+    sees = tree_attention_mask(parents, offsets)
+    assert torch.equal(sees[0], torch.ones(4, 4, dtype=torch.bool).tril())
+    assert torch.equal(sees[1], torch.eye(4, dtype=torch.bool))
+    assert tree_depths(parents[:0], torch.tensor([0, 0])).tolist() == [[0]]
+
+
+def test_the_path_of_a_chain():
+    logits = torch.full((9, 4), -1.0)
+    logits[torch.arange(9), [1, 2, 3, 0, 1, 1, 2, 3, 0]] = 1.0
+    logits[7] = -INF
+    verified = verify_greedy(logits, *ragged([[1, 2, 0], [], [1, 2, 3]]))
+    assert verified.tolist() == [[1, 2, 3], [1], [1, 2]]
+    assert verified.path.tolist() == [[0, 1, -1], [-1, -1, -1], [0, 1, -1]]
+    assert verified.path.dtype == torch.int32
+    # The same as trees: one request has two guesses for its first token.
+    ids, offsets = ragged([[1, 2, 0], [], [1, 2, 3, 0]])
+    parents = torch.tensor([-1, 0, 1, -1, 0, 1, -1])
+    logits = torch.cat([logits, logits[:1]])
+    verified = verify_greedy(logits, ids, offsets, parents=parents)
+    assert verified.tolist() == [[1, 2, 3], [1], [1, 2]]
+    assert verified.path.tolist() == [[0, 1, -1, -1], [-1] * 4, [0, 1, -1, -1]]
 
 
 VOCABULARIES = [2, 3, 1000, 1023, 1024, 1025, 2047, 2048, 4099, 49152, 50257]
@@ -540,6 +712,52 @@ def test_token_depends_on_seed_position_and_logits_alone():
         assert emitted == plain[: len(emitted)]
 
 
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.8, "top_k": 60, "top_p": 0.9}])
+def test_a_seeded_sample_is_the_same_with_any_draft(options):
+    # The logits of a place in the text depend on the text before it, as a model's do.
+    vocabulary, seed, start = 700, 2**40 + 3, 77
+    chooser = random.Random(8)
+
+    def logits_after(text):
+        generator = torch.Generator().manual_seed(hash(text) % 2**63)
+        return torch.randn(vocabulary, generator=generator) * 3
+
+    def step(text, nodes):
+        paths = [()]
+        for parent, token in nodes:
+            paths.append((*paths[parent + 1], token))
+        verified = verify_sampled(
+            torch.stack([logits_after(text + path) for path in paths]),
+            *ragged([[token for _, token in nodes]]),
+            parents=torch.tensor([parent for parent, _ in nodes], dtype=torch.int32),
+            seeds=torch.tensor([seed]),
+            positions=torch.tensor([start + len(text)]),
+            **options,
+        )
+        return tuple(verified.tolist()[0])
+
+    plain = ()
+    while len(plain) < 60:
+        plain += step(plain, [])
+    text, accepted = (), []
+    while len(text) < 45:
+        nodes, node, depth = [], -1, 0
+        for _ in range(chooser.randrange(12)):
+            true = (node, plain[len(text) + depth])
+            wrong = (chooser.randrange(-1, len(nodes)), chooser.randrange(vocabulary))
+            if chooser.random() < 0.5 and true not in nodes:
+                node, depth = len(nodes), depth + 1
+                nodes.append(true)
+            elif wrong not in nodes:
+                nodes.append(wrong)
+        new = step(text, nodes)
+        assert len(new) >= depth + 1
+        text += new
+        accepted.append(len(new) - 1)
+    assert text == plain[: len(text)]
+    assert len(set(accepted)) > 4
+
+
 def test_requests_of_a_large_batch_are_drawn_alone():
     # More rows than one slab holds, each request with options of its own.
     torch.manual_seed(5)
@@ -604,7 +822,46 @@ def test_no_value_on_a_device_is_read_back():
         max_draft=4,
     )
     assert verified.token_ids.shape == (3, 5)
+    assert verified.path.shape == (3, 4)
+    parents = device(6, torch.int32)
+    verified = verify_sampled(
+        *batch,
+        parents=parents,
+        temperature=0.5,
+        seeds=device(3, torch.int64),
+        positions=device(3, torch.int64),
+        max_draft=4,
+    )
+    assert verified.token_ids.shape == (3, 5)
+    assert compaction_indices(verified.path).shape == (3, 5)
+    assert tree_attention_mask(parents, batch[2], max_draft=4).shape == (3, 5, 5)
     assert verify_greedy(*batch).token_ids.shape == (3, 7)
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data(), sizes=st.lists(st.integers(0, 6), min_size=1, max_size=3))
+def test_no_parent_is_read_out_of_bounds(data, sizes):
+    # As on a device, where values are not checked.
+    anything = st.one_of(st.integers(-(2**63), 2**63 - 1), st.integers(-3, 8))
+    parents, ids = (
+        torch.tensor([data.draw(values) for _ in range(sum(sizes))], dtype=torch.int64)
+        for values in (anything, st.integers(-1, 2))
+    )
+    offsets = torch.tensor([0, *np.cumsum(sizes)])
+    max_draft = data.draw(st.integers(0, 7))
+    logits = torch.tensor([data.draw(st.integers(0, 1)) for _ in range(sum(sizes) + len(sizes))])
+    logits = torch.nn.functional.one_hot(logits, 2).float()
+    options = {"parents": parents, "max_draft": max_draft}
+    token_ids, lengths, status, path = reference.verify_greedy(logits, ids, offsets, **options)
+    check_padding(Verified(token_ids, lengths, status, path))
+    assert (token_ids < 2).all()
+    assert (lengths >= 1).all()
+    assert not status.any()
+    accepted = (path >= 0).sum(1)
+    assert torch.equal(accepted, lengths - 1)
+    assert (path < torch.tensor(sizes)[:, None]).all()
+    depths = reference.tree_depths(parents, offsets, max_draft=max_draft)
+    assert ((depths >= 0) & (depths <= torch.arange(max_draft + 1))).all()
 
 
 # Errors.
@@ -644,9 +901,18 @@ GOOD = {
         ({"max_draft": -1}, "max_draft must be at least 0, got -1"),
         ({"max_draft": 1}, "at least the longest draft's 2 tokens, got 1"),
         ({"parents": torch.tensor([-1])}, "each of the 2 draft tokens, got 1"),
+        ({"parents": torch.tensor([-1.0, 0.0])}, "parents must hold .*, got torch.float32"),
         (
-            {"parents": torch.tensor([-1, -1])},
-            "make each draft a chain, 0 for draft token 1, got -1: trees are not verified",
+            {"parents": torch.tensor([-1, 1])},
+            "before their children, from -1 to 0 for draft token 1 of request 0, got 1",
+        ),
+        (
+            {"parents": torch.tensor([-2, 0])},
+            "from -1 to -1 for draft token 0 of request 0, got -2",
+        ),
+        (
+            {"parents": torch.tensor([-1, -1]), "draft_ids": torch.tensor([2, 2])},
+            "one parent must have different tokens, got 2 twice for parent -1 in request 0",
         ),
         ({"temperature": -1.0}, r"temperature must be 0 \(greedy\) or from .*, got -1.0"),
         ({"temperature": NAN}, "temperature must be .*, got nan"),
@@ -682,7 +948,7 @@ def test_errors_name_the_value(change, message):
     batch = [operands.pop(name) for name in ("logits", "draft_ids", "offsets")]
     with pytest.raises(InvalidValueError, match=message):
         verify_sampled(*batch, **operands)
-    shared = {name: value for name, value in change.items() if name in ("parents", "max_draft")}
+    shared = {name: operands[name] for name in ("parents", "max_draft") if name in change}
     if shared or any(name in ("logits", "draft_ids", "offsets") for name in change):
         with pytest.raises(InvalidValueError, match=message):
             verify_greedy(*batch, **shared)

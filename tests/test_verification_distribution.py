@@ -60,9 +60,11 @@ def rows(count, vocabulary=VOCABULARY):
     return torch.randn(count, vocabulary) * 1.5
 
 
-def verify_many(logits, draft, *, seeds, position=50, **options):
+def verify_many(logits, draft, *, seeds, position=50, parents=None, **options):
     """The same request and draft for every seed; logits (draft + 1, vocabulary)."""
     n = len(seeds)
+    if parents is not None:
+        options["parents"] = torch.tensor(parents).repeat(n)
     return verify_sampled(
         logits.repeat(n, 1),
         torch.tensor(draft, dtype=torch.int32).repeat(n),
@@ -109,6 +111,38 @@ def test_joint_law_of_accepted_and_last_token(options):
             reached *= law[draft[j]]
     assert joint.sum() == pytest.approx(1)
     check_counts(counts, joint)
+
+
+@pytest.mark.parametrize("options", [OPTIONS["plain"], OPTIONS["all"]], ids=["plain", "all"])
+def test_joint_law_of_path_and_last_token_of_a_tree(options):
+    logits = rows(6)
+    laws = [exact(row, **options) for row in logits]
+    likely = [np.argsort(-law) for law in laws]
+    # Two guesses after the text, two after the first of them, one after the second.
+    parents = [-1, -1, 0, 1, 0]
+    choices = [likely[0][0], likely[0][2], likely[1][1], likely[2][0], likely[1][0]]
+    draft = list(map(int, choices))
+    verified = verify_many(
+        logits, draft, parents=parents, seeds=torch.arange(N) * 7 - 10**9, **options
+    )
+    accepted = verified.lengths.long() - 1
+    last = verified.token_ids.gather(1, accepted[:, None])[:, 0]
+    # The largest index on a path is its last, since parents stand before their children.
+    slot = verified.path.amax(1) + 1
+    counts = np.zeros((6, VOCABULARY))
+    np.add.at(counts, (slot.numpy(), last.numpy()), 1)
+
+    joint, reached = np.zeros((6, VOCABULARY)), [1.0]
+    for node, (parent, token) in enumerate(zip(parents, draft, strict=True), 1):
+        reached.append(reached[parent + 1] * laws[parent + 1][token])
+        joint[node] = reached[node] * laws[node]
+    joint[0] = laws[0]
+    for parent, token in zip(parents, draft, strict=True):
+        joint[parent + 1, token] = 0.0
+    assert joint.sum() == pytest.approx(1)
+    check_counts(counts, joint)
+    # The first token alone has the law of plain sampling.
+    check_counts(np.bincount(verified.token_ids[:, 0], minlength=VOCABULARY), laws[0])
 
 
 def test_first_token_has_the_same_law_with_and_without_drafts():

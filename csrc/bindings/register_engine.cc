@@ -1,15 +1,18 @@
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <pybind11/typing.h>
 
 #include <cmath>
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "draft_object.h"
 #include "fast_method.h"
+#include "fastdraft/acceptance.h"
 #include "fastdraft/engine.h"
 #include "fastdraft/error.h"
 #include "numpy.h"
@@ -80,11 +83,13 @@ void check_offsets(const IntegerArray<std::int64_t>& offsets, std::int64_t rows,
 }
 
 std::int64_t add_request(Engine& engine, const Integers& prompt_ids,
-                         const std::optional<Integers>& prediction) {
+                         const std::optional<Integers>& prediction,
+                         const std::optional<Stores>& datastores) {
   const IntegerArray<Token> prompt(prompt_ids, "prompt_ids");
   const IntegerArray<Token> expected(prediction.value_or(Integers()), "prediction");
   const auto add = [&] {
-    return engine.add_request(prompt.data(), prompt.size(), expected.data(), expected.size());
+    return engine.add_request(prompt.data(), prompt.size(), expected.data(), expected.size(),
+                              datastores ? &*datastores : nullptr);
   };
   if (prompt.size() + expected.size() <= kShortPrompt) return add();
   const py::gil_scoped_release release;
@@ -93,7 +98,7 @@ std::int64_t add_request(Engine& engine, const Integers& prompt_ids,
 
 // One draft, written straight into the Python object that carries it.
 DraftHandle propose(Engine& engine, RequestId request, const ProposeOptions& options) {
-  DraftObject* draft = new_draft(engine.config().lookahead);
+  DraftObject* draft = new_draft(engine.most_drafted());
   DraftHandle handle(draft);
   draft->size = engine.propose(request, options, draft->columns());
   return handle;
@@ -107,7 +112,7 @@ DraftHandle propose_with(Engine& engine, RequestId request, std::optional<std::i
   std::int32_t most = 0;
   if (limit) {
     check_limit(*limit, "limit");
-    most = static_cast<std::int32_t>(std::min<std::int64_t>(*limit, engine.config().lookahead));
+    most = static_cast<std::int32_t>(std::min<std::int64_t>(*limit, engine.most_drafted()));
     options.limits = &most;
   }
   return propose(engine, request, options);
@@ -181,28 +186,39 @@ py::tuple as_tuple(const DraftCounts& counts) {
 
 void register_engine(py::module_& module) {
   py::class_<Engine> engine(module, "Engine", "The core of fastdraft.Engine.");
-  engine.def(py::init([](std::int32_t lookahead, double token_cost, std::int32_t max_ngram,
-                         std::int64_t max_request_tokens, std::optional<std::int64_t> max_bytes) {
+  engine.def(py::init([](std::int32_t lookahead, std::int32_t tree_budget, double token_cost,
+                         std::int32_t max_ngram, std::int32_t ngram_order, double min_probability,
+                         std::int32_t recovery, std::int64_t max_request_tokens,
+                         std::optional<std::int64_t> max_bytes, const Stores& datastores) {
                EngineConfig config;
                config.lookahead = lookahead;
+               config.tree_budget = tree_budget;
                config.token_cost = token_cost;
                config.max_ngram = max_ngram;
+               config.ngram_order = ngram_order;
+               config.min_probability = min_probability;
+               config.recovery = recovery;
                config.max_request_tokens = max_request_tokens;
                config.max_bytes = max_bytes.value_or(MemoryBudget::kUnlimited);
-               return std::make_unique<Engine>(config);
+               return std::make_unique<Engine>(config, datastores);
              }),
-             py::kw_only(), py::arg("lookahead"), py::arg("token_cost"), py::arg("max_ngram"),
-             py::arg("max_request_tokens"), py::arg("max_bytes"));
+             py::kw_only(), py::arg("lookahead"), py::arg("tree_budget"), py::arg("token_cost"),
+             py::arg("max_ngram"), py::arg("ngram_order"), py::arg("min_probability"),
+             py::arg("recovery"), py::arg("max_request_tokens"), py::arg("max_bytes"),
+             py::arg("datastores"));
   engine.def("add_request", &add_request, py::arg("prompt_ids"), py::kw_only(),
-             py::arg("prediction") = py::none(), R"(Starts a request and returns its id.
+             py::arg("prediction") = py::none(), py::arg("datastores") = py::none(),
+             R"(Starts a request and returns its id.
 
 prompt_ids: the prompt's tokens, a list or a row of integers (numpy, array, ...), 0 or greater;
     may be empty. Copied.
 prediction: text that the caller expects in the output, in the same form; it is drafted from
     without being part of the prompt.
+datastores: the Datastores that the request may be drafted from, and whose live ones it enters when
+    it is finished; by default the engine's. It sees no others.
 
-O(tokens). Raises InvalidValueError, RequestLimitError or MemoryLimitError, and then nothing was
-added.)");
+O(tokens). Raises InvalidValueError (datastores of two tokenizers too), DatastoreClosedError,
+RequestLimitError or MemoryLimitError, and then nothing was added.)");
   engine.def("propose", &propose_with, py::arg("request"), py::kw_only(),
              py::arg("limit") = py::none(), py::arg("token_cost") = py::none(),
              py::arg("cost") = py::none(), R"(The draft for the request's next step.
@@ -210,7 +226,7 @@ added.)");
 It is empty where nothing matches or nothing pays. It changes nothing that later drafts depend on,
 but `observe` compares the emitted tokens with the latest draft, so propose once a step.
 
-limit: the most tokens to draft, besides the engine's lookahead; 0 drafts nothing. A host that
+limit: the most tokens to draft, besides the config's lookahead or tree_budget; 0 drafts nothing. A host that
     has room for fewer tokens says so here and does not cut the draft itself.
 token_cost: what a further token in a forward costs, as a fraction of a forward over one token; by
     default the config's.
@@ -263,6 +279,43 @@ Everything is checked before any change; on MemoryLimitError all rows with room 
         return as_tuple(counts);
       },
       py::arg("request"));
+  engine.def(
+      "cancel",
+      [](Engine& self, RequestId request) {
+        const py::gil_scoped_release release;
+        self.cancel(request);
+      },
+      py::arg("request"), R"(Ends a request whose output nobody wants, and frees its memory.
+
+Nothing of it enters a datastore. Raises UnknownRequestError for an id that is not running.)");
+  engine.def("_weights", [](const Engine& self) -> std::optional<py::array_t<float>> {
+    if (self.acceptance() == nullptr) return std::nullopt;
+    const auto weights = self.acceptance()->weights();
+    return py::array_t<float>(static_cast<py::ssize_t>(weights.size()), weights.data());
+  });
+  engine.def(
+      "_set_weights",
+      [](const Engine& self, const py::array_t<float, py::array::c_style>& weights) {
+        if (self.acceptance() == nullptr || weights.size() != Acceptance::kWeights) {
+          throw InvalidValueError("weights do not fit the drafter");
+        }
+        self.acceptance()->set_weights(weights.data());
+      },
+      py::arg("weights"));
+  engine.def("_reliability", [](const Engine& self) {
+    std::vector<std::tuple<double, double, double>> buckets;
+    if (self.acceptance() != nullptr) {
+      for (const auto& bucket : self.acceptance()->reliability()) {
+        buckets.emplace_back(bucket.told, bucket.accepted, bucket.count);
+      }
+    }
+    return buckets;
+  });
+  py::typing::List<py::typing::Tuple<py::str, int>> features;
+  for (std::size_t i = 0; i < Acceptance::kFeatures; ++i) {
+    features.append(py::make_tuple(Acceptance::kNames[i], Acceptance::kValues[i]));
+  }
+  module.attr("FEATURES") = features;
   FastMethod<Engine, FastPropose>::install(engine, "propose");
   FastMethod<Engine, FastObserve>::install(engine, "observe");
   engine.def_property_readonly("num_requests", &Engine::num_requests,

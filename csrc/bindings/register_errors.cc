@@ -29,6 +29,10 @@ void translate(const std::exception_ptr& pending) {
     raise("RequestLimitError", error);
   } catch (const MemoryLimitError& error) {
     raise("MemoryLimitError", error);
+  } catch (const DatastoreError& error) {
+    raise("DatastoreError", error);
+  } catch (const DatastoreClosedError& error) {
+    raise("DatastoreClosedError", error);
   }
 }
 

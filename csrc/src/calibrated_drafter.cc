@@ -1,60 +1,95 @@
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <optional>
+#include <vector>
 
 #include "fastdraft/acceptance.h"
 #include "fastdraft/copy_cursor.h"
+#include "fastdraft/datastore.h"
 #include "fastdraft/drafter.h"
 #include "fastdraft/prediction.h"
+#include "fastdraft/token_links.h"
 
 namespace fastdraft {
 namespace {
 
-// A continuation copied from a text that is already known. It names the place
-// instead of copying the tokens, and holds until that text grows.
-struct Guess {
-  const Token* from = nullptr;
-  std::int32_t period = 1;  // the copy starts over after so many tokens
-  std::int32_t count = 0;   // how many tokens it gives; 0: no guess
-  Source source = Source::kContext;
-  Acceptance::Evidence evidence{};
+// How much of what is known is weighed. On the recorded requests more of any of
+// these gained less than a thousandth, but of the occurrences for trees, which
+// draft from what is rare too.
+constexpr int kSuffixes = 3;  // repeated suffixes of the text, the longest ones
+constexpr int kTokens = 8;    // earlier occurrences of its last token
+constexpr int kTokensOfTree = 16;
+constexpr int kStored = 8;  // occurrences in the datastores
+constexpr int kStoredOfTree = 32;
+constexpr int kMostOccurrences = 2 * kSuffixes + kTokensOfTree + kStoredOfTree;
+static_assert(kMostOccurrences <= 64);
 
-  Token operator[](std::int32_t i) const noexcept { return from[i < period ? i : i % period]; }
+// Matches are told apart up to this length.
+constexpr std::int32_t kLongest = 32;
 
-  // Writes the tokens as a chain, and not their probabilities.
-  void write(const DraftColumns& draft) const noexcept {
-    const std::int32_t straight = std::min(count, period);
-    draft.write_chain(from, straight, source);
-    for (std::int32_t i = straight; i < count; ++i) {
-      draft.token_ids[i] = draft.token_ids[i - period];
-      draft.parents[i] = i - 1;
-      draft.sources[i] = source;
-    }
-  }
+// A place where the text's last tokens stand too: what followed them there.
+struct Occurrence {
+  const Token* next;
+  // Of the request's own text, after so many tokens the copy starts over, as LZ77's
+  // does: a period repeats. Of a datastore, so many lie side by side.
+  std::int32_t count;
+  std::int32_t length;  // how many of the text's last tokens stand before it
+  bool stored;
 
-  // How many of its first `most` tokens `emitted` begins with.
-  std::int32_t common_prefix(const Token* emitted, std::int32_t most) const noexcept {
-    std::int32_t length = 0;
-    while (length < most && (*this)[length] == emitted[length]) ++length;
-    return length;
+  // Negative: none.
+  Token token(std::int32_t depth) const noexcept {
+    if (depth < count) return next[depth];
+    return stored ? -1 : next[depth % count];
   }
 };
 
-// Drafts what followed the context's longest repeated suffix the last time,
-// where the copy that the output makes of the context goes on, or the prediction.
+// Which of up to 64 occurrences.
+using Occurrences = std::uint64_t;
+
+// What the copy, or the prediction, says goes on.
+struct Following {
+  const Token* next = nullptr;
+  std::int32_t count = 0;
+  CopyCursor::Place place;
+
+  Token token(std::int32_t depth) const noexcept { return depth < count ? next[depth] : -1; }
+
+  // The value of Acceptance::kCopy and kPrediction for `token`: nothing is said,
+  // the token after a guess, after a match, or another one.
+  int value(std::int32_t depth, Token token_id, bool followed) const noexcept {
+    const Token said = followed ? token(depth) : -1;
+    if (said < 0) return 0;
+    const int length = Acceptance::length_value(place.length + depth);
+    if (said != token_id) return 8 + std::min(3, length / 3);
+    const bool guessed = depth == 0 && place.footing == CopyCursor::Footing::kGuessed;
+    return guessed ? 1 : 2 + std::min(4, length / 2);
+  }
+};
+
+// Weighs what followed the text's last tokens wherever they stand, in its own
+// text, in the prediction and in the datastores, and drafts the tokens that are most likely
+// to be accepted: a chain, or a tree.
 class CalibratedDrafter final : public Drafter {
  public:
-  CalibratedDrafter(const SuffixAutomaton& context, const Sources& sources, Acceptance& acceptance,
-                    MemoryBudget& budget)
-      : context_(context), acceptance_(acceptance) {
+  CalibratedDrafter(const SuffixAutomaton& context, const Sources& sources, std::int32_t lookahead,
+                    bool tree, Acceptance& acceptance, MemoryBudget& budget)
+      : context_(context),
+        lookahead_(lookahead),
+        tree_(tree),
+        acceptance_(acceptance),
+        links_(budget),
+        stores_(sources.stores) {
+    link();
     if (sources.prediction_size > 0) {
       prediction_.emplace(sources.prediction, sources.prediction_size, budget);
     }
+    readers_.reserve(stores_.size());
   }
 
   void advance() override {
-    // A short repeated suffix stands in many places, and is drafted from as
-    // such: no reason to follow the text from there.
+    // A short repeated suffix stands in many places, and is weighed as such: no
+    // reason to follow the text from there.
     CopyCursor::Place elsewhere;
     const Match match = context_.repeated_suffix();
     if (match.length >= kShortestJump) {
@@ -64,127 +99,379 @@ class CalibratedDrafter final : public Drafter {
     copy_.advance(context_.text(), static_cast<std::int32_t>(context_.size()) - 1, context_.text(),
                   context_.size(), elsewhere);
     if (prediction_) prediction_->advance(context_.text(), context_.size());
+    link();
   }
 
-  std::int32_t guess(std::int32_t limit, const DraftColumns& draft) override {
-    // Of guesses that promise the same, the first is drafted.
-    guesses_ = {from_prediction(limit), from_repetition(limit), from_copy(limit)};
-    // Where both name one place, the repeated suffix says more about it.
-    if (guesses_[2].from == guesses_[1].from) guesses_[2] = {};
-    const Guess& chosen = guesses_[most_promising()];
-    chosen.write(draft);
-    float path = 1.0f;
-    for (std::int32_t i = 0; i < chosen.count; ++i) {
-      path *= acceptance_.chance(chosen.evidence, i);
-      draft.probabilities[i] = path;
-    }
-    return chosen.count;
+  std::int32_t guess(std::int32_t limit, float least, const DraftColumns& draft) override {
+    num_occurrences_ = 0;
+    num_stored_ = 0;
+    find_in_context();
+    for (const auto& store : stores_) find_in(*store);
+    follow();
+
+    nodes_.clear();
+    candidates_.clear();
+    nodes_.push_back({-1, -1, 0, 1.0f, ~Occurrences{0}, true, true, 0, 0});
+    expand(0);
+    const std::int32_t count =
+        tree_ ? grow_tree(limit, least, draft) : grow_chain(limit, least, draft);
+    readers_.clear();
+    return count;
   }
 
   void learn(const Token* emitted, std::int64_t count) override {
-    for (const Guess& guess : guesses_) {
-      const auto known = static_cast<std::int32_t>(std::min<std::int64_t>(guess.count, count));
-      if (known == 0) continue;
-      const std::int32_t accepted = guess.common_prefix(emitted, known);
-      acceptance_.learn(guess.evidence, accepted, accepted < known);
+    std::size_t node = 0;
+    for (std::int64_t i = 0; i < count; ++i) {
+      for (std::size_t c = nodes_[node].first; c < nodes_[node].last; ++c) {
+        const Candidate& candidate = candidates_[c];
+        acceptance_.learn(candidate.evidence, candidate.chance, candidate.token == emitted[i]);
+      }
+      std::size_t child = node + 1;
+      while (child < nodes_.size() && (nodes_[child].parent != static_cast<std::int32_t>(node) ||
+                                       nodes_[child].token != emitted[i])) {
+        ++child;
+      }
+      if (child == nodes_.size()) return;
+      node = child;
     }
   }
 
  private:
   static constexpr std::int32_t kShortestJump = 4;
+  // A chain is never drafted from a match of kWeak tokens beside one of kStrong.
+  static constexpr std::int32_t kStrong = 4;
+  static constexpr std::int32_t kWeak = 1;
 
-  // `limit` tokens at most from `position` of the request's own text. Where the
-  // copy reaches the text's end it goes on with what it copied, as LZ77 does: a
-  // period repeats.
-  Guess of_context(std::int32_t position, std::int32_t limit,
-                   Acceptance::Evidence evidence) const noexcept {
-    return {context_.text() + position, static_cast<std::int32_t>(context_.size()) - position,
-            limit, Source::kContext, evidence};
+  // A token that may be drafted, in its place. The root stands for the text.
+  struct Node {
+    std::int32_t parent;
+    Token token;
+    std::int32_t depth;       // how many tokens stand between it and the text, with it
+    float path;               // the chance that it is accepted, with all before it
+    Occurrences occurrences;  // those that agree so far
+    bool copied;              // whether the copy agrees so far
+    bool predicted;
+    std::size_t first, last;  // of the candidates to follow it
+  };
+
+  // A token that something says may follow a node, and what says so.
+  struct Group {
+    Token token;
+    std::int32_t context_length, store_length;  // of the longest matches
+    std::int32_t context_count, store_count;    // of the occurrences
+    Occurrences occurrences;
+    bool copied;
+    bool predicted;
+
+    std::int32_t length() const noexcept { return std::max(context_length, store_length); }
+  };
+
+  // A token that may follow a node, weighed.
+  struct Candidate {
+    Token token;
+    float chance;
+    Occurrences occurrences;
+    Acceptance::Evidence evidence;
+    Source source;
+    bool copied;
+    bool predicted;
+  };
+
+  int most_stored() const noexcept { return tree_ ? kStoredOfTree : kStored; }
+
+  // Brings the links up to the text; memory may have ended before.
+  void link() {
+    while (links_.size() < context_.size()) links_.append(context_.text()[links_.size()]);
   }
 
-  Guess from_repetition(std::int32_t limit) const noexcept {
-    const Match match = context_.repeated_suffix();
-    if (match.length == 0) return {};
-    const std::int32_t latest = context_.latest_end(match.state) + 1;
-    const std::int32_t first = context_.first_end(match.state) + 1;
-    const Token* text = context_.text();
-    const Agreement agreement = first == latest               ? Agreement::kSingle
-                                : text[first] == text[latest] ? Agreement::kAgree
-                                                              : Agreement::kDisagree;
-    return of_context(latest, limit, Acceptance::repetition(match.length, agreement));
-  }
-
-  Guess from_copy(std::int32_t limit) const noexcept {
-    const CopyCursor::Place place = copy_.place();
-    if (place.position < 0) return {};
-    return of_context(place.position, limit, Acceptance::copy(place));
-  }
-
-  Guess from_prediction(std::int32_t limit) const noexcept {
-    if (!prediction_) return {};
-    const CopyCursor::Place place = prediction_->place();
-    if (place.position < 0) return {};
-    const auto left = static_cast<std::int32_t>(prediction_->size()) - place.position;
-    if (left == 0) return {};
-    return {prediction_->text() + place.position, left, std::min(limit, left), Source::kPrediction,
-            Acceptance::prediction(place)};
-  }
-
-  std::size_t most_promising() const noexcept {
-    std::size_t best = 0;
-    std::size_t guesses = 0;
-    for (std::size_t i = 0; i < guesses_.size(); ++i) {
-      if (guesses_[i].count == 0) continue;
-      ++guesses;
-      best = i;
+  void add_of_context(std::int32_t position, std::int32_t length) noexcept {
+    const Token* next = context_.text() + position;
+    for (int i = 0; i < num_occurrences_; ++i) {
+      if (occurrences_[static_cast<std::size_t>(i)].next == next) return;
     }
-    if (guesses < 2) return best;
-    float most = -1.0f;
-    for (std::size_t i = 0; i < guesses_.size(); ++i) {
-      const float promised = promise(guesses_[i]);
-      if (guesses_[i].count > 0 && promised > most) {
-        most = promised;
-        best = i;
+    occurrences_[static_cast<std::size_t>(num_occurrences_++)] = {
+        next, static_cast<std::int32_t>(context_.size()) - position, std::min(length, kLongest),
+        false};
+  }
+
+  void find_in_context() noexcept {
+    Match match = context_.repeated_suffix();
+    for (int i = 0; i < kSuffixes && match.length > 0; ++i) {
+      add_of_context(context_.latest_end(match.state) + 1, match.length);
+      add_of_context(context_.first_end(match.state) + 1, match.length);
+      match = context_.shorter(match);
+    }
+    const auto last = static_cast<std::int32_t>(context_.size()) - 1;
+    if (last < 0 || links_.size() <= last) return;
+    const Token* text = context_.text();
+    std::int32_t position = links_.previous(last);
+    for (int i = tree_ ? kTokensOfTree : kTokens; i > 0 && position >= 0; --i) {
+      std::int32_t length = 1;
+      while (length < kLongest && length <= position &&
+             text[position - length] == text[last - length]) {
+        ++length;
+      }
+      add_of_context(position + 1, length);
+      position = links_.previous(position);
+    }
+  }
+
+  void find_in(const Datastore& store) {
+    std::array<fastdraft::Occurrence, kStoredOfTree> found;
+    const Datastore::Reader& reader = readers_.emplace_back(store);
+    const int count =
+        reader.find(context_.text(), context_.size(), found.data(), most_stored() - num_stored_,
+                    tree_ ? 2 * kStoredOfTree : Datastore::kLinks);
+    for (int i = 0; i < count; ++i) {
+      std::int64_t side_by_side = 0;
+      const Token* next = reader.run(found[static_cast<std::size_t>(i)].next, &side_by_side);
+      occurrences_[static_cast<std::size_t>(num_occurrences_++)] = {
+          next, static_cast<std::int32_t>(std::min<std::int64_t>(side_by_side, lookahead_)),
+          found[static_cast<std::size_t>(i)].length, true};
+    }
+    num_stored_ += count;
+  }
+
+  void follow() noexcept {
+    copying_ = {};
+    copying_.place = copy_.place();
+    if (copying_.place.position >= 0) {
+      copying_.next = context_.text() + copying_.place.position;
+      copying_.count = static_cast<std::int32_t>(context_.size()) - copying_.place.position;
+    }
+    expected_ = {};
+    if (!prediction_) return;
+    expected_.place = prediction_->place();
+    if (expected_.place.position >= 0) {
+      expected_.next = prediction_->text() + expected_.place.position;
+      expected_.count = static_cast<std::int32_t>(prediction_->size()) - expected_.place.position;
+    }
+  }
+
+  Group& group_of(Token token) noexcept {
+    for (int i = 0; i < num_groups_; ++i) {
+      if (groups_[static_cast<std::size_t>(i)].token == token) {
+        return groups_[static_cast<std::size_t>(i)];
       }
     }
-    return best;
+    Group& group = groups_[static_cast<std::size_t>(num_groups_++)];
+    group = {token, 0, 0, 0, 0, 0, false, false};
+    return group;
   }
 
-  // The number of tokens that a guess is expected to have accepted.
-  float promise(const Guess& guess) const noexcept {
-    float path = 1.0f;
-    float sum = 0.0f;
-    for (std::int32_t i = 0; i < guess.count; ++i) {
-      path *= acceptance_.chance(guess.evidence, i);
-      sum += path;
+  // Weighs the tokens that may follow the node.
+  void expand(std::size_t index) {
+    const Node node = nodes_[index];
+    num_groups_ = 0;
+    int total = 0;
+    // What the latest of the longest matches say, of the text and of the datastores.
+    Latest latest{-1, -1};
+    std::int32_t longest_of_context = 0;
+    std::int32_t longest_of_stores = 0;
+    const Token* latest_of_context = nullptr;
+    for (int i = 0; i < num_occurrences_; ++i) {
+      if ((node.occurrences >> i & 1) == 0) continue;
+      const Occurrence& occurrence = occurrences_[static_cast<std::size_t>(i)];
+      const Token token = occurrence.token(node.depth);
+      if (token < 0) continue;
+      const std::int32_t length = std::min(occurrence.length + node.depth, kLongest);
+      Group& group = group_of(token);
+      group.occurrences |= Occurrences{1} << i;
+      ++total;
+      if (occurrence.stored) {
+        group.store_length = std::max(group.store_length, length);
+        ++group.store_count;
+        // They come in this order: of the longest, the latest first.
+        if (length > longest_of_stores) {
+          longest_of_stores = length;
+          latest.of_stores = token;
+        }
+      } else {
+        group.context_length = std::max(group.context_length, length);
+        ++group.context_count;
+        if (length > longest_of_context ||
+            (length == longest_of_context && occurrence.next > latest_of_context)) {
+          longest_of_context = length;
+          latest.of_context = token;
+          latest_of_context = occurrence.next;
+        }
+      }
     }
-    return sum;
+    const Token copy = node.copied ? copying_.token(node.depth) : -1;
+    if (copy >= 0) group_of(copy).copied = true;
+    const Token expected = node.predicted ? expected_.token(node.depth) : -1;
+    if (expected >= 0) group_of(expected).predicted = true;
+
+    // The longest match of all, and the longest of any other token.
+    std::int32_t best = 0;
+    std::int32_t second = 0;
+    for (int i = 0; i < num_groups_; ++i) {
+      const std::int32_t length = groups_[static_cast<std::size_t>(i)].length();
+      second = std::max(second, std::min(best, length));
+      best = std::max(best, length);
+    }
+    nodes_[index].first = candidates_.size();
+    for (int i = 0; i < num_groups_; ++i) {
+      const Group& group = groups_[static_cast<std::size_t>(i)];
+      const bool outdone = best >= kStrong && group.length() <= kWeak;
+      if (outdone && !tree_ && !group.copied && !group.predicted) continue;
+      weigh(group, node, total, group.length() == best ? second : best, latest);
+    }
+    nodes_[index].last = candidates_.size();
   }
+
+  struct Latest {
+    Token of_context;
+    Token of_stores;
+  };
+
+  void weigh(const Group& group, const Node& node, int total, std::int32_t rival_length,
+             const Latest& latest) {
+    const auto says = [&](Token token) { return token < 0 ? 0 : token == group.token ? 1 : 2; };
+    const int context = Acceptance::length_value(group.context_length);
+    const int store = Acceptance::length_value(group.store_length);
+    const int rival = Acceptance::length_value(rival_length);
+    const int share = total == 0 ? 0 : (group.context_count + group.store_count) * 5 / total;
+    const int of = total < 3 ? total : total < 6 ? 3 : total < 10 ? 4 : 5;
+    const std::array<int, Acceptance::kFeatures> values = {
+        context,
+        store,
+        rival,
+        Acceptance::count_value(group.context_count),
+        Acceptance::count_value(group.store_count),
+        says(latest.of_context) + 3 * says(latest.of_stores),
+        copying_.value(node.depth, group.token, node.copied),
+        expected_.value(node.depth, group.token, node.predicted),
+        context * Acceptance::kLengths + store,
+        share + Acceptance::kShares * of,
+        std::max(context, store) * Acceptance::kLengths + rival};
+    Candidate& candidate = candidates_.emplace_back();
+    candidate.token = group.token;
+    candidate.occurrences = group.occurrences;
+    candidate.copied = group.copied;
+    candidate.predicted = group.predicted;
+    candidate.source = group.predicted                             ? Source::kPrediction
+                       : group.store_length > group.context_length ? Source::kDatastore
+                                                                   : Source::kContext;
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      candidate.evidence[i] = Acceptance::place(static_cast<Acceptance::Feature>(i), values[i]);
+    }
+    candidate.chance = acceptance_.chance(candidate.evidence);
+  }
+
+  // Makes a candidate a node, and writes it as the next token of the draft.
+  std::int32_t draft_candidate(std::size_t parent, const Candidate& candidate,
+                               const DraftColumns& draft) {
+    const auto place = static_cast<std::int32_t>(nodes_.size()) - 1;
+    const float path = nodes_[parent].path * candidate.chance;
+    draft.token_ids[place] = candidate.token;
+    draft.parents[place] = static_cast<std::int32_t>(parent) - 1;
+    draft.probabilities[place] = path;
+    draft.sources[place] = candidate.source;
+    nodes_.push_back({static_cast<std::int32_t>(parent), candidate.token, nodes_[parent].depth + 1,
+                      path, candidate.occurrences, candidate.copied, candidate.predicted, 0, 0});
+    return place + 1;
+  }
+
+  std::int32_t grow_chain(std::int32_t limit, float least, const DraftColumns& draft) {
+    limit = std::min(limit, lookahead_);
+    std::int32_t count = 0;
+    while (count < limit) {
+      const auto node = static_cast<std::size_t>(count);
+      const auto begin = candidates_.begin() + static_cast<std::ptrdiff_t>(nodes_[node].first);
+      const auto end = candidates_.begin() + static_cast<std::ptrdiff_t>(nodes_[node].last);
+      const auto best = std::max_element(
+          begin, end, [](const Candidate& a, const Candidate& b) { return a.chance < b.chance; });
+      if (best == end || nodes_[node].path * best->chance < least) break;
+      count = draft_candidate(node, *best, draft);
+      if (count < limit) expand(static_cast<std::size_t>(count));
+    }
+    return count;
+  }
+
+  // Best first: the tokens most likely to be accepted anywhere in the tree.
+  std::int32_t grow_tree(std::int32_t limit, float least, const DraftColumns& draft) {
+    waiting_.clear();
+    const auto wait_for = [&](std::size_t node) {
+      if (nodes_[node].depth == lookahead_) return;
+      for (std::size_t c = nodes_[node].first; c < nodes_[node].last; ++c) {
+        const float path = nodes_[node].path * candidates_[c].chance;
+        if (path < least) continue;
+        waiting_.push_back({path, c, node});
+        std::push_heap(waiting_.begin(), waiting_.end());
+      }
+    };
+    wait_for(0);
+    std::int32_t count = 0;
+    while (count < limit && !waiting_.empty()) {
+      std::pop_heap(waiting_.begin(), waiting_.end());
+      const Waiting next = waiting_.back();
+      waiting_.pop_back();
+      const Candidate candidate = candidates_[next.candidate];
+      count = draft_candidate(next.parent, candidate, draft);
+      if (count == limit) break;
+      expand(static_cast<std::size_t>(count));
+      wait_for(static_cast<std::size_t>(count));
+    }
+    return count;
+  }
+
+  struct Waiting {
+    float path;
+    std::size_t candidate;
+    std::size_t parent;
+    // Of equals the first comes first.
+    bool operator<(const Waiting& other) const noexcept {
+      return path != other.path ? path < other.path : candidate > other.candidate;
+    }
+  };
 
   const SuffixAutomaton& context_;
+  const std::int32_t lookahead_;
+  const bool tree_;
   Acceptance& acceptance_;
+  TokenLinks links_;
   CopyCursor copy_{-1};  // follows what the output copies from the text itself
   std::optional<Prediction> prediction_;
-  std::array<Guess, 3> guesses_;
+  const Stores stores_;
+
+  // The last guess, until the next one: what was found, and what was made of it.
+  std::array<Occurrence, kMostOccurrences> occurrences_;
+  int num_occurrences_ = 0;
+  int num_stored_ = 0;
+  std::vector<Datastore::Reader> readers_;  // while a guess is made, it points into the stores
+  Following copying_;
+  Following expected_;
+  std::vector<Node> nodes_;
+  std::array<Group, kMostOccurrences + 2> groups_;
+  int num_groups_ = 0;
+  std::vector<Candidate> candidates_;
+  std::vector<Waiting> waiting_;
 };
 
 class CalibratedPolicy final : public DraftPolicy {
  public:
+  CalibratedPolicy(std::int32_t lookahead, bool tree) : lookahead_(lookahead), tree_(tree) {}
+
   std::unique_ptr<Drafter> begin(const SuffixAutomaton& context, const Sources& sources,
                                  MemoryBudget& budget) override {
-    return std::make_unique<CalibratedDrafter>(context, sources, acceptance_, budget);
+    return std::make_unique<CalibratedDrafter>(context, sources, lookahead_, tree_, acceptance_,
+                                               budget);
   }
 
   bool drafts_what_pays() const noexcept override { return true; }
+  Acceptance* acceptance() noexcept override { return &acceptance_; }
 
  private:
+  const std::int32_t lookahead_;
+  const bool tree_;
   Acceptance acceptance_;
 };
 
 }  // namespace
 
-std::unique_ptr<DraftPolicy> DraftPolicy::calibrated() {
-  return std::make_unique<CalibratedPolicy>();
+std::unique_ptr<DraftPolicy> DraftPolicy::calibrated(std::int32_t lookahead, bool tree) {
+  return std::make_unique<CalibratedPolicy>(lookahead, tree);
 }
 
 }  // namespace fastdraft

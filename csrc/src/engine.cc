@@ -18,8 +18,45 @@ constexpr double kInitialRate = 1.5;
 constexpr int kIndexBits = 32;
 
 std::unique_ptr<DraftPolicy> make_policy(const EngineConfig& config) {
-  return config.max_ngram > 0 ? DraftPolicy::prompt_lookup(config.max_ngram)
-                              : DraftPolicy::calibrated();
+  if (config.max_ngram > 0) return DraftPolicy::prompt_lookup(config.max_ngram);
+  if (config.ngram_order > 0) {
+    return DraftPolicy::ngram(config.ngram_order, config.min_probability);
+  }
+  if (config.recovery > 0) return DraftPolicy::predicted_outputs(config.recovery);
+  return DraftPolicy::calibrated(config.lookahead, config.tree_budget > 0);
+}
+
+std::string to_hex(const Fingerprint& fingerprint) {
+  static constexpr char kDigits[] = "0123456789abcdef";
+  std::string hex;
+  for (const std::uint8_t byte : fingerprint) {
+    hex += kDigits[byte >> 4];
+    hex += kDigits[byte & 15];
+  }
+  return hex;
+}
+
+// Token ids of two tokenizers have nothing to do with each other.
+void check_stores(const Stores& stores) {
+  const Datastore* marked = nullptr;
+  for (std::size_t i = 0; i < stores.size(); ++i) {
+    if (stores[i] == nullptr) throw InvalidValueError("datastores must be Datastores, got None");
+    if (std::find(stores.begin(), stores.begin() + static_cast<std::ptrdiff_t>(i), stores[i]) !=
+        stores.begin() + static_cast<std::ptrdiff_t>(i)) {
+      throw InvalidValueError("datastores must differ, got one twice, at index " +
+                              std::to_string(i));
+    }
+    if (stores[i]->closed()) {
+      throw DatastoreClosedError("the datastore at index " + std::to_string(i) + " is closed");
+    }
+    if (!stores[i]->fingerprint()) continue;
+    if (marked != nullptr && marked->fingerprint() != stores[i]->fingerprint()) {
+      throw InvalidValueError("datastores must be of one tokenizer, got the fingerprints " +
+                              to_hex(*marked->fingerprint()) + " and " +
+                              to_hex(*stores[i]->fingerprint()));
+    }
+    marked = stores[i].get();
+  }
 }
 
 std::string of_request(RequestId id) { return "request " + std::to_string(id) + ": "; }
@@ -45,11 +82,14 @@ class Engine::Locked {
   std::unique_lock<std::mutex> lock_;
 };
 
-Engine::Engine(const EngineConfig& config)
+Engine::Engine(const EngineConfig& config, Stores stores)
     : config_(config),
+      stores_(std::move(stores)),
       budget_(config.max_bytes),
       policy_(make_policy(config)),
-      rate_(kInitialRate) {}
+      rate_(kInitialRate) {
+  check_stores(stores_);
+}
 
 Engine::~Engine() {
   for (const auto& chunk : chunks_) delete[] chunk.load(std::memory_order_relaxed);
@@ -118,14 +158,15 @@ void Engine::check_room(const Request& request, RequestId id, std::int64_t count
 }
 
 std::int32_t Engine::limit_of(const ProposeOptions& options, std::int64_t row) const noexcept {
-  return options.limits == nullptr ? config_.lookahead
-                                   : std::min(config_.lookahead, options.limits[row]);
+  return options.limits == nullptr ? most_drafted() : std::min(most_drafted(), options.limits[row]);
 }
 
 RequestId Engine::add_request(const Token* prompt, std::int64_t prompt_size,
-                              const Token* prediction, std::int64_t prediction_size) {
+                              const Token* prediction, std::int64_t prediction_size,
+                              const Stores* stores) {
   check_tokens(prompt, prompt_size, "prompt_ids");
   check_tokens(prediction, prediction_size, "prediction");
+  if (stores != nullptr) check_stores(*stores);
   for (const auto& [what, size] :
        {std::pair{"prompt_ids", prompt_size}, std::pair{"prediction", prediction_size}}) {
     if (size > config_.max_request_tokens) {
@@ -141,7 +182,9 @@ RequestId Engine::add_request(const Token* prompt, std::int64_t prompt_size,
   }
   auto request = std::make_unique<Request>(most_drafted(), rate, budget_);
   for (std::int64_t i = 0; i < prompt_size; ++i) request->context.append(prompt[i]);
-  request->drafter = policy_->begin(request->context, {prediction, prediction_size}, budget_);
+  request->stores = stores == nullptr ? stores_ : *stores;
+  request->drafter =
+      policy_->begin(request->context, {prediction, prediction_size, request->stores}, budget_);
 
   const std::int64_t index = take_slot();
   Slot& place = *slot(index);
@@ -155,11 +198,12 @@ std::int32_t Engine::propose(RequestId id, const ProposeOptions& options,
                              const DraftColumns& draft) {
   const StepCost cost = options.cost.value_or(StepCost::constant(config_.token_cost));
   const Locked request = lock(id);
-  request->guessed = request->drafter->guess(limit_of(options, 0), request->draft);
+  const double rate = request->rate.value();
+  request->guessed = request->drafter->guess(
+      limit_of(options, 0), static_cast<float>(cost.least_chance(1, rate)), request->draft);
   std::int32_t count = request->guessed;
   if (policy_->drafts_what_pays()) {
-    keep_what_pays(cost, request->rate.value(), false, request->draft.probabilities, 1, count,
-                   &count);
+    keep_what_pays(cost, rate, false, request->draft.probabilities, 1, count, &count);
   }
   request->drafted = count;
   request->step_time = cost.relative(1, count);
@@ -179,7 +223,7 @@ DraftBatch Engine::propose_batch(const RequestId* ids, std::int64_t rows,
   double rate = 0.0;
   for (std::int64_t row = 0; row < rows; ++row) {
     const Locked request = lock(ids[row]);
-    request->guessed = request->drafter->guess(limit_of(options, row), request->draft);
+    request->guessed = request->drafter->guess(limit_of(options, row), 0.0f, request->draft);
     request->draft.copy_to(all.from(row * stride), request->guessed);
     counts[static_cast<std::size_t>(row)] = request->guessed;
     rate += request->rate.value();
@@ -229,14 +273,16 @@ void Engine::append_observed(Request& request, RequestId id, const Token* emitte
   request.rate.add(static_cast<double>(count), step_time);
   request.time += step_time;
 
-  for (std::int64_t i = 0; i < count; ++i) {
-    try {
-      request.context.append(emitted[i]);
-    } catch (const MemoryLimitError& error) {
-      throw MemoryLimitError(of_request(id) + error.what() + "; " + std::to_string(i) + " of " +
-                             std::to_string(count) + " observed tokens were taken");
+  std::int64_t taken = 0;
+  try {
+    while (taken < count) {
+      request.context.append(emitted[taken]);
+      ++taken;
+      request.drafter->advance();
     }
-    request.drafter->advance();
+  } catch (const MemoryLimitError& error) {
+    throw MemoryLimitError(of_request(id) + error.what() + "; " + std::to_string(taken) + " of " +
+                           std::to_string(count) + " observed tokens were taken");
   }
 }
 
@@ -271,6 +317,19 @@ DraftCounts Engine::counts(RequestId id) { return lock(id)->counts; }
 std::int64_t Engine::num_tokens(RequestId id) { return lock(id)->context.size(); }
 
 DraftCounts Engine::finish(RequestId id) {
+  const std::unique_ptr<Request> request = take(id);
+  for (const auto& store : request->stores) {
+    if (store->frozen()) continue;
+    try {
+      store->add(request->context.text(), request->context.size());
+    } catch (const DatastoreClosedError&) {
+    } catch (const MemoryLimitError&) {
+    }
+  }
+  return request->counts;
+}
+
+std::unique_ptr<Request> Engine::take(RequestId id) {
   std::unique_ptr<Request> request;
   {
     Locked locked = lock(id);
@@ -286,7 +345,7 @@ DraftCounts Engine::finish(RequestId id) {
     const std::scoped_lock guard(rate_mutex_);
     rate_.add(static_cast<double>(request->counts.emitted) / request->time, 1.0);
   }
-  return request->counts;
+  return request;
 }
 
 }  // namespace fastdraft

@@ -8,12 +8,16 @@ Importing this package needs numpy alone; `fastdraft.hf` and `fastdraft.verifica
 
 from __future__ import annotations
 
+from fastdraft.calibration import Calibration
 from fastdraft.config import DraftConfig
+from fastdraft.datastore import Datastore
 from fastdraft.engine import Draft, DraftBatch, Engine, Source
 from fastdraft.stats import DraftStats
 
 __version__ = "0.1.0"
 __all__ = [
+    "Calibration",
+    "Datastore",
     "Draft",
     "DraftBatch",
     "DraftConfig",

@@ -75,7 +75,7 @@ class Engine:
     """
     The core of fastdraft.Engine.
     """
-    def __init__(self, *, lookahead: typing.SupportsInt | typing.SupportsIndex, token_cost: typing.SupportsFloat | typing.SupportsIndex, max_ngram: typing.SupportsInt | typing.SupportsIndex, max_request_tokens: typing.SupportsInt | typing.SupportsIndex, max_bytes: typing.SupportsInt | typing.SupportsIndex | None) -> None:
+    def __init__(self, *, lookahead: typing.SupportsInt | typing.SupportsIndex, token_cost: typing.SupportsFloat | typing.SupportsIndex, max_ngram: typing.SupportsInt | typing.SupportsIndex, ngram_order: typing.SupportsInt | typing.SupportsIndex, min_probability: typing.SupportsFloat | typing.SupportsIndex, recovery: typing.SupportsInt | typing.SupportsIndex, max_request_tokens: typing.SupportsInt | typing.SupportsIndex, max_bytes: typing.SupportsInt | typing.SupportsIndex | None) -> None:
         ...
     def _counts(self, request: typing.SupportsInt | typing.SupportsIndex) -> tuple:
         ...

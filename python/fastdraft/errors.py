@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 __all__ = [
+    "DatastoreClosedError",
+    "DatastoreError",
     "FastdraftError",
     "InvalidValueError",
     "MemoryLimitError",
@@ -29,3 +31,11 @@ class RequestLimitError(FastdraftError):
 
 class MemoryLimitError(FastdraftError, MemoryError):
     """More bytes than `DraftConfig.max_bytes` for one engine, or than the machine gives."""
+
+
+class DatastoreError(FastdraftError, OSError):
+    """A file that is no datastore, a damaged or foreign one, or one that cannot be written."""
+
+
+class DatastoreClosedError(FastdraftError, ValueError):
+    """A datastore that was closed."""

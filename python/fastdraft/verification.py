@@ -7,7 +7,16 @@ Two verbs, `verify_greedy` and `verify_sampled`, over a ragged batch of drafts:
   offsets[b + 1], which may be none;
 - logits: bfloat16, float16, float32 or float64 (drafted + requests, vocabulary), of any strides:
   request b owns the rows from offsets[b] + b to offsets[b + 1] + b. The first is for the token
-  after the text's last token, row j for the token after draft token j.
+  after the text's last token, row j for the token after draft token j;
+- parents: int32 or int64 (drafted,), for each draft token the index of its parent in its own draft,
+  -1 for the text's last token; None where every draft is a chain: -1, 0, 1, ...
+
+Parents make a draft a tree: several guesses for one place. A parent stands before its children,
+and these have different tokens. The target's token after a parent chooses among them; where it is
+none of them, it is emitted last. The logits of trees come from one forward in which each token sees
+the text and its ancestors alone, at the position after its parent's: `tree_attention_mask` and
+`tree_depths`. Of its keys and values those of `Verified.path` are kept; `compaction_indices` says
+where they move.
 
 Both keep of each draft what the target model would have emitted itself, then add the target's own
 token: recovered at the first mismatch, bonus after a whole draft. Greedy verification gives exactly
@@ -30,8 +39,9 @@ Only rows that are reached count, that is up to and including the first mismatch
 
 Operands on the CPU are checked whole. Those that are already on a CUDA device are checked in shape
 and type alone, and never read back: nothing here waits for the device. There the offsets have to
-be in order and within the rows, numbers in their ranges; ids are in range whatever they hold.
-Offsets, options, seeds and positions may stay on the CPU beside logits on a device.
+be in order and within the rows, numbers in their ranges; emitted ids and paths are in range
+whatever ids and parents hold. Offsets, parents, options, seeds and positions may stay on the CPU
+beside logits on a device.
 """
 
 from __future__ import annotations
@@ -45,9 +55,17 @@ from torch import Tensor
 
 from fastdraft.errors import InvalidValueError
 from fastdraft.kernels import reference
-from fastdraft.kernels.reference import Status
+from fastdraft.kernels.reference import Status, compaction_indices
 
-__all__ = ["Status", "Verified", "verify_greedy", "verify_sampled"]
+__all__ = [
+    "Status",
+    "Verified",
+    "compaction_indices",
+    "tree_attention_mask",
+    "tree_depths",
+    "verify_greedy",
+    "verify_sampled",
+]
 
 _LOGIT_TYPES: Final = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 _INTEGER_TYPES: Final = (torch.int32, torch.int64)
@@ -67,6 +85,22 @@ class Verified:
     token_ids: Tensor
     lengths: Tensor
     status: Tensor
+    _tree_path: Tensor | None = None
+
+    @property
+    def path(self) -> Tensor:
+        """The accepted draft tokens as indices within their draft, in order, then -1.
+
+        int32 (requests, longest draft); for a chain 0, 1, 2, ... These are the draft tokens whose
+        keys and values a cache keeps.
+        """
+        if self._tree_path is not None:
+            return self._tree_path
+        # The last emitted token is no draft token, unless an empty row left it out.
+        stopped = (self.status & Status.EMPTY) != 0
+        accepted = (self.lengths - 1 + stopped.int())[:, None]
+        index = torch.arange(self.token_ids.shape[1] - 1, dtype=torch.int32, device=accepted.device)
+        return torch.where(index < accepted, index, -1)
 
     def tolist(self) -> list[list[int]]:
         """The emitted tokens of each request, without padding. Waits for the device."""
@@ -87,9 +121,7 @@ def verify_greedy(
     """Keeps the draft tokens that are the target's greedy tokens, and adds the next one.
 
     Args:
-        logits, draft_ids, offsets: the ragged batch, as the module describes it.
-        parents: int32 or int64 (drafted,) on the CPU, the index of each token's parent in its own
-            draft, -1 for the text's last token. Only chains are verified: -1, 0, 1, ...
+        logits, draft_ids, offsets, parents: the ragged batch, as the module describes it.
         max_draft: the result has max_draft + 1 columns. Without it, that of the longest draft, or
             of all drafted tokens together when the offsets are on a device. On a device, a longer
             draft is cut to max_draft tokens.
@@ -99,8 +131,12 @@ def verify_greedy(
 
     Time is linear in the logits, which are read once.
     """
-    draft_ids, offsets, max_draft = _check_batch(logits, draft_ids, offsets, parents, max_draft)
-    return Verified(*reference.verify_greedy(logits, draft_ids, offsets, max_draft=max_draft))
+    draft_ids, offsets, parents, max_draft = _check_batch(
+        logits, draft_ids, offsets, parents, max_draft
+    )
+    return Verified(
+        *reference.verify_greedy(logits, draft_ids, offsets, parents=parents, max_draft=max_draft)
+    )
 
 
 @torch.no_grad()
@@ -121,13 +157,14 @@ def verify_sampled(
     """Samples the target's token for each row, and keeps the drafts as far as they are the same.
 
     For drafts without probabilities (all but a draft model's) this accepts a draft token with the
-    target's own probability of it, the most that a lossless verification can.
+    target's own probability of it, and one of several children with that of their set: the most
+    that a lossless verification can.
 
     The options are one number for all or a tensor (requests,) each. They apply in the order below.
     Tokens that tie with the last one kept by top_k or top_p are kept too.
 
     Args:
-        logits, draft_ids, offsets: the ragged batch, as the module describes it.
+        logits, draft_ids, offsets, parents: the ragged batch, as the module describes it.
         temperature: divides the logits; 0 for greedy. Taken as float32.
         top_k: how many of the likeliest tokens are kept; 0 for all.
         top_p: keeps the fewest of the likeliest tokens that together have at least this share of
@@ -138,7 +175,7 @@ def verify_sampled(
         positions: int32 or int64 (requests,), the absolute position, from 0, of the token that
             follows the text's last one. A request whose seed stays the same draws independent
             tokens at different positions.
-        parents, max_draft: as in `verify_greedy`.
+        max_draft: as in `verify_greedy`.
 
     Raises:
         InvalidValueError: an operand has a wrong type, shape or device, or a value out of range.
@@ -146,7 +183,9 @@ def verify_sampled(
     Time is linear in the logits, plus about a thousand random values a row; top_k and top_p sort
     the most likely tokens, on a device whole rows.
     """
-    draft_ids, offsets, max_draft = _check_batch(logits, draft_ids, offsets, parents, max_draft)
+    draft_ids, offsets, parents, max_draft = _check_batch(
+        logits, draft_ids, offsets, parents, max_draft
+    )
     requests, device = len(offsets) - 1, logits.device
     temperatures = _check_option(_TEMPERATURE, temperature, requests, device)
     top_ks = _check_option(_TOP_K, top_k, requests, device)
@@ -157,12 +196,17 @@ def verify_sampled(
     if _on_host(positions) and int(positions.min()) < 0:
         raise InvalidValueError(f"positions must be at least 0, got {int(positions.min())}")
     if temperatures is None:
-        return Verified(*reference.verify_greedy(logits, draft_ids, offsets, max_draft=max_draft))
+        return Verified(
+            *reference.verify_greedy(
+                logits, draft_ids, offsets, parents=parents, max_draft=max_draft
+            )
+        )
     return Verified(
         *reference.verify_sampled(
             logits,
             draft_ids,
             offsets,
+            parents=parents,
             temperature=temperatures,
             top_k=top_ks,
             top_p=top_ps,
@@ -172,6 +216,37 @@ def verify_sampled(
             max_draft=max_draft,
         )
     )
+
+
+@torch.no_grad()
+def tree_depths(parents: Tensor, offsets: Tensor, *, max_draft: int | None = None) -> Tensor:
+    """The depth of each token of the forward that verifies the drafts, on the parents' device.
+
+    int64 (requests, max_draft + 1): 0 for the text's last token, then for each draft token how many
+    draft tokens lead to it, itself included, which is by how much its position is further on;
+    0 past the draft.
+
+    parents, offsets and max_draft are as in `verify_greedy`, and checked as there.
+    """
+    offsets, max_draft = _check_tree(parents, offsets, max_draft)
+    return reference.tree_depths(parents, offsets, max_draft=max_draft)
+
+
+@torch.no_grad()
+def tree_attention_mask(
+    parents: Tensor, offsets: Tensor, *, max_draft: int | None = None
+) -> Tensor:
+    """Which tokens of the forward that verifies the drafts see which, on the parents' device.
+
+    bool (requests, max_draft + 1, max_draft + 1): [b, i, j] is True where token i may look at token
+    j, token 0 being the text's last one and token j + 1 draft token j. The text before them, which
+    all see, is not part of it. A token past the draft sees itself alone.
+
+    parents, offsets and max_draft are as in `verify_greedy`, and checked as there. Memory and time
+    grow with the square of max_draft.
+    """
+    offsets, max_draft = _check_tree(parents, offsets, max_draft)
+    return reference.tree_attention_mask(parents, offsets, max_draft=max_draft)
 
 
 @dataclass(frozen=True)
@@ -202,42 +277,66 @@ def _check_batch(
     offsets: Tensor,
     parents: Tensor | None,
     max_draft: int | None,
-) -> tuple[Tensor, Tensor, int]:
-    """Checks a ragged batch; gives draft_ids and offsets on the logits' device, and max_draft."""
+) -> tuple[Tensor, Tensor, Tensor | None, int]:
+    """Checks a ragged batch; gives draft_ids, offsets and parents on the logits' device, max_draft.
+
+    No parents where every draft is known to be a chain.
+    """
     _check_tensor("logits", logits, _LOGIT_TYPES, dimensions=2)
     if logits.shape[1] < 1:
         raise InvalidValueError("logits must have a vocabulary of at least 1 token, got 0")
     if logits.device.type == "mps":
         raise InvalidValueError("logits must be on a device with float64, got mps")
-    for name, tensor in (("draft_ids", draft_ids), ("offsets", offsets)):
-        _check_tensor(name, tensor, _INTEGER_TYPES, dimensions=1)
-        _check_device(name, tensor, logits.device)
-    drafted, requests = len(draft_ids), len(offsets) - 1
-    if requests < 1:
-        raise InvalidValueError(
-            f"offsets must have 1 entry more than requests, so at least 2, got {requests + 1}"
-        )
+    _check_tensor("draft_ids", draft_ids, _INTEGER_TYPES, dimensions=1)
+    _check_device("draft_ids", draft_ids, logits.device)
+    drafted = len(draft_ids)
+    max_draft = _check_drafts(offsets, drafted, max_draft, logits.device)
+    requests = len(offsets) - 1
     if len(logits) != drafted + requests:
         raise InvalidValueError(
             f"logits must have {drafted + requests} rows ({drafted} draft tokens + {requests} "
             f"requests), got {len(logits)}"
         )
-    if max_draft is not None and max_draft < 0:
-        raise InvalidValueError(f"max_draft must be at least 0, got {max_draft}")
-    longest = _check_offsets(offsets, drafted) if _on_host(offsets) else None
-    if longest is not None and max_draft is not None and max_draft < longest:
-        raise InvalidValueError(
-            f"max_draft must be at least the longest draft's {longest} tokens, got {max_draft}"
-        )
     if parents is not None:
-        _check_parents(parents, offsets, drafted)
-    if max_draft is None:
-        max_draft = drafted if longest is None else longest
+        _check_device("parents", parents, logits.device)
+        parents = _check_parents(parents, draft_ids, offsets)
     return (
         draft_ids.to(logits.device, non_blocking=True),
         offsets.to(logits.device, torch.int64, non_blocking=True),
+        None if parents is None else parents.to(logits.device, non_blocking=True),
         max_draft,
     )
+
+
+def _check_tree(parents: Tensor, offsets: Tensor, max_draft: int | None) -> tuple[Tensor, int]:
+    """Checks the shape of a ragged batch; gives offsets on the parents' device, and max_draft."""
+    _check_tensor("parents", parents, _INTEGER_TYPES, dimensions=1)
+    max_draft = _check_drafts(offsets, len(parents), max_draft, parents.device)
+    _check_parents(parents, None, offsets)
+    return offsets.to(parents.device, torch.int64, non_blocking=True), max_draft
+
+
+def _check_drafts(
+    offsets: Tensor, drafted: int, max_draft: int | None, device: torch.device
+) -> int:
+    """Checks offsets and max_draft; gives max_draft, or what is taken in its place."""
+    _check_tensor("offsets", offsets, _INTEGER_TYPES, dimensions=1)
+    _check_device("offsets", offsets, device)
+    requests = len(offsets) - 1
+    if requests < 1:
+        raise InvalidValueError(
+            f"offsets must have 1 entry more than requests, so at least 2, got {requests + 1}"
+        )
+    if max_draft is not None and max_draft < 0:
+        raise InvalidValueError(f"max_draft must be at least 0, got {max_draft}")
+    if not _on_host(offsets):
+        return drafted if max_draft is None else max_draft
+    longest = _check_offsets(offsets, drafted)
+    if max_draft is not None and max_draft < longest:
+        raise InvalidValueError(
+            f"max_draft must be at least the longest draft's {longest} tokens, got {max_draft}"
+        )
+    return longest if max_draft is None else max_draft
 
 
 def _check_offsets(offsets: Tensor, drafted: int) -> int:
@@ -258,28 +357,53 @@ def _check_offsets(offsets: Tensor, drafted: int) -> int:
     return int(lengths.max())
 
 
-def _check_parents(parents: Tensor, offsets: Tensor, drafted: int) -> None:
+def _check_parents(parents: Tensor, draft_ids: Tensor | None, offsets: Tensor) -> Tensor | None:
+    """Checks parents as far as they are on the CPU; None where they are known to make chains."""
     _check_tensor("parents", parents, _INTEGER_TYPES, dimensions=1)
+    drafted = len(parents) if draft_ids is None else len(draft_ids)
     if len(parents) != drafted:
         raise InvalidValueError(
             f"parents must have an entry for each of the {drafted} draft tokens, got {len(parents)}"
         )
     if drafted == 0:
-        return
+        return None
     if not (_on_host(parents) and _on_host(offsets)):
-        raise InvalidValueError(
-            f"parents and offsets must be on the CPU for parents to be checked, got "
-            f"{parents.device} and {offsets.device}"
-        )
-    first = offsets[:-1].repeat_interleave(offsets.diff())
-    chain = torch.arange(drafted) - first - 1
-    wrong = parents != chain
+        return parents
+    lengths = offsets.diff()
+    first = offsets[:-1].repeat_interleave(lengths)
+    index = torch.arange(drafted) - first
+    if bool((parents == index - 1).all()):
+        return None
+    wrong = (parents < -1) | (parents >= index)
     if wrong.any():
         token = int(wrong.int().argmax())
         raise InvalidValueError(
-            f"parents must make each draft a chain, {int(chain[token])} for draft token {token}, "
-            f"got {int(parents[token])}: trees are not verified"
+            f"parents must stand before their children, from -1 to {int(index[token]) - 1} for "
+            f"draft token {int(index[token])} of request {_request_of(token, offsets)}, got "
+            f"{int(parents[token])}"
         )
+    if draft_ids is not None and _on_host(draft_ids):
+        _check_siblings(draft_ids, parents, offsets, first)
+    return parents
+
+
+def _check_siblings(draft_ids: Tensor, parents: Tensor, offsets: Tensor, first: Tensor) -> None:
+    # Sorted by token, then by family without disturbing that: equal siblings are neighbours.
+    family = first + parents
+    order = draft_ids.argsort(stable=True)
+    order = order[family[order].argsort(stable=True)]
+    ids, family = draft_ids[order], family[order]
+    equal = (ids[1:] == ids[:-1]) & (family[1:] == family[:-1])
+    if equal.any():
+        token = int(order[int(equal.int().argmax())])
+        raise InvalidValueError(
+            f"children of one parent must have different tokens, got {int(draft_ids[token])} twice "
+            f"for parent {int(parents[token])} in request {_request_of(token, offsets)}"
+        )
+
+
+def _request_of(token: int, offsets: Tensor) -> int:
+    return int((offsets <= token).sum()) - 1
 
 
 def _check_option(

@@ -2,58 +2,172 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <random>
+
 namespace fastdraft {
 namespace {
 
-using Footing = CopyCursor::Footing;
+using Evidence = Acceptance::Evidence;
 
-TEST(Acceptance, TrustsLongMatchesAndDeepTokensMoreFromTheStart) {
-  const Acceptance acceptance;
-  const auto briefly = Acceptance::repetition(1, Agreement::kSingle);
-  const auto at_length = Acceptance::repetition(40, Agreement::kSingle);
-  EXPECT_LT(acceptance.chance(briefly, 0), acceptance.chance(at_length, 0));
-  EXPECT_LT(acceptance.chance(briefly, 0), acceptance.chance(briefly, 3));
-  EXPECT_LT(acceptance.chance(Acceptance::repetition(1, Agreement::kDisagree), 0),
-            acceptance.chance(briefly, 0));
-  EXPECT_LT(acceptance.chance(Acceptance::copy({9, 1, Footing::kFollowing}), 0),
-            acceptance.chance(Acceptance::prediction({9, 1, Footing::kFollowing}), 0));
-  EXPECT_LT(acceptance.chance(at_length, 1000), 1.0f);
+// Evidence with these values of the first features, and 0 of the others.
+template <std::size_t kCount>
+Evidence evidence_of(const std::array<int, kCount>& values) {
+  Evidence evidence{};
+  for (std::size_t i = 0; i < Acceptance::kFeatures; ++i) {
+    evidence[i] =
+        Acceptance::place(static_cast<Acceptance::Feature>(i), i < kCount ? values[i] : 0);
+  }
+  return evidence;
 }
 
-TEST(Acceptance, TellsAllKindsOfEvidenceApart) {
-  Acceptance acceptance;
-  const auto taught = Acceptance::repetition(5, Agreement::kAgree);
-  const auto other = {
-      Acceptance::repetition(5, Agreement::kDisagree),
-      Acceptance::repetition(5, Agreement::kSingle), Acceptance::repetition(4, Agreement::kAgree),
-      Acceptance::copy({9, 5, Footing::kJumped}), Acceptance::prediction({9, 5, Footing::kJumped})};
-  const Acceptance fresh;
-  for (int i = 0; i < 100; ++i) acceptance.learn(taught, 0, true);
-  EXPECT_LT(acceptance.chance(taught, 0), 0.05f);
-  for (const auto evidence : other) {
-    EXPECT_EQ(acceptance.chance(evidence, 0), fresh.chance(evidence, 0));
+TEST(Acceptance, GivesEachValueOfEachFeatureAWeightOfItsOwn) {
+  std::array<int, Acceptance::kWeights> uses{};
+  for (std::size_t i = 0; i < Acceptance::kFeatures; ++i) {
+    for (int value = 0; value < Acceptance::kValues[i]; ++value) {
+      const std::uint16_t place = Acceptance::place(static_cast<Acceptance::Feature>(i), value);
+      ASSERT_LT(place, Acceptance::kWeights);
+      ++uses[place];
+    }
+  }
+  for (const int count : uses) EXPECT_EQ(count, 1);
+}
+
+TEST(Acceptance, TellsLengthsAndCountsApartWhereItSaysSo) {
+  const std::array<std::int32_t, 10> first = {0, 1, 2, 3, 4, 5, 7, 10, 16, 32};
+  int value = 0;
+  for (std::int32_t length = 0; length < 100; ++length) {
+    if (value + 1 < Acceptance::kLengths && length == first[static_cast<std::size_t>(value) + 1]) {
+      ++value;
+    }
+    EXPECT_EQ(Acceptance::length_value(length), value) << length;
+  }
+  EXPECT_EQ(Acceptance::length_value(std::numeric_limits<std::int32_t>::max()), 9);
+  const std::array<int, 8> counts = {0, 1, 2, 3, 3, 4, 4, 4};
+  for (std::int32_t count = 0; count < 8; ++count) {
+    EXPECT_EQ(Acceptance::count_value(count), counts[static_cast<std::size_t>(count)]) << count;
   }
 }
 
-TEST(Acceptance, JudgesADeepTokenAsTheFirstOneAfterALongerMatch) {
+TEST(Acceptance, TellsTheLogisticFunctionOfTheWeights) {
   Acceptance acceptance;
-  for (int i = 0; i < 50; ++i) {
-    acceptance.learn(Acceptance::repetition(4, Agreement::kSingle), 0, true);
+  std::array<float, Acceptance::kWeights> weights{};
+  const Evidence evidence = evidence_of<2>({3, 4});
+  acceptance.set_weights(weights.data());
+  EXPECT_FLOAT_EQ(acceptance.chance(evidence), 0.5f);
+  weights[evidence[0]] = 1.5f;
+  weights[evidence[1]] = -0.5f;
+  acceptance.set_weights(weights.data());
+  EXPECT_FLOAT_EQ(acceptance.chance(evidence), 1.0f / (1.0f + std::exp(-1.0f)));
+  EXPECT_EQ(acceptance.weights(), weights);
+  weights[evidence[2]] = 1000.0f;
+  acceptance.set_weights(weights.data());
+  EXPECT_EQ(acceptance.chance(evidence), 1.0f);
+  weights[evidence[2]] = -1000.0f;
+  acceptance.set_weights(weights.data());
+  EXPECT_EQ(acceptance.chance(evidence), 0.0f);
+}
+
+// By as much as the chance was wrong.
+TEST(Acceptance, LearnsOnlyWhatTheEvidenceTells) {
+  Acceptance acceptance;
+  const Evidence evidence = evidence_of<3>({5, 0, 2});
+  std::array<bool, Acceptance::kWeights> taught{};
+  for (const std::uint16_t place : evidence) taught[place] = true;
+  float rate = 0.0f;
+  for (const bool accepted : {true, false, true}) {
+    const auto before = acceptance.weights();
+    const float told = acceptance.chance(evidence);
+    acceptance.learn(evidence, told, accepted);
+    const auto after = acceptance.weights();
+    const float error = (accepted ? 1.0f : 0.0f) - told;
+    if (rate == 0.0f) rate = (after[evidence[0]] - before[evidence[0]]) / error;
+    EXPECT_GT(rate, 0.001f);
+    for (std::size_t i = 0; i < after.size(); ++i) {
+      EXPECT_NEAR(after[i] - before[i], taught[i] ? rate * error : 0.0f, 1e-6f);
+    }
   }
-  const auto shorter = Acceptance::repetition(1, Agreement::kSingle);
-  EXPECT_LT(acceptance.chance(shorter, 3), 0.06f);
-  EXPECT_GT(acceptance.chance(shorter, 2), 0.5f);
 }
 
 TEST(Acceptance, ConvergesToWhatItSeesAndFollowsAChange) {
   Acceptance acceptance;
-  const auto evidence = Acceptance::prediction({9, 0, Footing::kGuessed});
-  // Three of four first tokens are accepted, and then all of the second.
-  for (int i = 0; i < 20000; ++i) acceptance.learn(evidence, i % 4 == 0 ? 0 : 2, i % 4 == 0);
-  EXPECT_NEAR(acceptance.chance(evidence, 0), 0.75f, 0.01f);
-  EXPECT_GT(acceptance.chance(evidence, 1), 0.99f);
-  for (int i = 0; i < 20000; ++i) acceptance.learn(evidence, 0, true);
-  EXPECT_LT(acceptance.chance(evidence, 0), 0.05f);
+  const Evidence evidence = evidence_of<1>({4});
+  const auto mean = [&](double rate, int steps) {
+    std::mt19937 random(7);
+    std::bernoulli_distribution accepted(rate);
+    double sum = 0.0;
+    for (int i = 0; i < 2 * steps; ++i) {
+      const float told = acceptance.chance(evidence);
+      if (i >= steps) sum += static_cast<double>(told);
+      acceptance.learn(evidence, told, accepted(random));
+    }
+    return sum / steps;
+  };
+  EXPECT_NEAR(mean(0.75, 5000), 0.75, 0.02);
+  EXPECT_NEAR(mean(0.1, 5000), 0.1, 0.02);
+  EXPECT_GT(mean(1.0, 500), 0.98);
+}
+
+TEST(Acceptance, KeepsApartWhatOneFeatureTellsApart) {
+  Acceptance acceptance;
+  const Evidence often = evidence_of<1>({2});
+  const Evidence seldom = evidence_of<1>({3});
+  std::mt19937 random(9);
+  std::bernoulli_distribution nine(0.9);
+  std::bernoulli_distribution two(0.2);
+  double told_often = 0.0;
+  double told_seldom = 0.0;
+  for (int i = 0; i < 10000; ++i) {
+    const float first = acceptance.chance(often);
+    acceptance.learn(often, first, nine(random));
+    const float second = acceptance.chance(seldom);
+    acceptance.learn(seldom, second, two(random));
+    if (i < 5000) continue;
+    told_often += static_cast<double>(first) / 5000;
+    told_seldom += static_cast<double>(second) / 5000;
+  }
+  EXPECT_NEAR(told_often, 0.9, 0.03);
+  EXPECT_NEAR(told_seldom, 0.2, 0.03);
+}
+
+TEST(Acceptance, CountsWhatWasToldAndWhatCame) {
+  Acceptance acceptance;
+  const Evidence evidence = evidence_of<1>({1});
+  for (const float told : {0.0f, 0.049f, 0.26f, 0.95f, 1.0f}) {
+    acceptance.learn(evidence, told, told > 0.25f);
+  }
+  const auto buckets = acceptance.reliability();
+  double all = 0.0;
+  for (const Acceptance::Bucket& bucket : buckets) all += bucket.count;
+  EXPECT_EQ(all, 5.0);
+  EXPECT_EQ(buckets[0].count, 2.0);
+  EXPECT_EQ(buckets[0].accepted, 0.0);
+  EXPECT_NEAR(buckets[0].told, 0.049, 1e-6);
+  EXPECT_EQ(buckets[5].accepted, 1.0);
+  EXPECT_EQ(buckets[19].count, 2.0);
+  EXPECT_NEAR(buckets[19].told, 1.95, 1e-6);
+}
+
+TEST(Acceptance, TrustsLongMatchesMoreFromTheStart) {
+  const Acceptance acceptance;
+  float before = 0.0f;
+  for (const std::int32_t length : {1, 3, 8, 40}) {
+    const int value = Acceptance::length_value(length);
+    Evidence evidence = evidence_of<6>({value, 0, 0, 1, 0, 1});
+    evidence[Acceptance::kBothLengths] =
+        Acceptance::place(Acceptance::kBothLengths, value * Acceptance::kLengths);
+    evidence[Acceptance::kShare] =
+        Acceptance::place(Acceptance::kShare, 5 + Acceptance::kShares * 1);
+    evidence[Acceptance::kLengthAndRival] =
+        Acceptance::place(Acceptance::kLengthAndRival, value * Acceptance::kLengths);
+    EXPECT_GT(acceptance.chance(evidence), before);
+    before = acceptance.chance(evidence);
+  }
+  EXPECT_GT(before, 0.9f);
+  EXPECT_LT(before, 1.0f);
 }
 
 }  // namespace

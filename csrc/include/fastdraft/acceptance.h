@@ -3,77 +3,126 @@
 
 #include <array>
 #include <atomic>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
-#include "fastdraft/copy_cursor.h"
-
 namespace fastdraft {
 
-// Do the first and the latest earlier occurrence of a match go on alike?
-enum class Agreement : std::uint8_t { kSingle, kAgree, kDisagree };
-
-// Calibrated acceptance: the chance that a draft token is accepted, given that
-// all before it in its draft were. It is counted by how the guess was found and
-// by how long a match stands before the token, the accepted draft tokens
-// included: so a token deep in a draft is judged as the first token of a later
-// draft would be, and every step teaches, with a draft or without. The counts
-// start from a prior and are halved now and then, so that they follow the
-// traffic.
+// Calibrated acceptance: the chance that the target emits a certain token next.
+// What speaks for the token and against it is told by a few features; each
+// value of a feature has a weight, and the chance is the logistic function of
+// their sum: logistic regression, learned online by gradient descent on the
+// coding cost, as the mixers of context-mixing compressors are (M. Mahoney,
+// Adaptive Weighing of Context Models for Lossless Data Compression, 2005). Every
+// step teaches, with a draft or without, and every token that was weighed.
+// The weights start from a prior.
 //
-// Thread-safe without locks. Two threads that learn at once may lose a count,
-// which is nothing among thousands.
+// Thread-safe without locks. Two threads that learn at once may lose a step of
+// the descent, which is nothing among thousands.
 class Acceptance {
  public:
-  // What speaks for a guess.
-  struct Evidence {
-    std::uint8_t row = 0;     // how it was found
-    std::int32_t length = 0;  // of the match before its first token
+  // The features, and how many values each has.
+  enum Feature : std::uint8_t {
+    kContextLength,   // the longest match of the token in the request's text
+    kStoreLength,     // and in the datastores
+    kRivalLength,     // the longest match of another token
+    kContextCount,    // how many occurrences in the text go on with the token
+    kStoreCount,      // and in the datastores
+    kLatest,          // what the latest of the longest matches of each say
+    kCopy,            // what the copy says that the output makes of its own text
+    kPrediction,      // what the prediction says
+    kBothLengths,     // kContextLength and kStoreLength together
+    kShare,           // how many of all occurrences go on with it
+    kLengthAndRival,  // the longest match of all for it, with kRivalLength
+    kFeatures
   };
+  // Match lengths: 0, 1, 2, 3, 4, 5.., 7.., 10.., 16.., 32 and more.
+  static constexpr int kLengths = 10;
+  static constexpr int kCounts = 5;      // 0, 1, 2, 3.., 5 and more
+  static constexpr int kShares = 6;      // fifths
+  static constexpr int kFollowing = 12;  // see `following`
+  static constexpr std::array<int, kFeatures> kValues = {kLengths,
+                                                         kLengths,
+                                                         kLengths,
+                                                         kCounts,
+                                                         kCounts,
+                                                         9,
+                                                         kFollowing,
+                                                         kFollowing,
+                                                         kLengths * kLengths,
+                                                         kShares * kShares,
+                                                         kLengths * kLengths};
+  static constexpr std::array<const char*, kFeatures> kNames = {
+      "context_length",  "store_length", "rival_length", "context_count", "store_count",
+      "latest",          "copy",         "prediction",   "both_lengths",  "share",
+      "length_and_rival"};
+  static constexpr int kWeights =
+      3 * kLengths + 2 * kCounts + 9 + 2 * kFollowing + 2 * kLengths * kLengths + kShares * kShares;
 
-  // For the latest occurrence of the longest repeated suffix, of `length` tokens.
-  static Evidence repetition(std::int32_t length, Agreement agreement) noexcept;
-  // For a copy of the request's own text that goes on, and of its prediction.
-  static Evidence copy(const CopyCursor::Place& place) noexcept;
-  static Evidence prediction(const CopyCursor::Place& place) noexcept;
+  // The value of each feature for one token, as the place of its weight.
+  using Evidence = std::array<std::uint16_t, kFeatures>;
+
+  static std::uint16_t place(Feature feature, int value) noexcept {
+    return static_cast<std::uint16_t>(kFirst[feature] + value);
+  }
+
+  static int length_value(std::int32_t length) noexcept {
+    return length < 32 ? kLengthValue[static_cast<std::size_t>(length)] : kLengths - 1;
+  }
+  static int count_value(std::int32_t count) noexcept {
+    return count < 3 ? count : count < 5 ? 3 : 4;
+  }
+
+  // Buckets of equal width by the chance that was told.
+  static constexpr int kBuckets = 20;
+  struct Bucket {
+    double told = 0;      // the sum of the chances
+    double accepted = 0;  // how many of the tokens were emitted
+    double count = 0;
+  };
 
   Acceptance();
 
-  // The chance that the token at `depth`, from 0, is accepted if its parent is.
-  float chance(Evidence evidence, std::int32_t depth) const noexcept {
-    return cells_[evidence.row][bucket_of(evidence.length + depth)].chance.load(
-        std::memory_order_relaxed);
+  float chance(const Evidence& evidence) const noexcept {
+    // In two sums, which do not wait for each other.
+    float sums[2] = {0.0f, 0.0f};
+    for (std::size_t i = 0; i < kFeatures; ++i) {
+      sums[i % 2] += weights_[evidence[i]].load(std::memory_order_relaxed);
+    }
+    return 1.0f / (1.0f + std::exp(-(sums[0] + sums[1])));
   }
 
-  // The target agreed with the first `accepted` tokens of a guess, and, where
-  // `mismatch`, not with the next.
-  void learn(Evidence evidence, std::int32_t accepted, bool mismatch) noexcept;
+  // The token whose chance was told was emitted next, or another one was.
+  void learn(const Evidence& evidence, float told, bool accepted) noexcept;
+
+  std::array<float, kWeights> weights() const noexcept;
+  void set_weights(const float* weights) noexcept;
+  // What was told of the tokens, and what came, since the engine began.
+  std::array<Bucket, kBuckets> reliability() const noexcept;
 
  private:
-  // Buckets of match length: fine where a token more tells much, coarse where
-  // it tells little; the last is for 32 and more.
-  static constexpr std::size_t kBuckets = 10;
-  static constexpr std::array<std::uint8_t, 32> kBucketOf = {0, 1, 2, 3, 4, 5, 5, 6, 6, 6, 7,
-                                                             7, 7, 7, 7, 7, 8, 8, 8, 8, 8, 8,
-                                                             8, 8, 8, 8, 8, 8, 8, 8, 8, 8};
-  static constexpr std::size_t kRows = 9;
+  static constexpr std::array<std::uint8_t, 32> kLengthValue = {0, 1, 2, 3, 4, 5, 5, 6, 6, 6, 7,
+                                                                7, 7, 7, 7, 7, 8, 8, 8, 8, 8, 8,
+                                                                8, 8, 8, 8, 8, 8, 8, 8, 8, 8};
+  static constexpr std::array<int, kFeatures> kFirst = [] {
+    std::array<int, kFeatures> first{};
+    int sum = 0;
+    for (std::size_t i = 0; i < kFeatures; ++i) {
+      first[i] = sum;
+      sum += kValues[i];
+    }
+    return first;
+  }();
 
-  using Prior = std::array<std::array<float, kBuckets>, kRows>;
-  static const Prior kPrior;
-
-  struct Cell {
-    std::atomic<float> chance{0};
-    std::atomic<float> accepted{0};
-    std::atomic<float> tried{0};
+  struct Counts {
+    std::atomic<double> told{0};
+    std::atomic<double> accepted{0};
+    std::atomic<double> count{0};
   };
 
-  static std::size_t bucket_of(std::int32_t length) noexcept {
-    const auto index = static_cast<std::size_t>(length);
-    return index < kBucketOf.size() ? kBucketOf[index] : kBuckets - 1;
-  }
-  void count(Evidence evidence, std::int32_t depth, bool accepted) noexcept;
-
-  std::array<std::array<Cell, kBuckets>, kRows> cells_;
+  std::array<std::atomic<float>, kWeights> weights_;
+  std::array<Counts, kBuckets> reliability_;
 };
 
 }  // namespace fastdraft

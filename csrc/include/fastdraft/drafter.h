@@ -3,7 +3,10 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
+#include "fastdraft/acceptance.h"
+#include "fastdraft/datastore.h"
 #include "fastdraft/draft.h"
 #include "fastdraft/memory.h"
 #include "fastdraft/suffix_automaton.h"
@@ -11,10 +14,13 @@
 
 namespace fastdraft {
 
+using Stores = std::vector<std::shared_ptr<Datastore>>;
+
 // Where a request may be drafted from, besides its own text.
 struct Sources {
   const Token* prediction = nullptr;
   std::int64_t prediction_size = 0;
+  Stores stores;
 };
 
 // Drafts for one request.
@@ -30,8 +36,9 @@ class Drafter {
 
   // Writes the tokens that may be drafted to `draft`, at most `limit`, the most
   // probable first, and returns their number. A parent stands before its
-  // children, and siblings differ.
-  virtual std::int32_t guess(std::int32_t limit, const DraftColumns& draft) = 0;
+  // children, and siblings differ. Tokens less probable than `least` are not
+  // wanted.
+  virtual std::int32_t guess(std::int32_t limit, float least, const DraftColumns& draft) = 0;
 
   // Compares what was guessed last, drafted or not, with the tokens that the
   // target emitted, of which the context holds none yet.
@@ -52,13 +59,28 @@ class DraftPolicy {
   // Whether the engine drafts only what pays of a guess, or all of it.
   virtual bool drafts_what_pays() const noexcept = 0;
 
-  // Drafts what promises most by calibrated acceptance, over all sources.
-  static std::unique_ptr<DraftPolicy> calibrated();
+  // What is learned from all requests; null where nothing is.
+  virtual Acceptance* acceptance() noexcept { return nullptr; }
+
+  // Drafts what is most likely to be accepted by calibrated acceptance, over all
+  // sources: chains or trees, at most `lookahead` tokens deep.
+  static std::unique_ptr<DraftPolicy> calibrated(std::int32_t lookahead, bool tree);
 
   // Prompt lookup (A. Saxena, 2023) as transformers has it: the longest
   // n-gram up to `max_ngram` that ends the text and stands earlier in it, its
   // leftmost occurrence.
   static std::unique_ptr<DraftPolicy> prompt_lookup(std::int32_t max_ngram);
+
+  // The n-gram autocomplete (J. Kim, K. Kim and A. Oh, 2024): what an n-gram
+  // model of the prompt goes on with, while the product of the conditional
+  // probabilities is at least `min_probability`. `order` is 1 to
+  // NgramModel::kMaxOrder.
+  static std::unique_ptr<DraftPolicy> ngram(std::int32_t order, double min_probability);
+
+  // Predicted outputs as the service that named them drafts them: the prediction
+  // until the output leaves it; then nothing until `recovery` tokens in a row
+  // stand in it again, and on from their leftmost occurrence.
+  static std::unique_ptr<DraftPolicy> predicted_outputs(std::int32_t recovery);
 };
 
 }  // namespace fastdraft

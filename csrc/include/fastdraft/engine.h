@@ -21,9 +21,14 @@ namespace fastdraft {
 using RequestId = std::int64_t;
 
 struct EngineConfig {
-  std::int32_t lookahead = 16;  // the longest draft
-  double token_cost = 0.02;     // where a call gives no cost of its own
-  std::int32_t max_ngram = 0;   // above 0: prompt lookup instead of the calibrated drafter
+  std::int32_t lookahead = 16;   // the longest draft, or the depth of the tree
+  std::int32_t tree_budget = 0;  // the most tokens of a tree; 0: chains
+  double token_cost = 0.02;      // where a call gives no cost of its own
+  // One of these above 0 chooses a drafter instead of the calibrated one.
+  std::int32_t max_ngram = 0;    // prompt lookup
+  std::int32_t ngram_order = 0;  // the n-gram autocomplete
+  std::int32_t recovery = 0;     // predicted outputs
+  double min_probability = 0.3;  // of the n-gram autocomplete
   std::int64_t max_request_tokens = kMaxTextTokens;
   std::int64_t max_bytes = MemoryBudget::kUnlimited;
 };
@@ -39,17 +44,19 @@ struct ProposeOptions {
 // request one after another. Ids are never given out twice.
 class Engine {
  public:
-  explicit Engine(const EngineConfig& config);
+  // Requests see `stores` where they are given none of their own.
+  explicit Engine(const EngineConfig& config, Stores stores = {});
   ~Engine();
 
   // Indexes the prompt and, where there is one, the prediction. Throws
   // InvalidValueError, RequestLimitError or MemoryLimitError, and then holds
   // what it held before. O(tokens).
+  // The request sees `stores` and no others; null: the engine's.
   RequestId add_request(const Token* prompt, std::int64_t prompt_size, const Token* prediction,
-                        std::int64_t prediction_size);
+                        std::int64_t prediction_size, const Stores* stores = nullptr);
 
   // Writes the draft for the request's next step to `draft`, which has room for
-  // lookahead tokens, and returns its length; 0 where nothing pays. Throws
+  // most_drafted() tokens, and returns its length; 0 where nothing pays. Throws
   // UnknownRequestError. O(lookahead).
   std::int32_t propose(RequestId id, const ProposeOptions& options, const DraftColumns& draft);
 
@@ -73,13 +80,23 @@ class Engine {
   DraftCounts counts(RequestId id);
   std::int64_t num_tokens(RequestId id);
 
-  // Ends the request and frees its memory.
+  // Ends the request and frees its memory. Its text enters the live datastores
+  // that it was given; one that is closed or finds no memory goes without.
   DraftCounts finish(RequestId id);
+
+  // Ends the request and forgets it.
+  DraftCounts cancel(RequestId id) { return take(id)->counts; }
 
   std::int64_t num_requests() const noexcept {
     return num_requests_.load(std::memory_order_relaxed);
   }
   std::int64_t bytes() const noexcept { return budget_.used(); }
+  // The most tokens that a draft can have.
+  std::int32_t most_drafted() const noexcept {
+    return config_.tree_budget > 0 ? config_.tree_budget : config_.lookahead;
+  }
+  // What was learned from all requests; null where the drafter learns nothing.
+  Acceptance* acceptance() const noexcept { return policy_->acceptance(); }
   const EngineConfig& config() const noexcept { return config_; }
 
  private:
@@ -99,14 +116,14 @@ class Engine {
   Slot* slot(std::int64_t index) const noexcept;
   Locked lock(RequestId id) const;
   std::int64_t take_slot();
+  std::unique_ptr<Request> take(RequestId id);
   void check_tokens(const Token* tokens, std::int64_t count, const char* what) const;
   void check_room(const Request& request, RequestId id, std::int64_t count) const;
   void append_observed(Request& request, RequestId id, const Token* emitted, std::int64_t count);
-  // The most tokens that a draft can have.
-  std::int32_t most_drafted() const noexcept { return config_.lookahead; }
   std::int32_t limit_of(const ProposeOptions& options, std::int64_t row) const noexcept;
 
   const EngineConfig config_;
+  const Stores stores_;
   MemoryBudget budget_;
   const std::unique_ptr<DraftPolicy> policy_;
   std::atomic<std::int64_t> num_requests_{0};

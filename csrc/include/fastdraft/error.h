@@ -36,4 +36,16 @@ class MemoryLimitError : public Error {
   using Error::Error;
 };
 
+// A file that is no datastore, or a damaged or foreign one, or cannot be written.
+class DatastoreError : public Error {
+ public:
+  using Error::Error;
+};
+
+// A datastore that was closed.
+class DatastoreClosedError : public Error {
+ public:
+  using Error::Error;
+};
+
 }  // namespace fastdraft

@@ -55,6 +55,7 @@ struct Request {
 
   SuffixAutomaton context;
   std::unique_ptr<Drafter> drafter;
+  Stores stores;  // those it was given
 
   // The last proposal, until it is observed: its tokens, how many of them were
   // guessed, how many of those drafted, and the time of the step by it.

@@ -25,6 +25,12 @@ class StepCost {
     return time(rows + drafted) / time(rows);
   }
 
+  // The least chance of acceptance with which a draft token can pay beside `rows`
+  // requests that emit `rate` tokens in the time of a step without drafts.
+  double least_chance(std::int64_t rows, double rate) const noexcept {
+    return is_constant() ? slope(rows) * rate : 0.0;
+  }
+
   bool is_constant() const noexcept { return curve_ == nullptr; }
 
   // What a draft token costs beside `rows` requests, where that is constant.

@@ -67,6 +67,13 @@ class SuffixAutomaton {
     return renew(match);
   }
 
+  // The longest suffix of the match's string that ends at more positions; length
+  // 0 where there is none.
+  Match shorter(Match match) const noexcept {
+    const State link = states_[match.state].link;
+    return link == kNoState ? Match{} : Match{link, states_[link].length};
+  }
+
   // Where the strings of `state` (not the root) end first in the text.
   std::int32_t first_end(State state) const noexcept { return states_[state].first_end; }
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import click
 
 import fastdraft
+from fastdraft.cli.datastore import datastore
 from fastdraft.cli.demo import demo
 from fastdraft.cli.generate import generate
 from fastdraft.cli.info import info
+from fastdraft.cli.replay import replay
 from fastdraft.errors import FastdraftError
 
 __all__ = ["app"]
@@ -19,6 +21,8 @@ EXTRAS = {
     "accelerate": "demo",
     "filelock": "demo",
     "gguf": "demo",
+    "matplotlib": "plot",
+    "tokenizers": "hf",
 }
 
 
@@ -46,5 +50,5 @@ def app() -> None:
     """Speculative decoding from text that is already known; the output stays the model's own."""
 
 
-for command in (demo, generate, info):
+for command in (datastore, demo, generate, info, replay):
     app.add_command(command)

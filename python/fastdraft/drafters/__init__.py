@@ -49,6 +49,13 @@ class Drafter(Protocol):
             limits: The most tokens to draft, one a request; 0 for none.
             cost: `cost[n - 1]` is the time of a target forward over n tokens in all.
             padded: Whether the forward pads every row to the longest draft.
+
+        Returns:
+            Flat columns over the drafts, row r's from `offsets[r]` to `offsets[r + 1]`:
+            `token_ids`; `parents`, the index of each token's parent in its row's draft, -1 for the
+            text's last token; `probabilities`, that a token and all that lead to it are accepted.
+            A draft is a chain, -1, 0, 1, ..., or a tree, in which a parent stands before its
+            children and these have different tokens.
         """
         ...
 

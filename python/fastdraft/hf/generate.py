@@ -78,7 +78,10 @@ def generate(
             every position of a draft; criteria get no scores.
         drafter: What guesses; `None` for the engine as it comes. The engine of a configuration
             stays with the model and learns from one generation to the next; pass an `Engine` to
-            keep its learning apart. Output never depends on it.
+            keep its learning apart. Output never depends on it. A draft that is a tree is verified
+            whole in one forward; where the model cannot take it (attention other than 'sdpa' and
+            'eager', layers with other than full or sliding attention, ALiBi, no `position_ids`),
+            the chain in it that promises most is verified in its place.
         prediction: Token ids expected in the output: one sequence for all rows, or a list with one
             sequence or `None` for each row.
         seed: For sampling; row b of the output draws from `seed + b`, or a list has one seed a row.
@@ -175,12 +178,17 @@ class _Speculation:
                 f"past_key_values is taken for a batch of 1 row, got {count} rows"
             )
         cache = RowCache(prepared)
-        processors = PositionProcessors(logits_processor, count)
+        processors = PositionProcessors(logits_processor)
         criteria = PositionCriteria(stopping_criteria, count)
         pad_token_id = _pad_token_id(generation_config, criteria, count)
         attention_mask = model_kwargs.get("attention_mask")
         visible = None if attention_mask is None else attention_mask.bool()
         masks = Masks(model, visible=visible, rows=count)
+        if count > 1 and model_kwargs.get("position_ids") is None:
+            # It places tokens by the cache's length, which is that of the longest row.
+            raise InvalidValueError(
+                f"a batch needs a model that takes position_ids, got {type(model).__name__}"
+            )
         predictions = _predictions(
             self._prediction, count, generation_config.num_return_sequences, model
         )
@@ -192,6 +200,11 @@ class _Speculation:
         # A copy, since some models give the logits of the whole prompt, which are large.
         first_logits = logits[:, -1].to(input_ids.device, copy=True)
         del logits
+        if cache.get_seq_length() == 0:
+            raise InvalidValueError(
+                "model must keep its keys and values in the cache that it is given, got "
+                f"{type(model).__name__}, which does not"
+            )
         target = Target(
             model,
             cache=cache,

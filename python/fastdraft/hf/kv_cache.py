@@ -2,9 +2,9 @@
 
 Every layer is one buffer of shape (rows, heads, capacity, head size). New keys and values are
 written behind each row's own text, and a rejected token is forgotten by not counting it: the next
-step writes over it. Nothing is copied at a step but the new tokens. Sliding-window layers are kept
-in full, since a window that has let go of a token cannot take back a rejected one; the mask keeps
-the window.
+step writes over it. Nothing is copied at a step but the new tokens, and the accepted ones of a tree
+once more, to the places that follow the text. Sliding-window layers are kept in full, since a
+window that has let go of a token cannot take back a rejected one; the mask keeps the window.
 """
 
 from __future__ import annotations
@@ -74,6 +74,11 @@ class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self.length = end
         return keys, values
 
+    def move(self, rows: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        for buffer in self.buffers:
+            at = [index.to(buffer.device) for index in (rows, sources, targets)]
+            buffer[at[0], :, at[2]] = buffer[at[0], :, at[1]]
+
     def keep(self, slots: Sequence[int]) -> None:
         for buffer in self.buffers:
             for slot, source in enumerate(slots):
@@ -127,6 +132,23 @@ class RowCache(Cache):
         for layer in self._row_layers():
             layer.length = longest
             layer.places = places
+
+    def compact(self, lengths: Sequence[int], kept: torch.Tensor, device: torch.device) -> None:
+        """Moves what the latest forward wrote, so that accepted tokens stand behind each other.
+
+        Args:
+            lengths: Where the forward wrote in each row, as in `prepare`.
+            kept: (rows, tokens) int64, which of a row's new tokens is to stand in each of the
+                places from there on.
+        """
+        rows, places = (kept != torch.arange(kept.shape[1])).nonzero(as_tuple=True)
+        if len(rows) == 0:
+            return
+        starts = torch.tensor(lengths)[rows]
+        sources, targets = starts + kept[rows, places], starts + places
+        indices = [index.to(device) for index in (rows, sources, targets)]
+        for layer in self._row_layers():
+            layer.move(*indices)
 
     def keep(self, slots: Sequence[int]) -> None:
         """Drops all rows but `slots` and moves these to the front. Copies only rows that move.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,8 @@ from fastdraft.hf.cost import StepCost
 from fastdraft.hf.kv_cache import RowCache
 from fastdraft.hf.masks import Masks
 from fastdraft.hf.positions import PositionCriteria, PositionProcessors, Positions
-from fastdraft.verification import verify_greedy, verify_sampled
+from fastdraft.hf.trees import TreeLayout, are_chains, best_chains
+from fastdraft.verification import compaction_indices, verify_greedy, verify_sampled
 
 __all__ = ["Decoding", "Row", "Target"]
 
@@ -67,6 +69,11 @@ class Target:
         kwargs: What every forward takes besides, as `generate` prepared it.
         device: Where the model takes its inputs.
         home: Where the caller's tensors are, and the logits are wanted.
+
+    Attributes:
+        takes_trees: Whether a draft may be a tree. The model's attention has to take a mask in
+            which a token does not see all before it, and the model has to place a token where it
+            is told to and not behind the one before it.
     """
 
     def __init__(
@@ -83,6 +90,7 @@ class Target:
     ) -> None:
         self.cache = cache
         self.prompt_columns = cached
+        self.takes_trees = masks.takes_trees and next_positions is not None
         self._device = device
         self._home = home
         self._model = model
@@ -95,7 +103,11 @@ class Target:
         return self.prompt_columns + row.emitted - 1
 
     def forward(
-        self, rows: list[Row], input_ids: NDArray[np.int64], drafted: NDArray[np.int32]
+        self,
+        rows: list[Row],
+        input_ids: NDArray[np.int64],
+        drafted: NDArray[np.int32],
+        trees: TreeLayout | None,
     ) -> torch.Tensor:
         """The logits after each token, of shape (rows, width, vocabulary).
 
@@ -103,16 +115,20 @@ class Target:
             rows: The rows that run.
             input_ids: (rows, width), each row's last token, its draft, then padding.
             drafted: (rows,), the length of each draft.
+            trees: How the tokens stand to each other; `None` where every draft is a chain.
         """
         width = input_ids.shape[1]
         cached = [self.cached(row) for row in rows]
         indices = [row.index for row in rows]
         self.cache.prepare(cached, width, self._device)
         kwargs = dict(self._kwargs)
-        kwargs["attention_mask"] = self._masks.of(indices, cached, width, self._device)
+        kwargs["attention_mask"] = self._masks.of(indices, cached, width, self._device, trees=trees)
         if self._next_positions is not None:
-            # Padding stays at the last token's position: one further on may not exist.
-            steps = np.minimum(np.arange(width), drafted[:, None])
+            # Padding stays at a token's position: one further on may not exist.
+            if trees is None:
+                steps = np.minimum(np.arange(width), drafted[:, None])
+            else:
+                steps = trees.depths.numpy()
             steps = steps + np.array([[row.emitted - 1] for row in rows])
             first = self._next_positions
             if first.shape[-2] > 1:
@@ -125,6 +141,15 @@ class Target:
         )
         logits: torch.Tensor = self._model(**inputs, return_dict=True).logits
         return logits.to(self._home)
+
+    def keep_accepted(self, rows: list[Row], kept: torch.Tensor) -> None:
+        """Leaves of the latest forward's trees the accepted paths in the cache.
+
+        Args:
+            rows: The rows of the forward, not grown yet.
+            kept: (rows, tokens) int64, for each place behind the text the token to stand there.
+        """
+        self.cache.compact([self.cached(row) for row in rows], kept, self._device)
 
 
 class Decoding:
@@ -185,7 +210,7 @@ class Decoding:
         try:
             count = len(self._running)
             nothing = np.zeros(count + 1, dtype=np.int32)
-            chosen = self._choose(first_logits, nothing[:0], nothing[:0], nothing)
+            chosen = self._choose(first_logits, nothing[:0], None, nothing)
             self._conclude(chosen, nothing)
             while self._running:
                 self._step()
@@ -201,6 +226,9 @@ class Decoding:
         tokens = np.arange(1, len(rows) * len(seconds) + 1)
         batch = self._propose(np.interp(tokens, tokens[len(rows) - 1 :: len(rows)], seconds))
         offsets, draft_ids = batch.offsets, batch.token_ids
+        parents = None if are_chains(batch.parents, offsets) else batch.parents
+        if parents is not None and not self._target.takes_trees:
+            (draft_ids, offsets), parents = best_chains(batch), None
         drafted = np.diff(offsets)
         longest = int(drafted.max())
         # A wider forward can be the faster one; its further tokens are padding.
@@ -216,7 +244,8 @@ class Decoding:
             input_ids[slot, count + 1 :] = line[length + count - 1]
 
         started = time.perf_counter()
-        logits = self._target.forward(rows, input_ids, drafted)  # (rows, width, vocabulary)
+        trees = None if parents is None else TreeLayout.of(parents, offsets, width=width)
+        logits = self._target.forward(rows, input_ids, drafted, trees)  # (rows, width, vocabulary)
         if len(rows) == 1:
             logits = logits[0, : longest + 1]
         elif width == 1:
@@ -224,7 +253,9 @@ class Decoding:
         else:
             used = torch.from_numpy(np.arange(width) <= drafted[:, None])
             logits = logits[used.to(logits.device)]
-        chosen = self._choose(logits, draft_ids, batch.parents, offsets)
+        chosen = self._choose(logits, draft_ids, parents, offsets)
+        if chosen.kept is not None:
+            self._target.keep_accepted(rows, chosen.kept)
         self._cost.observe(len(rows), width, time.perf_counter() - started)
         self._conclude(chosen, offsets)
 
@@ -249,7 +280,7 @@ class Decoding:
         self,
         logits: torch.Tensor,
         draft_ids: NDArray[np.int32],
-        parents: NDArray[np.int32],
+        parents: NDArray[np.int32] | None,
         offsets: NDArray[np.int32],
     ) -> _Chosen:
         """What the target emits in this step; reading it waits for the device.
@@ -257,7 +288,8 @@ class Decoding:
         Args:
             logits: (draft tokens + rows, vocabulary), each row's positions together.
             draft_ids: All drafts, one row after the other.
-            parents: The parent of each of their tokens, an index within its own draft.
+            parents: The parent of each of their tokens, an index within its own draft; `None` where
+                all are chains.
             offsets: Where each row's draft begins.
         """
         rows = self._running
@@ -266,10 +298,11 @@ class Decoding:
             # Processors may write to what they are given.
             scores = logits.to(torch.float32, copy=bool(self._processors))
         if self._processors:
-            scores = self._processors(self._positions(offsets, logits.device), scores)
+            positions = self._positions(draft_ids, parents, offsets, logits.device)
+            scores = self._processors(positions, scores)
         # Copies, since a drafter may hand out read-only arrays.
-        ids = torch.tensor(draft_ids, device=scores.device)
-        chains, starts = torch.tensor(parents), torch.tensor(offsets)
+        ids, starts = torch.tensor(draft_ids), torch.tensor(offsets)
+        tree_parents = None if parents is None else torch.tensor(parents)
         if self._do_sample:
             verified = verify_sampled(
                 scores,
@@ -277,10 +310,10 @@ class Decoding:
                 starts,
                 seeds=torch.tensor([row.seed for row in rows]),
                 positions=torch.tensor([row.prompt_tokens + row.emitted for row in rows]),
-                parents=chains,
+                parents=tree_parents,
             )
         else:
-            verified = verify_greedy(scores, ids, starts, parents=chains)
+            verified = verify_greedy(scores, ids, starts, parents=tree_parents)
         tokens = verified.tolist()
         for row, emitted in zip(rows, tokens, strict=True):
             if not emitted:
@@ -289,17 +322,43 @@ class Decoding:
                     f"{row.prompt_tokens + row.emitted}: "
                     "the logits processors masked the whole vocabulary"
                 )
-        return _Chosen(tokens=tokens, scores=scores, logits=logits)
+        kept = None if parents is None else compaction_indices(verified.path.cpu())
+        return _Chosen(tokens=tokens, scores=scores, logits=logits, kept=kept)
 
-    def _positions(self, offsets: NDArray[np.int32], device: torch.device) -> Positions:
-        of_rows: list[int] = []
-        lengths: list[int] = []
-        for slot, row in enumerate(self._running):
-            first = self.length(row)
-            count = int(offsets[slot + 1] - offsets[slot]) + 1
-            of_rows.extend([row.index] * count)
-            lengths.extend(range(first, first + count))
-        return Positions(self._text_on(device, max(lengths)), of_rows, lengths)
+    def _positions(
+        self,
+        draft_ids: NDArray[np.int32],
+        parents: NDArray[np.int32] | None,
+        offsets: NDArray[np.int32],
+        device: torch.device,
+    ) -> Positions:
+        batch = len(self.rows)
+        if not self._processors.read_text:
+            return Positions(self._text_on(device, 0), [], [], batch=batch)
+        drafted = np.diff(offsets)
+        of_rows = np.repeat([row.index for row in self._running], drafted + 1).tolist()
+        if parents is None:
+            lengths = [
+                self.length(row) + count
+                for row, longest in zip(self._running, drafted.tolist(), strict=True)
+                for count in range(longest + 1)
+            ]
+            return Positions(self._text_on(device, max(lengths)), of_rows, lengths, batch=batch)
+        # A line for each position: the text, and the draft tokens that lead there.
+        firsts = np.repeat([self.length(row) for row in self._running], drafted + 1).tolist()
+        paths: list[list[int]] = []
+        for start, end in pairwise(offsets.tolist()):
+            root = len(paths)
+            paths.append([])
+            drafts = zip(draft_ids[start:end].tolist(), parents[start:end].tolist(), strict=True)
+            for token, parent in drafts:
+                paths.append([*paths[root + 1 + parent], token])
+        lengths = [first + len(path) for first, path in zip(firsts, paths, strict=True)]
+        lines = self.text[of_rows, : max(lengths)]
+        for line, first, path in zip(lines, firsts, paths, strict=True):
+            line[first : first + len(path)] = path
+        text = torch.from_numpy(lines).to(device)
+        return Positions(text, of_rows, lengths, lines=range(len(lines)), batch=batch)
 
     def _text_on(self, device: torch.device, columns: int) -> torch.Tensor:
         return torch.from_numpy(self.text[:, :columns]).to(device)
@@ -325,10 +384,13 @@ class Decoding:
 
         for slot, (row, count) in enumerate(zip(rows, standing, strict=True)):
             first = int(offsets[slot]) + slot
+            chosen_from: slice | torch.Tensor = slice(first, first + count)
+            if chosen.kept is not None:
+                chosen_from = first + chosen.kept[slot, :count]
             if self._keep_scores:
-                row.scores.extend(chosen.scores[first : first + count].clone())
+                row.scores.extend(chosen.scores[chosen_from].clone())
             if self._keep_logits:
-                row.logits.extend(chosen.logits[first : first + count].to(torch.float32, copy=True))
+                row.logits.extend(chosen.logits[chosen_from].to(torch.float32, copy=True))
             row.emitted += count
         if self._streamer is not None:
             for token in emitted_ids.tolist():
@@ -360,7 +422,8 @@ class Decoding:
                 for slot, number in zip(of_slots, counts, strict=True)
             ]
             text = self._text_on(chosen.logits.device, max(lengths))
-            positions = Positions(text, [rows[slot].index for slot in of_slots], lengths)
+            indices = [rows[slot].index for slot in of_slots]
+            positions = Positions(text, indices, lengths, batch=len(self.rows))
             stopped = criteria.stops(positions)
             for slot, number, stops in zip(of_slots, counts, stopped, strict=True):
                 if stops and number <= standing[slot]:
@@ -378,11 +441,16 @@ class Decoding:
 
 @dataclass(frozen=True)
 class _Chosen:
-    """What the target emits in a step: the tokens of each row, and what they were chosen from."""
+    """What the target emits in a step: the tokens of each row, and what they were chosen from.
+
+    Emitted token i of a row was chosen from the logits of its token `kept[row, i]` in the forward,
+    of token i where `kept` is None, and the cache has to keep just these.
+    """
 
     tokens: list[list[int]]
     scores: torch.Tensor  # (draft tokens + rows, vocabulary)
     logits: torch.Tensor
+    kept: torch.Tensor | None  # (rows, longest draft + 1) int64
 
 
 def _staying(ended: list[bool]) -> list[int]:

@@ -1,8 +1,8 @@
-"""Attention masks for rows of unequal length.
+"""Attention masks for rows of unequal length, and for drafts that are trees.
 
-Where all rows are equally long and nothing is padded, the model makes its own mask, and its fast
-paths stay open. Otherwise the mask is made here, in the form in which `generate` hands masks to the
-model: one tensor, or a dict of them by layer type.
+Where all rows are equally long, nothing is padded and every draft is a chain, the model makes its
+own mask, and its fast paths stay open. Otherwise the mask is made here, in the form in which
+`generate` hands masks to the model: one tensor, or a dict of them by layer type.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from fastdraft.errors import InvalidValueError
+from fastdraft.hf.trees import TreeLayout
 
 __all__ = ["Masks"]
 
@@ -25,26 +26,25 @@ class Masks:
         visible: (rows, columns) bool, which columns of the prompts may be seen; `None` for all.
         rows: The number of rows.
 
+    Attributes:
+        takes_trees: Whether the model's attention takes the masks of trees.
+
     Raises:
         InvalidValueError: The rows need a mask and the model's attention takes none of this form.
     """
 
     def __init__(self, model: Any, *, visible: torch.Tensor | None, rows: int) -> None:
         self._visible = visible
-        if visible is None and rows == 1:
-            return
         config = model.config.get_text_config(decoder=True)
         implementation = config._attn_implementation
-        if implementation not in ("sdpa", "eager"):
-            raise InvalidValueError(
-                "batches and padded prompts need attn_implementation 'sdpa' or 'eager', "
-                f"got {implementation!r}"
-            )
         self._additive_dtype: torch.dtype | None = (
             model.dtype if implementation == "eager" else None
         )
         window = getattr(config, "sliding_window", None)
-        layer_types = getattr(config, "layer_types", None)
+        # GPT-Neo's layers mask by column themselves, and call their kinds otherwise.
+        layer_types = getattr(config, "layer_types", None) or getattr(
+            config, "attention_layers", None
+        )
         if layer_types is not None:
             kinds = sorted(set(layer_types))
         elif window is not None:
@@ -54,38 +54,60 @@ class Masks:
         else:
             kinds = ["full_attention"]
         unknown = [kind for kind in kinds if kind not in ("full_attention", "sliding_attention")]
-        if unknown:
-            raise InvalidValueError(
-                "batches and padded prompts need layers with full or sliding attention, "
-                f"got {unknown[0]!r}"
-            )
+        needed = None
+        if implementation not in ("sdpa", "eager"):
+            needed = f"attn_implementation 'sdpa' or 'eager', got {implementation!r}"
+        elif unknown:
+            needed = f"layers with full or sliding attention, got {unknown[0]!r}"
+        elif getattr(config, "alibi", False):
+            needed = "positions that do not depend on the mask, got ALiBi"
+        if needed is not None and (visible is not None or rows > 1):
+            raise InvalidValueError(f"batches and padded prompts need {needed}")
+        self.takes_trees = needed is None
         self._windows = {kind: window if kind == "sliding_attention" else None for kind in kinds}
 
     def of(
-        self, rows: Sequence[int], lengths: Sequence[int], width: int, device: torch.device
+        self,
+        rows: Sequence[int],
+        lengths: Sequence[int],
+        width: int,
+        device: torch.device,
+        *,
+        trees: TreeLayout | None = None,
     ) -> torch.Tensor | dict[str, torch.Tensor] | None:
         """The mask of a forward over `width` new tokens a row.
 
         Args:
             rows: The rows in the forward, as indices of the batch at the start.
             lengths: Columns that each of them has in the cache.
+            trees: Which of the new tokens see which; `None` where each sees those before it.
 
         Returns:
             (rows, 1, width, longest + width), True or 0 where a query may look; a dict of these by
             layer type when the layers differ; `None` when the model's own mask is right.
         """
         longest = max(lengths)
-        if self._visible is None and min(lengths) == longest:
+        if trees is None and self._visible is None and min(lengths) == longest:
             return None
         columns = torch.arange(longest + width, device=device)
-        starts = torch.tensor(lengths, device=device)
-        queries = starts[:, None, None] + torch.arange(width, device=device)[None, :, None]
-        seen = columns <= queries  # (rows, width, columns)
+        starts = torch.tensor(lengths, device=device)[:, None]
+        if trees is None:
+            queries = starts + torch.arange(width, device=device)  # (rows, width)
+            keys = columns[None]  # (rows or 1, columns)
+            seen = keys[:, None] <= queries[..., None]  # (rows, width, columns)
+        else:
+            # A token of a tree stands in one column and takes the place in the text of another.
+            queries = starts + trees.depths.to(device)
+            slots = starts + torch.arange(width, device=device)
+            keys = columns.repeat(len(rows), 1).scatter_(1, slots, queries)
+            seen = (columns < starts)[:, None].repeat(1, width, 1)
+            seen.scatter_(2, slots[:, None].expand(-1, width, -1), trees.sees.to(device))
         if self._visible is not None:
             seen[:, :, : self._visible.shape[1]] &= self._visible[list(rows)][:, None]
         masks = {}
         for kind, window in self._windows.items():
-            of_kind = seen if window is None else seen & (columns > queries - window)
+            near = None if window is None else keys[:, None] > queries[..., None] - window
+            of_kind = seen if near is None else seen & near
             masks[kind] = self._in_form(of_kind[:, None])
         return masks if len(masks) > 1 else next(iter(masks.values()))
 

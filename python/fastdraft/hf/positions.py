@@ -2,13 +2,14 @@
 
 A processor of transformers is called with the text so far and the scores of the next token. A step
 that verifies a draft has several such positions a row, so each processor sees, for each of them,
-the text followed by the draft up to there, as it would in plain decoding. Positions with a text of
-equal length share a call. Processors and criteria must be functions of what they are called with;
-one that remembers its earlier calls would take the drafts that were rejected for text.
+the text followed by the draft tokens that lead there, as it would in plain decoding. Positions with
+a text of equal length share a call. Processors and criteria must be functions of what they are
+called with; one that remembers its earlier calls would take the drafts that were rejected for text.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -57,47 +58,63 @@ _BY_ROW_INDEX = (
 
 
 class Positions:
-    """The positions of one step: for each, its row and the length of the text before it.
+    """The positions of one step: for each, its row and the text before it.
 
     Args:
-        text: (rows, columns) int64, each row's padded prompt, output and draft.
-        rows: The row of each position, an index into `text`.
+        text: (lines, columns) int64, padded prompts with output and draft.
+        rows: The row of each position, an index of the batch.
         lengths: The number of tokens before each position, padding included.
+        lines: The line of `text` that begins with them; `None` where lines are rows.
+        batch: The number of rows in the batch.
     """
 
-    def __init__(self, text: torch.Tensor, rows: Sequence[int], lengths: Sequence[int]) -> None:
+    def __init__(
+        self,
+        text: torch.Tensor,
+        rows: Sequence[int],
+        lengths: Sequence[int],
+        *,
+        lines: Sequence[int] | None = None,
+        batch: int,
+    ) -> None:
         self.text = text
         self.count = len(rows)
         self._rows = rows
         self._lengths = lengths
+        self._lines = rows if lines is None else lines
+        self._batch = batch
 
     def by_length(self, *, in_place: bool) -> list[tuple[list[int], list[int], torch.Tensor]]:
         """Groups the positions whose text is equally long, shortest first.
 
         Args:
             in_place: Whether each row of the batch must stand at its own index; the rows that have
-                no position of this length then hold a copy of one that has.
+                no position of this length then hold a copy of one that has, and the positions of
+                one row, as a tree has them, go to groups of their own.
 
         Returns:
             For each group its positions, the index of each within the text of the group, and that
             text.
         """
-        members: dict[int, list[int]] = {}
-        for position, length in enumerate(self._lengths):
-            members.setdefault(length, []).append(position)
+        members: dict[tuple[int, int], list[int]] = {}
+        turns: Counter[tuple[int, int]] = Counter()
+        for position, at in enumerate(zip(self._rows, self._lengths, strict=True)):
+            members.setdefault((at[1], turns[at]), []).append(position)
+            turns[at] += in_place
         groups = []
-        for length in sorted(members):
-            positions = members[length]
-            rows = [self._rows[position] for position in positions]
-            if in_place:
-                standing = [rows[0]] * self.text.shape[0]
-                for row in rows:
-                    standing[row] = row
+        for length, turn in sorted(members):
+            positions = members[length, turn]
+            lines = [self._lines[position] for position in positions]
+            if in_place and self._batch > 1:
+                rows = [self._rows[position] for position in positions]
+                standing = [lines[0]] * self._batch
+                for row, line in zip(rows, lines, strict=True):
+                    standing[row] = line
                 groups.append((positions, rows, self.text[standing, :length]))
-            elif len(rows) == 1:
-                groups.append((positions, [0], self.text[rows[0] : rows[0] + 1, :length]))
+            elif len(lines) == 1:
+                groups.append((positions, [0], self.text[lines[0] : lines[0] + 1, :length]))
             else:
-                groups.append((positions, list(range(len(rows))), self.text[rows, :length]))
+                groups.append((positions, list(range(len(lines))), self.text[lines, :length]))
         return groups
 
 
@@ -108,7 +125,7 @@ class PositionProcessors:
         InvalidValueError: A processor keeps a memory from call to call.
     """
 
-    def __init__(self, processors: LogitsProcessorList, rows: int) -> None:
+    def __init__(self, processors: LogitsProcessorList) -> None:
         for processor in processors:
             if isinstance(processor, _WITH_MEMORY):
                 raise InvalidValueError(
@@ -122,7 +139,7 @@ class PositionProcessors:
                 self._runs.append((reads_text, LogitsProcessorList()))
             self._runs[-1][1].append(processor)
         # Only a processor that we know is trusted not to look at the index of a row.
-        self._in_place = rows > 1 and any(not _ignores_row_index(each) for each in processors)
+        self._in_place = any(not _ignores_row_index(each) for each in processors)
 
     def __bool__(self) -> bool:
         return bool(self._runs)
@@ -138,8 +155,8 @@ class PositionProcessors:
                 scores = run(positions.text[:, :0], scores)
                 continue
             groups = positions.by_length(in_place=self._in_place)
-            if len(groups) == 1 and not self._in_place:
-                members, _, text = groups[0]
+            _, indices, text = groups[0]
+            if len(groups) == 1 and indices == list(range(len(text))):
                 scores = run(text, scores)
                 continue
             processed = torch.empty_like(scores)

@@ -1,0 +1,134 @@
+"""Datastores: building a frozen one, opening it, and lookups in live and frozen ones.
+
+The text is made of stretches of real tokens, drawn from all over them, in which every eighth token
+is replaced by another one of the text: n-grams repeat as often as they do in real text of this
+size, and documents differ. The last 200,000 tokens stand in no store; lookups are made with
+them. `bench_datastore` is what CMake builds of bench/cpp/datastore.cc (`make bench`).
+
+    python bench/datastore.py --tokens tokens.bin --core build/release/bench_datastore
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import corpus
+from fastdraft.datastore import Datastore, DatastoreWriter
+from index import clock_cost, machine, percentiles
+
+DOCUMENT = 2_000
+QUERY_TOKENS = 200_000
+PROMPT = 100
+LOOKUPS = 20_000
+
+
+def synthesise(path: Path, text: NDArray[np.int32], count: int) -> None:
+    """Writes `count` tokens, documents of `DOCUMENT` one after another, int32."""
+    random = np.random.default_rng(0)
+    with path.open("wb") as file:
+        for _ in range(0, count, 1000 * DOCUMENT):
+            starts = random.integers(0, len(text) - DOCUMENT, 1000)
+            tokens = text[starts[:, None] + np.arange(DOCUMENT)]
+            replaced = random.random(tokens.shape) < 1 / 8
+            tokens[replaced] = text[random.integers(0, len(text), int(replaced.sum()))]
+            tokens.tofile(file)
+        file.truncate(count * 4)
+
+
+def build(tokens: Path, path: Path, count: int) -> dict[str, float]:
+    """Writes the frozen store of the first `count` tokens; in a process of its own."""
+    text = np.memmap(tokens, np.int32, mode="r")
+    begin = time.perf_counter()
+    with DatastoreWriter(path) as writer:
+        for start in range(0, count, DOCUMENT):
+            writer.begin_document()
+            writer.append(text[start : start + DOCUMENT])
+    seconds = time.perf_counter() - begin
+    return {
+        "tokens": count,
+        "seconds": seconds,
+        "us_a_token": seconds * 1e6 / count,
+        "file_bytes": path.stat().st_size,
+        "bytes_a_token": path.stat().st_size / count,
+        # The pages of the mapped input are in it, too.
+        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }
+
+
+def lookups(store: Datastore, queries: NDArray[np.int32], cost: float) -> dict[str, float]:
+    """`Datastore.find` from Python over texts that grow by a token each time."""
+    times: list[int] = []
+    clock = time.perf_counter_ns
+    for i in range(LOOKUPS):
+        document, place = divmod(i, DOCUMENT - PROMPT)
+        end = document * DOCUMENT + PROMPT + place
+        text = queries[end - 32 : end]
+        begin = clock()
+        store.find(text, most=4)
+        times.append(clock() - begin)
+    return percentiles(times, cost)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--count", type=int, default=100_000_000, help="tokens of the frozen store")
+    parser.add_argument(
+        "--tokens", type=Path, metavar="FILE", help="real tokens, as bench/corpus.py writes them"
+    )
+    parser.add_argument("--core", type=Path, required=True, metavar="FILE", help="bench_datastore")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
+    parser.add_argument("--build", nargs=2, type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.build:
+        tokens, path = arguments.build
+        print(json.dumps(build(tokens, path, arguments.count)))
+        return
+
+    report: dict[str, Any] = {"machine": machine()}
+    with tempfile.TemporaryDirectory() as folder:
+        tokens, path = Path(folder, "tokens.bin"), Path(folder, "store.fds")
+        text = corpus.tokens(1_000_000)
+        if arguments.tokens is not None:
+            text = np.fromfile(arguments.tokens, dtype=np.int32)
+        synthesise(tokens, text, arguments.count + QUERY_TOKENS)
+        command = [sys.executable, __file__, "--core", str(arguments.core)]
+        command += ["--count", str(arguments.count), "--build", str(tokens), str(path)]
+        built = subprocess.run(command, check=True, capture_output=True, text=True)
+        report["build"] = json.loads(built.stdout)
+        begin = time.perf_counter()
+        store = Datastore.open(path)
+        report["open_ms"] = (time.perf_counter() - begin) * 1e3
+        begin = time.perf_counter()
+        Datastore.open(path, verify=True).close()
+        report["verify_gb_a_second"] = os.path.getsize(path) / 1e9 / (time.perf_counter() - begin)
+        queries = np.fromfile(tokens, np.int32, offset=arguments.count * 4)
+        report["python_lookup"] = lookups(store, queries, clock_cost())
+        core = subprocess.run(
+            [str(arguments.core), str(tokens), str(path)],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        report["core"] = json.loads(core.stdout)
+    text_report = json.dumps(report, indent=2)
+    print(text_report)
+    if arguments.json is not None:
+        arguments.json.write_text(text_report + "\n")
+
+
+if __name__ == "__main__":
+    main()

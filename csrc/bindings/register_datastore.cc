@@ -1,0 +1,188 @@
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fastdraft/datastore.h"
+#include "fastdraft/error.h"
+#include "numpy.h"
+#include "register.h"
+
+namespace fastdraft::bindings {
+namespace {
+
+namespace py = pybind11;
+
+std::optional<Fingerprint> fingerprint_of(const std::optional<py::bytes>& bytes) {
+  if (!bytes) return std::nullopt;
+  const std::string value(*bytes);
+  Fingerprint fingerprint;
+  if (value.size() != fingerprint.size()) {
+    throw InvalidValueError("fingerprint must be " + std::to_string(fingerprint.size()) +
+                            " bytes, got " + std::to_string(value.size()));
+  }
+  std::memcpy(fingerprint.data(), value.data(), value.size());
+  return fingerprint;
+}
+
+void check_open(const Datastore& store) {
+  if (store.closed()) throw DatastoreClosedError("the datastore is closed");
+}
+
+void add(Datastore& store, const Integers& token_ids) {
+  const IntegerArray<Token> tokens(token_ids, "token_ids");
+  // Even a short document may have to wait for a long one.
+  const py::gil_scoped_release release;
+  store.add(tokens.data(), tokens.size());
+}
+
+void append(DatastoreWriter& writer, const Integers& token_ids) {
+  const IntegerArray<Token> tokens(token_ids, "token_ids");
+  const py::gil_scoped_release release;
+  writer.append(tokens.data(), tokens.size());
+}
+
+std::vector<std::pair<std::int64_t, std::int32_t>> find(const Datastore& store,
+                                                        const Integers& token_ids, int most,
+                                                        int links) {
+  check_open(store);
+  if (most < 1) {
+    throw InvalidValueError("most must be at least 1, got " + std::to_string(most));
+  }
+  if (links < 1) {
+    throw InvalidValueError("links must be at least 1, got " + std::to_string(links));
+  }
+  const IntegerArray<Token> text(token_ids, "token_ids");
+  // No more are found than are looked at.
+  std::vector<Occurrence> found(static_cast<std::size_t>(std::min(most, links)));
+  const Datastore::Reader reader(store);
+  const int count =
+      reader.find(text.data(), text.size(), found.data(), static_cast<int>(found.size()), links);
+  std::vector<std::pair<std::int64_t, std::int32_t>> occurrences;
+  for (int i = 0; i < count; ++i) {
+    const Occurrence& occurrence = found[static_cast<std::size_t>(i)];
+    occurrences.emplace_back(occurrence.next, occurrence.length);
+  }
+  return occurrences;
+}
+
+py::array_t<Token> read(const Datastore& store, std::int64_t position, std::int64_t most) {
+  check_open(store);
+  if (most < 0) {
+    throw InvalidValueError("most must be at least 0, got " + std::to_string(most));
+  }
+  const Datastore::Reader reader(store);
+  // Documents are short where `most` may be anything.
+  constexpr std::int64_t kStep = 4096;
+  std::vector<Token> tokens;
+  std::int64_t count = 0;
+  for (std::int64_t copied = kStep; copied == kStep && count < most; count += copied) {
+    tokens.resize(static_cast<std::size_t>(count + std::min(kStep, most - count)));
+    copied = reader.copy(position + count, tokens.data() + count,
+                         static_cast<std::int64_t>(tokens.size()) - count);
+  }
+  return py::array_t<Token>(count, tokens.data());
+}
+
+}  // namespace
+
+void register_datastore(py::module_& module) {
+  py::class_<Datastore, std::shared_ptr<Datastore>> store(module, "Datastore",
+                                                          "The core of fastdraft.Datastore.");
+  store.def(py::init([](std::int64_t max_bytes, const std::optional<py::bytes>& fingerprint) {
+              return Datastore::live(max_bytes, fingerprint_of(fingerprint));
+            }),
+            py::kw_only(), py::arg("max_bytes"), py::arg("fingerprint"));
+  store.def(py::init([](const std::string& path, const std::optional<py::bytes>& fingerprint,
+                        bool verify) {
+              const std::optional<Fingerprint> expected = fingerprint_of(fingerprint);
+              const py::gil_scoped_release release;
+              return Datastore::open(path, expected, verify);
+            }),
+            py::kw_only(), py::arg("path"), py::arg("fingerprint"), py::arg("verify"));
+  store.def("_save", &Datastore::save, py::arg("path"), py::call_guard<py::gil_scoped_release>());
+  store.def("add", &add, py::arg("token_ids"), R"(Adds a document to a live store.
+
+token_ids: a list or a row of integers, 0 or greater.
+
+The oldest text leaves as far as `max_bytes` asks. What of the document's beginning already stands
+in the store as a document's beginning is not stored again: from 32 tokens on, to the token. The
+turns of a chat, each of which repeats the ones before, are thus stored once.
+
+O(1) amortised a token. Requests that look something up meanwhile wait for microseconds. Raises
+InvalidValueError, DatastoreClosedError, DatastoreError for a frozen store, or MemoryLimitError
+where the machine has no memory, and then the document's first tokens were added.)");
+  store.def("_find", &find, py::arg("token_ids"), py::arg("most"), py::arg("links"));
+  store.def("read", &read, py::arg("position"), py::arg("most"),
+            R"(The tokens from `position` on, to the document's end, at most `most`.
+
+Returns an int32 array, empty where the position has left the store. Raises InvalidValueError or
+DatastoreClosedError.)");
+  store.def("close", &Datastore::close, py::call_guard<py::gil_scoped_release>(),
+            R"(Frees the memory or the file. To requests the store is empty from now on.
+
+Closing a closed store does nothing.)");
+  store.def_property_readonly("closed", &Datastore::closed, "Whether it was closed.");
+  store.def_property_readonly("frozen", &Datastore::frozen,
+                              "Whether it is a file, to which nothing can be added.");
+  store.def_property_readonly("num_documents", &Datastore::num_documents,
+                              "The documents whose beginning is held.");
+  store.def_property_readonly("_bytes", &Datastore::bytes);
+  store.def_property_readonly("max_bytes", &Datastore::max_bytes,
+                              "The limit of `bytes`; of a frozen store the file's size.");
+  store.def_property_readonly(
+      "fingerprint",
+      [](const Datastore& self) -> std::optional<py::bytes> {
+        if (!self.fingerprint()) return std::nullopt;
+        return py::bytes(reinterpret_cast<const char*>(self.fingerprint()->data()),
+                         self.fingerprint()->size());
+      },
+      "The fingerprint of the tokenizer that its tokens are of, 32 bytes, or None.");
+  store.def_property_readonly(
+      "begin", [](const Datastore& self) { return Datastore::Reader(self).begin(); },
+      "The first position held.");
+  store.def_property_readonly(
+      "end", [](const Datastore& self) { return Datastore::Reader(self).end(); },
+      "The position after the last one held.");
+  store.def("__len__", &Datastore::num_tokens, "The tokens held.");
+
+  py::class_<DatastoreWriter> writer(module, "DatastoreWriter",
+                                     "The core of fastdraft.datastore.DatastoreWriter.");
+  writer.def(py::init([](const std::string& path, const std::optional<py::bytes>& fingerprint,
+                         std::int64_t segment_tokens) {
+               return std::make_unique<DatastoreWriter>(path, fingerprint_of(fingerprint),
+                                                        segment_tokens);
+             }),
+             py::kw_only(), py::arg("path"), py::arg("fingerprint"), py::arg("segment_tokens"));
+  writer.def(
+      "begin_document", [](DatastoreWriter& self) { self.begin_document(); },
+      py::call_guard<py::gil_scoped_release>(),
+      R"(What is appended next is another document.
+
+Raises DatastoreClosedError after `finish` or `discard`.)");
+  writer.def("append", &append, py::arg("token_ids"), R"(Appends tokens to the document.
+
+token_ids: a list or a row of integers, 0 or greater.
+
+O(1) a token; where a segment is full it is indexed and written, which takes seconds. Raises
+InvalidValueError, DatastoreError where the file cannot be written, or DatastoreClosedError.)");
+  writer.def("finish", &DatastoreWriter::finish, py::call_guard<py::gil_scoped_release>(),
+             R"(Completes the file and puts it in its place.
+
+Raises DatastoreError where it cannot be written, or DatastoreClosedError.)");
+  writer.def("discard", &DatastoreWriter::discard, py::call_guard<py::gil_scoped_release>(),
+             "Removes what was written so far; does nothing after `finish`.");
+  writer.def_property_readonly("num_tokens", &DatastoreWriter::num_tokens,
+                               "The tokens appended so far.");
+  writer.def_property_readonly("num_documents", &DatastoreWriter::num_documents,
+                               "The documents so far that are not empty.");
+}
+
+}  // namespace fastdraft::bindings

@@ -1,0 +1,202 @@
+// Text that requests share: a live store of earlier requests, or a frozen
+// corpus in a file. See DESIGN.md for the layout of both.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <shared_mutex>
+#include <string>
+
+#include "fastdraft/token.h"
+
+namespace fastdraft {
+
+// A place in a store where the last tokens of some text stand.
+struct Occurrence {
+  std::int64_t next;    // position of the token that followed
+  std::int32_t length;  // how many of the text's last tokens stand before it
+};
+
+// What a tokenizer's SHA-256 says of its vocabulary; token ids mean nothing without it.
+using Fingerprint = std::array<std::uint8_t, 32>;
+
+// A log of documents and an index of its n-grams. Positions count the tokens
+// that ever entered, and one more before each document, from 0; the oldest
+// leave a live store when its bytes are used up.
+//
+// Thread-safe; engines share one through a shared_ptr. Readers overlap.
+class Datastore {
+ public:
+  // The lengths of the n-grams that are indexed, longest first.
+  //
+  // On the recorded requests the short ones are worth the most: without {2, 1},
+  // drafts of earlier requests lose 3 % of their speed, without {4} 1 %.
+  static constexpr std::array<std::int32_t, 3> kOrders{4, 2, 1};
+  // How many occurrences are looked at where a caller has no other wish: more
+  // gain less than a thousandth.
+  static constexpr int kLinks = 6;
+  // The most tokens that an occurrence is compared over.
+  static constexpr std::int32_t kLongest = 32;
+
+  static constexpr std::int64_t kDefaultMaxBytes = std::int64_t{2} << 30;
+
+  // An empty live store, which holds at most `max_bytes` at all times. Throws
+  // InvalidValueError where that is too little to hold anything.
+  static std::shared_ptr<Datastore> live(std::int64_t max_bytes,
+                                         const std::optional<Fingerprint>& fingerprint = {});
+
+  // The frozen store in a file, mapped read-only. Milliseconds, whatever its
+  // size, unless `verify` asks for the checksums of all of it. Throws
+  // DatastoreError for what is no store, or a newer, truncated or damaged one, or one
+  // whose fingerprint is not the `expected` one. Undetected damage gives wrong
+  // tokens, never an access outside the file.
+  static std::shared_ptr<Datastore> open(const std::string& path,
+                                         const std::optional<Fingerprint>& expected = {},
+                                         bool verify = false);
+
+  Datastore(const Datastore&) = delete;
+  Datastore& operator=(const Datastore&) = delete;
+  virtual ~Datastore() = default;
+
+  // Holds the store as it is while it lives. It sees an empty store where that is
+  // closed. Make one for a moment: `add` and `close` wait for it, and so its own
+  // thread must not call them.
+  class Reader {
+   public:
+    explicit Reader(const Datastore& store) : store_(&store), lock_(store.mutex_) {}
+
+    // Writes to `out` where the text's longest suffixes stand: the longest first,
+    // of equally long ones the latest first, `most` at most, each position once.
+    // Returns how many. From the longest order n on, it looks at the latest
+    // occurrences of the text's last n tokens that a token of the same document
+    // follows, `links` of them over all orders. O(links), and for a frozen store
+    // O(segments).
+    int find(const Token* text, std::int64_t size, Occurrence* out, int most,
+             int links = kLinks) const {
+      return store_->find(text, size, out, most, links);
+    }
+
+    // The tokens from `position` on that lie side by side, and how many; null and
+    // 0 where the position is not in the store. A negative one is a document's end,
+    // and in a damaged file there may be any. Valid while the reader lives.
+    const Token* run(std::int64_t position, std::int64_t* count) const {
+      return store_->run(position, count);
+    }
+
+    // The token at `position`; -1 at a document's end and where the position is not
+    // in the store.
+    Token at(std::int64_t position) const;
+
+    // Copies the tokens from `position` on, to the document's end, `most` at most.
+    // Returns how many.
+    std::int64_t copy(std::int64_t position, Token* out, std::int64_t most) const;
+
+    // The positions held: begin() .. end() - 1.
+    std::int64_t begin() const { return store_->begin(); }
+    std::int64_t end() const { return store_->end(); }
+
+   private:
+    const Datastore* store_;
+    std::shared_lock<std::shared_mutex> lock_;
+  };
+
+  // Adds a document to a live store; the oldest text leaves as needed. What of its
+  // beginning stands in the store already, as the beginnings of documents, is not
+  // stored again, from 32 tokens on: the turns of a chat, each of which repeats the ones
+  // before, are stored once. Each run of kLongest + 1 tokens of what is left out, which
+  // is all that readers can see of it, stands in the store. O(1) amortised a token;
+  // readers wait for 128 tokens at a time. Tokens must not be negative. Throws
+  // DatastoreError for a frozen store, DatastoreClosedError, or MemoryLimitError where
+  // the system has no memory, and then the document's first tokens have been added.
+  virtual void add(const Token* tokens, std::int64_t size) = 0;
+
+  // Writes the store as a frozen one, in place of the file at `path` if there is
+  // one, at once: an error or an interrupt leaves that as it was. Text that is added
+  // or leaves meanwhile may or may not be in it. Needs about 20 bytes a token of
+  // memory, for 2^25 tokens at most. Throws DatastoreError or DatastoreClosedError.
+  void save(const std::string& path) const;
+
+  // Frees what the store holds. To readers it is an empty store from now on, and
+  // requests go on without it.
+  virtual void close() = 0;
+  bool closed() const noexcept { return closed_.load(std::memory_order_relaxed); }
+
+  virtual bool frozen() const noexcept = 0;
+  // The tokens held, the documents that begin there, and the memory or the file that
+  // holds them and their index.
+  virtual std::int64_t num_tokens() const = 0;
+  virtual std::int64_t num_documents() const = 0;
+  virtual std::int64_t bytes() const = 0;
+  // The limit of a live store, the file's size of a frozen one.
+  virtual std::int64_t max_bytes() const noexcept = 0;
+  const std::optional<Fingerprint>& fingerprint() const noexcept { return fingerprint_; }
+
+ protected:
+  explicit Datastore(const std::optional<Fingerprint>& fingerprint) : fingerprint_(fingerprint) {}
+
+  // Under the lock, shared or exclusive.
+  virtual int find(const Token* text, std::int64_t size, Occurrence* out, int most,
+                   int links) const = 0;
+  virtual const Token* run(std::int64_t position, std::int64_t* count) const = 0;
+  virtual std::int64_t begin() const = 0;
+  virtual std::int64_t end() const = 0;
+
+  mutable std::shared_mutex mutex_;
+  std::atomic<bool> closed_{false};
+  std::optional<Fingerprint> fingerprint_;
+  // Greater ones are damage, which must not reach a model's embedding.
+  Token largest_token_ = std::numeric_limits<Token>::max();
+};
+
+// Writes a frozen store from documents, one after another, in bounded memory.
+//
+// Calls wait for each other. After finish(), discard() or an error of the file, which
+// removes what was written, they throw DatastoreClosedError, but for discard().
+class DatastoreWriter {
+ public:
+  // So many tokens make a segment, which has an index of its own. Indexing one takes
+  // about 20 bytes a token of memory.
+  static constexpr std::int64_t kSegmentTokens = std::int64_t{1} << 25;
+  static constexpr std::int64_t kLeastSegmentTokens = 1024;
+
+  // Begins a temporary file beside `path`. Throws DatastoreError, and InvalidValueError for
+  // a `segment_tokens` outside kLeastSegmentTokens .. kSegmentTokens.
+  DatastoreWriter(const std::string& path, const std::optional<Fingerprint>& fingerprint,
+                  std::int64_t segment_tokens = kSegmentTokens);
+  DatastoreWriter(const DatastoreWriter&) = delete;
+  DatastoreWriter& operator=(const DatastoreWriter&) = delete;
+  ~DatastoreWriter();
+
+  // What is appended next is another document. The first `context` tokens of it,
+  // kLongest * 2 at most, stand in the store elsewhere and are only there to tell how far
+  // an occurrence reaches back.
+  void begin_document(std::int64_t context = 0);
+
+  // Appends tokens to the document. They must not be negative. O(1) a token. Throws
+  // DatastoreError.
+  void append(const Token* tokens, std::int64_t size);
+
+  // Completes the file and puts it at `path`. Throws DatastoreError.
+  void finish();
+
+  // Removes the temporary file, as does the destructor.
+  void discard() noexcept;
+
+  // What was appended so far.
+  std::int64_t num_tokens() const;
+  std::int64_t num_documents() const;
+
+ private:
+  class State;
+  State& state() const;
+
+  mutable std::mutex mutex_;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace fastdraft

@@ -1,0 +1,123 @@
+// What live and frozen datastores share: n-gram hashes, buckets of a hash table,
+// and the walk along the occurrences of an n-gram.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "fastdraft/datastore.h"
+#include "fastdraft/token.h"
+
+namespace fastdraft {
+
+// A document in a log stands behind a mark, which tells how many of its first
+// tokens are only context: they stand in the store elsewhere, and no n-gram that ends
+// before or within them is indexed.
+constexpr Token document_mark(std::int64_t context) noexcept {
+  return static_cast<Token>(-1 - context);
+}
+constexpr std::int64_t mark_context(Token mark) noexcept { return -1 - std::int64_t{mark}; }
+
+// How many tokens of context a document's later part is given, and the most that its mark may
+// tell: an occurrence is compared over half as many, so blocks of 32 can be checked over both
+// themselves and what came before.
+inline constexpr std::int64_t kContextTokens = 2 * Datastore::kLongest;
+
+// Throws InvalidValueError for a negative token.
+void check_tokens(const Token* tokens, std::int64_t size);
+
+// The hash of `count` tokens: 64 bits, all of them good.
+inline std::uint64_t hash_tokens(const Token* tokens, std::int64_t count,
+                                 std::uint64_t seed) noexcept {
+  std::uint64_t hash = seed + static_cast<std::uint64_t>(count);
+  const auto mix = [&](std::uint64_t two) {
+    hash = (hash ^ two) * 0x9E3779B97F4A7C15u;
+    hash ^= hash >> 32;
+  };
+  const auto bits = [&](std::int64_t i) -> std::uint64_t {
+    return static_cast<std::uint32_t>(tokens[i]);
+  };
+  std::int64_t i = 0;
+  for (; i + 2 <= count; i += 2) mix(bits(i) | bits(i + 1) << 32);
+  if (i < count) mix(bits(i));
+  // The finaliser of MurmurHash3 (A. Appleby, public domain).
+  hash *= 0xC4CEB9FE1A85EC53u;
+  return hash ^ (hash >> 33);
+}
+
+// Part of a hash table: a cache line of entries, each the low 32 bits of a position
+// and eight bits of the hash. Buckets that follow take what a full one cannot.
+struct alignas(64) Bucket {
+  static constexpr int kEntries = 12;
+
+  std::uint8_t tags[kEntries];  // 0: free; the used ones come first
+  std::uint8_t unused[4];
+  std::uint32_t positions[kEntries];
+
+  static std::uint8_t tag(std::uint64_t hash) noexcept {
+    const auto bits = static_cast<std::uint8_t>(hash >> 32);
+    return bits == 0 ? std::uint8_t{1} : bits;
+  }
+  // Which of `buckets` (fewer than 2^32) is the first to look at. The tag and what
+  // else stands above the hash's low half is independent of it.
+  static std::int64_t home(std::uint64_t hash, std::int64_t buckets) noexcept {
+    return static_cast<std::int64_t>(((hash & 0xFFFFFFFFu) * static_cast<std::uint64_t>(buckets)) >>
+                                     32);
+  }
+};
+static_assert(sizeof(Bucket) == 64);
+
+// The best occurrences so far, in the caller's memory: the longest first, of
+// equally long ones the latest.
+class BestOccurrences {
+ public:
+  BestOccurrences(Occurrence* out, int most) noexcept : out_(out), most_(most) {}
+
+  void take(Occurrence found) noexcept {
+    int place = count_;
+    while (place > 0 && better(found, out_[place - 1])) --place;
+    if (place == most_) return;
+    count_ = std::min(count_ + 1, most_);
+    std::copy_backward(out_ + place, out_ + count_ - 1, out_ + count_);
+    out_[place] = found;
+  }
+
+  int count() const noexcept { return count_; }
+  bool full() const noexcept { return count_ == most_; }
+  // Whether no occurrence before those taken can be better.
+  bool settled() const noexcept { return full() && out_[most_ - 1].length == Datastore::kLongest; }
+
+ private:
+  static bool better(const Occurrence& a, const Occurrence& b) noexcept {
+    return a.length != b.length ? a.length > b.length : a.next > b.next;
+  }
+
+  Occurrence* out_;
+  int most_;
+  int count_ = 0;
+};
+
+// Takes the occurrences of the n-gram of order kOrders[order] that ends the text,
+// from `position` on backwards, `*links` at most, of which what is used is taken off.
+// Log: `common(position, text, size)`, how many tokens before the position are the text's
+// last ones, kLongest at most; `previous(order, position)`, where the n-gram stood
+// before, or -1.
+template <typename Log>
+void walk(const Log& log, std::size_t order, std::int64_t position, const Token* text,
+          std::int64_t size, int* links, BestOccurrences* best) {
+  // Longer ones have been met: the latest occurrences of the longer n-gram are
+  // among those, and no others of the latest of this one are as long.
+  const std::int32_t longer = order == 0 ? Datastore::kLongest + 1 : Datastore::kOrders[order - 1];
+  for (; position >= 0 && *links > 0 && !best->settled(); --*links) {
+    // Asked for first, so that the memory's answers to both come at once.
+    const std::int64_t before = log.previous(order, position);
+    const std::int32_t length = log.common(position, text, size);
+    // Damage in a file; elsewhere a chain is one n-gram's.
+    if (length < Datastore::kOrders[order]) return;
+    if (length < longer) best->take({position, length});
+    position = before;
+  }
+}
+
+}  // namespace fastdraft

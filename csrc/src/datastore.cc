@@ -1,0 +1,75 @@
+#include "fastdraft/datastore.h"
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "fastdraft/datastore_index.h"
+#include "fastdraft/error.h"
+
+namespace fastdraft {
+
+void check_tokens(const Token* tokens, std::int64_t size) {
+  const Token* negative =
+      std::find_if(tokens, tokens + size, [](Token token) { return token < 0; });
+  if (negative != tokens + size) {
+    throw InvalidValueError("token_ids must be 0 or greater, got " + std::to_string(*negative) +
+                            " at index " + std::to_string(negative - tokens));
+  }
+}
+
+Token Datastore::Reader::at(std::int64_t position) const {
+  std::int64_t count = 0;
+  const Token* token = run(position, &count);
+  const bool is_token = count > 0 && *token >= 0 && *token <= store_->largest_token_;
+  return is_token ? *token : Token{-1};
+}
+
+std::int64_t Datastore::Reader::copy(std::int64_t position, Token* out, std::int64_t most) const {
+  std::int64_t copied = 0;
+  while (copied < most) {
+    std::int64_t count = 0;
+    const Token* tokens = run(position + copied, &count);
+    const Token* end = tokens + std::min(count, most - copied);
+    for (; tokens != end && *tokens >= 0 && *tokens <= store_->largest_token_; ++tokens) {
+      out[copied++] = *tokens;
+    }
+    if (count == 0 || tokens != end) break;
+  }
+  return copied;
+}
+
+void Datastore::save(const std::string& path) const {
+  // So much is copied while text that is added has to wait.
+  constexpr std::int64_t kStep = 4096;
+  DatastoreWriter writer(path, fingerprint());
+  std::vector<Token> step;
+  std::int64_t position = 0;
+  std::int64_t end = Reader(*this).end();
+  while (position < end) {
+    {
+      const Reader reader(*this);
+      if (closed()) throw DatastoreClosedError("the datastore is closed");
+      if (position < reader.begin()) {
+        // What came before has left since, or never was held.
+        writer.begin_document();
+        position = reader.begin();
+        continue;
+      }
+      std::int64_t count = 0;
+      const Token* tokens = reader.run(position, &count);
+      step.assign(tokens, tokens + std::min({count, kStep, end - position}));
+    }
+    position += static_cast<std::int64_t>(step.size());
+    for (auto at = step.begin(); at != step.end();) {
+      const auto mark = std::find_if(at, step.end(), [](Token token) { return token < 0; });
+      writer.append(step.data() + (at - step.begin()), mark - at);
+      if (mark != step.end()) writer.begin_document(std::min(mark_context(*mark), kContextTokens));
+      at = mark == step.end() ? mark : mark + 1;
+    }
+  }
+  if (closed()) throw DatastoreClosedError("the datastore is closed");
+  writer.finish();
+}
+
+}  // namespace fastdraft

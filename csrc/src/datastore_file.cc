@@ -1,0 +1,224 @@
+#include "fastdraft/datastore_file.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#include <system_error>
+
+#include "fastdraft/datastore_index.h"
+#include "fastdraft/error.h"
+
+#ifdef _WIN32
+#define NOMINMAX
+#include <fcntl.h>
+#include <io.h>
+#include <process.h>
+#include <sys/stat.h>
+#include <windows.h>
+#else
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#endif
+
+namespace fastdraft {
+namespace {
+
+std::string reason() { return std::generic_category().message(errno); }
+
+// table[k][b]: what byte b does to the checksum after k more bytes.
+struct CrcTables {
+  std::array<std::array<std::uint32_t, 256>, 8> table;
+
+  CrcTables() noexcept {
+    for (std::uint32_t byte = 0; byte < 256; ++byte) {
+      std::uint32_t value = byte;
+      for (int bit = 0; bit < 8; ++bit) value = (value >> 1) ^ (0xEDB88320u & (0u - (value & 1u)));
+      table[0][byte] = value;
+    }
+    for (std::size_t k = 1; k < 8; ++k) {
+      for (std::size_t byte = 0; byte < 256; ++byte) {
+        const std::uint32_t before = table[k - 1][byte];
+        table[k][byte] = (before >> 8) ^ table[0][before & 0xFFu];
+      }
+    }
+  }
+};
+
+}  // namespace
+
+// Eight bytes a step (Intel's slicing-by-8, 2006).
+std::uint32_t crc32(const void* data, std::int64_t bytes, std::uint32_t checksum) noexcept {
+  static const CrcTables tables;
+  const auto& table = tables.table;
+  const auto* at = static_cast<const std::uint8_t*>(data);
+  std::uint32_t value = ~checksum;
+  for (; bytes >= 8; bytes -= 8, at += 8) {
+    const std::uint32_t low =
+        value ^ (static_cast<std::uint32_t>(at[0]) | static_cast<std::uint32_t>(at[1]) << 8 |
+                 static_cast<std::uint32_t>(at[2]) << 16 | static_cast<std::uint32_t>(at[3]) << 24);
+    value = table[7][low & 0xFFu] ^ table[6][(low >> 8) & 0xFFu] ^ table[5][(low >> 16) & 0xFFu] ^
+            table[4][low >> 24] ^ table[3][at[4]] ^ table[2][at[5]] ^ table[1][at[6]] ^
+            table[0][at[7]];
+  }
+  for (; bytes > 0; --bytes, ++at) value = (value >> 8) ^ table[0][(value ^ *at) & 0xFFu];
+  return ~value;
+}
+
+SegmentLayout::SegmentLayout(const SegmentEntry& entry) noexcept : tokens(entry.offset) {
+  std::int64_t at = tokens + entry.size * static_cast<std::int64_t>(sizeof(Token));
+  for (std::size_t order = 0; order < previous.size(); ++order) {
+    previous[order] = aligned(at);
+    buckets[order] =
+        aligned(previous[order] + entry.size * static_cast<std::int64_t>(sizeof(std::uint32_t)));
+    at = buckets[order] + entry.buckets[order] * static_cast<std::int64_t>(sizeof(Bucket));
+  }
+  end = at;
+}
+
+#ifdef _WIN32
+
+MappedFile::MappedFile(const std::string& path) {
+  const HANDLE file = CreateFileA(path.c_str(), GENERIC_READ, FILE_SHARE_READ | FILE_SHARE_DELETE,
+                                  nullptr, OPEN_EXISTING, FILE_ATTRIBUTE_NORMAL, nullptr);
+  LARGE_INTEGER size{};
+  if (file == INVALID_HANDLE_VALUE || GetFileSizeEx(file, &size) == 0) {
+    const auto error = static_cast<int>(GetLastError());
+    if (file != INVALID_HANDLE_VALUE) CloseHandle(file);
+    throw DatastoreError("cannot open " + path + ": " + std::system_category().message(error));
+  }
+  bytes_ = size.QuadPart;
+  if (bytes_ > 0) {
+    const HANDLE mapping = CreateFileMappingA(file, nullptr, PAGE_READONLY, 0, 0, nullptr);
+    if (mapping != nullptr) {
+      data_ = static_cast<const std::byte*>(MapViewOfFile(mapping, FILE_MAP_READ, 0, 0, 0));
+      CloseHandle(mapping);
+    }
+  }
+  const auto error = static_cast<int>(GetLastError());
+  CloseHandle(file);
+  if (bytes_ > 0 && data_ == nullptr) {
+    throw DatastoreError("cannot map " + path + ": " + std::system_category().message(error));
+  }
+}
+
+MappedFile::~MappedFile() {
+  if (data_ != nullptr) UnmapViewOfFile(data_);
+}
+
+#else
+
+MappedFile::MappedFile(const std::string& path) {
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file < 0) throw DatastoreError("cannot open " + path + ": " + reason());
+  struct stat status{};
+  void* mapped = MAP_FAILED;
+  if (::fstat(file, &status) == 0) {
+    bytes_ = static_cast<std::int64_t>(status.st_size);
+    if (!S_ISREG(status.st_mode)) {
+      ::close(file);
+      throw DatastoreError(path + " is not a regular file");
+    }
+    if (bytes_ > 0) {
+      mapped = ::mmap(nullptr, static_cast<std::size_t>(bytes_), PROT_READ, MAP_SHARED, file, 0);
+    }
+  }
+  const std::string why = reason();
+  ::close(file);
+  if (bytes_ > 0 && mapped == MAP_FAILED) throw DatastoreError("cannot map " + path + ": " + why);
+  if (bytes_ > 0) data_ = static_cast<const std::byte*>(mapped);
+}
+
+MappedFile::~MappedFile() {
+  if (data_ != nullptr) {
+    ::munmap(const_cast<std::byte*>(data_), static_cast<std::size_t>(bytes_));
+  }
+}
+
+#endif
+
+OutputFile::OutputFile(const std::string& path) : path_(path) {
+  static std::atomic<int> counter{0};
+  do {
+#ifdef _WIN32
+    temporary_ = path + "." + std::to_string(_getpid()) + "-" + std::to_string(counter++) + ".tmp";
+    file_ =
+        _open(temporary_.c_str(), _O_CREAT | _O_EXCL | _O_RDWR | _O_BINARY, _S_IREAD | _S_IWRITE);
+#else
+    temporary_ = path + "." + std::to_string(::getpid()) + "-" + std::to_string(counter++) + ".tmp";
+    file_ = ::open(temporary_.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0666);
+#endif
+  } while (file_ < 0 && errno == EEXIST);
+  if (file_ < 0) fail("cannot create a file beside");
+}
+
+OutputFile::~OutputFile() {
+  if (file_ < 0) return;
+#ifdef _WIN32
+  _close(file_);
+#else
+  ::close(file_);
+#endif
+  std::remove(temporary_.c_str());
+}
+
+void OutputFile::write(const void* data, std::int64_t bytes) {
+  const auto* at = static_cast<const char*>(data);
+  while (bytes > 0) {
+    // No system takes more in one call.
+    const auto count = std::min<std::int64_t>(bytes, std::int64_t{1} << 30);
+#ifdef _WIN32
+    const int written = _write(file_, at, static_cast<unsigned>(count));
+#else
+    const ssize_t written = ::write(file_, at, static_cast<std::size_t>(count));
+#endif
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) fail("cannot write");
+    at += written;
+    bytes -= written;
+  }
+}
+
+void OutputFile::complete(const void* beginning, std::int64_t bytes) {
+#ifdef _WIN32
+  if (_lseeki64(file_, 0, SEEK_SET) != 0) fail("cannot write");
+  write(beginning, bytes);
+  if (_commit(file_) != 0) fail("cannot write");
+  const int closed = _close(file_);
+  file_ = -1;
+  if (closed != 0 || MoveFileExA(temporary_.c_str(), path_.c_str(),
+                                 MOVEFILE_REPLACE_EXISTING | MOVEFILE_WRITE_THROUGH) == 0) {
+    const auto error = static_cast<int>(GetLastError());
+    std::remove(temporary_.c_str());
+    throw DatastoreError("cannot write " + path_ + ": " + std::system_category().message(error));
+  }
+#else
+  if (::lseek(file_, 0, SEEK_SET) != 0) fail("cannot write");
+  write(beginning, bytes);
+  if (::fsync(file_) != 0 || std::rename(temporary_.c_str(), path_.c_str()) != 0) {
+    fail("cannot write");
+  }
+  ::close(file_);
+  file_ = -1;
+  // The new name is safe once the folder is; a file system that cannot sync folders
+  // has nothing more to offer.
+  const std::size_t slash = path_.rfind('/');
+  const std::string folder = slash == std::string::npos ? "." : path_.substr(0, slash + 1);
+  const int directory = ::open(folder.c_str(), O_RDONLY | O_CLOEXEC);
+  if (directory >= 0) {
+    ::fsync(directory);
+    ::close(directory);
+  }
+#endif
+}
+
+void OutputFile::fail(const char* what) const {
+  const std::string why = reason();
+  throw DatastoreError(std::string(what) + " " + path_ + ": " + why);
+}
+
+}  // namespace fastdraft

@@ -1,0 +1,266 @@
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "fastdraft/datastore.h"
+#include "fastdraft/datastore_file.h"
+#include "fastdraft/datastore_index.h"
+#include "fastdraft/error.h"
+
+namespace fastdraft {
+namespace {
+
+constexpr std::size_t kNumOrders = Datastore::kOrders.size();
+
+std::string hex(const std::uint8_t* bytes, std::size_t count) {
+  static constexpr char kDigits[] = "0123456789abcdef";
+  std::string text;
+  for (std::size_t i = 0; i < count; ++i) {
+    text += kDigits[bytes[i] >> 4];
+    text += kDigits[bytes[i] & 15];
+  }
+  return text;
+}
+
+// A part of a store with an index of its own. What stands in the file is taken for
+// a number of any value: damage that nobody looked for must not lead outside.
+struct Segment {
+  std::int64_t base;  // the position of its first token
+  std::int64_t size;
+  const Token* tokens;
+  std::array<const std::uint32_t*, kNumOrders> previous_distances;
+  std::array<const Bucket*, kNumOrders> buckets;
+  std::array<std::int64_t, kNumOrders> num_buckets;
+
+  const Bucket* home(std::size_t order, std::uint64_t hash) const noexcept {
+    return buckets[order] + Bucket::home(hash, num_buckets[order]);
+  }
+
+  // The latest position behind the n-gram of this order that ends the text, or -1.
+  std::int64_t find(std::size_t order, std::uint64_t hash, const Token* text_end) const noexcept {
+    const std::int32_t length = Datastore::kOrders[order];
+    const std::uint8_t tag = Bucket::tag(hash);
+    const Bucket* bucket = home(order, hash);
+    for (std::int64_t looked = 0; looked < num_buckets[order]; ++looked) {
+      for (int i = 0; i < Bucket::kEntries; ++i) {
+        if (bucket->tags[i] != tag) continue;
+        const std::int64_t at = bucket->positions[i];
+        if (at >= length && at < size &&
+            std::equal(text_end - length, text_end, tokens + at - length)) {
+          return base + at;
+        }
+      }
+      if (bucket->tags[Bucket::kEntries - 1] == 0) return -1;
+      ++bucket;
+      if (bucket == buckets[order] + num_buckets[order]) bucket = buckets[order];
+    }
+    return -1;
+  }
+
+  // For `walk`.
+  std::int32_t common(std::int64_t position, const Token* text,
+                      std::int64_t text_size) const noexcept {
+    const std::int64_t at = position - base;
+    const std::int64_t most = std::min({std::int64_t{Datastore::kLongest}, text_size, at});
+    std::int64_t length = 0;
+    while (length < most && tokens[at - 1 - length] == text[text_size - 1 - length]) ++length;
+    return static_cast<std::int32_t>(length);
+  }
+  std::int64_t previous(std::size_t order, std::int64_t position) const noexcept {
+    const std::uint32_t distance = previous_distances[order][position - base];
+    const std::int64_t at = position - base - distance;
+    return distance == 0 || at < Datastore::kOrders[order] ? -1 : base + at;
+  }
+};
+
+class FrozenDatastore final : public Datastore {
+ public:
+  FrozenDatastore(const std::string& path, const std::optional<Fingerprint>& expected, bool verify)
+      : Datastore(std::nullopt), path_(path), file_(std::make_unique<MappedFile>(path)) {
+    read_header(expected);
+    read_directory(verify);
+  }
+
+  void add(const Token*, std::int64_t) override {
+    throw DatastoreError("a frozen datastore takes no more text: " + path_);
+  }
+
+  void close() override {
+    const std::unique_lock<std::shared_mutex> lock(mutex_);
+    closed_.store(true, std::memory_order_relaxed);
+    segments_.clear();
+    end_ = 0;
+    file_.reset();
+  }
+
+  bool frozen() const noexcept override { return true; }
+  std::int64_t num_tokens() const override { return closed() ? 0 : header_.num_tokens; }
+  std::int64_t num_documents() const override { return closed() ? 0 : header_.num_documents; }
+  std::int64_t bytes() const override { return closed() ? 0 : header_.file_bytes; }
+  std::int64_t max_bytes() const noexcept override { return header_.file_bytes; }
+
+ protected:
+  int find(const Token* text, std::int64_t size, Occurrence* out, int most,
+           int links) const override {
+    if (most <= 0) return 0;
+    BestOccurrences best(out, most);
+    for (std::size_t order = 0; order < kNumOrders && !best.full() && links > 0; ++order) {
+      const std::int32_t length = kOrders[order];
+      if (size < length) continue;
+      const Token* end = text + size;
+      const std::uint64_t hash = hash_tokens(end - length, length, 0);
+#if defined(__GNUC__)
+      for (const Segment& segment : segments_) __builtin_prefetch(segment.home(order, hash));
+#endif
+      for (auto segment = segments_.rbegin(); segment != segments_.rend() && links > 0; ++segment) {
+        walk(*segment, order, segment->find(order, hash, end), text, size, &links, &best);
+      }
+    }
+    return best.count();
+  }
+
+  const Token* run(std::int64_t position, std::int64_t* count) const override {
+    *count = 0;
+    if (position < 0 || position >= end_) return nullptr;
+    const auto after =
+        std::upper_bound(segments_.begin(), segments_.end(), position,
+                         [](std::int64_t at, const Segment& segment) { return at < segment.base; });
+    const Segment& segment = *(after - 1);
+    *count = segment.base + segment.size - position;
+    return segment.tokens + (position - segment.base);
+  }
+
+  std::int64_t begin() const override { return 0; }
+  std::int64_t end() const override { return end_; }
+
+ private:
+  [[noreturn]] void refuse(const std::string& what) const {
+    throw DatastoreError(path_ + ": " + what);
+  }
+
+  void read_header(const std::optional<Fingerprint>& expected) {
+    const std::int64_t bytes = file_->bytes();
+    const auto magic_bytes = static_cast<std::int64_t>(header_.magic.size());
+    if (bytes < magic_bytes ||
+        std::memcmp(file_->data(), FileHeader::kMagic.data(), header_.magic.size()) != 0) {
+      refuse("not a datastore");
+    }
+    if (bytes < FileHeader::kBytes) {
+      refuse("truncated: " + std::to_string(bytes) + " bytes are less than a header");
+    }
+    std::memcpy(&header_, file_->data(), sizeof(header_));
+    if (header_.byte_order != FileHeader::kByteOrder) {
+      refuse("written on a machine of another byte order, or its header is damaged");
+    }
+    // A newer version may have put its checksum elsewhere.
+    if (header_.version != FileHeader::kVersion) {
+      refuse("written in version " + std::to_string(header_.version) +
+             " of the format, this fastdraft reads version " +
+             std::to_string(FileHeader::kVersion));
+    }
+    if (header_.checksum != crc32(&header_, offsetof(FileHeader, checksum))) {
+      refuse("the checksum of its header is wrong: damaged");
+    }
+    if (header_.token_bytes != sizeof(Token)) {
+      refuse("its tokens have " + std::to_string(header_.token_bytes) +
+             " bytes, this fastdraft reads " + std::to_string(sizeof(Token)));
+    }
+    std::array<std::int32_t, 8> orders{};
+    std::copy(kOrders.begin(), kOrders.end(), orders.begin());
+    if (header_.num_orders != kNumOrders || header_.orders != orders) {
+      refuse("indexed for n-grams of other lengths than this fastdraft's: build it again");
+    }
+    if (header_.file_bytes != bytes) {
+      refuse("truncated or overwritten: it has " + std::to_string(bytes) + " bytes of " +
+             std::to_string(header_.file_bytes));
+    }
+    if (header_.has_fingerprint != 0) fingerprint_ = header_.fingerprint;
+    if (expected && fingerprint_ != expected) {
+      refuse("of another tokenizer: its fingerprint is " +
+             (fingerprint_ ? hex(fingerprint_->data(), fingerprint_->size()) : "not known") +
+             ", expected " + hex(expected->data(), expected->size()));
+    }
+    largest_token_ = header_.largest_token;
+  }
+
+  void read_directory(bool verify) {
+    const std::int64_t offset = header_.directory_offset;
+    const auto entry_bytes = static_cast<std::int64_t>(sizeof(SegmentEntry));
+    if (offset < FileHeader::kBytes || offset > file_->bytes()) refuse("its directory is damaged");
+    const std::int64_t blocks =
+        (offset - FileHeader::kBytes + FileHeader::kBlockBytes - 1) / FileHeader::kBlockBytes;
+    const std::int64_t room = file_->bytes() - offset - blocks * 4;
+    const std::int64_t count = header_.num_segments;
+    if (room < 0 || room % entry_bytes != 0 || count != room / entry_bytes ||
+        header_.directory_checksum != crc32(file_->data() + offset, file_->bytes() - offset)) {
+      refuse("its directory is damaged");
+    }
+    if (verify) {
+      for (std::int64_t block = 0; block < blocks; ++block) verify_block(block, blocks);
+    }
+    for (std::int64_t i = 0; i < count; ++i) {
+      SegmentEntry entry;
+      std::memcpy(&entry, file_->data() + offset + i * entry_bytes, sizeof(entry));
+      add_segment(entry);
+    }
+  }
+
+  void verify_block(std::int64_t block, std::int64_t blocks) const {
+    const std::int64_t from = FileHeader::kBytes + block * FileHeader::kBlockBytes;
+    const std::int64_t bytes = std::min(FileHeader::kBlockBytes, header_.directory_offset - from);
+    std::uint32_t checksum;
+    std::memcpy(&checksum, file_->data() + file_->bytes() - (blocks - block) * 4, sizeof(checksum));
+    if (crc32(file_->data() + from, bytes) != checksum) {
+      refuse("damaged: a checksum is wrong, of bytes " + std::to_string(from) + " to " +
+             std::to_string(from + bytes - 1));
+    }
+  }
+
+  void add_segment(const SegmentEntry& entry) {
+    // Nothing in a file is larger than the file, so the sums below cannot overflow.
+    bool fits = entry.offset >= FileHeader::kBytes && entry.offset % 64 == 0 &&
+                entry.offset <= header_.directory_offset && entry.size > 0 &&
+                entry.size <= header_.directory_offset / 4;
+    for (const std::int64_t buckets : entry.buckets) {
+      fits = fits && buckets > 0 && buckets <= header_.directory_offset / 64;
+    }
+    const SegmentLayout layout(fits ? entry : SegmentEntry{});
+    if (!fits || layout.end > header_.directory_offset) refuse("its directory is damaged");
+    Segment segment{};
+    segment.base = end_;
+    segment.size = entry.size;
+    segment.tokens = section<Token>(layout.tokens);
+    for (std::size_t order = 0; order < kNumOrders; ++order) {
+      segment.previous_distances[order] = section<std::uint32_t>(layout.previous[order]);
+      segment.buckets[order] = section<Bucket>(layout.buckets[order]);
+      segment.num_buckets[order] = entry.buckets[order];
+    }
+    segments_.push_back(segment);
+    end_ += entry.size;
+  }
+
+  template <typename T>
+  const T* section(std::int64_t offset) const noexcept {
+    return reinterpret_cast<const T*>(file_->data() + offset);
+  }
+
+  const std::string path_;
+  std::unique_ptr<MappedFile> file_;
+  FileHeader header_{};
+  std::vector<Segment> segments_;
+  std::int64_t end_ = 0;
+};
+
+}  // namespace
+
+std::shared_ptr<Datastore> Datastore::open(const std::string& path,
+                                           const std::optional<Fingerprint>& expected,
+                                           bool verify) {
+  return std::make_shared<FrozenDatastore>(path, expected, verify);
+}
+
+}  // namespace fastdraft

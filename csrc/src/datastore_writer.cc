@@ -1,0 +1,347 @@
+#include <algorithm>
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fastdraft/datastore.h"
+#include "fastdraft/datastore_file.h"
+#include "fastdraft/datastore_index.h"
+#include "fastdraft/error.h"
+
+namespace fastdraft {
+namespace {
+
+// How many tokens ahead the memory of an n-gram's bucket is asked for.
+constexpr std::int64_t kAhead = 16;
+
+// Room for so many entries: four fifths full, so that a search rarely leaves its
+// first bucket.
+std::int64_t buckets_for(std::int64_t entries) noexcept {
+  return entries * 5 / (4 * Bucket::kEntries) + 1;
+}
+
+void prefetch(const void* memory) noexcept {
+#if defined(__GNUC__)
+  __builtin_prefetch(memory);
+#else
+  (void)memory;
+#endif
+}
+
+// The index of one order over a segment: `previous` for its tokens, and the table.
+class OrderIndex {
+ public:
+  OrderIndex(const std::vector<Token>& tokens, std::int32_t order)
+      : tokens_(tokens), order_(order), previous_(tokens.size()) {
+    std::vector<Bucket> roomy(static_cast<std::size_t>(buckets_for(size())));
+    const std::int64_t distinct = chain(&roomy);
+    buckets_ = std::vector<Bucket>(static_cast<std::size_t>(buckets_for(distinct)));
+    for (const Bucket& bucket : roomy) {
+      for (int i = 0; i < Bucket::kEntries && bucket.tags[i] != 0; ++i) {
+        enter(bucket.positions[i], &buckets_);
+      }
+    }
+  }
+
+  const std::vector<std::uint32_t>& previous() const noexcept { return previous_; }
+  const std::vector<Bucket>& buckets() const noexcept { return buckets_; }
+
+ private:
+  std::int64_t size() const noexcept { return static_cast<std::int64_t>(tokens_.size()); }
+
+  std::uint64_t hash(std::int64_t position) const noexcept {
+    return hash_tokens(tokens_.data() + position - order_, order_, 0);
+  }
+
+  // Calls take(position) for each position that the index knows, ascending.
+  template <typename Take>
+  void for_each_position(Take take) const {
+    std::int64_t first = 0;
+    for (std::int64_t position = 0; position < size(); ++position) {
+      const Token token = tokens_[static_cast<std::size_t>(position)];
+      if (token < 0) {
+        first = position + 1 + std::max<std::int64_t>(order_, mark_context(token));
+      } else if (position >= first) {
+        take(position);
+      }
+    }
+  }
+
+  // Enters all positions and fills `previous_`. Returns how many n-grams there are.
+  std::int64_t chain(std::vector<Bucket>* table) {
+    const auto buckets = static_cast<std::int64_t>(table->size());
+    std::int64_t distinct = 0;
+    std::int64_t positions[kAhead] = {};
+    std::uint64_t hashes[kAhead] = {};
+    std::int64_t count = 0;
+    const auto put = [&](std::int64_t i) { distinct += this->put(positions[i], hashes[i], table); };
+    for_each_position([&](std::int64_t position) {
+      const std::int64_t i = count % kAhead;
+      if (count >= kAhead) put(i);
+      positions[i] = position;
+      hashes[i] = hash(position);
+      prefetch(table->data() + Bucket::home(hashes[i], buckets));
+      ++count;
+    });
+    for (auto i = std::max<std::int64_t>(0, count - kAhead); i < count; ++i) {
+      put(i % kAhead);
+    }
+    return distinct;
+  }
+
+  // Returns whether the n-gram is new.
+  bool put(std::int64_t position, std::uint64_t hash, std::vector<Bucket>* table) {
+    const std::uint8_t tag = Bucket::tag(hash);
+    const Token* last = tokens_.data() + position;
+    for (auto at =
+             static_cast<std::size_t>(Bucket::home(hash, static_cast<std::int64_t>(table->size())));
+         ; at = at + 1 == table->size() ? 0 : at + 1) {
+      Bucket& bucket = (*table)[at];
+      for (int i = 0; i < Bucket::kEntries; ++i) {
+        if (bucket.tags[i] == 0) {
+          bucket.tags[i] = tag;
+          bucket.positions[i] = static_cast<std::uint32_t>(position);
+          return true;
+        }
+        const std::uint32_t known = bucket.positions[i];
+        if (bucket.tags[i] == tag &&
+            std::equal(last - order_, last, tokens_.data() + known - order_)) {
+          previous_[static_cast<std::size_t>(position)] =
+              static_cast<std::uint32_t>(position - known);
+          bucket.positions[i] = static_cast<std::uint32_t>(position);
+          return false;
+        }
+      }
+    }
+  }
+
+  // Enters the position of an n-gram that is not in the table.
+  void enter(std::uint32_t position, std::vector<Bucket>* table) const {
+    const std::uint64_t hash = this->hash(position);
+    auto at =
+        static_cast<std::size_t>(Bucket::home(hash, static_cast<std::int64_t>(table->size())));
+    while ((*table)[at].tags[Bucket::kEntries - 1] != 0) {
+      at = at + 1 == table->size() ? 0 : at + 1;
+    }
+    Bucket& bucket = (*table)[at];
+    int i = 0;
+    while (bucket.tags[i] != 0) ++i;
+    bucket.tags[i] = Bucket::tag(hash);
+    bucket.positions[i] = position;
+  }
+
+  const std::vector<Token>& tokens_;
+  const std::int32_t order_;
+  std::vector<std::uint32_t> previous_;
+  std::vector<Bucket> buckets_;
+};
+
+template <typename T>
+std::int64_t bytes_of(const std::vector<T>& values) noexcept {
+  return static_cast<std::int64_t>(values.size() * sizeof(T));
+}
+
+}  // namespace
+
+class DatastoreWriter::State {
+ public:
+  State(const std::string& path, const std::optional<Fingerprint>& fingerprint,
+        std::int64_t segment_tokens)
+      : file_(path), segment_tokens_(segment_tokens) {
+    header_.magic = FileHeader::kMagic;
+    header_.version = FileHeader::kVersion;
+    header_.byte_order = FileHeader::kByteOrder;
+    header_.token_bytes = sizeof(Token);
+    header_.num_orders = static_cast<std::uint32_t>(Datastore::kOrders.size());
+    std::copy(Datastore::kOrders.begin(), Datastore::kOrders.end(), header_.orders.begin());
+    header_.has_fingerprint = fingerprint ? 1 : 0;
+    header_.fingerprint = fingerprint.value_or(Fingerprint{});
+    header_.largest_token = -1;
+    // Until it is complete the file is no datastore.
+    const std::vector<std::byte> nothing(FileHeader::kBytes);
+    file_.write(nothing.data(), bytes_of(nothing));
+    offset_ = FileHeader::kBytes;
+  }
+
+  void begin_document(std::int64_t context) noexcept {
+    context_ = context;
+    in_document_ = false;
+  }
+
+  void append(const Token* tokens, std::int64_t size) {
+    if (size == 0) return;
+    header_.num_tokens += size;
+    header_.largest_token =
+        std::max(header_.largest_token, *std::max_element(tokens, tokens + size));
+    if (!in_document_) {
+      header_.num_documents += 1;
+      in_document_ = true;
+      if (room() < kLeastRoom) end_segment();
+      mark(context_);
+    }
+    while (size > 0) {
+      if (room() == 0) go_on_in_another_segment();
+      const std::int64_t count = std::min(size, room());
+      tokens_.insert(tokens_.end(), tokens, tokens + count);
+      tokens += count;
+      size -= count;
+    }
+  }
+
+  void finish() {
+    end_segment();
+    end_block();
+    header_.num_segments = static_cast<std::int64_t>(segments_.size());
+    header_.directory_offset = offset_;
+    header_.directory_checksum = crc32(checksums_.data(), bytes_of(checksums_),
+                                       crc32(segments_.data(), bytes_of(segments_)));
+    header_.file_bytes = offset_ + bytes_of(segments_) + bytes_of(checksums_);
+    header_.checksum = crc32(&header_, offsetof(FileHeader, checksum));
+    file_.write(segments_.data(), bytes_of(segments_));
+    file_.write(checksums_.data(), bytes_of(checksums_));
+    file_.complete(&header_, sizeof(header_));
+  }
+
+  const FileHeader& header() const noexcept { return header_; }
+
+ private:
+  // A document is not begun where hardly more than its context has room.
+  static constexpr std::int64_t kLeastRoom = 2 * kContextTokens;
+
+  std::int64_t room() const noexcept {
+    return segment_tokens_ - static_cast<std::int64_t>(tokens_.size());
+  }
+
+  void mark(std::int64_t context) {
+    mark_at_ = tokens_.size();
+    tokens_.push_back(document_mark(context));
+  }
+
+  // The document's last tokens are repeated as context.
+  void go_on_in_another_segment() {
+    const auto written = static_cast<std::ptrdiff_t>(tokens_.size() - mark_at_ - 1);
+    const std::vector<Token> context(
+        tokens_.end() - std::min<std::ptrdiff_t>(written, kContextTokens), tokens_.end());
+    end_segment();
+    mark(static_cast<std::int64_t>(context.size()));
+    tokens_.insert(tokens_.end(), context.begin(), context.end());
+  }
+
+  void end_segment() {
+    if (tokens_.empty()) return;
+    SegmentEntry entry{};
+    write_aligned(tokens_.data(), 0);
+    entry.offset = offset_;
+    entry.size = static_cast<std::int64_t>(tokens_.size());
+    write(tokens_.data(), bytes_of(tokens_));
+    for (std::size_t i = 0; i < Datastore::kOrders.size(); ++i) {
+      const OrderIndex index(tokens_, Datastore::kOrders[i]);
+      write_aligned(index.previous().data(), bytes_of(index.previous()));
+      write_aligned(index.buckets().data(), bytes_of(index.buckets()));
+      entry.buckets[i] = static_cast<std::int64_t>(index.buckets().size());
+    }
+    segments_.push_back(entry);
+    tokens_.clear();
+  }
+
+  void write_aligned(const void* data, std::int64_t bytes) {
+    static constexpr std::byte kNothing[64] = {};
+    write(kNothing, SegmentLayout::aligned(offset_) - offset_);
+    write(data, bytes);
+  }
+
+  void write(const void* data, std::int64_t bytes) {
+    const auto* at = static_cast<const std::byte*>(data);
+    file_.write(data, bytes);
+    offset_ += bytes;
+    while (bytes > 0) {
+      const std::int64_t count = std::min(bytes, FileHeader::kBlockBytes - in_block_);
+      checksum_ = crc32(at, count, checksum_);
+      in_block_ += count;
+      at += count;
+      bytes -= count;
+      if (in_block_ == FileHeader::kBlockBytes) end_block();
+    }
+  }
+
+  void end_block() {
+    if (in_block_ == 0) return;
+    checksums_.push_back(checksum_);
+    checksum_ = 0;
+    in_block_ = 0;
+  }
+
+  OutputFile file_;
+  const std::int64_t segment_tokens_;
+  FileHeader header_{};
+  std::int64_t offset_ = 0;
+  std::vector<SegmentEntry> segments_;
+  std::vector<std::uint32_t> checksums_;
+  std::uint32_t checksum_ = 0;  // of the block so far
+  std::int64_t in_block_ = 0;   // its bytes so far
+
+  std::vector<Token> tokens_;  // of the segment
+  std::size_t mark_at_ = 0;    // the last document's mark
+  std::int64_t context_ = 0;   // the next document's
+  bool in_document_ = false;   // whether the document has been marked
+};
+
+DatastoreWriter::DatastoreWriter(const std::string& path,
+                                 const std::optional<Fingerprint>& fingerprint,
+                                 std::int64_t segment_tokens) {
+  if (segment_tokens < kLeastSegmentTokens || segment_tokens > kSegmentTokens) {
+    throw InvalidValueError("segment_tokens must be " + std::to_string(kLeastSegmentTokens) +
+                            " to " + std::to_string(kSegmentTokens) + ", got " +
+                            std::to_string(segment_tokens));
+  }
+  state_ = std::make_unique<State>(path, fingerprint, segment_tokens);
+}
+
+DatastoreWriter::~DatastoreWriter() = default;
+
+DatastoreWriter::State& DatastoreWriter::state() const {
+  if (state_ == nullptr) throw DatastoreClosedError("the file has been written or discarded");
+  return *state_;
+}
+
+void DatastoreWriter::begin_document(std::int64_t context) {
+  const std::scoped_lock lock(mutex_);
+  state().begin_document(context);
+}
+
+void DatastoreWriter::append(const Token* tokens, std::int64_t size) {
+  check_tokens(tokens, size);
+  const std::scoped_lock lock(mutex_);
+  state();
+  // What was half written must not be completed.
+  std::unique_ptr<State> writing = std::move(state_);
+  writing->append(tokens, size);
+  state_ = std::move(writing);
+}
+
+void DatastoreWriter::finish() {
+  const std::scoped_lock lock(mutex_);
+  state();
+  const std::unique_ptr<State> writing = std::move(state_);
+  writing->finish();
+}
+
+void DatastoreWriter::discard() noexcept {
+  const std::scoped_lock lock(mutex_);
+  state_.reset();
+}
+
+std::int64_t DatastoreWriter::num_tokens() const {
+  const std::scoped_lock lock(mutex_);
+  return state().header().num_tokens;
+}
+
+std::int64_t DatastoreWriter::num_documents() const {
+  const std::scoped_lock lock(mutex_);
+  return state().header().num_documents;
+}
+
+}  // namespace fastdraft

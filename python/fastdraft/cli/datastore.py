@@ -1,0 +1,295 @@
+"""`fastdraft datastore`: frozen datastores from text and token arrays, and what is in them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+import numpy as np
+from numpy.typing import NDArray
+
+from fastdraft.cli.replay_progress import progress
+from fastdraft.datastore import Datastore, DatastoreWriter, fingerprint
+from fastdraft.errors import InvalidValueError
+
+__all__ = ["datastore"]
+
+PIECE_CHARACTERS = 1 << 20
+"""Text is tokenised in pieces of about so many, which bounds the memory that it takes."""
+SLICE_TOKENS = 1 << 22
+"""Arrays are appended so many tokens at a time."""
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+def tokenizer_option(help_text: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The option --tokenizer."""
+    return click.option(
+        "--tokenizer",
+        type=click.Path(exists=True, path_type=Path),
+        help=f"A tokenizer.json, or the folder of one; {help_text}",
+    )
+
+
+@click.group()
+def datastore() -> None:
+    """Build frozen datastores, and look into them."""
+
+
+@datastore.command()
+@click.argument("output", metavar="OUT.fds", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("inputs", metavar="INPUTS...", nargs=-1, required=True, type=_FILE)
+@tokenizer_option("needed for text, and kept with the store to recognise it by.")
+@click.option(
+    "--field",
+    default="text",
+    show_default=True,
+    help="The field of a JSON line that holds its text, or its token ids as a list.",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["uint16", "uint32"]),
+    default="uint16",
+    show_default=True,
+    help="The token ids in .bin files.",
+)
+def build(
+    output: Path, inputs: tuple[Path, ...], tokenizer: Path | None, field: str, dtype: str
+) -> None:
+    """Write a frozen datastore from files of text or token ids.
+
+    \b
+    .jsonl   one document a line, see --field
+    .npy     one row of int32 or int64 token ids, or a document a row
+    .bin     token ids one after another, see --dtype
+    others   text in UTF-8, one document a file
+
+    The file takes its name when it is complete. Memory stays below about 1 GB, however large the
+    inputs are.
+    """
+    texts = None if tokenizer is None else _Tokenizer(tokenizer)
+    mark = None if texts is None else texts.fingerprint
+    with (
+        progress(sum(path.stat().st_size for path in inputs)) as advance,
+        DatastoreWriter(output, fingerprint=mark) as writer,
+    ):
+        for part in _tokenised(_parts(inputs, field, np.dtype(dtype)), texts):
+            if part.begins:
+                writer.begin_document()
+            try:
+                writer.append(part.content)
+            except InvalidValueError as error:
+                raise InvalidValueError(f"{part.place}: {error}") from error
+            advance(f"{writer.num_tokens / 1e6:.1f} M tokens", part.bytes)
+        counts = f"{writer.num_tokens:,} tokens in {writer.num_documents:,} documents"
+    click.echo(f"{output}: {counts}, {output.stat().st_size:,} bytes")
+
+
+@datastore.command()
+@click.argument("file", type=_FILE)
+@click.option("--verify", is_flag=True, help="Read all of it and check its checksums.")
+def info(file: Path, verify: bool) -> None:
+    """Show what a frozen datastore holds."""
+    with Datastore.open(file, verify=verify) as store:
+        click.echo(f"tokens       {len(store):,}")
+        click.echo(f"documents    {store.num_documents:,}")
+        click.echo(f"bytes        {store.bytes:,} ({store.bytes / max(len(store), 1):.1f} a token)")
+        tokenizer = "not known" if store.fingerprint is None else store.fingerprint.hex()
+        click.echo(f"tokenizer    {tokenizer}")
+        click.echo(f"checksums    {'right' if verify else 'not checked (--verify)'}")
+
+
+@datastore.command()
+@click.argument("file", type=_FILE)
+@click.option("--text", help="What to look for; its last tokens count.")
+@click.option("--ids", help="Token ids instead of text, such as '17 4 99'.")
+@tokenizer_option("needed for --text, and shows what is found as text.")
+@click.option("--most", type=click.IntRange(min=1), default=8, show_default=True, help="Matches.")
+@click.option(
+    "--tokens",
+    type=click.IntRange(min=1),
+    default=16,
+    show_default=True,
+    help="How many of the tokens that follow to show.",
+)
+def query(
+    file: Path, text: str | None, ids: str | None, tokenizer: Path | None, most: int, tokens: int
+) -> None:
+    """Show where the last tokens of a text stand in a datastore, and what follows there."""
+    if (text is None) == (ids is None):
+        raise click.UsageError("give either --text or --ids")
+    texts = None if tokenizer is None else _Tokenizer(tokenizer)
+    if ids is not None:
+        if re.fullmatch(r"\s*\d+([\s,]+\d+)*\s*", ids) is None:
+            raise click.BadParameter(f"expected token ids, got {ids!r}", param_hint="--ids")
+        wanted = [int(each) for each in re.findall(r"\d+", ids)]
+    else:
+        assert text is not None
+        if texts is None:
+            raise click.UsageError("--text needs --tokenizer")
+        (wanted,) = texts.encode([text])
+    mark = None if texts is None else texts.fingerprint
+    with Datastore.open(file) as store:
+        if store.fingerprint is not None and mark is not None:
+            Datastore.open(file, fingerprint=mark).close()
+        found = store.find(wanted, most=most)
+        click.echo(f"{len(found)} matches for the last of {len(wanted)} tokens")
+        for occurrence in found:
+            following = store.read(occurrence.next, tokens).tolist()
+            shown = repr(texts.decode(following)) if texts else " ".join(map(str, following))
+            click.echo(f"{occurrence.length:>4} tokens, at {occurrence.next:>12,}: {shown}")
+
+
+class _Part(NamedTuple):
+    """Part of a document: text or token ids."""
+
+    place: str
+    """Where it is from, for messages."""
+    content: Any
+    begins: bool
+    """Whether it is the document's first."""
+    bytes: int
+    """How much of its file it takes."""
+
+
+def _parts(inputs: tuple[Path, ...], field: str, dtype: np.dtype[Any]) -> Iterator[_Part]:
+    for path in inputs:
+        if path.suffix == ".jsonl":
+            yield from _json_lines(path, field)
+        elif path.suffix in (".npy", ".bin"):
+            yield from _rows(path, dtype)
+        else:
+            yield from _text(path)
+
+
+def _json_lines(path: Path, field: str) -> Iterator[_Part]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            place = f"{path}, line {number}"
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line)
+            except ValueError as error:
+                raise InvalidValueError(f"{place}: not JSON: {error}") from error
+            value = record.get(field) if isinstance(record, dict) else None
+            if not isinstance(value, str | list):
+                got = "a line without it" if value is None else repr(value)
+                raise InvalidValueError(
+                    f"{place}: expected text or a list of token ids in the field {field!r}, "
+                    f"got {got}"
+                )
+            yield _Part(place, value, True, len(line))
+
+
+def _text(path: Path) -> Iterator[_Part]:
+    begins = True
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            # A cut within a line could change tokens; at the end of one it hardly ever does.
+            while piece := file.read(PIECE_CHARACTERS):
+                piece += file.readline(PIECE_CHARACTERS)
+                yield _Part(str(path), piece, begins, len(piece.encode()))
+                begins = False
+    except UnicodeDecodeError as error:
+        raise InvalidValueError(f"{path} is not UTF-8 text: {error}") from error
+
+
+def _rows(path: Path, dtype: np.dtype[Any]) -> Iterator[_Part]:
+    size = path.stat().st_size
+    if size == 0:
+        raise InvalidValueError(f"{path} is empty")
+    array: NDArray[Any]
+    if path.suffix == ".npy":
+        try:
+            array = np.load(path, mmap_mode="r", allow_pickle=False)
+        except ValueError as error:
+            raise InvalidValueError(f"{path} is not a .npy file: {error}") from error
+        if array.ndim not in (1, 2) or array.dtype.kind not in "iu":
+            raise InvalidValueError(
+                f"{path} must hold one or two dimensions of integers, "
+                f"got {array.ndim} of {array.dtype}"
+            )
+    else:
+        if size % dtype.itemsize != 0:
+            raise InvalidValueError(
+                f"{path} must hold {dtype} token ids, got {size} bytes, "
+                f"which is no multiple of {dtype.itemsize}"
+            )
+        array = np.memmap(path, dtype, mode="r")
+    for number, row in enumerate(array.reshape(-1, array.shape[-1])):
+        for start in range(0, len(row), SLICE_TOKENS):
+            ids = row[start : start + SLICE_TOKENS]
+            place = f"{path}, row {number}, from token {start} on"
+            yield _Part(place, np.asarray(ids), start == 0, ids.nbytes)
+
+
+class _Tokenizer:
+    def __init__(self, path: Path) -> None:
+        from tokenizers import Tokenizer
+
+        file = path / "tokenizer.json" if path.is_dir() else path
+        try:
+            self._tokenizer = Tokenizer.from_file(str(file))
+        except Exception as error:  # The library raises nothing narrower.
+            raise click.ClickException(f"cannot load {file} as a tokenizer: {error}") from error
+        # What a file says of cutting and filling up is for batches of a model.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self.fingerprint = fingerprint(self._tokenizer)
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
+
+    def decode(self, ids: list[int]) -> str:
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
+        return text
+
+
+def _tokenised(parts: Iterator[_Part], tokenizer: _Tokenizer | None) -> Iterator[_Part]:
+    """The parts in their order, all as token ids.
+
+    The tokenizer cuts the texts of a batch side by side, on all cores and without the GIL, while
+    the batch before is written.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        pending = None
+        for batch in _batches(parts):
+            coming = pool.submit(_encode, batch, tokenizer)
+            if pending is not None:
+                yield from pending.result()
+            pending = coming
+        if pending is not None:
+            yield from pending.result()
+
+
+def _batches(parts: Iterator[_Part]) -> Iterator[list[_Part]]:
+    batch: list[_Part] = []
+    size = 0
+    for part in parts:
+        batch.append(part)
+        size += len(part.content)
+        if size >= 2 * PIECE_CHARACTERS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _encode(batch: list[_Part], tokenizer: _Tokenizer | None) -> list[_Part]:
+    places = [i for i, part in enumerate(batch) if isinstance(part.content, str)]
+    if not places:
+        return batch
+    if tokenizer is None:
+        raise InvalidValueError(f"{batch[places[0]].place}: text needs --tokenizer")
+    encoded = batch.copy()
+    ids = tokenizer.encode([batch[i].content for i in places])
+    for i, tokens in zip(places, ids, strict=True):
+        encoded[i] = batch[i]._replace(content=tokens)
+    return encoded

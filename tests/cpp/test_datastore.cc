@@ -1,0 +1,270 @@
+#include "fastdraft/datastore.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "fastdraft/datastore_file.h"
+#include "fastdraft/error.h"
+#include "texts.h"
+
+namespace fastdraft {
+namespace {
+
+using testing::Text;
+
+void add(Datastore& store, const Text& text) {
+  store.add(text.data(), static_cast<std::int64_t>(text.size()));
+}
+
+constexpr int kLinks = 16;
+
+std::vector<Occurrence> find(const Datastore& store, const Text& text, int most) {
+  std::vector<Occurrence> found(static_cast<std::size_t>(most));
+  const Datastore::Reader reader(store);
+  const int count =
+      reader.find(text.data(), static_cast<std::int64_t>(text.size()), found.data(), most, kLinks);
+  found.resize(static_cast<std::size_t>(count));
+  return found;
+}
+
+// By looking at every position, in texts without a common beginning.
+std::vector<Occurrence> look_everywhere(const Datastore& store, const Text& text, int most) {
+  const Datastore::Reader reader(store);
+  std::map<std::int64_t, std::int32_t> lengths;
+  int links = kLinks;
+  for (const std::int32_t order : Datastore::kOrders) {
+    if (lengths.size() >= static_cast<std::size_t>(most)) break;
+    for (std::int64_t next = reader.end(); next-- > reader.begin() && links > 0;) {
+      if (reader.at(next) < 0) continue;
+      std::int32_t length = 0;
+      while (length < Datastore::kLongest && length < static_cast<std::int32_t>(text.size()) &&
+             reader.at(next - 1 - length) ==
+                 text[text.size() - 1 - static_cast<std::size_t>(length)]) {
+        ++length;
+      }
+      if (length < order) continue;
+      lengths[next] = length;
+      --links;
+    }
+  }
+  std::vector<Occurrence> found;
+  for (const auto& [next, length] : lengths) found.push_back({next, length});
+  std::sort(found.begin(), found.end(), [](const Occurrence& a, const Occurrence& b) {
+    return a.length != b.length ? a.length > b.length : a.next > b.next;
+  });
+  found.resize(std::min(found.size(), static_cast<std::size_t>(most)));
+  return found;
+}
+
+void expect_equal(const std::vector<Occurrence>& found, const std::vector<Occurrence>& expected) {
+  ASSERT_EQ(found.size(), expected.size());
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    EXPECT_EQ(found[i].next, expected[i].next);
+    EXPECT_EQ(found[i].length, expected[i].length);
+  }
+}
+
+// A folder that goes with the test.
+class Folder {
+ public:
+  Folder() : path_(std::filesystem::temp_directory_path() / unique_name()) {
+    std::filesystem::create_directory(path_);
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  ~Folder() { std::filesystem::remove_all(path_); }
+
+  std::string file(const char* name) const { return (path_ / name).string(); }
+  std::int64_t files() const {
+    return std::distance(std::filesystem::directory_iterator(path_), {});
+  }
+
+ private:
+  static std::string unique_name() {
+    const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
+    return std::string("fastdraft-") + test->name() + "-" + std::to_string(std::random_device{}());
+  }
+
+  std::filesystem::path path_;
+};
+
+TEST(Datastore, FindsWhatStandsAnywhereAsTextLeaves) {
+  for (std::uint32_t seed = 0; seed < 6; ++seed) {
+    const auto store = Datastore::live((128 << 10) + (static_cast<int>(seed) << 15));
+    for (std::uint32_t round = 0; round < 12; ++round) {
+      const Text text = testing::random_text(400 + 97 * round, static_cast<Token>(2 + 9 * seed),
+                                             100 * seed + round);
+      add(*store, text);
+      ASSERT_LE(store->bytes(), store->max_bytes());
+      for (std::size_t size = 1; size < text.size(); size += 131) {
+        const Text query(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(size));
+        for (const int most : {1, 3, 40}) {
+          expect_equal(find(*store, query, most), look_everywhere(*store, query, most));
+        }
+      }
+    }
+    EXPECT_GT(Datastore::Reader(*store).begin(), 0);
+  }
+}
+
+TEST(Datastore, HardTexts) {
+  for (const Text& text : {testing::repeated(6000), testing::fibonacci(6000),
+                           testing::thue_morse(6000), testing::random_text(6000, 1 << 30, 3)}) {
+    const auto store = Datastore::live(1 << 20);
+    add(*store, text);
+    for (const std::size_t size : {3U, 50U, 2048U, 2049U, 5999U}) {
+      const Text query(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(size));
+      expect_equal(find(*store, query, 8), look_everywhere(*store, query, 8));
+    }
+  }
+}
+
+TEST(Datastore, NothingToFind) {
+  const auto store = Datastore::live(1 << 20);
+  EXPECT_TRUE(find(*store, {1, 2, 3}, 4).empty());
+  add(*store, {});
+  add(*store, {1, 2, 3});
+  EXPECT_TRUE(find(*store, {1, 2, 3}, 4).empty());  // nothing follows
+  EXPECT_TRUE(find(*store, {}, 4).empty());
+  Occurrence none{};
+  const Text text{1, 2};
+  EXPECT_EQ(Datastore::Reader(*store).find(text.data(), 2, &none, 0), 0);
+  EXPECT_THROW(add(*store, {1, -2}), InvalidValueError);
+  EXPECT_EQ(store->num_tokens(), 3);
+}
+
+TEST(Datastore, ClosedStoreIsEmptyToReaders) {
+  const auto store = Datastore::live(1 << 20);
+  add(*store, testing::random_text(500, 3, 0));
+  store->close();
+  EXPECT_TRUE(store->closed());
+  EXPECT_TRUE(find(*store, {0, 1, 2}, 4).empty());
+  EXPECT_EQ(Datastore::Reader(*store).end(), Datastore::Reader(*store).begin());
+  EXPECT_EQ(Datastore::Reader(*store).at(7), -1);
+  EXPECT_THROW(store->add(nullptr, 0), DatastoreClosedError);
+}
+
+TEST(Datastore, LimitHoldsWhileEveryKindOfGrowthHappens) {
+  constexpr std::int64_t kLimit = 4 << 20;
+  const auto store = Datastore::live(kLimit);
+  std::int64_t most = 0;
+  for (std::uint32_t round = 0; round < 200; ++round) {
+    add(*store, testing::random_text(3000, round % 3 == 0 ? 4 : 1 << 30, round));
+    most = std::max(most, store->bytes());
+  }
+  EXPECT_LE(most, kLimit);
+  EXPECT_GT(most, kLimit * 19 / 20);
+  EXPECT_GT(store->num_tokens(), kLimit / 60);
+}
+
+// What the class comment allows, for ThreadSanitizer.
+TEST(Datastore, ThreadsShareAStore) {
+  for (int round = 0; round < 4; ++round) {
+    const auto store = Datastore::live(160 << 10);
+    const Folder folder;
+    std::atomic<std::int64_t> found{0};
+    std::vector<std::thread> threads;
+    for (std::uint32_t seed = 0; seed < 2; ++seed) {
+      threads.emplace_back([&, seed] {
+        try {
+          for (std::uint32_t i = 0; i < 40; ++i) {
+            add(*store, testing::random_text(700, 3, seed * 100 + i));
+          }
+        } catch (const DatastoreClosedError&) {
+          EXPECT_EQ(round % 2, 1);
+        }
+      });
+      threads.emplace_back([&] {
+        const Text text = testing::random_text(300, 3, 17);
+        for (std::int64_t size = 3; size < 300; ++size) {
+          const Datastore::Reader reader(*store);
+          Occurrence out[4];
+          const int count = reader.find(text.data(), size, out, 4);
+          for (int i = 0; i < count; ++i) {
+            Token next[8];
+            found += reader.copy(out[i].next, next, 8);
+            EXPECT_EQ(reader.at(out[i].next - 1), text[static_cast<std::size_t>(size) - 1]);
+          }
+        }
+      });
+    }
+    threads.emplace_back([&] {
+      if (round % 2 == 1) return store->close();
+      store->save(folder.file("copy.fds"));
+      EXPECT_LE(Datastore::open(folder.file("copy.fds"), {}, true)->num_tokens(), 2 * 40 * 700);
+    });
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_GE(found, round % 2 == 0 ? 1 : 0);
+  }
+}
+
+TEST(Datastore, FrozenStoreFindsWhatTheLiveOneDoes) {
+  const Folder folder;
+  const auto live = Datastore::live(2 << 20, Fingerprint{1, 2, 3});
+  for (std::uint32_t seed = 0; seed < 9; ++seed) add(*live, testing::random_text(2000, 9, seed));
+  live->save(folder.file("store.fds"));
+  const auto frozen = Datastore::open(folder.file("store.fds"), Fingerprint{1, 2, 3}, true);
+  EXPECT_EQ(folder.files(), 1);
+  EXPECT_EQ(frozen->num_tokens(), live->num_tokens());
+  for (std::uint32_t seed = 0; seed < 12; ++seed) {
+    const Text text = testing::random_text(100 + 50 * seed, 9, seed);
+    expect_equal(find(*frozen, text, 6), find(*live, text, 6));
+  }
+  EXPECT_THROW(add(*frozen, {1}), DatastoreError);
+  EXPECT_THROW(Datastore::open(folder.file("store.fds"), Fingerprint{1, 2, 4}), DatastoreError);
+}
+
+TEST(Datastore, SegmentsAnswerAsOne) {
+  const Folder folder;
+  const Text text = testing::random_text(9000, 6, 1);
+  DatastoreWriter writer(folder.file("store.fds"), {}, DatastoreWriter::kLeastSegmentTokens);
+  for (std::size_t i = 0; i < 3; ++i) {
+    writer.begin_document();
+    writer.append(text.data() + 3000 * i, 3000);
+  }
+  writer.finish();
+  EXPECT_THROW(writer.finish(), DatastoreClosedError);
+  const auto store = Datastore::open(folder.file("store.fds"), {}, true);
+  EXPECT_EQ(store->num_tokens(), 9000);
+  for (std::size_t size = 100; size < 3000; size += 311) {
+    const Text query(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(size));
+    const std::vector<Occurrence> found = find(*store, query, 8);
+    ASSERT_FALSE(found.empty());
+    EXPECT_EQ(found[0].length, Datastore::kLongest);
+    EXPECT_EQ(Datastore::Reader(*store).at(found[0].next), text[size]);
+  }
+}
+
+TEST(Datastore, DiscardedWriterLeavesNothing) {
+  const Folder folder;
+  {
+    DatastoreWriter writer(folder.file("store.fds"), {});
+    const Text text{1, 2, 3};
+    writer.append(text.data(), 3);
+    EXPECT_EQ(folder.files(), 1);
+    writer.discard();
+    EXPECT_EQ(folder.files(), 0);
+    const DatastoreWriter forgotten(folder.file("store.fds"), {});
+  }
+  EXPECT_EQ(folder.files(), 0);
+}
+
+TEST(Datastore, ChecksumIsTheUsualOne) {
+  const std::string text = "123456789";
+  EXPECT_EQ(crc32(text.data(), 9), 0xCBF43926u);
+  EXPECT_EQ(crc32(text.data() + 2, 7, crc32(text.data(), 2)), 0xCBF43926u);
+}
+
+}  // namespace
+}  // namespace fastdraft

@@ -1,0 +1,51 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "fastdraft/drafter.h"
+#include "fastdraft/suffix_automaton.h"
+#include "texts.h"
+
+namespace fastdraft {
+namespace {
+
+using testing::Text;
+
+// On any text: while the output follows the prediction it is drafted, and after
+// it left, nothing is until so many tokens have lined up again.
+TEST(PredictedOutputsDrafter, DraftsOnlyWhereTheOutputLinesUp) {
+  constexpr std::int32_t kLimit = 8;
+  std::vector<std::int32_t> memory(static_cast<std::size_t>(DraftColumns::words(kLimit)));
+  const DraftColumns draft = DraftColumns::in(memory.data(), kLimit);
+  for (std::uint32_t seed = 0; seed < 60; ++seed) {
+    MemoryBudget budget;
+    SuffixAutomaton text(budget);
+    const auto vocabulary = static_cast<Token>(2 + seed % 3);
+    const auto recovery = static_cast<std::int32_t>(1 + seed % 5);
+    const Text prediction = testing::random_text(seed * 3, vocabulary, seed);
+    const auto policy = DraftPolicy::predicted_outputs(recovery);
+    const auto drafter = policy->begin(
+        text, {prediction.data(), static_cast<std::int64_t>(prediction.size())}, budget);
+    ASSERT_EQ(drafter->guess(kLimit, draft),
+              std::min(kLimit, static_cast<std::int32_t>(prediction.size())));
+    Text output;
+    for (const Token token : testing::random_text(120, vocabulary, seed + 1000)) {
+      output.push_back(token);
+      text.append(token);
+      drafter->advance();
+      const std::int32_t count = drafter->guess(kLimit, draft);
+      if (count == 0) continue;
+      // The last tokens of the output, `recovery` of them or from its start,
+      // and the draft stand in the prediction one behind the other.
+      const auto known = std::min(output.size(), static_cast<std::size_t>(recovery));
+      Text run(output.end() - static_cast<std::ptrdiff_t>(known), output.end());
+      run.insert(run.end(), draft.token_ids, draft.token_ids + count);
+      ASSERT_NE(std::search(prediction.begin(), prediction.end(), run.begin(), run.end()),
+                prediction.end());
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fastdraft

@@ -1,0 +1,164 @@
+"""What an engine learns, saved and loaded, and whether its chances come true."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fastdraft import Calibration, DraftConfig, Engine
+from fastdraft.errors import InvalidValueError
+
+
+def markov_text(size: int, seed: int) -> list[int]:
+    """Each token goes on with one of four others; some seldom surprise and some often do."""
+    random = np.random.default_rng(seed)
+    states = range(800)
+    following = [random.choice(len(states), 4, replace=False) for _ in states]
+    chances = [np.cumsum(random.dirichlet([0.1] * 4)) for _ in states]
+    text = [0]
+    for draw in random.random(size - 1):
+        choice = min(3, int(np.searchsorted(chances[text[-1]], draw)))
+        text.append(int(following[text[-1]][choice]))
+    return text
+
+
+def serve(engine: Engine, text: list[int]) -> None:
+    """Lets a target say `text`, drafts and all."""
+    request = engine.add_request([])
+    said = 0
+    while said < len(text):
+        draft = engine.propose(request)
+        # A target's step emits the longest path of the draft that it would have said, and a token.
+        node, emitted = -1, 0
+        for index, (parent, token) in enumerate(zip(draft.parents, draft.token_ids, strict=True)):
+            if parent == node and text[said + emitted : said + emitted + 1] == [token]:
+                node, emitted = index, emitted + 1
+        step = text[said : said + emitted + 1]
+        engine.observe(request, step)
+        said += len(step)
+    engine.finish(request)
+
+
+@pytest.mark.parametrize("tree_budget", [None, 12])
+def test_chances_come_true(tree_budget: int | None) -> None:
+    engine = Engine(DraftConfig(lookahead=4, tree_budget=tree_budget, token_cost=0))
+    serve(engine, markov_text(20_000, 2))
+    buckets = engine.calibration().reliability
+    chances = [bucket.chance for bucket in buckets]
+    assert chances == sorted(chances)
+    many = [bucket for bucket in buckets if bucket.count >= 300]
+    assert len(many) >= 18
+    for bucket in many:
+        assert bucket.accepted == pytest.approx(bucket.chance, abs=0.05), bucket
+
+
+def test_a_saved_calibration_drafts_as_its_engine_did(tmp_path: Path) -> None:
+    text = markov_text(3000, 2)
+    config = DraftConfig(lookahead=5, tree_budget=10)
+    taught = Engine(config)
+    serve(taught, text[:2000])
+    path = tmp_path / "calibration.json"
+    taught.calibration().save(path)
+    loaded = Calibration.load(path)
+    assert loaded == taught.calibration()
+    going_on, fresh = Engine(config, calibration=loaded), Engine(config)
+    assert going_on.calibration().weights == loaded.weights
+    assert going_on.calibration().reliability == ()
+    engines = [taught, going_on, fresh]
+    requests = [engine.add_request(text[2000:2500]) for engine in engines]
+    unlike = 0
+    for token in text[2500:]:
+        drafts = [
+            engine.propose(request, token_cost=0)
+            for engine, request in zip(engines, requests, strict=True)
+        ]
+        for name in ("token_ids", "parents", "probabilities", "sources"):
+            assert getattr(drafts[0], name).tolist() == getattr(drafts[1], name).tolist()
+        unlike += drafts[0].probabilities.tolist() != drafts[2].probabilities.tolist()
+        for engine, request in zip(engines, requests, strict=True):
+            engine.observe(request, [token])
+    assert unlike > 400
+
+
+def test_weights_have_the_features_of_every_engine() -> None:
+    weights = Engine().calibration().weights
+    assert Engine(DraftConfig(tree_budget=5)).calibration().weights == weights
+    assert all(math.isfinite(value) for values in weights.values() for value in values)
+    assert sum(map(len, weights.values())) == 309
+    lengths = weights["context_length"]
+    assert lengths == tuple(sorted(lengths))  # the prior trusts long matches more
+
+
+def damage(change: Callable[[dict[str, Any]], object]) -> Callable[[str], str]:
+    def damaged(text: str) -> str:
+        content = json.loads(text)
+        change(content)
+        return json.dumps(content)
+
+    return damaged
+
+
+@pytest.mark.parametrize(
+    ("damaged", "message"),
+    [
+        (lambda text: text[: len(text) // 2], r"calibration\.json is no calibration: "),
+        (lambda text: text[:0], r"calibration\.json is no calibration: "),
+        (lambda text: "\xff" + text, r"calibration\.json is no calibration: "),
+        (lambda text: f"[{text}]", r"calibration of version 1, got version None"),
+        (damage(dict.clear), r"calibration of version 1, got version None"),
+        (damage(lambda c: c.update(fastdraft_calibration=2)), r"version 1, got version 2"),
+        (damage(lambda c: c.pop("weights")), r"is a damaged calibration: KeyError\('weights'\)"),
+        (damage(lambda c: c.pop("reliability")), r"damaged calibration: KeyError"),
+        (damage(lambda c: c.update(weights=[1])), r"damaged calibration: "),
+        (damage(lambda c: c.update(weights={"copy": 1})), r"damaged calibration: "),
+        (damage(lambda c: c.update(reliability=[{"chance": 1}])), r"damaged calibration: "),
+        (damage(lambda c: c["weights"].pop("copy")), r"weights must have the features .* got \{"),
+        (damage(lambda c: c["weights"]["copy"].pop()), r"weights must have .*'copy': 11"),
+        (damage(lambda c: c["weights"].update(more=[1])), r"weights must have .*'more': 1"),
+        (
+            damage(lambda c: c["weights"]["copy"].__setitem__(3, math.nan)),
+            r"weights must be finite numbers, got nan of copy",
+        ),
+        (
+            damage(lambda c: c["weights"]["share"].__setitem__(0, math.inf)),
+            r"weights must be finite numbers, got inf of share",
+        ),
+        (
+            damage(lambda c: c["weights"]["latest"].__setitem__(0, "1")),
+            r"weights must be finite numbers, got '1' of latest",
+        ),
+    ],
+)
+def test_damaged_files_are_named(
+    tmp_path: Path, damaged: Callable[[str], str], message: str
+) -> None:
+    path = tmp_path / "calibration.json"
+    engine = Engine()
+    serve(engine, markov_text(200, 3))
+    engine.calibration().save(path)
+    path.write_text(damaged(path.read_text(encoding="utf-8")), encoding="latin-1")
+    with pytest.raises(InvalidValueError, match=message):
+        Calibration.load(path)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="nothing"):
+        Calibration.load(tmp_path / "nothing.json")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [DraftConfig.prompt_lookup(), DraftConfig.ngram(), DraftConfig.predicted_outputs()],
+    ids=["prompt_lookup", "ngram", "predicted_outputs"],
+)
+def test_other_drafters_have_no_calibration(config: DraftConfig) -> None:
+    with pytest.raises(InvalidValueError, match="only the default drafter is calibrated"):
+        Engine(config).calibration()
+    with pytest.raises(InvalidValueError, match="only the default drafter takes a calibration"):
+        Engine(config, calibration=Engine().calibration())

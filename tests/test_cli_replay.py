@@ -1,0 +1,681 @@
+"""Replaying recorded requests: exact counts, families, reports, and recording them."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from fastdraft import Datastore, DraftConfig, Engine, datastore
+from fastdraft.cli.app import app
+from fastdraft.cli.peers import PEERS, EnginePeer, TransformersPromptLookup
+from fastdraft.cli.records import RecordError, RecordWriter, read_family
+from fastdraft.cli.replay_run import accepted_path, replay_family, trace_request
+
+RUN_KEYS = {
+    *("drafter", "token_cost", "lookahead", "tree_budget", "families"),
+    *("geometric_mean", "worst"),
+}
+FAMILY_KEYS = {
+    *("requests", "steps", "emitted", "drafted", "accepted"),
+    *("propose_ns_p50", "propose_ns_p99", "observe_ns_per_token"),
+}
+
+
+def fastdraft(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, ["replay", *map(str, arguments)])
+
+
+def write(path: Path, records: Sequence[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), "utf-8")
+    return path
+
+
+def tokens_of(*words: str) -> list[int]:
+    return [ord(letter) for letter in " ".join(words)]
+
+
+def copies(seed: int, *, requests: int = 6) -> list[dict[str, Any]]:
+    """Requests that repeat their prompt with a few changes."""
+    draw = random.Random(seed)
+    records = []
+    for number in range(requests):
+        prompt = [draw.randrange(1000) for _ in range(60)]
+        output = [token if draw.random() < 0.9 else draw.randrange(1000) for token in prompt]
+        records.append({"id": f"r{number}", "prompt_ids": prompt, "output_ids": output})
+    return records
+
+
+def no_text(texts: list[str]) -> list[Sequence[int]]:
+    raise AssertionError(f"nothing should be tokenised, got {texts}")
+
+
+def by_letter(texts: list[str]) -> list[Sequence[int]]:
+    return [tokens_of(text) for text in texts]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tokenizer of one token a byte, with a chat template."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    bytewise = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
+    bytewise.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bytewise.decoder = decoders.ByteLevel()
+    folder = tmp_path_factory.mktemp("tokenizer")
+    template = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>\n{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=bytewise, eos_token="</>", chat_template=template
+    )
+    fast.save_pretrained(folder)
+    return folder
+
+
+def test_counts_are_those_of_greedy_verification_by_hand(tmp_path: Path) -> None:
+    # Prompt lookup drafts what followed "1 2" before, three tokens of it.
+    record = {"prompt_ids": [1, 2, 3, 4, 5, 6, 1], "output_ids": [2, 3, 4, 9, 1, 2, 3]}
+    records = read_family(write(tmp_path / "one.jsonl", [record]), no_text)
+    peer = EnginePeer(Engine(DraftConfig.prompt_lookup(num_tokens=3)))
+    origins, result = trace_request(peer, records[0])
+    # After the prefill's 2: draft 3 4 5, emitted 3 4 9; nothing known of 9: emitted 1;
+    # draft 2 3 4, of which the rest of the output takes two, and no token is left to emit.
+    assert (result.requests, result.steps, result.emitted) == (1, 3, 6)
+    assert (result.drafted, result.accepted) == (6, 4)
+    assert origins == ["target", "context", "context", "target", "target", "context", "context"]
+    assert result.tokens_per_step == 2.0
+    assert result.speed(0.5) == 6 / (3 + 0.5 * 6)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(-1, 30)), max_size=30),
+    st.lists(st.integers(0, 3), max_size=8),
+)
+def test_the_longest_path_of_a_tree_is_accepted(
+    nodes: list[tuple[int, int]], output: list[int]
+) -> None:
+    tokens: list[int] = []
+    parents: list[int] = []
+    for token, wished in nodes:
+        parent = min(wished, len(tokens) - 1)
+        if (token, parent) not in zip(tokens, parents, strict=True):
+            tokens.append(token)
+            parents.append(parent)
+
+    def branch(node: int) -> list[int]:
+        return [] if node < 0 else [*branch(parents[node]), node]
+
+    fitting = [
+        path
+        for path in map(branch, range(-1, len(tokens)))
+        if [tokens[node] for node in path] == output[1 : 1 + len(path)]
+    ]
+    assert accepted_path(tokens, parents, output, 1) == max(fitting, key=len)
+
+
+def test_a_chain_is_accepted_up_to_its_first_mismatch() -> None:
+    assert accepted_path([5, 6, 7], range(-1, 2), [4, 5, 6, 8], 1) == [0, 1]
+    assert accepted_path([5, 6, 7], range(-1, 2), [4, 5, 6], 1) == [0, 1]
+    assert accepted_path([5], range(-1, 0), [4], 1) == []
+
+
+def test_append_prompts_are_all_that_was_said_before_in_their_session(tmp_path: Path) -> None:
+    append = {"prompt_mode": "append"}
+    path = write(
+        tmp_path / "chat.jsonl",
+        [
+            {**append, "session": "a", "prompt": "one ", "output": "two "},
+            {**append, "session": "b", "prompt": "ein ", "output": "zwei "},
+            {**append, "session": "a", "prompt": "three ", "output": "four "},
+            {"session": "a", "prompt": "anew ", "output": "and on "},
+            {**append, "session": "a", "prompt_ids": [7], "output": "five"},
+        ],
+    )
+    prompts = [record.prompt_ids.tolist() for record in read_family(path, by_letter)]
+    assert prompts == [
+        tokens_of("one "),
+        tokens_of("ein "),
+        tokens_of("one two three "),
+        tokens_of("anew "),
+        [*tokens_of("anew and on "), 7],
+    ]
+
+
+def test_references_come_as_text_as_ids_and_as_a_part_of_the_prompt(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "references.jsonl",
+        [
+            {"prompt": "fix: abc.", "output": "abd", "reference": None, "reference_span": [5, 8]},
+            {"prompt": "x", "output": "y", "reference": "yes", "reference_span": [0, 1]},
+            {"prompt": "x", "output": "y", "reference_ids": [3, 4]},
+            {"prompt": "x", "output": "y"},
+        ],
+    )
+    records = read_family(path, by_letter, references=True)
+    found = [None if r.reference_ids is None else r.reference_ids.tolist() for r in records]
+    assert found == [tokens_of("abc"), tokens_of("yes"), [3, 4], None]
+    assert [record.id for record in records] == ["1", "2", "3", "4"]
+    without = read_family(path, by_letter)
+    assert all(record.reference_ids is None for record in without)
+
+
+def test_the_json_has_what_was_promised(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    write(folder / "copy.jsonl", copies(1))
+    write(folder / "edit.jsonl", copies(2))
+    results = tmp_path / "results.json"
+    result = fastdraft(
+        *("--data", folder, "--token-cost", "0", "--token-cost", "0.3", "--lookahead", "8"),
+        *("--drafter", "default", "--drafter", "prompt-lookup", "--json", results),
+    )
+    assert result.exit_code == 0, result.output
+    found = json.loads(results.read_text("utf-8"))
+    assert set(found) == {"fastdraft", "machine", "command", "runs"}
+    runs = found["runs"]
+    assert [(run["drafter"], run["token_cost"]) for run in runs] == [
+        *(("default", 0.0), ("default", 0.3), ("prompt-lookup", 0.0), ("prompt-lookup", 0.3))
+    ]
+    for run in runs:
+        assert set(run) == RUN_KEYS
+        assert (run["lookahead"], run["tree_budget"]) == (8, None)
+        speeds = []
+        assert list(run["families"]) == ["copy", "edit"]
+        for family in run["families"].values():
+            assert set(family) == FAMILY_KEYS
+            assert (family["requests"], family["emitted"]) == (6, 6 * 59)
+            assert family["accepted"] <= family["drafted"]
+            assert 0 < family["propose_ns_p50"] <= family["propose_ns_p99"]
+            cost = family["steps"] + run["token_cost"] * family["drafted"]
+            speeds.append(family["emitted"] / cost)
+        assert run["geometric_mean"] == pytest.approx((speeds[0] * speeds[1]) ** 0.5)
+        assert run["worst"] == min(speeds)
+    # The default drafter acts on the cost, prompt lookup does not.
+    drafted = [run["families"]["copy"]["drafted"] for run in runs]
+    assert drafted[0] > drafted[1]
+    assert drafted[2] == drafted[3]
+    for name in ("copy", "edit", "geometric mean", "worst"):
+        assert name in result.stdout
+
+
+def test_prompt_lookup_is_that_of_transformers(tmp_path: Path) -> None:
+    records = read_family(write(tmp_path / "f.jsonl", copies(3)), no_text)
+    longest = max(len(each.prompt_ids) + len(each.output_ids) for each in records)
+    ours = replay_family(EnginePeer(Engine(DraftConfig.prompt_lookup(num_tokens=16))), records)
+    theirs = replay_family(TransformersPromptLookup(16, longest), records)
+    assert (ours.steps, ours.drafted, ours.accepted) == (
+        theirs.steps,
+        theirs.drafted,
+        theirs.accepted,
+    )
+    assert ours.accepted > 0
+
+
+def test_peers_that_are_not_installed_are_named(tmp_path: Path) -> None:
+    data = write(tmp_path / "f.jsonl", copies(4, requests=1))
+    beside = fastdraft("--data", data, "--peers")
+    assert beside.exit_code == 0, beside.output
+    assert "transformers" in beside.stdout
+    for name, peer in PEERS.items():
+        if f"{peer.title} is not available here" in beside.stderr:
+            alone = fastdraft("--data", data, "--drafter", name)
+            assert alone.exit_code == 1
+            assert f"Error: {peer.title} is not available here" in alone.stderr
+        else:
+            assert name in beside.stdout
+
+
+def results_of(tmp_path: Path, *arguments: str | Path) -> dict[str, Any]:
+    results = tmp_path / "results.json"
+    result = fastdraft(*arguments, "--json", results)
+    assert result.exit_code == 0, result.output
+    run: dict[str, Any] = json.loads(results.read_text("utf-8"))["runs"][0]
+    return run
+
+
+def test_a_family_remembers_its_earlier_requests_and_no_other_family(tmp_path: Path) -> None:
+    draw = random.Random(5)
+    output = [draw.randrange(1000) for _ in range(200)]
+    records = [{"prompt_ids": [1001 + n], "output_ids": output} for n in range(2)]
+    data = tmp_path / "data"
+    data.mkdir()
+    write(data / "a.jsonl", records)
+    write(data / "b.jsonl", records[:1])
+    families = results_of(tmp_path, "--data", data)["families"]
+    assert families["b"]["accepted"] == 0
+    assert families["b"]["steps"] == 199
+    # The first request has nothing to copy, the second all of its answer.
+    assert families["a"]["steps"] < 199 + 40
+    forgetful = results_of(tmp_path, "--data", data, "--no-memory")["families"]
+    assert forgetful["a"]["steps"] == 2 * 199
+
+
+def test_a_frozen_datastore_serves_every_request(tmp_path: Path) -> None:
+    draw = random.Random(6)
+    output = [draw.randrange(1000) for _ in range(200)]
+    data = write(tmp_path / "f.jsonl", [{"prompt_ids": [2000], "output_ids": output}])
+    store = Datastore(max_bytes=1 << 24)
+    store.add(output)
+    store.save(tmp_path / "known.fds")
+    store.close()
+    known = ("--datastore", tmp_path / "known.fds")
+    assert results_of(tmp_path, "--data", data)["families"]["f"]["accepted"] == 0
+    assert results_of(tmp_path, "--data", data, *known)["families"]["f"]["steps"] < 40
+    shown = fastdraft("--data", data, *known, "--show", "1")
+    assert "⟦datastore⟧" in shown.stdout
+
+
+def test_a_datastore_of_another_tokenizer_is_refused(tmp_path: Path, tokenizer: Path) -> None:
+    data = write(tmp_path / "f.jsonl", [{"prompt": "x", "output": "yz"}])
+    options = ("--data", data, "--tokenizer", tokenizer, "--datastore")
+    for known, exit_code in ((b"o" * 32, 1), (datastore.fingerprint(tokenizer), 0), (None, 0)):
+        with Datastore(max_bytes=1 << 20, fingerprint=known) as store:
+            store.add([1, 2, 3, 4, 5])
+            store.save(tmp_path / "store.fds")
+        result = fastdraft(*options, tmp_path / "store.fds")
+        assert result.exit_code == exit_code, result.output
+        assert ("of another tokenizer" in result.stderr) == (exit_code == 1)
+
+
+def test_predictions_are_handed_over_when_asked(tmp_path: Path) -> None:
+    draw = random.Random(7)
+    output = [draw.randrange(1000) for _ in range(100)]
+    record = {"prompt_ids": [2000], "output_ids": output, "reference_ids": output}
+    data = write(tmp_path / "f.jsonl", [record])
+    without = results_of(tmp_path, "--data", data)["families"]["f"]
+    assert without["accepted"] == 0
+    assert results_of(tmp_path, "--data", data, "--prediction")["families"]["f"]["steps"] < 20
+    shown = fastdraft("--data", data, "--prediction", "--show", "1")
+    assert "⟦prediction⟧" in shown.stdout
+
+
+def test_trees_are_replayed(tmp_path: Path) -> None:
+    # After 1 2 both 3 and 4 have followed: a tree holds both, a chain one.
+    prompt = [1, 2, 3, 5, 6, 1, 2, 4, 7, 8] * 8
+    output = [1, 2, 3, 5, 6, 1, 2, 4, 7, 8, 1, 2, 4, 7, 8, 1, 2, 3, 5, 6] * 4
+    data = write(tmp_path / "f.jsonl", [{"prompt_ids": prompt, "output_ids": output}])
+    costs = ("--data", data, "--token-cost", "0", "--no-memory")
+    chain = results_of(tmp_path, *costs)
+    tree = results_of(tmp_path, *costs, "--tree-budget", "32")
+    assert (chain["tree_budget"], tree["tree_budget"]) == (None, 32)
+    chains, trees = chain["families"]["f"], tree["families"]["f"]
+    assert trees["emitted"] == chains["emitted"]
+    assert trees["steps"] < chains["steps"]
+    assert trees["drafted"] <= 32 * trees["steps"]
+
+
+def test_limit_and_family_choose_what_is_replayed(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", copies(8))
+    write(tmp_path / "b.jsonl", copies(9))
+    results = tmp_path / "out"
+    results.mkdir()
+    run = results_of(results, "--data", tmp_path, "--family", "b", "--limit", "2")
+    assert list(run["families"]) == ["b"]
+    assert run["families"]["b"]["requests"] == 2
+
+
+def test_show_colours_the_text_by_its_origin(tmp_path: Path, tokenizer: Path) -> None:
+    data = write(
+        tmp_path / "f.jsonl",
+        [
+            {"id": "first", "prompt": "one two three", "output": "nothing of it"},
+            {"id": "this", "prompt": "über alle Gipfel", "output": "über alle Gipfel!"},
+        ],
+    )
+    options = ("--data", data, "--tokenizer", tokenizer / "tokenizer.json", "--show", "this")
+    result = fastdraft(*options)
+    assert result.exit_code == 0, result.output
+    title, text, _, legend, counts = result.stdout.strip().splitlines()
+    assert title.startswith("this: default, token cost 0.02")
+    assert text.replace("⟦", "").replace("⟧", "") == "über alle Gipfel!"
+    assert "⟦" in text
+    assert legend.startswith("Tokens from: target ")
+    assert "⟦context⟧ " in legend
+    assert counts.startswith("18 tokens, ")
+    assert "steps after the prefill" in counts
+    missing = fastdraft(*options[:-1], "other")
+    assert missing.exit_code == 2
+    assert "no request has the id 'other'" in missing.stderr
+
+
+def test_show_prints_ids_where_there_is_no_text(tmp_path: Path) -> None:
+    data = write(tmp_path / "f.jsonl", [{"prompt_ids": [1, 2], "output_ids": [7, 8, 9]}])
+    result = fastdraft("--data", data, "--show", "1")
+    assert result.exit_code == 0, result.output
+    assert "7 8 9" in result.stdout
+
+
+def test_plot_draws_an_image(tmp_path: Path) -> None:
+    data = write(tmp_path / "f.jsonl", copies(10, requests=2))
+    results, image = tmp_path / "results.json", tmp_path / "plot.png"
+    assert fastdraft("--data", data, "--json", results).exit_code == 0
+    options = ("--data", data, "--plot", image)
+    for more in (
+        (),
+        ("--drafter", "prompt-lookup", "--drafter", "default"),
+        ("--against", results),
+    ):
+        image.unlink(missing_ok=True)
+        result = fastdraft(*options, *more)
+        assert result.exit_code == 0, result.output
+        assert image.read_bytes().startswith(b"\x89PNG")
+    refused = fastdraft(*options, "--against", data)
+    assert refused.exit_code == 1
+    assert "must hold the JSON of `fastdraft replay --json`" in refused.stderr
+    odd = fastdraft("--data", data, "--plot", tmp_path / "plot.odd")
+    assert odd.exit_code == 1
+    assert "cannot draw" in odd.stderr
+
+
+def test_a_plot_without_matplotlib_names_the_command() -> None:
+    code = (
+        "import sys; sys.modules['matplotlib'] = None; from fastdraft.cli import main;"
+        "sys.argv = ['fastdraft', 'replay', '--data', '.', '--plot', 'p.png']; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "needs matplotlib" in done.stderr
+    assert "pip install 'fastdraft[plot]'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "line 2: not JSON"),
+        ("[1]", "line 2: expected a JSON object, got list [1]"),
+        ("{}", "line 2: 'prompt' or 'prompt_ids' is missing; it has nothing"),
+        ('{"prompt": "x"}', "line 2: 'output' or 'output_ids' is missing; it has prompt"),
+        ('{"prompt": 5, "output": "x"}', "line 2: prompt must be a string, got 5"),
+        ('{"prompt": "x", "output_ids": [-1]}', "line 2: output_ids must be a list of integers"),
+        ('{"prompt_ids": [true], "output": "x"}', "prompt_ids must be a list of integers"),
+        ('{"prompt_ids": [2147483648], "output": "x"}', "got [2147483648]"),
+        ('{"prompt": "x", "output": "y", "prompt_mode": "add"}', "'append' or missing, got 'add'"),
+        ('{"prompt": "x", "output": "y", "prompt_mode": "append"}', "'append' needs a session"),
+        ('{"prompt": "x", "output": "y", "reference_span": [0, 2]}', "the prompt's 1 characters"),
+        ('{"prompt_ids": [1], "output": "y", "reference_span": [0, 1]}', "needs the prompt's text"),
+        ("\udcff", "line 2: not JSON"),
+    ],
+)
+def test_a_line_that_is_no_record_is_named(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "f.jsonl"
+    good = b'{"prompt_ids": [1], "output_ids": [2]}\n'
+    path.write_bytes(good + line.encode(errors="surrogateescape") + b"\n" + good)
+    with pytest.raises(RecordError) as caught:
+        read_family(path, by_letter)
+    assert str(caught.value).startswith(f"{path}, ")
+    assert message in str(caught.value)
+    result = fastdraft("--data", path)
+    assert result.exit_code == 1
+    assert "line 2" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "message"),
+    [
+        ([], 2, "Missing option '--data'"),
+        (["--data", "gone"], 2, "'gone' does not exist"),
+        (["--data", "{empty}"], 1, "must hold *.jsonl files, and holds none"),
+        (["--data", "{void}"], 1, "void.jsonl holds no records"),
+        (["--data", "{data}", "--data", "{data}"], 1, "are both named f, expected one file"),
+        (["--data", "{data}", "--family", "g"], 2, "'g' is not one of f"),
+        (["--data", "{data}", "--drafter", "oracle"], 2, "'oracle' is not one of"),
+        (["--data", "{data}", "--token-cost", "-1"], 2, "-1.0 is not in the range"),
+        (["--data", "{data}", "--drafter", "predicted-outputs"], 2, "needs --prediction"),
+        (["--data", "{data}", "--against", "{data}"], 2, "--against needs --plot"),
+        (["--data", "{data}", "--json", "gone/results.json"], 2, "gone is not a directory"),
+        (["--data", "{text}", "--tokenizer", "{data}"], 1, "cannot load"),
+    ],
+)
+def test_bad_arguments_are_named(
+    tmp_path: Path, arguments: list[str], exit_code: int, message: str
+) -> None:
+    places = {
+        "empty": tmp_path / "empty",
+        "void": tmp_path / "void.jsonl",
+        "data": write(tmp_path / "f.jsonl", copies(11, requests=1)),
+        "text": write(tmp_path / "text.jsonl", [{"prompt": "x", "output": "yz"}]),
+    }
+    places["empty"].mkdir()
+    places["void"].touch()
+    result = fastdraft(*(each.format(**places) for each in arguments))
+    assert result.exit_code == exit_code
+    assert message in result.stderr
+
+
+def test_what_was_written_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "traffic.jsonl"
+    with RecordWriter(path) as records:
+        records.append(prompt_ids=np.array([1, 2]), output_ids=[3, 4], session="s", id=7)
+    with RecordWriter(path) as records:
+        records.append(prompt="a\nb", output="ü", reference="u", model="m")
+        for bad in ({"prompt": "x"}, {"prompt": "x", "output_ids": [0.5]}, {"output": "x"}):
+            with pytest.raises(RecordError, match=r"^this call: "):
+                records.append(**bad)
+    assert len(path.read_text("utf-8").splitlines()) == 2
+    first, second = read_family(path, by_letter, references=True)
+    assert (first.id, first.prompt_ids.tolist(), first.output_ids.tolist()) == ("7", [1, 2], [3, 4])
+    assert (second.id, second.prompt_ids.tolist()) == ("2", tokens_of("a\nb"))
+    assert second.reference_ids is not None
+    assert second.reference_ids.tolist() == tokens_of("u")
+
+
+def test_half_a_line_swallows_no_record(tmp_path: Path) -> None:
+    path = tmp_path / "traffic.jsonl"
+    path.write_bytes(b'{"prompt_ids": [1], "output_')
+    with RecordWriter(path) as records:
+        records.append(prompt_ids=[1], output_ids=[2])
+    with pytest.raises(RecordError, match="line 1: not JSON"):
+        read_family(path, no_text)
+    path.write_bytes(path.read_bytes().split(b"\n", 1)[1])
+    assert len(read_family(path, no_text)) == 1
+
+
+def test_records_are_written_without_the_command_line(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules.update(click=None, rich=None, platformdirs=None, torch=None)\n"
+        "from fastdraft.cli.records import RecordWriter\n"
+        "with RecordWriter(sys.argv[1]) as records: records.append(prompt='x', output='y')"
+    )
+    path = tmp_path / "traffic.jsonl"
+    subprocess.run([sys.executable, "-c", code, str(path)], check=True)
+    assert json.loads(path.read_text("utf-8")) == {"prompt": "x", "output": "y"}
+
+
+def record_log(
+    tmp_path: Path, lines: Sequence[Any], *arguments: str | Path
+) -> list[dict[str, Any]]:
+    log, out = write(tmp_path / "log.jsonl", lines), tmp_path / "out.jsonl"
+    result = fastdraft("record", out, "--log", log, *arguments)
+    assert result.exit_code == 0, result.output
+    return [json.loads(line) for line in out.read_text("utf-8").splitlines()]
+
+
+def test_chats_are_recorded_from_a_log(tmp_path: Path, tokenizer: Path) -> None:
+    def chat(content: Any, **more: Any) -> dict[str, Any]:
+        return {"user": "u1", "messages": [{"role": "user", "content": content}], **more}
+
+    def answer(*contents: str) -> dict[str, Any]:
+        choices = [{"message": {"role": "assistant", "content": each}} for each in contents]
+        return {"id": "c", "model": "m", "choices": choices}
+
+    prediction = {"type": "content", "content": [{"type": "text", "text": "old"}]}
+    log = [
+        {"request": chat("hi"), "response": answer("hello")},
+        {"request": chat("hi", n=2), "response": answer("one", "two")},
+        {"request": json.dumps(chat("edit", prediction=prediction)), "response": answer("new")},
+        {"request": chat([{"type": "text", "text": "pa"}]), "response": answer("rt")},
+        {"request": chat("late"), "response": None},
+        {"request": chat("much"), "response": {"error": {"message": "slow down"}}},
+    ]
+    records = record_log(tmp_path, log, "--tokenizer", tokenizer, "--session", "request.user")
+    prompt = "<user>{}</>\n<assistant>"
+    assert [(each["prompt"], each["output"]) for each in records] == [
+        (prompt.format("hi"), "hello"),
+        (prompt.format("hi"), "one"),
+        (prompt.format("hi"), "two"),
+        (prompt.format("edit"), "new"),
+        (prompt.format("pa"), "rt"),
+    ]
+    assert [each["id"] for each in records] == ["c", "c/0", "c/1", "c", "c"]
+    assert all((each["session"], each["model"]) == ("u1", "m") for each in records)
+    assert [each.get("reference") for each in records] == [None, None, None, "old", None]
+    # Any tokenizer can replay them.
+    options = ("--data", tmp_path / "out.jsonl", "--tokenizer", tokenizer)
+    assert results_of(tmp_path, *options)["families"]["out"]["requests"] == 5
+
+
+def test_completions_and_token_ids_are_recorded_from_a_log(tmp_path: Path) -> None:
+    choice = {"prompt_token_ids": [1, 2], "token_ids": [3, 4], "text": "b"}
+    log = [
+        {"request": {"prompt": "a"}, "response": {"choices": [{"text": "b"}]}},
+        {"request": {"prompt": "a", "echo": True}, "response": {"choices": [{"text": "ab"}]}},
+        {"request": {"prompt": [1, 2]}, "response": {"choices": [choice]}},
+        {
+            "request": {"messages": [{"role": "user", "content": "a"}]},
+            "response": {"prompt_token_ids": [5], "choices": [{"token_ids": [6]}]},
+        },
+    ]
+    assert record_log(tmp_path, log) == [
+        {"prompt": "a", "output": "b"},
+        {"prompt": "a", "output": "b"},
+        {"prompt_ids": [1, 2], "output_ids": [3, 4]},
+        {"prompt_ids": [5], "output_ids": [6]},
+    ]
+    # A second log goes on with the same file.
+    assert len(record_log(tmp_path, log[:1])) == 5
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ({"prompt": "x"}, "'request' is missing; it has prompt"),
+        ({"request": {"prompt": "x"}}, "'response' is missing; it has request"),
+        ({"request": "x", "response": {}}, "request is not JSON"),
+        ({"request": {}, "response": [1]}, "response must be an object, got [1]"),
+        ({"request": {}, "response": {}}, "response.choices must be a list of objects, got None"),
+        (
+            {"request": {"user": "u"}, "response": {"choices": [{}]}},
+            "request.messages or request.prompt",
+        ),
+        (
+            {"request": {"user": "u", "messages": []}, "response": {"choices": [{"text": "x"}]}},
+            "choices[].message must be an object, got None",
+        ),
+        (
+            {"request": {"user": "u", "prompt": "x"}, "response": {"choices": [{}]}},
+            "choices[].text must be a string, got None",
+        ),
+        (
+            {"request": {"user": "u", "prompt": [1]}, "response": {"choices": [{"text": "x"}]}},
+            "request.prompt must be a string where the response has no token ids",
+        ),
+        (
+            {"request": {"prompt": "x"}, "response": {"choices": [{"text": "y"}]}},
+            "request.user, which names the session, is missing",
+        ),
+        (
+            {
+                "request": {"user": "u", "prompt": [1]},
+                "response": {"choices": [{"prompt_token_ids": [1], "token_ids": [-1]}]},
+            },
+            "output_ids must be a list of integers from 0 to 2^31 - 1, got [-1]",
+        ),
+        (
+            {
+                "request": {"user": "u", "messages": [{"role": "user", "content": [5]}]},
+                "response": {"choices": [{"message": {"role": "assistant", "content": "x"}}]},
+            },
+            "a message's content must be a string or a list of text parts, got [5]",
+        ),
+        (
+            {
+                "request": {"user": "u", "messages": [{"role": "user", "content": "x"}]},
+                "response": {
+                    "choices": [{"message": {"role": "assistant", "tool_calls": [{"id": "t"}]}}]
+                },
+            },
+            "the chat template writes no tool calls",
+        ),
+        (
+            {
+                "request": {"prompt": "x", "user": "u", "prediction": {"content": 5}},
+                "response": {"choices": [{"text": "y"}]},
+            },
+            "prediction.content must be a string or a list of text parts, got 5",
+        ),
+    ],
+)
+def test_a_line_that_is_no_log_is_named_and_nothing_is_written(
+    tmp_path: Path, tokenizer: Path, line: dict[str, Any], message: str
+) -> None:
+    good = {"request": {"prompt": "x", "user": "u"}, "response": {"choices": [{"text": "y"}]}}
+    log, out = write(tmp_path / "log.jsonl", [good, line]), tmp_path / "out.jsonl"
+    out.write_text("before\n", "utf-8")
+    options = ("--log", log, "--session", "request.user", "--tokenizer", tokenizer)
+    result = fastdraft("record", out, *options)
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"Error: {log}, line 2: ")
+    assert message in result.stderr
+    assert out.read_text("utf-8") == "before\n"
+
+
+def test_a_models_answers_are_recorded_and_replayed(tmp_path: Path, tokenizer: Path) -> None:
+    config = LlamaConfig(
+        vocab_size=256,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=256,
+        bos_token_id=None,
+        eos_token_id=255,
+    )
+    model = tmp_path / "model"
+    LlamaForCausalLM(config).save_pretrained(model)
+    for file in tokenizer.iterdir():
+        (model / file.name).write_bytes(file.read_bytes())
+    prompts = write(tmp_path / "prompts.jsonl", [{"id": "p", "prompt": "one"}, {"prompt": "two"}])
+    out = tmp_path / "out.jsonl"
+    options = ("record", out, "--prompts", prompts, "--model", model, "--raw")
+    result = fastdraft(*options, "--max-new-tokens", "20")
+    assert result.exit_code == 0, result.output
+    first, second = read_family(out, no_text)
+    assert (first.id, second.id) == ("p", "2")
+    records = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
+    assert [each["prompt"] for each in records] == ["one", "two"]
+    assert all(len(each["output_ids"]) == 20 for each in records)
+    assert results_of(tmp_path, "--data", out)["families"]["out"]["emitted"] == 38
+
+    write(prompts, [{"prompt": 5}])
+    refused = fastdraft(*options)
+    assert refused.exit_code == 1
+    assert "line 1: 'prompt' must be a string, got 5" in refused.stderr
+    neither = fastdraft("record", out)
+    assert neither.exit_code == 2
+    assert "give either --log or --prompts" in neither.stderr
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk_is_named(tmp_path: Path) -> None:
+    log = write(
+        tmp_path / "log.jsonl",
+        [{"request": {"prompt": "x"}, "response": {"choices": [{"text": "y"}]}}],
+    )
+    result = fastdraft("record", "/dev/full", "--log", log)
+    assert result.exit_code == 1
+    assert "cannot write /dev/full: No space left on device" in result.stderr

@@ -1,0 +1,677 @@
+"""Datastores, live and frozen, held against a list."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import threading
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastdraft import Datastore
+from fastdraft.cli.app import app
+from fastdraft.datastore import DatastoreWriter, Occurrence, build, fingerprint
+from fastdraft.errors import DatastoreClosedError, DatastoreError, InvalidValueError
+
+ORDERS, LINKS, LONGEST = (4, 2, 1), 32, 32
+CONTEXT, STEP = 2 * LONGEST, LONGEST
+MARK = -1
+BLOCK = 16 * 1024 + 64  # what a store grows by
+
+
+class Log:
+    """What a store promises: a list of tokens with a mark before each document."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.indexed: list[bool] = []  # whether what ends before the token can be found
+        self.prefixes: dict[tuple[int, ...], int] = {}
+
+    def add(self, document: list[int], begin: int) -> None:
+        """Adds a document to a store that holds what stands from `begin` on."""
+        common = self.stored_prefix(document, begin)
+        if common == len(document):
+            return
+        start = max(0, common - CONTEXT)
+        first = len(self.tokens) + 1 - start
+        self.add_piece(document[start:common], document[common:])
+        for end in range(STEP, len(document) + 1, STEP):
+            if end > common:
+                self.prefixes[tuple(document[max(0, end - CONTEXT) : end])] = first + end
+
+    @classmethod
+    def frozen(cls, documents: list[list[int]], segment_tokens: int) -> Log:
+        """What a writer makes of documents: segments that repeat some context."""
+        log = cls()
+        segment = 0
+        for document in filter(None, documents):
+            if segment_tokens - (len(log.tokens) - segment) < 2 * CONTEXT:
+                segment = len(log.tokens)
+            log.add_piece([], [])
+            for token in document:
+                if len(log.tokens) - segment == segment_tokens:
+                    segment = len(log.tokens)
+                    log.add_piece(log.read_back(CONTEXT), [])
+                log.tokens.append(token)
+                log.indexed.append(True)
+        return log
+
+    def add_piece(self, context: list[int], tokens: list[int]) -> None:
+        self.tokens += [MARK, *context, *tokens]
+        self.indexed += [False] * (1 + len(context)) + [True] * len(tokens)
+
+    def read_back(self, most: int) -> list[int]:
+        """The last tokens of the last document."""
+        tokens = self.tokens[-most:]
+        return tokens[len(tokens) - tokens[::-1].index(MARK) :] if MARK in tokens else tokens
+
+    def stored_prefix(self, document: list[int], begin: int) -> int:
+        length, position = 0, -1
+        for end in range(STEP, len(document) + 1, STEP):
+            window = tuple(document[max(0, end - CONTEXT) : end])
+            found = self.prefixes.get(window, -1)
+            if found - max(len(window), STEP + 1) < begin:
+                break
+            length, position = end, found
+        while (
+            length
+            and length < len(document)
+            and position < len(self.tokens)
+            and self.tokens[position] == document[length]
+        ):
+            length, position = length + 1, position + 1
+        return length
+
+    def common(self, position: int, text: list[int], begin: int) -> int:
+        most = min(LONGEST, len(text), position - begin)
+        length = 0
+        while length < most and self.tokens[position - 1 - length] == text[-1 - length]:
+            length += 1
+        return length
+
+    def find(
+        self, text: list[int], most: int, begin: int, links: int = LINKS
+    ) -> list[Occurrence]:
+        found: dict[int, int] = {}
+        tokens = np.array(self.tokens, dtype=np.int64)
+        for order in ORDERS:
+            if len(text) < order:
+                continue
+            if len(found) >= most:
+                break
+            stands = np.array(self.indexed, dtype=bool)
+            stands[: begin + order] = False
+            for back in range(1, order + 1):
+                stands[back:] &= tokens[:-back] == text[-back]
+            for end in np.flatnonzero(stands)[::-1][:links].tolist():
+                found[end] = self.common(end, text, begin)
+                links -= 1
+        best = sorted(found.items(), key=lambda item: (-item[1], -item[0]))
+        return [Occurrence(*item) for item in best[:most]]
+
+    def read(self, position: int, most: int) -> list[int]:
+        tokens = self.tokens[position : position + most]
+        return tokens[: tokens.index(MARK)] if MARK in tokens else tokens
+
+
+def document(seed: int, size: int, alphabet: int) -> list[int]:
+    """Random tokens, with runs copied from further up."""
+    random = np.random.default_rng(seed)
+    tokens = random.integers(0, alphabet, size).tolist()
+    for _ in range(size // 100):
+        start, end, count = sorted(random.integers(0, size, 3).tolist())
+        tokens[end : end + count] = tokens[start : start + count]
+    return tokens[:size]
+
+
+documents = st.builds(
+    document,
+    st.integers(0, 2**32),
+    st.integers(0, 40) | st.integers(0, 1500),
+    st.sampled_from([1, 2, 5, 300, 2**31 - 1]),
+)
+# A document of its own, or one that goes on after the beginning of one before.
+turns = st.tuples(documents, st.none() | st.tuples(st.integers(0, 50), st.floats(0, 1)))
+LEAST = Datastore(max_bytes=1 << 20).bytes + BLOCK
+
+
+def conversation(drawn: list[tuple[list[int], tuple[int, float] | None]]) -> list[list[int]]:
+    added: list[list[int]] = []
+    for tokens, base in drawn:
+        start: list[int] = []
+        if base is not None and added:
+            earlier = added[base[0] % len(added)]
+            start = earlier[: round(base[1] * len(earlier))]
+        added.append(start + tokens)
+    return added
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(turns, max_size=12), st.sampled_from([0, 1, 4, 1000]), st.data())
+def test_live_store_is_a_list_whose_oldest_tokens_leave(
+    drawn: list[tuple[list[int], tuple[int, float] | None]], blocks: int, data: st.DataObject
+) -> None:
+    store = Datastore(max_bytes=LEAST + BLOCK * blocks)
+    log = Log()
+    added = conversation(drawn)
+    for tokens in added:
+        begin = store.begin
+        store.add(np.array(tokens, dtype=np.int64))
+        log.add(tokens, begin)
+        assert store.end == len(log.tokens)
+        assert store.bytes <= store.max_bytes
+        begin = store.begin
+        assert len(store) == sum(token >= 0 for token in log.tokens[begin:])
+        assert store.num_documents == log.tokens[begin:].count(MARK)
+        text = data.draw(st.sampled_from(added))
+        text = text[: data.draw(st.integers(0, len(text)))]
+        most = data.draw(st.sampled_from([1, 2, 8, 100]))
+        found = store.find(text, most=most)
+        assert found == log.find(text, most, begin)
+        for occurrence in found:
+            assert store.read(occurrence.next, 50).tolist() == log.read(occurrence.next, 50)
+    assert store.read(store.end, 9).size == store.read(-1, 9).size == store.read(1, 0).size == 0
+    assert store.read(-(2**62), 2**62).size == 0
+    if store.begin:
+        assert store.read(store.begin - 1, 9).size == 0
+
+
+def test_the_turns_of_a_chat_are_stored_once() -> None:
+    store = Datastore(max_bytes=1 << 20)
+    chat = list(range(2000))
+    for turn in range(200, 2001, 100):
+        store.add(chat[:turn])
+    assert len(store) <= 2000 + 18 * CONTEXT
+    store.add(range(5000, 15_000))
+    (found, *_) = store.find([5000, 5001, 5002])
+    assert store.read(found.next, 2**62).tolist() == list(range(5003, 15_000))
+    held = len(store)
+    store.add(chat)
+    store.add(chat[:777])
+    assert len(store) == held
+    for end in range(LONGEST, 2000, 50):
+        (found, *_) = store.find(chat[:end])
+        assert found.length == LONGEST
+        assert store.read(found.next, 1).tolist() == [chat[end]]
+
+
+def test_memory_stays_within_the_limit() -> None:
+    program = """
+import resource
+import sys
+import numpy as np
+from fastdraft import Datastore
+LIMIT = 48 << 20
+random = np.random.default_rng(0)
+texts = [random.integers(0, 50_000, 60_000) for _ in range(3)]
+store = Datastore(max_bytes=1 << 20)
+store.add(texts[0])
+def peak():
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+before = peak()
+store = Datastore(max_bytes=LIMIT)
+for _ in range(40):
+    # New n-grams each time, then the same again from elsewhere.
+    tokens = random.permutation(texts[0])
+    store.add(tokens)
+    assert store.bytes <= LIMIT, store.bytes
+    store.add(tokens[1:])
+    assert store.bytes <= LIMIT, store.bytes
+assert store.begin > 0
+assert store.bytes > 0.95 * LIMIT, store.bytes
+grown = peak() - before
+assert grown <= 1.05 * LIMIT, (grown, LIMIT)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_small_store_takes_little_memory() -> None:
+    store = Datastore(max_bytes=2 << 30)
+    assert store.bytes < 128 << 10
+    store.add(document(1, 1000, 50_000))
+    assert store.bytes < 192 << 10
+
+
+def test_too_little_memory_is_refused() -> None:
+    with pytest.raises(InvalidValueError, match=f"must be at least {LEAST}, got {LEAST - 1}"):
+        Datastore(max_bytes=LEAST - 1)
+    store = Datastore(max_bytes=LEAST)
+    for seed in range(20):
+        store.add(document(seed, 1000, 50_000))
+        assert store.bytes <= LEAST
+    last = document(19, 1000, 50_000)
+    assert store.find(last[:500])[0].length == LONGEST
+
+
+def test_bad_values_are_named() -> None:
+    store = Datastore(max_bytes=1 << 20)
+    with pytest.raises(InvalidValueError, match="0 or greater, got -1 at index 2"):
+        store.add([1, 2, -1])
+    with pytest.raises(InvalidValueError, match="most must be at least 1, got 0"):
+        store.find([1], most=0)
+    with pytest.raises(InvalidValueError, match="token_ids must be integers, got 'a' at index 0"):
+        store.add(["a"])
+    with pytest.raises(InvalidValueError, match="fingerprint must be 32 bytes, got 3"):
+        Datastore(fingerprint=b"abc")
+    assert len(store) == 0
+    assert store.find([1, 2, 3]) == []
+
+
+def test_closed_store() -> None:
+    with Datastore(max_bytes=1 << 20) as store:
+        store.add([1, 2, 3, 4])
+        assert not store.closed
+    assert store.closed
+    assert (len(store), store.bytes) == (0, 0)
+    store.close()
+    for use in (lambda: store.add([1]), lambda: store.find([1]), lambda: store.read(0, 1)):
+        with pytest.raises(DatastoreClosedError, match="closed"):
+            use()
+
+
+def test_threads_share_a_store() -> None:
+    store = Datastore(max_bytes=4 << 20)
+    texts = [document(seed, 3000, 40) for seed in range(4)]
+
+    def work(text: list[int]) -> None:
+        for start in range(0, 1000, 100):
+            store.add(text[start:])
+            for found in store.find(text[: start + 500]):
+                assert found.length >= min(ORDERS)
+
+    threads = [threading.Thread(target=work, args=(text,)) for text in texts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for text in texts:
+        assert store.find(text[:2000])[0].length == LONGEST
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(documents, max_size=8), st.integers(1024, 3000), st.data())
+def test_frozen_store_is_a_list(
+    tmp_path_factory: pytest.TempPathFactory,
+    added: list[list[int]],
+    segment_tokens: int,
+    data: st.DataObject,
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "list.fds"
+    with DatastoreWriter(path, segment_tokens=segment_tokens) as writer:
+        for tokens in added:
+            writer.begin_document()
+            # However the document comes in pieces.
+            writer.append(tokens[: len(tokens) // 3])
+            writer.append(np.array(tokens[len(tokens) // 3 :], dtype=np.int32))
+        assert writer.num_tokens == sum(map(len, added))
+        assert writer.num_documents == sum(map(bool, added))
+    log = Log.frozen(added, segment_tokens)
+    with Datastore.open(path, verify=True) as store:
+        assert (store.begin, store.end) == (0, len(log.tokens))
+        assert len(store) == sum(map(len, added))
+        assert store.bytes == path.stat().st_size
+        for _ in range(4 if any(added) else 0):
+            text = data.draw(st.sampled_from(added))
+            text = text[: data.draw(st.integers(0, len(text)))]
+            most = data.draw(st.sampled_from([1, 2, 8, 100]))
+            found = store.find(text, most=most)
+            assert found == log.find(text, most, 0)
+            for occurrence in found:
+                expected = log.read(occurrence.next, 50)
+                tokens = store.read(occurrence.next, 50).tolist()
+                assert tokens == expected
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(turns, max_size=8))
+def test_a_saved_store_finds_what_the_live_one_does(
+    tmp_path_factory: pytest.TempPathFactory,
+    drawn: list[tuple[list[int], tuple[int, float] | None]],
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "saved.fds"
+    live = Datastore(max_bytes=1 << 22, fingerprint=bytes(range(32)))
+    added = conversation(drawn)
+    for tokens in added:
+        live.add(tokens)
+    live.save(path)
+    with Datastore.open(path, fingerprint=bytes(range(32)), verify=True) as frozen:
+        assert len(frozen) == len(live)
+        for tokens in added:
+            for end in range(0, len(tokens), 97):
+                assert frozen.find(tokens[:end]) == live.find(tokens[:end])
+        frozen.save(path)
+    with Datastore.open(path) as again:
+        assert len(again) == len(live)
+
+
+def test_what_has_left_is_not_saved(tmp_path: Path) -> None:
+    live = Datastore(max_bytes=LEAST + 4 * BLOCK)
+    texts = [document(seed, 3000, 50_000) for seed in range(8)]
+    for text in texts:
+        live.add(text)
+    assert live.begin > 0
+    live.save(tmp_path / "rest.fds")
+    frozen = Datastore.open(tmp_path / "rest.fds", verify=True)
+    assert len(frozen) == len(live)
+    assert not frozen.find(texts[0][:100])
+    (found,) = frozen.find(texts[-1][:1000], most=1)
+    assert frozen.read(found.next, 20).tolist() == texts[-1][1000:1020]
+
+
+@pytest.fixture(scope="module")
+def frozen_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("frozen") / "store.fds"
+    with DatastoreWriter(path, fingerprint=b"f" * 32, segment_tokens=1024) as writer:
+        for seed in range(6):
+            writer.begin_document()
+            writer.append(document(seed, 700, 20))
+    return path
+
+
+def test_frozen_store_takes_nothing_and_closes(frozen_path: Path) -> None:
+    store = Datastore.open(frozen_path)
+    assert store.frozen
+    assert store.fingerprint == b"f" * 32
+    with pytest.raises(DatastoreError, match=r"takes no more text: .*store\.fds"):
+        store.add([1])
+    store.close()
+    assert (len(store), store.bytes, store.end) == (0, 0, 0)
+    with pytest.raises(DatastoreClosedError):
+        store.find([1, 2, 3])
+    with pytest.raises(DatastoreClosedError):
+        store.save(frozen_path)
+    Datastore.open(frozen_path, verify=True)
+
+
+def test_another_process_reads_the_same(frozen_path: Path) -> None:
+    text = document(3, 700, 20)[:300]
+    program = (
+        "import sys; from fastdraft import Datastore; "
+        f"print(*Datastore.open(sys.argv[1]).find({text}), sep='\\n')"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program, str(frozen_path)],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    found = Datastore.open(frozen_path).find(text)
+    assert found
+    assert result.stdout.splitlines() == [str(occurrence) for occurrence in found]
+
+
+def directory_offset(path: Path) -> int:
+    return int.from_bytes(path.read_bytes()[120:128], sys.byteorder)
+
+
+def damage(path: Path, change: Callable[[bytearray], None]) -> Path:
+    content = bytearray(path.read_bytes())
+    change(content)
+    damaged = path.with_name("damaged.fds")
+    damaged.write_bytes(content)
+    return damaged
+
+
+def test_truncated_files_are_refused(frozen_path: Path) -> None:
+    size = frozen_path.stat().st_size
+    for left in [*range(8, 4200, 409), size // 2, size - 1]:
+        path = damage(
+            frozen_path, lambda content, left=left: content.__delitem__(slice(left, None))
+        )
+        with pytest.raises(DatastoreError, match="truncated"):
+            Datastore.open(path)
+    with pytest.raises(DatastoreError, match="truncated or overwritten"):
+        Datastore.open(damage(frozen_path, lambda content: content.append(0)))
+
+
+def test_foreign_and_newer_files_are_refused(frozen_path: Path, tmp_path: Path) -> None:
+    for content in [b"", b"short", b"\x89PNG\r\n\x1a\n" + bytes(9000), b"{}" * 5000]:
+        (tmp_path / "foreign").write_bytes(content)
+        with pytest.raises(DatastoreError, match=r"foreign: not a datastore"):
+            Datastore.open(tmp_path / "foreign")
+    with pytest.raises(DatastoreError, match=r"cannot open .*missing\.fds: No such file"):
+        Datastore.open(tmp_path / "missing.fds")
+    with pytest.raises(DatastoreError, match="not a regular file"):
+        Datastore.open(tmp_path)
+    newer = damage(frozen_path, lambda content: content.__setitem__(8, 9))
+    with pytest.raises(DatastoreError, match=r"version 9 of the format, .* reads version 1"):
+        Datastore.open(newer)
+    expected = r"another tokenizer: its fingerprint is (66){32}, expected (67){32}"
+    with pytest.raises(DatastoreError, match=expected):
+        Datastore.open(frozen_path, fingerprint=b"g" * 32)
+
+
+def test_a_flipped_bit_of_header_or_directory_is_refused(frozen_path: Path) -> None:
+    size = frozen_path.stat().st_size
+    header = zlib.crc32(frozen_path.read_bytes()[:140]).to_bytes(4, sys.byteorder)
+    assert frozen_path.read_bytes()[140:144] == header
+    for at in [*range(144), *range(directory_offset(frozen_path), size)]:
+
+        def flip(content: bytearray, at: int = at) -> None:
+            content[at] ^= 1 << at % 8
+
+        with pytest.raises(DatastoreError):
+            Datastore.open(damage(frozen_path, flip))
+
+
+def test_damage_of_the_body_is_found_or_harmless(frozen_path: Path) -> None:
+    random = np.random.default_rng(0)
+    end = directory_offset(frozen_path)
+    for _ in range(100):
+        places = random.integers(4096, end, 30)
+
+        def scramble(content: bytearray, places: np.ndarray = places) -> None:
+            for at in places.tolist():
+                content[at] ^= int(random.integers(1, 256))
+
+        path = damage(frozen_path, scramble)
+        with pytest.raises(DatastoreError, match=r"a checksum is wrong, of bytes \d+ to \d+"):
+            Datastore.open(path, verify=True)
+        store = Datastore.open(path)
+        for seed in range(6):
+            text = document(seed, 700, 20)
+            for at in range(10, 700, 30):
+                for found in store.find(text[:at], most=100):
+                    tokens = store.read(found.next, 100)
+                    assert ((tokens >= 0) & (tokens < 20)).all()
+
+
+def test_an_error_while_writing_leaves_the_old_file(frozen_path: Path, tmp_path: Path) -> None:
+    path = tmp_path / "kept.fds"
+    path.write_bytes(frozen_path.read_bytes())
+    with pytest.raises(InvalidValueError, match="got -5 at index 1"):
+        build(path, [[1, 2], [3, -5]])
+    with pytest.raises(InvalidValueError, match="segment_tokens must be 1024 to 33554432, got 3"):
+        DatastoreWriter(path, segment_tokens=3)
+    with pytest.raises(DatastoreError, match=r"cannot create .*nowhere/x\.fds: No such file"):
+        build(tmp_path / "nowhere" / "x.fds", [[1]])
+    writer = DatastoreWriter(path)
+    writer.append([1])
+    writer.discard()
+    with pytest.raises(DatastoreClosedError):
+        writer.append([1])
+    assert [file.name for file in tmp_path.iterdir()] == ["kept.fds"]
+    assert path.read_bytes() == frozen_path.read_bytes()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no limit to set")
+def test_a_full_disk_leaves_the_old_file(frozen_path: Path, tmp_path: Path) -> None:
+    path = tmp_path / "kept.fds"
+    path.write_bytes(frozen_path.read_bytes())
+    program = """
+import resource
+import sys
+from fastdraft import Datastore
+from fastdraft.errors import DatastoreError
+store = Datastore(max_bytes=1 << 24)
+store.add(range(100_000))
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+try:
+    store.save(sys.argv[1])
+except DatastoreError as error:
+    print(error)
+assert len(store) == 100_000
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", program, str(path)], check=True, capture_output=True, text=True
+    )
+    assert "cannot write" in result.stdout
+    assert "kept.fds: File too large" in result.stdout
+    assert [file.name for file in tmp_path.iterdir()] == ["kept.fds"]
+    assert path.read_bytes() == frozen_path.read_bytes()
+
+
+def test_build_writes_what_open_reads(tmp_path: Path) -> None:
+    path = tmp_path / "built.fds"
+    build(path, [[1, 2, 3, 4, 5], [], [7, 8, 9, 10]], fingerprint=b"x" * 32)
+    store = Datastore.open(path, fingerprint=b"x" * 32)
+    assert (len(store), store.max_bytes) == (9, path.stat().st_size)
+    ((position, length),) = store.find([7, 8, 9])
+    assert (store.read(position, 9).tolist(), length) == ([10], 3)
+    assert not store.find([3, 4, 5])
+    build(path, [])
+    assert len(Datastore.open(path, verify=True)) == 0
+
+
+def test_fingerprint(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    vocabulary = {"a": 0, "b": 1, "ab": 2}
+
+    def tokenizer(words: dict[str, int], merges: list[tuple[str, str]]) -> object:
+        return tokenizers.Tokenizer(tokenizers.models.BPE(words, merges))
+
+    one = tokenizer(vocabulary, [("a", "b")])
+    one.save(str(tmp_path / "tokenizer.json"))
+    known = fingerprint(one)
+    assert len(known) == 32
+    assert known == fingerprint(tokenizer(dict(reversed(vocabulary.items())), [("a", "b")]))
+    assert known == fingerprint(tmp_path) == fingerprint(str(tmp_path / "tokenizer.json"))
+    older = json.loads((tmp_path / "tokenizer.json").read_text())
+    older["model"]["merges"] = ["a b"]
+    (tmp_path / "older.json").write_text(json.dumps(older))
+    assert known == fingerprint(tmp_path / "older.json")
+    assert known != fingerprint(tokenizer({"a": 1, "b": 0, "ab": 2}, [("a", "b")]))
+    assert known != fingerprint(tokenizer(vocabulary, []))
+    one.add_special_tokens(["<end>"])
+    assert known != fingerprint(one)
+    with pytest.raises(InvalidValueError, match="must be a tokenizer or the path"):
+        fingerprint(3)
+    with pytest.raises(InvalidValueError, match=r"cannot read a tokenizer from .*nothing"):
+        fingerprint(tmp_path / "nothing")
+
+
+@pytest.fixture(scope="module")
+def tokenizer_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tokenizers = pytest.importorskip("tokenizers")
+    words = ["a", "store", "holds", "text", "and", "finds", "it", "again", "."]
+    model = tokenizers.models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=".")
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.enable_truncation(4)
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    tokenizer.save(str(path))
+    return path
+
+
+def command(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["datastore", *map(str, arguments)])
+
+
+def test_command_line_builds_from_every_kind_of_file(tmp_path: Path, tokenizer_file: Path) -> None:
+    (tmp_path / "a.txt").write_text("a store holds text and finds it again .\n")
+    (tmp_path / "b.jsonl").write_text('{"text": "it finds text"}\n\n{"text": [7, 6, 5, 4]}\n')
+    np.save(tmp_path / "c.npy", np.arange(20, 32).reshape(2, 6))
+    np.save(tmp_path / "d.npy", np.arange(40, 50, dtype=np.int32))
+    np.arange(60, 70, dtype=np.uint16).tofile(tmp_path / "e.bin")
+    inputs = sorted(file for file in tmp_path.iterdir())
+    out = tmp_path / "out.fds"
+    built = command("build", out, *inputs, "--tokenizer", tokenizer_file)
+    assert built.exit_code == 0, built.output
+    assert f"{out}: 48 tokens in 7 documents, {out.stat().st_size:,} bytes" in built.output
+    store = Datastore.open(out, fingerprint=fingerprint(tokenizer_file), verify=True)
+    for ids, following in [
+        ([1, 2, 3], [4, 5, 6, 7, 8]),
+        ([7, 6, 5], [4]),
+        ([26, 27, 28], [29, 30, 31]),
+        ([40, 41, 42], [43, 44]),
+        ([60, 61, 62], [63, 64]),
+    ]:
+        found, *_ = store.find(ids)
+        assert store.read(found.next, 5).tolist()[: len(following)] == following
+    shown = command("info", out, "--verify")
+    assert shown.exit_code == 0
+    assert "documents    7\n" in shown.output
+    assert fingerprint(tokenizer_file).hex() in shown.output
+    shown = command("query", out, "--text", "store holds text", "--tokenizer", tokenizer_file)
+    assert shown.exit_code == 0
+    assert "1 matches for the last of 3 tokens" in shown.output
+    assert "'and finds it again .'" in shown.output
+    shown = command("query", out, "--ids", "20 21, 22", "--tokens", 2)
+    assert "   3 tokens, at" in shown.output
+    assert shown.output.endswith(": 23 24\n")
+
+
+def test_command_line_takes_more_text_than_it_holds(tmp_path: Path, tokenizer_file: Path) -> None:
+    line = "a store holds text and finds it again .\n"
+    (tmp_path / "long.txt").write_text(line * 120_000)
+    np.arange(50_000, dtype=np.uint32).tofile(tmp_path / "long.bin")
+    out = tmp_path / "out.fds"
+    inputs = [tmp_path / "long.txt", tmp_path / "long.bin"]
+    built = command("build", out, *inputs, "--tokenizer", tokenizer_file, "--dtype", "uint32")
+    assert built.exit_code == 0, built.output
+    assert "1,130,000 tokens in 2 documents" in built.output
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("x.jsonl", b'{"text": "a"}\n{"text": \n', r"x\.jsonl, line 2: not JSON"),
+        ("x.jsonl", b'{"txt": "a"}\n', r"line 1: expected text .* 'text', got a line without it"),
+        ("x.jsonl", b'{"text": 5}\n', r"line 1: expected text .* 'text', got 5"),
+        ("x.jsonl", b'{"text": [5, -5]}\n', r"line 1: token_ids .*got -5 at index 1"),
+        ("x.txt", b"a \xff", r"x\.txt is not UTF-8 text"),
+        ("x.npy", b"no array", r"x\.npy is not a \.npy file"),
+        ("x.bin", b"odd", r"x\.bin must hold uint16 token ids, got 3 bytes"),
+        ("x.bin", b"", r"x\.bin is empty"),
+    ],
+)
+def test_command_line_names_what_it_cannot_take(
+    tmp_path: Path, tokenizer_file: Path, name: str, content: bytes, message: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    out = tmp_path / "out.fds"
+    out.write_bytes(b"what was there")
+    failed = command("build", out, tmp_path / name, "--tokenizer", tokenizer_file)
+    assert failed.exit_code == 1
+    assert re.search(message, failed.output), failed.output
+    assert out.read_bytes() == b"what was there"
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_command_line_refuses_what_makes_no_sense(
+    tmp_path: Path, frozen_path: Path, tokenizer_file: Path
+) -> None:
+    np.save(tmp_path / "x.npy", np.zeros(3))
+    (tmp_path / "x.txt").write_text("a")
+    for arguments, message in [
+        (["build", tmp_path / "o.fds", tmp_path / "x.txt"], "text needs --tokenizer"),
+        (["build", tmp_path / "o.fds", tmp_path / "x.npy"], "got 1 of float64"),
+        (["info", tmp_path / "x.txt"], "not a datastore"),
+        (["query", frozen_path], "give either --text or --ids"),
+        (["query", frozen_path, "--text", "a"], "--text needs --tokenizer"),
+        (["query", frozen_path, "--ids", "a"], "expected token ids, got 'a'"),
+        (["query", frozen_path, "--ids", "1", "--tokenizer", tokenizer_file], "another tokenizer"),
+    ]:
+        failed = command(*arguments)
+        assert failed.exit_code != 0
+        assert message in failed.output

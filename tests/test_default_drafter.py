@@ -1,0 +1,266 @@
+"""The default drafter, held against tests/oracle.py, and what it promises of its drafts."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import oracle
+from fastdraft import Datastore, DraftConfig, Engine, Source
+from fastdraft.errors import DatastoreClosedError, InvalidValueError
+
+motifs = st.lists(st.integers(0, 3), min_size=1, max_size=6)
+runs = st.tuples(motifs, st.integers(1, 8), motifs).map(lambda r: r[0] * r[1] + r[2])
+texts = st.lists(runs, max_size=3).map(lambda parts: list(chain(*parts))[:70])
+# How far the target follows a draft, and what it says then.
+steps = st.lists(
+    st.tuples(st.integers(0, 20), st.lists(st.integers(0, 4), max_size=3), st.integers(0, 9)),
+    max_size=10,
+)
+
+
+@pytest.fixture(scope="module")
+def corpus() -> Iterator[Datastore]:
+    """A frozen store of runs that repeat, over the tokens of `texts`."""
+    random = np.random.default_rng(3)
+    documents = [np.tile(random.integers(0, 4, random.integers(2, 9)), 6) for _ in range(40)]
+    with tempfile.TemporaryDirectory() as folder, Datastore() as live:
+        for document in documents:
+            live.add(document)
+        live.save(Path(folder) / "corpus.fds")
+        with Datastore.open(Path(folder) / "corpus.fds") as frozen:
+            yield frozen
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    prompt=texts,
+    prediction=st.just([]) | texts,
+    documents=st.none() | st.lists(texts, max_size=4),
+    steps=steps,
+    lookahead=st.integers(1, 8),
+    tree_budget=st.none() | st.integers(1, 20),
+    token_cost=st.just(0.0) | st.floats(0.001, 0.3),
+)
+def test_drafts_are_the_oracles(
+    corpus: Datastore,
+    prompt: list[int],
+    prediction: list[int],
+    documents: list[list[int]] | None,
+    steps: list[tuple[int, list[int], int]],
+    lookahead: int,
+    tree_budget: int | None,
+    token_cost: float,
+) -> None:
+    stores = [] if documents is None else [Datastore(max_bytes=1 << 20), corpus]
+    for document in documents or []:
+        stores[0].add(document)
+    config = DraftConfig(lookahead=lookahead, tree_budget=tree_budget, token_cost=token_cost)
+    engine = Engine(config, datastores=stores)
+    request = engine.add_request(prompt, prediction=prediction)
+    drafter = oracle.DefaultDrafter(
+        prompt,
+        oracle.Acceptance(engine.calibration().weights),
+        lookahead=lookahead,
+        tree=tree_budget is not None,
+        prediction=prediction,
+        stores=stores,
+    )
+    rate = oracle.EmissionRate()
+    most = tree_budget or lookahead
+    for step in steps:
+        limit = most if step[2] > 4 else min(most, step[2])
+        draft = engine.propose(request, limit=limit)
+        drafter.follow(draft, limit, least=token_cost * rate.value)
+        assert len(draft) <= limit
+        assert (np.diff(draft.probabilities) <= 0).all()
+        for index, parent in enumerate(draft.parents):
+            assert parent < index
+            assert parent < 0 or draft.probabilities[index] <= draft.probabilities[parent]
+            assert len(drafter.path_to(index)) <= lookahead
+        # The target goes some way along the draft, and on by itself.
+        emitted = drafter.path_to(step[0] % (len(draft) + 1) - 1) + step[1]
+        engine.observe(request, emitted)
+        drafter.observe(emitted)
+        if emitted:
+            rate.add(len(emitted), 1 + token_cost * len(draft))
+    for name, weights in engine.calibration().weights.items():
+        assert weights == pytest.approx(drafter.acceptance.weights[name], abs=1e-4)
+
+
+DOCUMENT = [10, 11, 12, 13, 14, 15, 16, 17, 18, 19]
+OTHER = [10, 11, 12, 13, 14, 15, 26, 27, 28, 29]
+PROMPT = [1, *DOCUMENT[:6]]
+
+
+def store_of(*documents: Sequence[int], fingerprint: bytes | None = None) -> Datastore:
+    store = Datastore(max_bytes=1 << 20, fingerprint=fingerprint)
+    for document in documents:
+        store.add(document)
+    return store
+
+
+def frozen_of(folder: Path, *documents: Sequence[int]) -> Datastore:
+    with store_of(*documents) as store:
+        store.save(folder / "frozen.fds")
+    return Datastore.open(folder / "frozen.fds")
+
+
+def drafted(engine: Engine, request: int) -> list[int]:
+    return engine.propose(request, token_cost=0.0).tolist()
+
+
+def test_a_request_sees_the_stores_that_it_was_given_and_no_others() -> None:
+    engine = Engine(DraftConfig(lookahead=4), datastores=[store_of(DOCUMENT)])
+    default = engine.add_request(PROMPT)
+    own = engine.add_request(PROMPT, datastores=[store_of(OTHER)])
+    none = engine.add_request(PROMPT, datastores=[])
+    for _ in range(2):
+        assert drafted(engine, default) == [16, 17, 18, 19]
+        assert drafted(engine, own) == [26, 27, 28, 29]
+        assert drafted(engine, none) == []
+    tree = Engine(DraftConfig(lookahead=2, tree_budget=9), datastores=[store_of(DOCUMENT, OTHER)])
+    draft = tree.propose(tree.add_request(PROMPT), token_cost=0)
+    assert sorted(zip(draft.parents.tolist(), draft.tolist(), strict=True))[:2] == [
+        (-1, 16),
+        (-1, 26),
+    ]
+    assert sorted(draft.tolist()) == [16, 17, 26, 27]
+
+
+def test_tokens_are_labelled_with_where_they_were_found() -> None:
+    engine = Engine(DraftConfig(lookahead=3, token_cost=0))
+
+    def sources(prompt: list[int], prediction: list[int], documents: list[list[int]]) -> set[int]:
+        stores = [store_of(*documents)]
+        request = engine.add_request(prompt, prediction=prediction, datastores=stores)
+        return set(engine.propose(request).sources.tolist())
+
+    assert sources(PROMPT, [], [DOCUMENT]) == {Source.DATASTORE}
+    assert sources([*DOCUMENT, *PROMPT], [], []) == {Source.CONTEXT}
+    # Matches as long in both: the text's own.
+    assert sources([0, *DOCUMENT, *PROMPT], [], [[8, *DOCUMENT]]) == {Source.CONTEXT}
+    assert sources(PROMPT, DOCUMENT[6:], []) == {Source.PREDICTION}
+    # The service bills for what its caller predicted, wherever else it stands.
+    assert sources(PROMPT, DOCUMENT[6:], [DOCUMENT]) == {Source.PREDICTION}
+    assert sources([*DOCUMENT, *PROMPT], DOCUMENT[6:], []) == {Source.PREDICTION}
+
+
+def test_finished_requests_enter_live_stores_and_cancelled_ones_do_not(tmp_path: Path) -> None:
+    live, other, frozen = store_of(), store_of(), frozen_of(tmp_path, OTHER)
+    engine = Engine(DraftConfig(lookahead=4), datastores=[live, frozen])
+    engine.cancel(engine.add_request(DOCUMENT))
+    engine.finish(engine.add_request(DOCUMENT, datastores=[other]))
+    assert (len(live), len(other)) == (0, len(DOCUMENT))
+    request = engine.add_request(DOCUMENT[:3])
+    engine.observe(request, DOCUMENT[3:])
+    assert len(live) == 0
+    engine.finish(request)
+    assert (live.num_documents, len(live), len(frozen)) == (1, len(DOCUMENT), len(OTHER))
+    # One request's output is drafted to the next.
+    assert drafted(engine, engine.add_request(PROMPT))[:1] in ([16], [26])
+    alone = engine.add_request(PROMPT, datastores=[live])
+    assert drafted(engine, alone) == [16, 17, 18, 19]
+
+
+def test_engines_share_a_store() -> None:
+    store = store_of()
+    giving = Engine(DraftConfig.prompt_lookup(), datastores=[store])
+    taking = Engine(DraftConfig(lookahead=4), datastores=[store])
+    request = taking.add_request(PROMPT)
+    assert drafted(taking, request) == []
+    lookup = giving.add_request(DOCUMENT)
+    giving.finish(lookup)
+    assert drafted(taking, request) == [16, 17, 18, 19]
+    # Only the default drafter draws on stores.
+    assert drafted(giving, giving.add_request(PROMPT)) == []
+
+
+def test_requests_go_on_when_a_store_of_theirs_is_closed() -> None:
+    closing, kept = store_of(DOCUMENT), store_of()
+    engine = Engine(DraftConfig(lookahead=4), datastores=[closing, kept])
+    request = engine.add_request(PROMPT)
+    assert drafted(engine, request) == [16, 17, 18, 19]
+    closing.close()
+    assert drafted(engine, request) == []
+    engine.observe(request, [16, 17])
+    assert engine.finish(request).emitted == 2
+    assert kept.read(kept.find([*DOCUMENT[:6]])[0].next, 9).tolist() == [16, 17]
+    assert drafted(engine, engine.add_request(PROMPT)) == [16, 17]
+    with pytest.raises(DatastoreClosedError, match="the datastore at index 1 is closed"):
+        engine.add_request(PROMPT, datastores=[kept, closing])
+    with pytest.raises(DatastoreClosedError, match="the datastore at index 0 is closed"):
+        Engine(datastores=[closing])
+    assert engine.num_requests == 1
+
+
+def test_stores_of_two_tokenizers_are_refused() -> None:
+    one, two = bytes(range(32)), bytes(reversed(range(32)))
+    first, second = store_of(fingerprint=one), store_of(fingerprint=two)
+    unmarked = store_of()
+    both = f"got the fingerprints {one.hex()} and {two.hex()}"
+    with pytest.raises(InvalidValueError, match=both):
+        Engine(datastores=[first, unmarked, second])
+    engine = Engine(datastores=[first, store_of(fingerprint=one), unmarked])
+    with pytest.raises(InvalidValueError, match=both):
+        engine.add_request(PROMPT, datastores=[first, second])
+    with pytest.raises(
+        InvalidValueError, match="datastores must differ, got one twice, at index 2"
+    ):
+        engine.add_request(PROMPT, datastores=[first, unmarked, first])
+    assert engine.num_requests == 0
+    engine.add_request(PROMPT, datastores=[second])
+
+
+def test_what_the_target_refuses_is_no_longer_drafted_and_what_it_takes_is_again() -> None:
+    engine = Engine()
+    request = engine.add_request([7] * 50)
+    assert len(engine.propose(request)) == 16
+    for fresh in range(1000, 1200):
+        engine.propose(request)
+        engine.observe(request, [fresh, 7, 7, 7])
+    assert len(engine.propose(request)) == 0
+    for _ in range(200):
+        engine.propose(request)
+        engine.observe(request, [7] * 8)
+    assert len(engine.propose(request)) == 16
+
+
+@pytest.mark.parametrize("tree_budget", [None, 24])
+def test_a_batch_is_drafted_as_its_rows_are(tree_budget: int | None) -> None:
+    random = np.random.default_rng(5)
+    store = store_of(*(random.integers(0, 4, 60) for _ in range(5)))
+    config = DraftConfig(lookahead=6, tree_budget=tree_budget, token_cost=0.03)
+    singly, together = (Engine(config, datastores=[store]) for _ in range(2))
+    ids = []
+    for size in range(12):
+        prompt = random.integers(0, 4, 8 * size)
+        prediction = random.integers(0, 4, size % 3 * 20)
+        ids.append(singly.add_request(prompt, prediction=prediction))
+        assert together.add_request(prompt, prediction=prediction) == ids[-1]
+    cut = 0
+    for _ in range(15):
+        # The batch weighs all that the cost does not pay for too, so free drafts teach as much.
+        alone = [singly.propose(request, token_cost=0) for request in ids]
+        batch = together.propose_batch(ids)
+        price = min(batch.probabilities, default=0)
+        for row, draft in enumerate(alone):
+            kept = slice(*batch.offsets[row : row + 2])
+            for name in ("token_ids", "parents", "probabilities", "sources"):
+                ours, theirs = getattr(batch, name)[kept], getattr(draft, name)
+                assert ours.tolist() == theirs[: len(ours)].tolist()
+            left = draft.probabilities[len(batch.token_ids[kept]) :]
+            assert (left <= price).all()
+            cut += len(left)
+        emitted = random.integers(0, 4, (len(ids), 2))
+        for request, row in zip(ids, emitted, strict=True):
+            singly.observe(request, row)
+        together.observe_batch(ids, emitted.ravel(), np.arange(0, 2 * len(ids) + 1, 2))
+    assert cut > 100

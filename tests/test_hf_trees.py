@@ -1,0 +1,450 @@
+"""Drafts that are trees are verified in one forward, and the output stays the model's own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, StoppingCriteriaList
+from transformers.generation.stopping_criteria import StoppingCriteria
+from transformers.generation.streamers import BaseStreamer
+
+from fastdraft import DraftConfig, hf
+from fastdraft.errors import InvalidValueError
+from fastdraft.hf.cost import StepCost
+from fastdraft.hf.trees import TreeLayout, are_chains, best_chains
+from hf_models import (
+    EOS,
+    FAMILIES,
+    VOCABULARY,
+    Forester,
+    Generous,
+    Silent,
+    TreeBatch,
+    assert_same_tokens,
+    drawn,
+    edited,
+    repetitive_batch,
+    tiny_model,
+)
+
+NEW = 48
+PROMPT = 30
+
+
+@pytest.fixture(scope="module")
+def llama() -> Any:
+    return tiny_model("llama")
+
+
+def _both(model: Any, inputs: dict[str, torch.Tensor], **options: Any) -> tuple[Any, Forester]:
+    """Decodes with trees around the model's own greedy output, and compares with it."""
+    options = {"do_sample": False, "max_new_tokens": NEW, **options}
+    expected = model.generate(**inputs, **options)
+    forester = Forester([row[PROMPT:].tolist() for row in expected], seed=len(expected))
+    output = hf.generate(model, **inputs, **options, drafter=forester)
+    assert_same_tokens(model, expected, output.sequences, attention_mask=inputs["attention_mask"])
+    return output, forester
+
+
+def _was_a_forest(forester: Forester, rows: int) -> None:
+    """Paths of many lengths were accepted whole, out of the middle of their trees."""
+    assert len(set(forester.accepted)) > 3
+    assert forester.moved > len(forester.accepted) / 6
+    # A row that ends may leave true tokens behind.
+    assert forester.cut <= rows
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_same_tokens_as_generate(family: str, rows: int) -> None:
+    model = tiny_model(family)
+    output, forester = _both(model, repetitive_batch(rows), max_new_tokens=90, eos_token_id=None)
+    _was_a_forest(forester, rows)
+    assert output.stats.emitted == 90 * rows
+    assert output.stats.accepted == sum(forester.accepted)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("family", ["gemma3", "gpt2", "mistral"])
+def test_attention_implementations(family: str, attention: str) -> None:
+    model = tiny_model(family, attention=attention)
+    _, forester = _both(model, repetitive_batch(3), eos_token_id=None)
+    _was_a_forest(forester, 3)
+
+
+def test_positions_of_several_axes() -> None:
+    config = transformers.Qwen2VLConfig(
+        text_config={
+            "vocab_size": VOCABULARY,
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 256,
+            "rope_scaling": {"rope_type": "default", "mrope_section": [1, 1, 2]},
+        },
+        vision_config={"embed_dim": 16, "depth": 1, "num_heads": 2, "hidden_size": 32},
+        image_token_id=96,
+        video_token_id=95,
+        vision_start_token_id=94,
+        vision_end_token_id=93,
+        tie_word_embeddings=False,
+    )
+    model = drawn(transformers.Qwen2VLForConditionalGeneration, config)
+    for rows in (1, 3):
+        inputs = repetitive_batch(rows)
+        inputs["input_ids"].clamp_(max=92)
+        _, forester = _both(model, inputs, suppress_tokens=[93, 94, 95, 96], eos_token_id=None)
+        _was_a_forest(forester, rows)
+
+
+def test_a_tree_is_verified_in_one_forward(llama: Any) -> None:
+    forwards = []
+    handle = llama.register_forward_hook(lambda *_: forwards.append(1))
+    try:
+        output, _ = _both(llama, repetitive_batch(1), eos_token_id=None)
+    finally:
+        handle.remove()
+    # `generate` made one for each token.
+    assert len(forwards) - NEW == output.stats.steps < NEW * 2 / 3
+
+
+class _Stepped(StepCost):
+    """A cost that is known: any width up to 16 costs as much as 16."""
+
+    def wants_plain_step(self, rows: int) -> bool:
+        return False
+
+    def best_widths(self, rows: int, widest: int = 32) -> tuple[Any, Any]:
+        widths = np.maximum(np.arange(1, widest + 1), 16)
+        widths[0] = 1
+        return widths * 1.0, widths
+
+
+@pytest.mark.parametrize("family", ["gemma3", "opt"])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_forwards_are_padded_to_the_cheaper_width(family: str, rows: int) -> None:
+    model = tiny_model(family)
+    StepCost._of_model[model] = _Stepped("cpu")
+    widths: list[int] = []
+    handle = model.get_input_embeddings().register_forward_hook(
+        lambda _, arguments, __: widths.append(arguments[0].shape[1])
+    )
+    _both(model, repetitive_batch(rows), eos_token_id=None)
+    handle.remove()
+    assert set(widths) == {PROMPT, 1, 16}
+
+
+class _ByRow(LogitsProcessor):
+    """Forbids each row another token, so it must be called with every row at its place."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        scores = scores.clone()
+        for row, text in enumerate(input_ids.tolist()):
+            scores[row, (3 + row + sum(text[-4:])) % VOCABULARY] += 20.0
+        return scores
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"repetition_penalty": 1.3},
+        {"no_repeat_ngram_size": 2},
+        {"suppress_tokens": [4, 5, 6]},
+        {"sequence_bias": [[[10], 4.0], [[11, 12], -3.0]], "suppress_tokens": [7]},
+        {"logits_processor": LogitsProcessorList([_ByRow()])},
+        {
+            "prefix_allowed_tokens_fn": lambda row, text: [
+                token for token in range(VOCABULARY) if (token + row + len(text)) % 3
+            ]
+        },
+    ],
+    ids=lambda options: "-".join(options),
+)
+def test_processors_see_the_tokens_that_lead_to_a_node(
+    llama: Any, rows: int, options: dict[str, Any]
+) -> None:
+    inputs = repetitive_batch(rows, seed=3)
+    options = {"do_sample": False, "max_new_tokens": NEW, "eos_token_id": None, **options}
+    expected = llama.generate(**inputs, **options)
+    forester = Forester([row[PROMPT:].tolist() for row in expected])
+    output = hf.generate(llama, **inputs, **options, drafter=forester)
+    assert torch.equal(output.sequences, expected)
+    _was_a_forest(forester, rows)
+
+
+class _Sum(StoppingCriteria):
+    """Ends a row when its tokens sum to a multiple, which differs from row to row."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        return input_ids.sum(-1) % (29 + torch.arange(len(input_ids))) == 0
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_stops_in_the_middle_of_a_path(llama: Any, rows: int) -> None:
+    inputs = repetitive_batch(rows)
+    plain = llama.generate(**inputs, do_sample=False, max_new_tokens=NEW, eos_token_id=None)
+    for options in (
+        {"max_new_tokens": NEW, "stopping_criteria": StoppingCriteriaList([_Sum()])},
+        {"max_new_tokens": NEW, "eos_token_id": [EOS, *plain[:, 43].tolist()]},
+        {"max_new_tokens": 7, "eos_token_id": None},
+    ):
+        expected = llama.generate(**inputs, **options, do_sample=False)
+        # The trees go on where plain decoding would have.
+        forester = Forester([row[PROMPT:].tolist() for row in plain], seed=5)
+        output = hf.generate(llama, **inputs, **options, do_sample=False, drafter=forester)
+        assert torch.equal(output.sequences, expected)
+        assert expected.shape[1] < PROMPT + NEW
+
+
+class _Recorder(BaseStreamer):
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def put(self, value: torch.Tensor) -> None:
+        self.calls.append(value.tolist())
+
+    def end(self) -> None:
+        self.calls.append("end")
+
+
+def test_streamers_get_the_calls_of_plain_decoding(llama: Any) -> None:
+    inputs = repetitive_batch(1)
+    options = {"do_sample": False, "max_new_tokens": NEW}
+    expected, actual = _Recorder(), _Recorder()
+    plain = llama.generate(**inputs, **options, streamer=expected)
+    hf.generate(
+        llama, **inputs, **options, streamer=actual, drafter=Forester([plain[0, PROMPT:].tolist()])
+    )
+    assert actual.calls == expected.calls
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_scores_and_logits_are_those_of_the_path(llama: Any, rows: int) -> None:
+    inputs = repetitive_batch(rows)
+    options = {
+        "do_sample": False,
+        "max_new_tokens": NEW,
+        "eos_token_id": None,
+        "repetition_penalty": 1.4,
+        "return_dict_in_generate": True,
+        "output_scores": True,
+        "output_logits": True,
+    }
+    expected = llama.generate(**inputs, **options)
+    forester = Forester([row[PROMPT:].tolist() for row in expected.sequences])
+    output = hf.generate(llama, **inputs, **options, drafter=forester)
+    assert torch.equal(output.sequences, expected.sequences)
+    for name in ("scores", "logits"):
+        ours, theirs = torch.stack(getattr(output, name)), torch.stack(getattr(expected, name))
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_the_cache_that_is_handed_over_holds_the_path(family: str) -> None:
+    model = tiny_model(family)
+    ids = repetitive_batch(1, longest=8)["input_ids"]
+    options = {"do_sample": False, "eos_token_id": None}
+    expected = model.generate(ids, **options, max_new_tokens=NEW)
+    for new in range(NEW - 8, NEW):
+        forester = Forester([expected[0, 8:].tolist()], seed=new)
+        cache = DynamicCache(config=model.config)
+        first = hf.generate(
+            model, ids, **options, max_new_tokens=new, past_key_values=cache, drafter=forester
+        )
+        plain = DynamicCache(config=model.config)
+        with torch.no_grad():
+            model(first.sequences[:, :-1], past_key_values=plain)
+        for ours, theirs in zip(cache.layers, plain.layers, strict=True):
+            torch.testing.assert_close(ours.keys, theirs.keys, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(ours.values, theirs.values, rtol=1e-4, atol=1e-4)
+
+
+def test_learned_positions_end_where_the_model_ends() -> None:
+    model = tiny_model("gpt2")
+    ids = repetitive_batch(1, longest=240)["input_ids"]
+    options = {"do_sample": False, "eos_token_id": None, "max_length": 256}
+    expected = model.generate(ids, **options)
+    for seed in range(4):
+        # No limit but the model's own until the end is there.
+        forester = Forester([expected[0, 240:].tolist()], nodes=40, seed=seed)
+        stop = int(expected[0, 254])
+        output = hf.generate(
+            model, ids, do_sample=False, max_length=1000, eos_token_id=stop, drafter=forester
+        )
+        assert torch.equal(output.sequences[0], expected[0, : output.sequences.shape[1]])
+        assert output.sequences[0, -1] == stop
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "opt"])
+def test_a_seed_gives_the_same_tokens_with_and_without_trees(family: str) -> None:
+    model = tiny_model(family)
+    inputs = repetitive_batch(3)
+    options = {"do_sample": True, "top_k": 40, "temperature": 1.2, "max_new_tokens": NEW}
+    options |= {"eos_token_id": None, "seed": [5, 6, 7]}
+    plain = hf.generate(model, **inputs, **options, drafter=Silent())
+    forester = Forester([row[PROMPT:].tolist() for row in plain.sequences])
+    output = hf.generate(model, **inputs, **options, drafter=forester)
+    assert torch.equal(output.sequences, plain.sequences)
+    _was_a_forest(forester, 3)
+
+
+class _Planter(Generous):
+    """The engine's own trees, whatever they cost."""
+
+    def __init__(self) -> None:
+        super().__init__(DraftConfig(tree_budget=32))
+        self.trees = 0
+
+    def propose_batch(self, requests: Any, **options: Any) -> Any:
+        batch = super().propose_batch(requests, **options)
+        self.trees += not are_chains(batch.parents, batch.offsets)
+        return batch
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_trees_of_the_engine(family: str) -> None:
+    model = tiny_model(family)
+    planter = _Planter()
+    for rows, drafter in ((1, planter), (3, planter), (3, DraftConfig(tree_budget=32))):
+        inputs = repetitive_batch(rows)
+        options = {"do_sample": False, "max_new_tokens": NEW, "eos_token_id": None}
+        expected = model.generate(**inputs, **options)
+        predictions = [edited(row[PROMPT:]) for row in expected]
+        output = hf.generate(model, **inputs, **options, drafter=drafter, prediction=predictions)
+        assert_same_tokens(
+            model, expected, output.sequences, attention_mask=inputs["attention_mask"]
+        )
+        assert output.stats.accepted == output.stats.emitted - output.stats.steps
+    assert planter.trees > 0
+
+
+def test_a_seed_gives_the_same_tokens_with_trees_of_the_engine(llama: Any) -> None:
+    inputs = repetitive_batch(3)
+    options = {"do_sample": True, "max_new_tokens": NEW, "eos_token_id": None, "seed": 3}
+    plain = hf.generate(llama, **inputs, **options, drafter=Silent())
+    planter = _Planter()
+    predictions = [edited(row[PROMPT:]) for row in plain.sequences]
+    output = hf.generate(llama, **inputs, **options, drafter=planter, prediction=predictions)
+    assert torch.equal(output.sequences, plain.sequences)
+    assert planter.trees > 0
+    assert output.stats.accepted > 0
+
+
+def _bare(kind: str) -> Any:
+    """Models whose attention takes no tree: for each of the reasons that there are."""
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_attention_heads": 4}
+    if kind == "chunks":
+        config = transformers.Llama4TextConfig(
+            **sizes,
+            num_hidden_layers=2,
+            num_key_value_heads=2,
+            head_dim=8,
+            intermediate_size=32,
+            intermediate_size_mlp=32,
+            num_local_experts=2,
+            attention_chunk_size=8,
+        )
+    elif kind == "columns":
+        config = transformers.GPTNeoConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=32,
+            num_layers=2,
+            num_heads=4,
+            attention_types=[[["global", "local"], 1]],
+            window_size=11,
+            max_position_embeddings=256,
+        )
+    elif kind == "alibi":
+        config = transformers.FalconConfig(**sizes, num_hidden_layers=2, alibi=True)
+    else:
+        config = transformers.BloomConfig(
+            vocab_size=VOCABULARY, hidden_size=32, n_layer=2, n_head=4
+        )
+    return drawn(transformers.AutoModelForCausalLM.from_config, config)
+
+
+@pytest.mark.parametrize("kind", ["chunks", "columns", "alibi", "no positions"])
+def test_models_that_take_no_trees_verify_chains(kind: str) -> None:
+    model = _bare(kind)
+    output, forester = _both(model, repetitive_batch(1), eos_token_id=None)
+    assert output.stats.accepted > 0
+    assert forester.cut > 0
+
+
+class _Crooked(Forester):
+    """Gives each draft token a parent that does not stand before it."""
+
+    def propose_batch(self, *arguments: Any, **keywords: Any) -> Any:
+        batch = super().propose_batch(*arguments, **keywords)
+        return replace(batch, parents=np.arange(len(batch.parents), dtype=np.int32))
+
+
+class _Twins(Forester):
+    """Drafts the same token twice."""
+
+    def propose_batch(self, requests: Any, **_: Any) -> Any:
+        parents, offsets = np.array([-1, -1], np.int32), np.array([0, 2], np.int32)
+        return TreeBatch(np.array([3, 3], np.int32), parents, np.ones(2, np.float32), offsets)
+
+
+@pytest.mark.parametrize("kind", ["llama", "alibi"])
+def test_parents_behind_their_children_are_refused(kind: str, llama: Any) -> None:
+    drafter = _Crooked([range(3, 60)])
+    model = llama if kind == "llama" else _bare(kind)
+    with pytest.raises(InvalidValueError, match=r"their children, from -1 to -1 .* got 0"):
+        hf.generate(model, **repetitive_batch(1), max_new_tokens=NEW, drafter=drafter)
+    assert drafter.cancelled == 1
+
+
+def test_equal_siblings_are_refused(llama: Any) -> None:
+    drafter = _Twins([[]])
+    with pytest.raises(InvalidValueError, match="different tokens, got 3 twice for parent -1"):
+        hf.generate(llama, **repetitive_batch(1), max_new_tokens=NEW, drafter=drafter)
+    assert drafter.cancelled == 1
+
+
+def _batch(parents: list[list[int]], probabilities: list[float]) -> TreeBatch:
+    count = len(probabilities)
+    return TreeBatch(
+        token_ids=np.arange(10, 10 + count, dtype=np.int32),
+        parents=np.array([parent for row in parents for parent in row], np.int32),
+        probabilities=np.array(probabilities, np.float32),
+        offsets=np.cumsum([0, *map(len, parents)], dtype=np.int32),
+    )
+
+
+def test_chains_are_told_from_trees() -> None:
+    for parents, chains in (
+        ([[]], True),
+        ([[-1, 0, 1], [], [-1, 0]], True),
+        ([[-1, 0, 0], [], [-1, 0]], False),
+        ([[-1, 0, 1], [-1, -1]], False),
+        ([[-1, 0, 1], [2, 3]], False),
+    ):
+        batch = _batch(parents, [0.5] * sum(map(len, parents)))
+        assert are_chains(batch.parents, batch.offsets) is chains
+
+
+def test_the_best_chain_promises_most_tokens() -> None:
+    # 0.9 + 0.3 against 0.5 + 0.45 + 0.4; then nothing; then a chain as it is.
+    batch = _batch([[-1, -1, 1, 2, 0], [], [-1, 0]], [0.9, 0.5, 0.45, 0.4, 0.3, 0.2, 0.1])
+    token_ids, offsets = best_chains(batch)
+    assert token_ids.tolist() == [11, 12, 13, 15, 16]
+    assert offsets.tolist() == [0, 3, 3, 5]
+    assert token_ids.dtype == offsets.dtype == np.int32
+
+
+def test_a_layout_has_room_for_padding() -> None:
+    batch = _batch([[-1, -1, 1], [-1]], [0.5] * 4)
+    layout = TreeLayout.of(batch.parents, batch.offsets, width=5)
+    assert layout.depths.tolist() == [[0, 1, 1, 2, 0], [0, 1, 0, 0, 0]]
+    assert layout.sees[0, 3].tolist() == [True, False, True, True, False]
+    assert layout.sees[1, 3].tolist() == [False, False, False, True, False]

@@ -1,0 +1,227 @@
+"""The n-gram autocomplete, held against its oracle and against its paper's Algorithm 1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import oracle
+from fastdraft import DraftConfig, Engine, Source
+from fastdraft.errors import InvalidValueError, MemoryLimitError
+
+
+def texts(most: int) -> st.SearchStrategy[list[int]]:
+    """Small alphabets and repeats, so that contexts of every length recur."""
+    letters = st.integers(1, 4).flatmap(
+        lambda top: st.lists(st.integers(0, top - 1), max_size=most)
+    )
+    repeats = st.tuples(st.lists(st.integers(0, 3), min_size=1, max_size=6), st.integers(1, 10))
+    return st.one_of(letters, repeats.map(lambda parts: (parts[0] * parts[1])[:most]))
+
+
+@settings(max_examples=200)
+@given(
+    texts(60),
+    st.lists(texts(5), max_size=10),
+    st.integers(1, 6),
+    st.one_of(st.floats(0, 1), st.sampled_from([0, 1, 0.5, 1 / 3])),
+    st.integers(1, 20),
+)
+def test_it_is_the_oracles(
+    prompt: list[int],
+    steps: list[list[int]],
+    order: int,
+    min_probability: float,
+    lookahead: int,
+) -> None:
+    engine = Engine(DraftConfig.ngram(order, min_probability, lookahead=lookahead))
+    request = engine.add_request(prompt, prediction=[1, 2, 3])
+    model = oracle.NgramModel(prompt, order)
+    text = list(prompt)
+    for emitted in steps:
+        expected = model.suggest(text, min_probability, lookahead)
+        draft = engine.propose(request)
+        assert draft.tolist() == [token for token, _ in expected]
+        assert draft.probabilities.tolist() == [float(np.float32(path)) for _, path in expected]
+        assert draft.parents.tolist() == list(range(-1, len(draft) - 1))
+        assert set(draft.sources.tolist()) <= {Source.CONTEXT}
+        batch = engine.propose_batch([request], limits=[3], token_cost=1e9)
+        assert batch.tolist() == [draft.tolist()[:3]]
+        engine.observe(request, emitted)
+        text += emitted
+
+
+def test_the_papers_example() -> None:
+    words = ["Who", "was", "the", "director", "of", "Harry", "Potter", "and", "the", "Deathly"]
+    words += ["Hallows", "?"]
+    prompt = [words.index(word) for word in words]
+    engine = Engine(DraftConfig.ngram())
+    request = engine.add_request(prompt)
+    # "The" is not in the prompt, so "director of" alone is what it goes on after.
+    engine.observe(request, [999, words.index("director"), words.index("of")])
+    suggested = [words[token] for token in engine.propose(request).tolist()]
+    assert suggested == ["Harry", "Potter", "and", "the", "Deathly", "Hallows", "?"]
+    # The target deviates at the question mark.
+    engine.observe(request, [words.index(word) for word in suggested[:-1]] + [998])
+    stats = engine.finish(request)
+    assert (stats.drafted, stats.accepted) == (7, 6)
+
+
+def test_only_the_prompt_is_counted() -> None:
+    engine = Engine(DraftConfig.ngram())
+    silent = engine.add_request([], prediction=[1, 2, 3, 4])
+    request = engine.add_request([1, 2, 3, 4, 5])
+    for _ in range(10):
+        for each in (silent, request):
+            engine.observe(each, [1, 2, 3, 9])
+    assert len(engine.propose(silent)) == 0
+    engine.observe(request, [1, 2, 3])
+    assert engine.propose(request).tolist() == [4, 5]
+
+
+@pytest.mark.parametrize(
+    ("min_probability", "drafted"),
+    [
+        # 4 follows "1 2" twice of three times; of 5 and 6 after "2 4", the last is taken.
+        (1.0, []),
+        (0.67, []),
+        (0.66, [4]),
+        (1 / 3, [4, 6, 1, 2]),
+        (0.0, [4, 6, 1, 2] * 4),
+    ],
+)
+def test_it_stops_where_the_product_falls_below_the_threshold(
+    min_probability: float, drafted: list[int]
+) -> None:
+    engine = Engine(DraftConfig.ngram(3, min_probability))
+    draft = engine.propose(engine.add_request([1, 2, 3, 1, 2, 4, 5, 1, 2, 4, 6, 1, 2]))
+    assert draft.tolist() == drafted
+    products = [2 / 3, 1 / 3, 1 / 3, 1 / 3]
+    assert draft.probabilities[:4].tolist() == pytest.approx(products[: len(drafted)])
+
+
+def toy_target(vocabulary: int) -> Callable[[list[int]], Any]:
+    """Logits of the next token, of shape (vocabulary,), by a text's last two tokens."""
+    import torch
+
+    table = torch.randn(
+        (vocabulary, vocabulary, vocabulary), generator=torch.Generator().manual_seed(5)
+    )
+    return lambda text: 2.5 * table[text[-2], text[-1]]
+
+
+def test_sampled_verification_draws_what_algorithm_1_draws() -> None:
+    torch = pytest.importorskip("torch")
+    from fastdraft.verification import verify_sampled
+
+    vocabulary, length = 6, 60
+    target = toy_target(vocabulary)
+    prompt = np.random.default_rng(3).integers(0, vocabulary, 80).tolist()
+    config = DraftConfig.ngram(3, 0.2)
+    model = oracle.NgramModel(prompt, 3)
+
+    def verify(text: list[int], draft: list[int], seed: int) -> list[int]:
+        rows = [target(text + draft[:i]) for i in range(len(draft) + 1)]
+        return verify_sampled(
+            torch.stack(rows),
+            torch.tensor(draft, dtype=torch.int32),
+            torch.tensor([0, len(draft)]),
+            seeds=torch.tensor([seed]),
+            positions=torch.tensor([len(text)]),
+        ).tolist()[0]
+
+    def algorithm_1(seed: int) -> list[int]:
+        """The paper's listing, with the exit from its inner loop that its text describes."""
+        generated = list(prompt)
+        while len(generated) < len(prompt) + length:
+            suggested = [token for token, _ in model.suggest(generated, 0.2, 16)]
+            for token in suggested or [None]:
+                sampled = verify(generated, [], seed)[0]
+                generated.append(sampled)
+                if sampled != token:
+                    break
+        return generated[: len(prompt) + length]
+
+    accepted = 0
+    for seed in range(12):
+        engine = Engine(config)
+        request = engine.add_request(prompt)
+        text = list(prompt)
+        while len(text) < len(prompt) + length:
+            emitted = verify(text, engine.propose(request).tolist(), seed)
+            engine.observe(request, emitted)
+            text += emitted
+        assert text[: len(prompt) + length] == algorithm_1(seed)
+        stats = engine.finish(request)
+        assert stats.steps < stats.emitted
+        accepted += stats.accepted
+    assert accepted > 100
+
+
+def test_generation_stays_the_targets_own() -> None:
+    torch = pytest.importorskip("torch")
+    from fastdraft import hf
+    from hf_models import assert_same_tokens, repetitive_batch, tiny_model
+
+    model, inputs = tiny_model("llama"), repetitive_batch(3)
+    options = {**inputs, "max_new_tokens": 40}
+    plain = model.generate(**options, do_sample=False)
+    output = hf.generate(model, **options, do_sample=False, drafter=DraftConfig.ngram(3, 0.1))
+    assert_same_tokens(model, plain, output.sequences, attention_mask=inputs["attention_mask"])
+    assert output.stats is not None and output.stats.drafted > 0
+    sampled = [
+        hf.generate(model, **options, do_sample=True, seed=7, drafter=config).sequences
+        for config in (DraftConfig.ngram(3, 0.1), DraftConfig.ngram(4, 1.0, lookahead=1))
+    ]
+    assert torch.equal(*sampled)
+
+
+def test_the_model_is_counted_in_the_budget() -> None:
+    prompt = np.random.default_rng(0).integers(0, 40, 400).tolist()
+    plain = Engine(DraftConfig.prompt_lookup())
+    plain.add_request(prompt)
+    refused = 0
+    for max_bytes in range(2_000, 200_000, 499):
+        engine = Engine(DraftConfig.ngram(max_bytes=max_bytes))
+        try:
+            request = engine.add_request(prompt)
+        except MemoryLimitError:
+            refused += 1
+            assert engine.num_bytes == engine.num_requests == 0
+            continue
+        assert plain.num_bytes < engine.num_bytes <= max_bytes
+        unlimited = Engine(DraftConfig.ngram())
+        expected = unlimited.propose(unlimited.add_request(prompt)).tolist()
+        assert engine.propose(request).tolist() == expected
+        break
+    assert refused > 20
+    assert engine.num_requests == 1
+    engine.finish(request)
+    assert engine.num_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: DraftConfig.ngram(0), "order must be at least 1, got 0"),
+        (lambda: DraftConfig.ngram(17), "order must be at most 16, got 17"),
+        (lambda: DraftConfig.ngram(4, 1.5), "min_probability must be .* from 0 to 1, got 1.5"),
+        (lambda: DraftConfig.ngram(4, float("nan")), "min_probability must be .*got nan"),
+        (lambda: DraftConfig.ngram(4, "x"), "min_probability must be .*got 'x'"),  # type: ignore[arg-type]
+        (lambda: DraftConfig.ngram(lookahead=0), "lookahead must be at least 1, got 0"),
+        (lambda: DraftConfig(ngram_order=4), "min_probability must be .*got None"),
+        (lambda: DraftConfig(min_probability=0.3), "min_probability needs ngram_order, got 0.3"),
+        (
+            lambda: DraftConfig(ngram_order=4, min_probability=0.3, recovery=2),
+            "at most one drafter can be chosen, got .*'ngram_order': 4, 'recovery': 2",
+        ),
+    ],
+)
+def test_bad_configurations_are_named(make: Callable[[], DraftConfig], message: str) -> None:
+    with pytest.raises(InvalidValueError, match=message):
+        make()
