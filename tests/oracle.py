@@ -6,6 +6,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from fastdraft import Datastore, Draft, DraftBatch, Source
 
@@ -198,6 +199,7 @@ class Place:
     length: int
     end: int
     stored: bool
+    output: bool  # whether a model wrote what followed
 
 
 @dataclass
@@ -224,6 +226,14 @@ class Node:
     following: list[Candidate] = field(default_factory=list)
 
 
+class Width(NamedTuple):
+    """How many occurrences are weighed."""
+
+    tokens: int  # of the text's last token, besides those of its repeated suffixes
+    stored: int  # in datastores
+    links: int  # that a datastore looks at
+
+
 class DefaultDrafter:
     """The default drafter.
 
@@ -232,6 +242,9 @@ class DefaultDrafter:
     """
 
     SUFFIXES, LONGEST = 3, 32
+    STRONG, WEAK = 4, 1  # a chain leaves out a match so short beside one so long
+    CHAIN = Width(tokens=8, stored=8, links=6)
+    TREE = Width(tokens=16, stored=32, links=64)
     TIE = 1e-4  # the engine computes in single precision
 
     def __init__(
@@ -245,8 +258,10 @@ class DefaultDrafter:
         stores: Sequence[Datastore] = (),
     ) -> None:
         self.text = list(prompt)
+        self.prompt_size = len(self.text)
         self.acceptance = acceptance
         self.lookahead, self.tree, self.stores = lookahead, tree, stores
+        self.width = self.TREE if tree else self.CHAIN
         self.copy = OwnCopy()
         self.prediction = Prediction(prediction) if prediction else None
         self.nodes: list[Node] = []
@@ -309,8 +324,8 @@ class DefaultDrafter:
             self.weigh(node)
 
     def observe(self, emitted: Sequence[int]) -> None:
-        """Learns from the draft and takes what the target emitted."""
-        if len(self.nodes) > 1:
+        """Learns from what was weighed, and takes what the target emitted."""
+        if self.nodes:
             self.learn(emitted)
         self.nodes = []
         for token in emitted:
@@ -367,26 +382,26 @@ class DefaultDrafter:
             marked = (end for end in reversed(found) if length > unmarked_length(text, end))
             ends += [next(marked, found[0]), found[0]]
         latest = [end for end in range(last - 1, -1, -1) if lengths[end]]
-        ends += latest[: 16 if self.tree else 8]
+        ends += latest[: self.width.tokens]
         return [
             Place(
                 copied(text, end + 1, self.lookahead + 1),
                 min(lengths[end], self.LONGEST),
                 end,
-                False,
+                stored=False,
+                output=end + 1 >= self.prompt_size,
             )
             for end in dict.fromkeys(ends)
         ]
 
     def places_in_stores(self) -> list[Place]:
         places: list[Place] = []
-        looked_at = {"links": 64} if self.tree else {}
         for store in self.stores:
-            room = (32 if self.tree else 8) - len(places)
-            found = store.find(self.text, most=room, **looked_at) if room else []
-            for end, length in found:
+            room = self.width.stored - len(places)
+            found = store.find(self.text, most=room, links=self.width.links) if room else []
+            for end, length, output in found:
                 says = store.read(end, self.lookahead).tolist()
-                places += [Place(says, length, end, True)] if says else []
+                places.append(Place(says, length, end, stored=True, output=output))
         return places
 
     def weigh(self, node: Node) -> None:
@@ -419,12 +434,19 @@ class DefaultDrafter:
         # Of the longest ones of the text the latest; a store has them in this order.
         of_text = max(own, key=lambda place: (reach(place), place.end)).says[depth] if own else -1
         of_store = max(stored, key=reach).says[depth] if stored else -1
+        best = max((max(both) for both in lengths.values()), default=0)
         for token, agreeing in says.items():
             in_text, in_store = lengths[token]
+            outdone = best >= self.STRONG and max(in_text, in_store) <= self.WEAK
+            if outdone and not self.tree and token not in (copy, expected):
+                continue
             rivals = [max(lengths[other]) for other in says if other != token]
             context, store = length_value(in_text), length_value(in_store)
             rival = length_value(max(rivals, default=0))
             votes = [sum(place.stored == kind for place in agreeing) for kind in (False, True)]
+            written = [
+                any(p.output for p in agreeing if p.stored == kind) for kind in (False, True)
+            ]
             share = 5 * len(agreeing) // len(places) if places else 0
             evidence = {
                 "context_length": context,
@@ -438,6 +460,7 @@ class DefaultDrafter:
                 "both_lengths": 10 * context + store,
                 "share": share + 6 * total_value(len(places)),
                 "length_and_rival": 10 * max(context, store) + rival,
+                "output": 10 * (2 * written[0] + written[1]) + max(context, store),
             }
             chance = self.acceptance.chance(evidence)
             source = (

@@ -90,7 +90,6 @@ def test_weights_have_the_features_of_every_engine() -> None:
     weights = Engine().calibration().weights
     assert Engine(DraftConfig(tree_budget=5)).calibration().weights == weights
     assert all(math.isfinite(value) for values in weights.values() for value in values)
-    assert sum(map(len, weights.values())) == 309
     lengths = weights["context_length"]
     assert lengths == tuple(sorted(lengths))  # the prior trusts long matches more
 

@@ -536,7 +536,7 @@ def test_build_writes_what_open_reads(tmp_path: Path) -> None:
     build(path, [[1, 2, 3, 4, 5], [], [7, 8, 9, 10]], fingerprint=b"x" * 32)
     store = Datastore.open(path, fingerprint=b"x" * 32)
     assert (len(store), store.max_bytes) == (9, path.stat().st_size)
-    ((position, length),) = store.find([7, 8, 9])
+    ((position, length, _),) = store.find([7, 8, 9])
     assert (store.read(position, 9).tolist(), length) == ([10], 3)
     assert not store.find([3, 4, 5])
     build(path, [])
@@ -675,3 +675,25 @@ def test_command_line_refuses_what_makes_no_sense(
         failed = command(*arguments)
         assert failed.exit_code != 0
         assert message in failed.output
+
+
+def test_what_a_model_wrote_is_known_in_live_and_in_frozen_stores(tmp_path: Path) -> None:
+    live = Datastore(max_bytes=1 << 20)
+    live.add([1, 2, 3, 4, 5, 6], prompt_size=3)
+    live.add([7, 2, 3, 8])
+    live.add([9, 10, 11], prompt_size=0)
+    path = tmp_path / "store.fds"
+    live.save(path)
+    for store in (live, Datastore.open(path, verify=True)):
+        assert [found.output for found in store.find([2, 3])] == [False, True]
+        assert [found.output for found in store.find([1, 2])] == [False, False]
+        assert [found.output for found in store.find([5])] == [True]
+        assert [found.output for found in store.find([9])] == [True]
+
+
+@pytest.mark.parametrize("prompt_size", [-1, 4])
+def test_a_prompt_is_part_of_its_document(prompt_size: int) -> None:
+    store = Datastore(max_bytes=1 << 20)
+    with pytest.raises(InvalidValueError, match=f"token_ids, 3, got {prompt_size}"):
+        store.add([1, 2, 3], prompt_size=prompt_size)
+    assert len(store) == 0

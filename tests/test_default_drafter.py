@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import ArrayLike
 
 import oracle
 from fastdraft import Datastore, DraftConfig, Engine, Source
@@ -33,7 +34,7 @@ def corpus() -> Iterator[Datastore]:
     documents = [np.tile(random.integers(0, 4, random.integers(2, 9)), 6) for _ in range(40)]
     with tempfile.TemporaryDirectory() as folder, Datastore() as live:
         for document in documents:
-            live.add(document)
+            live.add(document, prompt_size=random.integers(0, len(document)))
         live.save(Path(folder) / "corpus.fds")
         with Datastore.open(Path(folder) / "corpus.fds") as frozen:
             yield frozen
@@ -61,7 +62,7 @@ def test_drafts_are_the_oracles(
 ) -> None:
     stores = [] if documents is None else [Datastore(max_bytes=1 << 20), corpus]
     for document in documents or []:
-        stores[0].add(document)
+        stores[0].add(document, prompt_size=len(document) // 2)
     config = DraftConfig(lookahead=lookahead, tree_budget=tree_budget, token_cost=token_cost)
     engine = Engine(config, datastores=stores)
     request = engine.add_request(prompt, prediction=prediction)
@@ -100,14 +101,14 @@ OTHER = [10, 11, 12, 13, 14, 15, 26, 27, 28, 29]
 PROMPT = [1, *DOCUMENT[:6]]
 
 
-def store_of(*documents: Sequence[int], fingerprint: bytes | None = None) -> Datastore:
+def store_of(*documents: ArrayLike, fingerprint: bytes | None = None) -> Datastore:
     store = Datastore(max_bytes=1 << 20, fingerprint=fingerprint)
     for document in documents:
         store.add(document)
     return store
 
 
-def frozen_of(folder: Path, *documents: Sequence[int]) -> Datastore:
+def frozen_of(folder: Path, *documents: ArrayLike) -> Datastore:
     with store_of(*documents) as store:
         store.save(folder / "frozen.fds")
     return Datastore.open(folder / "frozen.fds")
@@ -201,6 +202,19 @@ def test_requests_go_on_when_a_store_of_theirs_is_closed() -> None:
     assert engine.num_requests == 1
 
 
+@pytest.mark.parametrize("damaged", [-5, 20, 2**31 - 1])
+def test_damaged_tokens_of_a_store_are_not_drafted(tmp_path: Path, damaged: int) -> None:
+    frozen_of(tmp_path, DOCUMENT).close()
+    content = (tmp_path / "frozen.fds").read_bytes()
+    tokens = np.array(DOCUMENT, np.int32).tobytes()
+    assert content.count(tokens) == 1
+    wrong = np.array([*DOCUMENT[:7], damaged, *DOCUMENT[8:]], np.int32).tobytes()
+    (tmp_path / "damaged.fds").write_bytes(content.replace(tokens, wrong))
+    engine = Engine(datastores=[Datastore.open(tmp_path / "damaged.fds")])
+    assert drafted(engine, engine.add_request(PROMPT)) == [16]
+    assert drafted(engine, engine.add_request([*PROMPT, 16])) == []
+
+
 def test_stores_of_two_tokenizers_are_refused() -> None:
     one, two = bytes(range(32)), bytes(reversed(range(32)))
     first, second = store_of(fingerprint=one), store_of(fingerprint=two)
@@ -231,6 +245,18 @@ def test_what_the_target_refuses_is_no_longer_drafted_and_what_it_takes_is_again
         engine.propose(request)
         engine.observe(request, [7] * 8)
     assert len(engine.propose(request)) == 16
+
+
+def test_steps_without_a_draft_teach_too() -> None:
+    engine = Engine()
+    request = engine.add_request([1, 2] * 9)
+    for _ in range(20):
+        before = engine.propose(request, token_cost=0).probabilities[0]
+        engine.observe(request, [])
+        assert len(engine.propose(request, token_cost=10)) == 0
+        assert len(engine.propose(request, limit=0)) == 0
+        engine.observe(request, [1, 2])
+        assert engine.propose(request, token_cost=0).probabilities[0] > before
 
 
 @pytest.mark.parametrize("tree_budget", [None, 24])

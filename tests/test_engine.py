@@ -414,11 +414,12 @@ def test_cost_decides_the_length() -> None:
     free = engine.propose(request, token_cost=0)
     assert len(free) == 16
     assert len(engine.propose(request, token_cost=10)) == 0
-    priced = engine.propose(request, token_cost=0.5)
-    assert 0 < len(priced) < 16
-    assert priced.tolist() == free.tolist()[: len(priced)]
+    # A token costs what a new engine expects to be emitted meanwhile, 1.5 in the time of a step.
+    cost = float(free.probabilities[7:9].mean()) / 1.5
+    priced = engine.propose(request, token_cost=cost)
+    assert priced.tolist() == free.tolist()[:8]
     # The same cost as a curve draws the same draft.
-    curve = 1 + 0.5 * np.arange(20)
+    curve = 1 + cost * np.arange(20)
     assert engine.propose(request, cost=curve).tolist() == priced.tolist()
     # A forward that is dear until it is wide: all or nothing.
     step = np.array([1.0] + [1.9] * 30)

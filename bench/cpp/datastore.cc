@@ -52,7 +52,7 @@ std::string percentiles(std::vector<double>* ns) {
 double add(Datastore& store, const Token* tokens, std::int64_t count) {
   const Clock::time_point begin = Clock::now();
   for (std::int64_t at = 0; at < count; at += kDocument) {
-    store.add(tokens + at, std::min(kDocument, count - at));
+    store.add(tokens + at, std::min(kDocument, count - at), kDocument);
   }
   return elapsed_ns(begin) / 1e9;
 }
@@ -62,7 +62,7 @@ std::string pauses(Datastore& store, const Token* tokens, std::int64_t count) {
   std::vector<double> times;
   for (std::int64_t at = 0; at + 128 <= count; at += 128) {
     const double begin = thread_ns();
-    store.add(tokens + at, 128);
+    store.add(tokens + at, 128, 128);
     times.push_back(thread_ns() - begin);
   }
   return percentiles(&times);

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -36,11 +37,16 @@ void check_open(const Datastore& store) {
   if (store.closed()) throw DatastoreClosedError("the datastore is closed");
 }
 
-void add(Datastore& store, const Integers& token_ids) {
+void add(Datastore& store, const Integers& token_ids, std::optional<std::int64_t> prompt_size) {
   const IntegerArray<Token> tokens(token_ids, "token_ids");
+  if (prompt_size && (*prompt_size < 0 || *prompt_size > tokens.size())) {
+    throw InvalidValueError("prompt_size must be 0 to the number of token_ids, " +
+                            std::to_string(tokens.size()) + ", got " +
+                            std::to_string(*prompt_size));
+  }
   // Even a short document may have to wait for a long one.
   const py::gil_scoped_release release;
-  store.add(tokens.data(), tokens.size());
+  store.add(tokens.data(), tokens.size(), prompt_size.value_or(tokens.size()));
 }
 
 void append(DatastoreWriter& writer, const Integers& token_ids) {
@@ -49,9 +55,9 @@ void append(DatastoreWriter& writer, const Integers& token_ids) {
   writer.append(tokens.data(), tokens.size());
 }
 
-std::vector<std::pair<std::int64_t, std::int32_t>> find(const Datastore& store,
-                                                        const Integers& token_ids, int most,
-                                                        int links) {
+std::vector<std::tuple<std::int64_t, std::int32_t, bool>> find(const Datastore& store,
+                                                               const Integers& token_ids, int most,
+                                                               int links) {
   check_open(store);
   if (most < 1) {
     throw InvalidValueError("most must be at least 1, got " + std::to_string(most));
@@ -65,10 +71,10 @@ std::vector<std::pair<std::int64_t, std::int32_t>> find(const Datastore& store,
   const Datastore::Reader reader(store);
   const int count =
       reader.find(text.data(), text.size(), found.data(), static_cast<int>(found.size()), links);
-  std::vector<std::pair<std::int64_t, std::int32_t>> occurrences;
+  std::vector<std::tuple<std::int64_t, std::int32_t, bool>> occurrences;
   for (int i = 0; i < count; ++i) {
     const Occurrence& occurrence = found[static_cast<std::size_t>(i)];
-    occurrences.emplace_back(occurrence.next, occurrence.length);
+    occurrences.emplace_back(occurrence.next, occurrence.length, occurrence.output);
   }
   return occurrences;
 }
@@ -108,9 +114,12 @@ void register_datastore(py::module_& module) {
             }),
             py::kw_only(), py::arg("path"), py::arg("fingerprint"), py::arg("verify"));
   store.def("_save", &Datastore::save, py::arg("path"), py::call_guard<py::gil_scoped_release>());
-  store.def("add", &add, py::arg("token_ids"), R"(Adds a document to a live store.
+  store.def("add", &add, py::arg("token_ids"), py::kw_only(), py::arg("prompt_size") = py::none(),
+            R"(Adds a document to a live store.
 
 token_ids: a list or a row of integers, 0 or greater.
+prompt_size: the tokens from here on are a model's output, which later outputs are more like than
+    prompts are; by default none are.
 
 The oldest text leaves as far as `max_bytes` asks. What of the document's beginning already stands
 in the store as a document's beginning is not stored again: from 32 tokens on, to the token. The

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <limits>
 #include <optional>
 #include <vector>
 
@@ -36,11 +37,14 @@ struct Occurrence {
   std::int32_t count;
   std::int32_t length;  // how many of the text's last tokens stand before it
   bool stored;
+  bool output;    // whether a model wrote what follows
+  Token largest;  // greater ones are damage of a file
 
   // Negative: none.
   Token token(std::int32_t depth) const noexcept {
-    if (depth < count) return next[depth];
-    return stored ? -1 : next[depth % count];
+    if (depth >= count && stored) return -1;
+    const Token token = next[depth < count ? depth : depth % count];
+    return token <= largest ? token : -1;
   }
 };
 
@@ -75,6 +79,7 @@ class CalibratedDrafter final : public Drafter {
   CalibratedDrafter(const SuffixAutomaton& context, const Sources& sources, std::int32_t lookahead,
                     bool tree, Acceptance& acceptance, MemoryBudget& budget)
       : context_(context),
+        prompt_size_(context.size()),
         lookahead_(lookahead),
         tree_(tree),
         acceptance_(acceptance),
@@ -103,6 +108,7 @@ class CalibratedDrafter final : public Drafter {
   }
 
   std::int32_t guess(std::int32_t limit, float least, const DraftColumns& draft) override {
+    const Release release{readers_};
     num_occurrences_ = 0;
     num_stored_ = 0;
     find_in_context();
@@ -113,10 +119,7 @@ class CalibratedDrafter final : public Drafter {
     candidates_.clear();
     nodes_.push_back({-1, -1, 0, 1.0f, ~Occurrences{0}, true, true, 0, 0});
     expand(0);
-    const std::int32_t count =
-        tree_ ? grow_tree(limit, least, draft) : grow_chain(limit, least, draft);
-    readers_.clear();
-    return count;
+    return tree_ ? grow_tree(limit, least, draft) : grow_chain(limit, least, draft);
   }
 
   void learn(const Token* emitted, std::int64_t count) override {
@@ -142,6 +145,12 @@ class CalibratedDrafter final : public Drafter {
   static constexpr std::int32_t kStrong = 4;
   static constexpr std::int32_t kWeak = 1;
 
+  // Lets the datastores go at the end of a guess, whatever that comes to.
+  struct Release {
+    std::vector<Datastore::Reader>& readers;
+    ~Release() { readers.clear(); }
+  };
+
   // A token that may be drafted, in its place. The root stands for the text.
   struct Node {
     std::int32_t parent;
@@ -162,6 +171,7 @@ class CalibratedDrafter final : public Drafter {
     Occurrences occurrences;
     bool copied;
     bool predicted;
+    bool output_of_context, output_of_store;  // whether a model wrote it anywhere there
 
     std::int32_t length() const noexcept { return std::max(context_length, store_length); }
   };
@@ -190,8 +200,12 @@ class CalibratedDrafter final : public Drafter {
       if (occurrences_[static_cast<std::size_t>(i)].next == next) return;
     }
     occurrences_[static_cast<std::size_t>(num_occurrences_++)] = {
-        next, static_cast<std::int32_t>(context_.size()) - position, std::min(length, kLongest),
-        false};
+        next,
+        static_cast<std::int32_t>(context_.size()) - position,
+        std::min(length, kLongest),
+        false,
+        position >= prompt_size_,
+        std::numeric_limits<Token>::max()};
   }
 
   void find_in_context() noexcept {
@@ -223,11 +237,13 @@ class CalibratedDrafter final : public Drafter {
         reader.find(context_.text(), context_.size(), found.data(), most_stored() - num_stored_,
                     tree_ ? 2 * kStoredOfTree : Datastore::kLinks);
     for (int i = 0; i < count; ++i) {
+      const fastdraft::Occurrence& place = found[static_cast<std::size_t>(i)];
       std::int64_t side_by_side = 0;
-      const Token* next = reader.run(found[static_cast<std::size_t>(i)].next, &side_by_side);
+      const Token* next = reader.run(place.next, &side_by_side);
       occurrences_[static_cast<std::size_t>(num_occurrences_++)] = {
-          next, static_cast<std::int32_t>(std::min<std::int64_t>(side_by_side, lookahead_)),
-          found[static_cast<std::size_t>(i)].length, true};
+          next,         static_cast<std::int32_t>(std::min<std::int64_t>(side_by_side, lookahead_)),
+          place.length, true,
+          place.output, store.largest_token()};
     }
     num_stored_ += count;
   }
@@ -255,7 +271,7 @@ class CalibratedDrafter final : public Drafter {
       }
     }
     Group& group = groups_[static_cast<std::size_t>(num_groups_++)];
-    group = {token, 0, 0, 0, 0, 0, false, false};
+    group = {token, 0, 0, 0, 0, 0, false, false, false, false};
     return group;
   }
 
@@ -281,6 +297,7 @@ class CalibratedDrafter final : public Drafter {
       if (occurrence.stored) {
         group.store_length = std::max(group.store_length, length);
         ++group.store_count;
+        group.output_of_store |= occurrence.output;
         // They come in this order: of the longest, the latest first.
         if (length > longest_of_stores) {
           longest_of_stores = length;
@@ -289,6 +306,7 @@ class CalibratedDrafter final : public Drafter {
       } else {
         group.context_length = std::max(group.context_length, length);
         ++group.context_count;
+        group.output_of_context |= occurrence.output;
         if (length > longest_of_context ||
             (length == longest_of_context && occurrence.next > latest_of_context)) {
           longest_of_context = length;
@@ -344,7 +362,9 @@ class CalibratedDrafter final : public Drafter {
         expected_.value(node.depth, group.token, node.predicted),
         context * Acceptance::kLengths + store,
         share + Acceptance::kShares * of,
-        std::max(context, store) * Acceptance::kLengths + rival};
+        std::max(context, store) * Acceptance::kLengths + rival,
+        (2 * group.output_of_context + group.output_of_store) * Acceptance::kLengths +
+            std::max(context, store)};
     Candidate& candidate = candidates_.emplace_back();
     candidate.token = group.token;
     candidate.occurrences = group.occurrences;
@@ -427,6 +447,7 @@ class CalibratedDrafter final : public Drafter {
   };
 
   const SuffixAutomaton& context_;
+  const std::int64_t prompt_size_;
   const std::int32_t lookahead_;
   const bool tree_;
   Acceptance& acceptance_;

@@ -44,6 +44,7 @@ void Datastore::save(const std::string& path) const {
   constexpr std::int64_t kStep = 4096;
   DatastoreWriter writer(path, fingerprint());
   std::vector<Token> step;
+  bool output = false;  // of all tokens of the step
   std::int64_t position = 0;
   std::int64_t end = Reader(*this).end();
   while (position < end) {
@@ -58,12 +59,16 @@ void Datastore::save(const std::string& path) const {
       }
       std::int64_t count = 0;
       const Token* tokens = reader.run(position, &count);
-      step.assign(tokens, tokens + std::min({count, kStep, end - position}));
+      count = std::min({count, kStep, end - position});
+      output = reader.output(position);
+      std::int64_t alike = 1;
+      while (alike < count && reader.output(position + alike) == output) ++alike;
+      step.assign(tokens, tokens + alike);
     }
     position += static_cast<std::int64_t>(step.size());
     for (auto at = step.begin(); at != step.end();) {
       const auto mark = std::find_if(at, step.end(), [](Token token) { return token < 0; });
-      writer.append(step.data() + (at - step.begin()), mark - at);
+      writer.append(step.data() + (at - step.begin()), mark - at, output);
       if (mark != step.end()) writer.begin_document(std::min(mark_context(*mark), kContextTokens));
       at = mark == step.end() ? mark : mark + 1;
     }

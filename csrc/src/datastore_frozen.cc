@@ -32,7 +32,7 @@ struct Segment {
   std::int64_t base;  // the position of its first token
   std::int64_t size;
   const Token* tokens;
-  std::array<const std::uint32_t*, kNumOrders> previous_distances;
+  std::array<const Link*, kNumOrders> links;
   std::array<const Bucket*, kNumOrders> buckets;
   std::array<std::int64_t, kNumOrders> num_buckets;
 
@@ -70,8 +70,11 @@ struct Segment {
     while (length < most && tokens[at - 1 - length] == text[text_size - 1 - length]) ++length;
     return static_cast<std::int32_t>(length);
   }
+  bool output(std::size_t order, std::int64_t position) const noexcept {
+    return links[order][position - base].output();
+  }
   std::int64_t previous(std::size_t order, std::int64_t position) const noexcept {
-    const std::uint32_t distance = previous_distances[order][position - base];
+    const std::int64_t distance = links[order][position - base].distance();
     const std::int64_t at = position - base - distance;
     return distance == 0 || at < Datastore::kOrders[order] ? -1 : base + at;
   }
@@ -85,7 +88,7 @@ class FrozenDatastore final : public Datastore {
     read_directory(verify);
   }
 
-  void add(const Token*, std::int64_t) override {
+  void add(const Token*, std::int64_t, std::int64_t) override {
     throw DatastoreError("a frozen datastore takes no more text: " + path_);
   }
 
@@ -126,18 +129,26 @@ class FrozenDatastore final : public Datastore {
   const Token* run(std::int64_t position, std::int64_t* count) const override {
     *count = 0;
     if (position < 0 || position >= end_) return nullptr;
-    const auto after =
-        std::upper_bound(segments_.begin(), segments_.end(), position,
-                         [](std::int64_t at, const Segment& segment) { return at < segment.base; });
-    const Segment& segment = *(after - 1);
+    const Segment& segment = segment_of(position);
     *count = segment.base + segment.size - position;
     return segment.tokens + (position - segment.base);
   }
 
+  bool output(std::int64_t position) const override {
+    return segment_of(position).output(0, position);
+  }
   std::int64_t begin() const override { return 0; }
   std::int64_t end() const override { return end_; }
 
  private:
+  // Of a position that is held.
+  const Segment& segment_of(std::int64_t position) const {
+    const auto after =
+        std::upper_bound(segments_.begin(), segments_.end(), position,
+                         [](std::int64_t at, const Segment& segment) { return at < segment.base; });
+    return *(after - 1);
+  }
+
   [[noreturn]] void refuse(const std::string& what) const {
     throw DatastoreError(path_ + ": " + what);
   }
@@ -235,7 +246,7 @@ class FrozenDatastore final : public Datastore {
     segment.size = entry.size;
     segment.tokens = section<Token>(layout.tokens);
     for (std::size_t order = 0; order < kNumOrders; ++order) {
-      segment.previous_distances[order] = section<std::uint32_t>(layout.previous[order]);
+      segment.links[order] = section<Link>(layout.previous[order]);
       segment.buckets[order] = section<Bucket>(layout.buckets[order]);
       segment.num_buckets[order] = entry.buckets[order];
     }

@@ -26,7 +26,7 @@ constexpr std::int64_t kPrefixStep = kContextTokens / 2;
 // far back the token lies that followed it the time before; 0: nowhere.
 struct alignas(64) Chunk {
   Token tokens[kChunkTokens];
-  std::uint32_t previous[kNumOrders][kChunkTokens];
+  Link previous[kNumOrders][kChunkTokens];
 };
 
 // A part of a hash table, of a chunk's size: whatever a store gives up fits
@@ -82,7 +82,7 @@ class LiveDatastore final : public Datastore {
 
   ~LiveDatastore() override { release(); }
 
-  void add(const Token* tokens, std::int64_t size) override;
+  void add(const Token* tokens, std::int64_t size, std::int64_t prompt_size) override;
   void close() override {
     const std::unique_lock<std::shared_mutex> lock(mutex_);
     closed_.store(true, std::memory_order_relaxed);
@@ -106,8 +106,11 @@ class LiveDatastore final : public Datastore {
 
   // For `walk`.
   std::int32_t common(std::int64_t position, const Token* text, std::int64_t size) const noexcept;
+  bool output(std::size_t order, std::int64_t position) const noexcept {
+    return link(order, position).output();
+  }
   std::int64_t previous(std::size_t order, std::int64_t position) const noexcept {
-    const std::uint32_t distance = chunk(position).previous[order][position % kChunkTokens];
+    const std::int64_t distance = link(order, position).distance();
     const std::int64_t before = position - distance;
     return distance == 0 || before - kOrders[order] < begin_ ? -1 : before;
   }
@@ -123,6 +126,7 @@ class LiveDatastore final : public Datastore {
     *count = std::min(end_, (position / kChunkTokens + 1) * kChunkTokens) - position;
     return chunk(position).tokens + position % kChunkTokens;
   }
+  bool output(std::int64_t position) const override { return output(0, position); }
   std::int64_t begin() const override { return begin_; }
   std::int64_t end() const override { return end_; }
 
@@ -271,6 +275,9 @@ class LiveDatastore final : public Datastore {
   Chunk& chunk(std::int64_t position) const noexcept {
     return *ring_[static_cast<std::size_t>(position / kChunkTokens) & (ring_.size() - 1)];
   }
+  const Link& link(std::size_t order, std::int64_t position) const noexcept {
+    return chunk(position).previous[order][position % kChunkTokens];
+  }
   Token token(std::int64_t position) const noexcept {
     return chunk(position).tokens[position % kChunkTokens];
   }
@@ -314,9 +321,9 @@ class LiveDatastore final : public Datastore {
   }
   std::int64_t stored_prefix(const Token* tokens, std::int64_t size) const;
   std::int64_t find_prefix(const Token* tokens, std::int64_t size) const;
-  void append(Token token);
+  void append(Token token, bool output);
   std::int64_t add_slice(const Token* tokens, std::int64_t first, std::int64_t last,
-                         std::int64_t common);
+                         std::int64_t common, std::int64_t prompt_size);
   void release() noexcept;
 
   const std::int64_t max_bytes_;
@@ -512,7 +519,7 @@ std::int64_t LiveDatastore::stored_prefix(const Token* tokens, std::int64_t size
   return length;
 }
 
-void LiveDatastore::append(Token token) {
+void LiveDatastore::append(Token token, bool output) {
   if (end_ % kChunkTokens == 0) {
     if (num_chunks_ == static_cast<std::int64_t>(ring_.size())) {
       std::vector<Chunk*> wider = this->wider(ring_);
@@ -529,7 +536,7 @@ void LiveDatastore::append(Token token) {
   const std::int64_t at = end_ % kChunkTokens;
   Chunk& chunk = this->chunk(end_);
   chunk.tokens[at] = token;
-  for (auto& previous : chunk.previous) previous[at] = 0;
+  for (auto& previous : chunk.previous) previous[at] = Link(output);
   ++end_;
   num_tokens_ += token >= 0 ? 1 : 0;
 }
@@ -538,7 +545,7 @@ void LiveDatastore::append(Token token) {
 // comes from tokens[common] on. Returns how far it came: where a page had to be rebuilt, readers
 // have waited long enough.
 std::int64_t LiveDatastore::add_slice(const Token* tokens, std::int64_t first, std::int64_t last,
-                                      std::int64_t common) {
+                                      std::int64_t common, std::int64_t prompt_size) {
   const std::unique_lock<std::shared_mutex> lock = lock_open();
   std::uint64_t hashes[kNumOrders][kSliceTokens];
   for (std::size_t order = 0; order < kNumOrders; ++order) {
@@ -551,7 +558,7 @@ std::int64_t LiveDatastore::add_slice(const Token* tokens, std::int64_t first, s
   const std::int64_t rebuilt = pages_rebuilt_;
   for (std::int64_t i = first; i < last; ++i) {
     if (pages_rebuilt_ != rebuilt) return i;
-    append(tokens[i]);
+    append(tokens[i], i >= prompt_size);
     if (i < common) continue;
     const std::int64_t position = end_ - 1;
     for (std::size_t order = 0; order < kNumOrders; ++order) {
@@ -561,9 +568,8 @@ std::int64_t LiveDatastore::add_slice(const Token* tokens, std::int64_t first, s
           orders_[order].put(hashes[order][i - first], position,
                              [&](std::int64_t at) { return matches(at, tokens + i, length); });
       const std::int64_t distance = position - before;
-      if (before >= 0 && distance <= UINT32_MAX) {
-        chunk(position).previous[order][position % kChunkTokens] =
-            static_cast<std::uint32_t>(distance);
+      if (before >= 0 && distance <= Link::kFarthest) {
+        chunk(position).previous[order][position % kChunkTokens].set_distance(distance);
       }
     }
     if ((i + 1) % kPrefixStep == 0) {
@@ -576,7 +582,7 @@ std::int64_t LiveDatastore::add_slice(const Token* tokens, std::int64_t first, s
   return last;
 }
 
-void LiveDatastore::add(const Token* tokens, std::int64_t size) {
+void LiveDatastore::add(const Token* tokens, std::int64_t size, std::int64_t prompt_size) {
   check_tokens(tokens, size);
   const std::scoped_lock adding(adding_);
   const std::int64_t common = stored_prefix(tokens, size);
@@ -584,10 +590,10 @@ void LiveDatastore::add(const Token* tokens, std::int64_t size) {
   const std::int64_t start = std::max<std::int64_t>(0, common - kContextTokens);
   {
     const std::unique_lock<std::shared_mutex> lock = lock_open();
-    append(document_mark(common - start));
+    append(document_mark(common - start), false);
   }
   for (std::int64_t first = start; first < size;) {
-    first = add_slice(tokens, first, std::min(size, first + kSliceTokens), common);
+    first = add_slice(tokens, first, std::min(size, first + kSliceTokens), common, prompt_size);
   }
 }
 

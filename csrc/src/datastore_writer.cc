@@ -34,8 +34,8 @@ void prefetch(const void* memory) noexcept {
 // The index of one order over a segment: `previous` for its tokens, and the table.
 class OrderIndex {
  public:
-  OrderIndex(const std::vector<Token>& tokens, std::int32_t order)
-      : tokens_(tokens), order_(order), previous_(tokens.size()) {
+  OrderIndex(const std::vector<Token>& tokens, const std::vector<bool>& outputs, std::int32_t order)
+      : tokens_(tokens), order_(order), previous_(outputs.begin(), outputs.end()) {
     std::vector<Bucket> roomy(static_cast<std::size_t>(buckets_for(size())));
     const std::int64_t distinct = chain(&roomy);
     buckets_ = std::vector<Bucket>(static_cast<std::size_t>(buckets_for(distinct)));
@@ -46,7 +46,7 @@ class OrderIndex {
     }
   }
 
-  const std::vector<std::uint32_t>& previous() const noexcept { return previous_; }
+  const std::vector<Link>& previous() const noexcept { return previous_; }
   const std::vector<Bucket>& buckets() const noexcept { return buckets_; }
 
  private:
@@ -109,8 +109,7 @@ class OrderIndex {
         const std::uint32_t known = bucket.positions[i];
         if (bucket.tags[i] == tag &&
             std::equal(last - order_, last, tokens_.data() + known - order_)) {
-          previous_[static_cast<std::size_t>(position)] =
-              static_cast<std::uint32_t>(position - known);
+          previous_[static_cast<std::size_t>(position)].set_distance(position - known);
           bucket.positions[i] = static_cast<std::uint32_t>(position);
           return false;
         }
@@ -135,7 +134,7 @@ class OrderIndex {
 
   const std::vector<Token>& tokens_;
   const std::int32_t order_;
-  std::vector<std::uint32_t> previous_;
+  std::vector<Link> previous_;
   std::vector<Bucket> buckets_;
 };
 
@@ -171,7 +170,7 @@ class DatastoreWriter::State {
     in_document_ = false;
   }
 
-  void append(const Token* tokens, std::int64_t size) {
+  void append(const Token* tokens, std::int64_t size, bool output) {
     if (size == 0) return;
     header_.num_tokens += size;
     header_.largest_token =
@@ -186,6 +185,7 @@ class DatastoreWriter::State {
       if (room() == 0) go_on_in_another_segment();
       const std::int64_t count = std::min(size, room());
       tokens_.insert(tokens_.end(), tokens, tokens + count);
+      outputs_.resize(tokens_.size(), output);
       tokens += count;
       size -= count;
     }
@@ -218,6 +218,7 @@ class DatastoreWriter::State {
   void mark(std::int64_t context) {
     mark_at_ = tokens_.size();
     tokens_.push_back(document_mark(context));
+    outputs_.push_back(false);
   }
 
   // The document's last tokens are repeated as context.
@@ -228,6 +229,7 @@ class DatastoreWriter::State {
     end_segment();
     mark(static_cast<std::int64_t>(context.size()));
     tokens_.insert(tokens_.end(), context.begin(), context.end());
+    outputs_.resize(tokens_.size());  // which nobody asks of context
   }
 
   void end_segment() {
@@ -238,13 +240,14 @@ class DatastoreWriter::State {
     entry.size = static_cast<std::int64_t>(tokens_.size());
     write(tokens_.data(), bytes_of(tokens_));
     for (std::size_t i = 0; i < Datastore::kOrders.size(); ++i) {
-      const OrderIndex index(tokens_, Datastore::kOrders[i]);
+      const OrderIndex index(tokens_, outputs_, Datastore::kOrders[i]);
       write_aligned(index.previous().data(), bytes_of(index.previous()));
       write_aligned(index.buckets().data(), bytes_of(index.buckets()));
       entry.buckets[i] = static_cast<std::int64_t>(index.buckets().size());
     }
     segments_.push_back(entry);
     tokens_.clear();
+    outputs_.clear();
   }
 
   void write_aligned(const void* data, std::int64_t bytes) {
@@ -284,6 +287,7 @@ class DatastoreWriter::State {
   std::int64_t in_block_ = 0;   // its bytes so far
 
   std::vector<Token> tokens_;  // of the segment
+  std::vector<bool> outputs_;  // which of them are a model's output
   std::size_t mark_at_ = 0;    // the last document's mark
   std::int64_t context_ = 0;   // the next document's
   bool in_document_ = false;   // whether the document has been marked
@@ -312,13 +316,13 @@ void DatastoreWriter::begin_document(std::int64_t context) {
   state().begin_document(context);
 }
 
-void DatastoreWriter::append(const Token* tokens, std::int64_t size) {
+void DatastoreWriter::append(const Token* tokens, std::int64_t size, bool output) {
   check_tokens(tokens, size);
   const std::scoped_lock lock(mutex_);
   state();
   // What was half written must not be completed.
   std::unique_ptr<State> writing = std::move(state_);
-  writing->append(tokens, size);
+  writing->append(tokens, size, output);
   state_ = std::move(writing);
 }
 

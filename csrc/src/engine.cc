@@ -182,6 +182,7 @@ RequestId Engine::add_request(const Token* prompt, std::int64_t prompt_size,
   }
   auto request = std::make_unique<Request>(most_drafted(), rate, budget_);
   for (std::int64_t i = 0; i < prompt_size; ++i) request->context.append(prompt[i]);
+  request->prompt_size = prompt_size;
   request->stores = stores == nullptr ? stores_ : *stores;
   request->drafter =
       policy_->begin(request->context, {prediction, prediction_size, request->stores}, budget_);
@@ -199,6 +200,7 @@ std::int32_t Engine::propose(RequestId id, const ProposeOptions& options,
   const StepCost cost = options.cost.value_or(StepCost::constant(config_.token_cost));
   const Locked request = lock(id);
   const double rate = request->rate.value();
+  request->proposed = true;
   request->guessed = request->drafter->guess(
       limit_of(options, 0), static_cast<float>(cost.least_chance(1, rate)), request->draft);
   std::int32_t count = request->guessed;
@@ -223,6 +225,7 @@ DraftBatch Engine::propose_batch(const RequestId* ids, std::int64_t rows,
   double rate = 0.0;
   for (std::int64_t row = 0; row < rows; ++row) {
     const Locked request = lock(ids[row]);
+    request->proposed = true;
     request->guessed = request->drafter->guess(limit_of(options, row), 0.0f, request->draft);
     request->draft.copy_to(all.from(row * stride), request->guessed);
     counts[static_cast<std::size_t>(row)] = request->guessed;
@@ -250,11 +253,10 @@ DraftBatch Engine::propose_batch(const RequestId* ids, std::int64_t rows,
 
 void Engine::append_observed(Request& request, RequestId id, const Token* emitted,
                              std::int64_t count) {
+  const bool proposed = std::exchange(request.proposed, false);
   const std::int32_t drafted = std::exchange(request.drafted, 0);
-  if (count == 0) {
-    request.guessed = 0;
-    return;
-  }
+  request.guessed = 0;
+  if (count == 0) return;
   const DraftColumns::Accepted accepted = request.draft.accepted(drafted, emitted, count);
   const auto of_prediction =
       std::count(request.draft.sources, request.draft.sources + drafted, Source::kPrediction);
@@ -267,8 +269,7 @@ void Engine::append_observed(Request& request, RequestId id, const Token* emitte
   counts.accepted += accepted.tokens;
   counts.accepted_prediction += accepted.of_prediction;
   counts.rejected_prediction += of_prediction - accepted.of_prediction;
-  if (request.guessed > 0) request.drafter->learn(emitted, count);
-  request.guessed = 0;
+  if (proposed) request.drafter->learn(emitted, count);
   const double step_time = std::exchange(request.step_time, 1.0);
   request.rate.add(static_cast<double>(count), step_time);
   request.time += step_time;
@@ -321,7 +322,7 @@ DraftCounts Engine::finish(RequestId id) {
   for (const auto& store : request->stores) {
     if (store->frozen()) continue;
     try {
-      store->add(request->context.text(), request->context.size());
+      store->add(request->context.text(), request->context.size(), request->prompt_size);
     } catch (const DatastoreClosedError&) {
     } catch (const MemoryLimitError&) {
     }

@@ -29,6 +29,8 @@ class Occurrence(NamedTuple):
     """The position of the token that followed."""
     length: int
     """How many of the text's last tokens stand before it, at most 32."""
+    output: bool = False
+    """Whether that token was a model's output."""
 
 
 class Datastore(_core.Datastore):
@@ -42,7 +44,7 @@ class Datastore(_core.Datastore):
     >>> store = Datastore(max_bytes=1 << 20)
     >>> store.add([1, 2, 3, 4, 5, 6])
     >>> store.find([9, 2, 3, 4])
-    [Occurrence(next=5, length=3)]
+    [Occurrence(next=5, length=3, output=False)]
     >>> store.read(5, 8).tolist()
     [5, 6]
     """

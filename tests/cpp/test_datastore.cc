@@ -24,7 +24,8 @@ namespace {
 using testing::Text;
 
 void add(Datastore& store, const Text& text) {
-  store.add(text.data(), static_cast<std::int64_t>(text.size()));
+  const auto size = static_cast<std::int64_t>(text.size());
+  store.add(text.data(), size, size);
 }
 
 constexpr int kLinks = 16;
@@ -59,7 +60,7 @@ std::vector<Occurrence> look_everywhere(const Datastore& store, const Text& text
     }
   }
   std::vector<Occurrence> found;
-  for (const auto& [next, length] : lengths) found.push_back({next, length});
+  for (const auto& [next, length] : lengths) found.push_back({next, length, false});
   std::sort(found.begin(), found.end(), [](const Occurrence& a, const Occurrence& b) {
     return a.length != b.length ? a.length > b.length : a.next > b.next;
   });
@@ -152,7 +153,7 @@ TEST(Datastore, ClosedStoreIsEmptyToReaders) {
   EXPECT_TRUE(find(*store, {0, 1, 2}, 4).empty());
   EXPECT_EQ(Datastore::Reader(*store).end(), Datastore::Reader(*store).begin());
   EXPECT_EQ(Datastore::Reader(*store).at(7), -1);
-  EXPECT_THROW(store->add(nullptr, 0), DatastoreClosedError);
+  EXPECT_THROW(store->add(nullptr, 0, 0), DatastoreClosedError);
 }
 
 TEST(Datastore, LimitHoldsWhileEveryKindOfGrowthHappens) {

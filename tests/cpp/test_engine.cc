@@ -2,11 +2,15 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <limits>
 #include <memory>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "fastdraft/datastore.h"
 #include "fastdraft/error.h"
 #include "texts.h"
 
@@ -15,22 +19,73 @@ namespace {
 
 using testing::Text;
 
-RequestId add(Engine& engine, const Text& prompt, const Text& prediction = {}) {
+constexpr std::int64_t kStoreBytes = std::int64_t{1} << 20;
+
+RequestId add(Engine& engine, const Text& prompt, const Text& prediction = {},
+              const Stores* stores = nullptr) {
   return engine.add_request(prompt.data(), static_cast<std::int64_t>(prompt.size()),
-                            prediction.data(), static_cast<std::int64_t>(prediction.size()));
+                            prediction.data(), static_cast<std::int64_t>(prediction.size()),
+                            stores);
 }
 
 void observe(Engine& engine, RequestId id, const Text& emitted) {
   engine.observe(id, emitted.data(), static_cast<std::int64_t>(emitted.size()));
 }
 
-Text propose(Engine& engine, RequestId id, const ProposeOptions& options = {}) {
-  const std::int32_t capacity = engine.config().lookahead;
+struct Draft {
+  Text tokens;
+  std::vector<std::int32_t> parents;
+  std::vector<float> probabilities;
+  std::vector<Source> sources;
+
+  Draft() = default;
+  Draft(const DraftColumns& columns, std::int32_t size)
+      : tokens(columns.token_ids, columns.token_ids + size),
+        parents(columns.parents, columns.parents + size),
+        probabilities(columns.probabilities, columns.probabilities + size),
+        sources(columns.sources, columns.sources + size) {}
+
+  // The tokens from the text's end to the one at `index`.
+  Text path_to(std::int32_t index) const {
+    Text path;
+    for (; index >= 0; index = parents[static_cast<std::size_t>(index)]) {
+      path.insert(path.begin(), tokens[static_cast<std::size_t>(index)]);
+    }
+    return path;
+  }
+
+  // By looking at the path to every token.
+  std::int32_t accepted(const Text& emitted) const {
+    std::size_t longest = 0;
+    for (std::size_t i = 0; i < tokens.size(); ++i) {
+      const Text path = path_to(static_cast<std::int32_t>(i));
+      if (path.size() > longest && path.size() <= emitted.size() &&
+          std::equal(path.begin(), path.end(), emitted.begin())) {
+        longest = path.size();
+      }
+    }
+    return static_cast<std::int32_t>(longest);
+  }
+};
+
+Draft propose_draft(Engine& engine, RequestId id, const ProposeOptions& options = {}) {
+  const std::int32_t capacity = engine.most_drafted();
   std::vector<std::int32_t> memory(static_cast<std::size_t>(DraftColumns::words(capacity)));
-  const DraftColumns draft = DraftColumns::in(memory.data(), capacity);
-  const std::int32_t size = engine.propose(id, options, draft);
-  for (std::int32_t i = 0; i < size; ++i) EXPECT_EQ(draft.parents[i], i - 1);
-  return {draft.token_ids, draft.token_ids + size};
+  const DraftColumns columns = DraftColumns::in(memory.data(), capacity);
+  return {columns, engine.propose(id, options, columns)};
+}
+
+Text propose(Engine& engine, RequestId id, const ProposeOptions& options = {}) {
+  const Draft draft = propose_draft(engine, id, options);
+  for (std::size_t i = 0; i < draft.tokens.size(); ++i) {
+    EXPECT_EQ(draft.parents[i], static_cast<std::int32_t>(i) - 1);
+  }
+  return draft.tokens;
+}
+
+void add_to(Datastore& store, const Text& text) {
+  const auto size = static_cast<std::int64_t>(text.size());
+  store.add(text.data(), size, size);
 }
 
 EngineConfig drafting_all() {
@@ -109,31 +164,57 @@ TEST(Engine, ObservesTheLimitsOfACall) {
   EXPECT_TRUE(propose(engine, id, options).empty());
 }
 
-TEST(Engine, DraftsABatchAsItDraftsItsRows) {
-  EngineConfig config;
-  config.token_cost = 0.05;
-  Engine singly(config);
-  Engine together(config);
+// Text over few tokens, which occurs everywhere, and what speaks for it.
+class EngineDrafts : public ::testing::TestWithParam<std::int32_t> {
+ protected:
+  EngineDrafts() : store_(Datastore::live(kStoreBytes)) {
+    config_.tree_budget = GetParam();
+    config_.lookahead = 6;
+    for (std::uint32_t seed = 0; seed < 5; ++seed) {
+      add_to(*store_, testing::random_text(60, 4, seed + 90));
+    }
+  }
+
+  static RequestId add_row(Engine& engine, std::uint32_t seed) {
+    return add(engine, testing::random_text(std::size_t{seed} * 10, 4, seed),
+               testing::random_text(std::size_t{seed} % 3 * 20, 4, seed));
+  }
+
+  EngineConfig config_;
+  std::shared_ptr<Datastore> store_;
+};
+
+INSTANTIATE_TEST_SUITE_P(ChainsAndTrees, EngineDrafts, ::testing::Values(0, 1, 24));
+
+TEST_P(EngineDrafts, ABatchAsItsRows) {
+  config_.token_cost = 0.05;
+  Engine singly(config_, {store_});
+  Engine together(config_, {store_});
   std::vector<RequestId> ids;
   for (std::uint32_t seed = 0; seed < 30; ++seed) {
-    const Text prompt = testing::random_text(std::size_t{seed} * 10, 4, seed);
-    const Text prediction = testing::random_text(std::size_t{seed} % 3 * 20, 4, seed);
-    ids.push_back(add(singly, prompt, prediction));
-    ASSERT_EQ(add(together, prompt, prediction), ids.back());
+    ids.push_back(add_row(singly, seed));
+    ASSERT_EQ(add_row(together, seed), ids.back());
   }
   for (int step = 0; step < 20; ++step) {
-    // At one rate for all, what pays in the batch is what pays alone.
+    // What the batch drafts of a row begins the draft of the row alone and free.
     const DraftBatch batch = together.propose_batch(ids.data(), 30, {});
     ASSERT_EQ(batch.offsets.size(), 31U);
+    for (std::size_t row = 0; row < ids.size(); ++row) {
+      const std::int32_t size = batch.offsets[row + 1] - batch.offsets[row];
+      const Draft draft(batch.columns.from(batch.offsets[row]), size);
+      const Draft alone =
+          propose_draft(singly, ids[row], {StepCost::constant(0.0), nullptr, false});
+      ASSERT_LE(draft.tokens.size(), alone.tokens.size());
+      for (std::size_t i = 0; i < draft.tokens.size(); ++i) {
+        ASSERT_EQ(draft.tokens[i], alone.tokens[i]);
+        ASSERT_EQ(draft.parents[i], alone.parents[i]);
+        ASSERT_EQ(draft.probabilities[i], alone.probabilities[i]);
+        ASSERT_EQ(draft.sources[i], alone.sources[i]);
+      }
+    }
     Text emitted;
     std::vector<std::int64_t> offsets{0};
     for (std::size_t row = 0; row < ids.size(); ++row) {
-      const DraftColumns columns = batch.columns.from(batch.offsets[row]);
-      const Text draft(columns.token_ids,
-                       columns.token_ids + (batch.offsets[row + 1] - batch.offsets[row]));
-      const Text alone = propose(singly, ids[row], {StepCost::constant(0.0), nullptr, false});
-      ASSERT_LE(draft.size(), alone.size());
-      ASSERT_TRUE(std::equal(draft.begin(), draft.end(), alone.begin()));
       const Text next = testing::random_text(1 + row % 3, 4, static_cast<std::uint32_t>(step));
       emitted.insert(emitted.end(), next.begin(), next.end());
       offsets.push_back(static_cast<std::int64_t>(emitted.size()));
@@ -147,13 +228,189 @@ TEST(Engine, DraftsABatchAsItDraftsItsRows) {
   }
 }
 
+TEST_P(EngineDrafts, TheMostProbableFirstAndParentsBeforeChildren) {
+  config_.token_cost = 0.0;
+  Engine engine(config_, {store_});
+  std::int32_t deepest = 0;
+  for (std::uint32_t seed = 0; seed < 30; ++seed) {
+    const RequestId id = add_row(engine, seed);
+    DraftCounts expected;
+    for (std::uint32_t step = 0; step < 20; ++step) {
+      const std::int32_t limit = static_cast<std::int32_t>(step * 5 % 30);
+      const Draft draft = propose_draft(engine, id, {{}, &limit, false});
+      const auto size = static_cast<std::int32_t>(draft.tokens.size());
+      ASSERT_LE(size, std::min(limit, engine.most_drafted()));
+      std::set<std::pair<std::int32_t, Token>> drafted;
+      for (std::int32_t i = 0; i < size; ++i) {
+        const auto at = static_cast<std::size_t>(i);
+        const std::int32_t parent = draft.parents[at];
+        ASSERT_GE(parent, -1);
+        ASSERT_LT(parent, i);
+        ASSERT_TRUE(drafted.emplace(parent, draft.tokens[at]).second);
+        ASSERT_GE(draft.probabilities[at], 0.0f);
+        ASSERT_LE(draft.probabilities[at], i == 0 ? 1.0f : draft.probabilities[at - 1]);
+        const auto depth = static_cast<std::int32_t>(draft.path_to(i).size());
+        ASSERT_LE(depth, config_.lookahead);
+        deepest = std::max(deepest, depth);
+      }
+      // Now and then the target goes along the draft.
+      Text emitted = draft.path_to(static_cast<std::int32_t>(step) % (size + 1) - 1);
+      emitted.push_back(static_cast<Token>(step % 4));
+      expected.accepted += draft.accepted(emitted);
+      expected.drafted += size;
+      expected.drafts += size > 0 ? 1 : 0;
+      observe(engine, id, emitted);
+    }
+    const DraftCounts counts = engine.finish(id);
+    EXPECT_EQ(counts.accepted, expected.accepted);
+    EXPECT_EQ(counts.drafted, expected.drafted);
+    EXPECT_EQ(counts.drafts, expected.drafts);
+  }
+  EXPECT_EQ(deepest, config_.tree_budget == 1 ? 1 : config_.lookahead);
+}
+
+TEST(Engine, DraftsATreeOfWhatBothSay) {
+  EngineConfig config = drafting_all();
+  config.tree_budget = 8;
+  config.lookahead = 3;
+  Engine engine(config);
+  const RequestId id = add(engine, {1, 2, 3, 4, 9, 1, 2, 5, 6, 9, 1, 2}, {7, 8});
+  const Draft draft = propose_draft(engine, id);
+  std::set<Text> paths;
+  for (std::int32_t i = 0; i < static_cast<std::int32_t>(draft.tokens.size()); ++i) {
+    paths.insert(draft.path_to(i));
+  }
+  EXPECT_EQ(paths, (std::set<Text>{{3}, {3, 4}, {3, 4, 9}, {5}, {5, 6}, {5, 6, 9}, {7}, {7, 8}}));
+  observe(engine, id, {5, 6, 0});
+  const DraftCounts counts = engine.counts(id);
+  EXPECT_EQ(counts.drafted, 8);
+  EXPECT_EQ(counts.accepted, 2);
+  EXPECT_EQ(counts.accepted_prediction, 0);
+  EXPECT_EQ(counts.rejected_prediction, 2);
+}
+
+TEST(Engine, DraftsFromTheStoresOfARequestOnly) {
+  const auto one = Datastore::live(kStoreBytes);
+  const auto other = Datastore::live(kStoreBytes);
+  add_to(*one, {1, 2, 3, 4, 5, 6, 7});
+  add_to(*other, {1, 2, 3, 4, 8, 9});
+  Engine engine(drafting_all(), {one});
+  const Stores others{other};
+  const Stores none;
+  const RequestId first = add(engine, {1, 2, 3, 4});
+  const RequestId second = add(engine, {1, 2, 3, 4}, {}, &others);
+  const RequestId third = add(engine, {1, 2, 3, 4}, {}, &none);
+  EXPECT_EQ(propose(engine, first), (Text{5, 6, 7}));
+  EXPECT_EQ(propose(engine, second), (Text{8, 9}));
+  EXPECT_EQ(propose(engine, third), Text{});
+  EXPECT_EQ(propose_draft(engine, first).sources, std::vector<Source>(3, Source::kDatastore));
+  one->close();
+  EXPECT_EQ(propose(engine, first), Text{});
+  observe(engine, first, {5});
+  EXPECT_EQ(engine.finish(first).emitted, 1);
+  EXPECT_EQ(propose(engine, second), (Text{8, 9}));
+  expect_error<DatastoreClosedError>("the datastore at index 0 is closed", [&] {
+    const Stores closed{one};
+    add(engine, {1}, {}, &closed);
+  });
+  expect_error<InvalidValueError>("datastores must be Datastores, got None", [&] {
+    const Stores empty{nullptr};
+    add(engine, {1}, {}, &empty);
+  });
+  EXPECT_EQ(engine.num_requests(), 2);
+}
+
+TEST(Engine, AddsFinishedTextToItsLiveStores) {
+  const auto store = Datastore::live(kStoreBytes);
+  const auto full = Datastore::live(kStoreBytes);
+  Engine engine(drafting_all(), {store, full});
+  RequestId id = add(engine, {1, 2, 3});
+  observe(engine, id, {4, 5});
+  engine.cancel(id);
+  EXPECT_EQ(store->num_tokens(), 0);
+  id = add(engine, {1, 2, 3});
+  observe(engine, id, {4, 5, 6});
+  full->close();
+  engine.finish(id);
+  EXPECT_EQ(store->num_tokens(), 6);
+  EXPECT_EQ(store->num_documents(), 1);
+  const Stores stores{store};
+  EXPECT_EQ(propose(engine, add(engine, {0, 1, 2, 3, 4}, {}, &stores)), (Text{5, 6}));
+}
+
+// Wherever memory ends, in the text's index, in the links or in the prediction's:
+// what was taken is whole, and with memory again the request goes on as any other.
+TEST(Engine, StaysWholeWhereverMemoryEnds) {
+  const Text prompt = testing::random_text(40, 30, 1);
+  const Text prediction = testing::random_text(50, 30, 2);
+  Text output = testing::random_text(160, 200, 3);
+  std::copy(prediction.begin() + 10, prediction.begin() + 40, output.begin() + 60);
+  int refused_requests = 0;
+  int refused_tokens = 0;
+  bool refused = true;
+  for (std::int64_t room = 0; refused; room += 97) {
+    // Empty requests hold memory that the other one is short of until they are finished.
+    constexpr std::int64_t kHeld = 200'000;
+    EngineConfig config = drafting_all();
+    config.max_bytes = kHeld + room;
+    Engine engine(config);
+    std::vector<RequestId> holding{add(engine, {})};
+    const std::int64_t each = engine.bytes();
+    while (engine.bytes() + each <= kHeld) holding.push_back(add(engine, {}));
+    RequestId id = -1;
+    try {
+      id = add(engine, prompt, prediction);
+    } catch (const MemoryLimitError&) {
+      ++refused_requests;
+      ASSERT_EQ(engine.bytes(), static_cast<std::int64_t>(holding.size()) * each);
+      continue;
+    }
+    Engine whole(drafting_all());
+    const RequestId same = add(whole, prompt, prediction);
+    std::size_t taken = 0;
+    refused = false;
+    while (taken < output.size()) {
+      const Text step(output.begin() + static_cast<std::ptrdiff_t>(taken),
+                      output.begin() + static_cast<std::ptrdiff_t>(
+                                           std::min(taken + 1 + taken % 7, output.size())));
+      const auto before = static_cast<std::size_t>(engine.num_tokens(id));
+      ASSERT_EQ(before, prompt.size() + taken);
+      std::size_t fitted = step.size();
+      try {
+        observe(engine, id, step);
+      } catch (const MemoryLimitError& error) {
+        fitted = static_cast<std::size_t>(engine.num_tokens(id)) - before;
+        ASSERT_LE(fitted, step.size());
+        const std::string told = "; " + std::to_string(fitted) + " of " +
+                                 std::to_string(step.size()) + " observed tokens were taken";
+        EXPECT_NE(std::string(error.what()).find(told), std::string::npos) << error.what();
+        ASSERT_LE(engine.bytes(), config.max_bytes);
+        propose_draft(engine, id);
+        observe(engine, id, {});
+        for (const RequestId other : std::exchange(holding, {})) engine.finish(other);
+        refused = true;
+        ++refused_tokens;
+      }
+      observe(whole, same, Text(step.begin(), step.begin() + static_cast<std::ptrdiff_t>(fitted)));
+      taken += fitted;
+    }
+    const Draft draft = propose_draft(engine, id);
+    const Draft expected = propose_draft(whole, same);
+    EXPECT_EQ(draft.tokens, expected.tokens);
+    EXPECT_EQ(draft.probabilities, expected.probabilities);
+    EXPECT_EQ(engine.num_tokens(id), whole.num_tokens(same));
+  }
+  EXPECT_GT(refused_requests, 5);
+  EXPECT_GT(refused_tokens, 20);
+}
+
 TEST(Engine, PadsWhereTheForwardDoes) {
   EngineConfig config;
   config.max_ngram = 0;
   Engine engine(config);
   std::vector<RequestId> ids{add(engine, testing::repeated(40)), add(engine, {1, 2, 3})};
   ProposeOptions options;
-  options.cost = StepCost::constant(0.1);
+  options.cost = StepCost::constant(0.3);
   const DraftBatch ragged = engine.propose_batch(ids.data(), 2, options);
   options.padded = true;  // the second row pays for the first row's draft
   const DraftBatch padded = engine.propose_batch(ids.data(), 2, options);

@@ -6,9 +6,11 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <thread>
 #include <vector>
 
+#include "fastdraft/datastore.h"
 #include "fastdraft/engine.h"
 #include "fastdraft/error.h"
 #include "texts.h"
@@ -78,6 +80,48 @@ TEST(Threads, CallsOnOneRequestTakeTurns) {
     engine.finish(ids[0]);
     EXPECT_EQ(engine.bytes(), 0);
   }
+}
+
+// Requests read stores while others that finish add to them, and somebody closes one.
+TEST(Threads, EnginesShareLiveStores) {
+  const std::vector<std::shared_ptr<Datastore>> stores{Datastore::live(1 << 20),
+                                                       Datastore::live(1 << 20)};
+  const Stores reversed{stores[1], stores[0]};
+  EngineConfig trees;
+  trees.tree_budget = 12;
+  Engine first(EngineConfig{}, stores);
+  Engine second(trees, reversed);
+  std::atomic<std::int64_t> accepted{0};
+  std::atomic<int> finished{0};
+  run_threads(4, [&](std::uint32_t thread) {
+    Engine& engine = thread % 2 == 0 ? first : second;
+    const std::int32_t capacity = engine.most_drafted();
+    std::vector<std::int32_t> memory(static_cast<std::size_t>(DraftColumns::words(capacity)));
+    const DraftColumns columns = DraftColumns::in(memory.data(), capacity);
+    for (std::uint32_t round = 0; round < 25; ++round) {
+      // Four texts that all threads generate, each in its own order.
+      const Text text = testing::random_text(300, 50, (thread + round) % 4);
+      const RequestId id = engine.add_request(text.data(), 20, nullptr, 0);
+      std::size_t said = 20;
+      while (said < text.size()) {
+        const std::int32_t size = engine.propose(id, {}, columns);
+        for (std::int32_t i = 0; i < size; ++i) {
+          EXPECT_LT(static_cast<std::uint32_t>(columns.token_ids[i]), 50U);
+        }
+        const auto left = static_cast<std::int64_t>(text.size() - said);
+        const std::int32_t kept = columns.accepted(size, text.data() + said, left).tokens;
+        const std::int64_t count = std::min<std::int64_t>(kept + 1, left);
+        engine.observe(id, text.data() + said, count);
+        said += static_cast<std::size_t>(count);
+      }
+      accepted += engine.finish(id).accepted;
+      if (++finished == 80) stores[0]->close();
+    }
+  });
+  EXPECT_GT(accepted, 1000);
+  EXPECT_TRUE(stores[0]->closed());
+  EXPECT_GT(stores[1]->num_documents(), 0);
+  EXPECT_EQ(first.bytes() + second.bytes(), 0);
 }
 
 TEST(Threads, TheBudgetHoldsUnderContention) {

@@ -35,6 +35,7 @@ class Acceptance {
     kBothLengths,     // kContextLength and kStoreLength together
     kShare,           // how many of all occurrences go on with it
     kLengthAndRival,  // the longest match of all for it, with kRivalLength
+    kOutput,          // whether a model wrote it, here or in the datastores, with that length
     kFeatures
   };
   // Match lengths: 0, 1, 2, 3, 4, 5.., 7.., 10.., 16.., 32 and more.
@@ -52,13 +53,14 @@ class Acceptance {
                                                          kFollowing,
                                                          kLengths * kLengths,
                                                          kShares * kShares,
-                                                         kLengths * kLengths};
+                                                         kLengths * kLengths,
+                                                         4 * kLengths};
   static constexpr std::array<const char*, kFeatures> kNames = {
-      "context_length",  "store_length", "rival_length", "context_count", "store_count",
-      "latest",          "copy",         "prediction",   "both_lengths",  "share",
-      "length_and_rival"};
+      "context_length",   "store_length", "rival_length", "context_count", "store_count",
+      "latest",           "copy",         "prediction",   "both_lengths",  "share",
+      "length_and_rival", "output"};
   static constexpr int kWeights =
-      3 * kLengths + 2 * kCounts + 9 + 2 * kFollowing + 2 * kLengths * kLengths + kShares * kShares;
+      7 * kLengths + 2 * kCounts + 9 + 2 * kFollowing + 2 * kLengths * kLengths + kShares * kShares;
 
   // The value of each feature for one token, as the place of its weight.
   using Evidence = std::array<std::uint16_t, kFeatures>;

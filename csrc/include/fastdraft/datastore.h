@@ -20,6 +20,7 @@ namespace fastdraft {
 struct Occurrence {
   std::int64_t next;    // position of the token that followed
   std::int32_t length;  // how many of the text's last tokens stand before it
+  bool output;          // whether that token was a model's output
 };
 
 // What a tokenizer's SHA-256 says of its vocabulary; token ids mean nothing without it.
@@ -96,6 +97,9 @@ class Datastore {
     // Returns how many.
     std::int64_t copy(std::int64_t position, Token* out, std::int64_t most) const;
 
+    // Whether the token at `position`, one that is held, was a model's output.
+    bool output(std::int64_t position) const { return store_->output(position); }
+
     // The positions held: begin() .. end() - 1.
     std::int64_t begin() const { return store_->begin(); }
     std::int64_t end() const { return store_->end(); }
@@ -105,15 +109,16 @@ class Datastore {
     std::shared_lock<std::shared_mutex> lock_;
   };
 
-  // Adds a document to a live store; the oldest text leaves as needed. What of its
-  // beginning stands in the store already, as the beginnings of documents, is not
-  // stored again, from 32 tokens on: the turns of a chat, each of which repeats the ones
+  // Adds a document to a live store, of which the tokens from tokens[prompt_size] on are
+  // a model's output, which other outputs are more like than prompts are; the oldest text leaves as
+  // needed. What of its beginning stands in the store already, as the beginnings of documents, is
+  // not stored again, from 32 tokens on: the turns of a chat, each of which repeats the ones
   // before, are stored once. Each run of kLongest + 1 tokens of what is left out, which
   // is all that readers can see of it, stands in the store. O(1) amortised a token;
   // readers wait for 128 tokens at a time. Tokens must not be negative. Throws
   // DatastoreError for a frozen store, DatastoreClosedError, or MemoryLimitError where
   // the system has no memory, and then the document's first tokens have been added.
-  virtual void add(const Token* tokens, std::int64_t size) = 0;
+  virtual void add(const Token* tokens, std::int64_t size, std::int64_t prompt_size) = 0;
 
   // Writes the store as a frozen one, in place of the file at `path` if there is
   // one, at once: an error or an interrupt leaves that as it was. Text that is added
@@ -135,6 +140,8 @@ class Datastore {
   // The limit of a live store, the file's size of a frozen one.
   virtual std::int64_t max_bytes() const noexcept = 0;
   const std::optional<Fingerprint>& fingerprint() const noexcept { return fingerprint_; }
+  // Greater tokens that `run` shows are damage, which must not reach a model's embedding.
+  Token largest_token() const noexcept { return largest_token_; }
 
  protected:
   explicit Datastore(const std::optional<Fingerprint>& fingerprint) : fingerprint_(fingerprint) {}
@@ -143,13 +150,13 @@ class Datastore {
   virtual int find(const Token* text, std::int64_t size, Occurrence* out, int most,
                    int links) const = 0;
   virtual const Token* run(std::int64_t position, std::int64_t* count) const = 0;
+  virtual bool output(std::int64_t position) const = 0;
   virtual std::int64_t begin() const = 0;
   virtual std::int64_t end() const = 0;
 
   mutable std::shared_mutex mutex_;
   std::atomic<bool> closed_{false};
   std::optional<Fingerprint> fingerprint_;
-  // Greater ones are damage, which must not reach a model's embedding.
   Token largest_token_ = std::numeric_limits<Token>::max();
 };
 
@@ -177,9 +184,9 @@ class DatastoreWriter {
   // an occurrence reaches back.
   void begin_document(std::int64_t context = 0);
 
-  // Appends tokens to the document. They must not be negative. O(1) a token. Throws
-  // DatastoreError.
-  void append(const Token* tokens, std::int64_t size);
+  // Appends tokens to the document, a model's `output` or not. They must not be negative.
+  // O(1) a token. Throws DatastoreError.
+  void append(const Token* tokens, std::int64_t size, bool output = false);
 
   // Completes the file and puts it at `path`. Throws DatastoreError.
   void finish();

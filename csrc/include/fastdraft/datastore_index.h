@@ -19,6 +19,25 @@ constexpr Token document_mark(std::int64_t context) noexcept {
 }
 constexpr std::int64_t mark_context(Token mark) noexcept { return -1 - std::int64_t{mark}; }
 
+// How far back an n-gram stood before, with a bit that says whether the token that
+// follows it here was a model's output: where one is looked at, the other is at hand.
+class Link {
+ public:
+  static constexpr std::int64_t kFarthest = 0x7FFFFFFF;
+
+  explicit Link(bool output = false) noexcept : bits_(output ? kOutput : 0) {}
+  void set_distance(std::int64_t distance) noexcept {
+    bits_ = (bits_ & kOutput) | static_cast<std::uint32_t>(distance);
+  }
+  std::int64_t distance() const noexcept { return bits_ & ~kOutput; }  // 0: nowhere
+  bool output() const noexcept { return (bits_ & kOutput) != 0; }
+
+ private:
+  static constexpr std::uint32_t kOutput = 0x80000000u;
+  std::uint32_t bits_;
+};
+static_assert(sizeof(Link) == 4);
+
 // How many tokens of context a document's later part is given, and the most that its mark may
 // tell: an occurrence is compared over half as many, so blocks of 32 can be checked over both
 // themselves and what came before.
@@ -102,7 +121,7 @@ class BestOccurrences {
 // from `position` on backwards, `*links` at most, of which what is used is taken off.
 // Log: `common(position, text, size)`, how many tokens before the position are the text's
 // last ones, kLongest at most; `previous(order, position)`, where the n-gram stood
-// before, or -1.
+// before, or -1; `output(order, position)`.
 template <typename Log>
 void walk(const Log& log, std::size_t order, std::int64_t position, const Token* text,
           std::int64_t size, int* links, BestOccurrences* best) {
@@ -115,7 +134,7 @@ void walk(const Log& log, std::size_t order, std::int64_t position, const Token*
     const std::int32_t length = log.common(position, text, size);
     // Damage in a file; elsewhere a chain is one n-gram's.
     if (length < Datastore::kOrders[order]) return;
-    if (length < longer) best->take({position, length});
+    if (length < longer) best->take({position, length, log.output(order, position)});
     position = before;
   }
 }

@@ -54,13 +54,16 @@ struct Request {
         rate(initial_rate) {}
 
   SuffixAutomaton context;
+  std::int64_t prompt_size = 0;
   std::unique_ptr<Drafter> drafter;
   Stores stores;  // those it was given
 
-  // The last proposal, until it is observed: its tokens, how many of them were
-  // guessed, how many of those drafted, and the time of the step by it.
+  // The last proposal, until it is observed: whether there is one, its tokens, how
+  // many of them were guessed, how many of those drafted, and the time of the
+  // step by it.
   const std::unique_ptr<std::int32_t[]> draft_memory;
   const DraftColumns draft;
+  bool proposed = false;
   std::int32_t guessed = 0;
   std::int32_t drafted = 0;
   double step_time = 1.0;
