@@ -14,6 +14,8 @@ JOBS ?= 2
 FUZZ_SECONDS ?= 60
 # Options of `fastdraft demo`.
 DEMO ?=
+# A folder of recorded requests, for the benchmarks that replay some: `make bench DATA=FOLDER`.
+DATA ?=
 
 export PATH := $(abspath $(VENV)/bin):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -75,12 +77,14 @@ stubs: $(VENV)/.test ## Regenerate the stub of the C++ module
 
 wheel: build/dist/.stamp ## Build the sdist and, from it, the wheel: build/dist
 
-package: build/dist/.stamp ## Try sdist and wheel, each in an environment without torch
+package: build/dist/.stamp ## Try sdist, wheel and commands in environments without torch
 	for file in build/dist/*.whl build/dist/*.tar.gz; do \
 	  rm -rf build/clean && $(PYTHON) -m venv build/clean \
 	  && build/clean/bin/pip install -qq $$file \
 	  && (cd build/clean && bin/python -W error ../../tests/package_smoke.py) || exit 1; \
 	done
+	build/clean/bin/pip install -qq 'fastdraft[cli]'
+	cd build/clean && bin/python -W error ../../tests/package_smoke.py
 
 bench: $(VENV)/.bench ## Run the microbenchmarks, beside the peers that can be installed
 	cmake --preset release && cmake --build --preset release
@@ -88,7 +92,17 @@ bench: $(VENV)/.bench ## Run the microbenchmarks, beside the peers that can be i
 	build/release/bench_index build/bench/tokens.bin
 	python bench/import_time.py
 	python bench/index.py --tokens build/bench/tokens.bin
+	python bench/datastore.py --tokens build/bench/tokens.bin --core build/release/bench_datastore
+	python bench/predicted_outputs.py $(DATA:%=--data %)
 	python -m pytest bench/microbench.py
+ifdef DATA
+	python bench/calibration.py --data $(DATA)
+	python bench/ngram.py --data $(DATA)
+	export PYTHONPATH=$$(python bench/baselines.py) && fastdraft replay --data $(DATA) --peers \
+	  --token-cost 0 --token-cost 0.02 --token-cost 0.05 --token-cost 0.2
+	fastdraft replay --data $(DATA) --tree-budget 32 \
+	  --token-cost 0 --token-cost 0.02 --token-cost 0.05 --token-cost 0.2
+endif
 
 clean: ## Remove what was built, and the environments
 	rm -rf build .bench-venv $(VENV)

@@ -33,12 +33,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import baselines
 import corpus
-from fastdraft import DraftConfig, Engine
+from fastdraft import Datastore, DraftConfig, Engine
 from fastdraft.cli.peers import PEERS, EnginePeer, Peer, Unavailable
 
 CONTEXTS = (1_000, 10_000, 100_000, 1_000_000)
 STEPS = 2_000  # timed positions for each context
 NUM_TOKENS = 10  # the longest draft of the peers
+STORE_TOKENS = 10_000_000
+DOCUMENT = 2_000
 BATCH = 64
 BATCH_STEPS = 200
 
@@ -51,6 +53,19 @@ def makers() -> list[Make]:
     """The engine with its default configuration, then the peers."""
     peers: list[Make] = [partial(peer, NUM_TOKENS) for peer in PEERS.values()]
     return [lambda _: EnginePeer(Engine()), *peers]
+
+
+def filled_datastore(text: np.ndarray) -> Datastore:
+    """A live store of `STORE_TOKENS`: documents of the text, an eighth of each replaced."""
+    random = np.random.default_rng(0)
+    store = Datastore()
+    while len(store) < STORE_TOKENS:
+        start = int(random.integers(0, len(text) - DOCUMENT))
+        document = text[start : start + DOCUMENT].copy()
+        replaced = random.random(DOCUMENT) < 1 / 8
+        document[replaced] = text[random.integers(0, len(text), int(replaced.sum()))]
+        store.add(document)
+    return store
 
 
 def clock_cost() -> float:
@@ -288,6 +303,22 @@ def main() -> None:
             report["rows"].append(
                 {"name": title, "context": context, "bytes_a_token": bytes_token, **row}
             )
+            if index == 0 and context == 100_000:
+                # Every pass has a store of its own: finished requests enter it.
+                stored = least(
+                    [
+                        decode(
+                            lambda _: EnginePeer(Engine(datastores=[filled_datastore(text)])),
+                            text,
+                            context,
+                            cost,
+                        )
+                        for _ in range(arguments.repeats)
+                    ]
+                )
+                name = f"{title}, {STORE_TOKENS // 10**6} M tokens stored"
+                print_row(context, name, stored)
+                report["rows"].append({"name": name, "context": context, **stored})
             if index == 0 and context <= 100_000:
                 row = repeated(arguments.repeats, batch, text, context, cost)
                 print_row(context, f"{title}, batch of {BATCH}, a request", row)

@@ -243,6 +243,7 @@ class DefaultDrafter:
 
     SUFFIXES, LONGEST = 3, 32
     STRONG, WEAK = 4, 1  # a chain leaves out a match so short beside one so long
+    CLEAR = 16  # beside a repeated suffix of this length a chain weighs no other places
     CHAIN = Width(tokens=8, stored=8, links=6)
     TREE = Width(tokens=16, stored=32, links=64)
     TIE = 1e-4  # the engine computes in single precision
@@ -320,7 +321,7 @@ class DefaultDrafter:
         candidate = self.waiting()[parent, token]
         node = Node(parent, self.nodes[parent + 1].depth + 1, candidate)
         self.nodes.append(node)
-        if len(self.nodes) <= self.limit:
+        if len(self.nodes) <= self.limit and node.depth < self.lookahead:
             self.weigh(node)
 
     def observe(self, emitted: Sequence[int]) -> None:
@@ -372,6 +373,11 @@ class DefaultDrafter:
             parent = self.draft.index(children[token])
         return path
 
+    def is_clear(self) -> bool:
+        last = len(self.text) - 1
+        longest = max((common_suffix(self.text, last, end) for end in range(last)), default=0)
+        return not self.tree and longest >= self.CLEAR
+
     def places_of_text(self) -> list[Place]:
         text = self.text
         last = len(text) - 1
@@ -381,8 +387,9 @@ class DefaultDrafter:
             found = [end for end in range(last) if lengths[end] >= length]
             marked = (end for end in reversed(found) if length > unmarked_length(text, end))
             ends += [next(marked, found[0]), found[0]]
-        latest = [end for end in range(last - 1, -1, -1) if lengths[end]]
-        ends += latest[: self.width.tokens]
+        if not self.is_clear():
+            latest = [end for end in range(last - 1, -1, -1) if lengths[end]]
+            ends += latest[: self.width.tokens]
         return [
             Place(
                 copied(text, end + 1, self.lookahead + 1),
@@ -396,6 +403,8 @@ class DefaultDrafter:
 
     def places_in_stores(self) -> list[Place]:
         places: list[Place] = []
+        if self.is_clear():
+            return places
         for store in self.stores:
             room = self.width.stored - len(places)
             found = store.find(self.text, most=room, links=self.width.links) if room else []

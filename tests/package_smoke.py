@@ -1,14 +1,19 @@
 """Drive an installed fastdraft with nothing but numpy beside it; fails by an exception.
 
 Run as a script in the environment to be tried, from outside the source tree. It has no pytest,
-so that a wheel can be tried where only its own dependencies are installed.
+so that a wheel can be tried where only its own dependencies are installed. Where those of the
+command line are there too, the commands that need no torch are driven as well.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import json
+import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import numpy as np
 
@@ -34,5 +39,43 @@ stats = engine.finish(request)
 assert stats.steps == 20
 assert stats.emitted == position - 100
 assert stats.accepted == stats.drafted > 0
+
+
+def run_command(*arguments: object) -> str:
+    command = [sys.executable, "-m", "fastdraft.cli", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+with tempfile.TemporaryDirectory() as folder:
+    # What one request said another drafts, from the live store and from the frozen one.
+    live = fastdraft.Datastore(max_bytes=1 << 20)
+    engine = fastdraft.Engine(datastores=[live])
+    engine.finish(engine.add_request(period))
+    stored = Path(folder, "period.fds")
+    live.save(stored)
+    for store in (live, fastdraft.Datastore.open(stored, verify=True)):
+        engine = fastdraft.Engine(fastdraft.DraftConfig(tree_budget=4), datastores=[store])
+        draft = engine.propose(engine.add_request(period[:20]))
+        assert draft.tolist() == period[20 : 20 + len(draft)].tolist()
+        assert len(draft) > 0
+    learned = Path(folder, "calibration.json")
+    engine.calibration().save(learned)
+    fastdraft.Engine(calibration=fastdraft.Calibration.load(learned))
+
+    if importlib.util.find_spec("click") is not None:
+        tokens, built = Path(folder, "tokens.npy"), Path(folder, "built.fds")
+        np.save(tokens, text)
+        run_command("datastore", "build", built, tokens)
+        assert f"{len(text):,}" in run_command("datastore", "info", built, "--verify")
+        assert "13 14 15" in run_command("datastore", "query", built, "--ids", "10 11 12")
+
+        requests, results = Path(folder, "requests.jsonl"), Path(folder, "results.json")
+        record = {"prompt_ids": text[:60].tolist(), "output_ids": text[60:100].tolist()}
+        requests.write_text(f"{json.dumps(record)}\n" * 2)
+        run_command("replay", "--data", requests, "--datastore", built, "--json", results)
+        (run,) = json.loads(results.read_text())["runs"]
+        assert run["geometric_mean"] > 1
 
 print(f"fastdraft {fastdraft.__version__} on Python {sys.version.split()[0]}: works")

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
@@ -304,9 +305,10 @@ def test_predictions_are_handed_over_when_asked(tmp_path: Path) -> None:
 
 
 def test_trees_are_replayed(tmp_path: Path) -> None:
-    # After 1 2 both 3 and 4 have followed: a tree holds both, a chain one.
-    prompt = [1, 2, 3, 5, 6, 1, 2, 4, 7, 8] * 8
-    output = [1, 2, 3, 5, 6, 1, 2, 4, 7, 8, 1, 2, 4, 7, 8, 1, 2, 3, 5, 6] * 4
+    # After 1 2 either 3 or 4 follows, at random: a tree holds both, a chain one.
+    heads = np.random.default_rng(0).random(60) < 0.5
+    text = [token for head in heads for token in ([1, 2, 3, 5, 6] if head else [1, 2, 4, 7, 8])]
+    prompt, output = text[:150], text[150:]
     data = write(tmp_path / "f.jsonl", [{"prompt_ids": prompt, "output_ids": output}])
     costs = ("--data", data, "--token-cost", "0", "--no-memory")
     chain = results_of(tmp_path, *costs)
@@ -646,6 +648,7 @@ def test_a_models_answers_are_recorded_and_replayed(tmp_path: Path, tokenizer: P
         eos_token_id=255,
     )
     model = tmp_path / "model"
+    torch.manual_seed(0)
     LlamaForCausalLM(config).save_pretrained(model)
     for file in tokenizer.iterdir():
         (model / file.name).write_bytes(file.read_bytes())

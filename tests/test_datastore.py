@@ -98,9 +98,7 @@ class Log:
             length += 1
         return length
 
-    def find(
-        self, text: list[int], most: int, begin: int, links: int = LINKS
-    ) -> list[Occurrence]:
+    def find(self, text: list[int], most: int, begin: int, links: int = LINKS) -> list[Occurrence]:
         found: dict[int, int] = {}
         tokens = np.array(self.tokens, dtype=np.int64)
         for order in ORDERS:

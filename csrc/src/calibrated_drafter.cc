@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
-#include <limits>
 #include <optional>
 #include <vector>
 
@@ -33,18 +32,16 @@ constexpr std::int32_t kLongest = 32;
 struct Occurrence {
   const Token* next;
   // Of the request's own text, after so many tokens the copy starts over, as LZ77's
-  // does: a period repeats. Of a datastore, so many lie side by side.
+  // does: a period repeats. Of a datastore, there are no more.
   std::int32_t count;
   std::int32_t length;  // how many of the text's last tokens stand before it
   bool stored;
-  bool output;    // whether a model wrote what follows
-  Token largest;  // greater ones are damage of a file
+  bool output;  // whether a model wrote what follows
 
-  // Negative: none.
+  // -1: none.
   Token token(std::int32_t depth) const noexcept {
-    if (depth >= count && stored) return -1;
-    const Token token = next[depth < count ? depth : depth % count];
-    return token <= largest ? token : -1;
+    if (depth < count) return next[depth];
+    return stored ? -1 : next[depth % count];
   }
 };
 
@@ -89,7 +86,11 @@ class CalibratedDrafter final : public Drafter {
     if (sources.prediction_size > 0) {
       prediction_.emplace(sources.prediction, sources.prediction_size, budget);
     }
-    readers_.reserve(stores_.size());
+    if (!stores_.empty()) {
+      stored_.resize(static_cast<std::size_t>(most_stored()) *
+                     static_cast<std::size_t>(lookahead_));
+    }
+    nodes_.reserve(static_cast<std::size_t>(lookahead_) + 1);
   }
 
   void advance() override {
@@ -108,12 +109,17 @@ class CalibratedDrafter final : public Drafter {
   }
 
   std::int32_t guess(std::int32_t limit, float least, const DraftColumns& draft) override {
-    const Release release{readers_};
     num_occurrences_ = 0;
     num_stored_ = 0;
-    find_in_context();
-    for (const auto& store : stores_) find_in(*store);
+    // Where the text repeats itself that long, nothing else would be drafted.
+    const bool clear = !tree_ && context_.repeated_suffix().length >= kClear;
+    find_suffixes();
+    if (!clear) {
+      find_last_token();
+      for (const auto& store : stores_) find_in(*store);
+    }
     follow();
+    straight_ = false;
 
     nodes_.clear();
     candidates_.clear();
@@ -144,12 +150,7 @@ class CalibratedDrafter final : public Drafter {
   // A chain is never drafted from a match of kWeak tokens beside one of kStrong.
   static constexpr std::int32_t kStrong = 4;
   static constexpr std::int32_t kWeak = 1;
-
-  // Lets the datastores go at the end of a guess, whatever that comes to.
-  struct Release {
-    std::vector<Datastore::Reader>& readers;
-    ~Release() { readers.clear(); }
-  };
+  static constexpr std::int32_t kClear = 16;
 
   // A token that may be drafted, in its place. The root stands for the text.
   struct Node {
@@ -200,21 +201,20 @@ class CalibratedDrafter final : public Drafter {
       if (occurrences_[static_cast<std::size_t>(i)].next == next) return;
     }
     occurrences_[static_cast<std::size_t>(num_occurrences_++)] = {
-        next,
-        static_cast<std::int32_t>(context_.size()) - position,
-        std::min(length, kLongest),
-        false,
-        position >= prompt_size_,
-        std::numeric_limits<Token>::max()};
+        next, static_cast<std::int32_t>(context_.size()) - position, std::min(length, kLongest),
+        false, position >= prompt_size_};
   }
 
-  void find_in_context() noexcept {
+  void find_suffixes() noexcept {
     Match match = context_.repeated_suffix();
     for (int i = 0; i < kSuffixes && match.length > 0; ++i) {
       add_of_context(context_.latest_end(match.state) + 1, match.length);
       add_of_context(context_.first_end(match.state) + 1, match.length);
       match = context_.shorter(match);
     }
+  }
+
+  void find_last_token() noexcept {
     const auto last = static_cast<std::int32_t>(context_.size()) - 1;
     if (last < 0 || links_.size() <= last) return;
     const Token* text = context_.text();
@@ -232,20 +232,20 @@ class CalibratedDrafter final : public Drafter {
 
   void find_in(const Datastore& store) {
     std::array<fastdraft::Occurrence, kStoredOfTree> found;
-    const Datastore::Reader& reader = readers_.emplace_back(store);
+    const Datastore::Reader reader(store);
     const int count =
         reader.find(context_.text(), context_.size(), found.data(), most_stored() - num_stored_,
                     tree_ ? 2 * kStoredOfTree : Datastore::kLinks);
     for (int i = 0; i < count; ++i) {
       const fastdraft::Occurrence& place = found[static_cast<std::size_t>(i)];
-      std::int64_t side_by_side = 0;
-      const Token* next = reader.run(place.next, &side_by_side);
-      occurrences_[static_cast<std::size_t>(num_occurrences_++)] = {
-          next,         static_cast<std::int32_t>(std::min<std::int64_t>(side_by_side, lookahead_)),
-          place.length, true,
-          place.output, store.largest_token()};
+      // Copied, since the text may leave the store as soon as it is not read.
+      Token* tokens = stored_.data() + static_cast<std::ptrdiff_t>(num_stored_) * lookahead_;
+      const auto copied = static_cast<std::int32_t>(reader.copy(place.next, tokens, lookahead_));
+      if (copied == 0) continue;
+      ++num_stored_;
+      occurrences_[static_cast<std::size_t>(num_occurrences_++)] = {tokens, copied, place.length,
+                                                                    true, place.output};
     }
-    num_stored_ += count;
   }
 
   void follow() noexcept {
@@ -264,6 +264,11 @@ class CalibratedDrafter final : public Drafter {
     }
   }
 
+  struct Latest {
+    Token of_context;
+    Token of_stores;
+  };
+
   Group& group_of(Token token) noexcept {
     for (int i = 0; i < num_groups_; ++i) {
       if (groups_[static_cast<std::size_t>(i)].token == token) {
@@ -275,9 +280,65 @@ class CalibratedDrafter final : public Drafter {
     return group;
   }
 
+  // What everything that has a say agreed on for the last node, it may agree on for
+  // the next one, which is then weighed as that was, with longer matches. Says
+  // whether it was so. In a long copy it is so for nearly every token.
+  bool go_straight(std::size_t index) {
+    const Node& node = nodes_[index];
+    Group& group = groups_[0];
+    const Token copy = node.copied ? copying_.token(node.depth) : -1;
+    const Token expected = node.predicted ? expected_.token(node.depth) : -1;
+    Token token = std::max(copy, expected);
+    for (int i = 0; i < num_agreeing_; ++i) {
+      const Token next = occurrences_[agreeing_[static_cast<std::size_t>(i)]].token(node.depth);
+      if (next < 0) return false;
+      token = next;
+      if (next != occurrences_[agreeing_[0]].token(node.depth)) return false;
+    }
+    if (token < 0 || (copy >= 0 && copy != token) || (expected >= 0 && expected != token)) {
+      return false;
+    }
+    const auto values = [&] {
+      return std::array<int, 4>{Acceptance::length_value(group.context_length),
+                                Acceptance::length_value(group.store_length),
+                                copying_.value(node.depth, token, node.copied),
+                                expected_.value(node.depth, token, node.predicted)};
+    };
+    group.token = token;
+    group.copied = copy >= 0;
+    group.predicted = expected >= 0;
+    if (group.context_count > 0)
+      group.context_length = std::min(group.context_length + 1, kLongest);
+    if (group.store_count > 0) group.store_length = std::min(group.store_length + 1, kLongest);
+    nodes_[index].first = candidates_.size();
+    if (values() == straight_values_) {
+      Candidate again = candidates_.back();
+      again.token = token;
+      candidates_.push_back(again);
+    } else {
+      straight_values_ = values();
+      weigh(group, node, group.context_count + group.store_count, 0,
+            {group.context_count > 0 ? token : -1, group.store_count > 0 ? token : -1});
+    }
+    nodes_[index].last = candidates_.size();
+    return true;
+  }
+
+  // From now on everything agrees.
+  void begin_straight(const Group& group) noexcept {
+    straight_ = true;
+    straight_values_ = {-1, -1, -1, -1};
+    num_agreeing_ = 0;
+    for (int i = 0; i < num_occurrences_; ++i) {
+      if ((group.occurrences >> i & 1) == 0) continue;
+      agreeing_[static_cast<std::size_t>(num_agreeing_++)] = static_cast<std::uint8_t>(i);
+    }
+  }
+
   // Weighs the tokens that may follow the node.
   void expand(std::size_t index) {
-    const Node node = nodes_[index];
+    if (straight_ && go_straight(index)) return;
+    const Node& node = nodes_[index];
     num_groups_ = 0;
     int total = 0;
     // What the latest of the longest matches say, of the text and of the datastores.
@@ -336,12 +397,9 @@ class CalibratedDrafter final : public Drafter {
       weigh(group, node, total, group.length() == best ? second : best, latest);
     }
     nodes_[index].last = candidates_.size();
+    straight_ = false;
+    if (!tree_ && num_groups_ == 1) begin_straight(groups_[0]);
   }
-
-  struct Latest {
-    Token of_context;
-    Token of_stores;
-  };
 
   void weigh(const Group& group, const Node& node, int total, std::int32_t rival_length,
              const Latest& latest) {
@@ -351,20 +409,6 @@ class CalibratedDrafter final : public Drafter {
     const int rival = Acceptance::length_value(rival_length);
     const int share = total == 0 ? 0 : (group.context_count + group.store_count) * 5 / total;
     const int of = total < 3 ? total : total < 6 ? 3 : total < 10 ? 4 : 5;
-    const std::array<int, Acceptance::kFeatures> values = {
-        context,
-        store,
-        rival,
-        Acceptance::count_value(group.context_count),
-        Acceptance::count_value(group.store_count),
-        says(latest.of_context) + 3 * says(latest.of_stores),
-        copying_.value(node.depth, group.token, node.copied),
-        expected_.value(node.depth, group.token, node.predicted),
-        context * Acceptance::kLengths + store,
-        share + Acceptance::kShares * of,
-        std::max(context, store) * Acceptance::kLengths + rival,
-        (2 * group.output_of_context + group.output_of_store) * Acceptance::kLengths +
-            std::max(context, store)};
     Candidate& candidate = candidates_.emplace_back();
     candidate.token = group.token;
     candidate.occurrences = group.occurrences;
@@ -373,9 +417,22 @@ class CalibratedDrafter final : public Drafter {
     candidate.source = group.predicted                             ? Source::kPrediction
                        : group.store_length > group.context_length ? Source::kDatastore
                                                                    : Source::kContext;
-    for (std::size_t i = 0; i < values.size(); ++i) {
-      candidate.evidence[i] = Acceptance::place(static_cast<Acceptance::Feature>(i), values[i]);
-    }
+    using A = Acceptance;
+    const int longest = std::max(context, store);
+    const int written = 2 * group.output_of_context + group.output_of_store;
+    candidate.evidence = {
+        A::place(A::kContextLength, context),
+        A::place(A::kStoreLength, store),
+        A::place(A::kRivalLength, rival),
+        A::place(A::kContextCount, A::count_value(group.context_count)),
+        A::place(A::kStoreCount, A::count_value(group.store_count)),
+        A::place(A::kLatest, says(latest.of_context) + 3 * says(latest.of_stores)),
+        A::place(A::kCopy, copying_.value(node.depth, group.token, node.copied)),
+        A::place(A::kPrediction, expected_.value(node.depth, group.token, node.predicted)),
+        A::place(A::kBothLengths, context * A::kLengths + store),
+        A::place(A::kShare, share + A::kShares * of),
+        A::place(A::kLengthAndRival, longest * A::kLengths + rival),
+        A::place(A::kOutput, written * A::kLengths + longest)};
     candidate.chance = acceptance_.chance(candidate.evidence);
   }
 
@@ -413,7 +470,6 @@ class CalibratedDrafter final : public Drafter {
   std::int32_t grow_tree(std::int32_t limit, float least, const DraftColumns& draft) {
     waiting_.clear();
     const auto wait_for = [&](std::size_t node) {
-      if (nodes_[node].depth == lookahead_) return;
       for (std::size_t c = nodes_[node].first; c < nodes_[node].last; ++c) {
         const float path = nodes_[node].path * candidates_[c].chance;
         if (path < least) continue;
@@ -429,9 +485,10 @@ class CalibratedDrafter final : public Drafter {
       waiting_.pop_back();
       const Candidate candidate = candidates_[next.candidate];
       count = draft_candidate(next.parent, candidate, draft);
-      if (count == limit) break;
-      expand(static_cast<std::size_t>(count));
-      wait_for(static_cast<std::size_t>(count));
+      const auto node = static_cast<std::size_t>(count);
+      if (count == limit || nodes_[node].depth == lookahead_) continue;
+      expand(node);
+      wait_for(node);
     }
     return count;
   }
@@ -460,12 +517,16 @@ class CalibratedDrafter final : public Drafter {
   std::array<Occurrence, kMostOccurrences> occurrences_;
   int num_occurrences_ = 0;
   int num_stored_ = 0;
-  std::vector<Datastore::Reader> readers_;  // while a guess is made, it points into the stores
+  std::vector<Token> stored_;  // what follows the occurrences in datastores
   Following copying_;
   Following expected_;
   std::vector<Node> nodes_;
   std::array<Group, kMostOccurrences + 2> groups_;
   int num_groups_ = 0;
+  bool straight_ = false;  // whether groups_[0] was alone at the chain's last node
+  std::array<int, 4> straight_values_{};
+  std::array<std::uint8_t, kMostOccurrences> agreeing_;
+  int num_agreeing_ = 0;
   std::vector<Candidate> candidates_;
   std::vector<Waiting> waiting_;
 };

@@ -2,10 +2,11 @@
 The C++ core of fastdraft.
 """
 from __future__ import annotations
+import collections.abc
 import numpy
 import numpy.typing
 import typing
-__all__: list[str] = ['Draft', 'DraftBatch', 'Engine']
+__all__: list[str] = ['Datastore', 'DatastoreWriter', 'Draft', 'DraftBatch', 'Engine', 'FEATURES']
 class Draft:
     """
     The tokens guessed for one step of a request, as read-only columns.
@@ -71,17 +72,149 @@ class DraftBatch:
         """
         The drafted tokens, int32.
         """
+class Datastore:
+    """
+    The core of fastdraft.Datastore.
+    """
+    @typing.overload
+    def __init__(self, *, max_bytes: typing.SupportsInt | typing.SupportsIndex, fingerprint: bytes | None) -> None:
+        ...
+    @typing.overload
+    def __init__(self, *, path: str, fingerprint: bytes | None, verify: bool) -> None:
+        ...
+    def __len__(self) -> int:
+        """
+        The tokens held.
+        """
+    def _find(self, token_ids: numpy.typing.ArrayLike, most: typing.SupportsInt | typing.SupportsIndex, links: typing.SupportsInt | typing.SupportsIndex) -> list[tuple[int, int, bool]]:
+        ...
+    def _save(self, path: str) -> None:
+        ...
+    def add(self, token_ids: numpy.typing.ArrayLike, *, prompt_size: typing.SupportsInt | typing.SupportsIndex | None = None) -> None:
+        """
+        Adds a document to a live store.
+        
+        token_ids: a list or a row of integers, 0 or greater.
+        prompt_size: the tokens from here on are a model's output, which later outputs are more like than
+            prompts are; by default none are.
+        
+        The oldest text leaves as far as `max_bytes` asks. What of the document's beginning already stands
+        in the store as a document's beginning is not stored again: from 32 tokens on, to the token. The
+        turns of a chat, each of which repeats the ones before, are thus stored once.
+        
+        O(1) amortised a token. Requests that look something up meanwhile wait for microseconds. Raises
+        InvalidValueError, DatastoreClosedError, DatastoreError for a frozen store, or MemoryLimitError
+        where the machine has no memory, and then the document's first tokens were added.
+        """
+    def close(self) -> None:
+        """
+        Frees the memory or the file. To requests the store is empty from now on.
+        
+        Closing a closed store does nothing.
+        """
+    def read(self, position: typing.SupportsInt | typing.SupportsIndex, most: typing.SupportsInt | typing.SupportsIndex) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        The tokens from `position` on, to the document's end, at most `most`.
+        
+        Returns an int32 array, empty where the position has left the store. Raises InvalidValueError or
+        DatastoreClosedError.
+        """
+    @property
+    def _bytes(self) -> int:
+        ...
+    @property
+    def begin(self) -> int:
+        """
+        The first position held.
+        """
+    @property
+    def closed(self) -> bool:
+        """
+        Whether it was closed.
+        """
+    @property
+    def end(self) -> int:
+        """
+        The position after the last one held.
+        """
+    @property
+    def fingerprint(self) -> bytes | None:
+        """
+        The fingerprint of the tokenizer that its tokens are of, 32 bytes, or None.
+        """
+    @property
+    def frozen(self) -> bool:
+        """
+        Whether it is a file, to which nothing can be added.
+        """
+    @property
+    def max_bytes(self) -> int:
+        """
+        The limit of `bytes`; of a frozen store the file's size.
+        """
+    @property
+    def num_documents(self) -> int:
+        """
+        The documents whose beginning is held.
+        """
+class DatastoreWriter:
+    """
+    The core of fastdraft.datastore.DatastoreWriter.
+    """
+    def __init__(self, *, path: str, fingerprint: bytes | None, segment_tokens: typing.SupportsInt | typing.SupportsIndex) -> None:
+        ...
+    def append(self, token_ids: numpy.typing.ArrayLike) -> None:
+        """
+        Appends tokens to the document.
+        
+        token_ids: a list or a row of integers, 0 or greater.
+        
+        O(1) a token; where a segment is full it is indexed and written, which takes seconds. Raises
+        InvalidValueError, DatastoreError where the file cannot be written, or DatastoreClosedError.
+        """
+    def begin_document(self) -> None:
+        """
+        What is appended next is another document.
+        
+        Raises DatastoreClosedError after `finish` or `discard`.
+        """
+    def discard(self) -> None:
+        """
+        Removes what was written so far; does nothing after `finish`.
+        """
+    def finish(self) -> None:
+        """
+        Completes the file and puts it in its place.
+        
+        Raises DatastoreError where it cannot be written, or DatastoreClosedError.
+        """
+    @property
+    def num_documents(self) -> int:
+        """
+        The documents so far that are not empty.
+        """
+    @property
+    def num_tokens(self) -> int:
+        """
+        The tokens appended so far.
+        """
 class Engine:
     """
     The core of fastdraft.Engine.
     """
-    def __init__(self, *, lookahead: typing.SupportsInt | typing.SupportsIndex, token_cost: typing.SupportsFloat | typing.SupportsIndex, max_ngram: typing.SupportsInt | typing.SupportsIndex, ngram_order: typing.SupportsInt | typing.SupportsIndex, min_probability: typing.SupportsFloat | typing.SupportsIndex, recovery: typing.SupportsInt | typing.SupportsIndex, max_request_tokens: typing.SupportsInt | typing.SupportsIndex, max_bytes: typing.SupportsInt | typing.SupportsIndex | None) -> None:
+    def __init__(self, *, lookahead: typing.SupportsInt | typing.SupportsIndex, tree_budget: typing.SupportsInt | typing.SupportsIndex, token_cost: typing.SupportsFloat | typing.SupportsIndex, max_ngram: typing.SupportsInt | typing.SupportsIndex, ngram_order: typing.SupportsInt | typing.SupportsIndex, min_probability: typing.SupportsFloat | typing.SupportsIndex, recovery: typing.SupportsInt | typing.SupportsIndex, max_request_tokens: typing.SupportsInt | typing.SupportsIndex, max_bytes: typing.SupportsInt | typing.SupportsIndex | None, datastores: collections.abc.Sequence[Datastore]) -> None:
         ...
     def _counts(self, request: typing.SupportsInt | typing.SupportsIndex) -> tuple:
         ...
     def _finish(self, request: typing.SupportsInt | typing.SupportsIndex) -> tuple:
         ...
-    def add_request(self, prompt_ids: numpy.typing.ArrayLike, *, prediction: numpy.typing.ArrayLike | None = None) -> int:
+    def _reliability(self) -> list[tuple[float, float, float]]:
+        ...
+    def _set_weights(self, weights: typing.Annotated[numpy.typing.ArrayLike, numpy.float32]) -> None:
+        ...
+    def _weights(self) -> numpy.typing.NDArray[numpy.float32] | None:
+        ...
+    def add_request(self, prompt_ids: numpy.typing.ArrayLike, *, prediction: numpy.typing.ArrayLike | None = None, datastores: collections.abc.Sequence[Datastore] | None = None) -> int:
         """
         Starts a request and returns its id.
         
@@ -89,9 +222,17 @@ class Engine:
             may be empty. Copied.
         prediction: text that the caller expects in the output, in the same form; it is drafted from
             without being part of the prompt.
+        datastores: the Datastores that the request may be drafted from, and whose live ones it enters when
+            it is finished; by default the engine's. It sees no others.
         
-        O(tokens). Raises InvalidValueError, RequestLimitError or MemoryLimitError, and then nothing was
-        added.
+        O(tokens). Raises InvalidValueError (datastores of two tokenizers too), DatastoreClosedError,
+        RequestLimitError or MemoryLimitError, and then nothing was added.
+        """
+    def cancel(self, request: typing.SupportsInt | typing.SupportsIndex) -> None:
+        """
+        Ends a request whose output nobody wants, and frees its memory.
+        
+        Nothing of it enters a datastore. Raises UnknownRequestError for an id that is not running.
         """
     def num_tokens(self, request: typing.SupportsInt | typing.SupportsIndex) -> int:
         """
@@ -122,7 +263,7 @@ class Engine:
         It is empty where nothing matches or nothing pays. It changes nothing that later drafts depend on,
         but `observe` compares the emitted tokens with the latest draft, so propose once a step.
         
-        limit: the most tokens to draft, besides the engine's lookahead; 0 drafts nothing. A host that
+        limit: the most tokens to draft, besides the config's lookahead or tree_budget; 0 drafts nothing. A host that
             has room for fewer tokens says so here and does not cut the draft itself.
         token_cost: what a further token in a forward costs, as a fraction of a forward over one token; by
             default the config's.
@@ -156,3 +297,4 @@ class Engine:
         """
         How many requests are running.
         """
+FEATURES: list = [('context_length', 10), ('store_length', 10), ('rival_length', 10), ('context_count', 5), ('store_count', 5), ('latest', 9), ('copy', 12), ('prediction', 12), ('both_lengths', 100), ('share', 36), ('length_and_rival', 100), ('output', 40)]

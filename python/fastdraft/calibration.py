@@ -63,7 +63,9 @@ class Calibration:
         for name, values in self.weights.items():
             for value in values:
                 if not isinstance(value, (int, float)) or not math.isfinite(value):
-                    raise InvalidValueError(f"weights must be finite numbers, got {value!r} of {name}")
+                    raise InvalidValueError(
+                        f"weights must be finite numbers, got {value!r} of {name}"
+                    )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the calibration to a JSON file."""

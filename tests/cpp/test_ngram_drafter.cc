@@ -29,7 +29,7 @@ TEST(NgramDrafter, KeepsToThePromptAndTheThreshold) {
     for (const Token token : testing::random_text(60, 6, seed + 1000)) {
       text.append(token);
       drafter->advance();
-      const std::int32_t count = drafter->guess(kLimit, draft);
+      const std::int32_t count = drafter->guess(kLimit, 0.0f, draft);
       ASSERT_LE(count, kLimit);
       float last = 1.0f;
       for (std::int32_t i = 0; i < count; ++i) {

@@ -26,15 +26,15 @@ TEST(PredictedOutputsDrafter, DraftsOnlyWhereTheOutputLinesUp) {
     const Text prediction = testing::random_text(seed * 3, vocabulary, seed);
     const auto policy = DraftPolicy::predicted_outputs(recovery);
     const auto drafter = policy->begin(
-        text, {prediction.data(), static_cast<std::int64_t>(prediction.size())}, budget);
-    ASSERT_EQ(drafter->guess(kLimit, draft),
+        text, {prediction.data(), static_cast<std::int64_t>(prediction.size()), {}}, budget);
+    ASSERT_EQ(drafter->guess(kLimit, 0.0f, draft),
               std::min(kLimit, static_cast<std::int32_t>(prediction.size())));
     Text output;
     for (const Token token : testing::random_text(120, vocabulary, seed + 1000)) {
       output.push_back(token);
       text.append(token);
       drafter->advance();
-      const std::int32_t count = drafter->guess(kLimit, draft);
+      const std::int32_t count = drafter->guess(kLimit, 0.0f, draft);
       if (count == 0) continue;
       // The last tokens of the output, `recovery` of them or from its start,
       // and the draft stand in the prediction one behind the other.

@@ -140,8 +140,6 @@ class Datastore {
   // The limit of a live store, the file's size of a frozen one.
   virtual std::int64_t max_bytes() const noexcept = 0;
   const std::optional<Fingerprint>& fingerprint() const noexcept { return fingerprint_; }
-  // Greater tokens that `run` shows are damage, which must not reach a model's embedding.
-  Token largest_token() const noexcept { return largest_token_; }
 
  protected:
   explicit Datastore(const std::optional<Fingerprint>& fingerprint) : fingerprint_(fingerprint) {}
@@ -157,6 +155,7 @@ class Datastore {
   mutable std::shared_mutex mutex_;
   std::atomic<bool> closed_{false};
   std::optional<Fingerprint> fingerprint_;
+  // Greater ones are damage, which must not reach a model's embedding.
   Token largest_token_ = std::numeric_limits<Token>::max();
 };
 

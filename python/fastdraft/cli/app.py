@@ -19,10 +19,10 @@ EXTRAS = {
     "torch": "hf",
     "transformers": "hf",
     "accelerate": "demo",
-    "filelock": "demo",
+    "filelock": "cli",
     "gguf": "demo",
     "matplotlib": "plot",
-    "tokenizers": "hf",
+    "tokenizers": "cli",
 }
 
 
