@@ -19,7 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -143,7 +143,7 @@ def main() -> None:
 
     tokenizer = Tokenizer.from_file(str(demo_model.ensure() / "tokenizer.json"))
 
-    def encode(texts: list[str]) -> list[list[int]]:
+    def encode(texts: list[str]) -> list[Sequence[int]]:
         return [each.ids for each in tokenizer.encode_batch(texts, add_special_tokens=False)]
 
     families = {

@@ -55,7 +55,7 @@ def test_chances_come_true(tree_budget: int | None) -> None:
     many = [bucket for bucket in buckets if bucket.count >= 300]
     assert len(many) >= 18
     # A source without any structure is the hardest: what the steps of the descent leave of noise is
-    # all that is seen. On recorded requests bench/calibration.py finds a tenth of this.
+    # all that is seen. On recorded requests bench/calibration.py finds a quarter of this.
     for bucket in many:
         assert bucket.accepted == pytest.approx(bucket.chance, abs=0.1), bucket
 

@@ -20,7 +20,7 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
-from fastdraft import DraftBatch, DraftConfig, DraftStats, Engine, hf
+from fastdraft import Datastore, DraftBatch, DraftConfig, DraftStats, Engine, hf
 from fastdraft.errors import FastdraftError, InvalidValueError
 from fastdraft.hf.generate import _engine as engine
 from hf_models import EOS, PAD, Generous, edited, repetitive_batch, tiny_model
@@ -515,3 +515,34 @@ def test_the_engines_batch_is_what_the_protocol_says() -> None:
     batch = engine.propose_batch([request], limits=np.array([2], np.int32))
     assert isinstance(batch, DraftBatch)
     assert batch.offsets.tolist() == [0, len(batch.token_ids)]
+
+
+def test_an_engine_remembers_earlier_requests_in_its_datastore() -> None:
+    model = tiny_model("llama")
+    inputs = repetitive_batch(1)
+    plain = model.generate(**inputs, max_new_tokens=60, do_sample=False, eos_token_id=None)
+    store = Datastore(max_bytes=1 << 20)
+    engine = Engine(DraftConfig(token_cost=0), datastores=[store])
+    options = {"max_new_tokens": 60, "do_sample": False, "eos_token_id": None, "drafter": engine}
+    outputs = [hf.generate(model, **inputs, **options) for _ in range(3)]
+    for output in outputs:
+        assert torch.equal(output.sequences, plain)
+    # The forced plain steps are few, and the whole answer stands in the store by then.
+    assert outputs[2].stats.steps < outputs[0].stats.steps
+    assert 0 < len(store) <= plain.shape[1]
+    assert engine.num_requests == 0
+
+
+def test_a_datastore_of_another_tokenizer_is_named_before_it_reaches_the_model() -> None:
+    model = tiny_model("llama")
+    inputs = repetitive_batch(1)
+    plain = model.generate(**inputs, max_new_tokens=60, do_sample=False)[0].tolist()
+    store = Datastore(max_bytes=1 << 20)
+    for end in range(10, len(plain)):
+        store.add([*plain[end - 10 : end], 2**30, 2**30])
+    engine = Engine(DraftConfig(token_cost=0), datastores=[store])
+    with pytest.raises(
+        InvalidValueError, match=r"got 1073741824: a datastore of another tokenizer"
+    ):
+        hf.generate(model, **inputs, max_new_tokens=60, do_sample=False, drafter=engine)
+    assert engine.num_requests == 0

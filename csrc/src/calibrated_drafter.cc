@@ -307,9 +307,12 @@ class CalibratedDrafter final : public Drafter {
     group.token = token;
     group.copied = copy >= 0;
     group.predicted = expected >= 0;
-    if (group.context_count > 0)
+    if (group.context_count > 0) {
       group.context_length = std::min(group.context_length + 1, kLongest);
-    if (group.store_count > 0) group.store_length = std::min(group.store_length + 1, kLongest);
+    }
+    if (group.store_count > 0) {
+      group.store_length = std::min(group.store_length + 1, kLongest);
+    }
     nodes_[index].first = candidates_.size();
     if (values() == straight_values_) {
       Candidate again = candidates_.back();

@@ -18,6 +18,16 @@ void check_tokens(const Token* tokens, std::int64_t size) {
   }
 }
 
+std::string to_hex(const Fingerprint& fingerprint) {
+  static constexpr char kDigits[] = "0123456789abcdef";
+  std::string hex;
+  for (const std::uint8_t byte : fingerprint) {
+    hex += kDigits[byte >> 4];
+    hex += kDigits[byte & 15];
+  }
+  return hex;
+}
+
 Token Datastore::Reader::at(std::int64_t position) const {
   std::int64_t count = 0;
   const Token* token = run(position, &count);

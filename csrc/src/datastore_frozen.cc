@@ -16,16 +16,6 @@ namespace {
 
 constexpr std::size_t kNumOrders = Datastore::kOrders.size();
 
-std::string hex(const std::uint8_t* bytes, std::size_t count) {
-  static constexpr char kDigits[] = "0123456789abcdef";
-  std::string text;
-  for (std::size_t i = 0; i < count; ++i) {
-    text += kDigits[bytes[i] >> 4];
-    text += kDigits[bytes[i] & 15];
-  }
-  return text;
-}
-
 // A part of a store with an index of its own. What stands in the file is taken for
 // a number of any value: damage that nobody looked for must not lead outside.
 struct Segment {
@@ -192,8 +182,8 @@ class FrozenDatastore final : public Datastore {
     if (header_.has_fingerprint != 0) fingerprint_ = header_.fingerprint;
     if (expected && fingerprint_ != expected) {
       refuse("of another tokenizer: its fingerprint is " +
-             (fingerprint_ ? hex(fingerprint_->data(), fingerprint_->size()) : "not known") +
-             ", expected " + hex(expected->data(), expected->size()));
+             (fingerprint_ ? to_hex(*fingerprint_) : "not known") + ", expected " +
+             to_hex(*expected));
     }
     largest_token_ = header_.largest_token;
   }

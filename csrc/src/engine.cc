@@ -26,19 +26,9 @@ std::unique_ptr<DraftPolicy> make_policy(const EngineConfig& config) {
   return DraftPolicy::calibrated(config.lookahead, config.tree_budget > 0);
 }
 
-std::string to_hex(const Fingerprint& fingerprint) {
-  static constexpr char kDigits[] = "0123456789abcdef";
-  std::string hex;
-  for (const std::uint8_t byte : fingerprint) {
-    hex += kDigits[byte >> 4];
-    hex += kDigits[byte & 15];
-  }
-  return hex;
-}
-
 // Token ids of two tokenizers have nothing to do with each other.
 void check_stores(const Stores& stores) {
-  const Datastore* marked = nullptr;
+  std::optional<Fingerprint> marked;
   for (std::size_t i = 0; i < stores.size(); ++i) {
     if (stores[i] == nullptr) throw InvalidValueError("datastores must be Datastores, got None");
     if (std::find(stores.begin(), stores.begin() + static_cast<std::ptrdiff_t>(i), stores[i]) !=
@@ -49,13 +39,13 @@ void check_stores(const Stores& stores) {
     if (stores[i]->closed()) {
       throw DatastoreClosedError("the datastore at index " + std::to_string(i) + " is closed");
     }
-    if (!stores[i]->fingerprint()) continue;
-    if (marked != nullptr && marked->fingerprint() != stores[i]->fingerprint()) {
+    const std::optional<Fingerprint>& fingerprint = stores[i]->fingerprint();
+    if (!fingerprint) continue;
+    if (marked && *marked != *fingerprint) {
       throw InvalidValueError("datastores must be of one tokenizer, got the fingerprints " +
-                              to_hex(*marked->fingerprint()) + " and " +
-                              to_hex(*stores[i]->fingerprint()));
+                              to_hex(*marked) + " and " + to_hex(*fingerprint));
     }
-    marked = stores[i].get();
+    marked = fingerprint;
   }
 }
 
@@ -324,7 +314,9 @@ DraftCounts Engine::finish(RequestId id) {
     try {
       store->add(request->context.text(), request->context.size(), request->prompt_size);
     } catch (const DatastoreClosedError&) {
+      continue;
     } catch (const MemoryLimitError&) {
+      continue;
     }
   }
   return request->counts;

@@ -236,7 +236,7 @@ TEST_P(EngineDrafts, TheMostProbableFirstAndParentsBeforeChildren) {
     const RequestId id = add_row(engine, seed);
     DraftCounts expected;
     for (std::uint32_t step = 0; step < 20; ++step) {
-      const std::int32_t limit = static_cast<std::int32_t>(step * 5 % 30);
+      const auto limit = static_cast<std::int32_t>(step * 5 % 30);
       const Draft draft = propose_draft(engine, id, {{}, &limit, false});
       const auto size = static_cast<std::int32_t>(draft.tokens.size());
       ASSERT_LE(size, std::min(limit, engine.most_drafted()));

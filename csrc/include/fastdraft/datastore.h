@@ -26,6 +26,9 @@ struct Occurrence {
 // What a tokenizer's SHA-256 says of its vocabulary; token ids mean nothing without it.
 using Fingerprint = std::array<std::uint8_t, 32>;
 
+// Its digits, two a byte.
+std::string to_hex(const Fingerprint& fingerprint);
+
 // A log of documents and an index of its n-grams. Positions count the tokens
 // that ever entered, and one more before each document, from 0; the oldest
 // leave a live store when its bytes are used up.

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fastdraft import DraftBatch, DraftStats
 from fastdraft.drafters import Drafter
-from fastdraft.errors import FastdraftError
+from fastdraft.errors import FastdraftError, InvalidValueError
 from fastdraft.hf.cost import StepCost
 from fastdraft.hf.kv_cache import RowCache
 from fastdraft.hf.masks import Masks
@@ -71,6 +71,7 @@ class Target:
         home: Where the caller's tensors are, and the logits are wanted.
 
     Attributes:
+        vocabulary: How many token ids the model knows.
         takes_trees: Whether a draft may be a tree. The model's attention has to take a mask in
             which a token does not see all before it, and the model has to place a token where it
             is told to and not behind the one before it.
@@ -90,6 +91,7 @@ class Target:
     ) -> None:
         self.cache = cache
         self.prompt_columns = cached
+        self.vocabulary = int(model.get_input_embeddings().weight.shape[0])
         self.takes_trees = masks.takes_trees and next_positions is not None
         self._device = device
         self._home = home
@@ -226,6 +228,12 @@ class Decoding:
         tokens = np.arange(1, len(rows) * len(seconds) + 1)
         batch = self._propose(np.interp(tokens, tokens[len(rows) - 1 :: len(rows)], seconds))
         offsets, draft_ids = batch.offsets, batch.token_ids
+        if len(draft_ids) and int(draft_ids.max()) >= self._target.vocabulary:
+            # On a GPU such an id would end the process.
+            raise InvalidValueError(
+                f"draft tokens must be below the model's vocabulary of {self._target.vocabulary}, "
+                f"got {int(draft_ids.max())}: a datastore of another tokenizer?"
+            )
         parents = None if are_chains(batch.parents, offsets) else batch.parents
         if parents is not None and not self._target.takes_trees:
             (draft_ids, offsets), parents = best_chains(batch), None
