@@ -244,7 +244,7 @@ class DefaultDrafter:
     SUFFIXES, LONGEST = 3, 32
     STRONG, WEAK = 4, 1  # a chain leaves out a match so short beside one so long
     CLEAR = 16  # beside a repeated suffix of this length a chain weighs no other places
-    CHAIN = Width(tokens=8, stored=8, links=6)
+    CHAIN = Width(tokens=8, stored=8, links=7)
     TREE = Width(tokens=16, stored=32, links=64)
     TIE = 1e-4  # the engine computes in single precision
 

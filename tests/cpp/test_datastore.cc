@@ -173,6 +173,7 @@ TEST(Datastore, LimitHoldsWhileEveryKindOfGrowthHappens) {
 TEST(Datastore, ThreadsShareAStore) {
   for (int round = 0; round < 4; ++round) {
     const auto store = Datastore::live(160 << 10);
+    add(*store, testing::random_text(700, 3, 99));  // so that the first to read finds something
     const Folder folder;
     std::atomic<std::int64_t> found{0};
     std::vector<std::thread> threads;

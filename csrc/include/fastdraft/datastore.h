@@ -43,7 +43,7 @@ class Datastore {
   static constexpr std::array<std::int32_t, 3> kOrders{4, 2, 1};
   // How many occurrences are looked at where a caller has no other wish: more
   // gain less than a thousandth.
-  static constexpr int kLinks = 6;
+  static constexpr int kLinks = 7;
   // The most tokens that an occurrence is compared over.
   static constexpr std::int32_t kLongest = 32;
 
