@@ -42,11 +42,11 @@ def unmarked_length(text: Sequence[int], end: int) -> int:
     """The length up to which the suffixes that end at `end` went unmarked when it was indexed.
 
     The suffixes fall into classes by where else they ended at the time. Only the LATEST_WALK
-    classes of the longest ones were marked.
+    classes of the longest ones were marked, the first of which is the whole text's.
     """
     seen = range(min(end + 2, len(text)))
-    lengths = {common_suffix(text, max(end, e), min(end, e)) for e in seen if e != end} - {0}
-    classes = sorted(lengths, reverse=True)
+    lengths = {common_suffix(text, max(end, e), min(end, e)) for e in seen if e != end}
+    classes = sorted(lengths - {0, end + 1}, reverse=True)
     return classes[LATEST_WALK - 1] if len(classes) >= LATEST_WALK else 0
 
 

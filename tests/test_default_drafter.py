@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike
 
@@ -49,6 +49,15 @@ def corpus() -> Iterator[Datastore]:
     lookahead=st.integers(1, 8),
     tree_budget=st.none() | st.integers(1, 20),
     token_cost=st.just(0.0) | st.floats(0.001, 0.3),
+)
+@example(  # so long a run that its latest ends are only known in part
+    prompt=[0] * 39,
+    prediction=[],
+    documents=None,
+    steps=[(0, [1, 0], 0), (0, [0], 0)],
+    lookahead=1,
+    tree_budget=None,
+    token_cost=0.0,
 )
 def test_drafts_are_the_oracles(
     corpus: Datastore,
