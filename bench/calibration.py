@@ -30,6 +30,7 @@ from tokenizers import Tokenizer
 from fastdraft import Calibration, Datastore, DraftConfig, Engine
 from fastdraft.cli import demo_model
 from fastdraft.cli.records import Record, family_files, read_family
+from fastdraft.cli.replay_run import accepted_path
 from index import machine
 
 TOKEN_COSTS = (0.0, 0.02, 0.05, 0.2)
@@ -55,18 +56,14 @@ def replay(job: Job, records: list[Record]) -> Calibration:
         prompt = np.append(record.prompt_ids if job.prompt else output[:0], output[:1])
         reference = record.reference_ids if job.prediction else None
         request = engine.add_request(prompt, prediction=reference)
+        said = output.tolist()
         done = 1
-        while done < len(output):
+        while done < len(said):
             draft = engine.propose(request)
-            end, last = done, -1
-            following = output.tolist()[done : done + job.config.lookahead]
-            for node, (token, parent) in enumerate(
-                zip(draft.tolist(), draft.parents.tolist(), strict=True)
-            ):
-                if end - done < len(following) and (token, parent) == (following[end - done], last):
-                    end, last = end + 1, node
-            engine.observe(request, output[done : end + 1])
-            done = end + 1
+            path = accepted_path(draft.tolist(), draft.parents.tolist(), said, done)
+            end = done + len(path) + 1
+            engine.observe(request, output[done:end])
+            done = end
         engine.finish(request)
     return engine.calibration()
 

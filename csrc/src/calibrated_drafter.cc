@@ -54,6 +54,13 @@ struct Following {
   std::int32_t count = 0;
   CopyCursor::Place place;
 
+  Following() = default;
+  Following(CopyCursor::Place found, const Token* text, std::int64_t size) noexcept : place(found) {
+    if (place.position < 0) return;
+    next = text + place.position;
+    count = static_cast<std::int32_t>(size) - place.position;
+  }
+
   Token token(std::int32_t depth) const noexcept { return depth < count ? next[depth] : -1; }
 
   // The value of Acceptance::kCopy and kPrediction for `token`: nothing is said,
@@ -249,18 +256,10 @@ class CalibratedDrafter final : public Drafter {
   }
 
   void follow() noexcept {
-    copying_ = {};
-    copying_.place = copy_.place();
-    if (copying_.place.position >= 0) {
-      copying_.next = context_.text() + copying_.place.position;
-      copying_.count = static_cast<std::int32_t>(context_.size()) - copying_.place.position;
-    }
+    copying_ = Following(copy_.place(), context_.text(), context_.size());
     expected_ = {};
-    if (!prediction_) return;
-    expected_.place = prediction_->place();
-    if (expected_.place.position >= 0) {
-      expected_.next = prediction_->text() + expected_.place.position;
-      expected_.count = static_cast<std::int32_t>(prediction_->size()) - expected_.place.position;
+    if (prediction_) {
+      expected_ = Following(prediction_->place(), prediction_->text(), prediction_->size());
     }
   }
 

@@ -9,15 +9,6 @@
 
 namespace fastdraft {
 
-void check_tokens(const Token* tokens, std::int64_t size) {
-  const Token* negative =
-      std::find_if(tokens, tokens + size, [](Token token) { return token < 0; });
-  if (negative != tokens + size) {
-    throw InvalidValueError("token_ids must be 0 or greater, got " + std::to_string(*negative) +
-                            " at index " + std::to_string(negative - tokens));
-  }
-}
-
 std::string to_hex(const Fingerprint& fingerprint) {
   static constexpr char kDigits[] = "0123456789abcdef";
   std::string hex;

@@ -583,7 +583,7 @@ std::int64_t LiveDatastore::add_slice(const Token* tokens, std::int64_t first, s
 }
 
 void LiveDatastore::add(const Token* tokens, std::int64_t size, std::int64_t prompt_size) {
-  check_tokens(tokens, size);
+  check_tokens(tokens, size, "token_ids");
   const std::scoped_lock adding(adding_);
   const std::int64_t common = stored_prefix(tokens, size);
   if (common == size && !closed()) return;

@@ -317,7 +317,7 @@ void DatastoreWriter::begin_document(std::int64_t context) {
 }
 
 void DatastoreWriter::append(const Token* tokens, std::int64_t size, bool output) {
-  check_tokens(tokens, size);
+  check_tokens(tokens, size, "token_ids");
   const std::scoped_lock lock(mutex_);
   state();
   // What was half written must not be completed.

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "fastdraft/error.h"
+#include "fastdraft/token.h"
 
 namespace fastdraft {
 namespace {
@@ -126,16 +127,6 @@ std::int64_t Engine::take_slot() {
   const auto slots = static_cast<std::size_t>(num_slots_);
   if (free_slots_.capacity() < slots) free_slots_.reserve(2 * slots);
   return index;
-}
-
-void Engine::check_tokens(const Token* tokens, std::int64_t count, const char* what) const {
-  const Token* negative =
-      std::find_if(tokens, tokens + count, [](Token token) { return token < 0; });
-  if (negative != tokens + count) {
-    throw InvalidValueError(std::string(what) + " must be 0 or greater, got " +
-                            std::to_string(*negative) + " at index " +
-                            std::to_string(negative - tokens));
-  }
 }
 
 void Engine::check_room(const Request& request, RequestId id, std::int64_t count) const {

@@ -43,9 +43,6 @@ static_assert(sizeof(Link) == 4);
 // themselves and what came before.
 inline constexpr std::int64_t kContextTokens = 2 * Datastore::kLongest;
 
-// Throws InvalidValueError for a negative token.
-void check_tokens(const Token* tokens, std::int64_t size);
-
 // The hash of `count` tokens: 64 bits, all of them good.
 inline std::uint64_t hash_tokens(const Token* tokens, std::int64_t count,
                                  std::uint64_t seed) noexcept {

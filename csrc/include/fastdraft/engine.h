@@ -117,7 +117,6 @@ class Engine {
   Locked lock(RequestId id) const;
   std::int64_t take_slot();
   std::unique_ptr<Request> take(RequestId id);
-  void check_tokens(const Token* tokens, std::int64_t count, const char* what) const;
   void check_room(const Request& request, RequestId id, std::int64_t count) const;
   void append_observed(Request& request, RequestId id, const Token* emitted, std::int64_t count);
   std::int32_t limit_of(const ProposeOptions& options, std::int64_t row) const noexcept;

@@ -13,4 +13,7 @@ using Token = std::int32_t;
 // positions stay below 2^27 and so fit the 32-bit fields of a state.
 inline constexpr std::int64_t kMaxTextTokens = (std::int64_t{1} << 26) - 2;
 
+// Throws InvalidValueError for a negative token; `what` names the tokens.
+void check_tokens(const Token* tokens, std::int64_t count, const char* what);
+
 }  // namespace fastdraft
