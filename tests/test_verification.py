@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from fastdraft.kernels import reference
+from fastdraft.kernels.reference import sampling
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -82,7 +83,7 @@ def draw_oracle(row, seed, position, temperature=1.0, top_k=0, top_p=1.0, min_p=
     if temperature == 0 or any(math.isnan(x) or x == INF for x in row) or max(row) == -INF:
         return argmax_oracle(row)
     weights = weights_oracle(row, temperature, top_k, top_p, min_p)
-    width = reference.CHUNK
+    width = sampling.CHUNK
     chunks = [weights[start : start + width] for start in range(0, len(row), width)]
     race = [sum(chunk) / noise_oracle(seed, position, 1, c) for c, chunk in enumerate(chunks)]
     best = race.index(max(race))
@@ -283,7 +284,7 @@ def test_sampled_is_the_oracle(batch, hit, chunk, data):
     seeds = each(st.integers(-(2**63), 2**63 - 1))
     positions = each(st.integers(0, 2**62))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reference, "CHUNK", chunk)
+        patch.setattr(sampling, "CHUNK", chunk)
         # float32 options, as verification takes them
         exact = [float(np.float32(t)) for t in temperature]
         tokens = [
@@ -522,7 +523,7 @@ def test_rows_may_have_any_stride(dtype):
 def kept(logits, **options):
     """The tokens of each row that have a weight, and the weights."""
     rows = len(logits)
-    x = reference._chunked(logits.to(torch.promote_types(logits.dtype, torch.float32)))
+    x = sampling._chunked(logits.to(torch.promote_types(logits.dtype, torch.float32)))
     full = {
         "temperature": torch.full((rows,), float(options.get("temperature", 1.0))),
         "top_k": torch.full((rows,), options["top_k"]) if "top_k" in options else None,
@@ -762,7 +763,7 @@ def test_requests_of_a_large_batch_are_drawn_alone():
     # More rows than one slab holds, each request with options of its own.
     torch.manual_seed(5)
     requests, vocabulary = 1200, 1100
-    assert requests * vocabulary > reference._SLAB["cpu"]
+    assert requests * vocabulary > sampling._SLAB["cpu"]
     logits = torch.randn(requests, vocabulary) * 3
     seeds, positions = torch.arange(requests) - 7, torch.arange(requests) * 3
     options = {

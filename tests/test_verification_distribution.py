@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from fastdraft.kernels import reference
+from fastdraft.kernels.reference import sampling
 from scipy import stats
 
 from fastdraft.verification import verify_greedy, verify_sampled
@@ -78,7 +79,7 @@ def verify_many(logits, draft, *, seeds, position=50, parents=None, **options):
 @pytest.fixture(params=[8, 1024])
 def chunk(request, monkeypatch):
     """The draw over several small chunks, and over one."""
-    monkeypatch.setattr(reference, "CHUNK", request.param)
+    monkeypatch.setattr(sampling, "CHUNK", request.param)
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)

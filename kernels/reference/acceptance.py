@@ -1,0 +1,194 @@
+"""What the target's tokens make of a draft: the accepted tokens, then the target's own."""
+
+from __future__ import annotations
+
+from enum import IntFlag
+
+import torch
+from fastdraft.kernels.reference.sampling import argmax, draw
+from fastdraft.kernels.reference.trees import doubled, in_slots, parent_slots, tree_depths
+from torch import Tensor
+
+
+class Status(IntFlag):
+    """What verification met in the rows of a request that it reached."""
+
+    NAN = 1
+    """A row held NaN: its token is the id of the first one, as torch.argmax has it."""
+
+    EMPTY = 2
+    """A row was -inf throughout: it gave no token, and verification ended before it."""
+
+
+def verify_greedy(
+    logits: Tensor,
+    draft_ids: Tensor,
+    offsets: Tensor,
+    *,
+    parents: Tensor | None = None,
+    max_draft: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Greedy verification of a ragged batch. The operands are trusted.
+
+    draft_ids: integer (drafted,), flat over the requests; offsets: int64 (requests + 1,); logits:
+    (drafted + requests, vocabulary): request b owns rows offsets[b] + b to offsets[b + 1] + b, the
+    first for the token after the text's last, row j for the token after draft token j; parents:
+    integer (drafted,), None where all drafts are chains.
+
+    Gives what `accept_tree` gives, with None for the path of chains.
+    """
+    tokens, maxima = argmax(logits)
+    return _accept(tokens, maxima, draft_ids, parents, offsets, max_draft=max_draft)
+
+
+def verify_sampled(
+    logits: Tensor,
+    draft_ids: Tensor,
+    offsets: Tensor,
+    *,
+    parents: Tensor | None = None,
+    temperature: Tensor,
+    top_k: Tensor | None,
+    top_p: Tensor | None,
+    min_p: Tensor | None,
+    seeds: Tensor,
+    positions: Tensor,
+    max_draft: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Sampled verification of a ragged batch of drafts without probabilities.
+
+    One draw a row, kept while it is the draft's token: a token d is accepted with the target's own
+    probability p(d), and a recovered token follows p without d, which is the law of rejection
+    sampling for a certain draft, with nothing wasted; of the children of one parent in a tree, all
+    together are accepted with the target's probability of the set. The noise of a row is that of
+    the position which its token would take: that of the text's next token plus the depth of the
+    row's slot. So what is emitted is the same with any draft, chain or tree, and with none.
+
+    The operands are trusted: rows and parents as in `verify_greedy`, the rest as in `draw` but for
+    each request; positions: the absolute position of the token after the text's last. Gives what
+    `verify_greedy` gives.
+    """
+    row = torch.arange(len(logits), device=logits.device)
+    first = offsets[:-1] + torch.arange(len(offsets) - 1, device=logits.device)
+    request = torch.searchsorted(first, row, right=True) - 1
+    depth = row - first[request]
+    if parents is not None:
+        depths = tree_depths(parents, offsets, max_draft=max_draft)
+        depth = depths[request, depth.clamp(max=max_draft)]
+    tokens, maxima = draw(
+        logits,
+        temperature=temperature[request],
+        top_k=None if top_k is None else top_k[request],
+        top_p=None if top_p is None else top_p[request],
+        min_p=None if min_p is None else min_p[request],
+        seeds=seeds[request],
+        positions=positions[request] + depth,
+    )
+    return _accept(tokens, maxima, draft_ids, parents, offsets, max_draft=max_draft)
+
+
+def accept(
+    tokens: Tensor, maxima: Tensor, draft_ids: Tensor, offsets: Tensor, *, max_draft: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compares the target's tokens with the drafts and keeps what plain decoding would emit.
+
+    tokens, maxima: (rows,), the target's token in each row and the row's largest logit, rows laid
+    out as `verify_greedy` has them; rows beyond the last request's are ignored. Emitted are the
+    draft tokens up to the first that is not the target's, then the target's own token there
+    (recovered, or bonus after a whole draft). An empty row that is reached ends the tokens before
+    it. A draft is looked at up to max_draft tokens.
+
+    Gives token_ids int32 (requests, max_draft + 1), -1 after the end; lengths int32 (requests,);
+    status int32 (requests,), of the rows reached alone: what follows a refused token is no part of
+    the text.
+    """
+    first = offsets[:-1, None]
+    size = (offsets[1:, None] - first).clamp(max=max_draft)
+    step = torch.arange(max_draft + 1, device=tokens.device)
+    row = (first + torch.arange(len(first), device=tokens.device)[:, None] + step).clamp(
+        max=len(tokens) - 1
+    )
+    emitted = tokens[row]
+    # One more id, so that there is something to look at where nothing is drafted.
+    drafted = torch.nn.functional.pad(draft_ids, (0, 1), value=-1)[
+        torch.where(step < size, first + step, len(draft_ids))
+    ]
+    empty = (maxima == -torch.inf)[row]
+    accepted = (emitted == drafted) & (step < size) & ~empty
+    last = accepted.cumprod(1).sum(1, keepdim=True)
+    stopped = empty.gather(1, last)
+    length = last + 1 - stopped.long()
+    nan = (maxima.isnan()[row] & (step <= last)).any(1)
+    return (
+        torch.where(step < length, emitted, -1).int(),
+        length[:, 0].int(),
+        (nan * Status.NAN + stopped[:, 0] * Status.EMPTY).int(),
+    )
+
+
+def accept_tree(
+    tokens: Tensor,
+    maxima: Tensor,
+    draft_ids: Tensor,
+    parents: Tensor,
+    offsets: Tensor,
+    *,
+    max_draft: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Compares the target's tokens with drafts that are trees, and keeps one path of each.
+
+    As `accept`, but a slot's token is compared with the target's token in its parent's slot. The
+    slots that are the target's choice all the way from the text's last token are a path, as
+    siblings have different tokens; where they do not, the earlier of two slots of one depth counts.
+    The path's tokens are emitted, then the target's own token after its last one.
+
+    Gives what `accept` gives, and the path, int32 (requests, max_draft): the accepted draft tokens
+    as indices within the draft, -1 after the last. O(max_draft log max_draft) a request.
+    """
+    parent = parent_slots(parents, offsets, max_draft=max_draft)
+    slots = parent.shape[1]
+    slot = torch.arange(slots, device=tokens.device)
+    root = offsets[:-1, None] + torch.arange(len(parent), device=tokens.device)[:, None]
+    row = (root + slot).clamp(max=len(tokens) - 1)
+    target = tokens[row]
+    empty = (maxima == -torch.inf)[row]
+
+    is_draft = parent != slot
+    drafted = in_slots(draft_ids, offsets, max_draft=max_draft, fill=-1)
+    on_path = (drafted == target.gather(1, parent)) & ~empty.gather(1, parent) & is_draft
+    on_path[:, 0] = True
+    depth = is_draft.long()
+    for ancestor in doubled(parent):
+        on_path = on_path & on_path.gather(1, ancestor)
+        depth = depth + depth.gather(1, ancestor)
+
+    # The path's slot at each depth. What is not on it goes to a column that is cut off.
+    at_depth = torch.full((len(parent), slots + 1), slots, device=tokens.device).scatter_reduce_(
+        1, torch.where(on_path, depth, slots), slot.expand_as(parent), "amin"
+    )[:, :slots]
+    last = torch.where(on_path, depth, 0).amax(1, keepdim=True)
+    reached = slot <= last
+    at_depth = torch.where(reached, at_depth, 0)
+    stopped = empty.gather(1, at_depth.gather(1, last))
+    length = last + 1 - stopped.long()
+    nan = (maxima.isnan()[row].gather(1, at_depth) & reached).any(1)
+    return (
+        torch.where(slot < length, target.gather(1, at_depth), -1).int(),
+        length[:, 0].int(),
+        (nan * Status.NAN + stopped[:, 0] * Status.EMPTY).int(),
+        torch.where(reached, at_depth - 1, -1)[:, 1:].int(),
+    )
+
+
+def _accept(
+    tokens: Tensor,
+    maxima: Tensor,
+    draft_ids: Tensor,
+    parents: Tensor | None,
+    offsets: Tensor,
+    *,
+    max_draft: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    if parents is None:
+        return *accept(tokens, maxima, draft_ids, offsets, max_draft=max_draft), None
+    return accept_tree(tokens, maxima, draft_ids, parents, offsets, max_draft=max_draft)

@@ -1,0 +1,265 @@
+"""One token from each row of logits: the largest, or one drawn as the random contract has it.
+
+**The random contract.** The token drawn from a row of logits depends on the row, the seed and the
+absolute position of that token alone, never on the draft, the batch or the device. It is a
+Gumbel draw in two levels, over chunks of `CHUNK` consecutive token ids (the last one may be
+shorter), with M the largest logit of the row and T the temperature:
+
+    w_t  = exp((x_t - M) / T), or 0 where that is 2**-125 or less, or where top-k, top-p or min-p
+           removes the token
+    c*   = argmax over the chunks c of     sum(w_t for t in c) / E(1, c)
+    t*   = argmax over the tokens t in c* of  w_t / E(0, t)
+
+E(stream, index) is standard exponential noise, and argmax of w / E is the same choice as argmax of
+log w + Gumbel noise, as -log E is Gumbel noise. Both levels together draw t with probability
+softmax(x / T)_t exactly, for the noise of one chunk and one value a chunk instead of noise for the
+whole vocabulary (Gumbel-max trick, Gumbel 1954; split by groups as in Maddison et al., A* sampling,
+2014).
+
+The noise is counter-based (Philox4x32-10, Salmon et al., Parallel random numbers: as easy as 1, 2,
+3, 2011), with
+
+    key     = (low, high) 32 bits of the seed
+    counter = (index: the token's or chunk's id, low and high 32 bits of the position, stream)
+    u       = (word0 * 2**32 + word1 + 1/2) * 2**-64,  E = -log1p(-u)
+
+All 64 bits are needed: the winner of a race over a vocabulary is decided where u is tiny.
+
+**Precision.** Weights and their sums are float32 (float64 for float64 logits), as on any fast path;
+noise and races are float64 here. They are written as a race of ratios because a ratio keeps a
+relative precision of 2**-24 in float32, where x + Gumbel loses digits to the size of the sum: a
+float32 kernel draws the same token unless the two best ratios lie within a few 2**-24 of each
+other, which has about that probability. Weights relative to the maximum do not overflow, whatever
+the logits and the temperature, and what is too small to matter is 0 at a fixed bound, well before
+float32 loses digits.
+
+**Rows that are not numbers.** A row whose maximum is NaN or +inf has no softmax: it gives the
+token of torch.argmax (the first NaN, or else the first +inf), whatever the temperature. A row
+of nothing but -inf is empty and gives no token.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from fastdraft.kernels.reference.noise import CHUNK_STREAM, TOKEN_STREAM, exponential_noise
+from torch import Tensor
+
+CHUNK: Final = 1024
+
+_NEGLIGIBLE: Final = 2.0**-125
+
+# Rows are drawn in slabs of about this many logits: enough to hide the cost of an operator, few
+# enough for a slab to stay in a CPU's cache, and for any batch to need little memory beyond its
+# logits. No result depends on it.
+_SLAB: Final = {"cpu": 1 << 20, "cuda": 1 << 26}
+
+# Where `_threshold` looks first, and for a nucleus in how many columns. No result depends on them.
+_COLUMN_HEIGHT: Final = 32
+_NUCLEUS: Final = 64
+
+
+def argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The token and the value of each row's maximum, for logits (rows, vocabulary) of any stride.
+
+    Ties go to the lowest id and NaN is above all, as in torch.argmax, which gives the same tokens
+    but looks at one logit at a time on a CPU. int64 (rows,), and the logits' dtype (rows,).
+    """
+    chunks = _chunked(logits)
+    chunk_maximum = chunks.amax(-1)
+    chunk = chunk_maximum.argmax(-1)
+    token = chunk * chunks.shape[2] + _rows_of(chunks, chunk).argmax(-1)
+    return token, chunk_maximum.amax(-1)
+
+
+def weigh(
+    x: Tensor,
+    *,
+    maximum: Tensor,
+    temperature: Tensor,
+    top_k: Tensor | None,
+    top_p: Tensor | None,
+    min_p: Tensor | None,
+) -> Tensor:
+    """The weights w of the random contract: the distribution to draw from, up to a factor.
+
+    x: float32 or float64 (rows, chunks, width), like the weights; maximum: (rows,), each row's;
+    temperature: float32 (rows,), above 0. top_k: int64 (rows,), 0 for no bound; top_p, min_p:
+    float32 (rows,), 1 and 0 for no bound; None where no row has one. They apply in this order, each
+    to what the one before has left, top_p to the renormalised rest. A token that ties with the
+    last one kept is kept, and so are the token that crosses top_p and the likeliest one.
+    """
+    weights = x - maximum[:, None, None]
+    # exp is up to fifty times slower on a CPU where its result is 0 or below the normal numbers, so
+    # it is asked for something just above them, which then is too light to count.
+    weights.div_(temperature[:, None, None]).clamp_(min=-87.0).exp_()
+    torch.threshold_(weights, _NEGLIGIBLE, 0.0)
+    if top_k is not None:
+        bounded = (top_k > 0) & (top_k < x[0].numel())
+        need = torch.where(bounded, top_k, torch.inf).to(x.dtype)
+        few = int(torch.where(bounded, top_k, 1).max()) if _reads_back(x) else 0
+        _remove_below(_threshold(x, None, need, maximum, few=few), x, weights)
+    if top_p is not None:
+        need = torch.where(top_p < 1, top_p * weights.sum(-1).sum(-1), torch.inf).to(x.dtype)
+        _remove_below(_threshold(x, weights, need, maximum, few=_NUCLEUS), x, weights)
+    if min_p is not None:
+        lowest = maximum + temperature * min_p.double().log()
+        _remove_below(lowest.to(x.dtype), x, weights)
+    return weights
+
+
+def draw(
+    logits: Tensor,
+    *,
+    temperature: Tensor,
+    top_k: Tensor | None,
+    top_p: Tensor | None,
+    min_p: Tensor | None,
+    seeds: Tensor,
+    positions: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """One token from each row of logits (rows, vocabulary), as the random contract has it.
+
+    temperature: float32 (rows,), 0 for the argmax; top_k, top_p, min_p: as in `weigh`; seeds,
+    positions: int64 (rows,). Gives the tokens, int64 (rows,), and the rows' maxima (rows,): -inf
+    marks an empty row, whose token means nothing but is in range. Time is linear in the logits,
+    memory in those of one slab.
+    """
+    rows, vocabulary = logits.shape
+    slab = max(1, _SLAB.get(logits.device.type, _SLAB["cuda"]) // vocabulary)
+    parts = [
+        _draw_slab(
+            logits[part],
+            temperature=temperature[part],
+            top_k=None if top_k is None else top_k[part],
+            top_p=None if top_p is None else top_p[part],
+            min_p=None if min_p is None else min_p[part],
+            seeds=seeds[part],
+            positions=positions[part],
+        )
+        for part in (slice(start, start + slab) for start in range(0, rows, slab))
+    ]
+    return torch.cat([tokens for tokens, _ in parts]), torch.cat([maxima for _, maxima in parts])
+
+
+def _chunked(logits: Tensor) -> Tensor:
+    """The rows as (rows, chunks, chunk), filled up with -inf; a view where the shape allows one."""
+    rows, vocabulary = logits.shape
+    width = min(CHUNK, vocabulary)
+    chunks = -(-vocabulary // width)
+    if chunks * width == vocabulary:
+        return logits.reshape(rows, chunks, width)
+    filled = logits.new_full((rows, chunks * width), -torch.inf)
+    filled[:, :vocabulary] = logits
+    return filled.view(rows, chunks, width)
+
+
+def _rows_of(chunks: Tensor, chunk: Tensor) -> Tensor:
+    """The chosen chunk of each row: (rows, chunks, width) and (rows,) to (rows, width)."""
+    return chunks[torch.arange(len(chunk), device=chunk.device), chunk]
+
+
+def _draw_slab(
+    logits: Tensor,
+    *,
+    temperature: Tensor,
+    top_k: Tensor | None,
+    top_p: Tensor | None,
+    min_p: Tensor | None,
+    seeds: Tensor,
+    positions: Tensor,
+) -> tuple[Tensor, Tensor]:
+    x = _chunked(logits.to(torch.promote_types(logits.dtype, torch.float32)))
+    _, chunks, width = x.shape
+    chunk_maximum = x.amax(-1)
+    maximum = chunk_maximum.amax(-1)
+    # The weights of rows that argmax decides may be NaN, and are not looked at.
+    by_argmax = ((temperature == 0) | ~maximum.isfinite())[:, None]
+    weights = weigh(
+        x,
+        maximum=maximum,
+        temperature=torch.where(by_argmax[:, 0], 1.0, temperature),
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+    )
+
+    index = torch.arange(chunks, device=x.device)
+    noise = exponential_noise(seeds, positions, index, stream=CHUNK_STREAM)
+    race = weights.sum(-1) / noise
+    chunk = torch.where(by_argmax, chunk_maximum, race).argmax(-1)
+
+    index = chunk[:, None] * width + torch.arange(width, device=x.device)
+    noise = exponential_noise(seeds, positions, index, stream=TOKEN_STREAM)
+    race = _rows_of(weights, chunk) / noise
+    token = torch.where(by_argmax, _rows_of(x, chunk), race).argmax(-1)
+    return chunk * width + token, maximum
+
+
+def _remove_below(lowest: Tensor, x: Tensor, weights: Tensor) -> None:
+    """Makes the weights of all x below their row's lowest value 0."""
+    # As numbers, since torch multiplies much faster on a CPU than it fills under a mask.
+    weights.mul_(torch.ge(x, lowest[:, None, None], out=torch.empty_like(x)))
+
+
+def _reads_back(x: Tensor) -> bool:
+    """Whether a value may steer what is computed next: on a CPU, where that waits for nothing."""
+    return x.device.type == "cpu"
+
+
+def _threshold(
+    x: Tensor, weights: Tensor | None, need: Tensor, maximum: Tensor, *, few: int
+) -> Tensor:
+    """The largest value of each row of x that, with all above it, weighs at least `need`.
+
+    x, weights: (rows, chunks, width), None for weights of 1; need, maximum: (rows,), in x's
+    dtype. The maximum where nothing is needed, -inf where the row does not weigh as much.
+
+    On a CPU, the answer is first sought in a part of the row. Laid out in columns of
+    `_COLUMN_HEIGHT` values, the `few` columns of largest maxima hold the `few` largest values and
+    all that are above the least of these maxima, so an answer from there up is the row's.
+    """
+    row = x.flatten(1)
+    columns = row.shape[1] // _COLUMN_HEIGHT
+    if not _reads_back(x) or few >= columns or row.shape[1] % _COLUMN_HEIGHT:
+        return _bisect(x, weights, need, maximum)
+    table = x.view(len(x), _COLUMN_HEIGHT, columns)
+    best = table.amax(1).topk(few, sorted=True)
+    index = best.indices[:, None, :].expand(-1, _COLUMN_HEIGHT, -1)
+    held = None if weights is None else weights.view(table.shape).gather(2, index)
+    found = _bisect(table.gather(2, index), held, need, maximum)
+    open_rows = ((found < best.values[:, -1]) & need.isfinite()).nonzero()[:, 0]
+    if len(open_rows):
+        held = None if weights is None else weights[open_rows]
+        found[open_rows] = _bisect(x[open_rows], held, need[open_rows], maximum[open_rows])
+    return found
+
+
+def _bisect(x: Tensor, weights: Tensor | None, need: Tensor, maximum: Tensor) -> Tensor:
+    """`_threshold` by halving, exact after as many passes as a value has bits."""
+    lowest = _ordered_key(torch.full_like(maximum, -torch.inf))
+    above = _ordered_key(maximum) + 1
+    kept = torch.empty_like(x)
+    for _ in range(8 * x.element_size()):
+        middle = (lowest & above) + ((lowest ^ above) >> 1)  # their mean, without overflow
+        torch.ge(x, _value_of(middle, x.dtype)[:, None, None], out=kept)
+        if weights is not None:
+            kept.mul_(weights)
+        enough = kept.sum(-1).sum(-1) >= need
+        lowest = torch.where(enough, middle, lowest)
+        above = torch.where(enough, above, middle)
+    return _value_of(lowest, x.dtype)
+
+
+def _ordered_key(value: Tensor) -> Tensor:
+    """int64 keys in the order of the float32 or float64 values they stand for."""
+    integer = torch.int32 if value.dtype == torch.float32 else torch.int64
+    bits = value.view(integer).long()
+    return bits ^ ((bits >> 63) & torch.iinfo(integer).max)
+
+
+def _value_of(key: Tensor, dtype: torch.dtype) -> Tensor:
+    """The inverse of `_ordered_key`."""
+    integer = torch.int32 if dtype == torch.float32 else torch.int64
+    return (key ^ ((key >> 63) & torch.iinfo(integer).max)).to(integer).view(dtype)

@@ -1,0 +1,248 @@
+"""Checks of what callers hand to verification: shapes, types, devices and, on a host, values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from fastdraft.errors import InvalidValueError
+
+LOGIT_TYPES: Final = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+INTEGER_TYPES: Final = (torch.int32, torch.int64)
+
+
+@dataclass(frozen=True)
+class Option:
+    """A number that a caller gives for all requests or for each: `off`, or from low to high."""
+
+    name: str
+    dtype: torch.dtype
+    off: float
+    low: float
+    high: float
+    expected: str
+
+
+_TINY: Final = torch.finfo(torch.float32).tiny
+_HUGE: Final = torch.finfo(torch.float32).max
+TEMPERATURE: Final = Option(
+    "temperature", torch.float32, 0, _TINY, _HUGE, f"0 (greedy) or from {_TINY:.3g} to {_HUGE:.3g}"
+)
+TOP_K: Final = Option("top_k", torch.int64, 0, 1, 2**31 - 1, "from 0 (all tokens) to 2**31 - 1")
+TOP_P: Final = Option("top_p", torch.float32, 1, 0, 1, "from 0 to 1 (all tokens)")
+MIN_P: Final = Option("min_p", torch.float32, 0, 0, 1, "from 0 (all tokens) to 1")
+
+
+def check_batch(
+    logits: Tensor,
+    draft_ids: Tensor,
+    offsets: Tensor,
+    parents: Tensor | None,
+    max_draft: int | None,
+) -> tuple[Tensor, Tensor, Tensor | None, int]:
+    """Checks a ragged batch; gives draft_ids, offsets and parents on the logits' device, max_draft.
+
+    No parents where every draft is known to be a chain.
+    """
+    check_tensor("logits", logits, LOGIT_TYPES, dimensions=2)
+    if logits.shape[1] < 1:
+        raise InvalidValueError("logits must have a vocabulary of at least 1 token, got 0")
+    if logits.device.type == "mps":
+        raise InvalidValueError("logits must be on a device with float64, got mps")
+    check_tensor("draft_ids", draft_ids, INTEGER_TYPES, dimensions=1)
+    check_device("draft_ids", draft_ids, logits.device)
+    drafted = len(draft_ids)
+    max_draft = _check_drafts(offsets, drafted, max_draft, logits.device)
+    requests = len(offsets) - 1
+    if len(logits) != drafted + requests:
+        raise InvalidValueError(
+            f"logits must have {drafted + requests} rows ({drafted} draft tokens + {requests} "
+            f"requests), got {len(logits)}"
+        )
+    if parents is not None:
+        check_device("parents", parents, logits.device)
+        parents = _check_parents(parents, draft_ids, offsets)
+    return (
+        draft_ids.to(logits.device, non_blocking=True),
+        offsets.to(logits.device, torch.int64, non_blocking=True),
+        None if parents is None else parents.to(logits.device, non_blocking=True),
+        max_draft,
+    )
+
+
+def check_tree(parents: Tensor, offsets: Tensor, max_draft: int | None) -> tuple[Tensor, int]:
+    """Checks the shape of a ragged batch; gives offsets on the parents' device, and max_draft."""
+    check_tensor("parents", parents, INTEGER_TYPES, dimensions=1)
+    max_draft = _check_drafts(offsets, len(parents), max_draft, parents.device)
+    _check_parents(parents, None, offsets)
+    return offsets.to(parents.device, torch.int64, non_blocking=True), max_draft
+
+
+def check_option(
+    option: Option, value: float | Tensor, requests: int, device: torch.device
+) -> Tensor | None:
+    """Checks an option; gives it for each request, or None where it is known to be off for all."""
+    integral = option.dtype == torch.int64
+    if not isinstance(value, Tensor):
+        if not isinstance(value, Integral if integral else Real) or isinstance(value, bool):
+            raise InvalidValueError(
+                f"{option.name} must be {'an integer' if integral else 'a number'} or a tensor, "
+                f"got {value!r}"
+            )
+        if not (value == option.off or option.low <= value <= option.high):
+            raise InvalidValueError(f"{option.name} must be {option.expected}, got {value}")
+        if value == option.off:
+            return None
+        return torch.full((requests,), value, dtype=option.dtype, device=device)
+
+    if value.dtype not in (INTEGER_TYPES if integral else LOGIT_TYPES + INTEGER_TYPES):
+        raise InvalidValueError(
+            f"{option.name} must hold {'integers' if integral else 'numbers'}, got {value.dtype}"
+        )
+    check_shape(option.name, value, requests)
+    check_device(option.name, value, device)
+    if on_host(value):
+        off = value == option.off
+        wrong = ~(off | ((value >= option.low) & (value <= option.high)))
+        if wrong.any():
+            request = int(wrong.int().argmax())
+            raise InvalidValueError(
+                f"{option.name} must be {option.expected}, got {value[request].item()} for "
+                f"request {request}"
+            )
+        if off.all():
+            return None
+    return value.to(device, option.dtype, non_blocking=True)
+
+
+def check_integers(name: str, value: Tensor, requests: int, device: torch.device) -> None:
+    check_tensor(name, value, INTEGER_TYPES, dimensions=1)
+    check_shape(name, value, requests)
+    check_device(name, value, device)
+
+
+def check_tensor(
+    name: str, value: object, dtypes: tuple[torch.dtype, ...], *, dimensions: int
+) -> None:
+    if not isinstance(value, Tensor):
+        raise InvalidValueError(f"{name} must be a torch.Tensor, got {type(value).__name__}")
+    if value.dtype not in dtypes:
+        expected = ", ".join(str(dtype) for dtype in dtypes)
+        raise InvalidValueError(f"{name} must hold one of {expected}, got {value.dtype}")
+    if value.dim() != dimensions:
+        raise InvalidValueError(
+            f"{name} must have {dimensions} dimensions, got shape {tuple(value.shape)}"
+        )
+
+
+def check_shape(name: str, value: Tensor, requests: int) -> None:
+    if value.shape != (requests,):
+        raise InvalidValueError(
+            f"{name} must have one entry for each of the {requests} requests, got shape "
+            f"{tuple(value.shape)}"
+        )
+
+
+def check_device(name: str, value: Tensor, device: torch.device) -> None:
+    if not on_host(value) and value.device != device:
+        raise InvalidValueError(
+            f"{name} must be on the CPU or the logits' device, {device}, got {value.device}"
+        )
+
+
+def on_host(value: Tensor) -> bool:
+    return value.device.type == "cpu"
+
+
+def _check_drafts(
+    offsets: Tensor, drafted: int, max_draft: int | None, device: torch.device
+) -> int:
+    """Checks offsets and max_draft; gives max_draft, or what is taken in its place."""
+    check_tensor("offsets", offsets, INTEGER_TYPES, dimensions=1)
+    check_device("offsets", offsets, device)
+    requests = len(offsets) - 1
+    if requests < 1:
+        raise InvalidValueError(
+            f"offsets must have 1 entry more than requests, so at least 2, got {requests + 1}"
+        )
+    if max_draft is not None and max_draft < 0:
+        raise InvalidValueError(f"max_draft must be at least 0, got {max_draft}")
+    if not on_host(offsets):
+        return drafted if max_draft is None else max_draft
+    longest = _check_offsets(offsets, drafted)
+    if max_draft is not None and max_draft < longest:
+        raise InvalidValueError(
+            f"max_draft must be at least the longest draft's {longest} tokens, got {max_draft}"
+        )
+    return longest if max_draft is None else max_draft
+
+
+def _check_offsets(offsets: Tensor, drafted: int) -> int:
+    """Checks the offsets of `drafted` draft tokens; gives the length of the longest draft."""
+    if int(offsets[0]) != 0:
+        raise InvalidValueError(f"offsets must start with 0, got {int(offsets[0])}")
+    lengths = offsets.diff()
+    if int(lengths.min()) < 0:
+        request = int(lengths.argmin())
+        raise InvalidValueError(
+            f"offsets must not decrease, got {int(offsets[request])} before "
+            f"{int(offsets[request + 1])} at request {request}"
+        )
+    if int(offsets[-1]) != drafted:
+        raise InvalidValueError(
+            f"offsets must end with the number of draft tokens, {drafted}, got {int(offsets[-1])}"
+        )
+    return int(lengths.max())
+
+
+def _check_parents(parents: Tensor, draft_ids: Tensor | None, offsets: Tensor) -> Tensor | None:
+    """Checks parents as far as they are on the CPU; None where they are known to make chains."""
+    check_tensor("parents", parents, INTEGER_TYPES, dimensions=1)
+    drafted = len(parents) if draft_ids is None else len(draft_ids)
+    if len(parents) != drafted:
+        raise InvalidValueError(
+            f"parents must have an entry for each of the {drafted} draft tokens, got {len(parents)}"
+        )
+    if drafted == 0:
+        return None
+    if not (on_host(parents) and on_host(offsets)):
+        return parents
+    lengths = offsets.diff()
+    first = offsets[:-1].repeat_interleave(lengths)
+    index = torch.arange(drafted) - first
+    if bool((parents == index - 1).all()):
+        return None
+    wrong = (parents < -1) | (parents >= index)
+    if wrong.any():
+        token = int(wrong.int().argmax())
+        raise InvalidValueError(
+            f"parents must stand before their children, from -1 to {int(index[token]) - 1} for "
+            f"draft token {int(index[token])} of request {_request_of(token, offsets)}, got "
+            f"{int(parents[token])}"
+        )
+    if draft_ids is not None and on_host(draft_ids):
+        _check_siblings(draft_ids, parents, offsets, first)
+    return parents
+
+
+def _check_siblings(draft_ids: Tensor, parents: Tensor, offsets: Tensor, first: Tensor) -> None:
+    # Sorted by token, then by family without disturbing that: equal siblings are neighbours.
+    family = first + parents
+    order = draft_ids.argsort(stable=True)
+    order = order[family[order].argsort(stable=True)]
+    ids, family = draft_ids[order], family[order]
+    equal = (ids[1:] == ids[:-1]) & (family[1:] == family[:-1])
+    if equal.any():
+        token = int(order[int(equal.int().argmax())])
+        raise InvalidValueError(
+            f"children of one parent must have different tokens, got {int(draft_ids[token])} twice "
+            f"for parent {int(parents[token])} in request {_request_of(token, offsets)}"
+        )
+
+
+def _request_of(token: int, offsets: Tensor) -> int:
+    return int((offsets <= token).sum()) - 1

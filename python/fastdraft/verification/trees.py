@@ -1,0 +1,40 @@
+"""The layout of drafts that are trees in a forward."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fastdraft.kernels import reference
+from fastdraft.verification.checks import check_tree
+
+
+@torch.no_grad()
+def tree_depths(parents: Tensor, offsets: Tensor, *, max_draft: int | None = None) -> Tensor:
+    """The depth of each token of the forward that verifies the drafts, on the parents' device.
+
+    int64 (requests, max_draft + 1): 0 for the text's last token, then for each draft token how many
+    draft tokens lead to it, itself included, which is by how much its position is further on;
+    0 past the draft.
+
+    parents, offsets and max_draft are as in `verify_greedy`, and checked as there.
+    """
+    offsets, max_draft = check_tree(parents, offsets, max_draft)
+    return reference.tree_depths(parents, offsets, max_draft=max_draft)
+
+
+@torch.no_grad()
+def tree_attention_mask(
+    parents: Tensor, offsets: Tensor, *, max_draft: int | None = None
+) -> Tensor:
+    """Which tokens of the forward that verifies the drafts see which, on the parents' device.
+
+    bool (requests, max_draft + 1, max_draft + 1): [b, i, j] is True where token i may look at token
+    j, token 0 being the text's last one and token j + 1 draft token j. The text before them, which
+    all see, is not part of it. A token past the draft sees itself alone.
+
+    parents, offsets and max_draft are as in `verify_greedy`, and checked as there. Memory and time
+    grow with the square of max_draft.
+    """
+    offsets, max_draft = check_tree(parents, offsets, max_draft)
+    return reference.tree_attention_mask(parents, offsets, max_draft=max_draft)
