@@ -118,10 +118,8 @@ class CalibratedDrafter final : public Drafter {
   std::int32_t guess(std::int32_t limit, float least, const DraftColumns& draft) override {
     num_occurrences_ = 0;
     num_stored_ = 0;
-    // Where the text repeats itself that long, nothing else would be drafted.
-    const bool clear = !tree_ && context_.repeated_suffix().length >= kClear;
     find_suffixes();
-    if (!clear) {
+    if (!is_clear()) {
       find_last_token();
       for (const auto& store : stores_) find_in(*store);
     }
@@ -140,7 +138,8 @@ class CalibratedDrafter final : public Drafter {
     for (std::int64_t i = 0; i < count; ++i) {
       for (std::size_t c = nodes_[node].first; c < nodes_[node].last; ++c) {
         const Candidate& candidate = candidates_[c];
-        acceptance_.learn(candidate.evidence, candidate.chance, candidate.token == emitted[i]);
+        acceptance_.learn(candidate.evidence, Acceptance::chance(candidate.weight),
+                          candidate.token == emitted[i]);
       }
       std::size_t child = node + 1;
       while (child < nodes_.size() && (nodes_[child].parent != static_cast<std::int32_t>(node) ||
@@ -187,13 +186,16 @@ class CalibratedDrafter final : public Drafter {
   // A token that may follow a node, weighed.
   struct Candidate {
     Token token;
-    float chance;
+    float weight;  // of the evidence: more is likelier
     Occurrences occurrences;
     Acceptance::Evidence evidence;
     Source source;
     bool copied;
     bool predicted;
   };
+
+  // Where the text repeats itself that long, nothing else would be drafted.
+  bool is_clear() const noexcept { return !tree_ && context_.repeated_suffix().length >= kClear; }
 
   int most_stored() const noexcept { return tree_ ? kStoredOfTree : kStored; }
 
@@ -409,7 +411,12 @@ class CalibratedDrafter final : public Drafter {
     const int context = Acceptance::length_value(group.context_length);
     const int store = Acceptance::length_value(group.store_length);
     const int rival = Acceptance::length_value(rival_length);
-    const int share = total == 0 ? 0 : (group.context_count + group.store_count) * 5 / total;
+    const int fifths = 5 * (group.context_count + group.store_count);
+    // fifths / total, and less than a division.
+    const int share = total == 0
+                          ? 0
+                          : (fifths >= total) + (fifths >= 2 * total) + (fifths >= 3 * total) +
+                                (fifths >= 4 * total) + (fifths >= 5 * total);
     const int of = total < 3 ? total : total < 6 ? 3 : total < 10 ? 4 : 5;
     Candidate& candidate = candidates_.emplace_back();
     candidate.token = group.token;
@@ -435,14 +442,13 @@ class CalibratedDrafter final : public Drafter {
         A::place(A::kShare, share + A::kShares * of),
         A::place(A::kLengthAndRival, longest * A::kLengths + rival),
         A::place(A::kOutput, written * A::kLengths + longest)};
-    candidate.chance = acceptance_.chance(candidate.evidence);
+    candidate.weight = acceptance_.weigh(candidate.evidence);
   }
 
   // Makes a candidate a node, and writes it as the next token of the draft.
-  std::int32_t draft_candidate(std::size_t parent, const Candidate& candidate,
+  std::int32_t draft_candidate(std::size_t parent, const Candidate& candidate, float path,
                                const DraftColumns& draft) {
     const auto place = static_cast<std::int32_t>(nodes_.size()) - 1;
-    const float path = nodes_[parent].path * candidate.chance;
     draft.token_ids[place] = candidate.token;
     draft.parents[place] = static_cast<std::int32_t>(parent) - 1;
     draft.probabilities[place] = path;
@@ -460,9 +466,11 @@ class CalibratedDrafter final : public Drafter {
       const auto begin = candidates_.begin() + static_cast<std::ptrdiff_t>(nodes_[node].first);
       const auto end = candidates_.begin() + static_cast<std::ptrdiff_t>(nodes_[node].last);
       const auto best = std::max_element(
-          begin, end, [](const Candidate& a, const Candidate& b) { return a.chance < b.chance; });
-      if (best == end || nodes_[node].path * best->chance < least) break;
-      count = draft_candidate(node, *best, draft);
+          begin, end, [](const Candidate& a, const Candidate& b) { return a.weight < b.weight; });
+      if (best == end) break;
+      const float path = nodes_[node].path * Acceptance::chance(best->weight);
+      if (path < least) break;
+      count = draft_candidate(node, *best, path, draft);
       if (count < limit) expand(static_cast<std::size_t>(count));
     }
     return count;
@@ -473,7 +481,7 @@ class CalibratedDrafter final : public Drafter {
     waiting_.clear();
     const auto wait_for = [&](std::size_t node) {
       for (std::size_t c = nodes_[node].first; c < nodes_[node].last; ++c) {
-        const float path = nodes_[node].path * candidates_[c].chance;
+        const float path = nodes_[node].path * Acceptance::chance(candidates_[c].weight);
         if (path < least) continue;
         waiting_.push_back({path, c, node});
         std::push_heap(waiting_.begin(), waiting_.end());
@@ -486,7 +494,7 @@ class CalibratedDrafter final : public Drafter {
       const Waiting next = waiting_.back();
       waiting_.pop_back();
       const Candidate candidate = candidates_[next.candidate];
-      count = draft_candidate(next.parent, candidate, draft);
+      count = draft_candidate(next.parent, candidate, next.path, draft);
       const auto node = static_cast<std::size_t>(count);
       if (count == limit || nodes_[node].depth == lookahead_) continue;
       expand(node);

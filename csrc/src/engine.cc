@@ -185,7 +185,8 @@ std::int32_t Engine::propose(RequestId id, const ProposeOptions& options,
   request->guessed = request->drafter->guess(
       limit_of(options, 0), static_cast<float>(cost.least_chance(1, rate)), request->draft);
   std::int32_t count = request->guessed;
-  if (policy_->drafts_what_pays()) {
+  // At a constant cost the guess ended there.
+  if (policy_->drafts_what_pays() && !cost.is_constant()) {
     keep_what_pays(cost, rate, false, request->draft.probabilities, 1, count, &count);
   }
   request->drafted = count;

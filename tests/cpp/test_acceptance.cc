@@ -57,18 +57,18 @@ TEST(Acceptance, TellsTheLogisticFunctionOfTheWeights) {
   std::array<float, Acceptance::kWeights> weights{};
   const Evidence evidence = evidence_of<2>({3, 4});
   acceptance.set_weights(weights.data());
-  EXPECT_FLOAT_EQ(acceptance.chance(evidence), 0.5f);
+  EXPECT_FLOAT_EQ(Acceptance::chance(acceptance.weigh(evidence)), 0.5f);
   weights[evidence[0]] = 1.5f;
   weights[evidence[1]] = -0.5f;
   acceptance.set_weights(weights.data());
-  EXPECT_FLOAT_EQ(acceptance.chance(evidence), 1.0f / (1.0f + std::exp(-1.0f)));
+  EXPECT_FLOAT_EQ(Acceptance::chance(acceptance.weigh(evidence)), 1.0f / (1.0f + std::exp(-1.0f)));
   EXPECT_EQ(acceptance.weights(), weights);
   weights[evidence[2]] = 1000.0f;
   acceptance.set_weights(weights.data());
-  EXPECT_EQ(acceptance.chance(evidence), 1.0f);
+  EXPECT_EQ(Acceptance::chance(acceptance.weigh(evidence)), 1.0f);
   weights[evidence[2]] = -1000.0f;
   acceptance.set_weights(weights.data());
-  EXPECT_EQ(acceptance.chance(evidence), 0.0f);
+  EXPECT_EQ(Acceptance::chance(acceptance.weigh(evidence)), 0.0f);
 }
 
 // By as much as the chance was wrong.
@@ -80,7 +80,7 @@ TEST(Acceptance, LearnsOnlyWhatTheEvidenceTells) {
   float rate = 0.0f;
   for (const bool accepted : {true, false, true}) {
     const auto before = acceptance.weights();
-    const float told = acceptance.chance(evidence);
+    const float told = Acceptance::chance(acceptance.weigh(evidence));
     acceptance.learn(evidence, told, accepted);
     const auto after = acceptance.weights();
     const float error = (accepted ? 1.0f : 0.0f) - told;
@@ -100,7 +100,7 @@ TEST(Acceptance, ConvergesToWhatItSeesAndFollowsAChange) {
     std::bernoulli_distribution accepted(rate);
     double sum = 0.0;
     for (int i = 0; i < 2 * steps; ++i) {
-      const float told = acceptance.chance(evidence);
+      const float told = Acceptance::chance(acceptance.weigh(evidence));
       if (i >= steps) sum += static_cast<double>(told);
       acceptance.learn(evidence, told, accepted(random));
     }
@@ -121,9 +121,9 @@ TEST(Acceptance, KeepsApartWhatOneFeatureTellsApart) {
   double told_often = 0.0;
   double told_seldom = 0.0;
   for (int i = 0; i < 10000; ++i) {
-    const float first = acceptance.chance(often);
+    const float first = Acceptance::chance(acceptance.weigh(often));
     acceptance.learn(often, first, nine(random));
-    const float second = acceptance.chance(seldom);
+    const float second = Acceptance::chance(acceptance.weigh(seldom));
     acceptance.learn(seldom, second, two(random));
     if (i < 5000) continue;
     told_often += static_cast<double>(first) / 5000;
@@ -163,8 +163,8 @@ TEST(Acceptance, TrustsLongMatchesMoreFromTheStart) {
         Acceptance::place(Acceptance::kShare, 5 + Acceptance::kShares * 1);
     evidence[Acceptance::kLengthAndRival] =
         Acceptance::place(Acceptance::kLengthAndRival, value * Acceptance::kLengths);
-    EXPECT_GT(acceptance.chance(evidence), before);
-    before = acceptance.chance(evidence);
+    EXPECT_GT(Acceptance::chance(acceptance.weigh(evidence)), before);
+    before = Acceptance::chance(acceptance.weigh(evidence));
   }
   EXPECT_GT(before, 0.8f);
   EXPECT_LT(before, 1.0f);

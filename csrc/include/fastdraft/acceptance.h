@@ -86,14 +86,18 @@ class Acceptance {
 
   Acceptance();
 
-  float chance(const Evidence& evidence) const noexcept {
+  // The sum of the evidence's weights: the more, the likelier.
+  float weigh(const Evidence& evidence) const noexcept {
+    const auto weight = [&](std::size_t i) {
+      return weights_[evidence[i]].load(std::memory_order_relaxed);
+    };
     // In four sums, which do not wait for each other.
-    float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    for (std::size_t i = 0; i < kFeatures; ++i) {
-      sums[i % 4] += weights_[evidence[i]].load(std::memory_order_relaxed);
-    }
-    return 1.0f / (1.0f + std::exp(-(sums[0] + sums[1] + sums[2] + sums[3])));
+    static_assert(kFeatures == 12);
+    return (weight(0) + weight(4) + weight(8)) + (weight(1) + weight(5) + weight(9)) +
+           (weight(2) + weight(6) + weight(10)) + (weight(3) + weight(7) + weight(11));
   }
+  // The chance of evidence of this weight.
+  static float chance(float weight) noexcept { return 1.0f / (1.0f + std::exp(-weight)); }
 
   // The token whose chance was told was emitted next, or another one was.
   void learn(const Evidence& evidence, float told, bool accepted) noexcept;
