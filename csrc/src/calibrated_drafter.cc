@@ -97,7 +97,6 @@ class CalibratedDrafter final : public Drafter {
       stored_.resize(static_cast<std::size_t>(most_stored()) *
                      static_cast<std::size_t>(lookahead_));
     }
-    nodes_.reserve(static_cast<std::size_t>(lookahead_) + 1);
   }
 
   void advance() override {
@@ -126,9 +125,12 @@ class CalibratedDrafter final : public Drafter {
     follow();
     straight_ = false;
 
-    nodes_.clear();
     candidates_.clear();
-    nodes_.push_back({-1, -1, 0, 1.0f, ~Occurrences{0}, true, true, 0, 0});
+    if (nodes_.size() <= static_cast<std::size_t>(limit)) {
+      nodes_.resize(static_cast<std::size_t>(limit) + 1);
+    }
+    nodes_[0] = {-1, -1, 0, 1.0f, ~Occurrences{0}, true, true, 0, 0};
+    num_nodes_ = 1;
     expand(0);
     return tree_ ? grow_tree(limit, least, draft) : grow_chain(limit, least, draft);
   }
@@ -142,11 +144,11 @@ class CalibratedDrafter final : public Drafter {
                           candidate.token == emitted[i]);
       }
       std::size_t child = node + 1;
-      while (child < nodes_.size() && (nodes_[child].parent != static_cast<std::int32_t>(node) ||
-                                       nodes_[child].token != emitted[i])) {
+      while (child < num_nodes_ && (nodes_[child].parent != static_cast<std::int32_t>(node) ||
+                                    nodes_[child].token != emitted[i])) {
         ++child;
       }
-      if (child == nodes_.size()) return;
+      if (child == num_nodes_) return;
       node = child;
     }
   }
@@ -229,12 +231,9 @@ class CalibratedDrafter final : public Drafter {
     const Token* text = context_.text();
     std::int32_t position = links_.previous(last);
     for (int i = tree_ ? kTokensOfTree : kTokens; i > 0 && position >= 0; --i) {
-      std::int32_t length = 1;
-      while (length < kLongest && length <= position &&
-             text[position - length] == text[last - length]) {
-        ++length;
-      }
-      add_of_context(position + 1, length);
+      const std::int64_t length =
+          common_suffix(text + position, text + last, std::min(kLongest - 1, position));
+      add_of_context(position + 1, static_cast<std::int32_t>(length) + 1);
       position = links_.previous(position);
     }
   }
@@ -448,19 +447,28 @@ class CalibratedDrafter final : public Drafter {
   // Makes a candidate a node, and writes it as the next token of the draft.
   std::int32_t draft_candidate(std::size_t parent, const Candidate& candidate, float path,
                                const DraftColumns& draft) {
-    const auto place = static_cast<std::int32_t>(nodes_.size()) - 1;
+    const auto place = static_cast<std::int32_t>(num_nodes_) - 1;
     draft.token_ids[place] = candidate.token;
     draft.parents[place] = static_cast<std::int32_t>(parent) - 1;
     draft.probabilities[place] = path;
     draft.sources[place] = candidate.source;
-    nodes_.push_back({static_cast<std::int32_t>(parent), candidate.token, nodes_[parent].depth + 1,
-                      path, candidate.occurrences, candidate.copied, candidate.predicted, 0, 0});
+    nodes_[num_nodes_++] = {static_cast<std::int32_t>(parent),
+                            candidate.token,
+                            nodes_[parent].depth + 1,
+                            path,
+                            candidate.occurrences,
+                            candidate.copied,
+                            candidate.predicted,
+                            0,
+                            0};
     return place + 1;
   }
 
   std::int32_t grow_chain(std::int32_t limit, float least, const DraftColumns& draft) {
     limit = std::min(limit, lookahead_);
     std::int32_t count = 0;
+    float weight = 0.0f;
+    float chance = 0.0f;
     while (count < limit) {
       const auto node = static_cast<std::size_t>(count);
       const auto begin = candidates_.begin() + static_cast<std::ptrdiff_t>(nodes_[node].first);
@@ -468,7 +476,12 @@ class CalibratedDrafter final : public Drafter {
       const auto best = std::max_element(
           begin, end, [](const Candidate& a, const Candidate& b) { return a.weight < b.weight; });
       if (best == end) break;
-      const float path = nodes_[node].path * Acceptance::chance(best->weight);
+      // In a long copy most tokens weigh the same.
+      if (count == 0 || best->weight != weight) {
+        weight = best->weight;
+        chance = Acceptance::chance(weight);
+      }
+      const float path = nodes_[node].path * chance;
       if (path < least) break;
       count = draft_candidate(node, *best, path, draft);
       if (count < limit) expand(static_cast<std::size_t>(count));
@@ -530,7 +543,8 @@ class CalibratedDrafter final : public Drafter {
   std::vector<Token> stored_;  // what follows the occurrences in datastores
   Following copying_;
   Following expected_;
-  std::vector<Node> nodes_;
+  std::vector<Node> nodes_;  // the first num_nodes_ are the guess
+  std::size_t num_nodes_ = 0;
   std::array<Group, kMostOccurrences + 2> groups_;
   int num_groups_ = 0;
   bool straight_ = false;  // whether groups_[0] was alone at the chain's last node

@@ -49,8 +49,8 @@ CopyCursor::Place CopyCursor::nearby(const Token* text, std::int32_t limit, cons
     if (text[position - 1] != token) continue;
     const auto most =
         static_cast<std::int32_t>(std::min<std::int64_t>({kLongest, std::int64_t{position}, size}));
-    std::int32_t length = 1;
-    while (length < most && text[position - 1 - length] == output[size - 1 - length]) ++length;
+    const auto length =
+        static_cast<std::int32_t>(common_suffix(text + position, output + size, most));
     const std::int32_t distance = std::abs(position - parted_at_);
     if (length > best.length || (length == best.length && distance <= nearest)) {
       best = {position, length, Footing::kFollowing};

@@ -56,9 +56,7 @@ struct Segment {
                       std::int64_t text_size) const noexcept {
     const std::int64_t at = position - base;
     const std::int64_t most = std::min({std::int64_t{Datastore::kLongest}, text_size, at});
-    std::int64_t length = 0;
-    while (length < most && tokens[at - 1 - length] == text[text_size - 1 - length]) ++length;
-    return static_cast<std::int32_t>(length);
+    return static_cast<std::int32_t>(common_suffix(tokens + at, text + text_size, most));
   }
   bool output(std::size_t order, std::int64_t position) const noexcept {
     return links[order][position - base].output();

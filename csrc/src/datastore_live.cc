@@ -457,9 +457,7 @@ std::int32_t LiveDatastore::common(std::int64_t position, const Token* text,
   const std::int64_t most = std::min({std::int64_t{kLongest}, size, position - begin_});
   Token copy[kLongest];
   const Token* end = before(position, most, copy) + most;
-  std::int64_t length = 0;
-  while (length < most && end[-1 - length] == text[size - 1 - length]) ++length;
-  return static_cast<std::int32_t>(length);
+  return static_cast<std::int32_t>(common_suffix(end, text + size, most));
 }
 
 int LiveDatastore::find(const Token* text, std::int64_t size, Occurrence* out, int most,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 
 namespace fastdraft {
 
@@ -12,6 +13,19 @@ using Token = std::int32_t;
 // The longest text that one index takes. State numbers, edge counts and
 // positions stay below 2^27 and so fit the 32-bit fields of a state.
 inline constexpr std::int64_t kMaxTextTokens = (std::int64_t{1} << 26) - 2;
+
+// How many of the tokens before `a` are those before `b`, counted from the last one
+// back, `most` at most. So many have to stand before both.
+inline std::int64_t common_suffix(const Token* a, const Token* b, std::int64_t most) noexcept {
+  constexpr std::int64_t kStep = 4;  // compared at once
+  std::int64_t length = 0;
+  while (length + kStep <= most &&
+         std::memcmp(a - length - kStep, b - length - kStep, kStep * sizeof(Token)) == 0) {
+    length += kStep;
+  }
+  while (length < most && a[-1 - length] == b[-1 - length]) ++length;
+  return length;
+}
 
 // Throws InvalidValueError for a negative token; `what` names the tokens.
 void check_tokens(const Token* tokens, std::int64_t count, const char* what);
