@@ -243,7 +243,7 @@ class DefaultDrafter:
 
     SUFFIXES, LONGEST = 3, 32
     STRONG, WEAK = 4, 1  # a chain leaves out a match so short beside one so long
-    CLEAR = 16  # beside a repeated suffix of this length a chain weighs no other places
+    CLEAR = 8  # beside a repeated suffix of this length a chain weighs nothing of stores
     CHAIN = Width(tokens=8, stored=8, links=7)
     TREE = Width(tokens=16, stored=32, links=64)
     TIE = 1e-4  # the engine computes in single precision
@@ -373,10 +373,11 @@ class DefaultDrafter:
             parent = self.draft.index(children[token])
         return path
 
-    def is_clear(self) -> bool:
+    def repeated(self) -> int:
+        """How much of its end the text repeats; a tree is drafted as if that were nothing."""
         last = len(self.text) - 1
         longest = max((common_suffix(self.text, last, end) for end in range(last)), default=0)
-        return not self.tree and longest >= self.CLEAR
+        return 0 if self.tree else longest
 
     def places_of_text(self) -> list[Place]:
         text = self.text
@@ -387,7 +388,7 @@ class DefaultDrafter:
             found = [end for end in range(last) if lengths[end] >= length]
             marked = (end for end in reversed(found) if length > unmarked_length(text, end))
             ends += [next(marked, found[0]), found[0]]
-        if not self.is_clear():
+        if self.repeated() < self.STRONG:
             latest = [end for end in range(last - 1, -1, -1) if lengths[end]]
             ends += latest[: self.width.tokens]
         return [
@@ -403,11 +404,17 @@ class DefaultDrafter:
 
     def places_in_stores(self) -> list[Place]:
         places: list[Place] = []
-        if self.is_clear():
+        repeated = self.repeated()
+        if repeated >= self.CLEAR:
             return places
         for store in self.stores:
             room = self.width.stored - len(places)
-            found = store.find(self.text, most=room, links=self.width.links) if room else []
+            least = min(max(repeated, 1), 4)
+            found = (
+                store.find(self.text, most=room, links=self.width.links, least=least)
+                if room
+                else []
+            )
             for end, length, output in found:
                 says = store.read(end, self.lookahead).tolist()
                 places.append(Place(says, length, end, stored=True, output=output))

@@ -98,11 +98,13 @@ class Log:
             length += 1
         return length
 
-    def find(self, text: list[int], most: int, begin: int, links: int = LINKS) -> list[Occurrence]:
+    def find(
+        self, text: list[int], most: int, begin: int, links: int = LINKS, least: int = 1
+    ) -> list[Occurrence]:
         found: dict[int, int] = {}
         tokens = np.array(self.tokens, dtype=np.int64)
         for order in ORDERS:
-            if len(text) < order:
+            if len(text) < order or order < least:
                 continue
             if len(found) >= most:
                 break
@@ -173,8 +175,9 @@ def test_live_store_is_a_list_whose_oldest_tokens_leave(
         text = data.draw(st.sampled_from(added))
         text = text[: data.draw(st.integers(0, len(text)))]
         most = data.draw(st.sampled_from([1, 2, 8, 100]))
-        found = store.find(text, most=most)
-        assert found == log.find(text, most, begin)
+        least = data.draw(st.integers(1, 5))
+        found = store.find(text, most=most, least=least)
+        assert found == log.find(text, most, begin, least=least)
         for occurrence in found:
             assert store.read(occurrence.next, 50).tolist() == log.read(occurrence.next, 50)
     assert store.read(store.end, 9).size == store.read(-1, 9).size == store.read(1, 0).size == 0
@@ -257,6 +260,8 @@ def test_bad_values_are_named() -> None:
         store.add([1, 2, -1])
     with pytest.raises(InvalidValueError, match="most must be at least 1, got 0"):
         store.find([1], most=0)
+    with pytest.raises(InvalidValueError, match="least must be at least 1, got 0"):
+        store.find([1], least=0)
     with pytest.raises(InvalidValueError, match="token_ids must be integers, got 'a' at index 0"):
         store.add(["a"])
     with pytest.raises(InvalidValueError, match="fingerprint must be 32 bytes, got 3"):

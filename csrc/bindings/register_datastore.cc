@@ -57,7 +57,7 @@ void append(DatastoreWriter& writer, const Integers& token_ids) {
 
 std::vector<std::tuple<std::int64_t, std::int32_t, bool>> find(const Datastore& store,
                                                                const Integers& token_ids, int most,
-                                                               int links) {
+                                                               int links, std::int32_t least) {
   check_open(store);
   if (most < 1) {
     throw InvalidValueError("most must be at least 1, got " + std::to_string(most));
@@ -65,12 +65,15 @@ std::vector<std::tuple<std::int64_t, std::int32_t, bool>> find(const Datastore& 
   if (links < 1) {
     throw InvalidValueError("links must be at least 1, got " + std::to_string(links));
   }
+  if (least < 1) {
+    throw InvalidValueError("least must be at least 1, got " + std::to_string(least));
+  }
   const IntegerArray<Token> text(token_ids, "token_ids");
   // No more are found than are looked at.
   std::vector<Occurrence> found(static_cast<std::size_t>(std::min(most, links)));
   const Datastore::Reader reader(store);
-  const int count =
-      reader.find(text.data(), text.size(), found.data(), static_cast<int>(found.size()), links);
+  const int count = reader.find(text.data(), text.size(), found.data(),
+                                static_cast<int>(found.size()), links, least);
   std::vector<std::tuple<std::int64_t, std::int32_t, bool>> occurrences;
   for (int i = 0; i < count; ++i) {
     const Occurrence& occurrence = found[static_cast<std::size_t>(i)];
@@ -128,7 +131,8 @@ turns of a chat, each of which repeats the ones before, are thus stored once.
 O(1) amortised a token. Requests that look something up meanwhile wait for microseconds. Raises
 InvalidValueError, DatastoreClosedError, DatastoreError for a frozen store, or MemoryLimitError
 where the machine has no memory, and then the document's first tokens were added.)");
-  store.def("_find", &find, py::arg("token_ids"), py::arg("most"), py::arg("links"));
+  store.def("_find", &find, py::arg("token_ids"), py::arg("most"), py::arg("links"),
+            py::arg("least"));
   store.def("read", &read, py::arg("position"), py::arg("most"),
             R"(The tokens from `position` on, to the document's end, at most `most`.
 

@@ -118,9 +118,11 @@ class CalibratedDrafter final : public Drafter {
     num_occurrences_ = 0;
     num_stored_ = 0;
     find_suffixes();
-    if (!is_clear()) {
-      find_last_token();
-      for (const auto& store : stores_) find_in(*store);
+    const std::int32_t repeated = tree_ ? 0 : context_.repeated_suffix().length;
+    if (repeated < kStrong) find_last_token();
+    if (repeated < kClear) {
+      const std::int32_t shortest = std::clamp(repeated, 1, Datastore::kOrders.front());
+      for (const auto& store : stores_) find_in(*store, shortest);
     }
     follow();
     straight_ = false;
@@ -158,7 +160,8 @@ class CalibratedDrafter final : public Drafter {
   // A chain is never drafted from a match of kWeak tokens beside one of kStrong.
   static constexpr std::int32_t kStrong = 4;
   static constexpr std::int32_t kWeak = 1;
-  static constexpr std::int32_t kClear = 16;
+  // Where the text repeats itself that long, a chain is drafted from there.
+  static constexpr std::int32_t kClear = 8;
 
   // A token that may be drafted, in its place. The root stands for the text.
   struct Node {
@@ -195,9 +198,6 @@ class CalibratedDrafter final : public Drafter {
     bool copied;
     bool predicted;
   };
-
-  // Where the text repeats itself that long, nothing else would be drafted.
-  bool is_clear() const noexcept { return !tree_ && context_.repeated_suffix().length >= kClear; }
 
   int most_stored() const noexcept { return tree_ ? kStoredOfTree : kStored; }
 
@@ -238,12 +238,15 @@ class CalibratedDrafter final : public Drafter {
     }
   }
 
-  void find_in(const Datastore& store) {
+  // What of a store a chain may be drafted from besides the text's own repeated suffix, matches
+  // of `shortest` tokens. On the recorded requests that, and leaving out the last token's other
+  // places, costs a thousandth of the speed, and saves a third of the time.
+  void find_in(const Datastore& store, std::int32_t shortest) {
     std::array<fastdraft::Occurrence, kStoredOfTree> found;
     const Datastore::Reader reader(store);
     const int count =
         reader.find(context_.text(), context_.size(), found.data(), most_stored() - num_stored_,
-                    tree_ ? 2 * kStoredOfTree : Datastore::kLinks);
+                    tree_ ? 2 * kStoredOfTree : Datastore::kLinks, shortest);
     for (int i = 0; i < count; ++i) {
       const fastdraft::Occurrence& place = found[static_cast<std::size_t>(i)];
       // Copied, since the text may leave the store as soon as it is not read.

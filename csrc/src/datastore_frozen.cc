@@ -95,11 +95,12 @@ class FrozenDatastore final : public Datastore {
   std::int64_t max_bytes() const noexcept override { return header_.file_bytes; }
 
  protected:
-  int find(const Token* text, std::int64_t size, Occurrence* out, int most,
-           int links) const override {
+  int find(const Token* text, std::int64_t size, Occurrence* out, int most, int links,
+           std::int32_t least) const override {
     if (most <= 0) return 0;
     BestOccurrences best(out, most);
-    for (std::size_t order = 0; order < kNumOrders && !best.full() && links > 0; ++order) {
+    for (std::size_t order = 0; order < kNumOrders && kOrders[order] >= least; ++order) {
+      if (best.full() || links == 0) break;
       const std::int32_t length = kOrders[order];
       if (size < length) continue;
       const Token* end = text + size;

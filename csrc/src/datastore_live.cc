@@ -116,8 +116,8 @@ class LiveDatastore final : public Datastore {
   }
 
  protected:
-  int find(const Token* text, std::int64_t size, Occurrence* out, int most,
-           int links) const override;
+  int find(const Token* text, std::int64_t size, Occurrence* out, int most, int links,
+           std::int32_t least) const override;
   const Token* run(std::int64_t position, std::int64_t* count) const override {
     if (position < begin_ || position >= end_) {
       *count = 0;
@@ -460,18 +460,19 @@ std::int32_t LiveDatastore::common(std::int64_t position, const Token* text,
   return static_cast<std::int32_t>(common_suffix(end, text + size, most));
 }
 
-int LiveDatastore::find(const Token* text, std::int64_t size, Occurrence* out, int most,
-                        int links) const {
+int LiveDatastore::find(const Token* text, std::int64_t size, Occurrence* out, int most, int links,
+                        std::int32_t least) const {
   if (most <= 0 || num_chunks_ == 0) return 0;
   const Token* last = text + size;
   std::array<std::uint64_t, kNumOrders> hashes{};
-  for (std::size_t order = 0; order < kNumOrders; ++order) {
+  for (std::size_t order = 0; order < kNumOrders && kOrders[order] >= least; ++order) {
     if (size < kOrders[order]) continue;
     hashes[order] = orders_[order].hash(last - kOrders[order], kOrders[order]);
     orders_[order].prefetch(hashes[order]);
   }
   BestOccurrences best(out, most);
-  for (std::size_t order = 0; order < kNumOrders && !best.full() && links > 0; ++order) {
+  for (std::size_t order = 0; order < kNumOrders && kOrders[order] >= least; ++order) {
+    if (best.full() || links == 0) break;
     if (size < kOrders[order]) continue;
     const std::int64_t latest = orders_[order].find(
         hashes[order], [&](std::int64_t at) { return matches(at, last, kOrders[order]); });

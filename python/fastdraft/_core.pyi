@@ -86,7 +86,7 @@ class Datastore:
         """
         The tokens held.
         """
-    def _find(self, token_ids: numpy.typing.ArrayLike, most: typing.SupportsInt | typing.SupportsIndex, links: typing.SupportsInt | typing.SupportsIndex) -> list[tuple[int, int, bool]]:
+    def _find(self, token_ids: numpy.typing.ArrayLike, most: typing.SupportsInt | typing.SupportsIndex, links: typing.SupportsInt | typing.SupportsIndex, least: typing.SupportsInt | typing.SupportsIndex) -> list[tuple[int, int, bool]]:
         ...
     def _save(self, path: str) -> None:
         ...

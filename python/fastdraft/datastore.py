@@ -107,7 +107,9 @@ class Datastore(_core.Datastore):
         """
         self._save(os.fspath(path))
 
-    def find(self, token_ids: ArrayLike, *, most: int = 8, links: int = 32) -> list[Occurrence]:
+    def find(
+        self, token_ids: ArrayLike, *, most: int = 8, links: int = 32, least: int = 1
+    ) -> list[Occurrence]:
         """Where the longest suffixes of a text stand in the store.
 
         The longest first, of equally long ones the latest first. The latest occurrences of the
@@ -118,12 +120,15 @@ class Datastore(_core.Datastore):
             token_ids: The text, a list or a row of integers; its last 32 tokens count.
             most: How many occurrences to return at most.
             links: How many occurrences to look at.
+            least: Of how many last tokens: 2 leaves out the last one's, 3 the last 2 tokens' too,
+                from 5 on there are none.
 
         Raises:
-            InvalidValueError: `most` or `links` is below 1, or `token_ids` is no row of token ids.
+            InvalidValueError: `most`, `links` or `least` is below 1, or `token_ids` is no row of
+                token ids.
             DatastoreClosedError: The store was closed.
         """
-        return [Occurrence(*found) for found in self._find(token_ids, most, links)]
+        return [Occurrence(*found) for found in self._find(token_ids, most, links, least)]
 
     @property
     def bytes(self) -> int:

@@ -78,11 +78,11 @@ class Datastore {
     // of equally long ones the latest first, `most` at most, each position once.
     // Returns how many. From the longest order n on, it looks at the latest
     // occurrences of the text's last n tokens that a token of the same document
-    // follows, `links` of them over all orders. O(links), and for a frozen store
-    // O(segments).
-    int find(const Token* text, std::int64_t size, Occurrence* out, int most,
-             int links = kLinks) const {
-      return store_->find(text, size, out, most, links);
+    // follows, `links` of them over all orders, of which those below `least` are left
+    // out. O(links), and for a frozen store O(segments).
+    int find(const Token* text, std::int64_t size, Occurrence* out, int most, int links = kLinks,
+             std::int32_t least = 1) const {
+      return store_->find(text, size, out, most, links, least);
     }
 
     // The tokens from `position` on that lie side by side, and how many; null and
@@ -148,8 +148,8 @@ class Datastore {
   explicit Datastore(const std::optional<Fingerprint>& fingerprint) : fingerprint_(fingerprint) {}
 
   // Under the lock, shared or exclusive.
-  virtual int find(const Token* text, std::int64_t size, Occurrence* out, int most,
-                   int links) const = 0;
+  virtual int find(const Token* text, std::int64_t size, Occurrence* out, int most, int links,
+                   std::int32_t least) const = 0;
   virtual const Token* run(std::int64_t position, std::int64_t* count) const = 0;
   virtual bool output(std::int64_t position) const = 0;
   virtual std::int64_t begin() const = 0;
