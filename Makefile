@@ -7,6 +7,8 @@ VENV ?= .venv
 # An environment that has torch already keeps it.
 TORCH ?= 2.13.0
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+# What that torch's CUDA wheels bring, which the CPU build leaves out.
+TRITON ?= 3.7.1
 # The oldest transformers that the package allows.
 TRANSFORMERS_OLDEST ?= 5.19.0
 # How many pytest processes; each is held to one thread.
@@ -27,8 +29,8 @@ CXX_FILES := $(shell find csrc tests/cpp bench/cpp -name '*.cc' -o -name '*.h')
 PYTEST = OMP_NUM_THREADS=1 python -m pytest -n $(JOBS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-cpp test-python test-oldest fuzz lint format stubs wheel package bench \
-  clean
+.PHONY: help demo test test-cpp test-python test-kernels test-oldest fuzz lint format stubs wheel \
+  package bench clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -36,7 +38,7 @@ help: ## Show the targets
 demo: $(VENV)/.package ## Decode real text with a real model: plain, prompt lookup, fastdraft
 	fastdraft demo $(DEMO)
 
-test: test-cpp test-python ## Run the whole test suite: C++ plain and sanitised, then Python
+test: test-cpp test-kernels test-python ## Run the whole test suite: C++ plain and sanitised, kernels, Python
 
 test-cpp: $(VENV)/.tools ## Run the C++ tests: plain, under ASan and UBSan, under TSan
 	for preset in dev asan tsan; do \
@@ -46,6 +48,11 @@ test-cpp: $(VENV)/.tools ## Run the C++ tests: plain, under ASan and UBSan, unde
 
 test-python: $(VENV)/.test ## Run the Python tests
 	$(PYTEST)
+
+# Triton reads TRITON_INTERPRET when it is imported: interpreted and compiled are two processes.
+test-kernels: $(VENV)/.test $(VENV)/.triton ## Run the GPU kernels in Triton's interpreter, and compile them
+	TRITON_INTERPRET=1 $(PYTEST) tests/kernels
+	$(PYTEST) tests/kernels_compiled
 
 test-oldest: $(VENV)/.test ## Run the Hugging Face tests with the oldest transformers allowed
 	pip install -qq --no-deps --upgrade --target build/transformers-oldest \
@@ -94,6 +101,7 @@ bench: $(VENV)/.bench ## Run the microbenchmarks, beside the peers that can be i
 	python bench/index.py --tokens build/bench/tokens.bin
 	python bench/datastore.py --tokens build/bench/tokens.bin --core build/release/bench_datastore
 	python bench/predicted_outputs.py $(DATA:%=--data %)
+	python bench/verification.py
 	python -m pytest bench/microbench.py
 ifdef DATA
 	python bench/calibration.py --data $(DATA)
@@ -125,6 +133,10 @@ $(VENV)/.torch: $(VENV)/.python
 	  pip install -qq torch==$(TORCH)+cpu || \
 	  pip install -qq --index-url $(TORCH_INDEX) torch==$(TORCH); \
 	fi
+	touch $@
+
+$(VENV)/.triton: $(VENV)/.torch
+	python -c 'import triton' 2>/dev/null || pip install -qq triton==$(TRITON)
 	touch $@
 
 # Editable: the Python files are used where they lie, the C++ module is built again after an edit.

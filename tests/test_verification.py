@@ -523,7 +523,7 @@ def test_rows_may_have_any_stride(dtype):
 def kept(logits, **options):
     """The tokens of each row that have a weight, and the weights."""
     rows = len(logits)
-    x = sampling._chunked(logits.to(torch.promote_types(logits.dtype, torch.float32)))
+    x = sampling.chunked(logits.to(torch.promote_types(logits.dtype, torch.float32)))
     full = {
         "temperature": torch.full((rows,), float(options.get("temperature", 1.0))),
         "top_k": torch.full((rows,), options["top_k"]) if "top_k" in options else None,
@@ -853,8 +853,9 @@ def test_no_parent_is_read_out_of_bounds(data, sizes):
     logits = torch.tensor([data.draw(st.integers(0, 1)) for _ in range(sum(sizes) + len(sizes))])
     logits = torch.nn.functional.one_hot(logits, 2).float()
     options = {"parents": parents, "max_draft": max_draft}
-    token_ids, lengths, status, path = reference.verify_greedy(logits, ids, offsets, **options)
-    check_padding(Verified(token_ids, lengths, status, path))
+    emitted = reference.verify_greedy(logits, ids, offsets, **options)
+    token_ids, lengths, status, path, _, _ = emitted
+    check_padding(Verified(*emitted))
     assert (token_ids < 2).all()
     assert (lengths >= 1).all()
     assert not status.any()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fastdraft.kernels.reference.acceptance import (
+    Emitted,
     Status,
     accept,
     accept_tree,
@@ -10,23 +11,50 @@ from fastdraft.kernels.reference.acceptance import (
     verify_sampled,
 )
 from fastdraft.kernels.reference.noise import exponential, exponential_noise, philox
-from fastdraft.kernels.reference.sampling import CHUNK, argmax, draw, weigh
+from fastdraft.kernels.reference.processors import (
+    Processors,
+    Touched,
+    observe,
+    patch,
+    raw_logprobs,
+)
+from fastdraft.kernels.reference.rejection import draw_draft, verify_rejection
+from fastdraft.kernels.reference.sampling import (
+    CHUNK,
+    Chosen,
+    argmax,
+    draw,
+    log_sums,
+    mask,
+    weigh,
+)
 from fastdraft.kernels.reference.trees import compaction_indices, tree_attention_mask, tree_depths
 
 __all__ = [
     "CHUNK",
+    "Chosen",
+    "Emitted",
+    "Processors",
     "Status",
+    "Touched",
     "accept",
     "accept_tree",
     "argmax",
     "compaction_indices",
     "draw",
+    "draw_draft",
     "exponential",
     "exponential_noise",
+    "log_sums",
+    "mask",
+    "observe",
+    "patch",
     "philox",
+    "raw_logprobs",
     "tree_attention_mask",
     "tree_depths",
     "verify_greedy",
+    "verify_rejection",
     "verify_sampled",
     "weigh",
 ]

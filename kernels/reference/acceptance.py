@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from enum import IntFlag
+from typing import NamedTuple
 
 import torch
-from fastdraft.kernels.reference.sampling import argmax, draw
+from fastdraft.kernels.reference.sampling import Chosen, argmax, draw
 from fastdraft.kernels.reference.trees import doubled, in_slots, parent_slots, tree_depths
 from torch import Tensor
 
@@ -20,25 +21,44 @@ class Status(IntFlag):
     """A row was -inf throughout: it gave no token, and verification ended before it."""
 
 
+class Emitted(NamedTuple):
+    """What a verification emits.
+
+    token_ids, lengths, status: as `accept` gives them.
+    path: as `accept_tree` gives it, None for chains.
+    logprobs, raw_logprobs: float32 (requests, max_draft + 1), those of `Chosen` for the emitted
+        tokens, NaN after the last; None unless asked for.
+    """
+
+    token_ids: Tensor
+    lengths: Tensor
+    status: Tensor
+    path: Tensor | None
+    logprobs: Tensor | None
+    raw_logprobs: Tensor | None
+
+
 def verify_greedy(
     logits: Tensor,
     draft_ids: Tensor,
     offsets: Tensor,
     *,
     parents: Tensor | None = None,
+    allowed: Tensor | None = None,
+    logprobs: bool = False,
+    raw_logprobs: bool = False,
     max_draft: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+) -> Emitted:
     """Greedy verification of a ragged batch. The operands are trusted.
 
     draft_ids: integer (drafted,), flat over the requests; offsets: int64 (requests + 1,); logits:
     (drafted + requests, vocabulary): request b owns rows offsets[b] + b to offsets[b + 1] + b, the
     first for the token after the text's last, row j for the token after draft token j; parents:
-    integer (drafted,), None where all drafts are chains.
-
-    Gives what `accept_tree` gives, with None for the path of chains.
+    integer (drafted,), None where all drafts are chains; allowed: as `mask` has it, None where
+    every token is.
     """
-    tokens, maxima = argmax(logits)
-    return _accept(tokens, maxima, draft_ids, parents, offsets, max_draft=max_draft)
+    chosen = argmax(logits, allowed=allowed, logprobs=logprobs, raw_logprobs=raw_logprobs)
+    return emit(chosen, draft_ids, offsets, parents=parents, max_draft=max_draft)
 
 
 def verify_sampled(
@@ -53,8 +73,11 @@ def verify_sampled(
     min_p: Tensor | None,
     seeds: Tensor,
     positions: Tensor,
+    allowed: Tensor | None = None,
+    logprobs: bool = False,
+    raw_logprobs: bool = False,
     max_draft: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+) -> Emitted:
     """Sampled verification of a ragged batch of drafts without probabilities.
 
     One draw a row, kept while it is the draft's token: a token d is accepted with the target's own
@@ -64,18 +87,14 @@ def verify_sampled(
     the position which its token would take: that of the text's next token plus the depth of the
     row's slot. So what is emitted is the same with any draft, chain or tree, and with none.
 
-    The operands are trusted: rows and parents as in `verify_greedy`, the rest as in `draw` but for
-    each request; positions: the absolute position of the token after the text's last. Gives what
-    `verify_greedy` gives.
+    The operands are trusted: rows, parents and allowed as in `verify_greedy`, the rest as in `draw`
+    but for each request; positions: the absolute position of the token after the text's last.
     """
-    row = torch.arange(len(logits), device=logits.device)
-    first = offsets[:-1] + torch.arange(len(offsets) - 1, device=logits.device)
-    request = torch.searchsorted(first, row, right=True) - 1
-    depth = row - first[request]
+    request, depth = rows_of(len(logits), offsets)
     if parents is not None:
         depths = tree_depths(parents, offsets, max_draft=max_draft)
         depth = depths[request, depth.clamp(max=max_draft)]
-    tokens, maxima = draw(
+    chosen = draw(
         logits,
         temperature=temperature[request],
         top_k=None if top_k is None else top_k[request],
@@ -83,8 +102,70 @@ def verify_sampled(
         min_p=None if min_p is None else min_p[request],
         seeds=seeds[request],
         positions=positions[request] + depth,
+        allowed=allowed,
+        logprobs=logprobs,
+        raw_logprobs=raw_logprobs,
     )
-    return _accept(tokens, maxima, draft_ids, parents, offsets, max_draft=max_draft)
+    return emit(chosen, draft_ids, offsets, parents=parents, max_draft=max_draft)
+
+
+def emit(
+    chosen: Chosen,
+    draft_ids: Tensor,
+    offsets: Tensor,
+    *,
+    parents: Tensor | None,
+    max_draft: int,
+) -> Emitted:
+    """What is emitted where the target chose these tokens, one for each row of `verify_greedy`."""
+    path = None
+    if parents is None:
+        token_ids, lengths, status = accept(
+            chosen.tokens, chosen.maxima, draft_ids, offsets, max_draft=max_draft
+        )
+    else:
+        token_ids, lengths, status, path = accept_tree(
+            chosen.tokens, chosen.maxima, draft_ids, parents, offsets, max_draft=max_draft
+        )
+
+    def of_emitted(values: Tensor | None) -> Tensor | None:
+        if values is None:
+            return None
+        rows = emitted_rows(offsets, path, max_draft=max_draft).clamp(max=len(values) - 1)
+        step = torch.arange(max_draft + 1, device=values.device)
+        return torch.where(step < lengths[:, None], values[rows], torch.nan)
+
+    return Emitted(
+        token_ids,
+        lengths,
+        status,
+        path,
+        of_emitted(chosen.logprobs),
+        of_emitted(chosen.raw_logprobs),
+    )
+
+
+def rows_of(rows: int, offsets: Tensor) -> tuple[Tensor, Tensor]:
+    """The request and the slot in it that each row stands for, int64 (rows,) both.
+
+    Rows beyond the last request's are taken for its slots too.
+    """
+    row = torch.arange(rows, device=offsets.device)
+    first = offsets[:-1] + torch.arange(len(offsets) - 1, device=offsets.device)
+    request = torch.searchsorted(first, row, right=True) - 1
+    return request, row - first[request]
+
+
+def emitted_rows(offsets: Tensor, path: Tensor | None, *, max_draft: int) -> Tensor:
+    """The row that each emitted token comes from, int64 (requests, max_draft + 1).
+
+    path: as `accept_tree` gives it, None for chains. After a tree's last token, the row is that of
+    the text's last token; after a chain's it may be another request's, or none.
+    """
+    root = offsets[:-1] + torch.arange(len(offsets) - 1, device=offsets.device)
+    if path is None:
+        return root[:, None] + torch.arange(max_draft + 1, device=offsets.device)
+    return root[:, None] + torch.nn.functional.pad(path.long() + 1, (1, 0))
 
 
 def accept(
@@ -178,17 +259,3 @@ def accept_tree(
         (nan * Status.NAN + stopped[:, 0] * Status.EMPTY).int(),
         torch.where(reached, at_depth - 1, -1)[:, 1:].int(),
     )
-
-
-def _accept(
-    tokens: Tensor,
-    maxima: Tensor,
-    draft_ids: Tensor,
-    parents: Tensor | None,
-    offsets: Tensor,
-    *,
-    max_draft: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    if parents is None:
-        return *accept(tokens, maxima, draft_ids, offsets, max_draft=max_draft), None
-    return accept_tree(tokens, maxima, draft_ids, parents, offsets, max_draft=max_draft)

@@ -7,8 +7,14 @@ from typing import Final
 import torch
 from torch import Tensor
 
+# What the noise is for. A stream of its own makes each use independent of all others.
 TOKEN_STREAM: Final = 0
 CHUNK_STREAM: Final = 1
+ACCEPT_STREAM: Final = 2
+RESIDUAL_TOKEN_STREAM: Final = 3
+RESIDUAL_CHUNK_STREAM: Final = 4
+DRAFT_TOKEN_STREAM: Final = 5
+DRAFT_CHUNK_STREAM: Final = 6
 
 _WORD: Final = 0xFFFFFFFF
 
@@ -40,16 +46,20 @@ def exponential(high: Tensor, low: Tensor) -> Tensor:
     return -torch.log1p(-uniform.clamp_(max=1.0 - 2.0**-53))
 
 
-def exponential_noise(seeds: Tensor, positions: Tensor, indices: Tensor, *, stream: int) -> Tensor:
+def exponential_noise(
+    seeds: Tensor, positions: Tensor, indices: Tensor, *, stream: int | Tensor
+) -> Tensor:
     """The noise E(stream, index) of the random contract, float64 (rows, n).
 
-    seeds, positions: int64 (rows,); indices: int64 (n,) or (rows, n).
+    seeds, positions: int64 (rows,); indices: int64 (n,) or (rows, n); stream: one for all rows, or
+    int64 (rows,).
     """
+    streams = stream if isinstance(stream, Tensor) else torch.full_like(positions, stream)
     counter = (
         indices,
         (positions & _WORD)[:, None],
         ((positions >> 32) & _WORD)[:, None],
-        torch.full_like(positions, stream)[:, None],
+        streams[:, None],
     )
     key = ((seeds & _WORD)[:, None], ((seeds >> 32) & _WORD)[:, None])
     high, low, _, _ = philox(counter, key)

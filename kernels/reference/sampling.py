@@ -40,7 +40,8 @@ of nothing but -inf is empty and gives no token.
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Iterator
+from typing import Final, NamedTuple
 
 import torch
 from fastdraft.kernels.reference.noise import CHUNK_STREAM, TOKEN_STREAM, exponential_noise
@@ -60,17 +61,73 @@ _COLUMN_HEIGHT: Final = 32
 _NUCLEUS: Final = 64
 
 
-def argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
+class Chosen(NamedTuple):
+    """The token chosen from each row of logits, and what is known of it.
+
+    tokens: int64 (rows,); that of an empty row means nothing, but is in range.
+    maxima: (rows,), the largest logit of each row that is allowed, in float32 or float64 where it
+        was drawn from; -inf marks an empty row.
+    logprobs: float32 (rows,), the log-probability of the token under the distribution that it was
+        chosen from, for an argmax the softmax at temperature 1; NaN where the row has no softmax.
+        None unless asked for.
+    raw_logprobs: the same under the softmax of the logits as they came, with all tokens allowed.
+    """
+
+    tokens: Tensor
+    maxima: Tensor
+    logprobs: Tensor | None
+    raw_logprobs: Tensor | None
+
+
+def argmax(
+    logits: Tensor,
+    *,
+    allowed: Tensor | None = None,
+    logprobs: bool = False,
+    raw_logprobs: bool = False,
+) -> Chosen:
     """The token and the value of each row's maximum, for logits (rows, vocabulary) of any stride.
 
     Ties go to the lowest id and NaN is above all, as in torch.argmax, which gives the same tokens
-    but looks at one logit at a time on a CPU. int64 (rows,), and the logits' dtype (rows,).
+    but looks at one logit at a time on a CPU. allowed: as in `mask`.
     """
-    chunks = _chunked(logits)
-    chunk_maximum = chunks.amax(-1)
-    chunk = chunk_maximum.argmax(-1)
-    token = chunk * chunks.shape[2] + _rows_of(chunks, chunk).argmax(-1)
-    return token, chunk_maximum.amax(-1)
+    if allowed is None and not logprobs and not raw_logprobs:
+        return Chosen(*_largest(chunked(logits)), None, None)
+    return join(
+        [
+            _argmax_slab(
+                logits[part],
+                allowed=None if allowed is None else allowed[part],
+                logprobs=logprobs,
+                raw_logprobs=raw_logprobs,
+            )
+            for part in slabs(len(logits), logits)
+        ]
+    )
+
+
+def mask(logits: Tensor, allowed: Tensor) -> Tensor:
+    """A copy of logits (rows, vocabulary) with -inf where a token is not allowed.
+
+    allowed: int32 (rows, ceil(vocabulary / 32)); bit t % 32 of word t // 32 is 1 where token t is.
+    """
+    bit = torch.arange(32, dtype=torch.int32, device=allowed.device)
+    bits = ((allowed[:, :, None] >> bit) & 1).flatten(1)[:, : logits.shape[1]]
+    return torch.where(bits.bool(), logits, -torch.inf)
+
+
+def log_sums(logits: Tensor) -> Tensor:
+    """The logarithm of each row's sum of exponentials, float64 (rows,); no number if it has none.
+
+    logits: (rows, vocabulary). Time is linear in them, memory in those of one slab.
+    """
+    sums = [_log_sum(as_float(logits[part])) for part in slabs(len(logits), logits)]
+    return torch.cat([maximum + above for maximum, above in sums])
+
+
+def as_float(logits: Tensor) -> Tensor:
+    """The logits in float32, or in float64 if they are."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def weigh(
@@ -109,6 +166,37 @@ def weigh(
     return weights
 
 
+def weigh_rows(
+    logits: Tensor,
+    *,
+    temperature: Tensor,
+    top_k: Tensor | None,
+    top_p: Tensor | None,
+    min_p: Tensor | None,
+    allowed: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The law of each row of logits (rows, vocabulary); the options are those of `draw`.
+
+    Gives the weights (rows, chunks, width); the maxima (rows,); which rows their argmax decides
+    alone, bool (rows,), since their temperature is 0 or their maximum is not finite: their weights
+    are those of temperature 1, or mean nothing; the argmax of each row, int64 (rows,).
+    """
+    x = as_float(logits)
+    x = chunked(x if allowed is None else mask(x, allowed))
+    best, maximum = _largest(x)
+    by_argmax = (temperature == 0) | ~maximum.isfinite()
+    weights = weigh(
+        x,
+        maximum=maximum,
+        temperature=torch.where(by_argmax, 1.0, temperature),
+        # The law of an argmax, for its logprob, is the softmax at temperature 1, nothing removed.
+        top_k=None if top_k is None else torch.where(by_argmax, 0, top_k),
+        top_p=None if top_p is None else torch.where(by_argmax, 1.0, top_p),
+        min_p=None if min_p is None else torch.where(by_argmax, 0.0, min_p),
+    )
+    return weights, maximum, by_argmax, best
+
+
 def draw(
     logits: Tensor,
     *,
@@ -118,32 +206,59 @@ def draw(
     min_p: Tensor | None,
     seeds: Tensor,
     positions: Tensor,
-) -> tuple[Tensor, Tensor]:
+    allowed: Tensor | None = None,
+    logprobs: bool = False,
+    raw_logprobs: bool = False,
+) -> Chosen:
     """One token from each row of logits (rows, vocabulary), as the random contract has it.
 
     temperature: float32 (rows,), 0 for the argmax; top_k, top_p, min_p: as in `weigh`; seeds,
-    positions: int64 (rows,). Gives the tokens, int64 (rows,), and the rows' maxima (rows,): -inf
-    marks an empty row, whose token means nothing but is in range. Time is linear in the logits,
-    memory in those of one slab.
+    positions: int64 (rows,); allowed: as in `mask`. Time is linear in the logits, memory in those
+    of one slab.
     """
-    rows, vocabulary = logits.shape
-    slab = max(1, _SLAB.get(logits.device.type, _SLAB["cuda"]) // vocabulary)
-    parts = [
-        _draw_slab(
-            logits[part],
-            temperature=temperature[part],
-            top_k=None if top_k is None else top_k[part],
-            top_p=None if top_p is None else top_p[part],
-            min_p=None if min_p is None else min_p[part],
-            seeds=seeds[part],
-            positions=positions[part],
-        )
-        for part in (slice(start, start + slab) for start in range(0, rows, slab))
-    ]
-    return torch.cat([tokens for tokens, _ in parts]), torch.cat([maxima for _, maxima in parts])
+    return join(
+        [
+            _draw_slab(
+                logits[part],
+                temperature=temperature[part],
+                top_k=None if top_k is None else top_k[part],
+                top_p=None if top_p is None else top_p[part],
+                min_p=None if min_p is None else min_p[part],
+                seeds=seeds[part],
+                positions=positions[part],
+                allowed=None if allowed is None else allowed[part],
+                logprobs=logprobs,
+                raw_logprobs=raw_logprobs,
+            )
+            for part in slabs(len(logits), logits)
+        ]
+    )
 
 
-def _chunked(logits: Tensor) -> Tensor:
+def race(
+    weights: Tensor,
+    *,
+    seeds: Tensor,
+    positions: Tensor,
+    token_stream: int | Tensor,
+    chunk_stream: int | Tensor,
+) -> Tensor:
+    """One token from each row of weights (rows, chunks, width), as the random contract draws it.
+
+    seeds, positions: int64 (rows,); the streams of the noise: one for all rows, or int64 (rows,).
+    Gives the tokens, int64 (rows,); what a row without a weight above 0 gives means nothing, but
+    is in range where the weights are numbers.
+    """
+    _, chunks, width = weights.shape
+    index = torch.arange(chunks, device=weights.device)
+    noise = exponential_noise(seeds, positions, index, stream=chunk_stream)
+    chunk = (weights.sum(-1) / noise).argmax(-1)
+    index = chunk[:, None] * width + torch.arange(width, device=weights.device)
+    noise = exponential_noise(seeds, positions, index, stream=token_stream)
+    return chunk * width + (_rows_of(weights, chunk) / noise).argmax(-1)
+
+
+def chunked(logits: Tensor) -> Tensor:
     """The rows as (rows, chunks, chunk), filled up with -inf; a view where the shape allows one."""
     rows, vocabulary = logits.shape
     width = min(CHUNK, vocabulary)
@@ -155,9 +270,71 @@ def _chunked(logits: Tensor) -> Tensor:
     return filled.view(rows, chunks, width)
 
 
+def slabs(rows: int, logits: Tensor) -> Iterator[slice]:
+    """Slices that cut so many rows of the size and on the device of the logits' into slabs."""
+    slab = max(1, _SLAB.get(logits.device.type, _SLAB["cuda"]) // logits.shape[1])
+    return (slice(start, start + slab) for start in range(0, rows, slab))
+
+
 def _rows_of(chunks: Tensor, chunk: Tensor) -> Tensor:
     """The chosen chunk of each row: (rows, chunks, width) and (rows,) to (rows, width)."""
     return chunks[torch.arange(len(chunk), device=chunk.device), chunk]
+
+
+def join(parts: list[Chosen]) -> Chosen:
+    tokens, maxima, logprobs, raw_logprobs = zip(*parts, strict=True)
+    return Chosen(
+        torch.cat(tokens),
+        torch.cat(maxima),
+        None if logprobs[0] is None else torch.cat(logprobs),
+        None if raw_logprobs[0] is None else torch.cat(raw_logprobs),
+    )
+
+
+def _largest(chunks: Tensor) -> tuple[Tensor, Tensor]:
+    """The token and the value of the maximum of rows (rows, chunks, width)."""
+    chunk_maximum = chunks.amax(-1)
+    chunk = chunk_maximum.argmax(-1)
+    token = chunk * chunks.shape[2] + _rows_of(chunks, chunk).argmax(-1)
+    return token, chunk_maximum.amax(-1)
+
+
+def _log_sum(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Each row's maximum, and by how much the logarithm of its sum of exponentials is above it."""
+    chunks = chunked(x)
+    maximum = x.amax(-1)
+    weights = weigh(
+        chunks,
+        maximum=maximum,
+        temperature=torch.ones_like(maximum),
+        top_k=None,
+        top_p=None,
+        min_p=None,
+    )
+    return maximum.double(), total(weights).log()
+
+
+def total(weights: Tensor) -> Tensor:
+    return weights.sum(-1).double().sum(-1)
+
+
+def log_softmax_of(token: Tensor, x: Tensor) -> Tensor:
+    # The maximum first: where it is huge, it would swallow the rest.
+    maximum, above = _log_sum(x)
+    return (x.gather(1, token[:, None])[:, 0].double() - maximum - above).float()
+
+
+def _argmax_slab(
+    logits: Tensor, *, allowed: Tensor | None, logprobs: bool, raw_logprobs: bool
+) -> Chosen:
+    x = logits if allowed is None else mask(logits, allowed)
+    token, maximum = _largest(chunked(x))
+    logprob = log_softmax_of(token, as_float(x)) if logprobs else None
+    raw = None
+    if raw_logprobs:
+        same = logprobs and allowed is None
+        raw = logprob if same else log_softmax_of(token, as_float(logits))
+    return Chosen(token, maximum, logprob, raw)
 
 
 def _draw_slab(
@@ -169,32 +346,34 @@ def _draw_slab(
     min_p: Tensor | None,
     seeds: Tensor,
     positions: Tensor,
-) -> tuple[Tensor, Tensor]:
-    x = _chunked(logits.to(torch.promote_types(logits.dtype, torch.float32)))
-    _, chunks, width = x.shape
-    chunk_maximum = x.amax(-1)
-    maximum = chunk_maximum.amax(-1)
-    # The weights of rows that argmax decides may be NaN, and are not looked at.
-    by_argmax = ((temperature == 0) | ~maximum.isfinite())[:, None]
-    weights = weigh(
-        x,
-        maximum=maximum,
-        temperature=torch.where(by_argmax[:, 0], 1.0, temperature),
+    allowed: Tensor | None,
+    logprobs: bool,
+    raw_logprobs: bool,
+) -> Chosen:
+    weights, maximum, by_argmax, best = weigh_rows(
+        logits,
+        temperature=temperature,
         top_k=top_k,
         top_p=top_p,
         min_p=min_p,
+        allowed=allowed,
     )
-
-    index = torch.arange(chunks, device=x.device)
-    noise = exponential_noise(seeds, positions, index, stream=CHUNK_STREAM)
-    race = weights.sum(-1) / noise
-    chunk = torch.where(by_argmax, chunk_maximum, race).argmax(-1)
-
-    index = chunk[:, None] * width + torch.arange(width, device=x.device)
-    noise = exponential_noise(seeds, positions, index, stream=TOKEN_STREAM)
-    race = _rows_of(weights, chunk) / noise
-    token = torch.where(by_argmax, _rows_of(x, chunk), race).argmax(-1)
-    return chunk * width + token, maximum
+    drawn = race(
+        weights,
+        seeds=seeds,
+        positions=positions,
+        token_stream=TOKEN_STREAM,
+        chunk_stream=CHUNK_STREAM,
+    )
+    token = torch.where(by_argmax, best, drawn)
+    logprob = raw = None
+    if logprobs:
+        x = as_float(logits.gather(1, token[:, None])[:, 0])
+        above = (x - maximum).double() / torch.where(by_argmax, 1.0, temperature)
+        logprob = (above - total(weights).log()).float()
+    if raw_logprobs:
+        raw = log_softmax_of(token, as_float(logits))
+    return Chosen(token, maximum, logprob, raw)
 
 
 def _remove_below(lowest: Tensor, x: Tensor, weights: Tensor) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-__all__ = ["DraftStats"]
+__all__ = ["AssistantStats", "DraftStats"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +47,49 @@ class DraftStats:
 
     def __add__(self, other: DraftStats) -> DraftStats:
         return DraftStats(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+
+@dataclass(frozen=True, slots=True)
+class AssistantStats:
+    """What the drafts of one draft model were worth in a generation, over all rows.
+
+    Counts are by the place in the draft, from its first token on. Tokens behind a refused one are
+    drafted but never judged.
+    """
+
+    drafts: int = 0
+    """Drafts of at least one token that were verified."""
+    drafted: int = 0
+    """Tokens of these drafts."""
+    judged: tuple[int, ...] = ()
+    """Of these, the tokens whose predecessors in the draft were all accepted."""
+    accepted: tuple[int, ...] = ()
+    """Of the judged, the accepted ones."""
+    seconds: float | None = None
+    """What one more draft token takes, for all rows together; None before any was timed."""
+    target_seconds: float | None = None
+    """What a forward over one token a row takes of the model that it drafts for."""
+
+    @property
+    def alpha(self) -> float:
+        """The chance that a judged token is accepted; 0.0 before the first."""
+        judged = sum(self.judged)
+        return sum(self.accepted) / judged if judged else 0.0
+
+    @property
+    def alphas(self) -> tuple[float, ...]:
+        """The same by the place in the draft."""
+        accepted = (*self.accepted, *[0] * (len(self.judged) - len(self.accepted)))
+        return tuple(a / j for a, j in zip(accepted, self.judged, strict=True))
+
+    @property
+    def gamma(self) -> float:
+        """Tokens a draft; 0.0 before the first."""
+        return self.drafted / self.drafts if self.drafts else 0.0
+
+    @property
+    def c(self) -> float | None:
+        """The cost coefficient: the time of a draft token over that of a plain target forward."""
+        if self.seconds is None or self.target_seconds is None:
+            return None
+        return self.seconds / self.target_seconds

@@ -1,7 +1,7 @@
-"""What guesses: the protocol that a decoding loop speaks with any drafter.
+"""What guesses: the protocol that a decoding loop speaks with any drafter, and draft models.
 
-`Engine` satisfies it as it is. A drafter that needs torch, such as one that runs a small model,
-lives in this package and offers the same five calls, so the loop does not change when one joins.
+`Engine` satisfies the protocol as it is. `AssistantModel` and `Staged` say which models draft; for
+each generation `fastdraft.hf` makes a drafter of them.
 """
 
 from __future__ import annotations
@@ -12,9 +12,39 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdraft import DraftBatch, DraftStats
+from fastdraft import DraftStats
+from fastdraft.drafters.assistant import AssistantModel, Staged
 
-__all__ = ["Drafter"]
+__all__ = ["AssistantModel", "Drafter", "Drafts", "Staged"]
+
+
+class Drafts(Protocol):
+    """The drafts of a batch: flat columns, row r's from `offsets[r]` to `offsets[r + 1]`.
+
+    A draft is a chain, parents -1, 0, 1, ..., or a tree, in which a parent stands before its
+    children and these have different tokens.
+
+    Where drafts were drawn by chance, there is a further attribute `laws` that says from what: a
+    dict of the row to the logits whose softmax each token of its draft was drawn from, (drafted,
+    vocabulary) on the device of the target's logits. Such a draft is a chain, drawn with noise that
+    verification does not use.
+    """
+
+    @property
+    def token_ids(self) -> NDArray[np.int32]: ...
+
+    @property
+    def parents(self) -> NDArray[np.int32]:
+        """The index of each token's parent in its row's draft, -1 for the text's last token."""
+        ...
+
+    @property
+    def probabilities(self) -> NDArray[np.float32]:
+        """That a token and all that lead to it are accepted."""
+        ...
+
+    @property
+    def offsets(self) -> NDArray[np.int32]: ...
 
 
 @runtime_checkable
@@ -23,6 +53,9 @@ class Drafter(Protocol):
 
     A request lives from `add_request` to `finish` or `cancel`. Between them, every target step is
     one `propose_batch` and one `observe_batch`, each with any subset of the live requests.
+
+    A drafter that takes no account of `cost` may say so with an attribute `weighs_cost` of False;
+    then no step is made without drafts to measure what that takes.
     """
 
     def add_request(self, prompt_ids: Any, *, prediction: Any = None) -> int:
@@ -41,7 +74,7 @@ class Drafter(Protocol):
         limits: NDArray[np.int32] | None = None,
         cost: NDArray[np.float64] | None = None,
         padded: bool = False,
-    ) -> DraftBatch:
+    ) -> Drafts:
         """Drafts for `requests`, in their order.
 
         Args:
@@ -49,13 +82,6 @@ class Drafter(Protocol):
             limits: The most tokens to draft, one a request; 0 for none.
             cost: `cost[n - 1]` is the time of a target forward over n tokens in all.
             padded: Whether the forward pads every row to the longest draft.
-
-        Returns:
-            Flat columns over the drafts, row r's from `offsets[r]` to `offsets[r + 1]`:
-            `token_ids`; `parents`, the index of each token's parent in its row's draft, -1 for the
-            text's last token; `probabilities`, that a token and all that lead to it are accepted.
-            A draft is a chain, -1, 0, 1, ..., or a tree, in which a parent stands before its
-            children and these have different tokens.
         """
         ...
 

@@ -22,13 +22,16 @@ from transformers.generation.stopping_criteria import StopStringCriteria
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from fastdraft import DraftConfig, DraftStats, Engine
-from fastdraft.drafters import Drafter
+from fastdraft.drafters import AssistantModel, Drafter, Staged
+from fastdraft.drafters.assistant import require_model
 from fastdraft.errors import InvalidValueError
 from fastdraft.hf.cost import StepCost
+from fastdraft.hf.drafts import ModelDrafts
 from fastdraft.hf.kv_cache import RowCache
 from fastdraft.hf.loop import Decoding, Row, Target
 from fastdraft.hf.masks import Masks
 from fastdraft.hf.positions import PositionCriteria, PositionProcessors
+from fastdraft.stats import AssistantStats
 
 __all__ = ["SpeculativeOutput", "generate", "speculate"]
 
@@ -46,17 +49,19 @@ class SpeculativeOutput(GenerateDecoderOnlyOutput):
     Attributes:
         stats: The sum over all rows.
         row_stats: One for each row of `sequences`.
+        assistants: One for each draft model, the smallest first; `None` without.
     """
 
     stats: DraftStats | None = None
     row_stats: list[DraftStats] | None = None
+    assistants: list[AssistantStats] | None = None
 
 
 def generate(
     model: Any,
     inputs: torch.Tensor | None = None,
     *,
-    drafter: DraftConfig | Drafter | None = None,
+    drafter: DraftConfig | Drafter | AssistantModel | Staged | None = None,
     prediction: Any = None,
     seed: int | Sequence[int] | None = None,
     generator: torch.Generator | None = None,
@@ -78,15 +83,16 @@ def generate(
             every position of a draft; criteria get no scores.
         drafter: What guesses; `None` for the engine as it comes. The engine of a configuration
             stays with the model and learns from one generation to the next; pass an `Engine` to
-            keep its learning apart. Output never depends on it. A draft that is a tree is verified
-            whole in one forward; where the model cannot take it (attention other than 'sdpa' and
-            'eager', layers with other than full or sliding attention, ALiBi, no `position_ids`),
-            the chain in it that promises most is verified in its place.
+            keep its learning apart; an `AssistantModel` or `Staged` drafts with models. Greedy
+            output never depends on it, and samples only where models draft. A draft that is a tree
+            is verified whole in one forward; where the model cannot take it (attention other than
+            'sdpa' and 'eager', layers with other than full or sliding attention, ALiBi, no
+            `position_ids`), the chain in it that promises most is verified in its place.
         prediction: Token ids expected in the output: one sequence for all rows, or a list with one
             sequence or `None` for each row.
         seed: For sampling; row b of the output draws from `seed + b`, or a list has one seed a row.
             A sample depends on its seed, its position and its logits, not on drafts or on the rest
-            of the batch.
+            of the batch; where models draft, on what they draft too.
         generator: What seeds are drawn from when none are given; `None` for torch's own, so that
             `torch.manual_seed` reproduces a run.
 
@@ -98,9 +104,15 @@ def generate(
             or an argument cannot be decoded speculatively. Raised before the model is run.
     """
     require_model(model)
-    _take_stop_strings(model, kwargs)
+    tokenizer = kwargs.pop("tokenizer", None)
+    _take_stop_strings(model, kwargs, tokenizer)
     speculation = _Speculation(
-        drafter=drafter, prediction=prediction, seed=seed, generator=generator, always_dict=True
+        drafter=drafter,
+        prediction=prediction,
+        seed=seed,
+        generator=generator,
+        tokenizer=tokenizer,
+        always_dict=True,
     )
     output: SpeculativeOutput = model.generate(inputs, custom_generate=speculation, **kwargs)
     return output
@@ -108,20 +120,27 @@ def generate(
 
 def speculate(
     *,
-    drafter: DraftConfig | Drafter | None = None,
+    drafter: DraftConfig | Drafter | AssistantModel | Staged | None = None,
     prediction: Any = None,
     seed: int | Sequence[int] | None = None,
     generator: torch.Generator | None = None,
+    tokenizer: Any = None,
 ) -> Callable[..., SpeculativeOutput | torch.Tensor]:
     """The decoding loop for `model.generate(..., custom_generate=speculate())`.
 
     `model.generate` then returns what it always does: the sequences, or with
-    `return_dict_in_generate` a `SpeculativeOutput`. The arguments are those of `generate`.
+    `return_dict_in_generate` a `SpeculativeOutput`. The arguments are those of `generate`;
+    `tokenizer` is the model's, for an `AssistantModel` that is given its own.
     transformers keeps the tokenizer from a `custom_generate`, so stop strings need `generate`, or a
     `StopStringCriteria` among the stopping criteria.
     """
     return _Speculation(
-        drafter=drafter, prediction=prediction, seed=seed, generator=generator, always_dict=False
+        drafter=drafter,
+        prediction=prediction,
+        seed=seed,
+        generator=generator,
+        tokenizer=tokenizer,
+        always_dict=False,
     )
 
 
@@ -131,20 +150,24 @@ class _Speculation:
     def __init__(
         self,
         *,
-        drafter: DraftConfig | Drafter | None,
+        drafter: DraftConfig | Drafter | AssistantModel | Staged | None,
         prediction: Any,
         seed: int | Sequence[int] | None,
         generator: torch.Generator | None,
+        tokenizer: Any,
         always_dict: bool,
     ) -> None:
-        if drafter is not None and not isinstance(drafter, (DraftConfig, Drafter)):
+        known = (DraftConfig, AssistantModel, Staged, Drafter)
+        if drafter is not None and not isinstance(drafter, known):
             raise InvalidValueError(
-                f"drafter must be a DraftConfig or have the calls of Drafter, got {drafter!r}"
+                "drafter must be a DraftConfig, an AssistantModel, a Staged or have the calls of "
+                f"Drafter, got {drafter!r}"
             )
         self._drafter = drafter
         self._prediction = prediction
         self._seed = seed
         self._generator = generator
+        self._tokenizer = tokenizer
         self._always_dict = always_dict
 
     def __call__(
@@ -192,7 +215,22 @@ class _Speculation:
         predictions = _predictions(
             self._prediction, count, generation_config.num_return_sequences, model
         )
-        seeds = self._seeds(count) if generation_config.do_sample else [0] * count
+        do_sample = bool(generation_config.do_sample)
+        seeds = self._seeds(count) if do_sample else [0] * count
+        drafter = self._drafter
+        models = None
+        if isinstance(drafter, (AssistantModel, Staged)):
+            if model_kwargs.get("inputs_embeds") is not None:
+                raise InvalidValueError(
+                    "an AssistantModel needs the prompt as input_ids, got inputs_embeds"
+                )
+            drafter = models = ModelDrafts(
+                drafter,
+                target=model,
+                tokenizer=self._tokenizer,
+                rows=count,
+                seeds=seeds if do_sample else None,
+            )
 
         logits = model._prefill(
             input_ids, generation_config, {**model_kwargs, "past_key_values": cache}
@@ -219,9 +257,8 @@ class _Speculation:
             device=model.device,
             home=input_ids.device,
         )
-        drafter = self._drafter
-        if not isinstance(drafter, Drafter):
-            drafter = _engine(model, DraftConfig() if drafter is None else drafter)
+        if drafter is None or isinstance(drafter, DraftConfig):
+            drafter = _engine(model, drafter or DraftConfig())
         text = input_ids.numpy(force=True)
         rows = _start(drafter, text, visible, target.prompt_columns, predictions, seeds)
         decoding = Decoding(
@@ -230,7 +267,7 @@ class _Speculation:
             rows=rows,
             processors=processors,
             criteria=criteria,
-            do_sample=bool(generation_config.do_sample),
+            do_sample=do_sample,
             drafter=drafter,
             cost=StepCost.of(model, model.device.type),
             last_position=_last_position(model),
@@ -238,11 +275,15 @@ class _Speculation:
             keep_scores=_keeps(generation_config, "output_scores"),
             keep_logits=_keeps(generation_config, "output_logits"),
         )
+        if models is not None:
+            models.scoring = decoding.score_drafts
         with model._optimize_model_for_decode():
             decoding.run(first_logits)
         if streamer is not None:
             streamer.end()
 
+        if models is not None:
+            models.warn_of_size()
         hands_cache_over = count == 1 and (given or generation_config.return_dict_in_generate)
         if hands_cache_over:
             cache.write_back(prepared, target.cached(rows[0]))
@@ -257,6 +298,7 @@ class _Speculation:
             "past_key_values": prepared if hands_cache_over else None,
             "stats": sum(row_stats[1:], row_stats[0]),
             "row_stats": row_stats,
+            "assistants": None if models is None else models.assistants,
         }
         return SpeculativeOutput(**fields)
 
@@ -279,18 +321,6 @@ def _checked_seed(seed: int) -> int:
     if not 0 <= seed < 2**63:
         raise InvalidValueError(f"seed must be from 0 to 2**63 - 1, got {seed}")
     return seed
-
-
-def require_model(model: Any) -> None:
-    """Raises InvalidValueError when the model's state could not take back rejected tokens."""
-    name = type(model).__name__
-    if getattr(model.config, "is_encoder_decoder", False):
-        raise InvalidValueError(f"model must be decoder-only, got the encoder-decoder {name}")
-    if getattr(model, "_is_stateful", False):
-        raise InvalidValueError(
-            f"model must keep its state in a key-value cache, got {name}, "
-            "whose recurrent state cannot take back a rejected token"
-        )
 
 
 def _require_mode(config: GenerationConfig, arguments: dict[str, Any]) -> None:
@@ -363,9 +393,8 @@ def _last_position(model: Any) -> int | None:
     return None if positions is None else positions - 1
 
 
-def _take_stop_strings(model: Any, kwargs: dict[str, Any]) -> None:
+def _take_stop_strings(model: Any, kwargs: dict[str, Any], tokenizer: Any) -> None:
     """Makes stop strings a stopping criterion: a custom_generate does not get the tokenizer."""
-    tokenizer = kwargs.pop("tokenizer", None)
     configs = (kwargs.get("generation_config"), model.generation_config)
     stop_strings = kwargs.pop("stop_strings", None)
     for config in configs:

@@ -24,7 +24,7 @@ from transformers.cache_utils import (
 
 from fastdraft.errors import InvalidValueError
 
-__all__ = ["RowCache"]
+__all__ = ["RowCache", "places_after"]
 
 _SMALLEST_CAPACITY = 64
 
@@ -180,6 +180,13 @@ class RowCache(Cache):
 
     def _row_layers(self) -> list[_RowLayer]:
         return [layer for layer in self.layers if isinstance(layer, _RowLayer)]
+
+
+def places_after(ended: Sequence[bool]) -> list[int]:
+    """The slots that stay, for `RowCache.keep`: the last ones in the places that became free."""
+    staying = [slot for slot, over in enumerate(ended) if not over]
+    late = [slot for slot in staying if slot >= len(staying)]
+    return [late.pop() if ended[slot] else slot for slot in range(len(staying))]
 
 
 def _row_layer(layer: Any, index: int) -> Any:

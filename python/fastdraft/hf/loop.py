@@ -8,6 +8,7 @@ another.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -16,15 +17,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fastdraft import DraftBatch, DraftStats
-from fastdraft.drafters import Drafter
+from fastdraft import DraftStats
+from fastdraft.drafters import Drafter, Drafts
 from fastdraft.errors import FastdraftError, InvalidValueError
 from fastdraft.hf.cost import StepCost
-from fastdraft.hf.kv_cache import RowCache
+from fastdraft.hf.kv_cache import RowCache, places_after
 from fastdraft.hf.masks import Masks
 from fastdraft.hf.positions import PositionCriteria, PositionProcessors, Positions
+from fastdraft.hf.row_model import RowModel
 from fastdraft.hf.trees import TreeLayout, are_chains, best_chains
-from fastdraft.verification import compaction_indices, verify_greedy, verify_sampled
+from fastdraft.verification import (
+    compaction_indices,
+    verify_greedy,
+    verify_rejection,
+    verify_sampled,
+)
 
 __all__ = ["Decoding", "Row", "Target"]
 
@@ -93,12 +100,10 @@ class Target:
         self.prompt_columns = cached
         self.vocabulary = int(model.get_input_embeddings().weight.shape[0])
         self.takes_trees = masks.takes_trees and next_positions is not None
-        self._device = device
-        self._home = home
-        self._model = model
-        self._masks = masks
+        self._rows = RowModel(
+            model, cache=cache, masks=masks, kwargs=kwargs, device=device, home=home
+        )
         self._next_positions = next_positions
-        self._kwargs = kwargs
 
     def cached(self, row: Row) -> int:
         """Columns of `row` in the cache: all of its text but the token emitted last."""
@@ -119,30 +124,26 @@ class Target:
             drafted: (rows,), the length of each draft.
             trees: How the tokens stand to each other; `None` where every draft is a chain.
         """
-        width = input_ids.shape[1]
-        cached = [self.cached(row) for row in rows]
         indices = [row.index for row in rows]
-        self.cache.prepare(cached, width, self._device)
-        kwargs = dict(self._kwargs)
-        kwargs["attention_mask"] = self._masks.of(indices, cached, width, self._device, trees=trees)
+        positions = None
         if self._next_positions is not None:
             # Padding stays at a token's position: one further on may not exist.
             if trees is None:
-                steps = np.minimum(np.arange(width), drafted[:, None])
+                steps = np.minimum(np.arange(input_ids.shape[1]), drafted[:, None])
             else:
                 steps = trees.depths.numpy()
             steps = steps + np.array([[row.emitted - 1] for row in rows])
             first = self._next_positions
             if first.shape[-2] > 1:
                 first = first[..., indices, :]
-            kwargs["position_ids"] = first + torch.from_numpy(steps).to(first.device)
-        if "logits_to_keep" in kwargs:
-            kwargs["logits_to_keep"] = width
-        inputs = self._model.prepare_inputs_for_generation(
-            torch.from_numpy(input_ids).to(self._device), past_key_values=self.cache, **kwargs
+            positions = first + torch.from_numpy(steps).to(first.device)
+        return self._rows.forward(
+            torch.from_numpy(input_ids),
+            rows=indices,
+            cached=[self.cached(row) for row in rows],
+            positions=positions,
+            trees=trees,
         )
-        logits: torch.Tensor = self._model(**inputs, return_dict=True).logits
-        return logits.to(self._home)
 
     def keep_accepted(self, rows: list[Row], kept: torch.Tensor) -> None:
         """Leaves of the latest forward's trees the accepted paths in the cache.
@@ -151,7 +152,7 @@ class Target:
             rows: The rows of the forward, not grown yet.
             kept: (rows, tokens) int64, for each place behind the text the token to stand there.
         """
-        self.cache.compact([self.cached(row) for row in rows], kept, self._device)
+        self.cache.compact([self.cached(row) for row in rows], kept, self._rows.device)
 
 
 class Decoding:
@@ -212,7 +213,7 @@ class Decoding:
         try:
             count = len(self._running)
             nothing = np.zeros(count + 1, dtype=np.int32)
-            chosen = self._choose(first_logits, nothing[:0], None, nothing)
+            chosen = self._choose(first_logits, nothing[:0], None, nothing, {})
             self._conclude(chosen, nothing)
             while self._running:
                 self._step()
@@ -238,6 +239,7 @@ class Decoding:
         if parents is not None and not self._target.takes_trees:
             (draft_ids, offsets), parents = best_chains(batch), None
         drafted = np.diff(offsets)
+        laws = self._laws(batch, drafted)
         longest = int(drafted.max())
         # A wider forward can be the faster one; its further tokens are padding.
         width = int(widths[longest]) if 0 < longest < len(widths) else longest + 1
@@ -259,18 +261,20 @@ class Decoding:
         elif width == 1:
             logits = logits[:, 0]
         else:
-            used = torch.from_numpy(np.arange(width) <= drafted[:, None])
-            logits = logits[used.to(logits.device)]
-        chosen = self._choose(logits, draft_ids, parents, offsets)
+            # By index: what a mask selects is not known before the device has come to it.
+            used = torch.from_numpy(np.flatnonzero(np.arange(width) <= drafted[:, None]))
+            logits = logits.flatten(0, 1)[used.to(logits.device)]
+        chosen = self._choose(logits, draft_ids, parents, offsets, laws)
         if chosen.kept is not None:
             self._target.keep_accepted(rows, chosen.kept)
         self._cost.observe(len(rows), width, time.perf_counter() - started)
         self._conclude(chosen, offsets)
 
-    def _propose(self, cost: NDArray[np.float64]) -> DraftBatch:
+    def _propose(self, cost: NDArray[np.float64]) -> Drafts:
         rows = self._running
         limits = np.full(len(rows), _UNLIMITED, dtype=np.int32)
-        if self._cost.wants_plain_step(len(rows)):
+        weighs_cost = getattr(self._drafter, "weighs_cost", True)
+        if weighs_cost and self._cost.wants_plain_step(len(rows)):
             limits[:] = 0
         for slot, row in enumerate(rows):
             # The step emits one token more than it drafts.
@@ -290,6 +294,7 @@ class Decoding:
         draft_ids: NDArray[np.int32],
         parents: NDArray[np.int32] | None,
         offsets: NDArray[np.int32],
+        laws: dict[int, torch.Tensor],
     ) -> _Chosen:
         """What the target emits in this step; reading it waits for the device.
 
@@ -299,30 +304,24 @@ class Decoding:
             parents: The parent of each of their tokens, an index within its own draft; `None` where
                 all are chains.
             offsets: Where each row's draft begins.
+            laws: What drafts were drawn from, as `Drafter.propose_batch` has it.
         """
         rows = self._running
         scores = logits
-        if self._processors or self._do_sample or self._keep_scores:
+        if self._processors or self._keep_scores:
             # Processors may write to what they are given.
             scores = logits.to(torch.float32, copy=bool(self._processors))
         if self._processors:
             positions = self._positions(draft_ids, parents, offsets, logits.device)
             scores = self._processors(positions, scores)
-        # Copies, since a drafter may hand out read-only arrays.
-        ids, starts = torch.tensor(draft_ids), torch.tensor(offsets)
-        tree_parents = None if parents is None else torch.tensor(parents)
-        if self._do_sample:
-            verified = verify_sampled(
-                scores,
-                ids,
-                starts,
-                seeds=torch.tensor([row.seed for row in rows]),
-                positions=torch.tensor([row.prompt_tokens + row.emitted for row in rows]),
-                parents=tree_parents,
-            )
+        drafted = np.diff(offsets)
+        drawn = [slot for slot in range(len(rows)) if slot in laws or not drafted[slot]]
+        if laws and len(drawn) < len(rows):
+            # Drafts that were drawn and those that were not have verifications of their own.
+            tokens, kept = self._verify_apart(scores, draft_ids, parents, offsets, laws, drawn)
         else:
-            verified = verify_greedy(scores, ids, starts, parents=tree_parents)
-        tokens = verified.tolist()
+            in_order = [laws[slot] for slot in sorted(laws)]
+            tokens, kept = self._verify(rows, scores, draft_ids, parents, offsets, in_order)
         for row, emitted in zip(rows, tokens, strict=True):
             if not emitted:
                 raise FastdraftError(
@@ -330,8 +329,118 @@ class Decoding:
                     f"{row.prompt_tokens + row.emitted}: "
                     "the logits processors masked the whole vocabulary"
                 )
-        kept = None if parents is None else compaction_indices(verified.path.cpu())
         return _Chosen(tokens=tokens, scores=scores, logits=logits, kept=kept)
+
+    def _verify_apart(
+        self,
+        scores: torch.Tensor,
+        draft_ids: NDArray[np.int32],
+        parents: NDArray[np.int32] | None,
+        offsets: NDArray[np.int32],
+        laws: dict[int, torch.Tensor],
+        drawn: list[int],
+    ) -> tuple[list[list[int]], torch.Tensor | None]:
+        """As `_verify`, for the rows at the places `drawn` and the others, one after the other."""
+        count = len(self._running)
+        tokens: list[list[int]] = [[] for _ in range(count)]
+        longest = int(np.diff(offsets).max())
+        kept = torch.arange(longest + 1).repeat(count, 1)
+        of_row = np.repeat(np.arange(count), np.diff(offsets))
+        others = [slot for slot in range(count) if slot not in drawn]
+        for slots in (drawn, others):
+            rows = [self._running[slot] for slot in slots]
+            in_part = np.isin(of_row, slots)
+            starts = np.zeros(len(slots) + 1, dtype=np.int32)
+            np.cumsum(np.diff(offsets)[slots], out=starts[1:])
+            lines = np.concatenate(
+                [np.arange(offsets[slot], offsets[slot + 1] + 1) + slot for slot in slots]
+            )
+            part_tokens, part_kept = self._verify(
+                rows,
+                scores[torch.from_numpy(lines).to(scores.device)],
+                draft_ids[in_part],
+                None if parents is None or slots is drawn else parents[in_part],
+                starts,
+                [laws[slot] for slot in slots if slot in laws],
+            )
+            for place, slot in enumerate(slots):
+                tokens[slot] = part_tokens[place]
+                if part_kept is not None:
+                    kept[slot, : part_kept.shape[1]] = part_kept[place]
+        return tokens, None if parents is None else kept
+
+    def _verify(
+        self,
+        rows: list[Row],
+        scores: torch.Tensor,
+        draft_ids: NDArray[np.int32],
+        parents: NDArray[np.int32] | None,
+        offsets: NDArray[np.int32],
+        laws: list[torch.Tensor],
+    ) -> tuple[list[list[int]], torch.Tensor | None]:
+        """The tokens that each of `rows` emits, and what the cache keeps of trees.
+
+        As `_choose`; `laws` are those of all drafts, one after the other, or none.
+        """
+        # Copies, since a drafter may hand out read-only arrays.
+        ids, starts = torch.tensor(draft_ids), torch.tensor(offsets)
+        tree_parents = None if parents is None else torch.tensor(parents)
+        if not self._do_sample:
+            verified = verify_greedy(scores, ids, starts, parents=tree_parents)
+        else:
+            seeds = torch.tensor([row.seed for row in rows])
+            positions = torch.tensor([row.prompt_tokens + row.emitted for row in rows])
+            if laws:
+                verified = verify_rejection(
+                    scores,
+                    ids,
+                    starts,
+                    draft_logits=torch.cat(laws),
+                    seeds=seeds,
+                    positions=positions,
+                )
+            else:
+                verified = verify_sampled(
+                    scores, ids, starts, seeds=seeds, positions=positions, parents=tree_parents
+                )
+        kept = None if parents is None else compaction_indices(verified.path.cpu())
+        return verified.tolist(), kept
+
+    def score_drafts(
+        self,
+        logits: torch.Tensor,
+        requests: Sequence[int],
+        depths: Sequence[int],
+        tails: dict[int, list[int]],
+    ) -> torch.Tensor:
+        """Shapes the logits of a draft model as those of the target are shaped.
+
+        Args:
+            logits: (positions, vocabulary).
+            requests: The row of each position.
+            depths: How many tokens stand before it behind the row's text.
+            tails: These tokens, for each row.
+        """
+        if not self._processors:
+            return logits
+        scores = logits.to(torch.float32, copy=True)
+        if not self._processors.read_text:
+            positions = Positions(self._text_on(logits.device, 0), [], [], batch=len(self.rows))
+            return self._processors(positions, scores)
+        lengths = [self.length(self.rows[row]) for row in requests]
+        lengths = [length + depth for length, depth in zip(lengths, depths, strict=True)]
+        self._reserve(max(lengths))
+        for row, tail in tails.items():
+            start = self.length(self.rows[row])
+            self.text[row, start : start + len(tail)] = tail
+        text = self._text_on(logits.device, max(lengths))
+        positions = Positions(text, requests, lengths, batch=len(self.rows))
+        return self._processors(positions, scores)
+
+    def _laws(self, batch: Any, drafted: NDArray[np.int32]) -> dict[int, torch.Tensor]:
+        """What drafts were drawn from, for the tokens that are verified."""
+        laws: dict[int, torch.Tensor] = getattr(batch, "laws", {})
+        return {slot: law[: int(drafted[slot])] for slot, law in laws.items()}
 
     def _positions(
         self,
@@ -408,7 +517,7 @@ class Decoding:
             for row, over in zip(rows, ended, strict=True):
                 if over:
                     row.stats = self._drafter.finish(row.request)
-            staying = _staying(ended)
+            staying = places_after(ended)
             self._running = [rows[slot] for slot in staying]
             if staying:
                 self._target.cache.keep(staying)
@@ -459,10 +568,3 @@ class _Chosen:
     scores: torch.Tensor  # (draft tokens + rows, vocabulary)
     logits: torch.Tensor
     kept: torch.Tensor | None  # (rows, longest draft + 1) int64
-
-
-def _staying(ended: list[bool]) -> list[int]:
-    """The slots that stay, the last of them moved into the places that became free."""
-    staying = [slot for slot, over in enumerate(ended) if not over]
-    late = [slot for slot in staying if slot >= len(staying)]
-    return [late.pop() if ended[slot] else slot for slot in range(len(staying))]

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fastdraft import DraftBatch
+from fastdraft.drafters import Drafts
 from fastdraft.verification import tree_attention_mask
 
 __all__ = ["TreeLayout", "are_chains", "best_chains"]
@@ -52,7 +52,7 @@ def are_chains(parents: NDArray[np.int32], offsets: NDArray[np.int32]) -> bool:
     return np.array_equal(parents, np.arange(-1, len(parents) - 1) - first)
 
 
-def best_chains(batch: DraftBatch) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+def best_chains(batch: Drafts) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """The chain in each draft that promises most accepted tokens: its tokens, flat, and offsets.
 
     A token promises its probability, which is that of its whole path.

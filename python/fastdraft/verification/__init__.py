@@ -1,6 +1,7 @@
 """Verification: the target model's logits against the drafts, for any decoding loop.
 
-Two verbs, `verify_greedy` and `verify_sampled`, over a ragged batch of drafts:
+`verify_greedy` and `verify_sampled` take a ragged batch of drafts, and so does `verify_rejection`,
+for the drafts of a model whose probabilities are known:
 
 - draft_ids: int32 or int64 (drafted,), the draft tokens of all requests, one after another;
 - offsets: int32 or int64 (requests + 1,), request b drafted the tokens from offsets[b] to
@@ -18,13 +19,23 @@ the text and its ancestors alone, at the position after its parent's: `tree_atte
 `tree_depths`. Of its keys and values those of `Verified.path` are kept; `compaction_indices` says
 where they move.
 
-Both keep of each draft what the target model would have emitted itself, then add the target's own
-token: recovered at the first mismatch, bonus after a whole draft. Greedy verification gives exactly
-the target's greedy tokens; sampled verification gives exactly the target's distribution, and for a
-seed the same tokens with any draft or none, in any place of any batch, as far as the logits are
-the same bits. A forward over one token and one over many often differ in the last bits; then a
-share of about 1.4 times the total variation distance between the two distributions comes out
-different.
+The first two keep of each draft what the target model would have emitted itself, then add the
+target's own token: recovered at the first mismatch, bonus after a whole draft. Greedy verification
+gives exactly the target's greedy tokens; sampled verification gives exactly the target's
+distribution, and for a seed the same tokens with any draft or none, in any place of any batch, as
+far as the logits are the same bits. A forward over one token and one over many often differ in the
+last bits; then a share of about 1.4 times the total variation distance between the two
+distributions comes out different.
+
+What may come, and what it is worth:
+
+- processors: penalties, biases and bans, as `Processors` has them. They depend on the text, and in
+  each row on the draft tokens that lead to it. They come first, and overwrite the logits that they
+  touch.
+- allowed: the tokens that may come in each row, as grammars give them. All others count as -inf.
+- temperature and filters follow, for sampling.
+- logprobs, raw_logprobs: the log-probabilities of the emitted tokens, in the distribution that they
+  were chosen from and in the model's own.
 
 What odd logits give:
 
@@ -32,8 +43,8 @@ What odd logits give:
 - a row with NaN: the id of its first NaN, as torch.argmax has it, also when sampling. It is
   compared with the draft like any token, and `Status.NAN` is set.
 - a row with +inf: the id of its first +inf, also when sampling.
-- a row of nothing but -inf: no token. The accepted tokens before it are emitted, nothing from it
-  on, and `Status.EMPTY` is set.
+- a row of nothing but -inf, or with no token allowed: no token. The accepted tokens before it are
+  emitted, nothing from it on, and `Status.EMPTY` is set.
 
 Only rows that are reached count, that is up to and including the first mismatch.
 
@@ -41,21 +52,32 @@ Operands on the CPU are checked whole. Those that are already on a CUDA device a
 and type alone, and never read back: nothing here waits for the device. There the offsets have to
 be in order and within the rows, numbers in their ranges; emitted ids and paths are in range
 whatever ids and parents hold. Offsets, parents, options, seeds and positions may stay on the CPU
-beside logits on a device.
+beside logits on a device; processors are on the logits' device.
+
+Logits on a CPU take the reference, `fastdraft.kernels.reference`, in plain PyTorch. Those on CUDA
+and ROCm devices take Triton's kernels, which read them once, as float64 logits alone do not: they
+take the reference there too.
 """
 
 from __future__ import annotations
 
 from fastdraft.kernels.reference import Status, compaction_indices
+from fastdraft.kernels.workspace import Workspace
+from fastdraft.verification.processors import Processors
+from fastdraft.verification.rejection import draw_draft, verify_rejection
 from fastdraft.verification.trees import tree_attention_mask, tree_depths
 from fastdraft.verification.verify import Verified, verify_greedy, verify_sampled
 
 __all__ = [
+    "Processors",
     "Status",
     "Verified",
+    "Workspace",
     "compaction_indices",
+    "draw_draft",
     "tree_attention_mask",
     "tree_depths",
     "verify_greedy",
+    "verify_rejection",
     "verify_sampled",
 ]

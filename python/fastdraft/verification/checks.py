@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fastdraft.errors import InvalidValueError
+from fastdraft.kernels.workspace import Size, Workspace
 
 LOGIT_TYPES: Final = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 INTEGER_TYPES: Final = (torch.int32, torch.int64)
@@ -43,11 +44,14 @@ def check_batch(
     offsets: Tensor,
     parents: Tensor | None,
     max_draft: int | None,
+    workspace: Workspace | None,
 ) -> tuple[Tensor, Tensor, Tensor | None, int]:
     """Checks a ragged batch; gives draft_ids, offsets and parents on the logits' device, max_draft.
 
     No parents where every draft is known to be a chain.
     """
+    if workspace is not None and not isinstance(workspace, Workspace):
+        raise InvalidValueError(f"workspace must be a Workspace, got {type(workspace).__name__}")
     check_tensor("logits", logits, LOGIT_TYPES, dimensions=2)
     if logits.shape[1] < 1:
         raise InvalidValueError("logits must have a vocabulary of at least 1 token, got 0")
@@ -56,6 +60,8 @@ def check_batch(
     check_tensor("draft_ids", draft_ids, INTEGER_TYPES, dimensions=1)
     check_device("draft_ids", draft_ids, logits.device)
     drafted = len(draft_ids)
+    if max_draft is None and workspace is not None and not on_host(offsets):
+        max_draft = workspace.size.max_draft
     max_draft = _check_drafts(offsets, drafted, max_draft, logits.device)
     requests = len(offsets) - 1
     if len(logits) != drafted + requests:
@@ -63,15 +69,37 @@ def check_batch(
             f"logits must have {drafted + requests} rows ({drafted} draft tokens + {requests} "
             f"requests), got {len(logits)}"
         )
+    if workspace is not None:
+        _check_workspace(workspace, logits, Size(len(logits), requests, logits.shape[1], max_draft))
     if parents is not None:
         check_device("parents", parents, logits.device)
         parents = _check_parents(parents, draft_ids, offsets)
     return (
-        draft_ids.to(logits.device, non_blocking=True),
-        offsets.to(logits.device, torch.int64, non_blocking=True),
-        None if parents is None else parents.to(logits.device, non_blocking=True),
+        _place(draft_ids, logits.device, draft_ids.dtype),
+        _place(offsets, logits.device, torch.int64),
+        None if parents is None else _place(parents, logits.device, parents.dtype),
         max_draft,
     )
+
+
+def check_allowed(allowed: Tensor | None, logits: Tensor) -> Tensor | None:
+    """Checks the tokens allowed in each row of logits; gives them on the logits' device."""
+    if allowed is None:
+        return None
+    check_tensor("allowed", allowed, (torch.int32,), dimensions=2)
+    rows, vocabulary = logits.shape
+    if allowed.shape != (rows, words := -(-vocabulary // 32)):
+        raise InvalidValueError(
+            f"allowed must have {words} words for each of the {rows} rows of logits, one bit for "
+            f"each of {vocabulary} tokens, got shape {tuple(allowed.shape)}"
+        )
+    check_device("allowed", allowed, logits.device)
+    return _place(allowed, logits.device, torch.int32)
+
+
+def check_flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise InvalidValueError(f"{name} must be True or False, got {value!r}")
 
 
 def check_tree(parents: Tensor, offsets: Tensor, max_draft: int | None) -> tuple[Tensor, int]:
@@ -79,7 +107,7 @@ def check_tree(parents: Tensor, offsets: Tensor, max_draft: int | None) -> tuple
     check_tensor("parents", parents, INTEGER_TYPES, dimensions=1)
     max_draft = _check_drafts(offsets, len(parents), max_draft, parents.device)
     _check_parents(parents, None, offsets)
-    return offsets.to(parents.device, torch.int64, non_blocking=True), max_draft
+    return _place(offsets, parents.device, torch.int64), max_draft
 
 
 def check_option(
@@ -116,13 +144,23 @@ def check_option(
             )
         if off.all():
             return None
-    return value.to(device, option.dtype, non_blocking=True)
+    return _place(value, device, option.dtype)
 
 
-def check_integers(name: str, value: Tensor, requests: int, device: torch.device) -> None:
+def check_integers(name: str, value: Tensor, requests: int, device: torch.device) -> Tensor:
+    """Checks an integer for each request; gives them as int64 on the device."""
     check_tensor(name, value, INTEGER_TYPES, dimensions=1)
     check_shape(name, value, requests)
     check_device(name, value, device)
+    return _place(value, device, torch.int64)
+
+
+def check_positions(positions: Tensor, requests: int, device: torch.device) -> Tensor:
+    """Checks the position of each request; gives them as int64 on the device."""
+    checked = check_integers("positions", positions, requests, device)
+    if on_host(positions) and requests and int(positions.min()) < 0:
+        raise InvalidValueError(f"positions must be at least 0, got {int(positions.min())}")
+    return checked
 
 
 def check_tensor(
@@ -154,8 +192,23 @@ def check_device(name: str, value: Tensor, device: torch.device) -> None:
         )
 
 
+def _place(value: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """The value as kernels take it: on the device, one number after the other."""
+    return value.to(device, dtype, non_blocking=True).contiguous()
+
+
 def on_host(value: Tensor) -> bool:
     return value.device.type == "cpu"
+
+
+def _check_workspace(workspace: Workspace, logits: Tensor, needed: Size) -> None:
+    if workspace.device != logits.device:
+        raise InvalidValueError(
+            f"workspace must be on the logits' device, {logits.device}, got {workspace.device}"
+        )
+    for name, need, room in zip(Size._fields, needed, workspace.size, strict=True):
+        if need > room:
+            raise InvalidValueError(f"workspace must have {name} of at least {need}, got {room}")
 
 
 def _check_drafts(
@@ -221,7 +274,7 @@ def _check_parents(parents: Tensor, draft_ids: Tensor | None, offsets: Tensor) -
         token = int(wrong.int().argmax())
         raise InvalidValueError(
             f"parents must stand before their children, from -1 to {int(index[token]) - 1} for "
-            f"draft token {int(index[token])} of request {_request_of(token, offsets)}, got "
+            f"draft token {int(index[token])} of request {request_of(token, offsets)}, got "
             f"{int(parents[token])}"
         )
     if draft_ids is not None and on_host(draft_ids):
@@ -240,9 +293,9 @@ def _check_siblings(draft_ids: Tensor, parents: Tensor, offsets: Tensor, first: 
         token = int(order[int(equal.int().argmax())])
         raise InvalidValueError(
             f"children of one parent must have different tokens, got {int(draft_ids[token])} twice "
-            f"for parent {int(parents[token])} in request {_request_of(token, offsets)}"
+            f"for parent {int(parents[token])} in request {request_of(token, offsets)}"
         )
 
 
-def _request_of(token: int, offsets: Tensor) -> int:
+def request_of(token: int, offsets: Tensor) -> int:
     return int((offsets <= token).sum()) - 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fastdraft.kernels import reference
+from fastdraft.verification.backend import kernels_for
 from fastdraft.verification.checks import check_tree
 
 
@@ -20,7 +20,8 @@ def tree_depths(parents: Tensor, offsets: Tensor, *, max_draft: int | None = Non
     parents, offsets and max_draft are as in `verify_greedy`, and checked as there.
     """
     offsets, max_draft = check_tree(parents, offsets, max_draft)
-    return reference.tree_depths(parents, offsets, max_draft=max_draft)
+    depths: Tensor = kernels_for(parents).tree_depths(parents, offsets, max_draft=max_draft)
+    return depths
 
 
 @torch.no_grad()
@@ -37,4 +38,6 @@ def tree_attention_mask(
     grow with the square of max_draft.
     """
     offsets, max_draft = check_tree(parents, offsets, max_draft)
-    return reference.tree_attention_mask(parents, offsets, max_draft=max_draft)
+    kernels = kernels_for(parents)
+    mask: Tensor = kernels.tree_attention_mask(parents, offsets, max_draft=max_draft)
+    return mask

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fastdraft.errors import InvalidValueError
 from fastdraft.kernels import reference
 from fastdraft.kernels.reference import Status
+from fastdraft.kernels.workspace import Workspace
+from fastdraft.verification.backend import kernels_for
 from fastdraft.verification.checks import (
     MIN_P,
     TEMPERATURE,
     TOP_K,
     TOP_P,
+    check_allowed,
     check_batch,
+    check_flag,
     check_integers,
     check_option,
-    on_host,
+    check_positions,
 )
+from fastdraft.verification.processors import Processors, check_processors
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,12 +38,19 @@ class Verified:
     lengths: int32 (requests,), how many tokens were emitted: accepted + 1, or the accepted ones
         alone where an empty row ended them.
     status: int32 (requests,), bits of `Status`, 0 when all is well.
+    logprobs: float32 (requests, longest draft + 1), the log-probability of each emitted token under
+        the distribution that it comes from: with processors, mask, temperature and filters. For a
+        greedy request, with processors and mask, at temperature 1. NaN after the last token, and
+        where a row with NaN or +inf has no probabilities. None unless asked for.
+    raw_logprobs: the same under the softmax of the model's own logits.
     """
 
     token_ids: Tensor
     lengths: Tensor
     status: Tensor
     _tree_path: Tensor | None = None
+    logprobs: Tensor | None = None
+    raw_logprobs: Tensor | None = None
 
     @property
     def path(self) -> Tensor:
@@ -67,26 +81,46 @@ def verify_greedy(
     offsets: Tensor,
     *,
     parents: Tensor | None = None,
+    allowed: Tensor | None = None,
+    processors: Processors | None = None,
+    logprobs: bool = False,
+    raw_logprobs: bool = False,
     max_draft: int | None = None,
+    workspace: Workspace | None = None,
 ) -> Verified:
     """Keeps the draft tokens that are the target's greedy tokens, and adds the next one.
 
     Args:
         logits, draft_ids, offsets, parents: the ragged batch, as the module describes it.
+        allowed: int32 (rows of logits, ceil(vocabulary / 32)), the tokens that may come in each
+            row, as grammars give them (xgrammar's layout): bit t % 32 of word t // 32 is 1 where
+            token t may. All others count as -inf, whatever their logits and the processors.
+        processors: penalties, biases and bans that depend on the text and on the draft. The logits
+            that they touch are overwritten.
+        logprobs, raw_logprobs: whether the result has them. When there are processors, the raw ones
+            take a second pass over the logits, and new memory for what the processors touch.
         max_draft: the result has max_draft + 1 columns. Without it, that of the longest draft, or
-            of all drafted tokens together when the offsets are on a device. On a device, a longer
-            draft is cut to max_draft tokens.
+            when the offsets are on a device, the workspace's, or without one that of all drafted
+            tokens together. On a device, a longer draft is cut to max_draft tokens.
+        workspace: memory for the kernels on a device, the result's too, so that nothing is
+            allocated; the next call with it overwrites the result. A CPU makes no use of it.
 
     Raises:
         InvalidValueError: an operand has a wrong type, shape or device, or a value out of range.
 
-    Time is linear in the logits, which are read once.
+    Time is linear in the logits, which are read once, and in what the processors touch.
     """
-    draft_ids, offsets, parents, max_draft = check_batch(
-        logits, draft_ids, offsets, parents, max_draft
-    )
-    return Verified(
-        *reference.verify_greedy(logits, draft_ids, offsets, parents=parents, max_draft=max_draft)
+    batch = check_batch(logits, draft_ids, offsets, parents, max_draft, workspace)
+    return run(
+        "verify_greedy",
+        logits,
+        batch,
+        {},
+        allowed=allowed,
+        processors=processors,
+        logprobs=logprobs,
+        raw_logprobs=raw_logprobs,
+        workspace=workspace,
     )
 
 
@@ -103,7 +137,12 @@ def verify_sampled(
     seeds: Tensor,
     positions: Tensor,
     parents: Tensor | None = None,
+    allowed: Tensor | None = None,
+    processors: Processors | None = None,
+    logprobs: bool = False,
+    raw_logprobs: bool = False,
     max_draft: int | None = None,
+    workspace: Workspace | None = None,
 ) -> Verified:
     """Samples the target's token for each row, and keeps the drafts as far as they are the same.
 
@@ -111,8 +150,9 @@ def verify_sampled(
     target's own probability of it, and one of several children with that of their set: the most
     that a lossless verification can.
 
-    The options are one number for all or a tensor (requests,) each. They apply in the order below.
-    Tokens that tie with the last one kept by top_k or top_p are kept too.
+    The options are one number for all or a tensor (requests,) each. They apply in the order below,
+    after the processors and the mask. Tokens that tie with the last one kept by top_k or top_p are
+    kept too.
 
     Args:
         logits, draft_ids, offsets, parents: the ragged batch, as the module describes it.
@@ -126,44 +166,74 @@ def verify_sampled(
         positions: int32 or int64 (requests,), the absolute position, from 0, of the token that
             follows the text's last one. A request whose seed stays the same draws independent
             tokens at different positions.
-        max_draft: as in `verify_greedy`.
+        allowed, processors, logprobs, raw_logprobs, max_draft, workspace: as in `verify_greedy`.
 
     Raises:
         InvalidValueError: an operand has a wrong type, shape or device, or a value out of range.
 
-    Time is linear in the logits, plus about a thousand random values a row; top_k and top_p sort
-    the most likely tokens, on a device whole rows.
+    Time is linear in the logits and in what the processors touch, plus about a thousand random
+    values a row; top_k and top_p look several times at the logits that they may keep.
     """
-    draft_ids, offsets, parents, max_draft = check_batch(
-        logits, draft_ids, offsets, parents, max_draft
-    )
-    requests, device = len(offsets) - 1, logits.device
+    batch = check_batch(logits, draft_ids, offsets, parents, max_draft, workspace)
+    requests, device = len(batch[1]) - 1, logits.device
     temperatures = check_option(TEMPERATURE, temperature, requests, device)
-    top_ks = check_option(TOP_K, top_k, requests, device)
-    top_ps = check_option(TOP_P, top_p, requests, device)
-    min_ps = check_option(MIN_P, min_p, requests, device)
-    check_integers("seeds", seeds, requests, device)
-    check_integers("positions", positions, requests, device)
-    if on_host(positions) and int(positions.min()) < 0:
-        raise InvalidValueError(f"positions must be at least 0, got {int(positions.min())}")
+    operands = {
+        "temperature": temperatures,
+        "top_k": check_option(TOP_K, top_k, requests, device),
+        "top_p": check_option(TOP_P, top_p, requests, device),
+        "min_p": check_option(MIN_P, min_p, requests, device),
+        "seeds": check_integers("seeds", seeds, requests, device),
+        "positions": check_positions(positions, requests, device),
+    }
+    shared: dict[str, Any] = {
+        "allowed": allowed,
+        "processors": processors,
+        "logprobs": logprobs,
+        "raw_logprobs": raw_logprobs,
+        "workspace": workspace,
+    }
     if temperatures is None:
-        return Verified(
-            *reference.verify_greedy(
-                logits, draft_ids, offsets, parents=parents, max_draft=max_draft
-            )
-        )
-    return Verified(
-        *reference.verify_sampled(
-            logits,
-            draft_ids,
-            offsets,
-            parents=parents,
-            temperature=temperatures,
-            top_k=top_ks,
-            top_p=top_ps,
-            min_p=min_ps,
-            seeds=seeds.to(device, torch.int64, non_blocking=True),
-            positions=positions.to(device, torch.int64, non_blocking=True),
-            max_draft=max_draft,
-        )
+        return run("verify_greedy", logits, batch, {}, **shared)
+    return run("verify_sampled", logits, batch, operands, **shared)
+
+
+def run(
+    verb: str,
+    logits: Tensor,
+    batch: tuple[Tensor, Tensor, Tensor | None, int],
+    operands: Mapping[str, Tensor | None],
+    *,
+    allowed: Tensor | None,
+    processors: Processors | None,
+    logprobs: bool,
+    raw_logprobs: bool,
+    workspace: Workspace | None,
+) -> Verified:
+    """Checks the options that all verbs share, and has the verb done where the logits are.
+
+    batch: what `check_batch` gave; operands: those of this verb alone, checked and on the device.
+    """
+    draft_ids, offsets, parents, max_draft = batch
+    allowed = check_allowed(allowed, logits)
+    check_flag("logprobs", logprobs)
+    check_flag("raw_logprobs", raw_logprobs)
+    kernels = kernels_for(logits)
+    memory: dict[str, Any] = {} if kernels is reference else {"workspace": workspace}
+    options: dict[str, Any] = {"allowed": allowed, "logprobs": logprobs, "max_draft": max_draft}
+    if parents is not None:
+        options["parents"] = parents
+    flat = logits, draft_ids, offsets
+    verify = functools.partial(getattr(kernels, verb), *flat, **operands, **options, **memory)
+    if processors is None:
+        return Verified(*verify(raw_logprobs=raw_logprobs))
+    check_processors(processors, logits, requests=len(offsets) - 1)
+    # The model's own logits are gone when a token has been chosen: their sums come first.
+    log_sums = kernels.log_sums(logits, **memory) if raw_logprobs else None
+    touched = kernels.patch(
+        *flat, processors, parents=parents, max_draft=max_draft, keep=raw_logprobs
     )
+    emitted = verify(raw_logprobs=False)
+    if log_sums is None:
+        return Verified(*emitted)
+    raw = kernels.raw_logprobs(logits, emitted, offsets, touched, log_sums, **memory)
+    return Verified(*emitted._replace(raw_logprobs=raw))

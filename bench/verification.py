@@ -1,0 +1,660 @@
+"""Verification's speed: microseconds a verify, as a multiple of the time to read the logits once.
+
+Each verb is timed on rectangular batches of drafts of which about two thirds are accepted, called
+as a serving loop calls it, eagerly and in a CUDA graph, with the caches cold: the calls go around
+among as many logits as exceed the last-level cache several times over. The floor is what reading
+the logits takes at the bandwidth of a copy on the same device, measured first. Beside it stand a
+plain PyTorch implementation and, where they can be imported, vLLM's rejection sampler and
+FlashInfer's chain sampling. Before anything is timed the kernels are held against the float64
+reference, and a profile shows what a call launches, allocates and waits for.
+
+    python bench/verification.py --json results.json
+    python bench/verification.py --sanitize          # the checks alone, under compute-sanitizer
+    python bench/verification.py --device cpu        # small sizes: does the script work
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import importlib.util
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import torch
+from torch import Tensor
+
+from fastdraft.verification import Workspace, verify_greedy, verify_rejection, verify_sampled
+from index import Row, machine
+
+VERBS = ("greedy", "sampled", "filtered", "rejection", "tree")
+VOCABULARIES = (32_000, 128_256, 151_936, 262_144)
+TEMPERATURE = 0.8
+TOP_K = 50
+TOP_P = 0.9
+REPEATS = 7
+LEAST_CALLS = 5  # in a round
+MEMORY = 16 << 30  # for the logits that a case goes around among
+COLD = 4  # how many times the last-level cache the logits must be
+# How many requests of a thousand may differ from the float64 reference in their tokens: a race that
+# float32 cannot tell apart may go the other way.
+DIFFERENT = 1
+
+Call = Callable[[], object]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """batch requests of draft tokens each."""
+
+    batch: int
+    draft: int
+    vocabulary: int
+    dtype: torch.dtype
+
+    @property
+    def rows(self) -> int:
+        return self.batch * (self.draft + 1)
+
+    def __str__(self) -> str:
+        name = str(self.dtype).removeprefix("torch.")
+        return f"{self.batch:>4}{self.draft:>4}{self.vocabulary:>9,} {name:9}"
+
+
+class Operands:
+    """What one verification takes, on one device.
+
+    logits: (rows, vocabulary), a request's rows together; draft_ids: (batch, draft), different
+    tokens in a request; draft_logits: (batch * draft, vocabulary), for the rejection alone; the
+    rest is as the verbs have it.
+    """
+
+    def __init__(self, verb: str, sizes: Sizes, device: torch.device, seed: int):
+        random = torch.Generator(device).manual_seed(seed)
+        batch, draft, vocabulary = sizes.batch, sizes.draft, sizes.vocabulary
+
+        def normal(rows: int) -> Tensor:
+            values = torch.empty(rows, vocabulary, dtype=sizes.dtype, device=device)
+            return values.normal_(0, 2.5, generator=random)
+
+        token = torch.arange(draft, device=device)
+        parent = token - 1
+        if verb == "tree":  # a path with a second child beside each of its tokens
+            parent = (token - 2 - token % 2).clamp(min=-1)
+        self.parents = parent.repeat(batch)
+        self.logits = normal(sizes.rows)
+        start = torch.randint(vocabulary, (batch, 1), generator=random, device=device)
+        self.draft_ids = (start + token) % vocabulary
+        # About two thirds of the drafted tokens get most of the probability where they stand.
+        likely = torch.rand(batch, draft, generator=random, device=device) < 2 / 3
+        slots = self.logits.view(batch, draft + 1, vocabulary)
+        request = torch.arange(batch, device=device)[:, None].expand_as(likely)
+        place = request, (parent + 1).expand_as(likely), self.draft_ids
+        slots[place] = torch.where(likely, 18.0, slots[place].float()).to(sizes.dtype)
+
+        self.draft_logits: Tensor | None = None
+        if verb == "rejection":
+            self.draft_logits = slots[:, :draft].flatten(0, 1) + normal(batch * draft)
+            noise = torch.empty(self.draft_logits.shape, device=device)
+            noise = noise.exponential_(generator=random)
+            drawn = (self.draft_logits.float().softmax(-1) / noise).argmax(-1)
+            self.draft_ids = drawn.view(batch, draft)
+
+        self.sizes = sizes
+        self.offsets = torch.arange(batch + 1, device=device) * draft
+        self.seeds = torch.randint(2**62, (batch,), generator=random, device=device)
+        self.positions = torch.randint(10_000, (batch,), generator=random, device=device)
+
+    @property
+    def read_bytes(self) -> int:
+        """What must be read at least: the logits, of target and draft, once."""
+        tensors = [self.logits, *([] if self.draft_logits is None else [self.draft_logits])]
+        return sum(tensor.nbytes for tensor in tensors)
+
+
+Prepare = Callable[[str, Operands], Call]
+"""Prepares one verification of a verb: what is left to call is what is timed."""
+
+
+def fastdraft_entry(verb: str, operands: Operands, **options: Any) -> Call:
+    """The public entry. options: the workspace, logprobs."""
+    arguments: dict[str, Any] = {
+        "logits": operands.logits,
+        "draft_ids": operands.draft_ids.flatten(),
+        "offsets": operands.offsets,
+        "max_draft": operands.sizes.draft,
+        **options,
+    }
+    if verb == "greedy":
+        return partial(verify_greedy, **arguments)
+    # On the device before the call, as a serving loop has them.
+    temperature = torch.full_like(operands.seeds, TEMPERATURE, dtype=torch.float32)
+    arguments.update(temperature=temperature, seeds=operands.seeds, positions=operands.positions)
+    if verb == "filtered":
+        arguments["top_k"] = torch.full_like(operands.seeds, TOP_K)
+        arguments["top_p"] = torch.full_like(temperature, TOP_P)
+    if verb == "rejection":
+        return partial(verify_rejection, draft_logits=operands.draft_logits, **arguments)
+    if verb == "tree":
+        arguments["parents"] = operands.parents
+    return partial(verify_sampled, **arguments)
+
+
+def plain_weights(verb: str, logits: Tensor) -> Tensor:
+    """Probabilities after temperature and filters, float32, as most loops make them."""
+    logits = logits.float() / TEMPERATURE
+    if verb == "filtered":
+        logits = logits.masked_fill(logits < logits.topk(TOP_K).values[:, -1:], -torch.inf)
+        ordered, order = logits.sort(descending=True)
+        probabilities = ordered.softmax(-1)
+        beyond = probabilities.cumsum(-1) - probabilities >= TOP_P
+        logits = logits.scatter(1, order, ordered.masked_fill(beyond, -torch.inf))
+    return logits.softmax(-1)
+
+
+def plain_draw(weights: Tensor) -> Tensor:
+    return (weights / torch.empty_like(weights).exponential_()).argmax(-1)
+
+
+def plain_accept(tokens: Tensor, accepted: Tensor) -> Tensor:
+    """tokens: (batch, draft + 1), emitted as far as accepted, (batch, draft), and one more."""
+    count = accepted.long().cumprod(1).sum(1, keepdim=True)
+    return torch.where(torch.arange(tokens.shape[1], device=tokens.device) <= count, tokens, -1)
+
+
+def plain(verb: str, operands: Operands) -> Call:
+    """The same in plain PyTorch, for rectangular batches, without a host synchronisation."""
+    batch, draft = operands.draft_ids.shape
+    logits, draft_ids = operands.logits, operands.draft_ids
+    parent = operands.parents.view(batch, draft) + 1
+
+    def greedy() -> Tensor:
+        tokens = logits.argmax(-1).view(batch, draft + 1)
+        return plain_accept(tokens, tokens[:, :-1] == draft_ids)
+
+    def sampled() -> Tensor:
+        tokens = plain_draw(plain_weights(verb, logits)).view(batch, draft + 1)
+        return plain_accept(tokens, tokens[:, :-1] == draft_ids)
+
+    def tree() -> Tensor:
+        tokens = plain_draw(plain_weights(verb, logits)).view(batch, draft + 1)
+        matches = tokens.gather(1, parent) == draft_ids
+        node = torch.zeros(batch, 1, dtype=torch.long, device=logits.device)
+        emitted = [tokens[:, :1]]
+        for _ in range(draft):
+            child = matches & (parent == node)
+            alive = child.any(1, keepdim=True)
+            node = torch.where(alive, child.int().argmax(1, keepdim=True) + 1, draft + 1)
+            following = tokens.gather(1, node.clamp(max=draft))
+            emitted.append(torch.where(alive, following, -1))
+        return torch.cat(emitted, 1)
+
+    def rejection() -> Tensor:
+        assert operands.draft_logits is not None
+        p = plain_weights(verb, logits).view(batch, draft + 1, -1)
+        q = operands.draft_logits.float().softmax(-1).view(batch, draft, -1)
+        drawn = draft_ids[..., None]
+        chance = (p[:, :-1].gather(2, drawn) / q.gather(2, drawn))[..., 0]
+        accepted = torch.rand_like(chance) < chance
+        residual = (p[:, :-1] - q).clamp(min=0.0)
+        recovered = plain_draw(torch.cat([residual, p[:, -1:]], 1).flatten(0, 1))
+        tokens = torch.where(
+            torch.nn.functional.pad(accepted, (0, 1)),
+            torch.nn.functional.pad(draft_ids, (0, 1)),
+            recovered.view(batch, draft + 1),
+        )
+        return plain_accept(tokens, accepted)
+
+    return {"greedy": greedy, "rejection": rejection, "tree": tree}.get(verb, sampled)
+
+
+class NotComparableError(Exception):
+    """A peer has no such verb."""
+
+
+def vllm(verb: str, operands: Operands) -> Call:
+    """vLLM's V1 rejection sampler, with the steps that go before it in its model runner."""
+    sampler = importlib.import_module("vllm.v1.sample.rejection_sampler")
+    filters = importlib.import_module("vllm.v1.sample.ops.topk_topp_sampler")
+    if verb == "tree":
+        raise NotComparableError
+    batch, draft = operands.draft_ids.shape
+    device = operands.logits.device
+    bonus = torch.arange(1, batch + 1, device=device) * (draft + 1) - 1
+    target = torch.arange(batch * (draft + 1), device=device).view(batch, -1)[:, :-1].flatten()
+    drafts = operands.draft_ids.flatten().int()
+    ends = operands.offsets[1:].int()
+    top_k = torch.full((batch,), TOP_K, device=device)
+    top_p = torch.full((batch,), TOP_P, device=device)
+    about = SimpleNamespace(
+        all_greedy=verb == "greedy",
+        all_random=verb != "greedy",
+        temperature=torch.full((batch,), 0.0 if verb == "greedy" else TEMPERATURE, device=device),
+        generators={},
+    )
+    draft_probs = None
+    if operands.draft_logits is not None:
+        draft_probs = operands.draft_logits.float().softmax(-1)
+
+    def weights(logits: Tensor, each: int) -> Tensor:
+        logits = logits.div_(TEMPERATURE)
+        if verb == "filtered":
+            k, p = top_k.repeat_interleave(each), top_p.repeat_interleave(each)
+            logits = filters.apply_top_k_top_p(logits, k, p)
+        return logits.softmax(-1, dtype=torch.float32)
+
+    def call() -> object:
+        bonus_logits = operands.logits[bonus].float()
+        target_logits = operands.logits[target].float()
+        if verb == "greedy":
+            tokens = bonus_logits.argmax(-1, keepdim=True)
+        else:
+            tokens = plain_draw(weights(bonus_logits, 1))[:, None]
+            target_logits = weights(target_logits, draft)
+        return sampler.rejection_sample(
+            drafts, [draft] * batch, draft, ends, draft_probs, target_logits, tokens.int(), about
+        )
+
+    return call
+
+
+def flashinfer(verb: str, operands: Operands) -> Call:
+    """FlashInfer's chain sampling. Drafts without probabilities are one-hot there; so they are
+    here, prepared before the call."""
+    sampling = importlib.import_module("flashinfer.sampling")
+    if verb in ("greedy", "tree"):
+        raise NotComparableError
+    batch, draft = operands.draft_ids.shape
+    vocabulary = operands.sizes.vocabulary
+    draft_ids = operands.draft_ids.int()
+    if operands.draft_logits is not None:
+        draft_probs = operands.draft_logits.float().softmax(-1).view(batch, draft, vocabulary)
+    else:
+        one_hot = torch.zeros(batch, draft, vocabulary, device=draft_ids.device)
+        draft_probs = one_hot.scatter_(2, operands.draft_ids[..., None], 1.0)
+
+    def call() -> object:
+        target = (operands.logits.float() / TEMPERATURE).softmax(-1)
+        if verb == "filtered":
+            target = sampling.top_k_renorm_probs(target, TOP_K)
+            target = sampling.top_p_renorm_probs(target, TOP_P)
+        target = target.view(batch, draft + 1, vocabulary)
+        return sampling.chain_speculative_sampling(draft_probs, draft_ids, target)
+
+    return call
+
+
+PEERS: dict[str, Prepare] = {"plain": plain, "vllm": vllm, "flashinfer": flashinfer}
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def eager_us(calls: list[Call], device: torch.device) -> float:
+    """Microseconds a call, called one after another: the median of `REPEATS` rounds."""
+    calls = calls * -(-LEAST_CALLS // len(calls))
+    for call in calls[:3]:
+        call()
+    rounds = []
+    for _ in range(REPEATS):
+        synchronize(device)
+        begin = time.perf_counter_ns()
+        for call in calls:
+            call()
+        synchronize(device)
+        rounds.append((time.perf_counter_ns() - begin) / len(calls) / 1e3)
+    return statistics.median(rounds)
+
+
+def graph_us(calls: list[Call], device: torch.device) -> float:
+    """The same for all calls in one CUDA graph, on the device's clock."""
+    for call in calls[:3]:
+        call()
+    synchronize(device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    rounds: list[float] = []
+    for _ in range(REPEATS):
+        # Untyped in torch.
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        graph.replay()  # The device is busy until the timed one is queued too.
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        rounds.append(begin.elapsed_time(end) / len(calls) * 1e3)
+    return statistics.median(rounds)
+
+
+def copy_bandwidth(device: torch.device) -> float:
+    """Bytes a second, read and written, of a large copy on the device."""
+    source = torch.zeros(1 << (30 if device.type == "cuda" else 26), dtype=torch.uint8)
+    source = source.to(device)
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / (eager_us([lambda: target.copy_(source)] * 4, device) / 1e6)
+
+
+def batches(verb: str, sizes: Sizes, device: torch.device, cache: int) -> list[Operands]:
+    """As many operands of a case as keep the cache cold, at most `MEMORY` of them."""
+    first = Operands(verb, sizes, device, seed=0)
+    count = -(-COLD * cache // first.read_bytes)
+    count = max(1, min(count, MEMORY // first.read_bytes))
+    return [first, *(Operands(verb, sizes, device, seed) for seed in range(1, count))]
+
+
+def measured(prepare: Prepare, verb: str, operands: list[Operands], *, graph: bool) -> Row:
+    """eager_us and graph_us of a peer; or why there are none."""
+    device = operands[0].logits.device
+    try:
+        calls = [prepare(verb, each) for each in operands]
+        row: Row = {"eager_us": eager_us(calls, device)}
+    except NotComparableError:
+        return {}
+    except Exception as reason:
+        # A peer that cannot be imported, or that this release of it does not know how to call.
+        return {"unavailable": f"{type(reason).__name__}: {reason}".splitlines()[0]}
+    if graph:
+        try:
+            row["graph_us"] = graph_us(calls, device)
+        except Exception as reason:
+            row["no_graph"] = f"{type(reason).__name__}: {reason}".splitlines()[0]
+    return row
+
+
+def spoil(operands: Operands) -> None:
+    """Gives some of the requests rows that no model should give, but some do."""
+    sizes = operands.sizes
+    slots = operands.logits.view(sizes.batch, sizes.draft + 1, sizes.vocabulary)
+    slots[0, 2:, 7::1000] = torch.nan
+    slots[1, :, 9::1000] = torch.inf
+    slots[2, 1:] = -torch.inf
+    slots[3] = 0.0
+    slots[4] = slots[4].round()
+
+
+def check(device: torch.device, vocabularies: tuple[int, ...], batch: int) -> list[Row]:
+    """Holds tokens, status and log-probabilities against the float64 reference, verb by verb."""
+    rows: list[Row] = []
+    dtypes = (torch.bfloat16, torch.float16, torch.float32)
+    for verb, vocabulary, dtype in product(VERBS, vocabularies, dtypes):
+        operands = Operands(verb, Sizes(batch, 7, vocabulary, dtype), device, seed=1)
+        spoil(operands)
+        ours: Any = fastdraft_entry(verb, operands, logprobs=True)()
+        operands.logits = operands.logits.double()
+        if operands.draft_logits is not None:
+            operands.draft_logits = operands.draft_logits.double()
+        exact: Any = fastdraft_entry(verb, operands, logprobs=True)()
+        same = (ours.token_ids == exact.token_ids).all(1) & (ours.status == exact.status)
+        off = (ours.logprobs[same] - exact.logprobs[same]).nan_to_num().abs().max()
+        row = {
+            "verb": verb,
+            "vocabulary": vocabulary,
+            "dtype": str(dtype),
+            "requests": batch,
+            "different": int((~same).sum()),
+            "emitted_a_request": float(exact.lengths.float().mean()),
+            "largest_logprob_error": float(off),
+        }
+        rows.append(row)
+        print(
+            f"{verb:10}{vocabulary:>9,}  {str(dtype).removeprefix('torch.'):9}"
+            f"{row['emitted_a_request']:9.2f}{row['different']:11}{float(off):15.1e}",
+            flush=True,
+        )
+    return rows
+
+
+def is_right(rows: list[Row]) -> bool:
+    """Greedy tokens are the reference's; of all sampled ones all but `DIFFERENT` in a thousand."""
+    sampled = [row for row in rows if row["verb"] != "greedy"]
+    different = sum(row["different"] for row in sampled)
+    return (
+        all(row["different"] == 0 for row in rows if row["verb"] == "greedy")
+        and different * 1000 <= DIFFERENT * sum(row["requests"] for row in sampled)
+        and all(row["largest_logprob_error"] < 1e-3 for row in rows)
+    )
+
+
+WAITS = ("Synchronize", "cudaMemcpy", "hipMemcpy", "aten::item", "aten::_local_scalar_dense")
+ALLOCATES = ("cudaMalloc", "cudaFree", "hipMalloc", "hipFree")
+
+
+def profiled(verb: str, device: torch.device) -> Row:
+    """What one warm call with a workspace launches, allocates and waits for."""
+    sizes = Sizes(8, 10, 128_256, torch.bfloat16)
+    operands = Operands(verb, sizes, device, seed=0)
+    call = fastdraft_entry(verb, operands, workspace=make_workspace(sizes, device))
+    call()
+    torch.cuda.synchronize(device)
+    before = torch.cuda.memory_stats(device)["allocation.all.allocated"]
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        torch.cuda.set_sync_debug_mode("error")
+        with torch.profiler.record_function("verify"):
+            call()
+        torch.cuda.set_sync_debug_mode("default")
+        torch.cuda.synchronize(device)
+    allocated = torch.cuda.memory_stats(device)["allocation.all.allocated"] - before
+    events: Any = profile.events()
+    host = [event for event in events if event.device_type.name == "CPU"]
+    gpu = [event for event in events if event.device_type.name != "CPU"]
+    whole = next(event for event in host if event.name == "verify").time_range
+    called = [event.name for event in host if whole.start <= event.time_range.start <= whole.end]
+    return {
+        "verb": verb,
+        "launches": [event.name for event in gpu if event.name != "verify"],
+        "allocations": allocated + sum(name.startswith(ALLOCATES) for name in called),
+        "waits": [name for name in called if any(wait in name for wait in WAITS)],
+    }
+
+
+def sanitize() -> int:
+    """Runs the checks under each tool of compute-sanitizer; the last exit status that is not 0."""
+    tool = shutil.which("compute-sanitizer") or shutil.which(
+        "/usr/local/cuda/bin/compute-sanitizer"
+    )
+    if tool is None:
+        sys.exit("--sanitize needs compute-sanitizer, of the CUDA toolkit, on PATH")
+    # What lies behind a tensor is to be out of bounds, not PyTorch's own.
+    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    failed = 0
+    for name in ("memcheck", "racecheck", "synccheck"):
+        print(f"compute-sanitizer --tool {name}", flush=True)
+        command = [tool, "--tool", name, "--error-exitcode", "9", sys.executable, __file__]
+        status = subprocess.run([*command, "--check"], env=environment, check=False).returncode
+        failed = status or failed
+    return failed
+
+
+def cases(arguments: argparse.Namespace) -> Iterator[tuple[str, Sizes]]:
+    if arguments.device == "cpu":
+        grid: Any = product(VERBS, (1, 4), (4,), (1_000, 5_003), (torch.float32,))
+    elif arguments.quick:
+        grid = product(VERBS, (1, 32), (4,), (128_256,), (torch.bfloat16, torch.float32))
+    else:
+        grid = product(
+            VERBS,
+            (1, 8, 32, 128),
+            (4, 10, 16),
+            VOCABULARIES,
+            (torch.bfloat16, torch.float32),
+        )
+    for verb, *sizes in grid:
+        yield verb, Sizes(*sizes)
+
+
+def time_case(verb: str, sizes: Sizes, device: torch.device, bandwidth: float) -> Row:
+    graph = device.type == "cuda"
+    cache = torch.cuda.get_device_properties(device).L2_cache_size if graph else 0
+    operands = batches(verb, sizes, device, cache)
+    workspace = make_workspace(sizes, device) if graph else None
+    calls = [fastdraft_entry(verb, each, workspace=workspace) for each in operands]
+    floor = operands[0].read_bytes / bandwidth * 1e6
+    ours = {"eager_us": eager_us(calls, device)}
+    if graph:
+        ours["graph_us"] = graph_us(calls, device)
+    row: Row = {
+        "verb": verb,
+        **dataclasses.asdict(sizes),
+        "dtype": str(sizes.dtype),
+        "floor_us": floor,
+        "fastdraft": ours,
+    }
+    # Peers keep probabilities of the drafts beside them, so they go around among fewer: caches that
+    # are warmer are in their favour.
+    for name, prepare in PEERS.items():
+        row[name] = measured(prepare, verb, operands[:16], graph=graph)
+    return row
+
+
+def print_case(row: Row, sizes: Sizes) -> None:
+    ours = row["fastdraft"]
+    best = min(ours.values())
+    cells = [f"{row['verb']:10}{sizes}{row['floor_us']:9.2f}{ours['eager_us']:10.1f}"]
+    if "graph_us" in ours:
+        cells.append(f"{ours['graph_us']:9.1f}{ours['graph_us'] / row['floor_us']:7.2f}")
+    else:
+        cells.append(f"{'-':>9}{ours['eager_us'] / row['floor_us']:7.1f}")
+    for name in PEERS:
+        times = [row[name][key] for key in ("eager_us", "graph_us") if key in row[name]]
+        cells.append(
+            f"{min(times):11.1f}{min(times) / best:7.1f}" if times else f"{'-':>11}{'-':>7}"
+        )
+    print("".join(cells), flush=True)
+
+
+def summary(rows: list[Row]) -> Row:
+    """The worst case of each verb, by what matters where batches are small and large."""
+
+    def worst(values: Iterator[float]) -> float | None:
+        return max(values, default=None)
+
+    found: Row = {}
+    for verb in VERBS:
+        mine = [row for row in rows if row["verb"] == verb and "graph_us" in row["fastdraft"]]
+        found[verb] = {
+            "times_the_floor_from_batch_32": worst(
+                row["fastdraft"]["graph_us"] / row["floor_us"] for row in mine if row["batch"] >= 32
+            ),
+            "us_in_a_graph_up_to_batch_8": worst(
+                row["fastdraft"]["graph_us"] for row in mine if row["batch"] <= 8
+            ),
+            "times_plain_pytorch_at_least": min(
+                (
+                    row["plain"][mode] / row["fastdraft"][mode]
+                    for row in rows
+                    for mode in ("eager_us", "graph_us")
+                    if row["verb"] == verb and mode in row["plain"]
+                ),
+                default=None,
+            ),
+        }
+    return found
+
+
+def make_workspace(sizes: Sizes, device: torch.device) -> Workspace:
+    return Workspace(
+        device,
+        max_rows=sizes.rows,
+        max_requests=sizes.batch,
+        vocabulary=sizes.vocabulary,
+        max_draft=sizes.draft,
+    )
+
+
+def libraries(device: torch.device) -> Row:
+    """The device, its driver, and the versions of what was compared."""
+    found: Row = {"torch": torch.__version__}
+    for name in ("triton", "vllm", "flashinfer"):
+        if importlib.util.find_spec(name) is not None:
+            found[name] = importlib.import_module(name).__version__
+    if device.type == "cuda":
+        found["device"] = torch.cuda.get_device_name(device)
+        found["cuda"] = torch.version.cuda or torch.version.hip
+        found["cache"] = torch.cuda.get_device_properties(device).L2_cache_size
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument(
+        "--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu"
+    )
+    parser.add_argument("--quick", action="store_true", help="a few sizes alone")
+    parser.add_argument("--check", action="store_true", help="the checks alone, nothing timed")
+    parser.add_argument("--sanitize", action="store_true", help="them under compute-sanitizer")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
+    arguments = parser.parse_args()
+    if arguments.sanitize:
+        sys.exit(sanitize())
+
+    torch.set_num_threads(1)
+    device = torch.device(arguments.device)
+    on_gpu = device.type == "cuda"
+    report: Row = {"machine": {**machine(), **libraries(device)}}
+    for name, value in report["machine"].items():
+        print(f"{name:10} {value}")
+
+    print(
+        f"\n{'beside the float64 reference':31}{'emitted':>8}{'different':>11}{'logprob error':>15}"
+    )
+    report["checks"] = check(
+        device, (*VOCABULARIES, 50_257) if on_gpu else (1_000, 5_003), 8 if arguments.check else 64
+    )
+    if not is_right(report["checks"]):
+        sys.exit("more than rounding differs from the float64 reference")
+    if on_gpu:
+        report["profile"] = [profiled(verb, device) for verb in VERBS]
+        print(f"\n{'a call with a workspace':24}{'launches':>8}{'allocations':>13}{'waits':>7}")
+        for row in report["profile"]:
+            counts = len(row["launches"]), row["allocations"], len(row["waits"])
+            print("{:24}{:8}{:13}{:7}".format(row["verb"], *counts))
+        if any(row["allocations"] or row["waits"] for row in report["profile"]):
+            sys.exit("a call with a workspace allocates or waits")
+    if arguments.check:
+        return
+
+    bandwidth = copy_bandwidth(device)
+    report["bandwidth"] = bandwidth
+    print(f"\na copy reads and writes {bandwidth / 1e9:,.0f} GB a second\n")
+    print(
+        f"{'verb':10}{'B':>4}{'K':>4}{'V':>9} {'logits':9}{'floor us':>9}{'eager':>10}{'graph':>9}"
+        f"{'floors':>7}" + "".join(f"{name:>11}{'times':>7}" for name in PEERS)
+    )
+    report["rows"] = []
+    told: set[str] = set()
+    for verb, sizes in cases(arguments):
+        row = time_case(verb, sizes, device, bandwidth)
+        print_case(row, sizes)
+        for name in PEERS:
+            reason = row[name].get("unavailable")
+            if reason is not None and reason not in told:
+                told.add(reason)
+                print(f"{name}: {reason}", file=sys.stderr)
+        report["rows"].append(row)
+    report["summary"] = summary(report["rows"])
+    print(f"\n{json.dumps(report['summary'], indent=2)}")
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

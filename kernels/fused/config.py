@@ -1,0 +1,110 @@
+"""How kernels are laid out on a device: a table, no measurement at run time.
+
+What a kernel is compiled for depends on the type of the logits, their strides, the vocabulary and
+which operands there are, never on the size of the batch beyond the steps given here: a server has
+met all of its kernels once each was called.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import torch
+from fastdraft.kernels.reference import CHUNK
+
+# Loads of 16 bytes a thread are the widest, four warps of them 2 KiB.
+_LOAD_BYTES: Final = 16
+WARPS: Final = 4
+
+# Bytes of logits that a greedy program looks at together: four whole loads a thread are in flight,
+# so that a few programs on each multiprocessor hide the latency of memory.
+_GREEDY_BYTES: Final = 4 * 32 * WARPS * _LOAD_BYTES
+
+# Chunks that a program looks at together: one a warp of 32 threads (64 on AMD hold two).
+TILE_CHUNKS: Final = WARPS * (2 if torch.version.hip else 1)
+
+# Slots of a draft that are looked at together: what one warp holds needs no barriers.
+SLOTS: Final = 32
+
+# Slots whose rows of an attention mask one program fills.
+MASK_SLOTS: Final = 16
+
+# Entries of logits processors that are looked through at once for a token.
+OBSERVED_ENTRIES: Final = 1024
+
+# Comparisons of entries with the draft tokens before them that a program makes at once.
+_COMPARED: Final = 32 * 32 * WARPS
+
+# How many programs run at a time: eight on each multiprocessor of a large device. As few as that
+# are best all there from the start, since a few left for later would run alone; more of them are
+# best short, but not so short that they spend their time on beginning and end.
+_RESIDENT: Final = 1024
+_MOST_TILES: Final = 6
+_SHORT_TILES: Final = 4
+
+
+class Split(NamedTuple):
+    """How rows are split: the programs a row, and the tiles that each goes over."""
+
+    programs: int
+    tiles: int
+
+
+def width(dtype: torch.dtype) -> int:
+    """How many logits one load takes."""
+    return _LOAD_BYTES // dtype.itemsize
+
+
+def unit(logits: torch.Tensor) -> int:
+    """How many logits are one load: as many as it takes where all rows begin with one, or 1."""
+    whole = width(logits.dtype)
+    begins = logits.data_ptr() % _LOAD_BYTES == 0 and logits.stride(0) % whole == 0
+    return whole if begins and logits.stride(1) == 1 else 1
+
+
+def greedy_tile(dtype: torch.dtype) -> int:
+    """How many logits a greedy program looks at together."""
+    return _GREEDY_BYTES // dtype.itemsize
+
+
+def split_greedy(rows: int, vocabulary: int, dtype: torch.dtype) -> Split:
+    return _split(rows, -(-vocabulary // greedy_tile(dtype)))
+
+
+def split_chunks(rows: int, vocabulary: int) -> Split:
+    return _split(rows, -(-vocabulary // (TILE_CHUNKS * CHUNK)))
+
+
+def requests_block(requests: int) -> int:
+    """How many requests are looked through together for the one that a row belongs to.
+
+    In a small batch it is what one warp holds, without barriers: there the latency counts.
+    """
+    return 32 if requests <= 32 else 1024
+
+
+def path_slots(max_draft: int) -> int:
+    """How many draft tokens are compared with entries at once; there may be more."""
+    return 16 if max_draft <= 16 else 64
+
+
+def entries_block(slots: int) -> int:
+    """How many entries are compared with so many draft tokens at once."""
+    return _COMPARED // slots
+
+
+def split_entries(rows: int, capacity: int, slots: int) -> Split:
+    return _split(rows, max(-(-capacity // entries_block(slots)), 1))
+
+
+def chunks_block(vocabulary: int) -> int:
+    """A power of two that is at least the number of chunks."""
+    return 1 << (-(-vocabulary // CHUNK) - 1).bit_length()
+
+
+def _split(rows: int, tiles: int) -> Split:
+    for each in range(1, _MOST_TILES + 1):
+        programs = -(-tiles // each)
+        if rows * programs <= _RESIDENT:
+            return Split(programs, each)
+    return Split(-(-tiles // _SHORT_TILES), _SHORT_TILES)

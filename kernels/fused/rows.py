@@ -1,0 +1,169 @@
+"""What kernels over rows of logits share: places, loads, keys in the order of floats, arrivals.
+
+**Who finishes.** Programs that work on parts of one thing (a row, a request) leave what they found
+in the workspace, then count themselves in: `last_to_arrive`. The last one finds all that the others
+left, finishes the thing and leaves the workspace as it was, without a second launch. The order in
+memory that this needs:
+
+- what any thread of a program wrote comes before its count: a barrier, then one atomic addition
+  that releases it to the device;
+- what the last program reads comes after its count: the same addition acquires, and its result
+  reaches the other threads through a barrier;
+- the reads go past the first-level cache (`.cg`), which is not coherent.
+
+Nothing waits for another program, so programs may run in any order and number at a time.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from fastdraft.kernels import reference
+
+CHUNK = tl.constexpr(reference.CHUNK)
+
+# `ordered_key` of NaN, of +inf and of -inf.
+NAN_KEY = tl.constexpr(0x7FFFFFFF)
+INFINITE_KEY = tl.constexpr(0x7F800000)
+EMPTY_KEY = tl.constexpr(-0x7F800001)
+
+
+@triton.jit
+def locate(row, offsets, requests, rows, max_draft, REQUESTS: tl.constexpr):
+    """The request that a row of logits belongs to: (request, first, size, used).
+
+    first: the request's first row; size: how many draft tokens it has, at most max_draft; used:
+    whether the row is one of the size + 1 that count. offsets: int64 (requests + 1,).
+
+    Whatever offsets hold, all used rows with one `first` have one `request` and `size`, and are
+    exactly size + 1; requests and rows are in range.
+    """
+    total = tl.load(offsets + requests) + requests
+    end = tl.minimum(tl.maximum(total, 0), rows).to(tl.int32)
+    inside = row < end
+    count = 0
+    first = 0
+    for block in range(0, requests, REQUESTS):
+        request = block + tl.arange(0, REQUESTS)
+        start = tl.load(offsets + request, mask=request < requests, other=rows) + request
+        start = tl.minimum(tl.maximum(start, 0), rows).to(tl.int32)
+        before = (start <= row) & (request < requests)
+        count += tl.sum(before.to(tl.int32))
+        first = tl.maximum(first, tl.max(tl.where(before, start, 0)))
+        end = tl.minimum(end, tl.min(tl.where(before, rows, start)))
+    size = tl.minimum(end - first - 1, max_draft)
+    used = inside & (count > 0) & (row - first <= size)
+    return count - 1, first, size, used
+
+
+@triton.jit
+def drafted_at(first, request, slot):
+    """Where the draft token of a slot, from 1, stands in draft_ids and parents; any int32."""
+    return first - request + slot - 1
+
+
+@triton.jit
+def parent_slot(parents, at, slot, drafted):
+    """The parent's slot of the draft token in `slot`, from 1, that stands at `at`: before it."""
+    parent = tl.load(parents + at, mask=(at >= 0) & (at < drafted), other=-1)
+    return tl.maximum(tl.minimum(parent, slot - 2), -1).to(tl.int32) + 1
+
+
+@triton.jit
+def depth_of(slot, first, request, parents, drafted, TREE: tl.constexpr):
+    """How many draft tokens lead to a slot, a scalar, itself included."""
+    depth = slot
+    if TREE:
+        depth = slot * 0
+        while slot > 0:
+            slot = parent_slot(parents, drafted_at(first, request, slot), slot, drafted)
+            depth += 1
+    return depth
+
+
+@triton.jit
+def logits_of(logits, row, row_stride, WIDTH: tl.constexpr):
+    """A row of logits, where all rows begin at multiples of WIDTH."""
+    return logits + tl.multiple_of(row.to(tl.int64) * row_stride, WIDTH)
+
+
+@triton.jit
+def load_units(logits, unit, token_stride, vocabulary, WIDTH: tl.constexpr,
+               CONTIGUOUS: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
+    """Units of WIDTH consecutive logits of a row, float32 (*unit.shape, WIDTH).
+
+    -inf past the vocabulary; WHOLE where none of the units reaches past it, and nothing is masked.
+    A unit of 16 bytes whose address divides by them is one load.
+    """
+    token = tl.expand_dims(unit, -1) * WIDTH + tl.arange(0, WIDTH)
+    place = logits + (token if CONTIGUOUS else token.to(tl.int64) * token_stride)
+    if WHOLE:
+        return tl.load(place).to(tl.float32)
+    return tl.load(place, mask=token < vocabulary, other=float("-inf")).to(tl.float32)
+
+
+@triton.jit
+def only_allowed(x, allowed, unit, vocabulary, WIDTH: tl.constexpr):
+    """x, as `load_units` gave it, with -inf where the row's bit mask does not allow the token.
+
+    allowed: the row's int32 words; bit t % 32 of word t // 32 is 1 where token t is allowed.
+    """
+    token = unit * WIDTH
+    word = tl.load(allowed + (token >> 5), mask=token < vocabulary, other=0)
+    bits = tl.expand_dims(word >> (token & 31), -1) >> tl.arange(0, WIDTH)
+    return tl.where((bits & 1) != 0, x, float("-inf"))
+
+
+@triton.jit
+def load_chunk(logits, allowed, chunk, token_stride, vocabulary, WIDTH: tl.constexpr,
+               CONTIGUOUS: tl.constexpr, ALLOWED: tl.constexpr):  # fmt: skip
+    """One chunk of a row, float32 (CHUNK / WIDTH, WIDTH); -inf past the vocabulary."""
+    unit = chunk * (CHUNK // WIDTH) + tl.arange(0, CHUNK // WIDTH)
+    x = load_units(logits, unit, token_stride, vocabulary, WIDTH, CONTIGUOUS, False)
+    if ALLOWED:
+        x = only_allowed(x, allowed, unit, vocabulary, WIDTH)
+    return x
+
+
+@triton.jit
+def ordered_key(x):
+    """int32 keys in the order of float32 values: NaN above all and equal, -0.0 equal to 0.0."""
+    bits = x.to(tl.int32, bitcast=True)
+    key = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    key = tl.where(x == 0, 0, key)
+    return tl.where(x != x, NAN_KEY, key)
+
+
+@triton.jit
+def value_of(key):
+    """The float32 value of an `ordered_key`."""
+    return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def pack(key, index):
+    """An int32 key and a 31-bit index as a positive int64, whose largest is the largest key's.
+
+    Of equal keys, the lowest index is the largest. 0 is less than all.
+    """
+    return ((key.to(tl.int64) + 0x80000000) << 31) | (0x7FFFFFFF - index).to(tl.int64)
+
+
+@triton.jit
+def unpack(packed):
+    """(key, index) of `pack`; of 0, a key below all others and an index."""
+    key = ((packed >> 31) - 0x80000000).to(tl.int32)
+    return key, 0x7FFFFFFF - (packed & 0x7FFFFFFF).to(tl.int32)
+
+
+@triton.jit
+def last_to_arrive(counter, expected):
+    """Counts the program in; whether it is the last of `expected`, and the counter 0 again.
+
+    Then it sees what the others had written: the module says how it has to read.
+    """
+    tl.debug_barrier()
+    last = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == expected - 1
+    if last:
+        tl.store(counter, 0)
+    return last

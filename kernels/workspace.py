@@ -1,0 +1,174 @@
+"""Memory that verification on a device works in: made once and used at every step, or for one."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final, NamedTuple
+
+import torch
+from fastdraft.kernels.reference import CHUNK
+from torch import Tensor
+
+from fastdraft.errors import InvalidValueError
+
+# Parts of a chunk that filters look at on their own.
+PARTS: Final = 16
+
+
+class Size(NamedTuple):
+    """The size of a batch, or the largest one."""
+
+    rows: int
+    requests: int
+    vocabulary: int
+    max_draft: int
+
+
+class Shape(Enum):
+    """What a buffer holds an entry for; the names are those of the dimensions."""
+
+    ROWS = "rows"
+    ROWS_CHUNKS = "rows, chunks"
+    ROWS_PARTS = "rows, chunks, parts"
+    REQUESTS = "requests"
+    REQUESTS_CHUNKS = "requests, chunks"
+    REQUESTS_DRAFT = "requests, max_draft"
+    REQUESTS_EMITTED = "requests, max_draft + 1"
+
+    def of(self, size: Size) -> tuple[int, ...]:
+        chunks = -(-size.vocabulary // CHUNK)
+        shapes: dict[Shape, tuple[int, ...]] = {
+            Shape.ROWS: (size.rows,),
+            Shape.ROWS_CHUNKS: (size.rows, chunks),
+            Shape.ROWS_PARTS: (size.rows, chunks, PARTS),
+            Shape.REQUESTS: (size.requests,),
+            Shape.REQUESTS_CHUNKS: (size.requests, chunks),
+            Shape.REQUESTS_DRAFT: (size.requests, size.max_draft),
+            Shape.REQUESTS_EMITTED: (size.requests, size.max_draft + 1),
+        }
+        return shapes[self]
+
+
+class Buffer(NamedTuple):
+    """What a buffer holds. One that starts at zero is zero again after each verification."""
+
+    shape: Shape
+    dtype: torch.dtype = torch.float32
+    zero: bool = False
+
+
+BUFFERS: Final = {
+    # What was found of each row: packed key and token (greedy: the largest so far).
+    "row_results": Buffer(Shape.ROWS, torch.int64, zero=True),
+    "row_logprobs": Buffer(Shape.ROWS),
+    "row_raw_logprobs": Buffer(Shape.ROWS),
+    "row_log_sums": Buffer(Shape.ROWS),
+    # How many programs have left their part of a row, of a request.
+    "row_arrivals": Buffer(Shape.ROWS, torch.int32, zero=True),
+    "request_arrivals": Buffer(Shape.REQUESTS, torch.int32, zero=True),
+    # Row statistics: of each chunk the maximum m and the sum of exp((x - m) / T); the same of the
+    # logits as they came, at temperature 1.
+    "chunk_maximum": Buffer(Shape.ROWS_CHUNKS),
+    "chunk_sum": Buffer(Shape.ROWS_CHUNKS),
+    "raw_maximum": Buffer(Shape.ROWS_CHUNKS),
+    "raw_sum": Buffer(Shape.ROWS_CHUNKS),
+    # What the filters of a row keep: the logits from here up. On the way there, the maxima of the
+    # parts, and the parts that matter.
+    "lowest": Buffer(Shape.ROWS),
+    "part_maximum": Buffer(Shape.ROWS_PARTS),
+    "part_list": Buffer(Shape.ROWS_PARTS, torch.int32),
+    # Rejection sampling: the packed key of each row's maximum and the draft token, if it is
+    # accepted; the same statistics of the draft logits; of the residual, the chunks' sums.
+    "row_tests": Buffer(Shape.ROWS, torch.int64),
+    "draft_maximum": Buffer(Shape.ROWS_CHUNKS),
+    "draft_sum": Buffer(Shape.ROWS_CHUNKS),
+    "residual_sum": Buffer(Shape.REQUESTS_CHUNKS),
+    # Results.
+    "token_ids": Buffer(Shape.REQUESTS_EMITTED, torch.int32),
+    "lengths": Buffer(Shape.REQUESTS, torch.int32),
+    "status": Buffer(Shape.REQUESTS, torch.int32),
+    "path": Buffer(Shape.REQUESTS_DRAFT, torch.int32),
+    "logprobs": Buffer(Shape.REQUESTS_EMITTED),
+    "raw_logprobs": Buffer(Shape.REQUESTS_EMITTED),
+}
+
+
+class Workspace:
+    """Scratch memory and results of verification on one device, for batches up to a size.
+
+    A verification with a workspace allocates nothing and gives its results in the workspace's
+    memory: the next verification with it overwrites them. It serves one stream at a time. Its
+    memory stays where it is, so a CUDA graph may hold on to it.
+
+    Args:
+        device: that of the logits.
+        max_rows: the most rows of logits in a batch: drafted tokens and requests together.
+        max_requests: the most requests in a batch.
+        vocabulary: the most logits in a row.
+        max_draft: the longest draft; the results of the whole workspace have max_draft + 1 columns.
+
+    Raises:
+        InvalidValueError: a size is below 1, max_draft below 0.
+
+    It takes about 160 bytes for each 1024 logits of the largest batch.
+    """
+
+    def __init__(
+        self,
+        device: torch.device | str,
+        *,
+        max_rows: int,
+        max_requests: int,
+        vocabulary: int,
+        max_draft: int,
+    ) -> None:
+        for name, value, least in (
+            ("max_rows", max_rows, 1),
+            ("max_requests", max_requests, 1),
+            ("vocabulary", vocabulary, 1),
+            ("max_draft", max_draft, 0),
+        ):
+            if value < least:
+                raise InvalidValueError(f"{name} must be at least {least}, got {value}")
+        self.size = Size(max_rows, max_requests, vocabulary, max_draft)
+        self._buffers = {
+            name: _allocate(buffer, self.size, torch.device(device)).flatten()
+            for name, buffer in BUFFERS.items()
+        }
+
+    @property
+    def device(self) -> torch.device:
+        return self._buffers["token_ids"].device
+
+    def take(self, name: str, size: Size) -> Tensor:
+        """The buffer of a name for a batch of a size, contiguous."""
+        shape = BUFFERS[name].shape.of(size)
+        count = 1
+        for length in shape:
+            count *= length
+        return self._buffers[name][:count].view(shape)
+
+
+class Scratch:
+    """The buffers of one verification: those of a workspace with room for it, or new ones."""
+
+    def __init__(self, workspace: Workspace | None, device: torch.device, size: Size) -> None:
+        self.size = size
+        self._workspace = workspace
+        self._device = device
+        self._taken: dict[str, Tensor] = {}
+
+    def take(self, name: str) -> Tensor:
+        """The buffer of a name in `BUFFERS`, in the batch's size: the same one every time."""
+        if name not in self._taken:
+            self._taken[name] = (
+                _allocate(BUFFERS[name], self.size, self._device)
+                if self._workspace is None
+                else self._workspace.take(name, self.size)
+            )
+        return self._taken[name]
+
+
+def _allocate(buffer: Buffer, size: Size, device: torch.device) -> Tensor:
+    make = torch.zeros if buffer.zero else torch.empty
+    return make(buffer.shape.of(size), dtype=buffer.dtype, device=device)

@@ -1,0 +1,167 @@
+"""Draft models: what a user hands to `hf.generate` as the drafter, and what it learns.
+
+A model drafts within a generation, where its cache lives; see `fastdraft.hf`. Here is what stays
+from one generation to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from fastdraft import DraftConfig, Engine
+from fastdraft.drafters.schedule import SCHEDULES, Schedule
+from fastdraft.errors import InvalidValueError
+
+__all__ = ["AssistantModel", "Staged", "require_model"]
+
+_LONGEST = 64
+
+
+class AssistantModel:
+    """A small model that drafts for a larger one with the same tokenizer.
+
+    Greedy generations are drafted greedily, and the output is the target's own tokens. When
+    sampling, tokens are drawn from the small model's distribution q, shaped by the logits
+    processors of the generation as the target's p is, and verified by speculative sampling: the
+    output has exactly the target's distribution, but which tokens a seed gives depends on the
+    drafts (Leviathan et al., 2023; Chen et al., 2023).
+
+    What it measures stays with it: how often its tokens are accepted and how long they take. It may
+    serve any number of generations, one after another or in several threads.
+
+    Args:
+        model: A decoder-only model of transformers with a key-value cache, on the target's device
+            and of its dtype.
+        schedule: How many tokens to draft in a step. "adaptive": as many as pay, by the measured
+            chance of acceptance and the measured times of both models; none where none pay.
+            "heuristic": two more where all were accepted, else one less. "constant": `num_tokens`.
+        num_tokens: Of "constant" the number, by default 5; of "heuristic" the first, by default 5;
+            of "adaptive" the most, by default 16.
+        confidence_threshold: From 0 to 1. A draft ends before the first token for which the
+            model's largest probability is below it.
+        tokenizer: The model's tokenizer. Compared with the target's where `hf.generate` is given
+            that one as `tokenizer`; needed where the vocabularies differ in size.
+        lookup: What else drafts: text that the engine finds again is drafted where it promises more
+            than the model. An engine, or a configuration of the one to be made; None for the model
+            alone, which makes nothing of a prediction.
+
+    Raises:
+        InvalidValueError: An argument is out of its range, or the model cannot take back a rejected
+            token.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        schedule: Literal["adaptive", "heuristic", "constant"] = "adaptive",
+        num_tokens: int | None = None,
+        confidence_threshold: float = 0.0,
+        tokenizer: Any = None,
+        lookup: DraftConfig | Engine | None = DraftConfig(),  # noqa: B008
+    ) -> None:
+        require_model(model, name="assistant")
+        if schedule not in SCHEDULES:
+            raise InvalidValueError(
+                f"schedule must be one of {', '.join(map(repr, SCHEDULES))}, got {schedule!r}"
+            )
+        kind, usual = SCHEDULES[schedule]
+        number = usual if num_tokens is None else num_tokens
+        if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= _LONGEST:
+            raise InvalidValueError(
+                f"num_tokens must be an integer from 1 to {_LONGEST}, got {num_tokens!r}"
+            )
+        threshold = confidence_threshold
+        if isinstance(threshold, bool) or not isinstance(threshold, (int, float)):
+            raise InvalidValueError(f"confidence_threshold must be a number, got {threshold!r}")
+        if not 0 <= threshold <= 1:
+            raise InvalidValueError(f"confidence_threshold must be from 0 to 1, got {threshold!r}")
+        if lookup is not None and not isinstance(lookup, (DraftConfig, Engine)):
+            raise InvalidValueError(
+                f"lookup must be a DraftConfig, an Engine or None, got {lookup!r}"
+            )
+        self._model = model
+        self._schedule = kind(number)
+        self._confidence_threshold = float(threshold)
+        self._tokenizer = tokenizer
+        self._lookup = Engine(lookup) if isinstance(lookup, DraftConfig) else lookup
+
+    @property
+    def model(self) -> Any:
+        """The model."""
+        return self._model
+
+    @property
+    def schedule(self) -> Schedule:
+        """What decides how many tokens it drafts, and what that has learned."""
+        return self._schedule
+
+    @property
+    def confidence_threshold(self) -> float:
+        """How sure the model has to be of a token to draft it."""
+        return self._confidence_threshold
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer, or None."""
+        return self._tokenizer
+
+    @property
+    def lookup(self) -> Engine | None:
+        """What else drafts."""
+        return self._lookup
+
+
+class Staged:
+    """Draft models that draft for each other: the last one for the target, each for the next.
+
+    Every model verifies what the one before it drafts, greedily or by speculative sampling, and so
+    drafts just what it would by itself, in fewer forwards of its own. Where a stage does not pay,
+    the adaptive schedule of the model that it drafts with leaves it out.
+
+    Args:
+        stages: From the smallest to the largest, `AssistantModel`s, or models that are made into
+            ones. The first may be a `DraftConfig` or an `Engine`, which then drafts for the first
+            model. The `lookup` of the last one drafts beside them all; those of others count for
+            nothing.
+
+    Raises:
+        InvalidValueError: There is no model among the stages, or one of them is none.
+    """
+
+    def __init__(self, stages: Sequence[Any]) -> None:
+        models: list[Any] = list(stages)
+        self._engine: Engine | None = None
+        if models and isinstance(models[0], (DraftConfig, Engine)):
+            first: DraftConfig | Engine = models.pop(0)
+            self._engine = Engine(first) if isinstance(first, DraftConfig) else first
+        if not models:
+            raise InvalidValueError(f"stages must hold at least one model, got {stages!r}")
+        self._models = [
+            each if isinstance(each, AssistantModel) else AssistantModel(each) for each in models
+        ]
+
+    @property
+    def engine(self) -> Engine | None:
+        """What drafts for the first model, or None."""
+        return self._engine
+
+    @property
+    def models(self) -> list[AssistantModel]:
+        """The models, the smallest first."""
+        return list(self._models)
+
+
+def require_model(model: Any, *, name: str = "model") -> None:
+    """Raises InvalidValueError when the model's state could not take back rejected tokens."""
+    kind = type(model).__name__
+    if not hasattr(model, "config") or not hasattr(model, "prepare_inputs_for_generation"):
+        raise InvalidValueError(f"{name} must be a generating model of transformers, got {kind}")
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise InvalidValueError(f"{name} must be decoder-only, got the encoder-decoder {kind}")
+    if getattr(model, "_is_stateful", False):
+        raise InvalidValueError(
+            f"{name} must keep its state in a key-value cache, got {kind}, "
+            "whose recurrent state cannot take back a rejected token"
+        )

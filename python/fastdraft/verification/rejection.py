@@ -1,0 +1,225 @@
+"""Drafts with probabilities, those of draft models: how they are drawn, and verified."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastdraft.errors import InvalidValueError
+from fastdraft.kernels import reference
+from fastdraft.kernels.workspace import Workspace
+from fastdraft.verification.checks import (
+    LOGIT_TYPES,
+    MIN_P,
+    TEMPERATURE,
+    TOP_K,
+    TOP_P,
+    check_allowed,
+    check_batch,
+    check_integers,
+    check_option,
+    check_positions,
+    check_tensor,
+    on_host,
+    request_of,
+)
+from fastdraft.verification.processors import Processors
+from fastdraft.verification.verify import Verified, run
+
+
+@torch.no_grad()
+def draw_draft(
+    logits: Tensor,
+    *,
+    temperature: float | Tensor = 1.0,
+    top_k: int | Tensor = 0,
+    top_p: float | Tensor = 1.0,
+    min_p: float | Tensor = 0.0,
+    seeds: Tensor,
+    positions: Tensor,
+    allowed: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Draws one draft token for each request from a draft model's logits.
+
+    The noise is not that of verification: with the same seeds there and here, what is drafted for
+    a position is independent of what decides over it, as rejection sampling needs it.
+
+    Args:
+        logits: bfloat16, float16, float32 or float64 (requests, vocabulary), the draft model's.
+        temperature, top_k, top_p, min_p: as in `verify_sampled`. They shape the draft alone; drafts
+            shaped like the target's law are accepted most often.
+        seeds: int32 or int64 (requests,), any values.
+        positions: int32 or int64 (requests,), the absolute position, from 0, of the token drawn.
+        allowed: as in `verify_greedy`, for the draft model's rows.
+
+    Returns:
+        The tokens, int32 (requests,), and the law that each was drawn from, float32 (requests,
+        vocabulary), float64 for such logits: what `verify_rejection` takes for draft_probs. Where
+        the temperature is 0, or a row has NaN, +inf or nothing but -inf, it is certain of the
+        argmax.
+
+    Raises:
+        InvalidValueError: an operand has a wrong type, shape or device, or a value out of range.
+
+    Time and memory are linear in the logits.
+    """
+    check_tensor("logits", logits, LOGIT_TYPES, dimensions=2)
+    requests, device = len(logits), logits.device
+    if logits.shape[1] < 1:
+        raise InvalidValueError("logits must have a vocabulary of at least 1 token, got 0")
+    allowed = check_allowed(allowed, logits)
+    temperatures = check_option(TEMPERATURE, temperature, requests, device)
+    tokens, law = reference.draw_draft(
+        logits,
+        temperature=torch.zeros(requests, device=device) if temperatures is None else temperatures,
+        top_k=check_option(TOP_K, top_k, requests, device),
+        top_p=check_option(TOP_P, top_p, requests, device),
+        min_p=check_option(MIN_P, min_p, requests, device),
+        seeds=check_integers("seeds", seeds, requests, device),
+        positions=check_positions(positions, requests, device),
+        allowed=allowed,
+    )
+    return tokens.int(), law
+
+
+@torch.no_grad()
+def verify_rejection(
+    logits: Tensor,
+    draft_ids: Tensor,
+    offsets: Tensor,
+    *,
+    draft_probs: Tensor | None = None,
+    draft_logits: Tensor | None = None,
+    temperature: float | Tensor = 1.0,
+    top_k: int | Tensor = 0,
+    top_p: float | Tensor = 1.0,
+    min_p: float | Tensor = 0.0,
+    seeds: Tensor,
+    positions: Tensor,
+    allowed: Tensor | None = None,
+    processors: Processors | None = None,
+    logprobs: bool = False,
+    raw_logprobs: bool = False,
+    max_draft: int | None = None,
+    workspace: Workspace | None = None,
+) -> Verified:
+    """Accepts drafts that were drawn from known laws, as often as a lossless verification can.
+
+    A draft token d is accepted with probability min(1, p(d) / q(d)), p being the target's law after
+    temperature and filters, and q the law that d was drawn from; the first one refused is replaced
+    by a token of the residual, max(p - q, 0) normalised (Leviathan, Kalman and Matias, Fast
+    inference from transformers via speculative decoding, 2023). What is emitted has exactly the
+    law p, if each draft token was drawn from its q, given the ones before it, with noise that is
+    independent of this one: `draw_draft` does so.
+
+    A bonus token, after a whole draft or none, is the one that `verify_sampled` gives there.
+
+    Args:
+        logits, draft_ids, offsets: the ragged batch, as the module describes it; the drafts are
+            chains.
+        draft_probs: bfloat16, float16, float32 or float64 (drafted, vocabulary), on the logits'
+            device: row i is the law of draft token i. It is taken as it is: where it does not sum
+            to 1, what is emitted is off by about as much.
+        draft_logits: given instead, logits whose softmax is the law: temperature and filters are
+            applied already, and what was never drafted is -inf.
+        temperature, top_k, top_p, min_p, seeds, positions: as in `verify_sampled`, for the target.
+        allowed, processors, max_draft, workspace: as in `verify_greedy`; they are the target's.
+        logprobs, raw_logprobs: as in `verify_greedy`, under p, which recovered tokens have too.
+
+    Raises:
+        InvalidValueError: an operand has a wrong type, shape or device, or a value out of range;
+            draft_probs and draft_logits are both given or both missing; a draft token cannot have
+            been drawn from its law. Where that cannot be checked, on a device, a draft token
+            outside the vocabulary, or of probability NaN, is refused, and the token in its place is
+            drawn from p.
+
+    Time is linear in the logits and in the draft's.
+    """
+    batch = check_batch(logits, draft_ids, offsets, None, max_draft, workspace)
+    _check_laws(logits, batch[0], batch[1], draft_probs, draft_logits)
+    requests, device = len(batch[1]) - 1, logits.device
+    temperatures = check_option(TEMPERATURE, temperature, requests, device)
+    operands = {
+        "temperature": temperatures,
+        "draft_probs": draft_probs,
+        "draft_logits": draft_logits,
+        "top_k": check_option(TOP_K, top_k, requests, device),
+        "top_p": check_option(TOP_P, top_p, requests, device),
+        "min_p": check_option(MIN_P, min_p, requests, device),
+        "seeds": check_integers("seeds", seeds, requests, device),
+        "positions": check_positions(positions, requests, device),
+    }
+    shared: dict[str, Any] = {
+        "allowed": allowed,
+        "processors": processors,
+        "logprobs": logprobs,
+        "raw_logprobs": raw_logprobs,
+        "workspace": workspace,
+    }
+    if temperatures is None:
+        # The target is certain of its argmax, and accepts that alone.
+        return run("verify_greedy", logits, batch, {}, **shared)
+    return run("verify_rejection", logits, batch, operands, **shared)
+
+
+def _check_laws(
+    logits: Tensor,
+    draft_ids: Tensor,
+    offsets: Tensor,
+    draft_probs: Tensor | None,
+    draft_logits: Tensor | None,
+) -> None:
+    """Checks the laws of the drafts, on a CPU also that they can have given the draft tokens."""
+    if (draft_probs is None) == (draft_logits is None):
+        raise InvalidValueError(
+            "one of draft_probs and draft_logits must be given, got "
+            + ("neither" if draft_probs is None else "both")
+        )
+    name = "draft_logits" if draft_probs is None else "draft_probs"
+    law = draft_logits if draft_probs is None else draft_probs
+    check_tensor(name, law, LOGIT_TYPES, dimensions=2)
+    assert law is not None
+    expected = (len(draft_ids), logits.shape[1])
+    if law.shape != expected:
+        raise InvalidValueError(
+            f"{name} must have a row for each draft token and a column for each token of the "
+            f"vocabulary, {expected}, got shape {tuple(law.shape)}"
+        )
+    if law.device != logits.device:
+        raise InvalidValueError(
+            f"{name} must be on the logits' device, {logits.device}, got {law.device}"
+        )
+    if not on_host(law) or not len(law):
+        return
+    ids = draft_ids.long()
+    unknown = (ids < 0) | (ids >= logits.shape[1])
+    if unknown.any():
+        token = int(unknown.int().argmax())
+        raise InvalidValueError(
+            f"draft_ids must be drawn from their laws, from 0 to {logits.shape[1] - 1}, got "
+            f"{int(ids[token])} in request {request_of(token, offsets)}"
+        )
+    drawn = law.gather(1, ids[:, None])[:, 0]
+    if draft_probs is None:
+        wrong, likely = ~drawn.isfinite(), "finite for the tokens drawn"
+    else:
+        wrong, likely = ~((drawn > 0) & (drawn <= 1)), "in (0, 1] for the tokens drawn"
+    if wrong.any():
+        token = int(wrong.int().argmax())
+        raise InvalidValueError(
+            f"{name} must be {likely}, got {drawn[token].item()} for token {int(ids[token])} in "
+            f"request {request_of(token, offsets)}"
+        )
+    if draft_probs is not None:
+        lowest, highest = draft_probs.aminmax(dim=1)
+        wrong = ~((lowest >= 0) & (highest <= 1))
+        if wrong.any():
+            token = int(wrong.int().argmax())
+            found = lowest if not lowest[token] >= 0 else highest
+            raise InvalidValueError(
+                f"draft_probs must be in [0, 1], got {found[token].item()} in the row of draft "
+                f"token {token - int(offsets[request_of(token, offsets)])} of request "
+                f"{request_of(token, offsets)}"
+            )

@@ -1,0 +1,137 @@
+"""Batches for kernels: rows of logits that are odd in every way, drafts that hit now and then."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from fastdraft.kernels import reference
+from torch import Tensor
+
+DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+# Lengths of drafts in a ragged batch.
+LENGTHS = [3, 0, 5, 1, 8, 2, 0, 6]
+
+
+class Batch(NamedTuple):
+    logits: Tensor
+    draft_ids: Tensor
+    offsets: Tensor
+    parents: Tensor | None
+
+
+def odd_rows(
+    rows: int, vocabulary: int, dtype: torch.dtype, *, seed: int, largest: float = math.inf
+) -> Tensor:
+    """Rows of one kind after another: every other one ordinary, the rest extreme.
+
+    largest: no finite logit is larger.
+    """
+    random = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, vocabulary, generator=random) * 3
+    largest = min(largest, torch.finfo(dtype).max)
+
+    def somewhere(count: int) -> Tensor:
+        return torch.randint(vocabulary, (count,), generator=random)
+
+    kinds = [
+        lambda row: row.round_(),  # many ties
+        lambda row: row.fill_(0.25),
+        lambda row: row.fill_(-math.inf),
+        lambda row: row.index_fill_(0, somewhere(3), math.nan),
+        lambda row: row.index_fill_(0, somewhere(2), math.inf),
+        lambda row: row.index_fill_(0, somewhere(2), math.inf).index_fill_(
+            0, somewhere(1), math.nan
+        ),
+        lambda row: row.index_fill_(0, somewhere(vocabulary), -math.inf),
+        lambda row: row.fill_(-math.inf).index_fill_(0, somewhere(1), -7.0),
+        lambda row: row.fill_(-math.inf).index_fill_(0, somewhere(1), math.nan),
+        lambda row: row.fill_(-0.0).index_fill_(0, somewhere(2), 0.0),
+        lambda row: row.fill_(-largest).index_fill_(0, somewhere(2), largest),
+        lambda row: row.fill_(-largest),
+        lambda row: row.mul_(1e-3).add_(1000.0),
+        lambda row: row.mul_(torch.finfo(dtype).tiny),
+        lambda row: row.fill_(math.nan),
+    ]
+    for index in range(1, rows, 2):
+        kinds[(index // 2 + seed) % len(kinds)](x[index])
+    return x.to(dtype)
+
+
+def in_layout(logits: Tensor, layout: str) -> Tensor:
+    """The same logits with other strides."""
+    rows, vocabulary = logits.shape
+    if layout == "contiguous":
+        return logits
+    if layout == "rows apart":
+        return torch.nn.functional.pad(logits, (0, 40 - vocabulary % 8), value=1e4)[:, :vocabulary]
+    if layout == "tokens apart":
+        wide = logits.new_full((rows, vocabulary, 3), math.nan)
+        wide[:, :, 1] = logits
+        return wide[:, :, 1]
+    assert layout == "transposed"
+    return logits.t().contiguous().t()
+
+
+def offsets_of(lengths: list[int]) -> Tensor:
+    return torch.tensor([0, *lengths]).cumsum(0)
+
+
+def tree_parents(lengths: list[int], *, seed: int) -> Tensor:
+    """Parents of trees: children soon after their parents, of which many have several."""
+    random = torch.Generator().manual_seed(seed)
+    parents = [
+        max(int(torch.randint(-1, node, (), generator=random)), node - 4)
+        for length in lengths
+        for node in range(length)
+    ]
+    return torch.tensor(parents, dtype=torch.int64)
+
+
+def hits(tokens: Tensor, vocabulary: int, offsets: Tensor, parents: Tensor | None, *, seed: int):
+    """Draft ids of which about four in five are the target's token, and some are out of range.
+
+    tokens: the target's token in each row. Of siblings only the first has the target's token.
+    """
+    random = torch.Generator().manual_seed(seed)
+    draft_ids = torch.randint(-5, vocabulary + 5, (int(offsets[-1]),), generator=random)
+    for request, (begin, end) in enumerate(pairwise(offsets.tolist())):
+        taken = set()
+        for index in range(begin, end):
+            node = index - begin
+            parent = node - 1 if parents is None else int(parents[index])
+            target = int(tokens[begin + request + parent + 1])
+            if (parent, target) not in taken and float(torch.rand((), generator=random)) < 0.8:
+                draft_ids[index] = target
+            while (parent, int(draft_ids[index])) in taken:
+                draft_ids[index] += vocabulary + 20  # out of range, and another one
+            taken.add((parent, int(draft_ids[index])))
+    return draft_ids
+
+
+def allowed_bits(rows: int, vocabulary: int, *, seed: int) -> Tensor:
+    """Bit masks: random, of a few tokens, of all, of none. Bits past the vocabulary are set too."""
+    random = torch.Generator().manual_seed(seed)
+    words = -(-vocabulary // 32)
+    bits = torch.randint(-(2**31), 2**31, (rows, words), generator=random).int()
+    bits[1::5] &= torch.randint(-(2**31), 2**31, (len(bits[1::5]), words), generator=random).int()
+    bits[2::5] = -1
+    bits[3::10] = 0
+    return bits
+
+
+def assert_same(got: reference.Emitted, expected: reference.Emitted) -> None:
+    """Equal tokens, lengths, status and paths; log-probabilities to within rounding."""
+    for name in ("token_ids", "lengths", "status", "path"):
+        ours, theirs = getattr(got, name), getattr(expected, name)
+        assert (ours is None) == (theirs is None), name
+        if ours is not None:
+            assert ours.dtype == theirs.dtype
+            assert ours.tolist() == theirs.tolist(), name
+    for name in ("logprobs", "raw_logprobs"):
+        ours, theirs = getattr(got, name), getattr(expected, name)
+        assert (ours is None) == (theirs is None), name
+        if ours is not None:
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=2e-5, equal_nan=True)

@@ -1,0 +1,41 @@
+"""Kernels run in Triton's interpreter, on the CPU: one program after another, in any order."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+
+import pytest
+
+if os.environ.get("TRITON_INTERPRET") != "1":
+    raise pytest.UsageError("tests/kernels needs a process with TRITON_INTERPRET=1")
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        # NumPy, which the interpreter calculates with, warns of infinities and NaN.
+        item.add_marker(pytest.mark.filterwarnings("ignore::RuntimeWarning"))
+
+
+@pytest.fixture(params=["in order", "backwards", "shuffled"])
+def any_order(request, monkeypatch):
+    """Runs the programs of each launch one after another in an order that no kernel may rely on."""
+    from triton.runtime import interpreter
+
+    builder = interpreter.interpreter_builder
+    set_grid_idx = builder.set_grid_idx
+    orders = {}
+
+    def reordered(x, y, z):
+        count = math.prod(builder.grid_dim)
+        if count not in orders:
+            orders[count] = list(range(count))
+            if request.param == "backwards":
+                orders[count].reverse()
+            elif request.param == "shuffled":
+                random.Random(count).shuffle(orders[count])
+        assert (y, z) == (0, 0)
+        set_grid_idx(orders[count][x], 0, 0)
+
+    monkeypatch.setattr(builder, "set_grid_idx", reordered)

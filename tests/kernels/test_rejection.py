@@ -1,0 +1,254 @@
+"""Rejection sampling by the kernels against the reference, token for token."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import pytest
+import torch
+from adversarial import (
+    DTYPES,
+    LENGTHS,
+    allowed_bits,
+    assert_same,
+    in_layout,
+    odd_rows,
+    offsets_of,
+)
+from fastdraft.kernels import reference
+from fastdraft.kernels.fused import config, rejection
+from fastdraft.kernels.workspace import BUFFERS, Workspace
+from torch import Tensor
+
+FORMS = ["draft_probs", "draft_logits"]
+FILTERS = {
+    "top_k": [0, 30, 2, 40],
+    "top_p": [0.9, 1.0, 0.9, 0.6],
+    "min_p": [0.0, 0.0, 0.05, 0.0],
+}
+
+
+class Batch(NamedTuple):
+    logits: Tensor
+    draft_ids: Tensor
+    offsets: Tensor
+    form: str
+    law: Tensor
+
+    def options(self, **changes):
+        """A temperature, seed and position for each request; lists become tensors."""
+        requests = len(self.offsets) - 1
+        options = {
+            "temperature": [0.7, 1.0, 1.0, 0.0, 1.3, 1.0, 0.2, 1.0],
+            "top_k": None,
+            "top_p": None,
+            "min_p": None,
+            "seeds": torch.arange(requests) * 2**33 - 5,
+            "positions": torch.arange(requests) * 2**31 + 1,
+            "max_draft": int(self.offsets.diff().max()),
+            **changes,
+        }
+        for name, value in options.items():
+            if isinstance(value, list):
+                options[name] = torch.tensor((value * requests)[:requests])
+        return {**options, self.form: self.law}
+
+
+def batch_of(lengths, vocabulary, dtype, form, *, seed, likeness=0.8, odd=True, law_dtype=None):
+    """Drafts drawn from laws that are like the target's; if odd, half of all rows are extreme."""
+    torch.manual_seed(seed)
+    offsets = offsets_of(lengths)
+    drafted, requests = int(offsets[-1]), len(lengths)
+    logits = (torch.randn(drafted + requests, vocabulary) * 3).to(dtype)
+    if odd:
+        logits = odd_rows(drafted + requests, vocabulary, dtype, seed=seed)
+    request = torch.arange(requests).repeat_interleave(torch.tensor(lengths))
+    own = logits[torch.arange(drafted) + request].float()
+    own = torch.where(own.isfinite(), own, 0.0).clamp(-20, 20)
+    guess = likeness * own + (1 - likeness) * 3 * torch.randn(drafted, vocabulary)
+    draft_ids, law = reference.draw_draft(
+        guess,
+        temperature=torch.ones(drafted),
+        top_k=torch.full((drafted,), max(vocabulary // 2, 1)),
+        top_p=None,
+        min_p=None,
+        seeds=torch.arange(drafted) + seed,
+        positions=torch.arange(drafted),
+    )
+    if form == "draft_logits":
+        law = law.log()
+    if odd:
+        strange = [math.nan, math.inf, -math.inf] if form == "draft_logits" else [math.nan, 0.0]
+        for index, value in enumerate(strange * 2):
+            place = (5 * index + seed) % drafted
+            token = slice(None) if index % 2 else int(draft_ids[place])
+            law[place, token] = value
+        draft_ids[seed % drafted :: 7] = vocabulary
+        draft_ids[(seed + 3) % drafted :: 9] = -3
+    return Batch(logits, draft_ids, offsets, form, law.to(law_dtype or dtype))
+
+
+def check(batch, *, logits=None, law=None, workspace=None, **changes):
+    """Runs the kernels and the reference; the kernels on `logits` and `law` if given."""
+    options = batch.options(**changes)
+    operands = batch.draft_ids, batch.offsets
+    expected = reference.verify_rejection(batch.logits, *operands, **options)
+    options[batch.form] = batch.law if law is None else law
+    logits = batch.logits if logits is None else logits
+    got = rejection.verify_rejection(logits, *operands, workspace=workspace, **options)
+    assert_same(got, expected)
+    return got
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("vocabulary", [2, 37, 2600])
+@pytest.mark.parametrize("form", FORMS)
+def test_rejection_is_the_reference(form, vocabulary, dtype):
+    batch = batch_of(LENGTHS, vocabulary, dtype, form, seed=vocabulary)
+    check(batch, logprobs=vocabulary != 2, raw_logprobs=vocabulary == 2600)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_ordinary_drafts(form):
+    batch = batch_of([4] * 20, 1100, torch.float32, form, seed=1, odd=False)
+    lengths = check(batch).lengths
+    assert set(lengths.tolist()) == {1, 2, 3, 4, 5}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "form"),
+    [
+        (torch.bfloat16, "draft_logits"),
+        (torch.float16, "draft_probs"),
+        (torch.float32, "draft_logits"),
+    ],
+)
+def test_filters(dtype, form):
+    # Few rows: the search for a threshold takes the interpreter long.
+    lengths = [3, 1, 2, 0]
+    batch = batch_of(lengths, 1100, dtype, form, seed=3, odd=False, likeness=0.95)
+    allowed = allowed_bits(len(batch.logits), 1100, seed=6)
+    check(batch, allowed=allowed, logprobs=True, raw_logprobs=True, **FILTERS)
+    size = {"max_rows": 12, "max_requests": 5, "vocabulary": 1200, "max_draft": 4}
+    assert check(batch, workspace=Workspace("cpu", **size), **FILTERS).lengths.max() > 1
+
+
+@pytest.mark.parametrize("vocabulary", [31, 2600])
+def test_among_allowed_tokens(vocabulary):
+    for form in FORMS:
+        batch = batch_of(LENGTHS, vocabulary, torch.bfloat16, form, seed=5)
+        allowed = allowed_bits(len(batch.logits), vocabulary, seed=5)
+        check(batch, allowed=allowed, logprobs=True, raw_logprobs=True)
+
+
+@pytest.mark.parametrize("layout", ["rows apart", "tokens apart", "transposed"])
+def test_any_strides(layout):
+    for form in FORMS:
+        batch = batch_of([4, 0, 2], 2099, torch.bfloat16, form, seed=6, law_dtype=torch.float32)
+        check(batch, logits=in_layout(batch.logits, layout))
+        check(batch, law=in_layout(batch.law, layout))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.usefixtures("any_order")
+def test_parts_of_rows_in_any_order(form):
+    vocabulary = 20_000
+    batch = batch_of([2, 0], vocabulary, torch.float16, form, seed=7, odd=False)
+    assert config.split_chunks(2, vocabulary).programs > 2
+    check(batch)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_requests_without_a_draft(form):
+    check(batch_of([3, 0], 40, torch.float32, form, seed=8))
+    nothing = Batch(
+        torch.randn(3, 1400),
+        torch.empty(0).long(),
+        torch.zeros(4).long(),
+        form,
+        torch.empty(0, 1400),
+    )
+    check(nothing)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_is_left_of_laws_that_are_the_same(form):
+    # Twice the target's law refuses half of its tokens, and leaves nothing.
+    batch = batch_of([1] * 12, 1200, torch.float32, form, seed=9, odd=False, likeness=1.0)
+    law = batch.logits[::2].softmax(-1)
+    double = 2 * law if form == "draft_probs" else law.log()
+    emitted = check(batch._replace(law=double), temperature=[1.0])
+    assert set(emitted.lengths.tolist()) == ({1, 2} if form == "draft_probs" else {2})
+
+
+def test_drafts_are_cut_and_padded():
+    batch = batch_of([3, 0, 5, 1], 50, torch.float32, "draft_probs", seed=10)
+    for max_draft in (0, 3, 40):
+        check(batch, max_draft=max_draft)
+    check(batch._replace(draft_ids=batch.draft_ids.int()))
+
+
+def test_more_than_a_block_of_slots_and_of_requests(monkeypatch):
+    monkeypatch.setattr(config, "SLOTS", 2)
+    monkeypatch.setattr(config, "requests_block", lambda _: 2)
+    batch = batch_of([7, 5, 6], 9, torch.float32, "draft_probs", seed=11, likeness=1.0, odd=False)
+    assert check(batch, logprobs=True, max_draft=9).lengths.max() > 4
+
+
+def test_rows_past_the_last_request_are_ignored():
+    batch = batch_of([2, 1], 40, torch.bfloat16, "draft_logits", seed=12)
+    options = batch.options()
+    expected = reference.verify_rejection(batch.logits, batch.draft_ids, batch.offsets, **options)
+    options["draft_logits"] = torch.cat([batch.law, torch.full((9, 40), math.nan).bfloat16()])
+    padded = torch.cat([batch.logits, torch.full((9, 40), math.nan).bfloat16()])
+    ids = torch.cat([batch.draft_ids, torch.full((9,), 3)])
+    assert_same(rejection.verify_rejection(padded, ids, batch.offsets, **options), expected)
+
+
+def test_a_workspace_is_used_and_left_as_it_was():
+    workspace = Workspace("cpu", max_rows=40, max_requests=9, vocabulary=3000, max_draft=10)
+    batch = batch_of(LENGTHS, 3000, torch.float32, "draft_logits", seed=13)
+    first = check(batch, workspace=workspace, logprobs=True)
+    batch = batch_of([1, 4], 77, torch.bfloat16, "draft_probs", seed=14)
+    second = check(batch, max_draft=6, workspace=workspace)
+    assert first.token_ids.data_ptr() == second.token_ids.data_ptr()
+    for name, buffer in BUFFERS.items():
+        if buffer.zero:
+            assert not workspace._buffers[name].any(), name
+
+
+CANARY = 0x5A
+
+
+def guarded(buffer):
+    """A copy of a tensor with bytes before and after it in the same memory, and all of these."""
+    count = buffer.numel() * buffer.element_size()
+    memory = torch.full((count + 512,), CANARY, dtype=torch.uint8)
+    inner = memory[256 : 256 + count].view(buffer.dtype).view(buffer.shape)
+    inner.copy_(buffer)
+    return inner, memory
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_nothing_is_written_out_of_bounds_whatever_the_operands_hold(form):
+    random = torch.Generator().manual_seed(0)
+    batch = batch_of([3, 1, 4], 33, torch.float32, form, seed=15)
+    for _ in range(4):
+        wild = torch.randint(-(2**62), 2**62, (12,), generator=random)
+        near = torch.randint(-3, 14, (12,), generator=random)
+        values = torch.where(torch.rand(12, generator=random) < 0.3, wild, near)
+        workspace = Workspace("cpu", max_rows=11, max_requests=3, vocabulary=33, max_draft=5)
+        memories = {}
+        for name, buffer in list(workspace._buffers.items()):
+            workspace._buffers[name], memories[name] = guarded(buffer)
+        emitted = rejection.verify_rejection(
+            batch.logits, wild[:8], values[8:], workspace=workspace, **batch.options(max_draft=5)
+        )
+        for name, memory in memories.items():
+            assert (memory[:256] == CANARY).all() and (memory[-256:] == CANARY).all(), name
+            if BUFFERS[name].zero:
+                assert not workspace._buffers[name].any(), name
+        assert emitted.token_ids.max() < 33
+        # Whatever it was, the next batch is verified as ever.
+        check(batch, workspace=workspace)

@@ -1,0 +1,222 @@
+"""Sampled verification by the kernels against the reference, token for token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from adversarial import (
+    DTYPES,
+    LENGTHS,
+    allowed_bits,
+    assert_same,
+    hits,
+    in_layout,
+    odd_rows,
+    offsets_of,
+    tree_parents,
+)
+from fastdraft.kernels import fused, reference
+from fastdraft.kernels.fused import config
+from fastdraft.kernels.reference.acceptance import rows_of
+from fastdraft.kernels.workspace import BUFFERS, Workspace
+from torch import Tensor
+
+# Greedy and sampled requests side by side; the extremes make all weights equal, or one of them 1.
+TEMPERATURES = [1.0, 0.7, 0.0, 1.5, 0.3, 2e-38, 3e38, 0.0]
+FILTERS = {
+    "top_k": [0, 5, 3, 1, 0, 2, 4000, 40],
+    "top_p": [0.9, 1.0, 0.5, 0.3, 1.0, 0.0, 0.99, 1.0],
+    "min_p": [0.0, 0.0, 0.1, 0.2, 0.05, 0.0, 1.0, 0.0],
+}
+
+
+@dataclass
+class Sampling:
+    """A batch, and what is sampled from it by the reference."""
+
+    logits: Tensor
+    draft_ids: Tensor
+    offsets: Tensor
+    options: dict[str, object]
+
+    def run(self, kernels, **options):
+        return kernels.verify_sampled(
+            options.pop("logits", self.logits),
+            self.draft_ids,
+            self.offsets,
+            **{**self.options, **options},
+        )
+
+    def check(self, *, logits=None, workspace=None, **options):
+        expected = self.run(reference, **options)
+        logits = self.logits if logits is None else logits
+        got = self.run(fused, logits=logits, workspace=workspace, **options)
+        assert_same(got, expected)
+        return got
+
+
+def sampling(
+    lengths, vocabulary, dtype, *, seed, tree=False, allowed=None, filters=(), logprobs=False
+):
+    """A batch whose drafts follow what the reference draws, for about four tokens in five."""
+    offsets = offsets_of(lengths)
+    random = torch.Generator().manual_seed(seed)
+    requests = len(lengths)
+    # Beside numbers of 38 digits a log-probability of the reference is lost.
+    largest = 1e6 if logprobs else torch.inf
+    rows = int(offsets[-1]) + requests
+    logits = odd_rows(rows, vocabulary, dtype, seed=seed, largest=largest)
+    parents = tree_parents(lengths, seed=seed) if tree else None
+    each = {
+        "temperature": torch.tensor((TEMPERATURES * requests)[seed:][:requests]),
+        "seeds": torch.randint(-(2**63), 2**63 - 1, (requests,), generator=random),
+        "positions": torch.randint(0, 2**33, (requests,), generator=random),
+        **{
+            name: torch.tensor(values[:requests]) if name in filters else None
+            for name, values in FILTERS.items()
+        },
+    }
+    request, depth = rows_of(len(logits), offsets)
+    if parents is not None:
+        depth = reference.tree_depths(parents, offsets, max_draft=max(lengths))[request, depth]
+    of_rows = {name: None if value is None else value[request] for name, value in each.items()}
+    of_rows["positions"] += depth
+    tokens = reference.draw(logits, **of_rows, allowed=allowed).tokens
+    return Sampling(
+        logits,
+        hits(tokens, vocabulary, offsets, parents, seed=seed),
+        offsets,
+        {
+            **each,
+            "parents": parents,
+            "allowed": allowed,
+            "logprobs": logprobs,
+            "raw_logprobs": logprobs,
+            "max_draft": max(lengths),
+        },
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("vocabulary", [2, 37, 1024, 5001])
+def test_sampled_is_the_reference(vocabulary, dtype):
+    for tree in (False, True):
+        sampling(LENGTHS, vocabulary, dtype, seed=int(tree), tree=tree).check()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("masked", [False, True], ids=["all tokens", "allowed tokens"])
+def test_logprobs_are_the_reference(dtype, masked):
+    vocabulary, tree = 2100, masked
+    rows = sum(LENGTHS) + len(LENGTHS)
+    allowed = allowed_bits(rows, vocabulary, seed=2) if masked else None
+    batch = sampling(LENGTHS, vocabulary, dtype, seed=2, tree=tree, allowed=allowed, logprobs=True)
+    batch.check()
+    if dtype == torch.float16 and masked:
+        batch.check(raw_logprobs=False)
+        batch.check(logprobs=False)
+    options = {name: batch.options[name] for name in ("parents", "allowed", "max_draft")}
+    operands = batch.logits, batch.draft_ids, batch.offsets
+    greedy = {**options, "logprobs": True, "raw_logprobs": True}
+    assert_same(
+        fused.verify_greedy(*operands, **greedy), reference.verify_greedy(*operands, **greedy)
+    )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "filters", "tree"),
+    [
+        (torch.bfloat16, list(FILTERS), False),
+        (torch.float16, ["top_k"], False),
+        (torch.float32, list(FILTERS), True),
+    ],
+)
+def test_filtered_is_the_reference(dtype, filters, tree):
+    vocabulary = 3000
+    allowed = allowed_bits(sum(LENGTHS) + len(LENGTHS), vocabulary, seed=1) if tree else None
+    batch = sampling(
+        LENGTHS,
+        vocabulary,
+        dtype,
+        seed=1,
+        tree=tree,
+        allowed=allowed,
+        filters=filters,
+        logprobs=True,
+    )
+    batch.check()
+
+
+@pytest.mark.parametrize("layout", ["rows apart", "tokens apart", "transposed"])
+def test_sampled_of_any_strides(layout):
+    for dtype in DTYPES:
+        batch = sampling([4, 0, 2], 2051, dtype, seed=3, logprobs=True)
+        batch.check(logits=in_layout(batch.logits, layout))
+
+
+@pytest.mark.parametrize("filters", [[], list(FILTERS)], ids=["one launch", "three launches"])
+@pytest.mark.usefixtures("any_order")
+def test_parts_of_rows_in_any_order(filters):
+    vocabulary = 33_000
+    assert config.split_chunks(4, vocabulary).programs > 8
+    sampling([2, 0], vocabulary, torch.bfloat16, seed=4, filters=filters, logprobs=True).check()
+
+
+def test_more_requests_than_a_block(monkeypatch):
+    monkeypatch.setattr(config, "requests_block", lambda _: 2)
+    sampling(LENGTHS, 20, torch.float32, seed=5).check()
+
+
+def test_a_workspace_is_used_and_left_as_it_was():
+    workspace = Workspace("cpu", max_rows=40, max_requests=9, vocabulary=5000, max_draft=10)
+    first = sampling(LENGTHS, 5000, torch.float16, seed=6, logprobs=True).check(workspace=workspace)
+    batch = sampling([1, 4], 77, torch.float32, seed=7, tree=True, filters=FILTERS)
+    second = batch.check(workspace=workspace, max_draft=6)
+    assert first.token_ids.data_ptr() == second.token_ids.data_ptr()
+    for name, buffer in BUFFERS.items():
+        if buffer.zero:
+            assert not workspace._buffers[name].any(), name
+
+
+def test_a_seed_has_its_tokens_with_any_draft_and_anywhere():
+    vocabulary, length = 1500, 6
+    random = torch.Generator().manual_seed(0)
+    logits = torch.randn(length + 1, vocabulary, generator=random)
+    one = {"top_k": None, "top_p": None, "min_p": None, "temperature": torch.ones(1)}
+    one |= {"seeds": torch.tensor([5]), "positions": torch.tensor([40]), "max_draft": length}
+    offsets = torch.tensor([0, length])
+    tokens = []
+    for slot in range(length + 1):  # token by token, without drafts
+        step = {**one, "positions": one["positions"] + slot, "max_draft": 0}
+        none = torch.tensor([], dtype=torch.int64), torch.tensor([0, 0])
+        emitted = fused.verify_sampled(logits[slot : slot + 1], *none, **step)
+        tokens.append(int(emitted.token_ids))
+    draft = torch.tensor(tokens[:length])
+    assert fused.verify_sampled(logits, draft, offsets, **one).token_ids.tolist() == [tokens]
+    # Behind another request, with a tree whose second branch is the right one.
+    ids = torch.tensor([*tokens[:3], vocabulary, tokens[0], *tokens[1:length]])
+    two = {
+        name: value.repeat(2) if isinstance(value, torch.Tensor) else value
+        for name, value in one.items()
+    }
+    two |= {"parents": torch.tensor([-1, 0, 1, -1, -1, 1, 2, 3, 4, 5]), "max_draft": 7}
+    rows = torch.cat([logits[:4], logits[:1], logits[:1], logits[1:]])
+    emitted = fused.verify_sampled(rows, ids, torch.tensor([0, 3, 10]), **two)
+    assert emitted.token_ids[0, :4].tolist() == tokens[:4]
+    assert emitted.token_ids[1, : length + 1].tolist() == tokens
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("vocabulary", [3, 1024, 4100])
+def test_log_sums(dtype, vocabulary):
+    logits = odd_rows(31, vocabulary, dtype, seed=1)
+    expected = reference.log_sums(logits).float()
+    torch.testing.assert_close(
+        fused.log_sums(logits), expected, rtol=1e-6, atol=2e-5, equal_nan=True
+    )
+    workspace = Workspace("cpu", max_rows=31, max_requests=1, vocabulary=4100, max_draft=0)
+    again = fused.log_sums(in_layout(logits, "tokens apart"), workspace=workspace)
+    torch.testing.assert_close(again, expected, rtol=1e-6, atol=2e-5, equal_nan=True)
+    assert not workspace._buffers["row_arrivals"].any()

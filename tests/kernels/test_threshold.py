@@ -1,0 +1,261 @@
+"""Thresholds of top-k, top-p and min-p against sorted rows in float64, and the reference."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from adversarial import DTYPES, allowed_bits, in_layout, odd_rows
+from fastdraft.kernels.fused import threshold
+from fastdraft.kernels.fused.statistics import row_statistics
+from fastdraft.kernels.reference import CHUNK
+from fastdraft.kernels.reference.sampling import mask, weigh_rows
+from fastdraft.kernels.workspace import PARTS, Scratch, Size
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+# Temperature, top-k, top-p, min-p.
+FILTERS = [
+    (1.0, 3, 1.0, 0.0),
+    (0.7, 0, 0.9, 0.0),
+    (1.0, 0, 1.0, 0.1),
+    (1.3, 50, 0.95, 0.0),
+    (1.0, 1, 0.5, 0.0),
+    (2.0, 0, 0.5, 0.2),
+    (1.0, 0, 0.0, 0.0),
+    (0.0, 5, 0.5, 0.5),
+    (1.0, 10**9, 0.999999, 0.0),
+    (1e-30, 7, 0.9, 0.01),
+    (1.0, 0, 1.0, 1.0),
+    (1e30, 20, 0.6, 0.0),
+    (0.8, 0, 1.0, 0.0),
+    (1.0, 1000, 0.3, 0.05),
+]
+# How much sums in float32 may be off.
+ROUNDING = 2e-6
+
+
+def options(rows, *, filters=FILTERS, first=0):
+    """Filters of that many requests, in turn."""
+    each = zip(*((filters * rows)[first:][:rows]), strict=True)
+    temperature, top_k, top_p, min_p = map(torch.tensor, each)
+    return {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+
+
+def run(logits, filters, *, allowed=None, offsets=None, max_draft=0):
+    """The statistics of rows, as they were and with the filters' thresholds."""
+    requests = len(filters["temperature"])
+    offsets = torch.zeros(requests + 1, dtype=torch.int64) if offsets is None else offsets
+    size = Size(len(logits), requests, logits.shape[1], max_draft)
+    scratch = Scratch(None, logits.device, size)
+    scratch.take("lowest").fill_(7.0)
+    batch = {"allowed": allowed, "max_draft": max_draft, "scratch": scratch}
+    row_statistics(logits, offsets, temperature=filters["temperature"], **batch)
+    before = scratch.take("chunk_sum").clone()
+    threshold.launch(logits, offsets, **filters, **batch)
+    return scratch, before
+
+
+def count_kept(row, temperature, top_k, top_p, min_p, *, rounding):
+    """How many of a row's finite values, float64, are kept; of top-p's need so much more."""
+    ordered = row[row > -math.inf].sort(descending=True).values
+    weights = ((ordered - ordered[0]) / temperature).exp()
+    lowest = float(ordered[0]) + temperature * math.log(min_p) if min_p else -math.inf
+    # As float32, which can be in a tie.
+    bounds = [float(torch.tensor(lowest, dtype=torch.float32))]
+    if 0 < top_k < len(ordered):
+        bounds.append(float(ordered[top_k - 1]))
+        weights = torch.where(ordered >= bounds[-1], weights, 0.0)
+    if top_p < 1:
+        enough = weights.cumsum(0) >= top_p * weights.sum() * (1 + rounding)
+        if enough.any():
+            bounds.append(float(ordered[enough.int().argmax()]))
+    return int((ordered >= max(bounds)).sum())
+
+
+def check(logits, filters, *, allowed=None):
+    """Compares what is kept of each row, and the sums of what is, with what they should be."""
+    x = logits.float() if allowed is None else mask(logits.float(), allowed)
+    scratch, before = run(logits, filters, allowed=allowed)
+    lowest, sums = scratch.take("lowest"), scratch.take("chunk_sum")
+    weights, *_ = weigh_rows(x, **filters)
+    for index, row in enumerate(x):
+        temperature, top_k, top_p, min_p = (float(value[index]) for value in filters.values())
+        idle = not (0 < top_k < len(row) or top_p < 1 or min_p > 0)
+        if idle or temperature == 0 or not math.isfinite(row.max()):
+            assert lowest[index] == -math.inf
+            assert torch.equal(sums[index], before[index]) or row.isnan().any()
+            continue
+        kept = row >= lowest[index]
+        count = int((kept & (row > -math.inf)).sum())
+        few, many = (
+            count_kept(row.double(), temperature, int(top_k), top_p, min_p, rounding=rounding)
+            for rounding in (-ROUNDING, ROUNDING)
+        )
+        assert few <= count <= many, (index, few, count, many)
+        if few == many:
+            weighed = ((row - row.max()) / temperature).exp() > 2.0**-125
+            removed = weights[index].flatten()[: len(row)] == 0
+            assert torch.equal(kept & weighed, ~removed), index
+        chunks = torch.nn.functional.pad(
+            torch.where(kept, row, -math.inf), (0, -len(row) % CHUNK), value=-math.inf
+        ).view(-1, CHUNK)
+        largest = scratch.take("chunk_maximum")[index][:, None]
+        powers = ((chunks - torch.where(largest == -math.inf, 0.0, largest)) / temperature).exp()
+        torch.testing.assert_close(sums[index], powers.sum(1), rtol=2e-5, atol=0.0)
+
+
+def ladder(rows, vocabulary, dtype):
+    """Rows of neighbouring values, the smallest steps that the type has, around some value."""
+    steps = torch.arange(rows * vocabulary).view(rows, vocabulary) * 7 % vocabulary
+    integer = torch.int32 if dtype == torch.float32 else torch.int16
+    values = torch.linspace(-3.0, 11.0, rows).to(dtype)[:, None]
+    return (values.view(integer) + steps.to(integer)).view(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("vocabulary", [2, 33, 5001])
+def test_odd_rows(vocabulary, dtype):
+    rows, seed = 14, vocabulary + 7 * DTYPES.index(dtype)
+    check(odd_rows(rows, vocabulary, dtype, seed=seed), options(rows, first=seed % 13))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_neighbouring_values(dtype):
+    check(ladder(8, 1500, dtype), options(8, first=3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_negative_values(dtype):
+    """Where rounding a key down is rounding away from zero."""
+    random = torch.Generator().manual_seed(2)
+    logits = -torch.rand(8, 5000, generator=random) * torch.logspace(-3, 3, 8)[:, None]
+    check(logits.to(dtype), options(8, filters=[(1.0, 4, 1.0, 0.0), *FILTERS[:3]]))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_many_values_to_keep(dtype):
+    """More than the list of units has room for."""
+    vocabulary = 20_000
+    filters = [
+        (1.0, 0, 0.9, 0.0),
+        (1.0, 15_000, 0.7, 0.0),
+        (1.0, vocabulary - 1, 1.0, 0.0),
+        (0.2, 0, 0.99, 0.0),
+    ]
+    random = torch.Generator().manual_seed(0)
+    logits = torch.randn(4, vocabulary, generator=random).to(dtype)
+    check(logits, options(4, filters=filters))
+
+
+def test_large_vocabularies():
+    vocabulary = 262_144
+    random = torch.Generator().manual_seed(0)
+    logits = (torch.randn(2, vocabulary, generator=random) * 3).bfloat16()
+    check(logits, options(2, filters=[(1.0, 50, 0.9, 0.0), (0.5, 0, 0.8, 0.0)]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_allowed_tokens(dtype):
+    rows, vocabulary = 20, 3011
+    logits = odd_rows(rows, vocabulary, dtype, seed=3)
+    check(logits, options(rows), allowed=allowed_bits(rows, vocabulary, seed=3))
+
+
+@pytest.mark.parametrize("layout", ["rows apart", "tokens apart", "transposed"])
+def test_any_strides(layout):
+    logits = odd_rows(6, 2051, torch.bfloat16, seed=4)
+    check(in_layout(logits, layout), options(6))
+
+
+@pytest.mark.parametrize("name", ["top_k", "top_p", "min_p"])
+def test_one_filter_alone(name):
+    filters = options(6)
+    logits = odd_rows(6, 2500, torch.float32, seed=5)
+    scratch, _ = run(
+        logits,
+        {key: value if key in ("temperature", name) else None for key, value in filters.items()},
+    )
+    without = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    others = {key: torch.full_like(filters[key], without[key]) for key in without if key != name}
+    expected, _ = run(logits, {**filters, **others})
+    assert torch.equal(scratch.take("lowest"), expected.take("lowest"))
+
+
+@given(st.data())
+@settings(max_examples=12, deadline=None)
+def test_ties(data):
+    """Few different values, so that most thresholds are in a tie."""
+    vocabulary = data.draw(st.integers(2, 80))
+    rows = 4
+    values = st.sampled_from([-math.inf, -2.0, -0.0, 0.0, 0.5, 0.5 + 2**-7, 3.0])
+    logits = torch.tensor(
+        data.draw(st.lists(values, min_size=rows * vocabulary, max_size=rows * vocabulary))
+    )
+    filters = st.tuples(
+        st.sampled_from([0.0, 0.5, 1.0]),
+        st.integers(0, vocabulary + 1),
+        st.sampled_from([0.0, 0.3, 0.9, 1.0]),
+        st.sampled_from([0.0, 0.05, 0.6, 1.0]),
+    )
+    chosen = data.draw(st.lists(filters, min_size=rows, max_size=rows))
+    dtype = data.draw(st.sampled_from(DTYPES))
+    check(logits.view(rows, vocabulary).to(dtype), options(rows, filters=chosen))
+
+
+def test_a_row_has_its_threshold_in_any_batch():
+    logits = odd_rows(8, 9000, torch.float32, seed=6)
+    filters = options(8, first=1)
+    together, _ = run(logits, filters)
+    for row in (0, 3, 6):
+        alone, _ = run(
+            logits[row : row + 1], {name: value[row : row + 1] for name, value in filters.items()}
+        )
+        for name in ("lowest", "chunk_sum"):
+            assert torch.equal(alone.take(name)[0], together.take(name)[row])
+
+
+def test_rows_beyond_the_last_request_are_left_alone():
+    logits = odd_rows(7, 300, torch.float32, seed=7)
+    # Requests of 3 and 1 rows, of which the first's last is past max_draft; three rows of nobody.
+    scratch, _ = run(logits, options(2), offsets=torch.tensor([0, 2, 2]), max_draft=1)
+    assert (scratch.take("lowest") == 7.0).tolist() == [False, False, True, False, True, True, True]
+
+
+def test_options_that_are_no_numbers_end():
+    """Options on a device are not looked at: whatever they hold, nothing is touched but the row."""
+    random = torch.Generator().manual_seed(8)
+    logits = torch.randn(7, 2100, generator=random) * 4
+    nan = math.nan
+    filters = [
+        (1.0, 5, 0.9, 0.1),
+        (nan, 5, 0.9, 0.1),
+        (-1.0, 5, 0.9, 0.1),
+        (1.0, -5, nan, nan),
+        (1e-42, 0, -2.0, 7.0),
+        (1.0, 0, 0.9, 7.0),
+        (1.0, 5, 0.9, 0.1),
+    ]
+    logits[-1] = logits[0]
+    scratch, _ = run(logits, options(7, filters=filters))
+    for name in ("lowest", "chunk_sum"):
+        assert torch.equal(scratch.take(name)[0], scratch.take(name)[-1])
+
+
+def test_the_parts_of_a_chunk_are_those_of_the_statistics():
+    for dtype in DTYPES:
+        logits = odd_rows(1, 3000, dtype, seed=9)
+        scratch = Scratch(None, logits.device, Size(1, 1, 3000, 0))
+        row_statistics(
+            logits,
+            torch.tensor([0, 0]),
+            temperature=torch.ones(1),
+            allowed=None,
+            max_draft=0,
+            scratch=scratch,
+        )
+        filled = torch.nn.functional.pad(logits.float(), (0, 72), value=-math.inf)
+        unit = 16 // dtype.itemsize
+        parts = filled.view(1, 3, -1, PARTS, 2 * unit).amax((2, 4))
+        assert torch.equal(scratch.take("part_maximum"), parts)

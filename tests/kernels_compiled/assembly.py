@@ -1,0 +1,190 @@
+"""What compiled kernels take: registers, memory, and the instructions of loops over the logits."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+
+import triton
+from triton.compiler import CompiledKernel
+
+WIDE_LOADS = {
+    "cuda": re.compile(r"LDG\.E\.\S*128"),
+    "hip": re.compile(r"(global|buffer)_load_dwordx4"),
+}
+# Of a thread's own memory: what is put aside for want of registers.
+PUT_ASIDE = {"cuda": re.compile(r"LDL|STL"), "hip": re.compile(r"scratch_")}
+EXPONENTIALS = {"cuda": re.compile(r"MUFU\."), "hip": re.compile(r"v_(exp|log|rcp|sqrt)_f")}
+# What the processor drops or waits in, which costs no place of a vector instruction.
+NOT_COUNTED = re.compile(r"NOP|s_")
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    name: str
+    jump: int | None
+    """The index of the instruction that may come next in place of the following one."""
+    goes_on: bool
+    """Whether the following one may come next."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """What a compiled kernel takes, and costs a logit.
+
+    registers, scratch (bytes: stack, local memory and spills), shared (bytes): of a thread, of a
+    thread and of a program. put_aside: loads and stores of scratch in loops. wide_loads: loads of
+    16 bytes. instructions, exponentials: a logit, in the costliest of the innermost loops with wide
+    loads, None without such a loop. The logits of a loop are those that its wide loads bring.
+    """
+
+    registers: int
+    scratch: int
+    put_aside: int
+    shared: int
+    wide_loads: int
+    instructions: float | None
+    exponentials: float | None
+
+
+def examine(kernel: CompiledKernel, logit_bytes: int) -> Compiled:
+    backend = kernel.metadata.target.backend
+    if backend == "cuda":
+        registers, scratch = _cuda_resources(kernel.asm["cubin"])
+        code = _cuda_code(kernel.asm["cubin"])
+    else:
+        registers, scratch = _hip_resources(kernel.asm["amdgcn"])
+        code = _hip_code(kernel.asm["amdgcn"])
+    wide = WIDE_LOADS[backend]
+    loops = [
+        _loop(code, instruction.jump, last)
+        for last, instruction in enumerate(code)
+        if instruction.jump is not None and instruction.jump < last
+    ]
+    costs = []
+    for body in _hot(code, loops, wide):
+        logits = _count(body, wide) * 16 // logit_bytes
+        counted = sum(not NOT_COUNTED.match(each.name) for each in body)
+        costs.append((counted / logits, _count(body, EXPONENTIALS[backend]) / logits))
+    instructions, exponentials = max(costs, default=(None, None))
+    looped = [code[index] for index in set().union(*loops)]
+    return Compiled(
+        registers,
+        scratch,
+        _count(looped, PUT_ASIDE[backend]),
+        kernel.metadata.shared,
+        _count(code, wide),
+        instructions,
+        exponentials,
+    )
+
+
+def _count(code: list[Instruction], pattern: re.Pattern[str]) -> int:
+    return sum(bool(pattern.match(instruction.name)) for instruction in code)
+
+
+def _hot(
+    code: list[Instruction], loops: list[set[int]], wide: re.Pattern[str]
+) -> list[list[Instruction]]:
+    """The innermost loops with wide loads."""
+    hot = [loop for loop in loops if _count([code[index] for index in loop], wide)]
+    innermost = [loop for loop in hot if not any(other < loop for other in hot)]
+    return [[code[index] for index in sorted(loop)] for loop in innermost]
+
+
+def _loop(code: list[Instruction], first: int, last: int) -> set[int]:
+    """The instructions on ways from first to last between them; none where last jumps back from
+    code that is moved out of the way and no loop."""
+    follows = {
+        index: {
+            follower
+            for follower in ({index + 1} if code[index].goes_on else set()) | {code[index].jump}
+            if follower is not None and first < follower <= last
+        }
+        for index in range(first, last + 1)
+    }
+    leads: dict[int, set[int]] = {index: set() for index in follows}
+    for index, followers in follows.items():
+        for follower in followers:
+            leads[follower].add(index)
+    return _reached(first, follows) & _reached(last, leads)
+
+
+def _reached(start: int, edges: dict[int, set[int]]) -> set[int]:
+    reached, left = set(), [start]
+    while left:
+        index = left.pop()
+        if index not in reached:
+            reached.add(index)
+            left.extend(edges[index])
+    return reached
+
+
+def _cuobjdump(cubin: bytes, option: str) -> str:
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        return subprocess.run(
+            [tool, option, file.name], check=True, capture_output=True, text=True
+        ).stdout
+
+
+def _cuda_resources(cubin: bytes) -> tuple[int, int]:
+    text = _cuobjdump(cubin, "--dump-resource-usage")
+    usage = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", text)}
+    return usage["REG"], usage["STACK"] + usage["LOCAL"]
+
+
+def _cuda_code(cubin: bytes) -> list[Instruction]:
+    line = re.compile(r"\s+/\*([0-9a-f]+)\*/\s+(@!?\w+ )?\s*([A-Z][\w.]*)\s*(.*?)\s*;")
+    found = [
+        match.groups()
+        for match in map(line.match, _cuobjdump(cubin, "-sass").splitlines())
+        if match
+    ]
+    index = {int(place, 16): number for number, (place, *_) in enumerate(found)}
+    code = []
+    for _, predicate, name, operands in found:
+        jumps = name.startswith("BRA")
+        target = re.search(r"0x[0-9a-f]+$", operands) if jumps else None
+        # A branch may have its condition among its operands.
+        always = predicate is None and (operands.startswith("0x") or not jumps)
+        code.append(
+            Instruction(
+                name,
+                index[int(target.group(), 16)] if target else None,
+                not (always and (jumps or name in ("EXIT", "RET"))),
+            )
+        )
+    return code
+
+
+def _hip_resources(text: str) -> tuple[int, int]:
+    usage = dict(
+        re.findall(r"\.(vgpr_count|vgpr_spill_count|private_segment_fixed_size):\s+(\d+)", text)
+    )
+    scratch = int(usage["private_segment_fixed_size"]) + 4 * int(usage["vgpr_spill_count"])
+    return int(usage["vgpr_count"]), scratch
+
+
+def _hip_code(text: str) -> list[Instruction]:
+    found: list[tuple[str, str]] = []
+    labels = {}
+    pattern = re.compile(r"\s+((?:[vs]|ds|flat|global|buffer|scratch)_\w+)\s*(\S*)")
+    for line in text.splitlines():
+        if label := re.match(r"(\.?\w+):", line):
+            labels[label[1]] = len(found)
+        elif instruction := pattern.match(line):
+            found.append((instruction[1], instruction[2]))
+    return [
+        Instruction(
+            name,
+            labels[operand] if name == "s_branch" or name.startswith("s_cbranch") else None,
+            name not in ("s_branch", "s_endpgm"),
+        )
+        for name, operand in found
+    ]

@@ -1,0 +1,150 @@
+"""Calls of the public entry that between them launch every kernel there is, in every variant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from fastdraft.kernels import fused
+from torch import Tensor
+
+from fastdraft.verification import (
+    Processors,
+    tree_attention_mask,
+    tree_depths,
+    verify_greedy,
+    verify_rejection,
+    verify_sampled,
+)
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+VOCABULARY = 128_256
+DRAFT = 3
+
+# Kernels that go over the whole vocabulary, whose loops the memory is to limit.
+OVER_THE_VOCABULARY = {
+    "greedy_kernel",
+    "log_sums_kernel",
+    "rejection_kernel",
+    "rejection_statistics_kernel",
+    "sampled_kernel",
+    "statistics_kernel",
+}
+
+# Launches that calculate more than the time to read 16-bit logits leaves room for: masks, and sums
+# of two kinds.
+BEYOND_MEMORY = ("everything bf16", "everything fp16")
+# Launches whose logits cannot be read 16 bytes at a time.
+ODD = ("odd vocabulary", "strided")
+
+
+def batch(dtype: torch.dtype, vocabulary: int = VOCABULARY, step: int = 1) -> dict[str, Any]:
+    """Two requests with a draft each; step: every so many of a wider row's logits are one."""
+    logits = torch.zeros(2 * (DRAFT + 1), vocabulary * step, dtype=dtype)[:, ::step]
+    return {
+        "logits": logits,
+        "draft_ids": torch.arange(2 * DRAFT),
+        "offsets": torch.tensor([0, DRAFT, 2 * DRAFT]),
+    }
+
+
+def sampling(**more: Any) -> dict[str, Any]:
+    return {"seeds": torch.zeros(2).long(), "positions": torch.zeros(2).long(), **more}
+
+
+def allowed() -> Tensor:
+    return torch.zeros(2 * (DRAFT + 1), VOCABULARY // 32, dtype=torch.int32)
+
+
+FILTERS = {"temperature": torch.tensor([0.5, 0.0]), "top_k": 50, "top_p": 0.9, "min_p": 0.1}
+LOGPROBS = {"logprobs": True, "raw_logprobs": True}
+# The two drafts fork at their first tokens.
+TREE = {"parents": torch.tensor([-1, -1, 1] * 2)}
+EVERYTHING = {**FILTERS, **LOGPROBS, "allowed": allowed()}
+
+
+def greedy(dtype: torch.dtype, **options: Any) -> None:
+    verify_greedy(**batch(dtype), **options)
+
+
+def sampled(dtype: torch.dtype, **options: Any) -> None:
+    verify_sampled(**batch(dtype), **sampling(**options))
+
+
+def rejection(dtype: torch.dtype, draft: str, **options: Any) -> None:
+    law = torch.full((2 * DRAFT, VOCABULARY), 1 / VOCABULARY, dtype=dtype)
+    verify_rejection(**batch(dtype), **{draft: law}, **sampling(**options))
+
+
+def processed(dtype: torch.dtype, **options: Any) -> None:
+    """Penalties and bad words, and the next step's counts."""
+    processors = Processors.from_requests(
+        [[1, 2], [3]],
+        [[4], [5, 6]],
+        repetition_penalty=1.1,
+        bad_words=[[[1, 2], [3]], None],
+        room=DRAFT + 1,
+    )
+    verified = verify_greedy(**batch(dtype), processors=processors, **options)
+    processors.observe(verified.token_ids, verified.lengths)
+
+
+def trees() -> None:
+    """What a forward over trees needs, and a cache after it."""
+    offsets = batch(torch.bfloat16)["offsets"]
+    tree_depths(**TREE, offsets=offsets)
+    tree_attention_mask(**TREE, offsets=offsets)
+    fused.compaction_indices(torch.zeros(2, DRAFT, dtype=torch.int32))
+
+
+def odd(dtype: torch.dtype, vocabulary: int, step: int) -> None:
+    """Rows that are not aligned to 16 bytes, or whose logits do not lie side by side."""
+    verify_greedy(**batch(dtype, vocabulary, step))
+    verify_sampled(**batch(dtype, vocabulary, step), **sampling(**FILTERS))
+
+
+def launches(*, every_variant: bool) -> dict[str, Callable[[], None]]:
+    """The calls by a name each, ordinary ones first.
+
+    every_variant: also with float16, which is compiled much as bfloat16 is, with all options
+    together, and with rows that are not aligned.
+    """
+    found: dict[str, Callable[[], None]] = {}
+    for name, dtype in DTYPES.items():
+        if name == "fp16" and not every_variant:
+            continue
+        calls = {
+            "greedy": partial(greedy, dtype),
+            "greedy mask": partial(greedy, dtype, allowed=allowed()),
+            "greedy tree": partial(greedy, dtype, **TREE),
+            "greedy logprobs": partial(greedy, dtype, **LOGPROBS),
+            "sampled": partial(sampled, dtype),
+            "sampled mask": partial(sampled, dtype, allowed=allowed()),
+            "sampled filters": partial(sampled, dtype, **FILTERS),
+            "sampled logprobs": partial(sampled, dtype, **LOGPROBS),
+            "rejection logits": partial(rejection, dtype, "draft_logits"),
+            "rejection probs": partial(rejection, dtype, "draft_probs"),
+            "rejection filters": partial(rejection, dtype, "draft_probs", **FILTERS),
+            "processors": partial(processed, dtype),
+            "processors logprobs": partial(processed, dtype, **LOGPROBS, **TREE),
+        }
+        if every_variant:
+            calls["sampled everything"] = partial(sampled, dtype, **EVERYTHING, **TREE)
+            calls["rejection everything"] = partial(rejection, dtype, "draft_probs", **EVERYTHING)
+        found.update({f"{call} {name}": launch for call, launch in calls.items()})
+    found["trees"] = trees
+    if every_variant:
+        found["odd vocabulary"] = partial(odd, torch.bfloat16, 50_257, 1)
+        found["strided"] = partial(odd, torch.bfloat16, 50_257, 2)
+    return found
+
+
+def on_a_device(launch: Callable[[], None]) -> None:
+    """Calls what launches kernels for operands on a GPU, with operands on the CPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("verify", "processors", "trees"):
+            patch.setattr(f"fastdraft.verification.{module}.kernels_for", lambda _: fused)
+        launch()

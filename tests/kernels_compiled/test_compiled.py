@@ -1,0 +1,63 @@
+"""Every kernel compiled for every target: no spills, wide loads, few instructions a logit."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+
+import pytest
+from assembly import examine
+from launches import (
+    BEYOND_MEMORY,
+    ODD,
+    OVER_THE_VOCABULARY,
+    launches,
+    on_a_device,
+)
+from offline import TARGETS, specialisations
+
+# Instructions of one lane for each byte of logits, before the memory is no longer what limits: an
+# H200's 132 multiprocessors issue 128 lanes at 1.8 GHz, and read 4.3 TB a second.
+INSTRUCTIONS_A_BYTE = 6.9
+# So that four programs of four warps share a multiprocessor. Below that compilers choose in steps.
+MOST_REGISTERS = 128
+# Bytes that the compiler may put aside, outside loops, so that more threads run at a time.
+MOST_SCRATCH = 16
+# How much more than expected.json a kernel may take.
+SLACK = 1.1
+
+
+def compiled():
+    """What is compiled for each target, named after the first launch that asks for it."""
+    for target_name, target in TARGETS.items():
+        met = set()
+        every_variant = target_name in ("sm_90", "gfx942")
+        for launch_name, launch in launches(every_variant=every_variant).items():
+            for each in specialisations(target, partial(on_a_device, launch)):
+                if each.key not in met:
+                    met.add(each.key)
+                    name = f"{each.name} / {launch_name}"
+                    yield pytest.param(name, target_name, each, id=f"{name} / {target_name}")
+
+
+@pytest.mark.parametrize(("name", "target", "specialisation"), list(compiled()))
+def test_compiled(name, target, specialisation, expected, record_property):
+    logit_bytes = specialisation.logit_bytes or 4
+    took = examine(specialisation.compile(TARGETS[target]), logit_bytes)
+    record_property("compiled", (name, target, dataclasses.asdict(took)))
+
+    assert took.scratch <= MOST_SCRATCH, f"a thread puts {took.scratch} bytes aside"
+    assert took.registers <= MOST_REGISTERS
+    if specialisation.name in OVER_THE_VOCABULARY and not name.endswith(ODD):
+        assert took.put_aside == 0, "a thread puts values aside in a loop"
+        assert took.wide_loads > 0, "the logits are not read 16 bytes at a time"
+        if target.startswith("sm") and not name.endswith(BEYOND_MEMORY):
+            assert took.instructions is not None, "no loop goes over the logits"
+            assert took.instructions <= INSTRUCTIONS_A_BYTE * logit_bytes
+
+    for field, value in expected.get(name, {}).get(target, {}).items():
+        now = getattr(took, field)
+        assert value is None or now is None or now <= value * SLACK, (
+            f"{field}: {now}, where {value} was expected. If that is meant, renew what is: "
+            "python -m pytest -n 2 tests/kernels_compiled --renew"
+        )

@@ -1,0 +1,423 @@
+"""A small model drafts: the target's tokens and distribution, the cache, bad input."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer, models
+from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedTokenizerFast
+
+from assistants import bent, shortened
+from fastdraft import DraftConfig, DraftStats, Engine, hf
+from fastdraft.drafters import AssistantModel, Staged
+from fastdraft.errors import InvalidValueError
+from hf_models import VOCABULARY, assert_same_tokens, repetitive_batch, tiny_model
+
+NEW = 32
+GREEDY: dict[str, Any] = {"do_sample": False, "max_new_tokens": NEW, "eos_token_id": None}
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return tiny_model("llama")
+
+
+@pytest.fixture(scope="module")
+def small(model: Any) -> Any:
+    return bent(model)
+
+
+def _constant(model: Any, num_tokens: int = 4, **options: Any) -> AssistantModel:
+    return AssistantModel(
+        model, schedule="constant", num_tokens=num_tokens, **{"lookup": None, **options}
+    )
+
+
+def _most_probable(model: Any, text: list[int]) -> int:
+    with torch.no_grad():
+        return int(model(torch.tensor([text])).logits[0, -1].argmax())
+
+
+def _speculated(target: Any, small: Any, text: list[int], gamma: int, new: int) -> DraftStats:
+    """Greedy speculative decoding without any cache: the counts to expect."""
+    stats = DraftStats(steps=1, emitted=1)  # the prompt's own forward drafts nothing
+    text = [*text, _most_probable(target, text)]
+    while stats.emitted < new:
+        draft: list[int] = []
+        while len(draft) < min(gamma, new - stats.emitted - 1):
+            draft.append(_most_probable(small, text + draft))
+        accepted = 0
+        token = _most_probable(target, text)
+        while accepted < len(draft) and draft[accepted] == token:
+            accepted += 1
+            token = _most_probable(target, text + draft[:accepted])
+        text = [*text, *draft[:accepted], token]
+        stats += DraftStats(
+            steps=1,
+            emitted=accepted + 1,
+            drafts=bool(draft),
+            drafted=len(draft),
+            accepted=accepted,
+        )
+    return stats
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3", "gpt2", "opt"])
+def test_greedy_tokens_are_the_targets(family: str, rows: int) -> None:
+    target = tiny_model(family)
+    inputs = repetitive_batch(rows)
+    expected = target.generate(**inputs, **GREEDY)
+    output = hf.generate(target, **inputs, **GREEDY, drafter=_constant(bent(target, by=0.05)))
+    assert_same_tokens(target, expected, output.sequences, attention_mask=inputs["attention_mask"])
+    assert 0 < output.stats.accepted < output.stats.drafted
+    assert output.stats.steps < output.stats.emitted
+
+
+@pytest.mark.parametrize("gamma", [1, 4, 9])
+def test_what_is_drafted_is_what_the_model_says_without_a_cache(
+    model: Any, small: Any, gamma: int
+) -> None:
+    """Rows of a batch accept different numbers of tokens, and none disturbs another's cache."""
+    inputs = repetitive_batch(3)
+    output = hf.generate(model, **inputs, **GREEDY, drafter=_constant(small, gamma))
+    for row, shown in enumerate(inputs["attention_mask"].bool()):
+        text = inputs["input_ids"][row, shown].tolist()
+        assert output.row_stats[row] == _speculated(model, small, text, gamma, NEW)
+
+
+def test_rows_that_end_early_leave_the_assistants_batch(model: Any, small: Any) -> None:
+    inputs = repetitive_batch(4)
+    options = {**GREEDY, "eos_token_id": list(range(3, 20)), "pad_token_id": 0}
+    expected = model.generate(**inputs, **options)
+    widths: list[int] = []
+    handle = small.register_forward_pre_hook(
+        lambda _, __, kwargs: widths.append(len(kwargs["input_ids"])), with_kwargs=True
+    )
+    output = hf.generate(model, **inputs, **options, drafter=_constant(small))
+    handle.remove()
+    assert torch.equal(expected, output.sequences)
+    assert widths[0] == 4 and widths[-1] < 4
+    assert widths == sorted(widths, reverse=True)
+
+
+def test_each_token_is_given_to_the_assistant_once(model: Any) -> None:
+    """A perfect assistant lacks the last draft token and the bonus token after every step."""
+    fed: list[int] = []
+    same = copy.deepcopy(model)
+    same.register_forward_pre_hook(
+        lambda _, __, kwargs: fed.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    prompt = repetitive_batch(1)["input_ids"]
+    options = {**GREEDY, "max_new_tokens": 1 + 5 * 5}
+    output = hf.generate(model, prompt, **options, drafter=_constant(same, 4))
+    assert fed == [31, 1, 1, 1] + [2, 1, 1, 1] * 4
+    assert output.stats.accepted == output.stats.drafted == 20
+    [stats] = output.assistants
+    assert (stats.alpha, stats.gamma, stats.drafts) == (1.0, 4.0, 5)
+    assert stats.judged == stats.accepted == (5, 5, 5, 5)
+    assert stats.alphas == (1.0,) * 4
+    assert stats.c == pytest.approx(stats.seconds / stats.target_seconds)
+
+
+def _draft_lengths(target: Any, assistant: AssistantModel, new: int) -> list[int]:
+    """How many forwards of the assistant lie between two of the target."""
+    lengths: list[int] = []
+    target = copy.deepcopy(target)
+    target.register_forward_pre_hook(lambda *_: lengths.append(0))
+
+    def count(*_: Any) -> None:
+        lengths[-1] += 1
+
+    handle = assistant.model.register_forward_pre_hook(count)
+    hf.generate(
+        target,
+        repetitive_batch(1)["input_ids"],
+        **{**GREEDY, "max_new_tokens": new},
+        drafter=assistant,
+    )
+    handle.remove()
+    return lengths[:-1]
+
+
+def test_the_heuristic_schedule_is_that_of_assisted_generation(model: Any) -> None:
+    perfect = AssistantModel(copy.deepcopy(model), schedule="heuristic", lookup=None)
+    # After the prompt 5 tokens, and 2 more each time that all are accepted.
+    assert _draft_lengths(model, perfect, 1 + 6 + 8 + 10 + 3)[:3] == [5, 7, 9]
+    wrong = copy.deepcopy(model)
+    with torch.no_grad():
+        wrong.lm_head.weight.neg_()
+    useless = AssistantModel(wrong, schedule="heuristic", num_tokens=4, lookup=None)
+    assert _draft_lengths(model, useless, 12)[:7] == [4, 3, 2, 1, 1, 1, 1]
+
+
+def test_an_unsure_assistant_stops(model: Any, small: Any) -> None:
+    prompt = repetitive_batch(1)["input_ids"]
+    counts = []
+    for threshold in (0.0, 0.5, 1.0):
+        assistant = _constant(small, 8, confidence_threshold=threshold)
+        output = hf.generate(model, prompt, **GREEDY, drafter=assistant)
+        counts.append(output.stats.drafted)
+    assert counts[0] > counts[1] > counts[2] == 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"repetition_penalty": 1.3},
+        {"bad_words_ids": [[token] for token in range(40)]},
+        {"no_repeat_ngram_size": 2},
+    ],
+    ids=lambda options: "-".join(options),
+)
+def test_processors_shape_the_drafts_too(model: Any, options: dict[str, Any]) -> None:
+    inputs = repetitive_batch(3)
+    expected = model.generate(**inputs, **GREEDY, **options)
+    output = hf.generate(
+        model, **inputs, **GREEDY, **options, drafter=_constant(copy.deepcopy(model))
+    )
+    assert torch.equal(expected, output.sequences)
+    assert output.stats.accepted == output.stats.drafted > 0
+
+
+@pytest.mark.parametrize("lookup", [DraftConfig(), DraftConfig(tree_budget=16), Engine()])
+@pytest.mark.parametrize("schedule", ["adaptive", "heuristic", "constant"])
+def test_together_with_lookups(model: Any, small: Any, schedule: Any, lookup: Any) -> None:
+    inputs = repetitive_batch(3)
+    expected = model.generate(**inputs, **GREEDY)
+    assistant = AssistantModel(small, schedule=schedule, lookup=lookup)
+    for prediction in (None, [row[30:].tolist() for row in expected]):
+        output = hf.generate(model, **inputs, **GREEDY, drafter=assistant, prediction=prediction)
+        assert torch.equal(expected, output.sequences)
+    assert output.stats.accepted_prediction_tokens > 0
+    assert output.stats.emitted == 3 * NEW
+
+
+def test_it_learns_from_one_generation_to_the_next(model: Any, small: Any) -> None:
+    assistant = _constant(small)
+    before = assistant.schedule.alpha
+    hf.generate(model, **repetitive_batch(3), **GREEDY, drafter=assistant)
+    assert assistant.schedule.alpha != before
+
+
+def test_one_assistant_in_several_threads(model: Any, small: Any) -> None:
+    inputs = repetitive_batch(2)
+    expected = model.generate(**inputs, **GREEDY)
+    assistant = AssistantModel(small)
+    outputs: list[torch.Tensor] = []
+
+    def generate() -> None:
+        outputs.append(hf.generate(model, **inputs, **GREEDY, drafter=assistant).sequences)
+
+    threads = [threading.Thread(target=generate) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(outputs) == 3
+    assert all(torch.equal(expected, output) for output in outputs)
+
+
+def test_inside_generate(model: Any, small: Any) -> None:
+    inputs = repetitive_batch(2)
+    expected = model.generate(**inputs, **GREEDY)
+    decode = hf.speculate(drafter=_constant(small))
+    assert torch.equal(expected, model.generate(**inputs, **GREEDY, custom_generate=decode))
+
+
+def test_an_assistants_places_end_before_the_targets(model: Any) -> None:
+    config = copy.deepcopy(tiny_model("gpt2").config)
+    config.n_positions, config.n_layer = 40, 1
+    small = transformers.AutoModelForCausalLM.from_config(config).eval()
+    inputs = repetitive_batch(3)
+    expected = model.generate(**inputs, **GREEDY)
+    output = hf.generate(model, **inputs, **GREEDY, drafter=_constant(small))
+    assert torch.equal(expected, output.sequences)
+    assert output.stats.drafted > 0
+
+
+class _Failing(torch.nn.Module):
+    """Raises as a GPU without memory does, from its `after`-th forward on."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__()
+        self.left = after
+
+    def __call__(self, *_: Any) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise torch.OutOfMemoryError("out of memory")
+
+
+@pytest.mark.parametrize("sample", [False, True])
+@pytest.mark.parametrize("after", [0, 6])
+def test_an_assistant_that_fails_is_left_out(model: Any, after: int, sample: bool) -> None:
+    small = bent(model)
+    small.register_forward_pre_hook(_Failing(after))
+    inputs = repetitive_batch(3)
+    options = {**GREEDY, "do_sample": sample}
+    assistant = _constant(small, lookup=DraftConfig())
+    with pytest.warns(RuntimeWarning, match=r"assistant failed .*out of memory"):
+        output = hf.generate(model, **inputs, **options, drafter=assistant)
+    assert output.stats.emitted == 3 * NEW
+    if not sample:
+        assert torch.equal(model.generate(**inputs, **options), output.sequences)
+
+
+def test_a_bigger_assistant_is_warned_of(model: Any) -> None:
+    config = copy.deepcopy(model.config)
+    config.num_hidden_layers = 3
+    big = transformers.AutoModelForCausalLM.from_config(config).eval()
+    with pytest.warns(UserWarning, match=r"assistant has \d+ parameters and the target \d+: .* of"):
+        hf.generate(model, **repetitive_batch(1), **GREEDY, drafter=_constant(big))
+
+
+def _tokenizer(words: list[str]) -> PreTrainedTokenizerFast:
+    vocabulary = {word: place for place, word in enumerate(words)}
+    inner = Tokenizer(models.WordLevel(vocabulary, "<unk>"))
+    return PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>")
+
+
+_WORDS = ["<unk>", *(f"w{place}" for place in range(1, VOCABULARY))]
+
+
+def test_another_tokenizer_is_refused_with_the_first_difference(model: Any, small: Any) -> None:
+    others = [*_WORDS[:40], *reversed(_WORDS[40:])]
+    assistant = _constant(small, tokenizer=_tokenizer(others))
+    with pytest.raises(InvalidValueError, match="token 40 is 'w96', and 'w40' in the target's"):
+        hf.generate(
+            model, **repetitive_batch(1), **GREEDY, drafter=assistant, tokenizer=_tokenizer(_WORDS)
+        )
+    assistant = _constant(small, tokenizer=_tokenizer(_WORDS))
+    output = hf.generate(
+        model, **repetitive_batch(1), **GREEDY, drafter=assistant, tokenizer=_tokenizer(_WORDS)
+    )
+    assert output.stats.accepted > 0
+
+
+def _of_vocabulary(model: Any, size: int) -> Any:
+    resized = copy.deepcopy(model)
+    with torch.random.fork_rng():
+        resized.resize_token_embeddings(size, mean_resizing=False)
+    return resized
+
+
+@pytest.mark.parametrize("size", [90, 104])
+@pytest.mark.parametrize("sample", [False, True])
+def test_padded_vocabularies_are_taken_where_a_tokenizer_says_so(
+    model: Any, size: int, sample: bool
+) -> None:
+    """The further ids stand for nothing, so neither model is to say them."""
+    inputs = repetitive_batch(3)
+    inputs["input_ids"] %= 80
+    options = {**GREEDY, "do_sample": sample, "suppress_tokens": list(range(80, VOCABULARY))}
+    small = _of_vocabulary(shortened(model), size)
+    with pytest.raises(InvalidValueError, match=rf"vocabulary of 97 tokens, got {size}"):
+        hf.generate(model, **inputs, **options, drafter=_constant(small))
+    assistant = _constant(small, tokenizer=_tokenizer(_WORDS[:80]))
+    output = hf.generate(model, **inputs, **options, drafter=assistant)
+    assert output.stats.accepted > 0
+    if not sample:
+        assert torch.equal(model.generate(**inputs, **options), output.sequences)
+
+
+def test_texts_that_the_assistant_cannot_be_given_are_not_drafted(model: Any) -> None:
+    small = _of_vocabulary(bent(model), 60)
+    assistant = _constant(small, tokenizer=_tokenizer(_WORDS[:60]))
+    inputs = repetitive_batch(2)
+    inputs["input_ids"][0] = inputs["input_ids"][0] % 50
+    expected = model.generate(**inputs, **GREEDY)
+    output = hf.generate(model, **inputs, **GREEDY, drafter=assistant)
+    assert torch.equal(expected, output.sequences)
+    assert output.row_stats[0].drafted > 0
+    assert output.row_stats[1].drafted == 0
+
+
+class _Plus(LogitsProcessor):
+    """Forbids what follows from the last token, so that drafts and text have to be told apart."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        scores = scores.clone()
+        for row, text in enumerate(input_ids.tolist()):
+            scores[row, (text[-1] + len(text)) % VOCABULARY] = -torch.inf
+        return scores
+
+
+def test_custom_processors_see_text_and_drafts(model: Any) -> None:
+    inputs = repetitive_batch(3)
+    options = {**GREEDY, "logits_processor": LogitsProcessorList([_Plus()])}
+    expected = model.generate(**inputs, **options)
+    output = hf.generate(model, **inputs, **options, drafter=_constant(copy.deepcopy(model)))
+    assert torch.equal(expected, output.sequences)
+    assert output.stats.accepted == output.stats.drafted > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"schedule": "clever"}, "'adaptive', 'heuristic', 'constant', got 'clever'"),
+        ({"num_tokens": 0}, "num_tokens must be an integer from 1 to 64, got 0"),
+        ({"num_tokens": 2.5}, "num_tokens must be an integer from 1 to 64, got 2.5"),
+        ({"confidence_threshold": 1.5}, "confidence_threshold must be from 0 to 1, got 1.5"),
+        ({"confidence_threshold": "high"}, "confidence_threshold must be a number, got 'high'"),
+        ({"lookup": 3}, "lookup must be a DraftConfig, an Engine or None, got 3"),
+    ],
+)
+def test_bad_options_are_named(small: Any, options: dict[str, Any], named: str) -> None:
+    with pytest.raises(InvalidValueError, match=named):
+        AssistantModel(small, **options)
+
+
+def test_models_that_cannot_draft_are_refused() -> None:
+    with pytest.raises(InvalidValueError, match=r"must be a generating model .* got str"):
+        AssistantModel("gpt2")
+    mamba = transformers.MambaConfig(
+        vocab_size=97, hidden_size=16, state_size=4, num_hidden_layers=1
+    )
+    with pytest.raises(InvalidValueError, match=r"assistant must keep its .* MambaForCausalLM"):
+        AssistantModel(transformers.AutoModelForCausalLM.from_config(mamba))
+    with pytest.raises(InvalidValueError, match=r"stages must hold at least one model, got \[\]"):
+        Staged([])
+
+
+@pytest.mark.parametrize(
+    ("moved", "named"),
+    [
+        ({"dtype": torch.bfloat16}, "target's dtype, torch.float32, got torch.bfloat16"),
+        ({"device": "meta"}, "target's device, cpu, got meta"),
+    ],
+    ids=["dtype", "device"],
+)
+def test_assistants_elsewhere_are_refused_before_the_model_is_run(
+    model: Any, moved: dict[str, Any], named: str
+) -> None:
+    forwards: list[int] = []
+    handle = model.register_forward_pre_hook(lambda *_: forwards.append(1))
+    with pytest.raises(InvalidValueError, match=named):
+        hf.generate(
+            model,
+            **repetitive_batch(1),
+            **GREEDY,
+            drafter=_constant(copy.deepcopy(model).to(**moved)),
+        )
+    handle.remove()
+    assert not forwards
+
+
+def test_a_prompt_of_embeddings_is_refused(model: Any, small: Any) -> None:
+    inputs = repetitive_batch(1)
+    embedded = {"inputs_embeds": model.get_input_embeddings()(inputs["input_ids"])}
+    with pytest.raises(InvalidValueError, match="prompt as input_ids, got inputs_embeds"):
+        hf.generate(model, **embedded, **GREEDY, drafter=_constant(small))
+
+
+def test_a_first_layer_drafts_for_its_model(model: Any) -> None:
+    inputs = repetitive_batch(2)
+    expected = model.generate(**inputs, **GREEDY)
+    output = hf.generate(model, **inputs, **GREEDY, drafter=_constant(shortened(model)))
+    assert torch.equal(expected, output.sequences)

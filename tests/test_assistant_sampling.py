@@ -1,0 +1,286 @@
+"""Sampling with draft models: exactly the target's distribution, whatever drafts."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from transformers import (
+    LogitsProcessorList,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from assistants import bent, shortened
+from fastdraft import DraftConfig, DraftStats, hf
+from fastdraft.drafters import AssistantModel, Staged
+from hf_models import VOCABULARY, TreeBatch, repetitive_batch, tiny_model
+
+LENGTH, COPIES = 8, 1500
+SAMPLE: dict[str, Any] = {"do_sample": True, "top_k": 0, "eos_token_id": None}
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return tiny_model("llama")
+
+
+@pytest.fixture(scope="module")
+def small(model: Any) -> Any:
+    return bent(model)
+
+
+def _constant(model: Any, num_tokens: int, **options: Any) -> AssistantModel:
+    return AssistantModel(
+        model, schedule="constant", num_tokens=num_tokens, **{"lookup": None, **options}
+    )
+
+
+def _assert_distribution(model: Any, sequences: torch.Tensor, options: dict[str, Any]) -> None:
+    """Every sampled token, put through its conditional distribution function, is uniform.
+
+    Tokens in the order of their probabilities, so that a verifier that favours or disfavours likely
+    ones bends the distribution; each step also alone, and each pair of steps, since a fault could
+    hide in the first or last place of a draft, or tie one token to the next.
+    """
+    with torch.no_grad():
+        logits = model(sequences).logits[:, 29:-1].flatten(0, 1)
+    warpers = LogitsProcessorList()
+    if "temperature" in options:
+        warpers.append(TemperatureLogitsWarper(options["temperature"]))
+    if "top_k" in options:
+        warpers.append(TopKLogitsWarper(options["top_k"]))
+    if "top_p" in options:
+        warpers.append(TopPLogitsWarper(options["top_p"]))
+    probabilities = warpers(sequences, logits).double().softmax(-1)
+    tokens = sequences[:, 30:].flatten()
+    assert bool((probabilities.gather(-1, tokens[:, None]) > 0).all())
+    likely, order = probabilities.sort(dim=-1, descending=True, stable=True)
+    place = (order == tokens[:, None]).int().argmax(-1, keepdim=True)
+    own = likely.gather(-1, place)[:, 0]
+    below = (likely.cumsum(-1).gather(-1, place)[:, 0] - own).numpy()
+    spread = np.random.default_rng(5).random(len(below))
+    uniform = (below + spread * own.numpy()).reshape(-1, LENGTH)
+    counts, _ = np.histogram(uniform, bins=50, range=(0, 1))
+    assert stats.chisquare(counts).pvalue > 1e-4
+    for step in range(LENGTH):
+        counts, _ = np.histogram(uniform[:, step], bins=20, range=(0, 1))
+        assert stats.chisquare(counts).pvalue > 1e-5
+    for step in range(LENGTH - 1):
+        pairs, _, _ = np.histogram2d(
+            uniform[:, step], uniform[:, step + 1], bins=6, range=[(0, 1), (0, 1)]
+        )
+        assert stats.chisquare(pairs.flatten()).pvalue > 1e-5
+
+
+def _sampled(model: Any, drafter: Any, **options: Any) -> Any:
+    return hf.generate(
+        model,
+        repetitive_batch(1)["input_ids"],
+        **{**SAMPLE, "max_new_tokens": LENGTH, "num_return_sequences": COPIES, **options},
+        seed=7,
+        drafter=drafter,
+    )
+
+
+@pytest.mark.parametrize(
+    ("gamma", "options"),
+    [
+        (1, {}),
+        (3, {"temperature": 0.5, "top_k": 12}),
+        (3, {"temperature": 1.4, "top_p": 0.8}),
+        (16, {}),
+        (16, {"temperature": 0.5, "top_p": 0.9}),
+    ],
+)
+def test_samples_have_the_targets_distribution(
+    model: Any, small: Any, gamma: int, options: dict[str, Any]
+) -> None:
+    output = _sampled(model, _constant(small, gamma), **options)
+    assert output.stats.accepted > 300
+    assert output.stats.drafted - output.stats.accepted > 300
+    _assert_distribution(model, output.sequences, options)
+
+
+def _drafters(model: Any, small: Any) -> dict[str, Any]:
+    opposed = copy.deepcopy(model)
+    with torch.no_grad():
+        opposed.lm_head.weight.neg_()
+    return {
+        "itself": _constant(copy.deepcopy(model), 3),
+        "opposed": _constant(opposed, 3),
+        "unsure": _constant(small, 6, confidence_threshold=0.15),
+        "heuristic": AssistantModel(small, schedule="heuristic", lookup=None),
+        "adaptive": AssistantModel(small, lookup=None),
+        "with lookups": _constant(small, 3, lookup=DraftConfig()),
+        "with trees": _constant(small, 3, lookup=DraftConfig(tree_budget=8)),
+        "staged": Staged([_constant(bent(model, seed=4), 2), _constant(small, 5)]),
+        "staged thrice": Staged(
+            [
+                _constant(shortened(model), 2),
+                _constant(bent(model, seed=4), 3),
+                _constant(small, 5),
+            ]
+        ),
+        "staged on lookups": Staged([DraftConfig(), _constant(small, 5)]),
+    }
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "itself",
+        "opposed",
+        "unsure",
+        "heuristic",
+        "adaptive",
+        "with lookups",
+        "with trees",
+        "staged",
+        "staged thrice",
+        "staged on lookups",
+    ],
+)
+def test_no_way_of_drafting_bends_the_distribution(model: Any, small: Any, name: str) -> None:
+    prediction = model.generate(
+        repetitive_batch(1)["input_ids"],
+        do_sample=False,
+        max_new_tokens=LENGTH,
+        eos_token_id=None,
+    )[0, 30:]
+    output = _sampled(model, _drafters(model, small)[name], prediction=prediction)
+    if name == "itself":
+        assert output.stats.accepted > 0.999 * output.stats.drafted > 0
+    elif name not in ("adaptive", "opposed"):
+        assert 300 < output.stats.accepted < output.stats.drafted - 300
+    _assert_distribution(model, output.sequences, {})
+
+
+def test_stages_draft_from_the_last_models_own_distribution(model: Any) -> None:
+    """Where that is the target too, all is accepted, and what is emitted is what was drafted."""
+    staged = Staged([_constant(bent(model, by=0.3, seed=4), 3), _constant(copy.deepcopy(model), 6)])
+    output = _sampled(model, staged)
+    assert output.stats.accepted > 0.999 * output.stats.drafted > 0
+    sub, _ = output.assistants
+    assert 0.1 < sub.alpha < 0.9
+    _assert_distribution(model, output.sequences, {})
+
+
+def test_supports_that_do_not_meet(model: Any) -> None:
+    """What the assistant drafts the target never says: nothing is accepted, nothing is bent."""
+    opposed = copy.deepcopy(model)
+    with torch.no_grad():
+        opposed.lm_head.weight.neg_().mul_(50)
+    options = {"top_k": 2}
+    output = _sampled(model, _constant(opposed, 2), **options)
+    assert output.stats.drafted > 1000
+    assert output.stats.accepted < 0.01 * output.stats.drafted
+    _assert_distribution(model, output.sequences, options)
+
+
+@dataclass(frozen=True)
+class _Batch(TreeBatch):
+    laws: dict[int, torch.Tensor]
+
+
+class _Mixed:
+    """Draws from a law of its own in every other row, and drafts trees without chance in the rest.
+
+    Both hold the tokens that greedy decoding would give. Counts the accepted ones of each.
+    """
+
+    def __init__(self, greedy: list[int]) -> None:
+        self._greedy = greedy
+        self._random = np.random.default_rng(11)
+        self._emitted: list[int] = []
+        self._kinds: dict[int, str] = {}
+        self.accepted = {"drawn": 0, "tree": 0}
+
+    def add_request(self, prompt_ids: Any, *, prediction: Any = None) -> int:
+        self._emitted.append(0)
+        return len(self._emitted) - 1
+
+    def propose_batch(self, requests: Any, *, limits: Any = None, **_: Any) -> Any:
+        nodes: list[tuple[int, int]] = []
+        offsets, laws = [0], {}
+        self._kinds = {}
+        for slot, request in enumerate(requests):
+            at = self._emitted[request]
+            if limits[slot] >= 4 and (request + at) % 2:
+                self._kinds[request] = "tree"
+                first, second = self._greedy[at : at + 2]
+                nodes += [(first, -1), ((first + 1) % VOCABULARY, -1), (second, 0), (second, 1)]
+            elif limits[slot] >= 2 and (request + at) % 2 == 0:
+                self._kinds[request] = "drawn"
+                law = np.full((2, VOCABULARY), 0.4 / VOCABULARY)
+                law[[0, 1], self._greedy[at : at + 2]] += 0.6
+                drawn = [int(self._random.choice(VOCABULARY, p=row)) for row in law]
+                nodes += [(drawn[0], -1), (drawn[1], 0)]
+                laws[slot] = torch.from_numpy(law).log().float()
+            offsets.append(len(nodes))
+        tokens, parents = zip(*nodes, strict=True) if nodes else ((), ())
+        return _Batch(
+            np.array(tokens, np.int32),
+            np.array(parents, np.int32),
+            np.full(len(nodes), 0.5, np.float32),
+            np.array(offsets, np.int32),
+            laws,
+        )
+
+    def observe_batch(self, requests: Any, emitted_ids: Any, offsets: Any) -> None:
+        for slot, request in enumerate(requests):
+            count = int(offsets[slot + 1] - offsets[slot])
+            self._emitted[request] += count
+            if request in self._kinds:
+                self.accepted[self._kinds[request]] += count - 1
+
+    def finish(self, request: int) -> DraftStats:
+        return DraftStats(steps=1)
+
+    def cancel(self, request: int) -> None: ...
+
+
+def test_drawn_drafts_beside_trees(model: Any) -> None:
+    """In one batch, each is verified by its own rule, and each row keeps its own path."""
+    greedy = model.generate(
+        repetitive_batch(1)["input_ids"],
+        do_sample=False,
+        max_new_tokens=LENGTH + 2,
+        eos_token_id=None,
+    )[0, 30:].tolist()
+    drafter = _Mixed(greedy)
+    output = _sampled(model, drafter, temperature=0.5)
+    assert min(drafter.accepted.values()) > 200
+    _assert_distribution(model, output.sequences, {"temperature": 0.5})
+
+
+def test_a_seed_gives_the_same_tokens_again(model: Any, small: Any) -> None:
+    def sampled(seed: int) -> torch.Tensor:
+        drafter = _constant(small, 4)
+        return hf.generate(
+            model, **repetitive_batch(3), **SAMPLE, max_new_tokens=32, seed=seed, drafter=drafter
+        ).sequences
+
+    assert torch.equal(sampled(5), sampled(5))
+    assert not torch.equal(sampled(5), sampled(6))
+
+
+def test_processors_shape_both_distributions(model: Any) -> None:
+    """The same filters on both sides, so an assistant that is the target is always accepted."""
+    output = hf.generate(
+        model,
+        **repetitive_batch(3),
+        **{**SAMPLE, "top_k": 5},
+        temperature=0.7,
+        repetition_penalty=1.2,
+        max_new_tokens=40,
+        seed=1,
+        drafter=_constant(copy.deepcopy(model), 4),
+    )
+    assert output.stats.accepted == output.stats.drafted > 60

@@ -1,0 +1,212 @@
+"""Rejection sampling as a distribution: chi-square tests against the exact law of the target."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from fastdraft.kernels.reference import sampling
+from scipy import stats
+
+from fastdraft.verification import draw_draft, verify_rejection
+from test_verification_distribution import OPTIONS, SIGNIFICANT, N, check_counts, exact
+
+VOCABULARY = 12
+
+
+def rows(count, vocabulary=VOCABULARY, *, seed=11):
+    torch.manual_seed(seed)
+    return torch.randn(count, vocabulary) * 1.5
+
+
+def draft_and_verify(logits, draft_logits, *, seeds, position=50, law="draft_probs", shape, target):
+    """The same rows for every seed, the draft drawn from its own.
+
+    logits: (draft + 1, vocabulary), draft_logits: (draft, vocabulary); shape, target: options of
+    the draft's law and of the target's.
+    """
+    n, drafted = len(seeds), len(draft_logits)
+    ids, laws = draw_draft(
+        draft_logits.repeat(n, 1),
+        seeds=seeds.repeat_interleave(drafted),
+        positions=position + torch.arange(drafted).repeat(n),
+        **shape,
+    )
+    return verify_rejection(
+        logits.repeat(n, 1),
+        ids,
+        torch.arange(n + 1) * drafted,
+        **{law: laws if law == "draft_probs" else laws.log()},
+        seeds=seeds,
+        positions=torch.full((n,), position),
+        **target,
+    )
+
+
+def check_laws(verified, laws, draft_laws):
+    """Each token reached has the target's law; drafts are accepted as often as can be."""
+    lengths = verified.lengths.long()
+    for j, law in enumerate(laws):
+        reached = lengths > j
+        tried, accepted = int(reached.sum()), int((lengths > j + 1).sum())
+        counts = np.bincount(verified.token_ids[reached, j], minlength=len(law))
+        if law.max() == 1:
+            assert counts[law.argmax()] == tried
+        elif tried >= 1000:
+            check_counts(counts, law)
+        if j < len(draft_laws) and tried:
+            overlap = np.minimum(law, draft_laws[j]).sum()
+            if overlap < 1 - 1e-6:
+                assert stats.binomtest(accepted, tried, overlap).pvalue > SIGNIFICANT
+            else:
+                assert accepted == tried
+
+
+@pytest.fixture(params=[4, 1024])
+def chunk(request, monkeypatch):
+    """The draw over several small chunks, and over one."""
+    monkeypatch.setattr(sampling, "CHUNK", request.param)
+
+
+@pytest.mark.parametrize("law", ["draft_probs", "draft_logits"])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.usefixtures("chunk")
+def test_every_token_has_the_targets_law(options, law):
+    logits, draft_logits = rows(4), rows(3, seed=12)
+    verified = draft_and_verify(
+        logits, draft_logits, seeds=torch.arange(N) * 3, law=law, shape=options, target=options
+    )
+    laws = [exact(row, **options) for row in logits]
+    check_laws(verified, laws, [exact(row, **options) for row in draft_logits])
+
+
+@pytest.mark.parametrize("target", OPTIONS.values(), ids=OPTIONS)
+def test_the_draft_may_have_another_shape_than_the_target(target):
+    logits, draft_logits = rows(3), rows(2, seed=13)
+    for name in ("hot", "top_k"):
+        shape = OPTIONS[name]
+        verified = draft_and_verify(
+            logits, draft_logits, seeds=torch.arange(N) + 10**9, shape=shape, target=target
+        )
+        laws = [exact(row, **target) for row in logits]
+        check_laws(verified, laws, [exact(row, **shape) for row in draft_logits])
+
+
+@pytest.mark.parametrize("drafted", [1, 4, 16])
+def test_drafts_of_any_length(drafted):
+    # Alike, so that long drafts are accepted too.
+    logits = rows(drafted + 1, 6)
+    draft_logits = logits[:drafted] + 0.3 * rows(drafted, 6, seed=14)
+    verified = draft_and_verify(
+        logits, draft_logits, seeds=torch.arange(N) - 5 * N, shape={}, target={}
+    )
+    assert int((verified.lengths == drafted + 1).sum()) >= 1000
+    check_laws(verified, [exact(row) for row in logits], [exact(row) for row in draft_logits])
+
+
+def test_a_draft_of_the_targets_own_law():
+    logits = rows(5)
+    verified = draft_and_verify(logits, logits[:4], seeds=torch.arange(N), shape={}, target={})
+    check_laws(verified, [exact(row) for row in logits], [exact(row) for row in logits[:4]])
+
+
+def test_laws_that_share_no_token_and_laws_that_share_one():
+    for shared in (0, 1):
+        logits, draft_logits = rows(3), rows(2, seed=15)
+        logits[:2, : 6 - shared] = -torch.inf
+        draft_logits[:, 6:] = -torch.inf
+        verified = draft_and_verify(
+            logits, draft_logits, seeds=torch.arange(N), shape={}, target={}
+        )
+        assert bool((verified.lengths > 1).any()) == bool(shared)
+        check_laws(verified, [exact(row) for row in logits], [exact(row) for row in draft_logits])
+
+
+def test_requests_of_all_temperatures_in_one_batch():
+    temperature = torch.tensor([0.0, 0.5, 2.0]).repeat(N)
+    logits, draft_logits = rows(3), rows(2, seed=16)
+    verified = draft_and_verify(
+        logits,
+        draft_logits,
+        seeds=torch.arange(3 * N),
+        shape={},
+        target={"temperature": temperature},
+    )
+    assert (verified.token_ids[::3, 0] == logits[0].argmax()).all()
+    for i, t in enumerate([0.5, 2.0], 1):
+        counts = np.bincount(verified.token_ids[i::3, 0], minlength=VOCABULARY)
+        check_counts(counts, exact(logits[0], temperature=t))
+
+
+def test_what_was_accepted_does_not_steer_what_follows():
+    logits, draft_logits = rows(3), rows(2, seed=17)
+    verified = draft_and_verify(logits, draft_logits, seeds=torch.arange(N), shape={}, target={})
+    first, second = verified.token_ids[verified.lengths >= 2, :2].long().T
+    pairs = np.zeros((VOCABULARY, VOCABULARY))
+    np.add.at(pairs, (first.numpy(), second.numpy()), 1)
+    # An accepted first token has the law min(p, q), normalised.
+    accepted = np.minimum(exact(logits[0]), exact(draft_logits[0]))
+    check_counts(pairs, np.outer(accepted / accepted.sum(), exact(logits[1])))
+
+
+@pytest.mark.parametrize("drafted", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("target", "shape"),
+    [({}, {}), ({"temperature": 0.7, "top_p": 0.85}, {"temperature": 1.5, "top_k": 3})],
+    ids=["plain", "shaped"],
+)
+def test_decoding_by_drafts_has_the_law_of_plain_decoding(drafted, target, shape):
+    # Two Markov chains over 4 tokens; a text of 4 tokens grows as a serving loop would have it, by
+    # steps that keep their seed, so a position may be drafted in several of them.
+    vocabulary, length = 4, 4
+    transitions, guesses = rows(vocabulary, vocabulary), rows(vocabulary, vocabulary, seed=18)
+    seeds = torch.arange(N)
+    text = torch.zeros(N, length + drafted + 2, dtype=torch.int64)
+    at = torch.zeros(N, dtype=torch.int64)  # the text's last token, the first of all being token 0
+    while bool((at < length).any()):
+        going = (at < length).nonzero()[:, 0]
+        last = text[going, at[going]]
+        ids, laws = [last], []
+        for i in range(drafted):
+            token, law = draw_draft(
+                guesses[ids[-1]], seeds=seeds[going], positions=at[going] + 1 + i, **shape
+            )
+            ids.append(token.long())
+            laws.append(law)
+        verified = verify_rejection(
+            transitions[torch.stack(ids, 1)].flatten(0, 1),
+            torch.stack(ids[1:], 1).flatten(),
+            torch.arange(len(going) + 1) * drafted,
+            draft_probs=torch.stack(laws, 1).flatten(0, 1),
+            seeds=seeds[going],
+            positions=at[going] + 1,
+            **target,
+        )
+        columns = at[going, None] + 1 + torch.arange(drafted + 1)
+        text[going[:, None], columns] = verified.token_ids.long()
+        at[going] += verified.lengths
+    counts = np.zeros([vocabulary] * length)
+    np.add.at(counts, tuple(text[:, 1 : length + 1].T.numpy()), 1)
+
+    step = [exact(row, **target) for row in transitions]
+    law = np.zeros_like(counts)
+    for tokens in itertools.product(range(vocabulary), repeat=length):
+        law[tokens] = np.prod([step[a][b] for a, b in itertools.pairwise((0, *tokens))])
+    assert law.sum() == pytest.approx(1)
+    check_counts(counts, law)
+
+
+def test_recovered_tokens_have_the_law_of_the_residual(monkeypatch):
+    # Several chunks, the last one shorter.
+    monkeypatch.setattr(sampling, "CHUNK", 64)
+    vocabulary = 150
+    logits = rows(2, vocabulary)
+    draft_logits = 0.5 * logits[:1] + rows(1, vocabulary, seed=19)
+    verified = draft_and_verify(logits, draft_logits, seeds=torch.arange(N), shape={}, target={})
+    p, q = exact(logits[0]), exact(draft_logits[0])
+    check_counts(np.bincount(verified.token_ids[:, 0], minlength=vocabulary), p)
+    residual = np.maximum(p - q, 0)
+    recovered = verified.token_ids[verified.lengths == 1, 0]
+    check_counts(np.bincount(recovered, minlength=vocabulary), residual / residual.sum())

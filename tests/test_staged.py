@@ -1,0 +1,116 @@
+"""Draft models that draft for each other draft just what the last of them would alone."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from assistants import bent, shortened
+from fastdraft import DraftConfig, Engine, hf
+from fastdraft.drafters import AssistantModel, Staged
+from fastdraft.errors import InvalidValueError
+from hf_models import repetitive_batch, tiny_model
+
+GREEDY: dict[str, Any] = {"do_sample": False, "max_new_tokens": 40, "eos_token_id": None}
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return tiny_model("llama")
+
+
+@pytest.fixture(scope="module")
+def small(model: Any) -> Any:
+    return bent(model)
+
+
+def _constant(model: Any, num_tokens: int) -> AssistantModel:
+    return AssistantModel(model, schedule="constant", num_tokens=num_tokens, lookup=None)
+
+
+def _stages(model: Any, small: Any) -> dict[str, list[Any]]:
+    return {
+        "tiny": [_constant(shortened(model), 2), _constant(small, 5)],
+        "near": [_constant(bent(small, by=0.05, seed=9), 3), _constant(small, 5)],
+        "three": [
+            _constant(shortened(model), 2),
+            _constant(bent(small, by=0.05, seed=9), 3),
+            _constant(small, 5),
+        ],
+        "lookups": [DraftConfig(), _constant(small, 5)],
+        "trees": [DraftConfig(tree_budget=12), _constant(small, 5)],
+        "engine": [Engine(), _constant(bent(small, by=0.05, seed=9), 3), _constant(small, 5)],
+    }
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("name", ["tiny", "near", "three", "lookups", "trees", "engine"])
+def test_stages_draft_what_the_last_model_would(
+    model: Any, small: Any, name: str, rows: int
+) -> None:
+    inputs = repetitive_batch(rows)
+    alone = hf.generate(model, **inputs, **GREEDY, drafter=_constant(small, 5))
+    output = hf.generate(model, **inputs, **GREEDY, drafter=Staged(_stages(model, small)[name]))
+    assert torch.equal(output.sequences, model.generate(**inputs, **GREEDY))
+    assert output.row_stats == alone.row_stats
+    last, [only] = output.assistants[-1], alone.assistants
+    assert (last.judged, last.accepted) == (only.judged, only.accepted)
+
+
+def test_a_perfect_sub_draft_saves_forwards_of_the_draft_model(model: Any, small: Any) -> None:
+    forwards: list[int] = []
+    counted = copy.deepcopy(small)
+    counted.register_forward_pre_hook(lambda *_: forwards.append(1))
+    staged = Staged([_constant(copy.deepcopy(small), 5), _constant(counted, 6)])
+    prompt = repetitive_batch(1)["input_ids"]
+    output = hf.generate(model, prompt, **GREEDY, drafter=staged)
+    sub, draft = output.assistants
+    assert sub.alpha == 1.0
+    assert 0 < draft.alpha < 1
+    assert len(forwards) < 0.6 * draft.drafted
+
+
+def test_lookups_feed_a_model_that_feeds_the_target(model: Any) -> None:
+    forwards: list[int] = []
+    same = copy.deepcopy(model)
+    same.register_forward_pre_hook(lambda *_: forwards.append(1))
+    prompt = repetitive_batch(1)["input_ids"]
+    expected = model.generate(prompt, **GREEDY)
+    staged = Staged([DraftConfig(token_cost=0.0), _constant(same, 8)])
+    output = hf.generate(model, prompt, **GREEDY, drafter=staged, prediction=expected[0, 30:])
+    assert torch.equal(output.sequences, expected)
+    assert len(forwards) < output.stats.drafted
+
+
+def test_requests_of_the_engine_end_with_the_generation(model: Any, small: Any) -> None:
+    engines = [Engine(), Engine()]
+    last = AssistantModel(small, lookup=engines[1])
+    hf.generate(model, **repetitive_batch(3), **GREEDY, drafter=Staged([engines[0], last]))
+
+    def stopped(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    target = copy.deepcopy(model)
+    handle = target.register_forward_pre_hook(lambda *_: handle.remove())
+    target.register_forward_pre_hook(
+        lambda _, __, kwargs: stopped() if kwargs["input_ids"].shape[1] < 30 else None,
+        with_kwargs=True,
+    )
+    with pytest.raises(KeyboardInterrupt):
+        hf.generate(target, **repetitive_batch(3), **GREEDY, drafter=Staged([engines[0], last]))
+    assert [engine.num_requests for engine in engines] == [0, 0]
+
+
+def test_models_are_made_into_stages(model: Any, small: Any) -> None:
+    inputs = repetitive_batch(2)
+    output = hf.generate(model, **inputs, **GREEDY, drafter=Staged([shortened(model), small]))
+    assert torch.equal(output.sequences, model.generate(**inputs, **GREEDY))
+    assert len(output.assistants) == 2
+
+
+def test_a_stage_that_is_no_model_is_named() -> None:
+    with pytest.raises(InvalidValueError, match=r"a generating model .* got int"):
+        Staged([3])
