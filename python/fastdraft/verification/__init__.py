@@ -61,11 +61,11 @@ take the reference there too.
 
 from __future__ import annotations
 
-from fastdraft.kernels.reference import Status, compaction_indices
+from fastdraft.kernels.reference import Status
 from fastdraft.kernels.workspace import Workspace
 from fastdraft.verification.processors import Processors
 from fastdraft.verification.rejection import draw_draft, verify_rejection
-from fastdraft.verification.trees import tree_attention_mask, tree_depths
+from fastdraft.verification.trees import compaction_indices, tree_attention_mask, tree_depths
 from fastdraft.verification.verify import Verified, verify_greedy, verify_sampled
 
 __all__ = [

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fastdraft.verification.backend import kernels_for
-from fastdraft.verification.checks import check_tree
+from fastdraft.verification.checks import check_tensor, check_tree
 
 
 @torch.no_grad()
@@ -41,3 +41,21 @@ def tree_attention_mask(
     kernels = kernels_for(parents)
     mask: Tensor = kernels.tree_attention_mask(parents, offsets, max_draft=max_draft)
     return mask
+
+
+@torch.no_grad()
+def compaction_indices(path: Tensor) -> Tensor:
+    """Which slot's keys and values each slot has to take over for the accepted text to be in order.
+
+    int64 (requests, max_draft + 1), on the path's device: 0 for the text's last token, the slots of
+    the path in its order, then each slot's own number. Nothing is taken from a slot before the
+    one that takes it.
+
+    path: int32 (requests, max_draft), `Verified.path`.
+
+    Raises:
+        InvalidValueError: it is none.
+    """
+    check_tensor("path", path, (torch.int32,), dimensions=2)
+    indices: Tensor = kernels_for(path).compaction_indices(path)
+    return indices
