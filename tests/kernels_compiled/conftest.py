@@ -61,7 +61,11 @@ def pytest_terminal_summary(terminalreporter, config):
             renewed = {
                 name: before.get(name, {}) | renewed.get(name, {}) for name in before | renewed
             }
-        lines = (f"{json.dumps(name)}: {json.dumps(renewed[name])}" for name in sorted(renewed))
+        lines = (
+            f"{json.dumps(name)}: "
+            + json.dumps({target: took[target] for target in TARGETS if target in took})
+            for name, took in sorted(renewed.items())
+        )
         kernels = ",\n".join(lines)
         EXPECTED.write_text(f'{{"triton": "{triton.__version__}", "kernels": {{\n{kernels}\n}}}}\n')
 

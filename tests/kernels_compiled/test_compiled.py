@@ -21,6 +21,8 @@ from offline import TARGETS, specialisations
 INSTRUCTIONS_A_BYTE = 6.9
 # So that four programs of four warps share a multiprocessor. Below that compilers choose in steps.
 MOST_REGISTERS = 128
+# Three programs, where each logit has an address of its own.
+MOST_REGISTERS_ODD = 168
 # Bytes that the compiler may put aside, outside loops, so that more threads run at a time.
 MOST_SCRATCH = 16
 # How much more than expected.json a kernel may take.
@@ -47,7 +49,7 @@ def test_compiled(name, target, specialisation, expected, record_property):
     record_property("compiled", (name, target, dataclasses.asdict(took)))
 
     assert took.scratch <= MOST_SCRATCH, f"a thread puts {took.scratch} bytes aside"
-    assert took.registers <= MOST_REGISTERS
+    assert took.registers <= (MOST_REGISTERS_ODD if name.endswith(ODD) else MOST_REGISTERS)
     if specialisation.name in OVER_THE_VOCABULARY and not name.endswith(ODD):
         assert took.put_aside == 0, "a thread puts values aside in a loop"
         assert took.wide_loads > 0, "the logits are not read 16 bytes at a time"
