@@ -7,7 +7,6 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -74,7 +73,8 @@ class Calibration:
             "weights": {name: list(values) for name, values in self.weights.items()},
             "reliability": [asdict(bucket) for bucket in self.reliability],
         }
-        Path(path).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(json.dumps(content, indent=1) + "\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Calibration:
@@ -83,7 +83,8 @@ class Calibration:
         Raises InvalidValueError where it is another file, or one of a newer version.
         """
         try:
-            content: Any = json.loads(Path(path).read_text(encoding="utf-8"))
+            with open(path, encoding="utf-8") as file:
+                content: Any = json.load(file)
         except ValueError as error:
             raise InvalidValueError(f"{path} is no calibration: {error}") from error
         version = content.get("fastdraft_calibration") if isinstance(content, dict) else None
