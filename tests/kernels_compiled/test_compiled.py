@@ -17,7 +17,7 @@ from launches import (
 from offline import TARGETS, specialisations
 
 # Instructions of one lane for each byte of logits, before the memory is no longer what limits: an
-# H200's 132 multiprocessors issue 128 lanes at 1.8 GHz, and read 4.3 TB a second.
+# H200 has 132 multiprocessors, which issue 128 lanes at 1.8 GHz, and reads 4.3 TB a second.
 INSTRUCTIONS_A_BYTE = 6.9
 # So that four programs of four warps share a multiprocessor. Below that compilers choose in steps.
 MOST_REGISTERS = 128

@@ -30,12 +30,12 @@ class Option:
 
 _TINY: Final = torch.finfo(torch.float32).tiny
 _HUGE: Final = torch.finfo(torch.float32).max
-TEMPERATURE: Final = Option(
+_TEMPERATURE: Final = Option(
     "temperature", torch.float32, 0, _TINY, _HUGE, f"0 (greedy) or from {_TINY:.3g} to {_HUGE:.3g}"
 )
-TOP_K: Final = Option("top_k", torch.int64, 0, 1, 2**31 - 1, "from 0 (all tokens) to 2**31 - 1")
-TOP_P: Final = Option("top_p", torch.float32, 1, 0, 1, "from 0 to 1 (all tokens)")
-MIN_P: Final = Option("min_p", torch.float32, 0, 0, 1, "from 0 (all tokens) to 1")
+_TOP_K: Final = Option("top_k", torch.int64, 0, 1, 2**31 - 1, "from 0 (all tokens) to 2**31 - 1")
+_TOP_P: Final = Option("top_p", torch.float32, 1, 0, 1, "from 0 to 1 (all tokens)")
+_MIN_P: Final = Option("min_p", torch.float32, 0, 0, 1, "from 0 (all tokens) to 1")
 
 
 def check_batch(
@@ -110,7 +110,7 @@ def check_tree(parents: Tensor, offsets: Tensor, max_draft: int | None) -> tuple
     return _place(offsets, parents.device, torch.int64), max_draft
 
 
-def check_option(
+def _check_option(
     option: Option, value: float | Tensor, requests: int, device: torch.device
 ) -> Tensor | None:
     """Checks an option; gives it for each request, or None where it is known to be off for all."""
@@ -147,7 +147,7 @@ def check_option(
     return _place(value, device, option.dtype)
 
 
-def check_integers(name: str, value: Tensor, requests: int, device: torch.device) -> Tensor:
+def _check_integers(name: str, value: Tensor, requests: int, device: torch.device) -> Tensor:
     """Checks an integer for each request; gives them as int64 on the device."""
     check_tensor(name, value, INTEGER_TYPES, dimensions=1)
     check_shape(name, value, requests)
@@ -155,12 +155,34 @@ def check_integers(name: str, value: Tensor, requests: int, device: torch.device
     return _place(value, device, torch.int64)
 
 
-def check_positions(positions: Tensor, requests: int, device: torch.device) -> Tensor:
+def _check_positions(positions: Tensor, requests: int, device: torch.device) -> Tensor:
     """Checks the position of each request; gives them as int64 on the device."""
-    checked = check_integers("positions", positions, requests, device)
+    checked = _check_integers("positions", positions, requests, device)
     if on_host(positions) and requests and int(positions.min()) < 0:
         raise InvalidValueError(f"positions must be at least 0, got {int(positions.min())}")
     return checked
+
+
+def check_sampling(
+    *,
+    temperature: float | Tensor,
+    top_k: int | Tensor,
+    top_p: float | Tensor,
+    min_p: float | Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    requests: int,
+    device: torch.device,
+) -> dict[str, Tensor | None]:
+    """Checks what tokens are drawn by; gives each by its name, as the single checks do."""
+    return {
+        "temperature": _check_option(_TEMPERATURE, temperature, requests, device),
+        "top_k": _check_option(_TOP_K, top_k, requests, device),
+        "top_p": _check_option(_TOP_P, top_p, requests, device),
+        "min_p": _check_option(_MIN_P, min_p, requests, device),
+        "seeds": _check_integers("seeds", seeds, requests, device),
+        "positions": _check_positions(positions, requests, device),
+    }
 
 
 def check_tensor(

@@ -12,15 +12,9 @@ from fastdraft.kernels import reference
 from fastdraft.kernels.workspace import Workspace
 from fastdraft.verification.checks import (
     LOGIT_TYPES,
-    MIN_P,
-    TEMPERATURE,
-    TOP_K,
-    TOP_P,
     check_allowed,
     check_batch,
-    check_integers,
-    check_option,
-    check_positions,
+    check_sampling,
     check_tensor,
     on_host,
     request_of,
@@ -70,17 +64,19 @@ def draw_draft(
     if logits.shape[1] < 1:
         raise InvalidValueError("logits must have a vocabulary of at least 1 token, got 0")
     allowed = check_allowed(allowed, logits)
-    temperatures = check_option(TEMPERATURE, temperature, requests, device)
-    tokens, law = reference.draw_draft(
-        logits,
-        temperature=torch.zeros(requests, device=device) if temperatures is None else temperatures,
-        top_k=check_option(TOP_K, top_k, requests, device),
-        top_p=check_option(TOP_P, top_p, requests, device),
-        min_p=check_option(MIN_P, min_p, requests, device),
-        seeds=check_integers("seeds", seeds, requests, device),
-        positions=check_positions(positions, requests, device),
-        allowed=allowed,
+    operands: dict[str, Any] = check_sampling(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seeds=seeds,
+        positions=positions,
+        requests=requests,
+        device=device,
     )
+    if operands["temperature"] is None:
+        operands["temperature"] = torch.zeros(requests, device=device)
+    tokens, law = reference.draw_draft(logits, **operands, allowed=allowed)
     return tokens.int(), law
 
 
@@ -139,29 +135,30 @@ def verify_rejection(
     """
     batch = check_batch(logits, draft_ids, offsets, None, max_draft, workspace)
     _check_laws(logits, batch[0], batch[1], draft_probs, draft_logits)
-    requests, device = len(batch[1]) - 1, logits.device
-    temperatures = check_option(TEMPERATURE, temperature, requests, device)
-    operands = {
-        "temperature": temperatures,
-        "draft_probs": draft_probs,
-        "draft_logits": draft_logits,
-        "top_k": check_option(TOP_K, top_k, requests, device),
-        "top_p": check_option(TOP_P, top_p, requests, device),
-        "min_p": check_option(MIN_P, min_p, requests, device),
-        "seeds": check_integers("seeds", seeds, requests, device),
-        "positions": check_positions(positions, requests, device),
-    }
-    shared: dict[str, Any] = {
-        "allowed": allowed,
-        "processors": processors,
-        "logprobs": logprobs,
-        "raw_logprobs": raw_logprobs,
-        "workspace": workspace,
-    }
-    if temperatures is None:
-        # The target is certain of its argmax, and accepts that alone.
-        return run("verify_greedy", logits, batch, {}, **shared)
-    return run("verify_rejection", logits, batch, operands, **shared)
+    operands = check_sampling(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seeds=seeds,
+        positions=positions,
+        requests=len(batch[1]) - 1,
+        device=logits.device,
+    )
+    laws = {"draft_probs": draft_probs, "draft_logits": draft_logits}
+    # At temperature 0 the target is certain of its argmax, and accepts that alone.
+    greedy = operands["temperature"] is None
+    return run(
+        "verify_greedy" if greedy else "verify_rejection",
+        logits,
+        batch,
+        {} if greedy else operands | laws,
+        allowed=allowed,
+        processors=processors,
+        logprobs=logprobs,
+        raw_logprobs=raw_logprobs,
+        workspace=workspace,
+    )
 
 
 def _check_laws(

@@ -15,16 +15,10 @@ from fastdraft.kernels.reference import Status
 from fastdraft.kernels.workspace import Workspace
 from fastdraft.verification.backend import kernels_for
 from fastdraft.verification.checks import (
-    MIN_P,
-    TEMPERATURE,
-    TOP_K,
-    TOP_P,
     check_allowed,
     check_batch,
     check_flag,
-    check_integers,
-    check_option,
-    check_positions,
+    check_sampling,
 )
 from fastdraft.verification.processors import Processors, check_processors
 
@@ -175,26 +169,28 @@ def verify_sampled(
     values a row; top_k and top_p look several times at the logits that they may keep.
     """
     batch = check_batch(logits, draft_ids, offsets, parents, max_draft, workspace)
-    requests, device = len(batch[1]) - 1, logits.device
-    temperatures = check_option(TEMPERATURE, temperature, requests, device)
-    operands = {
-        "temperature": temperatures,
-        "top_k": check_option(TOP_K, top_k, requests, device),
-        "top_p": check_option(TOP_P, top_p, requests, device),
-        "min_p": check_option(MIN_P, min_p, requests, device),
-        "seeds": check_integers("seeds", seeds, requests, device),
-        "positions": check_positions(positions, requests, device),
-    }
-    shared: dict[str, Any] = {
-        "allowed": allowed,
-        "processors": processors,
-        "logprobs": logprobs,
-        "raw_logprobs": raw_logprobs,
-        "workspace": workspace,
-    }
-    if temperatures is None:
-        return run("verify_greedy", logits, batch, {}, **shared)
-    return run("verify_sampled", logits, batch, operands, **shared)
+    operands = check_sampling(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seeds=seeds,
+        positions=positions,
+        requests=len(batch[1]) - 1,
+        device=logits.device,
+    )
+    greedy = operands["temperature"] is None
+    return run(
+        "verify_greedy" if greedy else "verify_sampled",
+        logits,
+        batch,
+        {} if greedy else operands,
+        allowed=allowed,
+        processors=processors,
+        logprobs=logprobs,
+        raw_logprobs=raw_logprobs,
+        workspace=workspace,
+    )
 
 
 def run(
