@@ -10,7 +10,7 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from fastdraft import DraftConfig, hf
-from fastdraft.hf.cost import StepCost
+from fastdraft.step_cost import StepCost
 from hf_models import (
     EOS,
     FAMILIES,

@@ -15,8 +15,8 @@ from transformers.generation.streamers import BaseStreamer
 
 from fastdraft import DraftConfig, hf
 from fastdraft.errors import InvalidValueError
-from fastdraft.hf.cost import StepCost
 from fastdraft.hf.trees import TreeLayout, are_chains, best_chains
+from fastdraft.step_cost import StepCost
 from hf_models import (
     EOS,
     FAMILIES,

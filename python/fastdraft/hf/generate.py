@@ -25,13 +25,13 @@ from fastdraft import DraftConfig, DraftStats, Engine
 from fastdraft.drafters import AssistantModel, Drafter, Staged
 from fastdraft.drafters.assistant import require_model
 from fastdraft.errors import InvalidValueError
-from fastdraft.hf.cost import StepCost
 from fastdraft.hf.drafts import ModelDrafts
 from fastdraft.hf.kv_cache import RowCache
 from fastdraft.hf.loop import Decoding, Row, Target
 from fastdraft.hf.masks import Masks
 from fastdraft.hf.positions import PositionCriteria, PositionProcessors
 from fastdraft.stats import AssistantStats
+from fastdraft.step_cost import StepCost
 
 __all__ = ["SpeculativeOutput", "generate", "speculate"]
 

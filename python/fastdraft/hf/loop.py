@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 from fastdraft import DraftStats
 from fastdraft.drafters import Drafter, Drafts
 from fastdraft.errors import FastdraftError, InvalidValueError
-from fastdraft.hf.cost import StepCost
 from fastdraft.hf.kv_cache import RowCache, places_after
 from fastdraft.hf.masks import Masks
 from fastdraft.hf.positions import PositionCriteria, PositionProcessors, Positions
 from fastdraft.hf.row_model import RowModel
 from fastdraft.hf.trees import TreeLayout, are_chains, best_chains
+from fastdraft.step_cost import StepCost
 from fastdraft.verification import (
     compaction_indices,
     verify_greedy,

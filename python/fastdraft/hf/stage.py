@@ -25,12 +25,12 @@ from fastdraft import Engine
 from fastdraft.drafters.assistant import AssistantModel
 from fastdraft.drafters.schedule import DraftTime, Path
 from fastdraft.errors import InvalidValueError
-from fastdraft.hf.cost import StepCost
 from fastdraft.hf.kv_cache import RowCache, places_after
 from fastdraft.hf.masks import Masks
 from fastdraft.hf.row_model import RowModel
 from fastdraft.hf.trees import are_chains, best_chains
 from fastdraft.stats import AssistantStats
+from fastdraft.step_cost import StepCost
 from fastdraft.verification import verify_greedy, verify_rejection, verify_sampled
 
 __all__ = ["Below", "Drafted", "EngineStage", "Scoring", "Stage", "Vocabulary"]

@@ -20,7 +20,6 @@ import weakref
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 __all__ = ["StepCost"]
@@ -170,7 +169,7 @@ class StepCost:
         self._lock = threading.Lock()
 
     @classmethod
-    def of(cls, model: torch.nn.Module, device_type: str) -> StepCost:
+    def of(cls, model: object, device_type: str) -> StepCost:
         """What is known of `model` from earlier generations; kept as long as the model lives."""
         cost = cls._of_model.get(model)
         if cost is None or cost._device_type != device_type:

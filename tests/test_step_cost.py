@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fastdraft.hf.cost import StepCost
+from fastdraft.step_cost import StepCost
 
 # Milliseconds by width with the bump of small matrix products: 2 to 4 tokens cost more than 5.
 _BUMPY = np.interp(

@@ -1,0 +1,1 @@
+"""Adapters into decoding loops that others own: a module a host, importing that host alone."""
