@@ -110,6 +110,24 @@ def test_curves_of_batches_are_their_own() -> None:
     assert one[8] / one[0] == pytest.approx(5, rel=0.1)
 
 
+def test_rows_of_several_lengths_are_learned_by_all_their_tokens() -> None:
+    """A forward takes 20 ms and 1 ms a token; a step has from none to 16 drafted tokens a row."""
+    cost = StepCost("cpu")
+    random = np.random.default_rng(2)
+    for _ in range(400):
+        drafted = random.integers(0, 17, 8) * (random.random(8) < random.choice([0, 0.2, 0.7]))
+        tokens = 8 + int(drafted.sum())
+        seconds = (0.02 + 0.001 * tokens) * np.exp(0.05 * random.standard_normal())
+        cost.observe(8, tokens / 8, seconds)
+    seconds = cost.seconds_by_tokens(8, 17)
+    assert seconds.shape == (8 * 17,)
+    for tokens in (8, 12, 20, 40, 80):
+        expected = (20 + tokens) / 28
+        assert seconds[tokens - 1] / seconds[7] == pytest.approx(expected, rel=0.15)
+    # No forward of the batch has fewer tokens than rows.
+    assert np.all(seconds[:7] == seconds[7])
+
+
 def test_before_any_measurement_the_curve_is_typical() -> None:
     for device in ("cpu", "cuda"):
         seconds, widths = StepCost(device).best_widths(1)

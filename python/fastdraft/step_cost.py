@@ -88,7 +88,7 @@ class _Curve:
         self.steps_since_plain = 0
         self.plain_steps = 0
 
-    def observe(self, width: int, seconds: float) -> None:
+    def observe(self, width: float, seconds: float) -> None:
         stay = 1 - _SHAPE_RETURN
         self.mean[1:] = self.typical + stay * (self.mean[1:] - self.typical)
         self.covariance[1:] *= stay
@@ -97,18 +97,19 @@ class _Curve:
         self.covariance[0, 0] += _LEVEL_DRIFT**2
 
         weights = _weights(width)
-        noise = self.noise if width in self.seen else max(self.noise, _FIRST_MEASUREMENT)
+        forward = math.ceil(width)
+        noise = self.noise if forward in self.seen else max(self.noise, _FIRST_MEASUREMENT)
         surprise = math.log(seconds) - float(weights @ self.mean)
-        if width == 1 and width in self.seen:
+        if forward == 1 and forward in self.seen:
             # 1.25 times the mean deviation is the standard deviation of a normal distribution.
             scatter = 1.25 * min(abs(surprise), 1.0)
             self.scatter += _SCATTER_RATE * (scatter - self.scatter)
         bound = self._bound(weights, noise)
         if abs(surprise) <= bound:
-            self.doubted.discard(width)
-        elif width not in self.doubted:
+            self.doubted.discard(forward)
+        elif forward not in self.doubted:
             # Something else had the machine for a moment, or so it seems at first.
-            self.doubted.add(width)
+            self.doubted.add(forward)
         else:
             self.covariance += _CHANGED**2 * self.change
             bound = self._bound(weights, noise)
@@ -117,9 +118,9 @@ class _Curve:
         self.mean += gain * (min(max(surprise, -bound), bound) / variance)
         self.covariance -= np.outer(gain, gain) / variance
 
-        self.seen.add(width)
+        self.seen.add(forward)
         self.steps_since_plain += 1
-        if width == 1:
+        if forward == 1:
             self.steps_since_plain = 0
             self.plain_steps += 1
 
@@ -141,7 +142,7 @@ class _Curve:
         return seconds
 
 
-def _weights(width: int) -> _Array:
+def _weights(width: float) -> _Array:
     """How much each variable counts in a step of this width."""
     weights = np.zeros(len(_WIDTHS))
     weights[0] = 1.0
@@ -200,8 +201,25 @@ class StepCost:
         own[0] = True
         return np.where(own, seconds, best), np.where(own, np.arange(1, widest + 1), widths)
 
-    def observe(self, rows: int, width: int, seconds: float) -> None:
-        """Learns from a step of `rows` rows of `width` tokens that took `seconds`."""
+    def seconds_by_tokens(self, rows: int, widest: int = _LONGEST) -> _Array:
+        """What a step takes by the tokens of all its rows, for batches that are not padded.
+
+        Returns:
+            Seconds, float64 of shape (rows * widest,): entry n - 1 for a forward over n tokens,
+            which takes at least what one token a row takes. It is what `propose_batch` takes as
+            its `cost`. Cost O(rows * widest).
+        """
+        tokens = np.arange(1, rows * widest + 1)
+        seconds: _Array = np.interp(
+            tokens, tokens[rows - 1 :: rows], self._curve(rows).seconds(widest)
+        )
+        return seconds
+
+    def observe(self, rows: int, width: float, seconds: float) -> None:
+        """Learns from a step of `rows` rows of `width` tokens that took `seconds`.
+
+        Where the rows differ in length, `width` is their mean.
+        """
         if seconds > 0:
             with self._lock:
                 self._curve(rows).observe(width, seconds)

@@ -74,6 +74,9 @@ def generate(
     over one. Samples have exactly the model's distribution, but are drawn from other random numbers
     than those of `model.generate`.
 
+    For callers that are not yours it may stand in the method's place:
+    `model.generate = functools.partial(hf.generate, model)`.
+
     Args:
         model: A decoder-only model of transformers.
         inputs: As for `model.generate`, like all keywords that are not named here:
@@ -114,7 +117,10 @@ def generate(
         tokenizer=tokenizer,
         always_dict=True,
     )
-    output: SpeculativeOutput = model.generate(inputs, custom_generate=speculation, **kwargs)
+    # In the instance's method's place may stand a caller of this function, and so does what the
+    # model's folder has in custom_generate/.
+    plain = type(model).generate.__get__(model) if "generate" in vars(model) else model.generate
+    output: SpeculativeOutput = plain(inputs, custom_generate=speculation, **kwargs)
     return output
 
 

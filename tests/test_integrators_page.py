@@ -1,0 +1,251 @@
+"""The integrators' page: its code runs, and what it promises of the engine holds."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fastdraft import Datastore, DraftConfig, Engine
+from fastdraft.errors import FastdraftError, MemoryLimitError
+from fastdraft.step_cost import StepCost
+from hf_models import EOS, PAD, VOCABULARY, assert_same_tokens, edited, tiny_model
+from integrators_page import blocks, code
+
+LOOP = code("class Server:")
+SHORTEST, MORE = 20, 3  # new tokens of the first prompt, and how many more each further one gets
+
+
+def _run(source: str, **names: Any) -> dict[str, Any]:
+    exec(compile(source, "the integrators' page", "exec"), names)
+    return names
+
+
+def _loop() -> Any:
+    return SimpleNamespace(**_run(LOOP, __name__=__name__))
+
+
+def _prompts(count: int) -> list[list[int]]:
+    """Prompts of unequal length, in which something can be found."""
+    generator = torch.Generator().manual_seed(3)
+    return [
+        torch.randint(3, VOCABULARY, (5 + place,), generator=generator).tolist() * 3
+        for place in range(count)
+    ]
+
+
+def _plain(model: Any, prompts: list[list[int]], **options: Any) -> list[torch.Tensor]:
+    return [
+        model.generate(
+            torch.tensor([prompt]),
+            do_sample=False,
+            max_new_tokens=SHORTEST + MORE * place,
+            eos_token_id=EOS,
+            pad_token_id=PAD,
+            **options,
+        )[0]
+        for place, prompt in enumerate(prompts)
+    ]
+
+
+def _requests(loop: Any, prompts: list[list[int]], outputs: list[torch.Tensor]) -> list[Any]:
+    """Every second request has a prediction with mistakes."""
+    return [
+        loop.Request(
+            list(prompt),
+            end=len(prompt) + SHORTEST + MORE * place,
+            prediction=edited(output[len(prompt) :]) if place % 2 else None,
+        )
+        for place, (prompt, output) in enumerate(zip(prompts, outputs, strict=True))
+    ]
+
+
+def _decode(server: Any) -> int:
+    steps = 0
+    with torch.inference_mode():
+        while server.waiting or server.running:
+            server.step()
+            assert len(server.running) <= server.rows
+            steps += 1
+    return steps
+
+
+def _assert_same(model: Any, outputs: list[torch.Tensor], requests: list[Any]) -> None:
+    for output, request in zip(outputs, requests, strict=True):
+        actual = torch.tensor(request.text)
+        assert_same_tokens(
+            model, output[None], actual[None], attention_mask=torch.ones_like(output)[None]
+        )
+
+
+@pytest.mark.parametrize("block", blocks())
+def test_all_code_is_python(block: str) -> None:
+    compile(block, "the integrators' page", "exec")
+
+
+def test_the_loop_is_as_short_as_the_page_says() -> None:
+    assert len([line for line in LOOP.splitlines() if line.strip()]) <= 60
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt_neox", "opt"])
+def test_the_loop_decodes_what_generate_does(family: str) -> None:
+    model, loop, prompts = tiny_model(family), _loop(), _prompts(9)
+    outputs = _plain(model, prompts)
+    memory = Datastore(max_bytes=1 << 24)
+    engine = Engine(DraftConfig(token_cost=0.0), datastores=[memory])
+    server = loop.Server(model, engine, rows=4, eos=EOS)
+    steps = []
+    for _ in range(2):
+        requests = _requests(loop, prompts, outputs)
+        server.waiting.extend(requests)
+        steps.append(_decode(server))
+        _assert_same(model, outputs, requests)
+        assert sum(request.stats.accepted_prediction_tokens for request in requests) > 0
+        assert engine.num_requests == engine.num_bytes == 0
+    # All of it stands in the datastore the second time.
+    assert steps[1] < steps[0] / 2
+    texts = sum(
+        len(request.text) - len(prompt) for request, prompt in zip(requests, prompts, strict=True)
+    )
+    assert sum(request.stats.emitted for request in requests) == texts
+    assert len(memory) > 0
+
+
+def test_requests_come_and_go_while_others_run() -> None:
+    model, loop, prompts = tiny_model("llama"), _loop(), _prompts(6)
+    outputs = _plain(model, prompts)
+    memory = Datastore(max_bytes=1 << 24)
+    engine = Engine(DraftConfig(token_cost=0.0), datastores=[memory])
+    server = loop.Server(model, engine, rows=3, eos=EOS)
+    requests = _requests(loop, prompts, outputs)
+    early = [len(output) < request.end for output, request in zip(outputs, requests, strict=True)]
+    assert any(early) and not all(early)  # by the end-of-text token, or by their length
+    aborted = loop.Request(list(prompts[0]), end=200)
+    server.waiting.extend([requests[0], aborted, requests[1]])
+    with torch.inference_mode():
+        for place in range(2, 6):
+            server.step()
+            server.waiting.append(requests[place])
+    assert aborted in server.running
+    before = len(memory)
+    server.leave(aborted, engine.cancel)
+    assert len(memory) == before
+    _decode(server)
+    _assert_same(model, outputs, requests)
+    assert aborted.stats is None
+    assert engine.num_requests == engine.num_bytes == 0
+
+
+def test_the_page_shows_how_to_start_it() -> None:
+    model, prompt = tiny_model("llama"), _prompts(1)[0]
+    output = model.generate(
+        torch.tensor([prompt]), do_sample=False, max_new_tokens=512, eos_token_id=EOS
+    )[0]
+    names = _run(LOOP, __name__=__name__) | {
+        "Datastore": Datastore,
+        "Engine": Engine,
+        "model": model,
+        "tokenizer": SimpleNamespace(eos_token_id=EOS),
+        "prompt_ids": list(prompt),
+        "old_file_ids": edited(output[len(prompt) :]),
+    }
+    spied: list[Any] = []
+    server_class = names["Server"]
+
+    class Spied(server_class):
+        def leave(self, request: Any, end: Any) -> None:
+            super().leave(request, end)
+            spied.append(request)
+
+    _run(code("server.waiting.append("), **names | {"Server": Spied})
+    _assert_same(model, [output], spied)
+
+
+def test_a_fault_costs_one_request_its_drafts() -> None:
+    engine = Engine(DraftConfig(max_bytes=1 << 19, token_cost=0.0))
+    faults: list[FastdraftError] = []
+    observe = _run(
+        code("def observe("),
+        __name__=__name__,
+        np=np,
+        FastdraftError=FastdraftError,
+        warn_once=faults.append,
+    )["observe"]
+    prompt = [5, 6, 7, 8, 5, 6]
+    requests = [SimpleNamespace(id=engine.add_request(prompt), text=list(prompt)) for _ in range(3)]
+    requests.append(SimpleNamespace(id=None, text=list(prompt)))
+
+    def step(emitted: list[list[int]]) -> None:
+        for request, tokens in zip(requests, emitted, strict=True):
+            request.text += tokens
+        observe(engine, requests, emitted)
+
+    step([[7], [7], [7], [7]])
+    assert not faults
+    # More than fits, which is one request's alone; then an id that no text can hold.
+    step([[8], np.random.default_rng(0).integers(9, 900, 9_000).tolist(), [8], [8]])
+    assert [type(fault) for fault in faults] == [MemoryLimitError]
+    assert [request.id is None for request in requests] == [False, True, False, True]
+    step([[5], [5], [-1], [5]])
+    assert len(faults) == 2
+    assert [request.id is None for request in requests] == [False, True, True, True]
+    assert engine.num_tokens(requests[0].id) == len(requests[0].text)
+    assert engine.propose(requests[0].id).tolist()[:3] == [6, 7, 8]
+    assert engine.num_requests == 1
+
+
+def test_the_measured_cost_of_the_page() -> None:
+    """The page's lines decode a text of repeats, on a device that takes a second a token."""
+    engine, text = Engine(), [5, 6, 7, 8, 9] * 60
+    request = engine.add_request(text[:20])
+    said, widths = [20], []
+
+    def decode(ids: list[int], drafts: Any) -> float:
+        draft, place = drafts.tolist()[0], said[-1]
+        assert draft == text[place : place + len(draft)]
+        engine.observe_batch(ids, text[place : place + len(draft) + 1], [0, len(draft) + 1])
+        said.append(place + len(draft) + 1)
+        widths.append(len(draft) + 1)
+        return float(len(draft) + 1)
+
+    _run(
+        code('cost = StepCost("cuda")'),
+        StepCost=StepCost,
+        engine=engine,
+        running=lambda: said[-1] < 200,
+        rows_of_this_step=lambda: ([request], [199 - said[-1]]),
+        decode=decode,
+        no_prompt_was_in_it=lambda: True,
+    )
+    # Without measuring, by the typical curve, each draft would be as long as it may be.
+    assert max(widths) > 1
+    assert widths[-1] < max(widths)
+
+
+def test_engines_of_equal_calls_draft_the_same() -> None:
+    """As the ranks of a tensor-parallel group have to."""
+    random = np.random.default_rng(1)
+    engines = [Engine(datastores=[Datastore(max_bytes=1 << 22)]) for _ in range(2)]
+    drafted = 0
+    for _ in range(20):
+        motif = random.integers(0, 50, 12)
+        texts = [np.tile(motif, 8) for _ in range(4)]
+        for text in texts:
+            text[random.integers(0, len(text), 10)] = random.integers(0, 50, 10)
+        ids = [[engine.add_request(text[:30]) for text in texts] for engine in engines]
+        for place in range(30, 90, 3):
+            emitted = np.concatenate([text[place : place + 3] for text in texts])
+            columns = []
+            for engine, rows in zip(engines, ids, strict=True):
+                drafts = engine.propose_batch(rows, token_cost=0.01)
+                columns.append((drafts.token_ids, drafts.parents, drafts.offsets))
+                engine.observe_batch(rows, emitted, [0, 3, 6, 9, 12])
+            assert all(np.array_equal(*pair) for pair in zip(*columns, strict=True))
+            drafted += len(columns[0][0])
+        for engine, rows in zip(engines, ids, strict=True):
+            for row in rows:
+                engine.finish(row)
+    assert drafted > 1000
