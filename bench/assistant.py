@@ -1,17 +1,19 @@
-"""Draft models on the demo's requests: every schedule, alone and together with lookups.
+"""Draft models on the demo's requests: every schedule, with lookups beside it, and staged.
 
 The target answers each request greedily, plainly and with each way of drafting in turn, `--repeats`
 times over; of each the least time counts, since other processes only ever add some. Where they add
 much, `--processor-time` counts what the processor spent on this one, meant for one torch thread.
 Every output is held against the plain one. Printed are tokens a second relative to plain decoding,
-the draft model's alpha, gamma and c, and the part of the time that neither model's forwards take.
+the draft model's alpha, gamma and c, and the part of the time that no model's forward takes; then
+what there is to show: on every request adaptive against the best constant gamma, both kinds of
+drafts against the better one, and three models against two.
 
     python bench/assistant.py --json bench/results/assistant.json
 
-Without `--assistant`, a draft model is made of the target's first layers, fitted to the target's
-answers to these very requests until it repeats about the part of their tokens that `--agreement`
-asks for. That shows what the schedules make of a given alpha and c, and nothing about how well a
-small model can be trained.
+Without `--assistant` and `--tiny`, draft models are made of the target's first layers, `--layers`
+of them and one for the lowest stage, fitted to the target's answers to these requests until they
+repeat about the part of their tokens that `--agreement` asks for. That shows what the schedules
+make of a given alpha and c, and nothing about how well a small model can be trained.
 """
 
 from __future__ import annotations
@@ -29,14 +31,21 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from fastdraft import hf
+from fastdraft import DraftConfig, hf
 from fastdraft.cli import demo_model
 from fastdraft.cli.requests import demo_requests
-from fastdraft.drafters import AssistantModel
+from fastdraft.drafters import AssistantModel, Staged
 from index import machine
 
-CONSTANTS = (1, 2, 3, 4, 6, 8)
+CONSTANTS = tuple(f"constant {gamma}" for gamma in (1, 2, 3, 4, 6, 8))
 PLAIN = "plain"
+# A mode, and those of which it should not be slower than the best.
+SHOWN = (
+    ("adaptive", CONSTANTS),
+    ("adaptive and lookups", ("adaptive", "lookups")),
+    ("tiny, small", ("adaptive",)),
+    ("lookups, small", ("adaptive",)),
+)
 
 
 @dataclass
@@ -58,22 +67,21 @@ class Forwards:
         self.seconds += self.clock() - self._started
 
 
-def modes(assistant: Any) -> dict[str, Any]:
+def modes(tiny: Any, small: Any) -> dict[str, Any]:
     """What drafts in each mode; the same objects throughout, so that they learn."""
 
-    def drafter(schedule: Any, **options: Any) -> AssistantModel:
-        return AssistantModel(assistant, schedule=schedule, **options)
+    def alone(schedule: Any = "adaptive", **options: Any) -> AssistantModel:
+        return AssistantModel(small, schedule=schedule, lookup=None, **options)
 
     return {
         PLAIN: None,
         "lookups": "lookups",
-        **{
-            f"constant {gamma}": drafter("constant", num_tokens=gamma, lookup=None)
-            for gamma in CONSTANTS
-        },
-        "heuristic": drafter("heuristic", lookup=None),
-        "adaptive": drafter("adaptive", lookup=None),
-        "adaptive and lookups": drafter("adaptive"),
+        **{mode: alone("constant", num_tokens=int(mode.split()[1])) for mode in CONSTANTS},
+        "heuristic": alone("heuristic"),
+        "adaptive": alone(),
+        "adaptive and lookups": AssistantModel(small),
+        "tiny, small": Staged([tiny, alone()]),
+        "lookups, small": Staged([DraftConfig(), alone()]),
     }
 
 
@@ -125,7 +133,8 @@ def fitted(target: Any, texts: list[tuple[str, Any, Any]], layers: int, agreemen
 
 def measure(
     target: Any,
-    assistant: Any,
+    tiny: Any,
+    small: Any,
     texts: list[tuple[str, Any, Any]],
     *,
     new_tokens: int,
@@ -135,9 +144,9 @@ def measure(
 ) -> dict[str, dict[str, Any]]:
     """For each request and mode: seconds, tokens, and what the drafts were worth."""
     forwards = Forwards(clock)
-    for model in (target, assistant):
+    for model in (target, tiny, small):
         forwards.watch(model)
-    drafters = modes(assistant)
+    drafters = modes(tiny, small)
     rows: dict[str, dict[str, Any]] = {name: {} for name, _, _ in texts}
     for _ in range(repeats):
         for name, inputs, expected in texts:
@@ -164,14 +173,17 @@ def measure(
                     if output is not None:
                         row["tokens_a_step"] = output.stats.mean_accepted_tokens
                     if output is not None and output.assistants:
-                        [stats] = output.assistants
+                        stats = output.assistants[-1]
                         row |= {"alpha": stats.alpha, "gamma": stats.gamma, "c": stats.c}
             say(name)
     return rows
 
 
 def report(rows: dict[str, dict[str, Any]]) -> None:
-    """Prints a line for each mode: speeds by request, their geometric mean, and the draft model."""
+    """Prints a line for each mode: speeds by request, their geometric mean, and the draft model.
+
+    Then one for each of `SHOWN`: its time over that of the best other one, by request.
+    """
     names = list(rows)
     print(f"{'':22}" + "".join(f"{name:>10}" for name in names) + f"{'mean':>8}   alpha gamma   c")
     for mode in rows[names[0]]:
@@ -196,15 +208,24 @@ def report(rows: dict[str, dict[str, Any]]) -> None:
             )
         overhead = sum(rows[name][mode]["overhead"] for name in names) / len(names)
         print(f"{mode:22}{line}{mean:8.2f}{about:21} beside forwards {overhead:.1%}")
+    print("\ntime over that of the best of")
+    for mode, others in SHOWN:
+        ratios = [
+            row[mode]["seconds"] / min(row[other]["seconds"] for other in others)
+            for row in rows.values()
+        ]
+        line = "".join(f"{ratio:10.3f}" for ratio in ratios)
+        print(f"{mode:22}{line}   {others[0] if len(others) == 1 else ', '.join(others)}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", help="the target, by path or name; the demo model by default")
     parser.add_argument("--assistant", help="the draft model, by path or name")
+    parser.add_argument("--tiny", help="the draft model's own, by path or name")
     parser.add_argument("--layers", type=int, default=2, help="of the fitted draft model")
     parser.add_argument("--agreement", type=float, default=0.8, help="of the fitted draft model")
-    parser.add_argument("--max-new-tokens", type=int, default=96)
+    parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--processor-time", action="store_true", help="on a busy machine")
     parser.add_argument(
@@ -218,14 +239,16 @@ def main() -> None:
     target: Any = AutoModelForCausalLM.from_pretrained(path)
     target.eval()
     texts = answers(target, tokenizer, options.max_new_tokens, options.request)
-    if options.assistant:
-        assistant: Any = AutoModelForCausalLM.from_pretrained(options.assistant)
-        assistant.eval()
-    else:
-        assistant = fitted(target, texts, options.layers, options.agreement)
+    tiny, small = (
+        AutoModelForCausalLM.from_pretrained(given).eval()
+        if given
+        else fitted(target, texts, layers, options.agreement)
+        for given, layers in ((options.tiny, 1), (options.assistant, options.layers))
+    )
     rows = measure(
         target,
-        assistant,
+        tiny,
+        small,
         texts,
         new_tokens=options.max_new_tokens,
         repeats=options.repeats,
