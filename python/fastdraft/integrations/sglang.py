@@ -1,0 +1,400 @@
+"""SGLang's `--speculative-algorithm FASTDRAFT`: its n-gram worker, with the engine for its corpus.
+
+SGLang asks once a step for the drafts of a batch, a tree of the same number of nodes for every
+request. The root is the last token of the request's text. Which request is whose it says itself;
+its prompt and output are read from the request, as the host has them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastdraft import Datastore, DraftBatch, DraftConfig, DraftStats, Engine
+from fastdraft.errors import FastdraftError, InvalidValueError
+
+__all__ = ["NAME", "PREDICTION", "REMEMBER", "Corpus", "register"]
+
+NAME = "FASTDRAFT"
+"""What `--speculative-algorithm` takes."""
+PREDICTION = "prediction_token_ids"
+"""In a request's `custom_params`: the token ids of the text that its caller expects."""
+REMEMBER = "fastdraft_remember"
+"""In a request's `custom_params`: false keeps it and the memory of earlier requests apart."""
+
+_Ints = NDArray[np.int64]
+
+_MEMORY_BYTES = 1 << 30
+_UNLIMITED = int(np.iinfo(np.int32).max)
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Text:
+    """What is known of one request of the host."""
+
+    request: int | None
+    """Its id at the engine; None where it is not drafted for."""
+    prompt_size: int
+    output_ids: Sequence[int]
+    """The host's own list, which grows: another one under the same id is another request."""
+
+
+class _Row(NamedTuple):
+    """A request in the batch of a step."""
+
+    place: int
+    text: _Text
+    request: int
+    tail: Sequence[int]
+    total: int
+
+
+class Corpus:
+    """An engine in the place of SGLang's `NgramCorpus`, and called as that is.
+
+    Whatever goes wrong in drafting, the host's requests go on: what was met is counted in `faults`,
+    the first of it is warned of, and the requests that it was met with are drafted for no more.
+
+    The ranks of a tensor-parallel group each have one and have to draft the same. They do, since
+    they are told the same, and nothing here depends on a clock.
+
+    Not thread-safe: SGLang calls it from the thread that schedules.
+
+    Attributes:
+        vocabulary: The tokens that the target knows; others are never drafted.
+        faults: How often something went wrong in drafting.
+    """
+
+    def __init__(self, *, draft_token_num: int, max_bfs_breadth: int = 2, **_: Any) -> None:
+        """Makes a corpus as SGLang's worker makes its own.
+
+        Args:
+            draft_token_num: The nodes of a tree, its root included.
+            max_bfs_breadth: 1 drafts chains, for attention backends that take no others.
+
+        What the worker has no option for is in the environment: `FASTDRAFT_MEMORY_BYTES`, the most
+        memory for the text of finished requests, from which later ones are drafted, 1 GiB by
+        default and 0 for none; `FASTDRAFT_DATASTORES`, paths of frozen datastores, joined as in
+        `PATH`; `FASTDRAFT_MAX_BYTES`, the most memory for the indexes of running requests.
+
+        Raises:
+            InvalidValueError: A value out of its range.
+            DatastoreError: A datastore cannot be opened.
+        """
+        if draft_token_num < 2:
+            raise InvalidValueError(
+                f"speculative_num_draft_tokens must be at least 2, got {draft_token_num}"
+            )
+        longest = draft_token_num - 1
+        memory_bytes = _bytes("FASTDRAFT_MEMORY_BYTES")
+        paths = os.environ.get("FASTDRAFT_DATASTORES", "").split(os.pathsep)
+        self._memory_bytes = _MEMORY_BYTES if memory_bytes is None else memory_bytes
+        self._frozen = [Datastore.open(path) for path in paths if path]
+        self._memory = self._new_memory()
+        # The host verifies all nodes, so each of them is paid for in any case.
+        self.engine = Engine(
+            DraftConfig(
+                lookahead=longest,
+                tree_budget=None if max_bfs_breadth == 1 else longest,
+                token_cost=0.0,
+                max_bytes=_bytes("FASTDRAFT_MAX_BYTES"),
+            )
+        )
+        self.vocabulary = _UNLIMITED
+        self.faults = 0
+        self._width = draft_token_num
+        self._texts: dict[str, _Text] = {}
+        self._finished = DraftStats()
+
+    @property
+    def stats(self) -> DraftStats:
+        """The counts of all requests, finished and running. O(running requests)."""
+        running = (
+            self.engine.stats(text.request)
+            for text in self._texts.values()
+            if text.request is not None
+        )
+        return sum(running, self._finished)
+
+    @property
+    def num_requests(self) -> int:
+        """How many requests are known, drafted for or not."""
+        return len(self._texts)
+
+    def begin(self, reqs: Iterable[Any]) -> None:
+        """Takes up those requests of a batch that are new.
+
+        Args:
+            reqs: SGLang's `Req`s.
+
+        O(text) for a new request, else O(1).
+        """
+        for req in reqs:
+            text = self._texts.get(req.rid)
+            if text is not None and text.output_ids is req.output_ids:
+                continue
+            self.erase_match_state([req.rid])
+            text = self._texts[req.rid] = _Text(None, 0, req.output_ids)
+            try:
+                self._add(text, req)
+            except Exception:
+                self._fault()
+
+    def _add(self, text: _Text, req: Any) -> None:
+        params = getattr(req.sampling_params, "custom_params", None)
+        params = params if isinstance(params, Mapping) else {}
+        # What the host keeps apart in its cache of prefixes is kept apart here.
+        salted = getattr(req, "cache_salt", None) or getattr(req, "extra_key", None)
+        shared = params.get(REMEMBER, True) and not salted
+        # As it was before the host put hashes of the images into it.
+        prompt = getattr(req, "origin_input_ids_unpadded", req.origin_input_ids)
+        text.prompt_size = len(prompt)
+        known = [np.asarray(part, dtype=np.int64) for part in (prompt, req.output_ids)]
+        text.request = self.engine.add_request(
+            np.concatenate(known),
+            prediction=params.get(PREDICTION),
+            datastores=[*(self._memory if shared else []), *self._frozen],
+        )
+
+    def batch_get(
+        self, req_ids: Sequence[str], batch_tokens: Sequence[Sequence[int]], total_lens: list[int]
+    ) -> tuple[_Ints, _Ints]:
+        """The drafts of the next step, after what the last one emitted.
+
+        Args:
+            req_ids: The ids of the requests, which `begin` has had.
+            batch_tokens: For each of them the last tokens of its text, all new ones at least.
+            total_lens: For each of them the length of its text, prompt and output.
+
+        Returns:
+            For each request the tokens of its nodes, int64, (requests * nodes,), and which nodes
+            are their ancestors or themselves, 0 or 1, int64, (requests * nodes * nodes,). A node
+            comes after its parent, and the tokens of its siblings differ. Nodes that nothing is
+            known for hold token 0, each below the last: siblings of the same token would count
+            its probability several times where the host samples.
+
+        One call of the engine for what was emitted and one for the drafts; O(requests * nodes^2).
+        """
+        tokens = np.zeros((len(req_ids), self._width), dtype=np.int64)
+        tokens[:, 0] = [tail[-1] for tail in batch_tokens]
+        parents = np.tile(np.maximum(np.arange(-1, self._width - 1), 0), (len(req_ids), 1))
+        rows = [
+            _Row(place, text, text.request, batch_tokens[place], total_lens[place])
+            for place, rid in enumerate(req_ids)
+            if (text := self._texts.get(rid)) is not None and text.request is not None
+        ]
+        if rows:
+            self._step(rows, tokens, parents)
+        return tokens.reshape(-1), _ancestors(parents).reshape(-1)
+
+    def _step(self, rows: list[_Row], tokens: _Ints, parents: _Ints) -> None:
+        requests = [row.request for row in rows]
+        try:
+            emitted = [self._emitted(row) for row in rows]
+            offsets = np.cumsum([0, *map(len, emitted)])
+            flat = [token for part in emitted for token in part]
+            self.engine.observe_batch(requests, flat, offsets)
+            drafts = self.engine.propose_batch(requests)
+            self._place(drafts, [row.place for row in rows], tokens, parents)
+        except Exception:
+            if len(rows) == 1:
+                self._fault()
+                self._give_up(rows[0].text)
+                return
+            # One by one, to find whose fault it is.
+            for row in rows:
+                self._step([row], tokens, parents)
+
+    def _emitted(self, row: _Row) -> Sequence[int]:
+        """The last tokens of a text that the engine does not have yet."""
+        missing = row.total - self.engine.num_tokens(row.request)
+        if not 0 <= missing <= len(row.tail):
+            raise InvalidValueError(
+                f"a text of {row.total} tokens must be at most {len(row.tail)} ahead of the one "
+                f"known, got {missing}"
+            )
+        return row.tail[len(row.tail) - missing :]
+
+    def _place(self, drafts: DraftBatch, places: list[int], tokens: _Ints, parents: _Ints) -> None:
+        largest = drafts.token_ids.max(initial=0)
+        if largest >= self.vocabulary:
+            # A GPU would end the process over it.
+            raise InvalidValueError(
+                f"draft tokens must be below the vocabulary's {self.vocabulary}, got {largest}"
+            )
+        counts = np.diff(drafts.offsets)
+        at = np.repeat(places, counts)
+        nodes = 1 + np.arange(len(at)) - np.repeat(drafts.offsets[:-1], counts)
+        tokens[at, nodes] = drafts.token_ids
+        parents[at, nodes] = 1 + drafts.parents
+
+    def batch_put(self, batch_tokens: Sequence[Sequence[int]]) -> None:
+        """Nothing: what a request says is taken in with `batch_get`."""
+
+    def synchronize(self) -> None:
+        """Nothing: nothing is done in the background."""
+
+    def erase_match_state(self, req_ids: Iterable[str]) -> None:
+        """Ends requests that finished, were aborted or have to wait; unknown ones are left out.
+
+        Those that were only set aside begin anew when they come back.
+        """
+        for rid in req_ids:
+            text = self._texts.pop(rid, None)
+            if text is None or text.request is None:
+                continue
+            try:
+                known = self.engine.num_tokens(text.request)
+                last = text.output_ids[known - text.prompt_size :]
+                if last:
+                    self.engine.observe(text.request, last)
+                self._finished += self.engine.finish(text.request)
+            except Exception:
+                self._fault()
+                self._give_up(text)
+
+    def reset(self) -> None:
+        """Forgets all requests, running and remembered, as the host forgets its cache."""
+        for text in self._texts.values():
+            self._give_up(text)
+        self._texts.clear()
+        for store in self._memory:
+            store.close()
+        self._memory = self._new_memory()
+
+    def _new_memory(self) -> list[Datastore]:
+        return [Datastore(max_bytes=self._memory_bytes)] if self._memory_bytes else []
+
+    def _give_up(self, text: _Text) -> None:
+        request, text.request = text.request, None
+        if request is not None:
+            # One that failed to end may be gone already.
+            with contextlib.suppress(FastdraftError):
+                self._finished += self.engine.stats(request)
+                self.engine.cancel(request)
+
+    def _fault(self) -> None:
+        self.faults += 1
+        if self.faults == 1:
+            _logger.warning(
+                "fastdraft: drafting failed; the requests that it was met with go on without "
+                "drafts, and further faults are only counted",
+                exc_info=True,
+            )
+
+
+def _ancestors(parents: _Ints) -> _Ints:
+    """Which nodes are ancestors of each node or itself, 0 or 1, (requests, nodes, nodes).
+
+    Args:
+        parents: The parent of each node, (requests, nodes), the root's the root itself.
+
+    Each pass looks twice as far up: O(requests * nodes^2 * log(nodes)).
+    """
+    rows, nodes = parents.shape
+    every = np.arange(rows)[:, None]
+    mask = np.tile(np.eye(nodes, dtype=np.bool_), (rows, 1, 1))
+    for _ in range((nodes - 1).bit_length()):
+        mask |= mask[every, parents]
+        parents = parents[every, parents]
+    return mask.astype(np.int64)
+
+
+def _bytes(variable: str) -> int | None:
+    """A number of bytes from the environment; None where it is not set."""
+    value = os.environ.get(variable)
+    if not value:
+        return None
+    if not value.isdecimal():
+        raise InvalidValueError(f"{variable} must be a number of bytes, got {value!r}")
+    return int(value)
+
+
+def register() -> None:
+    """Registers the algorithm with SGLang; its plugin loader calls this in every process."""
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+    from sglang.srt.speculative.spec_registry import CustomSpecAlgo
+
+    try:
+        SpeculativeAlgorithm.from_string(NAME)
+    except ValueError:
+        pass
+    else:
+        return
+
+    as_ngram = SpeculativeAlgorithm.NGRAM
+
+    class Algorithm(CustomSpecAlgo):  # type: ignore[misc]
+        """N-gram speculation to the host, but for what drafts."""
+
+        def is_ngram(self) -> bool:
+            return True
+
+        def has_draft_kv(self) -> bool:
+            return False
+
+        def handle_server_args(self, server_args: Any) -> None:
+            if server_args.speculative_ngram_external_corpus_path is not None:
+                raise InvalidValueError(
+                    "speculative_ngram_external_corpus_path must be None for FASTDRAFT, which "
+                    "takes the files of `fastdraft datastore build` in FASTDRAFT_DATASTORES, got "
+                    f"{server_args.speculative_ngram_external_corpus_path!r}"
+                )
+            as_ngram.handle_server_args(server_args)
+
+        def __getattr__(self, name: str) -> Any:
+            # The scheduler asks more of an algorithm than the base class answers.
+            if name.startswith("_"):
+                raise AttributeError(name)
+            return getattr(as_ngram, name)
+
+    register_factory = SpeculativeAlgorithm.register(
+        NAME, supports_overlap=True, spec_class=Algorithm
+    )
+    register_factory(lambda _server_args: _worker())
+
+
+@functools.cache
+def _worker() -> type:
+    # Here and not above: only the process that runs the model has the kernels that this imports.
+    from sglang.srt.speculative import ngram_worker
+
+    class FastdraftWorker(ngram_worker.NGRAMWorker):  # type: ignore[misc]
+        """SGLang's n-gram worker, whose corpus is a `Corpus`."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            with _corpus_of(ngram_worker):
+                super().__init__(*args, **kwargs)
+            self.ngram_corpus.vocabulary = self.model_runner.model_config.vocab_size
+            # How much of a text's end the corpus is shown: all that one step can add.
+            self.max_trie_depth = self.draft_token_num
+
+        def _prepare_draft_tokens(self, batch: Any) -> Any:
+            self.ngram_corpus.begin(batch.reqs)
+            return super()._prepare_draft_tokens(batch)
+
+        def _update_ngram_corpus(self, batch: Any) -> None:
+            """Nothing: the corpus takes in what was said when it is next asked."""
+
+    return FastdraftWorker
+
+
+@contextlib.contextmanager
+def _corpus_of(module: Any) -> Iterator[None]:
+    # The worker would make its own corpus first: a table for a million nodes, compiled on the way.
+    own = module.NgramCorpus
+    module.NgramCorpus = Corpus
+    try:
+        yield
+    finally:
+        module.NgramCorpus = own

@@ -1,0 +1,869 @@
+"""The FASTDRAFT algorithm against SGLang's own package, on a machine without CUDA.
+
+What SGLang has in Python runs as it is: the loader of its plugins, its arguments, its registry, its
+requests and its n-gram worker. Two things stand in for a device: its compiled kernels are here in
+PyTorch, by what its source says of them, and the target says what a script has it say.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import logging
+import os
+import random
+import sys
+import types
+import warnings
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fastdraft import Datastore
+from fastdraft.errors import InvalidValueError
+from fastdraft.integrations import sglang as adapter
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+_NODES = 12
+
+
+def _reconstruct_indices_from_tree_mask(
+    mask: torch.Tensor,
+    seq_lens: torch.Tensor,
+    positions: torch.Tensor,
+    retrieve_index: torch.Tensor,
+    next_token: torch.Tensor,
+    next_sibling: torch.Tensor,
+    rows: int,
+    nodes: int,
+) -> None:
+    trees = mask.view(rows, nodes, nodes).bool().tolist()
+    for row, tree in enumerate(trees):
+        above = [[other for other in range(node) if tree[node][other]] for node in range(nodes)]
+        parents = [nodes_above[-1] if nodes_above else -1 for nodes_above in above]
+        for node in range(nodes):
+            positions[row * nodes + node] = seq_lens[row] + len(above[node])
+            retrieve_index[row, node] = row * nodes + node
+            later = range(node + 1, nodes)
+            next_token[row, node] = next((n for n in later if node in above[n]), -1)
+            next_sibling[row, node] = next(
+                (n for n in later if node > 0 and parents[n] == parents[node]), -1
+            )
+
+
+def _verify_tree_greedy(
+    *,
+    predicts: torch.Tensor,
+    accept_index: torch.Tensor,
+    accept_token_num: torch.Tensor,
+    candidates: torch.Tensor,
+    retrive_index: torch.Tensor,
+    retrive_next_token: torch.Tensor,
+    retrive_next_sibling: torch.Tensor,
+    target_predict: torch.Tensor,
+) -> None:
+    for row in range(len(candidates)):
+        at = count = 0
+        accept_index[row, 0] = retrive_index[row, 0]
+        while True:
+            wanted = target_predict[row, at]
+            predicts[retrive_index[row, at]] = wanted
+            node = int(retrive_next_token[row, at])
+            while node >= 0 and candidates[row, node] != wanted:
+                node = int(retrive_next_sibling[row, node])
+            if node < 0:
+                break
+            at, count = node, count + 1
+            accept_index[row, count] = retrive_index[row, at]
+        accept_token_num[row] = count
+
+
+def _assign_extend_cache_locs(
+    rows: torch.Tensor,
+    slots: torch.Tensor,
+    starts: torch.Tensor,
+    ends: torch.Tensor,
+    out: torch.Tensor,
+    _width: int,
+) -> None:
+    parts = zip(rows.tolist(), starts.tolist(), ends.tolist(), strict=True)
+    found = torch.cat([slots[row, start:end] for row, start, end in parts])
+    out[: len(found)] = found
+
+
+def _fill_accept_out_cache_loc(index: torch.Tensor, slots: torch.Tensor, out: torch.Tensor) -> None:
+    found = slots[index.flatten()[index.flatten() >= 0].long()]
+    out[: len(found)] = found
+
+
+_KERNELS: dict[str, Callable[..., None]] = {
+    "assign_extend_cache_locs_cpu": _assign_extend_cache_locs,
+    "fill_accept_out_cache_loc_cpu": _fill_accept_out_cache_loc,
+    "reconstruct_indices_from_tree_mask": _reconstruct_indices_from_tree_mask,
+    "verify_tree_greedy_cpu": _verify_tree_greedy,
+}
+
+
+def _kernel(name: str) -> Callable[..., None]:
+    if name.startswith("__"):
+        raise AttributeError(name)
+
+    def absent(*_: Any, **__: Any) -> None:
+        raise NotImplementedError(f"sgl_kernel.{name}")
+
+    return _KERNELS.get(name, absent)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def package() -> Path:
+    """SGLang's folder, once it can be imported."""
+    os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
+    for name in ("sgl_kernel", "sgl_kernel.speculative"):
+        module = types.ModuleType(name)
+        module.__path__ = []
+        module.__getattr__ = _kernel  # type: ignore[method-assign]
+        sys.modules[name] = module
+    # torchvision's wheel is built for CUDA, and needs to find these to be imported without.
+    for name in ("nms", "qnms"):
+        torch.library.define(
+            f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        sglang = importlib.import_module("sglang")
+        plugins = importlib.import_module("sglang.srt.plugins")
+        importlib.import_module("sglang.srt.speculative.ngram_worker")
+        plugins.load_plugins()
+    return Path(sglang.__file__).parent
+
+
+@pytest.fixture(scope="session")
+def model() -> str:
+    """The demo model's folder."""
+    return os.environ["FASTDRAFT_DEMO_MODEL"]
+
+
+@pytest.fixture(scope="session")
+def texts(model: str) -> list[tuple[list[int], list[int]]]:
+    """Prompts and outputs as token ids: rewritten source files, each with an edit or two."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(Path(model) / "tokenizer.json"))
+    found = []
+    for name in ("bisect", "colorsys", "fnmatch", "heapq", "keyword", "shlex", "stat", "textwrap"):
+        old = inspect.getsource(importlib.import_module(name))[:1500]
+        new = old.replace("self", "this").replace("return", "yield", 2)
+        prompt = f"Rewrite this file.\n```python\n{old}```\n"
+        found.append((tokenizer.encode(prompt).ids, tokenizer.encode(new).ids))
+    return found
+
+
+@pytest.fixture
+def algorithm() -> Any:
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    return SpeculativeAlgorithm.from_string("fastdraft")
+
+
+@pytest.fixture
+def corpus() -> adapter.Corpus:
+    return adapter.Corpus(draft_token_num=_NODES)
+
+
+def _req(rid: str, prompt: Sequence[int], **params: Any) -> Any:
+    """One of SGLang's own requests."""
+    from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
+    salts = {name: params.pop(name) for name in ("cache_salt", "extra_key") if name in params}
+    sampling = SamplingParams(temperature=0, custom_params=params or None)
+    return Req(rid, "", array("q", prompt), sampling, **salts)
+
+
+def _ask(corpus: adapter.Corpus, reqs: Sequence[Any]) -> tuple[list[list[int]], Any]:
+    """What the corpus drafts for requests whose output is all in the host's list."""
+    corpus.begin(reqs)
+    whole = [[*req.origin_input_ids, *req.output_ids] for req in reqs]
+    tokens, mask = corpus.batch_get(
+        [req.rid for req in reqs], [text[-_NODES:] for text in whole], [len(t) for t in whole]
+    )
+    return tokens.reshape(len(reqs), -1).tolist(), mask.reshape(len(reqs), _NODES, _NODES)
+
+
+def _parents(mask: Any) -> list[int]:
+    above = [np.flatnonzero(mask[node, :node]) for node in range(len(mask))]
+    return [int(nodes[-1]) if len(nodes) else -1 for nodes in above]
+
+
+# --- What the host asks of an algorithm ---
+
+
+def test_the_plugin_loader_registers_it(algorithm: Any) -> None:
+    from importlib.metadata import entry_points
+
+    from sglang.srt.speculative.spec_registry import CustomSpecAlgo
+
+    [entry] = [e for e in entry_points(group="sglang.srt.plugins") if e.name == "fastdraft"]
+    assert entry.value == "fastdraft.integrations.sglang:register"
+    assert isinstance(algorithm, CustomSpecAlgo)
+    assert algorithm.name == adapter.NAME
+    assert algorithm.supports_overlap
+    adapter.register()  # again: the loader runs in every process, and in some of them twice
+
+
+def test_it_answers_as_ngram_does(algorithm: Any) -> None:
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    asked = {
+        name
+        for name in vars(SpeculativeAlgorithm)
+        if name.startswith(("is_", "supports_", "has_", "need", "carries_"))
+    }
+    assert {"is_ngram", "need_topk", "carries_draft_hidden_states", "has_draft_kv"} <= asked
+    answers = {name: getattr(algorithm, name)() for name in asked}
+    assert answers == {name: getattr(SpeculativeAlgorithm.NGRAM, name)() for name in asked}
+
+
+def test_it_has_all_that_the_package_asks_an_algorithm(algorithm: Any, package: Path) -> None:
+    asked = set()
+    for path in (package / "srt").rglob("*.py"):
+        source = path.read_text()
+        for node in ast.walk(ast.parse(source)) if "spec_algo" in source else ():
+            if isinstance(node, ast.Attribute):
+                whose = node.value
+                name = getattr(whose, "attr", getattr(whose, "id", ""))
+                if name in ("spec_algorithm", "spec_algo"):
+                    asked.add(node.attr)
+    assert {"create_future_map", "create_worker", "is_ngram"} <= asked
+    assert [name for name in sorted(asked) if not hasattr(algorithm, name)] == []
+
+
+def test_a_copy_of_it_is_not_ngram(algorithm: Any) -> None:
+    import copy
+
+    assert copy.deepcopy(algorithm).name == adapter.NAME
+
+
+def test_the_future_map_is_the_one_of_ngram(algorithm: Any) -> None:
+    pool = types.SimpleNamespace(req_to_token=torch.zeros(4, 16, dtype=torch.int32))
+    future = algorithm.create_future_map(torch.device("cpu"), pool)
+    assert future.spec_algo.is_ngram()
+
+
+def _arguments(model: str, **options: Any) -> Any:
+    from sglang.srt.server_args import ServerArgs
+
+    chosen = {"device": "cpu", "page_size": 1, "speculative_algorithm": "fastdraft", **options}
+    return ServerArgs(model_path=model, **chosen)
+
+
+def _resolved(model: str, **options: Any) -> Any:
+    from sglang.srt.arg_groups.overrides import resolving_view
+    from sglang.srt.arg_groups.speculative_hook import handle_speculative_decoding
+
+    arguments = _arguments(model, **options)
+    handle_speculative_decoding(arguments)
+    return resolving_view(arguments)
+
+
+def test_arguments_are_resolved_as_for_ngram(model: str) -> None:
+    ours, ngrams = (_resolved(model, speculative_algorithm=name) for name in ("FASTDRAFT", "NGRAM"))
+    assert ours.speculative_algorithm == "FASTDRAFT"
+    for name in (
+        "disable_overlap_schedule",
+        "enable_mixed_chunk",
+        "max_running_requests",
+        "speculative_eagle_topk",
+        "speculative_num_draft_tokens",
+        "speculative_num_steps",
+    ):
+        assert getattr(ours, name) == getattr(ngrams, name), name
+    assert ours.speculative_num_draft_tokens == 12
+    assert not ours.enable_mixed_chunk
+
+
+def test_trees_need_what_the_host_needs_for_them(model: str) -> None:
+    with pytest.raises(ValueError, match=r"page_size\(16\) > 1"):
+        _resolved(model, page_size=16)
+    assert _resolved(model, page_size=16, speculative_ngram_max_bfs_breadth=1)
+
+
+def test_a_corpus_of_the_hosts_own_kind_is_refused(model: str) -> None:
+    with pytest.raises(InvalidValueError, match=r"FASTDRAFT_DATASTORES, got '/corpus\.jsonl'"):
+        _resolved(model, speculative_ngram_external_corpus_path="/corpus.jsonl")
+
+
+# --- What the worker asks of a corpus ---
+
+
+def test_the_worker_calls_nothing_that_the_corpus_lacks(package: Path) -> None:
+    source = (package / "srt/speculative/ngram_worker.py").read_text()
+    worker = next(
+        node
+        for node in ast.parse(source).body
+        if isinstance(node, ast.ClassDef) and node.name == "NGRAMWorker"
+    )
+    methods = {node.name: node for node in worker.body if isinstance(node, ast.FunctionDef)}
+    # Reached by requests that the host takes for its own algorithm alone.
+    external = {name for name in methods if "corpus_" in name or "external" in name}
+    called = {
+        node.attr
+        for name, method in methods.items()
+        if name not in external
+        for node in ast.walk(method)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Attribute)
+        and node.value.attr == "ngram_corpus"
+    }
+    assert {"batch_get", "batch_put", "erase_match_state", "reset", "synchronize"} <= called
+    assert [name for name in sorted(called) if not hasattr(adapter.Corpus, name)] == []
+    # What the worker overrides is there to be overridden, and the corpus is made by this name.
+    assert {"_prepare_draft_tokens", "_update_ngram_corpus"} <= set(methods)
+    made = [
+        node
+        for node in ast.walk(methods["__init__"])
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "NgramCorpus"
+    ]
+    assert len(made) == 1
+    assert {"draft_token_num", "max_bfs_breadth"} <= {word.arg for word in made[0].keywords}
+
+
+def test_drafts_come_in_the_form_of_the_hosts_corpus(
+    texts: list[tuple[list[int], list[int]]], corpus: adapter.Corpus
+) -> None:
+    from sglang.srt.speculative.cpp_ngram.ngram_corpus import NgramCorpus
+    from sglang.srt.speculative.ngram_worker import _derive_tree_links
+
+    own = NgramCorpus(draft_token_num=_NODES, max_trie_depth=_NODES, capacity=100_000)
+    own.batch_put([prompt for prompt, _ in texts])
+    own.synchronize()
+    reqs = [_req(str(n), [*prompt, *output[:9]]) for n, (prompt, output) in enumerate(texts)]
+    tails = [list(req.origin_input_ids[-_NODES:]) for req in reqs]
+    lengths = [len(req.origin_input_ids) for req in reqs]
+    corpus.begin(reqs)
+    rids = [req.rid for req in reqs]
+    ours, theirs = (each.batch_get(rids, tails, lengths) for each in (corpus, own))
+    for mine, other in zip(ours, theirs, strict=True):
+        assert (mine.dtype, mine.shape) == (other.dtype, other.shape)
+    for tokens, flat in (ours, theirs):
+        mask = flat.reshape(len(reqs), _NODES, _NODES)
+        assert tokens.reshape(len(reqs), -1)[:, 0].tolist() == [tail[-1] for tail in tails]
+        for tree in mask:
+            parents = _parents(tree)
+            assert set(np.unique(tree)) == {0, 1} and (np.diag(tree) == 1).all()
+            assert not np.triu(tree, 1).any()
+            for node, parent in enumerate(parents[1:], 1):
+                above = tree[node].copy()
+                above[node] = 0
+                assert (above == tree[parent]).all()
+        next_token, next_sibling = _derive_tree_links(flat, len(reqs), _NODES)
+        assert (next_sibling >= 0).any()
+        # Every node but the root is reached from its parent: first the child, then its siblings.
+        reached = torch.cat([next_token, next_sibling], dim=1)
+        for row in reached.tolist():
+            assert sorted(node for node in row if node >= 0) == list(range(1, _NODES))
+    assert corpus.faults == 0
+
+
+def test_trees_go_along_with_the_text(corpus: adapter.Corpus) -> None:
+    req = _req("a", [1, 2, 3, 4, 5, 6, 1, 2, 3, 7, 8, 9])
+    req.output_ids.extend([1, 2, 3])
+    [tokens], [mask] = _ask(corpus, [req])
+    parents = _parents(mask)
+    from_root = [tokens[node] for node, parent in enumerate(parents) if parent == 0]
+    assert {4, 7} <= set(from_root)  # what followed 1 2 3, both times
+    for node in range(1, _NODES):
+        siblings = [tokens[n] for n in range(1, _NODES) if parents[n] == parents[node]]
+        assert len(set(siblings)) == len(siblings)
+
+
+def test_chains_where_the_host_takes_no_trees() -> None:
+    corpus = adapter.Corpus(draft_token_num=_NODES, max_bfs_breadth=1)
+    reqs = [_req("a", [1, 2, 3, 4, 5, 6, 1, 2, 3, 7, 8, 9, 1, 2, 3]), _req("b", [1, 2, 3])]
+    _, masks = _ask(corpus, reqs)
+    for mask in masks:
+        assert _parents(mask) == list(range(-1, _NODES - 1))
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_padding_keeps_the_sampled_distribution(ours: bool) -> None:
+    """Where the host samples it accepts siblings in turn, by the sum of their probabilities: its
+    own padding, several siblings of token 0, makes that token more likely than it is."""
+    wanted = np.array([0.2, 0.5, 0.3])
+    if ours:
+        corpus = adapter.Corpus(draft_token_num=4)
+        req = _req("a", [2])
+        corpus.begin([req])
+        tokens, mask = corpus.batch_get(["a"], [[2]], [1])
+    else:
+        from sglang.srt.speculative.cpp_ngram.ngram_corpus import NgramCorpus
+
+        own = NgramCorpus(draft_token_num=4, max_trie_depth=4, capacity=100)
+        tokens, mask = own.batch_get(["a"], [[2]], [1])
+    children = [n for n, p in enumerate(_parents(mask.reshape(4, 4))) if p == 0]
+    first, accepted = np.zeros(3), 0.0
+    for token in tokens[children]:
+        taken = min(wanted[token], 1 - accepted)
+        first[token] += taken
+        accepted += taken
+    rest = np.where(first > 0, 0, wanted)
+    first += (1 - accepted) * rest / rest.sum()
+    assert np.allclose(first, wanted) == ours
+
+
+# --- A server: the worker, requests that come and go, and a target that follows a script ---
+
+
+class _Target:
+    """Says what the scripts say; anything else than their text gets another answer."""
+
+    _OFF = 5
+
+    def __init__(self, name: str, model: str, overlap: bool) -> None:
+        from sglang.srt.configs.model_config import ModelConfig
+        from sglang.srt.runtime_context import publish
+
+        arguments = _arguments(
+            model,
+            speculative_algorithm=name,
+            speculative_num_draft_tokens=_NODES,
+            speculative_ngram_capacity=100_000,
+            disable_overlap_schedule=not overlap,
+        )
+        publish(arguments, role="scheduler")
+        self.model_runner = types.SimpleNamespace(
+            max_running_requests=8,
+            model_config=ModelConfig.from_server_args(arguments),
+            watermark_state=None,
+        )
+        self.scripts: dict[str, list[int]] = {}
+        self.texts: dict[str, list[int]] = {}
+        self.server_args = arguments
+        self.slots = torch.arange(64 * 4096, dtype=torch.int32).view(64, 4096)
+        self.forwards = 0
+
+    def get_memory_pool(self) -> tuple[Any, Any]:
+        cache = types.SimpleNamespace(move_kv_cache=lambda *_: None)
+        return (
+            types.SimpleNamespace(req_to_token=self.slots),
+            types.SimpleNamespace(get_kvcache=lambda: cache),
+        )
+
+    def forward_batch_generation(self, batch: Any, **_: Any) -> Any:
+        if not batch.forward_mode.is_target_verify():
+            first = [self._next(req.rid, self.texts[req.rid]) for req in batch.reqs]
+            return types.SimpleNamespace(
+                logits_output=None, next_token_ids=torch.tensor(first), can_run_cuda_graph=False
+            )
+        self.forwards += 1
+        rows = len(batch.reqs)
+        tokens = batch.input_ids.view(rows, _NODES).tolist()
+        positions = batch.spec_info.positions.view(rows, _NODES).tolist()
+        masks = batch.spec_info.custom_mask.view(rows, _NODES, _NODES).tolist()
+        said = []
+        for row, req in enumerate(batch.reqs):
+            start = int(batch.seq_lens[row])
+            for node in range(_NODES):
+                path = [n for n in range(_NODES) if masks[row][node][n]]
+                places = [positions[row][n] for n in path]
+                assert places == list(range(start, start + len(path)))
+                text = self.scripts[req.rid][:start] + [tokens[row][n] for n in path]
+                said.append(self._next(req.rid, text))
+        logits = torch.zeros(len(said), self.model_runner.model_config.vocab_size)
+        logits[torch.arange(len(said)), said] = 1.0
+        return types.SimpleNamespace(
+            logits_output=types.SimpleNamespace(next_token_logits=logits), can_run_cuda_graph=True
+        )
+
+    def _next(self, rid: str, text: Sequence[int]) -> int:
+        script = self.scripts[rid]
+        follows = len(text) < len(script) and script[: len(text)] == list(text)
+        return script[len(text)] if follows else self._OFF
+
+
+class _Server:
+    """SGLang's scheduler as far as the worker can tell: who is in the batch, and where."""
+
+    def __init__(self, algorithm: Any, model: str, *, overlap: bool) -> None:
+        self.target = _Target(algorithm.name, model, overlap)
+        worker_class = algorithm.create_worker(self.target.server_args)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self.worker = worker_class(
+                server_args=self.target.server_args,
+                gpu_id=0,
+                nccl_port=0,
+                target_worker=self.target,
+            )
+            self.worker.enable_overlap = overlap
+            self.worker.alloc_memory_pool()
+        self.overlap = overlap
+        self.running: list[Any] = []
+        self.spec_info: Any = None
+        self.truth = self.target.texts
+        self.rows: dict[str, int] = {}
+        self._late: list[tuple[Any, list[int]]] = []
+
+    def add(self, reqs: list[Any], scripts: Iterable[list[int]]) -> None:
+        """Prefills requests, which takes their first token."""
+        from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+        for req, script in zip(reqs, scripts, strict=True):
+            self.target.scripts[req.rid] = [*req.origin_input_ids, *script]
+            self.truth[req.rid] = list(req.origin_input_ids)
+            self.rows[req.rid] = next(r for r in range(64) if r not in self.rows.values())
+        result = self._forward(reqs, ForwardMode.EXTEND, None)
+        self._take(reqs, result)
+        self.running += reqs
+        if self.spec_info is None:
+            self.spec_info = result.next_draft_input
+        else:
+            self.spec_info.merge_batch(result.next_draft_input)
+        self._process()
+
+    def step(self, order: Sequence[int] | None = None) -> None:
+        """A decoding step over the rows in `order`, by default all as they are."""
+        from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+        if order is not None:
+            self.spec_info.filter_batch(torch.tensor(order, dtype=torch.int64))
+            for req in set(self.running) - {self.running[n] for n in order}:
+                del self.rows[req.rid]
+            self.running = [self.running[n] for n in order]
+        if not self.running:
+            self.spec_info = None
+            return
+        result = self._forward(self.running, ForwardMode.DECODE, self.spec_info)
+        late, self._late = self._late, []
+        self._take(self.running, result)
+        self.spec_info = result.next_draft_input
+        if self.overlap:
+            self._late, late = late, self._late
+            self._process(keep=late)
+        else:
+            self._process()
+
+    def _process(self, keep: list[tuple[Any, list[int]]] | None = None) -> None:
+        if not self.overlap or keep is not None:
+            for req, tokens in self._late:
+                req.output_ids.extend(tokens)
+            self._late = keep or []
+
+    def _take(self, reqs: list[Any], result: Any) -> None:
+        tokens = result.next_draft_input.accept_tokens.view(len(reqs), _NODES).tolist()
+        for req, emitted, count in zip(reqs, tokens, result.accept_lens.tolist(), strict=True):
+            self.truth[req.rid] = [*self.truth[req.rid], *emitted[:count]]
+            self._late.append((req, emitted[:count]))
+
+    def _forward(self, reqs: list[Any], mode: Any, spec_info: Any) -> Any:
+        lengths = torch.tensor([len(self.truth[req.rid]) - 1 for req in reqs])
+        batch = types.SimpleNamespace(
+            reqs=reqs,
+            forward_mode=mode,
+            spec_info=spec_info,
+            seq_lens=lengths,
+            seq_lens_cpu=lengths,
+            req_pool_indices=torch.tensor([self.rows[req.rid] for req in reqs]),
+            req_to_token_pool=self.target.get_memory_pool()[0],
+            input_ids=None,
+            out_cache_loc=None,
+            has_grammar=False,
+            grammar_needs_sync=lambda: False,
+            return_logprob=False,
+            device="cpu",
+            sampling_info=types.SimpleNamespace(
+                is_all_greedy=True,
+                acc_additive_penalties=None,
+                acc_scaling_penalties=None,
+                logit_bias=None,
+                has_watermark_candidates=False,
+            ),
+        )
+        return self.worker.forward_batch_generation(batch)
+
+    def done(self, req: Any) -> bool:
+        return len(self.truth[req.rid]) >= len(self.target.scripts[req.rid])
+
+
+@pytest.fixture
+def published() -> Iterator[None]:
+    from sglang.srt.runtime_context import reset_context
+
+    yield
+    reset_context()
+
+
+def _serve(
+    server: _Server, texts: list[tuple[list[int], list[int]]], *, aborted: int | None = None
+) -> list[list[int]]:
+    """What a server says, at most four requests at a time, whose rows change places."""
+    shuffled = random.Random(7)
+    reqs = [_req(str(number), prompt) for number, (prompt, _) in enumerate(texts)]
+    waiting = list(zip(reqs, texts, strict=True))
+    for step in range(2000):
+        if waiting and len(server.running) < 4:
+            req, (_, output) = waiting.pop(0)
+            server.add([req], [output])
+        live = [
+            row
+            for row, req in enumerate(server.running)
+            if not server.done(req) and not (step > 8 and req.rid == str(aborted))
+        ]
+        shuffled.shuffle(live)
+        server.step(live)
+        if not waiting and not server.running:
+            break
+    return [server.truth[req.rid][len(req.origin_input_ids) :] for req in reqs]
+
+
+@pytest.mark.usefixtures("published")
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_server_says_what_it_would_have_said(
+    overlap: bool, algorithm: Any, model: str, texts: list[tuple[list[int], list[int]]]
+) -> None:
+    server = _Server(algorithm, model, overlap=overlap)
+    corpus = server.worker.ngram_corpus
+    assert isinstance(corpus, adapter.Corpus)
+    said = _serve(server, texts, aborted=2)
+    for number, (tokens, (_, output)) in enumerate(zip(said, texts, strict=True)):
+        if number == 2:
+            assert tokens == output[: len(tokens)] and len(tokens) < len(output)
+        else:
+            assert tokens[: len(output)] == output
+    assert corpus.faults == 0
+    assert corpus.stats.mean_accepted_tokens > 3
+    # The host erases at its next step with others; the last batch goes with the cache.
+    assert corpus.num_requests <= 4
+    server.worker.clear_cache_pool()
+    assert corpus.num_requests == corpus.engine.num_requests == 0
+
+
+@pytest.mark.usefixtures("published")
+def test_it_takes_fewer_steps_than_the_hosts_own(
+    algorithm: Any, model: str, texts: list[tuple[list[int], list[int]]]
+) -> None:
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    forwards = []
+    for each in (algorithm, SpeculativeAlgorithm.NGRAM):
+        server = _Server(each, model, overlap=False)
+        said = _serve(server, texts)
+        assert all(
+            tokens[: len(output)] == output for tokens, (_, output) in zip(said, texts, strict=True)
+        )
+        forwards.append(server.target.forwards)
+    assert 2 * forwards[0] < forwards[1]
+
+
+@pytest.mark.usefixtures("published")
+def test_the_prompt_is_drafted_from_at_once(
+    algorithm: Any, model: str, texts: list[tuple[list[int], list[int]]]
+) -> None:
+    prompt, output = texts[0]
+    server = _Server(algorithm, model, overlap=False)
+    req = _req("a", prompt)
+    server.add([req], [output])
+    for _ in range(3):
+        server.step()
+    assert len(req.output_ids) > 12
+
+
+# --- Requests ---
+
+
+def test_requests_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FASTDRAFT_MEMORY_BYTES", str(1 << 20))
+    corpus = adapter.Corpus(draft_token_num=_NODES)
+    template = _req("template", [1])
+    running: list[Any] = []
+    rng = random.Random(3)
+    for number in range(10_000):
+        req = types.SimpleNamespace(
+            rid=str(number),
+            origin_input_ids=array("q", [rng.randrange(50) for _ in range(20)]),
+            output_ids=array("q"),
+            sampling_params=template.sampling_params,
+        )
+        running.append(req)
+        if len(running) == 16:
+            for step in range(3):
+                tokens, _ = _ask(corpus, running)
+                for one, nodes in zip(running, tokens, strict=True):
+                    one.output_ids.extend(nodes[1 : 2 + step])
+            leaving, running = running[:12], running[12:]
+            corpus.erase_match_state([one.rid for one in leaving])
+    corpus.erase_match_state([one.rid for one in running])
+    assert corpus.faults == 0
+    assert corpus.num_requests == corpus.engine.num_requests == 0
+    assert corpus.engine.num_bytes == 0
+    assert corpus.stats.steps > 7000
+
+
+def test_a_request_comes_back_after_it_was_set_aside(corpus: adapter.Corpus) -> None:
+    req = _req("a", [1, 2, 3, 4, 5, 6, 7, 8])
+    req.output_ids.extend([1, 2])
+    _ask(corpus, [req])
+    corpus.erase_match_state(["a"])
+    req.output_ids.extend([3, 4])
+    [tokens], _ = _ask(corpus, [req])
+    assert tokens[:4] == [4, 5, 6, 7]
+    assert corpus.faults == 0
+
+
+def test_an_id_that_comes_again_is_another_request(corpus: adapter.Corpus) -> None:
+    _ask(corpus, [_req("a", [1, 2, 3, 4, 1, 2])])
+    [tokens], _ = _ask(corpus, [_req("a", [7, 8, 9, 6, 7, 8])])
+    assert tokens[:3] == [8, 9, 6]
+    assert corpus.engine.num_requests == 1
+    assert corpus.faults == 0
+
+
+def test_what_was_said_last_is_remembered(corpus: adapter.Corpus) -> None:
+    first = _req("a", [1, 2, 3])
+    _ask(corpus, [first])
+    # Emitted in the request's last step, after which the corpus was not asked for it again.
+    first.output_ids.extend([41, 42, 43, 44, 45])
+    corpus.erase_match_state(["a", "unknown"])
+    [tokens], _ = _ask(corpus, [_req("b", [9, 41, 42])])
+    assert tokens[:4] == [42, 43, 44, 45]
+
+
+@pytest.mark.parametrize(
+    "apart", [{"cache_salt": "tenant"}, {"extra_key": "tenant"}, {adapter.REMEMBER: False}]
+)
+def test_requests_are_kept_apart(apart: dict[str, Any], corpus: adapter.Corpus) -> None:
+    text = list(range(40, 60))
+
+    def drafted(rid: str, **params: Any) -> bool:
+        [tokens], _ = _ask(corpus, [_req(rid, [9, *text[:4]], **params)])
+        corpus.erase_match_state([rid])
+        return tokens[1] == text[4]
+
+    _ask(corpus, [_req("a", text, **apart)])
+    corpus.erase_match_state(["a"])
+    assert not drafted("b")
+    _ask(corpus, [_req("c", text)])
+    corpus.erase_match_state(["c"])
+    assert drafted("d")
+    assert not drafted("e", **apart)
+
+
+def test_predictions_and_frozen_datastores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Datastore(max_bytes=1 << 20)
+    store.add(list(range(200, 240)))
+    store.save(tmp_path / "frozen.fds")
+    monkeypatch.setenv("FASTDRAFT_DATASTORES", str(tmp_path / "frozen.fds"))
+    corpus = adapter.Corpus(draft_token_num=_NODES)
+    reqs = [
+        _req("a", [1, 205, 206], cache_salt="tenant"),
+        _req("b", [1, 2, 3], **{adapter.PREDICTION: list(range(70, 90))}),
+    ]
+    from_store, predicted = _ask(corpus, reqs)[0]
+    assert from_store[:4] == [206, 207, 208, 209]
+    assert predicted[:4] == [3, 70, 71, 72]
+
+
+def test_resetting_forgets_what_was_said(corpus: adapter.Corpus) -> None:
+    _ask(corpus, [_req("a", list(range(40, 60)))])
+    corpus.erase_match_state(["a"])
+    _ask(corpus, [_req("b", [1])])
+    corpus.reset()
+    assert corpus.num_requests == corpus.engine.num_requests == 0
+    [tokens], _ = _ask(corpus, [_req("c", [40, 41, 42])])
+    assert tokens == [42] + [0] * (_NODES - 1)
+    assert corpus.faults == 0
+
+
+def test_ranks_draft_the_same(texts: list[tuple[list[int], list[int]]]) -> None:
+    ranks = [adapter.Corpus(draft_token_num=_NODES) for _ in range(2)]
+    requests = [
+        [_req(str(n), prompt) for n, (prompt, _) in enumerate(texts)] for _ in range(len(ranks))
+    ]
+    for step in range(40):
+        answers = [_ask(rank, reqs) for rank, reqs in zip(ranks, requests, strict=True)]
+        assert answers[0][0] == answers[1][0]
+        assert (answers[0][1] == answers[1][1]).all()
+        for reqs in requests:
+            for req, (_, output) in zip(reqs, texts, strict=True):
+                req.output_ids.extend(output[3 * step : 3 * step + 3])
+        for rank in ranks:
+            rank.erase_match_state([str(step)])
+
+
+# --- Faults ---
+
+
+def test_a_fault_stays_with_the_request_that_it_was_met_with(
+    corpus: adapter.Corpus, caplog: pytest.LogCaptureFixture
+) -> None:
+    reqs = [
+        _req("sound", [1, 2, 3, 4, 5, 1, 2]),
+        _req("broken", [1, 2, 3, 4, 5, 1, 2], **{adapter.PREDICTION: ["x"]}),
+        _req("torn", [1, 2, 3, 4, 5, 1, 2]),
+        _req("negative", [1, 2, 3, 4, 5, 1, 2]),
+        _req("foreign", [1, 2, 900, 4, 5, 1, 2]),
+    ]
+    corpus.vocabulary = 100
+    with caplog.at_level(logging.WARNING):
+        corpus.begin(reqs)
+        tails = [[1, 2], [1, 2], [1, 2], [-1], [1, 2]]
+        tokens, mask = corpus.batch_get([r.rid for r in reqs], tails, [7, 7, 70, 8, 7])
+    rows = tokens.reshape(len(reqs), _NODES).tolist()
+    assert rows[0][:4] == [2, 3, 4, 5]
+    for row, tail in zip(rows[1:], tails[1:], strict=True):
+        assert row == [tail[-1]] + [0] * (_NODES - 1)
+    for tree in mask.reshape(len(reqs), _NODES, _NODES)[1:]:
+        assert _parents(tree) == list(range(-1, _NODES - 1))
+    assert corpus.faults == 4
+    assert len([r for r in caplog.records if r.name == adapter.__name__]) == 1
+    assert corpus.engine.num_requests == 1
+    reqs[0].output_ids.append(3)
+    assert _ask(corpus, reqs[:1])[0][0][:3] == [3, 4, 5]
+    corpus.erase_match_state([req.rid for req in reqs])
+    assert corpus.num_requests == corpus.engine.num_requests == 0
+
+
+def test_the_end_of_a_request_is_kept_from_faults(corpus: adapter.Corpus) -> None:
+    req = _req("a", [1, 2, 3])
+    _ask(corpus, [req])
+    req.output_ids.append(-1)
+    corpus.erase_match_state(["a"])
+    assert corpus.faults == 1
+    assert corpus.num_requests == corpus.engine.num_requests == 0
+
+
+def test_a_host_that_has_changed_goes_on_without_drafts(corpus: adapter.Corpus) -> None:
+    req = types.SimpleNamespace(rid="a", origin_input_ids=[1, 2, 1], output_ids=[])
+    [tokens], _ = _ask(corpus, [req])
+    assert tokens == [1] + [0] * (_NODES - 1)
+    assert corpus.faults == 1
+
+
+def test_without_memory_requests_go_on_without_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FASTDRAFT_MAX_BYTES", "4096")
+    corpus = adapter.Corpus(draft_token_num=_NODES)
+    reqs = [_req(str(n), list(range(50)) * 4) for n in range(4)]
+    tokens, _ = _ask(corpus, reqs)
+    assert tokens[3] == [49] + [0] * (_NODES - 1)
+    assert corpus.faults
+    corpus.erase_match_state([req.rid for req in reqs])
+    assert corpus.num_requests == corpus.engine.num_requests == 0
+
+
+@pytest.mark.parametrize("value", ["1G", "-1", "1.5"])
+def test_bad_settings_say_so(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FASTDRAFT_MEMORY_BYTES", value)
+    with pytest.raises(InvalidValueError, match=f"FASTDRAFT_MEMORY_BYTES .*'{value}'"):
+        adapter.Corpus(draft_token_num=_NODES)
+
+
+def test_a_tree_has_more_than_its_root() -> None:
+    with pytest.raises(InvalidValueError, match="at least 2, got 1"):
+        adapter.Corpus(draft_token_num=1)
