@@ -239,12 +239,14 @@ def main() -> None:
     target: Any = AutoModelForCausalLM.from_pretrained(path)
     target.eval()
     texts = answers(target, tokenizer, options.max_new_tokens, options.request)
-    tiny, small = (
-        AutoModelForCausalLM.from_pretrained(given).eval()
-        if given
-        else fitted(target, texts, layers, options.agreement)
-        for given, layers in ((options.tiny, 1), (options.assistant, options.layers))
-    )
+    drafts: list[Any] = []
+    for given, layers in ((options.tiny, 1), (options.assistant, options.layers)):
+        if given:
+            drafts.append(AutoModelForCausalLM.from_pretrained(given))
+            drafts[-1].eval()
+        else:
+            drafts.append(fitted(target, texts, layers, options.agreement))
+    tiny, small = drafts
     rows = measure(
         target,
         tiny,

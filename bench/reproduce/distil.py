@@ -182,8 +182,8 @@ def main() -> None:
     path = options.target or demo_model.ensure()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     tokenizer = AutoTokenizer.from_pretrained(path)
-    target: Any = AutoModelForCausalLM.from_pretrained(path).to(device).eval()
-    target.requires_grad_(False)
+    target: Any = AutoModelForCausalLM.from_pretrained(path)
+    target.to(device).eval().requires_grad_(False)
     queue = (ids.to(device) for ids in prompts(options.data, tokenizer))
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
 

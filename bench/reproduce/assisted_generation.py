@@ -1,0 +1,188 @@
+"""The plots of assisted generation's announcement: greedy by task, sampled by temperature.
+
+J. Gante, Assisted Generation: a new direction toward low-latency text generation, 2023.
+
+    python bench/reproduce/assisted_generation.py greedy
+    python bench/reproduce/assisted_generation.py temperature --draft MODEL
+
+Each answer is decoded plainly, by transformers' own assisted generation with the announcement's
+heuristic (5 draft tokens at first, 2 more where all were accepted, else one less), by fastdraft
+with the same heuristic, with the adaptive schedule, and with lookups beside it. Greedy outputs are
+held against the plain ones.
+
+Without `--draft` the target's own first layers draft. They were never trained to speak after so few
+layers and are seldom right: this shows the form, and what each schedule makes of a draft model that
+does not pay. For one that is worth something see distil.py.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any
+
+from experiment import (
+    PLAIN,
+    Experiment,
+    Mode,
+    Prompt,
+    Row,
+    bars,
+    figure,
+    options_of,
+    recorded,
+    short,
+    show,
+)
+
+from fastdraft.cli.requests import demo_requests
+from fastdraft.drafters import AssistantModel
+
+TEMPERATURES = (0.0, 0.3, 0.7, 1.0, 1.5)
+FAMILIES = {
+    "summarization": "summary",
+    "translation": "translation",
+    "rag_qa": "document",
+    "codegen": "code",
+    "chat_arena": "chat",
+}
+
+ANNOUNCED = """\
+The announcement's plots are interactive and their figures are not in its text. It says: up to 2
+times as fast where the target fits into the GPU's memory, up to 3 with 8-bit weights, up to 10
+where weights are offloaded; most in tasks that are grounded in their input, such as summaries;
+the draft model should be at least ten times smaller; and the higher the temperature, the less is
+gained."""
+
+DIFFERENCES = """\
+Set-up: the announcement's text does not say which models and GPUs its plots are of; its example is
+pythia-1.4b with pythia-160m. Its drafts were chosen greedily, for sampled answers too. Here: the
+models and the machine printed below, the demo's requests or, with --data, recorded ones; drafts are
+drawn at the target's temperature and verified by speculative sampling, as by transformers of today.
+Both with batches of one."""
+
+
+def modes(draft: Any) -> list[Mode]:
+    # What transformers reads of the draft model's configuration.
+    draft.generation_config.num_assistant_tokens = 5
+    draft.generation_config.num_assistant_tokens_schedule = "heuristic_transient"
+    draft.generation_config.assistant_confidence_threshold = 0.0
+    return [
+        Mode(PLAIN),
+        Mode("transformers", options={"assistant_model": draft}),
+        Mode("heuristic", AssistantModel(draft, schedule="heuristic", lookup=None)),
+        Mode("adaptive", AssistantModel(draft, lookup=None)),
+        Mode("with lookups", AssistantModel(draft)),
+    ]
+
+
+def prompts(experiment: Experiment) -> dict[str, list[Prompt]]:
+    """Some of each task."""
+    options = experiment.options
+    if options.data is not None:
+        tasks = recorded(options.data, FAMILIES)
+    else:
+        tasks = {
+            each.name: [Prompt(each.name, each.prompt, answer_start=each.answer_start)]
+            for each in demo_requests()
+        }
+    return {
+        task: list(islice(experiment.fitting(each), options.samples))
+        for task, each in tasks.items()
+    }
+
+
+def rows_of(
+    experiment: Experiment, kinds: dict[str, tuple[list[Prompt], float]]
+) -> tuple[list[Mode], list[Row]]:
+    """A row for each kind of answers, given by their prompts and temperature."""
+    draft = experiment.draft(experiment.options.draft)
+    ways = modes(draft)
+    rows: list[Row] = []
+    for kind, (asked, temperature) in kinds.items():
+        found = experiment.measure(ways, asked, temperature=temperature, title=kind)
+        plain = found[PLAIN]
+        row: Row = {"kind": kind, "temperature": temperature, "plain ms": plain.ms}
+        for mode in ways[1:]:
+            own = found[mode.name]
+            row[mode.name] = plain.ms / own.ms
+            if temperature == 0:
+                row[f"{mode.name} differs"] = own.differing(plain)
+        for mode in ways[2:]:
+            own = found[mode.name]
+            row |= {f"{mode.name} alpha": own.alpha(), f"{mode.name} gamma": own.gamma()}
+        row["measured"] = {name: measured.as_json() for name, measured in found.items()}
+        rows.append(row)
+    return ways, rows
+
+
+def report(title: str, ways: list[Mode], rows: list[Row]) -> None:
+    show(
+        f"{title}: times plain decoding",
+        {
+            "": "kind",
+            "plain, ms\na token": "plain ms",
+            **{f"\n{mode.name}": mode.name for mode in ways[1:]},
+            "heuristic:\nalpha": "heuristic alpha",
+            "\ngamma": "heuristic gamma",
+            "adaptive:\nalpha": "adaptive alpha",
+            "\ngamma ": "adaptive gamma",
+        },
+        rows,
+    )
+    compared = [row for row in rows if row["temperature"] == 0]
+    if compared:
+        differ = {
+            mode.name: sum(row[f"{mode.name} differs"] for row in compared) for mode in ways[1:]
+        }
+        print(
+            "Greedy answers that are not the plain ones: "
+            + ", ".join(f"{name} {count}" for name, count in differ.items())
+        )
+
+
+def main() -> None:
+    parser = options_of(__doc__, new_tokens=48, repeats=2)
+    parser.add_argument("plot_of", choices=["greedy", "temperature"], help="which plot")
+    parser.add_argument(
+        "--draft", metavar="MODEL", default="cut:2", help="by path or name, or cut:N"
+    )
+    options = parser.parse_args()
+    experiment = Experiment(options)
+    tasks = prompts(experiment)
+    if options.plot_of == "greedy":
+        kinds = {task: (each, 0.0) for task, each in tasks.items()}
+    else:
+        # All tasks in turn; the open ones, which are sampled most, stand last.
+        last_first = [*tasks.values()][::-1]
+        mixed = [each[at] for at in range(options.samples) for each in last_first if at < len(each)]
+        kinds = {
+            f"temperature {temperature:g}": (mixed[: options.samples], temperature)
+            for temperature in TEMPERATURES
+        }
+    ways, rows = rows_of(experiment, kinds)
+    report(f"Assisted generation, {options.plot_of}, {short(options.draft)} drafts", ways, rows)
+    print(f"\n{ANNOUNCED}\n{DIFFERENCES}")
+
+    drawn, (axis,) = figure(1)
+    bars(
+        axis,
+        [row["kind"].removeprefix("temperature ") for row in rows],
+        {
+            PLAIN: [row["plain ms"] for row in rows],
+            **{mode.name: [row["plain ms"] / row[mode.name] for row in rows] for mode in ways[1:]},
+        },
+    )
+    axis.set(
+        ylabel="ms a token",
+        xlabel="temperature" if options.plot_of == "temperature" else "task",
+        title=f"Assisted generation: {short(options.draft)}, {experiment.name}",
+    )
+    experiment.finish(
+        f"assisted_generation_{options.plot_of}",
+        {"announced": ANNOUNCED, "differences": DIFFERENCES, "rows": rows},
+        drawn,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,608 @@
+"""What the reproductions share: models, prompts, fair timing, tables, plots.
+
+Every way of decoding answers every prompt in turn, `--repeats` times over, and each round begins
+with another, so that what else the machine does falls on all alike. A generation is timed from its
+first new token on: the prompt's forward is the same for all, what a draft model takes to read the
+prompt is not left out. Of a prompt's repeats the median counts, and of the prompts the mean.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import random
+import re
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+from matplotlib.figure import Figure
+from transformers.generation.streamers import BaseStreamer
+
+from fastdraft import DraftStats, hf
+from fastdraft.cli import target as targets
+from fastdraft.cli.records import RecordError, family_files, parse_lines
+from fastdraft.cli.replay_progress import progress
+from fastdraft.drafters import AssistantModel
+from fastdraft.stats import AssistantStats
+
+# The other benchmarks lie one folder up.
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from index import machine
+
+__all__ = [
+    "PLAIN",
+    "Experiment",
+    "Measured",
+    "Mode",
+    "Prompt",
+    "Row",
+    "bars",
+    "constant",
+    "figure",
+    "options_of",
+    "recorded",
+    "records",
+    "short",
+    "show",
+    "turns",
+]
+
+Row = dict[str, Any]
+PLAIN = "plain"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What a user says, at the end of a conversation or at its beginning.
+
+    Attributes:
+        task: The kind of request.
+        text: The user's last words.
+        before: The conversation before them, what user and model said in turn.
+        answer_start: How the answer begins; given to the model, not generated.
+    """
+
+    task: str
+    text: str
+    before: tuple[str, ...] = ()
+    answer_start: str = ""
+
+
+@dataclass(frozen=True)
+class Mode:
+    """One way to decode.
+
+    Attributes:
+        name: In tables and plots.
+        drafter: Decodes with `hf.generate`; without one transformers does it by itself.
+        options: Further ones of transformers' `generate`.
+        model: What generates in place of the target.
+    """
+
+    name: str
+    drafter: Any = None
+    options: Row = field(default_factory=dict)
+    model: Any = None
+
+
+@dataclass(frozen=True)
+class Run:
+    """One generation.
+
+    Attributes:
+        tokens: The new tokens.
+        timed: Those that came after the first ones.
+        seconds: What each of these took.
+        stats: With fastdraft, what the drafts were worth.
+        assistants: And those of each draft model, the smallest first.
+    """
+
+    tokens: list[int]
+    timed: int
+    seconds: float
+    stats: DraftStats | None
+    assistants: list[AssistantStats]
+
+
+@dataclass
+class Measured:
+    """What a mode came to.
+
+    Attributes:
+        prompts: What was answered.
+        runs: By prompt and repeat.
+        forwards: Seconds of the target's forwards after the prompt's, by the tokens in them.
+    """
+
+    prompts: list[Prompt]
+    runs: list[list[Run]]
+    forwards: dict[int, list[float]]
+
+    @property
+    def seconds(self) -> list[float]:
+        """A token of each prompt's answer, the median of its repeats."""
+        return [statistics.median(run.seconds for run in repeats) for repeats in self.runs]
+
+    @property
+    def ms(self) -> float:
+        """Milliseconds a token, the mean of the prompts."""
+        return 1000 * statistics.mean(self.seconds)
+
+    @property
+    def forward(self) -> float:
+        """Seconds of a target forward, the median of those after the prompt's."""
+        return statistics.median(each for seconds in self.forwards.values() for each in seconds)
+
+    @property
+    def stats(self) -> DraftStats:
+        """The sum over all runs."""
+        return sum((run.stats for run in self._all() if run.stats is not None), DraftStats())
+
+    def alpha(self, level: int = -1) -> float:
+        """How often the target accepted a token whose predecessors it accepted; 0 for none.
+
+        `level` is the draft model's among the stages; -1 drafts for the target.
+        """
+        judged = sum(sum(stats.judged) for stats in self._assistants(level))
+        return sum(sum(s.accepted) for s in self._assistants(level)) / judged if judged else 0.0
+
+    def acceptance_rate(self, level: int = -1) -> float:
+        """Accepted per drafted token; 0 for none."""
+        drafted = sum(stats.drafted for stats in self._assistants(level))
+        return sum(sum(s.accepted) for s in self._assistants(level)) / drafted if drafted else 0.0
+
+    def gamma(self, level: int = -1) -> float:
+        """Tokens a draft; 0 for none."""
+        drafts = sum(stats.drafts for stats in self._assistants(level))
+        return sum(s.drafted for s in self._assistants(level)) / drafts if drafts else 0.0
+
+    def differing(self, other: Measured) -> int:
+        """How many answers are not the other's, token for token."""
+        return sum(
+            own[0].tokens != others[0].tokens
+            for own, others in zip(self.runs, other.runs, strict=True)
+        )
+
+    def as_json(self) -> Row:
+        """Its figures, for a file."""
+        return {
+            "ms": self.ms,
+            "prompts_ms": [1000 * seconds for seconds in self.seconds],
+            "stats": asdict(self.stats),
+            "assistants": [
+                {
+                    "alpha": self.alpha(level),
+                    "acceptance_rate": self.acceptance_rate(level),
+                    "gamma": self.gamma(level),
+                }
+                for level in range(len(self.runs[0][0].assistants))
+            ],
+            "forwards_ms": {
+                width: 1000 * statistics.median(seconds)
+                for width, seconds in sorted(self.forwards.items())
+            },
+        }
+
+    def _all(self) -> Iterator[Run]:
+        return (run for repeats in self.runs for run in repeats)
+
+    def _assistants(self, level: int) -> list[AssistantStats]:
+        return [run.assistants[level] for run in self._all() if run.assistants]
+
+
+class _Clock(BaseStreamer):
+    """Notes when a generation's first tokens came, and how many they were."""
+
+    def __init__(self) -> None:
+        self.began = 0.0
+        self.first = 0
+        self._calls = 0
+
+    def put(self, value: torch.Tensor) -> None:
+        """The first call brings the prompt."""
+        self._calls += 1
+        if self._calls == 2:
+            self.first = value.numel()
+            self.began = time.perf_counter()
+
+    def end(self) -> None:
+        """Nothing waits for the end."""
+
+
+class Experiment:
+    """The models, and how they are run.
+
+    Args:
+        options: Those of `options_of`.
+    """
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        if options.json is not None and not options.json.parent.is_dir():
+            raise SystemExit(f"--json must be in a folder that exists, got {options.json}")
+        self.options = options
+        self.target = _load(options.target, options)
+        self._drafts: dict[str, Any] = {}
+        self._warm: set[str] = set()
+
+    @property
+    def model(self) -> Any:
+        """The target model."""
+        return self.target.model
+
+    @property
+    def name(self) -> str:
+        """The target's, as `short`."""
+        return short(self.target.name)
+
+    def draft(self, name: str) -> Any:
+        """A draft model: `cut:N`, the target's first N layers, or a path or name."""
+        if name not in self._drafts:
+            self._drafts[name] = self._load_draft(name)
+        return self._drafts[name]
+
+    def _load_draft(self, name: str) -> Any:
+        if name.startswith("cut:"):
+            return _cut(self.model, name)
+        loaded = _load(name, self.options, device=str(self.model.device), dtype=self.model.dtype)
+        own, others = self.target.tokenizer.get_vocab(), loaded.tokenizer.get_vocab()
+        if own != others:
+            raise SystemExit(f"{name} must have the target's tokenizer, got another one")
+        return loaded.model
+
+    def encode(self, prompt: Prompt) -> Any:
+        """The model's inputs, one row."""
+        tokenizer = self.target.tokenizer
+        said = [*prompt.before, prompt.text]
+        if tokenizer.chat_template:
+            roles = ("user", "assistant")
+            text = tokenizer.apply_chat_template(
+                [{"role": roles[at % 2], "content": words} for at, words in enumerate(said)],
+                tokenize=False,
+                add_generation_prompt=True,
+            )
+        else:
+            text = "\n\n".join(said) + "\n\n"
+        inputs = tokenizer(
+            text + prompt.answer_start,
+            add_special_tokens=not tokenizer.chat_template,
+            return_tensors="pt",
+        )
+        return inputs.to(self.model.device)
+
+    def fitting(self, prompts: Sequence[Prompt]) -> Iterator[Prompt]:
+        """Those whose tokens are not more than `--prompt-tokens`."""
+        for prompt in prompts:
+            if self.encode(prompt)["input_ids"].shape[1] <= self.options.prompt_tokens:
+                yield prompt
+
+    def measure(
+        self,
+        modes: Sequence[Mode],
+        prompts: Sequence[Prompt],
+        *,
+        temperature: float,
+        title: str,
+    ) -> dict[str, Measured]:
+        """Every mode on every prompt; the i-th prompt is answered with seed i when sampling.
+
+        Prompts are left out to which one of the modes says too little to be timed.
+        """
+        if not prompts:
+            raise SystemExit(
+                f"no prompt for {title} has at most {self.options.prompt_tokens} tokens: "
+                "give more with --prompt-tokens"
+            )
+        inputs = [self.encode(prompt) for prompt in prompts]
+        runs: dict[str, list[list[Run]]] = {mode.name: [[] for _ in prompts] for mode in modes}
+        forwards: dict[str, dict[int, list[float]]] = {mode.name: {} for mode in modes}
+        repeats = self.options.repeats
+        cold = [mode for mode in modes if mode.name not in self._warm]
+        with progress(len(cold) + len(modes) * repeats * len(prompts)) as advance:
+            for mode in cold:  # what runs first also sets up memory and kernels
+                self._run(mode, inputs[0], seed=0, temperature=temperature)
+                self._warm.add(mode.name)
+                advance(f"{title}: {mode.name}", 1)
+            for repeat in range(repeats):
+                for place, sample in enumerate(inputs):
+                    start = (repeat + place) % len(modes)
+                    for mode in [*modes[start:], *modes[:start]]:
+                        with _timed_forwards(self.model, forwards[mode.name]):
+                            run = self._run(mode, sample, seed=place, temperature=temperature)
+                        if run.timed:
+                            runs[mode.name][place].append(run)
+                        advance(f"{title}: {mode.name}", 1)
+        answered = [
+            place
+            for place in range(len(prompts))
+            if all(len(each[place]) == repeats for each in runs.values())
+        ]
+        if short := len(prompts) - len(answered):
+            print(f"{title}: {short} of {len(prompts)} answers are too short to time, left out")
+        if not answered:
+            raise SystemExit(f"{title}: no answer is long enough to be timed")
+        return {
+            name: Measured(
+                [prompts[place] for place in answered],
+                [each[place] for place in answered],
+                forwards[name],
+            )
+            for name, each in runs.items()
+        }
+
+    def answer(self, prompt: Prompt) -> str:
+        """What the target says by itself, greedily."""
+        run = self._run(Mode(PLAIN), self.encode(prompt), seed=0, temperature=0.0)
+        text: str = self.target.tokenizer.decode(run.tokens, skip_special_tokens=True)
+        return text
+
+    def _run(self, mode: Mode, inputs: Any, *, seed: int, temperature: float) -> Run:
+        model = mode.model or self.model
+        clock = _Clock()
+        options: Row = {
+            **inputs,
+            "max_new_tokens": self.options.new_tokens,
+            "do_sample": temperature > 0,
+            "num_beams": 1,
+            "repetition_penalty": 1.0,
+            "streamer": clock,
+            **mode.options,
+        }
+        if temperature > 0:
+            options |= {"temperature": temperature, "top_k": 0, "top_p": 1.0}
+        if model.generation_config.pad_token_id is None:
+            eos = model.generation_config.eos_token_id
+            options["pad_token_id"] = eos[0] if isinstance(eos, list) else eos
+        torch.manual_seed(seed)
+        output: Any = None
+        with torch.inference_mode():
+            if mode.drafter is None:
+                sequences = model.generate(**options)
+            else:
+                output = hf.generate(model, drafter=mode.drafter, seed=seed, **options)
+                sequences = output.sequences
+        # Reading the tokens waits for the device.
+        tokens = sequences[0, inputs["input_ids"].shape[1] :].tolist()
+        seconds = time.perf_counter() - clock.began
+        timed = len(tokens) - clock.first
+        return Run(
+            tokens,
+            timed,
+            seconds / max(timed, 1),
+            None if output is None else output.stats,
+            [] if output is None else output.assistants or [],
+        )
+
+    def finish(self, name: str, results: Row, drawn: Any) -> None:
+        """Prints settings, target and machine, and writes the plot and, if asked to, JSON."""
+        options = self.options
+        kept = ("samples", "new_tokens", "repeats", "temperature", "data")
+        settings = [f"{key} {getattr(options, key)}" for key in kept if hasattr(options, key)]
+        about = {
+            "settings": ", ".join(settings),
+            "target": self.target.name,
+            "dtype": str(self.model.dtype),
+            "device": str(self.model.device),
+            "threads": torch.get_num_threads(),
+            **machine(),
+        }
+        print()
+        for key, value in about.items():
+            print(f"{key:8} {value}")
+        plot = options.plot or Path("build/reproduce") / f"{name}.png"
+        plot.parent.mkdir(parents=True, exist_ok=True)
+        drawn.savefig(plot, dpi=120)
+        print(f"plot     {plot}")
+        if options.json is not None:
+            given = {key: str(value) for key, value in vars(options).items()}
+            text = json.dumps({"machine": about, "options": given, **results}, indent=1)
+            options.json.write_text(text + "\n", "utf-8")
+
+
+def options_of(description: str | None, **defaults: Any) -> argparse.ArgumentParser:
+    """A parser with the options that all reproductions have.
+
+    Args:
+        description: The module's documentation; its first line is shown.
+        defaults: Of `samples`, `new_tokens`, `repeats` and `prompt_tokens`.
+    """
+    usual = {"samples": 2, "new_tokens": 32, "repeats": 3, "prompt_tokens": 1024, **defaults}
+    parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
+    add = parser.add_argument
+    add("--target", metavar="MODEL", help="by path or name; the demo model by default")
+    add("--device", help="such as cuda:0; a GPU where there is one")
+    add("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"])
+    add("--data", type=Path, metavar="FOLDER", help="recorded requests in place of the built-in")
+    add("--samples", type=_positive, default=usual["samples"], help="answers of each kind")
+    add("--new-tokens", type=_positive, default=usual["new_tokens"], help="of an answer, at most")
+    add("--repeats", type=_positive, default=usual["repeats"], help="of every answer in every mode")
+    add(
+        "--prompt-tokens",
+        type=_positive,
+        default=usual["prompt_tokens"],
+        help="longer prompts are left out",
+    )
+    add("--json", type=Path, metavar="FILE", help="write the results there too")
+    add("--plot", type=Path, metavar="FILE", help="in place of build/reproduce/NAME.png")
+    return parser
+
+
+def short(name: str) -> str:
+    """A model's name without the folders or the organisation that it is in."""
+    return Path(name).name
+
+
+def constant(model: Any, gamma: int) -> AssistantModel:
+    """Drafts `gamma` tokens in every step, with the model alone."""
+    return AssistantModel(model, schedule="constant", num_tokens=gamma, lookup=None)
+
+
+def records(folder: Path, family: str) -> Iterator[Row]:
+    """The recorded requests of a family."""
+    try:
+        file = family_files([folder]).get(family)
+    except RecordError as error:
+        raise SystemExit(str(error)) from error
+    if file is None:
+        raise SystemExit(f"--data must hold {family}.jsonl, got {folder}")
+    return (record for _, record in parse_lines(file))
+
+
+def recorded(folder: Path, families: dict[str, str]) -> dict[str, list[Prompt]]:
+    """The recorded first questions of some families, by the task that each stands for, shuffled."""
+    found: dict[str, list[Prompt]] = {}
+    for family, task in families.items():
+        texts = (turns(record["prompt"]) for record in records(folder, family))
+        prompts = [Prompt(task, said[0]) for said in texts if len(said) == 1]
+        random.Random(0).shuffle(prompts)
+        found.setdefault(task, []).extend(prompts)
+    return found
+
+
+_MARKS = re.compile(r"<\|(?:user|assistant)\|>\n|(?:\s|</s>)(?:USER|ASSISTANT): ?")
+
+
+def turns(prompt: str) -> list[str]:
+    """What user and model said in a recorded prompt, without the marks of other models' templates.
+
+    The first piece is the user's, and so is the last.
+    """
+    before, *said = _MARKS.split(prompt)
+    return [words.strip() for words in said[: len(said) - 1 + len(said) % 2]] or [before]
+
+
+def show(title: str, columns: dict[str, str], rows: Sequence[Row]) -> None:
+    """Prints a table.
+
+    Args:
+        title: Stands above it.
+        columns: The key of each column in `rows`, by its heading.
+        rows: Floats are printed with two digits, what is missing or None as nothing.
+    """
+
+    def text(value: Any) -> str:
+        return "" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
+
+    heads = [heading.split("\n") for heading in columns]
+    height = max(map(len, heads))
+    lines = [
+        *zip(*([""] * (height - len(head)) + head for head in heads), strict=True),
+        *([text(row.get(key)) for key in columns.values()] for row in rows),
+    ]
+    widths = [max(len(line[at]) for line in lines) for at in range(len(heads))]
+    print(f"\n{title}")
+    for line in lines:
+        cells = [cell.rjust(width) for cell, width in zip(line, widths, strict=True)]
+        cells[0] = line[0].ljust(widths[0])
+        print("  ".join(cells).rstrip())
+
+
+def figure(columns: int) -> tuple[Any, list[Any]]:
+    """A figure and its axes, side by side."""
+    drawn = Figure(figsize=(5.5 * columns, 4.5), layout="constrained")
+    axes = drawn.subplots(1, columns, squeeze=False)
+    for axis in axes[0]:
+        axis.grid(alpha=0.3)
+    return drawn, list(axes[0])
+
+
+def bars(axis: Any, labels: Sequence[str], groups: dict[str, Sequence[float | None]]) -> None:
+    """Draws for each label a bar of each group that has a value there."""
+    width = 0.8 / len(groups)
+    for place, (name, values) in enumerate(groups.items()):
+        there = [at for at, value in enumerate(values) if value is not None]
+        left = (place - (len(groups) - 1) / 2) * width
+        axis.bar([at + left for at in there], [values[at] for at in there], width, label=name)
+    axis.set_xticks(range(len(labels)), labels)
+    axis.legend(fontsize="small")
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
+    return number
+
+
+def _load(
+    name: str | None,
+    options: argparse.Namespace,
+    *,
+    device: str | None = None,
+    dtype: torch.dtype | None = None,
+) -> targets.Target:
+    try:
+        return targets.load(
+            name,
+            device=device or options.device,
+            dtype=options.dtype if dtype is None else str(dtype).removeprefix("torch."),
+            threads=None,
+            raw=False,
+        )
+    except click.ClickException as error:
+        raise SystemExit(error.message) from error
+
+
+def _cut(model: Any, name: str) -> Any:
+    """The first layers of a model, with its embedding, last norm and head; weights are shared."""
+    count = model.config.get_text_config().num_hidden_layers
+    number = name.removeprefix("cut:")
+    if not number.isdecimal() or not 1 <= int(number) <= count:
+        raise SystemExit(f"cut:N takes from 1 to {count} layers of the target, got {name!r}")
+    layers = int(number)
+    # A deep copy takes what it is told of as copied already.
+    small = copy.deepcopy(model, {id(weight): weight for weight in model.parameters()})
+    for module in small.base_model.modules():
+        for key, child in module.named_children():
+            if isinstance(child, torch.nn.ModuleList) and len(child) == count:
+                setattr(module, key, child[:layers])
+    config = small.config.get_text_config()
+    config.num_hidden_layers = layers
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:layers]
+    return small
+
+
+@contextmanager
+def _timed_forwards(model: Any, seconds: dict[int, list[float]]) -> Iterator[None]:
+    """Adds the time of each of the model's forwards but the first to those of its width.
+
+    On an accelerator a forward is waited for.
+    """
+
+    def now() -> float:
+        if model.device.type == "cuda":
+            torch.cuda.synchronize(model.device)
+        return time.perf_counter()
+
+    started = 0.0
+    first = True
+
+    def before(*_: Any) -> None:
+        nonlocal started
+        started = now()
+
+    def after(_module: Any, _arguments: Any, kwargs: Row, _output: Any) -> None:
+        nonlocal first
+        if not first:
+            seconds.setdefault(kwargs["input_ids"].shape[1], []).append(now() - started)
+        first = False
+
+    hooks = [
+        model.register_forward_pre_hook(before),
+        model.register_forward_hook(after, with_kwargs=True),
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

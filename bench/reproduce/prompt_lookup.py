@@ -1,0 +1,228 @@
+"""Prompt lookup's results: summaries, answers from a context, and conversations of two turns.
+
+A. Saxena, Prompt Lookup Decoding, 2023: greedy, n-grams of up to 3 tokens, 10 draft tokens.
+
+    python bench/reproduce/prompt_lookup.py summaries
+    python bench/reproduce/prompt_lookup.py context-qa --data FOLDER
+    python bench/reproduce/prompt_lookup.py chat --data FOLDER --samples 16
+
+Each answer is decoded plainly, with transformers' prompt lookup, with fastdraft's (which proposes
+the same), and with the default drafter. In a conversation's second turn the model's own first
+answer stands before the question. Conversations are also told apart by category, as MT-bench has
+them.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from itertools import islice
+from pathlib import Path
+
+from experiment import (
+    PLAIN,
+    Experiment,
+    Measured,
+    Mode,
+    Prompt,
+    Row,
+    figure,
+    options_of,
+    recorded,
+    records,
+    show,
+    turns,
+)
+
+from fastdraft import DraftConfig
+from fastdraft.cli.requests import demo_requests
+from ngram import PROMPTS
+
+# What the author says of each experiment; the figures of his plots are not in his text.
+REPORTED = {
+    "summaries": "2.4 times plain on average (CNN/DailyMail, 100 articles), never less than plain "
+    "within the margin of error",
+    "context-qa": "2.4 times plain on average (HAGRID, 100 examples, all evidence as the context), "
+    "never less than plain within the margin of error",
+    "chat": "MT-bench, 80 conversations: turn 1 gains about as much as summaries (2.4), turn 0 "
+    "much less; roleplay gains least, coding very much in turn 1, extraction most in turn 0",
+}
+
+DIFFERENCES = """\
+Set-up: the author ran Mistral-7B-Instruct-v0.1 on an A100 with 40 GB. Here: the model and the
+machine printed below, the benchmark's own prompts or, with --data, recorded ones: Spec-Bench's
+CNN/DailyMail articles and SummEdits' documents, ClapNQ's and other questions with their passages in
+place of HAGRID, MT-bench's questions. The prompt's forward is left out of all times."""
+
+_CHATS = [
+    (
+        "writing",
+        "Write a short letter to a hotel in which you ask for a quiet room for three nights.",
+        "Now write the letter again, and also ask when breakfast is served.",
+    ),
+    (
+        "coding",
+        "Write a Python function that gives the mean of a list of numbers.",
+        "Add a check that the list is not empty, and give me the whole function again.",
+    ),
+    (
+        "extraction",
+        "List the names and the years in this text: Ada Brandt founded the mill in 1884, her son "
+        "Karl sold it in 1921, and Irma Vogel turned it into a museum in 1996.",
+        "Now put the same facts into a table, sorted by year.",
+    ),
+    (
+        "roleplay",
+        "You are the captain of an old ferry. Tell me about your strangest passenger.",
+        "And what did the passenger say when the ferry arrived?",
+    ),
+]
+
+
+def modes() -> list[Mode]:
+    return [
+        Mode(PLAIN),
+        Mode(
+            "transformers", options={"prompt_lookup_num_tokens": 10, "max_matching_ngram_size": 3}
+        ),
+        Mode("prompt lookup", DraftConfig.prompt_lookup(max_ngram=3, num_tokens=10)),
+        Mode("default", DraftConfig()),
+    ]
+
+
+def questions(experiment: Experiment, kind: str) -> list[Prompt]:
+    """Articles to summarise, or passages with a question."""
+    options = experiment.options
+    if options.data is not None:
+        family = "summarization" if kind == "summaries" else "rag_qa"
+        every = recorded(options.data, {family: kind})[kind]
+    elif kind == "summaries":
+        every = [Prompt(kind, each.text) for each in PROMPTS if each.task == "summary"]
+    else:
+        every = [Prompt(kind, each.text) for each in PROMPTS if each.task == "web"]
+        every += [Prompt(kind, each.prompt) for each in demo_requests() if each.name == "document"]
+    return list(islice(experiment.fitting(every), options.samples))
+
+
+def conversations(folder: Path | None) -> list[tuple[str, str, str]]:
+    """Category and both questions of each, shuffled where they are recorded."""
+    if folder is None:
+        return _CHATS
+    found: dict[tuple[str, str, str], None] = {}
+    for record in records(folder, "mtbench"):
+        said = turns(record["prompt"])
+        if len(said) == 3:
+            category = str(record["task"]).rpartition("/")[2]
+            found[category, said[0], said[2]] = None
+    every = list(found)  # several models answered the same questions
+    random.Random(0).shuffle(every)
+    return every
+
+
+def chats(experiment: Experiment) -> tuple[list[Prompt], list[Prompt]]:
+    """The prompts of turn 0 and those of turn 1."""
+    first: list[Prompt] = []
+    second: list[Prompt] = []
+    for category, question, next_question in conversations(experiment.options.data):
+        opening = Prompt(category, question)
+        if len(first) < experiment.options.samples and list(experiment.fitting([opening])):
+            answer = experiment.answer(opening)
+            first.append(opening)
+            second.append(Prompt(category, next_question, before=(question, answer)))
+    return first, second
+
+
+def row_of(name: str, found: dict[str, Measured], places: list[int]) -> Row:
+    """Tokens a second of some samples in each mode: mean and standard deviation, and speeds."""
+    rates = {
+        mode: [1 / measured.seconds[place] for place in places] for mode, measured in found.items()
+    }
+    row: Row = {"name": name, "answers": len(places)}
+    for mode, each in rates.items():
+        row[mode] = statistics.mean(each)
+        row[f"{mode} deviation"] = statistics.pstdev(each)
+        row[f"{mode} text"] = f"{row[mode]:.1f} ± {row[f'{mode} deviation']:.1f}"
+        row[f"{mode} speed"] = row[mode] / statistics.mean(rates[PLAIN])
+        row[f"{mode} least"] = min(
+            own / plain for own, plain in zip(each, rates[PLAIN], strict=True)
+        )
+    return row
+
+
+def main() -> None:
+    parser = options_of(__doc__, samples=4, new_tokens=64)
+    parser.add_argument("kind", choices=list(REPORTED), help="which experiment")
+    options = parser.parse_args()
+    experiment = Experiment(options)
+    ways = modes()
+    if options.kind == "chat":
+        asked = dict(zip(("turn 0", "turn 1"), chats(experiment), strict=True))
+    else:
+        asked = {options.kind: questions(experiment, options.kind)}
+
+    rows: list[Row] = []
+    by_category: list[Row] = []
+    measured: dict[str, Row] = {}
+    for name, prompts in asked.items():
+        found = experiment.measure(ways, prompts, temperature=0.0, title=name)
+        measured[name] = {mode: each.as_json() for mode, each in found.items()}
+        answered = found[PLAIN].prompts
+        rows.append(row_of(name, found, list(range(len(answered)))))
+        for mode in ways[1:]:
+            rows[-1][f"{mode.name} differs"] = found[mode.name].differing(found[PLAIN])
+        if options.kind == "chat":
+            for category in sorted({prompt.task for prompt in answered}):
+                places = [at for at, prompt in enumerate(answered) if prompt.task == category]
+                by_category.append(row_of(f"{name}, {category}", found, places))
+
+    speeds = {f"\n{mode.name}": f"{mode.name} speed" for mode in ways[1:]}
+    show(
+        f"Prompt lookup, {options.kind}: tokens a second, mean and standard deviation",
+        {"": "name", "answers": "answers", **{mode.name: f"{mode.name} text" for mode in ways}},
+        rows,
+    )
+    show(
+        "Times plain, of all answers and of the one that gains least",
+        {
+            "": "name",
+            **speeds,
+            **{f"least:\n{mode.name}": f"{mode.name} least" for mode in ways[1:]},
+        },
+        rows,
+    )
+    if by_category:
+        show("Times plain, by category", {"": "name", "answers": "answers", **speeds}, by_category)
+    print(f"\nReported: {REPORTED[options.kind]}.\n{DIFFERENCES}")
+    differing = ", ".join(
+        f"{mode.name} {sum(row[f'{mode.name} differs'] for row in rows)}" for mode in ways[1:]
+    )
+    print(f"Answers that are not the plain ones: {differing}")
+
+    drawn, (axis,) = figure(1)
+    width = 0.8 / len(ways)
+    for place, mode in enumerate(ways):
+        axis.bar(
+            [at + (place - 1.5) * width for at in range(len(rows))],
+            [row[mode.name] for row in rows],
+            width,
+            yerr=[row[f"{mode.name} deviation"] for row in rows],
+            label=mode.name,
+        )
+    axis.set_xticks(range(len(rows)), [row["name"] for row in rows])
+    axis.set(ylabel="tokens a second", title=f"Prompt lookup: {experiment.name}")
+    axis.legend(fontsize="small")
+    experiment.finish(
+        f"prompt_lookup_{options.kind}",
+        {
+            "reported": REPORTED[options.kind],
+            "differences": DIFFERENCES,
+            "rows": rows,
+            "by category": by_category,
+            "measured": measured,
+        },
+        drawn,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,240 @@
+"""What drafting did, carried from the processes that draft to the one that answers.
+
+vLLM's API server and its engines are different processes, and nothing that an engine returns has
+room for a drafter's counts. So each engine keeps a small file that the API server maps: its totals,
+and a table of the requests with a prediction. A file has one writer, which never waits and never
+knows whether anyone reads. A request is found by its ticket, a random number that the API server
+hands out with the prediction: neither request ids, which vLLM changes on the way, nor the choice of
+an engine matter, and nobody can name the ticket of another.
+"""
+
+from __future__ import annotations
+
+import atexit
+import mmap
+import os
+import re
+import secrets
+import shutil
+import tempfile
+from collections import deque
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["FOLDER_VARIABLE", "Ledger", "LedgerReader", "Totals", "new_ticket", "share_folder"]
+
+FOLDER_VARIABLE = "FASTDRAFT_VLLM_LEDGER"
+"""The environment variable that names the folder of a server's ledgers."""
+
+# Rows are used in turn, so a finished request's counts stay until this many others have come.
+_ROWS = 1 << 14
+_TOTALS_BYTES = 4096
+_BYTES = _TOTALS_BYTES + 2 * 8 * _ROWS
+_PREFIX = "fastdraft-ledger-"
+_SUFFIX = ".ledger"
+_TICKET = re.compile("[0-9a-f]{16}")
+
+
+class Totals(NamedTuple):
+    """What one engine did since it started, and what it holds now."""
+
+    accepted_prediction_tokens: float = 0.0
+    rejected_prediction_tokens: float = 0.0
+    faults: float = 0.0
+    """Steps or requests that went on without drafts because drafting raised."""
+    steps: float = 0.0
+    """Calls of the proposer."""
+    seconds: float = 0.0
+    """The time spent in them."""
+    requests: float = 0.0
+    """Requests that the drafting engine holds now."""
+    request_bytes: float = 0.0
+    """Bytes of their indexes."""
+    datastore_bytes: float = 0.0
+    """Bytes of the live datastores."""
+
+
+def share_folder() -> None:
+    """Makes the folder of a server's ledgers, and names it in the environment.
+
+    Called in the server's first process, before it starts others: they inherit the name, and this
+    call does nothing there. The folder goes when the process that made it ends; where that was
+    killed, when the next server starts.
+    """
+    if FOLDER_VARIABLE in os.environ:
+        return
+    # In memory where there is such a place: a write to a file that is just being written back to a
+    # disk would wait for it.
+    memory = Path("/dev/shm")
+    parent = memory if os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
+    for other in parent.glob(f"{_PREFIX}*"):
+        lock = _lock(other)
+        if lock is not None:
+            shutil.rmtree(other, ignore_errors=True)
+            os.close(lock)
+    try:
+        folder = tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
+        _lock(Path(folder))
+    except OSError:
+        # Nothing is reported then, and everything else goes on.
+        return
+    os.environ[FOLDER_VARIABLE] = folder
+    maker = os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == maker:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(remove)
+
+
+def _lock(folder: Path) -> int | None:
+    """Makes `folder` this process's, until it closes the descriptor or ends; None if another's."""
+    import fcntl  # not everywhere where this module can be imported
+
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def new_ticket() -> str:
+    """A ticket for one request: 16 hexadecimal digits, never all zero."""
+    return f"{secrets.randbits(64) or 1:016x}"
+
+
+class _Page:
+    """A ledger's file, mapped."""
+
+    def __init__(self, path: Path, *, create: bool) -> None:
+        if create:
+            # Written in full: were there no room for a page that is touched later, the process
+            # would end.
+            path.write_bytes(bytes(_BYTES))
+        access = mmap.ACCESS_WRITE if create else mmap.ACCESS_READ
+        with path.open("r+b" if create else "rb") as file:
+            mapped = mmap.mmap(file.fileno(), _BYTES, access=access)
+        self.totals: NDArray[np.float64] = np.frombuffer(mapped, np.float64, len(Totals._fields))
+        self.tickets: NDArray[np.uint64] = np.frombuffer(mapped, np.uint64, _ROWS, _TOTALS_BYTES)
+        # Accepted tokens in the upper half, rejected ones in the lower: both change at once.
+        self.counts: NDArray[np.uint64] = np.frombuffer(
+            mapped, np.uint64, _ROWS, _TOTALS_BYTES + 8 * _ROWS
+        )
+
+
+class Ledger:
+    """The ledger of one drafting process, to write to. Not for several threads at once."""
+
+    def __init__(self, folder: Path, *, engine: int = 0) -> None:
+        """Starts a ledger in `folder`.
+
+        Args:
+            folder: The server's folder, see `share_folder`.
+            engine: The engine's number among the data-parallel ones; the label of its metrics.
+        """
+        name = f"{engine}-{os.getpid()}-{secrets.token_hex(4)}{_SUFFIX}"
+        self._page = _Page(folder / name, create=True)
+        self._free = deque(range(_ROWS))
+
+    @classmethod
+    def from_environment(cls, *, engine: int = 0) -> Ledger | None:
+        """The ledger of a process that a server started, or None where there is no folder."""
+        folder = os.environ.get(FOLDER_VARIABLE)
+        if folder is None:
+            return None
+        try:
+            return cls(Path(folder), engine=engine)
+        except OSError:
+            return None
+
+    def open(self, ticket: object) -> int | None:
+        """A row for a request with a prediction, for as long as it runs.
+
+        Args:
+            ticket: What came with the request. It may come from anyone.
+
+        Returns:
+            The row, or None for what is no ticket, and where all rows are in use.
+        """
+        if not isinstance(ticket, str) or not _TICKET.fullmatch(ticket) or not self._free:
+            return None
+        row = self._free.popleft()
+        # Counts first: a reader that finds the ticket finds its counts too.
+        self._page.counts[row] = 0
+        self._page.tickets[row] = int(ticket, 16)
+        return row
+
+    def record(self, row: int, accepted: int, rejected: int) -> None:
+        """Notes the counts of the request of `row` so far."""
+        self._page.counts[row] = accepted << 32 | rejected
+
+    def close(self, row: int) -> None:
+        """Ends a row. What it says can be read until the row is needed again."""
+        self._free.append(row)
+
+    def publish(self, totals: Totals) -> None:
+        """Notes what the process did in all."""
+        self._page.totals[:] = totals
+
+
+class LedgerReader:
+    """The ledgers of all engines of a server, to read from."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._pages: dict[str, _Page] = {}
+
+    @classmethod
+    def from_environment(cls) -> LedgerReader | None:
+        """The ledgers of this server, or None where there is no folder."""
+        folder = os.environ.get(FOLDER_VARIABLE)
+        return None if folder is None else cls(Path(folder))
+
+    def prediction_tokens(self, ticket: str) -> tuple[int, int] | None:
+        """The accepted and rejected prediction tokens of the request of `ticket` so far.
+
+        The sums over its choices; None where no engine has noted any. O(engines * rows), some ten
+        microseconds an engine.
+        """
+        number = np.uint64(int(ticket, 16))
+        self._look_for_pages()
+        counts = [
+            int(count)
+            for page in self._pages.values()
+            for count in page.counts[np.flatnonzero(page.tickets == number)]
+        ]
+        if not counts:
+            return None
+        return sum(count >> 32 for count in counts), sum(count & 0xFFFFFFFF for count in counts)
+
+    def totals(self) -> dict[str, Totals]:
+        """The totals by engine."""
+        self._look_for_pages()
+        by_engine: dict[str, Totals] = {}
+        for name, page in sorted(self._pages.items()):
+            engine = name.split("-", 1)[0]
+            before = by_engine.get(engine, Totals())
+            by_engine[engine] = Totals(*(page.totals + before).tolist())
+        return by_engine
+
+    def _look_for_pages(self) -> None:
+        try:
+            names = os.listdir(self._folder)
+        except OSError:
+            return
+        for name in names:
+            if name.endswith(_SUFFIX) and name not in self._pages:
+                # One that is just being made may be too short: it is looked at again next time.
+                try:
+                    self._pages[name] = _Page(self._folder / name, create=False)
+                except (OSError, ValueError):
+                    continue

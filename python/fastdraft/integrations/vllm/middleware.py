@@ -1,0 +1,360 @@
+"""OpenAI's predicted outputs for vLLM's HTTP server, which ignores them.
+
+The middleware turns a request's `prediction` into the token ids that the proposer takes, and writes
+into the answer's `usage` what became of them. It is plain ASGI and knows vLLM's HTTP interface
+alone: `/tokenize`, `vllm_xargs` and the answers' JSON. Requests without a prediction pass as they
+are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from fastdraft.integrations.vllm.ledger import LedgerReader, new_ticket
+from fastdraft.integrations.vllm.metrics import exposition
+from fastdraft.integrations.vllm.proposer import PREDICTION, TICKET
+
+__all__ = ["PredictionMiddleware"]
+
+_COMPLETIONS = ("/v1/chat/completions", "/v1/completions")
+_TOKENIZE = "/tokenize"
+_METRICS = "/metrics"
+
+_Json = dict[str, Any]
+_Message = MutableMapping[str, Any]
+_Scope = MutableMapping[str, Any]
+_Receive = Callable[[], Awaitable[_Message]]
+_Send = Callable[[_Message], Awaitable[None]]
+_App = Callable[[_Scope, _Receive, _Send], Awaitable[None]]
+_Headers = list[tuple[bytes, bytes]]
+
+logger = logging.getLogger(__name__)
+
+
+class PredictionMiddleware:
+    """Predicted outputs over HTTP: `--middleware fastdraft.integrations.vllm.PredictionMiddleware`.
+
+    On `/v1/chat/completions` and `/v1/completions` it takes OpenAI's `prediction` and reports
+    `accepted_prediction_tokens` and `rejected_prediction_tokens` in
+    `usage.completion_tokens_details`, where a request has a prediction and an engine on the same
+    machine drafts with fastdraft. To `/metrics` it adds fastdraft's own.
+    """
+
+    def __init__(self, app: _App) -> None:
+        self.app = app
+        self._ledgers = LedgerReader.from_environment()
+        self._warned = False
+
+    async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
+        if scope["type"] == "http":
+            path = scope["path"].removeprefix(scope.get("root_path", ""))
+            if scope["method"] == "POST" and path in _COMPLETIONS:
+                if _header(scope["headers"], b"content-encoding") is None:
+                    await _Completion(self, scope, receive, send).run()
+                    return
+            elif scope["method"] == "GET" and path == _METRICS and self._ledgers is not None:
+                await self._metrics(self._ledgers, scope, receive, send)
+                return
+        await self.app(scope, receive, send)
+
+    async def _metrics(
+        self, ledgers: LedgerReader, scope: _Scope, receive: _Receive, send: _Send
+    ) -> None:
+        # What is added is in the plain text format, so vLLM is asked for that.
+        headers = _without(scope["headers"], b"accept", b"accept-encoding")
+        answer = _WholeAnswer(send, lambda body: body + exposition(ledgers.totals()).encode())
+        await self.app({**scope, "headers": headers}, receive, answer.send)
+
+    async def tokenize(self, scope: _Scope, model: object, text: str) -> list[int] | None:
+        """The tokens of `text`, by the server's own endpoint; None where it gives none."""
+        body = json.dumps({"model": model, "prompt": text, "add_special_tokens": False}).encode()
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+        ]
+        authorization = _header(scope["headers"], b"authorization")
+        if authorization is not None:
+            headers.append((b"authorization", authorization))
+        path = scope.get("root_path", "") + _TOKENIZE
+        request = {
+            **scope,
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "headers": headers,
+        }
+        if "state" in scope:
+            request["state"] = dict(scope["state"])
+        messages: list[_Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive() -> _Message:
+            if messages:
+                return messages.pop()
+            # A disconnect of the client is for the request itself; this one is over in a moment.
+            await asyncio.Event().wait()
+            return {"type": "http.disconnect"}
+
+        status = 0
+        answer = bytearray()
+
+        async def send(message: _Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            elif message["type"] == "http.response.body":
+                answer.extend(message.get("body", b""))
+
+        try:
+            await self.app(request, receive, send)
+        except Exception as error:
+            self._warn_once(f"raised {error!r}")
+            return None
+        tokens = _parsed(bytes(answer)).get("tokens") if status == 200 else None
+        if isinstance(tokens, list):
+            return tokens
+        self._warn_once(f"answered with status {status} and {bytes(answer[:200])!r}")
+        return None
+
+    def _warn_once(self, what: str) -> None:
+        if not self._warned:
+            self._warned = True
+            logger.warning("%s %s, so a prediction went unused", _TOKENIZE, what)
+
+    def report(self, usage: _Json, ticket: str) -> None:
+        """Adds the counts of a request to its `usage`."""
+        counts = None if self._ledgers is None else self._ledgers.prediction_tokens(ticket)
+        if counts is None:
+            return
+        accepted, rejected = counts
+        # The model may verify tokens past the end of the answer in its last step.
+        accepted = min(accepted, usage.get("completion_tokens") or 0)
+        details = usage.get("completion_tokens_details") or {}
+        counted = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected}
+        # A server that comes to count them itself knows better.
+        known = {name: count for name, count in details.items() if count is not None}
+        usage["completion_tokens_details"] = {**details, **counted, **known}
+
+
+class _InvalidPrediction(Exception):
+    pass
+
+
+class _Completion:
+    """One request for a completion, on its way in and out.
+
+    The body is read when the application asks for it and not before, so after it has checked who is
+    calling.
+    """
+
+    def __init__(
+        self, middleware: PredictionMiddleware, scope: _Scope, receive: _Receive, send: _Send
+    ) -> None:
+        self._middleware = middleware
+        self._scope = scope
+        self._client_receive = receive
+        self._client_send = send
+        self._body_given = False
+        self._ticket: str | None = None
+        self._refusal: str | None = None
+        self._answer: _WholeAnswer | _EventAnswer | None = None
+
+    async def run(self) -> None:
+        # How long the body becomes is not known yet.
+        headers = _without(self._scope["headers"], b"content-length")
+        try:
+            await self._middleware.app(
+                {**self._scope, "headers": headers}, self._receive, self._send
+            )
+        except Exception:
+            # An application may take a caller who went away for an error.
+            if self._refusal is None:
+                raise
+        if self._refusal is not None:
+            await self._refuse(self._refusal)
+
+    async def _receive(self) -> _Message:
+        if self._body_given:
+            return await self._client_receive()
+        body = bytearray()
+        more = True
+        while more:
+            message = await self._client_receive()
+            if message["type"] != "http.request":
+                return message
+            body.extend(message.get("body", b""))
+            more = message.get("more_body", False)
+        self._body_given = True
+        try:
+            changed = await self._with_token_ids(bytes(body))
+        except _InvalidPrediction as error:
+            self._refusal = str(error)
+            return {"type": "http.disconnect"}
+        return {"type": "http.request", "body": changed, "more_body": False}
+
+    async def _with_token_ids(self, body: bytes) -> bytes:
+        """The body with the prediction as token ids and a ticket, where it has a prediction."""
+        if b'"prediction' not in body:
+            return body
+        request = _parsed(body)
+        prediction = request.get("prediction")
+        text = None if prediction is None else _prediction_text(prediction)
+        arguments = request.get("vllm_xargs")
+        if arguments is None:
+            arguments = {}
+        if not isinstance(arguments, dict):
+            # vLLM has its own error for that.
+            return body
+        if PREDICTION not in arguments:
+            if not text:
+                return body
+            token_ids = await self._middleware.tokenize(self._scope, request.get("model"), text)
+            if not token_ids:
+                return body
+            arguments[PREDICTION] = token_ids
+        arguments[TICKET] = self._ticket = new_ticket()
+        request["vllm_xargs"] = arguments
+        request.pop("prediction", None)
+        return json.dumps(request).encode()
+
+    async def _send(self, message: _Message) -> None:
+        if self._refusal is not None:
+            # What the application says to a caller who went away.
+            return
+        if message["type"] == "http.response.start" and self._ticket is not None:
+            kind = _header(message["headers"], b"content-type") or b""
+            if message["status"] != 200 or _header(message["headers"], b"content-encoding"):
+                pass
+            elif kind.startswith(b"text/event-stream"):
+                self._answer = _EventAnswer(self._client_send, self._reported)
+            elif kind.startswith(b"application/json"):
+                self._answer = _WholeAnswer(self._client_send, self._reported)
+        send = self._client_send if self._answer is None else self._answer.send
+        await send(message)
+
+    def _reported(self, document: bytes) -> bytes:
+        """A JSON document with the counts in its `usage`, or as it is where it has none."""
+        answer = _parsed(document)
+        usage = answer.get("usage")
+        if self._ticket is None or not isinstance(usage, dict):
+            return document
+        self._middleware.report(usage, self._ticket)
+        return json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
+
+    async def _refuse(self, reason: str) -> None:
+        error = {"message": reason, "type": "BadRequestError", "param": "prediction", "code": 400}
+        body = json.dumps({"error": error}).encode()
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+        ]
+        await self._client_send({"type": "http.response.start", "status": 400, "headers": headers})
+        await self._client_send({"type": "http.response.body", "body": body})
+
+
+class _WholeAnswer:
+    """An answer that is changed as a whole, when it is complete."""
+
+    def __init__(self, send: _Send, change: Callable[[bytes], bytes]) -> None:
+        self._client_send = send
+        self._change = change
+        self._start: _Message = {}
+        self._body = bytearray()
+
+    async def send(self, message: _Message) -> None:
+        if message["type"] == "http.response.start":
+            self._start = message
+        elif message["type"] == "http.response.body":
+            self._body.extend(message.get("body", b""))
+            if not message.get("more_body", False):
+                body = bytes(self._body)
+                if self._start["status"] == 200:
+                    body = self._change(body)
+                headers = _without(self._start["headers"], b"content-length")
+                headers.append((b"content-length", str(len(body)).encode()))
+                await self._client_send({**self._start, "headers": headers})
+                await self._client_send({"type": "http.response.body", "body": body})
+        else:
+            await self._client_send(message)
+
+
+class _EventAnswer:
+    """A stream of server-sent events: those with a `usage` are changed, all go on at once."""
+
+    def __init__(self, send: _Send, change: Callable[[bytes], bytes]) -> None:
+        self._client_send = send
+        self._change = change
+        self._unfinished_line = b""
+
+    async def send(self, message: _Message) -> None:
+        if message["type"] == "http.response.body":
+            body = self._unfinished_line + message.get("body", b"")
+            self._unfinished_line = b""
+            if message.get("more_body", False):
+                complete, newline, self._unfinished_line = body.rpartition(b"\n")
+                body = complete + newline
+            if b'"usage"' in body:
+                body = b"\n".join(map(self._changed_line, body.split(b"\n")))
+            message = {**message, "body": body}
+        await self._client_send(message)
+
+    def _changed_line(self, line: bytes) -> bytes:
+        name, colon, document = line.partition(b":")
+        if name != b"data" or b'"usage"' not in document:
+            return line
+        return name + colon + b" " + self._change(document.strip())
+
+
+def _prediction_text(prediction: object) -> str:
+    """The text of OpenAI's `prediction` field. Raises _InvalidPrediction."""
+    if not isinstance(prediction, dict):
+        raise _InvalidPrediction(
+            f'prediction must be an object such as {{"type": "content", "content": "..."}}, '
+            f"got {_shown(prediction)}"
+        )
+    if prediction.get("type") != "content":
+        raise _InvalidPrediction(
+            f'prediction.type must be "content", got {_shown(prediction.get("type"))}'
+        )
+    content = prediction.get("content")
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise _InvalidPrediction(
+            f"prediction.content must be a string or a list of text parts, got {_shown(content)}"
+        )
+    texts = []
+    for index, part in enumerate(content):
+        text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
+        if not isinstance(text, str):
+            raise _InvalidPrediction(
+                f'prediction.content[{index}] must be {{"type": "text", "text": "..."}}, '
+                f"got {_shown(part)}"
+            )
+        texts.append(text)
+    return "".join(texts)
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _parsed(document: bytes) -> _Json:
+    """The JSON object in `document`, empty where it is none: what is wrong is the host's to say."""
+    try:
+        value = json.loads(document)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _header(headers: _Headers, name: bytes) -> bytes | None:
+    return next((value for key, value in headers if key.lower() == name), None)
+
+
+def _without(headers: _Headers, *names: bytes) -> _Headers:
+    return [(key, value) for key, value in headers if key.lower() not in names]

@@ -1,0 +1,73 @@
+"""What vLLM loads in each of its processes: it introduces model runners to their proposers.
+
+vLLM tells a proposer neither whose rows it sees nor what the requests asked for. Both are known to
+the model runner that owns the proposer, so the runner is handed over as soon as it exists.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import Any
+
+from fastdraft.integrations.vllm.ledger import share_folder
+from fastdraft.integrations.vllm.proposer import REMEMBER, FastdraftProposer
+
+__all__ = ["register"]
+
+_logger = logging.getLogger(__name__)
+
+
+def register() -> None:
+    """The entry point in `vllm.general_plugins`; may be called any number of times.
+
+    Where a vLLM lacks one of the two places, a warning says so, and the proposer does without:
+    it knows rows by their text then.
+    """
+    share_folder()
+    for hook in (_introduce_runners, _mark_salted_requests):
+        try:
+            hook()
+        except (ImportError, AttributeError) as error:
+            _logger.warning("fastdraft finds this vLLM changed and does without: %s", error)
+
+
+def _introduce_runners() -> None:
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    def introduce(runner: Any) -> None:
+        proposer = getattr(runner, "drafter", None)
+        if isinstance(proposer, FastdraftProposer):
+            proposer.attach(runner)
+
+    _after_init(GPUModelRunner, introduce)
+
+
+def _mark_salted_requests() -> None:
+    """A request with a `cache_salt` shares no prefixes; so it shares no text here either.
+
+    The salt does not reach the workers, the request's parameters do.
+    """
+    from vllm.v1.request import Request
+
+    def mark(request: Any) -> None:
+        params = getattr(request, "sampling_params", None)
+        if getattr(request, "cache_salt", None) and params is not None:
+            params.extra_args = {**(params.extra_args or {}), REMEMBER: 0}
+
+    _after_init(Request, mark)
+
+
+def _after_init(kind: Any, then: Any) -> None:
+    """Has `then(instance)` run behind the `__init__` of `kind`, once however often it is asked."""
+    original = kind.__init__
+    if getattr(original, "calls_fastdraft", False):
+        return
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        then(self)
+
+    init.calls_fastdraft = True  # type: ignore[attr-defined]
+    kind.__init__ = init

@@ -1,0 +1,571 @@
+"""vLLM's `custom_class` proposer: its rows become requests of one engine.
+
+Once a step vLLM hands over the rows of its batch and what each of them emitted, and takes drafts.
+Which row is whose, it does not say: with the entry point loaded the model runner knows, without
+it rows are known by their text.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+import os
+import reprlib
+import sys
+import time
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastdraft import Datastore, DraftConfig, DraftStats, Engine
+from fastdraft.errors import FastdraftError, InvalidValueError
+from fastdraft.integrations.vllm.ledger import Ledger, Totals
+from fastdraft.step_cost import StepCost
+
+__all__ = ["PREDICTION", "REMEMBER", "TICKET", "FastdraftProposer", "Settings"]
+
+PREDICTION = "prediction_token_ids"
+"""In a request's `extra_args`: the token ids of the text that its caller expects."""
+TICKET = "prediction_ticket"
+"""In a request's `extra_args`: under what the ledger notes what became of the prediction."""
+REMEMBER = "fastdraft_remember"
+"""In a request's `extra_args`: false keeps it and the memory of earlier requests apart."""
+
+_Ints = NDArray[np.int64]
+
+# A step without drafts, to learn what that costs, is asked for at most so often: while prompts keep
+# coming none of them is measured.
+_PLAIN_AT_MOST_EVERY = 16
+
+_UNLIMITED = int(np.iinfo(np.int32).max)
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """What can be set, as `additional_config={"fastdraft": {...}}` of vLLM."""
+
+    memory_bytes: int = 1 << 30
+    """The most memory for the text of finished requests, from which later ones are drafted; 0
+    remembers nothing."""
+    datastores: Sequence[str] = ()
+    """Paths of frozen datastores, of the target's tokenizer."""
+    max_bytes: int | None = None
+    """The most memory for the indexes of running requests; beyond it new ones go undrafted."""
+    token_cost: float | None = None
+    """What a further token in a forward costs, as a fraction of a forward over one token; None
+    measures the steps."""
+
+    @classmethod
+    def of(cls, vllm_config: Any) -> Settings:
+        """Those in `vllm_config.additional_config`. Raises InvalidValueError."""
+        additional = getattr(vllm_config, "additional_config", None)
+        given = additional.get("fastdraft", {}) if isinstance(additional, Mapping) else {}
+        names = [field.name for field in fields(cls)]
+        if not isinstance(given, Mapping) or not set(given) <= set(names):
+            raise InvalidValueError(
+                f'additional_config["fastdraft"] must be a mapping with keys of {names}, got '
+                f"{given!r}"
+            )
+        return cls(**given)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.memory_bytes, bool) or not isinstance(self.memory_bytes, int):
+            raise InvalidValueError(f"memory_bytes must be an integer, got {self.memory_bytes!r}")
+        if self.memory_bytes < 0:
+            raise InvalidValueError(f"memory_bytes must be at least 0, got {self.memory_bytes}")
+        if isinstance(self.datastores, str) or not all(
+            isinstance(path, (str, os.PathLike)) for path in self.datastores
+        ):
+            raise InvalidValueError(f"datastores must be a list of paths, got {self.datastores!r}")
+
+
+@dataclass(slots=True)
+class _Text:
+    """What is known of one request of the host."""
+
+    request: int | None = None
+    """Its id at the engine; None where it is not drafted for."""
+    length: int = 0
+    """The tokens of it that the engine has."""
+    longest: int = _UNLIMITED
+    """The tokens at which it ends."""
+    scheduled: int = 0
+    """The tokens that its next forward is to have, its draft included; 0 for a prompt's."""
+    predicts: bool = False
+    row: int | None = None
+    """Its row in the ledger."""
+
+
+class _RowsOfRunner:
+    """The rows of the batch by the ids that the model runner has for them."""
+
+    def __init__(self, runner: Any) -> None:
+        self._runner = runner
+
+    def keys(
+        self, rows: list[int], before: list[int], now: list[int], token_ids: NDArray[np.int32]
+    ) -> list[Hashable]:
+        request_ids = self._runner.input_batch.req_ids
+        return [request_ids[row] for row in rows]
+
+    def gone(self, known: Mapping[Hashable, _Text]) -> Iterable[Hashable]:
+        return known.keys() - set(self._runner.requests)
+
+    def prompt_size(self, key: Hashable, length: int) -> int | None:
+        request = self._runner.requests[key]
+        if request.prompt_token_ids is None or getattr(request, "prompt_is_token_ids", None):
+            # A prompt, or a part of it, that came as embeddings has no tokens to look up.
+            return None
+        return len(request.prompt_token_ids)
+
+    def params(self, key: Hashable) -> Any:
+        return self._runner.requests[key].sampling_params
+
+
+class _RowsByContent:
+    """The rows of the batch by their text: one goes on where another ended a step ago.
+
+    Two texts are taken for one where they agree in their length and their last tokens; they then
+    change places, which costs them good drafts and nothing else.
+    """
+
+    _TAIL = 32
+
+    def __init__(self) -> None:
+        self._waiting: dict[bytes, list[Hashable]] = {}
+        self._gone: list[Hashable] = []
+        self._new = itertools.count()
+
+    def keys(
+        self, rows: list[int], before: list[int], now: list[int], token_ids: NDArray[np.int32]
+    ) -> list[Hashable]:
+        keys: list[Hashable] = []
+        for mark in self._marks(rows, before, token_ids):
+            waiting = self._waiting.get(mark)
+            keys.append(waiting.pop(0) if waiting else next(self._new))
+        self._gone = [key for waiting in self._waiting.values() for key in waiting]
+        self._waiting = {}
+        for key, mark in zip(keys, self._marks(rows, now, token_ids), strict=True):
+            self._waiting.setdefault(mark, []).append(key)
+        return keys
+
+    def gone(self, known: Mapping[Hashable, _Text]) -> Iterable[Hashable]:
+        return self._gone
+
+    def prompt_size(self, key: Hashable, length: int) -> int | None:
+        return length
+
+    def params(self, key: Hashable) -> Any:
+        return None
+
+    def _marks(
+        self, rows: list[int], lengths: list[int], token_ids: NDArray[np.int32]
+    ) -> list[bytes]:
+        ends = np.array(lengths, dtype=np.int64)[:, None]
+        marks = np.empty((len(rows), 1 + self._TAIL), dtype=np.int32)
+        marks[:, :1] = ends
+        places = np.maximum(ends - np.arange(1, 1 + self._TAIL), 0)
+        marks[:, 1:] = token_ids[np.array(rows, dtype=np.int64)[:, None], places]
+        flat, size = marks.tobytes(), marks.itemsize * marks.shape[1]
+        return [flat[start : start + size] for start in range(0, len(flat), size)]
+
+
+class FastdraftProposer:
+    """Drafts for one vLLM engine, as the `model` of its `speculative_config`.
+
+    >>> LLM(model, speculative_config={             # doctest: +SKIP
+    ...     "method": "custom_class",
+    ...     "model": "fastdraft.integrations.vllm.FastdraftProposer",
+    ...     "num_speculative_tokens": 16,
+    ... })
+
+    Whatever goes wrong in drafting, the host's requests go on: what was met is counted in `faults`,
+    the first of it is warned of, and the requests that it was met with are drafted for no more.
+
+    Not thread-safe: vLLM calls it from the thread that runs the model.
+
+    Attributes:
+        faults: How often something went wrong in drafting.
+    """
+
+    def __init__(self, vllm_config: Any) -> None:
+        """Makes a proposer as vLLM does.
+
+        Args:
+            vllm_config: A `vllm.config.VllmConfig`.
+
+        Raises:
+            InvalidValueError: `additional_config["fastdraft"]` has an unknown key or a bad value.
+            DatastoreError: A datastore cannot be opened.
+        """
+        settings = Settings.of(vllm_config)
+        self._model_config = vllm_config.model_config
+        self._lookahead = int(vllm_config.speculative_config.num_speculative_tokens)
+        self._vocabulary = int(self._model_config.get_vocab_size())
+        self._frozen = [Datastore.open(path) for path in settings.datastores]
+        size = settings.memory_bytes
+        self._memory = [Datastore(max_bytes=size)] if size else []
+        config = DraftConfig(lookahead=self._lookahead, max_bytes=settings.max_bytes)
+        if settings.token_cost is not None:
+            config = replace(config, token_cost=settings.token_cost)
+        self.engine = Engine(config, datastores=[*self._memory, *self._frozen])
+        self.faults = 0
+        self._steps = 0
+        self._next_plain = 0
+        self._seconds = 0.0
+        # Where each rank schedules for itself, all have to draft the same, and their clocks differ.
+        together = _ranks_schedule_alone(vllm_config)
+        self._drafts = together or _is_first_rank()
+        parallel = getattr(vllm_config, "parallel_config", None)
+        rank = getattr(parallel, "data_parallel_rank", 0)
+        self._ledger = Ledger.from_environment(engine=rank) if self._drafts else None
+        self._cost = None
+        if settings.token_cost is None and not together:
+            self._cost = StepCost(vllm_config.device_config.device_type)
+        self._rows: _RowsOfRunner | _RowsByContent = _RowsByContent()
+        self._texts: dict[Hashable, _Text] = {}
+        self._finished = DraftStats()
+        self._ended_at = 0.0
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing: there is no draft model."""
+
+    def attach(self, runner: Any) -> None:
+        """Takes request ids, parameters and ends from the model runner that owns the proposer.
+
+        Args:
+            runner: A `vllm.v1.worker.gpu_model_runner.GPUModelRunner`. One that lacks what is
+                needed leaves the proposer as it was, with a warning.
+        """
+        try:
+            # Looked up once here, so that a changed runner shows before the first request.
+            runner.input_batch.req_ids, runner.requests.keys()
+            execute = runner.execute_model
+        except AttributeError as error:
+            _logger.warning("fastdraft knows vLLM's rows by their text alone: %s", error)
+            return
+        self._rows = _RowsOfRunner(runner)
+
+        @functools.wraps(execute)
+        def execute_model(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+            # `propose` is not called for the last request's end, nor before an id comes again.
+            ended = getattr(scheduler_output, "finished_req_ids", ())
+            if ended:
+                self._guard(lambda: self._end(ended), None)
+                self._guard(self._publish, None)
+            return execute(scheduler_output, *args, **kwargs)
+
+        runner.execute_model = execute_model
+        if hasattr(runner, "effective_drafter_max_model_len"):
+            # Else the runner would draft zeros for all rows as soon as one is near its end; what
+            # fits is known here row by row.
+            runner.effective_drafter_max_model_len += self._lookahead
+
+    @property
+    def stats(self) -> DraftStats:
+        """The counts of all requests, finished and running. O(running requests)."""
+        running = (
+            self.engine.stats(text.request)
+            for text in self._texts.values()
+            if text.request is not None
+        )
+        return sum(running, self._finished)
+
+    @property
+    def num_requests(self) -> int:
+        """How many requests are known, drafted for or not."""
+        return len(self._texts)
+
+    def propose(
+        self,
+        sampled_token_ids: list[list[int]],
+        num_tokens_no_spec: NDArray[np.int32],
+        token_ids_cpu: NDArray[np.int32],
+        **_: Any,
+    ) -> list[list[int]]:
+        """The drafts of the next step.
+
+        Args:
+            sampled_token_ids: For each row the tokens that it emitted; none where it is still at
+                its prompt.
+            num_tokens_no_spec: (rows or more,), the tokens of each row's text, the emitted ones
+                included.
+            token_ids_cpu: (rows or more, longest text), the texts. Read during the call alone.
+
+        Returns:
+            For each row its draft, of at most `num_speculative_tokens` tokens, and never more than
+            what remains up to the model's longest text and the request's `max_tokens`.
+
+        One call of the engine for what was emitted and one for the drafts; O(emitted + drafted
+        tokens), and O(text) for a request's first.
+        """
+        started = time.perf_counter()
+        drafts: list[list[int]] = [[] for _ in sampled_token_ids]
+        if not self._drafts:
+            return drafts
+        drafts = self._guard(
+            lambda: self._step(
+                started - self._ended_at, sampled_token_ids, num_tokens_no_spec, token_ids_cpu
+            ),
+            drafts,
+        )
+        self._ended_at = time.perf_counter()
+        self._steps += 1
+        self._seconds += self._ended_at - started
+        self._guard(self._publish, None)
+        return drafts
+
+    def _step(
+        self,
+        seconds: float,
+        sampled_token_ids: list[list[int]],
+        num_tokens_no_spec: NDArray[np.int32],
+        token_ids: NDArray[np.int32],
+    ) -> list[list[int]]:
+        drafts: list[list[int]] = [[] for _ in sampled_token_ids]
+        rows = [row for row, sampled in enumerate(sampled_token_ids) if sampled]
+        lengths = num_tokens_no_spec[: len(drafts)].tolist()
+        now = [lengths[row] for row in rows]
+        before = [lengths[row] - len(sampled_token_ids[row]) for row in rows]
+
+        keys = self._rows.keys(rows, before, now, token_ids)
+        self._end(self._rows.gone(self._texts))
+        scheduled = 0
+        going_on = 0 < len(rows) == len(drafts)
+        texts: list[_Text] = []
+        for key, row, length in zip(keys, rows, before, strict=True):
+            text = self._texts.get(key)
+            if text is not None and text.length > length and text.request is not None:
+                # The host took tokens back; the engine cannot.
+                self._end([key])
+                text = None
+            if text is None:
+                text = self._texts[key] = _Text()
+                self._start(text, key, token_ids[row], length)
+                going_on = False
+            scheduled += text.scheduled
+            # A step that ended without this being called has another time.
+            going_on = going_on and text.scheduled > 0 and text.length == length
+            texts.append(text)
+        if self._cost is not None and going_on:
+            self._cost.observe(len(rows), scheduled / len(rows), seconds)
+
+        self._observe(texts, rows, now, token_ids)
+        self._draft(texts, rows, drafts)
+        return drafts
+
+    def _start(self, text: _Text, key: Hashable, row: NDArray[np.int32], length: int) -> None:
+        """Adds the request that has `length` tokens of text in `row`, but not its output."""
+        size = self._rows.prompt_size(key, length)
+        if size is None:
+            return
+        params = self._rows.params(key)
+        extra = getattr(params, "extra_args", None) or {}
+        prediction = extra.get(PREDICTION)
+        most = getattr(params, "max_tokens", None)
+        try:
+            text.request = self.engine.add_request(
+                row[:size],
+                prediction=None if prediction is None else self._checked(prediction),
+                datastores=None if extra.get(REMEMBER, True) else self._frozen,
+            )
+        except FastdraftError:
+            self._fault()
+        text.length = size
+        text.longest = _UNLIMITED if most is None else size + most
+        text.predicts = prediction is not None and text.request is not None
+        if text.predicts and self._ledger is not None:
+            text.row = self._ledger.open(extra.get(TICKET))
+
+    def _checked(self, prediction: Any) -> _Ints:
+        try:
+            token_ids = np.asarray(prediction)
+        except ValueError:
+            # Lists of several lengths.
+            token_ids = np.empty((0, 0))
+        if token_ids.ndim != 1 or (len(token_ids) and token_ids.dtype.kind not in "iu"):
+            raise InvalidValueError(
+                f"{PREDICTION} must be a list of integers, got {reprlib.repr(prediction)}"
+            )
+        if len(token_ids) and token_ids.max() >= self._vocabulary:
+            raise InvalidValueError(
+                f"{PREDICTION} must be below the vocabulary's {self._vocabulary}, got "
+                f"{token_ids.max()}"
+            )
+        return token_ids.astype(np.int64)
+
+    def _observe(
+        self,
+        texts: list[_Text],
+        rows: list[int],
+        now: list[int],
+        token_ids: NDArray[np.int32],
+    ) -> None:
+        live = [
+            (text, row, end)
+            for text, row, end in zip(texts, rows, now, strict=True)
+            if text.request is not None
+        ]
+        starts = np.array([text.length for text, _, _ in live], dtype=np.int64)
+        counts = np.array([end for _, _, end in live], dtype=np.int64) - starts
+        offsets = np.zeros(len(live) + 1, dtype=np.int64)
+        np.cumsum(counts, out=offsets[1:])
+        columns = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], counts)
+        places = np.array([row for _, row, _ in live], dtype=np.int64)
+        emitted = token_ids[np.repeat(places, counts), columns]
+        try:
+            self.engine.observe_batch(_ids(text for text, _, _ in live), emitted, offsets)
+        except FastdraftError:
+            self._fault()
+            self._observe_each(live, token_ids)
+        for text, end in zip(texts, now, strict=True):
+            text.length = end
+
+    def _observe_each(
+        self, live: list[tuple[_Text, int, int]], token_ids: NDArray[np.int32]
+    ) -> None:
+        """Row by row what could not be observed together, to find whose fault it is."""
+        for text, row, end in live:
+            assert text.request is not None
+            try:
+                start = self.engine.num_tokens(text.request)
+                if start < end:
+                    self.engine.observe(text.request, token_ids[row, start:end])
+            except FastdraftError:
+                self._give_up(text)
+
+    def _draft(self, texts: list[_Text], rows: list[int], drafts: list[list[int]]) -> None:
+        for text in texts:
+            text.scheduled = 1
+        live = [
+            (text, row) for text, row in zip(texts, rows, strict=True) if text.request is not None
+        ]
+        if not live:
+            return
+        width = len(drafts)
+        cost = None
+        if self._cost is not None:
+            if self._steps >= self._next_plain and self._cost.wants_plain_step(width):
+                self._next_plain = self._steps + _PLAIN_AT_MOST_EVERY
+                return
+            # The tokens of rows without drafts are in the forward too.
+            cost = self._cost.seconds_by_tokens(width, self._lookahead + 1)[width - len(live) :]
+        end = self._model_config.max_model_len
+        # One token follows every draft, and has to have room too.
+        limits = [max(min(end, text.longest) - text.length - 1, 0) for text, _ in live]
+        requests = _ids(text for text, _ in live)
+        batch = self.engine.propose_batch(requests, limits=limits, cost=cost)
+        found = batch.tolist()
+        foreign = batch.token_ids.max(initial=0) >= self._vocabulary
+        for (text, row), draft in zip(live, found, strict=True):
+            if foreign and max(draft, default=0) >= self._vocabulary:
+                # A GPU would end the process over it.
+                self._fault(
+                    f"drafts must be below the vocabulary's {self._vocabulary}, got {max(draft)}: "
+                    "a datastore of another tokenizer?"
+                )
+                self._give_up(text)
+                continue
+            text.scheduled += len(draft)
+            drafts[row] = draft
+
+    def _publish(self) -> None:
+        """Writes the counts of predictions and the totals into the ledger. O(requests)."""
+        if self._ledger is None:
+            return
+        accepted = self._finished.accepted_prediction_tokens
+        rejected = self._finished.rejected_prediction_tokens
+        for text in self._texts.values():
+            if text.predicts and text.request is not None:
+                stats = self.engine.stats(text.request)
+                accepted += stats.accepted_prediction_tokens
+                rejected += stats.rejected_prediction_tokens
+                self._record(text, stats)
+        self._ledger.publish(
+            Totals(
+                accepted_prediction_tokens=accepted,
+                rejected_prediction_tokens=rejected,
+                faults=self.faults,
+                steps=self._steps,
+                seconds=self._seconds,
+                requests=self.engine.num_requests,
+                request_bytes=self.engine.num_bytes,
+                datastore_bytes=sum(store.bytes for store in self._memory),
+            )
+        )
+
+    def _end(self, keys: Iterable[Hashable]) -> None:
+        for key in keys:
+            text = self._texts.pop(key, None)
+            if text is not None and text.request is not None:
+                self._conclude(text, self.engine.finish(text.request))
+
+    def _give_up(self, text: _Text) -> None:
+        request, text.request = text.request, None
+        if request is not None:
+            self._conclude(text, self.engine.stats(request))
+            self.engine.cancel(request)
+
+    def _conclude(self, text: _Text, stats: DraftStats) -> None:
+        self._finished += stats
+        self._record(text, stats)
+        if text.row is not None and self._ledger is not None:
+            self._ledger.close(text.row)
+            text.row = None
+
+    def _record(self, text: _Text, stats: DraftStats) -> None:
+        if text.row is not None and self._ledger is not None:
+            self._ledger.record(
+                text.row, stats.accepted_prediction_tokens, stats.rejected_prediction_tokens
+            )
+
+    def _guard(self, call: Callable[[], Any], otherwise: Any) -> Any:
+        try:
+            return call()
+        except Exception:
+            self._fault()
+            for text in self._texts.values():
+                try:
+                    self._give_up(text)
+                except Exception:
+                    # The request is gone already.
+                    continue
+            return otherwise
+
+    def _fault(self, what: str = "drafting failed") -> None:
+        self.faults += 1
+        if self.faults == 1:
+            _logger.warning(
+                "fastdraft: %s; the requests that it was met with go on without drafts, and "
+                "further faults are only counted",
+                what,
+                exc_info=sys.exc_info()[0] is not None,
+            )
+
+
+def _ids(texts: Iterable[_Text]) -> _Ints:
+    """The engine's ids of texts that are drafted for."""
+    return np.array([text.request for text in texts], dtype=np.int64)
+
+
+def _is_first_rank() -> bool:
+    """Whether the scheduler takes this worker's drafts: it asks the first of a tensor-parallel
+    group, and sends what it took to all of them."""
+    try:
+        from vllm.distributed.parallel_state import get_tp_group
+
+        return bool(get_tp_group().is_first_rank)
+    except (ImportError, AttributeError, AssertionError):
+        return True
+
+
+def _ranks_schedule_alone(vllm_config: Any) -> bool:
+    """Whether each rank runs a scheduler, as under torchrun: they agree because all do the same."""
+    parallel = getattr(vllm_config, "parallel_config", None)
+    return getattr(parallel, "distributed_executor_backend", None) == "external_launcher"

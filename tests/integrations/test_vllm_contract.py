@@ -1,0 +1,226 @@
+"""What the adapter takes for granted of vLLM, held against vLLM's source without running it.
+
+By default the source of the vLLM that is installed; FASTDRAFT_VLLM_SOURCE names the folder of
+another version's (the one with `vllm/` in it).
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+
+
+def sources() -> list[Path]:
+    installed = importlib.util.find_spec("vllm")
+    found = []
+    if installed is not None and installed.origin is not None:
+        found.append(Path(installed.origin).parent)
+    if "FASTDRAFT_VLLM_SOURCE" in os.environ:
+        found.append(Path(os.environ["FASTDRAFT_VLLM_SOURCE"]) / "vllm")
+    return found
+
+
+def test_there_is_a_source_to_look_at() -> None:
+    assert sources()
+
+
+@pytest.fixture(params=sources(), ids=lambda path: path.parent.name)
+def source(request: pytest.FixtureRequest) -> Path:
+    path: Path = request.param
+    return path
+
+
+def module(source: Path, name: str) -> ast.Module:
+    return ast.parse((source / name).read_text(encoding="utf-8"))
+
+
+def body(tree: ast.AST, name: str) -> ast.ClassDef | ast.FunctionDef:
+    return next(
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name == name
+    )
+
+
+def parameters(function: ast.AST) -> list[str]:
+    assert isinstance(function, ast.FunctionDef)
+    return [argument.arg for argument in function.args.args]
+
+
+def says(tree: ast.AST, text: str) -> bool:
+    """Whether a node of the tree reads so."""
+    wanted = ast.unparse(ast.parse(text).body[0])
+    return any(
+        ast.unparse(node) == wanted
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.expr, ast.stmt))
+    )
+
+
+RUNNER = "v1/worker/gpu_model_runner.py"
+
+
+def test_propose_is_called_with_rows_lengths_and_texts(source: Path) -> None:
+    runner = body(module(source, RUNNER), "GPUModelRunner")
+    propose = body(runner, "propose_draft_token_ids")
+    branch = next(
+        node
+        for node in ast.walk(propose)
+        if isinstance(node, ast.If)
+        and ast.unparse(node.test) == "spec_config.method == 'custom_class'"
+    )
+    (call,) = [
+        node
+        for statement in branch.body
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".propose")
+    ]
+    assert [ast.unparse(argument) for argument in call.args] == [
+        "sampled_token_ids",
+        "self.input_batch.num_tokens_no_spec",
+        "self.input_batch.token_ids_cpu",
+    ]
+    # Whatever else comes, comes by name, which the proposer takes and leaves.
+    assert {keyword.arg for keyword in call.keywords} == {"slot_mappings"}
+    assert any(says(node, "assert isinstance(sampled_token_ids, list)") for node in branch.body)
+
+
+def test_a_draft_follows_the_bookkeeping(source: Path) -> None:
+    """The texts hold what was sampled when `propose` is called."""
+    runner = body(module(source, RUNNER), "GPUModelRunner")
+    sample = ast.unparse(body(runner, "sample_tokens"))
+    kept = sample.index("self._bookkeeping_sync(")
+    assert sample.index("propose_draft_token_ids(valid_sampled_token_ids)") > kept
+    bookkeeping = body(runner, "_bookkeeping_sync")
+    assert says(
+        bookkeeping, "self.input_batch.token_ids_cpu[req_idx, start_idx:end_idx] = sampled_ids"
+    )
+    assert says(bookkeeping, "self.input_batch.num_tokens_no_spec[req_idx] = end_idx")
+    # A row at its prompt has sampled nothing.
+    assert says(bookkeeping, "valid_sampled_token_ids[int(i)].clear()")
+
+
+def test_the_class_is_imported_by_its_path_and_made_of_the_config(source: Path) -> None:
+    make = body(module(source, "v1/spec_decode/custom_class_proposer.py"), "create_custom_proposer")
+    assert says(make, "module_path, class_name = backend.rsplit('.', 1)")
+    assert says(make, "module = importlib.import_module(module_path)")
+    assert says(make, "instance = user_class(vllm_config)")
+    runner = body(module(source, RUNNER), "GPUModelRunner")
+    assert "self.drafter = create_custom_proposer(self.vllm_config)" in ast.unparse(
+        body(runner, "__init__")
+    )
+    cpu = body(module(source, "v1/worker/cpu_model_runner.py"), "CPUModelRunner")
+    assert says(cpu, "self.drafter.load_model(self.model)")
+    assert [ast.unparse(base) for base in cpu.bases] == ["GPUModelRunner"]  # type: ignore[union-attr]
+
+
+def test_the_runner_knows_requests_and_hears_of_their_end(source: Path) -> None:
+    runner = body(module(source, RUNNER), "GPUModelRunner")
+    assert parameters(body(runner, "execute_model"))[:2] == ["self", "scheduler_output"]
+    assert says(runner, "self.requests[req_id]")
+    update = body(runner, "_update_states")
+    assert says(update, "self.requests.pop(req_id, None)")
+    assert says(update, "scheduler_output.finished_req_ids")
+    batch = module(source, "v1/worker/gpu_input_batch.py")
+    fields = {
+        statement.target.id
+        for statement in body(batch, "CachedRequestState").body
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
+    }
+    assert {"prompt_token_ids", "prompt_is_token_ids", "sampling_params"} <= fields
+    assert says(body(batch, "InputBatch"), "self.req_id_to_index")
+    assert parameters(body(body(batch, "InputBatch"), "req_ids")) == ["self"]
+    sampling = body(module(source, "sampling_params.py"), "SamplingParams")
+    known = {
+        statement.target.id
+        for statement in sampling.body
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
+    }
+    assert {"extra_args", "max_tokens"} <= known
+
+
+def test_a_runner_near_its_longest_text_can_be_told_to_draft_on(source: Path) -> None:
+    runner = body(module(source, RUNNER), "GPUModelRunner")
+    fits = ast.unparse(body(runner, "_input_fits_in_drafter"))
+    assert "<= self.effective_drafter_max_model_len" in fits
+    assert "common_attn_metadata.max_seq_len + num_drafter_query_tokens" in fits
+
+
+def test_one_rank_drafts_for_its_group(source: Path) -> None:
+    """The scheduler takes the drafts of the first rank and sends them to all."""
+    executor = body(module(source, "v1/executor/multiproc_executor.py"), "MultiprocExecutor")
+    assert "unique_reply_rank=self.output_rank" in ast.unparse(
+        body(executor, "take_draft_token_ids")
+    )
+    abstract = body(module(source, "v1/executor/abstract.py"), "Executor")
+    assert says(body(abstract, "take_draft_token_ids"), "return output[0]")
+    core = body(module(source, "v1/engine/core.py"), "EngineCore")
+    assert says(core, "self.scheduler.update_draft_token_ids(draft_token_ids)")
+    groups = module(source, "distributed/parallel_state.py")
+    assert parameters(body(groups, "get_tp_group")) == []
+    assert parameters(body(body(groups, "GroupCoordinator"), "is_first_rank")) == ["self"]
+
+
+def test_drafts_are_cut_where_the_grammar_ends(source: Path) -> None:
+    scheduler = body(module(source, "v1/core/sched/scheduler.py"), "Scheduler")
+    update = ast.unparse(body(scheduler, "update_draft_token_ids"))
+    assert "self.structured_output_manager.validate_tokens(request, spec_token_ids)" in update
+
+
+def test_steps_do_not_overlap(source: Path) -> None:
+    """Drafts come from tokens that are known: no asynchronous scheduling, and its model runner."""
+    config = body(module(source, "config/vllm.py"), "VllmConfig")
+    allowed = [
+        ast.unparse(node)
+        for node in ast.walk(config)
+        if isinstance(node, ast.BoolOp)
+        and ".method not in get_args(EagleModelTypes)" in ast.unparse(node)
+    ]
+    assert allowed
+    assert not any("custom_class" in condition for condition in allowed)
+    (unsupported,) = [
+        node
+        for node in ast.walk(config)
+        if isinstance(node, ast.Compare) and "'custom_class'" in ast.unparse(node)
+    ]
+    assert ast.unparse(unsupported).startswith("speculative_config.method in")
+
+
+def test_the_config_has_what_is_read(source: Path) -> None:
+    config = body(module(source, "config/vllm.py"), "VllmConfig")
+    names = {
+        statement.target.id
+        for statement in config.body
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
+    }
+    assert names >= {
+        "additional_config",
+        "device_config",
+        "model_config",
+        "parallel_config",
+        "speculative_config",
+    }
+    parallel = (source / "config" / "parallel.py").read_text(encoding="utf-8")
+    assert "data_parallel_rank: int" in parallel
+    assert "external_launcher" in parallel
+    assert parameters(body(module(source, "config/model.py"), "get_vocab_size")) == ["self"]
+
+
+def test_plugins_are_loaded_in_every_process(source: Path) -> None:
+    text = (source / "plugins" / "__init__.py").read_text(encoding="utf-8")
+    assert '"vllm.general_plugins"' in text
+    for name in ("v1/engine/core.py", "v1/worker/worker_base.py", "engine/arg_utils.py"):
+        assert "load_general_plugins()" in (source / name).read_text(encoding="utf-8")
+
+
+def test_the_salt_is_on_the_request(source: Path) -> None:
+    request = body(module(source, "v1/request.py"), "Request")
+    made = body(request, "__init__")
+    assert says(made, "self.sampling_params = sampling_params")
+    assert "cache_salt" in parameters(made)
+    data = body(module(source, "v1/core/sched/output.py"), "NewRequestData")
+    assert "sampling_params=request.sampling_params" in ast.unparse(data)

@@ -1,0 +1,394 @@
+"""Predicted outputs over HTTP: OpenAI's own client before a real vLLM server on the CPU.
+
+FASTDRAFT_DEMO_MODEL names the folder of the demo model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import openai
+import pytest
+
+MODEL = "demo"
+KEY = "not-a-secret"
+# What is drafted comes from the prediction and the request itself, not from those before it.
+APART = {"vllm_xargs": {"fastdraft_remember": 0}}
+TOPICS = [
+    "a cat",
+    "two ships",
+    "the moon",
+    "an old clock",
+    "rain",
+    "a red bicycle",
+    "bread",
+    "owls",
+]
+
+
+@dataclass(frozen=True)
+class Server:
+    url: str
+    log: Path
+
+    @property
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=KEY, max_retries=0, timeout=120)
+
+    @property
+    def async_client(self) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(
+            base_url=f"{self.url}/v1", api_key=KEY, max_retries=0, timeout=240
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """The samples of /metrics by name, summed over their labels."""
+        values: dict[str, float] = {}
+        with urllib.request.urlopen(f"{self.url}/metrics") as answer:
+            for line in answer.read().decode().splitlines():
+                if not line.startswith("#"):
+                    sample, value = line.rsplit(" ", 1)
+                    name = sample.split("{", 1)[0]
+                    values[name] = values.get(name, 0.0) + float(value)
+        return values
+
+    def tokenize(self, text: str) -> list[int]:
+        body = json.dumps({"model": MODEL, "prompt": text, "add_special_tokens": False}).encode()
+        request = urllib.request.Request(
+            f"{self.url}/tokenize", body, {"content-type": "application/json"}
+        )
+        with urllib.request.urlopen(request) as answer:
+            return json.load(answer)["tokens"]
+
+
+@contextlib.contextmanager
+def serving(folder: Path, settings: dict[str, object]) -> Iterator[Server]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    speculative = {
+        "method": "custom_class",
+        "model": "fastdraft.integrations.vllm.FastdraftProposer",
+        "num_speculative_tokens": 8,
+    }
+    arguments = {
+        "--model": os.environ["FASTDRAFT_DEMO_MODEL"],
+        "--served-model-name": MODEL,
+        "--host": "127.0.0.1",
+        "--port": str(port),
+        "--api-key": KEY,
+        "--dtype": "float32",
+        "--max-model-len": "512",
+        "--max-num-seqs": "32",
+        "--speculative-config": json.dumps(speculative),
+        "--additional-config": json.dumps({"fastdraft": settings}),
+        "--middleware": "fastdraft.integrations.vllm.PredictionMiddleware",
+    }
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager"]
+    for pair in arguments.items():
+        command.extend(pair)
+    server = Server(f"http://127.0.0.1:{port}", folder / "server.log")
+    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    with server.log.open("w") as log:
+        process = subprocess.Popen(
+            command, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+        )
+    try:
+        for _ in range(240):
+            assert process.poll() is None, server.log.read_text()[-4000:]
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{server.url}/health"):
+                break
+            time.sleep(0.5)
+        else:
+            raise AssertionError(server.log.read_text()[-4000:])
+        yield server
+        assert process.poll() is None, server.log.read_text()[-4000:]
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    # A fixed cost, since a model of this size on a CPU hardly gains: measured, it drafts little.
+    with serving(tmp_path_factory.mktemp("drafting"), {"token_cost": 0.01}) as server:
+        yield server
+
+
+def messages(topic: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": f"Write a few sentences about {topic}."}]
+
+
+def ask(server: Server, topic: str = TOPICS[0], **options):
+    options = {"max_tokens": 48, "temperature": 0.0, "extra_body": APART, **options}
+    return server.client.chat.completions.create(
+        model=MODEL, messages=messages(topic), logprobs=True, top_logprobs=2, **options
+    )
+
+
+def predicting(text: str) -> dict[str, object]:
+    return {"type": "content", "content": text}
+
+
+def edited(text: str) -> str:
+    """The text with every tenth word replaced."""
+    words = text.split(" ")
+    words[9::10] = ["entirely"] * len(words[9::10])
+    return " ".join(words)
+
+
+def assert_same(expected, got) -> None:
+    """Equal token for token, or up to where the two best tokens tie to within rounding."""
+    for wanted, other in zip(expected.logprobs.content, got.logprobs.content, strict=True):
+        if wanted.token != other.token:
+            best, second = wanted.top_logprobs
+            assert best.logprob - second.logprob < 1e-3, (wanted, other)
+            assert {best.token, second.token} == {wanted.token, other.token}
+            return
+    assert expected.message.content == got.message.content
+
+
+def details(usage) -> tuple[int, int]:
+    counts = usage.completion_tokens_details
+    return counts.accepted_prediction_tokens, counts.rejected_prediction_tokens
+
+
+@pytest.fixture(scope="module")
+def plain(server: Server) -> dict[str, object]:
+    """Answers to requests without a prediction, one after the other."""
+    return {topic: ask(server, topic).choices[0] for topic in TOPICS}
+
+
+def test_prediction_is_accepted_and_reported(server: Server, plain) -> None:
+    before = server.metrics()
+    expected = plain[TOPICS[0]]
+    answer = ask(server, prediction=predicting(edited(expected.message.content)))
+    assert_same(expected, answer.choices[0])
+    accepted, rejected = details(answer.usage)
+    assert 10 < accepted <= answer.usage.completion_tokens
+    assert rejected > 0
+    after = server.metrics()
+    for name, count in (("accepted", accepted), ("rejected", rejected)):
+        metric = f"fastdraft_{name}_prediction_tokens_total"
+        assert after[metric] - before.get(metric, 0.0) >= count
+    assert after["vllm:spec_decode_num_accepted_tokens_total"] > 0
+    assert after["fastdraft_steps_total"] > 0
+    assert after["fastdraft_seconds_total"] > 0
+    assert after["fastdraft_faults_total"] == 0
+
+
+def test_requests_without_a_prediction_report_none(server: Server) -> None:
+    usage = ask(server, max_tokens=4).usage
+    assert usage.completion_tokens_details is None
+
+
+def test_parts_of_a_prediction(server: Server, plain) -> None:
+    text = plain[TOPICS[1]].message.content
+    parts = [{"type": "text", "text": text[:40]}, {"type": "text", "text": text[40:]}]
+    answer = ask(server, TOPICS[1], prediction={"type": "content", "content": parts})
+    assert_same(plain[TOPICS[1]], answer.choices[0])
+    assert details(answer.usage)[0] > 10
+
+
+@pytest.mark.parametrize("continuous", [False, True])
+def test_streams_report_in_their_last_usage(server: Server, plain, continuous: bool) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": continuous}
+    text, usages = "", []
+    for chunk in server.client.chat.completions.create(
+        model=MODEL,
+        messages=messages(TOPICS[0]),
+        max_tokens=48,
+        temperature=0.0,
+        stream=True,
+        stream_options=options,
+        prediction=predicting(edited(plain[TOPICS[0]].message.content)),
+        extra_body=APART,
+    ):
+        if chunk.choices:
+            text += chunk.choices[0].delta.content or ""
+        if chunk.usage is not None:
+            usages.append(chunk.usage)
+    assert text == plain[TOPICS[0]].message.content
+    accepted, rejected = details(usages[-1])
+    assert 10 < accepted <= usages[-1].completion_tokens
+    assert rejected > 0
+    assert (len(usages) > 1) == continuous
+
+
+def test_token_ids_may_be_given(server: Server, plain) -> None:
+    token_ids = server.tokenize(plain[TOPICS[0]].message.content)
+    answer = ask(
+        server,
+        extra_body={"vllm_xargs": {**APART["vllm_xargs"], "prediction_token_ids": token_ids}},
+    )
+    assert_same(plain[TOPICS[0]], answer.choices[0])
+    assert details(answer.usage)[0] > 10
+
+
+def test_choices_are_counted_together(server: Server, plain) -> None:
+    text = plain[TOPICS[2]].message.content
+    # More than one choice is for sampling, and this is hardly random.
+    answer = ask(server, TOPICS[2], prediction=predicting(text), n=2, temperature=0.01)
+    assert len(answer.choices) == 2
+    accepted, rejected = details(answer.usage)
+    assert 0 < accepted <= answer.usage.completion_tokens
+    assert rejected >= 0
+
+
+def test_plain_completions(server: Server) -> None:
+    prompt = "One, two, three,"
+
+    def complete(*, prompts: int, **extra) -> openai.types.Completion:
+        return server.client.completions.create(
+            model=MODEL,
+            prompt=[prompt] * prompts,
+            max_tokens=32,
+            temperature=0.0,
+            extra_body={**APART, **extra},
+        )
+
+    text = complete(prompts=1).choices[0].text
+    one = complete(prompts=1, prediction=predicting(text))
+    two = complete(prompts=2, prediction=predicting(text))
+    assert [choice.text for choice in [*one.choices, *two.choices]] == [text] * 3
+    assert details(one.usage)[0] > 5
+    assert details(two.usage)[0] > details(one.usage)[0]
+
+
+@pytest.mark.parametrize(
+    "prediction",
+    ["text", {"type": "text", "content": "a"}, {"type": "content"}, predicting(["a"])],
+)
+def test_wrong_predictions(server: Server, prediction) -> None:
+    with pytest.raises(openai.BadRequestError) as raised:
+        ask(server, extra_body={"prediction": prediction})
+    assert raised.value.status_code == 400
+    assert raised.value.param == "prediction"
+    assert "must be" in raised.value.message
+
+
+def test_errors_of_the_server_itself_stand(server: Server) -> None:
+    with pytest.raises(openai.NotFoundError):
+        server.client.chat.completions.create(
+            model="other", messages=messages("x"), prediction=predicting("x")
+        )
+    with pytest.raises(openai.BadRequestError, match="max_tokens"):
+        ask(server, max_tokens=-1, prediction=predicting("x"))
+    with pytest.raises(openai.BadRequestError, match="vllm_xargs"):
+        ask(server, extra_body={"vllm_xargs": 5}, prediction=predicting("x"))
+    stranger = openai.OpenAI(base_url=f"{server.url}/v1", api_key="wrong", max_retries=0)
+    with pytest.raises(openai.AuthenticationError):
+        stranger.chat.completions.create(
+            model=MODEL, messages=messages("x"), extra_body={"prediction": 5}
+        )
+
+
+def test_concurrent_requests(server: Server, plain) -> None:
+    async def run():
+        async with server.async_client as client:
+            return await asyncio.gather(
+                *(
+                    client.chat.completions.create(
+                        model=MODEL,
+                        messages=messages(topic),
+                        max_tokens=48,
+                        temperature=0.0,
+                        logprobs=True,
+                        top_logprobs=2,
+                        prediction=predicting(edited(plain[topic].message.content)),
+                        extra_headers={"X-Request-Id": "the same for all"},
+                        extra_body=APART,
+                    )
+                    for topic in TOPICS
+                )
+            )
+
+    for topic, answer in zip(TOPICS, asyncio.run(run()), strict=True):
+        assert_same(plain[topic], answer.choices[0])
+        accepted, _ = details(answer.usage)
+        assert 5 < accepted <= answer.usage.completion_tokens
+
+
+def test_abandoned_requests_leave_nothing_behind(server: Server, plain) -> None:
+    choose = random.Random(5)
+    sizes = [choose.randint(1, 24) for _ in range(300)]
+    # At how many events the client goes away; some before the first, most never.
+    patience = [choose.choice([0, 1, 3, 8, 1000, 1000, 1000]) for _ in sizes]
+
+    async def one(client: openai.AsyncOpenAI, index: int) -> bool:
+        topic = TOPICS[index % len(TOPICS)]
+        prediction = {}
+        if index % 3:
+            prediction = {"prediction": predicting(edited(plain[topic].message.content))}
+        request = client.chat.completions.create(
+            model=MODEL,
+            messages=messages(topic),
+            max_tokens=sizes[index],
+            temperature=0.0 if index % 2 else 0.8,
+            stream=True,
+            **prediction,
+        )
+        if patience[index] == 0:
+            # Some are still waiting for their turn then, others are at their prompt.
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(request, 0.2 + index / 100)
+            return False
+        events = 0
+        async with await request as stream:
+            async for _ in stream:
+                events += 1
+                if events == patience[index]:
+                    return False
+        return True
+
+    async def run() -> list[bool]:
+        async with server.async_client as client:
+            return await asyncio.gather(*(one(client, index) for index in range(len(sizes))))
+
+    finished = asyncio.run(run())
+    assert 100 < sum(finished) < len(finished)
+
+    for _ in range(120):
+        metrics = server.metrics()
+        held = ("vllm:num_requests_running", "vllm:num_requests_waiting", "fastdraft_requests")
+        if all(metrics[name] == 0 for name in held):
+            break
+        time.sleep(0.5)
+    assert {name: metrics[name] for name in held} == dict.fromkeys(held, 0.0)
+    assert metrics["fastdraft_request_bytes"] == 0
+    assert metrics["fastdraft_faults_total"] == 0
+    assert_same(plain[TOPICS[0]], ask(server).choices[0])
+
+
+def test_faults_in_drafting_leave_the_server_answering(plain, tmp_path: Path) -> None:
+    answers = {}
+    with serving(tmp_path, {"max_bytes": 1}) as faulty:
+        for topic in TOPICS[:3]:
+            text = plain[topic].message.content
+            answers[topic] = ask(faulty, topic, prediction=predicting(text))
+        metrics = faulty.metrics()
+        log = faulty.log.read_text()
+    for topic, answer in answers.items():
+        assert_same(plain[topic], answer.choices[0])
+    assert metrics["fastdraft_faults_total"] >= 3
+    assert metrics["vllm:spec_decode_num_draft_tokens_total"] == 0
+    assert len(re.findall(r"fastdraft: drafting failed", log)) == 1

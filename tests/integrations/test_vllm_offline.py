@@ -1,0 +1,385 @@
+"""Real vLLM on the CPU, with drafts and without: the same tokens, in fewer steps.
+
+FASTDRAFT_DEMO_MODEL names the folder of the demo model. Greedy outputs alone can be compared: a
+seed's sampled tokens depend on the drafts in vLLM, and only their distribution does not.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+
+from vllm import LLM, SamplingParams
+from vllm.distributed import cleanup_dist_env_and_memory
+from vllm.sampling_params import StructuredOutputsParams
+
+from fastdraft.integrations.vllm import FastdraftProposer
+
+# What vLLM's own modules warn of when they are imported or started is theirs.
+pytestmark = pytest.mark.filterwarnings("default")
+
+MODEL_LENGTH = 512
+TOKENS = 48
+# Two logits that rounding may put in either order: float32, and another order of additions.
+NEAR_TIE = 1e-3
+
+CODE = """def area(width, height):
+    return width * height
+
+def volume(width, height, depth):
+    return width * height * depth
+
+"""
+PROMPTS = [
+    "Apple, banana, cherry, date, elderberry. Apple, banana, cherry, date, elderberry. Apple,",
+    CODE + "def area(width, height):\n",
+    "Once upon a time, in a land far away,",
+    "name: Ann, age: 31\nname: Bob, age: 45\nname: Cid, age: 28\nname: Dan, age:",
+    "The three laws of motion are",
+    "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14,",
+]
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "ages": {"type": "array", "items": {"type": "integer"}, "maxItems": 4},
+    },
+    "required": ["name", "ages"],
+}
+JSON_PROMPT = (
+    'Write {"name": "Ann", "ages": [31, 32, 33]} again as JSON: {"name": "Ann", "ages": [31, 32'
+)
+
+
+def greedy(**kwargs: Any) -> SamplingParams:
+    return SamplingParams(temperature=0, **{"max_tokens": TOKENS, **kwargs})
+
+
+def model() -> str:
+    return os.environ["FASTDRAFT_DEMO_MODEL"]
+
+
+def start(*, drafts: bool = True, **kwargs: Any) -> LLM:
+    speculative = {
+        "method": "custom_class",
+        "model": "fastdraft.integrations.vllm.FastdraftProposer",
+        "num_speculative_tokens": 16,
+    }
+    return LLM(
+        model(),
+        dtype="float32",
+        enforce_eager=True,
+        max_model_len=MODEL_LENGTH,
+        disable_log_stats=False,
+        seed=0,
+        # Fixed, so that a busy machine drafts too.
+        additional_config={"fastdraft": {"token_cost": 0.02}},
+        speculative_config=speculative if drafts else None,
+        **{"max_num_seqs": 8, **kwargs},
+    )
+
+
+def stop(llm: LLM) -> None:
+    llm.llm_engine.engine_core.shutdown()
+    del llm
+    gc.collect()
+    cleanup_dist_env_and_memory()
+
+
+def core_of(llm: LLM) -> Any:
+    return llm.llm_engine.engine_core.engine_core
+
+
+def proposer_of(llm: LLM) -> FastdraftProposer:
+    worker = core_of(llm).model_executor.driver_worker.worker
+    proposer = worker.model_runner.drafter
+    assert isinstance(proposer, FastdraftProposer)
+    return proposer
+
+
+def tokens_of(output: Any) -> list[int]:
+    return list(output.outputs[0].token_ids)
+
+
+def metric(llm: LLM, name: str) -> float:
+    return sum(m.value for m in llm.get_metrics() if m.name == name)
+
+
+def run(llm: LLM, prompts: list[Any], params: Any) -> list[Any]:
+    return llm.generate(prompts, params, use_tqdm=False)
+
+
+def assert_same(plain: Any, token_ids: list[int]) -> None:
+    """Equal, but for what follows a proven near tie of the plain run's logits."""
+    expected = tokens_of(plain)
+    if token_ids == expected:
+        return
+    place = next(i for i, (a, b) in enumerate(zip(expected, token_ids, strict=False)) if a != b)
+    chances = {token: entry.logprob for token, entry in plain.outputs[0].logprobs[place].items()}
+    gap = chances[expected[place]] - chances.get(token_ids[place], -1e9)
+    assert gap < NEAR_TIE, (place, gap, expected, token_ids)
+
+
+class Plain:
+    """What vLLM says without drafts, with the log-probabilities of the two first tokens."""
+
+    def __init__(self, llm: LLM) -> None:
+        self.alone = [run(llm, [p], greedy(logprobs=2))[0] for p in PROMPTS]
+        self.penalised = run(llm, PROMPTS[:2], greedy(logprobs=2, repetition_penalty=1.3))
+        self.minimum = run(llm, PROMPTS[:2], greedy(logprobs=2, min_tokens=TOKENS))
+        json_only = StructuredOutputsParams(json=SCHEMA)
+        self.json = run(llm, [JSON_PROMPT], greedy(logprobs=2, structured_outputs=json_only))[0]
+        tokenizer = llm.get_tokenizer()
+        long = tokenizer.encode(PROMPTS[0] * 40)[: MODEL_LENGTH - 40]
+        self.long_prompt = {"prompt_token_ids": long}
+        self.long = run(llm, [self.long_prompt], greedy(logprobs=2, max_tokens=200))[0]
+
+
+@pytest.fixture(scope="module")
+def plain() -> Plain:
+    llm = start(drafts=False)
+    said = Plain(llm)
+    stop(llm)
+    return said
+
+
+@pytest.fixture(scope="module")
+def llm(plain: Plain) -> Iterator[LLM]:
+    assert plain.alone
+    llm = start()
+    yield llm
+    stop(llm)
+
+
+def settle(llm: LLM) -> None:
+    """vLLM tells its workers of a request's end in the next step, be it an empty one."""
+    run(llm, ["The end."], greedy(max_tokens=1))
+    core_of(llm).step_fn()
+
+
+def test_the_entry_point_introduces_the_runner(llm: LLM) -> None:
+    proposer = proposer_of(llm)
+    assert type(proposer._rows).__name__ == "_RowsOfRunner"
+
+
+def test_single_requests_say_the_same(llm: LLM, plain: Plain) -> None:
+    before = proposer_of(llm).stats
+    for prompt, expected in zip(PROMPTS, plain.alone, strict=True):
+        assert_same(expected, tokens_of(run(llm, [prompt], greedy())[0]))
+    settle(llm)
+    after = proposer_of(llm).stats
+    emitted, steps = after.emitted - before.emitted, after.steps - before.steps
+    assert after.accepted > before.accepted + 50
+    assert steps < 0.85 * emitted
+    assert metric(llm, "vllm:spec_decode_num_accepted_tokens") >= after.accepted - before.accepted
+
+
+def test_concurrent_requests_say_the_same(llm: LLM, plain: Plain) -> None:
+    outputs = run(llm, PROMPTS * 3, greedy())
+    for output, expected in zip(outputs, plain.alone * 3, strict=True):
+        assert_same(expected, tokens_of(output))
+
+
+def test_prediction_is_accepted_and_counted(llm: LLM, plain: Plain) -> None:
+    expected = plain.alone[2]
+    settle(llm)
+    before = proposer_of(llm).stats
+    edited = tokens_of(expected)
+    edited[20] += 1
+    params = greedy(
+        extra_args={"prediction_token_ids": edited, "fastdraft_remember": 0},
+    )
+    assert_same(expected, tokens_of(run(llm, [PROMPTS[2]], params)[0]))
+    settle(llm)
+    after = proposer_of(llm).stats
+    assert after.accepted_prediction_tokens >= before.accepted_prediction_tokens + 35
+    assert after.rejected_prediction_tokens > before.rejected_prediction_tokens
+    assert after.steps - before.steps < 15
+
+
+def test_bad_arguments_cost_drafts_alone(llm: LLM, plain: Plain) -> None:
+    faults = proposer_of(llm).faults
+    params = greedy(extra_args={"prediction_token_ids": ["a", "b"]})
+    assert_same(plain.alone[0], tokens_of(run(llm, [PROMPTS[0]], params)[0]))
+    assert proposer_of(llm).faults == faults + 1
+
+
+def test_salted_requests_leave_nothing(llm: LLM) -> None:
+    settle(llm)
+    memory = proposer_of(llm)._memory[0]
+    held = len(memory)
+    prompt = {"prompt": "A secret of one tenant: violet, seven, harbour,", "cache_salt": "tenant"}
+    run(llm, [prompt], greedy(extra_args={"fastdraft_remember": 1}))
+    # All that enters is what asks for it.
+    run(llm, ["The end."], greedy(max_tokens=1, extra_args={"fastdraft_remember": 0}))
+    core_of(llm).step_fn()
+    assert len(memory) == held
+    run(llm, ["No secret: violet, seven, harbour,"], greedy())
+    settle(llm)
+    assert len(memory) > held
+
+
+def test_aborts_are_noticed(llm: LLM, plain: Plain) -> None:
+    engine = llm.llm_engine
+    for number, prompt in enumerate(PROMPTS):
+        engine.add_request(f"request-{number}", prompt, greedy())
+    outputs = {}
+    for step in range(1000):
+        # No request can be through by then: two steps say 18 tokens at most.
+        if step == 2:
+            engine.abort_request(["request-1", "request-3"])
+        for output in engine.step():
+            if output.finished:
+                outputs[output.request_id] = output
+        if not engine.has_unfinished_requests():
+            break
+    core_of(llm).step_fn()
+    assert set(outputs) == {"request-0", "request-2", "request-4", "request-5"}
+    for name, output in outputs.items():
+        expected = plain.alone[int(name[-1])]
+        assert_same(expected, tokens_of(output))
+    proposer = proposer_of(llm)
+    assert proposer.num_requests == proposer.engine.num_requests == 0
+
+
+def test_structured_output_is_the_same(llm: LLM, plain: Plain) -> None:
+    """vLLM cuts drafts where the grammar ends; the counts come from the text, and stay right."""
+    settle(llm)
+    before = proposer_of(llm).stats
+    params = greedy(structured_outputs=StructuredOutputsParams(json=SCHEMA))
+    output = run(llm, [JSON_PROMPT], params)[0]
+    assert_same(plain.json, tokens_of(output))
+    json.loads(output.outputs[0].text)
+    settle(llm)
+    after = proposer_of(llm).stats
+    assert after.emitted - before.emitted == len(tokens_of(output)) + 1
+    assert after.accepted > before.accepted
+
+
+def test_what_shapes_logits_shapes_drafted_text_too(llm: LLM, plain: Plain) -> None:
+    outputs = run(llm, PROMPTS[:2], greedy(repetition_penalty=1.3))
+    for output, expected in zip(outputs, plain.penalised, strict=True):
+        assert_same(expected, tokens_of(output))
+    outputs = run(llm, PROMPTS[:2], greedy(min_tokens=TOKENS, prompt_logprobs=1))
+    for output, expected in zip(outputs, plain.minimum, strict=True):
+        assert_same(expected, tokens_of(output))
+        assert len(output.prompt_logprobs) == len(output.prompt_token_ids)
+
+
+def test_several_choices_are_requests_of_their_own(llm: LLM) -> None:
+    params = SamplingParams(n=3, temperature=0.8, seed=1, max_tokens=24)
+    output = run(llm, [PROMPTS[0]], params)[0]
+    assert len(output.outputs) == 3
+    settle(llm)
+    core_of(llm).step_fn()
+    proposer = proposer_of(llm)
+    assert proposer.num_requests == proposer.engine.num_requests == 0
+
+
+def test_text_up_to_the_longest_is_drafted(llm: LLM, plain: Plain) -> None:
+    """Beside a request near its end the others are drafted for too."""
+    settle(llm)
+    before = proposer_of(llm).stats
+    outputs = run(llm, [plain.long_prompt, PROMPTS[0]], [greedy(max_tokens=200), greedy()])
+    assert_same(plain.long, tokens_of(outputs[0]))
+    assert_same(plain.alone[0], tokens_of(outputs[1]))
+    assert outputs[0].outputs[0].finish_reason == "length"
+    assert len(tokens_of(outputs[0])) == 40
+    settle(llm)
+    after = proposer_of(llm).stats
+    assert after.accepted > before.accepted + 30
+
+
+def test_nothing_went_wrong(llm: LLM) -> None:
+    # But for the prediction that was none.
+    assert proposer_of(llm).faults == 1
+
+
+@pytest.fixture(scope="module")
+def crowded(llm: LLM) -> Iterator[LLM]:
+    """Prompts in chunks, and too small a cache for what is running."""
+    stop(llm)
+    crowded = start(
+        max_num_seqs=6,
+        max_num_batched_tokens=160,
+        enable_chunked_prefill=True,
+        block_size=32,
+        num_gpu_blocks_override=18,
+    )
+    yield crowded
+    stop(crowded)
+
+
+def test_chunks_and_preemption_change_nothing(crowded: LLM, plain: Plain) -> None:
+    prompts = [plain.long_prompt, *PROMPTS * 2]
+    params = [greedy(max_tokens=200), *[greedy()] * 12]
+    outputs = run(crowded, prompts, params)
+    for output, expected in zip(outputs, [plain.long, *plain.alone * 2], strict=True):
+        assert_same(expected, tokens_of(output))
+    assert metric(crowded, "vllm:num_preemptions") > 0
+    settle(crowded)
+    proposer = proposer_of(crowded)
+    assert proposer.faults == 0
+    assert proposer.stats.accepted > 100
+    core_of(crowded).step_fn()
+    assert proposer.num_requests == proposer.engine.num_requests == 0
+
+
+def run_alone(environment: dict[str, str], *arguments: str) -> dict[str, Any]:
+    """What `main` says in a process of its own."""
+    answer = subprocess.run(
+        [sys.executable, __file__, *arguments],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=170,
+    )
+    assert answer.returncode == 0, answer.stderr[-4000:]
+    result: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
+    return result
+
+
+def test_without_the_entry_point_rows_are_known_by_their_text(plain: Plain) -> None:
+    result = run_alone({"VLLM_PLUGINS": ""})
+    assert result["rows"] == "_RowsByContent"
+    assert result["faults"] == 0
+    assert result["accepted"] > 50
+    for token_ids, expected in zip(result["token_ids"], plain.alone, strict=True):
+        assert_same(expected, token_ids)
+
+
+def test_ranks_of_a_model_in_parts_agree(plain: Plain) -> None:
+    """Three processes, each with a third of the model and a proposer."""
+    result = run_alone({}, "3")
+    assert result["accepted"] > 50
+    for token_ids, expected in zip(result["token_ids"], plain.alone, strict=True):
+        assert_same(expected, token_ids)
+
+
+def main(ranks: int = 1) -> None:
+    llm = start(tensor_parallel_size=ranks)
+    outputs = run(llm, PROMPTS, greedy())
+    result: dict[str, Any] = {
+        "token_ids": [tokens_of(output) for output in outputs],
+        "accepted": metric(llm, "vllm:spec_decode_num_accepted_tokens"),
+    }
+    if ranks == 1:
+        proposer = proposer_of(llm)
+        result |= {"rows": type(proposer._rows).__name__, "faults": proposer.faults}
+    llm.llm_engine.engine_core.shutdown()
+    print()
+    print(json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

@@ -1,0 +1,643 @@
+"""Predicted outputs over HTTP, before a plain ASGI application with vLLM's HTTP interface."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from fastdraft.integrations.vllm import ledger as ledgers
+from fastdraft.integrations.vllm.ledger import Ledger, LedgerReader, Totals, new_ticket
+from fastdraft.integrations.vllm.middleware import PredictionMiddleware
+
+if os.name != "posix":
+    pytest.skip("vLLM's processes share files as on POSIX systems", allow_module_level=True)
+
+CHAT = "/v1/chat/completions"
+JSON_TYPE = (b"content-type", b"application/json")
+USAGE = {"prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8}
+
+
+@dataclass
+class Answer:
+    status: int = 0
+    headers: dict[bytes, bytes] = field(default_factory=dict)
+    parts: list[bytes] = field(default_factory=list)
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(self.parts)
+
+    def json(self):
+        return json.loads(self.body)
+
+
+class Server:
+    """Tokenises by character and answers every completion alike; notes what it was asked."""
+
+    def __init__(self, ledger: Ledger | None = None, counts: tuple[int, int] = (4, 2)) -> None:
+        self.ledger = ledger
+        self.counts = counts
+        self.asked: list[tuple[str, bytes]] = []
+        self.headers: list[list[tuple[bytes, bytes]]] = []
+        self.tokenize_status = 200
+        self.events: list[bytes] = []
+        self.disconnected = False
+        self.waits_for_disconnect = False
+        self.metrics = b"vllm:num_requests_running 0.0\n"
+        self.usage = dict(USAGE)
+
+    async def __call__(self, scope, receive, send) -> None:
+        if scope["type"] != "http":
+            await send({"type": f"{scope['type']}.seen"})
+            return
+        if dict(scope["headers"]).get(b"authorization", b"Bearer good") != b"Bearer good":
+            await answer(send, {"error": "Unauthorized"}, status=401)
+            return
+        self.headers.append(scope["headers"])
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        if path == "/metrics":
+            await answer(send, self.metrics, kind=b"text/plain; version=0.0.4")
+            return
+        body = b""
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                self.disconnected = True
+                raise ConnectionError("the client went away")
+            body += message["body"]
+            more = message["more_body"]
+        self.asked.append((path, body))
+        if path == "/tokenize":
+            tokens = list(map(ord, json.loads(body)["prompt"]))
+            await answer(send, {"tokens": tokens}, status=self.tokenize_status)
+            return
+        if self.waits_for_disconnect:
+            self.disconnected = (await receive())["type"] == "http.disconnect"
+            return
+        try:
+            request = json.loads(body)
+            ticket = request.get("vllm_xargs", {}).get("prediction_ticket")
+        except (AttributeError, ValueError):
+            await answer(send, {"error": "not what was expected"}, status=400)
+            return
+        for _ in range(request.get("n", 1)):
+            row = None if self.ledger is None else self.ledger.open(ticket)
+            if row is not None:
+                self.ledger.record(row, *self.counts)
+                self.ledger.close(row)
+        if self.events:
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": 200,
+                    "headers": [(b"content-type", b"text/event-stream; charset=utf-8")],
+                }
+            )
+            for event in self.events:
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            return
+        await answer(send, {"choices": ["naïve"], "usage": self.usage})
+
+    def bodies(self, path: str) -> list[dict]:
+        return [json.loads(body) for asked, body in self.asked if asked == path]
+
+
+async def answer(send, content, *, status=200, kind=b"application/json") -> None:
+    body = content if isinstance(content, bytes) else json.dumps(content).encode()
+    headers = [(b"content-type", kind), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def ask(
+    app, body, *, path=CHAT, method="POST", headers=(JSON_TYPE,), root_path="", pieces=1
+) -> Answer:
+    """Sends a request in `pieces`, then goes away, and returns what was answered."""
+    body = body if isinstance(body, bytes) else json.dumps(body).encode()
+    size = max(-(-len(body) // pieces), 1)
+    messages = [
+        {"type": "http.request", "body": body[at : at + size], "more_body": at + size < len(body)}
+        for at in range(0, max(len(body), 1), size)
+    ]
+    result = Answer()
+
+    async def receive():
+        return messages.pop(0) if messages else {"type": "http.disconnect"}
+
+    async def send(message) -> None:
+        if message["type"] == "http.response.start":
+            assert result.status == 0, "answered twice"
+            result.status = message["status"]
+            result.headers = dict(message["headers"])
+        else:
+            result.parts.append(message["body"])
+
+    scope = {
+        "type": "http",
+        "method": method,
+        "path": root_path + path,
+        "raw_path": (root_path + path).encode(),
+        "root_path": root_path,
+        "query_string": b"",
+        "headers": [*headers, (b"content-length", str(len(body)).encode())],
+        "state": {},
+    }
+    asyncio.run(app(scope, receive, send))
+    if b"content-length" in result.headers:
+        assert int(result.headers[b"content-length"]) == len(result.body)
+    return result
+
+
+def request(prediction=None, **fields) -> dict:
+    body = {"model": "m", "messages": [{"role": "user", "content": "Rewrite: ab"}], **fields}
+    return body if prediction is None else {**body, "prediction": prediction}
+
+
+def content(text) -> dict:
+    return {"type": "content", "content": text}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(ledgers.FOLDER_VARIABLE, str(tmp_path))
+    return tmp_path
+
+
+# --- the request -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text", ["abc", [{"type": "text", "text": "a"}, {"type": "text", "text": "bc"}]]
+)
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+def test_prediction_becomes_token_ids(text, path: str) -> None:
+    server = Server()
+    body = request(content(text), temperature=0.5, vllm_xargs={"mine": 1})
+    assert ask(PredictionMiddleware(server), body, path=path, pieces=3).status == 200
+    assert server.bodies("/tokenize") == [
+        {"model": "m", "prompt": "abc", "add_special_tokens": False}
+    ]
+    (sent,) = server.bodies(path)
+    arguments = sent.pop("vllm_xargs")
+    ticket = arguments.pop("prediction_ticket")
+    assert len(ticket) == 16
+    assert arguments == {"mine": 1, "prediction_token_ids": [97, 98, 99]}
+    del body["prediction"], body["vllm_xargs"]
+    assert sent == body
+
+
+def test_token_ids_of_the_caller_are_kept() -> None:
+    server = Server()
+    ask(
+        PredictionMiddleware(server),
+        request(content("abc"), vllm_xargs={"prediction_token_ids": [7, 8]}),
+    )
+    assert server.bodies("/tokenize") == []
+    (sent,) = server.bodies(CHAT)
+    assert sent["vllm_xargs"]["prediction_token_ids"] == [7, 8]
+    assert "prediction" not in sent
+
+
+def test_ticket_of_the_caller_is_not_taken() -> None:
+    server = Server()
+    arguments = {"prediction_token_ids": [7], "prediction_ticket": "0123456789abcdef"}
+    ask(PredictionMiddleware(server), request(vllm_xargs=arguments))
+    (sent,) = server.bodies(CHAT)
+    assert sent["vllm_xargs"]["prediction_ticket"] != "0123456789abcdef"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        request(),
+        b'{ "model" : "m",  "messages": [] }',
+        b'{"model": "m", "prediction": ',
+        b'["prediction"]',
+        b"",
+        json.dumps(request(vllm_xargs={"other": 1})).encode(),
+        json.dumps({**request(), "prediction": None}).encode(),
+        json.dumps(request(content(""))).encode(),
+        json.dumps(request(content("abc"), vllm_xargs=5)).encode(),
+    ],
+)
+def test_bodies_without_a_prediction_stay_as_they_are(body) -> None:
+    server = Server()
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    expected = ask(Server(), raw)
+    got = ask(PredictionMiddleware(server), raw, pieces=2)
+    assert (got.status, got.headers, got.body) == (
+        expected.status,
+        expected.headers,
+        expected.body,
+    )
+    assert server.asked == [(CHAT, raw)]
+
+
+def test_other_paths_methods_and_encodings_pass() -> None:
+    server = Server()
+    app = PredictionMiddleware(server)
+    raw = json.dumps(request(content("abc"))).encode()
+    ask(app, raw, path="/v1/responses")
+    ask(app, raw, method="PUT")
+    packed = gzip.compress(raw)
+    ask(app, packed, headers=(JSON_TYPE, (b"content-encoding", b"gzip")))
+    assert [body for _, body in server.asked] == [raw, raw, packed]
+
+
+@pytest.mark.parametrize("kind", ["websocket", "lifespan"])
+def test_other_protocols_pass(kind: str) -> None:
+    seen = []
+
+    async def send(message) -> None:
+        seen.append(message["type"])
+
+    async def receive():
+        raise AssertionError("nobody asked")
+
+    asyncio.run(PredictionMiddleware(Server())({"type": kind}, receive, send))
+    assert seen == [f"{kind}.seen"]
+
+
+def test_root_path_and_authorization_go_along() -> None:
+    server = Server()
+    body = request(content("abc"))
+    headers = (JSON_TYPE, (b"authorization", b"Bearer good"))
+    assert ask(PredictionMiddleware(server), body, root_path="/api", headers=headers).status == 200
+    assert [path for path, _ in server.asked] == ["/tokenize", CHAT]
+    assert all(dict(sent)[b"authorization"] == b"Bearer good" for sent in server.headers)
+
+
+def test_nothing_is_read_before_the_application_asks() -> None:
+    server = Server()
+    headers = (JSON_TYPE, (b"authorization", b"Bearer bad"))
+    got = ask(PredictionMiddleware(server), request(content("abc")), headers=headers)
+    assert (got.status, server.asked) == (401, [])
+
+
+@pytest.mark.parametrize(
+    ("prediction", "message"),
+    [
+        ("abc", 'prediction must be an object such as .*, got "abc"'),
+        (["abc"], r'prediction must be an object .*, got \["abc"\]'),
+        ({"content": "abc"}, 'prediction.type must be "content", got null'),
+        ({"type": "text", "content": "abc"}, 'prediction.type must be "content", got "text"'),
+        ({"type": "content"}, "prediction.content must be a string or a list .*, got null"),
+        (content(5), "prediction.content must be a string or a list of text parts, got 5"),
+        (content(["a"]), r'prediction.content\[0\] must be \{"type": "text".*, got "a"'),
+        (
+            content([{"type": "text", "text": "a"}, {"type": "image_url", "text": "x" * 99}]),
+            r"prediction.content\[1\] must be .*\.\.\.$",
+        ),
+        (content([{"type": "text", "text": None}]), r"prediction.content\[0\] must be"),
+    ],
+)
+def test_wrong_predictions_are_refused(prediction, message: str) -> None:
+    server = Server()
+    got = ask(PredictionMiddleware(server), request(prediction))
+    assert got.status == 400
+    error = got.json()["error"]
+    assert (error["type"], error["param"], error["code"]) == ("BadRequestError", "prediction", 400)
+    assert re.search(message, error["message"])
+    assert server.disconnected and server.asked == []
+
+
+def test_request_goes_on_where_tokenizing_fails(caplog: pytest.LogCaptureFixture) -> None:
+    server = Server()
+    server.tokenize_status = 404
+    app = PredictionMiddleware(server)
+    for _ in range(2):
+        assert ask(app, request(content("abc"))).status == 200
+    assert server.bodies(CHAT) == [request(content("abc"))] * 2
+    (warning,) = caplog.messages
+    assert "/tokenize answered with status 404" in warning
+
+
+def test_request_goes_on_where_tokenizing_raises(caplog: pytest.LogCaptureFixture) -> None:
+    server = Server()
+
+    async def no_tokens(scope, receive, send) -> None:
+        if scope["path"] == "/tokenize":
+            raise RuntimeError("no tokens today")
+        await server(scope, receive, send)
+
+    assert ask(PredictionMiddleware(no_tokens), request(content("abc"))).status == 200
+    assert server.bodies(CHAT) == [request(content("abc"))]
+    (warning,) = caplog.messages
+    assert "no tokens today" in warning
+
+
+def test_disconnects_reach_the_application() -> None:
+    server = Server()
+    server.waits_for_disconnect = True
+    ask(PredictionMiddleware(server), request(content("abc")))
+    assert server.disconnected
+
+
+def test_disconnect_in_mid_body_reaches_the_application() -> None:
+    server = Server()
+    messages = [{"type": "http.request", "body": b"{", "more_body": True}]
+
+    async def receive():
+        return messages.pop() if messages else {"type": "http.disconnect"}
+
+    async def send(message) -> None:
+        raise AssertionError(f"nobody is there for {message}")
+
+    scope = {"type": "http", "method": "POST", "path": CHAT, "headers": [JSON_TYPE]}
+    with pytest.raises(ConnectionError):
+        asyncio.run(PredictionMiddleware(server)(scope, receive, send))
+    assert server.disconnected
+
+
+# --- the answer ----------------------------------------------------------------------------------
+
+
+def test_counts_are_reported(folder: Path) -> None:
+    server = Server(Ledger(folder), counts=(4, 2))
+    got = ask(PredictionMiddleware(server), request(content("abc")))
+    details = {"accepted_prediction_tokens": 4, "rejected_prediction_tokens": 2}
+    assert got.json() == {
+        "choices": ["naïve"],
+        "usage": {**USAGE, "completion_tokens_details": details},
+    }
+    assert "naïve".encode() in got.body
+
+
+def test_counts_of_all_choices_are_added(folder: Path) -> None:
+    server = Server(Ledger(folder), counts=(1, 2))
+    got = ask(PredictionMiddleware(server), request(content("abc"), n=3))
+    details = got.json()["usage"]["completion_tokens_details"]
+    assert details == {"accepted_prediction_tokens": 3, "rejected_prediction_tokens": 6}
+
+
+def test_no_more_is_accepted_than_was_said(folder: Path) -> None:
+    server = Server(Ledger(folder), counts=(9, 0))
+    got = ask(PredictionMiddleware(server), request(content("abc")))
+    details = got.json()["usage"]["completion_tokens_details"]
+    assert details["accepted_prediction_tokens"] == USAGE["completion_tokens"]
+
+
+@pytest.mark.usefixtures("folder")
+def test_nothing_is_reported_where_no_engine_notes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ask(PredictionMiddleware(Server()), request(content("abc"))).json()["usage"] == USAGE
+    monkeypatch.delenv(ledgers.FOLDER_VARIABLE)
+    assert ask(PredictionMiddleware(Server()), request(content("abc"))).json()["usage"] == USAGE
+
+
+def test_counts_of_the_server_itself_stand(folder: Path) -> None:
+    own = {"reasoning_tokens": 1, "accepted_prediction_tokens": 3, "rejected_prediction_tokens": 0}
+    server = Server(Ledger(folder))
+    server.usage = {**USAGE, "completion_tokens_details": own}
+    got = ask(PredictionMiddleware(server), request(content("abc")))
+    assert got.json()["usage"]["completion_tokens_details"] == own
+    server.usage["completion_tokens_details"] = {
+        "reasoning_tokens": 1,
+        "accepted_prediction_tokens": None,
+    }
+    got = ask(PredictionMiddleware(server), request(content("abc")))
+    assert got.json()["usage"]["completion_tokens_details"] == {
+        "reasoning_tokens": 1,
+        "accepted_prediction_tokens": 4,
+        "rejected_prediction_tokens": 2,
+    }
+
+
+def event(**fields) -> bytes:
+    return b"data: " + json.dumps(fields).encode() + b"\n\n"
+
+
+def test_streams_report_in_their_usage_and_nowhere_else(folder: Path) -> None:
+    server = Server(Ledger(folder))
+    server.events = [
+        b": keep-alive\n\n",
+        event(choices=[{"delta": {"content": 'says "usage": {}'}}]),
+        event(choices=[], usage=None),
+        event(choices=[], usage=USAGE),
+        b"data: [DONE]\n\n",
+    ]
+    got = ask(PredictionMiddleware(server), request(content("abc"), stream=True))
+    assert len(got.parts) == len(server.events) + 1
+    for index in (0, 1, 4):
+        assert got.parts[index] == server.events[index]
+    before, after = (json.loads(got.parts[index].removeprefix(b"data: ")) for index in (2, 3))
+    assert before == {"choices": [], "usage": None}
+    assert after["usage"] == {
+        **USAGE,
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": 4,
+            "rejected_prediction_tokens": 2,
+        },
+    }
+    assert got.parts[3].endswith(b"}\n\n")
+
+
+@pytest.mark.parametrize("size", [1, 7, 50, 10_000])
+def test_streams_may_be_cut_anywhere(folder: Path, size: int) -> None:
+    stream = event(choices=["é"]) + event(choices=[], usage=USAGE) + b"data: [DONE]\r\n\r\nend"
+    server = Server(Ledger(folder))
+    server.events = [stream]
+    whole = ask(PredictionMiddleware(server), request(content("abc"))).body
+    assert whole != stream
+    server.events = [stream[at : at + size] for at in range(0, len(stream), size)]
+    assert ask(PredictionMiddleware(server), request(content("abc"))).body == whole
+
+
+def test_streams_without_a_prediction_are_untouched(folder: Path) -> None:
+    server = Server(Ledger(folder))
+    server.events = [b"data: half", b" an event\n\n", event(usage=USAGE)]
+    got = ask(PredictionMiddleware(server), request(stream=True))
+    assert got.parts == [*server.events, b""]
+
+
+# --- the metrics ---------------------------------------------------------------------------------
+
+
+def test_metrics_are_added_to_those_of_the_server(folder: Path) -> None:
+    Ledger(folder, engine=0).publish(Totals(5, 2, 1, 100, 0.25, 3, 4096, 1 << 20))
+    Ledger(folder, engine=1).publish(Totals(steps=7))
+    app = PredictionMiddleware(Server())
+    headers = ((b"accept", b"application/openmetrics-text"), (b"accept-encoding", b"gzip"))
+    got = ask(app, b"", path="/metrics", method="GET", headers=headers)
+    assert got.status == 200
+    lines = got.body.decode().splitlines()
+    assert lines[0] == "vllm:num_requests_running 0.0"
+    assert "# TYPE fastdraft_faults_total counter" in lines
+    values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    assert values['fastdraft_accepted_prediction_tokens_total{engine="0"}'] == "5.0"
+    assert values['fastdraft_rejected_prediction_tokens_total{engine="0"}'] == "2.0"
+    assert values['fastdraft_faults_total{engine="0"}'] == "1.0"
+    assert values['fastdraft_seconds_total{engine="0"}'] == "0.25"
+    assert values['fastdraft_datastore_bytes{engine="0"}'] == "1048576.0"
+    assert values['fastdraft_steps_total{engine="1"}'] == "7.0"
+    assert values['fastdraft_requests{engine="1"}'] == "0.0"
+
+
+@pytest.mark.usefixtures("folder")
+def test_metrics_are_asked_for_in_plain_text() -> None:
+    server = Server()
+    headers = ((b"accept", b"application/openmetrics-text"), (b"accept-encoding", b"gzip"))
+    ask(PredictionMiddleware(server), b"", path="/metrics", method="GET", headers=headers)
+    assert [name for name, _ in server.headers[0]] == [b"content-length"]
+
+
+# --- the ledger ----------------------------------------------------------------------------------
+
+
+def test_ledger_keeps_the_counts_of_finished_requests(folder: Path) -> None:
+    ledger, reader = Ledger(folder), LedgerReader(folder)
+    tickets = [new_ticket() for _ in range(3)]
+    rows = [ledger.open(ticket) for ticket in tickets]
+    for count, row in enumerate(rows):
+        ledger.record(row, count, (1 << 32) - 1)
+        ledger.close(row)
+    assert [reader.prediction_tokens(ticket) for ticket in tickets] == [
+        (count, (1 << 32) - 1) for count in range(3)
+    ]
+    assert reader.prediction_tokens(new_ticket()) is None
+
+
+def test_ledger_is_bounded_and_running_requests_keep_their_rows(folder: Path) -> None:
+    ledger, reader = Ledger(folder), LedgerReader(folder)
+    mine = new_ticket()
+    running = ledger.open(mine)
+    ledger.record(running, 1, 0)
+    finished = new_ticket()
+    ledger.close(ledger.open(finished))
+    for _ in range(20_000):
+        ledger.close(ledger.open(new_ticket()))
+    ledger.record(running, 2, 0)
+    assert reader.prediction_tokens(mine) == (2, 0)
+    assert reader.prediction_tokens(finished) is None
+    while ledger.open(new_ticket()) is not None:
+        pass
+    assert reader.prediction_tokens(mine) == (2, 0)
+    ledger.close(running)
+    assert ledger.open(new_ticket()) == running
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 1 << 19
+
+
+@pytest.mark.parametrize("ticket", [None, 5, "", "0" * 15, "-00000000000000a", "G" * 16, "é" * 16])
+def test_ledger_takes_tickets_alone(folder: Path, ticket: object) -> None:
+    assert Ledger(folder).open(ticket) is None
+
+
+def test_engines_are_told_apart_and_added_up(folder: Path) -> None:
+    first, second, reader = Ledger(folder, engine=0), Ledger(folder, engine=1), LedgerReader(folder)
+    ticket = new_ticket()
+    first.record(first.open(ticket), 3, 1)
+    assert reader.prediction_tokens(ticket) == (3, 1)
+    second.record(second.open(ticket), 4, 0)
+    assert reader.prediction_tokens(ticket) == (7, 1)
+    restarted = Ledger(folder, engine=1)
+    for ledger, steps in ((first, 1), (second, 2), (restarted, 3)):
+        ledger.publish(Totals(steps=steps))
+    assert {engine: totals.steps for engine, totals in reader.totals().items()} == {
+        "0": 1.0,
+        "1": 5.0,
+    }
+
+
+def test_ledger_without_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv(ledgers.FOLDER_VARIABLE, raising=False)
+    assert Ledger.from_environment() is None
+    assert LedgerReader.from_environment() is None
+    monkeypatch.setenv(ledgers.FOLDER_VARIABLE, str(tmp_path / "gone"))
+    assert Ledger.from_environment() is None
+    reader = LedgerReader.from_environment()
+    assert reader is not None
+    assert (reader.prediction_tokens(new_ticket()), reader.totals()) == (None, {})
+    (tmp_path / "0-1-empty.ledger").touch()
+    assert LedgerReader(tmp_path).totals() == {}
+
+
+NO_ROOM = """
+import resource
+from fastdraft.integrations.vllm.ledger import Ledger
+resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
+assert Ledger.from_environment() is None
+"""
+
+
+def test_engine_goes_on_where_there_is_no_room(folder: Path) -> None:
+    subprocess.run([sys.executable, "-c", NO_ROOM], check=True)
+    assert LedgerReader(folder).totals() == {}
+
+
+KILLED = """
+import os
+from fastdraft.integrations.vllm.ledger import FOLDER_VARIABLE, share_folder
+share_folder()
+print(os.environ[FOLDER_VARIABLE], flush=True)
+input()
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_folder_of_a_killed_server_goes_with_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ledgers.FOLDER_VARIABLE, raising=False)
+    servers = [
+        subprocess.Popen(
+            [sys.executable, "-c", KILLED],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    folders = [Path(server.stdout.readline().strip()) for server in servers]
+    servers[0].communicate("\n")
+    assert [folder.exists() for folder in folders] == [True, True]
+    subprocess.run([sys.executable, "-c", SERVER, ""], check=True, capture_output=True)
+    assert [folder.exists() for folder in folders] == [False, True]
+    servers[1].communicate("\n")
+    subprocess.run([sys.executable, "-c", SERVER, ""], check=True, capture_output=True)
+    assert [folder.exists() for folder in folders] == [False, False]
+
+
+SERVER = """
+import os, subprocess, sys
+from fastdraft.integrations.vllm.ledger import FOLDER_VARIABLE, LedgerReader, share_folder
+share_folder()
+folder = os.environ[FOLDER_VARIABLE]
+share_folder()
+assert os.environ[FOLDER_VARIABLE] == folder
+reader = LedgerReader.from_environment()
+subprocess.run([sys.executable, "-c", sys.argv[1]], check=True)
+print(reader.prediction_tokens("0123456789abcdef"), folder)
+"""
+
+ENGINE = """
+import os
+from fastdraft.integrations.vllm.ledger import Ledger, share_folder
+share_folder()
+ledger = Ledger.from_environment()
+ledger.record(ledger.open("0123456789abcdef"), 11, 5)
+os.kill(os.getpid(), {signal})
+"""
+
+
+@pytest.mark.parametrize("signal", [0, 9])
+def test_counts_outlive_the_engine_and_the_folder_ends_with_the_server(signal: int) -> None:
+    environment = {k: v for k, v in os.environ.items() if k != ledgers.FOLDER_VARIABLE}
+    server = SERVER if signal == 0 else SERVER.replace("check=True", "check=False")
+    output = subprocess.run(
+        [sys.executable, "-c", server, ENGINE.format(signal=signal)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    counts, _, folder = output.strip().rpartition(" ")
+    assert counts == "(11, 5)"
+    assert not Path(folder).exists()

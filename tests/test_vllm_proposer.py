@@ -1,0 +1,569 @@
+"""The vLLM proposer, called as vLLM's model runner calls it, without vLLM."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fastdraft import Datastore
+from fastdraft.errors import InvalidValueError
+from fastdraft.integrations.vllm import FastdraftProposer, Settings, proposer
+from fastdraft.integrations.vllm.ledger import FOLDER_VARIABLE, Ledger, LedgerReader, new_ticket
+
+VOCABULARY = 1000
+CYCLE = list(range(100, 120))
+
+
+@pytest.fixture(autouse=True)
+def no_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
+
+
+def config(*, lookahead: int = 8, length: int = 512, executor: Any = None, **settings: Any) -> Any:
+    return SimpleNamespace(
+        additional_config={"fastdraft": settings},
+        model_config=SimpleNamespace(max_model_len=length, get_vocab_size=lambda: VOCABULARY),
+        speculative_config=SimpleNamespace(num_speculative_tokens=lookahead),
+        device_config=SimpleNamespace(device_type="cpu"),
+        parallel_config=SimpleNamespace(distributed_executor_backend=executor),
+    )
+
+
+@dataclass
+class Job:
+    """A request, and what the target is going to say."""
+
+    prompt: list[int]
+    output: list[int]
+    extra_args: dict[str, Any] | None = None
+    max_tokens: int | None = None
+    said: int = 0
+    computed: int = 0
+
+    @property
+    def text(self) -> list[int]:
+        return self.prompt + self.output[: self.said]
+
+
+class Host:
+    """What a proposer sees of vLLM: rows that fill, move and empty, and the runner of them."""
+
+    def __init__(
+        self, proposer: FastdraftProposer, *, rows: int = 8, length: int = 512, introduce: bool
+    ) -> None:
+        self.proposer = proposer
+        self.tokens = np.zeros((rows, length), dtype=np.int32)
+        self.lengths = np.zeros(rows, dtype=np.int32)
+        self.jobs: dict[str, Job] = {}
+        self.drafts: dict[str, list[int]] = {}
+        self.input_batch = SimpleNamespace(req_ids=[])
+        self.requests: dict[str, Any] = {}
+        self.executed = 0
+        self.effective_drafter_max_model_len = length
+        self._ended: set[str] = set()
+        if introduce:
+            proposer.attach(self)
+
+    def execute_model(self, scheduler_output: Any) -> None:
+        self.executed += 1
+        for name in scheduler_output.finished_req_ids:
+            self.requests.pop(name, None)
+
+    def add(self, name: str, job: Job) -> None:
+        assert len(self.jobs) < len(self.tokens)
+        self.jobs[name] = job
+        self.requests[name] = SimpleNamespace(
+            prompt_token_ids=job.prompt,
+            sampling_params=SimpleNamespace(extra_args=job.extra_args, max_tokens=job.max_tokens),
+        )
+        self._enter(name)
+
+    def end(self, name: str) -> None:
+        """Finished or aborted, which the workers cannot tell apart."""
+        del self.jobs[name]
+        self.drafts.pop(name, None)
+        self._ended.add(name)
+        if name in self.input_batch.req_ids:
+            self._leave(name)
+
+    def preempt(self, name: str) -> None:
+        self.drafts.pop(name, None)
+        self.jobs[name].computed = 0
+        self._leave(name)
+
+    def resume(self, name: str) -> None:
+        self._enter(name)
+
+    def step(self, *, prefill: int = 1 << 20) -> dict[str, list[int]]:
+        """One forward of all rows, at most `prefill` tokens of a prompt at a time."""
+        self.execute_model(SimpleNamespace(finished_req_ids=self._ended))
+        self._ended = set()
+        sampled = []
+        for row, name in enumerate(self.input_batch.req_ids):
+            job = self.jobs[name]
+            emitted: list[int] = []
+            waiting = len(job.text) - job.computed
+            job.computed += min(waiting, prefill)
+            if job.computed == len(job.text):
+                emitted = self._verify(job, self.drafts.get(name, []))
+                start = len(job.text)
+                self.tokens[row, start : start + len(emitted)] = emitted
+                job.said += len(emitted)
+                job.computed = len(job.text) - 1
+                self.lengths[row] = len(job.text)
+            sampled.append(emitted)
+        drafts = self.proposer.propose(sampled, self.lengths, self.tokens, slot_mappings=None)
+        assert len(drafts) == len(sampled)
+        self.drafts = dict(zip(self.input_batch.req_ids, drafts, strict=True))
+        return self.drafts
+
+    def run(self) -> None:
+        """Until every request has said all of it."""
+        while self.jobs:
+            self.step()
+            for name in [n for n, job in self.jobs.items() if job.said >= len(job.output)]:
+                self.end(name)
+        self.step()
+
+    def _verify(self, job: Job, draft: list[int]) -> list[int]:
+        rest = job.output[job.said :]
+        same = (token == said for token, said in zip(draft, rest, strict=False))
+        accepted = sum(1 for _ in itertools.takewhile(bool, same))
+        return rest[: accepted + 1]
+
+    def _enter(self, name: str) -> None:
+        row = len(self.input_batch.req_ids)
+        text = self.jobs[name].text
+        self.input_batch.req_ids.append(name)
+        self.tokens[row] = 0
+        self.tokens[row, : len(text)] = text
+        self.lengths[row] = len(text)
+
+    def _leave(self, name: str) -> None:
+        # The last row moves into the gap.
+        ids = self.input_batch.req_ids
+        row, last = ids.index(name), len(ids) - 1
+        self.tokens[row], self.lengths[row] = self.tokens[last].copy(), self.lengths[last]
+        ids[row] = ids[last]
+        ids.pop()
+
+
+def copying(*, output: int = 40, **kwargs: Any) -> Job:
+    return Job(CYCLE * 3, (CYCLE * 20)[:output], **kwargs)
+
+
+@pytest.mark.parametrize("introduce", [True, False], ids=["introduced", "by content"])
+def test_ten_thousand_requests_leave_the_engine_empty(introduce: bool) -> None:
+    """With chunks of prompts, preemption, aborts and moving rows, and everything is drafted."""
+    random = np.random.default_rng(7)
+    drafter = FastdraftProposer(config(token_cost=0.02, memory_bytes=1 << 20))
+    host = Host(drafter, introduce=introduce)
+    names = (str(number) for number in range(10_000))
+    preempted: list[str] = []
+    more = True
+    while more or host.jobs:
+        while more and len(host.input_batch.req_ids) < 8 and len(host.jobs) < 8:
+            name = next(names, None)
+            if name is None:
+                more = False
+                break
+            start = int(random.integers(100, 900))
+            host.add(name, Job([*range(start, start + 30)], [*range(start + 5, start + 15)]))
+        if preempted and random.random() < 0.5:
+            host.resume(preempted.pop())
+        for draft in host.step(prefill=16).values():
+            assert len(draft) <= 8
+        running = list(host.input_batch.req_ids)
+        for name in running:
+            job = host.jobs[name]
+            if job.said >= len(job.output) or random.random() < 0.01:
+                host.end(name)
+            elif random.random() < 0.01:
+                host.preempt(name)
+                preempted.append(name)
+    host.step()
+    assert drafter.faults == 0
+    assert drafter.num_requests == drafter.engine.num_requests == 0
+    assert drafter.engine.num_bytes == 0
+    assert drafter.stats.accepted > 20_000
+    assert drafter._memory[0].bytes <= 1 << 20
+
+
+def test_both_ways_of_knowing_rows_draft_alike() -> None:
+    drafts = []
+    for introduce in (True, False):
+        host = Host(FastdraftProposer(config(token_cost=0.02)), introduce=introduce)
+        for number in range(5):
+            host.add(str(number), Job(CYCLE[number:] * 3, CYCLE[number:] * 3))
+        seen = []
+        for step in range(6):
+            seen.append(host.step())
+            if step == 2:
+                host.end("0")
+        drafts.append(seen)
+    assert drafts[0] == drafts[1]
+    assert any(drafts[0][-1].values())
+
+
+def test_ends_are_noticed_at_once_where_the_runner_is_known() -> None:
+    drafter = FastdraftProposer(config())
+    host = Host(drafter, introduce=True)
+    host.add("a", copying())
+    host.step()
+    assert drafter.num_requests == 1
+    host.end("a")
+    host.execute_model(SimpleNamespace(finished_req_ids={"a"}))
+    assert drafter.num_requests == 0
+    assert host.executed == 2
+    host.step()
+    # The id comes again, for another text.
+    host.add("a", Job([1, 2, 3], [4, 5]))
+    host.run()
+    assert drafter.faults == 0
+
+
+def test_drafts_end_where_the_model_or_the_request_does() -> None:
+    drafter = FastdraftProposer(config(token_cost=0.0, length=100))
+    host = Host(drafter, length=100, introduce=True)
+    assert host.effective_drafter_max_model_len == 100 + 8
+    host.add("long", copying(output=100 - 60))
+    host.add("short", copying(output=6, max_tokens=6))
+    while host.jobs:
+        for name, draft in host.step().items():
+            job = host.jobs[name]
+            room = min(100 - len(job.text), len(job.output) - job.said)
+            assert len(draft) <= max(room - 1, 0)
+        for name in [n for n, job in host.jobs.items() if job.said >= len(job.output)]:
+            host.end(name)
+    assert drafter.stats.accepted > 20
+
+
+def test_prediction_is_drafted_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    ticket = new_ticket()
+    drafter = FastdraftProposer(config(token_cost=0.0))
+    host = Host(drafter, introduce=True)
+    expected = [*range(200, 240)]
+    host.add(
+        "a",
+        Job(
+            [1, 2, 3],
+            [*expected[:20], 5, *expected[21:]],
+            extra_args={"prediction_token_ids": expected, "prediction_ticket": ticket},
+        ),
+    )
+    host.run()
+    stats = drafter.stats
+    assert stats.accepted_prediction_tokens > 25
+    assert stats.rejected_prediction_tokens > 0
+    reader = LedgerReader(tmp_path)
+    counts = (stats.accepted_prediction_tokens, stats.rejected_prediction_tokens)
+    assert reader.prediction_tokens(ticket) == counts
+    totals = reader.totals()["0"]
+    assert (totals.accepted_prediction_tokens, totals.rejected_prediction_tokens) == counts
+    assert totals.requests == totals.faults == totals.request_bytes == 0
+    assert totals.datastore_bytes > 0
+    assert totals.steps > 5
+    assert totals.seconds > 0
+
+
+def test_finished_requests_are_remembered_unless_told_otherwise(tmp_path: Path) -> None:
+    text = [*range(300, 340)]
+    path = tmp_path / "corpus.fds"
+    corpus = Datastore()
+    corpus.add([*range(400, 440)])
+    corpus.save(path)
+    drafter = FastdraftProposer(config(token_cost=0.0, datastores=[str(path)]))
+    host = Host(drafter, introduce=True)
+
+    def drafted(prompt: list[int], output: list[int], *, remember: object) -> int:
+        before = drafter.stats.accepted
+        host.add("a", Job(prompt, output, extra_args={"fastdraft_remember": remember}))
+        host.run()
+        return drafter.stats.accepted - before
+
+    # What it leaves nothing of cannot help the next, which leaves something.
+    assert drafted(text[:10], text[10:], remember=0) == 0
+    assert drafted(text[:10], text[10:], remember=1) == 0
+    # Nor does it see what others left.
+    assert drafted(text[:10], text[10:], remember=False) == 0
+    assert drafted(text[:10], text[10:], remember=True) > 20
+    # A corpus is everybody's.
+    assert drafted([*range(400, 410)], [*range(410, 440)], remember=0) > 20
+
+
+def test_embedded_prompts_are_not_drafted_for() -> None:
+    drafter = FastdraftProposer(config(token_cost=0.0))
+    host = Host(drafter, introduce=True)
+    host.add("embedded", copying())
+    host.requests["embedded"].prompt_token_ids = None
+    host.add("mixed", copying())
+    host.requests["mixed"].prompt_is_token_ids = [False] * 60
+    host.add("text", copying())
+    host.step()
+    drafts = host.step()
+    assert drafts["embedded"] == drafts["mixed"] == []
+    assert drafts["text"]
+    host.run()
+    assert drafter.faults == drafter.num_requests == 0
+
+
+@pytest.mark.parametrize("introduce", [True, False], ids=["introduced", "by content"])
+def test_text_that_the_host_takes_back_is_forgotten(introduce: bool) -> None:
+    drafter = FastdraftProposer(config(token_cost=0.0))
+    host = Host(drafter, introduce=introduce)
+    host.add("a", copying(output=60))
+    for _ in range(4):
+        host.step()
+    job = host.jobs["a"]
+    job.said -= 7
+    job.output = job.output[: job.said] + [*range(500, 520)] * 2
+    host.drafts = {}
+    host.lengths[0] = len(job.text)
+    job.computed = len(job.text) - 1
+    host.run()
+    assert drafter.faults == drafter.num_requests == 0
+    assert drafter.stats.accepted > 20
+
+
+class Clock:
+    """Stands still but for the steps, of which each further token takes `slope` times the first."""
+
+    def __init__(self, slope: float) -> None:
+        self.slope = slope
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def forward(self, tokens: int) -> None:
+        self.now += 0.01 * (1 + self.slope * (tokens - 1))
+
+
+@pytest.mark.parametrize(("slope", "pays"), [(0.001, True), (1.0, False)])
+def test_drafting_follows_the_measured_times(
+    slope: float, pays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where verification takes as long as decoding nothing is drafted."""
+    clock = Clock(slope)
+    monkeypatch.setattr(proposer, "time", clock)
+    host = Host(FastdraftProposer(config(length=4096)), length=4096, introduce=True)
+    random = np.random.default_rng(0)
+    for number in range(8):
+        # Every other time what follows the cycle is something else.
+        output = [
+            int(token) if random.random() < 0.8 else int(random.integers(VOCABULARY))
+            for token in CYCLE * 60
+        ]
+        host.add(str(number), Job(CYCLE * 3, output))
+    drafted = []
+    while all(job.said < len(job.output) for job in host.jobs.values()):
+        drafts = host.step()
+        drafted.append(sum(map(len, drafts.values())) / len(drafts))
+        clock.forward(sum(1 + len(draft) for draft in drafts.values()))
+    late = np.mean(drafted[len(drafted) // 2 :])
+    assert late > 2 if pays else late < 0.3
+
+
+def test_prompts_that_keep_coming_do_not_stop_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps with prompts are not measured; what one costs without drafts stays unknown."""
+    clock = Clock(0.001)
+    monkeypatch.setattr(proposer, "time", clock)
+    host = Host(FastdraftProposer(config()), introduce=True)
+    drafted = 0
+    host.add("long", copying(output=400))
+    for number in range(30):
+        host.add(str(number), Job([7, 8, 9], [5]))
+        drafts = host.step()
+        clock.forward(sum(1 + len(draft) for draft in drafts.values()))
+        drafted += bool(drafts["long"])
+        host.end(str(number))
+    assert drafted >= 25
+
+
+def test_ranks_that_schedule_alone_draft_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafts = []
+    for slope in (0.001, 1.0):
+        clock = Clock(slope)
+        monkeypatch.setattr(proposer, "time", clock)
+        host = Host(FastdraftProposer(config(executor="external_launcher")), introduce=True)
+        for number in range(4):
+            host.add(str(number), Job(CYCLE[number:] * 3, CYCLE[number:] * 6))
+        seen = []
+        for _ in range(10):
+            seen.append(host.step())
+            clock.forward(sum(1 + len(draft) for draft in seen[-1].values()))
+        drafts.append(seen)
+    assert drafts[0] == drafts[1]
+    assert any(drafts[0][-1].values())
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+def test_requests_beyond_the_memory_go_on_without_drafts(caplog: pytest.LogCaptureFixture) -> None:
+    one = FastdraftProposer(config(memory_bytes=0))
+    host = Host(one, introduce=True)
+    host.add("a", copying())
+    host.step()
+    room = one.engine.num_bytes
+
+    drafter = FastdraftProposer(config(memory_bytes=0, max_bytes=3 * room, token_cost=0.0))
+    host = Host(drafter, introduce=True)
+    for number in range(8):
+        host.add(str(number), copying(output=200))
+    host.run()
+    assert drafter.faults > 0
+    assert drafter.stats.accepted > 0
+    assert drafter.num_requests == drafter.engine.num_requests == 0
+    assert len(warnings(caplog)) == 1
+    assert "without drafts" in warnings(caplog)[0]
+    # With the room back, new ones are drafted for again.
+    before = drafter.stats.accepted
+    host.add("later", copying())
+    host.run()
+    assert drafter.stats.accepted > before + 20
+
+
+@pytest.mark.parametrize("introduce", [True, False], ids=["introduced", "by content"])
+def test_a_corrupt_row_costs_its_own_drafts_alone(
+    introduce: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    drafter = FastdraftProposer(config(token_cost=0.0))
+    host = Host(drafter, introduce=introduce)
+    host.add("good", copying(output=300))
+    host.add("bad", copying())
+    host.add("fine", copying(output=300))
+    host.step()
+    job = host.jobs["bad"]
+    job.output[job.said + 1 :] = [-1, *job.output[job.said + 2 :]]
+    while job.said < 20:
+        drafts = host.step()
+    assert drafts["bad"] == []
+    assert drafts["good"] and drafts["fine"]
+    assert drafter.faults == 1
+    assert len(warnings(caplog)) == 1
+    host.run()
+    assert drafter.num_requests == drafter.engine.num_requests == 0
+
+
+def test_a_closed_datastore_stops_nothing() -> None:
+    drafter = FastdraftProposer(config(token_cost=0.0))
+    host = Host(drafter, introduce=True)
+    host.add("a", copying())
+    host.step()
+    drafter._memory[0].close()
+    host.add("b", copying())
+    host.run()
+    assert drafter.stats.accepted > 40
+    assert drafter.num_requests == drafter.engine.num_requests == 0
+
+
+@pytest.mark.parametrize(
+    "prediction", ["text", [1.5], [[1, 2], [3, 4]], [[1], [2, 3]], [-1], [VOCABULARY], {"a": 1}]
+)
+def test_a_bad_prediction_costs_drafts_and_nothing_else(prediction: object) -> None:
+    drafter = FastdraftProposer(config(token_cost=0.0))
+    host = Host(drafter, introduce=True)
+    host.add("bad", copying(extra_args={"prediction_token_ids": prediction}))
+    host.add("good", copying(extra_args={"prediction_token_ids": []}))
+    host.step()
+    drafts = host.step()
+    assert drafts["bad"] == []
+    assert drafts["good"]
+    host.run()
+    assert drafter.faults == 1
+    assert drafter.num_requests == drafter.engine.num_requests == 0
+
+
+def test_tokens_beyond_the_vocabulary_are_never_drafted(tmp_path: Path) -> None:
+    corpus = Datastore()
+    corpus.add([300, 301, 302, VOCABULARY + 5, VOCABULARY + 6] * 3)
+    corpus.save(tmp_path / "foreign.fds")
+    settings = {"datastores": [str(tmp_path / "foreign.fds")], "token_cost": 0.0}
+    drafter = FastdraftProposer(config(**settings))
+    host = Host(drafter, introduce=True)
+    host.add("a", Job([300, 301], [302, 303, 304]))
+    host.add("b", copying())
+    drafts = host.step()
+    assert drafts["a"] == []
+    assert drafts["b"]
+    assert drafter.faults == 1
+
+
+def test_a_host_that_changed_costs_ids_or_drafts(caplog: pytest.LogCaptureFixture) -> None:
+    drafter = FastdraftProposer(config(token_cost=0.0))
+    drafter.attach(SimpleNamespace(requests={}))
+    assert "by their text alone" in warnings(caplog)[0]
+    host = Host(drafter, introduce=False)
+    host.add("a", copying())
+    host.run()
+    assert drafter.stats.accepted > 20
+    # What cannot be read at all.
+    assert drafter.propose([[1], [2]], None, None) == [[], []]  # type: ignore[arg-type]
+    assert drafter.faults == 1
+
+
+def test_a_broken_step_is_forgotten_by_the_next(caplog: pytest.LogCaptureFixture) -> None:
+    drafter = FastdraftProposer(config(token_cost=0.0))
+    host = Host(drafter, introduce=True)
+    host.add("a", copying())
+    host.step()
+    lost = host.requests.pop("a")
+    host.add("b", copying())
+    host.requests.pop("b")
+    assert host.step() == {"a": [], "b": []}
+    assert drafter.faults == 1
+    host.requests["a"] = lost
+    host.end("b")
+    host.run()
+    host.add("c", copying())
+    host.run()
+    assert drafter.stats.accepted > 20
+    assert drafter.num_requests == drafter.engine.num_requests == 0
+    assert len(warnings(caplog)) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"memory": 1}, "mapping with keys of .*'memory_bytes'.* got {'memory': 1}"),
+        ({"memory_bytes": -1}, "memory_bytes must be at least 0, got -1"),
+        ({"memory_bytes": "1 GB"}, "memory_bytes must be an integer, got '1 GB'"),
+        ({"datastores": "code.fds"}, "datastores must be a list of paths, got 'code.fds'"),
+        ({"token_cost": -1.0}, "token_cost must be a finite number of at least 0, got -1.0"),
+        ({"max_bytes": 0}, "max_bytes must be at least 1, got 0"),
+    ],
+)
+def test_bad_settings_end_the_start(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidValueError, match=message):
+        FastdraftProposer(config(**settings))
+
+
+def test_settings_are_optional() -> None:
+    assert Settings.of(SimpleNamespace()) == Settings()
+    assert Settings.of(SimpleNamespace(additional_config={"other": 1})) == Settings()
+    with pytest.raises(InvalidValueError, match="must be a mapping"):
+        Settings.of(SimpleNamespace(additional_config={"fastdraft": 5}))
+
+
+def test_the_ledger_gives_rows_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    drafter = FastdraftProposer(config())
+    host = Host(drafter, introduce=True)
+    ledger = drafter._ledger
+    assert isinstance(ledger, Ledger)
+    free = len(ledger._free)
+    for number in range(20):
+        arguments = {"prediction_token_ids": CYCLE, "prediction_ticket": new_ticket()}
+        host.add(str(number), copying(output=10, extra_args=arguments))
+        host.run()
+    assert len(ledger._free) == free
