@@ -38,7 +38,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 import torch
 from torch import Tensor
 
-from fastdraft.verification import Workspace, verify_greedy, verify_rejection, verify_sampled
+from fastdraft.verification import (
+    Processors,
+    Workspace,
+    verify_greedy,
+    verify_rejection,
+    verify_sampled,
+)
 from index import Row, machine
 
 VERBS = ("greedy", "sampled", "filtered", "rejection", "tree")
@@ -48,6 +54,7 @@ TOP_K = 50
 TOP_P = 0.9
 REPEATS = 7
 LEAST_CALLS = 5  # in a round
+TOUCHED = 16  # the most logits of a row that the processors of a request touch
 MEMORY = 16 << 30  # for the logits that a case goes around among
 COLD = 4  # how many times the last-level cache the logits must be
 # How many requests of a thousand may differ from the float64 reference in their tokens: a race that
@@ -437,11 +444,31 @@ WAITS = ("Synchronize", "cudaMemcpy", "hipMemcpy", "aten::item", "aten::_local_s
 ALLOCATES = ("cudaMalloc", "cudaFree", "hipMalloc", "hipFree")
 
 
-def profiled(verb: str, device: torch.device) -> Row:
+def everything(operands: Operands) -> dict[str, Any]:
+    """Every option that a verification may have besides its verb's own."""
+    sizes, device = operands.sizes, operands.logits.device
+    words = -(-sizes.vocabulary // 32)
+    return {
+        "processors": Processors.from_requests(
+            [[1, 2, 3]] * sizes.batch,
+            [[3, 4]] * sizes.batch,
+            repetition_penalty=1.1,
+            bad_words=[[[2, 5], [7]]] * sizes.batch,
+            device=device,
+        ),
+        "allowed": torch.full((sizes.rows, words), -1, dtype=torch.int32, device=device),
+        "logprobs": True,
+        "raw_logprobs": True,
+    }
+
+
+def profiled(verb: str, device: torch.device, *, with_everything: bool) -> Row:
     """What one warm call with a workspace launches, allocates and waits for."""
     sizes = Sizes(8, 10, 128_256, torch.bfloat16)
     operands = Operands(verb, sizes, device, seed=0)
-    call = fastdraft_entry(verb, operands, workspace=make_workspace(sizes, device))
+    options = everything(operands) if with_everything else {}
+    workspace = make_workspace(sizes, device)
+    call = fastdraft_entry(verb, operands, workspace=workspace, **options)
     call()
     torch.cuda.synchronize(device)
     before = torch.cuda.memory_stats(device)["allocation.all.allocated"]
@@ -459,7 +486,7 @@ def profiled(verb: str, device: torch.device) -> Row:
     whole = next(event for event in host if event.name == "verify").time_range
     called = [event.name for event in host if whole.start <= event.time_range.start <= whole.end]
     return {
-        "verb": verb,
+        "verb": verb + " with everything" * with_everything,
         "launches": [event.name for event in gpu if event.name != "verify"],
         "allocations": allocated + sum(name.startswith(ALLOCATES) for name in called),
         "waits": [name for name in called if any(wait in name for wait in WAITS)],
@@ -577,6 +604,7 @@ def make_workspace(sizes: Sizes, device: torch.device) -> Workspace:
         max_requests=sizes.batch,
         vocabulary=sizes.vocabulary,
         max_draft=sizes.draft,
+        max_touched=sizes.draft + TOUCHED,
     )
 
 
@@ -622,11 +650,15 @@ def main() -> None:
     if not is_right(report["checks"]):
         sys.exit("more than rounding differs from the float64 reference")
     if on_gpu:
-        report["profile"] = [profiled(verb, device) for verb in VERBS]
-        print(f"\n{'a call with a workspace':24}{'launches':>8}{'allocations':>13}{'waits':>7}")
+        report["profile"] = [
+            profiled(verb, device, with_everything=with_everything)
+            for with_everything in (False, True)
+            for verb in VERBS
+        ]
+        print(f"\n{'a call with a workspace':28}{'launches':>8}{'allocations':>13}{'waits':>7}")
         for row in report["profile"]:
             counts = len(row["launches"]), row["allocations"], len(row["waits"])
-            print("{:24}{:8}{:13}{:7}".format(row["verb"], *counts))
+            print("{:28}{:8}{:13}{:7}".format(row["verb"], *counts))
         if any(row["allocations"] or row["waits"] for row in report["profile"]):
             sys.exit("a call with a workspace allocates or waits")
     if arguments.check:

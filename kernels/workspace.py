@@ -16,12 +16,13 @@ PARTS: Final = 16
 
 
 class Size(NamedTuple):
-    """The size of a batch, or the largest one."""
+    """The size of a batch, or the largest one; touched: logits of a row, kept from a patch."""
 
     rows: int
     requests: int
     vocabulary: int
     max_draft: int
+    touched: int = 0
 
 
 class Shape(Enum):
@@ -30,6 +31,7 @@ class Shape(Enum):
     ROWS = "rows"
     ROWS_CHUNKS = "rows, chunks"
     ROWS_PARTS = "rows, chunks, parts"
+    ROWS_TOUCHED = "rows, touched"
     REQUESTS = "requests"
     REQUESTS_CHUNKS = "requests, chunks"
     REQUESTS_DRAFT = "requests, max_draft"
@@ -41,6 +43,7 @@ class Shape(Enum):
             Shape.ROWS: (size.rows,),
             Shape.ROWS_CHUNKS: (size.rows, chunks),
             Shape.ROWS_PARTS: (size.rows, chunks, PARTS),
+            Shape.ROWS_TOUCHED: (size.rows, size.touched),
             Shape.REQUESTS: (size.requests,),
             Shape.REQUESTS_CHUNKS: (size.requests, chunks),
             Shape.REQUESTS_DRAFT: (size.requests, size.max_draft),
@@ -77,6 +80,8 @@ BUFFERS: Final = {
     "lowest": Buffer(Shape.ROWS),
     "part_maximum": Buffer(Shape.ROWS_PARTS),
     "part_list": Buffer(Shape.ROWS_PARTS, torch.int32),
+    # What processors overwrite.
+    "before": Buffer(Shape.ROWS_TOUCHED),
     # Rejection sampling: the packed key of each row's maximum and the draft token, if it is
     # accepted; the same statistics of the draft logits; of the residual, the chunks' sums.
     "row_tests": Buffer(Shape.ROWS, torch.int64),
@@ -106,11 +111,13 @@ class Workspace:
         max_requests: the most requests in a batch.
         vocabulary: the most logits in a row.
         max_draft: the longest draft; the results of the whole workspace have max_draft + 1 columns.
+        max_touched: the most logits of a row that are kept from processors, for raw
+            log-probabilities beside them: the capacity of the `Processors` and max_draft together.
 
     Raises:
-        InvalidValueError: a size is below 1, max_draft below 0.
+        InvalidValueError: a size is below 1, max_draft or max_touched below 0.
 
-    It takes about 160 bytes for each 1024 logits of the largest batch.
+    It takes about 160 bytes for each 1024 logits of the largest batch, and 4 for each one kept.
     """
 
     def __init__(
@@ -121,16 +128,18 @@ class Workspace:
         max_requests: int,
         vocabulary: int,
         max_draft: int,
+        max_touched: int = 0,
     ) -> None:
         for name, value, least in (
             ("max_rows", max_rows, 1),
             ("max_requests", max_requests, 1),
             ("vocabulary", vocabulary, 1),
             ("max_draft", max_draft, 0),
+            ("max_touched", max_touched, 0),
         ):
             if value < least:
                 raise InvalidValueError(f"{name} must be at least {least}, got {value}")
-        self.size = Size(max_rows, max_requests, vocabulary, max_draft)
+        self.size = Size(max_rows, max_requests, vocabulary, max_draft, max_touched)
         self._buffers = {
             name: _allocate(buffer, self.size, torch.device(device)).flatten()
             for name, buffer in BUFFERS.items()

@@ -369,3 +369,17 @@ def test_a_workspace_that_is_too_small_is_named(change, message):
     verify_greedy(*operands, workspace=Workspace("cpu", **size))
     with pytest.raises(InvalidValueError, match=message):
         verify_greedy(*operands, workspace=Workspace("cpu", **{**size, **change}))
+
+
+def test_a_workspace_has_room_for_what_processors_touch():
+    operands = torch.zeros(2, V), torch.tensor([3]), torch.tensor([0, 1])
+    processors = Processors.from_requests([[1, 2, 5]], [[]], repetition_penalty=1.1)
+    size = {"max_rows": 2, "max_requests": 1, "vocabulary": V, "max_draft": 1}
+    options = {"processors": processors, "raw_logprobs": True}
+    verify_greedy(*operands, **options, workspace=Workspace("cpu", **size, max_touched=4))
+    narrow = Workspace("cpu", **size, max_touched=3)
+    with pytest.raises(InvalidValueError, match=r"max_touched of at least 4, .*, got 3"):
+        verify_greedy(*operands, **options, workspace=narrow)
+    verify_greedy(*operands, processors=processors, logprobs=True, workspace=narrow)
+    with pytest.raises(InvalidValueError, match="max_touched must be at least 0, got -1"):
+        Workspace("cpu", **size, max_touched=-1)

@@ -16,11 +16,11 @@ from fastdraft.errors import InvalidValueError
 from fastdraft.verification import (
     Processors,
     Status,
-    draw_draft,
     verify_greedy,
     verify_rejection,
     verify_sampled,
 )
+from rejection_cases import drawn
 from test_verification import (
     INF,
     NAN,
@@ -33,7 +33,7 @@ from test_verification import (
     weights_oracle,
 )
 
-ACCEPT, RESIDUAL_TOKEN, RESIDUAL_CHUNK, DRAFT_TOKEN, DRAFT_CHUNK = 2, 3, 4, 5, 6
+ACCEPT, RESIDUAL_TOKEN, RESIDUAL_CHUNK = 2, 3, 4
 
 
 def softmax_oracle(row):
@@ -192,7 +192,7 @@ class Batch:
         request = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
         own = self.logits[torch.arange(drafted) + request].float()
         self.draft_logits = likeness * own + (1 - likeness) * torch.randn(drafted, vocabulary) * 2
-        self.draft_ids, self.draft_probs = draw_draft(
+        self.draft_ids, self.draft_probs = drawn(
             self.draft_logits,
             seeds=self.seeds[request],
             positions=self.positions[request] + torch.arange(drafted) - self.offsets[request],
@@ -489,50 +489,6 @@ def test_processors_are_the_targets():
         raw = model_logits[row[b] : row[b] + len(tokens)].log_softmax(-1)
         raw = raw.gather(1, torch.tensor(tokens)[:, None])[:, 0]
         assert torch.allclose(verified.raw_logprobs[b, : len(tokens)], raw, atol=1e-5)
-
-
-# Drawing drafts.
-
-
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize("vocabulary", [2, 50, 1500])
-def test_drafts_are_drawn_with_noise_of_their_own(vocabulary, options):
-    torch.manual_seed(vocabulary)
-    n = 40
-    logits = torch.randn(n, vocabulary, dtype=torch.float64) * 2
-    seeds, positions = torch.arange(n) * 3 - 50, torch.arange(n) * 2**31
-    tokens, law = draw_draft(logits, seeds=seeds, positions=positions, **options)
-    assert tokens.dtype == torch.int32
-    assert law.shape == logits.shape
-    shape = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **options}
-    shape["temperature"] = float(np.float32(shape["temperature"]))
-    shape["top_p"] = float(np.float32(shape["top_p"]))
-    for b in range(n):
-        weights = weights_oracle(logits[b].tolist(), *shape.values())
-        at = int(seeds[b]), int(positions[b])
-        assert tokens[b] == race_oracle(weights, *at, DRAFT_CHUNK, DRAFT_TOKEN)
-        assert law[b].numpy() == pytest.approx(np.array(weights) / sum(weights), rel=1e-6)
-
-
-def test_a_draft_without_chance_is_certain_of_its_argmax():
-    logits = torch.tensor(
-        [[0.0, 2.0, 1.0], [0.0, NAN, 1.0], [INF, 0.0, INF], [-INF] * 3, [0.0, 0.0, -INF]]
-    )
-    temperature = torch.tensor([0.0, 1.0, 1.0, 1.0, 1.0])
-    seeds = torch.arange(5)
-    tokens, law = draw_draft(logits, temperature=temperature, seeds=seeds, positions=seeds)
-    assert tokens[:4].tolist() == [1, 1, 0, 0]
-    certain = [[0.0, 1.0, 0.0], [0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [1.0, 0.0, 0.0]]
-    assert law.tolist() == [*certain, [0.5, 0.5, 0.0]]
-
-
-def test_a_draft_keeps_to_what_is_allowed():
-    allowed = torch.tensor([[0b0110]] * 500).int()
-    tokens, law = draw_draft(
-        torch.zeros(500, 4), seeds=torch.arange(500), positions=torch.arange(500), allowed=allowed
-    )
-    assert set(tokens.tolist()) == {1, 2}
-    assert torch.equal(law, torch.tensor([[0.0, 0.5, 0.5, 0.0]]).expand(500, -1))
 
 
 # Bad input.

@@ -10,7 +10,8 @@ import torch
 from fastdraft.kernels.reference import sampling
 from scipy import stats
 
-from fastdraft.verification import draw_draft, verify_rejection
+from fastdraft.verification import verify_rejection
+from rejection_cases import drawn
 from test_verification_distribution import OPTIONS, SIGNIFICANT, N, check_counts, exact
 
 VOCABULARY = 12
@@ -28,7 +29,7 @@ def draft_and_verify(logits, draft_logits, *, seeds, position=50, law="draft_pro
     the draft's law and of the target's.
     """
     n, drafted = len(seeds), len(draft_logits)
-    ids, laws = draw_draft(
+    ids, laws = drawn(
         draft_logits.repeat(n, 1),
         seeds=seeds.repeat_interleave(drafted),
         positions=position + torch.arange(drafted).repeat(n),
@@ -88,7 +89,7 @@ def test_the_draft_may_have_another_shape_than_the_target(target):
     for name in ("hot", "top_k"):
         shape = OPTIONS[name]
         verified = draft_and_verify(
-            logits, draft_logits, seeds=torch.arange(N) + 10**9, shape=shape, target=target
+            logits, draft_logits, seeds=torch.arange(N) + 10**8, shape=shape, target=target
         )
         laws = [exact(row, **target) for row in logits]
         check_laws(verified, laws, [exact(row, **shape) for row in draft_logits])
@@ -170,7 +171,7 @@ def test_decoding_by_drafts_has_the_law_of_plain_decoding(drafted, target, shape
         last = text[going, at[going]]
         ids, laws = [last], []
         for i in range(drafted):
-            token, law = draw_draft(
+            token, law = drawn(
                 guesses[ids[-1]], seeds=seeds[going], positions=at[going] + 1 + i, **shape
             )
             ids.append(token.long())

@@ -203,43 +203,43 @@ def patch_kernel(
             if KEEP:
                 tl.store(before + capacity + index, x, mask=live)
 
-    for tile in range(part * tiles, (part + 1) * tiles):
+    end = tl.minimum((part + 1) * tiles, tl.cdiv(entry_count, ENTRIES))
+    for tile in range(part * tiles, end):
         index = tile * ENTRIES + tl.arange(0, ENTRIES)
         live = index < entry_count
-        if tile * ENTRIES < entry_count:
-            token = tl.load(token_ids + index, mask=live, other=-2)
-            live = live & (token >= 0) & (token < vocabulary)
-            entry = entry_begin + index
-            count = tl.load(counts + entry, mask=live, other=0) + _times(token, path)
-            for block in range(SLOTS, slot, SLOTS):
-                more, _ = _path(
-                    block, slot, first, request, draft_ids, parents, drafted, vocabulary,
-                    SLOTS, TREE,
+        token = tl.load(token_ids + index, mask=live, other=-2)
+        live = live & (token >= 0) & (token < vocabulary)
+        entry = entry_begin + index
+        count = tl.load(counts + entry, mask=live, other=0) + _times(token, path)
+        for block in range(SLOTS, slot, SLOTS):
+            more, _ = _path(
+                block, slot, first, request, draft_ids, parents, drafted, vocabulary,
+                SLOTS, TREE,
+            )  # fmt: skip
+            count += _times(token, more)
+        seen = (count > 0) | (tl.load(in_prompt + entry, mask=live, other=0) != 0)
+        is_end = tl.load(ends + entry, mask=live, other=0) != 0
+        banned = is_end & too_early
+        if WORDS:
+            word = tl.load(words_of + entry * 2, mask=live, other=0)
+            word_end = tl.load(words_of + entry * 2 + 1, mask=live, other=0)
+            word = tl.maximum(tl.minimum(word, words), 0)
+            word_end = tl.maximum(tl.minimum(word_end, words), 0)
+            while tl.max(word_end - word) > 0:
+                banned = banned | _completes(
+                    word, word < word_end, slot, first, request, draft_ids, parents, drafted,
+                    tail, word_ids, word_offsets, longest, word_tokens, TREE,
                 )  # fmt: skip
-                count += _times(token, more)
-            seen = (count > 0) | (tl.load(in_prompt + entry, mask=live, other=0) != 0)
-            is_end = tl.load(ends + entry, mask=live, other=0) != 0
-            banned = is_end & too_early
-            if WORDS:
-                word = tl.load(words_of + entry * 2, mask=live, other=0)
-                word_end = tl.load(words_of + entry * 2 + 1, mask=live, other=0)
-                word = tl.maximum(tl.minimum(word, words), 0)
-                word_end = tl.maximum(tl.minimum(word_end, words), 0)
-                while tl.max(word_end - word) > 0:
-                    banned = banned | _completes(
-                        word, word < word_end, slot, first, request, draft_ids, parents, drafted,
-                        tail, word_ids, word_offsets, longest, word_tokens, TREE,
-                    )  # fmt: skip
-                    word += 1
-            place = logits + token.to(tl.int64) * token_stride
-            x = tl.load(place, mask=live, other=0.0)
-            added = tl.load(bias + entry, mask=live, other=0.0)
-            after = _process(
-                x.to(tl.float32), added, count, seen, banned, repetition, frequency, presence
-            )
-            tl.store(place, after.to(x.dtype), mask=live)
-            if KEEP:
-                tl.store(before + index, x, mask=live)
+                word += 1
+        place = logits + token.to(tl.int64) * token_stride
+        x = tl.load(place, mask=live, other=0.0)
+        added = tl.load(bias + entry, mask=live, other=0.0)
+        after = _process(
+            x.to(tl.float32), added, count, seen, banned, repetition, frequency, presence
+        )
+        tl.store(place, after.to(x.dtype), mask=live)
+        if KEEP:
+            tl.store(before + index, x, mask=live)
 
 
 @triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_UNALIGNED)
@@ -307,9 +307,9 @@ def raw_logprobs_kernel(
             )
             kept = tl.minimum(kept, tl.min(tl.where(known == token, capacity + index, nowhere)))
     touched = kept < nowhere
-    x = tl.load(logits + row * row_stride + token.to(tl.int64) * token_stride)
+    x = tl.load(logits + row * row_stride + token.to(tl.int64) * token_stride).to(tl.float32)
     overwritten = tl.load(before + row * nowhere + kept, mask=touched, other=0.0)
-    x = tl.where(touched, overwritten, x).to(tl.float32)
+    x = tl.where(touched, overwritten, x)
     tl.store(raw_logprobs + program, x - tl.load(log_sums + row))
 
 
@@ -382,8 +382,8 @@ def observe_kernel(
 class Touched:
     """The logits that a patch has overwritten, and what tells where they stand.
 
-    before: (rows, capacity + max_draft), in the logits' type: for each entry, then for each draft
-    token on the way to the row, first where it stands twice, what its logit was.
+    before: float32 (rows, capacity + max_draft): for each entry, then for each draft token on the
+    way to the row, first where it stands twice, what its logit was.
     """
 
     before: Tensor
@@ -401,17 +401,19 @@ def patch(
     parents: Tensor | None = None,
     max_draft: int,
     keep: bool = False,
+    workspace: Workspace | None = None,
 ) -> Touched | None:
     """The reference's `patch`, of logits of 16 or 32 bits, in one launch.
 
-    Only what is to be kept is allocated.
+    What is kept is the workspace's buffer, if there is one.
     """
     rows, vocabulary = logits.shape
     requests = len(offsets) - 1
     capacity = processors.capacity
     slots = config.path_slots(max_draft)
     programs, tiles = config.split_entries(rows, capacity, slots)
-    before = logits.new_empty((rows, capacity + max_draft)) if keep else None
+    size = Size(rows, requests, vocabulary, max_draft, capacity + max_draft)
+    before = Scratch(workspace, logits.device, size).take("before") if keep else None
     with torch.cuda.device_of(logits):
         patch_kernel[(rows * programs,)](
             logits,

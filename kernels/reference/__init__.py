@@ -18,7 +18,7 @@ from fastdraft.kernels.reference.processors import (
     patch,
     raw_logprobs,
 )
-from fastdraft.kernels.reference.rejection import draw_draft, verify_rejection
+from fastdraft.kernels.reference.rejection import verify_rejection
 from fastdraft.kernels.reference.sampling import (
     CHUNK,
     Chosen,
@@ -42,7 +42,6 @@ __all__ = [
     "argmax",
     "compaction_indices",
     "draw",
-    "draw_draft",
     "exponential",
     "exponential_noise",
     "log_sums",

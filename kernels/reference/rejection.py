@@ -18,7 +18,8 @@ their sum, and E(stream, index) the noise of the token's position:
 
 -E is the logarithm of a uniform number, and above -2**-65 never, so a token that the target likes
 no less than the drafter is always accepted, and one with p(d) = 0 never, not even where u is tiny.
-The noise of acceptance, of the residual, of the bonus and of the draft itself are independent.
+The noise of acceptance, of the residual and of the bonus are independent. That which the draft was
+drawn with has to be, too.
 
 **Where p and q are equal up to rounding**, the residual may vanish for all tokens. The chance of
 coming there is the sum of that same residual, so nothing but rounding, and any token that the
@@ -39,8 +40,6 @@ from fastdraft.kernels.reference.acceptance import Emitted, Status
 from fastdraft.kernels.reference.noise import (
     ACCEPT_STREAM,
     CHUNK_STREAM,
-    DRAFT_CHUNK_STREAM,
-    DRAFT_TOKEN_STREAM,
     RESIDUAL_CHUNK_STREAM,
     RESIDUAL_TOKEN_STREAM,
     TOKEN_STREAM,
@@ -77,47 +76,6 @@ class _Law(NamedTuple):
         )
         allowed = None if self.allowed is None else self.allowed[row]
         return _Law(self.temperature[request], top_k, top_p, min_p, allowed)
-
-
-def draw_draft(
-    logits: Tensor,
-    *,
-    temperature: Tensor,
-    top_k: Tensor | None,
-    top_p: Tensor | None,
-    min_p: Tensor | None,
-    seeds: Tensor,
-    positions: Tensor,
-    allowed: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """One token from each row of a draft model's logits (rows, vocabulary), and its row's law.
-
-    As `draw`, with noise of its own: what is drafted for a position is independent of what decides
-    over it. Gives the tokens, int64 (rows,), and the law that each was drawn from, as
-    `verify_rejection` takes it: (rows, vocabulary), float32, or float64 for such logits. A row that
-    its argmax decides is certain of it.
-    """
-    law = _Law(temperature, top_k, top_p, min_p, allowed)
-    row = torch.arange(len(logits), device=logits.device)
-    tokens = torch.empty_like(row)
-    odds = logits.new_empty(logits.shape, dtype=torch.promote_types(logits.dtype, torch.float32))
-    for part in slabs(len(logits), logits):
-        weights, _, by_argmax, best = weigh_rows(
-            logits[part], **law.of(row[part], row[part])._asdict()
-        )
-        drawn = race(
-            weights,
-            seeds=seeds[part],
-            positions=positions[part],
-            token_stream=DRAFT_TOKEN_STREAM,
-            chunk_stream=DRAFT_CHUNK_STREAM,
-        )
-        tokens[part] = torch.where(by_argmax, best, drawn)
-        weights /= total(weights).to(weights.dtype)[:, None, None]
-        slab = odds[part].copy_(weights.flatten(1)[:, : logits.shape[1]])
-        slab.masked_fill_(by_argmax[:, None], 0.0)
-        slab.scatter_add_(1, best[:, None], by_argmax[:, None].to(slab.dtype))
-    return tokens, odds
 
 
 def verify_rejection(

@@ -8,11 +8,38 @@ from typing import NamedTuple
 
 import torch
 from fastdraft.kernels import reference
+from fastdraft.kernels.workspace import Workspace
 from torch import Tensor
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 # Lengths of drafts in a ragged batch.
 LENGTHS = [3, 0, 5, 1, 8, 2, 0, 6]
+
+
+class Random:
+    """Random tensors on the device under test: the same numbers on every device."""
+
+    def __init__(self, seed: int) -> None:
+        self._generator = torch.Generator("cpu").manual_seed(seed)
+
+    def normal(self, *shape: int) -> Tensor:
+        return _placed(torch.randn(shape, generator=self._generator, device="cpu"))
+
+    def uniform(self, *shape: int) -> Tensor:
+        return _placed(torch.rand(shape, generator=self._generator, device="cpu"))
+
+    def integers(self, low: int, high: int, *shape: int) -> Tensor:
+        """From low to before high."""
+        return _placed(torch.randint(low, high, shape, generator=self._generator, device="cpu"))
+
+
+def _placed(values: Tensor) -> Tensor:
+    return values.to(torch.get_default_device())
+
+
+def workspace_of(**size: int) -> Workspace:
+    """A workspace on the device under test."""
+    return Workspace(torch.get_default_device(), **size)
 
 
 class Batch(NamedTuple):
@@ -29,12 +56,12 @@ def odd_rows(
 
     largest: no finite logit is larger.
     """
-    random = torch.Generator().manual_seed(seed)
-    x = torch.randn(rows, vocabulary, generator=random) * 3
+    random = Random(seed)
+    x = random.normal(rows, vocabulary) * 3
     largest = min(largest, torch.finfo(dtype).max)
 
     def somewhere(count: int) -> Tensor:
-        return torch.randint(vocabulary, (count,), generator=random)
+        return random.integers(0, vocabulary, count)
 
     kinds = [
         lambda row: row.round_(),  # many ties
@@ -81,9 +108,9 @@ def offsets_of(lengths: list[int]) -> Tensor:
 
 def tree_parents(lengths: list[int], *, seed: int) -> Tensor:
     """Parents of trees: children soon after their parents, of which many have several."""
-    random = torch.Generator().manual_seed(seed)
+    random = Random(seed)
     parents = [
-        max(int(torch.randint(-1, node, (), generator=random)), node - 4)
+        max(int(random.integers(-1, node)), node - 4)
         for length in lengths
         for node in range(length)
     ]
@@ -95,15 +122,15 @@ def hits(tokens: Tensor, vocabulary: int, offsets: Tensor, parents: Tensor | Non
 
     tokens: the target's token in each row. Of siblings only the first has the target's token.
     """
-    random = torch.Generator().manual_seed(seed)
-    draft_ids = torch.randint(-5, vocabulary + 5, (int(offsets[-1]),), generator=random)
+    random = Random(seed)
+    draft_ids = random.integers(-5, vocabulary + 5, int(offsets[-1]))
     for request, (begin, end) in enumerate(pairwise(offsets.tolist())):
         taken = set()
         for index in range(begin, end):
             node = index - begin
             parent = node - 1 if parents is None else int(parents[index])
             target = int(tokens[begin + request + parent + 1])
-            if (parent, target) not in taken and float(torch.rand((), generator=random)) < 0.8:
+            if (parent, target) not in taken and float(random.uniform()) < 0.8:
                 draft_ids[index] = target
             while (parent, int(draft_ids[index])) in taken:
                 draft_ids[index] += vocabulary + 20  # out of range, and another one
@@ -113,10 +140,10 @@ def hits(tokens: Tensor, vocabulary: int, offsets: Tensor, parents: Tensor | Non
 
 def allowed_bits(rows: int, vocabulary: int, *, seed: int) -> Tensor:
     """Bit masks: random, of a few tokens, of all, of none. Bits past the vocabulary are set too."""
-    random = torch.Generator().manual_seed(seed)
+    random = Random(seed)
     words = -(-vocabulary // 32)
-    bits = torch.randint(-(2**31), 2**31, (rows, words), generator=random).int()
-    bits[1::5] &= torch.randint(-(2**31), 2**31, (len(bits[1::5]), words), generator=random).int()
+    bits = random.integers(-(2**31), 2**31, rows, words).int()
+    bits[1::5] &= random.integers(-(2**31), 2**31, len(bits[1::5]), words).int()
     bits[2::5] = -1
     bits[3::10] = 0
     return bits

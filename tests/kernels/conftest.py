@@ -1,4 +1,4 @@
-"""Kernels run in Triton's interpreter, on the CPU: one program after another, in any order."""
+"""Kernels run in Triton's interpreter, one program after another in any order, or on a device."""
 
 from __future__ import annotations
 
@@ -7,9 +7,14 @@ import os
 import random
 
 import pytest
+import torch
 
-if os.environ.get("TRITON_INTERPRET") != "1":
-    raise pytest.UsageError("tests/kernels needs a process with TRITON_INTERPRET=1")
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+if not INTERPRETED and not torch.cuda.is_available():
+    raise pytest.UsageError(
+        "tests/kernels needs a process with TRITON_INTERPRET=1, or a CUDA or ROCm device"
+    )
 
 
 def pytest_collection_modifyitems(items):
@@ -18,9 +23,21 @@ def pytest_collection_modifyitems(items):
         item.add_marker(pytest.mark.filterwarnings("ignore::RuntimeWarning"))
 
 
-@pytest.fixture(params=["in order", "backwards", "shuffled"])
+@pytest.fixture(autouse=True)
+def _on_the_device():
+    """Tensors are made where the kernels run: inputs, and so the reference's results."""
+    with torch.device("cpu" if INTERPRETED else "cuda"):
+        yield
+
+
+@pytest.fixture(params=["in order", "backwards", "shuffled"] if INTERPRETED else ["at once"])
 def any_order(request, monkeypatch):
-    """Runs the programs of each launch one after another in an order that no kernel may rely on."""
+    """Runs the programs of each launch one after another in an order that no kernel may rely on.
+
+    A device has an order of its own.
+    """
+    if not INTERPRETED:
+        return
     from triton.runtime import interpreter
 
     builder = interpreter.interpreter_builder

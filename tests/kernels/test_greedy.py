@@ -11,6 +11,7 @@ from adversarial import (
     DTYPES,
     LENGTHS,
     Batch,
+    Random,
     allowed_bits,
     assert_same,
     hits,
@@ -18,6 +19,7 @@ from adversarial import (
     odd_rows,
     offsets_of,
     tree_parents,
+    workspace_of,
 )
 from fastdraft.kernels import fused, reference
 from fastdraft.kernels.fused import config
@@ -121,7 +123,7 @@ def test_rows_past_the_last_request_are_ignored():
 
 
 def test_a_workspace_is_used_and_left_as_it_was():
-    workspace = Workspace("cpu", max_rows=40, max_requests=9, vocabulary=5000, max_draft=10)
+    workspace = workspace_of(max_rows=40, max_requests=9, vocabulary=5000, max_draft=10)
     first = check(batch_of(LENGTHS, 5000, torch.float32, seed=8), workspace=workspace)
     batch = batch_of([1, 4], 77, torch.bfloat16, seed=9, tree=True)
     second = check(batch, max_draft=6, workspace=workspace)
@@ -153,7 +155,7 @@ def guarded(buffer):
 @pytest.mark.parametrize("tree", [False, True], ids=["chains", "trees"])
 @pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
 def test_nothing_is_written_out_of_bounds_whatever_the_operands_hold(sampled, tree):
-    random = torch.Generator().manual_seed(0)
+    random = Random(0)
     vocabulary, lengths = 33, [3, 1, 4]
     sampling = {
         "temperature": torch.tensor([0.5, 0.0, 2.0]),
@@ -162,10 +164,10 @@ def test_nothing_is_written_out_of_bounds_whatever_the_operands_hold(sampled, tr
     }
     for _ in range(3 if sampled else 6):
         batch = batch_of(lengths, vocabulary, torch.float32, seed=1, tree=True)
-        wild = torch.randint(-(2**62), 2**62, (8 + 4,), generator=random)
-        near = torch.randint(-3, 14, (8 + 4,), generator=random)
-        values = torch.where(torch.rand(12, generator=random) < 0.3, wild, near)
-        workspace = Workspace("cpu", max_rows=11, max_requests=3, vocabulary=33, max_draft=5)
+        wild = random.integers(-(2**62), 2**62, 12)
+        near = random.integers(-3, 14, 12)
+        values = torch.where(random.uniform(12) < 0.3, wild, near)
+        workspace = workspace_of(max_rows=11, max_requests=3, vocabulary=33, max_draft=5)
         memories = {}
         for name, buffer in list(workspace._buffers.items()):
             workspace._buffers[name], memories[name] = guarded(buffer)

@@ -7,20 +7,23 @@ import random
 import pytest
 import torch
 import triton.language as tl
+from adversarial import DTYPES, Random, workspace_of
 from fastdraft.kernels import fused, reference
 from fastdraft.kernels.fused import config
 from triton.runtime import interpreter
 
-from fastdraft.verification import Processors, Workspace, verify_greedy, verify_sampled
-from processor_cases import INF, Case, batch_of, processed, processors_of, random_case
+import processor_cases
+from fastdraft.verification import Processors, verify_greedy, verify_sampled
+from processor_cases import INF, Case, batch_of, processed, random_case
 
 NAN = float("nan")
-DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
 
 @pytest.fixture(autouse=True)
 def _rounded(monkeypatch):
     """The interpreter cuts float32 off to bfloat16, where devices round to the nearest."""
+    if torch.get_default_device().type != "cpu":
+        return
     builder = interpreter.interpreter_builder
     cast = builder.create_fp_trunc
 
@@ -31,6 +34,11 @@ def _rounded(monkeypatch):
         return interpreter.TensorHandle(values.numpy(), target.scalar)
 
     monkeypatch.setattr(builder, "create_fp_trunc", rounded)
+
+
+def processors_of(cases, **options):
+    """The processors on the device under test."""
+    return processor_cases.processors_of(cases, device=torch.get_default_device(), **options)
 
 
 def random_cases(rng, count, vocabulary, *, tree, longest=6):
@@ -248,18 +256,34 @@ def test_raw_logprobs_are_those_before_the_patch(tree, dtype):
         assert raw[1][b, length:].isnan().all()
 
 
+def test_a_workspace_keeps_what_is_overwritten():
+    cases = random_cases(random.Random(13), 3, 40, tree=False)
+    ids, offsets, _ = batch_of(cases)
+    processors = processors_of(cases)
+    logits = Random(13).normal(len(ids) + 3, 40)
+    size = {"max_rows": 40, "max_requests": 3, "vocabulary": 40, "max_draft": 6}
+    workspace = workspace_of(**size, max_touched=processors.capacity + 6)
+    kept = [
+        fused.patch(
+            logits.clone(), ids, offsets, processors, max_draft=6, keep=True, workspace=memory
+        )
+        for memory in (None, workspace, workspace)
+    ]
+    assert kept[1].before.data_ptr() == kept[2].before.data_ptr()
+    assert kept[0].before.shape == kept[1].before.shape
+
+
 @pytest.mark.parametrize("tree", [False, True], ids=["chains", "trees"])
 @pytest.mark.parametrize("temperature", [None, 0.8], ids=["greedy", "sampled"])
 def test_verification_is_the_same_with_all_options(tree, temperature, monkeypatch):
     rng = random.Random(11)
-    torch.manual_seed(11)
     cases = random_cases(rng, 3, 40, tree=tree, longest=4)
     ids, offsets, parents = batch_of(cases)
-    logits = torch.randn(len(ids) + 3, 40) * 2
+    logits = Random(11).normal(len(ids) + 3, 40) * 2
     options = {
         "parents": parents,
         "processors": processors_of(cases),
-        "allowed": torch.randint(-(2**31), 2**31, (len(logits), 2)).int(),
+        "allowed": Random(12).integers(-(2**31), 2**31, len(logits), 2).int(),
         "logprobs": True,
         "raw_logprobs": True,
         "max_draft": 6,
@@ -271,7 +295,8 @@ def test_verification_is_the_same_with_all_options(tree, temperature, monkeypatc
         options |= {"temperature": torch.tensor(temperature).expand(3), "top_k": 9}
         options |= {"seeds": torch.arange(6)[::2], "positions": torch.arange(3)}
     found = []
-    workspace = Workspace("cpu", max_rows=99, max_requests=9, vocabulary=50, max_draft=7)
+    size = {"max_rows": 99, "max_requests": 9, "vocabulary": 50, "max_draft": 7}
+    workspace = workspace_of(**size, max_touched=options["processors"].capacity + 6)
     for kernels in (reference, fused):
         monkeypatch.setattr("fastdraft.verification.verify.kernels_for", lambda _, k=kernels: k)
         verified = verb(logits.clone(), ids, offsets, workspace=workspace, **options)

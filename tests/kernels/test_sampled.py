@@ -9,6 +9,7 @@ import torch
 from adversarial import (
     DTYPES,
     LENGTHS,
+    Random,
     allowed_bits,
     assert_same,
     hits,
@@ -16,11 +17,12 @@ from adversarial import (
     odd_rows,
     offsets_of,
     tree_parents,
+    workspace_of,
 )
 from fastdraft.kernels import fused, reference
 from fastdraft.kernels.fused import config
 from fastdraft.kernels.reference.acceptance import rows_of
-from fastdraft.kernels.workspace import BUFFERS, Workspace
+from fastdraft.kernels.workspace import BUFFERS
 from torch import Tensor
 
 # Greedy and sampled requests side by side; the extremes make all weights equal, or one of them 1.
@@ -62,7 +64,7 @@ def sampling(
 ):
     """A batch whose drafts follow what the reference draws, for about four tokens in five."""
     offsets = offsets_of(lengths)
-    random = torch.Generator().manual_seed(seed)
+    random = Random(seed)
     requests = len(lengths)
     # Beside numbers of 38 digits a log-probability of the reference is lost.
     largest = 1e6 if logprobs else torch.inf
@@ -71,8 +73,8 @@ def sampling(
     parents = tree_parents(lengths, seed=seed) if tree else None
     each = {
         "temperature": torch.tensor((TEMPERATURES * requests)[seed:][:requests]),
-        "seeds": torch.randint(-(2**63), 2**63 - 1, (requests,), generator=random),
-        "positions": torch.randint(0, 2**33, (requests,), generator=random),
+        "seeds": random.integers(-(2**63), 2**63 - 1, requests),
+        "positions": random.integers(0, 2**33, requests),
         **{
             name: torch.tensor(values[:requests]) if name in filters else None
             for name, values in FILTERS.items()
@@ -170,7 +172,7 @@ def test_more_requests_than_a_block(monkeypatch):
 
 
 def test_a_workspace_is_used_and_left_as_it_was():
-    workspace = Workspace("cpu", max_rows=40, max_requests=9, vocabulary=5000, max_draft=10)
+    workspace = workspace_of(max_rows=40, max_requests=9, vocabulary=5000, max_draft=10)
     first = sampling(LENGTHS, 5000, torch.float16, seed=6, logprobs=True).check(workspace=workspace)
     batch = sampling([1, 4], 77, torch.float32, seed=7, tree=True, filters=FILTERS)
     second = batch.check(workspace=workspace, max_draft=6)
@@ -182,8 +184,8 @@ def test_a_workspace_is_used_and_left_as_it_was():
 
 def test_a_seed_has_its_tokens_with_any_draft_and_anywhere():
     vocabulary, length = 1500, 6
-    random = torch.Generator().manual_seed(0)
-    logits = torch.randn(length + 1, vocabulary, generator=random)
+    random = Random(0)
+    logits = random.normal(length + 1, vocabulary)
     one = {"top_k": None, "top_p": None, "min_p": None, "temperature": torch.ones(1)}
     one |= {"seeds": torch.tensor([5]), "positions": torch.tensor([40]), "max_draft": length}
     offsets = torch.tensor([0, length])
@@ -216,7 +218,7 @@ def test_log_sums(dtype, vocabulary):
     torch.testing.assert_close(
         fused.log_sums(logits), expected, rtol=1e-6, atol=2e-5, equal_nan=True
     )
-    workspace = Workspace("cpu", max_rows=31, max_requests=1, vocabulary=4100, max_draft=0)
+    workspace = workspace_of(max_rows=31, max_requests=1, vocabulary=4100, max_draft=0)
     again = fused.log_sums(in_layout(logits, "tokens apart"), workspace=workspace)
     torch.testing.assert_close(again, expected, rtol=1e-6, atol=2e-5, equal_nan=True)
     assert not workspace._buffers["row_arrivals"].any()

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from adversarial import DTYPES, allowed_bits, in_layout, odd_rows
+from adversarial import DTYPES, Random, allowed_bits, in_layout, odd_rows
 from fastdraft.kernels.fused import threshold
 from fastdraft.kernels.fused.statistics import row_statistics
 from fastdraft.kernels.reference import CHUNK
@@ -129,8 +129,8 @@ def test_neighbouring_values(dtype):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_negative_values(dtype):
     """Where rounding a key down is rounding away from zero."""
-    random = torch.Generator().manual_seed(2)
-    logits = -torch.rand(8, 5000, generator=random) * torch.logspace(-3, 3, 8)[:, None]
+    random = Random(2)
+    logits = -random.uniform(8, 5000) * torch.logspace(-3, 3, 8)[:, None]
     check(logits.to(dtype), options(8, filters=[(1.0, 4, 1.0, 0.0), *FILTERS[:3]]))
 
 
@@ -144,15 +144,15 @@ def test_many_values_to_keep(dtype):
         (1.0, vocabulary - 1, 1.0, 0.0),
         (0.2, 0, 0.99, 0.0),
     ]
-    random = torch.Generator().manual_seed(0)
-    logits = torch.randn(4, vocabulary, generator=random).to(dtype)
+    random = Random(0)
+    logits = random.normal(4, vocabulary).to(dtype)
     check(logits, options(4, filters=filters))
 
 
 def test_large_vocabularies():
     vocabulary = 262_144
-    random = torch.Generator().manual_seed(0)
-    logits = (torch.randn(2, vocabulary, generator=random) * 3).bfloat16()
+    random = Random(0)
+    logits = (random.normal(2, vocabulary) * 3).bfloat16()
     check(logits, options(2, filters=[(1.0, 50, 0.9, 0.0), (0.5, 0, 0.8, 0.0)]))
 
 
@@ -225,8 +225,8 @@ def test_rows_beyond_the_last_request_are_left_alone():
 
 def test_options_that_are_no_numbers_end():
     """Options on a device are not looked at: whatever they hold, nothing is touched but the row."""
-    random = torch.Generator().manual_seed(8)
-    logits = torch.randn(7, 2100, generator=random) * 4
+    random = Random(8)
+    logits = random.normal(7, 2100) * 4
     nan = math.nan
     filters = [
         (1.0, 5, 0.9, 0.1),

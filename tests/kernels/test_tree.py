@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from adversarial import offsets_of, tree_parents
+from adversarial import Random, offsets_of, tree_parents
 from fastdraft.kernels import fused, reference
 from fastdraft.kernels.fused import config
 
@@ -38,17 +38,17 @@ def test_drafts_longer_than_a_block_of_slots(monkeypatch):
 
 
 def test_any_parents_are_slots_before():
-    random = torch.Generator().manual_seed(0)
+    random = Random(0)
     offsets = offsets_of([6, 0, 9])
     for _ in range(3):
-        check(torch.randint(-(2**40), 2**40, (15,), generator=random), offsets, 9)
-        check(torch.randint(-4, 20, (15,), generator=random).int(), offsets, 9)
+        check(random.integers(-(2**40), 2**40, 15), offsets, 9)
+        check(random.integers(-4, 20, 15).int(), offsets, 9)
 
 
 @pytest.mark.parametrize("shape", [(1, 0), (1, 1), (3, 7), (9, 40)])
 def test_compaction_is_the_reference(shape):
-    random = torch.Generator().manual_seed(0)
-    path = torch.randint(-1, shape[1] + 1, shape, generator=random).int()
+    random = Random(0)
+    path = random.integers(-1, shape[1] + 1, *shape).int()
     for each in (path, torch.nn.functional.pad(path, (0, 2))[:, : shape[1]]):
         ours, theirs = fused.compaction_indices(each), reference.compaction_indices(path)
         assert ours.dtype == theirs.dtype

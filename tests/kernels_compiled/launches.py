@@ -37,6 +37,9 @@ OVER_THE_VOCABULARY = {
 # Launches that calculate more than the time to read 16-bit logits leaves room for: masks, and sums
 # of two kinds.
 BEYOND_MEMORY = ("everything bf16", "everything fp16")
+# Launches with an exponential of each 16-bit logit for each of two sums, of which the processor has
+# time for 1.7.
+TWO_SUMS = ("sampled logprobs bf16", "sampled logprobs fp16")
 # Launches whose logits cannot be read 16 bytes at a time.
 ODD = ("odd vocabulary", "strided")
 

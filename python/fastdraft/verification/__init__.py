@@ -64,7 +64,7 @@ from __future__ import annotations
 from fastdraft.kernels.reference import Status
 from fastdraft.kernels.workspace import Workspace
 from fastdraft.verification.processors import Processors
-from fastdraft.verification.rejection import draw_draft, verify_rejection
+from fastdraft.verification.rejection import verify_rejection
 from fastdraft.verification.trees import compaction_indices, tree_attention_mask, tree_depths
 from fastdraft.verification.verify import Verified, verify_greedy, verify_sampled
 
@@ -74,7 +74,6 @@ __all__ = [
     "Verified",
     "Workspace",
     "compaction_indices",
-    "draw_draft",
     "tree_attention_mask",
     "tree_depths",
     "verify_greedy",

@@ -102,6 +102,15 @@ def check_flag(name: str, value: object) -> None:
         raise InvalidValueError(f"{name} must be True or False, got {value!r}")
 
 
+def check_touched(workspace: Workspace, touched: int) -> None:
+    """Checks that a workspace has room for so many logits of each row that processors touch."""
+    if touched > workspace.size.touched:
+        raise InvalidValueError(
+            f"workspace must have max_touched of at least {touched}, what processors touch in a "
+            f"row, for raw_logprobs, got {workspace.size.touched}"
+        )
+
+
 def check_tree(parents: Tensor, offsets: Tensor, max_draft: int | None) -> tuple[Tensor, int]:
     """Checks the shape of a ragged batch; gives offsets on the parents' device, and max_draft."""
     check_tensor("parents", parents, INTEGER_TYPES, dimensions=1)

@@ -1,18 +1,14 @@
-"""Drafts with probabilities, those of draft models: how they are drawn, and verified."""
+"""Verification of drafts with probabilities, those of draft models."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from fastdraft.errors import InvalidValueError
-from fastdraft.kernels import reference
 from fastdraft.kernels.workspace import Workspace
 from fastdraft.verification.checks import (
     LOGIT_TYPES,
-    check_allowed,
     check_batch,
     check_sampling,
     check_tensor,
@@ -21,63 +17,6 @@ from fastdraft.verification.checks import (
 )
 from fastdraft.verification.processors import Processors
 from fastdraft.verification.verify import Verified, run
-
-
-@torch.no_grad()
-def draw_draft(
-    logits: Tensor,
-    *,
-    temperature: float | Tensor = 1.0,
-    top_k: int | Tensor = 0,
-    top_p: float | Tensor = 1.0,
-    min_p: float | Tensor = 0.0,
-    seeds: Tensor,
-    positions: Tensor,
-    allowed: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Draws one draft token for each request from a draft model's logits.
-
-    The noise is not that of verification: with the same seeds there and here, what is drafted for
-    a position is independent of what decides over it, as rejection sampling needs it.
-
-    Args:
-        logits: bfloat16, float16, float32 or float64 (requests, vocabulary), the draft model's.
-        temperature, top_k, top_p, min_p: as in `verify_sampled`. They shape the draft alone; drafts
-            shaped like the target's law are accepted most often.
-        seeds: int32 or int64 (requests,), any values.
-        positions: int32 or int64 (requests,), the absolute position, from 0, of the token drawn.
-        allowed: as in `verify_greedy`, for the draft model's rows.
-
-    Returns:
-        The tokens, int32 (requests,), and the law that each was drawn from, float32 (requests,
-        vocabulary), float64 for such logits: what `verify_rejection` takes for draft_probs. Where
-        the temperature is 0, or a row has NaN, +inf or nothing but -inf, it is certain of the
-        argmax.
-
-    Raises:
-        InvalidValueError: an operand has a wrong type, shape or device, or a value out of range.
-
-    Time and memory are linear in the logits.
-    """
-    check_tensor("logits", logits, LOGIT_TYPES, dimensions=2)
-    requests, device = len(logits), logits.device
-    if logits.shape[1] < 1:
-        raise InvalidValueError("logits must have a vocabulary of at least 1 token, got 0")
-    allowed = check_allowed(allowed, logits)
-    operands: dict[str, Any] = check_sampling(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        seeds=seeds,
-        positions=positions,
-        requests=requests,
-        device=device,
-    )
-    if operands["temperature"] is None:
-        operands["temperature"] = torch.zeros(requests, device=device)
-    tokens, law = reference.draw_draft(logits, **operands, allowed=allowed)
-    return tokens.int(), law
 
 
 @torch.no_grad()
@@ -108,7 +47,8 @@ def verify_rejection(
     by a token of the residual, max(p - q, 0) normalised (Leviathan, Kalman and Matias, Fast
     inference from transformers via speculative decoding, 2023). What is emitted has exactly the
     law p, if each draft token was drawn from its q, given the ones before it, with noise that is
-    independent of this one: `draw_draft` does so.
+    independent of this one. `verify_sampled` draws it so, of a draft model's logits without drafts,
+    in one launch on a device, with seeds that are not these.
 
     A bonus token, after a whole draft or none, is the one that `verify_sampled` gives there.
 

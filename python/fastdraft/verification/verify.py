@@ -19,6 +19,7 @@ from fastdraft.verification.checks import (
     check_batch,
     check_flag,
     check_sampling,
+    check_touched,
 )
 from fastdraft.verification.processors import Processors, check_processors
 
@@ -92,7 +93,7 @@ def verify_greedy(
         processors: penalties, biases and bans that depend on the text and on the draft. The logits
             that they touch are overwritten.
         logprobs, raw_logprobs: whether the result has them. When there are processors, the raw ones
-            take a second pass over the logits, and new memory for what the processors touch.
+            take a second pass over the logits, and memory for what the processors touch.
         max_draft: the result has max_draft + 1 columns. Without it, that of the longest draft, or
             when the offsets are on a device, the workspace's, or without one that of all drafted
             tokens together. On a device, a longer draft is cut to max_draft tokens.
@@ -223,10 +224,12 @@ def run(
     if processors is None:
         return Verified(*verify(raw_logprobs=raw_logprobs))
     check_processors(processors, logits, requests=len(offsets) - 1)
+    if raw_logprobs and workspace is not None:
+        check_touched(workspace, processors.capacity + max_draft)
     # The model's own logits are gone when a token has been chosen: their sums come first.
     log_sums = kernels.log_sums(logits, **memory) if raw_logprobs else None
     touched = kernels.patch(
-        *flat, processors, parents=parents, max_draft=max_draft, keep=raw_logprobs
+        *flat, processors, parents=parents, max_draft=max_draft, keep=raw_logprobs, **memory
     )
     emitted = verify(raw_logprobs=False)
     if log_sums is None:

@@ -1,0 +1,31 @@
+"""Drafts for rejection sampling, drawn as a draft model's would be."""
+
+from __future__ import annotations
+
+import torch
+from fastdraft.kernels.reference.sampling import weigh_rows
+
+from fastdraft.verification import verify_sampled
+
+
+def drawn(logits, *, seeds, positions, **shape):
+    """A token from each row of a draft model's logits, and the laws that they were drawn from.
+
+    seeds: those of verification, of which other ones are made; shape: the options of the law. None
+    of the rows is decided by its argmax.
+    """
+    count, vocabulary = logits.shape
+    nothing = torch.zeros(count + 1, dtype=torch.int64, device=logits.device)
+    tokens = verify_sampled(
+        logits, nothing[:0], nothing, seeds=seeds + 2**40, positions=positions, **shape
+    ).token_ids[:, 0]
+    options = {"temperature": 1.0, "top_k": None, "top_p": None, "min_p": None, **shape}
+    weights, *_ = weigh_rows(
+        logits,
+        **{
+            name: None if value is None else torch.full((count,), value, device=logits.device)
+            for name, value in options.items()
+        },
+    )
+    law = weights.flatten(1)[:, :vocabulary].double()
+    return tokens, (law / law.sum(1, keepdim=True)).to(weights.dtype)
