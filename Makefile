@@ -37,17 +37,17 @@ PYTEST = OMP_NUM_THREADS=1 python -m pytest -n $(JOBS) --dist worksteal
 HOSTS := build/hosts
 # Every wheel of fastdraft has the same version, so the new one has to be forced in.
 INSTALL_WHEEL = $(@:test-%=$(HOSTS)/%)/bin/pip install -qq --no-deps --force-reinstall build/dist/*.whl
-HOST_PYTEST = FASTDRAFT_DEMO_MODEL="$$(python -c \
-  'from fastdraft.cli import demo_model; print(demo_model.ensure())')" \
-  $(@:test-%=$(HOSTS)/%)/bin/python -m pytest
+DEMO_MODEL = FASTDRAFT_DEMO_MODEL="$$(python -c \
+  'from fastdraft.cli import demo_model; print(demo_model.ensure())')"
+HOST_PYTEST = $(DEMO_MODEL) $(@:test-%=$(HOSTS)/%)/bin/python -m pytest
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-cpp test-python test-kernels test-oldest test-hosts test-vllm \
-  test-llama-cpp test-sglang test-serve fuzz lint format stubs wheel \
-  package bench clean
+  test-llama-cpp test-sglang test-serve fuzz lint format stubs wheel package bench bench-serving \
+  clean
 
 help: ## Show the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
 
 demo: $(VENV)/.package ## Decode real text with a real model: plain, prompt lookup, fastdraft
 	fastdraft demo $(DEMO)
@@ -143,6 +143,13 @@ ifdef DATA
 	fastdraft replay --data $(DATA) --tree-budget 32 \
 	  --token-cost 0 --token-cost 0.02 --token-cost 0.05 --token-cost 0.2
 endif
+
+bench-serving: $(HOSTS)/vllm/.ready build/dist/.stamp $(VENV)/.bench ## Measure drafters in vLLM's loop on DATA
+	$(HOSTS)/vllm/bin/pip install -qq --no-deps --force-reinstall build/dist/*.whl
+	export PYTHONPATH=$$(python bench/baselines.py) $(DEMO_MODEL) && \
+	  $(HOSTS)/vllm/bin/python bench/serving.py replay --data $(DATA) && \
+	  OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind VLLM_CPU_KVCACHE_SPACE=2 \
+	  $(HOSTS)/vllm/bin/python bench/serving.py live --data $(DATA)
 
 clean: ## Remove what was built, and the environments
 	rm -rf build .bench-venv $(VENV)
