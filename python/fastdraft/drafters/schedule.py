@@ -178,7 +178,8 @@ class Schedule:
         return float(gains[-1] - self.rate(time) * time.more(0, self.num_tokens)[-1])
 
     def rate(self, time: DraftTime) -> float:
-        """Tokens that a row grows by a second: of late, and at least without drafts."""
+        """Tokens that a row grows by a second where nothing else drafts: of late, and at least
+        without drafts."""
         speed = (self._emitted + _RATE_PRIOR) / (self._steps + _RATE_PRIOR)
         return max(speed, 1.0) / float(time.step[0])
 
@@ -216,7 +217,8 @@ class Schedule:
             self._class_accepted[at] = keep * self._class_accepted[at] + (place < accepted)
 
     def observe_step(self, emitted: float, steps: float) -> None:
-        """Learns what a step came to: tokens a row, and its time in steps without drafts."""
+        """Learns what a step came to: tokens a row that nothing else drafted for, and its time in
+        steps without drafts."""
         keep = 1 - 1 / _RATE_MEMORY
         self._emitted = keep * self._emitted + emitted
         self._steps = keep * self._steps + steps

@@ -260,9 +260,7 @@ class ModelDrafts:
             seconds = time.perf_counter() - self._step_began
             if self._stage is not None:
                 seconds -= self._stage.reading_seconds
-            self._schedule.observe_step(
-                len(emitted_ids) / len(requests), seconds / self._plain_seconds
-            )
+            self._observe_step(requests, offsets, seconds)
             self._step_began = None
         if self._lookup is not None:
             found = [self._found[request] for request in requests]
@@ -270,6 +268,22 @@ class ModelDrafts:
         for slot, request in enumerate(requests):
             emitted = emitted_ids[offsets[slot] : offsets[slot + 1]].tolist()
             self._observe(request, emitted)
+
+    def _observe_step(
+        self, requests: Sequence[int], offsets: NDArray[np.int32], seconds: float
+    ) -> None:
+        """Tells the schedule what a step came to where the engine did not draft.
+
+        A token of the model's spares a part of such a step. How fast the text grows in passages
+        that are copied does not matter to it: they come to their end as soon without its drafts.
+        """
+        emitted = [
+            int(offsets[slot + 1] - offsets[slot])
+            for slot, request in enumerate(requests)
+            if self._chosen[request].drafted is not None or not self._chosen[request].token_ids
+        ]
+        if emitted:
+            self._schedule.observe_step(sum(emitted) / len(emitted), seconds / self._plain_seconds)
 
     def _observe(self, request: int, emitted: list[int]) -> None:
         if self._below is not None:
