@@ -106,11 +106,25 @@ def answers(
     return found
 
 
+def first_layers(model: Any, layers: int) -> Any:
+    """The first layers of a model, with its embedding, last norm and head; weights are shared."""
+    count = model.config.get_text_config().num_hidden_layers
+    # A deep copy takes what it is told of as copied already.
+    small = copy.deepcopy(model, {id(weight): weight for weight in model.parameters()})
+    for module in small.base_model.modules():
+        for key, child in module.named_children():
+            if isinstance(child, torch.nn.ModuleList) and len(child) == count:
+                setattr(module, key, child[:layers])
+    config = small.config.get_text_config()
+    config.num_hidden_layers = layers
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:layers]
+    return small
+
+
 def fitted(target: Any, texts: list[tuple[str, Any, Any]], layers: int, agreement: float) -> Any:
     """The target's first layers, trained on its answers up to an agreement with them."""
-    model = copy.deepcopy(target)
-    model.model.layers = model.model.layers[:layers]
-    model.config.num_hidden_layers = layers
+    model = copy.deepcopy(first_layers(target, layers))
     parameters = [*model.model.layers.parameters(), *model.model.norm.parameters()]
     optimiser = torch.optim.AdamW(parameters, lr=1e-3)
     agreed = 0.0

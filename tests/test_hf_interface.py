@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     DynamicCache,
     LogitsProcessor,
     LogitsProcessorList,
-    PreTrainedTokenizerFast,
     StoppingCriteria,
     StoppingCriteriaList,
 )
@@ -24,6 +22,7 @@ from fastdraft import Datastore, DraftBatch, DraftConfig, DraftStats, Engine, hf
 from fastdraft.errors import FastdraftError, InvalidValueError
 from fastdraft.hf.generate import _engine as engine
 from hf_models import EOS, PAD, Generous, edited, repetitive_batch, tiny_model
+from tiny_tokenizer import tiny_tokenizer
 
 NEW = 40
 
@@ -94,23 +93,10 @@ def test_inside_generate_returns_what_generate_returns(model: Any) -> None:
     assert isinstance(output.stats, DraftStats)
 
 
-def _tokenizer() -> PreTrainedTokenizerFast:
-    letters = "abcdefghij"
-    words = ["<pad>", "<bos>", "<eos>"] + [a + b for a in letters for b in letters]
-    inner = Tokenizer(
-        models.WordLevel({word: place for place, word in enumerate(words[:97])}, "<pad>")
-    )
-    inner.pre_tokenizer = pre_tokenizers.Split(Regex(".."), "isolated")
-    inner.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=inner, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>"
-    )
-
-
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("where", ["keyword", "config"])
 def test_stop_strings(model: Any, rows: int, where: str) -> None:
-    tokenizer = _tokenizer()
+    tokenizer = tiny_tokenizer()
     inputs = repetitive_batch(rows)
     predictions = _prediction(model, inputs)
     plain = model.generate(**inputs, do_sample=False, max_new_tokens=NEW)

@@ -32,6 +32,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from fastdraft.cli import demo_model
 from fastdraft.cli.records import family_files, parse_lines
 
+# The other benchmarks lie one folder up.
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from assistant import first_layers
+
 HELD_OUT = 8  # one prompt of so many
 PROMPT_CHARACTERS = 1200
 
@@ -125,19 +130,11 @@ def worth(draft: Any, head: Any, held_out: list[Answer]) -> tuple[float, float]:
     return overlap / count, agreed / count
 
 
-def first_layers(target: Any, layers: int) -> Any:
-    """A copy of the target's first layers, its embedding and head shared with it, not copied."""
-    draft = copy.copy(target)
-    draft._modules = dict(target._modules)
-    draft.model = copy.copy(target.model)
-    draft.model._modules = dict(target.model._modules)
-    draft.model.layers = copy.deepcopy(target.model.layers[:layers])
-    draft.model.norm = copy.deepcopy(target.model.norm)
-    draft.config = copy.deepcopy(target.config)
-    draft.config.num_hidden_layers = layers
-    if getattr(draft.config, "layer_types", None):
-        draft.config.layer_types = draft.config.layer_types[:layers]
-    draft.model.config = draft.config
+def student(target: Any, layers: int) -> Any:
+    """The target's first layers, to be trained; its embedding and head are shared."""
+    draft = first_layers(target, layers)
+    draft.model.layers = copy.deepcopy(draft.model.layers)
+    draft.model.norm = copy.deepcopy(draft.model.norm)
     return draft
 
 
@@ -194,7 +191,7 @@ def main() -> None:
         known += answers(target, batch, new_tokens=options.new_tokens, pad=pad)
         print(f"{len(known)} answers", file=sys.stderr)
     held_out, known = known[::HELD_OUT], [a for i, a in enumerate(known) if i % HELD_OUT]
-    draft = first_layers(target, options.layers)
+    draft = student(target, options.layers)
     head = target.get_output_embeddings()
     before = worth(draft, head, held_out)
     seen = train(draft, head, known, seconds=share, rate=options.rate)

@@ -9,7 +9,6 @@ prompt is not left out. Of a prompt's repeats the median counts, and of the prom
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import random
 import re
@@ -37,6 +36,7 @@ from fastdraft.stats import AssistantStats
 # The other benchmarks lie one folder up.
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from assistant import first_layers
 from index import machine
 
 __all__ = [
@@ -553,23 +553,12 @@ def _load(
 
 
 def _cut(model: Any, name: str) -> Any:
-    """The first layers of a model, with its embedding, last norm and head; weights are shared."""
+    """The draft model that `cut:N` names."""
     count = model.config.get_text_config().num_hidden_layers
     number = name.removeprefix("cut:")
     if not number.isdecimal() or not 1 <= int(number) <= count:
         raise SystemExit(f"cut:N takes from 1 to {count} layers of the target, got {name!r}")
-    layers = int(number)
-    # A deep copy takes what it is told of as copied already.
-    small = copy.deepcopy(model, {id(weight): weight for weight in model.parameters()})
-    for module in small.base_model.modules():
-        for key, child in module.named_children():
-            if isinstance(child, torch.nn.ModuleList) and len(child) == count:
-                setattr(module, key, child[:layers])
-    config = small.config.get_text_config()
-    config.num_hidden_layers = layers
-    if getattr(config, "layer_types", None):
-        config.layer_types = config.layer_types[:layers]
-    return small
+    return first_layers(model, int(number))
 
 
 @contextmanager
