@@ -200,9 +200,9 @@ def test_together_with_lookups(model: Any, small: Any, schedule: Any, lookup: An
 
 def test_it_learns_from_one_generation_to_the_next(model: Any, small: Any) -> None:
     assistant = _constant(small)
-    before = assistant.schedule.alpha
+    before = assistant.schedule.acceptance.alpha
     hf.generate(model, **repetitive_batch(3), **GREEDY, drafter=assistant)
-    assert assistant.schedule.alpha != before
+    assert assistant.schedule.acceptance.alpha != before
 
 
 def test_one_assistant_in_several_threads(model: Any, small: Any) -> None:

@@ -37,11 +37,11 @@ def _speed(
         [most] = schedule.numbers([0], time, running=1)
         chances: list[float] = []
         sure: list[float] = []
-        path = schedule.begin(0)
+        path = schedule.acceptance.begin(0)
         while len(chances) < most:
             chances.append(float(random.beta(4 * alpha, 4 - 4 * alpha)) if informative else alpha)
             sure.append(chances[-1] if informative else 0.5)
-            path = schedule.extended(path, sure[-1])
+            path = schedule.acceptance.extended(path, sure[-1])
             room = most - len(chances)
             if not room or not schedule.goes_on(
                 [(0, path)], len(chances), time, most=room, running=1
@@ -54,7 +54,6 @@ def _speed(
         if chances:
             judged = sure[: accepted + 1]
             schedule.observe(0, judged, accepted, len(chances))
-        schedule.observe_step(accepted + 1, took)
         if number >= steps // 5:
             tokens += accepted + 1
             seconds += took

@@ -85,6 +85,20 @@ def test_lookups_feed_a_model_that_feeds_the_target(model: Any) -> None:
     assert len(forwards) < output.stats.drafted
 
 
+def test_a_forward_that_reads_the_prompt_does_not_tell_what_a_draft_token_takes(model: Any) -> None:
+    always = copy.deepcopy(model)
+    always.lm_head = torch.nn.Linear(model.lm_head.in_features, 97)
+    always.lm_head.weight.data.zero_()
+    always.lm_head.bias.data = torch.nn.functional.one_hot(torch.tensor(5), 97).float()
+    same, prompt = copy.deepcopy(always), torch.full((1, 30), 5)
+    below = DraftConfig.prompt_lookup(max_ngram=2, num_tokens=16)
+    for _ in range(2):  # by the second time it is known what a forward takes
+        staged = Staged([below, _constant(same, 8)])
+        hf.generate(always, prompt, **GREEDY, drafter=staged)
+    # All eight tokens of the first draft came of that forward.
+    assert staged.models[0].schedule.seconds(1) > 1e-5
+
+
 def test_requests_of_the_engine_end_with_the_generation(model: Any, small: Any) -> None:
     engines = [Engine(), Engine()]
     last = AssistantModel(small, lookup=engines[1])

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from fastdraft import DraftConfig, Engine
+from fastdraft.drafters.acceptance import Acceptance
 from fastdraft.drafters.schedule import SCHEDULES, Schedule
 from fastdraft.errors import InvalidValueError
 
@@ -86,6 +87,8 @@ class AssistantModel:
         self._confidence_threshold = float(threshold)
         self._tokenizer = tokenizer
         self._lookup = Engine(lookup) if isinstance(lookup, DraftConfig) else lookup
+        # The engine says how probable it takes a token to be, and has been taught on recordings.
+        self._lookup_acceptance = Acceptance(lambda chance: chance)
 
     @property
     def model(self) -> Any:
@@ -111,6 +114,11 @@ class AssistantModel:
     def lookup(self) -> Engine | None:
         """What else drafts."""
         return self._lookup
+
+    @property
+    def lookup_acceptance(self) -> Acceptance:
+        """How probable it is that tokens which the lookup drafts are accepted, by its chances."""
+        return self._lookup_acceptance
 
 
 class Staged:

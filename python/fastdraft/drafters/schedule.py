@@ -1,24 +1,18 @@
 """How many tokens a draft model drafts in a step: constant, heuristic or adaptive.
 
-The adaptive schedule weighs tokens against time. With r the tokens that a row has grown by a second
-of late, k more draft tokens are worth what they make of accepted tokens less r times what they
-take, and it drafts on while some k is worth more than nothing. Where r is the rate that this very
-rule reaches, the rule makes the rate greatest (Dinkelbach, On nonlinear fractional programming,
-1967); for a constant chance of acceptance and a target whose forward always takes the same, that is
-the gamma of `fastdraft.theory.best_gamma`.
+The adaptive schedule weighs tokens against time. Text has to be written to its end, whatever is
+drafted, so in each passage of it what counts is how many tokens a second it grows by there. With r
+the most that drafts of some length promise by what is known of the request, k more draft tokens are
+worth what they make of accepted tokens less r times what they take, and the model drafts on while
+some k is worth more than nothing (Dinkelbach, On nonlinear fractional programming, 1967). For a
+constant chance of acceptance and a target whose forward always takes the same, that is the gamma of
+`fastdraft.theory.best_gamma`.
 
-A token's chance of acceptance is calibrated by how sure the draft model is of it. Text comes in
-passages that are easier or harder than that tells, so each request has an offset to the log-odds of
-its chances, which changes now and then: what is known of it is a distribution over a grid of
-offsets, as in a hidden Markov model. A draft that was accepted so far thus promises more to come.
-
-Only tokens that the target came to judge teach a schedule anything. Those behind a refused one do
-not, so what is drafted next never depends on noise that may be drawn again.
+How probable it is that a token is accepted `fastdraft.drafters.acceptance` learns.
 """
 
 from __future__ import annotations
 
-import bisect
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -27,35 +21,17 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["SCHEDULES", "DraftTime", "Path", "Schedule"]
+from fastdraft.drafters.acceptance import Acceptance, Path
 
-# How sure a model is, in classes that are finer where it is surer, and the memory of each.
-_EDGES: Final = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
-_CLASS_MEMORY: Final = 300.0
-_CLASS_PRIOR: Final = 3.0
-
-_OFFSETS: Final = np.linspace(-3.0, 3.0, 9)
-_OFFSET_SPREAD: Final = 0.75  # at first; how far offsets really spread is learned
-_OFFSET_CHANGES: Final = 1 / 30  # a step
-_OFFSET_MEMORY: Final = 200.0
-_USUAL_MEMORY: Final = 12.0
-
-_ALPHA_MEMORY: Final = 60.0
-_ALPHA_PRIOR: Final = (0.7, 4.0)
+__all__ = ["SCHEDULES", "DraftTime", "Schedule"]
 
 _TIME_MEMORY: Final = 10
 _LARGEST_SURPRISE: Final = 0.7
-
-_RATE_MEMORY: Final = 100.0
-_RATE_PRIOR: Final = 3.0
 
 # A model that does not pay is tried again after so many steps, and after twice as many each time.
 _FIRST_TRIAL: Final = 16
 _LAST_TRIAL: Final = 512
 _TRIAL_TOKENS: Final = 2
-
-Path = NDArray[np.float64]
-"""For each offset, the chance that it is the request's and that a draft so far is accepted."""
 
 
 @dataclass(frozen=True)
@@ -72,13 +48,16 @@ class DraftTime:
     draft: float
     width: int = 1
 
+    def target(self, drafted: int) -> float:
+        """Seconds of the target's step with so many draft tokens."""
+        return float(self.step[min(max(drafted + 1, self.width), len(self.step)) - 1])
+
     def more(self, drafted: int, further: int) -> NDArray[np.float64]:
         """Seconds that 1 .. `further` draft tokens behind `drafted` ones take. float64."""
         counts = np.arange(1, further + 1)
         widths = np.maximum(drafted + 1 + counts, self.width).clip(max=len(self.step))
-        now = min(max(drafted + 1, self.width), len(self.step))
         seconds: NDArray[np.float64] = (
-            counts * self.draft + self.step[widths - 1] - self.step[now - 1]
+            counts * self.draft + self.step[widths - 1] - self.target(drafted)
         )
         return seconds
 
@@ -97,14 +76,6 @@ class _Clock:
         self.seconds *= math.exp(bounded / min(self.count, _TIME_MEMORY))
 
 
-@dataclass
-class _Request:
-    """What is known of a request: its offset, and the usual log-odds of its tokens of late."""
-
-    belief: Path
-    usual: float
-
-
 class Schedule:
     """Drafts `num_tokens` tokens, and measures what they are worth. One for each draft model.
 
@@ -112,30 +83,16 @@ class Schedule:
 
     Attributes:
         num_tokens: The most tokens of a draft.
+        acceptance: How probable it is that they are accepted, by the model's largest probability.
     """
 
     weighs_cost = False
 
     def __init__(self, num_tokens: int) -> None:
         self.num_tokens = num_tokens
-        self._accepted = _ALPHA_PRIOR[0] * _ALPHA_PRIOR[1]
-        self._tested = _ALPHA_PRIOR[1]
-        # Of late: tokens a row, and the time that they took in steps without drafts.
-        self._emitted = 0.0
-        self._steps = 0.0
+        # A small model is surer than it is right.
+        self.acceptance = Acceptance(lambda sure: 0.2 + 0.75 * sure)
         self._clocks: dict[int, _Clock] = {}
-        middles = np.convolve([0.0, *_EDGES, 1.0], [0.5, 0.5], "valid")
-        self._class_tested = [_CLASS_PRIOR] * len(middles)
-        self._class_accepted = [_CLASS_PRIOR * (0.2 + 0.75 * float(each)) for each in middles]
-        self._usual = math.log(_ALPHA_PRIOR[0] / (1 - _ALPHA_PRIOR[0]))
-        spread = np.exp(-0.5 * (_OFFSETS / _OFFSET_SPREAD) ** 2)
-        self._belief: Path = spread / spread.sum()
-        self._requests: dict[Hashable, _Request] = {}
-
-    @property
-    def alpha(self) -> float:
-        """The chance that a token is accepted where those before it were, of late."""
-        return self._accepted / self._tested
 
     def numbers(self, requests: Sequence[Hashable], time: DraftTime, *, running: int) -> list[int]:
         """The most tokens to draft in this step for each of `requests`, 0 for none.
@@ -164,24 +121,12 @@ class Schedule:
         """
         return True
 
-    def begin(self, request: Hashable) -> Path:
-        """The path of a draft without tokens."""
-        return self._state(request).belief
+    def rate(self, requests: Sequence[Hashable], time: DraftTime, *, running: int) -> float:
+        """Tokens that a row grows by a second where the model drafts for `requests`.
 
-    def extended(self, path: Path, confidence: float) -> Path:
-        """The path of a draft that goes on with a token of which the model is this sure."""
-        return path * _chances(self._log_odds(confidence))
-
-    def worth(self, request: Hashable, time: DraftTime) -> float:
-        """What a draft is worth before it is made, in tokens: gained, less those lost by time."""
-        gains = self._gains([(request, self.begin(request))], self.num_tokens)
-        return float(gains[-1] - self.rate(time) * time.more(0, self.num_tokens)[-1])
-
-    def rate(self, time: DraftTime) -> float:
-        """Tokens that a row grows by a second where nothing else drafts: of late, and at least
-        without drafts."""
-        speed = (self._emitted + _RATE_PRIOR) / (self._steps + _RATE_PRIOR)
-        return max(speed, 1.0) / float(time.step[0])
+        `running` is that of `numbers`.
+        """
+        return float(self._rates(requests, time, running=running)[-1])
 
     def observe(
         self, request: Hashable, confidences: Sequence[float], accepted: int, drafted: int
@@ -194,34 +139,7 @@ class Schedule:
                 accepted ones and the first refused one.
             accepted: How many tokens were accepted.
         """
-        keep = (1 - 1 / _ALPHA_MEMORY) ** len(confidences)
-        self._accepted = keep * self._accepted + accepted
-        self._tested = keep * self._tested + len(confidences)
-
-        state = self._state(request)
-        belief = state.belief.copy()
-        for place, confidence in enumerate(confidences):
-            log_odds = self._log_odds(confidence)
-            chances = _chances(log_odds)
-            belief *= chances if place < accepted else 1 - chances
-            state.usual += (log_odds - state.usual) / _USUAL_MEMORY
-            self._usual += (log_odds - self._usual) / _ALPHA_MEMORY
-        belief /= belief.sum()
-        self._belief = self._belief + (belief - self._belief) / _OFFSET_MEMORY
-        state.belief = belief + _OFFSET_CHANGES * (self._belief - belief)
-
-        keep = 1 - 1 / _CLASS_MEMORY
-        for place, confidence in enumerate(confidences):
-            at = bisect.bisect_right(_EDGES, confidence)
-            self._class_tested[at] = keep * self._class_tested[at] + 1
-            self._class_accepted[at] = keep * self._class_accepted[at] + (place < accepted)
-
-    def observe_step(self, emitted: float, steps: float) -> None:
-        """Learns what a step came to: tokens a row that nothing else drafted for, and its time in
-        steps without drafts."""
-        keep = 1 - 1 / _RATE_MEMORY
-        self._emitted = keep * self._emitted + emitted
-        self._steps = keep * self._steps + steps
+        self.acceptance.observe(request, confidences, accepted)
 
     def seconds(self, rows: int) -> float | None:
         """What a draft token takes in a batch of so many rows; None where none was timed."""
@@ -234,26 +152,22 @@ class Schedule:
 
     def forget(self, request: Hashable) -> None:
         """Drops what is known of a request that has ended."""
-        self._requests.pop(request, None)
+        self.acceptance.forget(request)
 
-    def _state(self, request: Hashable) -> _Request:
-        state = self._requests.get(request)
-        if state is None:
-            state = self._requests[request] = _Request(self._belief, self._usual)
-        return state
-
-    def _log_odds(self, confidence: float) -> float:
-        at = bisect.bisect_right(_EDGES, confidence)
-        accepted, tested = self._class_accepted[at], self._class_tested[at]
-        # Half a count more of each, so that neither is 0.
-        return math.log((accepted + 0.5) / (tested - accepted + 0.5))
+    def _rates(
+        self, requests: Sequence[Hashable], time: DraftTime, *, running: int
+    ) -> NDArray[np.float64]:
+        """Tokens that a row grows by a second with 1 .. `num_tokens` draft tokens."""
+        begun = [(request, self.acceptance.begin(request)) for request in requests]
+        grown = 1 + self._gains(begun, self.num_tokens) / running
+        rates: NDArray[np.float64] = grown / (time.target(0) + time.more(0, self.num_tokens))
+        return rates
 
     def _gains(self, paths: Sequence[tuple[Hashable, Path]], most: int) -> NDArray[np.float64]:
         """The tokens that 1 .. `most` more draft tokens of each of `paths` add together."""
         gains = np.zeros(most)
         for request, path in paths:
-            usual = _chances(self._state(request).usual)
-            gains += path @ np.cumsum(usual[:, None] ** np.arange(1, most + 1), axis=1)
+            gains += self.acceptance.gains(request, path, most)
         return gains
 
 
@@ -290,20 +204,19 @@ class Adaptive(Schedule):
 
     def __init__(self, num_tokens: int) -> None:
         super().__init__(num_tokens)
+        self._rate = 0.0  # what the draft in hand promises
         self._idle = 0
         self._next_trial = _FIRST_TRIAL
 
     def numbers(self, requests: Sequence[Hashable], time: DraftTime, *, running: int) -> list[int]:
         number = self.num_tokens
-        paths = [(request, self.begin(request)) for request in requests]
-        if self._most_worth(paths, 0, time, most=number, running=running) > 0:
+        plain = 1 / time.target(0)
+        self._rate = self.rate(requests, time, running=running)
+        if self._rate > plain:
             self._idle, self._next_trial = 0, _FIRST_TRIAL
             return [number] * len(requests)
         for request in requests:
-            # Nothing is learned in this step, and the text goes on.
-            state = self._state(request)
-            state.belief = state.belief + _OFFSET_CHANGES * (self._belief - state.belief)
-            state.usual += _OFFSET_CHANGES * (self._usual - state.usual)
+            self.acceptance.pass_by(request)
         self._idle += 1
         if self._idle < self._next_trial:
             return [0] * len(requests)
@@ -319,34 +232,17 @@ class Adaptive(Schedule):
         most: int,
         running: int,
     ) -> bool:
-        return self._most_worth(paths, drafted, time, most=most, running=running) > 0
-
-    def worth(self, request: Hashable, time: DraftTime) -> float:
-        path = [(request, self.begin(request))]
-        return self._most_worth(path, 0, time, most=self.num_tokens, running=1)
-
-    def _most_worth(
-        self,
-        paths: Sequence[tuple[Hashable, Path]],
-        drafted: int,
-        time: DraftTime,
-        *,
-        most: int,
-        running: int,
-    ) -> float:
         gains = self._gains(paths, most) / running
-        return float((gains - self.rate(time) * time.more(drafted, most)).max())
+        return bool((gains > self._rate * time.more(drafted, most)).any())
+
+    def rate(self, requests: Sequence[Hashable], time: DraftTime, *, running: int) -> float:
+        best = float(self._rates(requests, time, running=running).max())
+        return max(best, 1 / time.target(0))
 
 
 def _size(rows: int) -> int:
     """Batches within a power of two share a clock."""
     return (rows - 1).bit_length()
-
-
-def _chances(log_odds: float) -> NDArray[np.float64]:
-    """The chance of acceptance for each offset."""
-    chances: NDArray[np.float64] = 1 / (1 + np.exp(-(log_odds + _OFFSETS)))
-    return chances
 
 
 SCHEDULES: Final[dict[str, tuple[type[Schedule], int]]] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from fastdraft import DraftBatch, DraftStats, Engine, Source
+from fastdraft.drafters.acceptance import Path
 from fastdraft.drafters.assistant import AssistantModel, Staged
 from fastdraft.drafters.schedule import DraftTime
 from fastdraft.errors import InvalidValueError
@@ -48,6 +48,13 @@ class _Chosen:
     probabilities: list[float] = field(default_factory=list)
     predicted: list[bool] = field(default_factory=list)
     drafted: Drafted | None = None
+
+    def confidences(self) -> list[float]:
+        """How probable the drafter takes each token to be accepted where its parent is."""
+        return [
+            min(chance / self.probabilities[parent], 1.0) if parent >= 0 else chance
+            for chance, parent in zip(self.probabilities, self.parents, strict=True)
+        ]
 
     def accepted(self, emitted: Sequence[int]) -> list[int]:
         """The places of the draft tokens that `emitted` begins with."""
@@ -100,12 +107,12 @@ class ModelDrafts:
         self._models = models
         self._schedule = models[-1].schedule
         self._lookup: Engine | None = models[-1].lookup
+        self._lookup_acceptance = models[-1].lookup_acceptance
         self._found: dict[int, int] = {}  # the engine's request of each request
         self._below = None if staged.engine is None else EngineStage(staged.engine)
+        self._proposed: dict[int, _Chosen] = {}  # by the engine
         self._chosen: dict[int, _Chosen] = {}
         self._stats: dict[int, DraftStats] = {}
-        self._step_began: float | None = None
-        self._plain_seconds = 0.0
 
         below: Stage | EngineStage | None = self._below
         larger = [*(each.model for each in models[1:]), target]
@@ -156,10 +163,9 @@ class ModelDrafts:
     ) -> ModelDraftBatch:
         """As `Drafter.propose_batch`. The cost must be given, and whole widths of it count."""
         assert cost is not None and limits is not None
-        self._step_began = time.perf_counter()
         step = cost[len(requests) - 1 :: len(requests)]
-        self._plain_seconds = float(step[0])
-        self._chosen = self._looked_up(requests, limits=limits, cost=cost, padded=padded)
+        self._proposed = self._looked_up(requests, limits=limits, cost=cost, padded=padded)
+        self._chosen = dict(self._proposed)
         self._draft(dict(zip(requests, limits.tolist(), strict=True)), step)
         chosen = [self._chosen[request] for request in requests]
         offsets = np.zeros(len(requests) + 1, np.int32)
@@ -209,7 +215,9 @@ class ModelDrafts:
         width = 1
         for request, limit in limits.items():
             found = self._chosen[request]
-            if found.token_ids and self._worth(found, timing) >= stage.worth(request, timing):
+            if found.token_ids and (
+                self._rate(request, found, timing) >= stage.rate(request, timing)
+            ):
                 width = max(width, 1 + len(found.token_ids))
             elif limit > 0:
                 most[request] = limit
@@ -243,11 +251,20 @@ class ModelDrafts:
                     drafted,
                 )
 
-    def _worth(self, found: _Chosen, timing: DraftTime) -> float:
-        """What a draft of the engine is worth, as `Schedule.worth` has it."""
-        width = min(len(found.token_ids) + 1, len(timing.step))
-        more = float(timing.step[width - 1] - timing.step[0])
-        return sum(found.probabilities) - self._schedule.rate(timing) * more
+    def _rate(self, request: int, found: _Chosen, timing: DraftTime) -> float:
+        """What the text grows by with a draft of the engine, as `Schedule.rate` has it.
+
+        The engine's own chances hold for all it drafts. This request's may be worse, and another
+        drafter stands by: so what was accepted of late counts here.
+        """
+        acceptance = self._lookup_acceptance
+        begin = acceptance.begin((self, request))
+        paths: list[Path] = []
+        for parent, confidence in zip(found.parents, found.confidences(), strict=True):
+            before = paths[parent] if parent >= 0 else begin
+            paths.append(acceptance.extended(before, confidence))
+        grown = 1 + float(sum(path.sum() for path in paths))
+        return grown / timing.target(len(paths))
 
     def observe_batch(
         self,
@@ -256,12 +273,6 @@ class ModelDrafts:
         offsets: NDArray[np.int32],
     ) -> None:
         """As `Drafter.observe_batch`."""
-        if self._step_began is not None:
-            seconds = time.perf_counter() - self._step_began
-            if self._stage is not None:
-                seconds -= self._stage.reading_seconds
-            self._observe_step(requests, offsets, seconds)
-            self._step_began = None
         if self._lookup is not None:
             found = [self._found[request] for request in requests]
             self._lookup.observe_batch(found, emitted_ids, offsets)
@@ -269,25 +280,10 @@ class ModelDrafts:
             emitted = emitted_ids[offsets[slot] : offsets[slot + 1]].tolist()
             self._observe(request, emitted)
 
-    def _observe_step(
-        self, requests: Sequence[int], offsets: NDArray[np.int32], seconds: float
-    ) -> None:
-        """Tells the schedule what a step came to where the engine did not draft.
-
-        A token of the model's spares a part of such a step. How fast the text grows in passages
-        that are copied does not matter to it: they come to their end as soon without its drafts.
-        """
-        emitted = [
-            int(offsets[slot + 1] - offsets[slot])
-            for slot, request in enumerate(requests)
-            if self._chosen[request].drafted is not None or not self._chosen[request].token_ids
-        ]
-        if emitted:
-            self._schedule.observe_step(sum(emitted) / len(emitted), seconds / self._plain_seconds)
-
     def _observe(self, request: int, emitted: list[int]) -> None:
         if self._below is not None:
             self._below.grow(request, emitted)
+        self._observe_found(request, self._proposed.pop(request, None) or _Chosen(), emitted)
         chosen = self._chosen.pop(request, None) or _Chosen()
         if self._stage is not None and chosen.drafted is not None:
             self._stage.observe(request, chosen.drafted, emitted)
@@ -304,14 +300,27 @@ class ModelDrafts:
         )
         self._texts[request] += emitted
 
+    def _observe_found(self, request: int, found: _Chosen, emitted: list[int]) -> None:
+        """Learns from a draft of the engine, whether or not it was verified."""
+        key = (self, request)
+        if not found.token_ids:
+            self._lookup_acceptance.pass_by(key)
+            return
+        path = found.accepted(emitted)
+        last = path[-1] if path else -1
+        judged = list(path)
+        if len(emitted) > len(path):
+            judged += [place for place, parent in enumerate(found.parents) if parent == last]
+        confidences = found.confidences()
+        self._lookup_acceptance.observe(key, [confidences[place] for place in judged], len(path))
+
     def finish(self, request: int) -> DraftStats:
         """As `Drafter.finish`."""
         if self._lookup is not None:
             self._lookup.finish(self._found.pop(request))
         if self._below is not None:
             self._below.finish(request)
-        for stage in self._stages:
-            stage.end(request)
+        self._end(request)
         return self._stats[request]
 
     def cancel(self, request: int) -> None:
@@ -320,6 +329,10 @@ class ModelDrafts:
             self._lookup.cancel(self._found.pop(request))
         if self._below is not None:
             self._below.cancel(request)
+        self._end(request)
+
+    def _end(self, request: int) -> None:
+        self._lookup_acceptance.forget((self, request))
         for stage in self._stages:
             stage.end(request)
 

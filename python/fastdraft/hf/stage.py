@@ -22,8 +22,9 @@ import torch
 from transformers import DynamicCache
 
 from fastdraft import Engine
+from fastdraft.drafters.acceptance import Path
 from fastdraft.drafters.assistant import AssistantModel
-from fastdraft.drafters.schedule import DraftTime, Path
+from fastdraft.drafters.schedule import DraftTime
 from fastdraft.errors import InvalidValueError
 from fastdraft.hf.kv_cache import RowCache, places_after
 from fastdraft.hf.masks import Masks
@@ -127,10 +128,6 @@ class Below(Protocol):
         """Tells what the stage emitted where `drafted` was drafted."""
         ...
 
-    def observe_step(self, emitted: float, steps: float) -> None:
-        """Tells what a step of the stage came to, as `Schedule.observe_step`."""
-        ...
-
 
 class EngineStage:
     """The engine's draft of a step, handed on as long as what is emitted follows it."""
@@ -173,9 +170,6 @@ class EngineStage:
     def observe(self, request: int, drafted: Drafted, emitted: Sequence[int]) -> None:
         """The engine learns from the target's tokens alone."""
 
-    def observe_step(self, emitted: float, steps: float) -> None:
-        """The engine knows its own rate."""
-
     def grow(self, request: int, emitted: Sequence[int]) -> None:
         """Tells what the target emitted."""
         self._chains.pop(request, None)
@@ -203,8 +197,6 @@ class Stage:
             taken to cost before any is timed.
         below: What drafts for it; `None` for nothing.
 
-    Attributes:
-        reading_seconds: What the latest draft took to read a prompt, or text that others drafted.
     """
 
     def __init__(
@@ -224,7 +216,6 @@ class Stage:
         self.schedule = assistant.schedule
         self.below = below
         self.vocabulary = vocabulary
-        self.reading_seconds = 0.0
         self._texts = texts
         self._seeds = seeds
         self._scoring = scoring
@@ -273,9 +264,9 @@ class Stage:
         """Frees the cache; nothing can be drafted from then on."""
         self._rows.cache.layers.clear()
 
-    def worth(self, request: int, timing: DraftTime) -> float:
-        """As `Schedule.worth`."""
-        return self.schedule.worth(self._key(request), timing)
+    def rate(self, request: int, timing: DraftTime) -> float:
+        """As `Schedule.rate`, of one request."""
+        return self.schedule.rate([self._key(request)], timing, running=1)
 
     def _key(self, request: int) -> tuple[object, int]:
         """The request's name in the schedule, which serves other generations too."""
@@ -323,7 +314,6 @@ class Stage:
         width: int = 1,
     ) -> dict[int, Drafted]:
         """As `Below.draft`; `width` is that of `DraftTime`."""
-        self.reading_seconds = 0.0
         drafts = {request: Drafted() for request in tails}
         timing = self.time(step, width=width)
         able = [request for request in tails if most[request] > 0 and self._takes(request)]
@@ -341,13 +331,13 @@ class Stage:
 
         self._drop_ended()
         started = first_done = time.perf_counter()
-        caught_up = 0
-        depth = 0
+        caught_up = depth = first_depth = 0
         while active:
             caught_up = max(caught_up, self._round(active, tails, drafts, wanted))
+            longest = max(len(draft.token_ids) for draft in drafts.values())
             if depth == 0:
-                first_done = time.perf_counter()
-            depth = max(len(draft.token_ids) for draft in drafts.values())
+                first_done, first_depth = time.perf_counter(), longest
+            depth = longest
             active = [
                 request for request in active if wanted[request] > len(drafts[request].token_ids)
             ]
@@ -363,8 +353,7 @@ class Stage:
                 break
         # A first forward that reads much more than the last token tells nothing of the others.
         reads = caught_up > _CATCHING_UP
-        self.reading_seconds = first_done - started if reads else 0.0
-        counted, since = (depth - 1, first_done) if reads else (depth, started)
+        counted, since = (depth - first_depth, first_done) if reads else (depth, started)
         if counted > 0:
             seconds = (time.perf_counter() - since) / counted
             self.schedule.observe_time(len(self._slots), seconds)
@@ -382,9 +371,6 @@ class Stage:
             for place in range(number):
                 counts[place] += 1
 
-    def observe_step(self, emitted: float, steps: float) -> None:
-        self.schedule.observe_step(emitted, steps)
-
     def _round(
         self,
         active: list[int],
@@ -397,14 +383,13 @@ class Stage:
         Appends to `drafts`, and sets `wanted` to what there is where the model is too unsure to go
         on. Gives the most tokens that a row had to catch up with.
         """
-        began = time.perf_counter()
         behind = {request: tails[request] + drafts[request].token_ids for request in active}
         below = self._draft_below(active, behind, drafts, wanted)
         started = time.perf_counter()
         logits, offsets, width, caught_up = self._forward(active, behind, below)
         scores, emitted = self._verify(active, behind, below, logits, offsets)
         probable = (scores.amax(-1) - torch.logsumexp(scores, -1)).exp().tolist()
-        grown = 0
+        acceptance = self.schedule.acceptance
         for slot, request in enumerate(active):
             draft, first = drafts[request], int(offsets[slot]) + slot
             room, key = wanted[request] - len(draft.token_ids), self._key(request)
@@ -416,8 +401,8 @@ class Stage:
                     break
                 draft.token_ids.append(token)
                 draft.confidences.append(sure)
-                path = self.schedule.begin(key) if draft.path is None else draft.path
-                draft.path = self.schedule.extended(path, sure)
+                path = acceptance.begin(key) if draft.path is None else draft.path
+                draft.path = acceptance.extended(path, sure)
                 draft.chances.append(float(draft.path.sum()))
                 if self._seeds is not None:
                     draft.laws.append(scores[first + place])
@@ -426,14 +411,10 @@ class Stage:
                     break
             if not emitted[slot]:
                 wanted[request] = len(draft.token_ids)
-            grown += len(emitted[slot])
             if self.below is not None and below[request].token_ids:
                 self.below.observe(request, below[request], emitted[slot])
         if self.below is not None and caught_up <= _CATCHING_UP:
-            ended = time.perf_counter()
-            self._cost.observe(len(self._slots), width, ended - started)
-            plain = float(self._cost.best_widths(len(self._slots))[0][0])
-            self.below.observe_step(grown / len(active), (ended - began) / plain)
+            self._cost.observe(len(self._slots), width, time.perf_counter() - started)
         return caught_up
 
     def _draft_below(

@@ -1,0 +1,150 @@
+"""How probable it is that drafted tokens are accepted, learned from those that were judged.
+
+A token's chance of acceptance is calibrated by how sure of it was who drafted it. Text comes in
+passages that are easier or harder than that tells, so each request has an offset to the log-odds of
+its chances, which changes now and then: what is known of it is a distribution over a grid of
+offsets, as in a hidden Markov model. A draft that was accepted so far thus promises more to come.
+
+Only tokens that the target came to judge teach anything. Those behind a refused one do not, so what
+is drafted next never depends on noise that may be drawn again.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Acceptance", "Path"]
+
+# How sure one is, in classes that are finer where one is surer, and the memory of each.
+_EDGES: Final = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
+_CLASS_MEMORY: Final = 300.0
+_CLASS_PRIOR: Final = 3.0
+
+_OFFSETS: Final = np.linspace(-3.0, 3.0, 9)
+_OFFSET_SPREAD: Final = 0.75  # at first; how far offsets really spread is learned
+_OFFSET_CHANGES: Final = 1 / 30  # a step
+_OFFSET_MEMORY: Final = 200.0
+_USUAL_MEMORY: Final = 12.0
+
+_ALPHA_MEMORY: Final = 60.0
+_ALPHA_PRIOR: Final = (0.7, 4.0)
+
+Path = NDArray[np.float64]
+"""For each offset, the chance that it is the request's and that a draft so far is accepted."""
+
+
+@dataclass
+class _Request:
+    """What is known of a request: its offset, and the usual log-odds of its tokens of late."""
+
+    belief: Path
+    usual: float
+
+
+class Acceptance:
+    """The chances of the tokens of one drafter.
+
+    Args:
+        prior: What a confidence is taken to tell before any token was judged.
+    """
+
+    def __init__(self, prior: Callable[[float], float]) -> None:
+        self._accepted = _ALPHA_PRIOR[0] * _ALPHA_PRIOR[1]
+        self._tested = _ALPHA_PRIOR[1]
+        middles = np.convolve([0.0, *_EDGES, 1.0], [0.5, 0.5], "valid")
+        self._class_tested = [_CLASS_PRIOR] * len(middles)
+        self._class_accepted = [_CLASS_PRIOR * prior(float(middle)) for middle in middles]
+        self._usual = math.log(_ALPHA_PRIOR[0] / (1 - _ALPHA_PRIOR[0]))
+        spread = np.exp(-0.5 * (_OFFSETS / _OFFSET_SPREAD) ** 2)
+        self._belief: Path = spread / spread.sum()
+        self._requests: dict[Hashable, _Request] = {}
+
+    @property
+    def alpha(self) -> float:
+        """The chance that a token is accepted where those before it were, of late."""
+        return self._accepted / self._tested
+
+    def begin(self, request: Hashable) -> Path:
+        """The path of a draft without tokens."""
+        return self._state(request).belief
+
+    def extended(self, path: Path, confidence: float) -> Path:
+        """The path of a draft that goes on with a token of which its drafter is this sure."""
+        return path * _chances(self._log_odds(confidence))
+
+    def gains(self, request: Hashable, path: Path, most: int) -> NDArray[np.float64]:
+        """How many of 1 .. `most` further tokens of a draft are accepted, where they are as usual.
+
+        Float64 (most,).
+        """
+        usual = _chances(self._state(request).usual)
+        gains: NDArray[np.float64] = path @ np.cumsum(
+            usual[:, None] ** np.arange(1, most + 1), axis=1
+        )
+        return gains
+
+    def observe(self, request: Hashable, confidences: Sequence[float], accepted: int) -> None:
+        """Learns from a draft.
+
+        Args:
+            request: Whose draft.
+            confidences: How sure its drafter was of each token that the target came to judge: the
+                accepted ones and the first refused one.
+            accepted: How many tokens were accepted.
+        """
+        keep = (1 - 1 / _ALPHA_MEMORY) ** len(confidences)
+        self._accepted = keep * self._accepted + accepted
+        self._tested = keep * self._tested + len(confidences)
+
+        state = self._state(request)
+        belief = state.belief.copy()
+        for place, confidence in enumerate(confidences):
+            log_odds = self._log_odds(confidence)
+            chances = _chances(log_odds)
+            belief *= chances if place < accepted else 1 - chances
+            state.usual += (log_odds - state.usual) / _USUAL_MEMORY
+            self._usual += (log_odds - self._usual) / _ALPHA_MEMORY
+        belief /= belief.sum()
+        self._belief = self._belief + (belief - self._belief) / _OFFSET_MEMORY
+        state.belief = belief + _OFFSET_CHANGES * (self._belief - belief)
+
+        keep = 1 - 1 / _CLASS_MEMORY
+        for place, confidence in enumerate(confidences):
+            at = bisect.bisect_right(_EDGES, confidence)
+            self._class_tested[at] = keep * self._class_tested[at] + 1
+            self._class_accepted[at] = keep * self._class_accepted[at] + (place < accepted)
+
+    def pass_by(self, request: Hashable) -> None:
+        """The request's text goes on, and nothing is learned of it."""
+        state = self._state(request)
+        state.belief = state.belief + _OFFSET_CHANGES * (self._belief - state.belief)
+        state.usual += _OFFSET_CHANGES * (self._usual - state.usual)
+
+    def forget(self, request: Hashable) -> None:
+        """Drops what is known of a request that has ended."""
+        self._requests.pop(request, None)
+
+    def _state(self, request: Hashable) -> _Request:
+        state = self._requests.get(request)
+        if state is None:
+            state = self._requests[request] = _Request(self._belief, self._usual)
+        return state
+
+    def _log_odds(self, confidence: float) -> float:
+        at = bisect.bisect_right(_EDGES, confidence)
+        accepted, tested = self._class_accepted[at], self._class_tested[at]
+        # Half a count more of each, so that neither is 0.
+        return math.log((accepted + 0.5) / (tested - accepted + 0.5))
+
+
+def _chances(log_odds: float) -> Path:
+    """The chance of acceptance for each offset."""
+    chances: Path = 1 / (1 + np.exp(-(log_odds + _OFFSETS)))
+    return chances

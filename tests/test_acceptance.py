@@ -1,0 +1,87 @@
+"""What is learned of drafts that were judged, on tokens of known chances."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fastdraft.drafters.acceptance import Acceptance
+
+
+def _told(acceptance: Acceptance, confidences: list[float], request: int = 0) -> float:
+    """The chance that a draft of such tokens is accepted whole."""
+    path = acceptance.begin(request)
+    for confidence in confidences:
+        path = acceptance.extended(path, confidence)
+    return float(path.sum())
+
+
+def _draft(
+    acceptance: Acceptance,
+    random: np.random.Generator,
+    *,
+    sure: float,
+    chance: float,
+    request: int = 0,
+) -> None:
+    length = int(random.integers(1, 6))
+    accepted = 0
+    while accepted < length and random.random() < chance:
+        accepted += 1
+    acceptance.observe(request, [sure] * min(accepted + 1, length), accepted)
+
+
+@pytest.mark.parametrize("chance", [0.1, 0.5, 0.9])
+def test_classes_of_confidence_learn_their_chance(chance: float) -> None:
+    random = np.random.default_rng(0)
+    acceptance = Acceptance(lambda sure: sure)
+    for number in range(2000):
+        _draft(acceptance, random, sure=0.45, chance=chance, request=number)
+        acceptance.forget(number)
+        _draft(acceptance, random, sure=0.97, chance=0.97, request=number)
+        acceptance.forget(number)
+    told = np.mean([_told(acceptance, [0.45], request) for request in range(3000, 3010)])
+    assert told == pytest.approx(chance, abs=0.08)
+    assert _told(acceptance, [0.97]) == pytest.approx(0.97, abs=0.04)
+
+
+def test_a_request_is_told_by_its_own_drafts() -> None:
+    random = np.random.default_rng(0)
+    acceptance = Acceptance(lambda sure: sure)
+    before = _told(acceptance, [0.8])
+    for _ in range(20):
+        _draft(acceptance, random, sure=0.8, chance=0.95, request=1)
+        _draft(acceptance, random, sure=0.8, chance=0.4, request=2)
+    easy, hard = _told(acceptance, [0.8], 1), _told(acceptance, [0.8], 2)
+    assert hard < 0.6 < before < easy
+    # What is known of it fades while nothing is learned, and is gone with it.
+    for _ in range(300):
+        acceptance.pass_by(2)
+    assert hard + 0.1 < _told(acceptance, [0.8], 2) < easy
+    acceptance.forget(1)
+    assert _told(acceptance, [0.8], 1) < easy
+
+
+def test_accepted_tokens_promise_more_of_those_that_follow() -> None:
+    acceptance = Acceptance(lambda sure: sure)
+    assert _told(acceptance, [0.7] * 4) > _told(acceptance, [0.7]) ** 4
+
+
+def test_gains_count_further_tokens_as_usual_ones() -> None:
+    random = np.random.default_rng(0)
+    acceptance = Acceptance(lambda sure: sure)
+    for _ in range(400):
+        _draft(acceptance, random, sure=0.75, chance=0.75)
+    path = acceptance.extended(acceptance.begin(0), 0.75)
+    gains = acceptance.gains(0, path, 5)
+    assert gains.shape == (5,)
+    assert gains[0] == pytest.approx(0.75**2, abs=0.1)
+    assert (np.diff(gains) > 0).all()
+    assert (np.diff(gains, 2) < 0).all()
+
+
+def test_alpha_follows_what_was_judged() -> None:
+    acceptance = Acceptance(lambda sure: sure)
+    for _ in range(200):
+        acceptance.observe(0, [0.5, 0.5, 0.5, 0.5], 3)
+    assert acceptance.alpha == pytest.approx(0.75, abs=0.01)
