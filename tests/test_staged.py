@@ -12,7 +12,7 @@ from assistants import bent, shortened
 from fastdraft import DraftConfig, Engine, hf
 from fastdraft.drafters import AssistantModel, Staged
 from fastdraft.errors import InvalidValueError
-from hf_models import repetitive_batch, tiny_model
+from hf_models import VOCABULARY, repetitive_batch, tiny_model
 
 GREEDY: dict[str, Any] = {"do_sample": False, "max_new_tokens": 40, "eos_token_id": None}
 
@@ -87,9 +87,9 @@ def test_lookups_feed_a_model_that_feeds_the_target(model: Any) -> None:
 
 def test_a_forward_that_reads_the_prompt_does_not_tell_what_a_draft_token_takes(model: Any) -> None:
     always = copy.deepcopy(model)
-    always.lm_head = torch.nn.Linear(model.lm_head.in_features, 97)
+    always.lm_head = torch.nn.Linear(model.lm_head.in_features, VOCABULARY)
     always.lm_head.weight.data.zero_()
-    always.lm_head.bias.data = torch.nn.functional.one_hot(torch.tensor(5), 97).float()
+    always.lm_head.bias.data = torch.nn.functional.one_hot(torch.tensor(5), VOCABULARY).float()
     same, prompt = copy.deepcopy(always), torch.full((1, 30), 5)
     below = DraftConfig.prompt_lookup(max_ngram=2, num_tokens=16)
     for _ in range(2):  # by the second time it is known what a forward takes

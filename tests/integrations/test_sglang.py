@@ -806,6 +806,7 @@ def test_a_fault_stays_with_the_request_that_it_was_met_with(
     reqs = [
         _req("sound", [1, 2, 3, 4, 5, 1, 2]),
         _req("broken", [1, 2, 3, 4, 5, 1, 2], **{adapter.PREDICTION: ["x"]}),
+        _req("beyond", [1, 2, 3, 4, 5, 1, 2], **{adapter.PREDICTION: [100]}),
         _req("torn", [1, 2, 3, 4, 5, 1, 2]),
         _req("negative", [1, 2, 3, 4, 5, 1, 2]),
         _req("foreign", [1, 2, 900, 4, 5, 1, 2]),
@@ -813,16 +814,16 @@ def test_a_fault_stays_with_the_request_that_it_was_met_with(
     corpus.vocabulary = 100
     with caplog.at_level(logging.WARNING):
         corpus.begin(reqs)
-        tails = [[1, 2], [1, 2], [1, 2], [-1], [1, 2]]
-        tokens, mask = corpus.batch_get([r.rid for r in reqs], tails, [7, 7, 70, 8, 7])
+        tails = [[1, 2], [1, 2], [1, 2], [1, 2], [-1], [1, 2]]
+        tokens, mask = corpus.batch_get([r.rid for r in reqs], tails, [7, 7, 7, 70, 8, 7])
     rows = tokens.reshape(len(reqs), _NODES).tolist()
     assert rows[0][:4] == [2, 3, 4, 5]
     for row, tail in zip(rows[1:], tails[1:], strict=True):
         assert row == [tail[-1]] + [0] * (_NODES - 1)
     for tree in mask.reshape(len(reqs), _NODES, _NODES)[1:]:
         assert _parents(tree) == list(range(-1, _NODES - 1))
-    assert corpus.faults == 4
-    assert len([r for r in caplog.records if r.name == adapter.__name__]) == 1
+    assert corpus.faults == 5
+    assert len([r for r in caplog.records if "fastdraft" in r.getMessage()]) == 1
     assert corpus.engine.num_requests == 1
     reqs[0].output_ids.append(3)
     assert _ask(corpus, reqs[:1])[0][0][:3] == [3, 4, 5]

@@ -283,8 +283,8 @@ class ModelDrafts:
     def _observe(self, request: int, emitted: list[int]) -> None:
         if self._below is not None:
             self._below.grow(request, emitted)
-        self._observe_found(request, self._proposed.pop(request, None) or _Chosen(), emitted)
-        chosen = self._chosen.pop(request, None) or _Chosen()
+        self._observe_found(request, self._proposed.pop(request, _Chosen()), emitted)
+        chosen = self._chosen.pop(request, _Chosen())
         if self._stage is not None and chosen.drafted is not None:
             self._stage.observe(request, chosen.drafted, emitted)
         path = chosen.accepted(emitted)

@@ -550,6 +550,9 @@ class Stage:
             drafted += draft.token_ids
             laws += draft.laws
         scores = self._scoring(logits, requests, depths, tails).to(torch.float32)
+        if self._seeds is None and not drafted:
+            # The usual case of a small model: the checks and scans of a verification would show.
+            return scores, scores.argmax(-1, keepdim=True).tolist()
         ids = torch.tensor(drafted, dtype=torch.int64)
         starts = torch.tensor(offsets, dtype=torch.int64)
         if self._seeds is None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,34 +17,24 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdraft import Datastore, DraftBatch, DraftConfig, DraftStats, Engine
-from fastdraft.errors import FastdraftError, InvalidValueError
+from fastdraft import Datastore, DraftBatch, DraftConfig, Engine
+from fastdraft.errors import InvalidValueError
+from fastdraft.integrations.host import PREDICTION, REMEMBER, HostRequests, Text
 
 __all__ = ["NAME", "PREDICTION", "REMEMBER", "Corpus", "register"]
 
 NAME = "FASTDRAFT"
 """What `--speculative-algorithm` takes."""
-PREDICTION = "prediction_token_ids"
-"""In a request's `custom_params`: the token ids of the text that its caller expects."""
-REMEMBER = "fastdraft_remember"
-"""In a request's `custom_params`: false keeps it and the memory of earlier requests apart."""
 
 _Ints = NDArray[np.int64]
 
 _MEMORY_BYTES = 1 << 30
-_UNLIMITED = int(np.iinfo(np.int32).max)
-
-_logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Text:
-    """What is known of one request of the host."""
-
-    request: int | None
-    """Its id at the engine; None where it is not drafted for."""
-    prompt_size: int
-    output_ids: Sequence[int]
+class _Text(Text):
+    prompt_size: int = 0
+    output_ids: Sequence[int] = ()
     """The host's own list, which grows: another one under the same id is another request."""
 
 
@@ -59,20 +48,13 @@ class _Row(NamedTuple):
     total: int
 
 
-class Corpus:
+class Corpus(HostRequests[_Text]):
     """An engine in the place of SGLang's `NgramCorpus`, and called as that is.
-
-    Whatever goes wrong in drafting, the host's requests go on: what was met is counted in `faults`,
-    the first of it is warned of, and the requests that it was met with are drafted for no more.
 
     The ranks of a tensor-parallel group each have one and have to draft the same. They do, since
     they are told the same, and nothing here depends on a clock.
 
     Not thread-safe: SGLang calls it from the thread that schedules.
-
-    Attributes:
-        vocabulary: The tokens that the target knows; others are never drafted.
-        faults: How often something went wrong in drafting.
     """
 
     def __init__(self, *, draft_token_num: int, max_bfs_breadth: int = 2, **_: Any) -> None:
@@ -102,7 +84,7 @@ class Corpus:
         self._frozen = [Datastore.open(path) for path in paths if path]
         self._memory = self._new_memory()
         # The host verifies all nodes, so each of them is paid for in any case.
-        self.engine = Engine(
+        engine = Engine(
             DraftConfig(
                 lookahead=longest,
                 tree_budget=None if max_bfs_breadth == 1 else longest,
@@ -110,26 +92,9 @@ class Corpus:
                 max_bytes=_bytes("FASTDRAFT_MAX_BYTES"),
             )
         )
-        self.vocabulary = _UNLIMITED
-        self.faults = 0
+        # The worker knows the vocabulary, and sets it.
+        super().__init__(engine)
         self._width = draft_token_num
-        self._texts: dict[str, _Text] = {}
-        self._finished = DraftStats()
-
-    @property
-    def stats(self) -> DraftStats:
-        """The counts of all requests, finished and running. O(running requests)."""
-        running = (
-            self.engine.stats(text.request)
-            for text in self._texts.values()
-            if text.request is not None
-        )
-        return sum(running, self._finished)
-
-    @property
-    def num_requests(self) -> int:
-        """How many requests are known, drafted for or not."""
-        return len(self._texts)
 
     def begin(self, reqs: Iterable[Any]) -> None:
         """Takes up those requests of a batch that are new.
@@ -144,7 +109,7 @@ class Corpus:
             if text is not None and text.output_ids is req.output_ids:
                 continue
             self.erase_match_state([req.rid])
-            text = self._texts[req.rid] = _Text(None, 0, req.output_ids)
+            text = self._texts[req.rid] = _Text(output_ids=req.output_ids)
             try:
                 self._add(text, req)
             except Exception:
@@ -162,7 +127,7 @@ class Corpus:
         known = [np.asarray(part, dtype=np.int64) for part in (prompt, req.output_ids)]
         text.request = self.engine.add_request(
             np.concatenate(known),
-            prediction=params.get(PREDICTION),
+            prediction=self._prediction(params.get(PREDICTION)),
             datastores=[*(self._memory if shared else []), *self._frozen],
         )
 
@@ -274,23 +239,6 @@ class Corpus:
 
     def _new_memory(self) -> list[Datastore]:
         return [Datastore(max_bytes=self._memory_bytes)] if self._memory_bytes else []
-
-    def _give_up(self, text: _Text) -> None:
-        request, text.request = text.request, None
-        if request is not None:
-            # One that failed to end may be gone already.
-            with contextlib.suppress(FastdraftError):
-                self._finished += self.engine.stats(request)
-                self.engine.cancel(request)
-
-    def _fault(self) -> None:
-        self.faults += 1
-        if self.faults == 1:
-            _logger.warning(
-                "fastdraft: drafting failed; the requests that it was met with go on without "
-                "drafts, and further faults are only counted",
-                exc_info=True,
-            )
 
 
 def _ancestors(parents: _Ints) -> _Ints:

@@ -14,9 +14,10 @@ import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from fastdraft.integrations.host import PREDICTION
 from fastdraft.integrations.vllm.ledger import LedgerReader, new_ticket
 from fastdraft.integrations.vllm.metrics import exposition
-from fastdraft.integrations.vllm.proposer import PREDICTION, TICKET
+from fastdraft.integrations.vllm.proposer import TICKET
 
 __all__ = ["PredictionMiddleware"]
 

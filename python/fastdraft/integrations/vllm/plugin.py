@@ -10,8 +10,9 @@ import functools
 import logging
 from typing import Any
 
+from fastdraft.integrations.host import REMEMBER
 from fastdraft.integrations.vllm.ledger import share_folder
-from fastdraft.integrations.vllm.proposer import REMEMBER, FastdraftProposer
+from fastdraft.integrations.vllm.proposer import FastdraftProposer
 
 __all__ = ["register"]
 

@@ -11,8 +11,6 @@ import functools
 import itertools
 import logging
 import os
-import reprlib
-import sys
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -23,25 +21,20 @@ from numpy.typing import NDArray
 
 from fastdraft import Datastore, DraftConfig, DraftStats, Engine
 from fastdraft.errors import FastdraftError, InvalidValueError
+from fastdraft.integrations.host import PREDICTION, REMEMBER, UNLIMITED, HostRequests, Text
 from fastdraft.integrations.vllm.ledger import Ledger, Totals
 from fastdraft.step_cost import StepCost
 
-__all__ = ["PREDICTION", "REMEMBER", "TICKET", "FastdraftProposer", "Settings"]
+__all__ = ["TICKET", "FastdraftProposer", "Settings"]
 
-PREDICTION = "prediction_token_ids"
-"""In a request's `extra_args`: the token ids of the text that its caller expects."""
 TICKET = "prediction_ticket"
 """In a request's `extra_args`: under what the ledger notes what became of the prediction."""
-REMEMBER = "fastdraft_remember"
-"""In a request's `extra_args`: false keeps it and the memory of earlier requests apart."""
 
 _Ints = NDArray[np.int64]
 
 # A step without drafts, to learn what that costs, is asked for at most so often: while prompts keep
 # coming none of them is measured.
 _PLAIN_AT_MOST_EVERY = 16
-
-_UNLIMITED = int(np.iinfo(np.int32).max)
 
 _logger = logging.getLogger(__name__)
 
@@ -86,14 +79,10 @@ class Settings:
 
 
 @dataclass(slots=True)
-class _Text:
-    """What is known of one request of the host."""
-
-    request: int | None = None
-    """Its id at the engine; None where it is not drafted for."""
+class _Text(Text):
     length: int = 0
     """The tokens of it that the engine has."""
-    longest: int = _UNLIMITED
+    longest: int = UNLIMITED
     """The tokens at which it ends."""
     scheduled: int = 0
     """The tokens that its next forward is to have, its draft included; 0 for a prompt's."""
@@ -176,7 +165,7 @@ class _RowsByContent:
         return [flat[start : start + size] for start in range(0, len(flat), size)]
 
 
-class FastdraftProposer:
+class FastdraftProposer(HostRequests[_Text]):
     """Drafts for one vLLM engine, as the `model` of its `speculative_config`.
 
     >>> LLM(model, speculative_config={             # doctest: +SKIP
@@ -185,13 +174,7 @@ class FastdraftProposer:
     ...     "num_speculative_tokens": 16,
     ... })
 
-    Whatever goes wrong in drafting, the host's requests go on: what was met is counted in `faults`,
-    the first of it is warned of, and the requests that it was met with are drafted for no more.
-
     Not thread-safe: vLLM calls it from the thread that runs the model.
-
-    Attributes:
-        faults: How often something went wrong in drafting.
     """
 
     def __init__(self, vllm_config: Any) -> None:
@@ -207,15 +190,16 @@ class FastdraftProposer:
         settings = Settings.of(vllm_config)
         self._model_config = vllm_config.model_config
         self._lookahead = int(vllm_config.speculative_config.num_speculative_tokens)
-        self._vocabulary = int(self._model_config.get_vocab_size())
         self._frozen = [Datastore.open(path) for path in settings.datastores]
         size = settings.memory_bytes
         self._memory = [Datastore(max_bytes=size)] if size else []
         config = DraftConfig(lookahead=self._lookahead, max_bytes=settings.max_bytes)
         if settings.token_cost is not None:
             config = replace(config, token_cost=settings.token_cost)
-        self.engine = Engine(config, datastores=[*self._memory, *self._frozen])
-        self.faults = 0
+        super().__init__(
+            Engine(config, datastores=[*self._memory, *self._frozen]),
+            vocabulary=int(self._model_config.get_vocab_size()),
+        )
         self._steps = 0
         self._next_plain = 0
         self._seconds = 0.0
@@ -229,8 +213,6 @@ class FastdraftProposer:
         if settings.token_cost is None and not together:
             self._cost = StepCost(vllm_config.device_config.device_type)
         self._rows: _RowsOfRunner | _RowsByContent = _RowsByContent()
-        self._texts: dict[Hashable, _Text] = {}
-        self._finished = DraftStats()
         self._ended_at = 0.0
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
@@ -266,21 +248,6 @@ class FastdraftProposer:
             # Else the runner would draft zeros for all rows as soon as one is near its end; what
             # fits is known here row by row.
             runner.effective_drafter_max_model_len += self._lookahead
-
-    @property
-    def stats(self) -> DraftStats:
-        """The counts of all requests, finished and running. O(running requests)."""
-        running = (
-            self.engine.stats(text.request)
-            for text in self._texts.values()
-            if text.request is not None
-        )
-        return sum(running, self._finished)
-
-    @property
-    def num_requests(self) -> int:
-        """How many requests are known, drafted for or not."""
-        return len(self._texts)
 
     def propose(
         self,
@@ -372,33 +339,16 @@ class FastdraftProposer:
         try:
             text.request = self.engine.add_request(
                 row[:size],
-                prediction=None if prediction is None else self._checked(prediction),
+                prediction=self._prediction(prediction),
                 datastores=None if extra.get(REMEMBER, True) else self._frozen,
             )
         except FastdraftError:
             self._fault()
         text.length = size
-        text.longest = _UNLIMITED if most is None else size + most
+        text.longest = UNLIMITED if most is None else size + most
         text.predicts = prediction is not None and text.request is not None
         if text.predicts and self._ledger is not None:
             text.row = self._ledger.open(extra.get(TICKET))
-
-    def _checked(self, prediction: Any) -> _Ints:
-        try:
-            token_ids = np.asarray(prediction)
-        except ValueError:
-            # Lists of several lengths.
-            token_ids = np.empty((0, 0))
-        if token_ids.ndim != 1 or (len(token_ids) and token_ids.dtype.kind not in "iu"):
-            raise InvalidValueError(
-                f"{PREDICTION} must be a list of integers, got {reprlib.repr(prediction)}"
-            )
-        if len(token_ids) and token_ids.max() >= self._vocabulary:
-            raise InvalidValueError(
-                f"{PREDICTION} must be below the vocabulary's {self._vocabulary}, got "
-                f"{token_ids.max()}"
-            )
-        return token_ids.astype(np.int64)
 
     def _observe(
         self,
@@ -462,12 +412,12 @@ class FastdraftProposer:
         requests = _ids(text for text, _ in live)
         batch = self.engine.propose_batch(requests, limits=limits, cost=cost)
         found = batch.tolist()
-        foreign = batch.token_ids.max(initial=0) >= self._vocabulary
+        foreign = batch.token_ids.max(initial=0) >= self.vocabulary
         for (text, row), draft in zip(live, found, strict=True):
-            if foreign and max(draft, default=0) >= self._vocabulary:
+            if foreign and max(draft, default=0) >= self.vocabulary:
                 # A GPU would end the process over it.
                 self._fault(
-                    f"drafts must be below the vocabulary's {self._vocabulary}, got {max(draft)}: "
+                    f"drafts must be below the vocabulary's {self.vocabulary}, got {max(draft)}: "
                     "a datastore of another tokenizer?"
                 )
                 self._give_up(text)
@@ -506,14 +456,8 @@ class FastdraftProposer:
             if text is not None and text.request is not None:
                 self._conclude(text, self.engine.finish(text.request))
 
-    def _give_up(self, text: _Text) -> None:
-        request, text.request = text.request, None
-        if request is not None:
-            self._conclude(text, self.engine.stats(request))
-            self.engine.cancel(request)
-
     def _conclude(self, text: _Text, stats: DraftStats) -> None:
-        self._finished += stats
+        super()._conclude(text, stats)
         self._record(text, stats)
         if text.row is not None and self._ledger is not None:
             self._ledger.close(text.row)
@@ -531,22 +475,8 @@ class FastdraftProposer:
         except Exception:
             self._fault()
             for text in self._texts.values():
-                try:
-                    self._give_up(text)
-                except Exception:
-                    # The request is gone already.
-                    continue
+                self._give_up(text)
             return otherwise
-
-    def _fault(self, what: str = "drafting failed") -> None:
-        self.faults += 1
-        if self.faults == 1:
-            _logger.warning(
-                "fastdraft: %s; the requests that it was met with go on without drafts, and "
-                "further faults are only counted",
-                what,
-                exc_info=sys.exc_info()[0] is not None,
-            )
 
 
 def _ids(texts: Iterable[_Text]) -> _Ints:
