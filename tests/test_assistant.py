@@ -198,6 +198,18 @@ def test_together_with_lookups(model: Any, small: Any, schedule: Any, lookup: An
     assert output.stats.emitted == 3 * NEW
 
 
+def test_lookups_that_know_no_chances_are_judged_by_what_was_accepted(
+    model: Any, small: Any
+) -> None:
+    inputs = repetitive_batch(3)
+    assistant = AssistantModel(small, lookup=DraftConfig.prompt_lookup())
+    told = assistant.lookup_acceptance.extended(assistant.lookup_acceptance.begin(0), 1.0).sum()
+    output = hf.generate(model, **inputs, **GREEDY, drafter=assistant)
+    assert torch.equal(model.generate(**inputs, **GREEDY), output.sequences)
+    learned = assistant.lookup_acceptance.extended(assistant.lookup_acceptance.begin(0), 1.0).sum()
+    assert learned < 0.9 * told
+
+
 def test_it_learns_from_one_generation_to_the_next(model: Any, small: Any) -> None:
     assistant = _constant(small)
     before = assistant.schedule.acceptance.alpha

@@ -51,8 +51,10 @@ class _Chosen:
 
     def confidences(self) -> list[float]:
         """How probable the drafter takes each token to be accepted where its parent is."""
+        before = [*self.probabilities, 1.0]  # the text's last token is parent -1
         return [
-            min(chance / self.probabilities[parent], 1.0) if parent >= 0 else chance
+            # At the end of a long draft both may be too small to be told from 0.
+            min(chance / (before[parent] or 1.0), 1.0)
             for chance, parent in zip(self.probabilities, self.parents, strict=True)
         ]
 
@@ -283,7 +285,8 @@ class ModelDrafts:
     def _observe(self, request: int, emitted: list[int]) -> None:
         if self._below is not None:
             self._below.grow(request, emitted)
-        self._observe_found(request, self._proposed.pop(request, _Chosen()), emitted)
+        if self._lookup is not None:
+            self._observe_found(request, self._proposed.pop(request, _Chosen()), emitted)
         chosen = self._chosen.pop(request, _Chosen())
         if self._stage is not None and chosen.drafted is not None:
             self._stage.observe(request, chosen.drafted, emitted)

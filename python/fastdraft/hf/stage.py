@@ -265,7 +265,9 @@ class Stage:
         self._rows.cache.layers.clear()
 
     def rate(self, request: int, timing: DraftTime) -> float:
-        """As `Schedule.rate`, of one request."""
+        """As `Schedule.rate`, of one request; 0 where the model cannot be given its text."""
+        if not self._takes(request) or not self._room(request):
+            return 0.0
         return self.schedule.rate([self._key(request)], timing, running=1)
 
     def _key(self, request: int) -> tuple[object, int]:
