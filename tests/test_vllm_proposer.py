@@ -455,6 +455,24 @@ def test_a_corrupt_row_costs_its_own_drafts_alone(
     assert drafter.num_requests == drafter.engine.num_requests == 0
 
 
+def test_a_broken_ledger_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    drafter = FastdraftProposer(config(token_cost=0.0))
+    host = Host(drafter, introduce=True)
+    extra_args = {"prediction_token_ids": [*range(200, 240)], "prediction_ticket": new_ticket()}
+    host.add("a", copying(extra_args=extra_args))
+    host.add("b", copying())
+
+    def broken(*_: object) -> None:
+        raise OSError("no space left on device")
+
+    for name in ("record", "close", "publish"):
+        monkeypatch.setattr(drafter._ledger, name, broken)
+    host.run()
+    assert drafter.faults > 0
+    assert drafter.num_requests == drafter.engine.num_requests == 0
+
+
 def test_a_closed_datastore_stops_nothing() -> None:
     drafter = FastdraftProposer(config(token_cost=0.0))
     host = Host(drafter, introduce=True)

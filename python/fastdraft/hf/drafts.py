@@ -107,7 +107,6 @@ class ModelDrafts:
         self._texts: list[list[int]] = []
         self._target = target
         self._models = models
-        self._schedule = models[-1].schedule
         self._lookup: Engine | None = models[-1].lookup
         self._lookup_acceptance = models[-1].lookup_acceptance
         self._found: dict[int, int] = {}  # the engine's request of each request
@@ -137,7 +136,7 @@ class ModelDrafts:
     @property
     def weighs_cost(self) -> bool:
         """Whether what is drafted depends on what a target's forward takes."""
-        return self._schedule.weighs_cost or self._lookup is not None
+        return self._models[-1].schedule.weighs_cost or self._lookup is not None
 
     @property
     def assistants(self) -> list[AssistantStats]:

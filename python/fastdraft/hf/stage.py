@@ -196,7 +196,6 @@ class Stage:
         ratio: Its parameters over those of the model that it drafts for: what its forwards are
             taken to cost before any is timed.
         below: What drafts for it; `None` for nothing.
-
     """
 
     def __init__(

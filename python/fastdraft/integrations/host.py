@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastdraft import DraftStats, Engine
-from fastdraft.errors import FastdraftError, InvalidValueError
+from fastdraft.errors import InvalidValueError
 
 __all__ = ["PREDICTION", "REMEMBER", "UNLIMITED", "HostRequests", "Text"]
 
@@ -105,10 +105,12 @@ class HostRequests(Generic[TextT]):
         """Leaves the request without drafts from here on."""
         request, text.request = text.request, None
         if request is not None:
-            # One that something went wrong with may be gone already.
-            with contextlib.suppress(FastdraftError):
-                self._conclude(text, self.engine.stats(request))
+            # One that something went wrong with may be gone already, or what keeps its counts be
+            # broken; nothing is left to be done about either.
+            with contextlib.suppress(Exception):
+                stats = self.engine.stats(request)
                 self.engine.cancel(request)
+                self._conclude(text, stats)
 
     def _fault(self, what: str = "drafting failed") -> None:
         """Counts what went wrong, and warns of the first, with the exception if one is in hand."""
