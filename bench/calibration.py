@@ -10,7 +10,13 @@ anew, and repeat until the results stay: two rounds did, from weights set by han
 Without `--write` it prints the reliability diagram: the chances that were told beside what the
 target emitted, over all families, for chains and trees, and saves it.
 
+With `--at-once` it tells whether learning depends on how many requests are in flight. Each family
+is replayed with so many requests at a time, without memory, so that nothing but learning differs.
+For each number it prints the modelled speed beside that of the first number, and how far told and
+accepted differ in any twentieth of the chances with 1,000 tokens or more, by family.
+
     python bench/calibration.py --data FOLDER --json FILE --plot FILE
+    python bench/calibration.py --data FOLDER --json FILE --at-once 1 16 64 256
     python bench/calibration.py --data FOLDER --write csrc/src/acceptance_prior.inc
 """
 
@@ -21,20 +27,25 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from statistics import geometric_mean
+from typing import Any, NamedTuple
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from fastdraft import Calibration, Datastore, DraftConfig, Engine
 from fastdraft.cli import demo_model
+from fastdraft.cli.peers import EnginePeer
 from fastdraft.cli.records import Record, family_files, read_family
-from fastdraft.cli.replay_run import accepted_path
+from fastdraft.cli.replay_run import FamilyResult, replay_family
 from index import machine
 
 TOKEN_COSTS = (0.0, 0.02, 0.05, 0.2)
 TREE_BUDGET = 32
+MANY = 1_000
+"""Tokens from which on the accepted part of a bucket tells something."""
 
 
 class Job(NamedTuple):
@@ -44,28 +55,25 @@ class Job(NamedTuple):
     config: DraftConfig
     prediction: bool = False
     prompt: bool = True
+    memory: bool = True
+    at_once: int = 1
 
 
-def replay(job: Job, records: list[Record]) -> Calibration:
-    """What an engine has learned at the end of a family."""
-    engine = Engine(job.config, datastores=[Datastore()])
-    for record in records:
-        output = record.output_ids
-        if len(output) < 2:
-            continue
-        prompt = np.append(record.prompt_ids if job.prompt else output[:0], output[:1])
-        reference = record.reference_ids if job.prediction else None
-        request = engine.add_request(prompt, prediction=reference)
-        said = output.tolist()
-        done = 1
-        while done < len(said):
-            draft = engine.propose(request)
-            path = accepted_path(draft.tolist(), draft.parents.tolist(), said, done)
-            end = done + len(path) + 1
-            engine.observe(request, output[done:end])
-            done = end
-        engine.finish(request)
-    return engine.calibration()
+class Outcome(NamedTuple):
+    """What an engine has learned at the end of a family, and what its drafts were worth."""
+
+    calibration: Calibration
+    result: FamilyResult
+
+
+def run(job: Job, records: list[Record]) -> Outcome:
+    engine = Engine(job.config, datastores=[Datastore()] if job.memory else [])
+    if not job.prompt:
+        records = [replace(record, prompt_ids=record.prompt_ids[:0]) for record in records]
+    result = replay_family(
+        EnginePeer(engine), records, at_once=job.at_once, prediction=job.prediction
+    )
+    return Outcome(engine.calibration(), result)
 
 
 def mean(calibrations: Iterable[Calibration]) -> dict[str, np.ndarray]:
@@ -74,14 +82,14 @@ def mean(calibrations: Iterable[Calibration]) -> dict[str, np.ndarray]:
     return {name: np.mean([each[name] for each in weights], axis=0) for name in weights[0]}
 
 
-def prior(results: dict[Job, Calibration]) -> str:
+def prior(outcomes: dict[Job, Outcome]) -> str:
     """The weights as C++ has them."""
     families: dict[bool, dict[str, list[Calibration]]] = {
         True: defaultdict(list),
         False: defaultdict(list),
     }
-    for job, calibration in results.items():
-        families[job.prediction][job.family].append(calibration)
+    for job, outcome in outcomes.items():
+        families[job.prediction][job.family].append(outcome.calibration)
 
     def over_families(prediction: bool) -> dict[str, np.ndarray]:
         by_family = [mean(each) for each in families[prediction].values()]
@@ -100,12 +108,12 @@ def prior(results: dict[Job, Calibration]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def reliability(results: dict[Job, Calibration]) -> list[dict[str, float]]:
+def reliability(calibrations: Iterable[Calibration]) -> list[dict[str, float]]:
     """The buckets of all families together."""
     told: dict[int, float] = defaultdict(float)
     accepted: dict[int, float] = defaultdict(float)
     count: dict[int, int] = defaultdict(int)
-    for calibration in results.values():
+    for calibration in calibrations:
         for bucket in calibration.reliability:
             index = min(19, int(bucket.chance * 20))
             told[index] += bucket.chance * bucket.count
@@ -115,6 +123,62 @@ def reliability(results: dict[Job, Calibration]) -> list[dict[str, float]]:
         {"chance": told[i] / count[i], "accepted": accepted[i] / count[i], "count": count[i]}
         for i in sorted(count)
     ]
+
+
+def largest_gap(calibration: Calibration) -> tuple[float, dict[str, float]]:
+    """Where told and accepted differ most, of the buckets with many tokens."""
+    many = [bucket for bucket in reliability([calibration]) if bucket["count"] >= MANY]
+    gaps = [(abs(bucket["chance"] - bucket["accepted"]), bucket) for bucket in many]
+    return max(gaps, key=lambda gap: gap[0], default=(0.0, {}))
+
+
+def show_at_once(outcomes: dict[Job, Outcome]) -> list[dict[str, Any]]:
+    """Prints what changes with the requests at a time, and returns it for the JSON."""
+    rows = []
+    header = "speed  of first  least of first  least speed  largest gap"
+    print(f"\n{'':10}{'cost':>6}{'at once':>9}  {header}")
+    configs = dict.fromkeys(job.config for job in outcomes)
+    for config in configs:
+        name = "chains" if config.tree_budget is None else "trees"
+        first: dict[str, float] = {}
+        for at_once in dict.fromkeys(job.at_once for job in outcomes):
+            by_family = {
+                job.family: outcome
+                for job, outcome in outcomes.items()
+                if (job.config, job.at_once) == (config, at_once)
+            }
+            speeds = {
+                family: outcome.result.speed(config.token_cost)
+                for family, outcome in by_family.items()
+            }
+            first = first or speeds
+            gaps = {family: largest_gap(each.calibration) for family, each in by_family.items()}
+            row = {
+                "drafts": name,
+                "token_cost": config.token_cost,
+                "at_once": at_once,
+                "families": {
+                    family: {
+                        "speed": speed,
+                        "of_first": speed / first[family],
+                        "largest_gap": gaps[family][0],
+                        "there": gaps[family][1],
+                    }
+                    for family, speed in speeds.items()
+                },
+            }
+            rows.append(row)
+            ratios = {family: speeds[family] / first[family] for family in speeds}
+            slowest = min(ratios, key=lambda family: ratios[family])
+            worst = max(gaps, key=lambda family: gaps[family][0])
+            over = sum(gap > 0.05 for gap, _ in gaps.values())
+            print(
+                f"{name:10}{config.token_cost:6g}{at_once:9}  "
+                f"{geometric_mean(speeds.values()):.3f}  {geometric_mean(ratios.values()):8.3f}  "
+                f"{ratios[slowest]:.3f} {slowest}  {min(speeds.values()):.3f}  "
+                f"{gaps[worst][0]:.3f} {worst}, {over} over 0.05"
+            )
+    return rows
 
 
 def plot(diagrams: dict[str, list[dict[str, float]]], path: Path) -> None:
@@ -134,6 +198,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, help="a folder of *.jsonl files")
     parser.add_argument("--write", type=Path, help="learn the prior and write it here")
+    parser.add_argument("--at-once", type=int, nargs="+", help="requests at a time")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path, help="a PNG; needs matplotlib")
     options = parser.parse_args()
@@ -147,58 +212,58 @@ def main() -> None:
         name: read_family(path, encode, references=True)
         for name, path in family_files([options.data]).items()
     }
-    referenced = [
-        name
-        for name, records in families.items()
-        if any(record.reference_ids is not None for record in records)
-    ]
-    costs = [DraftConfig(token_cost=cost) for cost in TOKEN_COSTS]
-    jobs = [Job(family, config) for family in families for config in costs]
+    chains = [DraftConfig(token_cost=cost) for cost in TOKEN_COSTS]
+    trees = [DraftConfig(token_cost=cost, tree_budget=TREE_BUDGET) for cost in TOKEN_COSTS]
+    jobs = [Job(family, config) for family in families for config in chains]
     if options.write:
         jobs += [
             Job(family, config, prediction=True, prompt=prompt)
-            for family in referenced
-            for config in costs
+            for family, records in families.items()
+            if any(record.reference_ids is not None for record in records)
+            for config in chains
             for prompt in (True, False)
         ]
-    else:
-        jobs += [
-            Job(family, DraftConfig(token_cost=cost, tree_budget=TREE_BUDGET))
+    elif options.at_once:
+        jobs = [
+            Job(family, config, memory=False, at_once=at_once)
+            for config in chains + trees
+            for at_once in options.at_once
             for family in families
-            for cost in TOKEN_COSTS
         ]
+    else:
+        jobs += [Job(family, config) for family in families for config in trees]
     with ProcessPoolExecutor() as pool:
-        learned = pool.map(replay, jobs, [families[job.family] for job in jobs])
-        results = dict(zip(jobs, learned, strict=True))
+        found = pool.map(run, jobs, [families[job.family] for job in jobs])
+        outcomes = dict(zip(jobs, found, strict=True))
 
     if options.write:
-        options.write.write_text(prior(results))
+        options.write.write_text(prior(outcomes))
         return
     about = machine()
     for key, value in about.items():
         print(f"{key:8} {value}")
-    diagrams = {
-        name: reliability(
-            {
-                job: each
-                for job, each in results.items()
+    results: dict[str, Any] = {"machine": about}
+    if options.at_once:
+        results["at_once"] = show_at_once(outcomes)
+    else:
+        results["diagrams"] = diagrams = {
+            name: reliability(
+                outcome.calibration
+                for job, outcome in outcomes.items()
                 if (job.config.tree_budget is None) == chain
-            }
-        )
-        for name, chain in (("chains", True), (f"trees of up to {TREE_BUDGET}", False))
-    }
-    for name, buckets in diagrams.items():
-        print(f"\n{name}:  chance  accepted      tokens")
-        indent = " " * (len(name) + 1)
-        for bucket in buckets:
-            chance, accepted, count = bucket["chance"], bucket["accepted"], bucket["count"]
-            print(f"{indent} {chance:7.3f} {accepted:9.3f} {count:11,}")
+            )
+            for name, chain in (("chains", True), (f"trees of up to {TREE_BUDGET}", False))
+        }
+        for name, buckets in diagrams.items():
+            print(f"\n{name}:  chance  accepted      tokens")
+            indent = " " * (len(name) + 1)
+            for bucket in buckets:
+                chance, accepted, count = bucket["chance"], bucket["accepted"], bucket["count"]
+                print(f"{indent} {chance:7.3f} {accepted:9.3f} {count:11,}")
+        if options.plot:
+            plot(diagrams, options.plot)
     if options.json:
-        options.json.write_text(
-            json.dumps({"machine": about, "diagrams": diagrams}, indent=1) + "\n"
-        )
-    if options.plot:
-        plot(diagrams, options.plot)
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

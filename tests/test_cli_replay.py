@@ -27,6 +27,7 @@ from fastdraft.cli.records import RecordError, RecordWriter, read_family
 from fastdraft.cli.replay_run import accepted_path, replay_family, trace_request
 
 RUN_KEYS = {
+    "at_once",
     *("drafter", "token_cost", "lookahead", "tree_budget", "families"),
     *("geometric_mean", "worst"),
 }
@@ -193,7 +194,7 @@ def test_the_json_has_what_was_promised(tmp_path: Path) -> None:
     ]
     for run in runs:
         assert set(run) == RUN_KEYS
-        assert (run["lookahead"], run["tree_budget"]) == (8, None)
+        assert (run["lookahead"], run["tree_budget"], run["at_once"]) == (8, None, 1)
         speeds = []
         assert list(run["families"]) == ["copy", "edit"]
         for family in run["families"].values():
@@ -263,6 +264,40 @@ def test_a_family_remembers_its_earlier_requests_and_no_other_family(tmp_path: P
     assert families["a"]["steps"] < 199 + 40
     forgetful = results_of(tmp_path, "--data", data, "--no-memory")["families"]
     assert forgetful["a"]["steps"] == 2 * 199
+
+
+def test_requests_at_once_enter_the_memory_when_they_end(tmp_path: Path) -> None:
+    # Nothing repeats within a request, so drafts come from earlier ones alone. The second one is
+    # the shortest.
+    said = list(range(100, 160))
+    lengths = [60, 20, 60, 60]
+    records = [{"prompt_ids": [7], "output_ids": said[:length]} for length in lengths]
+    data = write(tmp_path / "same.jsonl", records)
+    found: dict[int, list[int]] = {}
+    for at_once in (1, 2, 4):
+        steps: list[int] = []
+        peer = EnginePeer(Engine(DraftConfig(token_cost=0), datastores=[Datastore()]))
+        result = replay_family(
+            peer, read_family(data, no_text), at_once=at_once, on_request=steps.append
+        )
+        assert (result.requests, result.emitted) == (4, sum(lengths) - 4)
+        assert steps == ([60, 20, 60, 60] if at_once == 1 else [20, 60, 60, 60])
+        found[at_once] = [result.steps, result.accepted]
+    assert found[4] == [sum(lengths) - 4, 0]
+    assert found[1][0] < found[2][0] < found[4][0]
+    # Begun when the second one had ended, the third has its 20 tokens to draft from; the fourth
+    # finds all there is.
+    assert found[2][1] >= 18 + 50
+
+
+def test_at_once_is_an_option(tmp_path: Path) -> None:
+    record = {"prompt_ids": [7], "output_ids": list(range(100, 160))}
+    data = write(tmp_path / "same.jsonl", [record, record])
+    alone = results_of(tmp_path, "--data", data)
+    together = results_of(tmp_path, "--data", data, "--at-once", "2")
+    assert (alone["at_once"], together["at_once"]) == (1, 2)
+    # Together, neither finds the other in the memory.
+    assert alone["families"]["same"]["steps"] < together["families"]["same"]["steps"] == 2 * 59
 
 
 def test_a_frozen_datastore_serves_every_request(tmp_path: Path) -> None:
@@ -439,6 +474,8 @@ def test_a_line_that_is_no_record_is_named(tmp_path: Path, line: str, message: s
         (["--data", "{data}", "--token-cost", "-1"], 2, "-1.0 is not in the range"),
         (["--data", "{data}", "--drafter", "predicted-outputs"], 2, "needs --prediction"),
         (["--data", "{data}", "--against", "{data}"], 2, "--against needs --plot"),
+        (["--data", "{data}", "--at-once", "0"], 2, "0 is not in the range x>=1"),
+        (["--data", "{data}", "--at-once", "2", "--show", "1"], 2, "takes no --at-once"),
         (["--data", "{data}", "--json", "gone/results.json"], 2, "gone is not a directory"),
         (["--data", "{text}", "--tokenizer", "{data}"], 1, "cannot load"),
     ],

@@ -115,6 +115,7 @@ class CalibratedDrafter final : public Drafter {
   }
 
   std::int32_t guess(std::int32_t limit, float least, const DraftColumns& draft) override {
+    moment_ = acceptance_.now();
     num_occurrences_ = 0;
     num_stored_ = 0;
     find_suffixes();
@@ -142,8 +143,8 @@ class CalibratedDrafter final : public Drafter {
     for (std::int64_t i = 0; i < count; ++i) {
       for (std::size_t c = nodes_[node].first; c < nodes_[node].last; ++c) {
         const Candidate& candidate = candidates_[c];
-        acceptance_.learn(candidate.evidence, Acceptance::chance(candidate.weight),
-                          candidate.token == emitted[i]);
+        acceptance_.learn(candidate.evidence, candidate.token, Acceptance::chance(candidate.weight),
+                          moment_, candidate.token == emitted[i]);
       }
       std::size_t child = node + 1;
       while (child < num_nodes_ && (nodes_[child].parent != static_cast<std::int32_t>(node) ||
@@ -539,7 +540,8 @@ class CalibratedDrafter final : public Drafter {
   std::optional<Prediction> prediction_;
   const Stores stores_;
 
-  // The last guess, until the next one: what was found, and what was made of it.
+  // The last guess, until the next one: when it was made, what was found, and what was made of it.
+  Acceptance::Moment moment_ = 0;
   std::array<Occurrence, kMostOccurrences> occurrences_;
   int num_occurrences_ = 0;
   int num_stored_ = 0;

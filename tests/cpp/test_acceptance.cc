@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
@@ -81,7 +82,7 @@ TEST(Acceptance, LearnsOnlyWhatTheEvidenceTells) {
   for (const bool accepted : {true, false, true}) {
     const auto before = acceptance.weights();
     const float told = Acceptance::chance(acceptance.weigh(evidence));
-    acceptance.learn(evidence, told, accepted);
+    acceptance.learn(evidence, 1, told, acceptance.now(), accepted);
     const auto after = acceptance.weights();
     const float error = (accepted ? 1.0f : 0.0f) - told;
     if (rate == 0.0f) rate = (after[evidence[0]] - before[evidence[0]]) / error;
@@ -102,13 +103,104 @@ TEST(Acceptance, ConvergesToWhatItSeesAndFollowsAChange) {
     for (int i = 0; i < 2 * steps; ++i) {
       const float told = Acceptance::chance(acceptance.weigh(evidence));
       if (i >= steps) sum += static_cast<double>(told);
-      acceptance.learn(evidence, told, accepted(random));
+      acceptance.learn(evidence, 1, told, acceptance.now(), accepted(random));
     }
     return sum / steps;
   };
   EXPECT_NEAR(mean(0.75, 5000), 0.75, 0.02);
   EXPECT_NEAR(mean(0.1, 5000), 0.1, 0.02);
   EXPECT_GT(mean(1.0, 500), 0.98);
+}
+
+// What the weights of the evidence come to after one batch of outcomes, `accepted` and
+// `refused` ones spread evenly, all told before the first.
+float weight_after(Acceptance& acceptance, const Evidence& evidence, int accepted, int refused,
+                   bool copies = false) {
+  const float told = Acceptance::chance(acceptance.weigh(evidence));
+  const Acceptance::Moment moment = acceptance.now();
+  const int rows = accepted + refused;
+  for (int i = 0; i < rows; ++i) {
+    const bool comes = (i + 1) * accepted / rows > i * accepted / rows;
+    acceptance.learn(evidence, copies ? 1 : i, told, moment, comes);
+  }
+  return acceptance.weigh(evidence);
+}
+
+TEST(Acceptance, NoBatchCarriesTheWeightsPastItsOutcomes) {
+  for (const int rows : {1, 4, 16, 64, 256, 1024}) {
+    for (const int accepted : {0, rows / 4, rows / 2, rows}) {
+      Acceptance acceptance;
+      const Evidence evidence = evidence_of<1>({9});
+      float weight = acceptance.weigh(evidence);
+      double told_before = static_cast<double>(Acceptance::chance(weight));
+      const double came = static_cast<double>(accepted) / rows;
+      for (int batch = 0; batch < 100; ++batch) {
+        weight = weight_after(acceptance, evidence, accepted, rows - accepted);
+        const double told = static_cast<double>(Acceptance::chance(weight));
+        // Nearer to what came than before, or near.
+        EXPECT_LE(std::abs(told - came), std::max(std::abs(told_before - came), 0.1))
+            << rows << " rows, " << accepted << " accepted, batch " << batch;
+        told_before = told;
+      }
+    }
+  }
+}
+
+TEST(Acceptance, TheStepOfABatchGrowsWithItsSquareRoot) {
+  const Evidence evidence = evidence_of<1>({4});
+  const auto moved = [&](int rows) {
+    Acceptance acceptance;
+    const float before = acceptance.weigh(evidence);
+    return weight_after(acceptance, evidence, rows, 0) - before;
+  };
+  // 1 + 1 / sqrt(2) + 1 / sqrt(3) + 1 / sqrt(4), each a little less as the chance rises.
+  EXPECT_GT(moved(4), 2.4f * moved(1));
+  EXPECT_LT(moved(4), 2.785f * moved(1));
+  EXPECT_LT(moved(64), 15.1f * moved(1));
+}
+
+TEST(Acceptance, CopiesOfARequestTeachLittleMoreThanOne) {
+  const Evidence evidence = evidence_of<1>({4});
+  const auto moved = [&](int rows) {
+    Acceptance acceptance;
+    const float before = acceptance.weigh(evidence);
+    return weight_after(acceptance, evidence, rows, 0, true) - before;
+  };
+  // 1 + 1 / 2 + ... + 1 / 64.
+  EXPECT_LT(moved(64), 4.75f * moved(1));
+  EXPECT_LT(moved(1024), 7.6f * moved(1));
+}
+
+TEST(Acceptance, OutcomesThatAreLearnedBeforeTheNextChanceIsToldCountInFull) {
+  const Evidence evidence = evidence_of<1>({4});
+  const Evidence other = evidence_of<1>({5});
+  Acceptance acceptance;
+  Token token = 0;
+  const auto move = [&](Acceptance::Moment moment) {
+    const float before = acceptance.weigh(evidence);
+    acceptance.learn(evidence, ++token, Acceptance::chance(before), moment, true);
+    return (acceptance.weigh(evidence) - before) / (1.0f - Acceptance::chance(before));
+  };
+  const float full = move(acceptance.now());
+  EXPECT_NEAR(move(acceptance.now()), full, 1e-5f);
+  const Acceptance::Moment moment = acceptance.now();
+  EXPECT_NEAR(move(moment), full, 1e-5f);
+  // Another evidence is other news.
+  acceptance.learn(other, 1, 0.5f, moment, true);
+  EXPECT_NEAR(move(moment), full / std::sqrt(2.0f), 1e-5f);
+  EXPECT_NEAR(move(moment), full / std::sqrt(3.0f), 1e-5f);
+  EXPECT_NEAR(move(acceptance.now()), full, 1e-5f);
+}
+
+TEST(Acceptance, WeightsWithoutAChanceAreCountedSomewhere) {
+  Acceptance acceptance;
+  acceptance.learn(evidence_of<1>({1}), 1, std::numeric_limits<float>::quiet_NaN(),
+                   acceptance.now(), true);
+  acceptance.learn(evidence_of<1>({1}), 1, -1.0f, acceptance.now(), true);
+  acceptance.learn(evidence_of<1>({1}), 1, 2.0f, acceptance.now(), true);
+  double all = 0.0;
+  for (const Acceptance::Bucket& bucket : acceptance.reliability()) all += bucket.count;
+  EXPECT_EQ(all, 3.0);
 }
 
 TEST(Acceptance, KeepsApartWhatOneFeatureTellsApart) {
@@ -122,9 +214,9 @@ TEST(Acceptance, KeepsApartWhatOneFeatureTellsApart) {
   double told_seldom = 0.0;
   for (int i = 0; i < 10000; ++i) {
     const float first = Acceptance::chance(acceptance.weigh(often));
-    acceptance.learn(often, first, nine(random));
+    acceptance.learn(often, 1, first, acceptance.now(), nine(random));
     const float second = Acceptance::chance(acceptance.weigh(seldom));
-    acceptance.learn(seldom, second, two(random));
+    acceptance.learn(seldom, 1, second, acceptance.now(), two(random));
     if (i < 5000) continue;
     told_often += static_cast<double>(first) / 5000;
     told_seldom += static_cast<double>(second) / 5000;
@@ -137,7 +229,7 @@ TEST(Acceptance, CountsWhatWasToldAndWhatCame) {
   Acceptance acceptance;
   const Evidence evidence = evidence_of<1>({1});
   for (const float told : {0.0f, 0.049f, 0.26f, 0.95f, 1.0f}) {
-    acceptance.learn(evidence, told, told > 0.25f);
+    acceptance.learn(evidence, 1, told, acceptance.now(), told > 0.25f);
   }
   const auto buckets = acceptance.reliability();
   double all = 0.0;

@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "fastdraft/token.h"
+
 namespace fastdraft {
 
 // Calibrated acceptance: the chance that the target emits a certain token next.
@@ -17,6 +19,15 @@ namespace fastdraft {
 // Adaptive Weighing of Context Models for Lossless Data Compression, 2005). Every
 // step teaches, with a draft or without, and every token that was weighed.
 // The weights start from a prior.
+//
+// With many requests in flight, the weights move between a chance and its
+// outcome. The gradient is taken at the weights of the outcome's moment: at those
+// of the chance's, a batch would apply one error once for each of its rows.
+// Outcomes of one batch are correlated besides. Since a chance was told, the
+// n-th outcome of its evidence moves the weights by 1 / sqrt(n) of a step, the
+// square-root scaling of step sizes with the batch (A. Krizhevsky, One weird
+// trick for parallelizing convolutional neural networks, 2014), and the n-th
+// outcome of the same token too, as from copies of one prompt, by 1 / n.
 //
 // Thread-safe without locks. Two threads that learn at once may lose a step of
 // the descent, which is nothing among thousands.
@@ -99,8 +110,13 @@ class Acceptance {
   // The chance of evidence of this weight.
   static float chance(float weight) noexcept { return 1.0f / (1.0f + std::exp(-weight)); }
 
-  // The token whose chance was told was emitted next, or another one was.
-  void learn(const Evidence& evidence, float told, bool accepted) noexcept;
+  // Counts the outcomes learned so far, and wraps around.
+  using Moment = std::uint32_t;
+  Moment now() const noexcept { return now_.load(std::memory_order_relaxed); }
+
+  // `token`, whose chance was told at `moment`, was emitted next, or another one was.
+  void learn(const Evidence& evidence, Token token, float told, Moment moment,
+             bool accepted) noexcept;
 
   std::array<float, kWeights> weights() const noexcept;
   void set_weights(const float* weights) noexcept;
@@ -121,13 +137,29 @@ class Acceptance {
     return first;
   }();
 
+  // Outcomes of one kind: when the last one was learned, and how many in a row
+  // had their chance told before the one ahead of them was learned.
+  struct Lessons {
+    Moment last = 0;
+    std::uint16_t count = 0;
+    std::uint16_t mark = 0;  // tells kinds of the same place apart
+  };
+  static constexpr int kLog2Kinds = 13;
+
   struct Counts {
     std::atomic<double> told{0};
     std::atomic<double> accepted{0};
     std::atomic<double> count{0};
   };
 
+  // Counts an outcome of the kind that has this hash, and says the how manieth it is
+  // since `moment`.
+  float count_lesson(std::uint64_t kind, Moment moment, Moment now) noexcept;
+
   std::array<std::atomic<float>, kWeights> weights_;
+  std::atomic<Moment> now_{0};
+  // By the kind's hash; a kind takes the place of another.
+  std::array<std::atomic<Lessons>, std::size_t{1} << kLog2Kinds> lessons_{};
   std::array<Counts, kBuckets> reliability_;
 };
 

@@ -71,6 +71,13 @@ _NEW_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
     help="Draft trees of at most so many tokens, with the default drafter.",
 )
 @click.option(
+    "--at-once",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="How many requests of a family run at a time, as in a server.",
+)
+@click.option(
     "--memory/--no-memory",
     default=True,
     help="Whether requests of a family may draft from its earlier ones.  [default: memory]",
@@ -109,6 +116,7 @@ def replay(
     token_costs: tuple[float, ...],
     lookahead: int,
     tree_budget: int | None,
+    at_once: int,
     memory: bool,
     datastores: tuple[Path, ...],
     prediction: bool,
@@ -126,6 +134,9 @@ def replay(
     their file; each file is a family, which starts with an empty memory. The first output token
     comes with prefill and is not counted. Modelled speed is emitted tokens / (steps + token cost x
     drafted tokens). Times include the Python call.
+
+    With --at-once N, N requests take their steps together, and a request enters the memory when it
+    ends. Steps and token cost are still those of each request.
     """
     if context.invoked_subcommand is not None:
         return
@@ -133,6 +144,8 @@ def replay(
         raise click.UsageError("Missing option '--data'.")
     if against is not None and plot is None:
         raise click.UsageError("--against needs --plot")
+    if shown is not None and at_once > 1:
+        raise click.UsageError("--show follows one request: it takes no --at-once")
     if "predicted-outputs" in drafters and not prediction:
         raise click.UsageError("--drafter predicted-outputs needs --prediction")
     for option, file in (("--json", json_file), ("--plot", plot)):
@@ -166,7 +179,7 @@ def replay(
             _show(console, plan, families, texts, prediction)
         return
 
-    runs = _run(plans, families, prediction)
+    runs = _run(plans, families, at_once, prediction)
     replay_report.show(console, runs)
     if json_file is not None:
         results = replay_report.as_json(runs)
@@ -333,7 +346,9 @@ def _longest(records: Sequence[Record]) -> int:
     return max(len(each.prompt_ids) + len(each.output_ids) for each in records)
 
 
-def _run(plans: Sequence[_Plan], families: dict[str, list[Record]], prediction: bool) -> list[Run]:
+def _run(
+    plans: Sequence[_Plan], families: dict[str, list[Record]], at_once: int, prediction: bool
+) -> list[Run]:
     runs = []
     total = sum(len(each.output_ids) for records in families.values() for each in records)
     with progress(total * len(plans)) as advance:
@@ -345,11 +360,12 @@ def _run(plans: Sequence[_Plan], families: dict[str, list[Record]], prediction: 
                 results[name] = replay_family(
                     plan.make(_longest(records)),
                     records,
+                    at_once=at_once,
                     prediction=prediction,
                     on_request=partial(advance, title),
                 )
             runs += [
-                Run(plan.drafter, cost, plan.lookahead, plan.tree_budget, results)
+                Run(plan.drafter, cost, plan.lookahead, plan.tree_budget, at_once, results)
                 for cost in plan.token_costs
             ]
     return runs

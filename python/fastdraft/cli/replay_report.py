@@ -51,6 +51,8 @@ def _show_replay(console: Console, runs: list[Run]) -> None:
     shape = f"lookahead {run.lookahead}"
     if run.tree_budget is not None:
         shape += f", trees of up to {run.tree_budget}"
+    if run.at_once > 1:
+        shape += f", {run.at_once} at once"
     costs = ", ".join(f"{each.token_cost:g}" for each in runs)
     _title(console, f"{run.drafter}, {shape}, token cost {costs}")
     table = _table(
@@ -110,6 +112,7 @@ def as_json(runs: Sequence[Run]) -> dict[str, Any]:
                 "token_cost": run.token_cost,
                 "lookahead": run.lookahead,
                 "tree_budget": run.tree_budget,
+                "at_once": run.at_once,
                 "families": {name: _family_json(family) for name, family in run.families.items()},
                 "geometric_mean": run.geometric_mean,
                 "worst": run.worst,

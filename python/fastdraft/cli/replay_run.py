@@ -10,11 +10,13 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdraft.cli.peers import Peer, PeerRequest
+from fastdraft.cli.peers import Peer
 from fastdraft.cli.records import Record
 
 __all__ = ["TARGET", "FamilyResult", "Run", "accepted_path", "replay_family", "trace_request"]
@@ -123,6 +125,7 @@ class Run:
             can.
         lookahead: Its longest draft, or how deep its trees are.
         tree_budget: The most nodes of a tree; None for chains.
+        at_once: How many requests ran at a time.
         families: The results by the families' names.
     """
 
@@ -130,6 +133,7 @@ class Run:
     token_cost: float
     lookahead: int
     tree_budget: int | None
+    at_once: int
     families: dict[str, FamilyResult]
 
     @property
@@ -153,23 +157,41 @@ def replay_family(
     peer: Peer,
     records: Sequence[Record],
     *,
+    at_once: int = 1,
     prediction: bool = False,
     on_request: Callable[[int], object] | None = None,
 ) -> FamilyResult:
-    """Replays the requests of a family in their order.
+    """Replays the requests of a family.
 
     Args:
         peer: The drafter, fresh; it keeps what earlier requests left.
         records: The family.
+        at_once: How many requests run at a time, as in a server: in each step all of them propose,
+            then all of them observe, and where some end, the next ones of the family begin.
         prediction: Whether to hand over each record's reference.
         on_request: Called after each request with the tokens of its output.
     """
     counts = _Counts()
-    for record in records:
-        _replay(peer, record, prediction, counts)
-        if on_request is not None:
-            on_request(len(record.output_ids))
-    return counts.result()
+    waiting = iter(records)
+    running: list[_Decoding] = []
+    while True:
+        running += (
+            _Decoding(peer, record, prediction, counts)
+            for record in islice(waiting, at_once - len(running))
+        )
+        if not running:
+            return counts.result()
+        going = [decoding for decoding in running if not decoding.has_ended]
+        for decoding in going:
+            decoding.propose()
+        for decoding in going:
+            decoding.observe()
+        for decoding in running:
+            if decoding.has_ended:
+                decoding.finish()
+                if on_request is not None:
+                    on_request(decoding.done)
+        running = [decoding for decoding in going if not decoding.has_ended]
 
 
 def trace_request(
@@ -180,62 +202,81 @@ def trace_request(
     The origin is a source's name, or `TARGET` for a token that no draft held.
     """
     counts = _Counts()
-    origins: list[str] = []
-    _replay(peer, record, prediction, counts, origins)
-    return origins, counts.result()
+    decoding = _Decoding(peer, record, prediction, counts, traced=True)
+    while not decoding.has_ended:
+        decoding.propose()
+        decoding.observe()
+    decoding.finish()
+    return decoding.origins or [], counts.result()
 
 
-def _replay(
-    peer: Peer,
-    record: Record,
-    prediction: bool,
-    counts: _Counts,
-    origins: list[str] | None = None,
-) -> None:
-    output: list[int] = record.output_ids.tolist()
-    prefill = output[:1]
-    request = peer.start(record.prompt_ids, prefill, record.reference_ids if prediction else None)
-    if origins is not None:
-        origins.extend([TARGET] * len(prefill))
-    _decode(request, output, counts, origins)
-    counts.requests += 1
-    counts.emitted += len(output) - len(prefill)
-    held = peer.num_bytes()
-    if held is not None:
-        counts.most_bytes = max(counts.most_bytes or 0, held)
-    request.finish()
+class _Decoding:
+    """A running request: `propose` and `observe` in turn until it has ended, then `finish`.
 
+    Attributes:
+        done: How many tokens of its output have been emitted.
+        origins: Where they came from, None where nobody asked.
+    """
 
-def _decode(
-    request: PeerRequest, output: list[int], counts: _Counts, origins: list[str] | None
-) -> None:
-    clock = time.perf_counter_ns
-    propose, observe = request.propose, request.observe
-    propose_ns, observe_ns, observed = counts.propose_ns, counts.observe_ns, counts.observed
-    done, drafted, accepted, steps = 1, 0, 0, 0
-    while done < len(output):
+    def __init__(
+        self,
+        peer: Peer,
+        record: Record,
+        prediction: bool,
+        counts: _Counts,
+        *,
+        traced: bool = False,
+    ) -> None:
+        self._peer = peer
+        self._output: list[int] = record.output_ids.tolist()
+        self._counts = counts
+        prefill = self._output[:1]
+        reference = record.reference_ids if prediction else None
+        self._request = peer.start(record.prompt_ids, prefill, reference)
+        self._proposal: Any = None
+        self._path: list[int] = []
+        self.done = len(prefill)
+        self.origins = [TARGET] * len(prefill) if traced else None
+
+    @property
+    def has_ended(self) -> bool:
+        return self.done == len(self._output)
+
+    def propose(self) -> None:
+        request, counts = self._request, self._counts
         argument = request.argument
-        started = clock()
-        proposal = propose(argument)
-        propose_ns.append(clock() - started)
+        started = time.perf_counter_ns()
+        proposal = request.propose(argument)
+        counts.propose_ns.append(time.perf_counter_ns() - started)
         tokens = request.tokens(proposal)
-        path = accepted_path(tokens, request.parents(proposal), output, done) if tokens else []
-        emitted = output[done : done + len(path) + 1]
-        started = clock()
-        observe(emitted)
-        observe_ns.append(clock() - started)
-        observed.append(len(emitted))
-        if origins is not None:
-            sources = request.sources(proposal)
-            origins.extend(sources[node] for node in path)
-            origins.extend([TARGET] * (len(emitted) - len(path)))
-        done += len(emitted)
-        drafted += len(tokens)
-        accepted += len(path)
-        steps += 1
-    counts.steps += steps
-    counts.drafted += drafted
-    counts.accepted += accepted
+        parents = request.parents(proposal) if tokens else ()
+        self._proposal = proposal
+        self._path = accepted_path(tokens, parents, self._output, self.done)
+        counts.drafted += len(tokens)
+
+    def observe(self) -> None:
+        counts, path = self._counts, self._path
+        emitted = self._output[self.done : self.done + len(path) + 1]
+        started = time.perf_counter_ns()
+        self._request.observe(emitted)
+        counts.observe_ns.append(time.perf_counter_ns() - started)
+        counts.observed.append(len(emitted))
+        if self.origins is not None:
+            sources = self._request.sources(self._proposal)
+            self.origins += [sources[node] for node in path]
+            self.origins += [TARGET] * (len(emitted) - len(path))
+        counts.steps += 1
+        counts.emitted += len(emitted)
+        counts.accepted += len(path)
+        self.done += len(emitted)
+
+    def finish(self) -> None:
+        counts = self._counts
+        counts.requests += 1
+        held = self._peer.num_bytes()
+        if held is not None:
+            counts.most_bytes = max(counts.most_bytes or 0, held)
+        self._request.finish()
 
 
 def _p50_p99(times: NDArray[np.float64]) -> tuple[float, float]:
