@@ -85,3 +85,19 @@ def test_alpha_follows_what_was_judged() -> None:
     for _ in range(200):
         acceptance.observe(0, [0.5, 0.5, 0.5, 0.5], 3)
     assert acceptance.alpha == pytest.approx(0.75, abs=0.01)
+
+
+def test_no_batch_outweighs_what_came_before() -> None:
+    random = np.random.default_rng(5)
+    acceptance = Acceptance(lambda sure: sure)
+    requests = range(64)
+    for _ in range(40):
+        for request in requests:
+            _draft(acceptance, random, sure=0.97, chance=0.8, request=request)
+    alpha, told = acceptance.alpha, _told(acceptance, [0.97], 64)
+    assert alpha == pytest.approx(0.8, abs=0.05)
+    # Copies of one prompt, all of which refuse one token.
+    for request in requests:
+        acceptance.observe(request, [0.97], 0)
+    assert acceptance.alpha > 0.8 * alpha
+    assert _told(acceptance, [0.97], 65) > 0.8 * told

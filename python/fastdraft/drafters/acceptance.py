@@ -99,7 +99,10 @@ class Acceptance:
                 accepted ones and the first refused one.
             accepted: How many tokens were accepted.
         """
-        keep = (1 - 1 / _ALPHA_MEMORY) ** len(confidences)
+        # The outcomes of requests in flight together are correlated: their memory grows with the
+        # square root of their number, so that no batch outweighs all that came before.
+        longer = math.sqrt(max(len(self._requests), 1))
+        keep = (1 - 1 / (_ALPHA_MEMORY * longer)) ** len(confidences)
         self._accepted = keep * self._accepted + accepted
         self._tested = keep * self._tested + len(confidences)
 
@@ -112,10 +115,10 @@ class Acceptance:
             state.usual += (log_odds - state.usual) / _USUAL_MEMORY
             self._usual += (log_odds - self._usual) / _ALPHA_MEMORY
         belief /= belief.sum()
-        self._belief = self._belief + (belief - self._belief) / _OFFSET_MEMORY
+        self._belief = self._belief + (belief - self._belief) / (_OFFSET_MEMORY * longer)
         state.belief = belief + _OFFSET_CHANGES * (self._belief - belief)
 
-        keep = 1 - 1 / _CLASS_MEMORY
+        keep = 1 - 1 / (_CLASS_MEMORY * longer)
         for place, confidence in enumerate(confidences):
             at = bisect.bisect_right(_EDGES, confidence)
             self._class_tested[at] = keep * self._class_tested[at] + 1
