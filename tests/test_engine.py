@@ -344,16 +344,54 @@ def test_unknown_requests_are_named() -> None:
             engine.num_tokens,
             lambda r: engine.propose(r, limit=3),
             lambda r: engine.observe(r, [1]),
-            lambda r: engine.propose_batch([r]),
             lambda r: engine.observe_batch([r], [1], [0, 1]),
         ):
             with pytest.raises(UnknownRequestError, match=f"unknown request {request}:"):
                 call(request)
+        assert engine.propose_batch([request]).tolist() == [[]]
     with pytest.raises(OverflowError):
         engine.propose(2**80)
     with pytest.raises(TypeError):
         engine.propose("1")  # type: ignore[arg-type]
     assert issubclass(UnknownRequestError, FastdraftError)
+
+
+def test_a_row_that_fails_costs_that_row_alone() -> None:
+    engine = Engine(DraftConfig(token_cost=0, max_request_tokens=20))
+    requests = [engine.add_request([1, 2, 3] * 5) for _ in range(5)]
+    engine.cancel(requests[1])
+    drafts = engine.propose_batch(requests)
+    assert [len(draft) for draft in drafts.tolist()] == [16, 0, 16, 16, 16]
+    rows = [[1], [2], [1] * 6, [7, -8], [9]]
+    with pytest.raises(UnknownRequestError) as raised:
+        engine.observe_batch(requests, [*chain(*rows)], np.cumsum([0, *map(len, rows)]))
+    errors = raised.value.rows
+    assert [(row, type(error)) for row, error in errors.items()] == [
+        (1, UnknownRequestError),
+        (2, RequestLimitError),
+        (3, InvalidValueError),
+    ]
+    assert str(raised.value) == str(errors[1])
+    assert f"request {requests[2]}: max_request_tokens is 20" in str(errors[2])
+    assert "got -8 at index 1" in str(errors[3])
+    del requests[1]
+    assert [engine.num_tokens(request) for request in requests] == [16, 15, 15, 16]
+    assert [engine.stats(request).drafted for request in requests] == [16, 0, 0, 16]
+
+    # Wrong as a whole: nothing is observed.
+    with pytest.raises(InvalidValueError) as refused:
+        engine.observe_batch(requests, [1] * 4, [0, 1, 3, 2, 4])
+    assert refused.value.rows == {}
+    assert [engine.num_tokens(request) for request in requests] == [16, 15, 15, 16]
+
+
+def test_a_request_with_two_rows_keeps_its_limit() -> None:
+    engine = Engine(DraftConfig(token_cost=0, max_request_tokens=20))
+    request = engine.add_request([1, 2, 3] * 5)
+    with pytest.raises(RequestLimitError, match="it holds 18 tokens and 3 more") as raised:
+        engine.observe_batch([request] * 3, range(9), [0, 3, 6, 9])
+    assert list(raised.value.rows) == [1, 2]
+    assert engine.num_tokens(request) == 18
 
 
 def test_limits_leave_everything_before_them_intact() -> None:

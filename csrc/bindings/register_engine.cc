@@ -59,13 +59,6 @@ std::optional<StepCost> step_cost(const std::optional<double>& token_cost,
   return StepCost::curve(cost->data(), cost->size());
 }
 
-void check_limit(std::int64_t limit, const char* what) {
-  if (limit < 0) {
-    throw InvalidValueError(std::string(what) + " must be 0 or greater, got " +
-                            std::to_string(limit));
-  }
-}
-
 void check_offsets(const IntegerArray<std::int64_t>& offsets, std::int64_t rows,
                    std::int64_t tokens) {
   if (offsets.size() != rows + 1) {
@@ -73,9 +66,7 @@ void check_offsets(const IntegerArray<std::int64_t>& offsets, std::int64_t rows,
                             " requests, got " + std::to_string(offsets.size()));
   }
   const std::int64_t* at = offsets.data();
-  bool rising = at[0] == 0 && at[rows] == tokens;
-  for (std::int64_t row = 0; row < rows; ++row) rising = rising && at[row] <= at[row + 1];
-  if (!rising) {
+  if (at[0] != 0 || at[rows] != tokens) {
     throw InvalidValueError("offsets must rise from 0 to the number of emitted_ids, " +
                             std::to_string(tokens) + ", got " + std::to_string(at[0]) + " .. " +
                             std::to_string(at[rows]));
@@ -111,7 +102,9 @@ DraftHandle propose_with(Engine& engine, RequestId request, std::optional<std::i
   options.cost = step_cost(token_cost, cost);
   std::int32_t most = 0;
   if (limit) {
-    check_limit(*limit, "limit");
+    if (*limit < 0) {
+      throw InvalidValueError("limit must be 0 or greater, got " + std::to_string(*limit));
+    }
     most = static_cast<std::int32_t>(std::min<std::int64_t>(*limit, engine.most_drafted()));
     options.limits = &most;
   }
@@ -133,7 +126,6 @@ DraftBatch propose_batch(Engine& engine, const Integers& requests,
                               std::to_string(ids.size()) + " requests, got " +
                               std::to_string(most.size()));
     }
-    for (std::int64_t i = 0; i < most.size(); ++i) check_limit(most.data()[i], "limits");
     options.limits = most.data();
   }
   const py::gil_scoped_release release;
@@ -167,14 +159,33 @@ struct FastObserve {
   }
 };
 
+py::error_already_set as_python_error(const std::exception_ptr& error) {
+  set_python_error(error);
+  return {};
+}
+
+// Raises the first row's error, with the errors of all rows in its attribute `rows`.
+[[noreturn]] void raise_rows(const std::vector<RowError>& failed) {
+  py::dict rows;
+  for (const RowError& row : failed) {
+    rows[py::int_(row.row)] = as_python_error(row.error).value();
+  }
+  const py::error_already_set first = as_python_error(failed.front().error);
+  py::setattr(first.value(), "rows", rows);
+  throw py::error_already_set(first);
+}
+
 void observe_batch(Engine& engine, const Integers& requests, const Integers& emitted_ids,
                    const Integers& offsets) {
   const IntegerArray<RequestId> ids(requests, "requests");
   const IntegerArray<Token> emitted(emitted_ids, "emitted_ids");
   const IntegerArray<std::int64_t> at(offsets, "offsets");
   check_offsets(at, ids.size(), emitted.size());
-  const py::gil_scoped_release release;
-  engine.observe_batch(ids.data(), ids.size(), emitted.data(), at.data());
+  const std::vector<RowError> failed = [&] {
+    const py::gil_scoped_release release;
+    return engine.observe_batch(ids.data(), ids.size(), emitted.data(), at.data());
+  }();
+  if (!failed.empty()) raise_rows(failed);
 }
 
 py::tuple as_tuple(const DraftCounts& counts) {
@@ -247,8 +258,9 @@ token_cost, cost: as in `propose`; the forward runs over all rows, len(requests)
     drafts.
 padded: whether the forward pads every row to the longest draft, so that each row pays for it.
 
-O(requests * lookahead), with a sort of the candidates for a cost curve. Raises
-UnknownRequestError or InvalidValueError.)");
+A request that is not running, as one that another thread has just ended, gets an empty draft.
+
+O(requests * lookahead), with a sort of the candidates for a cost curve. Raises InvalidValueError.)");
   engine.def("observe", &observe, py::arg("request"), py::arg("emitted_ids"),
              R"(Takes the tokens that the target emitted in a step.
 
@@ -263,7 +275,12 @@ how many.)");
              py::arg("offsets"),
              R"(`observe` for a batch: row r emitted emitted_ids[offsets[r]:offsets[r + 1]].
 
-Everything is checked before any change; on MemoryLimitError all rows with room were observed.)");
+A row that fails costs that row alone. All others are observed; then the error of the first row
+that failed is raised, what `observe` raises, with the errors of all such rows in `error.rows`, by
+their index. Where the arguments are wrong as a whole, as offsets that fall, InvalidValueError is
+raised before any change, and its `rows` is empty.
+
+A request that has several rows takes them in their order, as it would from several calls.)");
   engine.def("num_tokens", &Engine::num_tokens, py::arg("request"),
              "The tokens of a running request, prompt and output. Raises UnknownRequestError.");
   engine.def(

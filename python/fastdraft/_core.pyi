@@ -254,7 +254,12 @@ class Engine:
         """
         `observe` for a batch: row r emitted emitted_ids[offsets[r]:offsets[r + 1]].
         
-        Everything is checked before any change; on MemoryLimitError all rows with room were observed.
+        A row that fails costs that row alone. All others are observed; then the error of the first row
+        that failed is raised, what `observe` raises, with the errors of all such rows in `error.rows`, by
+        their index. Where the arguments are wrong as a whole, as offsets that fall, InvalidValueError is
+        raised before any change, and its `rows` is empty.
+        
+        A request that has several rows takes them in their order, as it would from several calls.
         """
     def propose(self, request: typing.SupportsInt | typing.SupportsIndex, *, limit: typing.SupportsInt | typing.SupportsIndex | None = None, token_cost: typing.SupportsFloat | typing.SupportsIndex | None = None, cost: typing.Annotated[numpy.typing.ArrayLike, numpy.float64] | None = None) -> Draft:
         """
@@ -284,8 +289,9 @@ class Engine:
             drafts.
         padded: whether the forward pads every row to the longest draft, so that each row pays for it.
         
-        O(requests * lookahead), with a sort of the candidates for a cost curve. Raises
-        UnknownRequestError or InvalidValueError.
+        A request that is not running, as one that another thread has just ended, gets an empty draft.
+        
+        O(requests * lookahead), with a sort of the candidates for a cost curve. Raises InvalidValueError.
         """
     @property
     def num_bytes(self) -> int:

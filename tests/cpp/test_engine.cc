@@ -220,7 +220,7 @@ TEST_P(EngineDrafts, ABatchAsItsRows) {
       offsets.push_back(static_cast<std::int64_t>(emitted.size()));
       observe(singly, ids[row], next);
     }
-    together.observe_batch(ids.data(), 30, emitted.data(), offsets.data());
+    ASSERT_TRUE(together.observe_batch(ids.data(), 30, emitted.data(), offsets.data()).empty());
   }
   for (const RequestId id : ids) {
     EXPECT_EQ(together.counts(id).emitted, singly.counts(id).emitted);
@@ -421,7 +421,7 @@ TEST(Engine, TakesAnEmptyBatch) {
   Engine engine({});
   EXPECT_EQ(engine.propose_batch(nullptr, 0, {}).offsets, std::vector<std::int32_t>{0});
   const std::int64_t offset = 0;
-  engine.observe_batch(nullptr, 0, nullptr, &offset);
+  EXPECT_TRUE(engine.observe_batch(nullptr, 0, nullptr, &offset).empty());
 }
 
 TEST(Engine, NamesUnknownRequests) {
@@ -434,7 +434,7 @@ TEST(Engine, NamesUnknownRequests) {
     expect_error<UnknownRequestError>(text, [&] { propose(engine, unknown); });
     expect_error<UnknownRequestError>(text, [&] { observe(engine, unknown, {1}); });
     expect_error<UnknownRequestError>(text, [&] { engine.finish(unknown); });
-    expect_error<UnknownRequestError>(text, [&] { engine.propose_batch(&unknown, 1, {}); });
+    EXPECT_EQ(engine.propose_batch(&unknown, 1, {}).offsets, (std::vector<std::int32_t>{0, 0}));
   }
   const RequestId next = add(engine, {1});
   EXPECT_NE(next, id);  // the place is used again, the id is not
@@ -498,10 +498,88 @@ TEST(Engine, ObservesTheRowsWithRoomWhenOthersHaveNone) {
   Text emitted = testing::random_text(20'000, 1000, 1);
   emitted.push_back(3);
   const std::vector<std::int64_t> offsets{0, 20'000, 20'001};
-  expect_error<MemoryLimitError>("request " + std::to_string(ids[0]), [&] {
-    engine.observe_batch(ids.data(), 2, emitted.data(), offsets.data());
-  });
+  const std::vector<RowError> failed =
+      engine.observe_batch(ids.data(), 2, emitted.data(), offsets.data());
+  ASSERT_EQ(failed.size(), 1U);
+  EXPECT_EQ(failed[0].row, 0);
+  expect_error<MemoryLimitError>("request " + std::to_string(ids[0]),
+                                 [&] { std::rethrow_exception(failed[0].error); });
   EXPECT_EQ(engine.num_tokens(ids[1]), 2);
+}
+
+TEST(Engine, ARowThatFailsCostsThatRowAlone) {
+  EngineConfig config = drafting_all();
+  config.max_request_tokens = 20;
+  Engine engine(config);
+  std::vector<RequestId> ids;
+  for (int i = 0; i < 5; ++i) ids.push_back(add(engine, testing::repeated(15)));
+  engine.cancel(ids[1]);
+  const DraftBatch batch = engine.propose_batch(ids.data(), 5, {});
+  for (std::size_t row = 0; row < ids.size(); ++row) {
+    EXPECT_EQ(batch.offsets[row + 1] - batch.offsets[row], row == 1 ? 0 : 16) << row;
+  }
+  // Of another request, of none, of one whose limit it passes, and with a token that is none.
+  const Text emitted{1, 2, 1, 2, 3, 4, 5, 6, 7, -8, 9};
+  const std::vector<std::int64_t> offsets{0, 1, 2, 8, 10, 11};
+  const std::vector<RowError> failed =
+      engine.observe_batch(ids.data(), 5, emitted.data(), offsets.data());
+  ASSERT_EQ(failed.size(), 3U);
+  EXPECT_EQ(failed[0].row, 1);
+  expect_error<UnknownRequestError>("unknown request " + std::to_string(ids[1]),
+                                    [&] { std::rethrow_exception(failed[0].error); });
+  EXPECT_EQ(failed[1].row, 2);
+  expect_error<RequestLimitError>("request " + std::to_string(ids[2]) + ": max_request_tokens",
+                                  [&] { std::rethrow_exception(failed[1].error); });
+  EXPECT_EQ(failed[2].row, 3);
+  expect_error<InvalidValueError>("got -8 at index 1",
+                                  [&] { std::rethrow_exception(failed[2].error); });
+  EXPECT_EQ(engine.num_tokens(ids[0]), 16);
+  EXPECT_EQ(engine.num_tokens(ids[2]), 15);
+  EXPECT_EQ(engine.num_tokens(ids[3]), 15);
+  EXPECT_EQ(engine.num_tokens(ids[4]), 16);
+  EXPECT_EQ(engine.counts(ids[4]).steps, 1);
+  EXPECT_EQ(engine.counts(ids[2]).steps, 0);
+}
+
+TEST(Engine, ARequestWithTwoRowsKeepsItsLimit) {
+  EngineConfig config = drafting_all();
+  config.max_request_tokens = 20;
+  Engine engine(config);
+  const RequestId id = add(engine, testing::repeated(15));
+  const std::vector<RequestId> ids{id, id, id};
+  const std::vector<std::int32_t> limits{4, 0, 2};
+  ProposeOptions options;
+  options.limits = limits.data();
+  const DraftBatch batch = engine.propose_batch(ids.data(), 3, options);
+  EXPECT_EQ(batch.offsets, (std::vector<std::int32_t>{0, 4, 4, 6}));
+  const Text emitted = testing::random_text(9, 5, 1);
+  const std::vector<std::int64_t> offsets{0, 3, 6, 9};
+  const std::vector<RowError> failed =
+      engine.observe_batch(ids.data(), 3, emitted.data(), offsets.data());
+  ASSERT_EQ(failed.size(), 2U);
+  expect_error<RequestLimitError>("it holds 18 tokens and 3 more were observed",
+                                  [&] { std::rethrow_exception(failed[0].error); });
+  EXPECT_EQ(engine.num_tokens(id), 18);
+  EXPECT_EQ(engine.counts(id).drafted, 2);  // the last row's
+}
+
+TEST(Engine, RefusesLimitsAndOffsetsBeforeAnyChange) {
+  Engine engine({});
+  const std::vector<RequestId> ids{add(engine, testing::repeated(15)), add(engine, {1})};
+  const std::vector<std::int32_t> limits{3, -1};
+  ProposeOptions options;
+  options.limits = limits.data();
+  expect_error<InvalidValueError>("limits must be 0 or greater, got -1 at index 1",
+                                  [&] { engine.propose_batch(ids.data(), 2, options); });
+  options.limits = limits.data() + 1;
+  expect_error<InvalidValueError>("limits must be 0 or greater, got -1",
+                                  [&] { propose(engine, ids[0], options); });
+  const Text emitted{1, 2, 3};
+  const std::vector<std::int64_t> falling{0, 3, 2};
+  expect_error<InvalidValueError>("offsets must rise, got 3 and then 2 at index 2", [&] {
+    static_cast<void>(engine.observe_batch(ids.data(), 2, emitted.data(), falling.data()));
+  });
+  EXPECT_EQ(engine.num_tokens(ids[0]), 15);
 }
 
 TEST(Engine, ServesThousandsOfRequestsAtOnce) {

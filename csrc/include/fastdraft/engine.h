@@ -4,6 +4,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -40,6 +41,12 @@ struct ProposeOptions {
   bool padded = false;                   // each row is padded to the longest draft
 };
 
+// A row of a batch that failed, and why.
+struct RowError {
+  std::int64_t row;
+  std::exception_ptr error;
+};
+
 // Thread-safe: calls on different requests run side by side, calls on the same
 // request one after another. Ids are never given out twice.
 class Engine {
@@ -57,11 +64,13 @@ class Engine {
 
   // Writes the draft for the request's next step to `draft`, which has room for
   // most_drafted() tokens, and returns its length; 0 where nothing pays. Throws
-  // UnknownRequestError. O(lookahead).
+  // UnknownRequestError, or InvalidValueError for a limit below 0. O(lookahead).
   std::int32_t propose(RequestId id, const ProposeOptions& options, const DraftColumns& draft);
 
   // The drafts of `rows` requests, chosen together: the tokens most likely to
-  // be accepted anywhere in the batch, as many as pay.
+  // be accepted anywhere in the batch, as many as pay. A row whose request is
+  // unknown gets an empty draft, since another thread may just have ended it.
+  // Throws InvalidValueError for a limit below 0 before any change.
   DraftBatch propose_batch(const RequestId* ids, std::int64_t rows, const ProposeOptions& options);
 
   // Takes the tokens that the target emitted in a step: compares them with the
@@ -71,11 +80,13 @@ class Engine {
   // the tokens that still fitted.
   void observe(RequestId id, const Token* emitted, std::int64_t count);
 
-  // The same for row r with emitted[offsets[r]] .. emitted[offsets[r + 1]].
-  // Everything is checked before any change; on MemoryLimitError the other
-  // rows have been observed.
-  void observe_batch(const RequestId* ids, std::int64_t rows, const Token* emitted,
-                     const std::int64_t* offsets);
+  // The same for row r with emitted[offsets[r]] .. emitted[offsets[r + 1]], one
+  // row after another: a row that fails costs that row alone. Returns the rows
+  // that failed, rising, each with what `observe` throws. Throws
+  // InvalidValueError for falling offsets before any change.
+  [[nodiscard]] std::vector<RowError> observe_batch(const RequestId* ids, std::int64_t rows,
+                                                    const Token* emitted,
+                                                    const std::int64_t* offsets);
 
   DraftCounts counts(RequestId id);
   std::int64_t num_tokens(RequestId id);
@@ -114,11 +125,12 @@ class Engine {
   static constexpr int kNumChunks = 26;
 
   Slot* slot(std::int64_t index) const noexcept;
+  std::optional<Locked> find(RequestId id) const;
   Locked lock(RequestId id) const;
   std::int64_t take_slot();
   std::unique_ptr<Request> take(RequestId id);
+  std::int32_t guess(Request& request, std::int32_t limit, float least) const;
   void check_room(const Request& request, RequestId id, std::int64_t count) const;
-  void append_observed(Request& request, RequestId id, const Token* emitted, std::int64_t count);
   std::int32_t limit_of(const ProposeOptions& options, std::int64_t row) const noexcept;
 
   const EngineConfig config_;
