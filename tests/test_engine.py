@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import oracle
-from fastdraft import DraftConfig, DraftStats, Engine, Source
+from fastdraft import Datastore, DraftConfig, DraftStats, Engine, Source
 from fastdraft.errors import (
     FastdraftError,
     InvalidValueError,
@@ -426,6 +426,8 @@ def test_limits_leave_everything_before_them_intact() -> None:
         (lambda: DraftConfig(token_cost=-1), "token_cost must be .*got -1"),
         (lambda: DraftConfig(token_cost="x"), "token_cost must be .*got 'x'"),
         (lambda: DraftConfig(max_bytes=0), "max_bytes must be at least 1, got 0"),
+        (lambda: DraftConfig(vocabulary=0), "vocabulary must be at least 1, got 0"),
+        (lambda: DraftConfig(vocabulary=2**31 + 1), "vocabulary must be at most 2147483648"),
         (lambda: DraftConfig(max_request_tokens=2**26), "max_request_tokens must be at most"),
         (lambda: DraftConfig.prompt_lookup(0), "max_ngram must be at least 1, got 0"),
         (lambda: DraftConfig.prompt_lookup(3, 0), "lookahead must be at least 1, got 0"),
@@ -503,6 +505,40 @@ def test_an_engine_without_init_is_no_engine() -> None:
 
     with pytest.raises(TypeError, match="__init__"):
         Careless().propose(0)
+
+
+@pytest.mark.parametrize("tree_budget", [None, 8])
+def test_nothing_from_the_vocabulary_on_is_drafted(tree_budget: int | None) -> None:
+    store = Datastore(max_bytes=1 << 20)
+    store.add([1, 2, 3, 4, 100, 5, 6])
+    config = DraftConfig(token_cost=0, tree_budget=tree_budget, vocabulary=100)
+    engine = Engine(config, datastores=[store])
+    request = engine.add_request([7, 1, 2])
+    assert engine.propose(request).tolist() == [3, 4]
+    assert engine.num_foreign == 1
+    assert engine.propose_batch([request]).tolist() == [[3, 4]]
+    assert engine.num_foreign == 2
+    with pytest.raises(InvalidValueError, match="prediction must be below the vocabulary's 100"):
+        engine.add_request([1], prediction=[99, 100])
+    # Ids that stand for an image are a prompt's, and no output's.
+    seen = engine.add_request([1, 2, 500, 500, 8, 1, 2], datastores=[])
+    assert engine.propose(seen).tolist() == []
+    assert engine.num_foreign == 2
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        DraftConfig.prompt_lookup(vocabulary=3),
+        DraftConfig.ngram(vocabulary=3),
+        DraftConfig.predicted_outputs(vocabulary=3),
+    ],
+)
+def test_every_drafter_keeps_to_the_vocabulary(config: DraftConfig) -> None:
+    engine = Engine(config)
+    request = engine.add_request([1, 2, 0, 3, 1, 2, 0, 3, 1, 2], prediction=[0, 2, 1])
+    expected = [0, 2, 1] if config.recovery else [0]
+    assert engine.propose(request).tolist() == expected
 
 
 def test_threads_share_an_engine() -> None:

@@ -3,7 +3,6 @@
 #include <pybind11/stl.h>
 #include <pybind11/typing.h>
 
-#include <cmath>
 #include <memory>
 #include <optional>
 #include <string>
@@ -35,26 +34,13 @@ std::optional<StepCost> step_cost(const std::optional<double>& token_cost,
   if (token_cost && cost) {
     throw InvalidValueError("give either token_cost or cost, not both");
   }
-  if (token_cost) {
-    if (!(*token_cost >= 0.0) || std::isinf(*token_cost)) {
-      throw InvalidValueError("token_cost must be a finite number of at least 0, got " +
-                              std::to_string(*token_cost));
-    }
-    return StepCost::constant(*token_cost);
-  }
+  if (token_cost) return StepCost::constant(*token_cost);
   if (!cost) return std::nullopt;
   if (cost->ndim() != 1 || cost->size() == 0) {
     throw InvalidValueError(
         "cost must be one row of times, the first that of a forward over one token, got " +
         std::to_string(cost->size()) + " values in " + std::to_string(cost->ndim()) +
         " dimensions");
-  }
-  for (py::ssize_t i = 0; i < cost->size(); ++i) {
-    const double time = cost->data()[i];
-    if (!(time > 0.0) || std::isinf(time)) {
-      throw InvalidValueError("cost must be finite times above 0, got " + std::to_string(time) +
-                              " for " + std::to_string(i + 1) + " tokens");
-    }
   }
   return StepCost::curve(cost->data(), cost->size());
 }
@@ -200,7 +186,8 @@ void register_engine(py::module_& module) {
   engine.def(py::init([](std::int32_t lookahead, std::int32_t tree_budget, double token_cost,
                          std::int32_t max_ngram, std::int32_t ngram_order, double min_probability,
                          std::int32_t recovery, std::int64_t max_request_tokens,
-                         std::optional<std::int64_t> max_bytes, const Stores& datastores) {
+                         std::optional<std::int64_t> max_bytes,
+                         std::optional<std::int64_t> vocabulary, const Stores& datastores) {
                EngineConfig config;
                config.lookahead = lookahead;
                config.tree_budget = tree_budget;
@@ -211,12 +198,13 @@ void register_engine(py::module_& module) {
                config.recovery = recovery;
                config.max_request_tokens = max_request_tokens;
                config.max_bytes = max_bytes.value_or(MemoryBudget::kUnlimited);
+               config.vocabulary = vocabulary.value_or(kAllTokens);
                return std::make_unique<Engine>(config, datastores);
              }),
              py::kw_only(), py::arg("lookahead"), py::arg("tree_budget"), py::arg("token_cost"),
              py::arg("max_ngram"), py::arg("ngram_order"), py::arg("min_probability"),
              py::arg("recovery"), py::arg("max_request_tokens"), py::arg("max_bytes"),
-             py::arg("datastores"));
+             py::arg("vocabulary"), py::arg("datastores"));
   engine.def("add_request", &add_request, py::arg("prompt_ids"), py::kw_only(),
              py::arg("prediction") = py::none(), py::arg("datastores") = py::none(),
              R"(Starts a request and returns its id.
@@ -224,7 +212,7 @@ void register_engine(py::module_& module) {
 prompt_ids: the prompt's tokens, a list or a row of integers (numpy, array, ...), 0 or greater;
     may be empty. Copied.
 prediction: text that the caller expects in the output, in the same form; it is drafted from
-    without being part of the prompt.
+    without being part of the prompt. Its tokens must be below the config's `vocabulary`.
 datastores: the Datastores that the request may be drafted from, and whose live ones it enters when
     it is finished; by default the engine's. It sees no others.
 
@@ -339,6 +327,11 @@ Nothing of it enters a datastore. Raises UnknownRequestError for an id that is n
                                "How many requests are running.");
   engine.def_property_readonly("num_bytes", &Engine::bytes,
                                "The bytes that the indexes of all running requests hold.");
+  engine.def_property_readonly(
+      "num_foreign", &Engine::num_foreign,
+      "How many tokens of datastores were left out of drafts since they are not below the config's "
+      "`vocabulary`. More than 0: a datastore of another tokenizer, or one with ids that stand for "
+      "images.");
 }
 
 }  // namespace fastdraft::bindings

@@ -1,11 +1,13 @@
 #include "fastdraft/engine.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 #include <string>
 #include <utility>
 
 #include "fastdraft/error.h"
+#include "fastdraft/ngram_model.h"
 #include "fastdraft/token.h"
 
 namespace fastdraft {
@@ -25,6 +27,29 @@ std::unique_ptr<DraftPolicy> make_policy(const EngineConfig& config) {
   }
   if (config.recovery > 0) return DraftPolicy::predicted_outputs(config.recovery);
   return DraftPolicy::calibrated(config.lookahead, config.tree_budget > 0);
+}
+
+template <typename T>
+void check_range(const char* what, T value, T least, T most) {
+  if (value >= least && value <= most) return;  // false for NaN
+  throw InvalidValueError(std::string(what) + " must be " + std::to_string(least) + " to " +
+                          std::to_string(most) + ", got " + std::to_string(value));
+}
+
+// Returns `config` if the engine can keep to it.
+const EngineConfig& checked(const EngineConfig& config) {
+  constexpr std::int32_t kMost = 1 << 16;
+  check_range("lookahead", config.lookahead, 1, kMost);
+  check_range("tree_budget", config.tree_budget, 0, kMost);
+  check_range("max_ngram", config.max_ngram, 0, kMost);
+  check_range("ngram_order", config.ngram_order, 0, NgramModel::kMaxOrder);
+  check_range("recovery", config.recovery, 0, std::numeric_limits<std::int32_t>::max());
+  check_range("min_probability", config.min_probability, 0.0, 1.0);
+  check_range("max_request_tokens", config.max_request_tokens, std::int64_t{1}, kMaxTextTokens);
+  check_range("max_bytes", config.max_bytes, std::int64_t{1}, MemoryBudget::kUnlimited);
+  check_range("vocabulary", config.vocabulary, std::int64_t{1}, kAllTokens);
+  StepCost::constant(config.token_cost);
+  return config;
 }
 
 // Token ids of two tokenizers have nothing to do with each other.
@@ -85,7 +110,7 @@ class Engine::Locked {
 };
 
 Engine::Engine(const EngineConfig& config, Stores stores)
-    : config_(config),
+    : config_(checked(config)),
       stores_(std::move(stores)),
       budget_(config.max_bytes),
       policy_(make_policy(config)),
@@ -159,7 +184,7 @@ RequestId Engine::add_request(const Token* prompt, std::int64_t prompt_size,
                               const Token* prediction, std::int64_t prediction_size,
                               const Stores* stores) {
   check_tokens(prompt, prompt_size, "prompt_ids");
-  check_tokens(prediction, prediction_size, "prediction");
+  check_tokens(prediction, prediction_size, "prediction", config_.vocabulary);
   if (stores != nullptr) check_stores(*stores);
   for (const auto& [what, size] :
        {std::pair{"prompt_ids", prompt_size}, std::pair{"prediction", prediction_size}}) {
@@ -189,14 +214,41 @@ RequestId Engine::add_request(const Token* prompt, std::int64_t prompt_size,
   return (place.generation << kIndexBits) | index;
 }
 
+// Leaves out the tokens that are not of the vocabulary, with all that follow them,
+// and returns how many stay.
+std::int32_t Engine::leave_out_foreign(const DraftColumns& draft, std::int32_t count) {
+  const auto foreign = [&](Token token) { return token >= config_.vocabulary; };
+  if (std::none_of(draft.token_ids, draft.token_ids + count, foreign)) return count;
+  constexpr std::int32_t kLeftOut = -2;
+  std::vector<std::int32_t> places(static_cast<std::size_t>(count), kLeftOut);
+  std::int32_t kept = 0;
+  for (std::int32_t i = 0; i < count; ++i) {
+    const std::int32_t parent =
+        draft.parents[i] < 0 ? -1 : places[static_cast<std::size_t>(draft.parents[i])];
+    if (foreign(draft.token_ids[i])) {
+      if (draft.sources[i] == Source::kDatastore) {
+        num_foreign_.fetch_add(1, std::memory_order_relaxed);
+      }
+    } else if (parent != kLeftOut) {
+      places[static_cast<std::size_t>(i)] = kept;
+      draft.from(i).copy_to(draft.from(kept), 1);
+      draft.parents[kept++] = parent;
+    }
+  }
+  return kept;
+}
+
 // The drafter's guess, in the request's draft.
-std::int32_t Engine::guess(Request& request, std::int32_t limit, float least) const {
+std::int32_t Engine::guess(Request& request, std::int32_t limit, float least) {
   // If the drafter throws, the request has no proposal.
   request.proposed = false;
   request.guessed = 0;
   request.drafted = 0;
   request.step_time = 1.0;
   request.guessed = request.drafter->guess(limit, least, request.draft);
+  if (config_.vocabulary < kAllTokens) {
+    request.guessed = leave_out_foreign(request.draft, request.guessed);
+  }
   request.proposed = true;
   return request.guessed;
 }

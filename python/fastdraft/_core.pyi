@@ -202,7 +202,7 @@ class Engine:
     """
     The core of fastdraft.Engine.
     """
-    def __init__(self, *, lookahead: typing.SupportsInt | typing.SupportsIndex, tree_budget: typing.SupportsInt | typing.SupportsIndex, token_cost: typing.SupportsFloat | typing.SupportsIndex, max_ngram: typing.SupportsInt | typing.SupportsIndex, ngram_order: typing.SupportsInt | typing.SupportsIndex, min_probability: typing.SupportsFloat | typing.SupportsIndex, recovery: typing.SupportsInt | typing.SupportsIndex, max_request_tokens: typing.SupportsInt | typing.SupportsIndex, max_bytes: typing.SupportsInt | typing.SupportsIndex | None, datastores: collections.abc.Sequence[Datastore]) -> None:
+    def __init__(self, *, lookahead: typing.SupportsInt | typing.SupportsIndex, tree_budget: typing.SupportsInt | typing.SupportsIndex, token_cost: typing.SupportsFloat | typing.SupportsIndex, max_ngram: typing.SupportsInt | typing.SupportsIndex, ngram_order: typing.SupportsInt | typing.SupportsIndex, min_probability: typing.SupportsFloat | typing.SupportsIndex, recovery: typing.SupportsInt | typing.SupportsIndex, max_request_tokens: typing.SupportsInt | typing.SupportsIndex, max_bytes: typing.SupportsInt | typing.SupportsIndex | None, vocabulary: typing.SupportsInt | typing.SupportsIndex | None, datastores: collections.abc.Sequence[Datastore]) -> None:
         ...
     def _counts(self, request: typing.SupportsInt | typing.SupportsIndex) -> tuple:
         ...
@@ -221,7 +221,7 @@ class Engine:
         prompt_ids: the prompt's tokens, a list or a row of integers (numpy, array, ...), 0 or greater;
             may be empty. Copied.
         prediction: text that the caller expects in the output, in the same form; it is drafted from
-            without being part of the prompt.
+            without being part of the prompt. Its tokens must be below the config's `vocabulary`.
         datastores: the Datastores that the request may be drafted from, and whose live ones it enters when
             it is finished; by default the engine's. It sees no others.
         
@@ -297,6 +297,11 @@ class Engine:
     def num_bytes(self) -> int:
         """
         The bytes that the indexes of all running requests hold.
+        """
+    @property
+    def num_foreign(self) -> int:
+        """
+        How many tokens of datastores were left out of drafts since they are not below the config's `vocabulary`. More than 0: a datastore of another tokenizer, or one with ids that stand for images.
         """
     @property
     def num_requests(self) -> int:

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <memory>
 #include <set>
@@ -267,6 +268,100 @@ TEST_P(EngineDrafts, TheMostProbableFirstAndParentsBeforeChildren) {
     EXPECT_EQ(counts.drafts, expected.drafts);
   }
   EXPECT_EQ(deepest, config_.tree_budget == 1 ? 1 : config_.lookahead);
+}
+
+// What stays is what would be drafted without a vocabulary, but for its foreign tokens and all
+// that follow them.
+TEST_P(EngineDrafts, NothingThatTheTargetDoesNotKnow) {
+  config_.token_cost = 0.0;
+  Engine free(config_, {store_});
+  config_.vocabulary = 3;  // of four tokens
+  Engine engine(config_, {store_});
+  std::int64_t foreign = 0;
+  std::int64_t drafted = 0;
+  for (std::uint32_t seed = 0; seed < 30; ++seed) {
+    const Text prompt = testing::random_text(std::size_t{seed} * 10, 4, seed);
+    const Text prediction = testing::random_text(std::size_t{seed} % 3 * 20, 3, seed);
+    const RequestId id = add(free, prompt, prediction);
+    ASSERT_EQ(add(engine, prompt, prediction), id);
+    for (std::uint32_t step = 0; step < 20; ++step) {
+      const Draft all = propose_draft(free, id);
+      Draft expected;
+      std::vector<std::int32_t> places;
+      for (std::size_t i = 0; i < all.tokens.size(); ++i) {
+        const Text path = all.path_to(static_cast<std::int32_t>(i));
+        const bool known =
+            std::all_of(path.begin(), path.end(), [](Token token) { return token < 3; });
+        places.push_back(known ? static_cast<std::int32_t>(expected.tokens.size()) : -1);
+        foreign += all.tokens[i] == 3 && all.sources[i] == Source::kDatastore ? 1 : 0;
+        if (!known) continue;
+        const std::int32_t parent = all.parents[i];
+        expected.tokens.push_back(all.tokens[i]);
+        expected.parents.push_back(parent < 0 ? -1 : places[static_cast<std::size_t>(parent)]);
+        expected.probabilities.push_back(all.probabilities[i]);
+        expected.sources.push_back(all.sources[i]);
+      }
+      Draft draft = propose_draft(engine, id);
+      if (step % 2 == 1) {
+        const DraftBatch batch = engine.propose_batch(&id, 1, {});
+        draft = Draft(batch.columns, batch.offsets[1]);
+        for (std::size_t i = 0; i < all.tokens.size(); ++i) {
+          foreign += all.tokens[i] == 3 && all.sources[i] == Source::kDatastore ? 1 : 0;
+        }
+      }
+      ASSERT_EQ(draft.tokens, expected.tokens);
+      ASSERT_EQ(draft.parents, expected.parents);
+      ASSERT_EQ(draft.probabilities, expected.probabilities);
+      ASSERT_EQ(draft.sources, expected.sources);
+      ASSERT_EQ(engine.num_foreign(), foreign);
+      drafted += static_cast<std::int64_t>(draft.tokens.size());
+      Text emitted = draft.path_to(static_cast<std::int32_t>(draft.tokens.size()) / 2 - 1);
+      emitted.push_back(static_cast<Token>(step % 3));
+      observe(free, id, emitted);
+      observe(engine, id, emitted);
+    }
+  }
+  EXPECT_GT(drafted, 100);
+  EXPECT_GT(foreign, 5);
+  EXPECT_EQ(free.num_foreign(), 0);
+}
+
+TEST(Engine, TakesForeignTokensInPromptsAlone) {
+  EngineConfig config = drafting_all();
+  config.vocabulary = 10;
+  Engine engine(config);
+  // Two images, of the same text.
+  const RequestId id = add(engine, {1, 2, 10, 10, 3, 1, 2});
+  EXPECT_EQ(propose(engine, id), Text{});
+  EXPECT_EQ(engine.num_foreign(), 0);  // of no datastore
+  observe(engine, id, {10, 3, 1, 2, 10, 3});
+  EXPECT_EQ(propose(engine, id), (Text{1, 2}));
+  expect_error<InvalidValueError>("prediction must be below the vocabulary's 10, got 10 at index 1",
+                                  [&] { add(engine, {1}, {9, 10}); });
+  EXPECT_EQ(engine.num_requests(), 1);
+}
+
+TEST(Engine, RefusesConfigurationsThatItCannotKeepTo) {
+  const auto expect_refused = [](const std::string& part, auto change) {
+    EngineConfig config;
+    change(config);
+    expect_error<InvalidValueError>(part, [&] { Engine{config}; });
+  };
+  expect_refused("lookahead must be 1 to 65536, got 0", [](auto& c) { c.lookahead = 0; });
+  expect_refused("tree_budget must be 0 to 65536, got -1", [](auto& c) { c.tree_budget = -1; });
+  expect_refused("max_ngram must be 0", [](auto& c) { c.max_ngram = -1; });
+  expect_refused("ngram_order must be 0 to 16, got 17", [](auto& c) { c.ngram_order = 17; });
+  expect_refused("recovery must be 0", [](auto& c) { c.recovery = -1; });
+  expect_refused("min_probability must be", [](auto& c) { c.min_probability = 1.5; });
+  expect_refused("min_probability must be", [](auto& c) { c.min_probability = std::nan(""); });
+  expect_refused("max_request_tokens", [](auto& c) { c.max_request_tokens = kMaxTextTokens + 1; });
+  expect_refused("max_bytes must be 1", [](auto& c) { c.max_bytes = 0; });
+  expect_refused("vocabulary must be 1", [](auto& c) { c.vocabulary = 0; });
+  expect_refused("token_cost must be", [](auto& c) { c.token_cost = -0.5; });
+  expect_refused("token_cost must be", [](auto& c) { c.token_cost = std::nan(""); });
+  const double times[] = {1.0, 0.0};
+  expect_error<InvalidValueError>("got 0.000000 for 2 tokens", [&] { StepCost::curve(times, 2); });
+  expect_error<InvalidValueError>("at least 1 time, got 0", [&] { StepCost::curve(times, 0); });
 }
 
 TEST(Engine, DraftsATreeOfWhatBothSay) {

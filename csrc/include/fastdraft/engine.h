@@ -32,6 +32,7 @@ struct EngineConfig {
   double min_probability = 0.3;  // of the n-gram autocomplete
   std::int64_t max_request_tokens = kMaxTextTokens;
   std::int64_t max_bytes = MemoryBudget::kUnlimited;
+  std::int64_t vocabulary = kAllTokens;  // the target's: ids from here on are never drafted
 };
 
 // Limits that hold for one call.
@@ -51,11 +52,13 @@ struct RowError {
 // request one after another. Ids are never given out twice.
 class Engine {
  public:
-  // Requests see `stores` where they are given none of their own.
+  // Requests see `stores` where they are given none of their own. Throws
+  // InvalidValueError.
   explicit Engine(const EngineConfig& config, Stores stores = {});
   ~Engine();
 
-  // Indexes the prompt and, where there is one, the prediction. Throws
+  // Indexes the prompt and, where there is one, the prediction, whose tokens must
+  // be of the vocabulary; those of a prompt may stand for images. Throws
   // InvalidValueError, RequestLimitError or MemoryLimitError, and then holds
   // what it held before. O(tokens).
   // The request sees `stores` and no others; null: the engine's.
@@ -102,6 +105,9 @@ class Engine {
     return num_requests_.load(std::memory_order_relaxed);
   }
   std::int64_t bytes() const noexcept { return budget_.used(); }
+  // How many guessed tokens of datastores were left out of drafts since they are
+  // not of the vocabulary.
+  std::int64_t num_foreign() const noexcept { return num_foreign_.load(std::memory_order_relaxed); }
   // The most tokens that a draft can have.
   std::int32_t most_drafted() const noexcept {
     return config_.tree_budget > 0 ? config_.tree_budget : config_.lookahead;
@@ -129,7 +135,8 @@ class Engine {
   Locked lock(RequestId id) const;
   std::int64_t take_slot();
   std::unique_ptr<Request> take(RequestId id);
-  std::int32_t guess(Request& request, std::int32_t limit, float least) const;
+  std::int32_t guess(Request& request, std::int32_t limit, float least);
+  std::int32_t leave_out_foreign(const DraftColumns& draft, std::int32_t count);
   void check_room(const Request& request, RequestId id, std::int64_t count) const;
   std::int32_t limit_of(const ProposeOptions& options, std::int64_t row) const noexcept;
 
@@ -138,6 +145,7 @@ class Engine {
   MemoryBudget budget_;
   const std::unique_ptr<DraftPolicy> policy_;
   std::atomic<std::int64_t> num_requests_{0};
+  std::atomic<std::int64_t> num_foreign_{0};
 
   std::array<std::atomic<Slot*>, kNumChunks> chunks_{};
   std::mutex slots_mutex_;  // guards the two below and the making of chunks
