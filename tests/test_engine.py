@@ -5,6 +5,8 @@ from __future__ import annotations
 import array
 import dataclasses
 import pickle
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from itertools import chain
@@ -539,6 +541,66 @@ def test_every_drafter_keeps_to_the_vocabulary(config: DraftConfig) -> None:
     request = engine.add_request([1, 2, 0, 3, 1, 2, 0, 3, 1, 2], prediction=[0, 2, 1])
     expected = [0, 2, 1] if config.recovery else [0]
     assert engine.propose(request).tolist() == expected
+
+
+_CALL_EVERY_MEMBER = """
+import itertools, sys
+import numpy as np
+from fastdraft import _core
+
+ARGUMENTS = [(), *itertools.product([1, [1]]), *itertools.product([1, [1]], repeat=2)]
+ARGUMENTS += [([1], [1], [0, 1]), ("x",), (1, 1, 1), (1, 1, 1, 1), (np.zeros(411, np.float32),)]
+CALLS = [(arguments, {}) for arguments in ARGUMENTS]
+CALLS += [((1,), {"limit": 1}), (([1],), {"prompt_size": 1})]
+
+for kind in (value for value in vars(_core).values() if isinstance(value, type)):
+    selves = [[1, 2, 3], None, 1, "x", object(), Exception()]
+    if kind is not _core.Draft:
+        selves.append(kind.__new__(kind))
+        selves.append(type("Sub", (kind,), {}).__new__(type("Sub", (kind,), {})))
+        both = _core.Datastore if kind is not _core.Datastore else _core.Engine
+        Both = type("Both", (kind, both), {})
+        selves.append(Both.__new__(Both))
+    else:
+        try:
+            _core.Draft.__new__(_core.Draft)
+        except TypeError:
+            pass
+        else:
+            print("Draft.__new__")
+    for name, member in vars(kind).items():
+        getters = [member.fget] if isinstance(member, property) else [member]
+        if name in ("__init__", "__new__") or not callable(getters[0]):
+            continue
+        for self, (arguments, keywords) in itertools.product(selves, CALLS):
+            print(f"{kind.__name__}.{name}", type(self), len(arguments), file=sys.stderr)
+            try:
+                getters[0](self, *arguments, **keywords)
+            except TypeError:
+                pass
+            except BaseException as error:
+                print(f"{kind.__name__}.{name}({type(self)}, {arguments}): {error!r}")
+            else:
+                print(f"{kind.__name__}.{name}({type(self)}, {arguments}) answered")
+"""
+
+
+def test_members_refuse_any_self_but_an_initialised_one_of_their_class() -> None:
+    # In another process, since what is wrong here may end it.
+    run = subprocess.run(
+        [sys.executable, "-c", _CALL_EVERY_MEMBER], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr[-300:]
+    assert run.stdout == ""
+    assert run.stderr.count("Engine.propose ") > 100
+
+
+def test_an_uninitialised_datastore_is_refused() -> None:
+    store = Datastore.__new__(Datastore)
+    with pytest.raises(TypeError, match="__init__"):
+        Engine(datastores=[store])
+    with pytest.raises(TypeError, match="__init__"):
+        Engine().add_request([1], datastores=[store])
 
 
 def test_threads_share_an_engine() -> None:
