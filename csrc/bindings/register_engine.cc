@@ -3,6 +3,8 @@
 #include <pybind11/stl.h>
 #include <pybind11/typing.h>
 
+#include <algorithm>
+#include <cmath>
 #include <memory>
 #include <optional>
 #include <string>
@@ -25,6 +27,10 @@ namespace py = pybind11;
 // Below so many tokens an index is faster built than the GIL released and
 // taken back beside a busy thread.
 constexpr std::int64_t kShortPrompt = 256;
+
+// The largest weight of the calibrated acceptance that is taken, far beyond any learned one. Sums
+// of larger ones could be no number.
+constexpr int kMostWeight = 1000;
 
 using Curve = py::array_t<double, py::array::c_style | py::array::forcecast>;
 
@@ -304,6 +310,15 @@ Nothing of it enters a datastore. Raises UnknownRequestError for an id that is n
         if (self.acceptance() == nullptr || weights.size() != Acceptance::kWeights) {
           throw InvalidValueError("weights do not fit the drafter");
         }
+        const float* end = weights.data() + weights.size();
+        const float* wrong = std::find_if(weights.data(), end, [](float weight) {
+          return !(std::abs(weight) <= static_cast<float>(kMostWeight));  // NaN too
+        });
+        if (wrong != end) {
+          const std::string most = std::to_string(kMostWeight);
+          throw InvalidValueError("weights must be from -" + most + " to " + most + ", got " +
+                                  std::to_string(*wrong));
+        }
         self.acceptance()->set_weights(weights.data());
       },
       py::arg("weights"));
@@ -321,6 +336,7 @@ Nothing of it enters a datastore. Raises UnknownRequestError for an id that is n
     features.append(py::make_tuple(Acceptance::kNames[i], Acceptance::kValues[i]));
   }
   module.attr("FEATURES") = features;
+  module.attr("MOST_WEIGHT") = kMostWeight;
   FastMethod<Engine, FastPropose>::install(engine, "propose");
   FastMethod<Engine, FastObserve>::install(engine, "observe");
   engine.def_property_readonly("num_requests", &Engine::num_requests,

@@ -6,7 +6,7 @@ import collections.abc
 import numpy
 import numpy.typing
 import typing
-__all__: list[str] = ['Datastore', 'DatastoreWriter', 'Draft', 'DraftBatch', 'Engine', 'FEATURES']
+__all__: list[str] = ['Datastore', 'DatastoreWriter', 'Draft', 'DraftBatch', 'Engine', 'FEATURES', 'MOST_WEIGHT']
 class Draft:
     """
     The tokens guessed for one step of a request, as read-only columns.
@@ -309,3 +309,4 @@ class Engine:
         How many requests are running.
         """
 FEATURES: list = [('context_length', 10), ('store_length', 10), ('rival_length', 10), ('context_count', 5), ('store_count', 5), ('latest', 9), ('copy', 12), ('prediction', 12), ('both_lengths', 100), ('share', 36), ('length_and_rival', 100), ('output', 40)]
+MOST_WEIGHT: int = 1000
