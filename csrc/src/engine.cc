@@ -311,19 +311,11 @@ DraftBatch Engine::propose_batch(const RequestId* ids, std::int64_t rows,
   return {std::move(memory), all, std::move(offsets)};
 }
 
-void Engine::observe(RequestId id, const Token* emitted, std::int64_t count) {
-  check_tokens(emitted, count, "emitted_ids");
-  const Locked locked = lock(id);
-  Request& request = *locked;
-  check_room(request, id, count);
-  const bool proposed = std::exchange(request.proposed, false);
-  const std::int32_t drafted = std::exchange(request.drafted, 0);
-  request.guessed = 0;
-  if (count == 0) return;
+void Engine::count_step(Request& request, const Token* emitted, std::int64_t count,
+                        std::int32_t drafted) noexcept {
   const DraftColumns::Accepted accepted = request.draft.accepted(drafted, emitted, count);
   const auto of_prediction =
       std::count(request.draft.sources, request.draft.sources + drafted, Source::kPrediction);
-
   DraftCounts& counts = request.counts;
   counts.steps += 1;
   counts.emitted += count;
@@ -332,12 +324,21 @@ void Engine::observe(RequestId id, const Token* emitted, std::int64_t count) {
   counts.accepted += accepted.tokens;
   counts.accepted_prediction += accepted.of_prediction;
   counts.rejected_prediction += of_prediction - accepted.of_prediction;
-  if (proposed) request.drafter->learn(emitted, count);
+}
+
+void Engine::observe(RequestId id, const Token* emitted, std::int64_t count) {
+  check_tokens(emitted, count, "emitted_ids");
+  const Locked locked = lock(id);
+  Request& request = *locked;
+  check_room(request, id, count);
+  const bool proposed = std::exchange(request.proposed, false);
+  const std::int32_t drafted = std::exchange(request.drafted, 0);
   const double step_time = std::exchange(request.step_time, 1.0);
-  request.rate.add(static_cast<double>(count), step_time);
-  request.time += step_time;
+  request.guessed = 0;
+  if (proposed) request.drafter->learn(emitted, count);
 
   std::int64_t taken = 0;
+  std::optional<MemoryLimitError> refused;
   try {
     while (taken < count) {
       request.context.append(emitted[taken]);
@@ -345,8 +346,20 @@ void Engine::observe(RequestId id, const Token* emitted, std::int64_t count) {
       request.drafter->advance();
     }
   } catch (const MemoryLimitError& error) {
-    throw MemoryLimitError(of_request(id) + error.what() + "; " + std::to_string(taken) + " of " +
-                           std::to_string(count) + " observed tokens were taken");
+    refused = error;
+  }
+  if (taken > 0) count_step(request, emitted, taken, drafted);
+  // Without a proposal a step of the target emits one token: more are text that came from
+  // elsewhere, as a resumed request's, and tell nothing of the target's pace.
+  if (taken > 0 && (proposed || taken == 1)) {
+    const auto tokens = static_cast<double>(std::min<std::int64_t>(taken, most_drafted() + 1));
+    request.rate.add(tokens, step_time);
+    request.paced += tokens;
+    request.time += step_time;
+  }
+  if (refused) {
+    throw MemoryLimitError(of_request(id) + refused->what() + "; " + std::to_string(taken) +
+                           " of " + std::to_string(count) + " observed tokens were taken");
   }
 }
 
@@ -403,7 +416,7 @@ std::unique_ptr<Request> Engine::take(RequestId id) {
   }
   if (request->time > 0.0) {
     const std::scoped_lock guard(rate_mutex_);
-    rate_.add(static_cast<double>(request->counts.emitted) / request->time, 1.0);
+    rate_.add(request->paced / request->time, 1.0);
   }
   return request;
 }

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <numeric>
 #include <set>
 #include <string>
 #include <utility>
@@ -494,6 +495,8 @@ TEST(Engine, StaysWholeWhereverMemoryEnds) {
     EXPECT_EQ(draft.tokens, expected.tokens);
     EXPECT_EQ(draft.probabilities, expected.probabilities);
     EXPECT_EQ(engine.num_tokens(id), whole.num_tokens(same));
+    EXPECT_EQ(engine.counts(id).emitted, whole.counts(same).emitted);
+    EXPECT_EQ(engine.counts(id).steps, whole.counts(same).steps);
   }
   EXPECT_GT(refused_requests, 5);
   EXPECT_GT(refused_tokens, 20);
@@ -675,6 +678,81 @@ TEST(Engine, RefusesLimitsAndOffsetsBeforeAnyChange) {
     static_cast<void>(engine.observe_batch(ids.data(), 2, emitted.data(), falling.data()));
   });
   EXPECT_EQ(engine.num_tokens(ids[0]), 15);
+}
+
+TEST(Engine, CountsOfADraftWhatItTook) {
+  // As little memory as ends within the draft's tokens.
+  for (std::int64_t bytes = 4000; bytes < 200'000; bytes += 100) {
+    EngineConfig config = drafting_all();
+    config.max_bytes = bytes;
+    Engine engine(config);
+    Text prediction(60);
+    std::iota(prediction.begin(), prediction.end(), 100);
+    RequestId id = -1;
+    try {
+      id = add(engine, {1}, prediction);
+    } catch (const MemoryLimitError&) {
+      continue;
+    }
+    for (std::size_t taken = 0; taken < prediction.size(); taken += 15) {
+      const DraftCounts before = engine.counts(id);
+      ASSERT_EQ(propose(engine, id).size(), taken < 45 ? 16U : 15U);
+      const auto begin = prediction.begin() + static_cast<std::ptrdiff_t>(taken);
+      const std::int64_t held = engine.num_tokens(id);
+      try {
+        observe(engine, id, Text(begin, begin + 15));
+      } catch (const MemoryLimitError&) {
+        const std::int64_t fitted = engine.num_tokens(id) - held;
+        const DraftCounts after = engine.counts(id);
+        EXPECT_EQ(after.emitted - before.emitted, fitted);
+        EXPECT_EQ(after.accepted - before.accepted, fitted);
+        EXPECT_EQ(after.accepted_prediction - before.accepted_prediction, fitted);
+        EXPECT_EQ(after.steps - before.steps, fitted > 0 ? 1 : 0);
+        if (fitted > 0 && fitted < 15) return;
+        break;
+      }
+    }
+  }
+  ADD_FAILURE() << "memory never ended within a draft";
+}
+
+// A resumed request's text, or a chunk of a prompt, comes without a step of the target.
+TEST(Engine, LaterRequestsDraftAsIfNoTextHadComeAtOnce) {
+  Engine engine({});
+  Engine undisturbed({});
+  const RequestId resumed = add(engine, {1, 2});
+  observe(engine, resumed, testing::random_text(3000, 500, 1));
+  engine.finish(resumed);
+  std::size_t drafted = 0;
+  for (std::uint32_t seed = 0; seed < 6; ++seed) {
+    const Text prompt = testing::random_text(300, 5, seed);
+    const RequestId id = add(engine, prompt);
+    const RequestId same = add(undisturbed, prompt);
+    for (Token step = 0; step < 20; ++step) {
+      Text draft = propose(engine, id);
+      ASSERT_EQ(draft, propose(undisturbed, same));
+      drafted += draft.size();
+      draft.resize(draft.size() / 2);
+      draft.push_back(step % 5);
+      observe(engine, id, draft);
+      observe(undisturbed, same, draft);
+    }
+    engine.finish(id);
+    undisturbed.finish(same);
+  }
+  EXPECT_GT(drafted, 100U);
+}
+
+TEST(Engine, DraftsOnAfterTextThatCameAtOnce) {
+  Engine engine({});
+  const RequestId id = add(engine, testing::repeated(50));
+  const std::size_t before = propose(engine, id).size();
+  EXPECT_GT(before, 10U);
+  observe(engine, id, {});
+  observe(engine, id, testing::repeated(3000));
+  EXPECT_EQ(propose(engine, id).size(), before);
+  observe(engine, id, testing::repeated(3000));  // after a proposal: more than a step can emit
+  EXPECT_FALSE(propose(engine, id).empty());
 }
 
 TEST(Engine, ServesThousandsOfRequestsAtOnce) {
