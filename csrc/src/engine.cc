@@ -17,8 +17,12 @@ namespace {
 // tokens a step, and summaries, 2.
 constexpr double kInitialRate = 1.5;
 
-// An id is a slot's index with the slot's generation above it.
+// An id is a slot's index with the slot's generation above it. A slot whose last
+// generation has ended is not used again, so no id is negative or given out twice.
 constexpr int kIndexBits = 32;
+constexpr std::int64_t kLastGeneration = std::numeric_limits<RequestId>::max() >> kIndexBits;
+
+std::int64_t index_of(RequestId id) noexcept { return id & ((RequestId{1} << kIndexBits) - 1); }
 
 std::unique_ptr<DraftPolicy> make_policy(const EngineConfig& config) {
   if (config.max_ngram > 0) return DraftPolicy::prompt_lookup(config.max_ngram);
@@ -133,7 +137,7 @@ Engine::Slot* Engine::slot(std::int64_t index) const noexcept {
 }
 
 std::optional<Engine::Locked> Engine::find(RequestId id) const {
-  Slot* found = id < 0 ? nullptr : slot(id & ((RequestId{1} << kIndexBits) - 1));
+  Slot* found = id < 0 ? nullptr : slot(index_of(id));
   if (found == nullptr) return std::nullopt;
   std::unique_lock<std::mutex> guard(found->mutex);
   if (found->request == nullptr || found->generation != id >> kIndexBits) return std::nullopt;
@@ -412,7 +416,7 @@ std::unique_ptr<Request> Engine::take(RequestId id) {
   }
   {
     const std::scoped_lock guard(slots_mutex_);
-    free_slots_.push_back(id & ((RequestId{1} << kIndexBits) - 1));
+    if (id >> kIndexBits < kLastGeneration) free_slots_.push_back(index_of(id));
   }
   if (request->time > 0.0) {
     const std::scoped_lock guard(rate_mutex_);

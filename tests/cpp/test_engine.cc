@@ -17,6 +17,16 @@
 #include "texts.h"
 
 namespace fastdraft {
+
+// Lets a test use a slot as often as nothing else could.
+struct EngineTestAccess {
+  static RequestId with_generation(Engine& engine, RequestId id, std::int64_t generation) {
+    constexpr RequestId kIndex = (RequestId{1} << 32) - 1;
+    engine.slot(id & kIndex)->generation = generation;
+    return (generation << 32) | (id & kIndex);
+  }
+};
+
 namespace {
 
 using testing::Text;
@@ -536,6 +546,26 @@ TEST(Engine, NamesUnknownRequests) {
   }
   const RequestId next = add(engine, {1});
   EXPECT_NE(next, id);  // the place is used again, the id is not
+}
+
+TEST(Engine, GivesOutNoIdTwiceHoweverOftenASlotIsUsed) {
+  Engine engine({});
+  constexpr std::int64_t kLast = (std::int64_t{1} << 31) - 1;
+  const RequestId before = EngineTestAccess::with_generation(engine, add(engine, {1}), kLast - 1);
+  engine.finish(before);
+  const RequestId last = add(engine, {1, 2});
+  EXPECT_GT(last, before);
+  EXPECT_EQ(last >> 32, kLast);
+  EXPECT_EQ(engine.num_tokens(last), 2);
+  engine.finish(last);
+  std::set<RequestId> ids{before, last};
+  for (int i = 0; i < 100; ++i) {
+    const RequestId id = add(engine, {1});
+    EXPECT_GE(id, 0);
+    EXPECT_TRUE(ids.insert(id).second);
+    engine.cancel(id);
+  }
+  expect_error<UnknownRequestError>("unknown request", [&] { engine.finish(last); });
 }
 
 TEST(Engine, RefusesNegativeTokensBeforeAnyChange) {

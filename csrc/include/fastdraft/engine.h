@@ -117,6 +117,8 @@ class Engine {
   const EngineConfig& config() const noexcept { return config_; }
 
  private:
+  friend struct EngineTestAccess;
+
   // A place for a request. Slots never move and are used again; the
   // generation, part of the id, tells their requests apart.
   struct Slot {
