@@ -287,12 +287,15 @@ DraftBatch Engine::propose_batch(const RequestId* ids, std::int64_t rows,
   std::vector<std::int32_t> counts(static_cast<std::size_t>(rows));
   double rate = 0.0;
   for (std::int64_t row = 0; row < rows; ++row) {
+    if (const std::optional<Locked> found = find(ids[row])) rate += (*found)->rate.value();
+  }
+  const auto least = static_cast<float>(cost.least_of_batch(rows, rate, options.padded));
+  for (std::int64_t row = 0; row < rows; ++row) {
     const std::optional<Locked> found = find(ids[row]);
     if (!found) continue;
     Request& request = **found;
-    counts[static_cast<std::size_t>(row)] = guess(request, limit_of(options, row), 0.0f);
+    counts[static_cast<std::size_t>(row)] = guess(request, limit_of(options, row), least);
     request.draft.copy_to(all.from(row * stride), request.guessed);
-    rate += request.rate.value();
   }
   if (rows > 0 && policy_->drafts_what_pays()) {
     keep_what_pays(cost, rate, options.padded, all.probabilities, rows, stride, counts.data());

@@ -7,6 +7,7 @@
 #include <limits>
 #include <memory>
 #include <numeric>
+#include <random>
 #include <set>
 #include <string>
 #include <utility>
@@ -18,12 +19,15 @@
 
 namespace fastdraft {
 
-// Lets a test use a slot as often as nothing else could.
+// Lets a test use a slot as often as nothing else could, and look into requests.
 struct EngineTestAccess {
+  static constexpr RequestId kIndex = (RequestId{1} << 32) - 1;
   static RequestId with_generation(Engine& engine, RequestId id, std::int64_t generation) {
-    constexpr RequestId kIndex = (RequestId{1} << 32) - 1;
     engine.slot(id & kIndex)->generation = generation;
     return (generation << 32) | (id & kIndex);
+  }
+  static const Request& request(const Engine& engine, RequestId id) {
+    return *engine.slot(id & kIndex)->request;
   }
 };
 
@@ -279,6 +283,75 @@ TEST_P(EngineDrafts, TheMostProbableFirstAndParentsBeforeChildren) {
     EXPECT_EQ(counts.drafts, expected.drafts);
   }
   EXPECT_EQ(deepest, config_.tree_budget == 1 ? 1 : config_.lookahead);
+}
+
+// The same drafts as of whole guesses, cut afterwards.
+TEST_P(EngineDrafts, NoMoreIsGuessedThanCanPay) {
+  Engine engine(config_, {store_});
+  std::mt19937 random(5);
+  std::vector<RequestId> ids;
+  for (std::uint32_t seed = 0; seed < 12; ++seed) ids.push_back(add_row(engine, seed));
+  std::int64_t kept = 0;
+  std::int64_t cut = 0;
+  std::int64_t guessed = 0;
+  for (int step = 0; step < 300; ++step) {
+    std::shuffle(ids.begin(), ids.end(), random);
+    const std::int64_t rows = 1 + static_cast<std::int64_t>(random() % ids.size());
+    std::vector<std::int32_t> limits;
+    for (std::int64_t row = 0; row < rows; ++row) {
+      limits.push_back(static_cast<std::int32_t>(random() % 30));
+    }
+    // A constant cost, a rising curve, or one of ups and downs.
+    std::vector<double> times{1.0};
+    const auto kind = random() % 3;
+    while (times.size() < 60) {
+      const double more = static_cast<double>(random() % 100) / 1000.0;
+      times.push_back(kind == 1 ? times.back() + more : 1.0 + 20 * more);
+    }
+    const StepCost cost = kind == 0 ? StepCost::constant(static_cast<double>(random() % 60) / 200.0)
+                                    : StepCost::curve(times.data(), 60);
+    const bool padded = random() % 3 == 0;
+    const DraftBatch whole =
+        engine.propose_batch(ids.data(), rows, {StepCost::constant(0.0), limits.data(), false});
+    double rate = 0.0;
+    for (std::int64_t row = 0; row < rows; ++row) {
+      rate += EngineTestAccess::request(engine, ids[static_cast<std::size_t>(row)]).rate.value();
+    }
+    const std::int64_t stride = engine.most_drafted();
+    std::vector<float> probabilities(static_cast<std::size_t>(rows * stride));
+    std::vector<std::int32_t> counts;
+    for (std::int64_t row = 0; row < rows; ++row) {
+      const auto r = static_cast<std::size_t>(row);
+      counts.push_back(whole.offsets[r + 1] - whole.offsets[r]);
+      std::copy_n(whole.columns.probabilities + whole.offsets[r], counts.back(),
+                  probabilities.begin() + static_cast<std::ptrdiff_t>(row * stride));
+    }
+    keep_what_pays(cost, rate, padded, probabilities.data(), rows, stride, counts.data());
+
+    const DraftBatch batch = engine.propose_batch(ids.data(), rows, {cost, limits.data(), padded});
+    Text emitted;
+    std::vector<std::int64_t> offsets{0};
+    for (std::size_t row = 0; row < counts.size(); ++row) {
+      const std::int32_t size = batch.offsets[row + 1] - batch.offsets[row];
+      ASSERT_EQ(size, counts[row]) << kind << padded;
+      const Draft draft(batch.columns.from(batch.offsets[row]), size);
+      const Draft expected(whole.columns.from(whole.offsets[row]), size);
+      ASSERT_EQ(draft.tokens, expected.tokens);
+      ASSERT_EQ(draft.parents, expected.parents);
+      ASSERT_EQ(draft.probabilities, expected.probabilities);
+      guessed += EngineTestAccess::request(engine, ids[row]).guessed;
+      kept += size;
+      cut += whole.offsets[row + 1] - whole.offsets[row] - size;
+      const Text path = draft.path_to(size - 1);
+      if (random() % 2 == 0) emitted.insert(emitted.end(), path.begin(), path.end());
+      emitted.push_back(static_cast<Token>(random() % 4));
+      offsets.push_back(static_cast<std::int64_t>(emitted.size()));
+    }
+    ASSERT_TRUE(engine.observe_batch(ids.data(), rows, emitted.data(), offsets.data()).empty());
+  }
+  EXPECT_GT(kept, 500);
+  EXPECT_GT(cut, 100);
+  EXPECT_LT(guessed, kept + cut);
 }
 
 // What stays is what would be drafted without a vocabulary, but for its foreign tokens and all
