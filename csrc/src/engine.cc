@@ -263,9 +263,10 @@ std::int32_t Engine::propose(RequestId id, const ProposeOptions& options,
   const StepCost cost = options.cost.value_or(StepCost::constant(config_.token_cost));
   const Locked request = lock(id);
   const double rate = request->rate.value();
-  std::int32_t count =
-      guess(*request, limit_of(options, 0), static_cast<float>(cost.least_chance(1, rate)));
-  // At a constant cost the guess ended there.
+  const double least = cost.is_constant() ? cost.least_chance(1, rate)
+                                          : cost.least_of_batch(1, rate, false, most_drafted());
+  std::int32_t count = guess(*request, limit_of(options, 0), static_cast<float>(least));
+  // At a constant cost the guess ended where no more pays.
   if (policy_->drafts_what_pays() && !cost.is_constant()) {
     keep_what_pays(cost, rate, false, request->draft.probabilities, 1, count, &count);
   }
@@ -289,7 +290,7 @@ DraftBatch Engine::propose_batch(const RequestId* ids, std::int64_t rows,
   for (std::int64_t row = 0; row < rows; ++row) {
     if (const std::optional<Locked> found = find(ids[row])) rate += (*found)->rate.value();
   }
-  const auto least = static_cast<float>(cost.least_of_batch(rows, rate, options.padded));
+  const auto least = static_cast<float>(cost.least_of_batch(rows, rate, options.padded, stride));
   for (std::int64_t row = 0; row < rows; ++row) {
     const std::optional<Locked> found = find(ids[row]);
     if (!found) continue;

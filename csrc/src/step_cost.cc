@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <string>
 
 #include "fastdraft/error.h"
@@ -34,13 +35,22 @@ StepCost StepCost::curve(const double* curve, std::int64_t size) {
   return cost;
 }
 
-double StepCost::least_of_batch(std::int64_t rows, double rate, bool padded) const noexcept {
+double StepCost::least_of_batch(std::int64_t rows, double rate, bool padded,
+                                std::int64_t most) const noexcept {
   // What is kept is decided by sums, which round; a little more may be guessed.
   constexpr double kRoundingRoom = 1.0 - 1e-6;
-  const double price = least_chance(rows, rate) * kRoundingRoom;
-  if (!padded) return price;
-  // Tokens at one place of all rows pay together, and those of the others may be certain.
-  return static_cast<double>(rows) * price - static_cast<double>(rows - 1);
+  // Tokens at one place of all rows pay together, one of them with any chance.
+  if (rows == 0 || (padded && rows > 1)) return 0.0;
+  if (is_constant()) return least_chance(rows, rate) * kRoundingRoom;
+  // The last token that is kept pays for what it adds to the forward, and is the least probable.
+  double least = std::numeric_limits<double>::infinity();
+  const std::int64_t end = rows * (1 + most);
+  for (std::int64_t n = rows; n < std::min(end, size_); ++n) {
+    least = std::min(least, curve_[n] - curve_[n - 1]);
+  }
+  if (end > size_)
+    least = std::min(least, time(std::max(rows, size_) + 1) - time(std::max(rows, size_)));
+  return rate * least / time(rows) * kRoundingRoom;
 }
 
 double StepCost::time(std::int64_t tokens) const noexcept {

@@ -27,15 +27,16 @@ class StepCost {
     return time(rows + drafted) / time(rows);
   }
 
-  // The least chance of acceptance with which a draft token can pay beside `rows`
-  // requests that emit `rate` tokens in the time of a step without drafts.
-  double least_chance(std::int64_t rows, double rate) const noexcept {
-    return is_constant() ? slope(rows) * rate : 0.0;
-  }
+  // The least chance of acceptance with which a draft token pays at a constant
+  // cost, beside `rows` requests that emit `rate` tokens in the time of a step
+  // without drafts.
+  double least_chance(std::int64_t rows, double rate) const noexcept { return slope(rows) * rate; }
 
   // A lower bound of the chances of the tokens that keep_what_pays can keep of a
-  // batch: none less probable is worth guessing.
-  double least_of_batch(std::int64_t rows, double rate, bool padded) const noexcept;
+  // batch whose rows have at most `most` tokens: none less probable is worth
+  // guessing. O(rows * most) for a curve.
+  double least_of_batch(std::int64_t rows, double rate, bool padded,
+                        std::int64_t most) const noexcept;
 
   bool is_constant() const noexcept { return curve_ == nullptr; }
 
