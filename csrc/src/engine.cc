@@ -1,11 +1,13 @@
 #include "fastdraft/engine.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 #include <string>
 #include <utility>
 
 #include "fastdraft/error.h"
+#include "fastdraft/ngram_model.h"
 #include "fastdraft/token.h"
 
 namespace fastdraft {
@@ -15,8 +17,12 @@ namespace {
 // tokens a step, and summaries, 2.
 constexpr double kInitialRate = 1.5;
 
-// An id is a slot's index with the slot's generation above it.
+// An id is a slot's index with the slot's generation above it. A slot whose last
+// generation has ended is not used again, so no id is negative or given out twice.
 constexpr int kIndexBits = 32;
+constexpr std::int64_t kLastGeneration = std::numeric_limits<RequestId>::max() >> kIndexBits;
+
+std::int64_t index_of(RequestId id) noexcept { return id & ((RequestId{1} << kIndexBits) - 1); }
 
 std::unique_ptr<DraftPolicy> make_policy(const EngineConfig& config) {
   if (config.max_ngram > 0) return DraftPolicy::prompt_lookup(config.max_ngram);
@@ -25,6 +31,29 @@ std::unique_ptr<DraftPolicy> make_policy(const EngineConfig& config) {
   }
   if (config.recovery > 0) return DraftPolicy::predicted_outputs(config.recovery);
   return DraftPolicy::calibrated(config.lookahead, config.tree_budget > 0);
+}
+
+template <typename T>
+void check_range(const char* what, T value, T least, T most) {
+  if (value >= least && value <= most) return;  // false for NaN
+  throw InvalidValueError(std::string(what) + " must be " + std::to_string(least) + " to " +
+                          std::to_string(most) + ", got " + std::to_string(value));
+}
+
+// Returns `config` if the engine can keep to it.
+const EngineConfig& checked(const EngineConfig& config) {
+  constexpr std::int32_t kMost = 1 << 16;
+  check_range("lookahead", config.lookahead, 1, kMost);
+  check_range("tree_budget", config.tree_budget, 0, kMost);
+  check_range("max_ngram", config.max_ngram, 0, kMost);
+  check_range("ngram_order", config.ngram_order, 0, NgramModel::kMaxOrder);
+  check_range("recovery", config.recovery, 0, std::numeric_limits<std::int32_t>::max());
+  check_range("min_probability", config.min_probability, 0.0, 1.0);
+  check_range("max_request_tokens", config.max_request_tokens, std::int64_t{1}, kMaxTextTokens);
+  check_range("max_bytes", config.max_bytes, std::int64_t{1}, MemoryBudget::kUnlimited);
+  check_range("vocabulary", config.vocabulary, std::int64_t{1}, kAllTokens);
+  StepCost::constant(config.token_cost);
+  return config;
 }
 
 // Token ids of two tokenizers have nothing to do with each other.
@@ -47,6 +76,17 @@ void check_stores(const Stores& stores) {
                               to_hex(*marked) + " and " + to_hex(*fingerprint));
     }
     marked = fingerprint;
+  }
+}
+
+void check_limits(const ProposeOptions& options, std::int64_t rows) {
+  if (options.limits == nullptr) return;
+  const std::int32_t* end = options.limits + rows;
+  const std::int32_t* negative =
+      std::find_if(options.limits, end, [](std::int32_t limit) { return limit < 0; });
+  if (negative != end) {
+    throw InvalidValueError("limits must be 0 or greater, got " + std::to_string(*negative) +
+                            " at index " + std::to_string(negative - options.limits));
   }
 }
 
@@ -74,7 +114,7 @@ class Engine::Locked {
 };
 
 Engine::Engine(const EngineConfig& config, Stores stores)
-    : config_(config),
+    : config_(checked(config)),
       stores_(std::move(stores)),
       budget_(config.max_bytes),
       policy_(make_policy(config)),
@@ -96,14 +136,16 @@ Engine::Slot* Engine::slot(std::int64_t index) const noexcept {
   return slots == nullptr ? nullptr : slots + (place - (std::uint64_t{1} << log2));
 }
 
+std::optional<Engine::Locked> Engine::find(RequestId id) const {
+  Slot* found = id < 0 ? nullptr : slot(index_of(id));
+  if (found == nullptr) return std::nullopt;
+  std::unique_lock<std::mutex> guard(found->mutex);
+  if (found->request == nullptr || found->generation != id >> kIndexBits) return std::nullopt;
+  return Locked(*found, std::move(guard));
+}
+
 Engine::Locked Engine::lock(RequestId id) const {
-  Slot* found = id < 0 ? nullptr : slot(id & ((RequestId{1} << kIndexBits) - 1));
-  if (found != nullptr) {
-    std::unique_lock<std::mutex> guard(found->mutex);
-    if (found->request != nullptr && found->generation == id >> kIndexBits) {
-      return {*found, std::move(guard)};
-    }
-  }
+  if (std::optional<Locked> found = find(id)) return *std::move(found);
   throw UnknownRequestError("unknown request " + std::to_string(id) +
                             ": it was never added, or has been finished or cancelled");
 }
@@ -146,7 +188,7 @@ RequestId Engine::add_request(const Token* prompt, std::int64_t prompt_size,
                               const Token* prediction, std::int64_t prediction_size,
                               const Stores* stores) {
   check_tokens(prompt, prompt_size, "prompt_ids");
-  check_tokens(prediction, prediction_size, "prediction");
+  check_tokens(prediction, prediction_size, "prediction", config_.vocabulary);
   if (stores != nullptr) check_stores(*stores);
   for (const auto& [what, size] :
        {std::pair{"prompt_ids", prompt_size}, std::pair{"prediction", prediction_size}}) {
@@ -176,16 +218,55 @@ RequestId Engine::add_request(const Token* prompt, std::int64_t prompt_size,
   return (place.generation << kIndexBits) | index;
 }
 
+// Leaves out the tokens that are not of the vocabulary, with all that follow them,
+// and returns how many stay.
+std::int32_t Engine::leave_out_foreign(const DraftColumns& draft, std::int32_t count) {
+  const auto foreign = [&](Token token) { return token >= config_.vocabulary; };
+  if (std::none_of(draft.token_ids, draft.token_ids + count, foreign)) return count;
+  constexpr std::int32_t kLeftOut = -2;
+  std::vector<std::int32_t> places(static_cast<std::size_t>(count), kLeftOut);
+  std::int32_t kept = 0;
+  for (std::int32_t i = 0; i < count; ++i) {
+    const std::int32_t parent =
+        draft.parents[i] < 0 ? -1 : places[static_cast<std::size_t>(draft.parents[i])];
+    if (foreign(draft.token_ids[i])) {
+      if (draft.sources[i] == Source::kDatastore) {
+        num_foreign_.fetch_add(1, std::memory_order_relaxed);
+      }
+    } else if (parent != kLeftOut) {
+      places[static_cast<std::size_t>(i)] = kept;
+      draft.from(i).copy_to(draft.from(kept), 1);
+      draft.parents[kept++] = parent;
+    }
+  }
+  return kept;
+}
+
+// The drafter's guess, in the request's draft.
+std::int32_t Engine::guess(Request& request, std::int32_t limit, float least) {
+  // If the drafter throws, the request has no proposal.
+  request.proposed = false;
+  request.guessed = 0;
+  request.drafted = 0;
+  request.step_time = 1.0;
+  request.guessed = request.drafter->guess(limit, least, request.draft);
+  if (config_.vocabulary < kAllTokens) {
+    request.guessed = leave_out_foreign(request.draft, request.guessed);
+  }
+  request.proposed = true;
+  return request.guessed;
+}
+
 std::int32_t Engine::propose(RequestId id, const ProposeOptions& options,
                              const DraftColumns& draft) {
+  check_limits(options, 1);
   const StepCost cost = options.cost.value_or(StepCost::constant(config_.token_cost));
   const Locked request = lock(id);
   const double rate = request->rate.value();
-  request->proposed = true;
-  request->guessed = request->drafter->guess(
-      limit_of(options, 0), static_cast<float>(cost.least_chance(1, rate)), request->draft);
-  std::int32_t count = request->guessed;
-  // At a constant cost the guess ended there.
+  const double least = cost.is_constant() ? cost.least_chance(1, rate)
+                                          : cost.least_of_batch(1, rate, false, most_drafted());
+  std::int32_t count = guess(*request, limit_of(options, 0), static_cast<float>(least));
+  // At a constant cost the guess ended where no more pays.
   if (policy_->drafts_what_pays() && !cost.is_constant()) {
     keep_what_pays(cost, rate, false, request->draft.probabilities, 1, count, &count);
   }
@@ -197,6 +278,7 @@ std::int32_t Engine::propose(RequestId id, const ProposeOptions& options,
 
 DraftBatch Engine::propose_batch(const RequestId* ids, std::int64_t rows,
                                  const ProposeOptions& options) {
+  check_limits(options, rows);
   const StepCost cost = options.cost.value_or(StepCost::constant(config_.token_cost));
   const std::int64_t stride = most_drafted();
   // Every row's whole guess, a stride apart; what is kept then moves together.
@@ -206,12 +288,15 @@ DraftBatch Engine::propose_batch(const RequestId* ids, std::int64_t rows,
   std::vector<std::int32_t> counts(static_cast<std::size_t>(rows));
   double rate = 0.0;
   for (std::int64_t row = 0; row < rows; ++row) {
-    const Locked request = lock(ids[row]);
-    request->proposed = true;
-    request->guessed = request->drafter->guess(limit_of(options, row), 0.0f, request->draft);
-    request->draft.copy_to(all.from(row * stride), request->guessed);
-    counts[static_cast<std::size_t>(row)] = request->guessed;
-    rate += request->rate.value();
+    if (const std::optional<Locked> found = find(ids[row])) rate += (*found)->rate.value();
+  }
+  const auto least = static_cast<float>(cost.least_of_batch(rows, rate, options.padded, stride));
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const std::optional<Locked> found = find(ids[row]);
+    if (!found) continue;
+    Request& request = **found;
+    counts[static_cast<std::size_t>(row)] = guess(request, limit_of(options, row), least);
+    request.draft.copy_to(all.from(row * stride), request.guessed);
   }
   if (rows > 0 && policy_->drafts_what_pays()) {
     keep_what_pays(cost, rate, options.padded, all.probabilities, rows, stride, counts.data());
@@ -225,24 +310,20 @@ DraftBatch Engine::propose_batch(const RequestId* ids, std::int64_t rows,
   for (std::int64_t row = 0; row < rows; ++row) {
     const auto r = static_cast<std::size_t>(row);
     all.from(row * stride).copy_to(all.from(offsets[r]), counts[r]);
-    const Locked request = lock(ids[row]);
-    // A call from elsewhere may have observed the request since.
-    request->drafted = std::min(counts[r], request->guessed);
-    request->step_time = step_time;
+    const std::optional<Locked> request = find(ids[row]);
+    // A call from elsewhere may have ended or observed the request since.
+    if (!request || !(*request)->proposed) continue;
+    (*request)->drafted = std::min(counts[r], (*request)->guessed);
+    (*request)->step_time = step_time;
   }
   return {std::move(memory), all, std::move(offsets)};
 }
 
-void Engine::append_observed(Request& request, RequestId id, const Token* emitted,
-                             std::int64_t count) {
-  const bool proposed = std::exchange(request.proposed, false);
-  const std::int32_t drafted = std::exchange(request.drafted, 0);
-  request.guessed = 0;
-  if (count == 0) return;
+void Engine::count_step(Request& request, const Token* emitted, std::int64_t count,
+                        std::int32_t drafted) noexcept {
   const DraftColumns::Accepted accepted = request.draft.accepted(drafted, emitted, count);
   const auto of_prediction =
       std::count(request.draft.sources, request.draft.sources + drafted, Source::kPrediction);
-
   DraftCounts& counts = request.counts;
   counts.steps += 1;
   counts.emitted += count;
@@ -251,12 +332,21 @@ void Engine::append_observed(Request& request, RequestId id, const Token* emitte
   counts.accepted += accepted.tokens;
   counts.accepted_prediction += accepted.of_prediction;
   counts.rejected_prediction += of_prediction - accepted.of_prediction;
-  if (proposed) request.drafter->learn(emitted, count);
+}
+
+void Engine::observe(RequestId id, const Token* emitted, std::int64_t count) {
+  check_tokens(emitted, count, "emitted_ids");
+  const Locked locked = lock(id);
+  Request& request = *locked;
+  check_room(request, id, count);
+  const bool proposed = std::exchange(request.proposed, false);
+  const std::int32_t drafted = std::exchange(request.drafted, 0);
   const double step_time = std::exchange(request.step_time, 1.0);
-  request.rate.add(static_cast<double>(count), step_time);
-  request.time += step_time;
+  request.guessed = 0;
+  if (proposed) request.drafter->learn(emitted, count);
 
   std::int64_t taken = 0;
+  std::optional<MemoryLimitError> refused;
   try {
     while (taken < count) {
       request.context.append(emitted[taken]);
@@ -264,35 +354,41 @@ void Engine::append_observed(Request& request, RequestId id, const Token* emitte
       request.drafter->advance();
     }
   } catch (const MemoryLimitError& error) {
-    throw MemoryLimitError(of_request(id) + error.what() + "; " + std::to_string(taken) + " of " +
-                           std::to_string(count) + " observed tokens were taken");
+    refused = error;
+  }
+  if (taken > 0) count_step(request, emitted, taken, drafted);
+  // Without a proposal a step of the target emits one token: more are text that came from
+  // elsewhere, as a resumed request's, and tell nothing of the target's pace.
+  if (taken > 0 && (proposed || taken == 1)) {
+    const auto tokens = static_cast<double>(std::min<std::int64_t>(taken, most_drafted() + 1));
+    request.rate.add(tokens, step_time);
+    request.paced += tokens;
+    request.time += step_time;
+  }
+  if (refused) {
+    throw MemoryLimitError(of_request(id) + refused->what() + "; " + std::to_string(taken) +
+                           " of " + std::to_string(count) + " observed tokens were taken");
   }
 }
 
-void Engine::observe(RequestId id, const Token* emitted, std::int64_t count) {
-  check_tokens(emitted, count, "emitted_ids");
-  const Locked request = lock(id);
-  check_room(*request, id, count);
-  append_observed(*request, id, emitted, count);
-}
-
-void Engine::observe_batch(const RequestId* ids, std::int64_t rows, const Token* emitted,
-                           const std::int64_t* offsets) {
-  check_tokens(emitted + (rows > 0 ? offsets[0] : 0), rows > 0 ? offsets[rows] - offsets[0] : 0,
-               "emitted_ids");
+std::vector<RowError> Engine::observe_batch(const RequestId* ids, std::int64_t rows,
+                                            const Token* emitted, const std::int64_t* offsets) {
   for (std::int64_t row = 0; row < rows; ++row) {
-    check_room(*lock(ids[row]), ids[row], offsets[row + 1] - offsets[row]);
-  }
-  std::optional<MemoryLimitError> refused;
-  for (std::int64_t row = 0; row < rows; ++row) {
-    try {
-      const Locked request = lock(ids[row]);
-      append_observed(*request, ids[row], emitted + offsets[row], offsets[row + 1] - offsets[row]);
-    } catch (const MemoryLimitError& error) {
-      if (!refused) refused = error;
+    if (offsets[row] > offsets[row + 1]) {
+      throw InvalidValueError("offsets must rise, got " + std::to_string(offsets[row]) +
+                              " and then " + std::to_string(offsets[row + 1]) + " at index " +
+                              std::to_string(row + 1));
     }
   }
-  if (refused) throw MemoryLimitError(*refused);
+  std::vector<RowError> failed;
+  for (std::int64_t row = 0; row < rows; ++row) {
+    try {
+      observe(ids[row], emitted + offsets[row], offsets[row + 1] - offsets[row]);
+    } catch (const std::exception&) {
+      failed.push_back({row, std::current_exception()});
+    }
+  }
+  return failed;
 }
 
 DraftCounts Engine::counts(RequestId id) { return lock(id)->counts; }
@@ -324,11 +420,11 @@ std::unique_ptr<Request> Engine::take(RequestId id) {
   }
   {
     const std::scoped_lock guard(slots_mutex_);
-    free_slots_.push_back(id & ((RequestId{1} << kIndexBits) - 1));
+    if (id >> kIndexBits < kLastGeneration) free_slots_.push_back(index_of(id));
   }
   if (request->time > 0.0) {
     const std::scoped_lock guard(rate_mutex_);
-    rate_.add(static_cast<double>(request->counts.emitted) / request->time, 1.0);
+    rate_.add(request->paced / request->time, 1.0);
   }
   return request;
 }

@@ -1,20 +1,56 @@
 #include "fastdraft/step_cost.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "fastdraft/error.h"
 
 namespace fastdraft {
 
-StepCost StepCost::constant(double token_cost) noexcept {
+StepCost StepCost::constant(double token_cost) {
+  if (!(token_cost >= 0.0) || std::isinf(token_cost)) {
+    throw InvalidValueError("token_cost must be a finite number of at least 0, got " +
+                            std::to_string(token_cost));
+  }
   StepCost cost;
   cost.token_cost_ = token_cost;
   return cost;
 }
 
-StepCost StepCost::curve(const double* curve, std::int64_t size) noexcept {
+StepCost StepCost::curve(const double* curve, std::int64_t size) {
+  if (size < 1) {
+    throw InvalidValueError("cost must have at least 1 time, got " + std::to_string(size));
+  }
+  for (std::int64_t i = 0; i < size; ++i) {
+    if (!(curve[i] > 0.0) || std::isinf(curve[i])) {
+      throw InvalidValueError("cost must be finite times above 0, got " + std::to_string(curve[i]) +
+                              " for " + std::to_string(i + 1) + " tokens");
+    }
+  }
   StepCost cost;
   cost.curve_ = curve;
   cost.size_ = size;
   return cost;
+}
+
+double StepCost::least_of_batch(std::int64_t rows, double rate, bool padded,
+                                std::int64_t most) const noexcept {
+  // What is kept is decided by sums, which round; a little more may be guessed.
+  constexpr double kRoundingRoom = 1.0 - 1e-6;
+  // Tokens at one place of all rows pay together, one of them with any chance.
+  if (rows == 0 || (padded && rows > 1)) return 0.0;
+  if (is_constant()) return least_chance(rows, rate) * kRoundingRoom;
+  // The last token that is kept pays for what it adds to the forward, and is the least probable.
+  double least = std::numeric_limits<double>::infinity();
+  const std::int64_t end = rows * (1 + most);
+  for (std::int64_t n = rows; n < std::min(end, size_); ++n) {
+    least = std::min(least, curve_[n] - curve_[n - 1]);
+  }
+  if (end > size_)
+    least = std::min(least, time(std::max(rows, size_) + 1) - time(std::max(rows, size_)));
+  return rate * least / time(rows) * kRoundingRoom;
 }
 
 double StepCost::time(std::int64_t tokens) const noexcept {

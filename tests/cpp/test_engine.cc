@@ -3,8 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <memory>
+#include <numeric>
+#include <random>
 #include <set>
 #include <string>
 #include <utility>
@@ -15,6 +18,19 @@
 #include "texts.h"
 
 namespace fastdraft {
+
+// Lets a test use a slot as often as nothing else could, and look into requests.
+struct EngineTestAccess {
+  static constexpr RequestId kIndex = (RequestId{1} << 32) - 1;
+  static RequestId with_generation(Engine& engine, RequestId id, std::int64_t generation) {
+    engine.slot(id & kIndex)->generation = generation;
+    return (generation << 32) | (id & kIndex);
+  }
+  static const Request& request(const Engine& engine, RequestId id) {
+    return *engine.slot(id & kIndex)->request;
+  }
+};
+
 namespace {
 
 using testing::Text;
@@ -199,11 +215,16 @@ TEST_P(EngineDrafts, ABatchAsItsRows) {
     // What the batch drafts of a row begins the draft of the row alone and free.
     const DraftBatch batch = together.propose_batch(ids.data(), 30, {});
     ASSERT_EQ(batch.offsets.size(), 31U);
+    std::vector<std::int32_t> accepted;
+    const auto emitted_by = [&](std::size_t row) {
+      return testing::random_text(1 + row % 3, 4, static_cast<std::uint32_t>(step));
+    };
     for (std::size_t row = 0; row < ids.size(); ++row) {
       const std::int32_t size = batch.offsets[row + 1] - batch.offsets[row];
       const Draft draft(batch.columns.from(batch.offsets[row]), size);
       const Draft alone =
           propose_draft(singly, ids[row], {StepCost::constant(0.0), nullptr, false});
+      accepted.push_back(draft.accepted(emitted_by(row)));
       ASSERT_LE(draft.tokens.size(), alone.tokens.size());
       for (std::size_t i = 0; i < draft.tokens.size(); ++i) {
         ASSERT_EQ(draft.tokens[i], alone.tokens[i]);
@@ -215,12 +236,15 @@ TEST_P(EngineDrafts, ABatchAsItsRows) {
     Text emitted;
     std::vector<std::int64_t> offsets{0};
     for (std::size_t row = 0; row < ids.size(); ++row) {
-      const Text next = testing::random_text(1 + row % 3, 4, static_cast<std::uint32_t>(step));
+      // A step emits what is accepted of its draft, and a token. More would teach `singly` more:
+      // it guessed on where `together` knew that nothing pays.
+      Text next = emitted_by(row);
+      next.resize(std::min(next.size(), static_cast<std::size_t>(accepted[row]) + 1));
       emitted.insert(emitted.end(), next.begin(), next.end());
       offsets.push_back(static_cast<std::int64_t>(emitted.size()));
       observe(singly, ids[row], next);
     }
-    together.observe_batch(ids.data(), 30, emitted.data(), offsets.data());
+    ASSERT_TRUE(together.observe_batch(ids.data(), 30, emitted.data(), offsets.data()).empty());
   }
   for (const RequestId id : ids) {
     EXPECT_EQ(together.counts(id).emitted, singly.counts(id).emitted);
@@ -267,6 +291,173 @@ TEST_P(EngineDrafts, TheMostProbableFirstAndParentsBeforeChildren) {
     EXPECT_EQ(counts.drafts, expected.drafts);
   }
   EXPECT_EQ(deepest, config_.tree_budget == 1 ? 1 : config_.lookahead);
+}
+
+// The same drafts as of whole guesses, cut afterwards.
+TEST_P(EngineDrafts, NoMoreIsGuessedThanCanPay) {
+  Engine engine(config_, {store_});
+  std::mt19937 random(5);
+  std::vector<RequestId> ids;
+  for (std::uint32_t seed = 0; seed < 12; ++seed) ids.push_back(add_row(engine, seed));
+  std::int64_t kept = 0;
+  std::int64_t cut = 0;
+  std::int64_t guessed = 0;
+  for (int step = 0; step < 300; ++step) {
+    std::shuffle(ids.begin(), ids.end(), random);
+    const std::int64_t rows = 1 + static_cast<std::int64_t>(random() % ids.size());
+    std::vector<std::int32_t> limits;
+    for (std::int64_t row = 0; row < rows; ++row) {
+      limits.push_back(static_cast<std::int32_t>(random() % 30));
+    }
+    // A constant cost, a rising curve, or one of ups and downs.
+    std::vector<double> times{1.0};
+    const auto kind = random() % 3;
+    while (times.size() < 60) {
+      const double more = static_cast<double>(random() % 100) / 1000.0;
+      times.push_back(kind == 1 ? times.back() + more : 1.0 + 20 * more);
+    }
+    const StepCost cost = kind == 0 ? StepCost::constant(static_cast<double>(random() % 60) / 200.0)
+                                    : StepCost::curve(times.data(), 60);
+    const bool padded = random() % 3 == 0;
+    const DraftBatch whole =
+        engine.propose_batch(ids.data(), rows, {StepCost::constant(0.0), limits.data(), false});
+    double rate = 0.0;
+    for (std::int64_t row = 0; row < rows; ++row) {
+      rate += EngineTestAccess::request(engine, ids[static_cast<std::size_t>(row)]).rate.value();
+    }
+    const std::int64_t stride = engine.most_drafted();
+    std::vector<float> probabilities(static_cast<std::size_t>(rows * stride));
+    std::vector<std::int32_t> counts;
+    for (std::int64_t row = 0; row < rows; ++row) {
+      const auto r = static_cast<std::size_t>(row);
+      counts.push_back(whole.offsets[r + 1] - whole.offsets[r]);
+      std::copy_n(whole.columns.probabilities + whole.offsets[r], counts.back(),
+                  probabilities.begin() + static_cast<std::ptrdiff_t>(row * stride));
+    }
+    keep_what_pays(cost, rate, padded, probabilities.data(), rows, stride, counts.data());
+
+    if (rows == 1) {
+      ASSERT_EQ(propose_draft(engine, ids[0], {cost, limits.data(), false}).tokens.size(),
+                static_cast<std::size_t>(counts[0]));
+    }
+    const DraftBatch batch = engine.propose_batch(ids.data(), rows, {cost, limits.data(), padded});
+    Text emitted;
+    std::vector<std::int64_t> offsets{0};
+    for (std::size_t row = 0; row < counts.size(); ++row) {
+      const std::int32_t size = batch.offsets[row + 1] - batch.offsets[row];
+      ASSERT_EQ(size, counts[row]) << kind << padded;
+      const Draft draft(batch.columns.from(batch.offsets[row]), size);
+      const Draft expected(whole.columns.from(whole.offsets[row]), size);
+      ASSERT_EQ(draft.tokens, expected.tokens);
+      ASSERT_EQ(draft.parents, expected.parents);
+      ASSERT_EQ(draft.probabilities, expected.probabilities);
+      guessed += EngineTestAccess::request(engine, ids[row]).guessed;
+      kept += size;
+      cut += whole.offsets[row + 1] - whole.offsets[row] - size;
+      const Text path = draft.path_to(size - 1);
+      if (random() % 2 == 0) emitted.insert(emitted.end(), path.begin(), path.end());
+      emitted.push_back(static_cast<Token>(random() % 4));
+      offsets.push_back(static_cast<std::int64_t>(emitted.size()));
+    }
+    ASSERT_TRUE(engine.observe_batch(ids.data(), rows, emitted.data(), offsets.data()).empty());
+  }
+  EXPECT_GT(kept, 500);
+  EXPECT_GT(cut, 100);
+  EXPECT_LT(guessed, kept + cut);
+}
+
+// What stays is what would be drafted without a vocabulary, but for its foreign tokens and all
+// that follow them.
+TEST_P(EngineDrafts, NothingThatTheTargetDoesNotKnow) {
+  config_.token_cost = 0.0;
+  Engine free(config_, {store_});
+  config_.vocabulary = 3;  // of four tokens
+  Engine engine(config_, {store_});
+  std::int64_t foreign = 0;
+  std::int64_t drafted = 0;
+  for (std::uint32_t seed = 0; seed < 30; ++seed) {
+    const Text prompt = testing::random_text(std::size_t{seed} * 10, 4, seed);
+    const Text prediction = testing::random_text(std::size_t{seed} % 3 * 20, 3, seed);
+    const RequestId id = add(free, prompt, prediction);
+    ASSERT_EQ(add(engine, prompt, prediction), id);
+    for (std::uint32_t step = 0; step < 20; ++step) {
+      const Draft all = propose_draft(free, id);
+      Draft expected;
+      std::vector<std::int32_t> places;
+      for (std::size_t i = 0; i < all.tokens.size(); ++i) {
+        const Text path = all.path_to(static_cast<std::int32_t>(i));
+        const bool known =
+            std::all_of(path.begin(), path.end(), [](Token token) { return token < 3; });
+        places.push_back(known ? static_cast<std::int32_t>(expected.tokens.size()) : -1);
+        foreign += all.tokens[i] == 3 && all.sources[i] == Source::kDatastore ? 1 : 0;
+        if (!known) continue;
+        const std::int32_t parent = all.parents[i];
+        expected.tokens.push_back(all.tokens[i]);
+        expected.parents.push_back(parent < 0 ? -1 : places[static_cast<std::size_t>(parent)]);
+        expected.probabilities.push_back(all.probabilities[i]);
+        expected.sources.push_back(all.sources[i]);
+      }
+      Draft draft = propose_draft(engine, id);
+      if (step % 2 == 1) {
+        const DraftBatch batch = engine.propose_batch(&id, 1, {});
+        draft = Draft(batch.columns, batch.offsets[1]);
+        for (std::size_t i = 0; i < all.tokens.size(); ++i) {
+          foreign += all.tokens[i] == 3 && all.sources[i] == Source::kDatastore ? 1 : 0;
+        }
+      }
+      ASSERT_EQ(draft.tokens, expected.tokens);
+      ASSERT_EQ(draft.parents, expected.parents);
+      ASSERT_EQ(draft.probabilities, expected.probabilities);
+      ASSERT_EQ(draft.sources, expected.sources);
+      ASSERT_EQ(engine.num_foreign(), foreign);
+      drafted += static_cast<std::int64_t>(draft.tokens.size());
+      Text emitted = draft.path_to(static_cast<std::int32_t>(draft.tokens.size()) / 2 - 1);
+      emitted.push_back(static_cast<Token>(step % 3));
+      observe(free, id, emitted);
+      observe(engine, id, emitted);
+    }
+  }
+  EXPECT_GT(drafted, 100);
+  EXPECT_GT(foreign, 5);
+  EXPECT_EQ(free.num_foreign(), 0);
+}
+
+TEST(Engine, TakesForeignTokensInPromptsAlone) {
+  EngineConfig config = drafting_all();
+  config.vocabulary = 10;
+  Engine engine(config);
+  // Two images, of the same text.
+  const RequestId id = add(engine, {1, 2, 10, 10, 3, 1, 2});
+  EXPECT_EQ(propose(engine, id), Text{});
+  EXPECT_EQ(engine.num_foreign(), 0);  // of no datastore
+  observe(engine, id, {10, 3, 1, 2, 10, 3});
+  EXPECT_EQ(propose(engine, id), (Text{1, 2}));
+  expect_error<InvalidValueError>("prediction must be below the vocabulary's 10, got 10 at index 1",
+                                  [&] { add(engine, {1}, {9, 10}); });
+  EXPECT_EQ(engine.num_requests(), 1);
+}
+
+TEST(Engine, RefusesConfigurationsThatItCannotKeepTo) {
+  const auto expect_refused = [](const std::string& part, auto change) {
+    EngineConfig config;
+    change(config);
+    expect_error<InvalidValueError>(part, [&] { Engine{config}; });
+  };
+  expect_refused("lookahead must be 1 to 65536, got 0", [](auto& c) { c.lookahead = 0; });
+  expect_refused("tree_budget must be 0 to 65536, got -1", [](auto& c) { c.tree_budget = -1; });
+  expect_refused("max_ngram must be 0", [](auto& c) { c.max_ngram = -1; });
+  expect_refused("ngram_order must be 0 to 16, got 17", [](auto& c) { c.ngram_order = 17; });
+  expect_refused("recovery must be 0", [](auto& c) { c.recovery = -1; });
+  expect_refused("min_probability must be", [](auto& c) { c.min_probability = 1.5; });
+  expect_refused("min_probability must be", [](auto& c) { c.min_probability = std::nan(""); });
+  expect_refused("max_request_tokens", [](auto& c) { c.max_request_tokens = kMaxTextTokens + 1; });
+  expect_refused("max_bytes must be 1", [](auto& c) { c.max_bytes = 0; });
+  expect_refused("vocabulary must be 1", [](auto& c) { c.vocabulary = 0; });
+  expect_refused("token_cost must be", [](auto& c) { c.token_cost = -0.5; });
+  expect_refused("token_cost must be", [](auto& c) { c.token_cost = std::nan(""); });
+  const double times[] = {1.0, 0.0};
+  expect_error<InvalidValueError>("got 0.000000 for 2 tokens", [&] { StepCost::curve(times, 2); });
+  expect_error<InvalidValueError>("at least 1 time, got 0", [&] { StepCost::curve(times, 0); });
 }
 
 TEST(Engine, DraftsATreeOfWhatBothSay) {
@@ -399,6 +590,8 @@ TEST(Engine, StaysWholeWhereverMemoryEnds) {
     EXPECT_EQ(draft.tokens, expected.tokens);
     EXPECT_EQ(draft.probabilities, expected.probabilities);
     EXPECT_EQ(engine.num_tokens(id), whole.num_tokens(same));
+    EXPECT_EQ(engine.counts(id).emitted, whole.counts(same).emitted);
+    EXPECT_EQ(engine.counts(id).steps, whole.counts(same).steps);
   }
   EXPECT_GT(refused_requests, 5);
   EXPECT_GT(refused_tokens, 20);
@@ -421,7 +614,7 @@ TEST(Engine, TakesAnEmptyBatch) {
   Engine engine({});
   EXPECT_EQ(engine.propose_batch(nullptr, 0, {}).offsets, std::vector<std::int32_t>{0});
   const std::int64_t offset = 0;
-  engine.observe_batch(nullptr, 0, nullptr, &offset);
+  EXPECT_TRUE(engine.observe_batch(nullptr, 0, nullptr, &offset).empty());
 }
 
 TEST(Engine, NamesUnknownRequests) {
@@ -434,10 +627,30 @@ TEST(Engine, NamesUnknownRequests) {
     expect_error<UnknownRequestError>(text, [&] { propose(engine, unknown); });
     expect_error<UnknownRequestError>(text, [&] { observe(engine, unknown, {1}); });
     expect_error<UnknownRequestError>(text, [&] { engine.finish(unknown); });
-    expect_error<UnknownRequestError>(text, [&] { engine.propose_batch(&unknown, 1, {}); });
+    EXPECT_EQ(engine.propose_batch(&unknown, 1, {}).offsets, (std::vector<std::int32_t>{0, 0}));
   }
   const RequestId next = add(engine, {1});
   EXPECT_NE(next, id);  // the place is used again, the id is not
+}
+
+TEST(Engine, GivesOutNoIdTwiceHoweverOftenASlotIsUsed) {
+  Engine engine({});
+  constexpr std::int64_t kLast = (std::int64_t{1} << 31) - 1;
+  const RequestId before = EngineTestAccess::with_generation(engine, add(engine, {1}), kLast - 1);
+  engine.finish(before);
+  const RequestId last = add(engine, {1, 2});
+  EXPECT_GT(last, before);
+  EXPECT_EQ(last >> 32, kLast);
+  EXPECT_EQ(engine.num_tokens(last), 2);
+  engine.finish(last);
+  std::set<RequestId> ids{before, last};
+  for (int i = 0; i < 100; ++i) {
+    const RequestId id = add(engine, {1});
+    EXPECT_GE(id, 0);
+    EXPECT_TRUE(ids.insert(id).second);
+    engine.cancel(id);
+  }
+  expect_error<UnknownRequestError>("unknown request", [&] { engine.finish(last); });
 }
 
 TEST(Engine, RefusesNegativeTokensBeforeAnyChange) {
@@ -498,10 +711,163 @@ TEST(Engine, ObservesTheRowsWithRoomWhenOthersHaveNone) {
   Text emitted = testing::random_text(20'000, 1000, 1);
   emitted.push_back(3);
   const std::vector<std::int64_t> offsets{0, 20'000, 20'001};
-  expect_error<MemoryLimitError>("request " + std::to_string(ids[0]), [&] {
-    engine.observe_batch(ids.data(), 2, emitted.data(), offsets.data());
-  });
+  const std::vector<RowError> failed =
+      engine.observe_batch(ids.data(), 2, emitted.data(), offsets.data());
+  ASSERT_EQ(failed.size(), 1U);
+  EXPECT_EQ(failed[0].row, 0);
+  expect_error<MemoryLimitError>("request " + std::to_string(ids[0]),
+                                 [&] { std::rethrow_exception(failed[0].error); });
   EXPECT_EQ(engine.num_tokens(ids[1]), 2);
+}
+
+TEST(Engine, ARowThatFailsCostsThatRowAlone) {
+  EngineConfig config = drafting_all();
+  config.max_request_tokens = 20;
+  Engine engine(config);
+  std::vector<RequestId> ids;
+  for (int i = 0; i < 5; ++i) ids.push_back(add(engine, testing::repeated(15)));
+  engine.cancel(ids[1]);
+  const DraftBatch batch = engine.propose_batch(ids.data(), 5, {});
+  for (std::size_t row = 0; row < ids.size(); ++row) {
+    EXPECT_EQ(batch.offsets[row + 1] - batch.offsets[row], row == 1 ? 0 : 16) << row;
+  }
+  // Of another request, of none, of one whose limit it passes, and with a token that is none.
+  const Text emitted{1, 2, 1, 2, 3, 4, 5, 6, 7, -8, 9};
+  const std::vector<std::int64_t> offsets{0, 1, 2, 8, 10, 11};
+  const std::vector<RowError> failed =
+      engine.observe_batch(ids.data(), 5, emitted.data(), offsets.data());
+  ASSERT_EQ(failed.size(), 3U);
+  EXPECT_EQ(failed[0].row, 1);
+  expect_error<UnknownRequestError>("unknown request " + std::to_string(ids[1]),
+                                    [&] { std::rethrow_exception(failed[0].error); });
+  EXPECT_EQ(failed[1].row, 2);
+  expect_error<RequestLimitError>("request " + std::to_string(ids[2]) + ": max_request_tokens",
+                                  [&] { std::rethrow_exception(failed[1].error); });
+  EXPECT_EQ(failed[2].row, 3);
+  expect_error<InvalidValueError>("got -8 at index 1",
+                                  [&] { std::rethrow_exception(failed[2].error); });
+  EXPECT_EQ(engine.num_tokens(ids[0]), 16);
+  EXPECT_EQ(engine.num_tokens(ids[2]), 15);
+  EXPECT_EQ(engine.num_tokens(ids[3]), 15);
+  EXPECT_EQ(engine.num_tokens(ids[4]), 16);
+  EXPECT_EQ(engine.counts(ids[4]).steps, 1);
+  EXPECT_EQ(engine.counts(ids[2]).steps, 0);
+}
+
+TEST(Engine, ARequestWithTwoRowsKeepsItsLimit) {
+  EngineConfig config = drafting_all();
+  config.max_request_tokens = 20;
+  Engine engine(config);
+  const RequestId id = add(engine, testing::repeated(15));
+  const std::vector<RequestId> ids{id, id, id};
+  const std::vector<std::int32_t> limits{4, 0, 2};
+  ProposeOptions options;
+  options.limits = limits.data();
+  const DraftBatch batch = engine.propose_batch(ids.data(), 3, options);
+  EXPECT_EQ(batch.offsets, (std::vector<std::int32_t>{0, 4, 4, 6}));
+  const Text emitted = testing::random_text(9, 5, 1);
+  const std::vector<std::int64_t> offsets{0, 3, 6, 9};
+  const std::vector<RowError> failed =
+      engine.observe_batch(ids.data(), 3, emitted.data(), offsets.data());
+  ASSERT_EQ(failed.size(), 2U);
+  expect_error<RequestLimitError>("it holds 18 tokens and 3 more were observed",
+                                  [&] { std::rethrow_exception(failed[0].error); });
+  EXPECT_EQ(engine.num_tokens(id), 18);
+  EXPECT_EQ(engine.counts(id).drafted, 2);  // the last row's
+}
+
+TEST(Engine, RefusesLimitsAndOffsetsBeforeAnyChange) {
+  Engine engine({});
+  const std::vector<RequestId> ids{add(engine, testing::repeated(15)), add(engine, {1})};
+  const std::vector<std::int32_t> limits{3, -1};
+  ProposeOptions options;
+  options.limits = limits.data();
+  expect_error<InvalidValueError>("limits must be 0 or greater, got -1 at index 1",
+                                  [&] { engine.propose_batch(ids.data(), 2, options); });
+  options.limits = limits.data() + 1;
+  expect_error<InvalidValueError>("limits must be 0 or greater, got -1",
+                                  [&] { propose(engine, ids[0], options); });
+  const Text emitted{1, 2, 3};
+  const std::vector<std::int64_t> falling{0, 3, 2};
+  expect_error<InvalidValueError>("offsets must rise, got 3 and then 2 at index 2", [&] {
+    static_cast<void>(engine.observe_batch(ids.data(), 2, emitted.data(), falling.data()));
+  });
+  EXPECT_EQ(engine.num_tokens(ids[0]), 15);
+}
+
+TEST(Engine, CountsOfADraftWhatItTook) {
+  // As little memory as ends within the draft's tokens.
+  for (std::int64_t bytes = 4000; bytes < 200'000; bytes += 100) {
+    EngineConfig config = drafting_all();
+    config.max_bytes = bytes;
+    Engine engine(config);
+    Text prediction(60);
+    std::iota(prediction.begin(), prediction.end(), 100);
+    RequestId id = -1;
+    try {
+      id = add(engine, {1}, prediction);
+    } catch (const MemoryLimitError&) {
+      continue;
+    }
+    for (std::size_t taken = 0; taken < prediction.size(); taken += 15) {
+      const DraftCounts before = engine.counts(id);
+      ASSERT_EQ(propose(engine, id).size(), taken < 45 ? 16U : 15U);
+      const auto begin = prediction.begin() + static_cast<std::ptrdiff_t>(taken);
+      const std::int64_t held = engine.num_tokens(id);
+      try {
+        observe(engine, id, Text(begin, begin + 15));
+      } catch (const MemoryLimitError&) {
+        const std::int64_t fitted = engine.num_tokens(id) - held;
+        const DraftCounts after = engine.counts(id);
+        EXPECT_EQ(after.emitted - before.emitted, fitted);
+        EXPECT_EQ(after.accepted - before.accepted, fitted);
+        EXPECT_EQ(after.accepted_prediction - before.accepted_prediction, fitted);
+        EXPECT_EQ(after.steps - before.steps, fitted > 0 ? 1 : 0);
+        if (fitted > 0 && fitted < 15) return;
+        break;
+      }
+    }
+  }
+  ADD_FAILURE() << "memory never ended within a draft";
+}
+
+// A resumed request's text, or a chunk of a prompt, comes without a step of the target.
+TEST(Engine, LaterRequestsDraftAsIfNoTextHadComeAtOnce) {
+  Engine engine({});
+  Engine undisturbed({});
+  const RequestId resumed = add(engine, {1, 2});
+  observe(engine, resumed, testing::random_text(3000, 500, 1));
+  engine.finish(resumed);
+  std::size_t drafted = 0;
+  for (std::uint32_t seed = 0; seed < 6; ++seed) {
+    const Text prompt = testing::random_text(300, 5, seed);
+    const RequestId id = add(engine, prompt);
+    const RequestId same = add(undisturbed, prompt);
+    for (Token step = 0; step < 20; ++step) {
+      Text draft = propose(engine, id);
+      ASSERT_EQ(draft, propose(undisturbed, same));
+      drafted += draft.size();
+      draft.resize(draft.size() / 2);
+      draft.push_back(step % 5);
+      observe(engine, id, draft);
+      observe(undisturbed, same, draft);
+    }
+    engine.finish(id);
+    undisturbed.finish(same);
+  }
+  EXPECT_GT(drafted, 100U);
+}
+
+TEST(Engine, DraftsOnAfterTextThatCameAtOnce) {
+  Engine engine({});
+  const RequestId id = add(engine, testing::repeated(50));
+  const std::size_t before = propose(engine, id).size();
+  EXPECT_GT(before, 10U);
+  observe(engine, id, {});
+  observe(engine, id, testing::repeated(3000));
+  EXPECT_EQ(propose(engine, id).size(), before);
+  observe(engine, id, testing::repeated(3000));  // after a proposal: more than a step can emit
+  EXPECT_FALSE(propose(engine, id).empty());
 }
 
 TEST(Engine, ServesThousandsOfRequestsAtOnce) {

@@ -11,12 +11,14 @@ namespace fastdraft {
 class StepCost {
  public:
   // Each further token costs `token_cost` (0 or more) of a forward over one.
-  static StepCost constant(double token_cost) noexcept;
+  // Throws InvalidValueError.
+  static StepCost constant(double token_cost);
 
   // curve[n - 1], greater than 0, is the time of a forward over n tokens, in
   // any unit. It goes on past its end, `size` at least 1, with its last slope
-  // where that is positive. The curve must outlive the StepCost.
-  static StepCost curve(const double* curve, std::int64_t size) noexcept;
+  // where that is positive. The curve must outlive the StepCost. Throws
+  // InvalidValueError. O(size).
+  static StepCost curve(const double* curve, std::int64_t size);
 
   // The time of a forward over `rows` requests and `drafted` draft tokens in
   // all, where one without drafts is 1.
@@ -25,11 +27,16 @@ class StepCost {
     return time(rows + drafted) / time(rows);
   }
 
-  // The least chance of acceptance with which a draft token can pay beside `rows`
-  // requests that emit `rate` tokens in the time of a step without drafts.
-  double least_chance(std::int64_t rows, double rate) const noexcept {
-    return is_constant() ? slope(rows) * rate : 0.0;
-  }
+  // The least chance of acceptance with which a draft token pays at a constant
+  // cost, beside `rows` requests that emit `rate` tokens in the time of a step
+  // without drafts.
+  double least_chance(std::int64_t rows, double rate) const noexcept { return slope(rows) * rate; }
+
+  // A lower bound of the chances of the tokens that keep_what_pays can keep of a
+  // batch whose rows have at most `most` tokens: none less probable is worth
+  // guessing. O(rows * most) for a curve.
+  double least_of_batch(std::int64_t rows, double rate, bool padded,
+                        std::int64_t most) const noexcept;
 
   bool is_constant() const noexcept { return curve_ == nullptr; }
 
