@@ -81,7 +81,7 @@ class FrozenDatastore final : public Datastore {
   }
 
   void close() override {
-    const std::unique_lock<std::shared_mutex> lock(mutex_);
+    const std::unique_lock<PhaseFairMutex> lock(mutex_);
     closed_.store(true, std::memory_order_relaxed);
     segments_.clear();
     end_ = 0;
