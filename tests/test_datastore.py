@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -446,12 +447,36 @@ def test_foreign_and_newer_files_are_refused(frozen_path: Path, tmp_path: Path) 
         Datastore.open(tmp_path / "missing.fds")
     with pytest.raises(DatastoreError, match="not a regular file"):
         Datastore.open(tmp_path)
+    with pytest.raises(DatastoreError, match="not a regular file"):
+        Datastore.open(os.devnull)
     newer = damage(frozen_path, lambda content: content.__setitem__(8, 9))
     with pytest.raises(DatastoreError, match=r"version 9 of the format, .* reads version 1"):
         Datastore.open(newer)
     expected = r"another tokenizer: its fingerprint is (66){32}, expected (67){32}"
     with pytest.raises(DatastoreError, match=expected):
         Datastore.open(frozen_path, fingerprint=b"g" * 32)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no FIFOs")
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    program = """
+import sys
+from fastdraft import Datastore
+from fastdraft.errors import DatastoreError
+try:
+    Datastore.open(sys.argv[1])
+except DatastoreError as error:
+    print(error)
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "fifo")],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert result.stdout == f"{tmp_path / 'fifo'} is not a regular file\n"
 
 
 def test_a_flipped_bit_of_header_or_directory_is_refused(frozen_path: Path) -> None:
@@ -505,6 +530,53 @@ def test_an_error_while_writing_leaves_the_old_file(frozen_path: Path, tmp_path:
         writer.append([1])
     assert [file.name for file in tmp_path.iterdir()] == ["kept.fds"]
     assert path.read_bytes() == frozen_path.read_bytes()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")
+@pytest.mark.parametrize("end", ["", "sys.exit()", "writer.discard()", "raise ValueError"])
+def test_a_fork_leaves_the_file_of_a_writer_alone(tmp_path: Path, end: str) -> None:
+    program = f"""
+import os
+import sys
+from fastdraft.datastore import Datastore, DatastoreWriter
+from fastdraft.errors import DatastoreError
+path = sys.argv[1]
+writer = DatastoreWriter(path)
+writer.append([1, 2, 3])
+with DatastoreWriter(path + "2") as second:
+    second.append([4, 5])
+    child = os.fork()
+    if child == 0:
+        calls = [writer.begin_document, lambda: writer.append([7]), writer.finish]
+        calls += [lambda: writer.num_tokens, lambda: writer.num_documents]
+        for call in calls:
+            try:
+                call()
+            except DatastoreError as error:
+                assert "which began it and alone may write it" in str(error), error
+            else:
+                os._exit(3)
+        with Datastore(max_bytes=1 << 20) as own:
+            own.add([8, 9])
+            own.save(path + "3")
+        {end or "del writer, second; os._exit(0)"}
+        sys.exit()
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    second.append([6])
+writer.append([4])
+writer.finish()
+print(status, *(len(Datastore.open(path + name, verify=True)) for name in ("", "2", "3")))
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "x.fds")],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    status = 1 if end == "raise ValueError" else 0
+    assert result.stdout == f"{status} 4 3 2\n", result.stderr
+    names = sorted(file.name for file in tmp_path.iterdir())
+    assert names == ["x.fds", "x.fds2", "x.fds3"]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no limit to set")

@@ -167,7 +167,9 @@ class Datastore {
 // Writes a frozen store from documents, one after another, in bounded memory.
 //
 // Calls wait for each other. After finish(), discard() or an error of the file, which
-// removes what was written, they throw DatastoreClosedError, but for discard().
+// removes what was written, they throw DatastoreClosedError, but for discard(). The file is the
+// process's that began it: in a fork of it calls throw DatastoreError, and discard() and the
+// destructor leave the file alone.
 class DatastoreWriter {
  public:
   // So many tokens make a segment, which has an index of its own. Indexing one takes
@@ -204,8 +206,11 @@ class DatastoreWriter {
 
  private:
   class State;
+  // The lock to use the state with. Throws DatastoreError in a fork.
+  std::unique_lock<std::mutex> lock() const;
   State& state() const;
 
+  const std::int64_t process_;
   mutable std::mutex mutex_;
   std::unique_ptr<State> state_;
 };
