@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -512,6 +513,93 @@ def test_damage_of_the_body_is_found_or_harmless(frozen_path: Path) -> None:
                 for found in store.find(text[:at], most=100):
                     tokens = store.read(found.next, 100)
                     assert ((tokens >= 0) & (tokens < 20)).all()
+
+
+def seal(content: bytearray) -> None:
+    """Makes the checksums of the header and of the directory right again."""
+    offset = int.from_bytes(content[120:128], sys.byteorder)
+    content[128:136] = len(content).to_bytes(8, sys.byteorder)
+    content[136:140] = zlib.crc32(content[offset:]).to_bytes(4, sys.byteorder)
+    content[140:144] = zlib.crc32(content[:140]).to_bytes(4, sys.byteorder)
+
+
+@pytest.mark.parametrize("tag", [1, 255])
+def test_damaged_tags_do_not_make_lookups_long(tmp_path: Path, tag: int) -> None:
+    path = tmp_path / "store.fds"
+    text = np.random.default_rng(0).integers(0, 2**31 - 1, 300_000)
+    build(path, [text])
+    content = np.fromfile(path, np.uint8)
+    offset = directory_offset(path)
+    begin, size, *buckets = content[offset : offset + 40].view(np.int64).tolist()
+    end = begin + size * 4
+    for count in buckets:
+        links = -(-end // 64) * 64
+        table = -(-(links + size * 4) // 64) * 64
+        end = table + count * 64
+        tags = content[table:end].reshape(count, 64)[:, :12]
+        assert 0.7 < (tags != 0).mean() < 0.9
+        tags[:] = tag
+    content.tofile(tmp_path / "damaged.fds")
+
+    def seconds(store: Datastore) -> float:
+        times = []
+        for end in range(1000, 2000, 10):
+            start = time.perf_counter()
+            store.find(text[end - 32 : end])
+            times.append(time.perf_counter() - start)
+        return sorted(times)[len(times) // 2]
+
+    with Datastore.open(path) as whole, Datastore.open(tmp_path / "damaged.fds") as damaged:
+        assert seconds(damaged) < 20 * seconds(whole)
+
+
+def test_directories_that_no_writer_leaves_are_refused(frozen_path: Path, tmp_path: Path) -> None:
+    offset = directory_offset(frozen_path)
+    entry = frozen_path.read_bytes()[offset : offset + 40]
+    segments = int.from_bytes(frozen_path.read_bytes()[112:120], sys.byteorder)
+    assert segments > 2
+
+    def repeat_one(content: bytearray) -> None:
+        content[112:120] = (segments + 5).to_bytes(8, sys.byteorder)
+        content[offset:offset] = entry * 5
+        seal(content)
+
+    def swap_two(content: bytearray) -> None:
+        content[offset : offset + 80] = content[offset + 40 : offset + 80] + entry
+        seal(content)
+
+    for change in (repeat_one, swap_two):
+        with pytest.raises(DatastoreError, match="its directory is damaged"):
+            Datastore.open(damage(frozen_path, change))
+
+    # Segments of one token would be as many lookups as the file has entries.
+    build(tmp_path / "short.fds", [])
+    header = (tmp_path / "short.fds").read_bytes()[:4096]
+    for count in (1, 2):
+        body = bytes(448 * count)
+        content = bytearray(header + body)
+        content[112:120] = count.to_bytes(8, sys.byteorder)
+        content[120:128] = len(content).to_bytes(8, sys.byteorder)
+        for index in range(count):
+            content += np.array([4096 + 448 * index, 1, 1, 1, 1]).tobytes()
+        content += zlib.crc32(body).to_bytes(4, sys.byteorder)
+        seal(content)
+        (tmp_path / "short.fds").write_bytes(content)
+        if count == 1:
+            assert Datastore.open(tmp_path / "short.fds", verify=True).find([1, 2]) == []
+            continue
+        with pytest.raises(DatastoreError, match="its directory is damaged"):
+            Datastore.open(tmp_path / "short.fds")
+
+
+@pytest.mark.parametrize(("tokens", "documents"), [(-1, 0), (2**40, 1), (9, -1), (9, 10)])
+def test_impossible_counts_are_refused(frozen_path: Path, tokens: int, documents: int) -> None:
+    def count(content: bytearray) -> None:
+        content[96:112] = np.array([tokens, documents]).tobytes()
+        seal(content)
+
+    with pytest.raises(DatastoreError, match="its header is damaged"):
+        Datastore.open(damage(frozen_path, count))
 
 
 def test_an_error_while_writing_leaves_the_old_file(frozen_path: Path, tmp_path: Path) -> None:

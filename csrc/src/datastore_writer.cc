@@ -208,9 +208,6 @@ class DatastoreWriter::State {
   const FileHeader& header() const noexcept { return header_; }
 
  private:
-  // A document is not begun where hardly more than its context has room.
-  static constexpr std::int64_t kLeastRoom = 2 * kContextTokens;
-
   std::int64_t room() const noexcept {
     return segment_tokens_ - static_cast<std::int64_t>(tokens_.size());
   }
