@@ -1,4 +1,4 @@
-"""Datastores: building a frozen one, opening it, and lookups in live and frozen ones.
+"""Datastores: building a frozen one, opening it, lookups, and adding beside threads that propose.
 
 The text is made of stretches of real tokens, drawn from all over them, in which every eighth token
 is replaced by another one of the text: n-grams repeat as often as they do in real text of this

@@ -403,22 +403,23 @@ class DefaultDrafter:
         ]
 
     def places_in_stores(self) -> list[Place]:
-        places: list[Place] = []
         repeated = self.repeated()
         if repeated >= self.CLEAR:
-            return places
+            return []
+        least = min(max(repeated, 1), 4)
+        ranked: list[tuple[int, int, Place]] = []
         for store in self.stores:
-            room = self.width.stored - len(places)
-            least = min(max(repeated, 1), 4)
-            found = (
-                store.find(self.text, most=room, links=self.width.links, least=least)
-                if room
-                else []
+            found = store.find(
+                self.text, most=self.width.stored, links=self.width.links, least=least
             )
-            for end, length, output in found:
+            lengths = [occurrence.length for occurrence in found]
+            for index, (end, length, output) in enumerate(found):
                 says = store.read(end, self.lookahead).tolist()
-                places.append(Place(says, length, end, stored=True, output=output))
-        return places
+                place = Place(says, length, end, stored=True, output=output)
+                ranked.append((-length, index - lengths.index(length), place))
+        # The longest; of equally long ones the latest of each store, then the second latest.
+        ranked.sort(key=lambda item: item[:2])
+        return [place for _, _, place in ranked[: self.width.stored]]
 
     def weigh(self, node: Node) -> None:
         """Weighs every token that anything says may follow `node`."""
@@ -447,7 +448,7 @@ class DefaultDrafter:
         }
         own = [place for place in places if not place.stored]
         stored = [place for place in places if place.stored]
-        # Of the longest ones of the text the latest; a store has them in this order.
+        # Of the longest ones of the text the latest; those of stores come in this order.
         of_text = max(own, key=lambda place: (reach(place), place.end)).says[depth] if own else -1
         of_store = max(stored, key=reach).says[depth] if stored else -1
         best = max((max(both) for both in lengths.values()), default=0)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
 import threading
+import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -446,12 +448,36 @@ def test_foreign_and_newer_files_are_refused(frozen_path: Path, tmp_path: Path) 
         Datastore.open(tmp_path / "missing.fds")
     with pytest.raises(DatastoreError, match="not a regular file"):
         Datastore.open(tmp_path)
+    with pytest.raises(DatastoreError, match="not a regular file"):
+        Datastore.open(os.devnull)
     newer = damage(frozen_path, lambda content: content.__setitem__(8, 9))
     with pytest.raises(DatastoreError, match=r"version 9 of the format, .* reads version 1"):
         Datastore.open(newer)
     expected = r"another tokenizer: its fingerprint is (66){32}, expected (67){32}"
     with pytest.raises(DatastoreError, match=expected):
         Datastore.open(frozen_path, fingerprint=b"g" * 32)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no FIFOs")
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    program = """
+import sys
+from fastdraft import Datastore
+from fastdraft.errors import DatastoreError
+try:
+    Datastore.open(sys.argv[1])
+except DatastoreError as error:
+    print(error)
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "fifo")],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert result.stdout == f"{tmp_path / 'fifo'} is not a regular file\n"
 
 
 def test_a_flipped_bit_of_header_or_directory_is_refused(frozen_path: Path) -> None:
@@ -489,6 +515,93 @@ def test_damage_of_the_body_is_found_or_harmless(frozen_path: Path) -> None:
                     assert ((tokens >= 0) & (tokens < 20)).all()
 
 
+def seal(content: bytearray) -> None:
+    """Makes the checksums of the header and of the directory right again."""
+    offset = int.from_bytes(content[120:128], sys.byteorder)
+    content[128:136] = len(content).to_bytes(8, sys.byteorder)
+    content[136:140] = zlib.crc32(content[offset:]).to_bytes(4, sys.byteorder)
+    content[140:144] = zlib.crc32(content[:140]).to_bytes(4, sys.byteorder)
+
+
+@pytest.mark.parametrize("tag", [1, 255])
+def test_damaged_tags_do_not_make_lookups_long(tmp_path: Path, tag: int) -> None:
+    path = tmp_path / "store.fds"
+    text = np.random.default_rng(0).integers(0, 2**31 - 1, 300_000)
+    build(path, [text])
+    content = np.fromfile(path, np.uint8)
+    offset = directory_offset(path)
+    begin, size, *buckets = content[offset : offset + 40].view(np.int64).tolist()
+    end = begin + size * 4
+    for count in buckets:
+        links = -(-end // 64) * 64
+        table = -(-(links + size * 4) // 64) * 64
+        end = table + count * 64
+        tags = content[table:end].reshape(count, 64)[:, :12]
+        assert 0.7 < (tags != 0).mean() < 0.9
+        tags[:] = tag
+    content.tofile(tmp_path / "damaged.fds")
+
+    def seconds(store: Datastore) -> float:
+        times = []
+        for end in range(1000, 2000, 10):
+            start = time.perf_counter()
+            store.find(text[end - 32 : end])
+            times.append(time.perf_counter() - start)
+        return sorted(times)[len(times) // 2]
+
+    with Datastore.open(path) as whole, Datastore.open(tmp_path / "damaged.fds") as damaged:
+        assert seconds(damaged) < 20 * seconds(whole)
+
+
+def test_directories_that_no_writer_leaves_are_refused(frozen_path: Path, tmp_path: Path) -> None:
+    offset = directory_offset(frozen_path)
+    entry = frozen_path.read_bytes()[offset : offset + 40]
+    segments = int.from_bytes(frozen_path.read_bytes()[112:120], sys.byteorder)
+    assert segments > 2
+
+    def repeat_one(content: bytearray) -> None:
+        content[112:120] = (segments + 5).to_bytes(8, sys.byteorder)
+        content[offset:offset] = entry * 5
+        seal(content)
+
+    def swap_two(content: bytearray) -> None:
+        content[offset : offset + 80] = content[offset + 40 : offset + 80] + entry
+        seal(content)
+
+    for change in (repeat_one, swap_two):
+        with pytest.raises(DatastoreError, match="its directory is damaged"):
+            Datastore.open(damage(frozen_path, change))
+
+    # Segments of one token would be as many lookups as the file has entries.
+    build(tmp_path / "short.fds", [])
+    header = (tmp_path / "short.fds").read_bytes()[:4096]
+    for count in (1, 2):
+        body = bytes(448 * count)
+        content = bytearray(header + body)
+        content[112:120] = count.to_bytes(8, sys.byteorder)
+        content[120:128] = len(content).to_bytes(8, sys.byteorder)
+        for index in range(count):
+            content += np.array([4096 + 448 * index, 1, 1, 1, 1]).tobytes()
+        content += zlib.crc32(body).to_bytes(4, sys.byteorder)
+        seal(content)
+        (tmp_path / "short.fds").write_bytes(content)
+        if count == 1:
+            assert Datastore.open(tmp_path / "short.fds", verify=True).find([1, 2]) == []
+            continue
+        with pytest.raises(DatastoreError, match="its directory is damaged"):
+            Datastore.open(tmp_path / "short.fds")
+
+
+@pytest.mark.parametrize(("tokens", "documents"), [(-1, 0), (2**40, 1), (9, -1), (9, 10)])
+def test_impossible_counts_are_refused(frozen_path: Path, tokens: int, documents: int) -> None:
+    def count(content: bytearray) -> None:
+        content[96:112] = np.array([tokens, documents]).tobytes()
+        seal(content)
+
+    with pytest.raises(DatastoreError, match="its header is damaged"):
+        Datastore.open(damage(frozen_path, count))
+
+
 def test_an_error_while_writing_leaves_the_old_file(frozen_path: Path, tmp_path: Path) -> None:
     path = tmp_path / "kept.fds"
     path.write_bytes(frozen_path.read_bytes())
@@ -505,6 +618,53 @@ def test_an_error_while_writing_leaves_the_old_file(frozen_path: Path, tmp_path:
         writer.append([1])
     assert [file.name for file in tmp_path.iterdir()] == ["kept.fds"]
     assert path.read_bytes() == frozen_path.read_bytes()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")
+@pytest.mark.parametrize("end", ["", "sys.exit()", "writer.discard()", "raise ValueError"])
+def test_a_fork_leaves_the_file_of_a_writer_alone(tmp_path: Path, end: str) -> None:
+    program = f"""
+import os
+import sys
+from fastdraft.datastore import Datastore, DatastoreWriter
+from fastdraft.errors import DatastoreError
+path = sys.argv[1]
+writer = DatastoreWriter(path)
+writer.append([1, 2, 3])
+with DatastoreWriter(path + "2") as second:
+    second.append([4, 5])
+    child = os.fork()
+    if child == 0:
+        calls = [writer.begin_document, lambda: writer.append([7]), writer.finish]
+        calls += [lambda: writer.num_tokens, lambda: writer.num_documents]
+        for call in calls:
+            try:
+                call()
+            except DatastoreError as error:
+                assert "which began it and alone may write it" in str(error), error
+            else:
+                os._exit(3)
+        with Datastore(max_bytes=1 << 20) as own:
+            own.add([8, 9])
+            own.save(path + "3")
+        {end or "del writer, second; os._exit(0)"}
+        sys.exit()
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    second.append([6])
+writer.append([4])
+writer.finish()
+print(status, *(len(Datastore.open(path + name, verify=True)) for name in ("", "2", "3")))
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "x.fds")],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    status = 1 if end == "raise ValueError" else 0
+    assert result.stdout == f"{status} 4 3 2\n", result.stderr
+    names = sorted(file.name for file in tmp_path.iterdir())
+    assert names == ["x.fds", "x.fds2", "x.fds3"]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no limit to set")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, permutations
 from pathlib import Path
 
 import numpy as np
@@ -145,6 +145,61 @@ def test_a_request_sees_the_stores_that_it_was_given_and_no_others() -> None:
     assert sorted(draft.tolist()) == [16, 17, 26, 27]
 
 
+@pytest.mark.parametrize("tree_budget", [None, 24])
+def test_no_store_hides_what_another_one_has(tree_budget: int | None) -> None:
+    prompt = list(range(100, 140))
+    short = [
+        store_of(*([1000 + i, prompt[-1], first + i] for i in range(60))) for first in (2000, 3000)
+    ]
+    long = store_of([*prompt[-20:], 7, 8, 9])
+    config = DraftConfig(lookahead=3, tree_budget=tree_budget, token_cost=0)
+    drafts = []
+    for stores in permutations([*short, long]):
+        engine = Engine(config, datastores=stores)
+        draft = engine.propose(engine.add_request(prompt))
+        path = [(-1, 7), (0, 8), (1, 9)]
+        assert list(zip(draft.parents.tolist(), draft.tolist(), strict=True))[:3] == path
+        # Both of the others have their share of what is left.
+        if tree_budget is not None:
+            assert {token // 1000 for token in draft.tolist()} == {0, 2, 3}
+        drafts.append(draft.probabilities.tolist())
+    assert all(draft == drafts[0] for draft in drafts)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    # For each length of a match: in which store it stands, and what follows it there.
+    matches=st.lists(
+        st.tuples(st.integers(0, 3), st.lists(st.integers(0, 3), min_size=1, max_size=3)),
+        min_size=32,
+        max_size=32,
+    ),
+    order=st.permutations(range(4)),
+    repeats=st.integers(0, 9),
+    tree_budget=st.none() | st.integers(1, 40),
+)
+def test_the_order_of_the_stores_does_not_matter(
+    matches: list[tuple[int, list[int]]],
+    order: list[int],
+    repeats: int,
+    tree_budget: int | None,
+) -> None:
+    prompt = list(range(100, 140))
+    stores = [store_of() for _ in order]
+    for length, (store, following) in enumerate(matches, 1):
+        stores[store].add([1000 + length, *prompt[-length:], *following])
+    # The text repeats some of its end too, before another token.
+    prompt = [*prompt[len(prompt) - repeats :], 5, *prompt]
+    config = DraftConfig(lookahead=4, tree_budget=tree_budget, token_cost=0)
+    drafts = []
+    for given_stores in (stores, [stores[i] for i in order]):
+        engine = Engine(config, datastores=given_stores)
+        drafts.append(engine.propose(engine.add_request(prompt)))
+    for name in ("token_ids", "parents", "probabilities", "sources"):
+        one, other = (getattr(draft, name).tolist() for draft in drafts)
+        assert one == other
+
+
 def test_tokens_are_labelled_with_where_they_were_found() -> None:
     engine = Engine(DraftConfig(lookahead=3, token_cost=0))
 
@@ -219,9 +274,12 @@ def test_damaged_tokens_of_a_store_are_not_drafted(tmp_path: Path, damaged: int)
     assert content.count(tokens) == 1
     wrong = np.array([*DOCUMENT[:7], damaged, *DOCUMENT[8:]], np.int32).tobytes()
     (tmp_path / "damaged.fds").write_bytes(content.replace(tokens, wrong))
-    engine = Engine(datastores=[Datastore.open(tmp_path / "damaged.fds")])
-    assert drafted(engine, engine.add_request(PROMPT)) == [16]
-    assert drafted(engine, engine.add_request([*PROMPT, 16])) == []
+    store = Datastore.open(tmp_path / "damaged.fds")
+    store.save(tmp_path / "saved.fds")
+    for one in (store, Datastore.open(tmp_path / "saved.fds")):
+        engine = Engine(datastores=[one])
+        assert drafted(engine, engine.add_request(PROMPT)) == [16]
+        assert drafted(engine, engine.add_request([*PROMPT, 16])) == []
 
 
 def test_stores_of_two_tokenizers_are_refused() -> None:

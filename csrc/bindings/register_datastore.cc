@@ -87,15 +87,14 @@ py::array_t<Token> read(const Datastore& store, std::int64_t position, std::int6
   if (most < 0) {
     throw InvalidValueError("most must be at least 0, got " + std::to_string(most));
   }
-  const Datastore::Reader reader(store);
-  // Documents are short where `most` may be anything.
+  // Documents are short where `most` may be anything, and text that is added waits for a step.
   constexpr std::int64_t kStep = 4096;
   std::vector<Token> tokens;
   std::int64_t count = 0;
   for (std::int64_t copied = kStep; copied == kStep && count < most; count += copied) {
     tokens.resize(static_cast<std::size_t>(count + std::min(kStep, most - count)));
-    copied = reader.copy(position + count, tokens.data() + count,
-                         static_cast<std::int64_t>(tokens.size()) - count);
+    copied = Datastore::Reader(store).copy(position + count, tokens.data() + count,
+                                           static_cast<std::int64_t>(tokens.size()) - count);
   }
   return py::array_t<Token>(count, tokens.data());
 }

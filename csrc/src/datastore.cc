@@ -68,9 +68,14 @@ void Datastore::save(const std::string& path) const {
     }
     position += static_cast<std::int64_t>(step.size());
     for (auto at = step.begin(); at != step.end();) {
-      const auto mark = std::find_if(at, step.end(), [](Token token) { return token < 0; });
+      // What is no token is damage, which ends a document too.
+      const auto mark = std::find_if(
+          at, step.end(), [this](Token token) { return token < 0 || token > largest_token_; });
       writer.append(step.data() + (at - step.begin()), mark - at, output);
-      if (mark != step.end()) writer.begin_document(std::min(mark_context(*mark), kContextTokens));
+      if (mark != step.end()) {
+        writer.begin_document(*mark < 0 ? std::min(mark_context(*mark), kContextTokens)
+                                        : std::int64_t{0});
+      }
       at = mark == step.end() ? mark : mark + 1;
     }
   }

@@ -85,6 +85,10 @@ SegmentLayout::SegmentLayout(const SegmentEntry& entry) noexcept : tokens(entry.
 MappedFile::MappedFile(const std::string& path) {
   const HANDLE file = CreateFileA(path.c_str(), GENERIC_READ, FILE_SHARE_READ | FILE_SHARE_DELETE,
                                   nullptr, OPEN_EXISTING, FILE_ATTRIBUTE_NORMAL, nullptr);
+  if (file != INVALID_HANDLE_VALUE && GetFileType(file) != FILE_TYPE_DISK) {
+    CloseHandle(file);
+    throw DatastoreError(path + " is not a regular file");
+  }
   LARGE_INTEGER size{};
   if (file == INVALID_HANDLE_VALUE || GetFileSizeEx(file, &size) == 0) {
     const auto error = static_cast<int>(GetLastError());
@@ -113,7 +117,8 @@ MappedFile::~MappedFile() {
 #else
 
 MappedFile::MappedFile(const std::string& path) {
-  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  // A FIFO would wait for somebody who writes to it.
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
   if (file < 0) throw DatastoreError("cannot open " + path + ": " + reason());
   struct stat status{};
   void* mapped = MAP_FAILED;
@@ -141,15 +146,22 @@ MappedFile::~MappedFile() {
 
 #endif
 
+std::int64_t this_process() noexcept {
+#ifdef _WIN32
+  return _getpid();
+#else
+  return ::getpid();
+#endif
+}
+
 OutputFile::OutputFile(const std::string& path) : path_(path) {
   static std::atomic<int> counter{0};
   do {
+    temporary_ = path + "." + std::to_string(process_) + "-" + std::to_string(counter++) + ".tmp";
 #ifdef _WIN32
-    temporary_ = path + "." + std::to_string(_getpid()) + "-" + std::to_string(counter++) + ".tmp";
     file_ =
         _open(temporary_.c_str(), _O_CREAT | _O_EXCL | _O_RDWR | _O_BINARY, _S_IREAD | _S_IWRITE);
 #else
-    temporary_ = path + "." + std::to_string(::getpid()) + "-" + std::to_string(counter++) + ".tmp";
     file_ = ::open(temporary_.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0666);
 #endif
   } while (file_ < 0 && errno == EEXIST);
@@ -163,7 +175,7 @@ OutputFile::~OutputFile() {
 #else
   ::close(file_);
 #endif
-  std::remove(temporary_.c_str());
+  if (process_ == this_process()) std::remove(temporary_.c_str());
 }
 
 void OutputFile::write(const void* data, std::int64_t bytes) {

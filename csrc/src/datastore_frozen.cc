@@ -15,6 +15,8 @@ namespace fastdraft {
 namespace {
 
 constexpr std::size_t kNumOrders = Datastore::kOrders.size();
+// The writer makes none but the last shorter.
+constexpr std::int64_t kLeastSegment = DatastoreWriter::kLeastSegmentTokens - kLeastRoom;
 
 // A part of a store with an index of its own. What stands in the file is taken for
 // a number of any value: damage that nobody looked for must not lead outside.
@@ -35,9 +37,12 @@ struct Segment {
     const std::int32_t length = Datastore::kOrders[order];
     const std::uint8_t tag = Bucket::tag(hash);
     const Bucket* bucket = home(order, hash);
-    for (std::int64_t looked = 0; looked < num_buckets[order]; ++looked) {
+    const std::int64_t most = std::min(num_buckets[order], Bucket::kMostLooked);
+    int compared = 0;
+    for (std::int64_t looked = 0; looked < most; ++looked) {
       for (int i = 0; i < Bucket::kEntries; ++i) {
         if (bucket->tags[i] != tag) continue;
+        if (++compared > Bucket::kMostCompared) return -1;
         const std::int64_t at = bucket->positions[i];
         if (at >= length && at < size &&
             std::equal(text_end - length, text_end, tokens + at - length)) {
@@ -81,7 +86,7 @@ class FrozenDatastore final : public Datastore {
   }
 
   void close() override {
-    const std::unique_lock<std::shared_mutex> lock(mutex_);
+    const std::unique_lock<PhaseFairMutex> lock(mutex_);
     closed_.store(true, std::memory_order_relaxed);
     segments_.clear();
     end_ = 0;
@@ -202,10 +207,20 @@ class FrozenDatastore final : public Datastore {
     if (verify) {
       for (std::int64_t block = 0; block < blocks; ++block) verify_block(block, blocks);
     }
+    // As the writer leaves them, none inside another: else a small file could ask for many lookups.
+    std::int64_t at = FileHeader::kBytes;
     for (std::int64_t i = 0; i < count; ++i) {
       SegmentEntry entry;
       std::memcpy(&entry, file_->data() + offset + i * entry_bytes, sizeof(entry));
-      add_segment(entry);
+      if (entry.offset != SegmentLayout::aligned(at) ||
+          (i + 1 < count && entry.size < kLeastSegment)) {
+        refuse("its directory is damaged");
+      }
+      at = add_segment(entry);
+    }
+    if (header_.num_tokens < 0 || header_.num_tokens > end_ || header_.num_documents < 0 ||
+        header_.num_documents > header_.num_tokens) {
+      refuse("its header is damaged");
     }
   }
 
@@ -220,10 +235,10 @@ class FrozenDatastore final : public Datastore {
     }
   }
 
-  void add_segment(const SegmentEntry& entry) {
+  // Returns where its sections end.
+  std::int64_t add_segment(const SegmentEntry& entry) {
     // Nothing in a file is larger than the file, so the sums below cannot overflow.
-    bool fits = entry.offset >= FileHeader::kBytes && entry.offset % 64 == 0 &&
-                entry.offset <= header_.directory_offset && entry.size > 0 &&
+    bool fits = entry.offset <= header_.directory_offset && entry.size > 0 &&
                 entry.size <= header_.directory_offset / 4;
     for (const std::int64_t buckets : entry.buckets) {
       fits = fits && buckets > 0 && buckets <= header_.directory_offset / 64;
@@ -241,6 +256,7 @@ class FrozenDatastore final : public Datastore {
     }
     segments_.push_back(segment);
     end_ += entry.size;
+    return layout.end;
   }
 
   template <typename T>

@@ -84,22 +84,22 @@ class LiveDatastore final : public Datastore {
 
   void add(const Token* tokens, std::int64_t size, std::int64_t prompt_size) override;
   void close() override {
-    const std::unique_lock<std::shared_mutex> lock(mutex_);
+    const std::unique_lock<PhaseFairMutex> lock(mutex_);
     closed_.store(true, std::memory_order_relaxed);
     release();
   }
 
   bool frozen() const noexcept override { return false; }
   std::int64_t num_tokens() const override {
-    const std::shared_lock<std::shared_mutex> lock(mutex_);
+    const std::shared_lock<PhaseFairMutex> lock(mutex_);
     return num_tokens_;
   }
   std::int64_t num_documents() const override {
-    const std::shared_lock<std::shared_mutex> lock(mutex_);
+    const std::shared_lock<PhaseFairMutex> lock(mutex_);
     return end_ - begin_ - num_tokens_;
   }
   std::int64_t bytes() const override {
-    const std::shared_lock<std::shared_mutex> lock(mutex_);
+    const std::shared_lock<PhaseFairMutex> lock(mutex_);
     return bytes_;
   }
   std::int64_t max_bytes() const noexcept override { return max_bytes_; }
@@ -313,11 +313,8 @@ class LiveDatastore final : public Datastore {
   // How many tokens before `position` the prefix table hashes; 0: they are not held.
   std::int64_t prefix_window(std::int64_t position) const noexcept;
 
-  // The lock to change the store with. Throws DatastoreClosedError.
-  std::unique_lock<std::shared_mutex> lock_open() {
-    std::unique_lock<std::shared_mutex> lock(mutex_);
+  void check_open() const {
     if (closed()) throw DatastoreClosedError("the datastore is closed");
-    return lock;
   }
   std::int64_t stored_prefix(const Token* tokens, std::int64_t size) const;
   std::int64_t find_prefix(const Token* tokens, std::int64_t size) const;
@@ -327,7 +324,7 @@ class LiveDatastore final : public Datastore {
   void release() noexcept;
 
   const std::int64_t max_bytes_;
-  std::mutex adding_;  // one document after another
+  PhaseFairMutex adding_;  // one document after another, as they come
   std::int64_t bytes_ = 0;
   std::int64_t num_tokens_ = 0;
   std::int64_t begin_ = 0;
@@ -500,7 +497,7 @@ std::int64_t LiveDatastore::find_prefix(const Token* tokens, std::int64_t size) 
 // How many of a document's first tokens stand in the store already: every run of up to
 // kLongest + 1 of them, which is all that readers can see of it.
 std::int64_t LiveDatastore::stored_prefix(const Token* tokens, std::int64_t size) const {
-  const std::shared_lock<std::shared_mutex> lock(mutex_);
+  const std::shared_lock<PhaseFairMutex> lock(mutex_);
   if (num_chunks_ == 0) return 0;
   std::int64_t length = 0;
   std::int64_t position = -1;
@@ -541,11 +538,10 @@ void LiveDatastore::append(Token token, bool output) {
 }
 
 // Appends a document's tokens from tokens[first] on, up to tokens[last - 1], and indexes what
-// comes from tokens[common] on. Returns how far it came: where a page had to be rebuilt, readers
-// have waited long enough.
+// comes from tokens[common] on; under the lock. Returns how far it came: where a page had to be
+// rebuilt, readers have waited long enough.
 std::int64_t LiveDatastore::add_slice(const Token* tokens, std::int64_t first, std::int64_t last,
                                       std::int64_t common, std::int64_t prompt_size) {
-  const std::unique_lock<std::shared_mutex> lock = lock_open();
   std::uint64_t hashes[kNumOrders][kSliceTokens];
   for (std::size_t order = 0; order < kNumOrders; ++order) {
     const std::int32_t length = kOrders[order];
@@ -587,11 +583,14 @@ void LiveDatastore::add(const Token* tokens, std::int64_t size, std::int64_t pro
   const std::int64_t common = stored_prefix(tokens, size);
   if (common == size && !closed()) return;
   const std::int64_t start = std::max<std::int64_t>(0, common - kContextTokens);
-  {
-    const std::unique_lock<std::shared_mutex> lock = lock_open();
-    append(document_mark(common - start), false);
-  }
+  const std::unique_lock<PhaseFairMutex> lock(mutex_);
+  check_open();
+  append(document_mark(common - start), false);
   for (std::int64_t first = start; first < size;) {
+    if (first > start) {
+      mutex_.pass();
+      check_open();
+    }
     first = add_slice(tokens, first, std::min(size, first + kSliceTokens), common, prompt_size);
   }
 }

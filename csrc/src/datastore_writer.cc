@@ -208,9 +208,6 @@ class DatastoreWriter::State {
   const FileHeader& header() const noexcept { return header_; }
 
  private:
-  // A document is not begun where hardly more than its context has room.
-  static constexpr std::int64_t kLeastRoom = 2 * kContextTokens;
-
   std::int64_t room() const noexcept {
     return segment_tokens_ - static_cast<std::int64_t>(tokens_.size());
   }
@@ -295,7 +292,8 @@ class DatastoreWriter::State {
 
 DatastoreWriter::DatastoreWriter(const std::string& path,
                                  const std::optional<Fingerprint>& fingerprint,
-                                 std::int64_t segment_tokens) {
+                                 std::int64_t segment_tokens)
+    : process_(this_process()) {
   if (segment_tokens < kLeastSegmentTokens || segment_tokens > kSegmentTokens) {
     throw InvalidValueError("segment_tokens must be " + std::to_string(kLeastSegmentTokens) +
                             " to " + std::to_string(kSegmentTokens) + ", got " +
@@ -306,19 +304,28 @@ DatastoreWriter::DatastoreWriter(const std::string& path,
 
 DatastoreWriter::~DatastoreWriter() = default;
 
+std::unique_lock<std::mutex> DatastoreWriter::lock() const {
+  // First of all: another thread may have held the mutex when the process was forked.
+  if (process_ != this_process()) {
+    throw DatastoreError("the file is process " + std::to_string(process_) +
+                         "'s, which began it and alone may write it; this is a fork of it");
+  }
+  return std::unique_lock<std::mutex>(mutex_);
+}
+
 DatastoreWriter::State& DatastoreWriter::state() const {
   if (state_ == nullptr) throw DatastoreClosedError("the file has been written or discarded");
   return *state_;
 }
 
 void DatastoreWriter::begin_document(std::int64_t context) {
-  const std::scoped_lock lock(mutex_);
+  const std::unique_lock<std::mutex> lock = this->lock();
   state().begin_document(context);
 }
 
 void DatastoreWriter::append(const Token* tokens, std::int64_t size, bool output) {
   check_tokens(tokens, size, "token_ids");
-  const std::scoped_lock lock(mutex_);
+  const std::unique_lock<std::mutex> lock = this->lock();
   state();
   // What was half written must not be completed.
   std::unique_ptr<State> writing = std::move(state_);
@@ -327,24 +334,25 @@ void DatastoreWriter::append(const Token* tokens, std::int64_t size, bool output
 }
 
 void DatastoreWriter::finish() {
-  const std::scoped_lock lock(mutex_);
+  const std::unique_lock<std::mutex> lock = this->lock();
   state();
   const std::unique_ptr<State> writing = std::move(state_);
   writing->finish();
 }
 
 void DatastoreWriter::discard() noexcept {
+  if (process_ != this_process()) return;
   const std::scoped_lock lock(mutex_);
   state_.reset();
 }
 
 std::int64_t DatastoreWriter::num_tokens() const {
-  const std::scoped_lock lock(mutex_);
+  const std::unique_lock<std::mutex> lock = this->lock();
   return state().header().num_tokens;
 }
 
 std::int64_t DatastoreWriter::num_documents() const {
-  const std::scoped_lock lock(mutex_);
+  const std::unique_lock<std::mutex> lock = this->lock();
   return state().header().num_documents;
 }
 

@@ -152,7 +152,8 @@ class DatastoreWriter(_core.DatastoreWriter):
 
     Each 2^25 tokens make a segment with an index of its own, for which indexing takes about 20
     bytes a token. As a context manager it completes the file at the end of the block, and removes
-    what was written where the block raises.
+    what was written where the block raises. Only the process that began a file may write it: in a
+    fork of it every call raises DatastoreError, but for `discard`, which does nothing there.
 
     >>> with DatastoreWriter("code.fds") as writer:      # doctest: +SKIP
     ...     for tokens in documents:

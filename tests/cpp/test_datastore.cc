@@ -151,8 +151,11 @@ TEST(Datastore, ClosedStoreIsEmptyToReaders) {
   store->close();
   EXPECT_TRUE(store->closed());
   EXPECT_TRUE(find(*store, {0, 1, 2}, 4).empty());
-  EXPECT_EQ(Datastore::Reader(*store).end(), Datastore::Reader(*store).begin());
-  EXPECT_EQ(Datastore::Reader(*store).at(7), -1);
+  {
+    const Datastore::Reader reader(*store);
+    EXPECT_EQ(reader.end(), reader.begin());
+    EXPECT_EQ(reader.at(7), -1);
+  }
   EXPECT_THROW(store->add(nullptr, 0, 0), DatastoreClosedError);
 }
 

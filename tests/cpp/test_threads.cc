@@ -168,6 +168,43 @@ TEST(Threads, EnginesShareLiveStores) {
   EXPECT_EQ(first.bytes() + second.bytes(), 0);
 }
 
+// A store's readers and those who add to it take turns: neither waits for more than a turn of the
+// other. Bounded by what the readers look up meanwhile, not by time.
+TEST(Threads, ReadersDoNotKeepTextOutOfAStore) {
+  constexpr std::uint32_t kReaders = 8;
+  constexpr int kDocuments = 20;
+  constexpr int kLookups = 5'000'000;
+  const auto store = Datastore::live(1 << 20);
+  const Text text = testing::random_text(300, 40, 0);
+  store->add(text.data(), 300, 300);
+  std::atomic<std::uint32_t> reading{0};
+  std::atomic<int> added{0};
+  std::atomic<std::int64_t> looked_up{0};
+  run_threads(kReaders + 1, [&](std::uint32_t thread) {
+    if (thread == kReaders) {
+      while (reading < kReaders) std::this_thread::yield();
+      for (std::uint32_t i = 1; added < kDocuments; ++i) {
+        const Text document = testing::random_text(300, 40, i);
+        store->add(document.data(), 300, 300);
+        if (reading < kReaders) return;
+        ++added;
+      }
+      return;
+    }
+    ++reading;
+    int lookups = 0;
+    for (; lookups < kLookups && added < kDocuments; ++lookups) {
+      const Datastore::Reader reader(*store);
+      Occurrence found[4];
+      EXPECT_GT(reader.find(text.data(), 8 + lookups % 200, found, 4), 0);
+    }
+    if (lookups == kLookups) --reading;
+    looked_up += lookups;
+  });
+  EXPECT_EQ(added, kDocuments);
+  EXPECT_GT(looked_up, 0);
+}
+
 TEST(Threads, TheBudgetHoldsUnderContention) {
   EngineConfig config;
   config.max_bytes = 400'000;

@@ -12,6 +12,7 @@
 #include <shared_mutex>
 #include <string>
 
+#include "fastdraft/phase_fair_mutex.h"
 #include "fastdraft/token.h"
 
 namespace fastdraft {
@@ -68,8 +69,9 @@ class Datastore {
   virtual ~Datastore() = default;
 
   // Holds the store as it is while it lives. It sees an empty store where that is
-  // closed. Make one for a moment: `add` and `close` wait for it, and so its own
-  // thread must not call them.
+  // closed. Make one for a moment: `add` and `close` wait for it, and later readers for
+  // them. So its own thread must not call the store meanwhile, nor make another reader of it.
+  // Readers of several stores at once might wait for each other.
   class Reader {
    public:
     explicit Reader(const Datastore& store) : store_(&store), lock_(store.mutex_) {}
@@ -109,7 +111,7 @@ class Datastore {
 
    private:
     const Datastore* store_;
-    std::shared_lock<std::shared_mutex> lock_;
+    std::shared_lock<PhaseFairMutex> lock_;
   };
 
   // Adds a document to a live store, of which the tokens from tokens[prompt_size] on are
@@ -155,7 +157,7 @@ class Datastore {
   virtual std::int64_t begin() const = 0;
   virtual std::int64_t end() const = 0;
 
-  mutable std::shared_mutex mutex_;
+  mutable PhaseFairMutex mutex_;
   std::atomic<bool> closed_{false};
   std::optional<Fingerprint> fingerprint_;
   // Greater ones are damage, which must not reach a model's embedding.
@@ -165,7 +167,9 @@ class Datastore {
 // Writes a frozen store from documents, one after another, in bounded memory.
 //
 // Calls wait for each other. After finish(), discard() or an error of the file, which
-// removes what was written, they throw DatastoreClosedError, but for discard().
+// removes what was written, they throw DatastoreClosedError, but for discard(). The file is the
+// process's that began it: in a fork of it calls throw DatastoreError, and discard() and the
+// destructor leave the file alone.
 class DatastoreWriter {
  public:
   // So many tokens make a segment, which has an index of its own. Indexing one takes
@@ -202,8 +206,11 @@ class DatastoreWriter {
 
  private:
   class State;
+  // The lock to use the state with. Throws DatastoreError in a fork.
+  std::unique_lock<std::mutex> lock() const;
   State& state() const;
 
+  const std::int64_t process_;
   mutable std::mutex mutex_;
   std::unique_ptr<State> state_;
 };

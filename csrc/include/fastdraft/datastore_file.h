@@ -84,7 +84,11 @@ class MappedFile {
   std::int64_t bytes_ = 0;
 };
 
-// A file that is written beside `path` and takes its place when it is complete.
+// The number of this process.
+std::int64_t this_process() noexcept;
+
+// A file that is written beside `path` and takes its place when it is complete. Only the process
+// that made it may write to it; in a fork of it the destructor leaves the file alone.
 class OutputFile {
  public:
   // Throws DatastoreError, as do all its methods.
@@ -104,6 +108,7 @@ class OutputFile {
 
   std::string path_;
   std::string temporary_;
+  const std::int64_t process_ = this_process();
   int file_ = -1;
 };
 

@@ -43,6 +43,10 @@ static_assert(sizeof(Link) == 4);
 // themselves and what came before.
 inline constexpr std::int64_t kContextTokens = 2 * Datastore::kLongest;
 
+// A document is not begun in a segment with less room, hardly more than its context: so much
+// shorter than it may be is any segment but the last at most.
+inline constexpr std::int64_t kLeastRoom = 2 * kContextTokens;
+
 // The hash of `count` tokens: 64 bits, all of them good.
 inline std::uint64_t hash_tokens(const Token* tokens, std::int64_t count,
                                  std::uint64_t seed) noexcept {
@@ -66,6 +70,11 @@ inline std::uint64_t hash_tokens(const Token* tokens, std::int64_t count,
 // and eight bits of the hash. Buckets that follow take what a full one cannot.
 struct alignas(64) Bucket {
   static constexpr int kEntries = 12;
+  // A search of a file looks at so many buckets and compares so many n-grams at most, lest damage
+  // make it long. In a whole table, four fifths full, not one n-gram in 10^14 stands farther from
+  // its home.
+  static constexpr std::int64_t kMostLooked = 128;
+  static constexpr int kMostCompared = 64;
 
   std::uint8_t tags[kEntries];  // 0: free; the used ones come first
   std::uint8_t unused[4];

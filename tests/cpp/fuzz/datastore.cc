@@ -1,5 +1,5 @@
 // libFuzzer: a frozen store whose bytes are changed at will, its checksums made
-// right again. It is refused, or it is read without leaving the file.
+// right again. It is refused, or it is read, and saved, without leaving the file.
 
 #include <algorithm>
 #include <cstddef>
@@ -57,10 +57,22 @@ void seal(std::vector<char>* content) {
   std::memcpy(content->data(), &header, sizeof(header));
 }
 
+// What is saved of it is whole, and no token in it is greater than its header says.
+void save(const Datastore& store, const std::vector<char>& content) {
+  FileHeader header;
+  std::memcpy(&header, content.data(), sizeof(header));
+  store.save(path() + "-saved");
+  const auto saved = Datastore::open(path() + "-saved", {}, true);
+  const Datastore::Reader reader(*saved);
+  for (std::int64_t at = 0; at < reader.end(); ++at) {
+    if (reader.at(at) > header.largest_token) std::abort();
+  }
+}
+
 }  // namespace
 
-// Each four bytes of the input: which of the places that matter most, where from there, and what
-// is written to it.
+// Each four bytes of the input: which of the places that matter most, where from there, how many
+// times a bucket apart, and what is written to it.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   static const std::vector<char> whole = whole_store();
   FileHeader header;
@@ -70,7 +82,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     const std::size_t bases[] = {0, static_cast<std::size_t>(header.directory_offset),
                                  static_cast<std::size_t>(data[i]) << 8, 4096};
     const std::size_t at = bases[data[i] % 4] + data[i + 1] + 256U * (data[i + 2] % 8U);
-    content[at % content.size()] = static_cast<char>(data[i + 3]);
+    // Tags of a run of buckets, so that a search goes on and on.
+    const std::size_t times = std::size_t{1} << (data[i + 2] >> 5);
+    for (std::size_t j = 0; j < times; ++j) {
+      content[(at + 64 * j) % content.size()] = static_cast<char>(data[i + 3]);
+    }
   }
   if (size % 4 == 3)
     content.resize(content.size() - std::min(content.size(), std::size_t{data[0]}));
@@ -79,6 +95,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       .write(content.data(), static_cast<std::streamsize>(content.size()));
   try {
     const auto store = Datastore::open(path());
+    if (store->num_tokens() < 0 || store->num_documents() < 0) std::abort();
+    if (size > 0 && data[0] % 16 == 0) save(*store, content);  // which waits for the disk
     const Datastore::Reader reader(*store);
     const auto text = fastdraft::testing::random_text(400, 3, 2);
     for (std::int64_t end = 3; end < 400; end += 23) {
