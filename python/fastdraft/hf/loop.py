@@ -308,8 +308,8 @@ class Decoding:
         """
         rows = self._running
         scores = logits
-        if self._processors or self._keep_scores:
-            # Processors may write to what they are given.
+        if self._processors or self._keep_scores or logits.dtype == torch.float64:
+            # As plain decoding has them. Processors may write to what they are given.
             scores = logits.to(torch.float32, copy=bool(self._processors))
         if self._processors:
             positions = self._positions(draft_ids, parents, offsets, logits.device)
