@@ -255,6 +255,7 @@ class _Speculation:
             cached=cache.get_seq_length(),
             masks=masks,
             next_positions=_next_positions(model_kwargs),
+            last_position=_last_position(model),
             kwargs={
                 key: value
                 for key, value in model_kwargs.items()
@@ -276,7 +277,6 @@ class _Speculation:
             do_sample=do_sample,
             drafter=drafter,
             cost=StepCost.of(model, model.device.type),
-            last_position=_last_position(model),
             streamer=streamer,
             keep_scores=_keeps(generation_config, "output_scores"),
             keep_logits=_keeps(generation_config, "output_logits"),
