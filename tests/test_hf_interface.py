@@ -226,6 +226,54 @@ def test_a_cache_goes_from_turn_to_turn(family: str) -> None:
     )
 
 
+WINDOWED = ["mistral", "gemma2", "gemma3", "qwen2"]
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("family", ["llama", *WINDOWED])
+def test_the_cache_of_an_output_goes_into_the_next_turn(family: str, swapped: bool) -> None:
+    """Between turns a window holds its last tokens alone, in plain decoding's cache too."""
+    model = tiny_model(family).double()
+    ids = repetitive_batch(1)["input_ids"]
+    options = {"do_sample": False, "eos_token_id": None, "max_new_tokens": 20}
+    caches: list[Any] = [None, None]
+    for turn in range(3):
+        output = hf.generate(
+            model,
+            ids,
+            **options,
+            past_key_values=caches[0],
+            return_dict_in_generate=True,
+            drafter=Generous(),
+        )
+        expected = model.generate(
+            ids, **options, past_key_values=caches[1], return_dict_in_generate=True
+        )
+        assert torch.equal(output.sequences, expected.sequences)
+        caches = [output.past_key_values, expected.past_key_values]
+        assert [cache.get_seq_length() for cache in caches] == [ids.shape[1] + 19] * 2
+        if swapped:
+            caches.reverse()
+        ids = torch.cat([expected.sequences, ids[:, : 3 + 9 * turn]], -1)
+
+
+@pytest.mark.parametrize("family", ["llama", *WINDOWED])
+def test_a_turn_may_be_given_as_its_new_tokens(family: str) -> None:
+    model = tiny_model(family).double()
+    first = repetitive_batch(1)["input_ids"]
+    options = {"do_sample": False, "eos_token_id": None, "max_new_tokens": 20}
+    output = hf.generate(model, first, **options, return_dict_in_generate=True)
+    text = torch.cat([output.sequences, first[:, :7]], -1)
+    cache = output.past_key_values
+    expected = model.generate(text, **options)
+    new = text[:, cache.get_seq_length() :]
+    mask = torch.ones_like(text)
+    output = hf.generate(
+        model, new, **options, attention_mask=mask, past_key_values=cache, drafter=Generous()
+    )
+    assert torch.equal(output.sequences[:, new.shape[1] :], expected[:, text.shape[1] :])
+
+
 def test_the_models_own_generation_config_counts() -> None:
     model = tiny_model("llama")
     model.generation_config.max_new_tokens = 7
