@@ -37,6 +37,7 @@ from fastdraft.hf.kv_cache import RowCache
 from fastdraft.hf.loop import Decoding, Row, Target
 from fastdraft.hf.masks import Masks
 from fastdraft.hf.positions import PositionCriteria, PositionProcessors
+from fastdraft.hf.probe import require_draftable
 from fastdraft.stats import AssistantStats
 from fastdraft.step_cost import StepCost
 
@@ -116,7 +117,8 @@ def generate(
 
     Raises:
         InvalidValueError: The model, a mode (beam search, contrastive search, assisted generation)
-            or an argument cannot be decoded speculatively. Raised before the model is run.
+            or an argument cannot be decoded speculatively. Raised before the prompt is run; a model
+            whose modules do not tell is run over two tokens to see, once.
     """
     require_model(model)
     tokenizer = kwargs.pop("tokenizer", None)
@@ -272,6 +274,18 @@ class _Speculation:
                 seeds=seeds if do_sample else None,
             )
 
+        kwargs = {
+            key: value
+            for key, value in model_kwargs.items()
+            if key not in ("attention_mask", "position_ids", "inputs_embeds")
+        }
+        require_draftable(
+            model,
+            prepared=prepared,
+            position_ids=model_kwargs.get("position_ids"),
+            kwargs=kwargs,
+            max_length=generation_config.max_length + prepared.get_seq_length(),
+        )
         if streamer is not None and not arguments["has_put"]:
             streamer.put(input_ids.cpu())
         logits = model._prefill(
@@ -292,11 +306,7 @@ class _Speculation:
             masks=masks,
             next_positions=_next_positions(model_kwargs),
             last_position=_last_position(model),
-            kwargs={
-                key: value
-                for key, value in model_kwargs.items()
-                if key not in ("attention_mask", "position_ids", "inputs_embeds")
-            },
+            kwargs=kwargs,
             device=model.device,
             home=input_ids.device,
         )

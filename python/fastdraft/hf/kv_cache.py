@@ -73,6 +73,8 @@ class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             keys[rows, :, columns] = key_states.transpose(1, 2)
             values[rows, :, columns] = value_states.transpose(1, 2)
         self.length = end
+        # Some models look at these themselves.
+        self.keys, self.values = keys, values
         return keys, values
 
     def move(self, rows: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
@@ -164,7 +166,7 @@ class RowCache(Cache):
     def write_back(self, cache: DynamicCache, length: int) -> None:
         """Hands the first `length` tokens of a single row to `cache`, as `generate` leaves it."""
         for index, layer in enumerate(self.layers):
-            if not isinstance(layer, _RowLayer):
+            if not isinstance(layer, _RowLayer) or not layer.is_initialized:
                 continue
             if index == len(cache.layers):
                 cache.layers.append(DynamicLayer())  # type: ignore[no-untyped-call]
