@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from fastdraft import DraftConfig, hf
@@ -18,6 +19,7 @@ from hf_models import (
     Generous,
     Silent,
     assert_same_tokens,
+    drawn,
     edited,
     repetitive_batch,
     tiny_model,
@@ -140,6 +142,58 @@ def test_forwards_are_padded_to_the_cheaper_width(family: str, rows: int) -> Non
     assert torch.equal(output.sequences, expected)
     assert set(widths) <= {30, 1, 6}
     assert widths.count(6) > 5
+
+
+_PLACED_BY_THE_CACHE = {
+    "bart": transformers.BartForCausalLM,
+    "marian": transformers.MarianForCausalLM,
+    "pegasus": transformers.PegasusForCausalLM,
+    "trocr": transformers.TrOCRForCausalLM,
+    "roformer": transformers.RoFormerForCausalLM,
+}
+
+
+def _placed_by_the_cache(family: str, *, positions: int) -> Any:
+    kind = _PLACED_BY_THE_CACHE[family]
+    sizes = (
+        {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+        if family == "roformer"
+        else {"d_model": 32, "decoder_ffn_dim": 64, "decoder_layers": 2}
+    )
+    heads = "num_attention_heads" if family == "roformer" else "decoder_attention_heads"
+    config = kind.config_class(
+        **sizes,
+        **{heads: 4},
+        vocab_size=VOCABULARY,
+        max_position_embeddings=positions,
+        is_decoder=True,
+        is_encoder_decoder=False,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        decoder_start_token_id=1,
+        forced_eos_token_id=None,
+        tie_word_embeddings=False,
+    )
+    return drawn(kind, config).double()
+
+
+@pytest.mark.parametrize("hidden", [0, 4])
+@pytest.mark.parametrize("family", _PLACED_BY_THE_CACHE)
+def test_nothing_is_placed_behind_the_last_position(family: str, hidden: int) -> None:
+    model = _placed_by_the_cache(family, positions=48)
+    ids = repetitive_batch(1)["input_ids"]
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    # Hidden columns take up positions too.
+    inputs["attention_mask"][:, :hidden] = 0
+    options = {"do_sample": False, "max_new_tokens": 18, "eos_token_id": None}
+    expected = model.generate(**inputs, **options)
+    StepCost._of_model[model] = _Stepped("cpu")
+    output = hf.generate(
+        model, **inputs, **options, drafter=Generous(), prediction=edited(expected[0, 30:], every=5)
+    )
+    assert torch.equal(output.sequences, expected)
+    assert output.stats.accepted > 0
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])

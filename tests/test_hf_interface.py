@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     DynamicCache,
     LogitsProcessor,
@@ -21,7 +23,17 @@ from transformers.generation.streamers import BaseStreamer
 from fastdraft import Datastore, DraftBatch, DraftConfig, DraftStats, Engine, hf
 from fastdraft.errors import FastdraftError, InvalidValueError
 from fastdraft.hf.generate import _engine as engine
-from hf_models import EOS, PAD, Generous, edited, repetitive_batch, tiny_model
+from fastdraft.hf.generate import _engines as engines
+from hf_models import (
+    EOS,
+    PAD,
+    VOCABULARY,
+    Generous,
+    drawn,
+    edited,
+    repetitive_batch,
+    tiny_model,
+)
 from tiny_tokenizer import tiny_tokenizer
 
 NEW = 40
@@ -80,6 +92,93 @@ def test_streamers_get_the_calls_of_plain_decoding(model: Any, inside: bool) -> 
     assert len(set(actual.forwards_at)) == len(forwards) + 1
 
 
+class _Wrapping(transformers.LlamaForCausalLM):
+    """Wraps what decodes, as a subclass that measures or logs does."""
+
+    def generate(self, *arguments: Any, custom_generate: Any = None, **options: Any) -> Any:
+        if custom_generate is None:
+            return super().generate(*arguments, **options)
+
+        def decode(model: Any, *inputs: Any, **prepared: Any) -> Any:
+            return custom_generate(model, *inputs, **prepared)
+
+        return super().generate(*arguments, custom_generate=decode, **options)
+
+
+class _Elsewhere(transformers.LlamaForCausalLM):
+    """Decodes in a thread, from which nobody sees what `generate` was given."""
+
+    def generate(self, *arguments: Any, custom_generate: Any = None, **options: Any) -> Any:
+        if custom_generate is None:
+            return super().generate(*arguments, **options)
+
+        def decode(model: Any, *inputs: Any, **prepared: Any) -> Any:
+            def run() -> Any:
+                with torch.no_grad():
+                    return custom_generate(model, *inputs, **prepared)
+
+            with ThreadPoolExecutor(1) as pool:
+                return pool.submit(run).result()
+
+        return super().generate(*arguments, custom_generate=decode, **options)
+
+
+def _of_class(kind: Any) -> Any:
+    return drawn(kind, tiny_model("llama").config)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("kind", [_Wrapping, _Elsewhere])
+def test_streamers_of_models_that_wrap_what_decodes(kind: Any, inside: bool) -> None:
+    model, inputs = _of_class(kind), repetitive_batch(1)
+    options = {"do_sample": False, "max_new_tokens": NEW}
+    expected, actual = _Recorder(), _Recorder()
+    model.generate(**inputs, **options, streamer=expected)
+    if inside:
+        known = {} if kind is _Wrapping else {"streamer": actual}
+        decode = hf.speculate(drafter=Generous(), **known)
+        model.generate(**inputs, **options, streamer=actual, custom_generate=decode)
+    else:
+        hf.generate(model, **inputs, **options, streamer=actual, drafter=Generous())
+    assert actual.calls == expected.calls
+
+
+def test_a_streamer_that_generate_is_not_given_gets_the_prompt_too(model: Any) -> None:
+    inputs = repetitive_batch(1)
+    options = {"do_sample": False, "max_new_tokens": NEW}
+    expected, actual = _Recorder(), _Recorder()
+    model.generate(**inputs, **options, streamer=expected)
+    model.generate(**inputs, **options, custom_generate=hf.speculate(streamer=actual))
+    assert actual.calls == expected.calls
+
+
+@pytest.mark.parametrize("kind", [_Wrapping, _Elsewhere])
+def test_assistants_of_models_that_wrap_what_decodes_are_refused(kind: Any) -> None:
+    model, inputs = _of_class(kind), repetitive_batch(1)
+    with pytest.raises(InvalidValueError, match="assisted_generation"):
+        hf.generate(model, **inputs, max_new_tokens=4, assistant_model=model)
+    with pytest.raises(InvalidValueError, match="synced_gpus must be off"):
+        hf.generate(model, **inputs, max_new_tokens=4, synced_gpus=True)
+    if kind is _Wrapping:
+        with pytest.raises(InvalidValueError, match="assisted_generation"):
+            model.generate(
+                **inputs,
+                max_new_tokens=4,
+                assistant_model=model,
+                custom_generate=hf.speculate(),
+            )
+
+
+def test_a_streamer_that_nobody_can_know_must_be_given() -> None:
+    model, inputs = _of_class(_Elsewhere), repetitive_batch(1)
+    options = {"do_sample": False, "max_new_tokens": 4}
+    with pytest.raises(InvalidValueError, match=r"streamer must be given to speculate\(\)"):
+        model.generate(**inputs, **options, custom_generate=hf.speculate())
+    decode = hf.speculate(streamer=None)
+    output = model.generate(**inputs, **options, custom_generate=decode)
+    assert torch.equal(output, model.generate(**inputs, **options))
+
+
 def test_inside_generate_returns_what_generate_returns(model: Any) -> None:
     inputs = repetitive_batch(3)
     options = {"do_sample": False, "max_new_tokens": NEW}
@@ -122,6 +221,52 @@ def test_stop_strings(model: Any, rows: int, where: str) -> None:
     assert torch.equal(output.sequences, expected)
     assert int((expected[0] != PAD).sum()) < 30 + NEW
     assert output.stats.accepted > 0
+
+
+def _healing_tokenizer() -> transformers.PreTrainedTokenizerFast:
+    """Tokens of one letter, which those of two letters extend."""
+    letters = "abcdefghij"
+    words = ["<pad>", "<bos>", "<eos>", *letters, *(a + b for a in letters for b in letters)]
+    vocabulary = {word: place for place, word in enumerate(words[:VOCABULARY])}
+    core = Tokenizer(models.WordLevel(vocabulary, "<pad>"))
+    core.pre_tokenizer = pre_tokenizers.Split(Regex(".."), "isolated")
+    core.decoder = decoders.Fuse()
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=core, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>"
+    )
+
+
+@pytest.mark.parametrize("where", ["keyword", "config", "in place"])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_token_healing(where: str, rows: int) -> None:
+    model, tokenizer = tiny_model("llama"), _healing_tokenizer()
+    prompts = ["abcdefabcdefabcda", "bcdacbdabcdabcdab"][:rows]
+    ids = tokenizer(prompts, return_tensors="pt").input_ids
+    options: dict[str, Any] = {"do_sample": False, "max_new_tokens": NEW, "tokenizer": tokenizer}
+    if where == "config":
+        options["generation_config"] = transformers.GenerationConfig(token_healing=True)
+    else:
+        options["token_healing"] = True
+    recorders = [_Recorder(), _Recorder()]
+    streamers = [{"streamer": each} if rows == 1 else {} for each in recorders]
+    expected = model.generate(ids, **options, **streamers[0])
+    assert not torch.equal(expected[:, : ids.shape[1]], ids)
+    if where == "in place":
+        model.generate = functools.partial(hf.generate, model, drafter=Generous())
+        output = model.generate(ids, **options, **streamers[1])
+    else:
+        output = hf.generate(model, ids, **options, **streamers[1], drafter=Generous())
+    assert torch.equal(output.sequences, expected)
+    assert recorders[0].calls == recorders[1].calls
+    assert "heal_tokens" not in vars(model)
+
+
+def test_a_healed_generation_learns_with_the_models_others() -> None:
+    model, tokenizer = tiny_model("llama"), _healing_tokenizer()
+    ids = tokenizer(["abcdefabcdefabcda"], return_tensors="pt").input_ids
+    options = {"tokenizer": tokenizer, "token_healing": True, "max_new_tokens": 4}
+    hf.generate(model, ids, do_sample=False, **options)
+    assert model in engines
 
 
 class _Sum(StoppingCriteria):
@@ -224,6 +369,54 @@ def test_a_cache_goes_from_turn_to_turn(family: str) -> None:
     assert torch.equal(
         model.generate(third, **options, max_new_tokens=5, past_key_values=cache), expected
     )
+
+
+WINDOWED = ["mistral", "gemma2", "gemma3", "qwen2"]
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("family", ["llama", *WINDOWED])
+def test_the_cache_of_an_output_goes_into_the_next_turn(family: str, swapped: bool) -> None:
+    """Between turns a window holds its last tokens alone, in plain decoding's cache too."""
+    model = tiny_model(family).double()
+    ids = repetitive_batch(1)["input_ids"]
+    options = {"do_sample": False, "eos_token_id": None, "max_new_tokens": 20}
+    caches: list[Any] = [None, None]
+    for turn in range(3):
+        output = hf.generate(
+            model,
+            ids,
+            **options,
+            past_key_values=caches[0],
+            return_dict_in_generate=True,
+            drafter=Generous(),
+        )
+        expected = model.generate(
+            ids, **options, past_key_values=caches[1], return_dict_in_generate=True
+        )
+        assert torch.equal(output.sequences, expected.sequences)
+        caches = [output.past_key_values, expected.past_key_values]
+        assert [cache.get_seq_length() for cache in caches] == [ids.shape[1] + 19] * 2
+        if swapped:
+            caches.reverse()
+        ids = torch.cat([expected.sequences, ids[:, : 3 + 9 * turn]], -1)
+
+
+@pytest.mark.parametrize("family", ["llama", *WINDOWED])
+def test_a_turn_may_be_given_as_its_new_tokens(family: str) -> None:
+    model = tiny_model(family).double()
+    first = repetitive_batch(1)["input_ids"]
+    options = {"do_sample": False, "eos_token_id": None, "max_new_tokens": 20}
+    output = hf.generate(model, first, **options, return_dict_in_generate=True)
+    text = torch.cat([output.sequences, first[:, :7]], -1)
+    cache = output.past_key_values
+    expected = model.generate(text, **options)
+    new = text[:, cache.get_seq_length() :]
+    mask = torch.ones_like(text)
+    output = hf.generate(
+        model, new, **options, attention_mask=mask, past_key_values=cache, drafter=Generous()
+    )
+    assert torch.equal(output.sequences[:, new.shape[1] :], expected[:, text.shape[1] :])
 
 
 def test_the_models_own_generation_config_counts() -> None:

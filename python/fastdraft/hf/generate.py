@@ -7,16 +7,23 @@ always does and then calls what `speculate` returns in place of its own loop.
 from __future__ import annotations
 
 import copy
+import inspect
 import sys
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers import (
+    GenerationConfig,
+    GenerationMixin,
+    LogitsProcessorList,
+    StoppingCriteriaList,
+)
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.stopping_criteria import StopStringCriteria
 from transformers.generation.utils import GenerateDecoderOnlyOutput
@@ -30,10 +37,16 @@ from fastdraft.hf.kv_cache import RowCache
 from fastdraft.hf.loop import Decoding, Row, Target
 from fastdraft.hf.masks import Masks
 from fastdraft.hf.positions import PositionCriteria, PositionProcessors
+from fastdraft.hf.probe import require_draftable
 from fastdraft.stats import AssistantStats
 from fastdraft.step_cost import StepCost
 
 __all__ = ["SpeculativeOutput", "generate", "speculate"]
+
+# A streamer that nobody has named, where None says that there is none.
+_UNKNOWN: Any = object()
+
+_GENERATE = inspect.unwrap(GenerationMixin.generate).__code__
 
 # Engines learn what is worth drafting, so each model keeps its own from generation to generation.
 _engines: weakref.WeakKeyDictionary[Any, dict[DraftConfig, Engine]] = weakref.WeakKeyDictionary()
@@ -81,9 +94,9 @@ def generate(
         model: A decoder-only model of transformers.
         inputs: As for `model.generate`, like all keywords that are not named here:
             `attention_mask`, `generation_config` and its fields, `logits_processor`,
-            `stopping_criteria`, `stop_strings` with `tokenizer`, `streamer`, and so on. Processors
-            and criteria must be functions of what they are called with, since they are called for
-            every position of a draft; criteria get no scores.
+            `stopping_criteria`, `stop_strings` and `token_healing` with `tokenizer`, `streamer`,
+            and so on. Processors and criteria must be functions of what they are called with, since
+            they are called for every position of a draft; criteria get no scores.
         drafter: What guesses; `None` for the engine as it comes. The engine of a configuration
             stays with the model and learns from one generation to the next; pass an `Engine` to
             keep its learning apart; an `AssistantModel` or `Staged` drafts with models. Greedy
@@ -104,22 +117,32 @@ def generate(
 
     Raises:
         InvalidValueError: The model, a mode (beam search, contrastive search, assisted generation)
-            or an argument cannot be decoded speculatively. Raised before the model is run.
+            or an argument cannot be decoded speculatively. Raised before the prompt is run; a model
+            whose modules do not tell is run over two tokens to see, once.
     """
     require_model(model)
     tokenizer = kwargs.pop("tokenizer", None)
     _take_stop_strings(model, kwargs, tokenizer)
+    healer = None
+    if tokenizer is not None and _option(model, kwargs, "token_healing"):
+        healer = _healer(model, tokenizer)
     speculation = _Speculation(
         drafter=drafter,
         prediction=prediction,
         seed=seed,
         generator=generator,
         tokenizer=tokenizer,
+        streamer=kwargs.get("streamer"),
+        arguments=kwargs,
+        stands_for=None if healer is None else (healer, model),
         always_dict=True,
     )
     # In the instance's method's place may stand a caller of this function, and so does what the
     # model's folder has in custom_generate/.
-    plain = type(model).generate.__get__(model) if "generate" in vars(model) else model.generate
+    if healer is not None or "generate" in vars(model):
+        plain = type(model).generate.__get__(model if healer is None else healer)
+    else:
+        plain = model.generate
     output: SpeculativeOutput = plain(inputs, custom_generate=speculation, **kwargs)
     return output
 
@@ -131,14 +154,19 @@ def speculate(
     seed: int | Sequence[int] | None = None,
     generator: torch.Generator | None = None,
     tokenizer: Any = None,
+    streamer: Any = _UNKNOWN,
 ) -> Callable[..., SpeculativeOutput | torch.Tensor]:
     """The decoding loop for `model.generate(..., custom_generate=speculate())`.
 
     `model.generate` then returns what it always does: the sequences, or with
     `return_dict_in_generate` a `SpeculativeOutput`. The arguments are those of `generate`;
     `tokenizer` is the model's, for an `AssistantModel` that is given its own.
-    transformers keeps the tokenizer from a `custom_generate`, so stop strings need `generate`, or a
-    `StopStringCriteria` among the stopping criteria.
+    transformers keeps the tokenizer from a `custom_generate`, so stop strings and token healing
+    need `generate`; for stop strings a `StopStringCriteria` among the stopping criteria does too.
+
+    transformers also keeps its `streamer` from a `custom_generate`. It is found where transformers'
+    own `generate` calls, through however many wrappers; a model that has another `generate`, which
+    then puts the prompt to it, needs it here, `None` for none.
     """
     return _Speculation(
         drafter=drafter,
@@ -146,6 +174,9 @@ def speculate(
         seed=seed,
         generator=generator,
         tokenizer=tokenizer,
+        streamer=streamer,
+        arguments={},
+        stands_for=None,
         always_dict=False,
     )
 
@@ -161,6 +192,9 @@ class _Speculation:
         seed: int | Sequence[int] | None,
         generator: torch.Generator | None,
         tokenizer: Any,
+        streamer: Any,
+        arguments: dict[str, Any],
+        stands_for: tuple[Any, Any] | None,
         always_dict: bool,
     ) -> None:
         known = (DraftConfig, AssistantModel, Staged, Drafter)
@@ -174,6 +208,9 @@ class _Speculation:
         self._seed = seed
         self._generator = generator
         self._tokenizer = tokenizer
+        self._streamer = streamer
+        self._arguments = arguments
+        self._stands_for = stands_for
         self._always_dict = always_dict
 
     def __call__(
@@ -185,11 +222,10 @@ class _Speculation:
         generation_config: GenerationConfig,
         **model_kwargs: Any,
     ) -> SpeculativeOutput | torch.Tensor:
-        # transformers does not hand these on to a custom_generate, and without them a reader of the
-        # streamer would wait for ever, so they are read where `generate` has them.
-        arguments = sys._getframe(1).f_locals
-        streamer = arguments.get("streamer")
-
+        arguments = self._arguments_of_generate(model)
+        streamer = arguments["streamer"]
+        if self._stands_for is not None and model is self._stands_for[0]:
+            model = self._stands_for[1]
         count = input_ids.shape[0]
         require_model(model)
         _require_mode(generation_config, arguments)
@@ -238,6 +274,20 @@ class _Speculation:
                 seeds=seeds if do_sample else None,
             )
 
+        kwargs = {
+            key: value
+            for key, value in model_kwargs.items()
+            if key not in ("attention_mask", "position_ids", "inputs_embeds")
+        }
+        require_draftable(
+            model,
+            prepared=prepared,
+            position_ids=model_kwargs.get("position_ids"),
+            kwargs=kwargs,
+            max_length=generation_config.max_length + prepared.get_seq_length(),
+        )
+        if streamer is not None and not arguments["has_put"]:
+            streamer.put(input_ids.cpu())
         logits = model._prefill(
             input_ids, generation_config, {**model_kwargs, "past_key_values": cache}
         ).logits
@@ -255,11 +305,8 @@ class _Speculation:
             cached=cache.get_seq_length(),
             masks=masks,
             next_positions=_next_positions(model_kwargs),
-            kwargs={
-                key: value
-                for key, value in model_kwargs.items()
-                if key not in ("attention_mask", "position_ids", "inputs_embeds")
-            },
+            last_position=_last_position(model),
+            kwargs=kwargs,
             device=model.device,
             home=input_ids.device,
         )
@@ -276,7 +323,6 @@ class _Speculation:
             do_sample=do_sample,
             drafter=drafter,
             cost=StepCost.of(model, model.device.type),
-            last_position=_last_position(model),
             streamer=streamer,
             keep_scores=_keeps(generation_config, "output_scores"),
             keep_logits=_keeps(generation_config, "output_logits"),
@@ -307,6 +353,29 @@ class _Speculation:
             "assistants": None if models is None else models.assistants,
         }
         return SpeculativeOutput(**fields)
+
+    def _arguments_of_generate(self, model: Any) -> dict[str, Any]:
+        """The arguments of `generate` that transformers keeps from a `custom_generate`.
+
+        Without them a reader of the streamer would wait for ever, so they are read where
+        transformers' `generate` has them, however many wrappers have called each other since.
+        """
+        frame: FrameType | None = sys._getframe(2)
+        while frame and not (frame.f_code is _GENERATE and frame.f_locals["self"] is model):
+            frame = frame.f_back
+        if frame is None and self._streamer is _UNKNOWN:
+            raise InvalidValueError(
+                "streamer must be given to speculate() where custom_generate is not called by "
+                "transformers' own generate, None for no streamer, got none"
+            )
+        found = {} if frame is None else frame.f_locals
+        arguments = {**self._arguments, "streamer": self._streamer}
+        for name in ("streamer", "assistant_model", "synced_gpus"):
+            if arguments.get(name) in (None, _UNKNOWN):
+                arguments[name] = found.get(name)
+        # generate puts the prompt to the streamer that it is given.
+        arguments["has_put"] = frame is None or found["streamer"] is not None
+        return arguments
 
     def _seeds(self, rows: int) -> list[int]:
         if self._seed is None:
@@ -399,12 +468,30 @@ def _last_position(model: Any) -> int | None:
     return None if positions is None else positions - 1
 
 
+def _option(model: Any, kwargs: dict[str, Any], name: str) -> Any:
+    """An option of the generation as `generate` finds it."""
+    value = kwargs.get(name)
+    for config in (kwargs.get("generation_config"), model.generation_config):
+        value = value or getattr(config, name, None)
+    return value
+
+
+def _healer(model: Any, tokenizer: Any) -> Any:
+    """A copy of the model, its parts shared, that heals tokens without being given the tokenizer.
+
+    transformers keeps the tokenizer from its own `heal_tokens` too, where it has a custom_generate.
+    """
+    healer = copy.copy(model)
+    vars(healer).pop("generate", None)
+
+    healer.heal_tokens = lambda ids, _: type(model).heal_tokens(healer, ids, tokenizer)
+    return healer
+
+
 def _take_stop_strings(model: Any, kwargs: dict[str, Any], tokenizer: Any) -> None:
     """Makes stop strings a stopping criterion: a custom_generate does not get the tokenizer."""
-    configs = (kwargs.get("generation_config"), model.generation_config)
-    stop_strings = kwargs.pop("stop_strings", None)
-    for config in configs:
-        stop_strings = stop_strings or getattr(config, "stop_strings", None)
+    stop_strings = _option(model, kwargs, "stop_strings")
+    kwargs.pop("stop_strings", None)
     if stop_strings is None:
         return
     if tokenizer is None:

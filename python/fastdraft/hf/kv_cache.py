@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 from transformers import cache_utils
 from transformers.cache_utils import (
     Cache,
@@ -72,6 +73,8 @@ class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             keys[rows, :, columns] = key_states.transpose(1, 2)
             values[rows, :, columns] = value_states.transpose(1, 2)
         self.length = end
+        # Some models look at these themselves.
+        self.keys, self.values = keys, values
         return keys, values
 
     def move(self, rows: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
@@ -163,7 +166,7 @@ class RowCache(Cache):
     def write_back(self, cache: DynamicCache, length: int) -> None:
         """Hands the first `length` tokens of a single row to `cache`, as `generate` leaves it."""
         for index, layer in enumerate(self.layers):
-            if not isinstance(layer, _RowLayer):
+            if not isinstance(layer, _RowLayer) or not layer.is_initialized:
                 continue
             if index == len(cache.layers):
                 cache.layers.append(DynamicLayer())  # type: ignore[no-untyped-call]
@@ -200,12 +203,15 @@ def _row_layer(layer: Any, index: int) -> Any:
     row_layer = _RowLayer()
     seen = layer.get_seq_length()
     if seen:
-        if layer.keys.shape[-2] != seen:
+        held = layer.keys.shape[-2]
+        # Between turns a window lets go of what no later token looks at: the mask hides its zeros.
+        if held < min(seen, getattr(layer, "sliding_window", seen + 1) - 1):
             raise InvalidValueError(
-                f"past_key_values must hold all of its {seen} tokens, got layer {index} with the "
-                f"last {layer.keys.shape[-2]} of a sliding window"
+                f"past_key_values must hold all of its {seen} tokens, or a sliding window's, "
+                f"got layer {index} with the last {held}"
             )
-        row_layer.update(layer.keys, layer.values)
+        states = (layer.keys, layer.values)
+        row_layer.update(*(pad(state, (0, 0, seen - held, 0)) for state in states))
     return row_layer
 
 

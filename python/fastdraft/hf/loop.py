@@ -73,6 +73,7 @@ class Target:
         masks: Makes the attention masks that the model cannot make itself.
         next_positions: (..., rows or 1, 1) int64, where the model places the first token after the
             prompts; `None` when it places tokens by what the cache holds.
+        last_position: The last position that the model can place; `None` for no end.
         kwargs: What every forward takes besides, as `generate` prepared it.
         device: Where the model takes its inputs.
         home: Where the caller's tensors are, and the logits are wanted.
@@ -92,6 +93,7 @@ class Target:
         cached: int,
         masks: Masks,
         next_positions: torch.Tensor | None,
+        last_position: int | None,
         kwargs: dict[str, Any],
         device: torch.device,
         home: torch.device,
@@ -104,6 +106,25 @@ class Target:
             model, cache=cache, masks=masks, kwargs=kwargs, device=device, home=home
         )
         self._next_positions = next_positions
+        self._last_position = last_position
+        # Of each row, or one for all; the furthest of those along several axes.
+        first = torch.tensor([[cached]]) if next_positions is None else next_positions
+        flat = first[..., 0].reshape(-1, first.shape[-2])
+        self._first_places: list[int] = flat.amax(0).tolist()
+
+    def room(self, row: Row) -> int:
+        """How many tokens the model can place behind the last one of `row`."""
+        if self._last_position is None:
+            return _UNLIMITED
+        first = self._first_places[row.index if len(self._first_places) > 1 else 0]
+        return max(self._last_position - (first + row.emitted - 1), 0)
+
+    def widest(self, row: Row) -> int:
+        """How wide a forward with `row` may be.
+
+        Where a model is told the positions, padding takes those of other tokens.
+        """
+        return _UNLIMITED if self._next_positions is not None else 1 + self.room(row)
 
     def cached(self, row: Row) -> int:
         """Columns of `row` in the cache: all of its text but the token emitted last."""
@@ -167,7 +188,6 @@ class Decoding:
         do_sample: Whether tokens are drawn, or the most probable is taken.
         drafter: What guesses.
         cost: What is known of the model's step cost.
-        last_position: The last position that the model can place; `None` for no end.
         streamer: Receives every token as soon as it is accepted; for a single row. May be `None`.
         keep_scores: Whether to keep the processed scores of every emitted token.
         keep_logits: Whether to keep its logits.
@@ -184,7 +204,6 @@ class Decoding:
         do_sample: bool,
         drafter: Drafter,
         cost: StepCost,
-        last_position: int | None,
         streamer: Any,
         keep_scores: bool,
         keep_logits: bool,
@@ -199,7 +218,6 @@ class Decoding:
         self._do_sample = do_sample
         self._drafter = drafter
         self._cost = cost
-        self._last_position = last_position
         self._streamer = streamer
         self._keep_scores = keep_scores
         self._keep_logits = keep_logits
@@ -243,6 +261,7 @@ class Decoding:
         longest = int(drafted.max())
         # A wider forward can be the faster one; its further tokens are padding.
         width = int(widths[longest]) if 0 < longest < len(widths) else longest + 1
+        width = max(min(width, *map(self._target.widest, rows)), longest + 1)
 
         self._reserve(max(self.length(row) for row in rows) + longest)
         input_ids = np.empty((len(rows), width), dtype=np.int64)
@@ -280,10 +299,7 @@ class Decoding:
             # The step emits one token more than it drafts.
             if self._criteria.max_length is not None:
                 limits[slot] = min(limits[slot], self._criteria.max_length - self.length(row) - 1)
-            if self._last_position is not None:
-                # The token emitted last is at prompt_tokens + emitted - 1, and its draft behind it.
-                room = self._last_position + 1 - row.prompt_tokens - row.emitted
-                limits[slot] = min(limits[slot], max(room, 0))
+            limits[slot] = min(limits[slot], self._target.room(row))
         return self._drafter.propose_batch(
             [row.request for row in rows], limits=limits, cost=cost, padded=True
         )
@@ -308,8 +324,8 @@ class Decoding:
         """
         rows = self._running
         scores = logits
-        if self._processors or self._keep_scores:
-            # Processors may write to what they are given.
+        if self._processors or self._keep_scores or logits.dtype == torch.float64:
+            # As plain decoding has them. Processors may write to what they are given.
             scores = logits.to(torch.float32, copy=bool(self._processors))
         if self._processors:
             positions = self._positions(draft_ids, parents, offsets, logits.device)

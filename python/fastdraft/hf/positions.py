@@ -9,6 +9,7 @@ called with; one that remembers its earlier calls would take the drafts that wer
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -31,7 +32,8 @@ from fastdraft.errors import InvalidValueError
 
 __all__ = ["PositionCriteria", "PositionProcessors", "Positions"]
 
-# These read the scores alone, so one call takes all positions.
+# These read the scores alone, so one call takes all positions. What a class of the caller's reads
+# is not known, whatever it inherits from: types are compared, here and below.
 _WITHOUT_TEXT = (
     processors.EpsilonLogitsWarper,
     processors.EtaLogitsWarper,
@@ -49,11 +51,20 @@ _WITH_MEMORY = (
     processors.SynthIDTextWatermarkLogitsProcessor,
     processors.UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
-# These hold something for each row of the batch.
-_BY_ROW_INDEX = (
-    processors.EncoderNoRepeatNGramLogitsProcessor,
-    processors.EncoderRepetitionPenaltyLogitsProcessor,
-    processors.PrefixConstrainedLogitsProcessor,
+# These treat each text alike, whichever row of the batch it is.
+_WITHOUT_ROW_INDEX = (
+    *_WITHOUT_TEXT,
+    processors.ExponentialDecayLengthPenalty,
+    processors.ForcedBOSTokenLogitsProcessor,
+    processors.ForcedEOSTokenLogitsProcessor,
+    processors.MinLengthLogitsProcessor,
+    processors.MinNewTokensLengthLogitsProcessor,
+    processors.NoBadWordsLogitsProcessor,
+    processors.NoRepeatNGramLogitsProcessor,
+    processors.RepetitionPenaltyLogitsProcessor,
+    processors.SequenceBiasLogitsProcessor,
+    processors.SuppressTokensAtBeginLogitsProcessor,
+    processors.WatermarkLogitsProcessor,
 )
 
 
@@ -134,11 +145,10 @@ class PositionProcessors:
                 )
         self._runs: list[tuple[bool, Any]] = []
         for processor in processors:
-            reads_text = not isinstance(processor, _WITHOUT_TEXT)
+            reads_text = type(processor) not in _WITHOUT_TEXT
             if not self._runs or self._runs[-1][0] != reads_text:
                 self._runs.append((reads_text, LogitsProcessorList()))
             self._runs[-1][1].append(processor)
-        # Only a processor that we know is trusted not to look at the index of a row.
         self._in_place = any(not _ignores_row_index(each) for each in processors)
 
     def __bool__(self) -> bool:
@@ -149,7 +159,10 @@ class PositionProcessors:
         return any(reads_text for reads_text, _ in self._runs)
 
     def __call__(self, positions: Positions, scores: torch.Tensor) -> torch.Tensor:
-        """The processed scores, float32 of shape (positions, vocabulary). May write to `scores`."""
+        """The processed scores (positions, vocabulary), of the type that the processors return.
+
+        May write to `scores`.
+        """
         for reads_text, run in self._runs:
             if not reads_text:
                 scores = run(positions.text[:, :0], scores)
@@ -159,20 +172,23 @@ class PositionProcessors:
             if len(groups) == 1 and indices == list(range(len(text))):
                 scores = run(text, scores)
                 continue
-            processed = torch.empty_like(scores)
+            parts = []
             for members, indices, text in groups:
                 of_group = scores[members]
                 if len(text) != len(members):
                     full = of_group[:1].repeat(len(text), 1)
                     full[indices] = of_group
                     of_group = full
-                processed[members] = run(text, of_group)[indices]
-            scores = processed
+                parts.append(run(text, of_group)[indices])
+            dtype = functools.reduce(torch.promote_types, (part.dtype for part in parts))
+            scores = torch.empty_like(scores, dtype=dtype)
+            for (members, _, _), part in zip(groups, parts, strict=True):
+                scores[members] = part.to(dtype)
         return scores
 
 
 def _ignores_row_index(processor: LogitsProcessor) -> bool:
-    if isinstance(processor, _BY_ROW_INDEX) or type(processor).__module__ != processors.__name__:
+    if type(processor) not in _WITHOUT_ROW_INDEX:
         return False
     return not isinstance(getattr(processor, "prompt_ignore_length", None), torch.Tensor)
 
@@ -222,7 +238,8 @@ class PositionCriteria:
         stops = [False] * positions.count
         for members, indices, text in positions.by_length(in_place=self._in_place):
             for criterion in self._others:
-                ended = criterion(text, None)
+                # Some answer for all rows at once, with a bool or a tensor without dimensions.
+                ended = torch.as_tensor(criterion(text, None)).expand(len(text))
                 for member, index in zip(members, indices, strict=True):
                     stops[member] = stops[member] or bool(ended[index])
         return stops

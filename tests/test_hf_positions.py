@@ -1,0 +1,191 @@
+"""Logits processors and stopping criteria of all kinds, each called as plain decoding calls it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+from transformers.generation import logits_process as stock
+
+from fastdraft import hf
+from fastdraft.drafters import AssistantModel
+from hf_models import Forester, Generous, edited, repetitive_batch, tiny_model
+
+NEW = 32
+OPTIONS = {"do_sample": False, "max_new_tokens": NEW, "eos_token_id": None}
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return tiny_model("llama").double()
+
+
+def _check(model: Any, rows: int, **options: Any) -> None:
+    """Asserts the tokens and scores of plain decoding, and that drafts were accepted."""
+    inputs = repetitive_batch(rows)
+    columns = inputs["input_ids"].shape[1]
+    options = {**OPTIONS, **options, "return_dict_in_generate": True, "output_scores": True}
+    expected = model.generate(**inputs, **options)
+    prediction = [edited(row[columns:]) for row in expected.sequences]
+    output = hf.generate(model, **inputs, **options, drafter=Generous(), prediction=prediction)
+    assert torch.equal(output.sequences, expected.sequences)
+    assert output.stats.accepted > 0
+    for ours, theirs in zip(output.scores, expected.scores, strict=True):
+        torch.testing.assert_close(ours.double(), theirs.double(), rtol=1e-5, atol=1e-5)
+
+
+class _ReadsText(LogitsProcessor):
+    """What a stock processor does, and a penalty on the tokens that the text ends with."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        scores = super().__call__(input_ids, scores)
+        last = input_ids[:, -5:]
+        return scores.scatter_add(1, last, torch.full(last.shape, -1.5, dtype=scores.dtype))
+
+
+def _subclass(parent: type[LogitsProcessor], *arguments: Any) -> LogitsProcessor:
+    return type(f"Own{parent.__name__}", (_ReadsText, parent), {})(*arguments)
+
+
+OWN = [
+    _subclass(stock.TemperatureLogitsWarper, 0.7),
+    _subclass(stock.TopKLogitsWarper, 60),
+    _subclass(stock.LogitNormalization),
+    _subclass(stock.InfNanRemoveLogitsProcessor),
+    _subclass(stock.SuppressTokensLogitsProcessor, [5, 6]),
+]
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("processor", OWN, ids=lambda each: type(each).__name__)
+def test_a_subclass_of_a_stock_processor_is_given_the_text(
+    model: Any, processor: LogitsProcessor, rows: int
+) -> None:
+    _check(model, rows, logits_processor=LogitsProcessorList([processor]))
+
+
+class _ByRow(stock.NoRepeatNGramLogitsProcessor):
+    """Bans a token of each row's own."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        scores = super().__call__(input_ids, scores)
+        for row, line in enumerate(scores):
+            line[row * 7 + input_ids[row, -1] % 5 :: 9] -= 1.0
+        return scores
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_subclass_of_a_stock_processor_may_look_at_the_index_of_a_row(
+    model: Any, rows: int
+) -> None:
+    _check(model, rows, logits_processor=LogitsProcessorList([_ByRow(4)]))
+
+
+class _Returns(LogitsProcessor):
+    """Reads the text, and returns scores of a type and in a form of its own."""
+
+    def __init__(self, form: str) -> None:
+        self.form = form
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        last = input_ids[:, -1:]
+        scores = scores.scatter_add(1, last, torch.full(last.shape, -1.5, dtype=scores.dtype))
+        match self.form:
+            case "float64":
+                # What follows from bits that float32 does not have.
+                scores = scores.double()
+                best = scores.argmax(-1, keepdim=True)
+                first = torch.zeros_like(best)
+                return scores.scatter(1, first, scores.gather(1, best) + 1e-10 * (last % 2 - 0.5))
+            case "float64 at times":
+                return scores.double() if int(last[0]) % 2 else scores
+            case "float16":
+                return scores.half()
+            case "bfloat16":
+                return scores.bfloat16()
+            case "strided":
+                return scores.t().contiguous().t()
+            case "view":
+                return torch.cat([scores, scores], -1)[:, : scores.shape[1]]
+        raise AssertionError(self.form)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize(
+    "form", ["float64", "float64 at times", "float16", "bfloat16", "strided", "view"]
+)
+def test_processors_return_scores_of_any_type_and_form(model: Any, form: str, rows: int) -> None:
+    _check(model, rows, logits_processor=LogitsProcessorList([_Returns(form)]))
+
+
+@pytest.mark.parametrize("form", ["float64", "float16", "strided"])
+def test_trees_take_scores_of_any_type_and_form(model: Any, form: str) -> None:
+    processors = LogitsProcessorList([_Returns(form)])
+    inputs = repetitive_batch(2)
+    expected = model.generate(**inputs, **OPTIONS, logits_processor=processors)
+    forester = Forester(expected[:, 30:].tolist())
+    output = hf.generate(model, **inputs, **OPTIONS, logits_processor=processors, drafter=forester)
+    assert torch.equal(output.sequences, expected)
+    assert forester.moved > 0
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+@pytest.mark.parametrize("form", ["float64", "float16"])
+def test_draft_models_take_scores_of_any_type(model: Any, form: str, sampled: bool) -> None:
+    processors = LogitsProcessorList([_Returns(form)])
+    assistant = AssistantModel(model, schedule="constant", num_tokens=4, lookup=None)
+    inputs = repetitive_batch(2)
+    options = {**OPTIONS, "do_sample": sampled, "top_k": 0, "logits_processor": processors}
+    output = hf.generate(model, **inputs, **options, drafter=assistant, seed=3)
+    assert output.stats.accepted > 0
+    if not sampled:
+        assert torch.equal(output.sequences, model.generate(**inputs, **options))
+
+
+def test_logits_are_compared_as_float32() -> None:
+    """As plain decoding does, whatever the model's type: ties go to the first of the tokens."""
+    model = tiny_model("llama").double()
+    with torch.no_grad():
+        head = model.lm_head.weight
+        head[50:] = head[: len(head) - 50] * (1 + 1e-12)
+    inputs = repetitive_batch(2)
+    expected = model.generate(**inputs, **OPTIONS)
+    output = hf.generate(model, **inputs, **OPTIONS, drafter=Generous())
+    assert torch.equal(output.sequences, expected)
+
+
+class _Every(StoppingCriteria):
+    """Ends all rows at a length, in a form of its own."""
+
+    def __init__(self, form: str) -> None:
+        self.form = form
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> Any:
+        ends = input_ids.shape[1] >= 50
+        return ends if self.form == "bool" else torch.tensor(ends)
+
+
+@pytest.mark.parametrize("form", ["bool", "scalar"])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_criteria_may_answer_for_all_rows_at_once(model: Any, form: str, rows: int) -> None:
+    options = {"stopping_criteria": StoppingCriteriaList([_Every(form)])}
+    if rows > 1:
+        options["eos_token_id"] = 96
+    inputs = repetitive_batch(rows)
+    expected = model.generate(**inputs, **{**OPTIONS, **options})
+    output = hf.generate(
+        model,
+        **inputs,
+        **{**OPTIONS, **options},
+        drafter=Generous(),
+        prediction=[edited(row[30:]) for row in expected],
+    )
+    assert expected.shape[1] == 50
+    assert torch.equal(output.sequences, expected)

@@ -1,0 +1,318 @@
+"""Models that cannot verify drafts are refused for what they do, before they see the prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers.models.mllama.configuration_mllama import MllamaTextConfig
+
+from fastdraft import hf
+from fastdraft.errors import InvalidValueError
+from hf_models import VOCABULARY, Generous, drawn, edited, repetitive_batch, tiny_model
+
+OPTIONS = {"do_sample": False, "max_new_tokens": 24, "eos_token_id": None}
+_ENCODER: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "tie_word_embeddings": False,
+}
+ENCODERS = {
+    "bert": transformers.BertLMHeadModel,
+    "roberta": transformers.RobertaForCausalLM,
+    "bert-generation": transformers.BertGenerationDecoder,
+    "roformer": transformers.RoFormerForCausalLM,
+    "rembert": transformers.RemBertForCausalLM,
+}
+
+
+def _encoder(family: str, *, is_decoder: bool) -> Any:
+    kind = ENCODERS[family]
+    sizes = {**_ENCODER, "is_decoder": is_decoder}
+    if family == "rembert":
+        sizes |= {"input_embedding_size": 16, "output_embedding_size": 32}
+    return drawn(kind, kind.config_class(**sizes)).double()
+
+
+@contextmanager
+def _widths(model: Any) -> Iterator[list[int]]:
+    """The tokens in each forward of the model."""
+    widths: list[int] = []
+    handle = model.get_input_embeddings().register_forward_hook(
+        lambda _, arguments, __: widths.append(arguments[0].shape[1])
+    )
+    yield widths
+    handle.remove()
+
+
+def _check(model: Any, rows: int = 1) -> None:
+    inputs = repetitive_batch(rows)
+    expected = model.generate(**inputs, **OPTIONS)
+    prediction = [edited(row[30:]) for row in expected]
+    output = hf.generate(model, **inputs, **OPTIONS, drafter=Generous(), prediction=prediction)
+    assert torch.equal(output.sequences, expected)
+    assert output.stats.accepted > 0
+
+
+@pytest.mark.parametrize("family", ENCODERS)
+def test_encoders_that_attend_both_ways_are_refused(family: str) -> None:
+    model = _encoder(family, is_decoder=False)
+    with _widths(model) as widths:
+        for _ in range(2):
+            with pytest.raises(InvalidValueError, match=r"model must be causal, got .*is_decoder"):
+                hf.generate(model, **repetitive_batch(1), **OPTIONS)
+    assert widths == [2, 2]
+
+
+@pytest.mark.parametrize("family", ENCODERS)
+def test_encoders_that_are_decoders_decode(family: str) -> None:
+    _check(_encoder(family, is_decoder=True))
+
+
+def test_a_model_is_asked_once() -> None:
+    model = drawn(
+        transformers.BloomForCausalLM,
+        transformers.BloomConfig(vocab_size=VOCABULARY, hidden_size=32, n_layer=2, n_head=4),
+    )
+    for asked in ([2], []):
+        with _widths(model) as widths:
+            hf.generate(model, **repetitive_batch(1), **OPTIONS)
+        # Two tokens to ask, then the prompt.
+        assert widths[: widths.index(30)] == asked
+
+
+def test_models_whose_modules_tell_are_not_asked() -> None:
+    model = tiny_model("llama")
+    with _widths(model) as widths:
+        hf.generate(model, **repetitive_batch(1), **OPTIONS)
+    assert widths[0] == 30
+
+
+@pytest.mark.parametrize("tells", [True, False])
+@pytest.mark.parametrize("family", ["mistral", "gemma3"])
+def test_a_model_is_asked_about_windows_once_the_text_goes_beyond_them(
+    family: str, tells: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not tells:
+        monkeypatch.setattr("fastdraft.hf.probe._masks_windows", lambda _: False)
+    model = tiny_model(family)
+    short = {"input_ids": torch.tensor([[5, 6, 7]]), **OPTIONS, "max_new_tokens": 8}
+    asked = []
+    for options in (short, {**repetitive_batch(1), **OPTIONS}, {**repetitive_batch(1), **OPTIONS}):
+        with _widths(model) as widths:
+            hf.generate(model, **options)
+        asked.append(widths[: widths.index(options["input_ids"].shape[1])])
+    assert asked == ([[], [], []] if tells else [[], [2], []])
+
+
+def _moshi() -> Any:
+    config = transformers.MoshiConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        ffn_dim=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=256,
+        sliding_window=40,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    return drawn(transformers.MoshiForCausalLM, config).double()
+
+
+def test_windows_that_the_cache_alone_keeps_are_refused_beyond_them() -> None:
+    model = _moshi()
+    inputs = repetitive_batch(1)
+    message = r"Moshi.*keep max_length within 40, got 54"
+    with _widths(model) as widths, pytest.raises(InvalidValueError, match=message):
+        hf.generate(model, **inputs, **OPTIONS)
+    assert widths == [2]
+    within = {**OPTIONS, "max_new_tokens": 10}
+    expected = model.generate(**inputs, **within)
+    output = hf.generate(model, **inputs, **within, drafter=Generous())
+    assert torch.equal(output.sequences, expected)
+
+
+@pytest.mark.parametrize(
+    ("model", "config"),
+    [
+        (
+            transformers.OpenAIGPTLMHeadModel,
+            transformers.OpenAIGPTConfig(vocab_size=VOCABULARY, n_embd=16, n_layer=1, n_head=2),
+        ),
+        (
+            transformers.XLMWithLMHeadModel,
+            transformers.XLMConfig(
+                vocab_size=VOCABULARY, emb_dim=16, n_layers=1, n_heads=2, mask_token_id=5
+            ),
+        ),
+    ],
+)
+def test_models_that_take_no_cache_are_refused_unasked(model: Any, config: Any) -> None:
+    model = drawn(model, config)
+    message = "keep its keys and values in the cache"
+    with _widths(model) as widths, pytest.raises(InvalidValueError, match=message):
+        hf.generate(model, **repetitive_batch(1), **OPTIONS)
+    assert not widths
+
+
+@pytest.mark.parametrize(
+    ("model", "config", "message"),
+    [
+        (
+            transformers.ProphetNetForCausalLM,
+            transformers.ProphetNetConfig(
+                vocab_size=VOCABULARY,
+                hidden_size=16,
+                num_decoder_layers=1,
+                num_decoder_attention_heads=2,
+                decoder_ffn_dim=16,
+                is_encoder_decoder=False,
+                is_decoder=True,
+                pad_token_id=0,
+            ),
+            "must run on several tokens behind its cache, got ProphetNetForCausalLM, which fails",
+        ),
+        (
+            transformers.CpmAntForCausalLM,
+            transformers.CpmAntConfig(
+                vocab_size=VOCABULARY,
+                hidden_size=16,
+                num_attention_heads=2,
+                dim_head=8,
+                dim_ff=16,
+                num_hidden_layers=1,
+                prompt_length=4,
+            ),
+            "got CpmAntForCausalLM",
+        ),
+    ],
+    ids=["prophetnet", "cpmant"],
+)
+def test_models_that_take_one_token_at_a_time_are_refused(
+    model: Any, config: Any, message: str
+) -> None:
+    model = drawn(model, config).double()
+    inputs = repetitive_batch(1)
+    model.generate(**inputs, **OPTIONS)
+    with _widths(model) as widths, pytest.raises(InvalidValueError, match=message):
+        hf.generate(model, **inputs, **OPTIONS)
+    assert len(widths) <= 1
+
+
+def test_text_without_pictures_decodes_with_cross_attention_left_out() -> None:
+    config = MllamaTextConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        cross_attention_layers=[1],
+        max_position_embeddings=256,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        tie_word_embeddings=False,
+    )
+    model = drawn(transformers.MllamaForCausalLM, config).double()
+    _check(model)
+    _check(model, rows=3)
+    inputs = repetitive_batch(1)
+    options = {**OPTIONS, "return_dict_in_generate": True}
+    first = hf.generate(model, **inputs, **options, drafter=Generous())
+    text = torch.cat([first.sequences, inputs["input_ids"][:, :5]], -1)
+    expected = model.generate(text, **OPTIONS)
+    second = hf.generate(model, text, **options, past_key_values=first.past_key_values)
+    assert torch.equal(second.sequences, expected)
+
+
+class _Tuned:
+    """What PEFT's model is to `generate`: it prepares the inputs of the model that it wraps."""
+
+    def __init__(self, model: Any, kind: str) -> None:
+        self.base_model = model
+        self.config = model.config
+        self.generation_config = model.generation_config
+        self._kind = kind
+
+    def prepare_inputs_for_generation(self, *arguments: Any, **kwargs: Any) -> dict[str, Any]:
+        model = self.base_model
+        inputs = type(model).prepare_inputs_for_generation(model, *arguments, **kwargs)
+        if inputs["past_key_values"].get_seq_length():
+            return inputs
+        if self._kind == "prompt":
+            embedded = model.get_input_embeddings()(inputs.pop("input_ids"))
+            virtual = torch.ones((len(embedded), 4, embedded.shape[-1]), dtype=embedded.dtype)
+            inputs["inputs_embeds"] = torch.cat([virtual, embedded], 1)
+        elif self._kind == "prefix":
+            cache = transformers.DynamicCache()
+            for layer in range(self.config.num_hidden_layers):
+                states = torch.ones((len(inputs["input_ids"]), 2, 4, 8))
+                cache.update(states, states, layer)
+            inputs["past_key_values"] = cache
+        return inputs
+
+    def generate(self, *arguments: Any, **options: Any) -> Any:
+        self.base_model.prepare_inputs_for_generation = self.prepare_inputs_for_generation
+        try:
+            return self.base_model.generate(*arguments, **options)
+        finally:
+            del self.base_model.prepare_inputs_for_generation
+
+
+@pytest.mark.parametrize("kind", ["prompt", "prefix"])
+def test_models_that_prepare_more_than_the_text_are_refused(kind: str) -> None:
+    model = tiny_model("llama")
+    widths: list[int] = []
+    model.model.layers[0].register_forward_hook(lambda *_: widths.append(1))
+    tuned: Any = _Tuned(model, kind)
+    with pytest.raises(InvalidValueError, match=r"prepares others \(prompt or prefix tuning\?\)"):
+        hf.generate(tuned, **repetitive_batch(1), **OPTIONS)
+    assert not widths
+    adapted: Any = _Tuned(model, "none")
+    expected = model.generate(**repetitive_batch(1), **OPTIONS)
+    output = hf.generate(adapted, **repetitive_batch(1), **OPTIONS, drafter=Generous())
+    assert torch.equal(output.sequences, expected)
+
+
+@pytest.mark.filterwarnings("ignore:Position ids are not supported")
+@pytest.mark.parametrize("kind", ["lora", "prompt", "p", "prefix"])
+def test_tuning_with_peft(kind: str) -> None:
+    peft = pytest.importorskip("peft")
+    virtual = {"task_type": "CAUSAL_LM", "num_virtual_tokens": 4}
+    match kind:
+        case "lora":
+            config = peft.LoraConfig(
+                task_type="CAUSAL_LM", r=4, target_modules=["q_proj"], init_lora_weights=False
+            )
+        case "prompt":
+            config = peft.PromptTuningConfig(**virtual)
+        case "p":
+            config = peft.PromptEncoderConfig(**virtual, encoder_hidden_size=16)
+        case _:
+            config = peft.PrefixTuningConfig(**virtual)
+    torch.manual_seed(0)
+    model = peft.get_peft_model(tiny_model("llama").double(), config).double().eval()
+    inputs = repetitive_batch(1)
+    if kind == "lora":
+        expected = model.generate(**inputs, **OPTIONS)
+        output = hf.generate(model, **inputs, **OPTIONS, drafter=Generous())
+        assert torch.equal(output.sequences, expected)
+    else:
+        with pytest.raises(InvalidValueError, match="prompt or prefix tuning"):
+            hf.generate(model, **inputs, **OPTIONS)
