@@ -163,17 +163,30 @@ class Prediction(CopyCursor):
 class Acceptance:
     """Logistic regression over one weight for each value of each feature, learned online."""
 
-    RATE = 0.03
+    RATE = 0.015
 
     def __init__(self, weights: Mapping[str, Sequence[float]]) -> None:
         self.weights = {name: list(values) for name, values in weights.items()}
+        self.now = 0  # how many outcomes were learned
+        self.lessons: dict[tuple[int, ...], tuple[int, int]] = {}  # the last of a kind, how many
 
     def chance(self, evidence: Mapping[str, int]) -> float:
         return 1 / (1 + math.exp(-sum(self.weights[name][v] for name, v in evidence.items())))
 
-    def learn(self, evidence: Mapping[str, int], told: float, accepted: bool) -> None:
+    def learn(self, evidence: Mapping[str, int], token: int, moment: int, accepted: bool) -> None:
+        kind = tuple(evidence.values())
+        alike, copies = self.count(kind, moment), self.count((*kind, token), moment)
+        self.now += 1
+        step = self.RATE / max(math.sqrt(alike), copies) * (accepted - self.chance(evidence))
         for name, value in evidence.items():
-            self.weights[name][value] += self.RATE * (accepted - told)
+            self.weights[name][value] += step
+
+    def count(self, kind: tuple[int, ...], moment: int) -> int:
+        """How many outcomes of the kind there were since `moment`, with this one."""
+        last, count = self.lessons.get(kind, (-1, 0))
+        count = count + 1 if last >= moment else 1
+        self.lessons[kind] = self.now, count
+        return count
 
 
 class EmissionRate:
@@ -266,10 +279,12 @@ class DefaultDrafter:
         self.copy = OwnCopy()
         self.prediction = Prediction(prediction) if prediction else None
         self.nodes: list[Node] = []
+        self.moment = 0  # when the chances of the nodes were told
 
     def begin(self, limit: int) -> None:
         """Begins a draft of at most `limit` tokens."""
         self.limit = limit if self.tree else min(limit, self.lookahead)
+        self.moment = self.acceptance.now
         root = Candidate(-1, self.places_of_text() + self.places_in_stores(), True, True)
         self.nodes = [Node(-1, 0, root)]
         self.weigh(self.nodes[0])
@@ -340,7 +355,7 @@ class DefaultDrafter:
         for token in emitted:
             for candidate in self.nodes[index].following:
                 accepted = candidate.token == token
-                self.acceptance.learn(candidate.evidence, candidate.chance, accepted)
+                self.acceptance.learn(candidate.evidence, candidate.token, self.moment, accepted)
             children = (
                 child
                 for child, node in enumerate(self.nodes[1:], 1)
