@@ -460,6 +460,7 @@ class Stage:
             feed = missing + below[request].token_ids
             feeds.append(feed)
             held.extend(feed)
+            self._sure[request] = len(self._texts[request])
         sizes = np.array([len(feed) for feed in feeds])
         width = int(sizes.max())
         input_ids = np.zeros((len(feeds), width), dtype=np.int64)
@@ -494,6 +495,8 @@ class Stage:
             cached=lengths,
             positions=positions,
             columns=torch.tensor(chosen),
+            # The last token that is known to be the text's may have to be read again.
+            floors=[max(self._sure[request] - 1, 0) for request in self._slots],
         )
         logits = logits[slots, [place[column] for column in columns]]
         return self.vocabulary.of_target(logits), offsets, width, caught_up
