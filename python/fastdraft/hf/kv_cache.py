@@ -170,12 +170,12 @@ class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             shifts = [new - before for new, before in zip(bases, old, strict=True)]
             moves = shifts[0]
             if min(shifts) < max(shifts):
-                columns = torch.tensor(shifts)[:, None] + torch.arange(capacity)
+                columns = _on_host(shifts)[:, None] + _counted(capacity)
                 moves = columns.clamp(max=max(self.capacity - 1, 0)).to(device)
         places = None
         if min(starts) < max(starts):
-            columns = torch.tensor(starts)[:, None] + torch.arange(width)  # (rows, width)
-            rows = torch.arange(len(starts))[:, None].expand_as(columns)
+            columns = _on_host(starts)[:, None] + _counted(width)  # (rows, width)
+            rows = _counted(len(starts))[:, None].expand_as(columns)
             places = (rows.to(device), columns.to(device))
         first = 0 if self.window is None else max(min(starts) - self.window + 1, 0)
         seen = (first, max(starts) + width)
@@ -291,11 +291,11 @@ class RowCache(Cache):
             kept: (rows, tokens) int64, which of a row's new tokens is to stand in each of the
                 places from there on.
         """
-        rows, places = (kept != torch.arange(kept.shape[1])).nonzero(as_tuple=True)
+        rows, places = (kept != _counted(kept.shape[1])).nonzero(as_tuple=True)
         if len(rows) == 0:
             return
         for layers in self._by_window().values():
-            starts = (torch.tensor(lengths) - torch.tensor(layers[0].bases))[rows]
+            starts = (_on_host(lengths) - _on_host(layers[0].bases))[rows]
             sources, targets = starts + kept[rows, places], starts + places
             indices = [index.to(device) for index in (rows, sources, targets)]
             for layer in layers:
@@ -380,6 +380,15 @@ def _empty(layer: Any) -> None:
     layer.is_initialized = False
     if isinstance(layer, DynamicSlidingWindowLayer):
         layer.cumulative_length = 0
+
+
+def _on_host(values: Sequence[int]) -> torch.Tensor:
+    """Numbers on the CPU, whatever torch's default device is."""
+    return torch.tensor(values, device="cpu")
+
+
+def _counted(count: int) -> torch.Tensor:
+    return torch.arange(count, device="cpu")
 
 
 def _moved(buffer: torch.Tensor, plan: _Plan) -> torch.Tensor:

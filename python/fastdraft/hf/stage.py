@@ -494,7 +494,7 @@ class Stage:
             rows=self._slots,
             cached=lengths,
             positions=positions,
-            columns=torch.tensor(chosen),
+            columns=torch.tensor(chosen, device="cpu"),
             # The last token that is known to be the text's may have to be read again.
             floors=[max(self._sure[request] - 1, 0) for request in self._slots],
         )
@@ -557,8 +557,8 @@ class Stage:
         if self._seeds is None and not drafted:
             # The usual case of a small model: the checks and scans of a verification would show.
             return scores, scores.argmax(-1, keepdim=True).tolist()
-        ids = torch.tensor(drafted, dtype=torch.int64)
-        starts = torch.tensor(offsets, dtype=torch.int64)
+        ids = torch.tensor(drafted, dtype=torch.int64, device="cpu")
+        starts = torch.tensor(offsets, dtype=torch.int64, device="cpu")
         if self._seeds is None:
             return scores, verify_greedy(scores, ids, starts).tolist()
         options: dict[str, Any] = {
@@ -566,10 +566,12 @@ class Stage:
                 [
                     _mixed(self._seeds[request], self._level, len(self._texts[request]))
                     for request in active
-                ]
+                ],
+                device="cpu",
             ),
             "positions": torch.tensor(
-                [len(self._texts[request]) + len(behind[request]) for request in active]
+                [len(self._texts[request]) + len(behind[request]) for request in active],
+                device="cpu",
             ),
         }
         if laws:
