@@ -134,6 +134,7 @@ bench: $(VENV)/.bench ## Run the microbenchmarks, beside the peers that can be i
 	python bench/datastore.py --tokens build/bench/tokens.bin --core build/release/bench_datastore
 	python bench/predicted_outputs.py $(DATA:%=--data %)
 	python bench/verification.py
+	python bench/cache_memory.py
 	python -m pytest bench/microbench.py
 ifdef DATA
 	python bench/calibration.py --data $(DATA)

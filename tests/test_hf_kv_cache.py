@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,8 +12,15 @@ from hypothesis import strategies as st
 from transformers import DynamicCache
 from transformers.cache_utils import Cache, StaticLayer
 
+import cache_memory
+from assistants import bent
+from fastdraft import hf
+from fastdraft.drafters import AssistantModel, Staged
 from fastdraft.errors import InvalidValueError
+from fastdraft.hf import kv_cache
 from fastdraft.hf.kv_cache import RowCache
+from fastdraft.hf.masks import Masks
+from hf_models import Forester, Generous, edited, repetitive_batch, tiny_model
 
 HEADS, SIZE = 2, 3
 
@@ -66,19 +76,210 @@ def test_rows_hold_what_was_accepted(data: st.DataObject, rows: int, prompt: int
             held = [held[slot] for slot in slots]
 
 
-def test_a_filled_cache_is_copied_and_written_back() -> None:
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), rows=st.integers(1, 4), prompt=st.integers(1, 40))
+def test_windows_show_what_plain_decoding_sees(data: st.DataObject, rows: int, prompt: int) -> None:
+    """Rows may go back to their floors, and every query sees the last tokens up to its own."""
+    model = _gemma()
+    window = model.config.sliding_window
+    cache = RowCache(DynamicCache(config=model.config))
+    masks = Masks(model, visible=None, rows=rows)
+    keys, values = _states(rows, prompt)
+    for layer in range(2):
+        cache.update(keys, values, layer)
+    held = [(keys[row], values[row]) for row in range(rows)]
+    floors = [prompt] * rows
+    for _ in range(data.draw(st.integers(1, 6))):
+        # Mostly narrow, and now and then wider than the window.
+        width = data.draw(st.sampled_from([1, 2, 3, 5, 8, 20]))
+        lengths = [row_keys.shape[1] for row_keys, _ in held]
+        floors = [
+            data.draw(st.integers(floor, length))
+            for floor, length in zip(floors, lengths, strict=True)
+        ]
+        device = torch.device("cpu")
+        cache.prepare(lengths, width, device, floors=floors)
+        mask = masks.of(list(range(len(held))), lengths, width, device, frames=cache.frames)
+        sizes = [cache.get_mask_sizes(width, layer) for layer in range(2)]
+        keys, values = _states(len(held), width)
+        shown = [cache.update(keys, values, layer) for layer in range(2)]
+        held = [
+            (torch.cat([row_keys, keys[row]], 1), torch.cat([row_values, values[row]], 1))
+            for row, (row_keys, row_values) in enumerate(held)
+        ]
+        for layer, kind in enumerate(model.config.layer_types):
+            reach = window if kind == "sliding_attention" else 1 << 20
+            assert not shown[layer][0].isnan().any()
+            for row, length in enumerate(lengths):
+                for query in range(width):
+                    own = length + query
+                    begin = max(own - reach + 1, 0)
+                    if mask is None:
+                        # The model's mask knows the columns by the first one's place in the text.
+                        columns, first = sizes[layer]
+                        assert shown[layer][0].shape[2] == columns
+                        seen = slice(begin - first, own - first + 1)
+                        assert seen.start >= 0
+                    else:
+                        assert isinstance(mask, dict)
+                        seen = mask[kind][row, 0, query]
+                    for part in range(2):
+                        expected = held[row][part][:, begin : own + 1]
+                        assert torch.equal(shown[layer][part][row][:, seen], expected)
+        kept = [
+            data.draw(st.integers(max(floor, 1), length + width))
+            for floor, length in zip(floors, lengths, strict=True)
+        ]
+        held = [
+            (row_keys[:, :count], row_values[:, :count])
+            for count, (row_keys, row_values) in zip(kept, held, strict=True)
+        ]
+        if len(held) > 1 and data.draw(st.booleans()):
+            cache.keep(range(len(held) - 1))
+            held.pop()
+            floors.pop()
+
+
+@functools.cache
+def _gemma() -> Any:
+    return tiny_model("gemma3")
+
+
+def test_a_filled_cache_is_taken_over_and_written_back() -> None:
     prepared = DynamicCache()
     keys, values = _states(1, 5)
     prepared.update(keys, values, 0)
     cache = RowCache(prepared)
-    assert cache.get_seq_length() == 5
+    assert cache.get_seq_length() == prepared.get_seq_length() == 5
     more_keys, more_values = _states(1, 3)
     cache.prepare([5], 3, torch.device("cpu"))
     cache.update(more_keys, more_values, 0)
-    assert prepared.get_seq_length() == 5
+    # Nothing is held twice, and should the generation fail, an empty cache is of use yet.
+    assert prepared.get_seq_length() == 0
     cache.write_back(prepared, 7)
+    assert prepared.get_seq_length() == 7
     assert torch.equal(prepared.layers[0].keys, torch.cat([keys, more_keys[:, :, :2]], 2))
     assert torch.equal(prepared.layers[0].values, torch.cat([values, more_values[:, :, :2]], 2))
+
+
+@pytest.mark.parametrize("trees", [False, True])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "mistral"])
+def test_a_cache_goes_from_turn_to_turn(family: str, trees: bool) -> None:
+    """One turn of `generate`, one of fastdraft, one of `generate`, all with the same cache."""
+    model = tiny_model(family)
+    options: dict[str, Any] = {"do_sample": False, "max_new_tokens": 30, "eos_token_id": None}
+    cache = DynamicCache(config=model.config)
+    texts = [repetitive_batch(1)["input_ids"]]
+    for turn in range(4):
+        options["attention_mask"] = torch.ones_like(texts[-1])
+        expected = model.generate(texts[-1], **options)
+        if turn % 2 == 0:
+            output = model.generate(texts[-1], **options, past_key_values=cache)
+        else:
+            begin = texts[-1].shape[1]
+            drafter = Forester([expected[0, begin:].tolist()]) if trees else Generous()
+            output = hf.generate(
+                model,
+                texts[-1],
+                **options,
+                past_key_values=cache,
+                drafter=drafter,
+                prediction=edited(expected[0, begin:]),
+            ).sequences
+        assert torch.equal(output, expected)
+        assert cache.get_seq_length() == output.shape[1] - 1
+        texts.append(torch.cat([output, texts[0][:, :7]], 1))
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("staged", [False, True])
+def test_draft_models_lose_nothing_by_windows(
+    rows: int, staged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They draft what they would with all of the text in their caches, whatever is rejected."""
+    model = _gemma()
+    inputs = repetitive_batch(rows)
+    options = {"do_sample": False, "max_new_tokens": 60, "eos_token_id": None}
+    expected = model.generate(**inputs, **options)
+    found = []
+    init = kv_cache._RowLayer.__init__
+    for whole in (False, True):
+        if whole:
+            monkeypatch.setattr(kv_cache._RowLayer, "__init__", lambda self, _=None: init(self))
+        drafter: Any = AssistantModel(
+            bent(model, by=0.05), schedule="constant", num_tokens=5, lookup=None
+        )
+        if staged:
+            smaller = bent(model, by=0.1, seed=2)
+            drafter = Staged(
+                [AssistantModel(smaller, schedule="constant", num_tokens=3, lookup=None), drafter]
+            )
+        output = hf.generate(model, **inputs, **options, drafter=drafter)
+        assert torch.equal(output.sequences, expected)
+        found.append((output.row_stats, output.assistants[-1].accepted))
+    assert found[0] == found[1]
+    stats = output.stats
+    assert stats.drafted / 5 < stats.accepted < stats.drafted
+
+
+def test_a_window_that_lacks_tokens_is_refused() -> None:
+    model = _gemma()
+    cache = DynamicCache(config=model.config)
+    model.generate(
+        repetitive_batch(1)["input_ids"], max_new_tokens=5, past_key_values=cache, eos_token_id=None
+    )
+    cache.layers[0].keys = cache.layers[0].keys[:, :, 1:]
+    with pytest.raises(InvalidValueError, match="the last 10 of its 34 tokens, got layer 0 with 9"):
+        RowCache(cache)
+
+
+_MOST = 1.15  # times what a DynamicCache takes at its peak
+
+
+@pytest.mark.parametrize(
+    ("family", "rows", "options"),
+    [
+        ("llama", 1, {}),
+        ("llama", 3, {}),
+        ("llama", 1, {"allowed": 1 << 15}),
+        ("llama", 1, {"turns": 2}),
+        ("mistral", 1, {}),
+        ("mistral", 3, {}),
+        ("gemma3", 1, {}),
+        ("gemma3", 3, {}),
+        ("gemma3", 1, {"allowed": 1 << 15}),
+        ("gemma3", 1, {"turns": 2}),
+    ],
+)
+def test_memory_at_its_peak(family: str, rows: int, options: dict[str, Any]) -> None:
+    model = cache_memory.model_of(family, layers=6, window=96)
+    inputs = cache_memory.prompts(rows, 120)
+    plain, drafted = cache_memory.peaks(model, inputs, length=100, **options)
+    assert drafted <= _MOST * plain
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_memory_with_trees(rows: int) -> None:
+    def forest(sequences: torch.Tensor, prompt: int) -> dict[str, Any]:
+        return {"drafter": Forester([row[prompt:].tolist() for row in sequences], nodes=8)}
+
+    model = cache_memory.model_of("gemma3", layers=6, window=96)
+    inputs = cache_memory.prompts(rows, 120)
+    plain, drafted = cache_memory.peaks(model, inputs, length=100, drafts=forest)
+    assert drafted <= _MOST * plain
+
+
+def test_rows_far_apart_keep_their_own_windows() -> None:
+    """One row's drafts are always right, the others' never: by its end they are far behind."""
+    model = cache_memory.model_of("gemma3", layers=6, window=96)
+    inputs = cache_memory.prompts(3, 120)
+
+    def unequal(sequences: torch.Tensor, prompt: int) -> dict[str, Any]:
+        truths = [row[prompt:].tolist() for row in sequences]
+        return {"drafter": Forester([truths[0], [], []], nodes=8)}
+
+    plain, drafted = cache_memory.peaks(model, inputs, length=100, drafts=unequal)
+    assert drafted <= _MOST * plain
 
 
 def test_other_caches_are_refused() -> None:

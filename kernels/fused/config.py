@@ -7,6 +7,7 @@ met all of its kernels once each was called.
 
 from __future__ import annotations
 
+import functools
 from typing import Final, NamedTuple
 
 import torch
@@ -34,6 +35,14 @@ OBSERVED_ENTRIES: Final = 1024
 
 # Comparisons of entries with the draft tokens before them that a program makes at once.
 _COMPARED: Final = 32 * 32 * WARPS
+
+# What waits for a wave's stores on AMD: the counter of stores, which up to gfx9 is that of loads.
+WAIT_GFX9: Final = "s_waitcnt vmcnt(0)"
+_WAITS: Final = {
+    "gfx10": "s_waitcnt_vscnt null, 0x0",
+    "gfx11": "s_waitcnt_vscnt null, 0x0",
+    "gfx12": "s_wait_storecnt 0x0",
+}
 
 # How many programs run at a time: eight on each multiprocessor of a large device. As few as that
 # are best all there from the start, since a few left for later would run alone; more of them are
@@ -73,6 +82,15 @@ def split_greedy(rows: int, vocabulary: int, dtype: torch.dtype) -> Split:
 
 def split_chunks(rows: int, vocabulary: int) -> Split:
     return _split(rows, -(-vocabulary // (TILE_CHUNKS * CHUNK)))
+
+
+@functools.cache
+def wait_for_stores() -> str | None:
+    """The instruction with which an AMD wave waits until its stores have landed; else None."""
+    if torch.version.hip is None:
+        return None
+    architecture = torch.cuda.get_device_properties().gcnArchName
+    return _WAITS.get(architecture[:5], WAIT_GFX9)
 
 
 def requests_block(requests: int) -> int:

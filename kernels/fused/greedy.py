@@ -110,6 +110,7 @@ def greedy_kernel(
     TREE: tl.constexpr,
     REQUESTS: tl.constexpr,
     SLOTS: tl.constexpr,
+    WAIT: tl.constexpr,
 ):
     program = tl.program_id(0)
     row = program // programs
@@ -148,7 +149,7 @@ def greedy_kernel(
     token = unit * WIDTH + tl.min(tl.where(ordered_key(x) == key, lane, WIDTH))
     tl.atomic_max(row_results + row, pack(key, token), sem="relaxed")
 
-    if last_to_arrive(request_arrivals + request, (size + 1) * programs):
+    if last_to_arrive(request_arrivals + request, (size + 1) * programs, WAIT):
         accept(
             request, first, size, row_results, None, None, draft_ids, drafted, parents,
             token_ids, lengths, status, path, None, None, max_draft, SLOTS, TREE, False, False,
@@ -221,6 +222,7 @@ def verify_greedy(
             TREE=parents is not None,
             REQUESTS=config.requests_block(requests),
             SLOTS=config.SLOTS,
+            WAIT=config.wait_for_stores(),
             num_warps=config.WARPS,
         )
     return Emitted(token_ids, lengths, status, path, None, None)

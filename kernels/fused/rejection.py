@@ -252,6 +252,7 @@ def rejection_statistics_kernel(
     RAW_LOGPROBS: tl.constexpr,
     REQUESTS: tl.constexpr,
     BLOCK: tl.constexpr,
+    WAIT: tl.constexpr,
 ):
     """Row statistics of the logits and the draft's law, and without filters the tests."""
     program = tl.program_id(0)
@@ -289,7 +290,7 @@ def rejection_statistics_kernel(
             )  # fmt: skip
     if FILTERS or not has_draft:
         return
-    if last_to_arrive(row_arrivals + row, programs):
+    if last_to_arrive(row_arrivals + row, programs, WAIT):
         _test(
             row, request, first, logits, allowed, draft, draft_ids, temperature, seeds, positions,
             chunk_maximum, chunk_sum, raw_maximum, raw_sum, None, draft_maximum, draft_sum,
@@ -411,6 +412,7 @@ def rejection_kernel(
     RAW_LOGPROBS: tl.constexpr,
     BLOCK: tl.constexpr,
     SLOTS: tl.constexpr,
+    WAIT: tl.constexpr,
 ):
     """What each request emits, from the tests of its rows."""
     program = tl.program_id(0)
@@ -484,7 +486,7 @@ def rejection_kernel(
             left = tl.sum(tl.sum(tl.sum(left, 3), 0), 1)
             tl.store(residual_sum + chunk, left, mask=chunk < chunks)
 
-    if not last_to_arrive(request_arrivals + request, programs):
+    if not last_to_arrive(request_arrivals + request, programs, WAIT):
         return
     seed = tl.load(seeds + request)
     position = tl.load(positions + request) + last
@@ -603,6 +605,7 @@ def verify_rejection(
         "CHUNKS": config.TILE_CHUNKS,
         "FILTERS": filters,
         "DRAFT_CONTIGUOUS": draft.stride(1) == 1,
+        "WAIT": config.wait_for_stores(),
     }
     with torch.cuda.device_of(logits):
         programs, tiles = config.split_chunks(rows, vocabulary)

@@ -6,7 +6,8 @@ left, finishes the thing and leaves the workspace as it was, without a second la
 memory that this needs:
 
 - what any thread of a program wrote comes before its count: a barrier, then one atomic addition
-  that releases it to the device;
+  that releases it to the device. On AMD a barrier does not wait for stores, and the addition
+  releases those of its own wave alone: each wave waits for its own before the barrier;
 - what the last program reads comes after its count: the same addition acquires, and its result
   reaches the other threads through a barrier;
 - the reads go past the first-level cache (`.cg`), which is not coherent.
@@ -157,11 +158,16 @@ def unpack(packed):
 
 
 @triton.jit
-def last_to_arrive(counter, expected):
+def last_to_arrive(counter, expected, WAIT: tl.constexpr):
     """Counts the program in; whether it is the last of `expected`, and the counter 0 again.
 
-    Then it sees what the others had written: the module says how it has to read.
+    Then it sees what the others had written: the module says how it has to read. WAIT: the
+    instruction that waits for a wave's stores, of `config.wait_for_stores`; None for none.
     """
+    if WAIT is not None:
+        tl.inline_asm_elementwise(
+            WAIT, "=v,0,~{memory}", [tl.zeros((1,), tl.int32)], tl.int32, is_pure=False, pack=1
+        )
     tl.debug_barrier()
     last = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == expected - 1
     if last:

@@ -146,6 +146,7 @@ def _finish_row(
     RAW_LOGPROBS: tl.constexpr,
     BLOCK: tl.constexpr,
     SLOTS: tl.constexpr,
+    WAIT: tl.constexpr,
 ):
     """Draws a row's token and, for the request's last row, writes what the request emits.
 
@@ -175,7 +176,7 @@ def _finish_row(
         value = tl.load(place).to(tl.float32) - value_of(key)
         tl.store(row_raw_logprobs + row, value - tl.log(tl.sum(weights)))
 
-    if last_to_arrive(request_arrivals + request, size + 1):
+    if last_to_arrive(request_arrivals + request, size + 1, WAIT):
         accept(
             request, first, size, row_results, row_logprobs, row_raw_logprobs, draft_ids, drafted,
             parents, token_ids, lengths, status, path, logprobs, raw_logprobs, max_draft,
@@ -229,6 +230,7 @@ def sampled_kernel(
     REQUESTS: tl.constexpr,
     BLOCK: tl.constexpr,
     SLOTS: tl.constexpr,
+    WAIT: tl.constexpr,
 ):
     """Row statistics, and from them all that is emitted."""
     program = tl.program_id(0)
@@ -250,13 +252,13 @@ def sampled_kernel(
         chunk_maximum, chunk_sum, raw_maximum, raw_sum, token_stride, vocabulary,
         CHUNKS, WIDTH, CONTIGUOUS, ALLOWED, RAW_LOGPROBS,
     )  # fmt: skip
-    if last_to_arrive(row_arrivals + row, programs):
+    if last_to_arrive(row_arrivals + row, programs, WAIT):
         _finish_row(
             row, request, first, size, logits, allowed, chunk_maximum, chunk_sum, raw_maximum,
             raw_sum, None, temperature, seeds, positions, draft_ids, parents, row_results,
             row_logprobs, row_raw_logprobs, request_arrivals, token_ids, lengths, status, path,
             logprobs, raw_logprobs, token_stride, vocabulary, drafted, max_draft, WIDTH, CONTIGUOUS,
-            ALLOWED, GREEDY, False, TREE, LOGPROBS, RAW_LOGPROBS, BLOCK, SLOTS,
+            ALLOWED, GREEDY, False, TREE, LOGPROBS, RAW_LOGPROBS, BLOCK, SLOTS, WAIT,
         )  # fmt: skip
 
 
@@ -302,6 +304,7 @@ def finish_kernel(
     REQUESTS: tl.constexpr,
     BLOCK: tl.constexpr,
     SLOTS: tl.constexpr,
+    WAIT: tl.constexpr,
 ):
     """Draws each row from its filtered statistics, and finishes the requests."""
     row = tl.program_id(0)
@@ -320,7 +323,7 @@ def finish_kernel(
         temperature, seeds, positions, draft_ids, parents, row_results, row_logprobs,
         row_raw_logprobs, request_arrivals, token_ids, lengths, status, path, logprobs,
         raw_logprobs, token_stride, vocabulary, drafted, max_draft, WIDTH, CONTIGUOUS, ALLOWED,
-        False, True, TREE, LOGPROBS, RAW_LOGPROBS, BLOCK, SLOTS,
+        False, True, TREE, LOGPROBS, RAW_LOGPROBS, BLOCK, SLOTS, WAIT,
     )  # fmt: skip
 
 
@@ -374,6 +377,7 @@ def verify_sampled(
         "LOGPROBS": logprobs,
         "BLOCK": config.chunks_block(vocabulary),
         "SLOTS": config.SLOTS,
+        "WAIT": config.wait_for_stores(),
     }
     statistics = row_operands(
         logits, offsets, temperature, allowed, raw_logprobs, max_draft, scratch

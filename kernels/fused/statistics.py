@@ -277,6 +277,7 @@ def log_sums_kernel(
     WIDTH: tl.constexpr,
     CONTIGUOUS: tl.constexpr,
     BLOCK: tl.constexpr,
+    WAIT: tl.constexpr,
 ):
     """The logarithm of each row's sum of exponentials."""
     program = tl.program_id(0)
@@ -289,7 +290,7 @@ def log_sums_kernel(
         chunk_maximum, chunk_sum, None, None, token_stride, vocabulary,
         CHUNKS, WIDTH, CONTIGUOUS, False, False,
     )  # fmt: skip
-    if last_to_arrive(row_arrivals + row, programs):
+    if last_to_arrive(row_arrivals + row, programs, WAIT):
         _, key, weights = totals(chunk_maximum, chunk_sum, LOG2_E, vocabulary, BLOCK)
         tl.store(row_log_sums + row, value_of(key) + tl.log(tl.sum(weights)))
 
@@ -350,6 +351,7 @@ def log_sums(logits: Tensor, *, workspace: Workspace | None = None) -> Tensor:
             WIDTH=config.unit(logits),
             CONTIGUOUS=logits.stride(1) == 1,
             BLOCK=config.chunks_block(vocabulary),
+            WAIT=config.wait_for_stores(),
             num_warps=config.WARPS,
         )
     return result

@@ -110,20 +110,21 @@ def _load_tile(
     ALLOWED: tl.constexpr,
     MAXIMA: tl.constexpr,
 ):
-    """_TILE of the values to search, in an order that never changes, -inf past their end.
+    """_TILE of the values to search, (_TILE / WIDTH, WIDTH), in an order that never changes.
 
-    They are the first `count` maxima of parts, if MAXIMA, or what a list of so many entries gives.
+    They are the first `count` maxima of parts, if MAXIMA, or what a list of so many entries gives;
+    -inf past their end.
     """
+    unit = tl.arange(0, _TILE // WIDTH)
     if MAXIMA:
-        index = start + tl.arange(0, _TILE)
+        index = start + unit[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
         x = tl.load(part_maximum + index, mask=index < count, other=float("-inf"))
     else:
-        index = start // WIDTH + tl.arange(0, _TILE // WIDTH)
+        index = start // WIDTH + unit
         x, _ = _load_listed(
             logits, allowed, unit_list, count, more, index, token_stride, vocabulary,
             WIDTH, CONTIGUOUS, ALLOWED,
         )  # fmt: skip
-        x = tl.reshape(x, (_TILE,), can_reorder=True)
     return x
 
 
@@ -168,16 +169,16 @@ def _search(
         second = _value_of(lowest + step * 2, UNUSED)
         third = _value_of(lowest + step * 3, UNUSED)
         fourth = _value_of(lowest + step * 4, UNUSED)
-        from_first = tl.zeros((_TILE,), tl.float32)
-        from_second = tl.zeros((_TILE,), tl.float32)
-        from_third = tl.zeros((_TILE,), tl.float32)
-        from_fourth = tl.zeros((_TILE,), tl.float32)
+        from_first = tl.zeros((_TILE // WIDTH, WIDTH), tl.float32)
+        from_second = tl.zeros((_TILE // WIDTH, WIDTH), tl.float32)
+        from_third = tl.zeros((_TILE // WIDTH, WIDTH), tl.float32)
+        from_fourth = tl.zeros((_TILE // WIDTH, WIDTH), tl.float32)
         for start in range(0, size, _TILE):
             x = _load_tile(
                 logits, allowed, part_maximum, unit_list, count, more, start, token_stride,
                 vocabulary, WIDTH, CONTIGUOUS, ALLOWED, MAXIMA,
             )  # fmt: skip
-            weight = tl.full((_TILE,), 1.0, tl.float32)
+            weight = tl.full((_TILE // WIDTH, WIDTH), 1.0, tl.float32)
             if WEIGHED:
                 weight = tl.exp2((x - maximum) * scale)
             from_first += tl.where(x >= first, weight, 0.0)
@@ -186,7 +187,7 @@ def _search(
             from_fourth += tl.where(x >= fourth, weight, 0.0)
         # One reduction for all four, whose sums fall.
         sums = tl.join(tl.join(from_first, from_second), tl.join(from_third, from_fourth))
-        enough = tl.sum(tl.sum((tl.sum(sums, 0) >= need).to(tl.int32), 0), 0)
+        enough = tl.sum((tl.sum(tl.sum(sums, 1), 0) >= need).to(tl.int32))
         if enough < _CUTS:
             above = tl.minimum(above, lowest + step * (enough + 1))
         lowest += step * enough
@@ -211,7 +212,7 @@ def _weigh(
     ALLOWED: tl.constexpr,
 ):
     """What the listed values from `lowest` up weigh together."""
-    weights = tl.zeros((_TILE,), tl.float32)
+    weights = tl.zeros((_TILE // WIDTH, WIDTH), tl.float32)
     for start in range(0, (count << more) * WIDTH, _TILE):
         x = _load_tile(
             logits, allowed, None, unit_list, count, more, start, token_stride, vocabulary,

@@ -82,6 +82,43 @@ def examine(kernel: CompiledKernel, logit_bytes: int) -> Compiled:
     )
 
 
+def waits_before_arrivals(kernel: CompiledKernel) -> int:
+    """How many arrivals an AMD kernel counts, each after a wait of every wave for its stores.
+
+    An arrival is the atomic addition whose result is used. Before it stands the barrier that all
+    waves come to; before that they wait, with no store in between.
+
+    Raises:
+        AssertionError: an arrival may be counted before a store has landed.
+    """
+    code = [
+        line.strip().partition(";")[0].split(None, 1)
+        for line in kernel.asm["amdgcn"].splitlines()
+        if re.match(r"\s+(?:[vs]|ds|flat|global|buffer|scratch)_\w+", line)
+    ]
+    operands = [(name, *rest) for name, *rest in code]
+    arrivals = [
+        index
+        for index, (name, *rest) in enumerate(operands)
+        if re.match(r"(global|buffer|flat)_atomic_add$", name) and re.search(r"sc0", rest[0])
+    ]
+    stores = re.compile(r"(global|buffer|flat)_(store|atomic)")
+    for arrival in arrivals:
+        names = [name for name, *_ in operands[:arrival]]
+        barrier = len(names) - 1 - names[::-1].index("s_barrier")
+        assert not any(map(stores.match, names[barrier:])), "a store after the barrier"
+        waits = [
+            index
+            for index, (name, *rest) in enumerate(operands[:barrier])
+            if name == "s_waitcnt" and "vmcnt(0)" in rest[0]
+        ]
+        assert waits, "nothing waits for stores"
+        assert not any(map(stores.match, names[waits[-1] : barrier])), "a store after the wait"
+        moved = [name for name in names[waits[-1] : barrier] if name.startswith("s_cbranch")]
+        assert not moved, "not every wave waits"
+    return len(arrivals)
+
+
 def _count(code: list[Instruction], pattern: re.Pattern[str]) -> int:
     return sum(bool(pattern.match(instruction.name)) for instruction in code)
 

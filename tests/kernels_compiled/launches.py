@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from fastdraft.kernels import fused
+from fastdraft.kernels.fused import config
 from torch import Tensor
 
 from fastdraft.verification import (
@@ -145,9 +146,11 @@ def launches(*, every_variant: bool) -> dict[str, Callable[[], None]]:
     return found
 
 
-def on_a_device(launch: Callable[[], None]) -> None:
+def on_a_device(launch: Callable[[], None], *, amd: bool) -> None:
     """Calls what launches kernels for operands on a GPU, with operands on the CPU."""
     with pytest.MonkeyPatch.context() as patch:
+        if amd:
+            patch.setattr(config, "wait_for_stores", lambda: config.WAIT_GFX9)
         for module in ("verify", "processors", "trees"):
             patch.setattr(f"fastdraft.verification.{module}.kernels_for", lambda _: fused)
         launch()

@@ -6,7 +6,7 @@ import dataclasses
 from functools import partial
 
 import pytest
-from assembly import examine
+from assembly import examine, waits_before_arrivals
 from launches import (
     BEYOND_MEMORY,
     ODD,
@@ -36,9 +36,10 @@ def compiled():
     """What is compiled for each target, named after the first launch that asks for it."""
     for target_name, target in TARGETS.items():
         met = set()
+        amd = target.backend == "hip"
         every_variant = target_name in ("sm_90", "gfx942")
         for launch_name, launch in launches(every_variant=every_variant).items():
-            for each in specialisations(target, partial(on_a_device, launch)):
+            for each in specialisations(target, partial(on_a_device, launch, amd=amd)):
                 if each.key not in met:
                     met.add(each.key)
                     name = f"{each.name} / {launch_name}"
@@ -48,7 +49,8 @@ def compiled():
 @pytest.mark.parametrize(("name", "target", "specialisation"), list(compiled()))
 def test_compiled(name, target, specialisation, expected, record_property):
     logit_bytes = specialisation.logit_bytes or 4
-    took = examine(specialisation.compile(TARGETS[target]), logit_bytes)
+    kernel = specialisation.compile(TARGETS[target])
+    took = examine(kernel, logit_bytes)
     record_property("compiled", (name, target, dataclasses.asdict(took)))
 
     assert took.scratch <= MOST_SCRATCH, f"a thread puts {took.scratch} bytes aside"
@@ -61,6 +63,11 @@ def test_compiled(name, target, specialisation, expected, record_property):
             assert took.instructions <= INSTRUCTIONS_A_BYTE * logit_bytes
             if not name.endswith(TWO_SUMS):
                 assert took.exponentials <= EXPONENTIALS_A_BYTE * logit_bytes
+
+    if TARGETS[target].backend == "hip":
+        # The additions that `last_to_arrive` makes.
+        arrivals = kernel.asm["ttir"].count("atomic_rmw add, acq_rel")
+        assert waits_before_arrivals(kernel) >= arrivals
 
     for field, value in expected.get(name, {}).get(target, {}).items():
         now = getattr(took, field)

@@ -242,7 +242,7 @@ class _Speculation:
             raise InvalidValueError(
                 f"past_key_values is taken for a batch of 1 row, got {count} rows"
             )
-        cache = RowCache(prepared)
+        cache = RowCache(prepared, new_tokens=generation_config.max_length - input_ids.shape[1])
         processors = PositionProcessors(logits_processor)
         criteria = PositionCriteria(stopping_criteria, count)
         pad_token_id = _pad_token_id(generation_config, criteria, count)

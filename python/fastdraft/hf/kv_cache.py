@@ -1,19 +1,25 @@
 """A key-value cache whose rows have lengths of their own.
 
-Every layer is one buffer of shape (rows, heads, capacity, head size). New keys and values are
+Every layer is one buffer of shape (rows, heads, columns, head size). New keys and values are
 written behind each row's own text, and a rejected token is forgotten by not counting it: the next
-step writes over it. Nothing is copied at a step but the new tokens, and the accepted ones of a tree
-once more, to the places that follow the text. Sliding-window layers are kept in full, since a
-window that has let go of a token cannot take back a rejected one; the mask keeps the window.
+step writes over it. Copied at a step are the new tokens, and the accepted ones of a tree once more,
+to the places that follow the text.
+
+A sliding-window layer holds of each row what the next token can look at, and what later forwards
+write behind it. Where that fills the buffer, every row moves its window to the front; so a row's
+first column holds another token than the next row's, and `RowCache.frames` says which.
+
+Buffers grow by a sixteenth, never beyond what the generation can come to, one after the other. So
+the cache takes little more than a DynamicCache, which is copied whole at every step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 import torch
-from torch.nn.functional import pad
 from transformers import cache_utils
 from transformers.cache_utils import (
     Cache,
@@ -25,9 +31,10 @@ from transformers.cache_utils import (
 
 from fastdraft.errors import InvalidValueError
 
-__all__ = ["RowCache", "places_after"]
+__all__ = ["Frame", "RowCache", "places_after"]
 
-_SMALLEST_CAPACITY = 64
+# A buffer has room for so much more than it needs, as a share of that.
+_SLACK: Final = 16
 
 # Layers that use the keys and values of another layer; transformers 5.19 has no entry for them.
 _SHARING: tuple[type, ...] = tuple(
@@ -35,24 +42,70 @@ _SHARING: tuple[type, ...] = tuple(
 )
 
 
+@dataclass(frozen=True)
+class Frame:
+    """What a forward sees of a layer: columns, and of each row which token its first one holds."""
+
+    firsts: list[int]
+    columns: int
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Where a forward writes in the layers of one window, and what it sees of them.
+
+    Attributes:
+        bases: The token that the first column of each row's buffer holds.
+        capacity: The columns of the buffers.
+        moves: By how many columns the buffers' contents move to the front: of all rows, or which
+            column each is to hold, (rows, capacity).
+        start: The column to write to; where rows write to different ones, the least.
+        places: (rows, columns) to write to, each (rows, width); None when all write to the same.
+        seen: The columns that are seen: the first, and the one behind the last.
+        length: Tokens of the longest row, the new ones too.
+    """
+
+    bases: list[int]
+    capacity: int
+    moves: int | torch.Tensor
+    start: int
+    places: tuple[torch.Tensor, torch.Tensor] | None
+    seen: tuple[int, int]
+    length: int
+
+    @property
+    def frame(self) -> Frame:
+        first, end = self.seen
+        return Frame([base + first for base in self.bases], end - first)
+
+
 class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
-    """The keys and values of one layer."""
+    """The keys and values of one layer.
 
-    is_sliding = False
+    Args:
+        window: How many tokens a query sees, itself among them; None for all.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, window: int | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.buffers: list[torch.Tensor] = []  # keys and values: (rows, heads, capacity, head size)
-        self.rows = 0
-        # Columns in use by the longest row. The model reads it to place queries in its own masks.
+        self.window = window
+        self.is_sliding = window is not None
+        self.buffers: list[torch.Tensor] = []  # keys and values: (rows, heads, columns, head size)
+        self.bases: list[int] = []
+        # Tokens of the longest row. The model reads it to place queries in its own masks.
         self.length = 0
-        # (rows, columns) to write to, each (rows, width); None when all rows write to the same.
-        self.places: tuple[torch.Tensor, torch.Tensor] | None = None
+        # Of the next forward; None when all rows go on behind `length`, with nothing rejected.
+        self.plan: _Plan | None = None
+
+    @property
+    def capacity(self) -> int:
+        return self.buffers[0].shape[-2] if self.buffers else 0
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        self.rows = key_states.shape[0]
-        capacity = max(_SMALLEST_CAPACITY, 2 * key_states.shape[-2])
-        self.buffers = [_buffer(states, capacity) for states in (key_states, value_states)]
+        self.buffers = [
+            states.new_empty((*states.shape[:2], 0, states.shape[3]))
+            for states in (key_states, value_states)
+        ]
         self.is_initialized = True
 
     def update(
@@ -60,22 +113,78 @@ class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        start = self.length
-        end = start + key_states.shape[-2]
-        if end > self.buffers[0].shape[-2]:
-            self.buffers = [_grown(buffer, end) for buffer in self.buffers]
-        keys, values = (buffer[: self.rows, :, :end] for buffer in self.buffers)
-        if self.places is None:
-            keys[:, :, start:] = key_states
-            values[:, :, start:] = value_states
-        else:
-            rows, columns = (place.to(keys.device) for place in self.places)
-            keys[rows, :, columns] = key_states.transpose(1, 2)
-            values[rows, :, columns] = value_states.transpose(1, 2)
-        self.length = end
+        plan = self.plan
+        if plan is None:
+            lengths = [self.length] * key_states.shape[0]
+            plan = self.planned(lengths, lengths, key_states.shape[-2], None, key_states.device)
+        # Views of the buffers, which must not outlive them.
+        self.keys = self.values = None
+        if plan.capacity != self.capacity or plan.bases != self.bases:
+            for index, buffer in enumerate(self.buffers):
+                # One after the other, so that no more than one is there twice.
+                self.buffers[index] = _moved(buffer, plan)
+                del buffer
+        first, end = plan.seen
+        for buffer, states in zip(self.buffers, (key_states, value_states), strict=True):
+            used = buffer[: len(plan.bases)]
+            if plan.places is None:
+                used[:, :, plan.start : plan.start + states.shape[-2]] = states
+            else:
+                rows, columns = (place.to(used.device) for place in plan.places)
+                used[rows, :, columns] = states.transpose(1, 2)
+        self.bases, self.length = plan.bases, plan.length
         # Some models look at these themselves.
-        self.keys, self.values = keys, values
-        return keys, values
+        self.keys, self.values = (
+            buffer[: len(plan.bases), :, first:end] for buffer in self.buffers
+        )
+        return self.keys, self.values
+
+    def planned(
+        self,
+        lengths: Sequence[int],
+        floors: Sequence[int],
+        width: int,
+        most: int | None,
+        device: torch.device,
+    ) -> _Plan:
+        """Plans a forward of `width` tokens, of row b from token lengths[b] on.
+
+        Args:
+            floors: No forward from the next one on begins before these.
+            most: Columns that the buffers can come to need, if that is known.
+        """
+        bases = self.bases or [0] * len(lengths)
+        capacity = self.capacity
+        starts = [length - base for length, base in zip(lengths, bases, strict=True)]
+        moves: int | torch.Tensor = 0
+        needed = max(starts) + width
+        if needed > capacity:
+            old, bases = bases, [0] * len(lengths)
+            if self.window is not None:
+                oldest = [min(pair) - self.window + 1 for pair in zip(lengths, floors, strict=True)]
+                bases = [max(pair) for pair in zip(oldest, old, strict=True)]
+            starts = [length - base for length, base in zip(lengths, bases, strict=True)]
+            needed = max(starts) + width
+            slack = needed // _SLACK
+            if self.window is not None and needed > self.window:
+                # Of a forward that is longer than the window, little is needed afterwards.
+                slack = self.window // _SLACK if width <= self.window else 0
+            capacity = needed + slack
+            if most is not None:
+                capacity = max(needed, min(capacity, most))
+            shifts = [new - before for new, before in zip(bases, old, strict=True)]
+            moves = shifts[0]
+            if min(shifts) < max(shifts):
+                columns = _on_host(shifts)[:, None] + _counted(capacity)
+                moves = columns.clamp(max=max(self.capacity - 1, 0)).to(device)
+        places = None
+        if min(starts) < max(starts):
+            columns = _on_host(starts)[:, None] + _counted(width)  # (rows, width)
+            rows = _counted(len(starts))[:, None].expand_as(columns)
+            places = (rows.to(device), columns.to(device))
+        first = 0 if self.window is None else max(min(starts) - self.window + 1, 0)
+        seen = (first, max(starts) + width)
+        return _Plan(bases, capacity, moves, min(starts), places, seen, length=max(lengths) + width)
 
     def move(self, rows: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
         for buffer in self.buffers:
@@ -87,10 +196,13 @@ class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             for slot, source in enumerate(slots):
                 if slot != source:
                     buffer[slot] = buffer[source]
-        self.rows = len(slots)
+        if self.bases:
+            self.bases = [self.bases[slot] for slot in slots]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.length + query_length, 0
+        """As a DynamicCache has it. Right where rows are equally long, as for the model's masks."""
+        seen = self.length if self.window is None else min(self.length, self.window - 1)
+        return seen + query_length, self.length - seen
 
     def get_seq_length(self) -> int:
         return self.length
@@ -103,14 +215,20 @@ class RowCache(Cache):
     """The cache of a batch whose rows grow and end at different times.
 
     Args:
-        prepared: The cache that `generate` made or was given. Its layers say what the model needs;
-            tokens that it holds already are copied.
+        prepared: The cache that `generate` made or was given. Its layers say what the model needs.
+            Tokens that it holds already are taken over at the first forward, and it is empty from
+            then on until `write_back`: they are never held twice.
+        new_tokens: How many tokens a row grows by at most, once the prompts are in the cache; None
+            where that is not known.
+
+    Attributes:
+        frames: What the next forward sees of the layers, by their windows.
 
     Raises:
         InvalidValueError: A layer holds state that cannot take back a rejected token.
     """
 
-    def __init__(self, prepared: Cache) -> None:
+    def __init__(self, prepared: Cache, *, new_tokens: int | None = None) -> None:
         if type(prepared) is not DynamicCache or prepared.offloading:
             offloaded = "offloaded " if getattr(prepared, "offloading", False) else ""
             raise InvalidValueError(
@@ -122,19 +240,53 @@ class RowCache(Cache):
         else:
             super().__init__(layer_class_to_replicate=_RowLayer)
         self.layers.extend(_row_layer(layer, index) for index, layer in enumerate(prepared.layers))
+        self.frames: dict[int | None, Frame] = {}
+        self._prepared: DynamicCache | None = prepared
+        self._new_tokens = new_tokens
+        self._most: int | None = None
 
-    def prepare(self, lengths: Sequence[int], width: int, device: torch.device) -> None:
-        """Says where the next forward writes: row b from column lengths[b] on, `width` columns."""
-        longest = max(lengths)
-        places = None
-        if min(lengths) != longest:
-            starts = torch.tensor(lengths, device=device)
-            rows = torch.arange(len(lengths), device=device)
-            columns = starts[:, None] + torch.arange(width, device=device)  # (rows, width)
-            places = (rows[:, None].expand_as(columns), columns)
-        for layer in self._row_layers():
-            layer.length = longest
-            layer.places = places
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._prepared is not None:
+            for layer in self._prepared.layers:
+                if isinstance(layer, DynamicLayer):
+                    _empty(layer)
+            self._prepared = None
+        keys, values = super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        return keys, values
+
+    def prepare(
+        self,
+        lengths: Sequence[int],
+        width: int,
+        device: torch.device,
+        *,
+        floors: Sequence[int] | None = None,
+    ) -> None:
+        """Says where the next forward writes: row b from token lengths[b] on, `width` tokens.
+
+        Args:
+            floors: No forward from the next one on begins before these; `None` for `lengths`.
+        """
+        if self._new_tokens is not None and self._most is None:
+            self._most = max(lengths) + self._new_tokens
+        most = self._most
+        if most is not None and len(lengths) > 1:
+            # A draft may be as wide as the one of a row that has further to go.
+            most += width
+        self.frames = {}
+        for window, layers in self._by_window().items():
+            plan = layers[0].planned(lengths, floors or lengths, width, most, device)
+            self.frames[window] = plan.frame
+            for layer in layers:
+                layer.plan = plan
+                layer.length = max(lengths)
 
     def compact(self, lengths: Sequence[int], kept: torch.Tensor, device: torch.device) -> None:
         """Moves what the latest forward wrote, so that accepted tokens stand behind each other.
@@ -144,14 +296,15 @@ class RowCache(Cache):
             kept: (rows, tokens) int64, which of a row's new tokens is to stand in each of the
                 places from there on.
         """
-        rows, places = (kept != torch.arange(kept.shape[1])).nonzero(as_tuple=True)
+        rows, places = (kept != _counted(kept.shape[1])).nonzero(as_tuple=True)
         if len(rows) == 0:
             return
-        starts = torch.tensor(lengths)[rows]
-        sources, targets = starts + kept[rows, places], starts + places
-        indices = [index.to(device) for index in (rows, sources, targets)]
-        for layer in self._row_layers():
-            layer.move(*indices)
+        for layers in self._by_window().values():
+            starts = (_on_host(lengths) - _on_host(layers[0].bases))[rows]
+            sources, targets = starts + kept[rows, places], starts + places
+            indices = [index.to(device) for index in (rows, sources, targets)]
+            for layer in layers:
+                layer.move(*indices)
 
     def keep(self, slots: Sequence[int]) -> None:
         """Drops all rows but `slots` and moves these to the front. Copies only rows that move.
@@ -160,13 +313,17 @@ class RowCache(Cache):
             slots: What each remaining slot holds from now on, as an index among the present rows;
                 a slot keeps its own row or takes over a later one.
         """
-        for layer in self._row_layers():
-            layer.keep(slots)
+        for layers in self._by_window().values():
+            for layer in layers:
+                layer.keep(slots)
 
     def write_back(self, cache: DynamicCache, length: int) -> None:
-        """Hands the first `length` tokens of a single row to `cache`, as `generate` leaves it."""
+        """Hands the first `length` tokens of a single row to `cache`, as `generate` leaves it.
+
+        Layer after layer, and without them this cache is of no use any more.
+        """
         for index, layer in enumerate(self.layers):
-            if not isinstance(layer, _RowLayer) or not layer.is_initialized:
+            if not isinstance(layer, _RowLayer) or not layer.buffers:
                 continue
             if index == len(cache.layers):
                 cache.layers.append(DynamicLayer())  # type: ignore[no-untyped-call]
@@ -177,12 +334,18 @@ class RowCache(Cache):
                 start = max(0, length - target.sliding_window + 1)
             if not target.is_initialized:
                 target.lazy_initialization(*layer.buffers)
-            target.keys, target.values = (
-                buffer[:1, :, start:length].clone() for buffer in layer.buffers
-            )
+            layer.keys = layer.values = None
+            held = slice(start - layer.bases[0], length - layer.bases[0])
+            target.values = layer.buffers.pop()[:1, :, held].clone()
+            target.keys = layer.buffers.pop()[:1, :, held].clone()
 
-    def _row_layers(self) -> list[_RowLayer]:
-        return [layer for layer in self.layers if isinstance(layer, _RowLayer)]
+    def _by_window(self) -> dict[int | None, list[_RowLayer]]:
+        """The layers by their windows: those of one window hold the same tokens."""
+        by_window: dict[int | None, list[_RowLayer]] = {}
+        for layer in self.layers:
+            if isinstance(layer, _RowLayer):
+                by_window.setdefault(layer.window, []).append(layer)
+        return by_window
 
 
 def places_after(ended: Sequence[bool]) -> list[int]:
@@ -200,28 +363,50 @@ def _row_layer(layer: Any, index: int) -> Any:
             "model must have a state that can take back a rejected token, "
             f"got layer {index} with {type(layer).__name__}"
         )
-    row_layer = _RowLayer()
+    window = layer.sliding_window if isinstance(layer, DynamicSlidingWindowLayer) else None
+    row_layer = _RowLayer(window)
     seen = layer.get_seq_length()
     if seen:
         held = layer.keys.shape[-2]
-        # Between turns a window lets go of what no later token looks at: the mask hides its zeros.
-        if held < min(seen, getattr(layer, "sliding_window", seen + 1) - 1):
+        needed = seen if window is None else min(seen, window - 1)
+        if held < needed:
             raise InvalidValueError(
-                f"past_key_values must hold all of its {seen} tokens, or a sliding window's, "
-                f"got layer {index} with the last {held}"
+                f"past_key_values must hold the last {needed} of its {seen} tokens, got layer "
+                f"{index} with {held}"
             )
-        states = (layer.keys, layer.values)
-        row_layer.update(*(pad(state, (0, 0, seen - held, 0)) for state in states))
+        row_layer.buffers = [layer.keys, layer.values]
+        row_layer.bases = [seen - held] * layer.keys.shape[0]
+        row_layer.length = seen
+        row_layer.is_initialized = True
     return row_layer
 
 
-def _buffer(states: torch.Tensor, capacity: int) -> torch.Tensor:
+def _empty(layer: Any) -> None:
+    layer.keys = layer.values = None
+    layer.is_initialized = False
+    if isinstance(layer, DynamicSlidingWindowLayer):
+        layer.cumulative_length = 0
+
+
+def _on_host(values: Sequence[int]) -> torch.Tensor:
+    """Numbers on the CPU, whatever torch's default device is."""
+    return torch.tensor(values, device="cpu")
+
+
+def _counted(count: int) -> torch.Tensor:
+    return torch.arange(count, device="cpu")
+
+
+def _moved(buffer: torch.Tensor, plan: _Plan) -> torch.Tensor:
+    """A buffer of the plan's capacity, with the columns of `buffer` where they are to stand."""
+    _, heads, _, size = buffer.shape
+    rows = len(plan.bases)
+    if isinstance(plan.moves, torch.Tensor):
+        columns = plan.moves.to(buffer.device)[:, None, :, None]
+        return buffer[:rows].gather(2, columns.expand(rows, heads, plan.capacity, size))
+    moved = buffer.new_empty((rows, heads, plan.capacity, size))
+    kept = min(buffer.shape[-2] - plan.moves, plan.capacity)
+    moved[:, :, :kept] = buffer[:rows, :, plan.moves : plan.moves + kept]
     # Zeros: a masked column still takes part in probabilities x values, where 0 x NaN is NaN.
-    rows, heads, _, size = states.shape
-    return states.new_zeros((rows, heads, capacity, size))
-
-
-def _grown(buffer: torch.Tensor, needed: int) -> torch.Tensor:
-    grown = _buffer(buffer, max(needed, 2 * buffer.shape[-2]))
-    grown[:, :, : buffer.shape[-2]] = buffer
-    return grown
+    moved[:, :, kept:] = 0
+    return moved

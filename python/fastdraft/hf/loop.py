@@ -360,7 +360,7 @@ class Decoding:
         count = len(self._running)
         tokens: list[list[int]] = [[] for _ in range(count)]
         longest = int(np.diff(offsets).max())
-        kept = torch.arange(longest + 1).repeat(count, 1)
+        kept = torch.arange(longest + 1, device="cpu").repeat(count, 1)
         of_row = np.repeat(np.arange(count), np.diff(offsets))
         others = [slot for slot in range(count) if slot not in drawn]
         for slots in (drawn, others):
@@ -399,13 +399,13 @@ class Decoding:
         As `_choose`; `laws` are those of all drafts, one after the other, or none.
         """
         # Copies, since a drafter may hand out read-only arrays.
-        ids, starts = torch.tensor(draft_ids), torch.tensor(offsets)
-        tree_parents = None if parents is None else torch.tensor(parents)
+        ids, starts = _on_host(draft_ids), _on_host(offsets)
+        tree_parents = None if parents is None else _on_host(parents)
         if not self._do_sample:
             verified = verify_greedy(scores, ids, starts, parents=tree_parents)
         else:
-            seeds = torch.tensor([row.seed for row in rows])
-            positions = torch.tensor([row.prompt_tokens + row.emitted for row in rows])
+            seeds = _on_host([row.seed for row in rows])
+            positions = _on_host([row.prompt_tokens + row.emitted for row in rows])
             if laws:
                 verified = verify_rejection(
                     scores,
@@ -527,7 +527,7 @@ class Decoding:
             row.emitted += count
         if self._streamer is not None:
             for token in emitted_ids.tolist():
-                self._streamer.put(torch.tensor([token]))
+                self._streamer.put(_on_host([token]))
 
         if any(ended):
             for row, over in zip(rows, ended, strict=True):
@@ -570,6 +570,11 @@ class Decoding:
             grown = np.zeros((len(self.rows), 2 * columns), dtype=np.int64)
             grown[:, : self.text.shape[1]] = self.text
             self.text = grown
+
+
+def _on_host(values: Any) -> torch.Tensor:
+    """A copy of numbers on the CPU, whatever torch's default device is."""
+    return torch.tensor(values, device="cpu")
 
 
 @dataclass(frozen=True)

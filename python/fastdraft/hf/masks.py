@@ -7,12 +7,13 @@ own mask, and its fast paths stay open. Otherwise the mask is made here, in the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from fastdraft.errors import InvalidValueError
+from fastdraft.hf.kv_cache import Frame
 from fastdraft.hf.trees import TreeLayout
 
 __all__ = ["Masks"]
@@ -73,43 +74,76 @@ class Masks:
         width: int,
         device: torch.device,
         *,
+        frames: Mapping[int | None, Frame],
         trees: TreeLayout | None = None,
     ) -> torch.Tensor | dict[str, torch.Tensor] | None:
         """The mask of a forward over `width` new tokens a row.
 
         Args:
             rows: The rows in the forward, as indices of the batch at the start.
-            lengths: Columns that each of them has in the cache.
+            lengths: Tokens that each of them has in the cache.
+            frames: What the forward sees of the cache, by the windows of its layers. A cache of
+                layers without windows serves windowed attention too.
             trees: Which of the new tokens see which; `None` where each sees those before it.
 
         Returns:
-            (rows, 1, width, longest + width), True or 0 where a query may look; a dict of these by
-            layer type when the layers differ; `None` when the model's own mask is right.
+            (rows, 1, width, columns), True or 0 where a query may look; a dict of these by layer
+            type when the layers differ; `None` when the model's own mask is right.
         """
         longest = max(lengths)
-        if trees is None and self._visible is None and min(lengths) == longest:
+        uniform = min(lengths) == longest and all(
+            min(frame.firsts) == max(frame.firsts) for frame in frames.values()
+        )
+        if trees is None and self._visible is None and uniform:
             return None
-        columns = torch.arange(longest + width, device=device)
-        starts = torch.tensor(lengths, device=device)[:, None]
+        whole = frames.get(None, Frame([0] * len(rows), longest + width))
+        of_kinds = {kind: frames.get(window, whole) for kind, window in self._windows.items()}
+        numbers = torch.tensor(
+            [lengths, *(frame.firsts for frame in of_kinds.values())], device=device
+        )
+        starts = numbers[0][:, None]
+        steps = torch.arange(width, device=device) if trees is None else trees.depths.to(device)
+        queries = starts + steps  # (rows, width), the tokens' places in their texts
+        masks = {}
+        for firsts, (kind, frame) in zip(numbers[1:], of_kinds.items(), strict=True):
+            columns = firsts[:, None] + torch.arange(frame.columns, device=device)
+            seen, keys = self._seen(rows, columns, starts, queries, trees)
+            window = self._windows[kind]
+            if window is not None:
+                seen &= keys[:, None] > queries[..., None] - window
+            masks[kind] = self._in_form(seen[:, None])
+        return masks if len(masks) > 1 else next(iter(masks.values()))
+
+    def _seen(
+        self,
+        rows: Sequence[int],
+        columns: torch.Tensor,
+        starts: torch.Tensor,
+        queries: torch.Tensor,
+        trees: TreeLayout | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What each query sees without windows, (rows, width, columns), and the keys' places.
+
+        Args:
+            columns: (rows, columns), the tokens that were written to the columns, in that order.
+            starts: (rows, 1), how many of them stand before the first query.
+        """
+        keys = columns
         if trees is None:
-            queries = starts + torch.arange(width, device=device)  # (rows, width)
-            keys = columns[None]  # (rows or 1, columns)
-            seen = keys[:, None] <= queries[..., None]  # (rows, width, columns)
+            seen = keys[:, None] <= queries[..., None]
         else:
             # A token of a tree stands in one column and takes the place in the text of another.
-            queries = starts + trees.depths.to(device)
-            slots = starts + torch.arange(width, device=device)
-            keys = columns.repeat(len(rows), 1).scatter_(1, slots, queries)
+            width = queries.shape[1]
+            slots = starts - columns[:, :1] + torch.arange(width, device=columns.device)
+            keys = columns.scatter(1, slots, queries)
             seen = (columns < starts)[:, None].repeat(1, width, 1)
-            seen.scatter_(2, slots[:, None].expand(-1, width, -1), trees.sees.to(device))
+            sees = trees.sees.to(columns.device)
+            seen.scatter_(2, slots[:, None].expand(-1, width, -1), sees)
         if self._visible is not None:
-            seen[:, :, : self._visible.shape[1]] &= self._visible[list(rows)][:, None]
-        masks = {}
-        for kind, window in self._windows.items():
-            near = None if window is None else keys[:, None] > queries[..., None] - window
-            of_kind = seen if near is None else seen & near
-            masks[kind] = self._in_form(of_kind[:, None])
-        return masks if len(masks) > 1 else next(iter(masks.values()))
+            prompts = self._visible[list(rows)].to(columns.device)
+            last = prompts.shape[1] - 1
+            seen &= (prompts.gather(1, columns.clamp(max=last)) | (columns > last))[:, None]
+        return seen, keys
 
     def _in_form(self, seen: torch.Tensor) -> torch.Tensor:
         if self._additive_dtype is None:

@@ -217,7 +217,7 @@ class PositionCriteria:
         return bool(self._others)
 
     def out_of_time(self) -> bool:
-        nothing = torch.empty((1, 0), dtype=torch.int64)
+        nothing = torch.empty((1, 0), dtype=torch.int64, device="cpu")
         return any(bool(timer(nothing, None)) for timer in self._timers)
 
     def stop_at(self, emitted: Sequence[int], length: int) -> int | None:

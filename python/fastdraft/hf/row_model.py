@@ -52,6 +52,7 @@ class RowModel:
         positions: torch.Tensor | None,
         trees: TreeLayout | None = None,
         columns: torch.Tensor | None = None,
+        floors: Sequence[int] | None = None,
     ) -> torch.Tensor:
         """The logits after each token, of shape (rows, width, vocabulary).
 
@@ -64,11 +65,14 @@ class RowModel:
             trees: How the tokens stand to each other; `None` where each follows the one before.
             columns: int64, the columns of `input_ids` whose logits are wanted; `None` for all. A
                 model that cannot choose gives all.
+            floors: As in `RowCache.prepare`.
         """
         width = input_ids.shape[1]
-        self.cache.prepare(cached, width, self.device)
+        self.cache.prepare(cached, width, self.device, floors=floors)
         kwargs = dict(self._kwargs)
-        kwargs["attention_mask"] = self.masks.of(rows, cached, width, self.device, trees=trees)
+        kwargs["attention_mask"] = self.masks.of(
+            rows, cached, width, self.device, frames=self.cache.frames, trees=trees
+        )
         if positions is not None:
             kwargs["position_ids"] = positions
         if "logits_to_keep" in kwargs:

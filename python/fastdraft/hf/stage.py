@@ -460,6 +460,7 @@ class Stage:
             feed = missing + below[request].token_ids
             feeds.append(feed)
             held.extend(feed)
+            self._sure[request] = len(self._texts[request])
         sizes = np.array([len(feed) for feed in feeds])
         width = int(sizes.max())
         input_ids = np.zeros((len(feeds), width), dtype=np.int64)
@@ -493,7 +494,9 @@ class Stage:
             rows=self._slots,
             cached=lengths,
             positions=positions,
-            columns=torch.tensor(chosen),
+            columns=torch.tensor(chosen, device="cpu"),
+            # The last token that is known to be the text's may have to be read again.
+            floors=[max(self._sure[request] - 1, 0) for request in self._slots],
         )
         logits = logits[slots, [place[column] for column in columns]]
         return self.vocabulary.of_target(logits), offsets, width, caught_up
@@ -554,8 +557,8 @@ class Stage:
         if self._seeds is None and not drafted:
             # The usual case of a small model: the checks and scans of a verification would show.
             return scores, scores.argmax(-1, keepdim=True).tolist()
-        ids = torch.tensor(drafted, dtype=torch.int64)
-        starts = torch.tensor(offsets, dtype=torch.int64)
+        ids = torch.tensor(drafted, dtype=torch.int64, device="cpu")
+        starts = torch.tensor(offsets, dtype=torch.int64, device="cpu")
         if self._seeds is None:
             return scores, verify_greedy(scores, ids, starts).tolist()
         options: dict[str, Any] = {
@@ -563,10 +566,12 @@ class Stage:
                 [
                     _mixed(self._seeds[request], self._level, len(self._texts[request]))
                     for request in active
-                ]
+                ],
+                device="cpu",
             ),
             "positions": torch.tensor(
-                [len(self._texts[request]) + len(behind[request]) for request in active]
+                [len(self._texts[request]) + len(behind[request]) for request in active],
+                device="cpu",
             ),
         }
         if laws:

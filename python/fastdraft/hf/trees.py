@@ -21,6 +21,8 @@ class TreeLayout:
     Attributes:
         depths: (rows, width) int64, how far each stands behind the row's last token in the text.
         sees: (rows, width, width) bool, [b, i, j] where token i sees token j of its row.
+
+    Both are on the CPU.
     """
 
     depths: torch.Tensor
@@ -41,7 +43,9 @@ class TreeLayout:
         """
         # Copies, since a drafter may hand out read-only arrays.
         sees = tree_attention_mask(
-            torch.tensor(parents), torch.tensor(offsets), max_draft=width - 1
+            torch.tensor(parents, device="cpu"),
+            torch.tensor(offsets, device="cpu"),
+            max_draft=width - 1,
         )
         return cls(depths=sees.sum(-1) - 1, sees=sees)
 

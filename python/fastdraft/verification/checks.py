@@ -297,7 +297,7 @@ def _check_parents(parents: Tensor, draft_ids: Tensor | None, offsets: Tensor) -
         return parents
     lengths = offsets.diff()
     first = offsets[:-1].repeat_interleave(lengths)
-    index = torch.arange(drafted) - first
+    index = torch.arange(drafted, device=first.device) - first
     if bool((parents == index - 1).all()):
         return None
     wrong = (parents < -1) | (parents >= index)

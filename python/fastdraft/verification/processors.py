@@ -135,7 +135,7 @@ class Processors(reference.Processors):
             ends=flat([request.ends for request in made]),
             words=flat([request.word_ranges + first[b] for b, request in enumerate(made)]),
             offsets=torch.tensor(offsets, device=device),
-            sizes=torch.tensor([request.size for request in made], dtype=torch.int32).to(device),
+            sizes=torch.tensor([r.size for r in made], dtype=torch.int32, device=device),
             repetition_penalty=torch.tensor(repetition, dtype=torch.float32, device=device),
             presence_penalty=torch.tensor(presence, dtype=torch.float32, device=device),
             frequency_penalty=torch.tensor(frequency, dtype=torch.float32, device=device),
@@ -338,8 +338,11 @@ def _check_values(processors: Processors) -> None:
         (processors.sizes >= 0) & (processors.sizes <= room),
         "from 0 to the request's room",
     )
-    request = torch.repeat_interleave(torch.arange(len(room)), room)
-    used = torch.arange(entries) - processors.offsets[request] < processors.sizes[request]
+    request = torch.arange(len(room), device=room.device).repeat_interleave(room)
+    used = (
+        torch.arange(entries, device=room.device) - processors.offsets[request]
+        < processors.sizes[request]
+    )
     ids, owner = processors.token_ids[used].long(), request[used]
     # In order, with equal ids of a request beside each other.
     keys = (owner * 2**32 + ids).sort().values
