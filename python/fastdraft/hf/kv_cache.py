@@ -106,6 +106,7 @@ class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             states.new_empty((*states.shape[:2], 0, states.shape[3]))
             for states in (key_states, value_states)
         ]
+        self.keys, self.values = self.buffers
         self.is_initialized = True
 
     def update(
@@ -117,9 +118,9 @@ class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         if plan is None:
             lengths = [self.length] * key_states.shape[0]
             plan = self.planned(lengths, lengths, key_states.shape[-2], None, key_states.device)
-        # Views of the buffers, which must not outlive them.
-        self.keys = self.values = None
         if plan.capacity != self.capacity or plan.bases != self.bases:
+            # Views of the buffers, which must not outlive them.
+            self.keys = self.values = None
             for index, buffer in enumerate(self.buffers):
                 # One after the other, so that no more than one is there twice.
                 self.buffers[index] = _moved(buffer, plan)
@@ -374,6 +375,7 @@ def _row_layer(layer: Any, index: int) -> Any:
                 f"past_key_values must hold the last {needed} of its {seen} tokens, got layer "
                 f"{index} with {held}"
             )
+        row_layer.keys, row_layer.values = layer.keys, layer.values
         row_layer.buffers = [layer.keys, layer.values]
         row_layer.bases = [seen - held] * layer.keys.shape[0]
         row_layer.length = seen
