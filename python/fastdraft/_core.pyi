@@ -247,8 +247,8 @@ class Engine:
         forgotten and nothing is counted.
         
         O(1) amortised a token. Raises UnknownRequestError, InvalidValueError or RequestLimitError before
-        any change. On MemoryLimitError the request holds the tokens that still fitted; the message says
-        how many.
+        any change. On MemoryLimitError the request holds, and has counted, the tokens that still fitted;
+        the message says how many.
         """
     def observe_batch(self, requests: numpy.typing.ArrayLike, emitted_ids: numpy.typing.ArrayLike, offsets: numpy.typing.ArrayLike) -> None:
         """
