@@ -26,13 +26,25 @@ def no_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
 
 
-def config(*, lookahead: int = 8, length: int = 512, executor: Any = None, **settings: Any) -> Any:
+def config(
+    *,
+    lookahead: int = 8,
+    length: int = 512,
+    executor: Any = None,
+    stages: int = 1,
+    by_batch_size: Any = None,
+    **settings: Any,
+) -> Any:
     return SimpleNamespace(
         additional_config={"fastdraft": settings},
         model_config=SimpleNamespace(max_model_len=length, get_vocab_size=lambda: VOCABULARY),
-        speculative_config=SimpleNamespace(num_speculative_tokens=lookahead),
+        speculative_config=SimpleNamespace(
+            num_speculative_tokens=lookahead, num_speculative_tokens_per_batch_size=by_batch_size
+        ),
         device_config=SimpleNamespace(device_type="cpu"),
-        parallel_config=SimpleNamespace(distributed_executor_backend=executor),
+        parallel_config=SimpleNamespace(
+            distributed_executor_backend=executor, pipeline_parallel_size=stages
+        ),
     )
 
 
@@ -564,6 +576,21 @@ def test_a_broken_step_is_forgotten_by_the_next(caplog: pytest.LogCaptureFixture
 def test_bad_settings_end_the_start(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidValueError, match=message):
         FastdraftProposer(config(**settings))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"stages": 2}, "pipeline_parallel_size must be 1 .*tensor_parallel_size.*, got 2"),
+        (
+            {"by_batch_size": [(1, 4, 8), (5, 64, 2)]},
+            "num_speculative_tokens_per_batch_size must be left out: .* got .*5, 64, 2",
+        ),
+    ],
+)
+def test_what_cannot_be_honoured_ends_the_start(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidValueError, match=message):
+        FastdraftProposer(config(**options))
 
 
 def test_settings_are_optional() -> None:

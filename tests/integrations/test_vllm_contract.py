@@ -208,6 +208,10 @@ def test_the_config_has_what_is_read(source: Path) -> None:
     assert "data_parallel_rank: int" in parallel
     assert "external_launcher" in parallel
     assert parameters(body(module(source, "config/model.py"), "get_vocab_size")) == ["self"]
+    # What is refused.
+    assert "pipeline_parallel_size: int" in parallel
+    speculative = (source / "config" / "speculative.py").read_text(encoding="utf-8")
+    assert "num_speculative_tokens_per_batch_size: list" in speculative
 
 
 def test_plugins_are_loaded_in_every_process(source: Path) -> None:

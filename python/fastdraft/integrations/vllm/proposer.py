@@ -184,10 +184,12 @@ class FastdraftProposer(HostRequests[_Text]):
             vllm_config: A `vllm.config.VllmConfig`.
 
         Raises:
-            InvalidValueError: `additional_config["fastdraft"]` has an unknown key or a bad value.
+            InvalidValueError: `additional_config["fastdraft"]` has an unknown key or a bad value,
+                or vLLM is set up in a way that drafts cannot serve.
             DatastoreError: A datastore cannot be opened.
         """
         settings = Settings.of(vllm_config)
+        _check(vllm_config)
         self._model_config = vllm_config.model_config
         self._lookahead = int(vllm_config.speculative_config.num_speculative_tokens)
         self._frozen = [Datastore.open(path) for path in settings.datastores]
@@ -482,6 +484,28 @@ class FastdraftProposer(HostRequests[_Text]):
 def _ids(texts: Iterable[_Text]) -> _Ints:
     """The engine's ids of texts that are drafted for."""
     return np.array([text.request for text in texts], dtype=np.int64)
+
+
+def _check(vllm_config: Any) -> None:
+    """Raises InvalidValueError for what would give wrong text, or be ignored in silence."""
+    parallel = getattr(vllm_config, "parallel_config", None)
+    stages = getattr(parallel, "pipeline_parallel_size", 1)
+    if stages > 1:
+        # The model runner that takes drafts from the host schedules a request's next step before
+        # the token of this one is known.
+        raise InvalidValueError(
+            "pipeline_parallel_size must be 1 for fastdraft, since vLLM's V1 model runner verifies "
+            "drafts wrongly across pipeline stages; split the model with tensor_parallel_size "
+            f"instead, got {stages}"
+        )
+    speculative = vllm_config.speculative_config
+    by_batch_size = getattr(speculative, "num_speculative_tokens_per_batch_size", None)
+    if by_batch_size is not None:
+        raise InvalidValueError(
+            "num_speculative_tokens_per_batch_size must be left out: fastdraft drafts by what a "
+            "step of the batch at hand costs, up to num_speculative_tokens; got "
+            f"{by_batch_size!r}"
+        )
 
 
 def _is_first_rank() -> bool:
