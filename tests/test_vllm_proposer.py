@@ -257,6 +257,40 @@ def test_drafts_end_where_the_model_or_the_request_does() -> None:
     assert drafter.stats.accepted > 20
 
 
+@pytest.mark.parametrize(("most", "indexed"), [(1, False), (2, False), (3, True)])
+def test_requests_without_room_for_a_draft_are_not_indexed(
+    most: int, indexed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step emits a token more than it drafts, and the first one comes with the prompt."""
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    drafter = FastdraftProposer(config(token_cost=0.0))
+    host = Host(drafter, introduce=True)
+    ticket = new_ticket()
+    arguments = {"prediction_token_ids": CYCLE, "prediction_ticket": ticket}
+    host.add("a", copying(output=most, max_tokens=most, extra_args=arguments))
+    host.step()
+    assert drafter.engine.num_requests == int(indexed)
+    host.run()
+    assert (len(drafter._memory[0]) > 0) == indexed
+    assert drafter.faults == drafter.num_requests == 0
+    # Whoever expects a text hears what became of it.
+    assert LedgerReader(tmp_path).prediction_tokens(ticket) == (int(indexed), 0)
+
+
+@pytest.mark.parametrize("introduce", [True, False], ids=["introduced", "by content"])
+@pytest.mark.parametrize(("room", "indexed"), [(2, False), (3, True)])
+def test_prompts_that_leave_no_room_in_the_model_are_not_indexed(
+    room: int, indexed: bool, introduce: bool
+) -> None:
+    drafter = FastdraftProposer(config(token_cost=0.0, length=60 + room))
+    host = Host(drafter, length=60 + room, introduce=introduce)
+    host.add("a", copying(output=room))
+    host.step()
+    assert drafter.engine.num_requests == int(indexed)
+    host.run()
+    assert drafter.faults == drafter.num_requests == 0
+
+
 def test_prediction_is_drafted_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     ticket = new_ticket()

@@ -36,6 +36,10 @@ _Ints = NDArray[np.int64]
 # coming none of them is measured.
 _PLAIN_AT_MOST_EVERY = 16
 
+# A request is drafted for where so many tokens may come: the prompt's own, then one of a draft and
+# the one that follows it.
+_LEAST_ROOM = 3
+
 _logger = logging.getLogger(__name__)
 
 
@@ -83,7 +87,7 @@ class _Text(Text):
     length: int = 0
     """The tokens of it that the engine has."""
     longest: int = UNLIMITED
-    """The tokens at which it ends."""
+    """The tokens at which it ends, of prompt and output."""
     scheduled: int = 0
     """The tokens that its next forward is to have, its draft included; 0 for a prompt's."""
     predicts: bool = False
@@ -338,6 +342,14 @@ class FastdraftProposer(HostRequests[_Text]):
         extra = getattr(params, "extra_args", None) or {}
         prediction = extra.get(PREDICTION)
         most = getattr(params, "max_tokens", None)
+        text.length = size
+        text.longest = self._model_config.max_model_len
+        if most is not None:
+            text.longest = min(text.longest, size + most)
+        if prediction is not None and self._ledger is not None:
+            text.row = self._ledger.open(extra.get(TICKET))
+        if text.longest - length < _LEAST_ROOM:
+            return
         try:
             text.request = self.engine.add_request(
                 row[:size],
@@ -346,11 +358,7 @@ class FastdraftProposer(HostRequests[_Text]):
             )
         except FastdraftError:
             self._fault()
-        text.length = size
-        text.longest = UNLIMITED if most is None else size + most
         text.predicts = prediction is not None and text.request is not None
-        if text.predicts and self._ledger is not None:
-            text.row = self._ledger.open(extra.get(TICKET))
 
     def _observe(
         self,
@@ -408,9 +416,8 @@ class FastdraftProposer(HostRequests[_Text]):
                 return
             # The tokens of rows without drafts are in the forward too.
             cost = self._cost.seconds_by_tokens(width, self._lookahead + 1)[width - len(live) :]
-        end = self._model_config.max_model_len
         # One token follows every draft, and has to have room too.
-        limits = [max(min(end, text.longest) - text.length - 1, 0) for text, _ in live]
+        limits = [max(text.longest - text.length - 1, 0) for text, _ in live]
         requests = _ids(text for text, _ in live)
         batch = self.engine.propose_batch(requests, limits=limits, cost=cost)
         found = batch.tolist()
@@ -455,15 +462,16 @@ class FastdraftProposer(HostRequests[_Text]):
     def _end(self, keys: Iterable[Hashable]) -> None:
         for key in keys:
             text = self._texts.pop(key, None)
-            if text is not None and text.request is not None:
+            if text is None:
+                continue
+            if text.request is not None:
                 self._conclude(text, self.engine.finish(text.request))
+            if text.row is not None and self._ledger is not None:
+                self._ledger.close(text.row)
 
     def _conclude(self, text: _Text, stats: DraftStats) -> None:
         super()._conclude(text, stats)
         self._record(text, stats)
-        if text.row is not None and self._ledger is not None:
-            self._ledger.close(text.row)
-            text.row = None
 
     def _record(self, text: _Text, stats: DraftStats) -> None:
         if text.row is not None and self._ledger is not None:
