@@ -182,7 +182,9 @@ def _req(rid: str, prompt: Sequence[int], **params: Any) -> Any:
     from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.sampling.sampling_params import SamplingParams
 
-    salts = {name: params.pop(name) for name in ("cache_salt", "extra_key") if name in params}
+    salts = {
+        name: params.pop(name) for name in ("cache_salt", "extra_key", "lora_id") if name in params
+    }
     sampling = SamplingParams(temperature=0, custom_params=params or None)
     return Req(rid, "", array("q", prompt), sampling, **salts)
 
@@ -753,6 +755,39 @@ def test_requests_are_kept_apart(apart: dict[str, Any], corpus: adapter.Corpus) 
     corpus.erase_match_state(["c"])
     assert drafted("d")
     assert not drafted("e", **apart)
+
+
+def test_adapters_remember_apart(corpus: adapter.Corpus) -> None:
+    text = list(range(40, 60))
+    corpus.divide_memory(4)
+
+    def drafted(rid: str, **options: Any) -> bool:
+        [tokens], _ = _ask(corpus, [_req(rid, [9, *text[:4]], **options)])
+        corpus.erase_match_state([rid])
+        return tokens[1] == text[4]
+
+    for lora in ({"lora_id": "pirate"}, {}, {"lora_id": "lawyer"}):
+        assert not drafted("a", **lora)
+        _ask(corpus, [_req("b", text, **lora)])
+        corpus.erase_match_state(["b"])
+        assert drafted("c", **lora)
+        # A key of the caller's own keeps a request apart from others of the adapter too.
+        assert not drafted("d", **lora, extra_key="tenant")
+    assert corpus.faults == 0
+
+
+def test_a_request_may_say_how_much_to_draft(corpus: adapter.Corpus) -> None:
+    text = [1, 2, 3, 4, 5, 6, 7, 8, 9] * 3
+    asked = [{}, {adapter.SWITCH: "off"}, {adapter.LOOKAHEAD: 3}, {adapter.LOOKAHEAD: 0}]
+    reqs = [_req(str(n), text, **params) for n, params in enumerate(asked)]
+    drafts, masks = _ask(corpus, reqs)
+    depths = [int(mask.sum(axis=1).max()) - 1 for mask in masks]
+    drafted = [sum(token > 0 for token in tokens[1:]) for tokens in drafts]
+    assert drafted[0] > 3
+    assert drafted[1:] == [0, 3, 0]
+    assert depths[2] >= 3
+    # What is no length is warned of.
+    assert corpus.faults == 1
 
 
 def test_predictions_and_frozen_datastores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -216,7 +216,7 @@ def test_bad_arguments_cost_drafts_alone(llm: LLM, plain: Plain) -> None:
 
 def test_salted_requests_leave_nothing(llm: LLM) -> None:
     settle(llm)
-    memory = proposer_of(llm)._memory[0]
+    [memory] = proposer_of(llm).memory.of(None)
     held = len(memory)
     prompt = {"prompt": "A secret of one tenant: violet, seven, harbour,", "cache_salt": "tenant"}
     run(llm, [prompt], greedy(extra_args={"fastdraft_remember": 1}))

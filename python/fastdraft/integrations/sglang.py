@@ -19,9 +19,19 @@ from numpy.typing import NDArray
 
 from fastdraft import Datastore, DraftBatch, DraftConfig, Engine
 from fastdraft.errors import InvalidValueError
-from fastdraft.integrations.host import PREDICTION, REMEMBER, HostRequests, Text
+from fastdraft.integrations.host import (
+    LOOKAHEAD,
+    PREDICTION,
+    REMEMBER,
+    SWITCH,
+    UNLIMITED,
+    HostRequests,
+    Memory,
+    Text,
+    longest_draft,
+)
 
-__all__ = ["NAME", "PREDICTION", "REMEMBER", "Corpus", "register"]
+__all__ = ["LOOKAHEAD", "NAME", "PREDICTION", "REMEMBER", "SWITCH", "Corpus", "register"]
 
 NAME = "FASTDRAFT"
 """What `--speculative-algorithm` takes."""
@@ -36,6 +46,8 @@ class _Text(Text):
     prompt_size: int = 0
     output_ids: Sequence[int] = ()
     """The host's own list, which grows: another one under the same id is another request."""
+    lookahead: int = UNLIMITED
+    """The longest draft that it asks for."""
 
 
 class _Row(NamedTuple):
@@ -80,9 +92,7 @@ class Corpus(HostRequests[_Text]):
         longest = draft_token_num - 1
         memory_bytes = _bytes("FASTDRAFT_MEMORY_BYTES")
         paths = os.environ.get("FASTDRAFT_DATASTORES", "").split(os.pathsep)
-        self._memory_bytes = _MEMORY_BYTES if memory_bytes is None else memory_bytes
         self._frozen = [Datastore.open(path) for path in paths if path]
-        self._memory = self._new_memory()
         # The host verifies all nodes, so each of them is paid for in any case.
         engine = Engine(
             DraftConfig(
@@ -92,9 +102,13 @@ class Corpus(HostRequests[_Text]):
                 max_bytes=_bytes("FASTDRAFT_MAX_BYTES"),
             )
         )
-        # The worker knows the vocabulary, and sets it.
-        super().__init__(engine)
+        # The worker knows the vocabulary and how many adapters there are, and says so.
+        super().__init__(engine, Memory(_MEMORY_BYTES if memory_bytes is None else memory_bytes))
         self._width = draft_token_num
+
+    def divide_memory(self, adapters: int) -> None:
+        """Makes room for the text of so many adapters at work at once; before the first request."""
+        self.memory = Memory(self.memory.max_bytes, adapters=adapters)
 
     def begin(self, reqs: Iterable[Any]) -> None:
         """Takes up those requests of a batch that are new.
@@ -118,17 +132,22 @@ class Corpus(HostRequests[_Text]):
     def _add(self, text: _Text, req: Any) -> None:
         params = getattr(req.sampling_params, "custom_params", None)
         params = params if isinstance(params, Mapping) else {}
-        # What the host keeps apart in its cache of prefixes is kept apart here.
-        salted = getattr(req, "cache_salt", None) or getattr(req, "extra_key", None)
+        # What the host keeps apart in its cache of prefixes is kept apart here. It adds the adapter
+        # to the key of a request.
+        adapter = getattr(req, "lora_id", None)
+        salted = getattr(req, "cache_salt", None) or getattr(req, "extra_key", None) != adapter
         shared = params.get(REMEMBER, True) and not salted
         # As it was before the host put hashes of the images into it.
         prompt = getattr(req, "origin_input_ids_unpadded", req.origin_input_ids)
         text.prompt_size = len(prompt)
+        text.lookahead = longest_draft(params)
+        if not text.lookahead:
+            return
         known = [np.asarray(part, dtype=np.int64) for part in (prompt, req.output_ids)]
         text.request = self.engine.add_request(
             np.concatenate(known),
             prediction=self._prediction(params.get(PREDICTION)),
-            datastores=[*(self._memory if shared else []), *self._frozen],
+            datastores=[*(self.memory.of(adapter) if shared else []), *self._frozen],
         )
 
     def batch_get(
@@ -169,7 +188,9 @@ class Corpus(HostRequests[_Text]):
             offsets = np.cumsum([0, *map(len, emitted)])
             flat = [token for part in emitted for token in part]
             self.engine.observe_batch(requests, flat, offsets)
-            drafts = self.engine.propose_batch(requests)
+            drafts = self.engine.propose_batch(
+                requests, limits=[row.text.lookahead for row in rows]
+            )
             self._place(drafts, [row.place for row in rows], tokens, parents)
         except Exception:
             if len(rows) == 1:
@@ -223,7 +244,7 @@ class Corpus(HostRequests[_Text]):
                 last = text.output_ids[known - text.prompt_size :]
                 if last:
                     self.engine.observe(text.request, last)
-                self._finished += self.engine.finish(text.request)
+                self._finish(text)
             except Exception:
                 self._fault()
                 self._give_up(text)
@@ -233,12 +254,7 @@ class Corpus(HostRequests[_Text]):
         for text in self._texts.values():
             self._give_up(text)
         self._texts.clear()
-        for store in self._memory:
-            store.close()
-        self._memory = self._new_memory()
-
-    def _new_memory(self) -> list[Datastore]:
-        return [Datastore(max_bytes=self._memory_bytes)] if self._memory_bytes else []
+        self.memory.clear()
 
 
 def _ancestors(parents: _Ints) -> _Ints:
@@ -324,6 +340,8 @@ def _worker() -> type:
             with _corpus_of(ngram_worker):
                 super().__init__(*args, **kwargs)
             self.ngram_corpus.vocabulary = self.model_runner.model_config.vocab_size
+            if self.server_args.enable_lora:
+                self.ngram_corpus.divide_memory(self.server_args.max_loras_per_batch)
             # How much of a text's end the corpus is shown: all that one step can add.
             self.max_trie_depth = self.draft_token_num
 

@@ -21,7 +21,15 @@ from numpy.typing import NDArray
 
 from fastdraft import Datastore, DraftConfig, DraftStats, Engine
 from fastdraft.errors import FastdraftError, InvalidValueError
-from fastdraft.integrations.host import PREDICTION, REMEMBER, UNLIMITED, HostRequests, Text
+from fastdraft.integrations.host import (
+    PREDICTION,
+    REMEMBER,
+    UNLIMITED,
+    HostRequests,
+    Memory,
+    Text,
+    longest_draft,
+)
 from fastdraft.integrations.vllm.ledger import Ledger, Totals
 from fastdraft.step_cost import StepCost
 
@@ -88,6 +96,8 @@ class _Text(Text):
     """The tokens of it that the engine has."""
     longest: int = UNLIMITED
     """The tokens at which it ends, of prompt and output."""
+    lookahead: int = UNLIMITED
+    """The longest draft that it asks for."""
     scheduled: int = 0
     """The tokens that its next forward is to have, its draft included; 0 for a prompt's."""
     predicts: bool = False
@@ -119,6 +129,11 @@ class _RowsOfRunner:
 
     def params(self, key: Hashable) -> Any:
         return self._runner.requests[key].sampling_params
+
+    def adapter(self, key: Hashable) -> Hashable:
+        # vLLM tells adapters apart by their names, in its cache of prefixes too.
+        adapter = getattr(self._runner.requests[key], "lora_request", None)
+        return None if adapter is None else adapter.lora_name
 
 
 class _RowsByContent:
@@ -155,6 +170,9 @@ class _RowsByContent:
         return length
 
     def params(self, key: Hashable) -> Any:
+        return None
+
+    def adapter(self, key: Hashable) -> Hashable:
         return None
 
     def _marks(
@@ -197,13 +215,13 @@ class FastdraftProposer(HostRequests[_Text]):
         self._model_config = vllm_config.model_config
         self._lookahead = int(vllm_config.speculative_config.num_speculative_tokens)
         self._frozen = [Datastore.open(path) for path in settings.datastores]
-        size = settings.memory_bytes
-        self._memory = [Datastore(max_bytes=size)] if size else []
+        adapters = getattr(getattr(vllm_config, "lora_config", None), "max_loras", 0)
         config = DraftConfig(lookahead=self._lookahead, max_bytes=settings.max_bytes)
         if settings.token_cost is not None:
             config = replace(config, token_cost=settings.token_cost)
         super().__init__(
-            Engine(config, datastores=[*self._memory, *self._frozen]),
+            Engine(config, datastores=self._frozen),
+            Memory(settings.memory_bytes, adapters=adapters),
             vocabulary=int(self._model_config.get_vocab_size()),
         )
         self._steps = 0
@@ -254,6 +272,16 @@ class FastdraftProposer(HostRequests[_Text]):
             # Else the runner would draft zeros for all rows as soon as one is near its end; what
             # fits is known here row by row.
             runner.effective_drafter_max_model_len += self._lookahead
+            update = getattr(runner, "update_max_model_len", lambda _: None)
+
+            @functools.wraps(update)
+            def update_max_model_len(length: int) -> None:
+                # It may set the drafter's length anew.
+                runner.effective_drafter_max_model_len -= self._lookahead
+                update(length)
+                runner.effective_drafter_max_model_len += self._lookahead
+
+            runner.update_max_model_len = update_max_model_len
 
     def propose(
         self,
@@ -351,10 +379,15 @@ class FastdraftProposer(HostRequests[_Text]):
         if text.longest - length < _LEAST_ROOM:
             return
         try:
+            text.lookahead = longest_draft(extra)
+            if not text.lookahead:
+                return
+            shared = extra.get(REMEMBER, True)
+            remembered = self.memory.of(self._rows.adapter(key)) if shared else []
             text.request = self.engine.add_request(
                 row[:size],
                 prediction=self._prediction(prediction),
-                datastores=None if extra.get(REMEMBER, True) else self._frozen,
+                datastores=[*remembered, *self._frozen],
             )
         except FastdraftError:
             self._fault()
@@ -417,7 +450,7 @@ class FastdraftProposer(HostRequests[_Text]):
             # The tokens of rows without drafts are in the forward too.
             cost = self._cost.seconds_by_tokens(width, self._lookahead + 1)[width - len(live) :]
         # One token follows every draft, and has to have room too.
-        limits = [max(text.longest - text.length - 1, 0) for text, _ in live]
+        limits = [min(max(text.longest - text.length - 1, 0), text.lookahead) for text, _ in live]
         requests = _ids(text for text, _ in live)
         batch = self.engine.propose_batch(requests, limits=limits, cost=cost)
         found = batch.tolist()
@@ -455,7 +488,7 @@ class FastdraftProposer(HostRequests[_Text]):
                 seconds=self._seconds,
                 requests=self.engine.num_requests,
                 request_bytes=self.engine.num_bytes,
-                datastore_bytes=sum(store.bytes for store in self._memory),
+                datastore_bytes=self.memory.bytes,
             )
         )
 
@@ -465,7 +498,7 @@ class FastdraftProposer(HostRequests[_Text]):
             if text is None:
                 continue
             if text.request is not None:
-                self._conclude(text, self.engine.finish(text.request))
+                self._finish(text)
             if text.row is not None and self._ledger is not None:
                 self._ledger.close(text.row)
 
@@ -505,6 +538,16 @@ def _check(vllm_config: Any) -> None:
             "pipeline_parallel_size must be 1 for fastdraft, since vLLM's V1 model runner verifies "
             "drafts wrongly across pipeline stages; split the model with tensor_parallel_size "
             f"instead, got {stages}"
+        )
+    model = vllm_config.model_config
+    if getattr(model, "is_hybrid", False) or getattr(model, "is_attention_free", False):
+        # Which layers are taken back to the last accepted token depends on vLLM's version, their
+        # kind and the device; where they are not, nothing says so.
+        raise InvalidValueError(
+            "the model must have a key-value cache alone, since vLLM does not take all kinds of "
+            "recurrent or convolutional state back where a draft is rejected; leave "
+            "speculative_config out, or use the model's own draft heads if it has any (method "
+            f"'mtp'), got {model.architecture}"
         )
     speculative = vllm_config.speculative_config
     by_batch_size = getattr(speculative, "num_speculative_tokens_per_batch_size", None)
