@@ -90,6 +90,7 @@ class Host:
         self.input_batch = SimpleNamespace(req_ids=[])
         self.requests: dict[str, Any] = {}
         self.executed = 0
+        self.clock: Clock | None = None
         self.update_max_model_len(length)
         self._ended: set[str] = set()
         if introduce:
@@ -131,7 +132,20 @@ class Host:
 
     def step(self, *, prefill: int = 1 << 20) -> dict[str, list[int]]:
         """One forward of all rows, at most `prefill` tokens of a prompt at a time."""
-        self.execute_model(SimpleNamespace(finished_req_ids=self._ended))
+        scheduled = {
+            name: min(len(job.text) - job.computed, prefill) + len(self.drafts.get(name, []))
+            for name, job in ((name, self.jobs[name]) for name in self.input_batch.req_ids)
+        }
+        total = sum(scheduled.values())
+        self.execute_model(
+            SimpleNamespace(
+                finished_req_ids=self._ended,
+                num_scheduled_tokens=scheduled,
+                total_num_scheduled_tokens=total,
+            )
+        )
+        if self.clock is not None:
+            self.clock.forward(total)
         self._ended = set()
         sampled = []
         for row, name in enumerate(self.input_batch.req_ids):
@@ -532,6 +546,46 @@ def test_drafting_follows_the_measured_times(
         clock.forward(sum(1 + len(draft) for draft in drafts.values()))
     late = np.mean(drafted[len(drafted) // 2 :])
     assert late > 2 if pays else late < 0.3
+
+
+@pytest.mark.parametrize("chunk", [3, 40], ids=["short prompts", "chunks of a long prompt"])
+@pytest.mark.parametrize(("slope", "pays"), [(0.001, True), (1.0, False)])
+def test_the_cost_is_learned_while_prompts_keep_coming(
+    slope: float, pays: bool, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No step is without a prompt, as under load. Beside 40 tokens of one a few more cost little,
+    whatever a token costs."""
+    clock = Clock(slope)
+    monkeypatch.setattr(proposer, "time", clock)
+    host = Host(FastdraftProposer(config(length=4096)), rows=16, length=4096, introduce=True)
+    host.clock = clock
+    random = np.random.default_rng(0)
+    for number in range(8):
+        output = [
+            int(token) if random.random() < 0.6 else int(random.integers(VOCABULARY))
+            for token in CYCLE * 60
+        ]
+        host.add(str(number), Job(CYCLE * 3, output))
+    host.step()
+    decoders = list(host.jobs)
+    drafted = []
+    while all(host.jobs[name].said < len(host.jobs[name].output) for name in decoders):
+        if len(host.jobs) == len(decoders):
+            size = 3 if chunk == 3 else 4000
+            prompt = random.integers(0, VOCABULARY, size).tolist()
+            host.add(f"prompt {len(drafted)}", Job(prompt, [5]))
+        drafts = host.step(prefill=chunk)
+        drafted.append(sum(len(drafts[name]) for name in decoders) / 8)
+        for name in host.jobs.keys() - set(decoders):
+            if host.jobs[name].said:
+                host.end(name)
+    late = np.mean(drafted[len(drafted) // 2 :])
+    if chunk == 3:
+        assert late > 2 if pays else late < 0.3
+    else:
+        assert late > 1
+    # Where drafts pay, hardly a step goes without to learn the cost of one.
+    assert np.mean(np.array(drafted) == 0) < 0.1 or not pays
 
 
 def test_prompts_that_keep_coming_do_not_stop_drafts(monkeypatch: pytest.MonkeyPatch) -> None:

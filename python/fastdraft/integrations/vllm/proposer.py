@@ -12,6 +12,7 @@ import itertools
 import logging
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -40,9 +41,8 @@ TICKET = "prediction_ticket"
 
 _Ints = NDArray[np.int64]
 
-# A step without drafts, to learn what that costs, is asked for at most so often: while prompts keep
-# coming none of them is measured.
-_PLAIN_AT_MOST_EVERY = 16
+# How much the latest step counts in the mean of the prompt tokens of a step.
+_PROMPT_RATE = 1 / 8
 
 # A request is drafted for where so many tokens may come: the prompt's own, then one of a draft and
 # the one that follows it.
@@ -225,7 +225,9 @@ class FastdraftProposer(HostRequests[_Text]):
             vocabulary=int(self._model_config.get_vocab_size()),
         )
         self._steps = 0
-        self._next_plain = 0
+        # The tokens by row of the forwards since the last step; more than one are too many.
+        self._forwards: deque[Mapping[Hashable, int]] = deque(maxlen=2)
+        self._prompt_tokens = 0.0  # of a step, of late
         self._seconds = 0.0
         # Where each rank schedules for itself, all have to draft the same, and their clocks differ.
         together = _ranks_schedule_alone(vllm_config)
@@ -265,6 +267,9 @@ class FastdraftProposer(HostRequests[_Text]):
             if ended:
                 self._guard(lambda: self._end(ended), None)
                 self._guard(self._publish, None)
+            tokens = getattr(scheduler_output, "num_scheduled_tokens", None)
+            if tokens:
+                self._forwards.append(tokens)
             return execute(scheduler_output, *args, **kwargs)
 
         runner.execute_model = execute_model
@@ -337,8 +342,7 @@ class FastdraftProposer(HostRequests[_Text]):
 
         keys = self._rows.keys(rows, before, now, token_ids)
         self._end(self._rows.gone(self._texts))
-        scheduled = 0
-        going_on = 0 < len(rows) == len(drafts)
+        decoded: dict[Hashable, int] = {}
         texts: list[_Text] = []
         for key, row, length in zip(keys, rows, before, strict=True):
             text = self._texts.get(key)
@@ -349,17 +353,38 @@ class FastdraftProposer(HostRequests[_Text]):
             if text is None:
                 text = self._texts[key] = _Text()
                 self._start(text, key, token_ids[row], length)
-                going_on = False
-            scheduled += text.scheduled
-            # A step that ended without this being called has another time.
-            going_on = going_on and text.scheduled > 0 and text.length == length
+            elif text.scheduled > 0 and text.length == length:
+                decoded[key] = text.scheduled
             texts.append(text)
-        if self._cost is not None and going_on:
-            self._cost.observe(len(rows), scheduled / len(rows), seconds)
+        self._measure(decoded, len(drafts), seconds)
 
         self._observe(texts, rows, now, token_ids)
         self._draft(texts, rows, drafts)
         return drafts
+
+    def _measure(self, decoded: Mapping[Hashable, int], rows: int, seconds: float) -> None:
+        """Learns from the step that took `seconds`.
+
+        Args:
+            decoded: The tokens that were to be in it, by row, of those that went on where the last
+                step had left them. With none of them, the host may have waited for work.
+            rows: All rows of the step.
+        """
+        forwards = list(self._forwards)
+        self._forwards.clear()
+        if self._cost is None or not decoded:
+            return
+        if len(forwards) == 1:
+            [forward] = forwards
+            tokens = sum(forward.values())
+            prompt_tokens = tokens - sum(forward.get(key, 0) for key in decoded)
+        elif not forwards and len(decoded) == rows:
+            # Without the runner, only a step that reads no prompt is known in full.
+            tokens, prompt_tokens = sum(decoded.values()), 0
+        else:
+            return
+        self._prompt_tokens += _PROMPT_RATE * (prompt_tokens - self._prompt_tokens)
+        self._cost.observe(rows, tokens / rows, seconds, prompt_tokens=prompt_tokens)
 
     def _start(self, text: _Text, key: Hashable, row: NDArray[np.int32], length: int) -> None:
         """Adds the request that has `length` tokens of text in `row`, but not its output."""
@@ -444,11 +469,12 @@ class FastdraftProposer(HostRequests[_Text]):
         width = len(drafts)
         cost = None
         if self._cost is not None:
-            if self._steps >= self._next_plain and self._cost.wants_plain_step(width):
-                self._next_plain = self._steps + _PLAIN_AT_MOST_EVERY
+            if self._cost.wants_plain_step(width):
                 return
-            # The tokens of rows without drafts are in the forward too.
-            cost = self._cost.seconds_by_tokens(width, self._lookahead + 1)[width - len(live) :]
+            # The tokens of prompts and of rows without drafts are in the forward too.
+            prompts = round(self._prompt_tokens)
+            widest = self._lookahead + 1 + -(-prompts // width)
+            cost = self._cost.seconds_by_tokens(width, widest)[prompts + width - len(live) :]
         # One token follows every draft, and has to have room too.
         limits = [min(max(text.longest - text.length - 1, 0), text.lookahead) for text, _ in live]
         requests = _ids(text for text, _ in live)
