@@ -5,6 +5,8 @@ from __future__ import annotations
 import array
 import dataclasses
 import pickle
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from itertools import chain
@@ -16,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import oracle
-from fastdraft import DraftConfig, DraftStats, Engine, Source
+from fastdraft import Datastore, DraftConfig, DraftStats, Engine, Source
 from fastdraft.errors import (
     FastdraftError,
     InvalidValueError,
@@ -344,16 +346,54 @@ def test_unknown_requests_are_named() -> None:
             engine.num_tokens,
             lambda r: engine.propose(r, limit=3),
             lambda r: engine.observe(r, [1]),
-            lambda r: engine.propose_batch([r]),
             lambda r: engine.observe_batch([r], [1], [0, 1]),
         ):
             with pytest.raises(UnknownRequestError, match=f"unknown request {request}:"):
                 call(request)
+        assert engine.propose_batch([request]).tolist() == [[]]
     with pytest.raises(OverflowError):
         engine.propose(2**80)
     with pytest.raises(TypeError):
         engine.propose("1")  # type: ignore[arg-type]
     assert issubclass(UnknownRequestError, FastdraftError)
+
+
+def test_a_row_that_fails_costs_that_row_alone() -> None:
+    engine = Engine(DraftConfig(token_cost=0, max_request_tokens=20))
+    requests = [engine.add_request([1, 2, 3] * 5) for _ in range(5)]
+    engine.cancel(requests[1])
+    drafts = engine.propose_batch(requests)
+    assert [len(draft) for draft in drafts.tolist()] == [16, 0, 16, 16, 16]
+    rows = [[1], [2], [1] * 6, [7, -8], [9]]
+    with pytest.raises(UnknownRequestError) as raised:
+        engine.observe_batch(requests, [*chain(*rows)], np.cumsum([0, *map(len, rows)]))
+    errors = raised.value.rows
+    assert [(row, type(error)) for row, error in errors.items()] == [
+        (1, UnknownRequestError),
+        (2, RequestLimitError),
+        (3, InvalidValueError),
+    ]
+    assert str(raised.value) == str(errors[1])
+    assert f"request {requests[2]}: max_request_tokens is 20" in str(errors[2])
+    assert "got -8 at index 1" in str(errors[3])
+    del requests[1]
+    assert [engine.num_tokens(request) for request in requests] == [16, 15, 15, 16]
+    assert [engine.stats(request).drafted for request in requests] == [16, 0, 0, 16]
+
+    # Wrong as a whole: nothing is observed.
+    with pytest.raises(InvalidValueError) as refused:
+        engine.observe_batch(requests, [1] * 4, [0, 1, 3, 2, 4])
+    assert refused.value.rows == {}
+    assert [engine.num_tokens(request) for request in requests] == [16, 15, 15, 16]
+
+
+def test_a_request_with_two_rows_keeps_its_limit() -> None:
+    engine = Engine(DraftConfig(token_cost=0, max_request_tokens=20))
+    request = engine.add_request([1, 2, 3] * 5)
+    with pytest.raises(RequestLimitError, match="it holds 18 tokens and 3 more") as raised:
+        engine.observe_batch([request] * 3, range(9), [0, 3, 6, 9])
+    assert list(raised.value.rows) == [1, 2]
+    assert engine.num_tokens(request) == 18
 
 
 def test_limits_leave_everything_before_them_intact() -> None:
@@ -388,6 +428,8 @@ def test_limits_leave_everything_before_them_intact() -> None:
         (lambda: DraftConfig(token_cost=-1), "token_cost must be .*got -1"),
         (lambda: DraftConfig(token_cost="x"), "token_cost must be .*got 'x'"),
         (lambda: DraftConfig(max_bytes=0), "max_bytes must be at least 1, got 0"),
+        (lambda: DraftConfig(vocabulary=0), "vocabulary must be at least 1, got 0"),
+        (lambda: DraftConfig(vocabulary=2**31 + 1), "vocabulary must be at most 2147483648"),
         (lambda: DraftConfig(max_request_tokens=2**26), "max_request_tokens must be at most"),
         (lambda: DraftConfig.prompt_lookup(0), "max_ngram must be at least 1, got 0"),
         (lambda: DraftConfig.prompt_lookup(3, 0), "lookahead must be at least 1, got 0"),
@@ -465,6 +507,100 @@ def test_an_engine_without_init_is_no_engine() -> None:
 
     with pytest.raises(TypeError, match="__init__"):
         Careless().propose(0)
+
+
+@pytest.mark.parametrize("tree_budget", [None, 8])
+def test_nothing_from_the_vocabulary_on_is_drafted(tree_budget: int | None) -> None:
+    store = Datastore(max_bytes=1 << 20)
+    store.add([1, 2, 3, 4, 100, 5, 6])
+    config = DraftConfig(token_cost=0, tree_budget=tree_budget, vocabulary=100)
+    engine = Engine(config, datastores=[store])
+    request = engine.add_request([7, 1, 2])
+    assert engine.propose(request).tolist() == [3, 4]
+    assert engine.num_foreign == 1
+    assert engine.propose_batch([request]).tolist() == [[3, 4]]
+    assert engine.num_foreign == 2
+    with pytest.raises(InvalidValueError, match="prediction must be below the vocabulary's 100"):
+        engine.add_request([1], prediction=[99, 100])
+    # Ids that stand for an image are a prompt's, and no output's.
+    seen = engine.add_request([1, 2, 500, 500, 8, 1, 2], datastores=[])
+    assert engine.propose(seen).tolist() == []
+    assert engine.num_foreign == 2
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        DraftConfig.prompt_lookup(vocabulary=3),
+        DraftConfig.ngram(vocabulary=3),
+        DraftConfig.predicted_outputs(vocabulary=3),
+    ],
+)
+def test_every_drafter_keeps_to_the_vocabulary(config: DraftConfig) -> None:
+    engine = Engine(config)
+    request = engine.add_request([1, 2, 0, 3, 1, 2, 0, 3, 1, 2], prediction=[0, 2, 1])
+    expected = [0, 2, 1] if config.recovery else [0]
+    assert engine.propose(request).tolist() == expected
+
+
+_CALL_EVERY_MEMBER = """
+import itertools, sys
+import numpy as np
+from fastdraft import _core
+
+ARGUMENTS = [(), *itertools.product([1, [1]]), *itertools.product([1, [1]], repeat=2)]
+ARGUMENTS += [([1], [1], [0, 1]), ("x",), (1, 1, 1), (1, 1, 1, 1), (np.zeros(411, np.float32),)]
+CALLS = [(arguments, {}) for arguments in ARGUMENTS]
+CALLS += [((1,), {"limit": 1}), (([1],), {"prompt_size": 1})]
+
+for kind in (value for value in vars(_core).values() if isinstance(value, type)):
+    selves = [[1, 2, 3], None, 1, "x", object(), Exception()]
+    if kind is not _core.Draft:
+        selves.append(kind.__new__(kind))
+        selves.append(type("Sub", (kind,), {}).__new__(type("Sub", (kind,), {})))
+        both = _core.Datastore if kind is not _core.Datastore else _core.Engine
+        Both = type("Both", (kind, both), {})
+        selves.append(Both.__new__(Both))
+    else:
+        try:
+            _core.Draft.__new__(_core.Draft)
+        except TypeError:
+            pass
+        else:
+            print("Draft.__new__")
+    for name, member in vars(kind).items():
+        getters = [member.fget] if isinstance(member, property) else [member]
+        if name in ("__init__", "__new__") or not callable(getters[0]):
+            continue
+        for self, (arguments, keywords) in itertools.product(selves, CALLS):
+            print(f"{kind.__name__}.{name}", type(self), len(arguments), file=sys.stderr)
+            try:
+                getters[0](self, *arguments, **keywords)
+            except TypeError:
+                pass
+            except BaseException as error:
+                print(f"{kind.__name__}.{name}({type(self)}, {arguments}): {error!r}")
+            else:
+                print(f"{kind.__name__}.{name}({type(self)}, {arguments}) answered")
+"""
+
+
+def test_members_refuse_any_self_but_an_initialised_one_of_their_class() -> None:
+    # In another process, since what is wrong here may end it.
+    run = subprocess.run(
+        [sys.executable, "-c", _CALL_EVERY_MEMBER], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr[-300:]
+    assert run.stdout == ""
+    assert run.stderr.count("Engine.propose ") > 100
+
+
+def test_an_uninitialised_datastore_is_refused() -> None:
+    store = Datastore.__new__(Datastore)
+    with pytest.raises(TypeError, match="__init__"):
+        Engine(datastores=[store])
+    with pytest.raises(TypeError, match="__init__"):
+        Engine().add_request([1], datastores=[store])
 
 
 def test_threads_share_an_engine() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -170,6 +171,7 @@ def test_a_fault_costs_one_request_its_drafts() -> None:
     observe = _run(
         code("def observe("),
         __name__=__name__,
+        contextlib=contextlib,
         np=np,
         FastdraftError=FastdraftError,
         warn_once=faults.append,

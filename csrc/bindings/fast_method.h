@@ -44,11 +44,12 @@ class FastMethod {
   static PyObject* call(PyObject* self, PyObject* const* arguments, Py_ssize_t count,
                         PyObject* keywords) {
     if (count == Call::kPositional && keywords == nullptr) {
-      // The class has a single base, so pybind11 keeps the pointer in the
-      // instance itself; it is null where __init__ has not run.
+      // Where its class has a single base, pybind11 keeps the pointer in the instance itself.
       auto* instance = reinterpret_cast<pybind11::detail::instance*>(self);
-      auto* value = static_cast<T*>(instance->simple_value_holder[0]);
-      if (value != nullptr) return guarded([&] { return Call::run(*value, arguments); });
+      if (instance->simple_layout && instance->simple_holder_constructed) {
+        auto* value = static_cast<T*>(instance->simple_value_holder[0]);
+        return guarded([&] { return Call::run(*value, arguments); });
+      }
     }
     return guarded([&] {
       const auto bound = pybind11::reinterpret_steal<pybind11::object>(

@@ -3,6 +3,8 @@
 
 #include <pybind11/pybind11.h>
 
+#include "initialised.h"
+
 namespace fastdraft::bindings {
 
 void register_errors(pybind11::module_& module);

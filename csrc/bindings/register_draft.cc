@@ -2,6 +2,7 @@
 #include <pybind11/typing.h>
 
 #include <cstdint>
+#include <string>
 #include <utility>
 
 #include "draft_object.h"
@@ -26,7 +27,21 @@ TokenList as_list(const Token* tokens, std::int64_t size) {
   return list;
 }
 
-DraftObject& draft_of(py::handle self) { return *reinterpret_cast<DraftObject*>(self.ptr()); }
+// The members are functions of Python, which take anything for self.
+[[noreturn]] void refuse_self(const char* type, py::handle self) {
+  throw py::type_error(std::string("self must be a ") + type + ", got a " +
+                       Py_TYPE(self.ptr())->tp_name);
+}
+
+DraftObject& draft_of(py::handle self) {
+  if (PyObject_TypeCheck(self.ptr(), draft_type) == 0) refuse_self("Draft", self);
+  return *reinterpret_cast<DraftObject*>(self.ptr());
+}
+
+const DraftBatch& batch_of(py::handle self) {
+  if (!py::isinstance<DraftBatch>(self)) refuse_self("DraftBatch", self);
+  return self.cast<const DraftBatch&>();
+}
 
 void deallocate(PyObject* self) {
   PyTypeObject* type = Py_TYPE(self);
@@ -34,7 +49,7 @@ void deallocate(PyObject* self) {
   Py_DECREF(reinterpret_cast<PyObject*>(type));
 }
 
-Py_ssize_t length(PyObject* self) { return draft_of(self).size; }
+Py_ssize_t length(PyObject* self) { return reinterpret_cast<DraftObject*>(self)->size; }
 
 py::object make_draft_type() {
   PyType_Slot slots[] = {
@@ -137,13 +152,13 @@ void register_draft(py::module_& module) {
       "The drafts of a batch, as flat read-only columns: row r's tokens are offsets[r] to "
       "offsets[r + 1].");
   def_columns(batch, [](const py::object& self) {
-    const auto& drafts = self.cast<const DraftBatch&>();
+    const DraftBatch& drafts = batch_of(self);
     return std::pair{drafts.columns, std::int64_t{drafts.offsets.back()}};
   });
   def_column(
       batch, "offsets",
       [](const py::object& self) {
-        const auto& offsets = self.cast<const DraftBatch&>().offsets;
+        const auto& offsets = batch_of(self).offsets;
         return std::pair{offsets.data(), static_cast<std::int64_t>(offsets.size())};
       },
       "Where each row begins, and the end of the last, int32, one more than rows.");

@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 #include <pybind11/typing.h>
 
+#include <algorithm>
 #include <cmath>
 #include <memory>
 #include <optional>
@@ -27,6 +28,10 @@ namespace py = pybind11;
 // taken back beside a busy thread.
 constexpr std::int64_t kShortPrompt = 256;
 
+// The largest weight of the calibrated acceptance that is taken, far beyond any learned one. Sums
+// of larger ones could be no number.
+constexpr int kMostWeight = 1000;
+
 using Curve = py::array_t<double, py::array::c_style | py::array::forcecast>;
 
 // What a call says of its cost. The curve must outlive what is returned.
@@ -35,13 +40,7 @@ std::optional<StepCost> step_cost(const std::optional<double>& token_cost,
   if (token_cost && cost) {
     throw InvalidValueError("give either token_cost or cost, not both");
   }
-  if (token_cost) {
-    if (!(*token_cost >= 0.0) || std::isinf(*token_cost)) {
-      throw InvalidValueError("token_cost must be a finite number of at least 0, got " +
-                              std::to_string(*token_cost));
-    }
-    return StepCost::constant(*token_cost);
-  }
+  if (token_cost) return StepCost::constant(*token_cost);
   if (!cost) return std::nullopt;
   if (cost->ndim() != 1 || cost->size() == 0) {
     throw InvalidValueError(
@@ -49,21 +48,7 @@ std::optional<StepCost> step_cost(const std::optional<double>& token_cost,
         std::to_string(cost->size()) + " values in " + std::to_string(cost->ndim()) +
         " dimensions");
   }
-  for (py::ssize_t i = 0; i < cost->size(); ++i) {
-    const double time = cost->data()[i];
-    if (!(time > 0.0) || std::isinf(time)) {
-      throw InvalidValueError("cost must be finite times above 0, got " + std::to_string(time) +
-                              " for " + std::to_string(i + 1) + " tokens");
-    }
-  }
   return StepCost::curve(cost->data(), cost->size());
-}
-
-void check_limit(std::int64_t limit, const char* what) {
-  if (limit < 0) {
-    throw InvalidValueError(std::string(what) + " must be 0 or greater, got " +
-                            std::to_string(limit));
-  }
 }
 
 void check_offsets(const IntegerArray<std::int64_t>& offsets, std::int64_t rows,
@@ -73,9 +58,7 @@ void check_offsets(const IntegerArray<std::int64_t>& offsets, std::int64_t rows,
                             " requests, got " + std::to_string(offsets.size()));
   }
   const std::int64_t* at = offsets.data();
-  bool rising = at[0] == 0 && at[rows] == tokens;
-  for (std::int64_t row = 0; row < rows; ++row) rising = rising && at[row] <= at[row + 1];
-  if (!rising) {
+  if (at[0] != 0 || at[rows] != tokens) {
     throw InvalidValueError("offsets must rise from 0 to the number of emitted_ids, " +
                             std::to_string(tokens) + ", got " + std::to_string(at[0]) + " .. " +
                             std::to_string(at[rows]));
@@ -111,7 +94,9 @@ DraftHandle propose_with(Engine& engine, RequestId request, std::optional<std::i
   options.cost = step_cost(token_cost, cost);
   std::int32_t most = 0;
   if (limit) {
-    check_limit(*limit, "limit");
+    if (*limit < 0) {
+      throw InvalidValueError("limit must be 0 or greater, got " + std::to_string(*limit));
+    }
     most = static_cast<std::int32_t>(std::min<std::int64_t>(*limit, engine.most_drafted()));
     options.limits = &most;
   }
@@ -133,7 +118,6 @@ DraftBatch propose_batch(Engine& engine, const Integers& requests,
                               std::to_string(ids.size()) + " requests, got " +
                               std::to_string(most.size()));
     }
-    for (std::int64_t i = 0; i < most.size(); ++i) check_limit(most.data()[i], "limits");
     options.limits = most.data();
   }
   const py::gil_scoped_release release;
@@ -167,14 +151,33 @@ struct FastObserve {
   }
 };
 
+py::error_already_set as_python_error(const std::exception_ptr& error) {
+  set_python_error(error);
+  return {};
+}
+
+// Raises the first row's error, with the errors of all rows in its attribute `rows`.
+[[noreturn]] void raise_rows(const std::vector<RowError>& failed) {
+  py::dict rows;
+  for (const RowError& row : failed) {
+    rows[py::int_(row.row)] = as_python_error(row.error).value();
+  }
+  const py::error_already_set first = as_python_error(failed.front().error);
+  py::setattr(first.value(), "rows", rows);
+  throw py::error_already_set(first);
+}
+
 void observe_batch(Engine& engine, const Integers& requests, const Integers& emitted_ids,
                    const Integers& offsets) {
   const IntegerArray<RequestId> ids(requests, "requests");
   const IntegerArray<Token> emitted(emitted_ids, "emitted_ids");
   const IntegerArray<std::int64_t> at(offsets, "offsets");
   check_offsets(at, ids.size(), emitted.size());
-  const py::gil_scoped_release release;
-  engine.observe_batch(ids.data(), ids.size(), emitted.data(), at.data());
+  const std::vector<RowError> failed = [&] {
+    const py::gil_scoped_release release;
+    return engine.observe_batch(ids.data(), ids.size(), emitted.data(), at.data());
+  }();
+  if (!failed.empty()) raise_rows(failed);
 }
 
 py::tuple as_tuple(const DraftCounts& counts) {
@@ -189,7 +192,8 @@ void register_engine(py::module_& module) {
   engine.def(py::init([](std::int32_t lookahead, std::int32_t tree_budget, double token_cost,
                          std::int32_t max_ngram, std::int32_t ngram_order, double min_probability,
                          std::int32_t recovery, std::int64_t max_request_tokens,
-                         std::optional<std::int64_t> max_bytes, const Stores& datastores) {
+                         std::optional<std::int64_t> max_bytes,
+                         std::optional<std::int64_t> vocabulary, const Stores& datastores) {
                EngineConfig config;
                config.lookahead = lookahead;
                config.tree_budget = tree_budget;
@@ -200,12 +204,13 @@ void register_engine(py::module_& module) {
                config.recovery = recovery;
                config.max_request_tokens = max_request_tokens;
                config.max_bytes = max_bytes.value_or(MemoryBudget::kUnlimited);
+               config.vocabulary = vocabulary.value_or(kAllTokens);
                return std::make_unique<Engine>(config, datastores);
              }),
              py::kw_only(), py::arg("lookahead"), py::arg("tree_budget"), py::arg("token_cost"),
              py::arg("max_ngram"), py::arg("ngram_order"), py::arg("min_probability"),
              py::arg("recovery"), py::arg("max_request_tokens"), py::arg("max_bytes"),
-             py::arg("datastores"));
+             py::arg("vocabulary"), py::arg("datastores"));
   engine.def("add_request", &add_request, py::arg("prompt_ids"), py::kw_only(),
              py::arg("prediction") = py::none(), py::arg("datastores") = py::none(),
              R"(Starts a request and returns its id.
@@ -213,7 +218,7 @@ void register_engine(py::module_& module) {
 prompt_ids: the prompt's tokens, a list or a row of integers (numpy, array, ...), 0 or greater;
     may be empty. Copied.
 prediction: text that the caller expects in the output, in the same form; it is drafted from
-    without being part of the prompt.
+    without being part of the prompt. Its tokens must be below the config's `vocabulary`.
 datastores: the Datastores that the request may be drafted from, and whose live ones it enters when
     it is finished; by default the engine's. It sees no others.
 
@@ -247,8 +252,9 @@ token_cost, cost: as in `propose`; the forward runs over all rows, len(requests)
     drafts.
 padded: whether the forward pads every row to the longest draft, so that each row pays for it.
 
-O(requests * lookahead), with a sort of the candidates for a cost curve. Raises
-UnknownRequestError or InvalidValueError.)");
+A request that is not running, as one that another thread has just ended, gets an empty draft.
+
+O(requests * lookahead), with a sort of the candidates for a cost curve. Raises InvalidValueError.)");
   engine.def("observe", &observe, py::arg("request"), py::arg("emitted_ids"),
              R"(Takes the tokens that the target emitted in a step.
 
@@ -263,7 +269,12 @@ how many.)");
              py::arg("offsets"),
              R"(`observe` for a batch: row r emitted emitted_ids[offsets[r]:offsets[r + 1]].
 
-Everything is checked before any change; on MemoryLimitError all rows with room were observed.)");
+A row that fails costs that row alone. All others are observed; then the error of the first row
+that failed is raised, what `observe` raises, with the errors of all such rows in `error.rows`, by
+their index. Where the arguments are wrong as a whole, as offsets that fall, InvalidValueError is
+raised before any change, and its `rows` is empty.
+
+A request that has several rows takes them in their order, as it would from several calls.)");
   engine.def("num_tokens", &Engine::num_tokens, py::arg("request"),
              "The tokens of a running request, prompt and output. Raises UnknownRequestError.");
   engine.def(
@@ -299,6 +310,15 @@ Nothing of it enters a datastore. Raises UnknownRequestError for an id that is n
         if (self.acceptance() == nullptr || weights.size() != Acceptance::kWeights) {
           throw InvalidValueError("weights do not fit the drafter");
         }
+        const float* end = weights.data() + weights.size();
+        const float* wrong = std::find_if(weights.data(), end, [](float weight) {
+          return !(std::abs(weight) <= static_cast<float>(kMostWeight));  // NaN too
+        });
+        if (wrong != end) {
+          const std::string most = std::to_string(kMostWeight);
+          throw InvalidValueError("weights must be from -" + most + " to " + most + ", got " +
+                                  std::to_string(*wrong));
+        }
         self.acceptance()->set_weights(weights.data());
       },
       py::arg("weights"));
@@ -316,12 +336,18 @@ Nothing of it enters a datastore. Raises UnknownRequestError for an id that is n
     features.append(py::make_tuple(Acceptance::kNames[i], Acceptance::kValues[i]));
   }
   module.attr("FEATURES") = features;
+  module.attr("MOST_WEIGHT") = kMostWeight;
   FastMethod<Engine, FastPropose>::install(engine, "propose");
   FastMethod<Engine, FastObserve>::install(engine, "observe");
   engine.def_property_readonly("num_requests", &Engine::num_requests,
                                "How many requests are running.");
   engine.def_property_readonly("num_bytes", &Engine::bytes,
                                "The bytes that the indexes of all running requests hold.");
+  engine.def_property_readonly(
+      "num_foreign", &Engine::num_foreign,
+      "How many tokens of datastores were left out of drafts since they are not below the config's "
+      "`vocabulary`. More than 0: a datastore of another tokenizer, or one with ids that stand for "
+      "images.");
 }
 
 }  // namespace fastdraft::bindings

@@ -1,11 +1,13 @@
 #include "fastdraft/engine.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 #include <string>
 #include <utility>
 
 #include "fastdraft/error.h"
+#include "fastdraft/ngram_model.h"
 #include "fastdraft/token.h"
 
 namespace fastdraft {
@@ -25,6 +27,29 @@ std::unique_ptr<DraftPolicy> make_policy(const EngineConfig& config) {
   }
   if (config.recovery > 0) return DraftPolicy::predicted_outputs(config.recovery);
   return DraftPolicy::calibrated(config.lookahead, config.tree_budget > 0);
+}
+
+template <typename T>
+void check_range(const char* what, T value, T least, T most) {
+  if (value >= least && value <= most) return;  // false for NaN
+  throw InvalidValueError(std::string(what) + " must be " + std::to_string(least) + " to " +
+                          std::to_string(most) + ", got " + std::to_string(value));
+}
+
+// Returns `config` if the engine can keep to it.
+const EngineConfig& checked(const EngineConfig& config) {
+  constexpr std::int32_t kMost = 1 << 16;
+  check_range("lookahead", config.lookahead, 1, kMost);
+  check_range("tree_budget", config.tree_budget, 0, kMost);
+  check_range("max_ngram", config.max_ngram, 0, kMost);
+  check_range("ngram_order", config.ngram_order, 0, NgramModel::kMaxOrder);
+  check_range("recovery", config.recovery, 0, std::numeric_limits<std::int32_t>::max());
+  check_range("min_probability", config.min_probability, 0.0, 1.0);
+  check_range("max_request_tokens", config.max_request_tokens, std::int64_t{1}, kMaxTextTokens);
+  check_range("max_bytes", config.max_bytes, std::int64_t{1}, MemoryBudget::kUnlimited);
+  check_range("vocabulary", config.vocabulary, std::int64_t{1}, kAllTokens);
+  StepCost::constant(config.token_cost);
+  return config;
 }
 
 // Token ids of two tokenizers have nothing to do with each other.
@@ -47,6 +72,17 @@ void check_stores(const Stores& stores) {
                               to_hex(*marked) + " and " + to_hex(*fingerprint));
     }
     marked = fingerprint;
+  }
+}
+
+void check_limits(const ProposeOptions& options, std::int64_t rows) {
+  if (options.limits == nullptr) return;
+  const std::int32_t* end = options.limits + rows;
+  const std::int32_t* negative =
+      std::find_if(options.limits, end, [](std::int32_t limit) { return limit < 0; });
+  if (negative != end) {
+    throw InvalidValueError("limits must be 0 or greater, got " + std::to_string(*negative) +
+                            " at index " + std::to_string(negative - options.limits));
   }
 }
 
@@ -74,7 +110,7 @@ class Engine::Locked {
 };
 
 Engine::Engine(const EngineConfig& config, Stores stores)
-    : config_(config),
+    : config_(checked(config)),
       stores_(std::move(stores)),
       budget_(config.max_bytes),
       policy_(make_policy(config)),
@@ -96,14 +132,16 @@ Engine::Slot* Engine::slot(std::int64_t index) const noexcept {
   return slots == nullptr ? nullptr : slots + (place - (std::uint64_t{1} << log2));
 }
 
-Engine::Locked Engine::lock(RequestId id) const {
+std::optional<Engine::Locked> Engine::find(RequestId id) const {
   Slot* found = id < 0 ? nullptr : slot(id & ((RequestId{1} << kIndexBits) - 1));
-  if (found != nullptr) {
-    std::unique_lock<std::mutex> guard(found->mutex);
-    if (found->request != nullptr && found->generation == id >> kIndexBits) {
-      return {*found, std::move(guard)};
-    }
-  }
+  if (found == nullptr) return std::nullopt;
+  std::unique_lock<std::mutex> guard(found->mutex);
+  if (found->request == nullptr || found->generation != id >> kIndexBits) return std::nullopt;
+  return Locked(*found, std::move(guard));
+}
+
+Engine::Locked Engine::lock(RequestId id) const {
+  if (std::optional<Locked> found = find(id)) return *std::move(found);
   throw UnknownRequestError("unknown request " + std::to_string(id) +
                             ": it was never added, or has been finished or cancelled");
 }
@@ -146,7 +184,7 @@ RequestId Engine::add_request(const Token* prompt, std::int64_t prompt_size,
                               const Token* prediction, std::int64_t prediction_size,
                               const Stores* stores) {
   check_tokens(prompt, prompt_size, "prompt_ids");
-  check_tokens(prediction, prediction_size, "prediction");
+  check_tokens(prediction, prediction_size, "prediction", config_.vocabulary);
   if (stores != nullptr) check_stores(*stores);
   for (const auto& [what, size] :
        {std::pair{"prompt_ids", prompt_size}, std::pair{"prediction", prediction_size}}) {
@@ -176,15 +214,53 @@ RequestId Engine::add_request(const Token* prompt, std::int64_t prompt_size,
   return (place.generation << kIndexBits) | index;
 }
 
+// Leaves out the tokens that are not of the vocabulary, with all that follow them,
+// and returns how many stay.
+std::int32_t Engine::leave_out_foreign(const DraftColumns& draft, std::int32_t count) {
+  const auto foreign = [&](Token token) { return token >= config_.vocabulary; };
+  if (std::none_of(draft.token_ids, draft.token_ids + count, foreign)) return count;
+  constexpr std::int32_t kLeftOut = -2;
+  std::vector<std::int32_t> places(static_cast<std::size_t>(count), kLeftOut);
+  std::int32_t kept = 0;
+  for (std::int32_t i = 0; i < count; ++i) {
+    const std::int32_t parent =
+        draft.parents[i] < 0 ? -1 : places[static_cast<std::size_t>(draft.parents[i])];
+    if (foreign(draft.token_ids[i])) {
+      if (draft.sources[i] == Source::kDatastore) {
+        num_foreign_.fetch_add(1, std::memory_order_relaxed);
+      }
+    } else if (parent != kLeftOut) {
+      places[static_cast<std::size_t>(i)] = kept;
+      draft.from(i).copy_to(draft.from(kept), 1);
+      draft.parents[kept++] = parent;
+    }
+  }
+  return kept;
+}
+
+// The drafter's guess, in the request's draft.
+std::int32_t Engine::guess(Request& request, std::int32_t limit, float least) {
+  // If the drafter throws, the request has no proposal.
+  request.proposed = false;
+  request.guessed = 0;
+  request.drafted = 0;
+  request.step_time = 1.0;
+  request.guessed = request.drafter->guess(limit, least, request.draft);
+  if (config_.vocabulary < kAllTokens) {
+    request.guessed = leave_out_foreign(request.draft, request.guessed);
+  }
+  request.proposed = true;
+  return request.guessed;
+}
+
 std::int32_t Engine::propose(RequestId id, const ProposeOptions& options,
                              const DraftColumns& draft) {
+  check_limits(options, 1);
   const StepCost cost = options.cost.value_or(StepCost::constant(config_.token_cost));
   const Locked request = lock(id);
   const double rate = request->rate.value();
-  request->proposed = true;
-  request->guessed = request->drafter->guess(
-      limit_of(options, 0), static_cast<float>(cost.least_chance(1, rate)), request->draft);
-  std::int32_t count = request->guessed;
+  std::int32_t count =
+      guess(*request, limit_of(options, 0), static_cast<float>(cost.least_chance(1, rate)));
   // At a constant cost the guess ended there.
   if (policy_->drafts_what_pays() && !cost.is_constant()) {
     keep_what_pays(cost, rate, false, request->draft.probabilities, 1, count, &count);
@@ -197,6 +273,7 @@ std::int32_t Engine::propose(RequestId id, const ProposeOptions& options,
 
 DraftBatch Engine::propose_batch(const RequestId* ids, std::int64_t rows,
                                  const ProposeOptions& options) {
+  check_limits(options, rows);
   const StepCost cost = options.cost.value_or(StepCost::constant(config_.token_cost));
   const std::int64_t stride = most_drafted();
   // Every row's whole guess, a stride apart; what is kept then moves together.
@@ -206,12 +283,12 @@ DraftBatch Engine::propose_batch(const RequestId* ids, std::int64_t rows,
   std::vector<std::int32_t> counts(static_cast<std::size_t>(rows));
   double rate = 0.0;
   for (std::int64_t row = 0; row < rows; ++row) {
-    const Locked request = lock(ids[row]);
-    request->proposed = true;
-    request->guessed = request->drafter->guess(limit_of(options, row), 0.0f, request->draft);
-    request->draft.copy_to(all.from(row * stride), request->guessed);
-    counts[static_cast<std::size_t>(row)] = request->guessed;
-    rate += request->rate.value();
+    const std::optional<Locked> found = find(ids[row]);
+    if (!found) continue;
+    Request& request = **found;
+    counts[static_cast<std::size_t>(row)] = guess(request, limit_of(options, row), 0.0f);
+    request.draft.copy_to(all.from(row * stride), request.guessed);
+    rate += request.rate.value();
   }
   if (rows > 0 && policy_->drafts_what_pays()) {
     keep_what_pays(cost, rate, options.padded, all.probabilities, rows, stride, counts.data());
@@ -225,16 +302,20 @@ DraftBatch Engine::propose_batch(const RequestId* ids, std::int64_t rows,
   for (std::int64_t row = 0; row < rows; ++row) {
     const auto r = static_cast<std::size_t>(row);
     all.from(row * stride).copy_to(all.from(offsets[r]), counts[r]);
-    const Locked request = lock(ids[row]);
-    // A call from elsewhere may have observed the request since.
-    request->drafted = std::min(counts[r], request->guessed);
-    request->step_time = step_time;
+    const std::optional<Locked> request = find(ids[row]);
+    // A call from elsewhere may have ended or observed the request since.
+    if (!request || !(*request)->proposed) continue;
+    (*request)->drafted = std::min(counts[r], (*request)->guessed);
+    (*request)->step_time = step_time;
   }
   return {std::move(memory), all, std::move(offsets)};
 }
 
-void Engine::append_observed(Request& request, RequestId id, const Token* emitted,
-                             std::int64_t count) {
+void Engine::observe(RequestId id, const Token* emitted, std::int64_t count) {
+  check_tokens(emitted, count, "emitted_ids");
+  const Locked locked = lock(id);
+  Request& request = *locked;
+  check_room(request, id, count);
   const bool proposed = std::exchange(request.proposed, false);
   const std::int32_t drafted = std::exchange(request.drafted, 0);
   request.guessed = 0;
@@ -269,30 +350,24 @@ void Engine::append_observed(Request& request, RequestId id, const Token* emitte
   }
 }
 
-void Engine::observe(RequestId id, const Token* emitted, std::int64_t count) {
-  check_tokens(emitted, count, "emitted_ids");
-  const Locked request = lock(id);
-  check_room(*request, id, count);
-  append_observed(*request, id, emitted, count);
-}
-
-void Engine::observe_batch(const RequestId* ids, std::int64_t rows, const Token* emitted,
-                           const std::int64_t* offsets) {
-  check_tokens(emitted + (rows > 0 ? offsets[0] : 0), rows > 0 ? offsets[rows] - offsets[0] : 0,
-               "emitted_ids");
+std::vector<RowError> Engine::observe_batch(const RequestId* ids, std::int64_t rows,
+                                            const Token* emitted, const std::int64_t* offsets) {
   for (std::int64_t row = 0; row < rows; ++row) {
-    check_room(*lock(ids[row]), ids[row], offsets[row + 1] - offsets[row]);
-  }
-  std::optional<MemoryLimitError> refused;
-  for (std::int64_t row = 0; row < rows; ++row) {
-    try {
-      const Locked request = lock(ids[row]);
-      append_observed(*request, ids[row], emitted + offsets[row], offsets[row + 1] - offsets[row]);
-    } catch (const MemoryLimitError& error) {
-      if (!refused) refused = error;
+    if (offsets[row] > offsets[row + 1]) {
+      throw InvalidValueError("offsets must rise, got " + std::to_string(offsets[row]) +
+                              " and then " + std::to_string(offsets[row + 1]) + " at index " +
+                              std::to_string(row + 1));
     }
   }
-  if (refused) throw MemoryLimitError(*refused);
+  std::vector<RowError> failed;
+  for (std::int64_t row = 0; row < rows; ++row) {
+    try {
+      observe(ids[row], emitted + offsets[row], offsets[row + 1] - offsets[row]);
+    } catch (const std::exception&) {
+      failed.push_back({row, std::current_exception()});
+    }
+  }
+  return failed;
 }
 
 DraftCounts Engine::counts(RequestId id) { return lock(id)->counts; }

@@ -1,16 +1,33 @@
 #include "fastdraft/step_cost.h"
 
 #include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "fastdraft/error.h"
 
 namespace fastdraft {
 
-StepCost StepCost::constant(double token_cost) noexcept {
+StepCost StepCost::constant(double token_cost) {
+  if (!(token_cost >= 0.0) || std::isinf(token_cost)) {
+    throw InvalidValueError("token_cost must be a finite number of at least 0, got " +
+                            std::to_string(token_cost));
+  }
   StepCost cost;
   cost.token_cost_ = token_cost;
   return cost;
 }
 
-StepCost StepCost::curve(const double* curve, std::int64_t size) noexcept {
+StepCost StepCost::curve(const double* curve, std::int64_t size) {
+  if (size < 1) {
+    throw InvalidValueError("cost must have at least 1 time, got " + std::to_string(size));
+  }
+  for (std::int64_t i = 0; i < size; ++i) {
+    if (!(curve[i] > 0.0) || std::isinf(curve[i])) {
+      throw InvalidValueError("cost must be finite times above 0, got " + std::to_string(curve[i]) +
+                              " for " + std::to_string(i + 1) + " tokens");
+    }
+  }
   StepCost cost;
   cost.curve_ = curve;
   cost.size_ = size;

@@ -7,13 +7,17 @@
 
 namespace fastdraft {
 
-void check_tokens(const Token* tokens, std::int64_t count, const char* what) {
-  const Token* negative =
-      std::find_if(tokens, tokens + count, [](Token token) { return token < 0; });
-  if (negative != tokens + count) {
-    throw InvalidValueError(std::string(what) + " must be 0 or greater, got " +
-                            std::to_string(*negative) + " at index " +
-                            std::to_string(negative - tokens));
+void check_tokens(const Token* tokens, std::int64_t count, const char* what,
+                  std::int64_t vocabulary) {
+  const Token* wrong = std::find_if(tokens, tokens + count, [vocabulary](Token token) {
+    return token < 0 || token >= vocabulary;
+  });
+  if (wrong != tokens + count) {
+    const std::string range =
+        *wrong < 0 ? " must be 0 or greater, got "
+                   : " must be below the vocabulary's " + std::to_string(vocabulary) + ", got ";
+    throw InvalidValueError(what + range + std::to_string(*wrong) + " at index " +
+                            std::to_string(wrong - tokens));
   }
 }
 

@@ -6,7 +6,7 @@ import collections.abc
 import numpy
 import numpy.typing
 import typing
-__all__: list[str] = ['Datastore', 'DatastoreWriter', 'Draft', 'DraftBatch', 'Engine', 'FEATURES']
+__all__: list[str] = ['Datastore', 'DatastoreWriter', 'Draft', 'DraftBatch', 'Engine', 'FEATURES', 'MOST_WEIGHT']
 class Draft:
     """
     The tokens guessed for one step of a request, as read-only columns.
@@ -202,7 +202,7 @@ class Engine:
     """
     The core of fastdraft.Engine.
     """
-    def __init__(self, *, lookahead: typing.SupportsInt | typing.SupportsIndex, tree_budget: typing.SupportsInt | typing.SupportsIndex, token_cost: typing.SupportsFloat | typing.SupportsIndex, max_ngram: typing.SupportsInt | typing.SupportsIndex, ngram_order: typing.SupportsInt | typing.SupportsIndex, min_probability: typing.SupportsFloat | typing.SupportsIndex, recovery: typing.SupportsInt | typing.SupportsIndex, max_request_tokens: typing.SupportsInt | typing.SupportsIndex, max_bytes: typing.SupportsInt | typing.SupportsIndex | None, datastores: collections.abc.Sequence[Datastore]) -> None:
+    def __init__(self, *, lookahead: typing.SupportsInt | typing.SupportsIndex, tree_budget: typing.SupportsInt | typing.SupportsIndex, token_cost: typing.SupportsFloat | typing.SupportsIndex, max_ngram: typing.SupportsInt | typing.SupportsIndex, ngram_order: typing.SupportsInt | typing.SupportsIndex, min_probability: typing.SupportsFloat | typing.SupportsIndex, recovery: typing.SupportsInt | typing.SupportsIndex, max_request_tokens: typing.SupportsInt | typing.SupportsIndex, max_bytes: typing.SupportsInt | typing.SupportsIndex | None, vocabulary: typing.SupportsInt | typing.SupportsIndex | None, datastores: collections.abc.Sequence[Datastore]) -> None:
         ...
     def _counts(self, request: typing.SupportsInt | typing.SupportsIndex) -> tuple:
         ...
@@ -221,7 +221,7 @@ class Engine:
         prompt_ids: the prompt's tokens, a list or a row of integers (numpy, array, ...), 0 or greater;
             may be empty. Copied.
         prediction: text that the caller expects in the output, in the same form; it is drafted from
-            without being part of the prompt.
+            without being part of the prompt. Its tokens must be below the config's `vocabulary`.
         datastores: the Datastores that the request may be drafted from, and whose live ones it enters when
             it is finished; by default the engine's. It sees no others.
         
@@ -254,7 +254,12 @@ class Engine:
         """
         `observe` for a batch: row r emitted emitted_ids[offsets[r]:offsets[r + 1]].
         
-        Everything is checked before any change; on MemoryLimitError all rows with room were observed.
+        A row that fails costs that row alone. All others are observed; then the error of the first row
+        that failed is raised, what `observe` raises, with the errors of all such rows in `error.rows`, by
+        their index. Where the arguments are wrong as a whole, as offsets that fall, InvalidValueError is
+        raised before any change, and its `rows` is empty.
+        
+        A request that has several rows takes them in their order, as it would from several calls.
         """
     def propose(self, request: typing.SupportsInt | typing.SupportsIndex, *, limit: typing.SupportsInt | typing.SupportsIndex | None = None, token_cost: typing.SupportsFloat | typing.SupportsIndex | None = None, cost: typing.Annotated[numpy.typing.ArrayLike, numpy.float64] | None = None) -> Draft:
         """
@@ -284,8 +289,9 @@ class Engine:
             drafts.
         padded: whether the forward pads every row to the longest draft, so that each row pays for it.
         
-        O(requests * lookahead), with a sort of the candidates for a cost curve. Raises
-        UnknownRequestError or InvalidValueError.
+        A request that is not running, as one that another thread has just ended, gets an empty draft.
+        
+        O(requests * lookahead), with a sort of the candidates for a cost curve. Raises InvalidValueError.
         """
     @property
     def num_bytes(self) -> int:
@@ -293,8 +299,14 @@ class Engine:
         The bytes that the indexes of all running requests hold.
         """
     @property
+    def num_foreign(self) -> int:
+        """
+        How many tokens of datastores were left out of drafts since they are not below the config's `vocabulary`. More than 0: a datastore of another tokenizer, or one with ids that stand for images.
+        """
+    @property
     def num_requests(self) -> int:
         """
         How many requests are running.
         """
 FEATURES: list = [('context_length', 10), ('store_length', 10), ('rival_length', 10), ('context_count', 5), ('store_count', 5), ('latest', 9), ('copy', 12), ('prediction', 12), ('both_lengths', 100), ('share', 36), ('length_and_rival', 100), ('output', 40)]
+MOST_WEIGHT: int = 1000

@@ -18,6 +18,7 @@ __all__ = ["Calibration", "ReliabilityBucket"]
 
 _VERSION = 1
 _FEATURES: Mapping[str, int] = dict(_core.FEATURES)
+_MOST = _core.MOST_WEIGHT
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +62,13 @@ class Calibration:
             )
         for name, values in self.weights.items():
             for value in values:
-                if not isinstance(value, (int, float)) or not math.isfinite(value):
+                if not isinstance(value, (int, float)) or not -math.inf < value < math.inf:
                     raise InvalidValueError(
                         f"weights must be finite numbers, got {value!r} of {name}"
+                    )
+                if abs(value) > _MOST:
+                    raise InvalidValueError(
+                        f"weights must be from -{_MOST} to {_MOST}, got {value!r} of {name}"
                     )
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -105,6 +110,7 @@ def calibration_of(engine: _core.Engine) -> Calibration:
     flat = engine._weights()
     if flat is None:
         raise InvalidValueError("only the default drafter is calibrated, got an engine of another")
+    flat = np.clip(flat, -_MOST, _MOST)
     weights: dict[str, tuple[float, ...]] = {}
     first = 0
     for name, size in _FEATURES.items():

@@ -43,6 +43,9 @@ class DraftConfig:
     """The most tokens that one request may hold, and the longest prediction."""
     max_bytes: int | None = None
     """The most bytes that all indexes of the engine may hold together; None: no limit."""
+    vocabulary: int | None = None
+    """The number of tokens that the target knows: no id from here on is ever drafted, whatever a
+    prompt or a datastore holds, and a prediction with one is refused. None: no limit."""
 
     @classmethod
     def prompt_lookup(
@@ -52,6 +55,7 @@ class DraftConfig:
         *,
         max_request_tokens: int = MAX_REQUEST_TOKENS,
         max_bytes: int | None = None,
+        vocabulary: int | None = None,
     ) -> DraftConfig:
         """Prompt lookup decoding (A. Saxena, 2023), proposal for proposal as transformers has it.
 
@@ -64,6 +68,7 @@ class DraftConfig:
             max_ngram=max_ngram,
             max_request_tokens=max_request_tokens,
             max_bytes=max_bytes,
+            vocabulary=vocabulary,
         )
 
     @classmethod
@@ -75,6 +80,7 @@ class DraftConfig:
         lookahead: int = 16,
         max_request_tokens: int = MAX_REQUEST_TOKENS,
         max_bytes: int | None = None,
+        vocabulary: int | None = None,
     ) -> DraftConfig:
         """The n-gram autocomplete (J. Kim, K. Kim and A. Oh, Autocomplete Algorithm for Language
         Models, 2024).
@@ -111,6 +117,7 @@ class DraftConfig:
             min_probability=min_probability,
             max_request_tokens=max_request_tokens,
             max_bytes=max_bytes,
+            vocabulary=vocabulary,
         )
 
     @classmethod
@@ -121,6 +128,7 @@ class DraftConfig:
         *,
         max_request_tokens: int = MAX_REQUEST_TOKENS,
         max_bytes: int | None = None,
+        vocabulary: int | None = None,
     ) -> DraftConfig:
         """Predicted outputs as the hosted service that named them drafts them, by a report that
         reverse-engineered it in 2024.
@@ -144,6 +152,7 @@ class DraftConfig:
             recovery=recovery,
             max_request_tokens=max_request_tokens,
             max_bytes=max_bytes,
+            vocabulary=vocabulary,
         )
 
     def __post_init__(self) -> None:
@@ -175,6 +184,8 @@ class DraftConfig:
         _check_integer("max_request_tokens", self.max_request_tokens, 1, MAX_REQUEST_TOKENS)
         if self.max_bytes is not None:
             _check_integer("max_bytes", self.max_bytes, 1, 2**62)
+        if self.vocabulary is not None:
+            _check_integer("vocabulary", self.vocabulary, 1, 2**31)
         if not isinstance(self.token_cost, (int, float)) or not 0 <= self.token_cost < math.inf:
             raise InvalidValueError(
                 f"token_cost must be a finite number of at least 0, got {self.token_cost!r}"

@@ -76,6 +76,7 @@ class Engine(_core.Engine):
             recovery=config.recovery or 0,
             max_request_tokens=config.max_request_tokens,
             max_bytes=config.max_bytes,
+            vocabulary=config.vocabulary,
             datastores=datastores,
         )
         self._config = config

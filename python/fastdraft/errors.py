@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 __all__ = [
     "DatastoreClosedError",
     "DatastoreError",
@@ -15,6 +18,11 @@ __all__ = [
 
 class FastdraftError(Exception):
     """The base of all errors that fastdraft raises on purpose."""
+
+    rows: Mapping[int, Exception] = MappingProxyType({})
+    """Where `Engine.observe_batch` raised it for some rows of a batch, the error of each of them by
+    its index; all others were observed. Else empty, and the call changed nothing or is one of a
+    single request."""
 
 
 class InvalidValueError(FastdraftError, ValueError):

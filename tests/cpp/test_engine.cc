@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <memory>
 #include <set>
@@ -220,7 +221,7 @@ TEST_P(EngineDrafts, ABatchAsItsRows) {
       offsets.push_back(static_cast<std::int64_t>(emitted.size()));
       observe(singly, ids[row], next);
     }
-    together.observe_batch(ids.data(), 30, emitted.data(), offsets.data());
+    ASSERT_TRUE(together.observe_batch(ids.data(), 30, emitted.data(), offsets.data()).empty());
   }
   for (const RequestId id : ids) {
     EXPECT_EQ(together.counts(id).emitted, singly.counts(id).emitted);
@@ -267,6 +268,100 @@ TEST_P(EngineDrafts, TheMostProbableFirstAndParentsBeforeChildren) {
     EXPECT_EQ(counts.drafts, expected.drafts);
   }
   EXPECT_EQ(deepest, config_.tree_budget == 1 ? 1 : config_.lookahead);
+}
+
+// What stays is what would be drafted without a vocabulary, but for its foreign tokens and all
+// that follow them.
+TEST_P(EngineDrafts, NothingThatTheTargetDoesNotKnow) {
+  config_.token_cost = 0.0;
+  Engine free(config_, {store_});
+  config_.vocabulary = 3;  // of four tokens
+  Engine engine(config_, {store_});
+  std::int64_t foreign = 0;
+  std::int64_t drafted = 0;
+  for (std::uint32_t seed = 0; seed < 30; ++seed) {
+    const Text prompt = testing::random_text(std::size_t{seed} * 10, 4, seed);
+    const Text prediction = testing::random_text(std::size_t{seed} % 3 * 20, 3, seed);
+    const RequestId id = add(free, prompt, prediction);
+    ASSERT_EQ(add(engine, prompt, prediction), id);
+    for (std::uint32_t step = 0; step < 20; ++step) {
+      const Draft all = propose_draft(free, id);
+      Draft expected;
+      std::vector<std::int32_t> places;
+      for (std::size_t i = 0; i < all.tokens.size(); ++i) {
+        const Text path = all.path_to(static_cast<std::int32_t>(i));
+        const bool known =
+            std::all_of(path.begin(), path.end(), [](Token token) { return token < 3; });
+        places.push_back(known ? static_cast<std::int32_t>(expected.tokens.size()) : -1);
+        foreign += all.tokens[i] == 3 && all.sources[i] == Source::kDatastore ? 1 : 0;
+        if (!known) continue;
+        const std::int32_t parent = all.parents[i];
+        expected.tokens.push_back(all.tokens[i]);
+        expected.parents.push_back(parent < 0 ? -1 : places[static_cast<std::size_t>(parent)]);
+        expected.probabilities.push_back(all.probabilities[i]);
+        expected.sources.push_back(all.sources[i]);
+      }
+      Draft draft = propose_draft(engine, id);
+      if (step % 2 == 1) {
+        const DraftBatch batch = engine.propose_batch(&id, 1, {});
+        draft = Draft(batch.columns, batch.offsets[1]);
+        for (std::size_t i = 0; i < all.tokens.size(); ++i) {
+          foreign += all.tokens[i] == 3 && all.sources[i] == Source::kDatastore ? 1 : 0;
+        }
+      }
+      ASSERT_EQ(draft.tokens, expected.tokens);
+      ASSERT_EQ(draft.parents, expected.parents);
+      ASSERT_EQ(draft.probabilities, expected.probabilities);
+      ASSERT_EQ(draft.sources, expected.sources);
+      ASSERT_EQ(engine.num_foreign(), foreign);
+      drafted += static_cast<std::int64_t>(draft.tokens.size());
+      Text emitted = draft.path_to(static_cast<std::int32_t>(draft.tokens.size()) / 2 - 1);
+      emitted.push_back(static_cast<Token>(step % 3));
+      observe(free, id, emitted);
+      observe(engine, id, emitted);
+    }
+  }
+  EXPECT_GT(drafted, 100);
+  EXPECT_GT(foreign, 5);
+  EXPECT_EQ(free.num_foreign(), 0);
+}
+
+TEST(Engine, TakesForeignTokensInPromptsAlone) {
+  EngineConfig config = drafting_all();
+  config.vocabulary = 10;
+  Engine engine(config);
+  // Two images, of the same text.
+  const RequestId id = add(engine, {1, 2, 10, 10, 3, 1, 2});
+  EXPECT_EQ(propose(engine, id), Text{});
+  EXPECT_EQ(engine.num_foreign(), 0);  // of no datastore
+  observe(engine, id, {10, 3, 1, 2, 10, 3});
+  EXPECT_EQ(propose(engine, id), (Text{1, 2}));
+  expect_error<InvalidValueError>("prediction must be below the vocabulary's 10, got 10 at index 1",
+                                  [&] { add(engine, {1}, {9, 10}); });
+  EXPECT_EQ(engine.num_requests(), 1);
+}
+
+TEST(Engine, RefusesConfigurationsThatItCannotKeepTo) {
+  const auto expect_refused = [](const std::string& part, auto change) {
+    EngineConfig config;
+    change(config);
+    expect_error<InvalidValueError>(part, [&] { Engine{config}; });
+  };
+  expect_refused("lookahead must be 1 to 65536, got 0", [](auto& c) { c.lookahead = 0; });
+  expect_refused("tree_budget must be 0 to 65536, got -1", [](auto& c) { c.tree_budget = -1; });
+  expect_refused("max_ngram must be 0", [](auto& c) { c.max_ngram = -1; });
+  expect_refused("ngram_order must be 0 to 16, got 17", [](auto& c) { c.ngram_order = 17; });
+  expect_refused("recovery must be 0", [](auto& c) { c.recovery = -1; });
+  expect_refused("min_probability must be", [](auto& c) { c.min_probability = 1.5; });
+  expect_refused("min_probability must be", [](auto& c) { c.min_probability = std::nan(""); });
+  expect_refused("max_request_tokens", [](auto& c) { c.max_request_tokens = kMaxTextTokens + 1; });
+  expect_refused("max_bytes must be 1", [](auto& c) { c.max_bytes = 0; });
+  expect_refused("vocabulary must be 1", [](auto& c) { c.vocabulary = 0; });
+  expect_refused("token_cost must be", [](auto& c) { c.token_cost = -0.5; });
+  expect_refused("token_cost must be", [](auto& c) { c.token_cost = std::nan(""); });
+  const double times[] = {1.0, 0.0};
+  expect_error<InvalidValueError>("got 0.000000 for 2 tokens", [&] { StepCost::curve(times, 2); });
+  expect_error<InvalidValueError>("at least 1 time, got 0", [&] { StepCost::curve(times, 0); });
 }
 
 TEST(Engine, DraftsATreeOfWhatBothSay) {
@@ -421,7 +516,7 @@ TEST(Engine, TakesAnEmptyBatch) {
   Engine engine({});
   EXPECT_EQ(engine.propose_batch(nullptr, 0, {}).offsets, std::vector<std::int32_t>{0});
   const std::int64_t offset = 0;
-  engine.observe_batch(nullptr, 0, nullptr, &offset);
+  EXPECT_TRUE(engine.observe_batch(nullptr, 0, nullptr, &offset).empty());
 }
 
 TEST(Engine, NamesUnknownRequests) {
@@ -434,7 +529,7 @@ TEST(Engine, NamesUnknownRequests) {
     expect_error<UnknownRequestError>(text, [&] { propose(engine, unknown); });
     expect_error<UnknownRequestError>(text, [&] { observe(engine, unknown, {1}); });
     expect_error<UnknownRequestError>(text, [&] { engine.finish(unknown); });
-    expect_error<UnknownRequestError>(text, [&] { engine.propose_batch(&unknown, 1, {}); });
+    EXPECT_EQ(engine.propose_batch(&unknown, 1, {}).offsets, (std::vector<std::int32_t>{0, 0}));
   }
   const RequestId next = add(engine, {1});
   EXPECT_NE(next, id);  // the place is used again, the id is not
@@ -498,10 +593,88 @@ TEST(Engine, ObservesTheRowsWithRoomWhenOthersHaveNone) {
   Text emitted = testing::random_text(20'000, 1000, 1);
   emitted.push_back(3);
   const std::vector<std::int64_t> offsets{0, 20'000, 20'001};
-  expect_error<MemoryLimitError>("request " + std::to_string(ids[0]), [&] {
-    engine.observe_batch(ids.data(), 2, emitted.data(), offsets.data());
-  });
+  const std::vector<RowError> failed =
+      engine.observe_batch(ids.data(), 2, emitted.data(), offsets.data());
+  ASSERT_EQ(failed.size(), 1U);
+  EXPECT_EQ(failed[0].row, 0);
+  expect_error<MemoryLimitError>("request " + std::to_string(ids[0]),
+                                 [&] { std::rethrow_exception(failed[0].error); });
   EXPECT_EQ(engine.num_tokens(ids[1]), 2);
+}
+
+TEST(Engine, ARowThatFailsCostsThatRowAlone) {
+  EngineConfig config = drafting_all();
+  config.max_request_tokens = 20;
+  Engine engine(config);
+  std::vector<RequestId> ids;
+  for (int i = 0; i < 5; ++i) ids.push_back(add(engine, testing::repeated(15)));
+  engine.cancel(ids[1]);
+  const DraftBatch batch = engine.propose_batch(ids.data(), 5, {});
+  for (std::size_t row = 0; row < ids.size(); ++row) {
+    EXPECT_EQ(batch.offsets[row + 1] - batch.offsets[row], row == 1 ? 0 : 16) << row;
+  }
+  // Of another request, of none, of one whose limit it passes, and with a token that is none.
+  const Text emitted{1, 2, 1, 2, 3, 4, 5, 6, 7, -8, 9};
+  const std::vector<std::int64_t> offsets{0, 1, 2, 8, 10, 11};
+  const std::vector<RowError> failed =
+      engine.observe_batch(ids.data(), 5, emitted.data(), offsets.data());
+  ASSERT_EQ(failed.size(), 3U);
+  EXPECT_EQ(failed[0].row, 1);
+  expect_error<UnknownRequestError>("unknown request " + std::to_string(ids[1]),
+                                    [&] { std::rethrow_exception(failed[0].error); });
+  EXPECT_EQ(failed[1].row, 2);
+  expect_error<RequestLimitError>("request " + std::to_string(ids[2]) + ": max_request_tokens",
+                                  [&] { std::rethrow_exception(failed[1].error); });
+  EXPECT_EQ(failed[2].row, 3);
+  expect_error<InvalidValueError>("got -8 at index 1",
+                                  [&] { std::rethrow_exception(failed[2].error); });
+  EXPECT_EQ(engine.num_tokens(ids[0]), 16);
+  EXPECT_EQ(engine.num_tokens(ids[2]), 15);
+  EXPECT_EQ(engine.num_tokens(ids[3]), 15);
+  EXPECT_EQ(engine.num_tokens(ids[4]), 16);
+  EXPECT_EQ(engine.counts(ids[4]).steps, 1);
+  EXPECT_EQ(engine.counts(ids[2]).steps, 0);
+}
+
+TEST(Engine, ARequestWithTwoRowsKeepsItsLimit) {
+  EngineConfig config = drafting_all();
+  config.max_request_tokens = 20;
+  Engine engine(config);
+  const RequestId id = add(engine, testing::repeated(15));
+  const std::vector<RequestId> ids{id, id, id};
+  const std::vector<std::int32_t> limits{4, 0, 2};
+  ProposeOptions options;
+  options.limits = limits.data();
+  const DraftBatch batch = engine.propose_batch(ids.data(), 3, options);
+  EXPECT_EQ(batch.offsets, (std::vector<std::int32_t>{0, 4, 4, 6}));
+  const Text emitted = testing::random_text(9, 5, 1);
+  const std::vector<std::int64_t> offsets{0, 3, 6, 9};
+  const std::vector<RowError> failed =
+      engine.observe_batch(ids.data(), 3, emitted.data(), offsets.data());
+  ASSERT_EQ(failed.size(), 2U);
+  expect_error<RequestLimitError>("it holds 18 tokens and 3 more were observed",
+                                  [&] { std::rethrow_exception(failed[0].error); });
+  EXPECT_EQ(engine.num_tokens(id), 18);
+  EXPECT_EQ(engine.counts(id).drafted, 2);  // the last row's
+}
+
+TEST(Engine, RefusesLimitsAndOffsetsBeforeAnyChange) {
+  Engine engine({});
+  const std::vector<RequestId> ids{add(engine, testing::repeated(15)), add(engine, {1})};
+  const std::vector<std::int32_t> limits{3, -1};
+  ProposeOptions options;
+  options.limits = limits.data();
+  expect_error<InvalidValueError>("limits must be 0 or greater, got -1 at index 1",
+                                  [&] { engine.propose_batch(ids.data(), 2, options); });
+  options.limits = limits.data() + 1;
+  expect_error<InvalidValueError>("limits must be 0 or greater, got -1",
+                                  [&] { propose(engine, ids[0], options); });
+  const Text emitted{1, 2, 3};
+  const std::vector<std::int64_t> falling{0, 3, 2};
+  expect_error<InvalidValueError>("offsets must rise, got 3 and then 2 at index 2", [&] {
+    static_cast<void>(engine.observe_batch(ids.data(), 2, emitted.data(), falling.data()));
+  });
+  EXPECT_EQ(engine.num_tokens(ids[0]), 15);
 }
 
 TEST(Engine, ServesThousandsOfRequestsAtOnce) {

@@ -43,7 +43,7 @@ TEST(Threads, RequestsOfDifferentThreadsShareAnEngine) {
         const DraftBatch batch = engine.propose_batch(ids.data(), 4, {});
         const Text next = testing::random_text(4, 5, step);
         const std::vector<std::int64_t> offsets{0, 1, 2, 3, 4};
-        engine.observe_batch(ids.data(), 4, next.data(), offsets.data());
+        EXPECT_TRUE(engine.observe_batch(ids.data(), 4, next.data(), offsets.data()).empty());
       }
       for (const RequestId id : ids) emitted += engine.finish(id).emitted;
     }
@@ -80,6 +80,50 @@ TEST(Threads, CallsOnOneRequestTakeTurns) {
     engine.finish(ids[0]);
     EXPECT_EQ(engine.bytes(), 0);
   }
+}
+
+// What one thread cancels costs the other threads' batches that row alone.
+TEST(Threads, ABatchKeepsTheRowsThatOthersDoNotCancel) {
+  EngineConfig config;
+  config.token_cost = 0.0;
+  Engine engine(config);
+  constexpr std::int64_t kRows = 32;
+  for (std::uint32_t round = 0; round < 20; ++round) {
+    std::vector<RequestId> ids;
+    for (std::int64_t row = 0; row < kRows; ++row)
+      ids.push_back(add(engine, testing::repeated(40)));
+    const Text next(static_cast<std::size_t>(kRows), 3);
+    std::vector<std::int64_t> offsets;
+    for (std::int64_t row = 0; row <= kRows; ++row) offsets.push_back(row);
+    std::atomic<bool> cancelled{false};
+    int steps = 0;
+    int missed = 0;
+    run_threads(2, [&](std::uint32_t thread) {
+      if (thread == 1) {
+        for (std::size_t row = 1; row < ids.size(); row += 2) engine.cancel(ids[row]);
+        cancelled = true;
+        return;
+      }
+      for (bool last = false; !last; ++steps) {
+        last = cancelled;
+        const DraftBatch batch = engine.propose_batch(ids.data(), kRows, {});
+        for (std::size_t row = 0; row < ids.size(); row += 2) {
+          EXPECT_GT(batch.offsets[row + 1] - batch.offsets[row], 0);
+        }
+        for (const RowError& failed :
+             engine.observe_batch(ids.data(), kRows, next.data(), offsets.data())) {
+          EXPECT_EQ(failed.row % 2, 1);
+          EXPECT_THROW(std::rethrow_exception(failed.error), UnknownRequestError);
+          ++missed;
+        }
+      }
+    });
+    for (std::size_t row = 0; row < ids.size(); row += 2) {
+      EXPECT_EQ(engine.finish(ids[row]).steps, steps);
+    }
+    EXPECT_GE(missed, kRows / 2);
+  }
+  EXPECT_EQ(engine.bytes(), 0);
 }
 
 // Requests read stores while others that finish add to them, and somebody closes one.

@@ -11,12 +11,14 @@ namespace fastdraft {
 class StepCost {
  public:
   // Each further token costs `token_cost` (0 or more) of a forward over one.
-  static StepCost constant(double token_cost) noexcept;
+  // Throws InvalidValueError.
+  static StepCost constant(double token_cost);
 
   // curve[n - 1], greater than 0, is the time of a forward over n tokens, in
   // any unit. It goes on past its end, `size` at least 1, with its last slope
-  // where that is positive. The curve must outlive the StepCost.
-  static StepCost curve(const double* curve, std::int64_t size) noexcept;
+  // where that is positive. The curve must outlive the StepCost. Throws
+  // InvalidValueError. O(size).
+  static StepCost curve(const double* curve, std::int64_t size);
 
   // The time of a forward over `rows` requests and `drafted` draft tokens in
   // all, where one without drafts is 1.

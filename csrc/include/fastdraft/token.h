@@ -3,12 +3,16 @@
 
 #include <cstdint>
 #include <cstring>
+#include <limits>
 
 namespace fastdraft {
 
 // A token id: 0 .. 2^31 - 1. Negative values never reach an index; the
 // bindings refuse them, so the core may use them as marks.
 using Token = std::int32_t;
+
+// A vocabulary that has every token id.
+inline constexpr std::int64_t kAllTokens = std::int64_t{std::numeric_limits<Token>::max()} + 1;
 
 // The longest text that one index takes. State numbers, edge counts and
 // positions stay below 2^27 and so fit the 32-bit fields of a state.
@@ -27,7 +31,9 @@ inline std::int64_t common_suffix(const Token* a, const Token* b, std::int64_t m
   return length;
 }
 
-// Throws InvalidValueError for a negative token; `what` names the tokens.
-void check_tokens(const Token* tokens, std::int64_t count, const char* what);
+// Throws InvalidValueError for a negative token, or one that is not below
+// `vocabulary`; `what` names the tokens.
+void check_tokens(const Token* tokens, std::int64_t count, const char* what,
+                  std::int64_t vocabulary = kAllTokens);
 
 }  // namespace fastdraft
