@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import reprlib
 import sys
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fastdraft import Datastore, DraftStats, Engine
 from fastdraft.errors import InvalidValueError
@@ -37,7 +35,7 @@ SWITCH: Final = "fastdraft"
 LOOKAHEAD: Final = "fastdraft_lookahead"
 """Among them too: the longest draft that the request wants."""
 UNLIMITED: Final = int(np.iinfo(np.int32).max)
-"""More tokens, and larger ids of them, than there are."""
+"""More tokens than there are."""
 
 _logger = logging.getLogger(__name__)
 
@@ -134,22 +132,20 @@ class HostRequests(Generic[TextT]):
     Args:
         engine: What drafts.
         memory: What finished requests leave to later ones.
-        vocabulary: The tokens that the target knows. A GPU would end the process over others.
 
     Attributes:
         engine: What drafts.
         memory: What finished requests leave to later ones.
-        vocabulary: The tokens that the target knows.
         faults: How often something went wrong in drafting.
     """
 
-    def __init__(self, engine: Engine, memory: Memory, *, vocabulary: int = UNLIMITED) -> None:
+    def __init__(self, engine: Engine, memory: Memory) -> None:
         self.engine = engine
         self.memory = memory
-        self.vocabulary = vocabulary
         self.faults = 0
         self._texts: dict[Hashable, TextT] = {}
         self._finished = DraftStats()
+        self._foreign = False
 
     @property
     def stats(self) -> DraftStats:
@@ -166,25 +162,15 @@ class HostRequests(Generic[TextT]):
         """How many requests are known, drafted for or not."""
         return len(self._texts)
 
-    def _prediction(self, given: Any) -> NDArray[np.int64] | None:
-        """What a request has under `PREDICTION`. Raises InvalidValueError."""
-        if given is None:
-            return None
-        try:
-            token_ids = np.asarray(given)
-        except ValueError:
-            # Lists of several lengths.
-            token_ids = np.empty((0, 0))
-        if token_ids.ndim != 1 or (len(token_ids) and token_ids.dtype.kind not in "iu"):
-            raise InvalidValueError(
-                f"{PREDICTION} must be a list of integers, got {reprlib.repr(given)}"
+    def _note_foreign(self) -> None:
+        """Warns once where datastores hold ids that the target does not know: see `num_foreign`."""
+        if self.engine.num_foreign and not self._foreign:
+            self._foreign = True
+            self._fault(
+                "a datastore holds tokens beyond the target's vocabulary of "
+                f"{self.engine.config.vocabulary}, which are not drafted; is it of another "
+                "tokenizer?"
             )
-        if token_ids.max(initial=0) >= self.vocabulary:
-            raise InvalidValueError(
-                f"{PREDICTION} must be below the vocabulary's {self.vocabulary}, got "
-                f"{token_ids.max()}"
-            )
-        return token_ids.astype(np.int64)
 
     def _finish(self, text: TextT) -> None:
         """Ends a request that is drafted for."""

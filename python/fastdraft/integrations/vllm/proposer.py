@@ -216,13 +216,16 @@ class FastdraftProposer(HostRequests[_Text]):
         self._lookahead = int(vllm_config.speculative_config.num_speculative_tokens)
         self._frozen = [Datastore.open(path) for path in settings.datastores]
         adapters = getattr(getattr(vllm_config, "lora_config", None), "max_loras", 0)
-        config = DraftConfig(lookahead=self._lookahead, max_bytes=settings.max_bytes)
+        config = DraftConfig(
+            lookahead=self._lookahead,
+            max_bytes=settings.max_bytes,
+            vocabulary=int(self._model_config.get_vocab_size()),
+        )
         if settings.token_cost is not None:
             config = replace(config, token_cost=settings.token_cost)
         super().__init__(
             Engine(config, datastores=self._frozen),
             Memory(settings.memory_bytes, adapters=adapters),
-            vocabulary=int(self._model_config.get_vocab_size()),
         )
         self._steps = 0
         # The tokens by row of the forwards since the last step; more than one are too many.
@@ -411,7 +414,7 @@ class FastdraftProposer(HostRequests[_Text]):
             remembered = self.memory.of(self._rows.adapter(key)) if shared else []
             text.request = self.engine.add_request(
                 row[:size],
-                prediction=self._prediction(prediction),
+                prediction=prediction,
                 datastores=[*remembered, *self._frozen],
             )
         except FastdraftError:
@@ -439,24 +442,14 @@ class FastdraftProposer(HostRequests[_Text]):
         emitted = token_ids[np.repeat(places, counts), columns]
         try:
             self.engine.observe_batch(_ids(text for text, _, _ in live), emitted, offsets)
-        except FastdraftError:
+        except FastdraftError as error:
+            if not error.rows:
+                raise
             self._fault()
-            self._observe_each(live, token_ids)
+            for row in error.rows:
+                self._give_up(live[row][0])
         for text, end in zip(texts, now, strict=True):
             text.length = end
-
-    def _observe_each(
-        self, live: list[tuple[_Text, int, int]], token_ids: NDArray[np.int32]
-    ) -> None:
-        """Row by row what could not be observed together, to find whose fault it is."""
-        for text, row, end in live:
-            assert text.request is not None
-            try:
-                start = self.engine.num_tokens(text.request)
-                if start < end:
-                    self.engine.observe(text.request, token_ids[row, start:end])
-            except FastdraftError:
-                self._give_up(text)
 
     def _draft(self, texts: list[_Text], rows: list[int], drafts: list[list[int]]) -> None:
         for text in texts:
@@ -479,17 +472,8 @@ class FastdraftProposer(HostRequests[_Text]):
         limits = [min(max(text.longest - text.length - 1, 0), text.lookahead) for text, _ in live]
         requests = _ids(text for text, _ in live)
         batch = self.engine.propose_batch(requests, limits=limits, cost=cost)
-        found = batch.tolist()
-        foreign = batch.token_ids.max(initial=0) >= self.vocabulary
-        for (text, row), draft in zip(live, found, strict=True):
-            if foreign and max(draft, default=0) >= self.vocabulary:
-                # A GPU would end the process over it.
-                self._fault(
-                    f"drafts must be below the vocabulary's {self.vocabulary}, got {max(draft)}: "
-                    "a datastore of another tokenizer?"
-                )
-                self._give_up(text)
-                continue
+        self._note_foreign()
+        for (text, row), draft in zip(live, batch.tolist(), strict=True):
             text.scheduled += len(draft)
             drafts[row] = draft
 
