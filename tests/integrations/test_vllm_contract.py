@@ -125,6 +125,8 @@ def test_the_runner_knows_requests_and_hears_of_their_end(source: Path) -> None:
     update = body(runner, "_update_states")
     assert says(update, "self.requests.pop(req_id, None)")
     assert says(update, "scheduler_output.finished_req_ids")
+    output = body(module(source, "v1/core/sched/output.py"), "SchedulerOutput")
+    assert says(output, "num_scheduled_tokens: dict[str, int]")
     batch = module(source, "v1/worker/gpu_input_batch.py")
     fields = {
         statement.target.id
