@@ -185,7 +185,8 @@ def _req(rid: str, prompt: Sequence[int], **params: Any) -> Any:
     salts = {
         name: params.pop(name) for name in ("cache_salt", "extra_key", "lora_id") if name in params
     }
-    sampling = SamplingParams(temperature=0, custom_params=params or None)
+    most = params.pop("max_new_tokens", 128)
+    sampling = SamplingParams(temperature=0, max_new_tokens=most, custom_params=params or None)
     return Req(rid, "", array("q", prompt), sampling, **salts)
 
 
@@ -788,6 +789,18 @@ def test_a_request_may_say_how_much_to_draft(corpus: adapter.Corpus) -> None:
     assert depths[2] >= 3
     # What is no length is warned of.
     assert corpus.faults == 1
+
+
+def test_requests_without_room_for_a_draft_are_not_indexed(corpus: adapter.Corpus) -> None:
+    text = [1, 2, 3, 4, 5] * 3
+    reqs = [_req(str(most), text, max_new_tokens=most) for most in (2, 3)]
+    for req in reqs:
+        req.output_ids.append(1)
+    (short, long), _ = _ask(corpus, reqs)
+    assert short[1:] == [0] * (_NODES - 1)
+    assert long[1:4] == [2, 3, 4]
+    assert corpus.engine.num_requests == 1
+    assert corpus.faults == 0
 
 
 def test_predictions_and_frozen_datastores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,7 +148,10 @@ class Corpus(HostRequests[_Text]):
         prompt = getattr(req, "origin_input_ids_unpadded", req.origin_input_ids)
         text.prompt_size = len(prompt)
         text.lookahead = longest_draft(params)
-        if not text.lookahead:
+        most = req.sampling_params.max_new_tokens
+        room = UNLIMITED if most is None else most - len(req.output_ids)
+        if not text.lookahead or room < 2:
+            # One token follows every draft.
             return
         known = [np.asarray(part, dtype=np.int64) for part in (prompt, req.output_ids)]
         text.request = self.engine.add_request(
