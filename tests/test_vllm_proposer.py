@@ -396,6 +396,18 @@ def test_adapters_remember_apart() -> None:
     assert drafter.faults == 0
 
 
+def test_requests_that_run_at_once_are_all_remembered() -> None:
+    texts = [[*range(start, start + 40)] for start in (300, 400, 500)]
+    drafter = FastdraftProposer(config(token_cost=0.0))
+    host = Host(drafter, introduce=True)
+    for expected in (0, 60):
+        for number, text in enumerate(texts):
+            host.add(str(number), Job(text[:10], text[10:]))
+        host.run()
+        assert drafter.stats.accepted >= expected
+    assert len(drafter.memory.of(None)[0]) >= 120
+
+
 def test_memory_of_many_adapters_stays_within_its_bytes() -> None:
     """Each is remembered within its share, and those that nobody asked for in a while are not."""
     drafter = FastdraftProposer(config(token_cost=0.0, adapters=1, memory_bytes=1 << 19))

@@ -101,7 +101,9 @@ class Memory:
         """The store of an adapter, or of the model without any for None; none without memory."""
         if not self.max_bytes:
             return []
-        store = self._stores.pop(adapter, None) or Datastore(max_bytes=self._share)
+        store = self._stores.pop(adapter, None)
+        if store is None:
+            store = Datastore(max_bytes=self._share)
         self._stores[adapter] = store
         self.trim()
         return [store]

@@ -142,7 +142,8 @@ class Corpus(HostRequests[_Text]):
         # What the host keeps apart in its cache of prefixes is kept apart here. It adds the adapter
         # to the key of a request.
         adapter = getattr(req, "lora_id", None)
-        salted = getattr(req, "cache_salt", None) or getattr(req, "extra_key", None) != adapter
+        own_key = (getattr(req, "extra_key", None) or None) != adapter
+        salted = getattr(req, "cache_salt", None) or own_key
         shared = params.get(REMEMBER, True) and not salted
         # As it was before the host put hashes of the images into it.
         prompt = getattr(req, "origin_input_ids_unpadded", req.origin_input_ids)
