@@ -102,7 +102,7 @@ class Memory:
         if not self.max_bytes:
             return []
         store = self._stores.pop(adapter, None)
-        if store is None:
+        if store is None or store.closed:
             store = Datastore(max_bytes=self._share)
         self._stores[adapter] = store
         self.trim()
