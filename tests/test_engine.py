@@ -304,6 +304,97 @@ def test_a_list_that_changes_while_it_is_read_is_refused() -> None:
         Engine().add_request(ids)
 
 
+class Stopping:
+    """A number, or a row of them, whose making is interrupted."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __index__(self) -> int:
+        raise self.error
+
+    def __array__(self, *_: object, **__: object) -> np.ndarray:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("a caller's own")])
+def test_what_a_callers_own_code_raises_stays_what_it_is(error: BaseException) -> None:
+    engine = Engine()
+    request = engine.add_request([1, 2])
+    stopping = Stopping(error)
+    calls: list[Callable[[], object]] = [
+        lambda: engine.add_request([1, stopping]),
+        lambda: engine.add_request(stopping),
+        lambda: engine.add_request([1], prediction=[stopping]),
+        lambda: engine.propose(stopping),  # type: ignore[arg-type]
+        lambda: engine.propose_batch([stopping]),
+        lambda: engine.propose_batch(stopping),
+        lambda: engine.propose_batch([request], limits=[stopping]),
+        lambda: engine.observe(request, [stopping]),
+        lambda: engine.observe(request, stopping),
+        lambda: engine.observe(stopping, [1]),  # type: ignore[arg-type]
+        lambda: engine.observe_batch([request], [1], [0, stopping]),
+    ]
+    for call in calls:
+        with pytest.raises(type(error)) as raised:
+            call()
+        assert raised.value is error
+    assert engine.num_requests == 1
+    assert engine.num_tokens(request) == 2
+
+
+def test_callers_code_may_call_the_engine_meanwhile() -> None:
+    engine = Engine(DraftConfig(lookahead=2, token_cost=0))
+    request = engine.add_request([1, 2, 3, 1, 2])
+
+    class Calling:
+        def __index__(self) -> int:
+            engine.observe(request, [3])
+            assert engine.propose_batch([request]).tolist() == [[1, 2]]
+            return 1
+
+    engine.observe(request, [Calling()])
+    assert engine.num_tokens(request) == 7
+    assert engine.propose(request).tolist() == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("ids", "expected"),
+    [
+        (np.array([1, 2, 3], dtype=">i4"), [1, 2, 3]),
+        (np.array([1, 2, 3], dtype=">u8"), [1, 2, 3]),
+        (np.array([1, 2, 3], dtype="<i8")[::-1], [3, 2, 1]),
+        (memoryview(b"\0" + np.array([1, 2, 3], np.int32).tobytes())[1:].cast("i"), [1, 2, 3]),
+        (np.frombuffer(b"\0" + np.array([7, 8], np.int64).tobytes(), np.int64, 2, 1), [7, 8]),
+        (np.array([[1, 2]], dtype=np.int32)[0], [1, 2]),
+        (np.array(5, dtype=np.int32), None),
+        (np.array([1, 2], dtype=object), None),
+        (np.array([True, False]), None),
+        (np.array([(1, 2)], dtype=[("a", np.int32), ("b", np.int32)]), None),
+        (np.array(["1"]), None),
+        (np.array([1], dtype="m8[s]"), None),
+        (np.array([1], dtype="M8[s]"), None),
+        (b"\1\2", None),
+        (None, None),
+        ({1: 2}, None),
+        ([[1], [2, 3]], None),
+    ],
+)
+def test_rows_of_any_layout_are_taken_and_others_refused(
+    ids: object, expected: list[int] | None
+) -> None:
+    store = Datastore(max_bytes=1 << 20)
+    engine = Engine(datastores=[store])
+    if expected is None:
+        with pytest.raises(InvalidValueError, match="prompt_ids must be"):
+            engine.add_request(ids)
+        assert engine.num_requests == 0
+        return
+    engine.finish(engine.add_request(ids))
+    # A mark stands before each document.
+    assert store.read(store.begin + 1, 10).tolist() == expected
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

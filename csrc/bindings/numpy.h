@@ -6,10 +6,13 @@
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
-#include <algorithm>
 #include <cstdint>
+#include <cstring>
+#include <initializer_list>
 #include <limits>
+#include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "fastdraft/error.h"
@@ -47,6 +50,16 @@ class IntegerArray {
   std::int64_t size() const noexcept { return size_; }
 
  private:
+  // Clears the pending Python error, or throws it if it is none of these: what a caller's own
+  // code raises, or a signal, is not ours to judge.
+  static void clear_unless_raised_elsewhere(std::initializer_list<PyObject*> expected) {
+    for (PyObject* type : expected) {
+      if (PyErr_ExceptionMatches(type) == 0) continue;
+      PyErr_Clear();
+      return;
+    }
+    throw pybind11::error_already_set();
+  }
   static T narrow(long long value, std::int64_t index, const char* what) {
     if (value < std::numeric_limits<T>::min() || value > std::numeric_limits<T>::max()) {
       refuse(std::to_string(value), index, what);
@@ -87,7 +100,7 @@ class IntegerArray {
       const long long value = PyLong_AsLongLongAndOverflow(item.ptr(), &overflow);
       if (overflow != 0) refuse(std::string(pybind11::str(item)), i, what);
       if (value == -1 && PyErr_Occurred() != nullptr) {
-        PyErr_Clear();
+        clear_unless_raised_elsewhere({PyExc_TypeError});
         throw InvalidValueError(std::string(what) + " must be integers, got " +
                                 std::string(pybind11::repr(item)) + " at index " +
                                 std::to_string(i));
@@ -101,24 +114,28 @@ class IntegerArray {
     if (PyObject_CheckBuffer(values.ptr()) == 0) return false;
     Py_buffer view{};
     if (PyObject_GetBuffer(values.ptr(), &view, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS) != 0) {
-      PyErr_Clear();
+      clear_unless_raised_elsewhere({PyExc_BufferError, PyExc_TypeError, PyExc_ValueError});
       return false;
     }
-    const char format = view.format == nullptr ? 'B' : view.format[0];
-    const bool is_integer = format == 'i' || format == 'l' || format == 'q';
-    const bool fits = view.ndim == 1 && is_integer && view.itemsize == sizeof(T);
-    if (fits) {
-      const std::int64_t size = view.len / view.itemsize;
-      std::copy_n(static_cast<const T*>(view.buf), size, own(size));
-    }
-    PyBuffer_Release(&view);
-    return fits;
+    const std::unique_ptr<Py_buffer, void (*)(Py_buffer*)> released(&view, PyBuffer_Release);
+    const std::string_view format = view.format == nullptr ? "B" : view.format;
+    const bool is_integer = format == "i" || format == "l" || format == "q";
+    if (view.ndim != 1 || !is_integer || view.itemsize != sizeof(T)) return false;
+    // Bytes, since a memoryview may begin anywhere.
+    T* out = own(view.len / view.itemsize);
+    if (view.len > 0) std::memcpy(out, view.buf, static_cast<std::size_t>(view.len));
+    return true;
   }
 
   void from_numpy(pybind11::handle values, const char* what) {
     namespace py = pybind11;
-    const py::array array = py::array::ensure(values);
-    if (!array) PyErr_Clear();
+    py::array array;
+    try {
+      array = py::array(py::reinterpret_borrow<py::object>(values));
+    } catch (const py::error_already_set& error) {
+      if (!error.matches(PyExc_TypeError) && !error.matches(PyExc_ValueError)) throw;
+      array = py::reinterpret_steal<py::array>(py::handle());
+    }
     const char kind = array ? array.dtype().kind() : '?';
     const bool empty = array && array.size() == 0;
     if (!array || array.ndim() != 1 || (kind != 'i' && kind != 'u' && !empty)) {
@@ -128,7 +145,7 @@ class IntegerArray {
       throw InvalidValueError(std::string(what) + " must be one row of integers, got " + got);
     }
     if (kind == 'u' && array.dtype().itemsize() == 8) {
-      const auto wide = py::array_t<std::uint64_t>::ensure(array);
+      const auto wide = py::array_t<std::uint64_t>(array);
       T* out = own(wide.size());
       for (std::int64_t i = 0; i < size_; ++i) {
         const std::uint64_t value = wide.at(i);

@@ -263,8 +263,8 @@ compares them with its latest draft itself. No tokens mean that the step was giv
 forgotten and nothing is counted.
 
 O(1) amortised a token. Raises UnknownRequestError, InvalidValueError or RequestLimitError before
-any change. On MemoryLimitError the request holds the tokens that still fitted; the message says
-how many.)");
+any change. On MemoryLimitError the request holds, and has counted, the tokens that still fitted;
+the message says how many.)");
   engine.def("observe_batch", &observe_batch, py::arg("requests"), py::arg("emitted_ids"),
              py::arg("offsets"),
              R"(`observe` for a batch: row r emitted emitted_ids[offsets[r]:offsets[r + 1]].

@@ -17,8 +17,12 @@ namespace {
 // tokens a step, and summaries, 2.
 constexpr double kInitialRate = 1.5;
 
-// An id is a slot's index with the slot's generation above it.
+// An id is a slot's index with the slot's generation above it. A slot whose last
+// generation has ended is not used again, so no id is negative or given out twice.
 constexpr int kIndexBits = 32;
+constexpr std::int64_t kLastGeneration = std::numeric_limits<RequestId>::max() >> kIndexBits;
+
+std::int64_t index_of(RequestId id) noexcept { return id & ((RequestId{1} << kIndexBits) - 1); }
 
 std::unique_ptr<DraftPolicy> make_policy(const EngineConfig& config) {
   if (config.max_ngram > 0) return DraftPolicy::prompt_lookup(config.max_ngram);
@@ -133,7 +137,7 @@ Engine::Slot* Engine::slot(std::int64_t index) const noexcept {
 }
 
 std::optional<Engine::Locked> Engine::find(RequestId id) const {
-  Slot* found = id < 0 ? nullptr : slot(id & ((RequestId{1} << kIndexBits) - 1));
+  Slot* found = id < 0 ? nullptr : slot(index_of(id));
   if (found == nullptr) return std::nullopt;
   std::unique_lock<std::mutex> guard(found->mutex);
   if (found->request == nullptr || found->generation != id >> kIndexBits) return std::nullopt;
@@ -283,12 +287,15 @@ DraftBatch Engine::propose_batch(const RequestId* ids, std::int64_t rows,
   std::vector<std::int32_t> counts(static_cast<std::size_t>(rows));
   double rate = 0.0;
   for (std::int64_t row = 0; row < rows; ++row) {
+    if (const std::optional<Locked> found = find(ids[row])) rate += (*found)->rate.value();
+  }
+  const auto least = static_cast<float>(cost.least_of_batch(rows, rate, options.padded));
+  for (std::int64_t row = 0; row < rows; ++row) {
     const std::optional<Locked> found = find(ids[row]);
     if (!found) continue;
     Request& request = **found;
-    counts[static_cast<std::size_t>(row)] = guess(request, limit_of(options, row), 0.0f);
+    counts[static_cast<std::size_t>(row)] = guess(request, limit_of(options, row), least);
     request.draft.copy_to(all.from(row * stride), request.guessed);
-    rate += request.rate.value();
   }
   if (rows > 0 && policy_->drafts_what_pays()) {
     keep_what_pays(cost, rate, options.padded, all.probabilities, rows, stride, counts.data());
@@ -311,19 +318,11 @@ DraftBatch Engine::propose_batch(const RequestId* ids, std::int64_t rows,
   return {std::move(memory), all, std::move(offsets)};
 }
 
-void Engine::observe(RequestId id, const Token* emitted, std::int64_t count) {
-  check_tokens(emitted, count, "emitted_ids");
-  const Locked locked = lock(id);
-  Request& request = *locked;
-  check_room(request, id, count);
-  const bool proposed = std::exchange(request.proposed, false);
-  const std::int32_t drafted = std::exchange(request.drafted, 0);
-  request.guessed = 0;
-  if (count == 0) return;
+void Engine::count_step(Request& request, const Token* emitted, std::int64_t count,
+                        std::int32_t drafted) noexcept {
   const DraftColumns::Accepted accepted = request.draft.accepted(drafted, emitted, count);
   const auto of_prediction =
       std::count(request.draft.sources, request.draft.sources + drafted, Source::kPrediction);
-
   DraftCounts& counts = request.counts;
   counts.steps += 1;
   counts.emitted += count;
@@ -332,12 +331,21 @@ void Engine::observe(RequestId id, const Token* emitted, std::int64_t count) {
   counts.accepted += accepted.tokens;
   counts.accepted_prediction += accepted.of_prediction;
   counts.rejected_prediction += of_prediction - accepted.of_prediction;
-  if (proposed) request.drafter->learn(emitted, count);
+}
+
+void Engine::observe(RequestId id, const Token* emitted, std::int64_t count) {
+  check_tokens(emitted, count, "emitted_ids");
+  const Locked locked = lock(id);
+  Request& request = *locked;
+  check_room(request, id, count);
+  const bool proposed = std::exchange(request.proposed, false);
+  const std::int32_t drafted = std::exchange(request.drafted, 0);
   const double step_time = std::exchange(request.step_time, 1.0);
-  request.rate.add(static_cast<double>(count), step_time);
-  request.time += step_time;
+  request.guessed = 0;
+  if (proposed) request.drafter->learn(emitted, count);
 
   std::int64_t taken = 0;
+  std::optional<MemoryLimitError> refused;
   try {
     while (taken < count) {
       request.context.append(emitted[taken]);
@@ -345,8 +353,20 @@ void Engine::observe(RequestId id, const Token* emitted, std::int64_t count) {
       request.drafter->advance();
     }
   } catch (const MemoryLimitError& error) {
-    throw MemoryLimitError(of_request(id) + error.what() + "; " + std::to_string(taken) + " of " +
-                           std::to_string(count) + " observed tokens were taken");
+    refused = error;
+  }
+  if (taken > 0) count_step(request, emitted, taken, drafted);
+  // Without a proposal a step of the target emits one token: more are text that came from
+  // elsewhere, as a resumed request's, and tell nothing of the target's pace.
+  if (taken > 0 && (proposed || taken == 1)) {
+    const auto tokens = static_cast<double>(std::min<std::int64_t>(taken, most_drafted() + 1));
+    request.rate.add(tokens, step_time);
+    request.paced += tokens;
+    request.time += step_time;
+  }
+  if (refused) {
+    throw MemoryLimitError(of_request(id) + refused->what() + "; " + std::to_string(taken) +
+                           " of " + std::to_string(count) + " observed tokens were taken");
   }
 }
 
@@ -399,11 +419,11 @@ std::unique_ptr<Request> Engine::take(RequestId id) {
   }
   {
     const std::scoped_lock guard(slots_mutex_);
-    free_slots_.push_back(id & ((RequestId{1} << kIndexBits) - 1));
+    if (id >> kIndexBits < kLastGeneration) free_slots_.push_back(index_of(id));
   }
   if (request->time > 0.0) {
     const std::scoped_lock guard(rate_mutex_);
-    rate_.add(static_cast<double>(request->counts.emitted) / request->time, 1.0);
+    rate_.add(request->paced / request->time, 1.0);
   }
   return request;
 }

@@ -34,6 +34,15 @@ StepCost StepCost::curve(const double* curve, std::int64_t size) {
   return cost;
 }
 
+double StepCost::least_of_batch(std::int64_t rows, double rate, bool padded) const noexcept {
+  // What is kept is decided by sums, which round; a little more may be guessed.
+  constexpr double kRoundingRoom = 1.0 - 1e-6;
+  const double price = least_chance(rows, rate) * kRoundingRoom;
+  if (!padded) return price;
+  // Tokens at one place of all rows pay together, and those of the others may be certain.
+  return static_cast<double>(rows) * price - static_cast<double>(rows - 1);
+}
+
 double StepCost::time(std::int64_t tokens) const noexcept {
   if (tokens <= size_) return curve_[tokens - 1];
   const double last = curve_[size_ - 1];

@@ -6,6 +6,8 @@
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <numeric>
+#include <random>
 #include <set>
 #include <string>
 #include <utility>
@@ -16,6 +18,19 @@
 #include "texts.h"
 
 namespace fastdraft {
+
+// Lets a test use a slot as often as nothing else could, and look into requests.
+struct EngineTestAccess {
+  static constexpr RequestId kIndex = (RequestId{1} << 32) - 1;
+  static RequestId with_generation(Engine& engine, RequestId id, std::int64_t generation) {
+    engine.slot(id & kIndex)->generation = generation;
+    return (generation << 32) | (id & kIndex);
+  }
+  static const Request& request(const Engine& engine, RequestId id) {
+    return *engine.slot(id & kIndex)->request;
+  }
+};
+
 namespace {
 
 using testing::Text;
@@ -270,6 +285,75 @@ TEST_P(EngineDrafts, TheMostProbableFirstAndParentsBeforeChildren) {
   EXPECT_EQ(deepest, config_.tree_budget == 1 ? 1 : config_.lookahead);
 }
 
+// The same drafts as of whole guesses, cut afterwards.
+TEST_P(EngineDrafts, NoMoreIsGuessedThanCanPay) {
+  Engine engine(config_, {store_});
+  std::mt19937 random(5);
+  std::vector<RequestId> ids;
+  for (std::uint32_t seed = 0; seed < 12; ++seed) ids.push_back(add_row(engine, seed));
+  std::int64_t kept = 0;
+  std::int64_t cut = 0;
+  std::int64_t guessed = 0;
+  for (int step = 0; step < 300; ++step) {
+    std::shuffle(ids.begin(), ids.end(), random);
+    const std::int64_t rows = 1 + static_cast<std::int64_t>(random() % ids.size());
+    std::vector<std::int32_t> limits;
+    for (std::int64_t row = 0; row < rows; ++row) {
+      limits.push_back(static_cast<std::int32_t>(random() % 30));
+    }
+    // A constant cost, a rising curve, or one of ups and downs.
+    std::vector<double> times{1.0};
+    const auto kind = random() % 3;
+    while (times.size() < 60) {
+      const double more = static_cast<double>(random() % 100) / 1000.0;
+      times.push_back(kind == 1 ? times.back() + more : 1.0 + 20 * more);
+    }
+    const StepCost cost = kind == 0 ? StepCost::constant(static_cast<double>(random() % 60) / 200.0)
+                                    : StepCost::curve(times.data(), 60);
+    const bool padded = random() % 3 == 0;
+    const DraftBatch whole =
+        engine.propose_batch(ids.data(), rows, {StepCost::constant(0.0), limits.data(), false});
+    double rate = 0.0;
+    for (std::int64_t row = 0; row < rows; ++row) {
+      rate += EngineTestAccess::request(engine, ids[static_cast<std::size_t>(row)]).rate.value();
+    }
+    const std::int64_t stride = engine.most_drafted();
+    std::vector<float> probabilities(static_cast<std::size_t>(rows * stride));
+    std::vector<std::int32_t> counts;
+    for (std::int64_t row = 0; row < rows; ++row) {
+      const auto r = static_cast<std::size_t>(row);
+      counts.push_back(whole.offsets[r + 1] - whole.offsets[r]);
+      std::copy_n(whole.columns.probabilities + whole.offsets[r], counts.back(),
+                  probabilities.begin() + static_cast<std::ptrdiff_t>(row * stride));
+    }
+    keep_what_pays(cost, rate, padded, probabilities.data(), rows, stride, counts.data());
+
+    const DraftBatch batch = engine.propose_batch(ids.data(), rows, {cost, limits.data(), padded});
+    Text emitted;
+    std::vector<std::int64_t> offsets{0};
+    for (std::size_t row = 0; row < counts.size(); ++row) {
+      const std::int32_t size = batch.offsets[row + 1] - batch.offsets[row];
+      ASSERT_EQ(size, counts[row]) << kind << padded;
+      const Draft draft(batch.columns.from(batch.offsets[row]), size);
+      const Draft expected(whole.columns.from(whole.offsets[row]), size);
+      ASSERT_EQ(draft.tokens, expected.tokens);
+      ASSERT_EQ(draft.parents, expected.parents);
+      ASSERT_EQ(draft.probabilities, expected.probabilities);
+      guessed += EngineTestAccess::request(engine, ids[row]).guessed;
+      kept += size;
+      cut += whole.offsets[row + 1] - whole.offsets[row] - size;
+      const Text path = draft.path_to(size - 1);
+      if (random() % 2 == 0) emitted.insert(emitted.end(), path.begin(), path.end());
+      emitted.push_back(static_cast<Token>(random() % 4));
+      offsets.push_back(static_cast<std::int64_t>(emitted.size()));
+    }
+    ASSERT_TRUE(engine.observe_batch(ids.data(), rows, emitted.data(), offsets.data()).empty());
+  }
+  EXPECT_GT(kept, 500);
+  EXPECT_GT(cut, 100);
+  EXPECT_LT(guessed, kept + cut);
+}
+
 // What stays is what would be drafted without a vocabulary, but for its foreign tokens and all
 // that follow them.
 TEST_P(EngineDrafts, NothingThatTheTargetDoesNotKnow) {
@@ -494,6 +578,8 @@ TEST(Engine, StaysWholeWhereverMemoryEnds) {
     EXPECT_EQ(draft.tokens, expected.tokens);
     EXPECT_EQ(draft.probabilities, expected.probabilities);
     EXPECT_EQ(engine.num_tokens(id), whole.num_tokens(same));
+    EXPECT_EQ(engine.counts(id).emitted, whole.counts(same).emitted);
+    EXPECT_EQ(engine.counts(id).steps, whole.counts(same).steps);
   }
   EXPECT_GT(refused_requests, 5);
   EXPECT_GT(refused_tokens, 20);
@@ -533,6 +619,26 @@ TEST(Engine, NamesUnknownRequests) {
   }
   const RequestId next = add(engine, {1});
   EXPECT_NE(next, id);  // the place is used again, the id is not
+}
+
+TEST(Engine, GivesOutNoIdTwiceHoweverOftenASlotIsUsed) {
+  Engine engine({});
+  constexpr std::int64_t kLast = (std::int64_t{1} << 31) - 1;
+  const RequestId before = EngineTestAccess::with_generation(engine, add(engine, {1}), kLast - 1);
+  engine.finish(before);
+  const RequestId last = add(engine, {1, 2});
+  EXPECT_GT(last, before);
+  EXPECT_EQ(last >> 32, kLast);
+  EXPECT_EQ(engine.num_tokens(last), 2);
+  engine.finish(last);
+  std::set<RequestId> ids{before, last};
+  for (int i = 0; i < 100; ++i) {
+    const RequestId id = add(engine, {1});
+    EXPECT_GE(id, 0);
+    EXPECT_TRUE(ids.insert(id).second);
+    engine.cancel(id);
+  }
+  expect_error<UnknownRequestError>("unknown request", [&] { engine.finish(last); });
 }
 
 TEST(Engine, RefusesNegativeTokensBeforeAnyChange) {
@@ -675,6 +781,81 @@ TEST(Engine, RefusesLimitsAndOffsetsBeforeAnyChange) {
     static_cast<void>(engine.observe_batch(ids.data(), 2, emitted.data(), falling.data()));
   });
   EXPECT_EQ(engine.num_tokens(ids[0]), 15);
+}
+
+TEST(Engine, CountsOfADraftWhatItTook) {
+  // As little memory as ends within the draft's tokens.
+  for (std::int64_t bytes = 4000; bytes < 200'000; bytes += 100) {
+    EngineConfig config = drafting_all();
+    config.max_bytes = bytes;
+    Engine engine(config);
+    Text prediction(60);
+    std::iota(prediction.begin(), prediction.end(), 100);
+    RequestId id = -1;
+    try {
+      id = add(engine, {1}, prediction);
+    } catch (const MemoryLimitError&) {
+      continue;
+    }
+    for (std::size_t taken = 0; taken < prediction.size(); taken += 15) {
+      const DraftCounts before = engine.counts(id);
+      ASSERT_EQ(propose(engine, id).size(), taken < 45 ? 16U : 15U);
+      const auto begin = prediction.begin() + static_cast<std::ptrdiff_t>(taken);
+      const std::int64_t held = engine.num_tokens(id);
+      try {
+        observe(engine, id, Text(begin, begin + 15));
+      } catch (const MemoryLimitError&) {
+        const std::int64_t fitted = engine.num_tokens(id) - held;
+        const DraftCounts after = engine.counts(id);
+        EXPECT_EQ(after.emitted - before.emitted, fitted);
+        EXPECT_EQ(after.accepted - before.accepted, fitted);
+        EXPECT_EQ(after.accepted_prediction - before.accepted_prediction, fitted);
+        EXPECT_EQ(after.steps - before.steps, fitted > 0 ? 1 : 0);
+        if (fitted > 0 && fitted < 15) return;
+        break;
+      }
+    }
+  }
+  ADD_FAILURE() << "memory never ended within a draft";
+}
+
+// A resumed request's text, or a chunk of a prompt, comes without a step of the target.
+TEST(Engine, LaterRequestsDraftAsIfNoTextHadComeAtOnce) {
+  Engine engine({});
+  Engine undisturbed({});
+  const RequestId resumed = add(engine, {1, 2});
+  observe(engine, resumed, testing::random_text(3000, 500, 1));
+  engine.finish(resumed);
+  std::size_t drafted = 0;
+  for (std::uint32_t seed = 0; seed < 6; ++seed) {
+    const Text prompt = testing::random_text(300, 5, seed);
+    const RequestId id = add(engine, prompt);
+    const RequestId same = add(undisturbed, prompt);
+    for (Token step = 0; step < 20; ++step) {
+      Text draft = propose(engine, id);
+      ASSERT_EQ(draft, propose(undisturbed, same));
+      drafted += draft.size();
+      draft.resize(draft.size() / 2);
+      draft.push_back(step % 5);
+      observe(engine, id, draft);
+      observe(undisturbed, same, draft);
+    }
+    engine.finish(id);
+    undisturbed.finish(same);
+  }
+  EXPECT_GT(drafted, 100U);
+}
+
+TEST(Engine, DraftsOnAfterTextThatCameAtOnce) {
+  Engine engine({});
+  const RequestId id = add(engine, testing::repeated(50));
+  const std::size_t before = propose(engine, id).size();
+  EXPECT_GT(before, 10U);
+  observe(engine, id, {});
+  observe(engine, id, testing::repeated(3000));
+  EXPECT_EQ(propose(engine, id).size(), before);
+  observe(engine, id, testing::repeated(3000));  // after a proposal: more than a step can emit
+  EXPECT_FALSE(propose(engine, id).empty());
 }
 
 TEST(Engine, ServesThousandsOfRequestsAtOnce) {

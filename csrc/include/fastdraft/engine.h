@@ -79,8 +79,8 @@ class Engine {
   // Takes the tokens that the target emitted in a step: compares them with the
   // last draft, learns, and appends them. O(1) amortised a token. Throws
   // UnknownRequestError, InvalidValueError (a negative token) or
-  // RequestLimitError before any change. On MemoryLimitError the request holds
-  // the tokens that still fitted.
+  // RequestLimitError before any change. On MemoryLimitError the request holds,
+  // and has counted, the tokens that still fitted.
   void observe(RequestId id, const Token* emitted, std::int64_t count);
 
   // The same for row r with emitted[offsets[r]] .. emitted[offsets[r + 1]], one
@@ -117,6 +117,8 @@ class Engine {
   const EngineConfig& config() const noexcept { return config_; }
 
  private:
+  friend struct EngineTestAccess;
+
   // A place for a request. Slots never move and are used again; the
   // generation, part of the id, tells their requests apart.
   struct Slot {
@@ -136,6 +138,8 @@ class Engine {
   std::int64_t take_slot();
   std::unique_ptr<Request> take(RequestId id);
   std::int32_t guess(Request& request, std::int32_t limit, float least);
+  static void count_step(Request& request, const Token* emitted, std::int64_t count,
+                         std::int32_t drafted) noexcept;
   std::int32_t leave_out_foreign(const DraftColumns& draft, std::int32_t count);
   void check_room(const Request& request, RequestId id, std::int64_t count) const;
   std::int32_t limit_of(const ProposeOptions& options, std::int64_t row) const noexcept;

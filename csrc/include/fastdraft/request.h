@@ -69,7 +69,8 @@ struct Request {
   double step_time = 1.0;
 
   EmissionRate rate;
-  double time = 0.0;  // of all steps; one without drafts takes 1
+  double paced = 0.0;  // the tokens of all steps that the rate counts
+  double time = 0.0;   // of these steps; one without drafts takes 1
   DraftCounts counts;
 };
 

@@ -33,6 +33,10 @@ class StepCost {
     return is_constant() ? slope(rows) * rate : 0.0;
   }
 
+  // A lower bound of the chances of the tokens that keep_what_pays can keep of a
+  // batch: none less probable is worth guessing.
+  double least_of_batch(std::int64_t rows, double rate, bool padded) const noexcept;
+
   bool is_constant() const noexcept { return curve_ == nullptr; }
 
   // What a draft token costs beside `rows` requests, where that is constant.
