@@ -789,6 +789,9 @@ def test_a_request_may_say_how_much_to_draft(corpus: adapter.Corpus) -> None:
     assert depths[2] >= 3
     # What is no length is warned of.
     assert corpus.faults == 1
+    # Where nobody is drafted for, that is no fault.
+    _ask(corpus, reqs[1:2])
+    assert corpus.faults == 1
 
 
 def test_requests_without_room_for_a_draft_are_not_indexed(corpus: adapter.Corpus) -> None:

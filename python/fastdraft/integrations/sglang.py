@@ -216,6 +216,8 @@ class Corpus(HostRequests[_Text]):
                 self._fault()
                 self._give_up(known[place].text)
         rows = [row for row in known if row.text.request is not None]
+        if not rows:
+            return
         drafts = self.engine.propose_batch(
             [row.request for row in rows], limits=[row.text.lookahead for row in rows]
         )
