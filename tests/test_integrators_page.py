@@ -205,13 +205,13 @@ def test_the_measured_cost_of_the_page() -> None:
     request = engine.add_request(text[:20])
     said, widths = [20], []
 
-    def decode(ids: list[int], drafts: Any) -> float:
+    def decode(ids: list[int], drafts: Any) -> tuple[float, int, int]:
         draft, place = drafts.tolist()[0], said[-1]
         assert draft == text[place : place + len(draft)]
         engine.observe_batch(ids, text[place : place + len(draft) + 1], [0, len(draft) + 1])
         said.append(place + len(draft) + 1)
         widths.append(len(draft) + 1)
-        return float(len(draft) + 1)
+        return len(draft) + 1.0, len(draft) + 1, 0
 
     _run(
         code('cost = StepCost("cuda")'),
@@ -220,7 +220,6 @@ def test_the_measured_cost_of_the_page() -> None:
         running=lambda: said[-1] < 200,
         rows_of_this_step=lambda: ([request], [199 - said[-1]]),
         decode=decode,
-        no_prompt_was_in_it=lambda: True,
     )
     # Without measuring, by the typical curve, each draft would be as long as it may be.
     assert max(widths) > 1

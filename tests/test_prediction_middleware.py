@@ -312,6 +312,30 @@ def test_wrong_predictions_are_refused(prediction, message: str) -> None:
     assert server.disconnected and server.asked == []
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"fastdraft": "of"}, "vllm_xargs.fastdraft must be 'on' or 'off', got 'of'"),
+        ({"fastdraft_lookahead": 0}, "vllm_xargs.fastdraft_lookahead must be at least 1, got 0"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments, message: str) -> None:
+    server = Server()
+    got = ask(PredictionMiddleware(server), request(vllm_xargs=arguments))
+    assert got.status == 400
+    error = got.json()["error"]
+    assert (error["type"], error["param"], error["code"]) == ("BadRequestError", "vllm_xargs", 400)
+    assert error["message"].startswith(message)
+    assert server.disconnected and server.asked == []
+
+
+def test_right_arguments_pass() -> None:
+    server = Server()
+    body = request(vllm_xargs={"fastdraft": "off", "fastdraft_lookahead": 4})
+    assert ask(PredictionMiddleware(server), body).status == 200
+    assert server.bodies(CHAT) == [body]
+
+
 def test_request_goes_on_where_tokenizing_fails(caplog: pytest.LogCaptureFixture) -> None:
     server = Server()
     server.tokenize_status = 404
@@ -393,6 +417,29 @@ def test_nothing_is_reported_where_no_engine_notes_it(monkeypatch: pytest.Monkey
     assert ask(PredictionMiddleware(Server()), request(content("abc"))).json()["usage"] == USAGE
     monkeypatch.delenv(ledgers.FOLDER_VARIABLE)
     assert ask(PredictionMiddleware(Server()), request(content("abc"))).json()["usage"] == USAGE
+
+
+def test_counts_that_cannot_arrive_are_warned_of_once(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where an engine runs on another machine: its ledger is in a folder there."""
+    app = PredictionMiddleware(Server(Ledger(folder)))
+    ask(app, request(content("abc")))
+    assert not caplog.records
+    app = PredictionMiddleware(Server())
+    for _ in range(3):
+        assert ask(app, request(content("abc"))).json()["usage"] == USAGE
+    [record] = caplog.records
+    assert "another machine" in record.getMessage()
+    assert str(folder) in record.getMessage()
+
+
+@pytest.mark.usefixtures("folder")
+def test_usage_before_the_first_token_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    server = Server()
+    server.events = [event(usage={"prompt_tokens": 3, "completion_tokens": 0, "total_tokens": 3})]
+    ask(PredictionMiddleware(server), request(content("abc"), stream=True))
+    assert not caplog.records
 
 
 def test_counts_of_the_server_itself_stand(folder: Path) -> None:

@@ -98,6 +98,42 @@ def test_plain_steps_are_wanted_first_and_now_and_then() -> None:
     assert 2 < sum(wanted) < 8
 
 
+def test_plain_steps_that_nobody_measures_are_not_asked_for_again_at_once() -> None:
+    cost = StepCost("cpu")
+    asked = [cost.wants_plain_step(4) for _ in range(160)]
+    assert asked[0]
+    assert 8 <= sum(asked) <= 12
+    # Other batches are asked about for themselves.
+    assert cost.wants_plain_step(64)
+
+
+def test_steps_that_read_prompts_teach_what_a_token_takes() -> None:
+    """Under load no step is without a prompt. A forward takes 20 ms and 1 ms a token."""
+    cost = StepCost("cpu")
+    random = np.random.default_rng(3)
+    plain = 0
+    for _ in range(400):
+        prompts = int(random.integers(5, 100))
+        drafted = 0 if cost.wants_plain_step(8) else int(random.integers(1, 64))
+        plain += drafted == 0
+        tokens = 7 + prompts + drafted
+        seconds = (0.02 + 0.001 * tokens) * np.exp(0.05 * random.standard_normal())
+        cost.observe(8, tokens / 8, seconds, prompt_tokens=prompts)
+    seconds = cost.seconds_by_tokens(8, 17)
+    for tokens in (20, 40, 80):
+        assert seconds[tokens - 1] / seconds[11] == pytest.approx((20 + tokens) / 32, rel=0.2)
+    assert 2 < plain < 12
+
+
+def test_long_prompts_leave_what_was_learned() -> None:
+    """How the time grows beyond the widths of drafts is another matter."""
+    cost = _learned(_BUMPY, steps=150)
+    before = cost.best_widths(1)[0]
+    for tokens in range(300, 500):
+        cost.observe(1, tokens, 0.05, prompt_tokens=tokens)
+    assert np.array_equal(cost.best_widths(1)[0], before)
+
+
 def test_curves_of_batches_are_their_own() -> None:
     cost = StepCost("cpu")
     for _ in range(50):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,13 +27,35 @@ def no_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
 
 
-def config(*, lookahead: int = 8, length: int = 512, executor: Any = None, **settings: Any) -> Any:
+def config(
+    *,
+    lookahead: int = 8,
+    length: int = 512,
+    executor: Any = None,
+    stages: int = 1,
+    by_batch_size: Any = None,
+    adapters: int | None = None,
+    hybrid: bool = False,
+    attention_free: bool = False,
+    **settings: Any,
+) -> Any:
     return SimpleNamespace(
+        lora_config=None if adapters is None else SimpleNamespace(max_loras=adapters),
         additional_config={"fastdraft": settings},
-        model_config=SimpleNamespace(max_model_len=length, get_vocab_size=lambda: VOCABULARY),
-        speculative_config=SimpleNamespace(num_speculative_tokens=lookahead),
+        model_config=SimpleNamespace(
+            max_model_len=length,
+            get_vocab_size=lambda: VOCABULARY,
+            is_hybrid=hybrid,
+            is_attention_free=attention_free,
+            architecture="LittleForCausalLM",
+        ),
+        speculative_config=SimpleNamespace(
+            num_speculative_tokens=lookahead, num_speculative_tokens_per_batch_size=by_batch_size
+        ),
         device_config=SimpleNamespace(device_type="cpu"),
-        parallel_config=SimpleNamespace(distributed_executor_backend=executor),
+        parallel_config=SimpleNamespace(
+            distributed_executor_backend=executor, pipeline_parallel_size=stages
+        ),
     )
 
 
@@ -44,6 +67,7 @@ class Job:
     output: list[int]
     extra_args: dict[str, Any] | None = None
     max_tokens: int | None = None
+    adapter: str | None = None
     said: int = 0
     computed: int = 0
 
@@ -66,7 +90,8 @@ class Host:
         self.input_batch = SimpleNamespace(req_ids=[])
         self.requests: dict[str, Any] = {}
         self.executed = 0
-        self.effective_drafter_max_model_len = length
+        self.clock: Clock | None = None
+        self.update_max_model_len(length)
         self._ended: set[str] = set()
         if introduce:
             proposer.attach(self)
@@ -76,12 +101,16 @@ class Host:
         for name in scheduler_output.finished_req_ids:
             self.requests.pop(name, None)
 
+    def update_max_model_len(self, length: int) -> None:
+        self.effective_drafter_max_model_len = length
+
     def add(self, name: str, job: Job) -> None:
         assert len(self.jobs) < len(self.tokens)
         self.jobs[name] = job
         self.requests[name] = SimpleNamespace(
             prompt_token_ids=job.prompt,
             sampling_params=SimpleNamespace(extra_args=job.extra_args, max_tokens=job.max_tokens),
+            lora_request=job.adapter and SimpleNamespace(lora_name=job.adapter, lora_int_id=1),
         )
         self._enter(name)
 
@@ -103,7 +132,20 @@ class Host:
 
     def step(self, *, prefill: int = 1 << 20) -> dict[str, list[int]]:
         """One forward of all rows, at most `prefill` tokens of a prompt at a time."""
-        self.execute_model(SimpleNamespace(finished_req_ids=self._ended))
+        scheduled = {
+            name: min(len(job.text) - job.computed, prefill) + len(self.drafts.get(name, []))
+            for name, job in ((name, self.jobs[name]) for name in self.input_batch.req_ids)
+        }
+        total = sum(scheduled.values())
+        self.execute_model(
+            SimpleNamespace(
+                finished_req_ids=self._ended,
+                num_scheduled_tokens=scheduled,
+                total_num_scheduled_tokens=total,
+            )
+        )
+        if self.clock is not None:
+            self.clock.forward(total)
         self._ended = set()
         sampled = []
         for row, name in enumerate(self.input_batch.req_ids):
@@ -193,7 +235,7 @@ def test_ten_thousand_requests_leave_the_engine_empty(introduce: bool) -> None:
     assert drafter.num_requests == drafter.engine.num_requests == 0
     assert drafter.engine.num_bytes == 0
     assert drafter.stats.accepted > 20_000
-    assert drafter._memory[0].bytes <= 1 << 20
+    assert 0 < drafter.memory.bytes <= 1 << 20
 
 
 def test_both_ways_of_knowing_rows_draft_alike() -> None:
@@ -233,6 +275,10 @@ def test_drafts_end_where_the_model_or_the_request_does() -> None:
     drafter = FastdraftProposer(config(token_cost=0.0, length=100))
     host = Host(drafter, length=100, introduce=True)
     assert host.effective_drafter_max_model_len == 100 + 8
+    # vLLM finds out how long a text may be once the model is loaded.
+    host.update_max_model_len(90)
+    assert host.effective_drafter_max_model_len == 90 + 8
+    host.update_max_model_len(100)
     host.add("long", copying(output=100 - 60))
     host.add("short", copying(output=6, max_tokens=6))
     while host.jobs:
@@ -243,6 +289,40 @@ def test_drafts_end_where_the_model_or_the_request_does() -> None:
         for name in [n for n, job in host.jobs.items() if job.said >= len(job.output)]:
             host.end(name)
     assert drafter.stats.accepted > 20
+
+
+@pytest.mark.parametrize(("most", "indexed"), [(1, False), (2, False), (3, True)])
+def test_requests_without_room_for_a_draft_are_not_indexed(
+    most: int, indexed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step emits a token more than it drafts, and the first one comes with the prompt."""
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    drafter = FastdraftProposer(config(token_cost=0.0))
+    host = Host(drafter, introduce=True)
+    ticket = new_ticket()
+    arguments = {"prediction_token_ids": CYCLE, "prediction_ticket": ticket}
+    host.add("a", copying(output=most, max_tokens=most, extra_args=arguments))
+    host.step()
+    assert drafter.engine.num_requests == int(indexed)
+    host.run()
+    assert (len(drafter.memory.of(None)[0]) > 0) == indexed
+    assert drafter.faults == drafter.num_requests == 0
+    # Whoever expects a text hears what became of it.
+    assert LedgerReader(tmp_path).prediction_tokens(ticket) == (int(indexed), 0)
+
+
+@pytest.mark.parametrize("introduce", [True, False], ids=["introduced", "by content"])
+@pytest.mark.parametrize(("room", "indexed"), [(2, False), (3, True)])
+def test_prompts_that_leave_no_room_in_the_model_are_not_indexed(
+    room: int, indexed: bool, introduce: bool
+) -> None:
+    drafter = FastdraftProposer(config(token_cost=0.0, length=60 + room))
+    host = Host(drafter, length=60 + room, introduce=introduce)
+    host.add("a", copying(output=room))
+    host.step()
+    assert drafter.engine.num_requests == int(indexed)
+    host.run()
+    assert drafter.faults == drafter.num_requests == 0
 
 
 def test_prediction_is_drafted_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,6 +377,114 @@ def test_finished_requests_are_remembered_unless_told_otherwise(tmp_path: Path) 
     assert drafted(text[:10], text[10:], remember=True) > 20
     # A corpus is everybody's.
     assert drafted([*range(400, 410)], [*range(410, 440)], remember=0) > 20
+
+
+def test_adapters_remember_apart() -> None:
+    text = [*range(300, 340)]
+    drafter = FastdraftProposer(config(token_cost=0.0, adapters=2))
+    host = Host(drafter, introduce=True)
+
+    def drafted(adapter: str | None) -> int:
+        before = drafter.stats.accepted
+        host.add("a", Job(text[:10], text[10:], adapter=adapter))
+        host.run()
+        return drafter.stats.accepted - before
+
+    for adapter in ("pirate", None, "lawyer"):
+        assert drafted(adapter) == 0
+        assert drafted(adapter) > 20
+    assert drafter.faults == 0
+
+
+def test_requests_that_run_at_once_are_all_remembered() -> None:
+    texts = [[*range(start, start + 40)] for start in (300, 400, 500)]
+    drafter = FastdraftProposer(config(token_cost=0.0))
+    host = Host(drafter, introduce=True)
+    for expected in (0, 60):
+        for number, text in enumerate(texts):
+            host.add(str(number), Job(text[:10], text[10:]))
+        host.run()
+        assert drafter.stats.accepted >= expected
+    assert len(drafter.memory.of(None)[0]) >= 120
+
+
+def test_memory_of_many_adapters_stays_within_its_bytes() -> None:
+    """Each is remembered within its share, and those that nobody asked for in a while are not."""
+    drafter = FastdraftProposer(config(token_cost=0.0, adapters=1, memory_bytes=1 << 19))
+    host = Host(drafter, introduce=True)
+    random = np.random.default_rng(0)
+
+    def run(adapter: str | None, job: Job) -> int:
+        before = drafter.stats.accepted
+        job.adapter = adapter
+        host.add("a", job)
+        host.run()
+        assert drafter.memory.bytes <= 1 << 19
+        return drafter.stats.accepted - before
+
+    for number in range(30):
+        for adapter in ("busy", f"once {number}", None):
+            run(adapter, Job(random.integers(0, VOCABULARY, 400).tolist(), CYCLE[:5]))
+    copied = random.integers(0, VOCABULARY, 40).tolist()
+    run("busy", Job(copied[:10], copied[10:]))
+    run("another", Job(copied[:10], copied[10:]))
+    assert run("busy", Job(copied[:10], copied[10:])) > 20
+    assert drafter.faults == 0
+
+
+@pytest.mark.parametrize("off", ["off", False, 0])
+def test_a_request_may_switch_drafts_off(off: object) -> None:
+    drafter = FastdraftProposer(config(token_cost=0.0))
+    host = Host(drafter, introduce=True)
+    arguments = {"fastdraft": off, "prediction_token_ids": (CYCLE * 20)[:40]}
+    host.add("off", copying(extra_args=arguments))
+    host.add("on", copying(extra_args={"fastdraft": "on"}))
+    host.step()
+    assert drafter.engine.num_requests == 1
+    drafts = host.step()
+    assert drafts["off"] == []
+    assert drafts["on"]
+    host.run()
+    assert drafter.faults == drafter.num_requests == 0
+
+
+def test_a_request_may_say_its_longest_draft() -> None:
+    drafter = FastdraftProposer(config(token_cost=0.0))
+    host = Host(drafter, introduce=True)
+    for longest in (1, 3, 100):
+        host.add(str(longest), copying(extra_args={"fastdraft_lookahead": longest}))
+    host.step()
+    host.step()
+    drafts = host.step()
+    assert [len(drafts[name]) for name in ("1", "3", "100")] == [1, 3, 8]
+    host.run()
+    assert drafter.faults == drafter.num_requests == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"fastdraft": "of"}, "fastdraft must be 'on' or 'off', got 'of'"),
+        ({"fastdraft_lookahead": 0}, "fastdraft_lookahead must be at least 1, got 0; .*'off'"),
+        ({"fastdraft_lookahead": "4"}, "fastdraft_lookahead must be an integer, got '4'"),
+        ({"fastdraft_lookahead": True}, "fastdraft_lookahead must be an integer, got True"),
+    ],
+)
+def test_a_bad_argument_costs_drafts_and_is_named(
+    arguments: dict[str, Any], message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    drafter = FastdraftProposer(config(token_cost=0.0))
+    host = Host(drafter, introduce=True)
+    host.add("bad", copying(extra_args=arguments))
+    host.add("good", copying())
+    host.step()
+    drafts = host.step()
+    assert drafts["bad"] == []
+    assert drafts["good"]
+    assert drafter.faults == 1
+    [record] = [r for r in caplog.records if r.levelno >= logging.WARNING]
+    assert record.exc_info is not None
+    assert re.search(message, str(record.exc_info[1]))
 
 
 def test_embedded_prompts_are_not_drafted_for() -> None:
@@ -370,6 +558,46 @@ def test_drafting_follows_the_measured_times(
         clock.forward(sum(1 + len(draft) for draft in drafts.values()))
     late = np.mean(drafted[len(drafted) // 2 :])
     assert late > 2 if pays else late < 0.3
+
+
+@pytest.mark.parametrize("chunk", [3, 40], ids=["short prompts", "chunks of a long prompt"])
+@pytest.mark.parametrize(("slope", "pays"), [(0.001, True), (1.0, False)])
+def test_the_cost_is_learned_while_prompts_keep_coming(
+    slope: float, pays: bool, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No step is without a prompt, as under load. Beside 40 tokens of one a few more cost little,
+    whatever a token costs."""
+    clock = Clock(slope)
+    monkeypatch.setattr(proposer, "time", clock)
+    host = Host(FastdraftProposer(config(length=4096)), rows=16, length=4096, introduce=True)
+    host.clock = clock
+    random = np.random.default_rng(0)
+    for number in range(8):
+        output = [
+            int(token) if random.random() < 0.6 else int(random.integers(VOCABULARY))
+            for token in CYCLE * 60
+        ]
+        host.add(str(number), Job(CYCLE * 3, output))
+    host.step()
+    decoders = list(host.jobs)
+    drafted = []
+    while all(host.jobs[name].said < len(host.jobs[name].output) for name in decoders):
+        if len(host.jobs) == len(decoders):
+            size = 3 if chunk == 3 else 4000
+            prompt = random.integers(0, VOCABULARY, size).tolist()
+            host.add(f"prompt {len(drafted)}", Job(prompt, [5]))
+        drafts = host.step(prefill=chunk)
+        drafted.append(sum(len(drafts[name]) for name in decoders) / 8)
+        for name in host.jobs.keys() - set(decoders):
+            if host.jobs[name].said:
+                host.end(name)
+    late = np.mean(drafted[len(drafted) // 2 :])
+    if chunk == 3:
+        assert late > 2 if pays else late < 0.3
+    else:
+        assert late > 1
+    # Where drafts pay, hardly a step goes without to learn the cost of one.
+    assert np.mean(np.array(drafted) == 0) < 0.1 or not pays
 
 
 def test_prompts_that_keep_coming_do_not_stop_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -478,7 +706,7 @@ def test_a_closed_datastore_stops_nothing() -> None:
     host = Host(drafter, introduce=True)
     host.add("a", copying())
     host.step()
-    drafter._memory[0].close()
+    drafter.memory.of(None)[0].close()
     host.add("b", copying())
     host.run()
     assert drafter.stats.accepted > 40
@@ -564,6 +792,23 @@ def test_a_broken_step_is_forgotten_by_the_next(caplog: pytest.LogCaptureFixture
 def test_bad_settings_end_the_start(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidValueError, match=message):
         FastdraftProposer(config(**settings))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"stages": 2}, "pipeline_parallel_size must be 1 .*tensor_parallel_size.*, got 2"),
+        (
+            {"by_batch_size": [(1, 4, 8), (5, 64, 2)]},
+            "num_speculative_tokens_per_batch_size must be left out: .* got .*5, 64, 2",
+        ),
+        ({"hybrid": True}, "recurrent or convolutional state.*got LittleForCausalLM"),
+        ({"attention_free": True}, "recurrent or convolutional state.*got LittleForCausalLM"),
+    ],
+)
+def test_what_cannot_be_honoured_ends_the_start(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidValueError, match=message):
+        FastdraftProposer(config(**options))
 
 
 def test_settings_are_optional() -> None:

@@ -34,6 +34,7 @@ _LONGEST = int(_WIDTHS[-1])
 # Standard deviations, all of a logarithm, so about relative errors.
 _MEASUREMENT = 0.10  # at least; a busy machine shows in how steps without drafts scatter
 _SCATTER_RATE = 0.1
+_PROMPTS = 0.2  # a prompt's tokens need other attention, and hardly any logits
 _FIRST_MEASUREMENT = 0.5  # a width's first forward also pays for set-up: memory, kernel choice
 _SHAPE = 0.6
 _LEVEL_DRIFT = 0.03
@@ -46,6 +47,8 @@ _WORTH_PADDING = 0.95
 
 _PLAIN_AT_FIRST = 2
 _PLAIN_EVERY = 128
+# Not every step can be measured: one that nothing was heard of is asked for again after so many.
+_PLAIN_AGAIN = 16
 
 
 def _typical(tokens: _Array, device_type: str) -> _Array:
@@ -87,8 +90,28 @@ class _Curve:
         self.doubted: set[int] = set()
         self.steps_since_plain = 0
         self.plain_steps = 0
+        self._patience = 0
 
-    def observe(self, width: float, seconds: float) -> None:
+    def wants_plain_step(self) -> bool:
+        if self.plain_steps >= _PLAIN_AT_FIRST and self.steps_since_plain < _PLAIN_EVERY:
+            return False
+        self._patience -= 1
+        if self._patience >= 0:
+            return False
+        self._patience = _PLAIN_AGAIN
+        return True
+
+    def observe(self, width: float, seconds: float, prompts: float) -> None:
+        self.steps_since_plain += 1
+        if width - prompts <= 1:
+            self.steps_since_plain = 0
+            self.plain_steps += 1
+            self._patience = 0
+        # Beyond the widths of drafts the time is proportional to the tokens as far as anybody asks.
+        if not prompts or width <= _LONGEST:
+            self._learn(width, seconds, prompts)
+
+    def _learn(self, width: float, seconds: float, prompts: float) -> None:
         stay = 1 - _SHAPE_RETURN
         self.mean[1:] = self.typical + stay * (self.mean[1:] - self.typical)
         self.covariance[1:] *= stay
@@ -99,6 +122,8 @@ class _Curve:
         weights = _weights(width)
         forward = math.ceil(width)
         noise = self.noise if forward in self.seen else max(self.noise, _FIRST_MEASUREMENT)
+        if prompts:
+            noise = math.hypot(noise, _PROMPTS)
         surprise = math.log(seconds) - float(weights @ self.mean)
         if forward == 1 and forward in self.seen:
             # 1.25 times the mean deviation is the standard deviation of a normal distribution.
@@ -119,10 +144,6 @@ class _Curve:
         self.covariance -= np.outer(gain, gain) / variance
 
         self.seen.add(forward)
-        self.steps_since_plain += 1
-        if forward == 1:
-            self.steps_since_plain = 0
-            self.plain_steps += 1
 
     @property
     def noise(self) -> float:
@@ -178,9 +199,12 @@ class StepCost:
         return cost
 
     def wants_plain_step(self, rows: int) -> bool:
-        """Whether the next step should go without drafts, to learn what that costs."""
-        curve = self._curve(rows)
-        return curve.plain_steps < _PLAIN_AT_FIRST or curve.steps_since_plain >= _PLAIN_EVERY
+        """Whether the next step should go without drafts, to learn what that costs.
+
+        To be asked once a step. One that is not measured then is wanted again some steps later.
+        """
+        with self._lock:
+            return self._curve(rows).wants_plain_step()
 
     def best_widths(self, rows: int, widest: int = _LONGEST) -> tuple[_Array, NDArray[np.int64]]:
         """What to pay for drafts when a forward may be padded to a width that is cheaper.
@@ -215,14 +239,16 @@ class StepCost:
         )
         return seconds
 
-    def observe(self, rows: int, width: float, seconds: float) -> None:
+    def observe(self, rows: int, width: float, seconds: float, *, prompt_tokens: float = 0) -> None:
         """Learns from a step of `rows` rows of `width` tokens that took `seconds`.
 
-        Where the rows differ in length, `width` is their mean.
+        Where the rows differ in length, `width` is their mean. A forward that reads prompts too
+        teaches what its tokens take, if not as exactly: `prompt_tokens` says how many of all its
+        tokens are theirs.
         """
         if seconds > 0:
             with self._lock:
-                self._curve(rows).observe(width, seconds)
+                self._curve(rows).observe(width, seconds, prompt_tokens / rows)
 
     def _curve(self, rows: int) -> _Curve:
         # Numbers of rows within a power of two share a curve; a new one is measured from the

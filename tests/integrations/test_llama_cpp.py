@@ -324,7 +324,7 @@ def test_a_prediction_serves_one_generation(tiny: Path) -> None:
     assert draft_model.latest_stats.drafted == 0
 
 
-@pytest.mark.parametrize("prediction", [[3, -1], [0.5], [[1, 2]], 7])
+@pytest.mark.parametrize("prediction", [[3, -1], [0.5], [[1, 2]], 7, [10**6]])
 def test_what_is_no_prediction(tiny: Path, prediction: Any) -> None:
     draft_model = FastdraftDraftModel(open_model(tiny))
     with pytest.raises((InvalidValueError, TypeError), match="prediction"):

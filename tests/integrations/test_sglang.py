@@ -182,8 +182,11 @@ def _req(rid: str, prompt: Sequence[int], **params: Any) -> Any:
     from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.sampling.sampling_params import SamplingParams
 
-    salts = {name: params.pop(name) for name in ("cache_salt", "extra_key") if name in params}
-    sampling = SamplingParams(temperature=0, custom_params=params or None)
+    salts = {
+        name: params.pop(name) for name in ("cache_salt", "extra_key", "lora_id") if name in params
+    }
+    most = params.pop("max_new_tokens", 128)
+    sampling = SamplingParams(temperature=0, max_new_tokens=most, custom_params=params or None)
     return Req(rid, "", array("q", prompt), sampling, **salts)
 
 
@@ -755,6 +758,54 @@ def test_requests_are_kept_apart(apart: dict[str, Any], corpus: adapter.Corpus) 
     assert not drafted("e", **apart)
 
 
+def test_adapters_remember_apart() -> None:
+    text = list(range(40, 60))
+    corpus = adapter.Corpus(draft_token_num=_NODES, adapters=4)
+
+    def drafted(rid: str, **options: Any) -> bool:
+        [tokens], _ = _ask(corpus, [_req(rid, [9, *text[:4]], **options)])
+        corpus.erase_match_state([rid])
+        return tokens[1] == text[4]
+
+    for lora in ({"lora_id": "pirate"}, {}, {"lora_id": "lawyer"}):
+        assert not drafted("a", **lora)
+        _ask(corpus, [_req("b", text, **lora)])
+        corpus.erase_match_state(["b"])
+        assert drafted("c", **lora)
+        # A key of the caller's own keeps a request apart from others of the adapter too.
+        assert not drafted("d", **lora, extra_key="tenant")
+    assert corpus.faults == 0
+
+
+def test_a_request_may_say_how_much_to_draft(corpus: adapter.Corpus) -> None:
+    text = [1, 2, 3, 4, 5, 6, 7, 8, 9] * 3
+    asked = [{}, {adapter.SWITCH: "off"}, {adapter.LOOKAHEAD: 3}, {adapter.LOOKAHEAD: 0}]
+    reqs = [_req(str(n), text, **params) for n, params in enumerate(asked)]
+    drafts, masks = _ask(corpus, reqs)
+    depths = [int(mask.sum(axis=1).max()) - 1 for mask in masks]
+    drafted = [sum(token > 0 for token in tokens[1:]) for tokens in drafts]
+    assert drafted[0] > 3
+    assert drafted[1:] == [0, 3, 0]
+    assert depths[2] >= 3
+    # What is no length is warned of.
+    assert corpus.faults == 1
+    # Where nobody is drafted for, that is no fault.
+    _ask(corpus, reqs[1:2])
+    assert corpus.faults == 1
+
+
+def test_requests_without_room_for_a_draft_are_not_indexed(corpus: adapter.Corpus) -> None:
+    text = [1, 2, 3, 4, 5] * 3
+    reqs = [_req(str(most), text, max_new_tokens=most) for most in (2, 3)]
+    for req in reqs:
+        req.output_ids.append(1)
+    (short, long), _ = _ask(corpus, reqs)
+    assert short[1:] == [0] * (_NODES - 1)
+    assert long[1:4] == [2, 3, 4]
+    assert corpus.engine.num_requests == 1
+    assert corpus.faults == 0
+
+
 def test_predictions_and_frozen_datastores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Datastore(max_bytes=1 << 20)
     store.add(list(range(200, 240)))
@@ -801,8 +852,9 @@ def test_ranks_draft_the_same(texts: list[tuple[list[int], list[int]]]) -> None:
 
 
 def test_a_fault_stays_with_the_request_that_it_was_met_with(
-    corpus: adapter.Corpus, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    corpus = adapter.Corpus(draft_token_num=_NODES, vocabulary=100)
     reqs = [
         _req("sound", [1, 2, 3, 4, 5, 1, 2]),
         _req("broken", [1, 2, 3, 4, 5, 1, 2], **{adapter.PREDICTION: ["x"]}),
@@ -811,24 +863,43 @@ def test_a_fault_stays_with_the_request_that_it_was_met_with(
         _req("negative", [1, 2, 3, 4, 5, 1, 2]),
         _req("foreign", [1, 2, 900, 4, 5, 1, 2]),
     ]
-    corpus.vocabulary = 100
     with caplog.at_level(logging.WARNING):
         corpus.begin(reqs)
         tails = [[1, 2], [1, 2], [1, 2], [1, 2], [-1], [1, 2]]
         tokens, mask = corpus.batch_get([r.rid for r in reqs], tails, [7, 7, 7, 70, 8, 7])
     rows = tokens.reshape(len(reqs), _NODES).tolist()
     assert rows[0][:4] == [2, 3, 4, 5]
-    for row, tail in zip(rows[1:], tails[1:], strict=True):
+    for row, tail in zip(rows[1:5], tails[1:5], strict=True):
         assert row == [tail[-1]] + [0] * (_NODES - 1)
-    for tree in mask.reshape(len(reqs), _NODES, _NODES)[1:]:
+    for tree in mask.reshape(len(reqs), _NODES, _NODES)[1:5]:
         assert _parents(tree) == list(range(-1, _NODES - 1))
-    assert corpus.faults == 5
+    # An id in a prompt that is no token's, as an image's, is drafted around.
+    assert max(rows[5]) < 100
+    assert corpus.faults == 4
     assert len([r for r in caplog.records if r.name.startswith("fastdraft")]) == 1
-    assert corpus.engine.num_requests == 1
+    assert corpus.engine.num_requests == 2
     reqs[0].output_ids.append(3)
     assert _ask(corpus, reqs[:1])[0][0][:3] == [3, 4, 5]
     corpus.erase_match_state([req.rid for req in reqs])
     assert corpus.num_requests == corpus.engine.num_requests == 0
+
+
+def test_tokens_of_another_tokenizer_are_not_drafted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Datastore(max_bytes=1 << 20)
+    store.add([40, 41, 42, 900, 901] * 3)
+    store.save(tmp_path / "foreign.fds")
+    monkeypatch.setenv("FASTDRAFT_DATASTORES", str(tmp_path / "foreign.fds"))
+    corpus = adapter.Corpus(draft_token_num=_NODES, vocabulary=100)
+    with caplog.at_level(logging.WARNING):
+        for rid in ("a", "b"):
+            [tokens], _ = _ask(corpus, [_req(rid, [1, 40, 41])])
+            assert tokens[:3] == [41, 42, 0]
+            assert max(tokens) < 100
+    assert corpus.faults == 1
+    [record] = [r for r in caplog.records if r.name.startswith("fastdraft")]
+    assert "another tokenizer" in record.getMessage()
 
 
 def test_the_end_of_a_request_is_kept_from_faults(corpus: adapter.Corpus) -> None:

@@ -125,13 +125,21 @@ def test_the_runner_knows_requests_and_hears_of_their_end(source: Path) -> None:
     update = body(runner, "_update_states")
     assert says(update, "self.requests.pop(req_id, None)")
     assert says(update, "scheduler_output.finished_req_ids")
+    output = body(module(source, "v1/core/sched/output.py"), "SchedulerOutput")
+    assert says(output, "num_scheduled_tokens: dict[str, int]")
     batch = module(source, "v1/worker/gpu_input_batch.py")
     fields = {
         statement.target.id
         for statement in body(batch, "CachedRequestState").body
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
     }
-    assert {"prompt_token_ids", "prompt_is_token_ids", "sampling_params"} <= fields
+    assert {
+        "lora_request",
+        "prompt_is_token_ids",
+        "prompt_token_ids",
+        "sampling_params",
+    } <= fields
+    assert "lora_name: str" in (source / "lora" / "request.py").read_text(encoding="utf-8")
     assert says(body(batch, "InputBatch"), "self.req_id_to_index")
     assert parameters(body(body(batch, "InputBatch"), "req_ids")) == ["self"]
     sampling = body(module(source, "sampling_params.py"), "SamplingParams")
@@ -148,6 +156,9 @@ def test_a_runner_near_its_longest_text_can_be_told_to_draft_on(source: Path) ->
     fits = ast.unparse(body(runner, "_input_fits_in_drafter"))
     assert "<= self.effective_drafter_max_model_len" in fits
     assert "common_attn_metadata.max_seq_len + num_drafter_query_tokens" in fits
+    update = body(runner, "update_max_model_len")
+    assert parameters(update) == ["self", "max_model_len"]
+    assert says(update, "self.effective_drafter_max_model_len = self.max_model_len")
 
 
 def test_one_rank_drafts_for_its_group(source: Path) -> None:
@@ -207,7 +218,17 @@ def test_the_config_has_what_is_read(source: Path) -> None:
     parallel = (source / "config" / "parallel.py").read_text(encoding="utf-8")
     assert "data_parallel_rank: int" in parallel
     assert "external_launcher" in parallel
-    assert parameters(body(module(source, "config/model.py"), "get_vocab_size")) == ["self"]
+    model = module(source, "config/model.py")
+    assert parameters(body(model, "get_vocab_size")) == ["self"]
+    for name in ("is_hybrid", "is_attention_free", "architecture"):
+        assert parameters(body(model, name)) == ["self"]
+    # What is refused.
+    assert "pipeline_parallel_size: int" in parallel
+    speculative = (source / "config" / "speculative.py").read_text(encoding="utf-8")
+    assert "num_speculative_tokens_per_batch_size: list" in speculative
+    # Among whom memory is divided.
+    assert "lora_config" in names
+    assert "max_loras: int" in (source / "config" / "lora.py").read_text(encoding="utf-8")
 
 
 def test_plugins_are_loaded_in_every_process(source: Path) -> None:

@@ -244,6 +244,18 @@ def test_token_ids_may_be_given(server: Server, plain) -> None:
     assert details(answer.usage)[0] > 10
 
 
+def test_drafts_may_be_switched_off(server: Server, plain) -> None:
+    text = plain[TOPICS[0]].message.content
+    answer = ask(
+        server, extra_body={"vllm_xargs": {"fastdraft": "off"}}, prediction=predicting(text)
+    )
+    assert_same(plain[TOPICS[0]], answer.choices[0])
+    assert details(answer.usage) == (0, 0)
+    with pytest.raises(openai.BadRequestError, match="at least 1, got 0") as raised:
+        ask(server, extra_body={"vllm_xargs": {"fastdraft_lookahead": 0}})
+    assert raised.value.param == "vllm_xargs"
+
+
 def test_choices_are_counted_together(server: Server, plain) -> None:
     text = plain[TOPICS[2]].message.content
     # More than one choice is for sampling, and this is hardly random.

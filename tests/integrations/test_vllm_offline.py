@@ -24,6 +24,7 @@ from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.sampling_params import StructuredOutputsParams
 
 from fastdraft.integrations.vllm import FastdraftProposer
+from fastdraft.step_cost import StepCost
 
 # What vLLM's own modules warn of when they are imported or started is theirs.
 pytestmark = pytest.mark.filterwarnings("default")
@@ -214,9 +215,25 @@ def test_bad_arguments_cost_drafts_alone(llm: LLM, plain: Plain) -> None:
     assert proposer_of(llm).faults == faults + 1
 
 
+def test_a_request_may_say_how_much_to_draft(llm: LLM, plain: Plain) -> None:
+    settle(llm)
+    faults = proposer_of(llm).faults
+    for arguments, most in (({"fastdraft": "off"}, 0), ({"fastdraft_lookahead": 2}, 2)):
+        before = proposer_of(llm).stats
+        prediction = {"prediction_token_ids": tokens_of(plain.alone[0])}
+        params = greedy(extra_args={**prediction, **arguments})
+        assert_same(plain.alone[0], tokens_of(run(llm, [PROMPTS[0]], params)[0]))
+        settle(llm)
+        after = proposer_of(llm).stats
+        drafts, drafted = after.drafts - before.drafts, after.drafted - before.drafted
+        assert drafted <= most * drafts
+        assert (drafts > 0) == (most > 0)
+    assert proposer_of(llm).faults == faults
+
+
 def test_salted_requests_leave_nothing(llm: LLM) -> None:
     settle(llm)
-    memory = proposer_of(llm)._memory[0]
+    [memory] = proposer_of(llm).memory.of(None)
     held = len(memory)
     prompt = {"prompt": "A secret of one tenant: violet, seven, harbour,", "cache_salt": "tenant"}
     run(llm, [prompt], greedy(extra_args={"fastdraft_remember": 1}))
@@ -262,7 +279,7 @@ def test_structured_output_is_the_same(llm: LLM, plain: Plain) -> None:
     json.loads(output.outputs[0].text)
     settle(llm)
     after = proposer_of(llm).stats
-    assert after.emitted - before.emitted == len(tokens_of(output)) + 1
+    assert after.emitted - before.emitted == len(tokens_of(output))
     assert after.accepted > before.accepted
 
 
@@ -333,6 +350,30 @@ def test_chunks_and_preemption_change_nothing(crowded: LLM, plain: Plain) -> Non
     assert proposer.stats.accepted > 100
     core_of(crowded).step_fn()
     assert proposer.num_requests == proposer.engine.num_requests == 0
+
+
+def test_steps_with_prompts_are_measured_by_their_tokens(
+    crowded: LLM, plain: Plain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proposer = proposer_of(crowded)
+    cost, seen = StepCost("cpu"), []
+
+    def observe(rows: int, width: float, seconds: float, *, prompt_tokens: int) -> None:
+        seen.append((rows, round(rows * width), prompt_tokens))
+        StepCost.observe(cost, rows, width, seconds, prompt_tokens=prompt_tokens)
+
+    monkeypatch.setattr(cost, "observe", observe)
+    monkeypatch.setattr(proposer, "_cost", cost)
+    prompts = [plain.long_prompt, *PROMPTS]
+    params = [greedy(max_tokens=200), *[greedy()] * len(PROMPTS)]
+    for output, expected in zip(
+        run(crowded, prompts, params), [plain.long, *plain.alone], strict=True
+    ):
+        assert_same(expected, tokens_of(output))
+    assert all(rows <= 6 and rows <= tokens <= 160 for rows, tokens, _ in seen)
+    assert any(prompt_tokens > 100 for _, _, prompt_tokens in seen)
+    assert sum(prompt_tokens == 0 for _, _, prompt_tokens in seen) > 20
+    assert proposer.faults == 0
 
 
 def run_alone(environment: dict[str, str], *arguments: str) -> dict[str, Any]:

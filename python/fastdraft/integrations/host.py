@@ -4,26 +4,38 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import reprlib
 import sys
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fastdraft import DraftStats, Engine
+from fastdraft import Datastore, DraftStats, Engine
 from fastdraft.errors import InvalidValueError
 
-__all__ = ["PREDICTION", "REMEMBER", "UNLIMITED", "HostRequests", "Text"]
+__all__ = [
+    "LOOKAHEAD",
+    "PREDICTION",
+    "REMEMBER",
+    "SWITCH",
+    "UNLIMITED",
+    "HostRequests",
+    "Memory",
+    "Text",
+    "longest_draft",
+]
 
 PREDICTION: Final = "prediction_token_ids"
 """Among a request's own parameters: the token ids of the text that its caller expects."""
 REMEMBER: Final = "fastdraft_remember"
 """Among them too: false keeps the request and the memory of earlier requests apart."""
+SWITCH: Final = "fastdraft"
+"""Among them too: "off" indexes and drafts nothing for the request."""
+LOOKAHEAD: Final = "fastdraft_lookahead"
+"""Among them too: the longest draft that the request wants."""
 UNLIMITED: Final = int(np.iinfo(np.int32).max)
-"""More tokens, and larger ids of them, than there are."""
+"""More tokens than there are."""
 
 _logger = logging.getLogger(__name__)
 
@@ -39,6 +51,80 @@ class Text:
 TextT = TypeVar("TextT", bound=Text)
 
 
+def longest_draft(params: Mapping[str, Any]) -> int:
+    """The longest draft that a request asks for, 0 for none at all.
+
+    Args:
+        params: The request's own parameters.
+
+    Raises:
+        InvalidValueError: What it has under `SWITCH` or `LOOKAHEAD` is not understood.
+    """
+    switch = params.get(SWITCH, "on")
+    # A bool is an integer, and some hosts send it as one.
+    if switch not in ("on", "off", True, False):
+        raise InvalidValueError(f"{SWITCH} must be 'on' or 'off', got {switch!r}")
+    longest = params.get(LOOKAHEAD, UNLIMITED)
+    if isinstance(longest, bool) or not isinstance(longest, int):
+        raise InvalidValueError(f"{LOOKAHEAD} must be an integer, got {longest!r}")
+    if longest < 1:
+        raise InvalidValueError(
+            f"{LOOKAHEAD} must be at least 1, got {longest}; to draft nothing, say {SWITCH}: 'off'"
+        )
+    return 0 if switch in ("off", False) else min(longest, UNLIMITED)
+
+
+class Memory:
+    """The text of finished requests, a live datastore for each adapter, within one bound.
+
+    What one adapter wrote says little about what another one will write, and may be another
+    tenant's. So each adapter has a store of its own, and the model without adapters has one. All
+    may grow to an equal share of the bytes; where there are too many for that, those go that no
+    request asked for in the longest time.
+
+    Args:
+        max_bytes: The most bytes of all stores together; 0 remembers nothing.
+        adapters: How many adapters may be at work at once.
+
+    Raises:
+        InvalidValueError: The shares are too small to hold anything.
+    """
+
+    def __init__(self, max_bytes: int, *, adapters: int = 0) -> None:
+        self.max_bytes = max_bytes
+        self._share = max_bytes // (1 + adapters)
+        # The one that was asked for last stands last.
+        self._stores: dict[Hashable, Datastore] = {}
+        self.of(None)
+
+    def of(self, adapter: Hashable) -> list[Datastore]:
+        """The store of an adapter, or of the model without any for None; none without memory."""
+        if not self.max_bytes:
+            return []
+        store = self._stores.pop(adapter, None)
+        if store is None or store.closed:
+            store = Datastore(max_bytes=self._share)
+        self._stores[adapter] = store
+        self.trim()
+        return [store]
+
+    def trim(self) -> None:
+        """Makes room: to be called when text has entered."""
+        while self.bytes > self.max_bytes:
+            self._stores.pop(next(iter(self._stores))).close()
+
+    def clear(self) -> None:
+        """Forgets everything, and closes the stores."""
+        for store in self._stores.values():
+            store.close()
+        self._stores.clear()
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of all stores. O(stores)."""
+        return sum(store.bytes for store in self._stores.values())
+
+
 class HostRequests(Generic[TextT]):
     """The requests of one host at one engine, by the host's names for them.
 
@@ -47,20 +133,21 @@ class HostRequests(Generic[TextT]):
 
     Args:
         engine: What drafts.
-        vocabulary: The tokens that the target knows. A GPU would end the process over others.
+        memory: What finished requests leave to later ones.
 
     Attributes:
         engine: What drafts.
-        vocabulary: The tokens that the target knows.
+        memory: What finished requests leave to later ones.
         faults: How often something went wrong in drafting.
     """
 
-    def __init__(self, engine: Engine, *, vocabulary: int = UNLIMITED) -> None:
+    def __init__(self, engine: Engine, memory: Memory) -> None:
         self.engine = engine
-        self.vocabulary = vocabulary
+        self.memory = memory
         self.faults = 0
         self._texts: dict[Hashable, TextT] = {}
         self._finished = DraftStats()
+        self._foreign = False
 
     @property
     def stats(self) -> DraftStats:
@@ -77,25 +164,21 @@ class HostRequests(Generic[TextT]):
         """How many requests are known, drafted for or not."""
         return len(self._texts)
 
-    def _prediction(self, given: Any) -> NDArray[np.int64] | None:
-        """What a request has under `PREDICTION`. Raises InvalidValueError."""
-        if given is None:
-            return None
-        try:
-            token_ids = np.asarray(given)
-        except ValueError:
-            # Lists of several lengths.
-            token_ids = np.empty((0, 0))
-        if token_ids.ndim != 1 or (len(token_ids) and token_ids.dtype.kind not in "iu"):
-            raise InvalidValueError(
-                f"{PREDICTION} must be a list of integers, got {reprlib.repr(given)}"
+    def _note_foreign(self) -> None:
+        """Warns once where datastores hold ids that the target does not know: see `num_foreign`."""
+        if self.engine.num_foreign and not self._foreign:
+            self._foreign = True
+            self._fault(
+                "a datastore holds tokens beyond the target's vocabulary of "
+                f"{self.engine.config.vocabulary}, which are not drafted; is it of another "
+                "tokenizer?"
             )
-        if token_ids.max(initial=0) >= self.vocabulary:
-            raise InvalidValueError(
-                f"{PREDICTION} must be below the vocabulary's {self.vocabulary}, got "
-                f"{token_ids.max()}"
-            )
-        return token_ids.astype(np.int64)
+
+    def _finish(self, text: TextT) -> None:
+        """Ends a request that is drafted for."""
+        assert text.request is not None
+        self._conclude(text, self.engine.finish(text.request))
+        self.memory.trim()
 
     def _conclude(self, text: TextT, stats: DraftStats) -> None:
         """The engine drafts for the request no more; what it did came to `stats`."""

@@ -8,6 +8,7 @@ target's own. Written for 0.3.36.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import weakref
 from collections.abc import Sequence
@@ -73,7 +74,7 @@ class FastdraftDraftModel:
             raise TypeError(f"llama must be a llama_cpp.Llama, got {llama!r}")
         if not isinstance(drafter, (Engine, DraftConfig, type(None))):
             raise TypeError(f"drafter must be an Engine or a DraftConfig, got {drafter!r}")
-        engine = drafter if isinstance(drafter, Engine) else Engine(drafter)
+        engine = drafter if isinstance(drafter, Engine) else _engine(drafter, llama.n_vocab())
         if engine.config.tree_budget is not None:
             raise InvalidValueError(
                 "llama-cpp-python verifies chains only: tree_budget must be None, got "
@@ -251,6 +252,14 @@ class FastdraftDraftModel:
         """What all forwards so far took together, without sampling and the caller's own work."""
         times = llama_cpp.llama_perf_context(self._context)
         return float(times.t_eval_ms + times.t_p_eval_ms)
+
+
+def _engine(config: DraftConfig | None, vocabulary: int) -> Engine:
+    """An engine for a target of so many tokens: llama.cpp ends a generation over others."""
+    config = DraftConfig() if config is None else config
+    if config.vocabulary is None:
+        config = dataclasses.replace(config, vocabulary=vocabulary)
+    return Engine(config)
 
 
 def _device_type(llama: llama_cpp.Llama) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,10 +18,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastdraft import Datastore, DraftBatch, DraftConfig, Engine
-from fastdraft.errors import InvalidValueError
-from fastdraft.integrations.host import PREDICTION, REMEMBER, HostRequests, Text
+from fastdraft.errors import FastdraftError, InvalidValueError
+from fastdraft.integrations.host import (
+    LOOKAHEAD,
+    PREDICTION,
+    REMEMBER,
+    SWITCH,
+    UNLIMITED,
+    HostRequests,
+    Memory,
+    Text,
+    longest_draft,
+)
 
-__all__ = ["NAME", "PREDICTION", "REMEMBER", "Corpus", "register"]
+__all__ = ["LOOKAHEAD", "NAME", "PREDICTION", "REMEMBER", "SWITCH", "Corpus", "register"]
 
 NAME = "FASTDRAFT"
 """What `--speculative-algorithm` takes."""
@@ -36,6 +46,8 @@ class _Text(Text):
     prompt_size: int = 0
     output_ids: Sequence[int] = ()
     """The host's own list, which grows: another one under the same id is another request."""
+    lookahead: int = UNLIMITED
+    """The longest draft that it asks for."""
 
 
 class _Row(NamedTuple):
@@ -57,12 +69,22 @@ class Corpus(HostRequests[_Text]):
     Not thread-safe: SGLang calls it from the thread that schedules.
     """
 
-    def __init__(self, *, draft_token_num: int, max_bfs_breadth: int = 2, **_: Any) -> None:
+    def __init__(
+        self,
+        *,
+        draft_token_num: int,
+        max_bfs_breadth: int = 2,
+        vocabulary: int | None = None,
+        adapters: int = 0,
+        **_: Any,
+    ) -> None:
         """Makes a corpus as SGLang's worker makes its own.
 
         Args:
             draft_token_num: The nodes of a tree, its root included.
             max_bfs_breadth: 1 drafts chains, for attention backends that take no others.
+            vocabulary: The tokens that the target knows; not of the worker's own corpus.
+            adapters: How many LoRA adapters may be at work at once; not of that one either.
 
         What the worker has no option for is in the environment: `FASTDRAFT_MEMORY_BYTES`, the most
         memory for the text of finished requests, from which later ones are drafted, 1 GiB by
@@ -80,9 +102,7 @@ class Corpus(HostRequests[_Text]):
         longest = draft_token_num - 1
         memory_bytes = _bytes("FASTDRAFT_MEMORY_BYTES")
         paths = os.environ.get("FASTDRAFT_DATASTORES", "").split(os.pathsep)
-        self._memory_bytes = _MEMORY_BYTES if memory_bytes is None else memory_bytes
         self._frozen = [Datastore.open(path) for path in paths if path]
-        self._memory = self._new_memory()
         # The host verifies all nodes, so each of them is paid for in any case.
         engine = Engine(
             DraftConfig(
@@ -90,10 +110,11 @@ class Corpus(HostRequests[_Text]):
                 tree_budget=None if max_bfs_breadth == 1 else longest,
                 token_cost=0.0,
                 max_bytes=_bytes("FASTDRAFT_MAX_BYTES"),
+                vocabulary=vocabulary,
             )
         )
-        # The worker knows the vocabulary, and sets it.
-        super().__init__(engine)
+        memory_bytes = _MEMORY_BYTES if memory_bytes is None else memory_bytes
+        super().__init__(engine, Memory(memory_bytes, adapters=adapters))
         self._width = draft_token_num
 
     def begin(self, reqs: Iterable[Any]) -> None:
@@ -118,17 +139,26 @@ class Corpus(HostRequests[_Text]):
     def _add(self, text: _Text, req: Any) -> None:
         params = getattr(req.sampling_params, "custom_params", None)
         params = params if isinstance(params, Mapping) else {}
-        # What the host keeps apart in its cache of prefixes is kept apart here.
-        salted = getattr(req, "cache_salt", None) or getattr(req, "extra_key", None)
+        # What the host keeps apart in its cache of prefixes is kept apart here. It adds the adapter
+        # to the key of a request.
+        adapter = getattr(req, "lora_id", None)
+        own_key = (getattr(req, "extra_key", None) or None) != adapter
+        salted = getattr(req, "cache_salt", None) or own_key
         shared = params.get(REMEMBER, True) and not salted
         # As it was before the host put hashes of the images into it.
         prompt = getattr(req, "origin_input_ids_unpadded", req.origin_input_ids)
         text.prompt_size = len(prompt)
+        text.lookahead = longest_draft(params)
+        most = req.sampling_params.max_new_tokens
+        room = UNLIMITED if most is None else most - len(req.output_ids)
+        if not text.lookahead or room < 2:
+            # One token follows every draft.
+            return
         known = [np.asarray(part, dtype=np.int64) for part in (prompt, req.output_ids)]
         text.request = self.engine.add_request(
             np.concatenate(known),
-            prediction=self._prediction(params.get(PREDICTION)),
-            datastores=[*(self._memory if shared else []), *self._frozen],
+            prediction=params.get(PREDICTION),
+            datastores=[*(self.memory.of(adapter) if shared else []), *self._frozen],
         )
 
     def batch_get(
@@ -158,27 +188,41 @@ class Corpus(HostRequests[_Text]):
             for place, rid in enumerate(req_ids)
             if (text := self._texts.get(rid)) is not None and text.request is not None
         ]
-        if rows:
+        try:
             self._step(rows, tokens, parents)
+        except Exception:
+            self._fault()
+            for row in rows:
+                self._give_up(row.text)
         return tokens.reshape(-1), _ancestors(parents).reshape(-1)
 
     def _step(self, rows: list[_Row], tokens: _Ints, parents: _Ints) -> None:
-        requests = [row.request for row in rows]
-        try:
-            emitted = [self._emitted(row) for row in rows]
-            offsets = np.cumsum([0, *map(len, emitted)])
-            flat = [token for part in emitted for token in part]
-            self.engine.observe_batch(requests, flat, offsets)
-            drafts = self.engine.propose_batch(requests)
-            self._place(drafts, [row.place for row in rows], tokens, parents)
-        except Exception:
-            if len(rows) == 1:
+        known, emitted = [], []
+        for row in rows:
+            try:
+                emitted.append(self._emitted(row))
+                known.append(row)
+            except FastdraftError:
                 self._fault()
-                self._give_up(rows[0].text)
-                return
-            # One by one, to find whose fault it is.
-            for row in rows:
-                self._step([row], tokens, parents)
+                self._give_up(row.text)
+        offsets = np.cumsum([0, *map(len, emitted)])
+        flat = [token for part in emitted for token in part]
+        try:
+            self.engine.observe_batch([row.request for row in known], flat, offsets)
+        except FastdraftError as error:
+            if not error.rows:
+                raise
+            for place in error.rows:
+                self._fault()
+                self._give_up(known[place].text)
+        rows = [row for row in known if row.text.request is not None]
+        if not rows:
+            return
+        drafts = self.engine.propose_batch(
+            [row.request for row in rows], limits=[row.text.lookahead for row in rows]
+        )
+        self._note_foreign()
+        self._place(drafts, [row.place for row in rows], tokens, parents)
 
     def _emitted(self, row: _Row) -> Sequence[int]:
         """The last tokens of a text that the engine does not have yet."""
@@ -191,12 +235,6 @@ class Corpus(HostRequests[_Text]):
         return row.tail[len(row.tail) - missing :]
 
     def _place(self, drafts: DraftBatch, places: list[int], tokens: _Ints, parents: _Ints) -> None:
-        largest = drafts.token_ids.max(initial=0)
-        if largest >= self.vocabulary:
-            # A GPU would end the process over it.
-            raise InvalidValueError(
-                f"draft tokens must be below the vocabulary's {self.vocabulary}, got {largest}"
-            )
         counts = np.diff(drafts.offsets)
         at = np.repeat(places, counts)
         nodes = 1 + np.arange(len(at)) - np.repeat(drafts.offsets[:-1], counts)
@@ -223,7 +261,7 @@ class Corpus(HostRequests[_Text]):
                 last = text.output_ids[known - text.prompt_size :]
                 if last:
                     self.engine.observe(text.request, last)
-                self._finished += self.engine.finish(text.request)
+                self._finish(text)
             except Exception:
                 self._fault()
                 self._give_up(text)
@@ -233,12 +271,7 @@ class Corpus(HostRequests[_Text]):
         for text in self._texts.values():
             self._give_up(text)
         self._texts.clear()
-        for store in self._memory:
-            store.close()
-        self._memory = self._new_memory()
-
-    def _new_memory(self) -> list[Datastore]:
-        return [Datastore(max_bytes=self._memory_bytes)] if self._memory_bytes else []
+        self.memory.clear()
 
 
 def _ancestors(parents: _Ints) -> _Ints:
@@ -320,10 +353,14 @@ def _worker() -> type:
     class FastdraftWorker(ngram_worker.NGRAMWorker):  # type: ignore[misc]
         """SGLang's n-gram worker, whose corpus is a `Corpus`."""
 
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            with _corpus_of(ngram_worker):
-                super().__init__(*args, **kwargs)
-            self.ngram_corpus.vocabulary = self.model_runner.model_config.vocab_size
+        def __init__(self, server_args: Any, *args: Any, target_worker: Any, **kwargs: Any) -> None:
+            corpus = functools.partial(
+                Corpus,
+                vocabulary=target_worker.model_runner.model_config.vocab_size,
+                adapters=server_args.max_loras_per_batch if server_args.enable_lora else 0,
+            )
+            with _corpus_of(ngram_worker, corpus):
+                super().__init__(server_args, *args, target_worker=target_worker, **kwargs)
             # How much of a text's end the corpus is shown: all that one step can add.
             self.max_trie_depth = self.draft_token_num
 
@@ -338,10 +375,10 @@ def _worker() -> type:
 
 
 @contextlib.contextmanager
-def _corpus_of(module: Any) -> Iterator[None]:
+def _corpus_of(module: Any, corpus: Callable[..., Corpus]) -> Iterator[None]:
     # The worker would make its own corpus first: a table for a million nodes, compiled on the way.
     own = module.NgramCorpus
-    module.NgramCorpus = Corpus
+    module.NgramCorpus = corpus
     try:
         yield
     finally:

@@ -3,7 +3,7 @@
 The middleware turns a request's `prediction` into the token ids that the proposer takes, and writes
 into the answer's `usage` what became of them. It is plain ASGI and knows vLLM's HTTP interface
 alone: `/tokenize`, `vllm_xargs` and the answers' JSON. Requests without a prediction pass as they
-are.
+are, unless they ask fastdraft for what it does not understand.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from fastdraft.integrations.host import PREDICTION
-from fastdraft.integrations.vllm.ledger import LedgerReader, new_ticket
+from fastdraft.errors import InvalidValueError
+from fastdraft.integrations.host import PREDICTION, longest_draft
+from fastdraft.integrations.vllm.ledger import FOLDER_VARIABLE, LedgerReader, new_ticket
 from fastdraft.integrations.vllm.metrics import exposition
 from fastdraft.integrations.vllm.proposer import TICKET
 
@@ -24,6 +26,13 @@ __all__ = ["PredictionMiddleware"]
 _COMPLETIONS = ("/v1/chat/completions", "/v1/completions")
 _TOKENIZE = "/tokenize"
 _METRICS = "/metrics"
+
+_UNUSED = "%s %s, so a prediction went unused"
+_LOST = (
+    "nothing is known of a request's prediction, so its usage goes without counts: an engine on "
+    "another machine cannot send them, nor one that does not draft with fastdraft; they travel in "
+    "%s=%s"
+)
 
 _Json = dict[str, Any]
 _Message = MutableMapping[str, Any]
@@ -48,7 +57,7 @@ class PredictionMiddleware:
     def __init__(self, app: _App) -> None:
         self.app = app
         self._ledgers = LedgerReader.from_environment()
-        self._warned = False
+        self._warned: set[str] = set()
 
     async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
         if scope["type"] == "http":
@@ -112,23 +121,27 @@ class PredictionMiddleware:
         try:
             await self.app(request, receive, send)
         except Exception as error:
-            self._warn_once(f"raised {error!r}")
+            self._warn_once(_UNUSED, _TOKENIZE, f"raised {error!r}")
             return None
         tokens = _parsed(bytes(answer)).get("tokens") if status == 200 else None
         if isinstance(tokens, list):
             return tokens
-        self._warn_once(f"answered with status {status} and {bytes(answer[:200])!r}")
+        self._warn_once(
+            _UNUSED, _TOKENIZE, f"answered with status {status} and {bytes(answer[:200])!r}"
+        )
         return None
 
-    def _warn_once(self, what: str) -> None:
-        if not self._warned:
-            self._warned = True
-            logger.warning("%s %s, so a prediction went unused", _TOKENIZE, what)
+    def _warn_once(self, what: str, *details: object) -> None:
+        if what not in self._warned:
+            self._warned.add(what)
+            logger.warning(what, *details)
 
     def report(self, usage: _Json, ticket: str) -> None:
         """Adds the counts of a request to its `usage`."""
         counts = None if self._ledgers is None else self._ledgers.prediction_tokens(ticket)
         if counts is None:
+            if usage.get("completion_tokens"):
+                self._warn_once(_LOST, FOLDER_VARIABLE, os.environ.get(FOLDER_VARIABLE))
             return
         accepted, rejected = counts
         # The model may verify tokens past the end of the answer in its last step.
@@ -140,8 +153,17 @@ class PredictionMiddleware:
         usage["completion_tokens_details"] = {**details, **counted, **known}
 
 
-class _InvalidPrediction(Exception):
-    pass
+class _InvalidRequest(Exception):
+    """Why a request is refused, and the parameter that is wrong with it."""
+
+    def __init__(self, reason: str, parameter: str) -> None:
+        super().__init__(reason)
+        self.parameter = parameter
+
+
+class _InvalidPrediction(_InvalidRequest):
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason, "prediction")
 
 
 class _Completion:
@@ -160,7 +182,7 @@ class _Completion:
         self._client_send = send
         self._body_given = False
         self._ticket: str | None = None
-        self._refusal: str | None = None
+        self._refusal: _InvalidRequest | None = None
         self._answer: _WholeAnswer | _EventAnswer | None = None
 
     async def run(self) -> None:
@@ -191,19 +213,24 @@ class _Completion:
         self._body_given = True
         try:
             changed = await self._with_token_ids(bytes(body))
-        except _InvalidPrediction as error:
-            self._refusal = str(error)
+        except _InvalidRequest as error:
+            self._refusal = error
             return {"type": "http.disconnect"}
         return {"type": "http.request", "body": changed, "more_body": False}
 
     async def _with_token_ids(self, body: bytes) -> bytes:
         """The body with the prediction as token ids and a ticket, where it has a prediction."""
-        if b'"prediction' not in body:
+        if b'"prediction' not in body and b'"fastdraft' not in body:
             return body
         request = _parsed(body)
+        arguments = request.get("vllm_xargs")
+        if isinstance(arguments, dict):
+            try:
+                longest_draft(arguments)
+            except InvalidValueError as error:
+                raise _InvalidRequest(f"vllm_xargs.{error}", "vllm_xargs") from error
         prediction = request.get("prediction")
         text = None if prediction is None else _prediction_text(prediction)
-        arguments = request.get("vllm_xargs")
         if arguments is None:
             arguments = {}
         if not isinstance(arguments, dict):
@@ -245,8 +272,13 @@ class _Completion:
         self._middleware.report(usage, self._ticket)
         return json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
 
-    async def _refuse(self, reason: str) -> None:
-        error = {"message": reason, "type": "BadRequestError", "param": "prediction", "code": 400}
+    async def _refuse(self, refusal: _InvalidRequest) -> None:
+        error = {
+            "message": str(refusal),
+            "type": "BadRequestError",
+            "param": refusal.parameter,
+            "code": 400,
+        }
         body = json.dumps({"error": error}).encode()
         headers = [
             (b"content-type", b"application/json"),

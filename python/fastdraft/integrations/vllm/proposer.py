@@ -12,6 +12,7 @@ import itertools
 import logging
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -21,7 +22,15 @@ from numpy.typing import NDArray
 
 from fastdraft import Datastore, DraftConfig, DraftStats, Engine
 from fastdraft.errors import FastdraftError, InvalidValueError
-from fastdraft.integrations.host import PREDICTION, REMEMBER, UNLIMITED, HostRequests, Text
+from fastdraft.integrations.host import (
+    PREDICTION,
+    REMEMBER,
+    UNLIMITED,
+    HostRequests,
+    Memory,
+    Text,
+    longest_draft,
+)
 from fastdraft.integrations.vllm.ledger import Ledger, Totals
 from fastdraft.step_cost import StepCost
 
@@ -32,9 +41,12 @@ TICKET = "prediction_ticket"
 
 _Ints = NDArray[np.int64]
 
-# A step without drafts, to learn what that costs, is asked for at most so often: while prompts keep
-# coming none of them is measured.
-_PLAIN_AT_MOST_EVERY = 16
+# How much the latest step counts in the mean of the prompt tokens of a step.
+_PROMPT_RATE = 1 / 8
+
+# A request is drafted for where so many tokens may come: the prompt's own, then one of a draft and
+# the one that follows it.
+_LEAST_ROOM = 3
 
 _logger = logging.getLogger(__name__)
 
@@ -83,7 +95,9 @@ class _Text(Text):
     length: int = 0
     """The tokens of it that the engine has."""
     longest: int = UNLIMITED
-    """The tokens at which it ends."""
+    """The tokens at which it ends, of prompt and output."""
+    lookahead: int = UNLIMITED
+    """The longest draft that it asks for."""
     scheduled: int = 0
     """The tokens that its next forward is to have, its draft included; 0 for a prompt's."""
     predicts: bool = False
@@ -115,6 +129,11 @@ class _RowsOfRunner:
 
     def params(self, key: Hashable) -> Any:
         return self._runner.requests[key].sampling_params
+
+    def adapter(self, key: Hashable) -> Hashable:
+        # vLLM tells adapters apart by their names, in its cache of prefixes too.
+        adapter = getattr(self._runner.requests[key], "lora_request", None)
+        return None if adapter is None else adapter.lora_name
 
 
 class _RowsByContent:
@@ -153,6 +172,9 @@ class _RowsByContent:
     def params(self, key: Hashable) -> Any:
         return None
 
+    def adapter(self, key: Hashable) -> Hashable:
+        return None
+
     def _marks(
         self, rows: list[int], lengths: list[int], token_ids: NDArray[np.int32]
     ) -> list[bytes]:
@@ -184,24 +206,31 @@ class FastdraftProposer(HostRequests[_Text]):
             vllm_config: A `vllm.config.VllmConfig`.
 
         Raises:
-            InvalidValueError: `additional_config["fastdraft"]` has an unknown key or a bad value.
+            InvalidValueError: `additional_config["fastdraft"]` has an unknown key or a bad value,
+                or vLLM is set up in a way that drafts cannot serve.
             DatastoreError: A datastore cannot be opened.
         """
         settings = Settings.of(vllm_config)
+        _check(vllm_config)
         self._model_config = vllm_config.model_config
         self._lookahead = int(vllm_config.speculative_config.num_speculative_tokens)
         self._frozen = [Datastore.open(path) for path in settings.datastores]
-        size = settings.memory_bytes
-        self._memory = [Datastore(max_bytes=size)] if size else []
-        config = DraftConfig(lookahead=self._lookahead, max_bytes=settings.max_bytes)
+        adapters = getattr(getattr(vllm_config, "lora_config", None), "max_loras", 0)
+        config = DraftConfig(
+            lookahead=self._lookahead,
+            max_bytes=settings.max_bytes,
+            vocabulary=int(self._model_config.get_vocab_size()),
+        )
         if settings.token_cost is not None:
             config = replace(config, token_cost=settings.token_cost)
         super().__init__(
-            Engine(config, datastores=[*self._memory, *self._frozen]),
-            vocabulary=int(self._model_config.get_vocab_size()),
+            Engine(config, datastores=self._frozen),
+            Memory(settings.memory_bytes, adapters=adapters),
         )
         self._steps = 0
-        self._next_plain = 0
+        # The tokens by row of the forwards since the last step; more than one are too many.
+        self._forwards: deque[Mapping[Hashable, int]] = deque(maxlen=2)
+        self._prompt_tokens = 0.0  # of a step, of late
         self._seconds = 0.0
         # Where each rank schedules for itself, all have to draft the same, and their clocks differ.
         together = _ranks_schedule_alone(vllm_config)
@@ -241,6 +270,9 @@ class FastdraftProposer(HostRequests[_Text]):
             if ended:
                 self._guard(lambda: self._end(ended), None)
                 self._guard(self._publish, None)
+            tokens = getattr(scheduler_output, "num_scheduled_tokens", None)
+            if tokens:
+                self._forwards.append(tokens)
             return execute(scheduler_output, *args, **kwargs)
 
         runner.execute_model = execute_model
@@ -248,6 +280,16 @@ class FastdraftProposer(HostRequests[_Text]):
             # Else the runner would draft zeros for all rows as soon as one is near its end; what
             # fits is known here row by row.
             runner.effective_drafter_max_model_len += self._lookahead
+            update = getattr(runner, "update_max_model_len", lambda _: None)
+
+            @functools.wraps(update)
+            def update_max_model_len(length: int) -> None:
+                # It may set the drafter's length anew.
+                runner.effective_drafter_max_model_len -= self._lookahead
+                update(length)
+                runner.effective_drafter_max_model_len += self._lookahead
+
+            runner.update_max_model_len = update_max_model_len
 
     def propose(
         self,
@@ -303,8 +345,7 @@ class FastdraftProposer(HostRequests[_Text]):
 
         keys = self._rows.keys(rows, before, now, token_ids)
         self._end(self._rows.gone(self._texts))
-        scheduled = 0
-        going_on = 0 < len(rows) == len(drafts)
+        decoded: dict[Hashable, int] = {}
         texts: list[_Text] = []
         for key, row, length in zip(keys, rows, before, strict=True):
             text = self._texts.get(key)
@@ -315,17 +356,38 @@ class FastdraftProposer(HostRequests[_Text]):
             if text is None:
                 text = self._texts[key] = _Text()
                 self._start(text, key, token_ids[row], length)
-                going_on = False
-            scheduled += text.scheduled
-            # A step that ended without this being called has another time.
-            going_on = going_on and text.scheduled > 0 and text.length == length
+            elif text.scheduled > 0 and text.length == length:
+                decoded[key] = text.scheduled
             texts.append(text)
-        if self._cost is not None and going_on:
-            self._cost.observe(len(rows), scheduled / len(rows), seconds)
+        self._measure(decoded, len(drafts), seconds)
 
         self._observe(texts, rows, now, token_ids)
         self._draft(texts, rows, drafts)
         return drafts
+
+    def _measure(self, decoded: Mapping[Hashable, int], rows: int, seconds: float) -> None:
+        """Learns from the step that took `seconds`.
+
+        Args:
+            decoded: The tokens that were to be in it, by row, of those that went on where the last
+                step had left them. With none of them, the host may have waited for work.
+            rows: All rows of the step.
+        """
+        forwards = list(self._forwards)
+        self._forwards.clear()
+        if self._cost is None or not decoded:
+            return
+        if len(forwards) == 1:
+            [forward] = forwards
+            tokens = sum(forward.values())
+            prompt_tokens = tokens - sum(forward.get(key, 0) for key in decoded)
+        elif not forwards and len(decoded) == rows:
+            # Without the runner, only a step that reads no prompt is known in full.
+            tokens, prompt_tokens = sum(decoded.values()), 0
+        else:
+            return
+        self._prompt_tokens += _PROMPT_RATE * (prompt_tokens - self._prompt_tokens)
+        self._cost.observe(rows, tokens / rows, seconds, prompt_tokens=prompt_tokens)
 
     def _start(self, text: _Text, key: Hashable, row: NDArray[np.int32], length: int) -> None:
         """Adds the request that has `length` tokens of text in `row`, but not its output."""
@@ -336,19 +398,28 @@ class FastdraftProposer(HostRequests[_Text]):
         extra = getattr(params, "extra_args", None) or {}
         prediction = extra.get(PREDICTION)
         most = getattr(params, "max_tokens", None)
+        text.length = size
+        text.longest = self._model_config.max_model_len
+        if most is not None:
+            text.longest = min(text.longest, size + most)
+        if prediction is not None and self._ledger is not None:
+            text.row = self._ledger.open(extra.get(TICKET))
+        if text.longest - length < _LEAST_ROOM:
+            return
         try:
+            text.lookahead = longest_draft(extra)
+            if not text.lookahead:
+                return
+            shared = extra.get(REMEMBER, True)
+            remembered = self.memory.of(self._rows.adapter(key)) if shared else []
             text.request = self.engine.add_request(
                 row[:size],
-                prediction=self._prediction(prediction),
-                datastores=None if extra.get(REMEMBER, True) else self._frozen,
+                prediction=prediction,
+                datastores=[*remembered, *self._frozen],
             )
         except FastdraftError:
             self._fault()
-        text.length = size
-        text.longest = UNLIMITED if most is None else size + most
         text.predicts = prediction is not None and text.request is not None
-        if text.predicts and self._ledger is not None:
-            text.row = self._ledger.open(extra.get(TICKET))
 
     def _observe(
         self,
@@ -371,24 +442,14 @@ class FastdraftProposer(HostRequests[_Text]):
         emitted = token_ids[np.repeat(places, counts), columns]
         try:
             self.engine.observe_batch(_ids(text for text, _, _ in live), emitted, offsets)
-        except FastdraftError:
+        except FastdraftError as error:
+            if not error.rows:
+                raise
             self._fault()
-            self._observe_each(live, token_ids)
+            for row in error.rows:
+                self._give_up(live[row][0])
         for text, end in zip(texts, now, strict=True):
             text.length = end
-
-    def _observe_each(
-        self, live: list[tuple[_Text, int, int]], token_ids: NDArray[np.int32]
-    ) -> None:
-        """Row by row what could not be observed together, to find whose fault it is."""
-        for text, row, end in live:
-            assert text.request is not None
-            try:
-                start = self.engine.num_tokens(text.request)
-                if start < end:
-                    self.engine.observe(text.request, token_ids[row, start:end])
-            except FastdraftError:
-                self._give_up(text)
 
     def _draft(self, texts: list[_Text], rows: list[int], drafts: list[list[int]]) -> None:
         for text in texts:
@@ -401,27 +462,18 @@ class FastdraftProposer(HostRequests[_Text]):
         width = len(drafts)
         cost = None
         if self._cost is not None:
-            if self._steps >= self._next_plain and self._cost.wants_plain_step(width):
-                self._next_plain = self._steps + _PLAIN_AT_MOST_EVERY
+            if self._cost.wants_plain_step(width):
                 return
-            # The tokens of rows without drafts are in the forward too.
-            cost = self._cost.seconds_by_tokens(width, self._lookahead + 1)[width - len(live) :]
-        end = self._model_config.max_model_len
+            # The tokens of prompts and of rows without drafts are in the forward too.
+            prompts = round(self._prompt_tokens)
+            widest = self._lookahead + 1 + -(-prompts // width)
+            cost = self._cost.seconds_by_tokens(width, widest)[prompts + width - len(live) :]
         # One token follows every draft, and has to have room too.
-        limits = [max(min(end, text.longest) - text.length - 1, 0) for text, _ in live]
+        limits = [min(max(text.longest - text.length - 1, 0), text.lookahead) for text, _ in live]
         requests = _ids(text for text, _ in live)
         batch = self.engine.propose_batch(requests, limits=limits, cost=cost)
-        found = batch.tolist()
-        foreign = batch.token_ids.max(initial=0) >= self.vocabulary
-        for (text, row), draft in zip(live, found, strict=True):
-            if foreign and max(draft, default=0) >= self.vocabulary:
-                # A GPU would end the process over it.
-                self._fault(
-                    f"drafts must be below the vocabulary's {self.vocabulary}, got {max(draft)}: "
-                    "a datastore of another tokenizer?"
-                )
-                self._give_up(text)
-                continue
+        self._note_foreign()
+        for (text, row), draft in zip(live, batch.tolist(), strict=True):
             text.scheduled += len(draft)
             drafts[row] = draft
 
@@ -446,22 +498,23 @@ class FastdraftProposer(HostRequests[_Text]):
                 seconds=self._seconds,
                 requests=self.engine.num_requests,
                 request_bytes=self.engine.num_bytes,
-                datastore_bytes=sum(store.bytes for store in self._memory),
+                datastore_bytes=self.memory.bytes,
             )
         )
 
     def _end(self, keys: Iterable[Hashable]) -> None:
         for key in keys:
             text = self._texts.pop(key, None)
-            if text is not None and text.request is not None:
-                self._conclude(text, self.engine.finish(text.request))
+            if text is None:
+                continue
+            if text.request is not None:
+                self._finish(text)
+            if text.row is not None and self._ledger is not None:
+                self._ledger.close(text.row)
 
     def _conclude(self, text: _Text, stats: DraftStats) -> None:
         super()._conclude(text, stats)
         self._record(text, stats)
-        if text.row is not None and self._ledger is not None:
-            self._ledger.close(text.row)
-            text.row = None
 
     def _record(self, text: _Text, stats: DraftStats) -> None:
         if text.row is not None and self._ledger is not None:
@@ -482,6 +535,38 @@ class FastdraftProposer(HostRequests[_Text]):
 def _ids(texts: Iterable[_Text]) -> _Ints:
     """The engine's ids of texts that are drafted for."""
     return np.array([text.request for text in texts], dtype=np.int64)
+
+
+def _check(vllm_config: Any) -> None:
+    """Raises InvalidValueError for what would give wrong text, or be ignored in silence."""
+    parallel = getattr(vllm_config, "parallel_config", None)
+    stages = getattr(parallel, "pipeline_parallel_size", 1)
+    if stages > 1:
+        # The model runner that takes drafts from the host schedules a request's next step before
+        # the token of this one is known.
+        raise InvalidValueError(
+            "pipeline_parallel_size must be 1 for fastdraft, since vLLM's V1 model runner verifies "
+            "drafts wrongly across pipeline stages; split the model with tensor_parallel_size "
+            f"instead, got {stages}"
+        )
+    model = vllm_config.model_config
+    if getattr(model, "is_hybrid", False) or getattr(model, "is_attention_free", False):
+        # Which layers are taken back to the last accepted token depends on vLLM's version, their
+        # kind and the device; where they are not, nothing says so.
+        raise InvalidValueError(
+            "the model must have a key-value cache alone, since vLLM does not take all kinds of "
+            "recurrent or convolutional state back where a draft is rejected; leave "
+            "speculative_config out, or use the model's own draft heads if it has any (method "
+            f"'mtp'), got {model.architecture}"
+        )
+    speculative = vllm_config.speculative_config
+    by_batch_size = getattr(speculative, "num_speculative_tokens_per_batch_size", None)
+    if by_batch_size is not None:
+        raise InvalidValueError(
+            "num_speculative_tokens_per_batch_size must be left out: fastdraft drafts by what a "
+            "step of the batch at hand costs, up to num_speculative_tokens; got "
+            f"{by_batch_size!r}"
+        )
 
 
 def _is_first_rank() -> bool:
