@@ -20,6 +20,7 @@ SGLANG ?= 0.5.23
 # How many pytest processes; each is held to one thread.
 JOBS ?= 2
 FUZZ_SECONDS ?= 60
+MINUTES ?= 60
 # Options of `fastdraft demo`.
 DEMO ?=
 # A folder of recorded requests, for the benchmarks that replay some: `make bench DATA=FOLDER`.
@@ -52,7 +53,7 @@ HOST_PYTEST = $(DEMO_MODEL) $(@:test-%=$(HOSTS)/%)/bin/python -m pytest
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-cpp test-python test-kernels test-oldest test-hosts test-vllm \
-  test-llama-cpp test-sglang test-serve fuzz lint format stubs wheel package bench bench-serving \
+  test-llama-cpp test-sglang test-serve fuzz campaign lint format stubs wheel package bench bench-serving \
   clean
 
 help: ## Show the targets
@@ -117,8 +118,14 @@ format: $(VENV)/.lint ## Rewrite the sources in the house's format
 	clang-format -i $(CXX_FILES)
 
 fuzz: $(VENV)/.tools ## Fuzz the core for FUZZ_SECONDS a target; needs Clang
+	command -v clang++ >/dev/null || $(call install,clang libclang-rt-dev)
 	cmake --preset fuzz && cmake --build --preset fuzz
 	for target in build/fuzz/fuzz_*; do $$target -max_total_time=$(FUZZ_SECONDS) || exit 1; done
+
+campaign: $(VENV)/.test ## Run random cases of everything for MINUTES, or the one that PART and SEED name; needs Clang
+	command -v clang++ >/dev/null || $(call install,clang libclang-rt-dev)
+	cmake --preset fuzz && cmake --build --preset fuzz
+	PYTHONPATH=tests python -m campaign --minutes $(MINUTES) $(PART:%=--part %) $(SEED:%=--seed %)
 
 stubs: $(VENV)/.test ## Regenerate the stub of the C++ module
 	pybind11-stubgen fastdraft._core --output-dir python

@@ -42,13 +42,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="campaign")
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--part", choices=_SHARES, help="this part alone")
-    parser.add_argument("--seed", type=int, help="the first; with --part the only one")
+    parser.add_argument("--seed", type=int, help="with --part: this case alone")
+    parser.add_argument("--first", type=int, help="the first case's seed; by default the clock's")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     arguments = parser.parse_args()
-    if arguments.part and arguments.seed is not None:
+    if arguments.seed is not None and arguments.part is None:
+        parser.error("--seed needs --part")
+    if arguments.seed is not None:
         print(_table(Results(run(arguments.part, arguments.seed))))
         return 0
-    first = time.time_ns() % (1 << 40) if arguments.seed is None else arguments.seed
+    first = time.time_ns() % (1 << 40) if arguments.first is None else arguments.first
     shares = {arguments.part: 1.0} if arguments.part else _SHARES
     print(f"first seed: {first}", flush=True)
     results = run_all(
@@ -56,7 +59,12 @@ def main() -> int:
     )
     print(_table(results))
     _RESULT.parent.mkdir(exist_ok=True)
-    content = {"first_seed": first, "minutes": arguments.minutes, **dataclasses.asdict(results)}
+    content = {
+        "first_seed": first,
+        "minutes": arguments.minutes,
+        "counts": results.counts,
+        "failures": [dataclasses.asdict(failure) for failure in results.failures],
+    }
     _RESULT.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
     return 1 if results.failures else 0
 

@@ -20,7 +20,7 @@ from fastdraft.drafters import AssistantModel, Staged
 from fastdraft.errors import InvalidValueError
 from fastdraft.step_cost import StepCost
 from fastdraft.verification import verify_sampled
-from hf_models import EOS, PAD, Forester, Generous, Silent
+from hf_models import EOS, PAD, VOCABULARY, Forester, Generous, Silent
 
 __all__ = ["case"]
 
@@ -31,14 +31,17 @@ def case(seed: int) -> Counter[str]:
     """One model and one batch, decoded by several drafters. Counts what was compared."""
     chance = random.Random(seed)
     family = chance.choice(FAMILIES)
-    vocabulary = chance.choice([50, 64, 97])
     try:
-        model = random_model(family, chance, vocabulary=vocabulary)
+        model = random_model(family, chance)
     except Exception as error:
         return Counter({f"not built: {family}: {_brief(error)}": 1})
     _Widths.of_model(model, seed)
-    inputs = _prompts(chance, vocabulary)
-    options = _options(chance, vocabulary)
+    inputs = _prompts(chance)
+    options = _options(chance)
+    try:
+        model.generate(**inputs, **options | {"max_new_tokens": 2, "min_new_tokens": None})
+    except Exception as error:
+        return Counter({f"transformers fails: {family}: {_brief(error)}": 1})
     if chance.random() < 0.25:
         return _sampled(chance, family, model, inputs, options)
     return _greedy(chance, family, model, inputs, options)
@@ -48,19 +51,15 @@ def _greedy(
     chance: random.Random, family: str, model: Any, inputs: dict[str, Any], options: dict[str, Any]
 ) -> Counter[str]:
     columns = inputs["input_ids"].shape[1]
-    try:
-        plain = model.generate(
-            **inputs, **options, do_sample=False, return_dict_in_generate=True, output_scores=True
-        )
-    except Exception as error:
-        return Counter({f"transformers fails: {family}: {_brief(error)}": 1})
+    plain = model.generate(
+        **inputs, **options, do_sample=False, return_dict_in_generate=True, output_scores=True
+    )
     truths = [row[columns:].tolist() for row in plain.sequences]
     found: Counter[str] = Counter()
-    for name, drafter, prediction in _drafters(chance, model, truths):
+    for name, make, prediction in _drafters(chance, model, truths):
         output = _decoded(
-            model, inputs, options, found, family, drafter=drafter, prediction=prediction,
-            do_sample=False,
-        )  # fmt: skip
+            model, inputs, options, found, family, make, prediction=prediction, do_sample=False
+        )
         if output is None:
             return found
         found["ties"] += _compare(
@@ -88,7 +87,7 @@ def _sampled(
         "return_dict_in_generate": True,
     }
     found: Counter[str] = Counter()
-    plain = _decoded(model, inputs, options, found, family, drafter=Silent(), seed=seeds)
+    plain = _decoded(model, inputs, options, found, family, Silent, seed=seeds)
     if plain is None:
         return found
 
@@ -102,11 +101,10 @@ def _sampled(
         return int(drawn.token_ids[0, 0]) == token
 
     truths = [row[columns:].tolist() for row in plain.sequences]
-    for name, drafter, prediction in _drafters(chance, model, truths, models=False):
+    for name, make, prediction in _drafters(chance, model, truths, models=False):
         output = _decoded(
-            model, inputs, options, found, family, drafter=drafter, prediction=prediction,
-            seed=seeds,
-        )  # fmt: skip
+            model, inputs, options, found, family, make, prediction=prediction, seed=seeds
+        )
         if output is None:
             return found
         found["ties"] += _compare(
@@ -123,13 +121,14 @@ def _decoded(
     options: dict[str, Any],
     found: Counter[str],
     family: str,
+    drafter: Callable[[], Any],
     **others: Any,
 ) -> Any:
     """What `hf.generate` says, or None where it refuses; it has to do so before the model runs."""
     forwards: list[int] = []
     handle = model.register_forward_pre_hook(lambda *_: forwards.append(1))
     try:
-        return hf.generate(model, **inputs, **options, **others)
+        return hf.generate(model, **inputs, **options, **others, drafter=drafter())
     except InvalidValueError as error:
         if forwards:
             raise AssertionError(f"{family}: refused after the model had run: {error}") from error
@@ -214,27 +213,27 @@ class _ByRow(LogitsProcessor):
         return scores
 
 
-def _prompts(chance: random.Random, vocabulary: int) -> dict[str, Any]:
+def _prompts(chance: random.Random) -> dict[str, Any]:
     """Left-padded texts of a few tokens over and over, so that there is something to draft."""
-    rows = chance.choice([1, 1, 2, 3, 6, 12])
+    rows = chance.choice([1, 1, 2, 4, 8, 24])
     longest = chance.randint(6, 40)
     ids = torch.full((rows, longest), PAD)
     mask = torch.zeros_like(ids)
     equal = chance.random() < 0.3
     for row in range(rows):
         length = longest if equal or row == rows - 1 else chance.randint(2, longest)
-        motif = [chance.randrange(3, vocabulary) for _ in range(chance.randint(1, 9))]
+        motif = [chance.randrange(3, VOCABULARY) for _ in range(chance.randint(1, 9))]
         text = (motif * longest)[:length]
         for _ in range(chance.choice([0, 0, length // 8])):
-            text[chance.randrange(length)] = chance.randrange(3, vocabulary)
+            text[chance.randrange(length)] = chance.randrange(3, VOCABULARY)
         ids[row, longest - length :] = torch.tensor(text)
         mask[row, longest - length :] = 1
     return {"input_ids": ids, "attention_mask": mask}
 
 
-def _options(chance: random.Random, vocabulary: int) -> dict[str, Any]:
-    new = chance.choice([8, 32, 64])
-    some = [[chance.randrange(3, vocabulary)] for _ in range(4)]
+def _options(chance: random.Random) -> dict[str, Any]:
+    new = chance.choice([8, 40, 80, 120])
+    some = [[chance.randrange(3, VOCABULARY)] for _ in range(4)]
     processors: list[dict[str, Any]] = [
         {"repetition_penalty": chance.choice([0.8, 1.3])},
         {"no_repeat_ngram_size": chance.choice([2, 3])},
@@ -245,9 +244,11 @@ def _options(chance: random.Random, vocabulary: int) -> dict[str, Any]:
         {"sequence_bias": [[some[0], 4.0], [some[1] + some[2], -3.0]]},
         {"exponential_decay_length_penalty": (5, 1.2)},
         {"logits_processor": LogitsProcessorList([_ByRow()])},
-        {"eos_token_id": [EOS, *(chance.randrange(3, vocabulary) for _ in range(3))]},
+        {"eos_token_id": [EOS, *(chance.randrange(3, VOCABULARY) for _ in range(3))]},
         {"eos_token_id": None},
-        {"prefix_allowed_tokens_fn": _allowed(vocabulary, chance.randint(3, 5))},
+        {"eos_token_id": None},
+        {"eos_token_id": None},
+        {"prefix_allowed_tokens_fn": _allowed(chance.randint(3, 5))},
     ]
     options: dict[str, Any] = {"max_new_tokens": new, "eos_token_id": EOS, "pad_token_id": PAD}
     for chosen in chance.sample(processors, chance.choice([0, 0, 1, 1, 2, 3])):
@@ -258,17 +259,17 @@ def _options(chance: random.Random, vocabulary: int) -> dict[str, Any]:
     return options
 
 
-def _allowed(vocabulary: int, every: int) -> Callable[[int, torch.Tensor], list[int]]:
+def _allowed(every: int) -> Callable[[int, torch.Tensor], list[int]]:
     def allowed(row: int, text: torch.Tensor) -> list[int]:
-        return [token for token in range(vocabulary) if (token + row + len(text)) % every]
+        return [token for token in range(VOCABULARY) if (token + row + len(text)) % every]
 
     return allowed
 
 
 def _drafters(
     chance: random.Random, model: Any, truths: list[list[int]], *, models: bool = True
-) -> list[tuple[str, Any, Any]]:
-    """Some of the drafters that there are: name, drafter and prediction."""
+) -> list[tuple[str, Callable[[], Any], Any]]:
+    """Some of the drafters that there are: a name, what makes it, and its prediction."""
     lookahead = chance.choice([1, 4, 16])
     predictions = [_edited(chance, truth) for truth in truths]
     drafters: list[tuple[str, Callable[[], Any], Any]] = [
@@ -286,7 +287,7 @@ def _drafters(
             ("draft model", lambda: _assistant(chance, model), None),
             ("staged", lambda: Staged([DraftConfig(), _assistant(chance, model)]), None),
         ]
-    return [(name, make(), given) for name, make, given in chance.sample(drafters, 4)]
+    return chance.sample(drafters, 4)
 
 
 def _trees(chance: random.Random) -> DraftConfig:

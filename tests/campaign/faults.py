@@ -178,7 +178,7 @@ class _FailingProcessor(LogitsProcessor):
 def _decoding(chance: random.Random) -> Counter[str]:
     """What fails in a generation comes out as it is, and the next one is as good as new."""
     family = chance.choice(["llama", "gemma2", "gpt2", "qwen3", "opt"])
-    model = random_model(family, chance, vocabulary=50)
+    model = random_model(family, chance)
     rows = chance.choice([1, 3])
     motif = torch.tensor([chance.randrange(3, 50) for _ in range(4)])
     inputs = {
