@@ -55,7 +55,10 @@ def main() -> int:
     shares = {arguments.part: 1.0} if arguments.part else _SHARES
     print(f"first seed: {first}", flush=True)
     results = run_all(
-        shares, itertools.count(first), seconds=60 * arguments.minutes, processes=arguments.processes
+        shares,
+        itertools.count(first),
+        seconds=60 * arguments.minutes,
+        processes=arguments.processes,
     )
     print(_table(results))
     _RESULT.parent.mkdir(exist_ok=True)

@@ -24,7 +24,8 @@ from hf_models import EOS, PAD, VOCABULARY, Forester, Generous, Silent
 
 __all__ = ["case"]
 
-_NOISE = 1e-5  # of scores that are float32 in the end, relative to the largest of them
+# Of scores, which are float32 in the end, relative to the largest of them.
+_NOISE = {torch.float64: 1e-5, torch.float32: 1e-4}
 
 
 def case(seed: int) -> Counter[str]:
@@ -38,8 +39,14 @@ def case(seed: int) -> Counter[str]:
     _Widths.of_model(model, seed)
     inputs = _prompts(chance)
     options = _options(chance)
+    if model.config._attn_implementation == "eager" and not inputs["attention_mask"].all():
+        # Its least mask is -inf to a softmax in float32, which gives padding no number.
+        model.float()
     try:
-        model.generate(**inputs, **options | {"max_new_tokens": 2, "min_new_tokens": None})
+        tried = model.generate(
+            **inputs, max_new_tokens=2, return_dict_in_generate=True, output_logits=True
+        )
+        assert not tried.logits[-1].isnan().any(), "not a number"
     except Exception as error:
         return Counter({f"transformers fails: {family}: {_brief(error)}": 1})
     if chance.random() < 0.25:
@@ -64,7 +71,9 @@ def _greedy(
             return found
         found["ties"] += _compare(
             f"{family}, {name}", plain.sequences, output.sequences, columns,
-            lambda row, step, token, scores=plain.scores: _nearly_largest(scores[step][row], token),
+            lambda row, step, token: _nearly_largest(
+                plain.scores[step][row], token, _NOISE[model.dtype]
+            ),
         )  # fmt: skip
         _count(found, f"greedy, {name}", output)
     found[f"family {family}"] += 1
@@ -93,7 +102,7 @@ def _sampled(
 
     def explains(row: int, step: int, token: int) -> bool:
         scores = plain.scores[step][row : row + 1].clone()
-        scores[0, token] += _NOISE * _largest(scores)
+        scores[0, token] += _NOISE[model.dtype] * _largest(scores)
         drawn = verify_sampled(
             scores, torch.empty(0, dtype=torch.int32), torch.tensor([0, 0]), seeds=[seeds[row]],
             positions=[step + int(inputs["attention_mask"][row].sum())],
@@ -162,8 +171,8 @@ def _compare(
     return ties
 
 
-def _nearly_largest(scores: torch.Tensor, token: int) -> bool:
-    return bool(scores[token] >= scores.max() - _NOISE * _largest(scores))
+def _nearly_largest(scores: torch.Tensor, token: int, noise: float) -> bool:
+    return bool(scores[token] >= scores.max() - noise * _largest(scores))
 
 
 def _largest(scores: torch.Tensor) -> float:

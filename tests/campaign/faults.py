@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import random
 from collections import Counter
@@ -16,7 +17,7 @@ from campaign.families import random_model
 from fastdraft import DraftConfig, Engine, hf
 from fastdraft.errors import MemoryLimitError
 from fastdraft.integrations.vllm import FastdraftProposer
-from hf_models import EOS, PAD, Generous
+from hf_models import EOS, PAD, VOCABULARY, Generous
 from test_vllm_proposer import Host, Job, config
 
 __all__ = ["case"]
@@ -69,7 +70,7 @@ def _scripted(drafting: DraftConfig, script: Any, found: Counter[str]) -> int:
                 before = sum(map(engine.num_tokens, known))
                 try:
                     offsets = np.cumsum([0, *map(len, emitted)])
-                    engine.observe_batch(known, sum(emitted, []), offsets)
+                    engine.observe_batch(known, [*itertools.chain(*emitted)], offsets)
                     assert sum(map(engine.num_tokens, known)) == before + offsets[-1]
                 finally:
                     for at in known:
@@ -133,13 +134,12 @@ def _host(chance: random.Random) -> Counter[str]:
     logging.disable(logging.WARNING)
     script = chance.getrandbits(32)
     found: Counter[str] = Counter()
-    at = 0
-    while True:
-        at += 1
+    for at in itertools.count(1):
         failing = _run_host(random.Random(script), at)
         if failing.calls < at:
-            return found
+            break
         found["host faults"] += 1
+    return found
 
 
 def _run_host(chance: random.Random, at: int) -> _Failing:
@@ -165,14 +165,20 @@ def _run_host(chance: random.Random, at: int) -> _Failing:
 
 
 class _FailingProcessor(LogitsProcessor):
+    """Fails at its call number `at`."""
+
     def __init__(self, at: int) -> None:
         self.calls, self._at = 0, at
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.hook()
+        return scores
+
+    def hook(self, *_: Any) -> None:
+        """Before a forward."""
         self.calls += 1
         if self.calls == self._at:
             raise _Fault
-        return scores
 
 
 def _decoding(chance: random.Random) -> Counter[str]:
@@ -180,45 +186,42 @@ def _decoding(chance: random.Random) -> Counter[str]:
     family = chance.choice(["llama", "gemma2", "gpt2", "qwen3", "opt"])
     model = random_model(family, chance)
     rows = chance.choice([1, 3])
-    motif = torch.tensor([chance.randrange(3, 50) for _ in range(4)])
-    inputs = {
+    motif = torch.tensor([chance.randrange(3, VOCABULARY) for _ in range(4)])
+    options = {
         "input_ids": motif.repeat(rows, 5),
         "attention_mask": torch.ones(rows, 20, dtype=torch.int64),
+        "max_new_tokens": 24,
+        "eos_token_id": EOS,
+        "pad_token_id": PAD,
+        "do_sample": False,
     }
-    options = {"max_new_tokens": 24, "eos_token_id": EOS, "pad_token_id": PAD, "do_sample": False}
-    expected = model.generate(**inputs, **options)
-    tree = chance.choice([None, 8])
+    expected = model.generate(**options)
+    drafting = DraftConfig(tree_budget=chance.choice([None, 8]))
     what = chance.choice(["forward", "processor", "drafter"])
     found: Counter[str] = Counter()
-    at = 0
-    while True:
-        at += 1
-        engine = Generous(DraftConfig(tree_budget=tree))
+    for at in itertools.count(1):
+        engine = Generous(drafting)
+        failing: Any = _FailingProcessor(at)
         others: dict[str, Any] = {}
-        counter: Any
-        handle = None
+        hook = None
         if what == "forward":
-            counter = _FailingProcessor(at)
-            handle = model.register_forward_pre_hook(lambda *_: counter(None, None) and None)
+            hook = model.register_forward_pre_hook(failing.hook)
         elif what == "processor":
-            counter = _FailingProcessor(at)
-            others["logits_processor"] = LogitsProcessorList([counter])
+            others["logits_processor"] = LogitsProcessorList([failing])
         else:
-            counter = _Failing(engine, _ENGINE_CALLS, at)
-        failed = False
+            failing = _Failing(engine, _ENGINE_CALLS, at)
         try:
-            output = hf.generate(model, **inputs, **options, drafter=engine, **others)
+            output = hf.generate(model, **options, **others, drafter=engine)
         except _Fault:
-            failed = True
-        finally:
-            if handle is not None:
-                handle.remove()
-        if not failed:
-            assert torch.equal(output.sequences, expected), (family, what, at)
-            assert counter.calls < at, (family, what, at, "was swallowed")
+            found["decoding faults"] += 1
+        else:
+            assert torch.equal(output.sequences, expected), f"{family}, {what}"
+            assert failing.calls < at, f"{family}, {what}: fault {at} was swallowed"
             return found
-        ended = what == "drafter" and engine.num_requests
-        assert not engine.num_requests or ended, (family, what, at, engine.num_requests)
-        again = hf.generate(model, **inputs, **options, drafter=Generous())
-        assert torch.equal(again.sequences, expected), (family, what, at, "after it")
-        found["decoding faults"] += 1
+        finally:
+            if hook is not None:
+                hook.remove()
+        assert engine.num_requests == 0, f"{family}, {what}: {engine.num_requests} after fault {at}"
+        again = hf.generate(model, **options, drafter=Generous())
+        assert torch.equal(again.sequences, expected), f"{family}, {what}: wrong after fault {at}"
+    raise AssertionError

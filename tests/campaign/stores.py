@@ -117,7 +117,17 @@ def _damaged(chance: random.Random, whole: bytes) -> bytes:
                 width = chance.choice([4, 8])
                 at -= at % width
                 number = chance.choice(
-                    [0, 1, -1, size, size - 64, 1 << 31, (1 << 31) - 1, (1 << 62), chance.getrandbits(31)]
+                    [
+                        0,
+                        1,
+                        -1,
+                        size,
+                        size - 64,
+                        1 << 31,
+                        (1 << 31) - 1,
+                        (1 << 62),
+                        chance.getrandbits(31),
+                    ]
                 )
                 content[at : at + width] = (number % (1 << 8 * width)).to_bytes(width, "little")
             case 3:  # a stretch from elsewhere
