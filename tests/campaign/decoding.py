@@ -76,8 +76,33 @@ def _greedy(
             ),
         )  # fmt: skip
         _count(found, f"greedy, {name}", output)
+    if len(truths) == 1:
+        _second_turn(family, model, inputs, options, found)
     found[f"family {family}"] += 1
     return found
+
+
+def _second_turn(
+    family: str, model: Any, inputs: dict[str, Any], options: dict[str, Any], found: Counter[str]
+) -> None:
+    """A conversation goes on in the cache that `hf.generate` handed over."""
+    options = options | {"do_sample": False, "return_dict_in_generate": True, "output_scores": True}
+    first = hf.generate(model, **inputs, **options, drafter=Generous())
+    text = torch.cat([first.sequences, inputs["input_ids"][:, -5:]], dim=1)
+    inputs = {"input_ids": text, "attention_mask": torch.ones_like(text)}
+    if text.shape[1] + options["max_new_tokens"] > 250:
+        return
+    expected = model.generate(**inputs, **options)
+    output = hf.generate(
+        model, **inputs, **options, past_key_values=first.past_key_values, drafter=Generous()
+    )
+    found["ties"] += _compare(
+        f"{family}, second turn", expected.sequences, output.sequences, text.shape[1],
+        lambda row, step, token: _nearly_largest(
+            expected.scores[step][row], token, _NOISE[model.dtype]
+        ),
+    )  # fmt: skip
+    _count(found, "greedy, second turn", output)
 
 
 def _sampled(

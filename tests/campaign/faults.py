@@ -1,4 +1,4 @@
-"""Memory that ends at every allocation, and hosts, models and drafters that fail at every call."""
+"""Hosts, models, processors and drafters that fail at every one of their calls."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from campaign.families import random_model
-from fastdraft import DraftConfig, Engine, hf
-from fastdraft.errors import MemoryLimitError
+from fastdraft import DraftConfig, hf
 from fastdraft.integrations.vllm import FastdraftProposer
 from hf_models import EOS, PAD, VOCABULARY, Generous
 from test_vllm_proposer import Host, Job, config
@@ -26,78 +24,8 @@ __all__ = ["case"]
 def case(seed: int) -> Counter[str]:
     """One script, run again with a fault at each of its steps."""
     chance = random.Random(seed)
-    kind = chance.choice([_memory, _host, _decoding])
+    kind = chance.choice([_host, _decoding])
     return kind(chance)
-
-
-def _memory(chance: random.Random) -> Counter[str]:
-    """The same requests with every budget: what is refused leaves all the rest as it was."""
-    drafting: dict[str, Any] = chance.choice(
-        [{}, {"tree_budget": 16}, {"max_ngram": 3}, {"ngram_order": 3, "min_probability": 0.1},
-         {"recovery": 4}]
-    )  # fmt: skip
-    script = random.Random(chance.getrandbits(32)).getstate()
-    found: Counter[str] = Counter()
-    most = _scripted(DraftConfig(**drafting), script, Counter())
-    step = max(1, most // chance.choice([50, 100]))
-    for budget in range(1 + chance.randrange(step), most + step, step):
-        _scripted(DraftConfig(**drafting, max_bytes=budget), script, found)
-    return found
-
-
-def _scripted(drafting: DraftConfig, script: Any, found: Counter[str]) -> int:
-    """Requests that come, grow and go. Returns the most bytes that they took."""
-    chance = random.Random()
-    chance.setstate(script)
-    engine = Engine(drafting)
-    lengths: dict[int, int] = {}
-    most = 0
-    for _ in range(60):
-        # Drawn before anything can fail, so that all budgets see the same script.
-        action, which, size, alphabet = (chance.getrandbits(16) for _ in range(4))
-        text = [chance.randrange(2 + alphabet % 9) for _ in range(size % 90)]
-        known = sorted(lengths)
-        request = known[which % len(known)] if known else None
-        try:
-            if action % 4 == 0 or request is None:
-                lengths[engine.add_request(text, prediction=text[5:30] or None)] = len(text)
-            elif action % 4 == 3 and action % 8 == 3:
-                (engine.finish if which % 2 else engine.cancel)(request)
-                del lengths[request]
-            elif action % 4 == 1:
-                batch = engine.propose_batch(known, token_cost=0)
-                emitted = [(draft + text)[:8] for draft in batch.tolist()]
-                before = sum(map(engine.num_tokens, known))
-                try:
-                    offsets = np.cumsum([0, *map(len, emitted)])
-                    engine.observe_batch(known, [*itertools.chain(*emitted)], offsets)
-                    assert sum(map(engine.num_tokens, known)) == before + offsets[-1]
-                finally:
-                    for at in known:
-                        lengths[at] = engine.num_tokens(at)
-            else:
-                before = engine.num_tokens(request)
-                engine.propose(request, token_cost=0)
-                try:
-                    engine.observe(request, text)
-                    assert engine.num_tokens(request) == before + len(text)
-                finally:
-                    lengths[request] = engine.num_tokens(request)
-                    assert before <= lengths[request] <= before + len(text)
-        except MemoryLimitError:
-            found["memory limits met"] += 1
-        assert engine.num_requests == len(lengths)
-        for known_request, length in lengths.items():
-            assert engine.num_tokens(known_request) == length
-        if drafting.max_bytes is not None:
-            assert engine.num_bytes <= drafting.max_bytes
-        most = max(most, engine.num_bytes)
-    for request in lengths:
-        stats = engine.finish(request)
-        assert 0 <= stats.accepted <= stats.drafted
-        assert stats.accepted <= stats.emitted
-    assert engine.num_bytes == 0, engine.num_bytes
-    return most
 
 
 class _Fault(Exception):

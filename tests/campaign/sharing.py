@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -45,6 +47,7 @@ def case(seed: int) -> Counter[str]:
             caller = _Caller(engine, memory, shared, random.Random(seed), of_thread)
             while time.monotonic() < until and not failures:
                 caller.call()
+            caller.end()
         except BaseException as failure:
             failures.append(failure)
         found.update(of_thread)
@@ -74,7 +77,7 @@ def case(seed: int) -> Counter[str]:
 
 
 class _Caller:
-    """Random calls of one thread. Any other may end its requests at any time."""
+    """Random calls of one thread. All threads may end a request at any time, but its own."""
 
     def __init__(
         self,
@@ -90,6 +93,7 @@ class _Caller:
         self._chance = chance
         self._found = found
         self._most = engine.config.tree_budget or engine.config.lookahead
+        self._own = engine.add_request(self._text(60))
 
     def call(self) -> None:
         call = self._chance.choice(
@@ -107,7 +111,10 @@ class _Caller:
         try:
             call()
         except UnknownRequestError:
-            self._found["rows that vanished"] += 1
+            self._found["requests that vanished"] += 1
+
+    def end(self) -> None:
+        self._engine.finish(self._own)
 
     def _text(self, most: int) -> list[int]:
         motif = [self._chance.randrange(_ALPHABET) for _ in range(self._chance.randint(1, 5))]
@@ -132,16 +139,33 @@ class _Caller:
             self._engine.observe(request, self._text(6))
 
     def _batch(self) -> None:
+        """A row whose request was ended by another thread costs that row alone."""
         requests = self._some()
+        own = self._chance.randint(0, len(requests))
+        requests.insert(own, self._own)
         limits = [self._chance.randint(0, 20) for _ in requests]
-        batch = self._engine.propose_batch(requests, limits=limits, token_cost=0)
-        assert len(batch) == len(requests)
+        try:
+            batch = self._engine.propose_batch(requests, limits=limits, token_cost=0)
+        except UnknownRequestError as error:
+            raise AssertionError("a batch failed for a request that vanished") from error
         for limit, draft in zip(limits, batch.tolist(), strict=True):
             assert len(draft) <= min(limit, self._most)
         self._check(batch, self._most * len(requests))
         emitted = [self._text(4) for _ in requests]
         offsets = np.cumsum([0, *map(len, emitted)])
-        self._engine.observe_batch(requests, [token for text in emitted for token in text], offsets)
+        before = self._engine.num_tokens(self._own)
+        failed: Mapping[int, Exception] = {}
+        try:
+            self._engine.observe_batch(requests, [*itertools.chain(*emitted)], offsets)
+        except UnknownRequestError as error:
+            failed = error.rows
+        assert own not in failed
+        assert all(isinstance(error, UnknownRequestError) for error in failed.values())
+        self._found["rows that vanished"] += len(failed)
+        assert self._engine.num_tokens(self._own) == before + len(emitted[own])
+        if before > 500:
+            self._engine.finish(self._own)
+            self._own = self._engine.add_request(self._text(60))
 
     def _check(self, draft: Any, most: int) -> None:
         tokens = draft.token_ids
