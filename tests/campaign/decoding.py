@@ -128,13 +128,18 @@ def _sampled(
     def explains(row: int, step: int, token: int) -> bool:
         scores = plain.scores[step][row : row + 1].clone()
         scores[0, token] += _NOISE[model.dtype] * _largest(scores)
+        position = step + int(inputs["attention_mask"][row].sum())
         drawn = verify_sampled(
-            scores, torch.empty(0, dtype=torch.int32), torch.tensor([0, 0]), seeds=[seeds[row]],
-            positions=[step + int(inputs["attention_mask"][row].sum())],
-        )  # fmt: skip
+            scores,
+            torch.empty(0, dtype=torch.int32),
+            torch.tensor([0, 0]),
+            seeds=torch.tensor([seeds[row]]),
+            positions=torch.tensor([position]),
+        )
         return int(drawn.token_ids[0, 0]) == token
 
     truths = [row[columns:].tolist() for row in plain.sequences]
+    assert explains(0, 0, truths[0][0]), f"{family}: not what seed and position draw"
     for name, make, prediction in _drafters(chance, model, truths, models=False):
         output = _decoded(
             model, inputs, options, found, family, make, prediction=prediction, seed=seeds

@@ -57,12 +57,13 @@ _ITS_OWN: dict[str, dict[str, Any]] = {
 def random_model(family: str, chance: random.Random) -> Any:
     """A model in float64 whose sizes, layers and attention are drawn."""
     config = _config(family, chance)
+    make: Any = transformers.AutoModelForCausalLM.from_config
     with torch.device("meta"):
-        parameters = transformers.AutoModelForCausalLM.from_config(config).num_parameters()
+        parameters = make(config).num_parameters()
     if parameters > _LARGEST:
         raise ValueError(f"{parameters} parameters")
     torch.manual_seed(chance.getrandbits(32))
-    model = transformers.AutoModelForCausalLM.from_config(config)
+    model = make(config)
     spread = chance.choice([0.7, 1.0, 1.5])
     with torch.no_grad():
         for parameter in model.parameters():

@@ -115,7 +115,7 @@ def _decoding(chance: random.Random) -> Counter[str]:
     model = random_model(family, chance)
     rows = chance.choice([1, 3])
     motif = torch.tensor([chance.randrange(3, VOCABULARY) for _ in range(4)])
-    options = {
+    options: dict[str, Any] = {
         "input_ids": motif.repeat(rows, 5),
         "attention_mask": torch.ones(rows, 20, dtype=torch.int64),
         "max_new_tokens": 24,

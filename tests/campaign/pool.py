@@ -83,7 +83,7 @@ def run_all(
 
 def _next(shares: dict[str, float], spent: dict[str, float], workers: list[_Worker]) -> str:
     """The part that has had the least of its share, with what it is at."""
-    had = Counter(spent)
+    had = dict(spent)
     for worker in workers:
         had[worker.part] += worker.seconds() + 1.0
     return min(shares, key=lambda part: had[part] / shares[part])
