@@ -20,6 +20,7 @@ SGLANG ?= 0.5.23
 # How many pytest processes; each is held to one thread.
 JOBS ?= 2
 FUZZ_SECONDS ?= 60
+MINUTES ?= 60
 # Options of `fastdraft demo`.
 DEMO ?=
 # A folder of recorded requests, for the benchmarks that replay some: `make bench DATA=FOLDER`.
@@ -34,6 +35,15 @@ PACKAGE_FILES := $(CORE_FILES) pyproject.toml README.md LICENSE \
 CXX_FILES := $(shell find csrc tests/cpp bench/cpp -name '*.cc' -o -name '*.h')
 PYTEST = OMP_NUM_THREADS=1 python -m pytest -n $(JOBS) --dist worksteal
 
+# What a fresh system lacks: installed where make may, else named.
+install = if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $(1); \
+  else \
+    echo "fastdraft needs what Debian and Ubuntu keep in $(1): install that, then try again" >&2; false; \
+  fi
+HAS_PYTHON_H := import os, sys, sysconfig; \
+  sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))
+
 HOSTS := build/hosts
 # Every wheel of fastdraft has the same version, so the new one has to be forced in.
 INSTALL_WHEEL = $(@:test-%=$(HOSTS)/%)/bin/pip install -qq --no-deps --force-reinstall build/dist/*.whl
@@ -43,7 +53,7 @@ HOST_PYTEST = $(DEMO_MODEL) $(@:test-%=$(HOSTS)/%)/bin/python -m pytest
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-cpp test-python test-kernels test-oldest test-hosts test-vllm \
-  test-llama-cpp test-sglang test-serve fuzz lint format stubs wheel package bench bench-serving \
+  test-llama-cpp test-sglang test-serve fuzz campaign lint format stubs wheel package bench bench-serving \
   clean
 
 help: ## Show the targets
@@ -54,7 +64,7 @@ demo: $(VENV)/.package ## Decode real text with a real model: plain, prompt look
 
 test: test-cpp test-kernels test-python ## Run the whole test suite: C++ plain and sanitised, kernels, Python
 
-test-cpp: $(VENV)/.tools ## Run the C++ tests: plain, under ASan and UBSan, under TSan
+test-cpp: $(VENV)/.gtest ## Run the C++ tests: plain, under ASan and UBSan, under TSan
 	for preset in dev asan tsan; do \
 	  cmake --preset $$preset && cmake --build --preset $$preset && ctest --preset $$preset \
 	  || exit 1; \
@@ -91,7 +101,7 @@ test-serve: $(HOSTS)/serve/.ready $(VENV)/.test
 	PYTHONPATH=$(HOSTS)/serve OMP_NUM_THREADS=1 python -m pytest \
 	  tests/integrations/test_transformers_serve.py
 
-lint: $(VENV)/.lint $(VENV)/.test build/installed/.stamp ## Check format, style, types and imports
+lint: $(VENV)/.lint $(VENV)/.test $(VENV)/.gtest build/installed/.stamp ## Check format, style, types and imports
 	ruff check
 	ruff format --check
 	MYPYPATH=build/installed mypy -p fastdraft
@@ -108,8 +118,14 @@ format: $(VENV)/.lint ## Rewrite the sources in the house's format
 	clang-format -i $(CXX_FILES)
 
 fuzz: $(VENV)/.tools ## Fuzz the core for FUZZ_SECONDS a target; needs Clang
+	command -v clang++ >/dev/null || $(call install,clang libclang-rt-dev)
 	cmake --preset fuzz && cmake --build --preset fuzz
 	for target in build/fuzz/fuzz_*; do $$target -max_total_time=$(FUZZ_SECONDS) || exit 1; done
+
+campaign: $(VENV)/.test ## Run random cases of everything for MINUTES, or the one that PART and SEED name; needs Clang
+	command -v clang++ >/dev/null || $(call install,clang libclang-rt-dev)
+	cmake --preset fuzz && cmake --build --preset fuzz
+	PYTHONPATH=tests python -m campaign --minutes $(MINUTES) $(PART:%=--part %) $(SEED:%=--seed %)
 
 stubs: $(VENV)/.test ## Regenerate the stub of the C++ module
 	pybind11-stubgen fastdraft._core --output-dir python
@@ -125,7 +141,7 @@ package: build/dist/.stamp ## Try sdist, wheel and commands in environments with
 	build/clean/bin/pip install -qq 'fastdraft[cli]'
 	cd build/clean && bin/python -W error ../../tests/package_smoke.py
 
-bench: $(VENV)/.bench ## Run the microbenchmarks, beside the peers that can be installed
+bench: $(VENV)/.bench $(VENV)/.gtest ## Run the microbenchmarks, beside the peers that can be installed
 	cmake --preset release && cmake --build --preset release
 	python bench/corpus.py build/bench/tokens.bin
 	build/release/bench_index build/bench/tokens.bin
@@ -158,11 +174,20 @@ clean: ## Remove what was built, and the environments
 $(VENV)/.python:
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 10) else \
 	  "fastdraft needs Python 3.10 or newer, got " + sys.version.split()[0])'
+	$(PYTHON) -c 'import ensurepip' 2>/dev/null || $(call install,python3-venv)
 	$(PYTHON) -m venv $(VENV)
 	touch $@
 
 $(VENV)/.tools: $(VENV)/.python
+	command -v c++ >/dev/null || $(call install,g++)
+	$(PYTHON) -c '$(HAS_PYTHON_H)' || $(call install,python3-dev)
 	pip install -qq build cmake ninja pybind11 scikit-build-core
+	touch $@
+
+# CMake downloads it where make cannot install it.
+$(VENV)/.gtest: $(VENV)/.tools
+	echo '#include <gtest/gtest.h>' | c++ -E -x c++ -o /dev/null - 2>/dev/null \
+	  || $(call install,libgtest-dev) 2>/dev/null || true
 	touch $@
 
 $(VENV)/.torch: $(VENV)/.python

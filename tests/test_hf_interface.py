@@ -515,6 +515,33 @@ def test_requests_end_with_the_generation_however_it_ends(model: Any) -> None:
     assert not engine.running
 
 
+class _Broken(_Watched):
+    """Fails at the end of its second request, and at giving up the third."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ended = 0
+
+    def finish(self, request: int) -> DraftStats:
+        self.ended += 1
+        if self.ended == 2:
+            raise ZeroDivisionError
+        return super().finish(request)
+
+    def cancel(self, request: int) -> None:
+        super().cancel(request)
+        if len(self.running) == 1:
+            raise RuntimeError
+
+
+def test_a_drafter_that_fails_at_the_end_of_a_request_is_what_comes_out(model: Any) -> None:
+    engine = _Broken()
+    # All rows end in the same step, the first of them well.
+    with pytest.raises(ZeroDivisionError):
+        hf.generate(model, **repetitive_batch(4), do_sample=False, max_new_tokens=1, drafter=engine)
+    assert not engine.running
+
+
 class _MaskAll(LogitsProcessor):
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         return torch.full_like(scores, -torch.inf)

@@ -34,7 +34,7 @@ from fastdraft.drafters.assistant import require_model
 from fastdraft.errors import InvalidValueError
 from fastdraft.hf.drafts import ModelDrafts
 from fastdraft.hf.kv_cache import RowCache
-from fastdraft.hf.loop import Decoding, Row, Target
+from fastdraft.hf.loop import Decoding, Row, Target, give_up
 from fastdraft.hf.masks import Masks
 from fastdraft.hf.positions import PositionCriteria, PositionProcessors
 from fastdraft.hf.probe import require_draftable
@@ -584,8 +584,7 @@ def _start(
             prompt_tokens = int(shown[index].sum())
             rows.append(Row(index, prompt_tokens=prompt_tokens, seed=seed, request=request))
     except BaseException:
-        for row in rows:
-            drafter.cancel(row.request)
+        give_up(drafter, rows)
         raise
     return rows
 

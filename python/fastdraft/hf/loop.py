@@ -7,6 +7,7 @@ another.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -33,7 +34,7 @@ from fastdraft.verification import (
     verify_sampled,
 )
 
-__all__ = ["Decoding", "Row", "Target"]
+__all__ = ["Decoding", "Row", "Target", "give_up"]
 
 _UNLIMITED = int(np.iinfo(np.int32).max)
 
@@ -61,6 +62,15 @@ class Row:
     stats: DraftStats | None = None
     scores: list[torch.Tensor] = field(default_factory=list)
     logits: list[torch.Tensor] = field(default_factory=list)
+
+
+def give_up(drafter: Drafter, rows: Sequence[Row]) -> None:
+    """Ends the requests of rows that have not ended. What went wrong before is what the caller
+    hears of, not that the drafter fails here too."""
+    for row in rows:
+        if row.stats is None:
+            with contextlib.suppress(Exception):
+                drafter.cancel(row.request)
 
 
 class Target:
@@ -236,8 +246,7 @@ class Decoding:
             while self._running:
                 self._step()
         except BaseException:
-            for row in self._running:
-                self._drafter.cancel(row.request)
+            give_up(self._drafter, self._running)
             raise
 
     def _step(self) -> None:

@@ -1,0 +1,1 @@
+"""Random cases of everything that must hold, for as long as you like: `make campaign`."""

@@ -1,0 +1,357 @@
+"""Random models, batches, processors and drafters against `model.generate`, token for token."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import LogitsProcessor, LogitsProcessorList
+
+from assistants import bent
+from campaign.families import FAMILIES, random_model
+from fastdraft import DraftConfig, hf
+from fastdraft.drafters import AssistantModel, Staged
+from fastdraft.errors import InvalidValueError
+from fastdraft.step_cost import StepCost
+from fastdraft.verification import verify_sampled
+from hf_models import EOS, PAD, VOCABULARY, Forester, Generous, Silent
+
+__all__ = ["case"]
+
+# Of scores, which are float32 in the end, relative to the largest of them.
+_NOISE = {torch.float64: 1e-5, torch.float32: 1e-4}
+
+
+def case(seed: int) -> Counter[str]:
+    """One model and one batch, decoded by several drafters. Counts what was compared."""
+    chance = random.Random(seed)
+    family = chance.choice(FAMILIES)
+    try:
+        model = random_model(family, chance)
+    except Exception as error:
+        return Counter({f"not built: {family}: {_brief(error)}": 1})
+    _Widths.of_model(model, seed)
+    inputs = _prompts(chance)
+    options = _options(chance)
+    if model.config._attn_implementation == "eager" and not inputs["attention_mask"].all():
+        # Its least mask is -inf to a softmax in float32, which gives padding no number.
+        model.float()
+    try:
+        tried = model.generate(
+            **inputs, max_new_tokens=2, return_dict_in_generate=True, output_logits=True
+        )
+        assert not tried.logits[-1].isnan().any(), "not a number"
+    except Exception as error:
+        return Counter({f"transformers fails: {family}: {_brief(error)}": 1})
+    if chance.random() < 0.25:
+        return _sampled(chance, family, model, inputs, options)
+    return _greedy(chance, family, model, inputs, options)
+
+
+def _greedy(
+    chance: random.Random, family: str, model: Any, inputs: dict[str, Any], options: dict[str, Any]
+) -> Counter[str]:
+    columns = inputs["input_ids"].shape[1]
+    plain = model.generate(
+        **inputs, **options, do_sample=False, return_dict_in_generate=True, output_scores=True
+    )
+    truths = [row[columns:].tolist() for row in plain.sequences]
+    found: Counter[str] = Counter()
+    for name, make, prediction in _drafters(chance, model, truths):
+        output = _decoded(
+            model, inputs, options, found, family, make, prediction=prediction, do_sample=False
+        )
+        if output is None:
+            return found
+        found["ties"] += _compare(
+            f"{family}, {name}", plain.sequences, output.sequences, columns,
+            lambda row, step, token: _nearly_largest(
+                plain.scores[step][row], token, _NOISE[model.dtype]
+            ),
+        )  # fmt: skip
+        _count(found, f"greedy, {name}", output)
+    if len(truths) == 1:
+        _second_turn(family, model, inputs, options, found)
+    found[f"family {family}"] += 1
+    return found
+
+
+def _second_turn(
+    family: str, model: Any, inputs: dict[str, Any], options: dict[str, Any], found: Counter[str]
+) -> None:
+    """A conversation goes on in the cache that `hf.generate` handed over."""
+    options = options | {"do_sample": False, "return_dict_in_generate": True, "output_scores": True}
+    first = hf.generate(model, **inputs, **options, drafter=Generous())
+    text = torch.cat([first.sequences, inputs["input_ids"][:, -5:]], dim=1)
+    inputs = {"input_ids": text, "attention_mask": torch.ones_like(text)}
+    if text.shape[1] + options["max_new_tokens"] > 250:
+        return
+    expected = model.generate(**inputs, **options)
+    output = hf.generate(
+        model, **inputs, **options, past_key_values=first.past_key_values, drafter=Generous()
+    )
+    found["ties"] += _compare(
+        f"{family}, second turn", expected.sequences, output.sequences, text.shape[1],
+        lambda row, step, token: _nearly_largest(
+            expected.scores[step][row], token, _NOISE[model.dtype]
+        ),
+    )  # fmt: skip
+    _count(found, "greedy, second turn", output)
+
+
+def _sampled(
+    chance: random.Random, family: str, model: Any, inputs: dict[str, Any], options: dict[str, Any]
+) -> Counter[str]:
+    """A token depends on its seed, its position and its logits, on no draft and no other row."""
+    columns = inputs["input_ids"].shape[1]
+    rows = inputs["input_ids"].shape[0]
+    seeds = [chance.getrandbits(40) for _ in range(rows)]
+    options = options | {
+        "do_sample": True,
+        "temperature": chance.choice([0.3, 0.7, 1.0]),
+        "top_k": chance.choice([0, 5]),
+        "top_p": chance.choice([1.0, 0.9]),
+        "output_scores": True,
+        "return_dict_in_generate": True,
+    }
+    found: Counter[str] = Counter()
+    plain = _decoded(model, inputs, options, found, family, Silent, seed=seeds)
+    if plain is None:
+        return found
+
+    def explains(row: int, step: int, token: int) -> bool:
+        scores = plain.scores[step][row : row + 1].clone()
+        scores[0, token] += _NOISE[model.dtype] * _largest(scores)
+        position = step + int(inputs["attention_mask"][row].sum())
+        drawn = verify_sampled(
+            scores,
+            torch.empty(0, dtype=torch.int32),
+            torch.tensor([0, 0]),
+            seeds=torch.tensor([seeds[row]]),
+            positions=torch.tensor([position]),
+        )
+        return int(drawn.token_ids[0, 0]) == token
+
+    truths = [row[columns:].tolist() for row in plain.sequences]
+    assert explains(0, 0, truths[0][0]), f"{family}: not what seed and position draw"
+    for name, make, prediction in _drafters(chance, model, truths, models=False):
+        output = _decoded(
+            model, inputs, options, found, family, make, prediction=prediction, seed=seeds
+        )
+        if output is None:
+            return found
+        found["ties"] += _compare(
+            f"{family}, {name}, sampled", plain.sequences, output.sequences, columns, explains
+        )
+        _count(found, f"sampled, {name}", output)
+    found[f"family {family}"] += 1
+    return found
+
+
+def _decoded(
+    model: Any,
+    inputs: dict[str, Any],
+    options: dict[str, Any],
+    found: Counter[str],
+    family: str,
+    drafter: Callable[[], Any],
+    **others: Any,
+) -> Any:
+    """What `hf.generate` says, or None where it refuses; it has to do so before the model runs."""
+    forwards: list[int] = []
+    handle = model.register_forward_pre_hook(lambda *_: forwards.append(1))
+    try:
+        return hf.generate(model, **inputs, **options, **others, drafter=drafter())
+    except InvalidValueError as error:
+        if forwards:
+            raise AssertionError(f"{family}: refused after the model had run: {error}") from error
+        found[f"refused: {_brief(error)}"] += 1
+        return None
+    finally:
+        handle.remove()
+
+
+def _compare(
+    what: str,
+    expected: torch.Tensor,
+    actual: torch.Tensor,
+    columns: int,
+    explains: Callable[[int, int, int], bool],
+) -> int:
+    """How many rows part where rounding explains it; other differences are failures."""
+    ties = 0
+    shared = min(expected.shape[1], actual.shape[1])
+    for row in range(len(expected)):
+        unequal = (expected[row, :shared] != actual[row, :shared]).nonzero()
+        if len(unequal):
+            place = int(unequal[0])
+            token = int(actual[row, place])
+            assert place >= columns and explains(row, place - columns, token), (
+                f"{what}: row {row} of {len(expected)} parts at new token {place - columns}: "
+                f"{expected[row, columns:].tolist()} and {actual[row, columns:].tolist()}"
+            )
+            ties += 1
+    assert ties or expected.shape == actual.shape, f"{what}: {expected.shape}, {actual.shape}"
+    return ties
+
+
+def _nearly_largest(scores: torch.Tensor, token: int, noise: float) -> bool:
+    return bool(scores[token] >= scores.max() - noise * _largest(scores))
+
+
+def _largest(scores: torch.Tensor) -> float:
+    return max(1.0, float(scores[torch.isfinite(scores)].abs().max()))
+
+
+def _count(found: Counter[str], what: str, output: Any) -> None:
+    found[f"tokens: {what}"] += output.stats.emitted
+    found["accepted draft tokens"] += output.stats.accepted
+    found["comparisons"] += 1
+
+
+def _brief(error: Exception) -> str:
+    """The first of a message, without its numbers."""
+    text = " ".join(f"{type(error).__name__} {error}".split())
+    return re.sub(r"\d+", "N", text.removeprefix("InvalidValueError "))[:100]
+
+
+class _Widths(StepCost):
+    """A cost that no clock decides: all widths cost alike, some forwards are padded to a wider."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__("cpu")
+        self._chance = random.Random(seed)
+        self._stretch = self._chance.choice([1, 1, 4])
+
+    @classmethod
+    def of_model(cls, model: Any, seed: int) -> None:
+        StepCost._of_model[model] = cls(seed)
+
+    def wants_plain_step(self, rows: int) -> bool:
+        return self._chance.random() < 0.05
+
+    def best_widths(self, rows: int, widest: int = 32) -> tuple[Any, Any]:
+        widths = np.arange(1, widest + 1, dtype=np.int64)
+        widths[1:] = np.maximum(widths[1:], self._stretch)
+        return widths.astype(np.float64), widths
+
+
+class _ByRow(LogitsProcessor):
+    """Forbids each row another token, so it must be called with every row at its place."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        scores = scores.clone()
+        for row, text in enumerate(input_ids.tolist()):
+            scores[row, 3 + (row + text[-1]) % (scores.shape[1] - 3)] = -torch.inf
+        return scores
+
+
+def _prompts(chance: random.Random) -> dict[str, Any]:
+    """Left-padded texts of a few tokens over and over, so that there is something to draft."""
+    rows = chance.choice([1, 1, 2, 4, 8, 24])
+    longest = chance.randint(6, 40)
+    ids = torch.full((rows, longest), PAD)
+    mask = torch.zeros_like(ids)
+    equal = chance.random() < 0.3
+    for row in range(rows):
+        length = longest if equal or row == rows - 1 else chance.randint(2, longest)
+        motif = [chance.randrange(3, VOCABULARY) for _ in range(chance.randint(1, 9))]
+        text = (motif * longest)[:length]
+        for _ in range(chance.choice([0, 0, length // 8])):
+            text[chance.randrange(length)] = chance.randrange(3, VOCABULARY)
+        ids[row, longest - length :] = torch.tensor(text)
+        mask[row, longest - length :] = 1
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def _options(chance: random.Random) -> dict[str, Any]:
+    new = chance.choice([8, 40, 80, 120])
+    some = [[chance.randrange(3, VOCABULARY)] for _ in range(4)]
+    processors: list[dict[str, Any]] = [
+        {"repetition_penalty": chance.choice([0.8, 1.3])},
+        {"no_repeat_ngram_size": chance.choice([2, 3])},
+        {"min_new_tokens": chance.randint(1, new - 1)},
+        {"bad_words_ids": [*some[:2], some[2] + some[3]]},
+        {"forced_eos_token_id": EOS},
+        {"suppress_tokens": [token for (token,) in some]},
+        {"sequence_bias": [[some[0], 4.0], [some[1] + some[2], -3.0]]},
+        {"exponential_decay_length_penalty": (5, 1.2)},
+        {"logits_processor": LogitsProcessorList([_ByRow()])},
+        {"eos_token_id": [EOS, *(chance.randrange(3, VOCABULARY) for _ in range(3))]},
+        {"eos_token_id": None},
+        {"eos_token_id": None},
+        {"eos_token_id": None},
+        {"prefix_allowed_tokens_fn": _allowed(chance.randint(3, 5))},
+    ]
+    options: dict[str, Any] = {"max_new_tokens": new, "eos_token_id": EOS, "pad_token_id": PAD}
+    for chosen in chance.sample(processors, chance.choice([0, 0, 1, 1, 2, 3])):
+        options |= chosen
+    if options["eos_token_id"] is None:
+        options.pop("forced_eos_token_id", None)
+        options.pop("exponential_decay_length_penalty", None)
+    return options
+
+
+def _allowed(every: int) -> Callable[[int, torch.Tensor], list[int]]:
+    def allowed(row: int, text: torch.Tensor) -> list[int]:
+        return [token for token in range(VOCABULARY) if (token + row + len(text)) % every]
+
+    return allowed
+
+
+def _drafters(
+    chance: random.Random, model: Any, truths: list[list[int]], *, models: bool = True
+) -> list[tuple[str, Callable[[], Any], Any]]:
+    """Some of the drafters that there are: a name, what makes it, and its prediction."""
+    lookahead = chance.choice([1, 4, 16])
+    predictions = [_edited(chance, truth) for truth in truths]
+    drafters: list[tuple[str, Callable[[], Any], Any]] = [
+        ("chains", lambda: Generous(DraftConfig(lookahead=lookahead)), None),
+        ("chains, predictions", lambda: Generous(DraftConfig(lookahead=lookahead)), predictions),
+        ("trees", lambda: Generous(_trees(chance)), None),
+        ("trees, predictions", lambda: Generous(_trees(chance)), predictions),
+        ("random trees", lambda: Forester(truths, seed=chance.getrandbits(32)), None),
+        ("prompt lookup", lambda: DraftConfig.prompt_lookup(chance.randint(1, 4)), None),
+        ("n-gram", lambda: DraftConfig.ngram(min_probability=0.1), None),
+        ("predicted outputs", lambda: DraftConfig.predicted_outputs(4, 3), predictions),
+    ]
+    if models:
+        drafters += [
+            ("draft model", lambda: _assistant(chance, model), None),
+            ("staged", lambda: Staged([DraftConfig(), _assistant(chance, model)]), None),
+        ]
+    return chance.sample(drafters, 4)
+
+
+def _trees(chance: random.Random) -> DraftConfig:
+    return DraftConfig(tree_budget=chance.choice([2, 8, 32]), lookahead=chance.choice([2, 16]))
+
+
+def _assistant(chance: random.Random, model: Any) -> AssistantModel:
+    return AssistantModel(
+        bent(model, by=chance.choice([0.0, 0.05, 0.3])),
+        schedule=chance.choice(["constant", "heuristic"]),
+        num_tokens=chance.choice([1, 4, 9]),
+        lookup=None,
+    )
+
+
+def _edited(chance: random.Random, truth: list[int]) -> NDArray[np.int64]:
+    """A prediction that is right and wrong in turn."""
+    tokens = list(truth)
+    for _ in range(len(tokens) // chance.choice([4, 9, 30])):
+        at = chance.randrange(len(tokens))
+        match chance.randrange(3):
+            case 0:
+                tokens[at] = max(3, tokens[at] - 1)
+            case 1:
+                del tokens[at]
+            case _:
+                tokens.insert(at, 5)
+    return np.array(tokens, dtype=np.int64)
