@@ -830,3 +830,30 @@ def test_the_ledger_gives_rows_back(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         host.add(str(number), copying(output=10, extra_args=arguments))
         host.run()
     assert len(ledger._free) == free
+
+
+def test_a_request_whose_end_fails_costs_the_others_that_end_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drafter = FastdraftProposer(config(token_cost=0.02))
+    host = Host(drafter, introduce=False)
+    for name in ("a", "b", "c"):
+        host.add(name, copying())
+    host.step()
+    finish = drafter.engine.finish
+    ended: list[int] = []
+
+    def failing(request: int) -> Any:
+        ended.append(request)
+        if len(ended) == 1:
+            raise RuntimeError
+        return finish(request)
+
+    monkeypatch.setattr(drafter.engine, "finish", failing)
+    host.end("a")
+    host.end("b")
+    host.step()
+    host.step()
+    assert drafter.faults == 1
+    assert drafter.num_requests == drafter.engine.num_requests == 1
+    assert any(host.step().values())

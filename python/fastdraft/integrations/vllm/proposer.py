@@ -508,7 +508,13 @@ class FastdraftProposer(HostRequests[_Text]):
             if text is None:
                 continue
             if text.request is not None:
-                self._finish(text)
+                try:
+                    self._finish(text)
+                except Exception:
+                    # The others end all the same: where rows are known by their text, none of
+                    # them is named again.
+                    self._fault()
+                    self._give_up(text)
             if text.row is not None and self._ledger is not None:
                 self._ledger.close(text.row)
 
