@@ -118,7 +118,7 @@ class Target:
         self._next_positions = next_positions
         self._last_position = last_position
         # Of each row, or one for all; the furthest of those along several axes.
-        first = torch.tensor([[cached]]) if next_positions is None else next_positions
+        first = torch.tensor([[cached]], device="cpu") if next_positions is None else next_positions
         flat = first[..., 0].reshape(-1, first.shape[-2])
         self._first_places: list[int] = flat.amax(0).tolist()
 

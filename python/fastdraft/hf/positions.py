@@ -239,7 +239,7 @@ class PositionCriteria:
         for members, indices, text in positions.by_length(in_place=self._in_place):
             for criterion in self._others:
                 # Some answer for all rows at once, with a bool or a tensor without dimensions.
-                ended = torch.as_tensor(criterion(text, None)).expand(len(text))
+                ended = torch.as_tensor(criterion(text, None), device=text.device).expand(len(text))
                 for member, index in zip(members, indices, strict=True):
                     stops[member] = stops[member] or bool(ended[index])
         return stops

@@ -63,7 +63,7 @@ def require_draftable(
         )
     places = None
     if position_ids is not None:
-        places = torch.arange(2).expand(*position_ids.shape[:-2], 1, 2)
+        places = torch.arange(2, device="cpu").expand(*position_ids.shape[:-2], 1, 2)
     _require_plain_inputs(model, places, kwargs)
     if model.training:
         return  # Dropout would answer at random.
@@ -156,7 +156,9 @@ def _ask(
     """
     vocabulary = int(model.get_input_embeddings().weight.shape[0])
     first, second, other = (vocabulary // part for part in (2, 3, 5))
-    ids = torch.tensor([[first, second], [first, other if windows is None else second]])
+    ids = torch.tensor(
+        [[first, second], [first, other if windows is None else second]], device="cpu"
+    )
     cache = _ProbeCache(prepared, columns, windows)
     name = type(model).__name__
     try:
