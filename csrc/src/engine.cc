@@ -41,7 +41,7 @@ void check_range(const char* what, T value, T least, T most) {
 }
 
 // Returns `config` if the engine can keep to it.
-const EngineConfig& checked(const EngineConfig& config) {
+EngineConfig checked(const EngineConfig& config) {
   constexpr std::int32_t kMost = 1 << 16;
   check_range("lookahead", config.lookahead, 1, kMost);
   check_range("tree_budget", config.tree_budget, 0, kMost);

@@ -48,8 +48,10 @@ double StepCost::least_of_batch(std::int64_t rows, double rate, bool padded,
   for (std::int64_t n = rows; n < std::min(end, size_); ++n) {
     least = std::min(least, curve_[n] - curve_[n - 1]);
   }
-  if (end > size_)
-    least = std::min(least, time(std::max(rows, size_) + 1) - time(std::max(rows, size_)));
+  if (end > size_) {
+    const std::int64_t first = std::max(rows, size_);
+    least = std::min(least, time(first + 1) - time(first));
+  }
   return rate * least / time(rows) * kRoundingRoom;
 }
 

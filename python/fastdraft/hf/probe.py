@@ -230,7 +230,7 @@ class _ProbeCache(Cache):
     """A cache that says it holds `columns` columns, as many as it takes to ask."""
 
     def __init__(self, prepared: Cache, columns: int, windows: list[int | None] | None) -> None:
-        kind = functools.partial(_ProbeLayer, columns)
+        kind: Any = functools.partial(_ProbeLayer, columns)
         if prepared.layers:
             super().__init__(layers=[])
         else:
