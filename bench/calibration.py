@@ -153,30 +153,27 @@ def show_at_once(outcomes: dict[Job, Outcome]) -> list[dict[str, Any]]:
             }
             first = first or speeds
             gaps = {family: largest_gap(each.calibration) for family, each in by_family.items()}
-            row = {
-                "drafts": name,
-                "token_cost": config.token_cost,
-                "at_once": at_once,
-                "families": {
-                    family: {
-                        "speed": speed,
-                        "of_first": speed / first[family],
-                        "largest_gap": gaps[family][0],
-                        "there": gaps[family][1],
-                    }
-                    for family, speed in speeds.items()
-                },
-            }
-            rows.append(row)
             ratios = {family: speeds[family] / first[family] for family in speeds}
             slowest = min(ratios, key=lambda family: ratios[family])
             worst = max(gaps, key=lambda family: gaps[family][0])
-            over = sum(gap > 0.05 for gap, _ in gaps.values())
+            over = {family: bucket for family, (gap, bucket) in gaps.items() if gap > 0.05}
+            row: dict[str, Any] = {
+                "drafts": name,
+                "token_cost": config.token_cost,
+                "at_once": at_once,
+                "speed": geometric_mean(speeds.values()),
+                "least_speed": min(speeds.values()),
+                "of_first": geometric_mean(ratios.values()),
+                "least_of_first": {slowest: ratios[slowest]},
+                "largest_gap": {worst: gaps[worst][0]},
+                "over_0.05": over,
+            }
+            rows.append(row)
             print(
                 f"{name:10}{config.token_cost:6g}{at_once:9}  "
-                f"{geometric_mean(speeds.values()):.3f}  {geometric_mean(ratios.values()):8.3f}  "
-                f"{ratios[slowest]:.3f} {slowest}  {min(speeds.values()):.3f}  "
-                f"{gaps[worst][0]:.3f} {worst}, {over} over 0.05"
+                f"{row['speed']:.3f}  {row['of_first']:8.3f}  "
+                f"{ratios[slowest]:.3f} {slowest}  {row['least_speed']:.3f}  "
+                f"{gaps[worst][0]:.3f} {worst}, {len(over)} over 0.05"
             )
     return rows
 

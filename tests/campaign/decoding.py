@@ -18,6 +18,7 @@ from campaign.families import FAMILIES, random_model
 from fastdraft import DraftConfig, hf
 from fastdraft.drafters import AssistantModel, Staged
 from fastdraft.errors import InvalidValueError
+from fastdraft.hf import probe
 from fastdraft.step_cost import StepCost
 from fastdraft.verification import verify_sampled
 from hf_models import EOS, PAD, VOCABULARY, Forester, Generous, Silent
@@ -163,14 +164,19 @@ def _decoded(
     drafter: Callable[[], Any],
     **others: Any,
 ) -> Any:
-    """What `hf.generate` says, or None where it refuses; it has to do so before the model runs."""
+    """What `hf.generate` says, or None where it refuses: before the model runs on the prompt."""
     forwards: list[int] = []
-    handle = model.register_forward_pre_hook(lambda *_: forwards.append(1))
+
+    def note(_module: Any, _arguments: Any, inputs: dict[str, Any]) -> None:
+        if not isinstance(inputs.get("past_key_values"), probe._ProbeCache):
+            forwards.append(1)
+
+    handle = model.register_forward_pre_hook(note, with_kwargs=True)
     try:
         return hf.generate(model, **inputs, **options, **others, drafter=drafter())
     except InvalidValueError as error:
         if forwards:
-            raise AssertionError(f"{family}: refused after the model had run: {error}") from error
+            raise AssertionError(f"{family}: refused after the prompt had run: {error}") from error
         found[f"refused: {_brief(error)}"] += 1
         return None
     finally:

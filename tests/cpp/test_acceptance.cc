@@ -132,11 +132,11 @@ TEST(Acceptance, NoBatchCarriesTheWeightsPastItsOutcomes) {
       Acceptance acceptance;
       const Evidence evidence = evidence_of<1>({9});
       float weight = acceptance.weigh(evidence);
-      double told_before = static_cast<double>(Acceptance::chance(weight));
+      auto told_before = static_cast<double>(Acceptance::chance(weight));
       const double came = static_cast<double>(accepted) / rows;
       for (int batch = 0; batch < 100; ++batch) {
         weight = weight_after(acceptance, evidence, accepted, rows - accepted);
-        const double told = static_cast<double>(Acceptance::chance(weight));
+        const auto told = static_cast<double>(Acceptance::chance(weight));
         // Nearer to what came than before, or near.
         EXPECT_LE(std::abs(told - came), std::max(std::abs(told_before - came), 0.1))
             << rows << " rows, " << accepted << " accepted, batch " << batch;

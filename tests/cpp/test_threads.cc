@@ -90,8 +90,9 @@ TEST(Threads, ABatchKeepsTheRowsThatOthersDoNotCancel) {
   constexpr std::int64_t kRows = 32;
   for (std::uint32_t round = 0; round < 20; ++round) {
     std::vector<RequestId> ids;
-    for (std::int64_t row = 0; row < kRows; ++row)
+    for (std::int64_t row = 0; row < kRows; ++row) {
       ids.push_back(add(engine, testing::repeated(40)));
+    }
     const Text next(static_cast<std::size_t>(kRows), 3);
     std::vector<std::int64_t> offsets;
     for (std::int64_t row = 0; row <= kRows; ++row) offsets.push_back(row);
