@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fastdraft.cli.records import Record, family_files, parse_lines, read_family
+from fastdraft.cli.records import Record, family_files, read_family
 from index import machine
 
 # "told" is fastdraft that is told the step cost; it is measured where it is not.
@@ -42,12 +42,7 @@ def read_jobs(options: argparse.Namespace) -> dict[str, list[tuple[Record, str |
         if options.family and name not in options.family:
             continue
         records = read_family(path, encode, limit=options.limit)
-        sessions = [line.get("session") for _, line in parse_lines(path)]
-        jobs[name] = [
-            (record, session)
-            for record, session in zip(records, sessions, strict=False)
-            if len(record.output_ids)
-        ]
+        jobs[name] = [(record, record.session) for record in records if len(record.output_ids)]
     return jobs
 
 

@@ -290,6 +290,22 @@ def test_requests_at_once_enter_the_memory_when_they_end(tmp_path: Path) -> None
     assert found[2][1] >= 18 + 50
 
 
+def test_a_sessions_next_request_waits_for_its_last_one(tmp_path: Path) -> None:
+    # What the second one is asked holds what the first one answers.
+    said = list(range(100, 160))
+    turns = [
+        {"prompt_ids": [7], "output_ids": said, "session": "a"},
+        {"prompt_ids": [8], "output_ids": [9], "session": "a", "prompt_mode": "append"},
+        {"prompt_ids": [7], "output_ids": [*range(200, 260)], "session": "b"},
+    ]
+    records = read_family(write(tmp_path / "turns.jsonl", turns), no_text)
+    ended: list[int] = []
+    peer = EnginePeer(Engine(DraftConfig(token_cost=0), datastores=[Datastore()]))
+    result = replay_family(peer, records, at_once=3, on_request=ended.append)
+    assert ended == [60, 60, 1]
+    assert (result.requests, result.accepted) == (3, 0)
+
+
 def test_at_once_is_an_option(tmp_path: Path) -> None:
     record = {"prompt_ids": [7], "output_ids": list(range(100, 160))}
     data = write(tmp_path / "same.jsonl", [record, record])

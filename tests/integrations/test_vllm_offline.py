@@ -372,7 +372,8 @@ def test_steps_with_prompts_are_measured_by_their_tokens(
         assert_same(expected, tokens_of(output))
     assert all(rows <= 6 and rows <= tokens <= 160 for rows, tokens, _ in seen)
     assert any(prompt_tokens > 100 for _, _, prompt_tokens in seen)
-    assert sum(prompt_tokens == 0 for _, _, prompt_tokens in seen) > 20
+    # The memory holds these answers by now, so few steps are needed.
+    assert sum(prompt_tokens == 0 for _, _, prompt_tokens in seen) > 4
     assert proposer.faults == 0
 
 

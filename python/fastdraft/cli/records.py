@@ -62,12 +62,14 @@ class Record:
         output_ids: The tokens of the output, int32.
         reference_ids: The tokens that the caller expected in the output, int32; None where the
             record has none or they were not asked for.
+        session: What it continues: it came when the session's last request was answered.
     """
 
     id: str
     prompt_ids: Ids
     output_ids: Ids
     reference_ids: Ids | None = None
+    session: str | None = None
 
 
 class RecordWriter:
@@ -198,7 +200,7 @@ def read_family(
             prompt = np.concatenate([sessions[line.session], prompt])
         if line.session is not None:
             sessions[line.session] = np.concatenate([prompt, output])
-        records.append(Record(line.id, prompt, output, reference))
+        records.append(Record(line.id, prompt, output, reference, line.session))
     return records
 
 

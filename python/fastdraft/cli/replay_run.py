@@ -10,7 +10,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -167,20 +166,27 @@ def replay_family(
         peer: The drafter, fresh; it keeps what earlier requests left.
         records: The family.
         at_once: How many requests run at a time, as in a server: in each step all of them propose,
-            then all of them observe, and where some end, the next ones of the family begin.
+            then all of them observe, and where some end, the next ones of the family begin. A
+            session's next request begins when its last one has ended.
         prediction: Whether to hand over each record's reference.
         on_request: Called after each request with the tokens of its output.
     """
     counts = _Counts()
-    waiting = iter(records)
+    waiting = list(records)
     running: list[_Decoding] = []
-    while True:
-        running += (
-            _Decoding(peer, record, prediction, counts)
-            for record in islice(waiting, at_once - len(running))
-        )
-        if not running:
-            return counts.result()
+    has_room = True
+    while waiting or running:
+        if has_room:
+            busy = {decoding.session for decoding in running} - {None}
+            later = []
+            for record in waiting:
+                if len(running) < at_once and record.session not in busy:
+                    running.append(_Decoding(peer, record, prediction, counts))
+                else:
+                    later.append(record)
+                if record.session is not None:
+                    busy.add(record.session)
+            waiting = later
         going = [decoding for decoding in running if not decoding.has_ended]
         for decoding in going:
             decoding.propose()
@@ -191,7 +197,9 @@ def replay_family(
                 decoding.finish()
                 if on_request is not None:
                     on_request(decoding.done)
+        has_room = any(decoding.has_ended for decoding in running)
         running = [decoding for decoding in going if not decoding.has_ended]
+    return counts.result()
 
 
 def trace_request(
@@ -214,6 +222,7 @@ class _Decoding:
     """A running request: `propose` and `observe` in turn until it has ended, then `finish`.
 
     Attributes:
+        session: The record's.
         done: How many tokens of its output have been emitted.
         origins: Where they came from, None where nobody asked.
     """
@@ -228,6 +237,7 @@ class _Decoding:
         traced: bool = False,
     ) -> None:
         self._peer = peer
+        self.session = record.session
         self._output: list[int] = record.output_ids.tolist()
         self._counts = counts
         prefill = self._output[:1]
