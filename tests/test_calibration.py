@@ -82,16 +82,16 @@ def test_chances_come_true(tree_budget: int | None) -> None:
 def test_chances_come_true_with_any_number_of_requests_in_flight(
     at_once: int, copies: bool
 ) -> None:
-    # Strangers from one source, or copies of one request in lockstep: a batch of outcomes that were
-    # told by the same weights must not carry these past what came.
+    # Either unrelated requests from one source, or copies of one request in lockstep. One batch of
+    # outcomes, all predicted with the same weights, must not overshoot.
     texts = markov_texts(64_000 // at_once, 2, at_once, 60)
     engine = Engine(DraftConfig(lookahead=4, token_cost=0.02))
     serve(engine, *([texts[0]] * at_once if copies else texts))
     buckets = engine.calibration().reliability
     tokens = sum(bucket.count for bucket in buckets)
     gap = sum(bucket.count * abs(bucket.chance - bucket.accepted) for bucket in buckets) / tokens
-    # Copies have few different tokens, so that noise is left: one alone has 0.05 to 0.1. Steps by
-    # the chances as they were told come to 0.03 to 0.38.
+    # Copies have few different tokens, so some noise remains: one request alone has 0.05 to 0.1.
+    # Steps that use the stale chances give 0.03 to 0.38.
     assert gap < (0.12 if copies else 0.025)
 
 

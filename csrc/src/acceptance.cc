@@ -7,9 +7,8 @@
 namespace fastdraft {
 namespace {
 
-// The step of the descent. With any from 0.01 to 0.03 the recorded requests were
-// drafted for as well within half a percent; the smaller, the truer the chances,
-// the slower they follow the requests.
+// The step size. From 0.01 to 0.03 modelled speed on the recorded requests changes
+// by half a percent at most. A smaller one predicts better and adapts more slowly.
 constexpr float kRate = 0.015f;
 
 // Weights of an engine that has seen nothing. They are what recorded requests
@@ -24,7 +23,7 @@ void add(std::atomic<double>& sum, double value) noexcept {
   sum.store(sum.load(std::memory_order_relaxed) + value, std::memory_order_relaxed);
 }
 
-// Ends in high bits that depend on all of both.
+// The high bits of the result depend on all bits of both.
 std::uint64_t mix(std::uint64_t hash, std::uint64_t word) noexcept {
   hash = (hash ^ word ^ hash >> 32) * 0x9E3779B97F4A7C15u;
   return hash ^ hash >> 32;
@@ -48,7 +47,7 @@ float Acceptance::count_lesson(std::uint64_t kind, Moment moment, Moment now) no
   std::atomic<Lessons>& place = lessons_[kind >> (64 - kLog2Kinds)];
   const auto mark = static_cast<std::uint16_t>(kind);
   const Lessons known = place.load(std::memory_order_relaxed);
-  // By the difference, since moments wrap around.
+  // Compares the difference, since moments wrap around.
   const bool since =
       known.count > 0 && known.mark == mark && static_cast<std::int32_t>(known.last - moment) >= 0;
   const int count = since ? std::min(known.count + 1, 0xFFFF) : 1;
@@ -69,7 +68,7 @@ void Acceptance::learn(const Evidence& evidence, Token token, float told, Moment
     std::atomic<float>& weight = weights_[place];
     weight.store(weight.load(std::memory_order_relaxed) + step, std::memory_order_relaxed);
   }
-  // Written so that what is no number comes to the first.
+  // NaN goes to the first bucket.
   const int bucket = told > 0.0f ? static_cast<int>(std::min(told * kBuckets, kBuckets - 1.0f)) : 0;
   Counts& counts = reliability_[static_cast<std::size_t>(bucket)];
   add(counts.told, static_cast<double>(told));

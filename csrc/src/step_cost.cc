@@ -37,9 +37,9 @@ StepCost StepCost::curve(const double* curve, std::int64_t size) {
 
 double StepCost::least_of_batch(std::int64_t rows, double rate, bool padded,
                                 std::int64_t most) const noexcept {
-  // What is kept is decided by sums, which round; a little more may be guessed.
+  // keep_what_pays compares sums, which round: guess slightly more than it keeps.
   constexpr double kRoundingRoom = 1.0 - 1e-6;
-  // Tokens at one place of all rows pay together, one of them with any chance.
+  // Tokens at the same depth of all rows are kept together, however small the chance of one.
   if (rows == 0 || (padded && rows > 1)) return 0.0;
   if (is_constant()) return least_chance(rows, rate) * kRoundingRoom;
   // The last token that is kept pays for what it adds to the forward, and is the least probable.

@@ -20,14 +20,14 @@ namespace fastdraft {
 // step teaches, with a draft or without, and every token that was weighed.
 // The weights start from a prior.
 //
-// With many requests in flight, the weights move between a chance and its
-// outcome. The gradient is taken at the weights of the outcome's moment: at those
-// of the chance's, a batch would apply one error once for each of its rows.
-// Outcomes of one batch are correlated besides. Since a chance was told, the
-// n-th outcome of its evidence moves the weights by 1 / sqrt(n) of a step, the
-// square-root scaling of step sizes with the batch (A. Krizhevsky, One weird
-// trick for parallelizing convolutional neural networks, 2014), and the n-th
-// outcome of the same token too, as from copies of one prompt, by 1 / n.
+// With many requests in flight, other outcomes are learned between a prediction
+// and its own outcome. So the gradient uses the current weights, not those that
+// made the prediction: a batch would otherwise apply the same error once per row.
+// Outcomes of one batch are also correlated. Count the outcomes learned since the
+// prediction was made: the n-th one with the same evidence takes 1 / sqrt(n) of a
+// step, the square-root scaling of step sizes with the batch (A. Krizhevsky, One
+// weird trick for parallelizing convolutional neural networks, 2014). The n-th
+// one with the same evidence and token, as in copies of one prompt, takes 1 / n.
 //
 // Thread-safe without locks. Two threads that learn at once may lose a step of
 // the descent, which is nothing among thousands.
@@ -110,11 +110,12 @@ class Acceptance {
   // The chance of evidence of this weight.
   static float chance(float weight) noexcept { return 1.0f / (1.0f + std::exp(-weight)); }
 
-  // Counts the outcomes learned so far, and wraps around.
+  // The number of outcomes learned so far, modulo 2^32.
   using Moment = std::uint32_t;
   Moment now() const noexcept { return now_.load(std::memory_order_relaxed); }
 
-  // `token`, whose chance was told at `moment`, was emitted next, or another one was.
+  // Learns whether the target emitted `token` next. `told` is the chance that was
+  // predicted at `moment`.
   void learn(const Evidence& evidence, Token token, float told, Moment moment,
              bool accepted) noexcept;
 
@@ -137,12 +138,12 @@ class Acceptance {
     return first;
   }();
 
-  // Outcomes of one kind: when the last one was learned, and how many in a row
-  // had their chance told before the one ahead of them was learned.
+  // Outcomes of one kind: when the last one was learned, and how many stand in a
+  // row of which each was predicted before the previous one was learned.
   struct Lessons {
     Moment last = 0;
     std::uint16_t count = 0;
-    std::uint16_t mark = 0;  // tells kinds of the same place apart
+    std::uint16_t mark = 0;  // part of the hash, to notice another kind in this place
   };
   static constexpr int kLog2Kinds = 13;
 
@@ -152,13 +153,13 @@ class Acceptance {
     std::atomic<double> count{0};
   };
 
-  // Counts an outcome of the kind that has this hash, and says the how manieth it is
-  // since `moment`.
+  // Counts one more outcome of the kind with this hash. Returns how many have been
+  // learned since `moment`, this one included.
   float count_lesson(std::uint64_t kind, Moment moment, Moment now) noexcept;
 
   std::array<std::atomic<float>, kWeights> weights_;
   std::atomic<Moment> now_{0};
-  // By the kind's hash; a kind takes the place of another.
+  // Indexed by the kind's hash. Kinds that share a place overwrite each other.
   std::array<std::atomic<Lessons>, std::size_t{1} << kLog2Kinds> lessons_{};
   std::array<Counts, kBuckets> reliability_;
 };

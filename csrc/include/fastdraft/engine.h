@@ -42,7 +42,7 @@ struct ProposeOptions {
   bool padded = false;                   // each row is padded to the longest draft
 };
 
-// A row of a batch that failed, and why.
+// A failed row of a batch, and its error.
 struct RowError {
   std::int64_t row;
   std::exception_ptr error;
@@ -105,8 +105,8 @@ class Engine {
     return num_requests_.load(std::memory_order_relaxed);
   }
   std::int64_t bytes() const noexcept { return budget_.used(); }
-  // How many guessed tokens of datastores were left out of drafts since they are
-  // not of the vocabulary.
+  // How many tokens from datastores were removed from drafts because they are not
+  // in the vocabulary.
   std::int64_t num_foreign() const noexcept { return num_foreign_.load(std::memory_order_relaxed); }
   // The most tokens that a draft can have.
   std::int32_t most_drafted() const noexcept {

@@ -32,9 +32,8 @@ class StepCost {
   // without drafts.
   double least_chance(std::int64_t rows, double rate) const noexcept { return slope(rows) * rate; }
 
-  // A lower bound of the chances of the tokens that keep_what_pays can keep of a
-  // batch whose rows have at most `most` tokens: none less probable is worth
-  // guessing. O(rows * most) for a curve.
+  // keep_what_pays drops every token less probable than this, so drafters need not
+  // guess it. `most` is the longest draft of a row. O(rows * most) for a curve.
   double least_of_batch(std::int64_t rows, double rate, bool padded,
                         std::int64_t most) const noexcept;
 

@@ -9,8 +9,9 @@ A sliding-window layer holds of each row what the next token can look at, and wh
 write behind it. Where that fills the buffer, every row moves its window to the front; so a row's
 first column holds another token than the next row's, and `RowCache.frames` says which.
 
-Buffers grow by a sixteenth, never beyond what the generation can come to, one after the other. So
-the cache takes little more than a DynamicCache, which is copied whole at every step.
+A full buffer grows by a sixteenth, but never beyond the longest text of the generation, and only
+one buffer grows at a time. So the cache takes little more memory than a DynamicCache, which copies
+itself whole at every step.
 """
 
 from __future__ import annotations

@@ -228,7 +228,8 @@ class FastdraftProposer(HostRequests[_Text]):
             Memory(settings.memory_bytes, adapters=adapters),
         )
         self._steps = 0
-        # The tokens by row of the forwards since the last step; more than one are too many.
+        # The tokens by row of each forward since the last step. A step with more than one forward
+        # is not measured.
         self._forwards: deque[Mapping[Hashable, int]] = deque(maxlen=2)
         self._prompt_tokens = 0.0  # of a step, of late
         self._seconds = 0.0
@@ -382,7 +383,7 @@ class FastdraftProposer(HostRequests[_Text]):
             tokens = sum(forward.values())
             prompt_tokens = tokens - sum(forward.get(key, 0) for key in decoded)
         elif not forwards and len(decoded) == rows:
-            # Without the runner, only a step that reads no prompt is known in full.
+            # Without the runner, the size of a forward is known only if it reads no prompt.
             tokens, prompt_tokens = sum(decoded.values()), 0
         else:
             return
@@ -548,8 +549,8 @@ def _check(vllm_config: Any) -> None:
     parallel = getattr(vllm_config, "parallel_config", None)
     stages = getattr(parallel, "pipeline_parallel_size", 1)
     if stages > 1:
-        # The model runner that takes drafts from the host schedules a request's next step before
-        # the token of this one is known.
+        # vLLM's V1 model runner schedules a request's next step before it has the token of this
+        # one.
         raise InvalidValueError(
             "pipeline_parallel_size must be 1 for fastdraft, since vLLM's V1 model runner verifies "
             "drafts wrongly across pipeline stages; split the model with tensor_parallel_size "
