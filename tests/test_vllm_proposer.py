@@ -535,6 +535,14 @@ class Clock:
         self.now += 0.01 * (1 + self.slope * (tokens - 1))
 
 
+def cycle_with_errors(random: np.random.Generator, errors: float) -> list[int]:
+    """An output that repeats the cycle, but for a share of random tokens."""
+    return [
+        int(token) if random.random() < 1 - errors else int(random.integers(VOCABULARY))
+        for token in CYCLE * 60
+    ]
+
+
 @pytest.mark.parametrize(("slope", "pays"), [(0.001, True), (1.0, False)])
 def test_drafting_follows_the_measured_times(
     slope: float, pays: bool, monkeypatch: pytest.MonkeyPatch
@@ -545,12 +553,7 @@ def test_drafting_follows_the_measured_times(
     host = Host(FastdraftProposer(config(length=4096)), length=4096, introduce=True)
     random = np.random.default_rng(0)
     for number in range(8):
-        # Every other time what follows the cycle is something else.
-        output = [
-            int(token) if random.random() < 0.8 else int(random.integers(VOCABULARY))
-            for token in CYCLE * 60
-        ]
-        host.add(str(number), Job(CYCLE * 3, output))
+        host.add(str(number), Job(CYCLE * 3, cycle_with_errors(random, 0.2)))
     drafted = []
     while all(job.said < len(job.output) for job in host.jobs.values()):
         drafts = host.step()
@@ -573,11 +576,7 @@ def test_the_cost_is_learned_while_prompts_keep_coming(
     host.clock = clock
     random = np.random.default_rng(0)
     for number in range(8):
-        output = [
-            int(token) if random.random() < 0.6 else int(random.integers(VOCABULARY))
-            for token in CYCLE * 60
-        ]
-        host.add(str(number), Job(CYCLE * 3, output))
+        host.add(str(number), Job(CYCLE * 3, cycle_with_errors(random, 0.4)))
     host.step()
     decoders = list(host.jobs)
     drafted = []

@@ -32,7 +32,7 @@ from transformers.cache_utils import (
 
 from fastdraft.errors import InvalidValueError
 
-__all__ = ["Frame", "RowCache", "places_after"]
+__all__ = ["Frame", "RowCache", "on_host", "places_after"]
 
 # A buffer has room for so much more than it needs, as a share of that.
 _SLACK: Final = 16
@@ -177,11 +177,11 @@ class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             shifts = [new - before for new, before in zip(bases, old, strict=True)]
             moves = shifts[0]
             if min(shifts) < max(shifts):
-                columns = _on_host(shifts)[:, None] + _counted(capacity)
+                columns = on_host(shifts)[:, None] + _counted(capacity)
                 moves = columns.clamp(max=max(self.capacity - 1, 0)).to(device)
         places = None
         if min(starts) < max(starts):
-            columns = _on_host(starts)[:, None] + _counted(width)  # (rows, width)
+            columns = on_host(starts)[:, None] + _counted(width)  # (rows, width)
             rows = _counted(len(starts))[:, None].expand_as(columns)
             places = (rows.to(device), columns.to(device))
         first = 0 if self.window is None else max(min(starts) - self.window + 1, 0)
@@ -302,7 +302,7 @@ class RowCache(Cache):
         if len(rows) == 0:
             return
         for layers in self._by_window().values():
-            starts = (_on_host(lengths) - _on_host(layers[0].bases))[rows]
+            starts = (on_host(lengths) - on_host(layers[0].bases))[rows]
             sources, targets = starts + kept[rows, places], starts + places
             indices = [index.to(device) for index in (rows, sources, targets)]
             for layer in layers:
@@ -391,8 +391,8 @@ def _empty(layer: Any) -> None:
         layer.cumulative_length = 0
 
 
-def _on_host(values: Sequence[int]) -> torch.Tensor:
-    """Numbers on the CPU, whatever torch's default device is."""
+def on_host(values: Any) -> torch.Tensor:
+    """A copy of numbers on the CPU, whatever torch's default device is."""
     return torch.tensor(values, device="cpu")
 
 

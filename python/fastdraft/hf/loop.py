@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from fastdraft import DraftStats
 from fastdraft.drafters import Drafter, Drafts
 from fastdraft.errors import FastdraftError, InvalidValueError
-from fastdraft.hf.kv_cache import RowCache, places_after
+from fastdraft.hf.kv_cache import RowCache, on_host, places_after
 from fastdraft.hf.masks import Masks
 from fastdraft.hf.positions import PositionCriteria, PositionProcessors, Positions
 from fastdraft.hf.row_model import RowModel
@@ -118,7 +118,7 @@ class Target:
         self._next_positions = next_positions
         self._last_position = last_position
         # Of each row, or one for all; the furthest of those along several axes.
-        first = torch.tensor([[cached]], device="cpu") if next_positions is None else next_positions
+        first = on_host([[cached]]) if next_positions is None else next_positions
         flat = first[..., 0].reshape(-1, first.shape[-2])
         self._first_places: list[int] = flat.amax(0).tolist()
 
@@ -408,13 +408,13 @@ class Decoding:
         As `_choose`; `laws` are those of all drafts, one after the other, or none.
         """
         # Copies, since a drafter may hand out read-only arrays.
-        ids, starts = _on_host(draft_ids), _on_host(offsets)
-        tree_parents = None if parents is None else _on_host(parents)
+        ids, starts = on_host(draft_ids), on_host(offsets)
+        tree_parents = None if parents is None else on_host(parents)
         if not self._do_sample:
             verified = verify_greedy(scores, ids, starts, parents=tree_parents)
         else:
-            seeds = _on_host([row.seed for row in rows])
-            positions = _on_host([row.prompt_tokens + row.emitted for row in rows])
+            seeds = on_host([row.seed for row in rows])
+            positions = on_host([row.prompt_tokens + row.emitted for row in rows])
             if laws:
                 verified = verify_rejection(
                     scores,
@@ -536,7 +536,7 @@ class Decoding:
             row.emitted += count
         if self._streamer is not None:
             for token in emitted_ids.tolist():
-                self._streamer.put(_on_host([token]))
+                self._streamer.put(on_host([token]))
 
         if any(ended):
             for row, over in zip(rows, ended, strict=True):
@@ -579,11 +579,6 @@ class Decoding:
             grown = np.zeros((len(self.rows), 2 * columns), dtype=np.int64)
             grown[:, : self.text.shape[1]] = self.text
             self.text = grown
-
-
-def _on_host(values: Any) -> torch.Tensor:
-    """A copy of numbers on the CPU, whatever torch's default device is."""
-    return torch.tensor(values, device="cpu")
 
 
 @dataclass(frozen=True)

@@ -71,8 +71,8 @@ void save(const Datastore& store, const std::vector<char>& content) {
 
 }  // namespace
 
-// Each four bytes of the input: which of the places that matter most, where from there, how many
-// times a bucket apart, and what is written to it.
+// Every four bytes of the input are one write: in which part of the file, at which offset, to how
+// many buckets in a row, and which byte.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   static const std::vector<char> whole = whole_store();
   FileHeader header;
