@@ -81,25 +81,25 @@ test-kernels: $(VENV)/.test $(VENV)/.triton ## Run the GPU kernels in Triton's i
 test-oldest: $(VENV)/.test ## Run the Hugging Face tests with the oldest transformers allowed
 	pip install -qq --no-deps --upgrade --target build/transformers-oldest \
 	  transformers==$(TRANSFORMERS_OLDEST)
-	PYTHONPATH=build/transformers-oldest $(PYTEST) tests/test_hf_*.py
+	PYTHONPATH=build/transformers-oldest $(PYTEST) tests/hf
 
 test-hosts: test-vllm test-llama-cpp test-sglang test-serve ## Run the adapters in real serving stacks
 
 test-vllm: $(HOSTS)/vllm/.ready $(HOSTS)/vllm-next/.ready build/dist/.stamp $(VENV)/.package
 	$(INSTALL_WHEEL)
-	FASTDRAFT_VLLM_SOURCE=$(HOSTS)/vllm-next $(HOST_PYTEST) tests/integrations/test_vllm_*.py
+	FASTDRAFT_VLLM_SOURCE=$(HOSTS)/vllm-next $(HOST_PYTEST) tests/hosts/test_vllm_*.py
 
 test-llama-cpp: $(HOSTS)/llama-cpp/.ready build/dist/.stamp $(VENV)/.package
 	$(INSTALL_WHEEL)
-	$(HOST_PYTEST) tests/integrations/test_llama_cpp.py
+	$(HOST_PYTEST) tests/hosts/test_llama_cpp.py
 
 test-sglang: $(HOSTS)/sglang/.ready build/dist/.stamp $(VENV)/.package
 	$(INSTALL_WHEEL)
-	$(HOST_PYTEST) tests/integrations/test_sglang.py
+	$(HOST_PYTEST) tests/hosts/test_sglang.py
 
 test-serve: $(HOSTS)/serve/.ready $(VENV)/.test
 	PYTHONPATH=$(HOSTS)/serve OMP_NUM_THREADS=1 python -m pytest \
-	  tests/integrations/test_transformers_serve.py
+	  tests/hosts/test_transformers_serve.py
 
 lint: $(VENV)/.lint $(VENV)/.test $(VENV)/.gtest build/installed/.stamp ## Check format, style, types and imports
 	ruff check
@@ -125,7 +125,7 @@ fuzz: $(VENV)/.tools ## Fuzz the core for FUZZ_SECONDS a target; needs Clang
 campaign: $(VENV)/.test ## Run random cases of everything for MINUTES, or the one that PART and SEED name; needs Clang
 	command -v clang++ >/dev/null || $(call install,clang libclang-rt-dev)
 	cmake --preset fuzz && cmake --build --preset fuzz
-	PYTHONPATH=tests python -m campaign --minutes $(MINUTES) $(PART:%=--part %) $(SEED:%=--seed %)
+	PYTHONPATH=tests:tests/support:tests/integrations python -m campaign --minutes $(MINUTES) $(PART:%=--part %) $(SEED:%=--seed %)
 
 stubs: $(VENV)/.test ## Regenerate the stub of the C++ module
 	pybind11-stubgen fastdraft._core --output-dir python
@@ -136,10 +136,10 @@ package: build/dist/.stamp ## Try sdist, wheel and commands in environments with
 	for file in build/dist/*.whl build/dist/*.tar.gz; do \
 	  rm -rf build/clean && $(PYTHON) -m venv build/clean \
 	  && build/clean/bin/pip install -qq $$file \
-	  && (cd build/clean && bin/python -W error ../../tests/package_smoke.py) || exit 1; \
+	  && (cd build/clean && bin/python -W error ../../tests/package/package_smoke.py) || exit 1; \
 	done
 	build/clean/bin/pip install -qq 'fastdraft[cli]'
-	cd build/clean && bin/python -W error ../../tests/package_smoke.py
+	cd build/clean && bin/python -W error ../../tests/package/package_smoke.py
 
 bench: $(VENV)/.bench $(VENV)/.gtest ## Run the microbenchmarks, beside the peers that can be installed
 	cmake --preset release && cmake --build --preset release

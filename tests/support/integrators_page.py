@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-_PAGE = Path(__file__).parents[1] / "python" / "fastdraft" / "integrations" / "README.md"
+_PAGE = Path(__file__).parents[2] / "python" / "fastdraft" / "integrations" / "README.md"
 
 
 def blocks() -> list[str]:

@@ -1,4 +1,4 @@
-"""The engine as Python sees it, held against tests/oracle.py."""
+"""The engine as Python sees it, held against tests/support/oracle.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The default drafter, held against tests/oracle.py, and what it promises of its drafts."""
+"""The default drafter, held against tests/support/oracle.py, and what it promises of its drafts."""
 
 from __future__ import annotations
 
