@@ -101,12 +101,12 @@ test-serve: $(HOSTS)/serve/.ready $(VENV)/.test
 	PYTHONPATH=$(HOSTS)/serve OMP_NUM_THREADS=1 python -m pytest \
 	  tests/hosts/test_transformers_serve.py
 
-lint: $(VENV)/.lint $(VENV)/.test $(VENV)/.gtest build/installed/.stamp ## Check format, style, types and imports
+lint: $(VENV)/.lint $(VENV)/.test $(VENV)/.gtest ## Check format, style, types and imports
 	ruff check
 	ruff format --check
-	MYPYPATH=build/installed mypy -p fastdraft
-	MYPYPATH=build/installed:bench mypy bench
-	PYTHONPATH=build/installed lint-imports
+	MYPYPATH=python mypy -p fastdraft
+	MYPYPATH=python:bench mypy bench
+	PYTHONPATH=python lint-imports
 	clang-format --dry-run --Werror $(CXX_FILES)
 	cmake --preset dev
 	echo $(filter-out tests/cpp/fuzz/%,$(filter %.cc,$(CXX_FILES))) \
@@ -260,10 +260,4 @@ $(HOSTS)/serve/.ready: $(VENV)/.python
 build/dist/.stamp: $(VENV)/.tools $(PACKAGE_FILES)
 	rm -rf build/dist
 	python -m build --no-isolation --outdir build/dist
-	touch $@
-
-# mypy and import-linter do not see the folders that an editable install maps into the package.
-build/installed/.stamp: build/dist/.stamp
-	rm -rf build/installed
-	pip install -qq --no-deps --target build/installed build/dist/*.whl
 	touch $@

@@ -151,6 +151,6 @@ def on_a_device(launch: Callable[[], None], *, amd: bool) -> None:
     with pytest.MonkeyPatch.context() as patch:
         if amd:
             patch.setattr(config, "wait_for_stores", lambda: config.WAIT_GFX9)
-        for module in ("verify", "processors", "trees"):
+        for module in ("verify", "rejection", "processors", "trees"):
             patch.setattr(f"fastdraft.verification.{module}.kernels_for", lambda _: fused)
         launch()
