@@ -48,7 +48,7 @@ HOSTS := build/hosts
 # Every wheel of fastdraft has the same version, so the new one has to be forced in.
 INSTALL_WHEEL = $(@:test-%=$(HOSTS)/%)/bin/pip install -qq --no-deps --force-reinstall build/dist/*.whl
 DEMO_MODEL = FASTDRAFT_DEMO_MODEL="$$(python -c \
-  'from fastdraft.cli import demo_model; print(demo_model.ensure())')"
+  'from fastdraft.demo import ensure_model; print(ensure_model())')"
 HOST_PYTEST = $(DEMO_MODEL) $(@:test-%=$(HOSTS)/%)/bin/python -m pytest
 
 .DEFAULT_GOAL := help

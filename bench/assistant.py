@@ -32,8 +32,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from fastdraft import DraftConfig, hf
-from fastdraft.cli import demo_model
-from fastdraft.cli.requests import demo_requests
+from fastdraft.demo import demo_requests, ensure_model
 from fastdraft.drafters import AssistantModel, Staged
 from index import machine
 
@@ -248,7 +247,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
     options = parser.parse_args()
 
-    path = options.model or demo_model.ensure()
+    path = options.model or ensure_model()
     tokenizer = AutoTokenizer.from_pretrained(path)
     target: Any = AutoModelForCausalLM.from_pretrained(path)
     target.eval()

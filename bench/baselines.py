@@ -17,7 +17,7 @@ import tarfile
 import zipfile
 from pathlib import Path
 
-from fastdraft.cli.peers import Unavailable
+from fastdraft.replay.peers import Unavailable
 
 __all__ = ["ensure"]
 

@@ -36,10 +36,10 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from fastdraft import Calibration, Datastore, DraftConfig, Engine
-from fastdraft.cli import demo_model
-from fastdraft.cli.peers import EnginePeer
-from fastdraft.cli.records import Record, family_files, read_family
-from fastdraft.cli.replay_run import FamilyResult, replay_family
+from fastdraft.demo import ensure_model
+from fastdraft.replay import FamilyResult, replay_family
+from fastdraft.replay.peers import EnginePeer
+from fastdraft.replay.records import Record, family_files, read_family
 from index import machine
 
 TOKEN_COSTS = (0.0, 0.02, 0.05, 0.2)
@@ -200,7 +200,7 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, help="a PNG; needs matplotlib")
     options = parser.parse_args()
 
-    tokenizer = Tokenizer.from_file(str(demo_model.ensure() / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(ensure_model() / "tokenizer.json"))
 
     def encode(texts: list[str]) -> list[Sequence[int]]:
         return [each.ids for each in tokenizer.encode_batch(texts, add_special_tokens=False)]

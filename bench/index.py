@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import baselines
 import corpus
 from fastdraft import Datastore, DraftConfig, Engine
-from fastdraft.cli.peers import PEERS, EnginePeer, Peer, Unavailable
+from fastdraft.replay.peers import PEERS, EnginePeer, Peer, Unavailable
 
 CONTEXTS = (1_000, 10_000, 100_000, 1_000_000)
 STEPS = 2_000  # timed positions for each context

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from fastdraft import DraftConfig, DraftStats, Engine
-from fastdraft.cli import demo_model
+from fastdraft.demo import ensure_model
 from index import machine
 from predicted_outputs import decode, read_families
 
@@ -157,7 +157,7 @@ def measured(repeats: int, new_tokens: int) -> list[Row]:
 
     from fastdraft import hf
 
-    path = demo_model.ensure()
+    path = ensure_model()
     tokenizer = transformers.AutoTokenizer.from_pretrained(path)
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(path)
     drafters = {mode: Engine(configuration(mode)) for mode in MODES}

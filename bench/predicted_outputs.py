@@ -32,8 +32,8 @@ from numpy.typing import ArrayLike
 
 import corpus
 from fastdraft import DraftConfig, DraftStats, Engine
-from fastdraft.cli import demo_model
-from fastdraft.cli.records import Record, family_files, read_family
+from fastdraft.demo import ensure_model
+from fastdraft.replay.records import Record, family_files, read_family
 from index import machine
 
 LENGTH = 512  # tokens of a text
@@ -159,7 +159,7 @@ def read_families(folder: Path, *, references: bool = False) -> dict[str, list[R
     """The recorded requests of a folder, by family, cut by the demo model's tokenizer."""
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(demo_model.ensure())
+    tokenizer = AutoTokenizer.from_pretrained(ensure_model())
 
     def encode(texts: list[str]) -> list[Sequence[int]]:
         return list(tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"])

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fastdraft.cli.records import Record, family_files, read_family
+from fastdraft.replay.records import Record, family_files, read_family
 from index import machine
 
 # "told" is fastdraft that is told the step cost; it is measured where it is not.

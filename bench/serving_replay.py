@@ -30,7 +30,7 @@ from vllm import EngineArgs, SamplingParams
 from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 
 import baselines
-from fastdraft.cli.records import Record
+from fastdraft.replay.records import Record
 
 __all__ = ["Clock", "Counts", "Job", "Proposer", "Runner", "measure", "replay", "report"]
 

@@ -34,7 +34,7 @@ from experiment import (
     show,
 )
 
-from fastdraft.cli.requests import demo_requests
+from fastdraft.demo import demo_requests
 from fastdraft.drafters import AssistantModel
 
 TEMPERATURES = (0.0, 0.3, 0.7, 1.0, 1.5)

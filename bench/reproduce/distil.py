@@ -29,8 +29,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from fastdraft.cli import demo_model
-from fastdraft.cli.records import family_files, parse_lines
+from fastdraft.demo import ensure_model
+from fastdraft.replay.records import family_files, parse_lines
 
 # The other benchmarks lie one folder up.
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -176,7 +176,7 @@ def main() -> None:
     options = parser.parse_args()
 
     torch.manual_seed(0)
-    path = options.target or demo_model.ensure()
+    path = options.target or ensure_model()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     tokenizer = AutoTokenizer.from_pretrained(path)
     target: Any = AutoModelForCausalLM.from_pretrained(path)

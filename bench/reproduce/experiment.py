@@ -21,16 +21,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import click
 import torch
 from matplotlib.figure import Figure
 from transformers.generation.streamers import BaseStreamer
 
 from fastdraft import DraftStats, hf
-from fastdraft.cli import target as targets
-from fastdraft.cli.records import RecordError, family_files, parse_lines
-from fastdraft.cli.replay_progress import progress
+from fastdraft.demo import Target, load_target
 from fastdraft.drafters import AssistantModel
+from fastdraft.errors import FastdraftError
+from fastdraft.replay.display import progress
+from fastdraft.replay.records import RecordError, family_files, parse_lines
 from fastdraft.stats import AssistantStats
 
 # The other benchmarks lie one folder up.
@@ -539,17 +539,17 @@ def _load(
     *,
     device: str | None = None,
     dtype: torch.dtype | None = None,
-) -> targets.Target:
+) -> Target:
     try:
-        return targets.load(
+        return load_target(
             name,
             device=device or options.device,
             dtype=options.dtype if dtype is None else str(dtype).removeprefix("torch."),
             threads=None,
             raw=False,
         )
-    except click.ClickException as error:
-        raise SystemExit(error.message) from error
+    except FastdraftError as error:
+        raise SystemExit(str(error)) from error
 
 
 def _cut(model: Any, name: str) -> Any:

@@ -35,7 +35,7 @@ from experiment import (
 )
 
 from fastdraft import DraftConfig
-from fastdraft.cli.requests import demo_requests
+from fastdraft.demo import demo_requests
 from ngram import PROMPTS
 
 # What the author says of each experiment; the figures of his plots are not in his text.

@@ -1,7 +1,7 @@
 """The engine and its peers behind one face, each driven as its own host drives it.
 
 A peer is imported as installed. vLLM's n-gram proposer and Arctic's suffix decoding come in
-packages that want a whole serving stack; `bench/baselines.py` fetches and builds the parts that are
+packages that need a whole serving stack; `bench/baselines.py` fetches and builds the parts that are
 used here.
 """
 

@@ -1,4 +1,4 @@
-"""Recorded requests: the JSON lines that `fastdraft replay` reads and any serving loop can write.
+"""Recorded requests: JSON lines that any serving loop can write and `fastdraft replay` reads.
 
 One line is one request, and the lines of a file stand in the order in which the requests came. A
 file is a family: its requests are of one kind, and one memory of earlier requests serves them all.
@@ -11,8 +11,7 @@ file is a family: its requests are of one kind, and one memory of earlier reques
 - `session`: any string. With `"prompt_mode": "append"` everything said before in the session,
   prompts and outputs, stands before the prompt.
 
-Further fields are kept and not read. Importing this module needs numpy alone, so a serving loop can
-write records with nothing of the command line installed:
+Further fields are kept and not read. Importing this module needs numpy alone:
 
     with RecordWriter("traffic.jsonl") as records:
         records.append(prompt_ids=[5, 6, 7], output_ids=[6, 7, 8], session="user 7")
@@ -42,10 +41,13 @@ __all__ = [
     "check_record",
     "family_files",
     "parse_lines",
+    "read_families",
     "read_family",
 ]
 
 Ids = NDArray[np.int32]
+Encode = Callable[[list[str]], "list[Sequence[int]]"]
+"""Turns texts into their token ids."""
 
 
 class RecordError(FastdraftError, ValueError):
@@ -162,9 +164,45 @@ def family_files(paths: Sequence[Path]) -> dict[str, Path]:
     return families
 
 
+def read_families(
+    paths: Sequence[Path],
+    encode: Encode,
+    *,
+    names: Sequence[str] = (),
+    limit: int | None = None,
+    references: bool = False,
+    on_family: Callable[[str], object] | None = None,
+) -> dict[str, list[Record]]:
+    """The records of the families at `paths`, by name.
+
+    Args:
+        paths, encode, limit, references: As for `family_files` and `read_family`.
+        names: Which families; all without any.
+        on_family: Called with the name of each family that was read.
+
+    Raises:
+        RecordError: As `family_files` and `read_family` do, and for a family without records or
+            one of `names` that is not there.
+    """
+    files = family_files(paths)
+    for name in names:
+        if name not in files:
+            raise RecordError(f"{name!r} is not one of {', '.join(files)}")
+    families = {}
+    for name, file in files.items():
+        if names and name not in names:
+            continue
+        families[name] = read_family(file, encode, limit=limit, references=references)
+        if not families[name]:
+            raise RecordError(f"{file} holds no records")
+        if on_family is not None:
+            on_family(name)
+    return families
+
+
 def read_family(
     path: Path,
-    encode: Callable[[list[str]], list[Sequence[int]]],
+    encode: Encode,
     *,
     limit: int | None = None,
     references: bool = False,
@@ -173,7 +211,7 @@ def read_family(
 
     Args:
         path: A JSON lines file; empty lines are passed over.
-        encode: Turns texts into token ids; called once, and not at all where no record has text.
+        encode: Turns texts into token ids; called at most once, with all texts of the file.
         limit: How many records to read at most.
         references: Whether to read what the callers expected.
 
