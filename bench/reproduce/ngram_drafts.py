@@ -27,9 +27,10 @@ from experiment import (
     recorded,
     show,
 )
+from prompts import ONE_SENTENCE, PROMPTS
 
 from fastdraft import DraftConfig
-from ngram import FAMILIES, ONE_SENTENCE, PAPER, PROMPTS, TASKS
+from ngram import FAMILIES, PAPER, TASKS
 
 DIFFERENCES = """\
 Set-up: the paper measured chat models from Llama-2-7b to Mixtral-8x7B by sampling, 100 prompts a
@@ -102,7 +103,7 @@ def main() -> None:
     axis.set(ylabel="time per token, plain = 100", title=f"n-gram drafts, table {options.table}")
     experiment.finish(
         f"ngram_drafts_{options.table}",
-        {"paper": paper, "differences": DIFFERENCES, "rows": rows, "measured": measured},
+        {"rows": rows, "measured": measured},
         drawn,
     )
 

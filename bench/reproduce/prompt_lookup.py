@@ -33,10 +33,10 @@ from experiment import (
     show,
     turns,
 )
+from prompts import PROMPTS
 
 from fastdraft import DraftConfig
 from fastdraft.demo import demo_requests
-from ngram import PROMPTS
 
 # What the author says of each experiment; the figures of his plots are not in his text.
 REPORTED = {
@@ -214,8 +214,6 @@ def main() -> None:
     experiment.finish(
         f"prompt_lookup_{options.kind}",
         {
-            "reported": REPORTED[options.kind],
-            "differences": DIFFERENCES,
             "rows": rows,
             "by category": by_category,
             "measured": measured,

@@ -13,7 +13,7 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdraft.cli.options import FILE
+from fastdraft.cli.options import FILE, NUMBER
 from fastdraft.datastore import Datastore, DatastoreWriter
 from fastdraft.errors import InvalidValueError
 from fastdraft.replay.display import progress
@@ -109,10 +109,10 @@ def info(file: Path, verify: bool) -> None:
 @click.option("--text", help="What to look for; its last tokens count.")
 @click.option("--ids", help="Token ids instead of text, such as '17 4 99'.")
 @tokenizer_option("needed for --text, and shows what is found as text.")
-@click.option("--most", type=click.IntRange(min=1), default=8, show_default=True, help="Matches.")
+@click.option("--most", type=NUMBER, default=8, show_default=True, help="Matches.")
 @click.option(
     "--tokens",
-    type=click.IntRange(min=1),
+    type=NUMBER,
     default=16,
     show_default=True,
     help="How many of the tokens that follow to show.",

@@ -13,6 +13,7 @@ from rich.text import Text
 from fastdraft.cli.options import (
     FILE,
     NEW_FILE,
+    NUMBER,
     check_folder,
     command_line,
     model_options,
@@ -31,14 +32,14 @@ __all__ = ["demo"]
 @click.option("--prediction", type=FILE, help="Text expected in the answer to --prompt.")
 @click.option(
     "--max-new-tokens",
-    type=click.IntRange(min=1),
+    type=NUMBER,
     default=128,
     show_default=True,
     help="New tokens a request, at most.",
 )
 @click.option(
     "--repeats",
-    type=click.IntRange(min=1),
+    type=NUMBER,
     default=3,
     show_default=True,
     help="Runs of each mode; the fastest counts.",

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from fastdraft.cli.options import FILE, model_options, read_text
+from fastdraft.cli.options import FILE, NUMBER, model_options, read_text
 from fastdraft.demo import load_target
 
 __all__ = ["generate"]
@@ -19,9 +19,7 @@ __all__ = ["generate"]
 @model_options
 @click.option("--prompt", required=True, help="What to answer; - reads it from standard input.")
 @click.option("--prediction", type=FILE, help="A file with text expected in the answer.")
-@click.option(
-    "--max-new-tokens", type=click.IntRange(min=1), default=256, show_default=True, help="At most."
-)
+@click.option("--max-new-tokens", type=NUMBER, default=256, show_default=True, help="At most.")
 @click.option(
     "--temperature",
     type=click.FloatRange(min=0.0),

@@ -10,8 +10,17 @@ from typing import Any
 
 import click
 
-__all__ = ["FILE", "NEW_FILE", "check_folder", "command_line", "model_options", "read_text"]
+__all__ = [
+    "FILE",
+    "NEW_FILE",
+    "NUMBER",
+    "check_folder",
+    "command_line",
+    "model_options",
+    "read_text",
+]
 
+NUMBER = click.IntRange(min=1)
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 NEW_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 
@@ -20,11 +29,7 @@ def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the options of every command that runs a model: which one, and where."""
     for option in (
         click.option("--raw", is_flag=True, help="Give the prompt without the chat template."),
-        click.option(
-            "--threads",
-            type=click.IntRange(min=1),
-            help="CPU threads.  [default: as torch chooses]",
-        ),
+        click.option("--threads", type=NUMBER, help="CPU threads.  [default: as torch chooses]"),
         click.option(
             "--dtype",
             type=click.Choice(["auto", "float32", "bfloat16", "float16"]),

@@ -10,7 +10,7 @@ from rich.console import Console
 
 import fastdraft
 from fastdraft import Datastore
-from fastdraft.cli.options import FILE, NEW_FILE, check_folder, command_line
+from fastdraft.cli.options import FILE, NEW_FILE, NUMBER, check_folder, command_line
 from fastdraft.cli.replay_record import record
 from fastdraft.demo import ensure_model
 from fastdraft.replay import (
@@ -65,20 +65,16 @@ TABLE_WIDTH = 120
     help="What a draft token costs, as a fraction of a step; each one given is a run.",
 )
 @click.option(
-    "--lookahead",
-    type=click.IntRange(min=1),
-    default=16,
-    show_default=True,
-    help="The longest draft, in tokens.",
+    "--lookahead", type=NUMBER, default=16, show_default=True, help="The longest draft, in tokens."
 )
 @click.option(
     "--tree-budget",
-    type=click.IntRange(min=1),
+    type=NUMBER,
     help="Draft trees of at most so many tokens, with the default drafter.",
 )
 @click.option(
     "--at-once",
-    type=click.IntRange(min=1),
+    type=NUMBER,
     default=1,
     show_default=True,
     help="How many requests of a family run at a time, as in a server.",
@@ -102,7 +98,7 @@ TABLE_WIDTH = 120
     help="A tokenizer.json, or the folder of one.  [default: the demo model's]",
 )
 @click.option("--family", "names", multiple=True, help="Only this family; may be repeated.")
-@click.option("--limit", type=click.IntRange(min=1), help="Only so many requests of each family.")
+@click.option("--limit", type=NUMBER, help="Only so many requests of each family.")
 @click.option(
     "--show", "shown", metavar="ID", help="Show where the tokens of one request are from."
 )

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from fastdraft.cli.options import FILE, NEW_FILE, check_folder, model_options
+from fastdraft.cli.options import FILE, NEW_FILE, NUMBER, check_folder, model_options
 from fastdraft.demo import Target, ensure_model, load_target
 from fastdraft.replay import RecordError, RecordWriter
 from fastdraft.replay.display import progress
@@ -41,11 +41,7 @@ __all__ = ["record"]
 @click.option("--prompts", type=FILE, help='JSON lines with "prompt", for --model to answer.')
 @model_options
 @click.option(
-    "--max-new-tokens",
-    type=click.IntRange(min=1),
-    default=256,
-    show_default=True,
-    help="With --prompts, at most.",
+    "--max-new-tokens", type=NUMBER, default=256, show_default=True, help="With --prompts, at most."
 )
 def record(
     out: Path,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,21 +33,35 @@ class Target:
     tokenizer: Any
     raw: bool
 
-    def encode(self, prompt: str, answer_start: str = "", *, max_new_tokens: int) -> Any:
+    def encode(
+        self,
+        prompt: str,
+        answer_start: str = "",
+        *,
+        before: Sequence[str] = (),
+        max_new_tokens: int,
+    ) -> Any:
         """The model's inputs, of one row, for a user's prompt and the first words of the answer.
+
+        `before` is the conversation before the prompt, what user and model said in turn.
 
         Raises:
             TargetError: The prompt is empty, or too long for `max_new_tokens` more.
         """
+        said = [*before, prompt]
         template = not self.raw and self.tokenizer.chat_template
         if template:
-            messages = [{"role": "user", "content": prompt}]
-            prompt = self.tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True
+            roles = ("user", "assistant")
+            text = self.tokenizer.apply_chat_template(
+                [{"role": roles[at % 2], "content": words} for at, words in enumerate(said)],
+                tokenize=False,
+                add_generation_prompt=True,
             )
+        else:
+            text = "\n\n".join(said)
         # A chat template writes the special tokens itself.
         inputs = self.tokenizer(
-            prompt + answer_start, add_special_tokens=not template, return_tensors="pt"
+            text + answer_start, add_special_tokens=not template, return_tensors="pt"
         )
         length = inputs["input_ids"].shape[1]
         if length == 0:

@@ -234,7 +234,9 @@ class _Decoding:
         proposal = request.propose(argument)
         self._counts.propose_ns.append(time.perf_counter_ns() - started)
         tokens = request.tokens(proposal)
-        parents = request.parents(proposal) if tokens else ()
+        parents: Sequence[int] = range(-1, len(tokens) - 1)
+        if tokens and request.parents is not None:
+            parents = request.parents(proposal)
         self._proposal = proposal
         self._path = accepted_path(tokens, parents, self._output, self.done)
         self._drafts += bool(tokens)
@@ -248,8 +250,9 @@ class _Decoding:
         counts.observe_ns.append(time.perf_counter_ns() - started)
         counts.observed.append(len(emitted))
         if self.origins is not None:
-            sources = self._request.sources(self._proposal)
-            self.origins += [sources[node] for node in path]
+            sources = self._request.sources
+            found = None if sources is None else sources(self._proposal)
+            self.origins += ["draft" if found is None else found[node] for node in path]
             self.origins += [TARGET] * (len(emitted) - len(path))
         self._steps += 1
         self._accepted += len(path)
