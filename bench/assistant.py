@@ -20,7 +20,7 @@ from __future__ import annotations
 import copy
 import sys
 from pathlib import Path
-from statistics import geometric_mean
+from statistics import geometric_mean, mean
 from typing import Any
 
 import torch
@@ -36,7 +36,6 @@ sys.path.insert(0, str(Path(__file__).parent / "reproduce"))
 from experiment import (
     PLAIN,
     Experiment,
-    Measured,
     Mode,
     Prompt,
     bars,
@@ -119,31 +118,28 @@ def draft_models(experiment: Experiment, prompts: list[Prompt]) -> list[Any]:
     return [experiment.draft(options.tiny), experiment.draft(options.draft)]
 
 
-def report(found: dict[str, Measured]) -> list[Row]:
-    """Prints a row for each mode, then one for each of `SHOWN`; returns the former."""
-    plain = found[PLAIN]
-    names = [prompt.task for prompt in plain.prompts]
-    rows: list[Row] = []
-    for mode, own in found.items():
-        speeds = [base / time for base, time in zip(plain.seconds, own.seconds, strict=True)]
-        row: Row = {"mode": mode, **dict(zip(names, speeds, strict=True))}
-        row |= {"mean": geometric_mean(speeds), "overhead": own.overhead}
-        row["differs"] = sum(own.differs(plain))
-        if own.c is not None:
-            row |= {"alpha": own.alpha(), "gamma": own.gamma(), "c": own.c}
-        rows.append(row)
-    keys = [*names, "mean", "differs", "alpha", "gamma", "c", "overhead"]
-    harness.show("times plain decoding", {"": "mode", **{key: key for key in keys}}, rows)
+def report(rows: list[Row]) -> None:
+    """Prints times plain decoding by mode and request, then how `SHOWN` compare."""
+    names = [row["kind"] for row in rows]
+    columns = {"": "mode", **{name: name for name in names}}
+    lines: list[Row] = []
+    for mode in (mode for mode, own in rows[0].items() if isinstance(own, dict)):
+        own = [row[mode] for row in rows]
+        line: Row = {"mode": mode, **{row["kind"]: row[mode]["speed"] for row in rows}}
+        line["mean"] = geometric_mean(each["speed"] for each in own)
+        line["differs"] = sum(each["differs"] for each in own)
+        for key in ("alpha", "gamma", "c", "overhead"):
+            known = [each[key] for each in own if each.get(key) is not None]
+            line[key] = mean(known) if known else None
+        lines.append(line)
+    more = ("mean", "differs", "alpha", "gamma", "c", "overhead")
+    harness.show("times plain decoding", columns | {key: key for key in more}, lines)
     ratios = []
     for mode, others in SHOWN:
-        seconds = [found[other].seconds for other in others]
-        best = [min(times) for times in zip(*seconds, strict=True)]
-        times = zip(names, found[mode].seconds, best, strict=True)
-        ratio: Row = {name: own / other for name, own, other in times}
+        best = {row["kind"]: max(row[other]["speed"] for other in others) for row in rows}
+        ratio = {row["kind"]: best[row["kind"]] / row[mode]["speed"] for row in rows}
         ratios.append({"mode": mode, **ratio, "others": ", ".join(others)})
-    columns = {"": "mode", **{name: name for name in names}, "the best of": "others"}
-    harness.show("time over that of the best other mode", columns, ratios)
-    return rows
+    harness.show("time over that of the best of others", columns | {"others": "others"}, ratios)
 
 
 def main() -> None:
@@ -164,11 +160,12 @@ def main() -> None:
         if options.request is None or each.name in options.request
     ]
     tiny, small = draft_models(experiment, prompts)
-    found = experiment.measure(modes(tiny, small), prompts, temperature=0.0, title="draft models")
-    rows = report(found)
+    ways = modes(tiny, small)
+    rows, _ = experiment.compare(ways, {each.task: ([each], 0.0) for each in prompts})
+    report(rows)
     drawn, (axis,) = figure(1)
-    names = [prompt.task for prompt in found[PLAIN].prompts]
-    bars(axis, names, {row["mode"]: [row[name] for name in names] for row in rows})
+    names = [row["kind"] for row in rows]
+    bars(axis, names, {mode.name: [row[mode.name]["speed"] for row in rows] for mode in ways})
     experiment.finish("assistant", {"rows": rows}, drawn)
 
 

@@ -76,7 +76,7 @@ def percentiles(times: Iterable[int]) -> dict[str, float]:
 
 def show(
     title: str,
-    columns: Mapping[str, str] | None,
+    columns: Mapping[str, str | tuple[str, ...]] | None,
     rows: Sequence[Mapping[str, Any]],
     *,
     digits: int = 2,
@@ -86,12 +86,16 @@ def show(
     Args:
         title: Stands above it.
         columns: The key of each column in `rows`, by its heading, which may have several lines;
-            by default all keys of the first row.
+            by default all keys of the first row. A tuple leads into a row's own objects.
         rows: What is missing or None is printed as nothing.
         digits: Of floats, after the point.
     """
 
-    def text(value: Any) -> str:
+    def text(value: Any, *keys: str) -> str:
+        for key in keys:
+            value = value.get(key, {})
+        if value == {}:
+            return ""
         if isinstance(value, float):
             return f"{value:.{digits}f}"
         if isinstance(value, dict):
@@ -99,11 +103,12 @@ def show(
         return "" if value is None else str(value)
 
     columns = columns or {key: key for key in rows[0]}
+    paths = [(key,) if isinstance(key, str) else key for key in columns.values()]
     heads = [heading.split("\n") for heading in columns]
     height = max(map(len, heads))
     lines = [
         *zip(*([""] * (height - len(head)) + head for head in heads), strict=True),
-        *([text(row.get(key)) for key in columns.values()] for row in rows),
+        *([text(row, *keys) for keys in paths] for row in rows),
     ]
     widths = [max(len(line[at]) for line in lines) for at in range(len(heads))]
     print(f"\n{title}")

@@ -105,12 +105,9 @@ def main() -> None:
         columns = [f"{mode} {cost}" for mode in ("ngram", "default") for cost in TOKEN_COSTS]
         harness.show(
             "modelled, by drafter and token cost",
-            {"task": "task", "family": "family", **{column: column for column in columns}},
-            [
-                {**row, **{column: row[column]["relative"] for column in columns}}
-                for row in rows
-                if row["experiment"] == experiment
-            ],
+            {"task": "task", "family": "family"}
+            | {column: (column, "relative") for column in columns},
+            [row for row in rows if row["experiment"] == experiment],
         )
     harness.finish(options, {**about, "rows": rows})
 

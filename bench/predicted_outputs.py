@@ -198,15 +198,12 @@ def report(results: Row) -> None:
             {
                 "": key,
                 **{
-                    f"{heading}\n{name}": f"{field} {name}"
+                    f"{heading}\n{name}": (name, field)
                     for field, heading in fields.items()
                     for name in CONFIGS
                 },
             },
-            [
-                row | {f"{field} {name}": row[name][field] for field in fields for name in CONFIGS}
-                for row in results[kind]
-            ],
+            results[kind],
         )
 
 

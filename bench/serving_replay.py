@@ -459,13 +459,12 @@ def report(results: Row) -> None:
     show(
         "Target steps and tokens a step",
         {**where, "family": "family", "requests": "requests"}
-        | {f"{name}\n{key}": f"{name} {key}" for name in drafters for key in ("steps", "tokens")},
-        [
-            row
-            | {f"{name} steps": row[name]["target_steps"] for name in drafters}
-            | {f"{name} tokens": row[name]["tokens_per_step"] for name in drafters}
-            for row in rows
-        ],
+        | {
+            f"{name}\n{heading}": (name, key)
+            for name in drafters
+            for heading, key in (("steps", "target_steps"), ("tokens", "tokens_per_step"))
+        },
+        rows,
     )
     totals: list[Row] = []
     for times in results["times"]:

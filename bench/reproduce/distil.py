@@ -52,10 +52,10 @@ class Answer:
 def prompts(data: Path, tokenizer: Any) -> list[torch.Tensor]:
     """The recorded requests' own text as the one message of a chat, shuffled, int64 (tokens,)."""
     texts = {
-        record["prompt"][:PROMPT_CHARACTERS]
+        line.value["prompt"][:PROMPT_CHARACTERS]
         for file in family_files([data]).values()
-        for _, record in parse_lines(file)
-        if isinstance(record.get("prompt"), str)
+        for line in parse_lines(file)
+        if isinstance(line.value.get("prompt"), str)
     }
     ordered = sorted(texts)
     random.Random(0).shuffle(ordered)

@@ -16,7 +16,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -159,32 +159,37 @@ class Measured:
         """The part of the time that no model's forward takes."""
         return 1 - statistics.mean(run.in_models for run in self._all())
 
-    def differs(self, other: Measured) -> list[bool]:
-        """Of each answer whether it is another one than the other's."""
-        return [
-            own[0].tokens != others[0].tokens
-            for own, others in zip(self.runs, other.runs, strict=True)
-        ]
+    def beside(self, plain: Measured, places: Sequence[int] | None = None) -> Row:
+        """Its figures beside those of plain decoding, of the answers in `places` or of all.
 
-    def differing(self, other: Measured) -> int:
-        """How many answers are not the other's, token for token."""
-        return sum(self.differs(other))
-
-    def as_json(self) -> Row:
-        """Its figures, for a file."""
-        levels = range(len(self.runs[0][0].assistants))
-        return {
-            "ms": self.ms,
-            "stats": asdict(self.stats),
-            "assistants": [
-                {
-                    "alpha": self.alpha(level),
-                    "acceptance_rate": self.acceptance_rate(level),
-                    "gamma": self.gamma(level),
-                }
-                for level in levels
-            ],
+        What tells of drafts is always of all answers.
+        """
+        places = range(len(self.runs)) if places is None else places
+        own, base = ([each.seconds[at] for at in places] for each in (self, plain))
+        rates = [1 / seconds for seconds in own]
+        row: Row = {
+            "ms": 1000 * statistics.mean(own),
+            "speed": statistics.mean(base) / statistics.mean(own),
+            "least speed": min(b / o for b, o in zip(base, own, strict=True)),
+            "tokens/s": statistics.mean(rates),
+            "deviation": statistics.pstdev(rates),
+            "times plain": statistics.mean(rates) / statistics.mean(1 / each for each in base),
+            "differs": sum(self.runs[at][0].tokens != plain.runs[at][0].tokens for at in places),
+            "tokens a step": self.stats.mean_accepted_tokens,
+            "overhead": self.overhead,
         }
+        levels = range(len(self.runs[0][0].assistants))
+        row["assistants"] = [
+            {
+                "alpha": self.alpha(level),
+                "acceptance_rate": self.acceptance_rate(level),
+                "gamma": self.gamma(level),
+            }
+            for level in levels
+        ]
+        if levels:
+            row |= {"alpha": self.alpha(), "gamma": self.gamma(), "c": self.c}
+        return row
 
     def _all(self) -> Iterator[Answer]:
         return (run for repeats in self.runs for run in repeats)
@@ -365,6 +370,29 @@ class Experiment:
             for name, each in runs.items()
         }
 
+    def compare(
+        self, modes: Sequence[Mode], kinds: dict[str, tuple[Sequence[Prompt], float]]
+    ) -> tuple[list[Row], dict[str, dict[str, Measured]]]:
+        """A row for each kind of answers, and what was measured.
+
+        Args:
+            modes: The first is plain decoding.
+            kinds: Prompts and temperature. Where that is 0, prints how many outputs differ.
+        """
+        rows: list[Row] = []
+        measured = {}
+        for kind, (prompts, temperature) in kinds.items():
+            found = self.measure(modes, prompts, temperature=temperature, title=kind)
+            figures = {name: own.beside(found[PLAIN]) for name, own in found.items()}
+            count = len(found[PLAIN].prompts)
+            rows.append({"kind": kind, "temperature": temperature, "answers": count, **figures})
+            measured[kind] = found
+        greedy = [row for row in rows if row["temperature"] == 0]
+        for mode in modes[1:] if greedy else ():
+            differing = sum(row[mode.name]["differs"] for row in greedy)
+            print(f"{mode.name}: {differing} greedy answers are not the plain ones")
+        return rows, measured
+
     def answer(self, prompt: Prompt) -> str:
         """What the target says by itself, greedily."""
         run = self._run(Mode(PLAIN), self.encode(prompt), seed=0, temperature=0.0)
@@ -479,7 +507,7 @@ def records(folder: Path, family: str) -> Iterator[Row]:
         raise SystemExit(str(error)) from error
     if file is None:
         raise SystemExit(f"--data must hold {family}.jsonl, got {folder}")
-    return (record for _, record in parse_lines(file))
+    return (line.value for line in parse_lines(file))
 
 
 def recorded(folder: Path, families: dict[str, str]) -> dict[str, list[Prompt]]:
@@ -514,13 +542,20 @@ def figure(columns: int) -> tuple[Any, list[Any]]:
     return drawn, list(axes[0])
 
 
-def bars(axis: Any, labels: Sequence[str], groups: dict[str, Sequence[float | None]]) -> None:
+def bars(
+    axis: Any,
+    labels: Sequence[str],
+    groups: dict[str, Sequence[float | None]],
+    deviations: dict[str, Sequence[float]] | None = None,
+) -> None:
     """Draws for each label a bar of each group that has a value there."""
     width = 0.8 / len(groups)
     for place, (name, values) in enumerate(groups.items()):
         there = [at for at, value in enumerate(values) if value is not None]
         left = (place - (len(groups) - 1) / 2) * width
-        axis.bar([at + left for at in there], [values[at] for at in there], width, label=name)
+        heights = [values[at] for at in there]
+        spread = None if deviations is None else [deviations[name][at] for at in there]
+        axis.bar([at + left for at in there], heights, width, yerr=spread, label=name)
     axis.set_xticks(range(len(labels)), labels)
     axis.legend(fontsize="small")
 

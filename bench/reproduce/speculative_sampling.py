@@ -276,7 +276,7 @@ def two_models(experiment: Experiment, number: int) -> tuple[Row, Any]:
                 "speed": plain.ms / own.ms,
                 "theorem as the report": improvement_factor(own.acceptance_rate(), gamma, c),
                 **theory(own, plain, alpha=own.alpha(), gamma=gamma, c=c),
-                "measured": own.as_json(),
+                "measured": own.beside(plain),
             }
         )
     show(
@@ -318,7 +318,7 @@ def two_models(experiment: Experiment, number: int) -> tuple[Row, Any]:
         "here: theorem with width": "wider theory",
     }
     curves(right, "speed", rows, lines)
-    return {"c": c, "report c": report_c, "rows": rows, "plain": plain.as_json()}, drawn
+    return {"c": c, "report c": report_c, "rows": rows, "plain": plain.beside(plain)}, drawn
 
 
 def three_models(experiment: Experiment, number: int) -> tuple[Row, Any]:
@@ -368,8 +368,8 @@ def three_models(experiment: Experiment, number: int) -> tuple[Row, Any]:
                 "length of tiny drafts": own.gamma(0),
                 "length of drafts": own.gamma(),
                 **theory(own, plain, alpha=own.alpha(), gamma=length, c=cost),
-                "measured": own.as_json(),
-                "measured of two": two.as_json(),
+                "measured": own.beside(plain),
+                "measured of two": two.beside(plain),
             }
         )
     show(
@@ -411,7 +411,7 @@ def three_models(experiment: Experiment, number: int) -> tuple[Row, Any]:
         "here: theorem with width": "wider theory",
     }
     curves(right, "speed", rows, lines)
-    return {"c": c, "sub c": sub_c, "rows": rows, "plain": plain.as_json()}, drawn
+    return {"c": c, "sub c": sub_c, "rows": rows, "plain": plain.beside(plain)}, drawn
 
 
 def adaptive(experiment: Experiment) -> tuple[Row, Any]:
@@ -448,7 +448,7 @@ def adaptive(experiment: Experiment) -> tuple[Row, Any]:
                 "speed": plain.ms / own.ms,
                 "gamma": own.gamma(),
                 "alpha": own.alpha(),
-                "measured": own.as_json(),
+                "measured": own.beside(plain),
             }
         )
     show(
@@ -473,7 +473,7 @@ def adaptive(experiment: Experiment) -> tuple[Row, Any]:
     )
     axis.set(ylabel="speed", title=f"Table 7: {short(name)}, {experiment.name}")
     axis.axhline(1, color="black", linewidth=0.8)
-    return {"c": c, "rows": rows, "plain": plain.as_json()}, drawn
+    return {"c": c, "rows": rows, "plain": plain.beside(plain)}, drawn
 
 
 def curves(axis: Any, label: str, rows: Sequence[Row], lines: dict[str, str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,7 @@ from fastdraft.cli.options import FILE, NUMBER
 from fastdraft.datastore import Datastore, DatastoreWriter
 from fastdraft.errors import InvalidValueError
 from fastdraft.replay.display import progress
+from fastdraft.replay.records import parse_lines
 from fastdraft.replay.tokenizer import TextTokenizer
 
 __all__ = ["datastore"]
@@ -168,23 +168,15 @@ def _parts(inputs: tuple[Path, ...], field: str, dtype: np.dtype[Any]) -> Iterat
 
 
 def _json_lines(path: Path, field: str) -> Iterator[_Part]:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            place = f"{path}, line {number}"
-            if not line.strip():
-                continue
-            try:
-                record = json.loads(line)
-            except ValueError as error:
-                raise InvalidValueError(f"{place}: not JSON: {error}") from error
-            value = record.get(field) if isinstance(record, dict) else None
-            if not isinstance(value, str | list):
-                got = "a line without it" if value is None else repr(value)
-                raise InvalidValueError(
-                    f"{place}: expected text or a list of token ids in the field {field!r}, "
-                    f"got {got}"
-                )
-            yield _Part(place, value, True, len(line))
+    for line in parse_lines(path):
+        value = line.value.get(field)
+        if not isinstance(value, str | list):
+            got = "a line without it" if value is None else repr(value)
+            raise InvalidValueError(
+                f"{line.place}: expected text or a list of token ids in the field {field!r}, "
+                f"got {got}"
+            )
+        yield _Part(line.place, value, True, line.bytes)
 
 
 def _text(path: Path) -> Iterator[_Part]:

@@ -81,8 +81,8 @@ def record(
     found: list[dict[str, Any]] = []
     skipped = 0
     for log in logs:
-        for number, line in parse_lines(log):
-            records = list(records_of(line, f"{log}, line {number}", template, session))
+        for line in parse_lines(log):
+            records = list(records_of(line.value, line.place, template, session))
             found += records
             skipped += not records
     with _writer(out) as writer:
@@ -105,12 +105,11 @@ def _writer(out: Path) -> Iterator[RecordWriter]:
 def _prompts(path: Path) -> list[dict[str, Any]]:
     """The lines of a file of prompts, checked before the model loads."""
     lines = []
-    for number, line in parse_lines(path):
-        if not isinstance(line.get("prompt"), str):
-            raise RecordError(
-                f"{path}, line {number}: 'prompt' must be a string, got {line.get('prompt')!r:.60}"
-            )
-        lines.append(line)
+    for line in parse_lines(path):
+        prompt = line.value.get("prompt")
+        if not isinstance(prompt, str):
+            raise RecordError(f"{line.place}: 'prompt' must be a string, got {prompt!r:.60}")
+        lines.append(line.value)
     return lines
 
 

@@ -41,6 +41,10 @@ class Unavailable(FastdraftError):
     """A peer that is not installed, or cannot be fetched or built here."""
 
 
+def _nothing() -> None:
+    """Ends a request of which its drafter keeps nothing."""
+
+
 @dataclass
 class PeerRequest:
     """One request in one drafter.
@@ -59,7 +63,7 @@ class PeerRequest:
     a drafter of chains."""
     sources: Callable[[Any], list[str]] | None = None
     """Where each token of the draft was found, where the drafter tells."""
-    finish: Callable[[], object] = lambda: None
+    finish: Callable[[], object] = _nothing
     """Ends the request; what the drafter keeps of it may serve later ones."""
 
 

@@ -23,8 +23,9 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -218,11 +219,10 @@ def read_family(
     Raises:
         RecordError: A line is no record; the message names file, line and what is wrong.
     """
-    lines: list[_Line] = []
-    for number, value in parse_lines(path):
-        if limit is not None and len(lines) == limit:
-            break
-        lines.append(_Line.of(value, f"{path}, line {number}", str(number)))
+    lines = [
+        _Line.of(line.value, line.place, str(line.number))
+        for line in islice(parse_lines(path), limit)
+    ]
     texts = [text for line in lines for text in line.texts(references)]
     encoded = iter(encode(texts) if texts else [])
 
@@ -242,8 +242,21 @@ def read_family(
     return records
 
 
-def parse_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The JSON objects of a JSON lines file with the numbers of their lines, from 1.
+class JsonLine(NamedTuple):
+    """A line of a JSON lines file."""
+
+    number: int
+    """Counted from 1."""
+    place: str
+    """File and line, for messages."""
+    value: dict[str, Any]
+    """What it holds."""
+    bytes: int
+    """How much of the file it takes."""
+
+
+def parse_lines(path: Path) -> Iterator[JsonLine]:
+    """The JSON objects of a JSON lines file; empty lines are passed over.
 
     Raises:
         RecordError: The file cannot be read, or a line is no JSON object.
@@ -253,16 +266,17 @@ def parse_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             for number, line in enumerate(file, 1):
                 if not line.strip():
                     continue
+                place = f"{path}, line {number}"
                 try:
                     value = json.loads(line)
                 except ValueError as error:
-                    raise RecordError(f"{path}, line {number}: not JSON: {error}") from error
+                    raise RecordError(f"{place}: not JSON: {error}") from error
                 if not isinstance(value, dict):
                     raise RecordError(
-                        f"{path}, line {number}: expected a JSON object, "
+                        f"{place}: expected a JSON object, "
                         f"got {type(value).__name__} {_short(value)}"
                     )
-                yield number, value
+                yield JsonLine(number, place, value, len(line))
     except OSError as error:
         raise RecordError(f"cannot read {path}: {error.strerror}") from error
 
