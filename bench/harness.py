@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from fastdraft.demo import ensure_model
 from fastdraft.replay import Record, read_families
 from fastdraft.replay.measurement import describe_machine, write_results
 from fastdraft.replay.run import clock_ns, p50_p99
@@ -64,6 +63,9 @@ def recorded_families(
     folder: Path, *, names: Sequence[str] = (), references: bool = False
 ) -> dict[str, list[Record]]:
     """The recorded requests of a folder, by family, as tokens of the demo model."""
+    # The demo needs the command line's packages, which serving stacks may lack.
+    from fastdraft.demo import ensure_model
+
     encode = TextTokenizer(ensure_model).encode
     return read_families([folder], encode, names=names, references=references)
 

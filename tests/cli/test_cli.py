@@ -148,7 +148,7 @@ def test_generate_takes_a_prediction(tiny: Path, tmp_path: Path) -> None:
 def test_a_difference_is_a_tie_or_an_error(tiny: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(tiny)
     inputs = AutoTokenizer.from_pretrained(tiny)(PROMPT, return_tensors="pt")
-    plain = measure.generate(measure.PLAIN, model, inputs, max_new_tokens=20).tokens
+    plain = measure.generate(measure.Mode.PLAIN, model, inputs, max_new_tokens=20).tokens
 
     def explain(tokens: list[int]) -> measure.Difference | None:
         return measure.explain_difference(model, inputs, plain, tokens, 20)

@@ -11,9 +11,6 @@ from rich.live import Live
 from rich.text import Text
 
 from fastdraft.demo.measure import (
-    FASTDRAFT,
-    MODES,
-    PLAIN,
     Difference,
     Generation,
     Mode,
@@ -53,12 +50,12 @@ class Comparison:
 
     def speedup(self, mode: Mode) -> float:
         """How many times faster than plain decoding a mode is."""
-        return self.best(mode).tokens_per_second / self.best(PLAIN).tokens_per_second
+        return self.best(mode).tokens_per_second / self.best(Mode.PLAIN).tokens_per_second
 
     @property
     def is_exact(self) -> bool:
         """Whether fastdraft's output is the plain one, up to tokens that tie within rounding."""
-        difference = self.differences[FASTDRAFT]
+        difference = self.differences[Mode.FASTDRAFT]
         return difference is None or difference.is_tie
 
     def verdict(self, mode: Mode) -> str:
@@ -74,7 +71,7 @@ class Comparison:
 def warm_up(target: Target, request: Request, *, max_new_tokens: int) -> None:
     """Runs each mode briefly, so that no measured run pays for what happens once."""
     inputs = target.encode(request.prompt, request.answer_start, max_new_tokens=max_new_tokens)
-    for mode in MODES:
+    for mode in Mode:
         generate(mode, target.model, inputs, max_new_tokens=16)
 
 
@@ -90,10 +87,10 @@ def compare(
     inputs = target.encode(request.prompt, request.answer_start, max_new_tokens=max_new_tokens)
     text = request.prediction
     prediction = None if text is None else target.encode_prediction(text)
-    runs: dict[Mode, list[Generation]] = {mode: [] for mode in MODES}
+    runs: dict[Mode, list[Generation]] = {mode: [] for mode in Mode}
     for repeat in range(repeats):
-        for mode in MODES:
-            title = f"{mode.title}, run {repeat + 1} of {repeats}"
+        for mode in Mode:
+            title = f"{mode.value}, run {repeat + 1} of {repeats}"
             # The fastest run counts, so only the first may be slowed by showing its text.
             with _watching(target, console, title, streaming=repeat == 0) as streamer:
                 runs[mode].append(
@@ -106,9 +103,9 @@ def compare(
                         streamer=streamer,
                     )
                 )
-    plain = runs[PLAIN][0].tokens
+    plain = runs[Mode.PLAIN][0].tokens
     differences: dict[Mode, Difference | None] = {}
-    for mode in MODES[1:]:
+    for mode in (Mode.PROMPT_LOOKUP, Mode.FASTDRAFT):
         found = [
             explain_difference(model, inputs, plain, tokens, max_new_tokens)
             for tokens in {tuple(run.tokens) for run in runs[mode]}

@@ -6,6 +6,7 @@ import math
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,35 +18,18 @@ from fastdraft.replay.run import TARGET, accepted_prefix
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = [
-    "FASTDRAFT",
-    "MODES",
-    "PLAIN",
-    "PROMPT_LOOKUP",
-    "Difference",
-    "Generation",
-    "Mode",
-    "Streamer",
-    "explain_difference",
-    "generate",
-]
+__all__ = ["Difference", "Generation", "Mode", "Streamer", "explain_difference", "generate"]
 
 PROMPT_LOOKUP_TOKENS = 10
 """Draft tokens of transformers' prompt lookup, as its documentation sets them."""
 
 
-@dataclass(frozen=True)
-class Mode:
-    """One way to decode: plain, transformers' prompt lookup, or fastdraft."""
+class Mode(Enum):
+    """One way to decode; the value is its title."""
 
-    name: str
-    title: str
-
-
-PLAIN = Mode("plain", "plain")
-PROMPT_LOOKUP = Mode("prompt_lookup", "prompt lookup")
-FASTDRAFT = Mode("fastdraft", "fastdraft")
-MODES = (PLAIN, PROMPT_LOOKUP, FASTDRAFT)
+    PLAIN = "plain"
+    PROMPT_LOOKUP = "prompt lookup"
+    FASTDRAFT = "fastdraft"
 
 
 @dataclass(frozen=True)
@@ -133,7 +117,7 @@ def generate(
     """Decodes one request greedily and measures it from outside, every mode alike.
 
     Args:
-        mode: One of `MODES`.
+        mode: How.
         model: A causal language model of transformers.
         inputs: `input_ids` (1, tokens) and `attention_mask` of the prompt.
         max_new_tokens: When to stop at the latest.
@@ -157,10 +141,10 @@ def generate(
     stats = None
     with _counting_forwards(model) as forwards:
         started = time.perf_counter()
-        if mode is FASTDRAFT:
+        if mode is Mode.FASTDRAFT:
             output = hf.generate(model, drafter=drafter, prediction=prediction, **options)
             sequences, stats = output.sequences, output.stats
-        elif mode is PROMPT_LOOKUP:
+        elif mode is Mode.PROMPT_LOOKUP:
             sequences = model.generate(prompt_lookup_num_tokens=PROMPT_LOOKUP_TOKENS, **options)
         else:
             sequences = model.generate(**options)
