@@ -48,7 +48,7 @@ HOSTS := build/hosts
 # Every wheel of fastdraft has the same version, so the new one has to be forced in.
 INSTALL_WHEEL = $(@:test-%=$(HOSTS)/%)/bin/pip install -qq --no-deps --force-reinstall build/dist/*.whl
 DEMO_MODEL = FASTDRAFT_DEMO_MODEL="$$(python -c \
-  'from fastdraft.cli import demo_model; print(demo_model.ensure())')"
+  'from fastdraft.demo import ensure_model; print(ensure_model())')"
 HOST_PYTEST = $(DEMO_MODEL) $(@:test-%=$(HOSTS)/%)/bin/python -m pytest
 
 .DEFAULT_GOAL := help
@@ -105,7 +105,7 @@ lint: $(VENV)/.lint $(VENV)/.test $(VENV)/.gtest build/installed/.stamp ## Check
 	ruff check
 	ruff format --check
 	MYPYPATH=build/installed mypy -p fastdraft
-	MYPYPATH=build/installed:bench mypy bench
+	MYPYPATH=build/installed:bench:tests/support mypy bench
 	PYTHONPATH=build/installed lint-imports
 	clang-format --dry-run --Werror $(CXX_FILES)
 	cmake --preset dev
@@ -151,7 +151,6 @@ bench: $(VENV)/.bench $(VENV)/.gtest ## Run the microbenchmarks, beside the peer
 	python bench/predicted_outputs.py $(DATA:%=--data %)
 	python bench/verification.py
 	python bench/cache_memory.py
-	python -m pytest bench/microbench.py
 ifdef DATA
 	python bench/calibration.py --data $(DATA)
 	python bench/ngram.py --data $(DATA)
