@@ -58,8 +58,10 @@ def tests_of(path: Path) -> set[str]:
         # A helper: whoever imports it by its name.
         users = _lines("git", "grep", "-lw", path.stem, "--", "tests/*/test_*.py")
         return {user for user in users if room_of(Path(user)) != ("hosts",)}
-    if path.suffix not in (".py", ".pyi", ".cc", ".h"):
-        return {"tests/package"} if path.name == "pyproject.toml" else set()
+    if path.name == "pyproject.toml":
+        return {"tests/package"}
+    if path.suffix == ".md" and path.parts[0] != "python":
+        return set()
     tests = set()
     for room in room_of(path):
         named = {str(test) for test in Path("tests", room).glob(f"test_{path.stem}*.py")}

@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastdraft import Datastore, DraftConfig, DraftStats, Engine
-from fastdraft.errors import FastdraftError
 from fastdraft.integrations.host import PREDICTION, UNLIMITED, HostRequests, Memory, Text
 from fastdraft.integrations.vllm.ledger import Ledger, Totals
 from fastdraft.integrations.vllm.rows import RowsByContent, RowsOfRunner
@@ -235,10 +234,8 @@ class FastdraftProposer(HostRequests[_Text]):
             text.row = self._ledger.open(params.get(TICKET))
         if text.longest - length < _LEAST_ROOM:
             return
-        try:
-            self._add(text, row[:size], params, adapter=request.adapter)
-        except FastdraftError:
-            self._fault()
+        add = functools.partial(self._add, adapter=request.adapter)
+        self._guard([text], add, text, row[:size], params)
         text.predicts = predicts and text.request is not None
 
     def _take_emitted(
