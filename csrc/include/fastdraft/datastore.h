@@ -9,13 +9,14 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <shared_mutex>
 #include <string>
+#include <vector>
 
-#include "fastdraft/phase_fair_mutex.h"
 #include "fastdraft/token.h"
 
 namespace fastdraft {
+
+class PhaseFairMutex;
 
 // A place in a store where the last tokens of some text stand.
 struct Occurrence {
@@ -66,7 +67,7 @@ class Datastore {
 
   Datastore(const Datastore&) = delete;
   Datastore& operator=(const Datastore&) = delete;
-  virtual ~Datastore() = default;
+  virtual ~Datastore();
 
   // Holds the store as it is while it lives. It sees an empty store where that is
   // closed. Make one for a moment: `add` and `close` wait for it, and later readers for
@@ -74,7 +75,10 @@ class Datastore {
   // Readers of several stores at once might wait for each other.
   class Reader {
    public:
-    explicit Reader(const Datastore& store) : store_(&store), lock_(store.mutex_) {}
+    explicit Reader(const Datastore& store);
+    Reader(const Reader&) = delete;
+    Reader& operator=(const Reader&) = delete;
+    ~Reader();
 
     // Writes to `out` where the text's longest suffixes stand: the longest first,
     // of equally long ones the latest first, `most` at most, each position once.
@@ -111,7 +115,6 @@ class Datastore {
 
    private:
     const Datastore* store_;
-    std::shared_lock<PhaseFairMutex> lock_;
   };
 
   // Adds a document to a live store, of which the tokens from tokens[prompt_size] on are
@@ -147,7 +150,7 @@ class Datastore {
   const std::optional<Fingerprint>& fingerprint() const noexcept { return fingerprint_; }
 
  protected:
-  explicit Datastore(const std::optional<Fingerprint>& fingerprint) : fingerprint_(fingerprint) {}
+  explicit Datastore(const std::optional<Fingerprint>& fingerprint);
 
   // Under the lock, shared or exclusive.
   virtual int find(const Token* text, std::int64_t size, Occurrence* out, int most, int links,
@@ -157,12 +160,14 @@ class Datastore {
   virtual std::int64_t begin() const = 0;
   virtual std::int64_t end() const = 0;
 
-  mutable PhaseFairMutex mutex_;
+  const std::unique_ptr<PhaseFairMutex> mutex_;
   std::atomic<bool> closed_{false};
   std::optional<Fingerprint> fingerprint_;
   // Greater ones are damage, which must not reach a model's embedding.
   Token largest_token_ = std::numeric_limits<Token>::max();
 };
+
+using Stores = std::vector<std::shared_ptr<Datastore>>;
 
 // Writes a frozen store from documents, one after another, in bounded memory.
 //
