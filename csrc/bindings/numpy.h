@@ -145,15 +145,7 @@ class IntegerArray {
       throw InvalidValueError(std::string(what) + " must be one row of integers, got " + got);
     }
     if (kind == 'u' && array.dtype().itemsize() == 8) {
-      const auto wide = py::array_t<std::uint64_t>(array);
-      T* out = own(wide.size());
-      for (std::int64_t i = 0; i < size_; ++i) {
-        const std::uint64_t value = wide.at(i);
-        if (value > static_cast<std::uint64_t>(std::numeric_limits<T>::max())) {
-          refuse(std::to_string(value), i, what);
-        }
-        out[i] = static_cast<T>(value);
-      }
+      from_list(array.attr("tolist")(), what);  // as int64 the greatest would be negative
       return;
     }
     const auto wide = py::array_t<std::int64_t, py::array::c_style | py::array::forcecast>(array);

@@ -47,7 +47,7 @@ constexpr std::int64_t kShortPrompt = 256;
 
 using Curve = py::array_t<double, py::array::c_style | py::array::forcecast>;
 
-// What a call says of its cost. The curve must outlive what is returned.
+// The cost that a call gives. The curve must outlive what is returned.
 std::optional<StepCost> step_cost(const std::optional<double>& token_cost,
                                   const std::optional<Curve>& cost) {
   if (token_cost && cost) {
@@ -293,7 +293,7 @@ It is empty where nothing matches or nothing pays. It changes nothing that later
 but `observe` compares the emitted tokens with the latest draft, so propose once a step.
 
 limit: the most tokens to draft, besides the config's lookahead or tree_budget; 0 drafts nothing. A host that
-    has room for fewer tokens says so here and does not cut the draft itself.
+    has room for fewer tokens passes a limit and does not cut the draft itself.
 token_cost: what a further token in a forward costs, as a fraction of a forward over one token; by
     default the config's.
 cost: instead of it, the step cost as a row of times: cost[n - 1] is the time of a target forward

@@ -13,7 +13,7 @@
 namespace fastdraft {
 
 // Calibrated acceptance: the chance that the target emits a certain token next.
-// What speaks for the token and against it is told by a few features; each
+// The evidence for and against the token is a few features; each
 // value of a feature has a weight, and the chance is the logistic function of
 // their sum: logistic regression, learned online by gradient descent on the
 // coding cost, as the mixers of context-mixing compressors are (M. Mahoney,
@@ -41,9 +41,9 @@ class AcceptanceModel {
     kRivalLength,     // the longest match of another token
     kContextCount,    // how many occurrences in the text go on with the token
     kStoreCount,      // and in the datastores
-    kLatest,          // what the latest of the longest matches of each say
-    kCopy,            // what the copy says that the output makes of its own text
-    kPrediction,      // what the prediction says
+    kLatest,          // whether the latest of the longest matches of each go on with it
+    kCopy,            // whether the copy that the output makes of its own text expects it
+    kPrediction,      // whether the prediction expects it
     kBothLengths,     // kContextLength and kStoreLength together
     kShare,           // how many of all occurrences go on with it
     kLengthAndRival,  // the longest match of all for it, with kRivalLength
@@ -136,8 +136,8 @@ class AcceptanceModel {
     return first;
   }();
 
-  // Outcomes of one kind: when the last one was learned, and how many stand in a
-  // row of which each was predicted before the previous one was learned.
+  // Outcomes of one kind: when the last one was learned, and how many in a
+  // row were each predicted before the previous one was learned.
   struct Lessons {
     Moment last = 0;
     std::uint16_t count = 0;
