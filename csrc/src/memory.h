@@ -17,9 +17,8 @@ namespace fastdraft {
 // growth that would pass its limit. Thread-safe, lock-free.
 class MemoryBudget {
  public:
-  static constexpr std::int64_t kUnlimited = std::numeric_limits<std::int64_t>::max();
-
-  explicit MemoryBudget(std::int64_t limit = kUnlimited) noexcept : limit_(limit) {}
+  explicit MemoryBudget(std::int64_t limit = std::numeric_limits<std::int64_t>::max()) noexcept
+      : limit_(limit) {}
   MemoryBudget(const MemoryBudget&) = delete;
   MemoryBudget& operator=(const MemoryBudget&) = delete;
 
@@ -28,7 +27,6 @@ class MemoryBudget {
   void refund(std::int64_t bytes) noexcept { used_.fetch_sub(bytes, std::memory_order_relaxed); }
 
   std::int64_t used() const noexcept { return used_.load(std::memory_order_relaxed); }
-  std::int64_t limit() const noexcept { return limit_; }
 
  private:
   const std::int64_t limit_;

@@ -69,10 +69,10 @@ class Datastore {
   Datastore& operator=(const Datastore&) = delete;
   virtual ~Datastore();
 
-  // Holds the store as it is while it lives. It sees an empty store where that is
-  // closed. Make one for a moment: `add` and `close` wait for it, and later readers for
-  // them. So its own thread must not call the store meanwhile, nor make another reader of it.
-  // Readers of several stores at once might wait for each other.
+  // A lock on the store: its text stays as it is while the reader lives. A closed store
+  // looks empty. Keep a reader for a moment only: `add` and `close` wait for it, and later
+  // readers wait for them. So its thread must not call the store meanwhile, nor make a
+  // second reader; readers of several stores at once might wait for each other.
   class Reader {
    public:
     explicit Reader(const Datastore& store);
@@ -117,13 +117,13 @@ class Datastore {
     const Datastore* store_;
   };
 
-  // Adds a document to a live store, of which the tokens from tokens[prompt_size] on are
-  // a model's output, which other outputs are more like than prompts are; the oldest text leaves as
-  // needed. What of its beginning stands in the store already, as the beginnings of documents, is
-  // not stored again, from 32 tokens on: the turns of a chat, each of which repeats the ones
-  // before, are stored once. Each run of kLongestMatch + 1 tokens of what is left out, which
-  // is all that readers can see of it, is held elsewhere in the store. O(1) amortised a token;
-  // readers wait for 128 tokens at a time. Tokens must not be negative. Throws
+  // Adds a document to a live store; the oldest text leaves as needed. The tokens from
+  // tokens[prompt_size] on are a model's output, which resembles other outputs more than prompts
+  // do. A beginning of 32 tokens or more that the store holds already, as the beginning of a
+  // document, is not stored again: each turn of a chat repeats the turns before, which are thus
+  // stored once. Readers cannot tell, since they compare kLongestMatch tokens, and each run of
+  // kLongestMatch + 1 tokens left out is held elsewhere. O(1) amortised a token; readers wait for
+  // 128 tokens at a time. Tokens must not be negative. Throws
   // DatastoreError for a frozen store, DatastoreClosedError, or MemoryLimitError where
   // the system has no memory, and then the document's first tokens have been added.
   virtual void add(const Token* tokens, std::int64_t size, std::int64_t prompt_size) = 0;
