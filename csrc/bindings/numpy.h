@@ -16,18 +16,15 @@
 #include <vector>
 
 #include "fastdraft/error.h"
+#include "typed_object.h"
 
 namespace fastdraft::bindings {
 
-// An argument that IntegerArray takes; by default an empty list.
-class Integers : public pybind11::object {
- public:
-  PYBIND11_OBJECT(Integers, pybind11::object, check)
-  Integers() : pybind11::object(pybind11::list()) {}
-
- private:
-  static bool check(PyObject*) { return true; }
+// An argument that IntegerArray takes.
+struct IntegersType {
+  static constexpr auto name = pybind11::detail::const_name("numpy.typing.ArrayLike");
 };
+using Integers = TypedObject<IntegersType>;
 
 // A copy of the integers of a list, tuple or any buffer, as T: what was checked
 // stays as it was while the GIL is released, whatever becomes of the argument.
@@ -37,6 +34,7 @@ template <typename T>
 class IntegerArray {
  public:
   IntegerArray(const Integers& values, const char* what) {
+    if (!values) return;  // nothing was given: no integers
     if (PyList_CheckExact(values.ptr()) != 0) {
       from_list(values, what);
     } else if (!from_buffer(values)) {
@@ -171,10 +169,3 @@ pybind11::array_t<T> view(const T* values, std::int64_t size, pybind11::handle o
 }
 
 }  // namespace fastdraft::bindings
-
-namespace pybind11::detail {
-template <>
-struct handle_type_name<fastdraft::bindings::Integers> {
-  static constexpr auto name = const_name("numpy.typing.ArrayLike");
-};
-}  // namespace pybind11::detail

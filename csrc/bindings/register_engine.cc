@@ -15,8 +15,8 @@
 #include "fastdraft/engine.h"
 #include "fastdraft/error.h"
 #include "numpy.h"
-#include "python_types.h"
 #include "register.h"
+#include "typed_object.h"
 
 namespace fastdraft::bindings {
 
@@ -95,7 +95,7 @@ std::int64_t add_request(PythonEngine& engine, const Integers& prompt_ids,
 // One draft, written straight into the Python object that carries it.
 DraftHandle propose(PythonEngine& engine, RequestId request, const ProposeOptions& options) {
   DraftObject* draft = new_draft(engine.most_drafted());
-  DraftHandle handle(draft);
+  auto handle = py::reinterpret_steal<DraftHandle>(reinterpret_cast<PyObject*>(draft));
   draft->size = engine.propose(request, options, draft->columns());
   return handle;
 }
@@ -193,7 +193,11 @@ void observe_batch(PythonEngine& engine, const Integers& requests, const Integer
   if (!failed.empty()) raise_rows(failed);
 }
 
-// Importing by name costs less than a microsecond, and holds on to nothing.
+// A name of a Python module.
+py::object from_python(const char* module, const char* name) {
+  return py::module_::import(module).attr(name);
+}
+
 StatsObject as_stats(const DraftCounts& counts) {
   return from_python("fastdraft.stats", "DraftStats")(
       counts.steps, counts.emitted, counts.drafts, counts.drafted, counts.accepted,
