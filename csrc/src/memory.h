@@ -27,6 +27,7 @@ class MemoryBudget {
   void refund(std::int64_t bytes) noexcept { used_.fetch_sub(bytes, std::memory_order_relaxed); }
 
   std::int64_t used() const noexcept { return used_.load(std::memory_order_relaxed); }
+  std::int64_t limit() const noexcept { return limit_; }
 
  private:
   const std::int64_t limit_;
