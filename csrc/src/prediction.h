@@ -3,15 +3,15 @@
 
 #include <cstdint>
 
-#include "fastdraft/copy_cursor.h"
-#include "fastdraft/memory.h"
-#include "fastdraft/suffix_automaton.h"
+#include "copy_cursor.h"
 #include "fastdraft/token.h"
+#include "memory.h"
+#include "suffix_automaton.h"
 
 namespace fastdraft {
 
 // Follows a request's output through its prediction. Where the output does not
-// go on near where the two parted, the longest suffix of the output that stands
+// go on near where the two parted, the longest suffix of the output that occurs
 // anywhere in the prediction tells where it may.
 //
 // Not thread-safe; const calls may overlap.

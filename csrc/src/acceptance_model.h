@@ -7,31 +7,28 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "fastdraft/calibration.h"
 #include "fastdraft/token.h"
 
 namespace fastdraft {
 
-// Calibrated acceptance: the chance that the target emits a certain token next.
-// What speaks for the token and against it is told by a few features; each
-// value of a feature has a weight, and the chance is the logistic function of
-// their sum: logistic regression, learned online by gradient descent on the
-// coding cost, as the mixers of context-mixing compressors are (M. Mahoney,
-// Adaptive Weighing of Context Models for Lossless Data Compression, 2005). Every
-// step teaches, with a draft or without, and every token that was weighed.
-// The weights start from a prior.
+// The chance that the target emits a certain token next. The evidence for and
+// against the token is a few features; each value of a feature has a weight, and
+// the chance is the logistic function of their sum: logistic regression, learned online by gradient
+// descent on the coding cost, as the mixers of context-mixing compressors are (M. Mahoney, Adaptive
+// Weighing of Context Models for Lossless Data Compression, 2005). Every step teaches, with a draft
+// or without, and every token that was weighed. The weights start from a prior.
 //
 // With many requests in flight, other outcomes are learned between a prediction
-// and its own outcome. So the gradient uses the current weights, not those that
-// made the prediction: a batch would otherwise apply the same error once per row.
-// Outcomes of one batch are also correlated. Count the outcomes learned since the
-// prediction was made: the n-th one with the same evidence takes 1 / sqrt(n) of a
-// step, the square-root scaling of step sizes with the batch (A. Krizhevsky, One
-// weird trick for parallelizing convolutional neural networks, 2014). The n-th
-// one with the same evidence and token, as in copies of one prompt, takes 1 / n.
+// and its own outcome, so the gradient uses the current weights. Of the outcomes
+// learned since the prediction, the n-th one with the same evidence takes
+// 1 / sqrt(n) of a step, the square-root scaling of step sizes with the batch (A.
+// Krizhevsky, One weird trick for parallelizing convolutional neural networks,
+// 2014); with the same token too, as in copies of one prompt, 1 / n. See DESIGN.md.
 //
 // Thread-safe without locks. Two threads that learn at once may lose a step of
 // the descent, which is nothing among thousands.
-class Acceptance {
+class AcceptanceModel {
  public:
   // The features, and how many values each has.
   enum Feature : std::uint8_t {
@@ -40,9 +37,9 @@ class Acceptance {
     kRivalLength,     // the longest match of another token
     kContextCount,    // how many occurrences in the text go on with the token
     kStoreCount,      // and in the datastores
-    kLatest,          // what the latest of the longest matches of each say
-    kCopy,            // what the copy says that the output makes of its own text
-    kPrediction,      // what the prediction says
+    kLatest,          // whether the latest of the longest matches of each go on with it
+    kCopy,            // whether the copy that the output makes of its own text expects it
+    kPrediction,      // whether the prediction expects it
     kBothLengths,     // kContextLength and kStoreLength together
     kShare,           // how many of all occurrences go on with it
     kLengthAndRival,  // the longest match of all for it, with kRivalLength
@@ -87,15 +84,13 @@ class Acceptance {
     return count < 3 ? count : count < 5 ? 3 : 4;
   }
 
-  // Buckets of equal width by the chance that was told.
-  static constexpr int kBuckets = 20;
-  struct Bucket {
-    double told = 0;      // the sum of the chances
-    double accepted = 0;  // how many of the tokens were emitted
-    double count = 0;
-  };
+  static constexpr int kBuckets = 20;  // of reliability
 
-  Acceptance();
+  // The largest weight that is taken, far beyond any learned one: sums of larger ones could
+  // overflow.
+  static constexpr int kMostWeight = 1000;
+
+  AcceptanceModel();
 
   // The sum of the evidence's weights: the more, the likelier.
   float weigh(const Evidence& evidence) const noexcept {
@@ -114,15 +109,14 @@ class Acceptance {
   using Moment = std::uint32_t;
   Moment now() const noexcept { return now_.load(std::memory_order_relaxed); }
 
-  // Learns whether the target emitted `token` next. `told` is the chance that was
+  // Learns whether the target emitted `token` next. `predicted` is the chance that was
   // predicted at `moment`.
-  void learn(const Evidence& evidence, Token token, float told, Moment moment,
+  void learn(const Evidence& evidence, Token token, float predicted, Moment moment,
              bool accepted) noexcept;
 
   std::array<float, kWeights> weights() const noexcept;
   void set_weights(const float* weights) noexcept;
-  // What was told of the tokens, and what came, since the engine began.
-  std::array<Bucket, kBuckets> reliability() const noexcept;
+  std::array<ReliabilityBucket, kBuckets> reliability() const noexcept;
 
  private:
   static constexpr std::array<std::uint8_t, 32> kLengthValue = {0, 1, 2, 3, 4, 5, 5, 6, 6, 6, 7,
@@ -138,8 +132,8 @@ class Acceptance {
     return first;
   }();
 
-  // Outcomes of one kind: when the last one was learned, and how many stand in a
-  // row of which each was predicted before the previous one was learned.
+  // Outcomes of one kind: when the last one was learned, and how many in a
+  // row were each predicted before the previous one was learned.
   struct Lessons {
     Moment last = 0;
     std::uint16_t count = 0;
@@ -148,7 +142,7 @@ class Acceptance {
   static constexpr int kLog2Kinds = 13;
 
   struct Counts {
-    std::atomic<double> told{0};
+    std::atomic<double> predicted{0};
     std::atomic<double> accepted{0};
     std::atomic<double> count{0};
   };
