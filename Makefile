@@ -17,6 +17,8 @@ VLLM ?= 0.32.0
 VLLM_NEXT ?= 0.33.0
 LLAMA_CPP ?= 0.3.36
 SGLANG ?= 0.5.23
+# What of the Python tests to run.
+TESTS ?=
 # How many pytest processes; each is held to one thread.
 JOBS ?= 2
 FUZZ_SECONDS ?= 60
@@ -29,10 +31,10 @@ DATA ?=
 export PATH := $(abspath $(VENV)/bin):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-CORE_FILES := CMakeLists.txt $(shell find csrc -name '*.cc' -o -name '*.h')
+CORE_FILES := CMakeLists.txt $(shell find csrc cmake -type f)
 PACKAGE_FILES := $(CORE_FILES) pyproject.toml README.md LICENSE \
   $(shell find python kernels -name '*.py' -o -name '*.pyi' -o -name py.typed)
-CXX_FILES := $(shell find csrc tests/cpp bench/cpp -name '*.cc' -o -name '*.h')
+CXX_FILES := $(shell find csrc tests/cpp bench/cpp examples/c examples/cpp -name '*.cc' -o -name '*.[ch]')
 PYTEST = OMP_NUM_THREADS=1 python -m pytest -n $(JOBS) --dist worksteal
 
 # What a fresh system lacks: installed where make may, else named.
@@ -52,9 +54,9 @@ DEMO_MODEL = FASTDRAFT_DEMO_MODEL="$$(python -c \
 HOST_PYTEST = $(DEMO_MODEL) $(@:test-%=$(HOSTS)/%)/bin/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-cpp test-python test-kernels test-oldest test-hosts test-vllm \
-  test-llama-cpp test-sglang test-serve fuzz campaign lint format stubs wheel package bench bench-serving \
-  clean
+.PHONY: help demo test test-cpp test-arm64 test-install test-python test-kernels test-oldest test-hosts \
+  test-vllm test-llama-cpp test-sglang test-serve fuzz campaign lint format stubs wheel wheels package \
+  bench bench-serving clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -70,8 +72,16 @@ test-cpp: $(VENV)/.gtest ## Run the C++ tests: plain, under ASan and UBSan, unde
 	  || exit 1; \
 	done
 
-test-python: $(VENV)/.test ## Run the Python tests
-	$(PYTEST)
+test-arm64: $(VENV)/.tools ## Run the C++ tests for 64-bit Arm in an emulator
+	{ command -v qemu-aarch64 && command -v aarch64-linux-gnu-g++; } >/dev/null \
+	  || $(call install,qemu-user g++-aarch64-linux-gnu libgtest-dev)
+	cmake --preset arm64 && cmake --build --preset arm64 && ctest --preset arm64
+
+test-install: $(VENV)/.tools ## Install the C++ and C libraries, and build the examples with them
+	tests/package/install.sh
+
+test-python: $(VENV)/.test ## Run the Python tests, or those in the folders TESTS
+	$(PYTEST) $(TESTS)
 
 # Triton reads TRITON_INTERPRET when it is imported: interpreted and compiled are two processes.
 test-kernels: $(VENV)/.test $(VENV)/.triton ## Run the GPU kernels in Triton's interpreter, and compile them
@@ -109,7 +119,7 @@ lint: $(VENV)/.lint $(VENV)/.test $(VENV)/.gtest build/installed/.stamp ## Check
 	PYTHONPATH=build/installed lint-imports
 	clang-format --dry-run --Werror $(CXX_FILES)
 	cmake --preset dev
-	echo $(filter-out tests/cpp/fuzz/%,$(filter %.cc,$(CXX_FILES))) \
+	echo $(filter-out tests/cpp/fuzz/% examples/%,$(filter %.cc,$(CXX_FILES))) \
 	  | xargs -n 1 -P $(JOBS) clang-tidy --quiet -p build/dev
 
 format: $(VENV)/.lint ## Rewrite the sources in the house's format
