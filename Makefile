@@ -142,6 +142,9 @@ stubs: $(VENV)/.test ## Regenerate the stub of the C++ module
 
 wheel: build/dist/.stamp ## Build the sdist and, from it, the wheel: build/dist
 
+wheels: $(VENV)/.python ## Build a wheel that other Linux systems can install: build/wheels
+	tools/wheels.sh
+
 package: build/dist/.stamp ## Try sdist, wheel and commands in environments without torch
 	for file in build/dist/*.whl build/dist/*.tar.gz; do \
 	  rm -rf build/clean && $(PYTHON) -m venv build/clean \

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "fastdraft/c.h"
+#include "fastdraft/config.h"
 #include "fastdraft/datastore.h"
 #include "fastdraft/draft.h"
 #include "fastdraft/engine.h"
@@ -167,16 +168,28 @@ Stores read_stores(fastdraft_datastore* const* datastores, std::int64_t count) {
   return stores;
 }
 
+fastdraft::DrafterConfig read_drafter(const fastdraft_config& config) {
+  switch (config.drafter) {
+    case FASTDRAFT_CALIBRATED:
+      if (config.tree_budget == 0) return fastdraft::CalibratedConfig{};
+      return fastdraft::CalibratedConfig{config.tree_budget};
+    case FASTDRAFT_PROMPT_LOOKUP:
+      return fastdraft::PromptLookupConfig{config.max_ngram};
+    case FASTDRAFT_NGRAM:
+      return fastdraft::NgramConfig{config.ngram_order, config.min_probability};
+    case FASTDRAFT_PREDICTED_OUTPUTS:
+      return fastdraft::PredictedOutputsConfig{config.recovery};
+    default:
+      throw InvalidValueError("config.drafter must be 0 to 3, got " +
+                              std::to_string(config.drafter));
+  }
+}
+
 // Between the C struct and the core's, in either direction.
 template <typename From, typename To>
-void copy_settings(const From& from, To* to) noexcept {
+void copy_limits(const From& from, To* to) noexcept {
   to->lookahead = from.lookahead;
-  to->tree_budget = from.tree_budget;
   to->token_cost = from.token_cost;
-  to->max_ngram = from.max_ngram;
-  to->ngram_order = from.ngram_order;
-  to->recovery = from.recovery;
-  to->min_probability = from.min_probability;
   to->max_request_tokens = from.max_request_tokens;
   to->max_bytes = from.max_bytes;
   to->vocabulary = from.vocabulary;
@@ -186,14 +199,8 @@ EngineConfig read_config(const fastdraft_config* given) {
   EngineConfig config;
   if (given == nullptr) return config;
   const fastdraft_config known = read_struct(given, "config");
-  if (known.reserved != 0) {
-    throw InvalidValueError("config.reserved must be 0, got " + std::to_string(known.reserved));
-  }
-  if ((known.max_ngram > 0) + (known.ngram_order > 0) + (known.recovery > 0) > 1) {
-    throw InvalidValueError(
-        "at most one of config's max_ngram, ngram_order and recovery may be above 0");
-  }
-  copy_settings(known, &config);
+  config.drafter = read_drafter(known);
+  copy_limits(known, &config);
   return config;
 }
 
@@ -333,7 +340,11 @@ fastdraft_status fastdraft_config_init(fastdraft_config* config) {
   return guarded([&] {
     check_struct(config, "config");
     fastdraft_config known{};
-    copy_settings(EngineConfig(), &known);
+    copy_limits(EngineConfig(), &known);
+    known.max_ngram = fastdraft::PromptLookupConfig().max_ngram;
+    known.ngram_order = fastdraft::NgramConfig().order;
+    known.min_probability = fastdraft::NgramConfig().min_probability;
+    known.recovery = fastdraft::PredictedOutputsConfig().recovery;
     write_struct(known, config);
   });
 }

@@ -4,12 +4,12 @@
 #include <optional>
 #include <vector>
 
-#include "fastdraft/acceptance.h"
-#include "fastdraft/copy_cursor.h"
+#include "acceptance_model.h"
+#include "copy_cursor.h"
+#include "drafter.h"
 #include "fastdraft/datastore.h"
-#include "fastdraft/drafter.h"
-#include "fastdraft/prediction.h"
-#include "fastdraft/token_links.h"
+#include "prediction.h"
+#include "token_links.h"
 
 namespace fastdraft {
 namespace {
@@ -65,12 +65,12 @@ struct Following {
 
   Token token(std::int32_t depth) const noexcept { return depth < count ? next[depth] : -1; }
 
-  // The value of Acceptance::kCopy and kPrediction for `token`: nothing is said,
+  // The value of AcceptanceModel::kCopy and kPrediction for `token`: nothing is said,
   // the token after a guess, after a match, or another one.
   int value(std::int32_t depth, Token token_id, bool followed) const noexcept {
     const Token said = followed ? token(depth) : -1;
     if (said < 0) return 0;
-    const int length = Acceptance::length_value(place.length + depth);
+    const int length = AcceptanceModel::length_value(place.length + depth);
     if (said != token_id) return 8 + std::min(3, length / 3);
     const bool guessed = depth == 0 && place.footing == CopyCursor::Footing::kGuessed;
     return guessed ? 1 : 2 + std::min(4, length / 2);
@@ -82,18 +82,17 @@ struct Following {
 // to be accepted: a chain, or a tree.
 class CalibratedDrafter final : public Drafter {
  public:
-  CalibratedDrafter(const SuffixAutomaton& context, const Sources& sources, std::int32_t lookahead,
-                    bool tree, Acceptance& acceptance, MemoryBudget& budget)
-      : context_(context),
-        prompt_size_(context.size()),
-        lookahead_(lookahead),
-        tree_(tree),
-        acceptance_(acceptance),
-        links_(budget),
-        stores_(sources.stores) {
+  CalibratedDrafter(const CalibratedConfig& config, const DrafterInputs& inputs)
+      : context_(inputs.context),
+        prompt_size_(context_.size()),
+        lookahead_(inputs.lookahead),
+        tree_(config.tree_budget.has_value()),
+        acceptance_(*inputs.acceptance),
+        links_(inputs.budget),
+        stores_(inputs.stores) {
     link();
-    if (sources.prediction_size > 0) {
-      prediction_.emplace(sources.prediction, sources.prediction_size, budget);
+    if (inputs.prediction_size > 0) {
+      prediction_.emplace(inputs.prediction, inputs.prediction_size, inputs.budget);
     }
     if (!stores_.empty()) {
       stored_.resize(static_cast<std::size_t>(most_stored()) *
@@ -145,8 +144,9 @@ class CalibratedDrafter final : public Drafter {
     for (std::int64_t i = 0; i < count; ++i) {
       for (std::size_t c = nodes_[node].first; c < nodes_[node].last; ++c) {
         const Candidate& candidate = candidates_[c];
-        acceptance_.learn(candidate.evidence, candidate.token, Acceptance::chance(candidate.weight),
-                          moment_, candidate.token == emitted[i]);
+        acceptance_.learn(candidate.evidence, candidate.token,
+                          AcceptanceModel::chance(candidate.weight), moment_,
+                          candidate.token == emitted[i]);
       }
       std::size_t child = node + 1;
       while (child < num_nodes_ && (nodes_[child].parent != static_cast<std::int32_t>(node) ||
@@ -196,7 +196,7 @@ class CalibratedDrafter final : public Drafter {
     Token token;
     float weight;  // of the evidence: more is likelier
     Occurrences occurrences;
-    Acceptance::Evidence evidence;
+    AcceptanceModel::Evidence evidence;
     Source source;
     bool copied;
     bool predicted;
@@ -326,8 +326,8 @@ class CalibratedDrafter final : public Drafter {
       return false;
     }
     const auto values = [&] {
-      return std::array<int, 4>{Acceptance::length_value(group.context_length),
-                                Acceptance::length_value(group.store_length),
+      return std::array<int, 4>{AcceptanceModel::length_value(group.context_length),
+                                AcceptanceModel::length_value(group.store_length),
                                 copying_.value(node.depth, token, node.copied),
                                 expected_.value(node.depth, token, node.predicted)};
     };
@@ -434,9 +434,9 @@ class CalibratedDrafter final : public Drafter {
   void weigh(const Group& group, const Node& node, int total, std::int32_t rival_length,
              const Latest& latest) {
     const auto says = [&](Token token) { return token < 0 ? 0 : token == group.token ? 1 : 2; };
-    const int context = Acceptance::length_value(group.context_length);
-    const int store = Acceptance::length_value(group.store_length);
-    const int rival = Acceptance::length_value(rival_length);
+    const int context = AcceptanceModel::length_value(group.context_length);
+    const int store = AcceptanceModel::length_value(group.store_length);
+    const int rival = AcceptanceModel::length_value(rival_length);
     const int fifths = 5 * (group.context_count + group.store_count);
     // fifths / total, and less than a division.
     const int share = total == 0
@@ -452,7 +452,7 @@ class CalibratedDrafter final : public Drafter {
     candidate.source = group.predicted                             ? Source::kPrediction
                        : group.store_length > group.context_length ? Source::kDatastore
                                                                    : Source::kContext;
-    using A = Acceptance;
+    using A = AcceptanceModel;
     const int longest = std::max(context, store);
     const int written = 2 * group.output_of_context + group.output_of_store;
     candidate.evidence = {
@@ -506,7 +506,7 @@ class CalibratedDrafter final : public Drafter {
       // In a long copy most tokens weigh the same.
       if (count == 0 || best->weight != weight) {
         weight = best->weight;
-        chance = Acceptance::chance(weight);
+        chance = AcceptanceModel::chance(weight);
       }
       const float path = nodes_[node].path * chance;
       if (path < least) break;
@@ -521,7 +521,7 @@ class CalibratedDrafter final : public Drafter {
     waiting_.clear();
     const auto wait_for = [&](std::size_t node) {
       for (std::size_t c = nodes_[node].first; c < nodes_[node].last; ++c) {
-        const float path = nodes_[node].path * Acceptance::chance(candidates_[c].weight);
+        const float path = nodes_[node].path * AcceptanceModel::chance(candidates_[c].weight);
         if (path < least) continue;
         waiting_.push_back({path, c, node});
         std::push_heap(waiting_.begin(), waiting_.end());
@@ -557,14 +557,14 @@ class CalibratedDrafter final : public Drafter {
   const std::int64_t prompt_size_;
   const std::int32_t lookahead_;
   const bool tree_;
-  Acceptance& acceptance_;
+  AcceptanceModel& acceptance_;
   TokenLinks links_;
   CopyCursor copy_{-1};  // follows what the output copies from the text itself
   std::optional<Prediction> prediction_;
-  const Stores stores_;
+  const Stores& stores_;
 
   // The last guess, until the next one: when it was made, what was found, and what was made of it.
-  Acceptance::Moment moment_ = 0;
+  AcceptanceModel::Moment moment_ = 0;
   std::array<Occurrence, kMostOccurrences> occurrences_;
   int num_occurrences_ = 0;
   int num_stored_ = 0;
@@ -583,29 +583,10 @@ class CalibratedDrafter final : public Drafter {
   std::vector<Waiting> waiting_;
 };
 
-class CalibratedPolicy final : public DraftPolicy {
- public:
-  CalibratedPolicy(std::int32_t lookahead, bool tree) : lookahead_(lookahead), tree_(tree) {}
-
-  std::unique_ptr<Drafter> begin(const SuffixAutomaton& context, const Sources& sources,
-                                 MemoryBudget& budget) override {
-    return std::make_unique<CalibratedDrafter>(context, sources, lookahead_, tree_, acceptance_,
-                                               budget);
-  }
-
-  bool drafts_what_pays() const noexcept override { return true; }
-  Acceptance* acceptance() noexcept override { return &acceptance_; }
-
- private:
-  const std::int32_t lookahead_;
-  const bool tree_;
-  Acceptance acceptance_;
-};
-
 }  // namespace
 
-std::unique_ptr<DraftPolicy> DraftPolicy::calibrated(std::int32_t lookahead, bool tree) {
-  return std::make_unique<CalibratedPolicy>(lookahead, tree);
+std::unique_ptr<Drafter> make_drafter(const CalibratedConfig& config, const DrafterInputs& inputs) {
+  return std::make_unique<CalibratedDrafter>(config, inputs);
 }
 
 }  // namespace fastdraft

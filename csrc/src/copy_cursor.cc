@@ -1,4 +1,4 @@
-#include "fastdraft/copy_cursor.h"
+#include "copy_cursor.h"
 
 #include <algorithm>
 #include <cstdlib>

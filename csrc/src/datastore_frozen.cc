@@ -6,10 +6,11 @@
 #include <string>
 #include <vector>
 
+#include "datastore_file.h"
+#include "datastore_index.h"
 #include "fastdraft/datastore.h"
-#include "fastdraft/datastore_file.h"
-#include "fastdraft/datastore_index.h"
 #include "fastdraft/error.h"
+#include "phase_fair_mutex.h"
 
 namespace fastdraft {
 namespace {
@@ -86,7 +87,7 @@ class FrozenDatastore final : public Datastore {
   }
 
   void close() override {
-    const std::unique_lock<PhaseFairMutex> lock(mutex_);
+    const std::unique_lock<PhaseFairMutex> lock(*mutex_);
     closed_.store(true, std::memory_order_relaxed);
     segments_.clear();
     end_ = 0;

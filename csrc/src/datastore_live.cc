@@ -4,13 +4,15 @@
 #include <mutex>
 #include <new>
 #include <random>
+#include <shared_mutex>
 #include <string>
 #include <vector>
 
+#include "datastore_index.h"
 #include "fastdraft/datastore.h"
-#include "fastdraft/datastore_index.h"
 #include "fastdraft/error.h"
-#include "fastdraft/memory.h"
+#include "memory.h"
+#include "phase_fair_mutex.h"
 
 namespace fastdraft {
 namespace {
@@ -84,22 +86,22 @@ class LiveDatastore final : public Datastore {
 
   void add(const Token* tokens, std::int64_t size, std::int64_t prompt_size) override;
   void close() override {
-    const std::unique_lock<PhaseFairMutex> lock(mutex_);
+    const std::unique_lock<PhaseFairMutex> lock(*mutex_);
     closed_.store(true, std::memory_order_relaxed);
     release();
   }
 
   bool frozen() const noexcept override { return false; }
   std::int64_t num_tokens() const override {
-    const std::shared_lock<PhaseFairMutex> lock(mutex_);
+    const std::shared_lock<PhaseFairMutex> lock(*mutex_);
     return num_tokens_;
   }
   std::int64_t num_documents() const override {
-    const std::shared_lock<PhaseFairMutex> lock(mutex_);
+    const std::shared_lock<PhaseFairMutex> lock(*mutex_);
     return end_ - begin_ - num_tokens_;
   }
   std::int64_t bytes() const override {
-    const std::shared_lock<PhaseFairMutex> lock(mutex_);
+    const std::shared_lock<PhaseFairMutex> lock(*mutex_);
     return bytes_;
   }
   std::int64_t max_bytes() const noexcept override { return max_bytes_; }
@@ -497,7 +499,7 @@ std::int64_t LiveDatastore::find_prefix(const Token* tokens, std::int64_t size) 
 // How many of a document's first tokens stand in the store already: every run of up to
 // kLongest + 1 of them, which is all that readers can see of it.
 std::int64_t LiveDatastore::stored_prefix(const Token* tokens, std::int64_t size) const {
-  const std::shared_lock<PhaseFairMutex> lock(mutex_);
+  const std::shared_lock<PhaseFairMutex> lock(*mutex_);
   if (num_chunks_ == 0) return 0;
   std::int64_t length = 0;
   std::int64_t position = -1;
@@ -583,12 +585,12 @@ void LiveDatastore::add(const Token* tokens, std::int64_t size, std::int64_t pro
   const std::int64_t common = stored_prefix(tokens, size);
   if (common == size && !closed()) return;
   const std::int64_t start = std::max<std::int64_t>(0, common - kContextTokens);
-  const std::unique_lock<PhaseFairMutex> lock(mutex_);
+  const std::unique_lock<PhaseFairMutex> lock(*mutex_);
   check_open();
   append(document_mark(common - start), false);
   for (std::int64_t first = start; first < size;) {
     if (first > start) {
-      mutex_.pass();
+      mutex_->pass();
       check_open();
     }
     first = add_slice(tokens, first, std::min(size, first + kSliceTokens), common, prompt_size);

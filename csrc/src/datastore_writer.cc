@@ -6,9 +6,9 @@
 #include <utility>
 #include <vector>
 
+#include "datastore_file.h"
+#include "datastore_index.h"
 #include "fastdraft/datastore.h"
-#include "fastdraft/datastore_file.h"
-#include "fastdraft/datastore_index.h"
 #include "fastdraft/error.h"
 
 namespace fastdraft {

@@ -1,4 +1,4 @@
-#include "fastdraft/memory.h"
+#include "memory.h"
 
 #include <string>
 

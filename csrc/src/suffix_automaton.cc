@@ -1,4 +1,4 @@
-#include "fastdraft/suffix_automaton.h"
+#include "suffix_automaton.h"
 
 #include "fastdraft/error.h"
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-from fastdraft.errors import InvalidValueError
+from fastdraft import _core
 
 __all__ = ["MAX_REQUEST_TOKENS", "DraftConfig"]
 
-MAX_REQUEST_TOKENS = 2**26 - 2
+MAX_REQUEST_TOKENS = _core.MAX_REQUEST_TOKENS
 """The longest text that one request's index can hold."""
 
 
@@ -156,51 +155,4 @@ class DraftConfig:
         )
 
     def __post_init__(self) -> None:
-        _check_integer("lookahead", self.lookahead, 1, 2**16)
-        if self.max_ngram is not None:
-            _check_integer("max_ngram", self.max_ngram, 1, 2**16)
-        if self.ngram_order is not None:
-            _check_integer("order", self.ngram_order, 1, 16)
-            _check_probability("min_probability", self.min_probability)
-        elif self.min_probability is not None:
-            raise InvalidValueError(
-                f"min_probability needs ngram_order, got {self.min_probability!r} without one"
-            )
-        if self.recovery is not None:
-            _check_integer("recovery", self.recovery, 1, MAX_REQUEST_TOKENS)
-        chosen = {
-            name: value
-            for name in ("max_ngram", "ngram_order", "recovery")
-            if (value := getattr(self, name)) is not None
-        }
-        if self.tree_budget is not None:
-            _check_integer("tree_budget", self.tree_budget, 1, 2**12)
-            if chosen:
-                raise InvalidValueError(
-                    f"tree_budget is for the default drafter, got {self.tree_budget} with {chosen}"
-                )
-        if len(chosen) > 1:
-            raise InvalidValueError(f"at most one drafter can be chosen, got {chosen}")
-        _check_integer("max_request_tokens", self.max_request_tokens, 1, MAX_REQUEST_TOKENS)
-        if self.max_bytes is not None:
-            _check_integer("max_bytes", self.max_bytes, 1, 2**62)
-        if self.vocabulary is not None:
-            _check_integer("vocabulary", self.vocabulary, 1, 2**31)
-        if not isinstance(self.token_cost, (int, float)) or not 0 <= self.token_cost < math.inf:
-            raise InvalidValueError(
-                f"token_cost must be a finite number of at least 0, got {self.token_cost!r}"
-            )
-
-
-def _check_probability(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
-        raise InvalidValueError(f"{name} must be a number from 0 to 1, got {value!r}")
-
-
-def _check_integer(name: str, value: object, least: int, most: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidValueError(f"{name} must be an integer, got {value!r}")
-    if value < least:
-        raise InvalidValueError(f"{name} must be at least {least}, got {value}")
-    if value > most:
-        raise InvalidValueError(f"{name} must be at most {most}, got {value}")
+        _core.check_config(self)

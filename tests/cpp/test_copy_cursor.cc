@@ -1,6 +1,6 @@
 // In a text of its own past; tests of Prediction follow another text.
 
-#include "fastdraft/copy_cursor.h"
+#include "copy_cursor.h"
 
 #include <gtest/gtest.h>
 

@@ -14,7 +14,7 @@
 #include <thread>
 #include <vector>
 
-#include "fastdraft/datastore_file.h"
+#include "datastore_file.h"
 #include "fastdraft/error.h"
 #include "texts.h"
 

@@ -15,6 +15,7 @@
 
 #include "fastdraft/datastore.h"
 #include "fastdraft/error.h"
+#include "request_table.h"
 #include "texts.h"
 
 namespace fastdraft {
@@ -23,11 +24,11 @@ namespace fastdraft {
 struct EngineTestAccess {
   static constexpr RequestId kIndex = (RequestId{1} << 32) - 1;
   static RequestId with_generation(Engine& engine, RequestId id, std::int64_t generation) {
-    engine.slot(id & kIndex)->generation = generation;
+    engine.requests_->slot(id & kIndex)->generation = generation;
     return (generation << 32) | (id & kIndex);
   }
   static const Request& request(const Engine& engine, RequestId id) {
-    return *engine.slot(id & kIndex)->request;
+    return *engine.requests_->slot(id & kIndex)->request;
   }
 };
 
@@ -184,7 +185,7 @@ TEST(Engine, ObservesTheLimitsOfACall) {
 class EngineDrafts : public ::testing::TestWithParam<std::int32_t> {
  protected:
   EngineDrafts() : store_(Datastore::live(kStoreBytes)) {
-    config_.tree_budget = GetParam();
+    if (GetParam() > 0) config_.drafter = CalibratedConfig{GetParam()};
     config_.lookahead = 6;
     for (std::uint32_t seed = 0; seed < 5; ++seed) {
       add_to(*store_, testing::random_text(60, 4, seed + 90));
@@ -290,7 +291,7 @@ TEST_P(EngineDrafts, TheMostProbableFirstAndParentsBeforeChildren) {
     EXPECT_EQ(counts.drafted, expected.drafted);
     EXPECT_EQ(counts.drafts, expected.drafts);
   }
-  EXPECT_EQ(deepest, config_.tree_budget == 1 ? 1 : config_.lookahead);
+  EXPECT_EQ(deepest, GetParam() == 1 ? 1 : config_.lookahead);
 }
 
 // The same drafts as of whole guesses, cut afterwards.
@@ -443,16 +444,24 @@ TEST(Engine, RefusesConfigurationsThatItCannotKeepTo) {
     change(config);
     expect_error<InvalidValueError>(part, [&] { Engine{config}; });
   };
-  expect_refused("lookahead must be 1 to 65536, got 0", [](auto& c) { c.lookahead = 0; });
-  expect_refused("tree_budget must be 0 to 65536, got -1", [](auto& c) { c.tree_budget = -1; });
-  expect_refused("max_ngram must be 0", [](auto& c) { c.max_ngram = -1; });
-  expect_refused("ngram_order must be 0 to 16, got 17", [](auto& c) { c.ngram_order = 17; });
-  expect_refused("recovery must be 0", [](auto& c) { c.recovery = -1; });
-  expect_refused("min_probability must be", [](auto& c) { c.min_probability = 1.5; });
-  expect_refused("min_probability must be", [](auto& c) { c.min_probability = std::nan(""); });
+  expect_refused("lookahead must be at least 1, got 0", [](auto& c) { c.lookahead = 0; });
+  expect_refused("lookahead must be at most 65536", [](auto& c) { c.lookahead = 65537; });
+  expect_refused("tree_budget must be at least 1, got 0",
+                 [](auto& c) { c.drafter = CalibratedConfig{0}; });
+  expect_refused("tree_budget must be at most 4096, got 4097",
+                 [](auto& c) { c.drafter = CalibratedConfig{4097}; });
+  expect_refused("max_ngram must be at least 1",
+                 [](auto& c) { c.drafter = PromptLookupConfig{0}; });
+  expect_refused("order must be at most 16, got 17", [](auto& c) { c.drafter = NgramConfig{17}; });
+  expect_refused("recovery must be at least 1",
+                 [](auto& c) { c.drafter = PredictedOutputsConfig{0}; });
+  for (const double wrong : {1.5, -0.5, std::nan("")}) {
+    expect_refused("min_probability must be a number from 0 to 1",
+                   [wrong](auto& c) { c.drafter = NgramConfig{4, wrong}; });
+  }
   expect_refused("max_request_tokens", [](auto& c) { c.max_request_tokens = kMaxTextTokens + 1; });
-  expect_refused("max_bytes must be 1", [](auto& c) { c.max_bytes = 0; });
-  expect_refused("vocabulary must be 1", [](auto& c) { c.vocabulary = 0; });
+  expect_refused("max_bytes must be at least 1", [](auto& c) { c.max_bytes = 0; });
+  expect_refused("vocabulary must be at least 1", [](auto& c) { c.vocabulary = 0; });
   expect_refused("token_cost must be", [](auto& c) { c.token_cost = -0.5; });
   expect_refused("token_cost must be", [](auto& c) { c.token_cost = std::nan(""); });
   const double times[] = {1.0, 0.0};
@@ -460,9 +469,30 @@ TEST(Engine, RefusesConfigurationsThatItCannotKeepTo) {
   expect_error<InvalidValueError>("at least 1 time, got 0", [&] { StepCost::curve(times, 0); });
 }
 
+TEST(Engine, RefusesWeightsWhoseSumIsNoNumber) {
+  Engine engine(EngineConfig{});
+  const std::vector<float> before = engine.calibration()->weights;
+  const auto count = static_cast<std::int64_t>(before.size());
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  for (const float wrong : {2e38f, -2e38f, kInfinity, std::nanf(""), 1000.1f}) {
+    std::vector<float> weights = before;
+    weights.back() = wrong;
+    expect_error<InvalidValueError>("weights must be from -1000 to 1000, got",
+                                    [&] { engine.set_weights(weights.data(), count); });
+  }
+  expect_error<InvalidValueError>("weights, got", [&] { engine.set_weights(before.data(), 3); });
+  EXPECT_EQ(engine.calibration()->weights, before);
+  EngineConfig config;
+  config.drafter = NgramConfig{};
+  Engine other(config);
+  EXPECT_FALSE(other.calibration());
+  expect_error<InvalidValueError>("only the default drafter takes a calibration",
+                                  [&] { other.set_weights(before.data(), count); });
+}
+
 TEST(Engine, DraftsATreeOfWhatBothSay) {
   EngineConfig config = drafting_all();
-  config.tree_budget = 8;
+  config.drafter = CalibratedConfig{8};
   config.lookahead = 3;
   Engine engine(config);
   const RequestId id = add(engine, {1, 2, 3, 4, 9, 1, 2, 5, 6, 9, 1, 2}, {7, 8});
@@ -598,9 +628,7 @@ TEST(Engine, StaysWholeWhereverMemoryEnds) {
 }
 
 TEST(Engine, PadsWhereTheForwardDoes) {
-  EngineConfig config;
-  config.max_ngram = 0;
-  Engine engine(config);
+  Engine engine(EngineConfig{});
   std::vector<RequestId> ids{add(engine, testing::repeated(40)), add(engine, {1, 2, 3})};
   ProposeOptions options;
   options.cost = StepCost::constant(0.3);

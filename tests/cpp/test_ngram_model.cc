@@ -1,4 +1,4 @@
-#include "fastdraft/ngram_model.h"
+#include "ngram_model.h"
 
 #include <gtest/gtest.h>
 

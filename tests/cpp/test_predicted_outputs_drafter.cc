@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "fastdraft/drafter.h"
-#include "fastdraft/suffix_automaton.h"
+#include "drafter.h"
+#include "suffix_automaton.h"
 #include "texts.h"
 
 namespace fastdraft {
@@ -24,9 +24,10 @@ TEST(PredictedOutputsDrafter, DraftsOnlyWhereTheOutputLinesUp) {
     const auto vocabulary = static_cast<Token>(2 + seed % 3);
     const auto recovery = static_cast<std::int32_t>(1 + seed % 5);
     const Text prediction = testing::random_text(seed * 3, vocabulary, seed);
-    const auto policy = DraftPolicy::predicted_outputs(recovery);
-    const auto drafter = policy->begin(
-        text, {prediction.data(), static_cast<std::int64_t>(prediction.size()), {}}, budget);
+    const auto drafter =
+        make_drafter(PredictedOutputsConfig{recovery},
+                     {text, prediction.data(), static_cast<std::int64_t>(prediction.size()),
+                      /*stores=*/{}, kLimit, nullptr, budget});
     ASSERT_EQ(drafter->guess(kLimit, 0.0f, draft),
               std::min(kLimit, static_cast<std::int32_t>(prediction.size())));
     Text output;

@@ -133,7 +133,7 @@ TEST(Threads, EnginesShareLiveStores) {
                                                        Datastore::live(1 << 20)};
   const Stores reversed{stores[1], stores[0]};
   EngineConfig trees;
-  trees.tree_budget = 12;
+  trees.drafter = CalibratedConfig{12};
   Engine first(EngineConfig{}, stores);
   Engine second(trees, reversed);
   std::atomic<std::int64_t> accepted{0};

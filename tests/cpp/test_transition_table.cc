@@ -1,4 +1,4 @@
-#include "fastdraft/transition_table.h"
+#include "transition_table.h"
 
 #include <gtest/gtest.h>
 

@@ -17,7 +17,7 @@ build() {
   if [ -x "$work/$name/example" ]; then "$work/$name/example"; fi
 }
 
-for kind in static; do
+for kind in static shared; do
   echo "::: an installed $kind library"
   build . "$kind" -DBUILD_SHARED_LIBS="$([ $kind = shared ] && echo ON || echo OFF)"
   # It may be moved after the installation.

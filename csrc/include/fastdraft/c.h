@@ -119,19 +119,27 @@ FASTDRAFT_C_API void fastdraft_datastore_destroy(fastdraft_datastore* datastore)
 
 typedef struct fastdraft_engine fastdraft_engine;
 
-/* The defaults are not all 0: fastdraft_config_init sets them. The Python class
- * fastdraft.DraftConfig describes the members. */
+/* How an engine drafts. The Python class fastdraft.DraftConfig describes the drafters. */
+typedef int32_t fastdraft_drafter;
+enum {
+  FASTDRAFT_CALIBRATED = 0, /* the default: what is likely enough to pay, from all sources */
+  FASTDRAFT_PROMPT_LOOKUP = 1,
+  FASTDRAFT_NGRAM = 2,
+  FASTDRAFT_PREDICTED_OUTPUTS = 3
+};
+
+/* The defaults are not all 0: fastdraft_config_init sets them. Members of drafters other than the
+ * selected one are ignored. */
 typedef struct fastdraft_config {
   size_t size;
-  int32_t lookahead;   /* the longest draft, or the depth of the tree */
-  int32_t tree_budget; /* the most tokens of a draft tree; 0: chains */
-  double token_cost;   /* of a further token in a forward, as a fraction of a forward */
-  /* At most one of these three above 0 selects a simpler drafter than the calibrated one. */
-  int32_t max_ngram;      /* prompt lookup: the longest n-gram looked up */
-  int32_t ngram_order;    /* n-gram autocomplete: the order of its model */
+  fastdraft_drafter drafter;
+  int32_t lookahead;      /* the longest draft, or the depth of the tree */
+  double token_cost;      /* of a further token in a forward, as a fraction of a forward */
+  int32_t tree_budget;    /* calibrated: the most tokens of a draft tree; 0: chains */
+  int32_t max_ngram;      /* prompt lookup: the longest n-gram that is looked up */
+  int32_t ngram_order;    /* n-gram: the order of its model */
   int32_t recovery;       /* predicted outputs: how many tokens must match again */
-  int32_t reserved;       /* 0 */
-  double min_probability; /* of the n-gram autocomplete */
+  double min_probability; /* n-gram: of a draft */
   int64_t max_request_tokens;
   int64_t max_bytes;  /* of all running requests together */
   int64_t vocabulary; /* of the target: ids from here on are never drafted */

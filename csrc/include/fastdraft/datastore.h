@@ -9,13 +9,15 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <shared_mutex>
 #include <string>
+#include <vector>
 
-#include "fastdraft/phase_fair_mutex.h"
+#include "fastdraft/export.h"
 #include "fastdraft/token.h"
 
 namespace fastdraft {
+
+class PhaseFairMutex;
 
 // A place in a store where the last tokens of some text stand.
 struct Occurrence {
@@ -28,14 +30,14 @@ struct Occurrence {
 using Fingerprint = std::array<std::uint8_t, 32>;
 
 // Its digits, two a byte.
-std::string to_hex(const Fingerprint& fingerprint);
+FASTDRAFT_EXPORT std::string to_hex(const Fingerprint& fingerprint);
 
 // A log of documents and an index of its n-grams. Positions count the tokens
 // that ever entered, and one more before each document, from 0; the oldest
 // leave a live store when its bytes are used up.
 //
 // Thread-safe; engines share one through a shared_ptr. Readers overlap.
-class Datastore {
+class FASTDRAFT_EXPORT Datastore {
  public:
   // The lengths of the n-grams that are indexed, longest first.
   //
@@ -66,15 +68,18 @@ class Datastore {
 
   Datastore(const Datastore&) = delete;
   Datastore& operator=(const Datastore&) = delete;
-  virtual ~Datastore() = default;
+  virtual ~Datastore();
 
   // Holds the store as it is while it lives. It sees an empty store where that is
   // closed. Make one for a moment: `add` and `close` wait for it, and later readers for
   // them. So its own thread must not call the store meanwhile, nor make another reader of it.
   // Readers of several stores at once might wait for each other.
-  class Reader {
+  class FASTDRAFT_EXPORT Reader {
    public:
-    explicit Reader(const Datastore& store) : store_(&store), lock_(store.mutex_) {}
+    explicit Reader(const Datastore& store);
+    Reader(const Reader&) = delete;
+    Reader& operator=(const Reader&) = delete;
+    ~Reader();
 
     // Writes to `out` where the text's longest suffixes stand: the longest first,
     // of equally long ones the latest first, `most` at most, each position once.
@@ -111,7 +116,6 @@ class Datastore {
 
    private:
     const Datastore* store_;
-    std::shared_lock<PhaseFairMutex> lock_;
   };
 
   // Adds a document to a live store, of which the tokens from tokens[prompt_size] on are
@@ -147,7 +151,7 @@ class Datastore {
   const std::optional<Fingerprint>& fingerprint() const noexcept { return fingerprint_; }
 
  protected:
-  explicit Datastore(const std::optional<Fingerprint>& fingerprint) : fingerprint_(fingerprint) {}
+  explicit Datastore(const std::optional<Fingerprint>& fingerprint);
 
   // Under the lock, shared or exclusive.
   virtual int find(const Token* text, std::int64_t size, Occurrence* out, int most, int links,
@@ -157,12 +161,14 @@ class Datastore {
   virtual std::int64_t begin() const = 0;
   virtual std::int64_t end() const = 0;
 
-  mutable PhaseFairMutex mutex_;
+  const std::unique_ptr<PhaseFairMutex> mutex_;
   std::atomic<bool> closed_{false};
   std::optional<Fingerprint> fingerprint_;
   // Greater ones are damage, which must not reach a model's embedding.
   Token largest_token_ = std::numeric_limits<Token>::max();
 };
+
+using Stores = std::vector<std::shared_ptr<Datastore>>;
 
 // Writes a frozen store from documents, one after another, in bounded memory.
 //
@@ -170,7 +176,7 @@ class Datastore {
 // removes what was written, they throw DatastoreClosedError, but for discard(). The file is the
 // process's that began it: in a fork of it calls throw DatastoreError, and discard() and the
 // destructor leave the file alone.
-class DatastoreWriter {
+class FASTDRAFT_EXPORT DatastoreWriter {
  public:
   // So many tokens make a segment, which has an index of its own. Indexing one takes
   // about 20 bytes a token of memory.

@@ -72,6 +72,17 @@ struct DraftColumns {
   }
 };
 
+// Counts over a request's life. See fastdraft.DraftStats for their meaning.
+struct DraftCounts {
+  std::int64_t steps = 0;
+  std::int64_t emitted = 0;
+  std::int64_t drafts = 0;
+  std::int64_t drafted = 0;
+  std::int64_t accepted = 0;
+  std::int64_t accepted_prediction = 0;
+  std::int64_t rejected_prediction = 0;
+};
+
 // The drafts of a batch: row r's tokens are offsets[r] .. offsets[r + 1].
 struct DraftBatch {
   std::unique_ptr<std::int32_t[]> memory;

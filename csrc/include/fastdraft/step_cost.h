@@ -4,11 +4,13 @@
 #include <cstdint>
 #include <vector>
 
+#include "fastdraft/export.h"
+
 namespace fastdraft {
 
 // The time of a target forward by the tokens in it, relative to the forward
 // that a step without drafts would take.
-class StepCost {
+class FASTDRAFT_EXPORT StepCost {
  public:
   // Each further token costs `token_cost` (0 or more) of a forward over one.
   // Throws InvalidValueError.
@@ -62,7 +64,8 @@ class StepCost {
 // Where the forward is `padded`, each row pays for the longest draft.
 //
 // O(rows * stride), with a sort of the probabilities for a curve.
-void keep_what_pays(const StepCost& cost, double rate, bool padded, const float* probabilities,
-                    std::int64_t rows, std::int64_t stride, std::int32_t* counts);
+FASTDRAFT_EXPORT void keep_what_pays(const StepCost& cost, double rate, bool padded,
+                                     const float* probabilities, std::int64_t rows,
+                                     std::int64_t stride, std::int32_t* counts);
 
 }  // namespace fastdraft

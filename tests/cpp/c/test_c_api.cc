@@ -306,6 +306,24 @@ TEST(CApiTest, ConfiguresTheEngine) {
       FASTDRAFT_MEMORY_LIMIT, "max_bytes");
 }
 
+TEST(CApiTest, DraftsByEachDrafter) {
+  const Tokens text = periodic(100);
+  Draft draft(16);
+  for (const fastdraft_drafter drafter : {FASTDRAFT_CALIBRATED, FASTDRAFT_PROMPT_LOOKUP,
+                                          FASTDRAFT_NGRAM, FASTDRAFT_PREDICTED_OUTPUTS}) {
+    auto config = default_config();
+    config.drafter = drafter;
+    const Engine engine = make_engine(&config);
+    auto options = sized<fastdraft_request_options>();
+    options.prediction = text.data();
+    options.prediction_size = 100;
+    const fastdraft_request request = add(engine, text, &options);
+    ASSERT_EQ(fastdraft_propose(engine.get(), request, nullptr, &draft.c), FASTDRAFT_OK);
+    ASSERT_GT(draft.c.count, 0) << "drafter " << drafter;
+    EXPECT_EQ(draft.token_ids[0], 0);
+  }
+}
+
 TEST(CApiTest, RefusesBadConfigs) {
   fastdraft_engine* engine = nullptr;
   const auto refused = [&](auto change, const char* part) {
@@ -314,15 +332,19 @@ TEST(CApiTest, RefusesBadConfigs) {
     expect_invalid(fastdraft_engine_create(&config, nullptr, 0, &engine), part);
     EXPECT_EQ(engine, nullptr);
   };
-  refused([](auto& config) { config.lookahead = 0; }, "lookahead must be 1 to 65536, got 0");
+  refused([](auto& config) { config.lookahead = 0; }, "lookahead must be at least 1, got 0");
   refused([](auto& config) { config.tree_budget = -1; }, "tree_budget");
   refused([](auto& config) { config.token_cost = -0.5; }, "token_cost");
   refused([](auto& config) { config.token_cost = std::nan(""); }, "token_cost");
-  refused([](auto& config) { config.min_probability = 1.5; }, "min_probability");
+  refused(
+      [](auto& config) {
+        config.drafter = FASTDRAFT_NGRAM;
+        config.min_probability = 1.5;
+      },
+      "min_probability");
+  refused([](auto& config) { config.drafter = 4; }, "config.drafter must be 0 to 3, got 4");
   refused([](auto& config) { config.max_bytes = 0; }, "max_bytes");
   refused([](auto& config) { config.vocabulary = std::int64_t{1} << 32; }, "vocabulary");
-  refused([](auto& config) { config.reserved = 1; }, "config.reserved");
-  refused([](auto& config) { config.max_ngram = config.recovery = 3; }, "at most one of");
   refused([](auto& config) { config.size = 0; }, "config.size");
   expect_invalid(fastdraft_engine_create(nullptr, nullptr, 1, &engine),
                  "datastores must not be NULL");

@@ -1,4 +1,4 @@
-#include "fastdraft/acceptance.h"
+#include "acceptance_model.h"
 
 #include <algorithm>
 #include <cmath>
@@ -15,9 +15,9 @@ constexpr float kRate = 0.015f;
 // taught, by bench/calibration.py: the mean over families of what the
 // requests of each leave, to two digits.
 constexpr float kPrior[] = {
-#include "acceptance_prior.inc"
+#include "acceptance_model_prior.inc"
 };
-static_assert(sizeof(kPrior) / sizeof(kPrior[0]) == Acceptance::kWeights);
+static_assert(sizeof(kPrior) / sizeof(kPrior[0]) == AcceptanceModel::kWeights);
 
 void add(std::atomic<double>& sum, double value) noexcept {
   sum.store(sum.load(std::memory_order_relaxed) + value, std::memory_order_relaxed);
@@ -29,7 +29,7 @@ std::uint64_t mix(std::uint64_t hash, std::uint64_t word) noexcept {
   return hash ^ hash >> 32;
 }
 
-std::uint64_t hash(const Acceptance::Evidence& evidence) noexcept {
+std::uint64_t hash(const AcceptanceModel::Evidence& evidence) noexcept {
   std::array<std::uint64_t, 3> words;
   static_assert(sizeof(words) == sizeof(evidence));
   std::memcpy(words.data(), evidence.data(), sizeof(words));
@@ -40,9 +40,9 @@ std::uint64_t hash(const Acceptance::Evidence& evidence) noexcept {
 
 }  // namespace
 
-Acceptance::Acceptance() { set_weights(kPrior); }
+AcceptanceModel::AcceptanceModel() { set_weights(kPrior); }
 
-float Acceptance::count_lesson(std::uint64_t kind, Moment moment, Moment now) noexcept {
+float AcceptanceModel::count_lesson(std::uint64_t kind, Moment moment, Moment now) noexcept {
   static_assert(std::atomic<Lessons>::is_always_lock_free);
   std::atomic<Lessons>& place = lessons_[kind >> (64 - kLog2Kinds)];
   const auto mark = static_cast<std::uint16_t>(kind);
@@ -55,8 +55,8 @@ float Acceptance::count_lesson(std::uint64_t kind, Moment moment, Moment now) no
   return static_cast<float>(count);
 }
 
-void Acceptance::learn(const Evidence& evidence, Token token, float told, Moment moment,
-                       bool accepted) noexcept {
+void AcceptanceModel::learn(const Evidence& evidence, Token token, float predicted, Moment moment,
+                            bool accepted) noexcept {
   const Moment now = now_.load(std::memory_order_relaxed);
   now_.store(now + 1, std::memory_order_relaxed);
   const std::uint64_t kind = hash(evidence);
@@ -69,14 +69,15 @@ void Acceptance::learn(const Evidence& evidence, Token token, float told, Moment
     weight.store(weight.load(std::memory_order_relaxed) + step, std::memory_order_relaxed);
   }
   // NaN goes to the first bucket.
-  const int bucket = told > 0.0f ? static_cast<int>(std::min(told * kBuckets, kBuckets - 1.0f)) : 0;
+  const int bucket =
+      predicted > 0.0f ? static_cast<int>(std::min(predicted * kBuckets, kBuckets - 1.0f)) : 0;
   Counts& counts = reliability_[static_cast<std::size_t>(bucket)];
-  add(counts.told, static_cast<double>(told));
+  add(counts.predicted, static_cast<double>(predicted));
   add(counts.accepted, accepted ? 1.0 : 0.0);
   add(counts.count, 1.0);
 }
 
-std::array<float, Acceptance::kWeights> Acceptance::weights() const noexcept {
+std::array<float, AcceptanceModel::kWeights> AcceptanceModel::weights() const noexcept {
   std::array<float, kWeights> weights;
   for (std::size_t i = 0; i < kWeights; ++i) {
     weights[i] = weights_[i].load(std::memory_order_relaxed);
@@ -84,16 +85,17 @@ std::array<float, Acceptance::kWeights> Acceptance::weights() const noexcept {
   return weights;
 }
 
-void Acceptance::set_weights(const float* weights) noexcept {
+void AcceptanceModel::set_weights(const float* weights) noexcept {
   for (std::size_t i = 0; i < kWeights; ++i) {
     weights_[i].store(weights[i], std::memory_order_relaxed);
   }
 }
 
-std::array<Acceptance::Bucket, Acceptance::kBuckets> Acceptance::reliability() const noexcept {
-  std::array<Bucket, kBuckets> buckets;
+std::array<ReliabilityBucket, AcceptanceModel::kBuckets> AcceptanceModel::reliability()
+    const noexcept {
+  std::array<ReliabilityBucket, kBuckets> buckets;
   for (std::size_t i = 0; i < kBuckets; ++i) {
-    buckets[i] = {reliability_[i].told.load(std::memory_order_relaxed),
+    buckets[i] = {reliability_[i].predicted.load(std::memory_order_relaxed),
                   reliability_[i].accepted.load(std::memory_order_relaxed),
                   reliability_[i].count.load(std::memory_order_relaxed)};
   }

@@ -4,8 +4,8 @@
 #include <array>
 #include <cstdint>
 
-#include "fastdraft/memory.h"
 #include "fastdraft/token.h"
+#include "memory.h"
 
 namespace fastdraft {
 

@@ -3,10 +3,10 @@
 
 #include <cstdint>
 
-#include "fastdraft/copy_cursor.h"
-#include "fastdraft/memory.h"
-#include "fastdraft/suffix_automaton.h"
+#include "copy_cursor.h"
 #include "fastdraft/token.h"
+#include "memory.h"
+#include "suffix_automaton.h"
 
 namespace fastdraft {
 

@@ -3,26 +3,15 @@
 
 #include <cstdint>
 #include <memory>
-#include <utility>
 
+#include "drafter.h"
+#include "fastdraft/datastore.h"
 #include "fastdraft/draft.h"
-#include "fastdraft/drafter.h"
-#include "fastdraft/memory.h"
-#include "fastdraft/suffix_automaton.h"
 #include "fastdraft/token.h"
+#include "memory.h"
+#include "suffix_automaton.h"
 
 namespace fastdraft {
-
-// Counts over a request's life. See fastdraft.DraftStats for their meaning.
-struct DraftCounts {
-  std::int64_t steps = 0;
-  std::int64_t emitted = 0;
-  std::int64_t drafts = 0;
-  std::int64_t drafted = 0;
-  std::int64_t accepted = 0;
-  std::int64_t accepted_prediction = 0;
-  std::int64_t rejected_prediction = 0;
-};
 
 // Tokens emitted per unit of step time, a step without drafts being 1: a
 // decaying mean that starts from `initial`.
@@ -55,8 +44,8 @@ struct Request {
 
   SuffixAutomaton context;
   std::int64_t prompt_size = 0;
-  std::unique_ptr<Drafter> drafter;
   Stores stores;  // those it was given
+  std::unique_ptr<Drafter> drafter;
 
   // The last proposal, until it is observed: whether there is one, its tokens, how
   // many of them were guessed, how many of those drafted, and the time of the

@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <memory>
 
-#include "fastdraft/memory.h"
 #include "fastdraft/token.h"
+#include "memory.h"
 
 namespace fastdraft {
 

@@ -3,9 +3,9 @@
 
 #include <cstdint>
 
-#include "fastdraft/memory.h"
 #include "fastdraft/token.h"
-#include "fastdraft/transition_table.h"
+#include "memory.h"
+#include "transition_table.h"
 
 namespace fastdraft {
 

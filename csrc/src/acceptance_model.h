@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "fastdraft/calibration.h"
 #include "fastdraft/token.h"
 
 namespace fastdraft {
@@ -31,7 +32,7 @@ namespace fastdraft {
 //
 // Thread-safe without locks. Two threads that learn at once may lose a step of
 // the descent, which is nothing among thousands.
-class Acceptance {
+class AcceptanceModel {
  public:
   // The features, and how many values each has.
   enum Feature : std::uint8_t {
@@ -87,15 +88,13 @@ class Acceptance {
     return count < 3 ? count : count < 5 ? 3 : 4;
   }
 
-  // Buckets of equal width by the chance that was told.
-  static constexpr int kBuckets = 20;
-  struct Bucket {
-    double told = 0;      // the sum of the chances
-    double accepted = 0;  // how many of the tokens were emitted
-    double count = 0;
-  };
+  static constexpr int kBuckets = 20;  // of reliability
 
-  Acceptance();
+  // The largest weight that is taken, far beyond any learned one: sums of larger ones could
+  // overflow.
+  static constexpr int kMostWeight = 1000;
+
+  AcceptanceModel();
 
   // The sum of the evidence's weights: the more, the likelier.
   float weigh(const Evidence& evidence) const noexcept {
@@ -114,15 +113,14 @@ class Acceptance {
   using Moment = std::uint32_t;
   Moment now() const noexcept { return now_.load(std::memory_order_relaxed); }
 
-  // Learns whether the target emitted `token` next. `told` is the chance that was
+  // Learns whether the target emitted `token` next. `predicted` is the chance that was
   // predicted at `moment`.
-  void learn(const Evidence& evidence, Token token, float told, Moment moment,
+  void learn(const Evidence& evidence, Token token, float predicted, Moment moment,
              bool accepted) noexcept;
 
   std::array<float, kWeights> weights() const noexcept;
   void set_weights(const float* weights) noexcept;
-  // What was told of the tokens, and what came, since the engine began.
-  std::array<Bucket, kBuckets> reliability() const noexcept;
+  std::array<ReliabilityBucket, kBuckets> reliability() const noexcept;
 
  private:
   static constexpr std::array<std::uint8_t, 32> kLengthValue = {0, 1, 2, 3, 4, 5, 5, 6, 6, 6, 7,
@@ -148,7 +146,7 @@ class Acceptance {
   static constexpr int kLog2Kinds = 13;
 
   struct Counts {
-    std::atomic<double> told{0};
+    std::atomic<double> predicted{0};
     std::atomic<double> accepted{0};
     std::atomic<double> count{0};
   };

@@ -3,9 +3,10 @@
 
 #include <cstdint>
 
-#include "fastdraft/memory.h"
+#include "fastdraft/config.h"
 #include "fastdraft/token.h"
-#include "fastdraft/transition_table.h"
+#include "memory.h"
+#include "transition_table.h"
 
 namespace fastdraft {
 
@@ -18,8 +19,8 @@ namespace fastdraft {
 // afterwards: const calls may overlap.
 class NgramModel {
  public:
-  // Node numbers of the longest text fit 32 bits up to here.
-  static constexpr std::int32_t kMaxOrder = 16;
+  // Node numbers of the longest text fit 32 bits.
+  static_assert(kMaxTextTokens * NgramConfig::kMaxOrder < (std::int64_t{1} << 31));
 
   // The longest suffix of some text that the model knows, shorter than its
   // order. As it comes: of an empty text.
@@ -37,7 +38,7 @@ class NgramModel {
   };
 
   // Memory is counted in `budget`, which must outlive the model. `order` is 1 to
-  // kMaxOrder. Throws MemoryLimitError.
+  // NgramConfig::kMaxOrder. Throws MemoryLimitError.
   NgramModel(const Token* text, std::int64_t size, std::int32_t order, MemoryBudget& budget);
 
   // Whether the text was, so that nothing goes on.
