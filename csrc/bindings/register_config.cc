@@ -8,8 +8,8 @@
 
 #include "fastdraft/config.h"
 #include "fastdraft/error.h"
-#include "python_types.h"
 #include "register.h"
+#include "typed_object.h"
 
 namespace fastdraft::bindings {
 namespace {

@@ -15,8 +15,8 @@
 #include "fastdraft/engine.h"
 #include "fastdraft/error.h"
 #include "numpy.h"
-#include "python_types.h"
 #include "register.h"
+#include "typed_object.h"
 
 namespace fastdraft::bindings {
 
@@ -47,7 +47,7 @@ constexpr std::int64_t kShortPrompt = 256;
 
 using Curve = py::array_t<double, py::array::c_style | py::array::forcecast>;
 
-// What a call says of its cost. The curve must outlive what is returned.
+// The cost that a call gives. The curve must outlive what is returned.
 std::optional<StepCost> step_cost(const std::optional<double>& token_cost,
                                   const std::optional<Curve>& cost) {
   if (token_cost && cost) {
@@ -95,7 +95,7 @@ std::int64_t add_request(PythonEngine& engine, const Integers& prompt_ids,
 // One draft, written straight into the Python object that carries it.
 DraftHandle propose(PythonEngine& engine, RequestId request, const ProposeOptions& options) {
   DraftObject* draft = new_draft(engine.most_drafted());
-  DraftHandle handle(draft);
+  auto handle = py::reinterpret_steal<DraftHandle>(reinterpret_cast<PyObject*>(draft));
   draft->size = engine.propose(request, options, draft->columns());
   return handle;
 }
@@ -193,7 +193,11 @@ void observe_batch(PythonEngine& engine, const Integers& requests, const Integer
   if (!failed.empty()) raise_rows(failed);
 }
 
-// Importing by name costs less than a microsecond, and holds on to nothing.
+// A name of a Python module.
+py::object from_python(const char* module, const char* name) {
+  return py::module_::import(module).attr(name);
+}
+
 StatsObject as_stats(const DraftCounts& counts) {
   return from_python("fastdraft.stats", "DraftStats")(
       counts.steps, counts.emitted, counts.drafts, counts.drafted, counts.accepted,
@@ -293,7 +297,7 @@ It is empty where nothing matches or nothing pays. It changes nothing that later
 but `observe` compares the emitted tokens with the latest draft, so propose once a step.
 
 limit: the most tokens to draft, besides the config's lookahead or tree_budget; 0 drafts nothing. A host that
-    has room for fewer tokens says so here and does not cut the draft itself.
+    has room for fewer tokens passes a limit and does not cut the draft itself.
 token_cost: what a further token in a forward costs, as a fraction of a forward over one token; by
     default the config's.
 cost: instead of it, the step cost as a row of times: cost[n - 1] is the time of a target forward

@@ -12,23 +12,19 @@
 
 namespace fastdraft {
 
-// Calibrated acceptance: the chance that the target emits a certain token next.
-// What speaks for the token and against it is told by a few features; each
-// value of a feature has a weight, and the chance is the logistic function of
-// their sum: logistic regression, learned online by gradient descent on the
-// coding cost, as the mixers of context-mixing compressors are (M. Mahoney,
-// Adaptive Weighing of Context Models for Lossless Data Compression, 2005). Every
-// step teaches, with a draft or without, and every token that was weighed.
-// The weights start from a prior.
+// The chance that the target emits a certain token next. The evidence for and
+// against the token is a few features; each value of a feature has a weight, and
+// the chance is the logistic function of their sum: logistic regression, learned online by gradient
+// descent on the coding cost, as the mixers of context-mixing compressors are (M. Mahoney, Adaptive
+// Weighing of Context Models for Lossless Data Compression, 2005). Every step teaches, with a draft
+// or without, and every token that was weighed. The weights start from a prior.
 //
 // With many requests in flight, other outcomes are learned between a prediction
-// and its own outcome. So the gradient uses the current weights, not those that
-// made the prediction: a batch would otherwise apply the same error once per row.
-// Outcomes of one batch are also correlated. Count the outcomes learned since the
-// prediction was made: the n-th one with the same evidence takes 1 / sqrt(n) of a
-// step, the square-root scaling of step sizes with the batch (A. Krizhevsky, One
-// weird trick for parallelizing convolutional neural networks, 2014). The n-th
-// one with the same evidence and token, as in copies of one prompt, takes 1 / n.
+// and its own outcome, so the gradient uses the current weights. Of the outcomes
+// learned since the prediction, the n-th one with the same evidence takes
+// 1 / sqrt(n) of a step, the square-root scaling of step sizes with the batch (A.
+// Krizhevsky, One weird trick for parallelizing convolutional neural networks,
+// 2014); with the same token too, as in copies of one prompt, 1 / n. See DESIGN.md.
 //
 // Thread-safe without locks. Two threads that learn at once may lose a step of
 // the descent, which is nothing among thousands.
@@ -41,9 +37,9 @@ class AcceptanceModel {
     kRivalLength,     // the longest match of another token
     kContextCount,    // how many occurrences in the text go on with the token
     kStoreCount,      // and in the datastores
-    kLatest,          // what the latest of the longest matches of each say
-    kCopy,            // what the copy says that the output makes of its own text
-    kPrediction,      // what the prediction says
+    kLatest,          // whether the latest of the longest matches of each go on with it
+    kCopy,            // whether the copy that the output makes of its own text expects it
+    kPrediction,      // whether the prediction expects it
     kBothLengths,     // kContextLength and kStoreLength together
     kShare,           // how many of all occurrences go on with it
     kLengthAndRival,  // the longest match of all for it, with kRivalLength
@@ -136,8 +132,8 @@ class AcceptanceModel {
     return first;
   }();
 
-  // Outcomes of one kind: when the last one was learned, and how many stand in a
-  // row of which each was predicted before the previous one was learned.
+  // Outcomes of one kind: when the last one was learned, and how many in a
+  // row were each predicted before the previous one was learned.
   struct Lessons {
     Moment last = 0;
     std::uint16_t count = 0;

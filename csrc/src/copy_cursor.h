@@ -8,7 +8,7 @@
 namespace fastdraft {
 
 // Follows an output that copies a text, and finds its place again after an
-// edit: near where the two parted, even by a match so short that it stands in
+// edit: near where the two parted, even by a match so short that it occurs in
 // many places. The text may be the output's own past.
 //
 // Not thread-safe; const calls may overlap.
@@ -23,7 +23,7 @@ class CopyCursor {
 
   struct Place {
     std::int32_t position = -1;  // of the text's token that is expected next; -1: none
-    std::int32_t length = 0;     // how many of the output's last tokens stand before it
+    std::int32_t length = 0;     // how many of the output's last tokens precede it
     Footing footing = Footing::kGuessed;
   };
 
@@ -44,10 +44,10 @@ class CopyCursor {
  private:
   // On the recorded requests any window from 32 to 64, any patience from 16 to
   // 32 and any settling from 2 to 6 tokens were worth the same within half a percent.
-  static constexpr std::int32_t kWindow = 32;    // how far from the last place to look
-  static constexpr std::int32_t kPatience = 32;  // for how many tokens
-  static constexpr std::int32_t kSettled = 3;    // a copy of so many tokens is no coincidence
-  static constexpr std::int32_t kLongest = 8;    // and more than so many tell nothing more
+  static constexpr std::int32_t kWindow = 32;          // how far from the last place to look
+  static constexpr std::int32_t kPatience = 32;        // for how many tokens
+  static constexpr std::int32_t kSettled = 3;          // a copy of so many tokens is no coincidence
+  static constexpr std::int32_t kLongestCompared = 8;  // and more than so many tell nothing more
 
   Place nearby(const Token* text, std::int32_t limit, const Token* output,
                std::int64_t size) const noexcept;

@@ -53,7 +53,7 @@ struct SegmentEntry {
   std::array<std::int64_t, Datastore::kOrders.size()> buckets;
 };
 
-// Where the sections of a segment stand in the file.
+// Where the sections of a segment are in the file.
 struct SegmentLayout {
   std::int64_t tokens;
   std::array<std::int64_t, Datastore::kOrders.size()> previous;

@@ -11,15 +11,24 @@
 
 namespace fastdraft {
 
-// A document in a log stands behind a mark, which tells how many of its first
-// tokens are only context: they stand in the store elsewhere, and no n-gram that ends
+inline constexpr std::size_t kNumOrders = Datastore::kOrders.size();
+
+// Asks for memory that is read soon.
+inline void prefetch([[maybe_unused]] const void* memory) noexcept {
+#if defined(__GNUC__)
+  __builtin_prefetch(memory);
+#endif
+}
+
+// A mark precedes each document in a log. It tells how many of the first tokens are
+// only context: the store also holds them elsewhere, and no n-gram that ends
 // before or within them is indexed.
 constexpr Token document_mark(std::int64_t context) noexcept {
   return static_cast<Token>(-1 - context);
 }
 constexpr std::int64_t mark_context(Token mark) noexcept { return -1 - std::int64_t{mark}; }
 
-// How far back an n-gram stood before, with a bit that says whether the token that
+// How far back an n-gram occurred before, with a bit that tells whether the token that
 // follows it here was a model's output: where one is looked at, the other is at hand.
 class Link {
  public:
@@ -41,7 +50,7 @@ static_assert(sizeof(Link) == 4);
 // How many tokens of context a document's later part is given, and the most that its mark may
 // tell: an occurrence is compared over half as many, so blocks of 32 can be checked over both
 // themselves and what came before.
-inline constexpr std::int64_t kContextTokens = 2 * Datastore::kLongest;
+inline constexpr std::int64_t kContextTokens = 2 * Datastore::kLongestMatch;
 
 // A document is not begun in a segment with less room, hardly more than its context: so much
 // shorter than it may be is any segment but the last at most.
@@ -71,7 +80,7 @@ inline std::uint64_t hash_tokens(const Token* tokens, std::int64_t count,
 struct alignas(64) Bucket {
   static constexpr int kEntries = 12;
   // A search of a file looks at so many buckets and compares so many n-grams at most, lest damage
-  // make it long. In a whole table, four fifths full, not one n-gram in 10^14 stands farther from
+  // make it long. In a whole table, four fifths full, not one n-gram in 10^14 lies farther from
   // its home.
   static constexpr std::int64_t kMostLooked = 128;
   static constexpr int kMostCompared = 64;
@@ -80,12 +89,21 @@ struct alignas(64) Bucket {
   std::uint8_t unused[4];
   std::uint32_t positions[kEntries];
 
+  bool full() const noexcept { return tags[kEntries - 1] != 0; }
+  // Into a bucket that is not full.
+  void enter(std::uint64_t hash, std::int64_t position) noexcept {
+    int i = 0;
+    while (tags[i] != 0) ++i;
+    tags[i] = tag(hash);
+    positions[i] = static_cast<std::uint32_t>(position);
+  }
+
   static std::uint8_t tag(std::uint64_t hash) noexcept {
     const auto bits = static_cast<std::uint8_t>(hash >> 32);
     return bits == 0 ? std::uint8_t{1} : bits;
   }
   // Which of `buckets` (fewer than 2^32) is the first to look at. The tag and what
-  // else stands above the hash's low half is independent of it.
+  // else is above the hash's low half is independent of it.
   static std::int64_t home(std::uint64_t hash, std::int64_t buckets) noexcept {
     return static_cast<std::int64_t>(((hash & 0xFFFFFFFFu) * static_cast<std::uint64_t>(buckets)) >>
                                      32);
@@ -99,7 +117,7 @@ class BestOccurrences {
  public:
   BestOccurrences(Occurrence* out, int most) noexcept : out_(out), most_(most) {}
 
-  void take(Occurrence found) noexcept {
+  void offer(const Occurrence& found) noexcept {
     int place = count_;
     while (place > 0 && better(found, out_[place - 1])) --place;
     if (place == most_) return;
@@ -110,8 +128,10 @@ class BestOccurrences {
 
   int count() const noexcept { return count_; }
   bool full() const noexcept { return count_ == most_; }
-  // Whether no occurrence before those taken can be better.
-  bool settled() const noexcept { return full() && out_[most_ - 1].length == Datastore::kLongest; }
+  // Whether no earlier occurrence can be better.
+  bool settled() const noexcept {
+    return full() && out_[most_ - 1].length == Datastore::kLongestMatch;
+  }
 
  private:
   static bool better(const Occurrence& a, const Occurrence& b) noexcept {
@@ -123,24 +143,25 @@ class BestOccurrences {
   int count_ = 0;
 };
 
-// Takes the occurrences of the n-gram of order kOrders[order] that ends the text,
-// from `position` on backwards, `*links` at most, of which what is used is taken off.
+// Offers the occurrences of the n-gram of order kOrders[order] that ends the text to `best`, from
+// `position` on backwards, `*links` at most, and counts `*links` down.
 // Log: `common(position, text, size)`, how many tokens before the position are the text's
-// last ones, kLongest at most; `previous(order, position)`, where the n-gram stood
+// last ones, Datastore::kLongestMatch at most; `previous(order, position)`, where the n-gram stood
 // before, or -1; `output(order, position)`.
 template <typename Log>
 void walk(const Log& log, std::size_t order, std::int64_t position, const Token* text,
           std::int64_t size, int* links, BestOccurrences* best) {
   // Longer ones have been met: the latest occurrences of the longer n-gram are
   // among those, and no others of the latest of this one are as long.
-  const std::int32_t longer = order == 0 ? Datastore::kLongest + 1 : Datastore::kOrders[order - 1];
+  const std::int32_t longer =
+      order == 0 ? Datastore::kLongestMatch + 1 : Datastore::kOrders[order - 1];
   for (; position >= 0 && *links > 0 && !best->settled(); --*links) {
     // Asked for first, so that the memory's answers to both come at once.
     const std::int64_t before = log.previous(order, position);
     const std::int32_t length = log.common(position, text, size);
     // Damage in a file; elsewhere a chain is one n-gram's.
     if (length < Datastore::kOrders[order]) return;
-    if (length < longer) best->take({position, length, log.output(order, position)});
+    if (length < longer) best->offer({position, length, log.output(order, position)});
     position = before;
   }
 }

@@ -17,15 +17,14 @@ namespace fastdraft {
 // growth that would pass its limit. Thread-safe, lock-free.
 class MemoryBudget {
  public:
-  static constexpr std::int64_t kUnlimited = std::numeric_limits<std::int64_t>::max();
-
-  explicit MemoryBudget(std::int64_t limit = kUnlimited) noexcept : limit_(limit) {}
+  explicit MemoryBudget(std::int64_t limit = std::numeric_limits<std::int64_t>::max()) noexcept
+      : limit_(limit) {}
   MemoryBudget(const MemoryBudget&) = delete;
   MemoryBudget& operator=(const MemoryBudget&) = delete;
 
-  // Takes `bytes`, or throws MemoryLimitError and takes nothing.
-  void take(std::int64_t bytes);
-  void give(std::int64_t bytes) noexcept { used_.fetch_sub(bytes, std::memory_order_relaxed); }
+  // Counts `bytes`, or throws MemoryLimitError and counts nothing.
+  void charge(std::int64_t bytes);
+  void refund(std::int64_t bytes) noexcept { used_.fetch_sub(bytes, std::memory_order_relaxed); }
 
   std::int64_t used() const noexcept { return used_.load(std::memory_order_relaxed); }
   std::int64_t limit() const noexcept { return limit_; }
@@ -52,7 +51,7 @@ class FlatArray {
   FlatArray& operator=(const FlatArray&) = delete;
   ~FlatArray() {
     std::free(data_);
-    budget_->give(bytes());
+    budget_->refund(bytes());
   }
 
   T& operator[](std::int64_t i) noexcept {
@@ -90,10 +89,10 @@ class FlatArray {
     const std::int64_t capacity =
         std::max({count, capacity_ + capacity_ / 4, std::int64_t{kFirstCapacity}});
     const std::int64_t more = (capacity - capacity_) * static_cast<std::int64_t>(sizeof(T));
-    budget_->take(more);
+    budget_->charge(more);
     void* moved = std::realloc(data_, static_cast<std::size_t>(capacity) * sizeof(T));
     if (moved == nullptr) {
-      budget_->give(more);
+      budget_->refund(more);
       throw_out_of_memory(more);
     }
     data_ = static_cast<T*>(moved);

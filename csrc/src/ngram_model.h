@@ -11,10 +11,10 @@
 namespace fastdraft {
 
 // An n-gram model of one text: how often each of its n-grams, of 1 to `order`
-// tokens, goes on with which token. They stand in a trie, with a link from each
+// tokens, goes on with which token. They form a trie, with a link from each
 // n-gram to the one without its first token.
 //
-// Built in O(order) expected a token; at most `order` nodes of 28 bytes a token
+// Built in O(order) expected a token; at most `order` n-grams of 28 bytes a token
 // and their edges, about 50 bytes a token of source code at order 4. Immutable
 // afterwards: const calls may overlap.
 class NgramModel {
@@ -25,7 +25,7 @@ class NgramModel {
   // The longest suffix of some text that the model knows, shorter than its
   // order. As it comes: of an empty text.
   struct Context {
-    State node = 0;
+    StateId ngram = 0;
     std::int32_t length = 0;
   };
 
@@ -42,7 +42,7 @@ class NgramModel {
   NgramModel(const Token* text, std::int64_t size, std::int32_t order, MemoryBudget& budget);
 
   // Whether the text was, so that nothing goes on.
-  bool empty() const noexcept { return nodes_.size() == 1; }
+  bool empty() const noexcept { return ngrams_.size() == 1; }
 
   // The context of a text with `token` after it, given its own. O(1) amortised.
   Context advance(Context context, Token token) const noexcept;
@@ -53,25 +53,25 @@ class NgramModel {
   Continuation continuation(Context context) const noexcept;
 
  private:
-  struct Node {
-    Token token;                     // the n-gram's last
-    State shorter;                   // the n-gram without its first token
-    std::int32_t count = 0;          // how often it stands in the text,
-    std::int32_t followed = 0;       // and how often with a token after it
-    State most_frequent = kNoState;  // of the n-grams that are it and a token
+  struct Ngram {
+    Token token;                       // the n-gram's last
+    StateId shorter;                   // the n-gram without its first token
+    std::int32_t count = 0;            // how often it occurs in the text,
+    std::int32_t followed = 0;         // and how often with a token after it
+    StateId most_frequent = kNoState;  // of the n-grams that are it and a token
     Edges longer{};
   };
 
   Context add(Context context, Token token);
   Context shorten(Context context) const noexcept {
-    return {nodes_[context.node].shorter, context.length - 1};
+    return {ngrams_[context.ngram].shorter, context.length - 1};
   }
-  Context grown(State node, std::int32_t length) const noexcept {
-    return length < order_ ? Context{node, length} : shorten({node, length});
+  Context grown(StateId ngram, std::int32_t length) const noexcept {
+    return length < order_ ? Context{ngram, length} : shorten({ngram, length});
   }
 
   const std::int32_t order_;
-  FlatArray<Node> nodes_;
+  FlatArray<Ngram> ngrams_;
   TransitionTable transitions_;
 };
 

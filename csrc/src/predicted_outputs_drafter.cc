@@ -35,7 +35,6 @@ class PredictedOutputsDrafter final : public Drafter {
     const auto left = static_cast<std::int32_t>(prediction_.size()) - next_;
     const std::int32_t count = std::min(limit, left);
     draft.write_chain(prediction_.text() + next_, count, Source::kPrediction);
-    std::fill_n(draft.probabilities, count, 1.0f);
     return count;
   }
 

@@ -11,7 +11,7 @@
 namespace fastdraft {
 
 // Follows a request's output through its prediction. Where the output does not
-// go on near where the two parted, the longest suffix of the output that stands
+// go on near where the two parted, the longest suffix of the output that occurs
 // anywhere in the prediction tells where it may.
 //
 // Not thread-safe; const calls may overlap.

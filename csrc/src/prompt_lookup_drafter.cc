@@ -30,7 +30,6 @@ class PromptLookupDrafter final : public Drafter {
     const std::int32_t next = context_.first_end(match.state) + 1;
     const std::int32_t count = std::min(limit, size - next);
     draft.write_chain(context_.text() + next, count, Source::kContext);
-    std::fill_n(draft.probabilities, count, 1.0f);
     return count;
   }
 

@@ -17,9 +17,29 @@ namespace fastdraft {
 
 // Thread-safe: each request has a lock of its own. Ids are never given out twice.
 class RequestTable {
+  // A place for a request. Slots never move and are used again; the
+  // generation, part of the id, tells their requests apart.
+  struct Slot {
+    std::mutex mutex;
+    std::int64_t generation = 0;
+    std::unique_ptr<Request> request;
+  };
+
  public:
   // A request while it is locked.
-  class Locked;
+  class Locked {
+   public:
+    Locked(Slot& slot, std::unique_lock<std::mutex> lock) noexcept
+        : slot_(&slot), lock_(std::move(lock)) {}
+    Request& operator*() const noexcept { return *slot_->request; }
+    Request* operator->() const noexcept { return slot_->request.get(); }
+
+   private:
+    friend class RequestTable;
+
+    Slot* slot_;
+    std::unique_lock<std::mutex> lock_;
+  };
 
   RequestTable() = default;
   RequestTable(const RequestTable&) = delete;
@@ -30,7 +50,7 @@ class RequestTable {
 
   // Empty where no such request is running.
   std::optional<Locked> find(RequestId id) const;
-  // Throws UnknownRequestError where no such request is running.
+  // Both throw UnknownRequestError where no such request is running.
   Locked lock(RequestId id) const;
   std::unique_ptr<Request> remove(RequestId id);
 
@@ -38,14 +58,6 @@ class RequestTable {
 
  private:
   friend struct EngineTestAccess;
-
-  // A place for a request. Slots never move and are used again; the
-  // generation, part of the id, tells their requests apart.
-  struct Slot {
-    std::mutex mutex;
-    std::int64_t generation = 0;
-    std::unique_ptr<Request> request;
-  };
 
   // Slots lie in chunks that double in size: chunk k has kFirstChunk << k.
   static constexpr int kLog2FirstChunk = 6;
@@ -59,20 +71,6 @@ class RequestTable {
   std::mutex mutex_;  // guards the two below and the making of chunks
   std::int64_t num_slots_ = 0;
   std::vector<std::int64_t> free_slots_;
-};
-
-class RequestTable::Locked {
- public:
-  Locked(Slot& slot, std::unique_lock<std::mutex> lock) noexcept
-      : slot_(&slot), lock_(std::move(lock)) {}
-  Request& operator*() const noexcept { return *slot_->request; }
-  Request* operator->() const noexcept { return slot_->request.get(); }
-
- private:
-  friend class RequestTable;
-
-  Slot* slot_;
-  std::unique_lock<std::mutex> lock_;
 };
 
 }  // namespace fastdraft

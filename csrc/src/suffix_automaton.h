@@ -12,7 +12,7 @@ namespace fastdraft {
 // The longest suffix of some text that an index contains: the state that
 // stands for it, and its length. Length 0 is the root: nothing matches.
 struct Match {
-  State state = 0;
+  StateId state = 0;
   std::int32_t length = 0;
 };
 
@@ -47,7 +47,7 @@ class SuffixAutomaton {
   // The longest suffix of the text that also ends at an earlier position,
   // overlaps included. O(1).
   Match repeated_suffix() const noexcept {
-    const State state = states_[last_].link;
+    const StateId state = states_[last_].link;
     return state == kNoState ? Match{} : Match{state, states_[state].length};
   }
 
@@ -70,18 +70,18 @@ class SuffixAutomaton {
   // The longest suffix of the match's string that ends at more positions; length
   // 0 where there is none.
   Match shorter(Match match) const noexcept {
-    const State link = states_[match.state].link;
+    const StateId link = states_[match.state].link;
     return link == kNoState ? Match{} : Match{link, states_[link].length};
   }
 
   // Where the strings of `state` (not the root) end first in the text.
-  std::int32_t first_end(State state) const noexcept { return states_[state].first_end; }
+  std::int32_t first_end(StateId state) const noexcept { return states_[state].first_end; }
 
   // Where they end last, the text's own end left out: always an earlier end
   // of theirs, and the latest one unless every later one lay kLatestWalk suffix
   // links or more above its position's state when it was appended.
   // (An exact answer would cost quadratic time on repeated tokens.)
-  std::int32_t latest_end(State state) const noexcept { return states_[state].latest_end; }
+  std::int32_t latest_end(StateId state) const noexcept { return states_[state].latest_end; }
 
   std::int64_t num_states() const noexcept { return states_.size(); }
   std::int64_t bytes() const noexcept {
@@ -89,24 +89,24 @@ class SuffixAutomaton {
   }
 
  private:
-  struct Node {
+  struct State {
     std::int32_t length;      // of the state's longest string
-    State link;               // the longest suffix that ends at more positions
+    StateId link;             // the longest suffix that ends at more positions
     std::int32_t first_end;   // last token's position of the first occurrence
     std::int32_t latest_end;  // the same of the latest one known
     Edges edges;
   };
 
   // Length of the longest string of the suffix link; -1 for the root.
-  std::int32_t shortest(State state) const noexcept {
-    const State link = states_[state].link;
+  std::int32_t shortest(StateId state) const noexcept {
+    const StateId link = states_[state].link;
     return link == kNoState ? -1 : states_[link].length;
   }
 
   FlatArray<Token> text_;
-  FlatArray<Node> states_;
+  FlatArray<State> states_;
   TransitionTable transitions_;
-  State last_ = 0;
+  StateId last_ = 0;
 };
 
 }  // namespace fastdraft

@@ -1,4 +1,4 @@
-// Where each token of a text stood before.
+// Where each token of a text occurred before.
 #pragma once
 
 #include <cstddef>
@@ -28,7 +28,7 @@ class TokenLinks {
   std::int64_t size() const noexcept { return previous_.size(); }
 
  private:
-  // A token of the text, and where it stands last; -1: a free place.
+  // A token of the text, and where it occurs last; -1: a free place.
   struct Latest {
     Token token;
     std::int32_t position;

@@ -10,11 +10,11 @@
 namespace fastdraft {
 
 // A state's number in its automaton.
-using State = std::int32_t;
-inline constexpr State kNoState = -1;
+using StateId = std::int32_t;
+inline constexpr StateId kNoState = -1;
 
 // The edges of one state, in 8 bytes. Most states of real text have one edge,
-// which stands here itself; more go to a block of the TransitionTable.
+// which is held here itself; more go to a block of the TransitionTable.
 //   no edge:   key = kEmpty
 //   one edge:  key = its token, value = its target
 //   a block:   key = kBlock | log2(capacity) << 26 | number of edges,
@@ -40,15 +40,15 @@ class TransitionTable {
   explicit TransitionTable(MemoryBudget& budget) noexcept;
 
   // The target of `edges` over `token`, or kNoState.
-  State find(const Edges& edges, Token token) const noexcept;
+  StateId find(const Edges& edges, Token token) const noexcept;
 
   // The target over `token` if there is one; otherwise adds an edge to
   // `target` and returns kNoState. Throws MemoryLimitError and then leaves
   // `edges` as it was.
-  State find_or_insert(Edges& edges, Token token, State target);
+  StateId find_or_insert(Edges& edges, Token token, StateId target);
 
   // Sends the edge over `token`, which must exist, to `target`.
-  void redirect(Edges& edges, Token token, State target) noexcept;
+  void redirect(Edges& edges, Token token, StateId target) noexcept;
 
   // Takes the edge over `token`, which must exist, away again.
   void erase(Edges& edges, Token token) noexcept;
@@ -61,7 +61,7 @@ class TransitionTable {
  private:
   struct Edge {
     Token token;
-    State target;
+    StateId target;
   };
 
   Edge* find_edge(const Edges& edges, Token token) noexcept;
@@ -73,7 +73,7 @@ class TransitionTable {
   FlatArray<Edge> pool_;
   // Head of the list of free blocks of each size, linked through the first
   // edge's target.
-  std::array<State, 32> free_;
+  std::array<StateId, 32> free_;
 };
 
 }  // namespace fastdraft

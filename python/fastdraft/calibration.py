@@ -32,7 +32,7 @@ class ReliabilityBucket:
     accepted: float
     """The fraction that the target emitted."""
     count: int
-    """How many tokens; below a hundred or so `accepted` says little."""
+    """How many tokens; below a hundred or so `accepted` is noise."""
 
 
 @dataclass(frozen=True, slots=True)

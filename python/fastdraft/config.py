@@ -16,10 +16,10 @@ MAX_REQUEST_TOKENS = _core.MAX_REQUEST_TOKENS
 class DraftConfig:
     """Chooses a drafter. `DraftConfig()` is the default one.
 
-    The default drafter looks up where the last tokens of the request's text stand elsewhere in it,
+    The default drafter looks up where the last tokens of the request's text occur elsewhere in it,
     in its prediction and in its datastores, follows the copies that the output makes through
-    edits, weighs all that may come next by calibrated acceptance, and drafts a token only while it
-    pays for its cost.
+    edits, predicts the acceptance of all tokens that may come next, and drafts a token only while
+    it pays for its cost.
     """
 
     lookahead: int = 16
@@ -58,7 +58,7 @@ class DraftConfig:
     ) -> DraftConfig:
         """Prompt lookup decoding (A. Saxena, 2023), proposal for proposal as transformers has it.
 
-        The longest n-gram of at most `max_ngram` tokens that ends the text and stands earlier in
+        The longest n-gram of at most `max_ngram` tokens that ends the text and occurs earlier in
         it is looked up; up to `num_tokens` tokens that follow its leftmost occurrence are drafted,
         whatever they cost. Predictions are not used.
         """
@@ -134,7 +134,7 @@ class DraftConfig:
 
         The prediction is drafted from its beginning, `lookahead` tokens a step, whatever they cost.
         Where the output leaves it, within a draft or by the target's own token after one, nothing
-        is drafted until `recovery` tokens in a row, all emitted since, stand in the prediction;
+        is drafted until `recovery` tokens in a row, all emitted since, occur in the prediction;
         then drafting goes on behind their leftmost occurrence there. Insertions, deletions and
         replacements are all treated so. Without a prediction nothing is drafted, and the
         request's own text is not used: the default drafter resumes at once, and copies from both.

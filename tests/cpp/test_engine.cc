@@ -34,23 +34,23 @@ struct EngineTestAccess {
 
 namespace {
 
-using testing::Text;
+using testing::Tokens;
 
 constexpr std::int64_t kStoreBytes = std::int64_t{1} << 20;
 
-RequestId add(Engine& engine, const Text& prompt, const Text& prediction = {},
+RequestId add(Engine& engine, const Tokens& prompt, const Tokens& prediction = {},
               const Stores* stores = nullptr) {
   return engine.add_request(prompt.data(), static_cast<std::int64_t>(prompt.size()),
                             prediction.data(), static_cast<std::int64_t>(prediction.size()),
                             stores);
 }
 
-void observe(Engine& engine, RequestId id, const Text& emitted) {
+void observe(Engine& engine, RequestId id, const Tokens& emitted) {
   engine.observe(id, emitted.data(), static_cast<std::int64_t>(emitted.size()));
 }
 
 struct Draft {
-  Text tokens;
+  Tokens tokens;
   std::vector<std::int32_t> parents;
   std::vector<float> probabilities;
   std::vector<Source> sources;
@@ -63,8 +63,8 @@ struct Draft {
         sources(columns.sources, columns.sources + size) {}
 
   // The tokens from the text's end to the one at `index`.
-  Text path_to(std::int32_t index) const {
-    Text path;
+  Tokens path_to(std::int32_t index) const {
+    Tokens path;
     for (; index >= 0; index = parents[static_cast<std::size_t>(index)]) {
       path.insert(path.begin(), tokens[static_cast<std::size_t>(index)]);
     }
@@ -72,10 +72,10 @@ struct Draft {
   }
 
   // By looking at the path to every token.
-  std::int32_t accepted(const Text& emitted) const {
+  std::int32_t accepted(const Tokens& emitted) const {
     std::size_t longest = 0;
     for (std::size_t i = 0; i < tokens.size(); ++i) {
-      const Text path = path_to(static_cast<std::int32_t>(i));
+      const Tokens path = path_to(static_cast<std::int32_t>(i));
       if (path.size() > longest && path.size() <= emitted.size() &&
           std::equal(path.begin(), path.end(), emitted.begin())) {
         longest = path.size();
@@ -92,7 +92,7 @@ Draft propose_draft(Engine& engine, RequestId id, const ProposeOptions& options 
   return {columns, engine.propose(id, options, columns)};
 }
 
-Text propose(Engine& engine, RequestId id, const ProposeOptions& options = {}) {
+Tokens propose(Engine& engine, RequestId id, const ProposeOptions& options = {}) {
   const Draft draft = propose_draft(engine, id, options);
   for (std::size_t i = 0; i < draft.tokens.size(); ++i) {
     EXPECT_EQ(draft.parents[i], static_cast<std::int32_t>(i) - 1);
@@ -100,7 +100,7 @@ Text propose(Engine& engine, RequestId id, const ProposeOptions& options = {}) {
   return draft.tokens;
 }
 
-void add_to(Datastore& store, const Text& text) {
+void add_to(Datastore& store, const Tokens& text) {
   const auto size = static_cast<std::int64_t>(text.size());
   store.add(text.data(), size, size);
 }
@@ -125,7 +125,7 @@ TEST(Engine, CopiesOnPeriodically) {
   Engine engine(drafting_all());
   const RequestId id = add(engine, {1, 2, 3, 1, 2});
   const ProposeOptions options;
-  const Text draft = propose(engine, id, options);
+  const Tokens draft = propose(engine, id, options);
   ASSERT_EQ(draft.size(), 16U);
   for (std::size_t i = 0; i < draft.size(); ++i) EXPECT_EQ(draft[i], Token(1 + (i + 2) % 3));
 }
@@ -135,7 +135,7 @@ TEST(Engine, CountsWhatTheTargetMadeOfItsDrafts) {
   config.lookahead = 5;
   Engine engine(config);
   const RequestId id = add(engine, {50}, {1, 2, 3, 4, 5, 6, 7, 8});
-  EXPECT_EQ(propose(engine, id), (Text{1, 2, 3, 4, 5}));
+  EXPECT_EQ(propose(engine, id), (Tokens{1, 2, 3, 4, 5}));
   observe(engine, id, {1, 2, 3, 9});
   DraftCounts counts = engine.counts(id);
   EXPECT_EQ(counts.steps, 1);
@@ -144,7 +144,7 @@ TEST(Engine, CountsWhatTheTargetMadeOfItsDrafts) {
   EXPECT_EQ(counts.accepted, 3);
   EXPECT_EQ(counts.accepted_prediction, 3);
   EXPECT_EQ(counts.rejected_prediction, 2);
-  EXPECT_EQ(propose(engine, id), (Text{5, 6, 7, 8}));  // 9 replaced 4
+  EXPECT_EQ(propose(engine, id), (Tokens{5, 6, 7, 8}));  // 9 replaced 4
   observe(engine, id, {5, 6, 7, 8, 30});
   observe(engine, id, {31});  // without a proposal: a step without a draft
   observe(engine, id, {});    // a step given up
@@ -234,12 +234,12 @@ TEST_P(EngineDrafts, ABatchAsItsRows) {
         ASSERT_EQ(draft.sources[i], alone.sources[i]);
       }
     }
-    Text emitted;
+    Tokens emitted;
     std::vector<std::int64_t> offsets{0};
     for (std::size_t row = 0; row < ids.size(); ++row) {
       // A step emits what is accepted of its draft, and a token. More would teach `singly` more:
       // it guessed on where `together` knew that nothing pays.
-      Text next = emitted_by(row);
+      Tokens next = emitted_by(row);
       next.resize(std::min(next.size(), static_cast<std::size_t>(accepted[row]) + 1));
       emitted.insert(emitted.end(), next.begin(), next.end());
       offsets.push_back(static_cast<std::int64_t>(emitted.size()));
@@ -279,7 +279,7 @@ TEST_P(EngineDrafts, TheMostProbableFirstAndParentsBeforeChildren) {
         deepest = std::max(deepest, depth);
       }
       // Now and then the target goes along the draft.
-      Text emitted = draft.path_to(static_cast<std::int32_t>(step) % (size + 1) - 1);
+      Tokens emitted = draft.path_to(static_cast<std::int32_t>(step) % (size + 1) - 1);
       emitted.push_back(static_cast<Token>(step % 4));
       expected.accepted += draft.accepted(emitted);
       expected.drafted += size;
@@ -342,7 +342,7 @@ TEST_P(EngineDrafts, NoMoreIsGuessedThanCanPay) {
                 static_cast<std::size_t>(counts[0]));
     }
     const DraftBatch batch = engine.propose_batch(ids.data(), rows, {cost, limits.data(), padded});
-    Text emitted;
+    Tokens emitted;
     std::vector<std::int64_t> offsets{0};
     for (std::size_t row = 0; row < counts.size(); ++row) {
       const std::int32_t size = batch.offsets[row + 1] - batch.offsets[row];
@@ -355,7 +355,7 @@ TEST_P(EngineDrafts, NoMoreIsGuessedThanCanPay) {
       guessed += EngineTestAccess::request(engine, ids[row]).guessed;
       kept += size;
       cut += whole.offsets[row + 1] - whole.offsets[row] - size;
-      const Text path = draft.path_to(size - 1);
+      const Tokens path = draft.path_to(size - 1);
       if (random() % 2 == 0) emitted.insert(emitted.end(), path.begin(), path.end());
       emitted.push_back(static_cast<Token>(random() % 4));
       offsets.push_back(static_cast<std::int64_t>(emitted.size()));
@@ -377,8 +377,8 @@ TEST_P(EngineDrafts, NothingThatTheTargetDoesNotKnow) {
   std::int64_t foreign = 0;
   std::int64_t drafted = 0;
   for (std::uint32_t seed = 0; seed < 30; ++seed) {
-    const Text prompt = testing::random_text(std::size_t{seed} * 10, 4, seed);
-    const Text prediction = testing::random_text(std::size_t{seed} % 3 * 20, 3, seed);
+    const Tokens prompt = testing::random_text(std::size_t{seed} * 10, 4, seed);
+    const Tokens prediction = testing::random_text(std::size_t{seed} % 3 * 20, 3, seed);
     const RequestId id = add(free, prompt, prediction);
     ASSERT_EQ(add(engine, prompt, prediction), id);
     for (std::uint32_t step = 0; step < 20; ++step) {
@@ -386,7 +386,7 @@ TEST_P(EngineDrafts, NothingThatTheTargetDoesNotKnow) {
       Draft expected;
       std::vector<std::int32_t> places;
       for (std::size_t i = 0; i < all.tokens.size(); ++i) {
-        const Text path = all.path_to(static_cast<std::int32_t>(i));
+        const Tokens path = all.path_to(static_cast<std::int32_t>(i));
         const bool known =
             std::all_of(path.begin(), path.end(), [](Token token) { return token < 3; });
         places.push_back(known ? static_cast<std::int32_t>(expected.tokens.size()) : -1);
@@ -412,7 +412,7 @@ TEST_P(EngineDrafts, NothingThatTheTargetDoesNotKnow) {
       ASSERT_EQ(draft.sources, expected.sources);
       ASSERT_EQ(engine.num_foreign(), foreign);
       drafted += static_cast<std::int64_t>(draft.tokens.size());
-      Text emitted = draft.path_to(static_cast<std::int32_t>(draft.tokens.size()) / 2 - 1);
+      Tokens emitted = draft.path_to(static_cast<std::int32_t>(draft.tokens.size()) / 2 - 1);
       emitted.push_back(static_cast<Token>(step % 3));
       observe(free, id, emitted);
       observe(engine, id, emitted);
@@ -429,10 +429,10 @@ TEST(Engine, TakesForeignTokensInPromptsAlone) {
   Engine engine(config);
   // Two images, of the same text.
   const RequestId id = add(engine, {1, 2, 10, 10, 3, 1, 2});
-  EXPECT_EQ(propose(engine, id), Text{});
+  EXPECT_EQ(propose(engine, id), Tokens{});
   EXPECT_EQ(engine.num_foreign(), 0);  // of no datastore
   observe(engine, id, {10, 3, 1, 2, 10, 3});
-  EXPECT_EQ(propose(engine, id), (Text{1, 2}));
+  EXPECT_EQ(propose(engine, id), (Tokens{1, 2}));
   expect_error<InvalidValueError>("prediction must be below the vocabulary's 10, got 10 at index 1",
                                   [&] { add(engine, {1}, {9, 10}); });
   EXPECT_EQ(engine.num_requests(), 1);
@@ -497,11 +497,11 @@ TEST(Engine, DraftsATreeOfWhatBothSay) {
   Engine engine(config);
   const RequestId id = add(engine, {1, 2, 3, 4, 9, 1, 2, 5, 6, 9, 1, 2}, {7, 8});
   const Draft draft = propose_draft(engine, id);
-  std::set<Text> paths;
+  std::set<Tokens> paths;
   for (std::int32_t i = 0; i < static_cast<std::int32_t>(draft.tokens.size()); ++i) {
     paths.insert(draft.path_to(i));
   }
-  EXPECT_EQ(paths, (std::set<Text>{{3}, {3, 4}, {3, 4, 9}, {5}, {5, 6}, {5, 6, 9}, {7}, {7, 8}}));
+  EXPECT_EQ(paths, (std::set<Tokens>{{3}, {3, 4}, {3, 4, 9}, {5}, {5, 6}, {5, 6, 9}, {7}, {7, 8}}));
   observe(engine, id, {5, 6, 0});
   const DraftCounts counts = engine.counts(id);
   EXPECT_EQ(counts.drafted, 8);
@@ -521,15 +521,15 @@ TEST(Engine, DraftsFromTheStoresOfARequestOnly) {
   const RequestId first = add(engine, {1, 2, 3, 4});
   const RequestId second = add(engine, {1, 2, 3, 4}, {}, &others);
   const RequestId third = add(engine, {1, 2, 3, 4}, {}, &none);
-  EXPECT_EQ(propose(engine, first), (Text{5, 6, 7}));
-  EXPECT_EQ(propose(engine, second), (Text{8, 9}));
-  EXPECT_EQ(propose(engine, third), Text{});
+  EXPECT_EQ(propose(engine, first), (Tokens{5, 6, 7}));
+  EXPECT_EQ(propose(engine, second), (Tokens{8, 9}));
+  EXPECT_EQ(propose(engine, third), Tokens{});
   EXPECT_EQ(propose_draft(engine, first).sources, std::vector<Source>(3, Source::kDatastore));
   one->close();
-  EXPECT_EQ(propose(engine, first), Text{});
+  EXPECT_EQ(propose(engine, first), Tokens{});
   observe(engine, first, {5});
   EXPECT_EQ(engine.finish(first).emitted, 1);
-  EXPECT_EQ(propose(engine, second), (Text{8, 9}));
+  EXPECT_EQ(propose(engine, second), (Tokens{8, 9}));
   expect_error<DatastoreClosedError>("the datastore at index 0 is closed", [&] {
     const Stores closed{one};
     add(engine, {1}, {}, &closed);
@@ -556,15 +556,15 @@ TEST(Engine, AddsFinishedTextToItsLiveStores) {
   EXPECT_EQ(store->num_tokens(), 6);
   EXPECT_EQ(store->num_documents(), 1);
   const Stores stores{store};
-  EXPECT_EQ(propose(engine, add(engine, {0, 1, 2, 3, 4}, {}, &stores)), (Text{5, 6}));
+  EXPECT_EQ(propose(engine, add(engine, {0, 1, 2, 3, 4}, {}, &stores)), (Tokens{5, 6}));
 }
 
 // Wherever memory ends, in the text's index, in the links or in the prediction's:
 // what was taken is whole, and with memory again the request goes on as any other.
 TEST(Engine, StaysWholeWhereverMemoryEnds) {
-  const Text prompt = testing::random_text(40, 30, 1);
-  const Text prediction = testing::random_text(50, 30, 2);
-  Text output = testing::random_text(160, 200, 3);
+  const Tokens prompt = testing::random_text(40, 30, 1);
+  const Tokens prediction = testing::random_text(50, 30, 2);
+  Tokens output = testing::random_text(160, 200, 3);
   std::copy(prediction.begin() + 10, prediction.begin() + 40, output.begin() + 60);
   int refused_requests = 0;
   int refused_tokens = 0;
@@ -591,9 +591,9 @@ TEST(Engine, StaysWholeWhereverMemoryEnds) {
     std::size_t taken = 0;
     refused = false;
     while (taken < output.size()) {
-      const Text step(output.begin() + static_cast<std::ptrdiff_t>(taken),
-                      output.begin() + static_cast<std::ptrdiff_t>(
-                                           std::min(taken + 1 + taken % 7, output.size())));
+      const Tokens step(output.begin() + static_cast<std::ptrdiff_t>(taken),
+                        output.begin() + static_cast<std::ptrdiff_t>(
+                                             std::min(taken + 1 + taken % 7, output.size())));
       const auto before = static_cast<std::size_t>(engine.num_tokens(id));
       ASSERT_EQ(before, prompt.size() + taken);
       std::size_t fitted = step.size();
@@ -612,7 +612,8 @@ TEST(Engine, StaysWholeWhereverMemoryEnds) {
         refused = true;
         ++refused_tokens;
       }
-      observe(whole, same, Text(step.begin(), step.begin() + static_cast<std::ptrdiff_t>(fitted)));
+      observe(whole, same,
+              Tokens(step.begin(), step.begin() + static_cast<std::ptrdiff_t>(fitted)));
       taken += fitted;
     }
     const Draft draft = propose_draft(engine, id);
@@ -698,8 +699,9 @@ TEST(Engine, HoldsToItsLimitOfTokens) {
   EngineConfig config;
   config.max_request_tokens = 5;
   Engine engine(config);
-  expect_error<RequestLimitError>("prompt_ids has 6 tokens", [&] { add(engine, Text(6, 1)); });
-  expect_error<RequestLimitError>("prediction has 7 tokens", [&] { add(engine, {1}, Text(7, 1)); });
+  expect_error<RequestLimitError>("prompt_ids has 6 tokens", [&] { add(engine, Tokens(6, 1)); });
+  expect_error<RequestLimitError>("prediction has 7 tokens",
+                                  [&] { add(engine, {1}, Tokens(7, 1)); });
   const RequestId id = add(engine, {1, 2, 3});
   expect_error<RequestLimitError>("it holds 3 tokens and 3 more were observed",
                                   [&] { observe(engine, id, {1, 1, 1}); });
@@ -718,7 +720,7 @@ TEST(Engine, HoldsToItsLimitOfBytes) {
                                  [&] { add(engine, testing::random_text(5000, 50, 2)); });
   EXPECT_EQ(engine.num_requests(), 1);
   const RequestId other = add(engine, testing::random_text(500, 50, 3));
-  const Text text = testing::random_text(4000, 50, 4);
+  const Tokens text = testing::random_text(4000, 50, 4);
   expect_error<MemoryLimitError>("observed tokens were taken", [&] { observe(engine, id, text); });
   EXPECT_LE(engine.bytes(), config.max_bytes);
   const std::int64_t held = engine.num_tokens(id);
@@ -736,7 +738,7 @@ TEST(Engine, ObservesTheRowsWithRoomWhenOthersHaveNone) {
   config.max_bytes = 150'000;
   Engine engine(config);
   const std::vector<RequestId> ids{add(engine, {1}), add(engine, {2})};
-  Text emitted = testing::random_text(20'000, 1000, 1);
+  Tokens emitted = testing::random_text(20'000, 1000, 1);
   emitted.push_back(3);
   const std::vector<std::int64_t> offsets{0, 20'000, 20'001};
   const std::vector<RowError> failed =
@@ -760,7 +762,7 @@ TEST(Engine, ARowThatFailsCostsThatRowAlone) {
     EXPECT_EQ(batch.offsets[row + 1] - batch.offsets[row], row == 1 ? 0 : 16) << row;
   }
   // Of another request, of none, of one whose limit it passes, and with a token that is none.
-  const Text emitted{1, 2, 1, 2, 3, 4, 5, 6, 7, -8, 9};
+  const Tokens emitted{1, 2, 1, 2, 3, 4, 5, 6, 7, -8, 9};
   const std::vector<std::int64_t> offsets{0, 1, 2, 8, 10, 11};
   const std::vector<RowError> failed =
       engine.observe_batch(ids.data(), 5, emitted.data(), offsets.data());
@@ -793,7 +795,7 @@ TEST(Engine, ARequestWithTwoRowsKeepsItsLimit) {
   options.limits = limits.data();
   const DraftBatch batch = engine.propose_batch(ids.data(), 3, options);
   EXPECT_EQ(batch.offsets, (std::vector<std::int32_t>{0, 4, 4, 6}));
-  const Text emitted = testing::random_text(9, 5, 1);
+  const Tokens emitted = testing::random_text(9, 5, 1);
   const std::vector<std::int64_t> offsets{0, 3, 6, 9};
   const std::vector<RowError> failed =
       engine.observe_batch(ids.data(), 3, emitted.data(), offsets.data());
@@ -815,7 +817,7 @@ TEST(Engine, RefusesLimitsAndOffsetsBeforeAnyChange) {
   options.limits = limits.data() + 1;
   expect_error<InvalidValueError>("limits must be 0 or greater, got -1",
                                   [&] { propose(engine, ids[0], options); });
-  const Text emitted{1, 2, 3};
+  const Tokens emitted{1, 2, 3};
   const std::vector<std::int64_t> falling{0, 3, 2};
   expect_error<InvalidValueError>("offsets must rise, got 3 and then 2 at index 2", [&] {
     static_cast<void>(engine.observe_batch(ids.data(), 2, emitted.data(), falling.data()));
@@ -829,7 +831,7 @@ TEST(Engine, CountsOfADraftWhatItTook) {
     EngineConfig config = drafting_all();
     config.max_bytes = bytes;
     Engine engine(config);
-    Text prediction(60);
+    Tokens prediction(60);
     std::iota(prediction.begin(), prediction.end(), 100);
     RequestId id = -1;
     try {
@@ -843,7 +845,7 @@ TEST(Engine, CountsOfADraftWhatItTook) {
       const auto begin = prediction.begin() + static_cast<std::ptrdiff_t>(taken);
       const std::int64_t held = engine.num_tokens(id);
       try {
-        observe(engine, id, Text(begin, begin + 15));
+        observe(engine, id, Tokens(begin, begin + 15));
       } catch (const MemoryLimitError&) {
         const std::int64_t fitted = engine.num_tokens(id) - held;
         const DraftCounts after = engine.counts(id);
@@ -868,11 +870,11 @@ TEST(Engine, LaterRequestsDraftAsIfNoTextHadComeAtOnce) {
   engine.finish(resumed);
   std::size_t drafted = 0;
   for (std::uint32_t seed = 0; seed < 6; ++seed) {
-    const Text prompt = testing::random_text(300, 5, seed);
+    const Tokens prompt = testing::random_text(300, 5, seed);
     const RequestId id = add(engine, prompt);
     const RequestId same = add(undisturbed, prompt);
     for (Token step = 0; step < 20; ++step) {
-      Text draft = propose(engine, id);
+      Tokens draft = propose(engine, id);
       ASSERT_EQ(draft, propose(undisturbed, same));
       drafted += draft.size();
       draft.resize(draft.size() / 2);

@@ -10,7 +10,7 @@
 namespace fastdraft {
 namespace {
 
-using testing::Text;
+using testing::Tokens;
 
 // What is drafted stands in the prompt, and never below the threshold.
 TEST(NgramDrafter, KeepsToThePromptAndTheThreshold) {
@@ -21,7 +21,7 @@ TEST(NgramDrafter, KeepsToThePromptAndTheThreshold) {
   for (std::uint32_t seed = 0; seed < 40; ++seed) {
     MemoryBudget budget;
     SuffixAutomaton text(budget);
-    const Text prompt = testing::random_text(seed * 5, static_cast<Token>(2 + seed % 4), seed);
+    const Tokens prompt = testing::random_text(seed * 5, static_cast<Token>(2 + seed % 4), seed);
     for (const Token token : prompt) text.append(token);
     const NgramConfig config{static_cast<std::int32_t>(1 + seed % 6), double{kThreshold}};
     const auto drafter =

@@ -19,14 +19,14 @@ namespace fastdraft {
 
 class PhaseFairMutex;
 
-// A place in a store where the last tokens of some text stand.
+// A place in a store where the last tokens of some text occur.
 struct Occurrence {
   std::int64_t next;    // position of the token that followed
-  std::int32_t length;  // how many of the text's last tokens stand before it
+  std::int32_t length;  // how many of the text's last tokens precede it
   bool output;          // whether that token was a model's output
 };
 
-// What a tokenizer's SHA-256 says of its vocabulary; token ids mean nothing without it.
+// The SHA-256 of a tokenizer's vocabulary; token ids mean nothing without it.
 using Fingerprint = std::array<std::uint8_t, 32>;
 
 // Its digits, two a byte.
@@ -48,7 +48,7 @@ class FASTDRAFT_EXPORT Datastore {
   // gain less than a thousandth.
   static constexpr int kLinks = 7;
   // The most tokens that an occurrence is compared over.
-  static constexpr std::int32_t kLongest = 32;
+  static constexpr std::int32_t kLongestMatch = 32;
 
   static constexpr std::int64_t kDefaultMaxBytes = std::int64_t{2} << 30;
 
@@ -70,10 +70,10 @@ class FASTDRAFT_EXPORT Datastore {
   Datastore& operator=(const Datastore&) = delete;
   virtual ~Datastore();
 
-  // Holds the store as it is while it lives. It sees an empty store where that is
-  // closed. Make one for a moment: `add` and `close` wait for it, and later readers for
-  // them. So its own thread must not call the store meanwhile, nor make another reader of it.
-  // Readers of several stores at once might wait for each other.
+  // A lock on the store: its text stays as it is while the reader lives. A closed store
+  // looks empty. Keep a reader for a moment only: `add` and `close` wait for it, and later
+  // readers wait for them. So its thread must not call the store meanwhile, nor make a
+  // second reader; readers of several stores at once might wait for each other.
   class FASTDRAFT_EXPORT Reader {
    public:
     explicit Reader(const Datastore& store);
@@ -81,7 +81,7 @@ class FASTDRAFT_EXPORT Datastore {
     Reader& operator=(const Reader&) = delete;
     ~Reader();
 
-    // Writes to `out` where the text's longest suffixes stand: the longest first,
+    // Writes to `out` where the text's longest suffixes occur: the longest first,
     // of equally long ones the latest first, `most` at most, each position once.
     // Returns how many. From the longest order n on, it looks at the latest
     // occurrences of the text's last n tokens that a token of the same document
@@ -118,13 +118,13 @@ class FASTDRAFT_EXPORT Datastore {
     const Datastore* store_;
   };
 
-  // Adds a document to a live store, of which the tokens from tokens[prompt_size] on are
-  // a model's output, which other outputs are more like than prompts are; the oldest text leaves as
-  // needed. What of its beginning stands in the store already, as the beginnings of documents, is
-  // not stored again, from 32 tokens on: the turns of a chat, each of which repeats the ones
-  // before, are stored once. Each run of kLongest + 1 tokens of what is left out, which
-  // is all that readers can see of it, stands in the store. O(1) amortised a token;
-  // readers wait for 128 tokens at a time. Tokens must not be negative. Throws
+  // Adds a document to a live store; the oldest text leaves as needed. The tokens from
+  // tokens[prompt_size] on are a model's output, which resembles other outputs more than prompts
+  // do. A beginning of 32 tokens or more that the store holds already, as the beginning of a
+  // document, is not stored again: each turn of a chat repeats the turns before, which are thus
+  // stored once. Readers cannot tell, since they compare kLongestMatch tokens, and each run of
+  // kLongestMatch + 1 tokens left out is held elsewhere. O(1) amortised a token; readers wait for
+  // 128 tokens at a time. Tokens must not be negative. Throws
   // DatastoreError for a frozen store, DatastoreClosedError, or MemoryLimitError where
   // the system has no memory, and then the document's first tokens have been added.
   virtual void add(const Token* tokens, std::int64_t size, std::int64_t prompt_size) = 0;
@@ -192,7 +192,7 @@ class FASTDRAFT_EXPORT DatastoreWriter {
   ~DatastoreWriter();
 
   // What is appended next is another document. The first `context` tokens of it,
-  // kLongest * 2 at most, stand in the store elsewhere and are only there to tell how far
+  // kLongestMatch * 2 at most, are stored elsewhere too, and only tell how far
   // an occurrence reaches back.
   void begin_document(std::int64_t context = 0);
 
@@ -211,14 +211,14 @@ class FASTDRAFT_EXPORT DatastoreWriter {
   std::int64_t num_documents() const;
 
  private:
-  class State;
-  // The lock to use the state with. Throws DatastoreError in a fork.
+  class FileWriter;
+  // The lock to use the writer with. Throws DatastoreError in a fork.
   std::unique_lock<std::mutex> lock() const;
-  State& state() const;
+  FileWriter& writer() const;
 
   const std::int64_t process_;
   mutable std::mutex mutex_;
-  std::unique_ptr<State> state_;
+  std::unique_ptr<FileWriter> writer_;
 };
 
 }  // namespace fastdraft

@@ -49,22 +49,22 @@ class FASTDRAFT_EXPORT Engine {
   explicit Engine(const EngineConfig& config, Stores stores = {});
   ~Engine();
 
-  // Indexes the prompt and, where there is one, the prediction, whose tokens must
-  // be of the vocabulary; those of a prompt may stand for images. Throws
-  // InvalidValueError, RequestLimitError or MemoryLimitError, and then holds
-  // what it held before. O(tokens).
-  // The request sees `stores` and no others; null: the engine's.
+  // Indexes the prompt and, where there is one, the prediction. The prediction's tokens
+  // must be below the vocabulary; those of a prompt need not, since some stand for images.
+  // The request is drafted from `stores` and no others; null: the engine's. O(tokens).
+  // Throws InvalidValueError, RequestLimitError or MemoryLimitError, and then nothing
+  // was added.
   RequestId add_request(const Token* prompt, std::int64_t prompt_size, const Token* prediction,
                         std::int64_t prediction_size, const Stores* stores = nullptr);
 
   // Writes the draft for the request's next step to `draft`, which has room for
-  // most_drafted() tokens, and returns its length; 0 where nothing pays. Throws
+  // most_drafted() tokens, and returns its length; 0 where no token pays. Throws
   // UnknownRequestError, or InvalidValueError for a limit below 0. O(lookahead).
   std::int32_t propose(RequestId id, const ProposeOptions& options, const DraftColumns& draft);
 
   // The drafts of `rows` requests, chosen together: the tokens most likely to
   // be accepted anywhere in the batch, as many as pay. A row whose request is
-  // unknown gets an empty draft, since another thread may just have ended it.
+  // unknown gets an empty draft: another thread may just have ended it.
   // Throws InvalidValueError for a limit below 0 before any change.
   DraftBatch propose_batch(const RequestId* ids, std::int64_t rows, const ProposeOptions& options);
 
@@ -76,8 +76,8 @@ class FASTDRAFT_EXPORT Engine {
   void observe(RequestId id, const Token* emitted, std::int64_t count);
 
   // The same for row r with emitted[offsets[r]] .. emitted[offsets[r + 1]], one
-  // row after another: a row that fails costs that row alone. Returns the rows
-  // that failed, rising, each with what `observe` throws. Throws
+  // row after another. A row that fails does not affect the others. Returns the rows
+  // that failed, in order, each with what `observe` throws. Throws
   // InvalidValueError for falling offsets before any change.
   [[nodiscard]] std::vector<RowError> observe_batch(const RequestId* ids, std::int64_t rows,
                                                     const Token* emitted,
@@ -87,10 +87,10 @@ class FASTDRAFT_EXPORT Engine {
   std::int64_t num_tokens(RequestId id);
 
   // Ends the request and frees its memory. Its text enters the live datastores
-  // that it was given; one that is closed or finds no memory goes without.
+  // that it was given; one that is closed or out of memory is left out.
   DraftCounts finish(RequestId id);
 
-  // Ends the request and forgets it.
+  // Ends the request; its text enters no datastore.
   DraftCounts cancel(RequestId id);
 
   // What was learned from all requests; empty where the drafter learns nothing.
