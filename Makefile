@@ -12,6 +12,8 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 TRITON ?= 3.7.1
 # The oldest transformers that the package allows.
 TRANSFORMERS_OLDEST ?= 5.19.0
+# What of the Python tests to run.
+TESTS ?=
 # How many processes a test or lint step takes; each is held to one thread.
 JOBS ?= 2
 FUZZ_SECONDS ?= 60
@@ -24,10 +26,10 @@ DATA ?=
 export PATH := $(abspath $(VENV)/bin):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-CORE_FILES := CMakeLists.txt $(shell find csrc -name '*.cc' -o -name '*.h')
+CORE_FILES := CMakeLists.txt $(shell find csrc cmake -type f)
 PACKAGE_FILES := $(CORE_FILES) pyproject.toml README.md LICENSE \
   $(shell find python kernels -name '*.py' -o -name '*.pyi' -o -name py.typed)
-CXX_FILES := $(shell find csrc tests/cpp bench/cpp -name '*.cc' -o -name '*.h')
+CXX_FILES := $(shell find csrc tests/cpp bench/cpp examples/c examples/cpp -name '*.cc' -o -name '*.[ch]')
 PYTEST = OMP_NUM_THREADS=1 python -m pytest -n $(JOBS) --dist worksteal
 
 include tests/hosts/hosts.mk
@@ -42,8 +44,8 @@ HAS_PYTHON_H := import os, sys, sysconfig; \
   sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-cpp test-python test-kernels test-oldest check lint format fuzz campaign \
-  stubs wheel package bench bench-serving clean
+.PHONY: help setup demo test test-cpp test-arm64 test-install test-python test-kernels test-oldest check \
+  lint format fuzz campaign stubs wheel wheels package bench bench-serving clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,8 +63,16 @@ test-cpp: $(VENV)/.gtest ## Run the C++ tests: plain, under ASan and UBSan, unde
 	  || exit 1; \
 	done
 
-test-python: $(VENV)/.test ## Run the Python tests
-	$(PYTEST)
+test-arm64: $(VENV)/.tools ## Run the C++ tests for 64-bit Arm in an emulator
+	{ command -v qemu-aarch64 && command -v aarch64-linux-gnu-g++; } >/dev/null \
+	  || $(call install,qemu-user g++-aarch64-linux-gnu libgtest-dev)
+	cmake --preset arm64 && cmake --build --preset arm64 && ctest --preset arm64
+
+test-install: $(VENV)/.tools ## Install the C++ and C libraries, and build the examples with them
+	tests/package/install.sh
+
+test-python: $(VENV)/.test ## Run the Python tests, or those in the folders TESTS
+	$(PYTEST) $(TESTS)
 
 # Triton reads TRITON_INTERPRET when it is imported: interpreted and compiled are two processes.
 test-kernels: $(VENV)/.test $(VENV)/.triton ## Run the GPU kernels in Triton's interpreter, and compile them
@@ -85,7 +95,7 @@ lint: $(VENV)/.lint $(VENV)/.test $(VENV)/.gtest build/sources/.stamp ## Check f
 	PYTHONPATH=build/sources lint-imports
 	clang-format --dry-run --Werror $(CXX_FILES)
 	cmake --preset dev
-	echo $(filter-out tests/cpp/fuzz/%,$(filter %.cc,$(CXX_FILES))) \
+	echo $(filter-out tests/cpp/fuzz/% examples/%,$(filter %.cc,$(CXX_FILES))) \
 	  | xargs -n 1 -P $(JOBS) clang-tidy --quiet -p build/dev
 
 format: $(VENV)/.lint ## Rewrite the sources in the house's format
@@ -107,6 +117,9 @@ stubs: $(VENV)/.test ## Regenerate the stub of the C++ module
 	pybind11-stubgen fastdraft._core --output-dir python
 
 wheel: build/dist/.stamp ## Build the sdist and, from it, the wheel: build/dist
+
+wheels: $(VENV)/.python ## Build a wheel that other Linux systems can install: build/wheels
+	tools/wheels.sh
 
 package: build/dist/.stamp ## Try sdist, wheel and commands in environments without torch
 	for file in build/dist/*.whl build/dist/*.tar.gz; do \

@@ -6,6 +6,7 @@
 #include <optional>
 #include <variant>
 
+#include "fastdraft/export.h"
 #include "fastdraft/token.h"
 
 namespace fastdraft {
@@ -44,7 +45,7 @@ struct PredictedOutputsConfig {
 using DrafterConfig =
     std::variant<CalibratedConfig, PromptLookupConfig, NgramConfig, PredictedOutputsConfig>;
 
-struct EngineConfig {
+struct FASTDRAFT_EXPORT EngineConfig {
   static constexpr std::int64_t kUnlimitedBytes = std::numeric_limits<std::int64_t>::max();
 
   DrafterConfig drafter;

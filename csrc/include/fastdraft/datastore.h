@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "fastdraft/export.h"
 #include "fastdraft/token.h"
 
 namespace fastdraft {
@@ -29,14 +30,14 @@ struct Occurrence {
 using Fingerprint = std::array<std::uint8_t, 32>;
 
 // Its digits, two a byte.
-std::string to_hex(const Fingerprint& fingerprint);
+FASTDRAFT_EXPORT std::string to_hex(const Fingerprint& fingerprint);
 
 // A log of documents and an index of its n-grams. Positions count the tokens
 // that ever entered, and one more before each document, from 0; the oldest
 // leave a live store when its bytes are used up.
 //
 // Thread-safe; engines share one through a shared_ptr. Readers overlap.
-class Datastore {
+class FASTDRAFT_EXPORT Datastore {
  public:
   // The lengths of the n-grams that are indexed, longest first.
   //
@@ -73,7 +74,7 @@ class Datastore {
   // looks empty. Keep a reader for a moment only: `add` and `close` wait for it, and later
   // readers wait for them. So its thread must not call the store meanwhile, nor make a
   // second reader; readers of several stores at once might wait for each other.
-  class Reader {
+  class FASTDRAFT_EXPORT Reader {
    public:
     explicit Reader(const Datastore& store);
     Reader(const Reader&) = delete;
@@ -175,7 +176,7 @@ using Stores = std::vector<std::shared_ptr<Datastore>>;
 // removes what was written, they throw DatastoreClosedError, but for discard(). The file is the
 // process's that began it: in a fork of it calls throw DatastoreError, and discard() and the
 // destructor leave the file alone.
-class DatastoreWriter {
+class FASTDRAFT_EXPORT DatastoreWriter {
  public:
   // So many tokens make a segment, which has an index of its own. Indexing one takes
   // about 20 bytes a token of memory.

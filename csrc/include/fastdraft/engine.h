@@ -13,6 +13,7 @@
 #include "fastdraft/config.h"
 #include "fastdraft/datastore.h"
 #include "fastdraft/draft.h"
+#include "fastdraft/export.h"
 #include "fastdraft/step_cost.h"
 #include "fastdraft/token.h"
 
@@ -41,7 +42,7 @@ struct RowError {
 
 // Thread-safe: calls on different requests run side by side, calls on the same
 // request one after another. Ids are never given out twice.
-class Engine {
+class FASTDRAFT_EXPORT Engine {
  public:
   // Requests see `stores` where they are given none of their own. Throws
   // InvalidValueError.

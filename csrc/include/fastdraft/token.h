@@ -5,6 +5,8 @@
 #include <cstring>
 #include <limits>
 
+#include "fastdraft/export.h"
+
 namespace fastdraft {
 
 // A token id: 0 .. 2^31 - 1. Negative values never reach an index; the
@@ -33,7 +35,7 @@ inline std::int64_t common_suffix(const Token* a, const Token* b, std::int64_t m
 
 // Throws InvalidValueError for a negative token, or one that is not below
 // `vocabulary`; `what` names the tokens.
-void check_tokens(const Token* tokens, std::int64_t count, const char* what,
-                  std::int64_t vocabulary = kAllTokens);
+FASTDRAFT_EXPORT void check_tokens(const Token* tokens, std::int64_t count, const char* what,
+                                   std::int64_t vocabulary = kAllTokens);
 
 }  // namespace fastdraft
