@@ -347,7 +347,7 @@ class Experiment:
                     start = (repeat + place) % len(modes)
                     for mode in [*modes[start:], *modes[:start]]:
                         run = self._run(mode, sample, seed=place, temperature=temperature)
-                        for width, seconds in self._forwards.target[1:]:
+                        for width, seconds in self._forwards.target:
                             forwards[mode.name].setdefault(width, []).append(seconds)
                         if run.timed:
                             runs[mode.name][place].append(run)
@@ -405,9 +405,9 @@ class Experiment:
 
         def begin(count: int) -> None:
             nonlocal first, began
+            self._forwards.clear()
             first, began = count, self._clock()
 
-        self._forwards.clear()
         options: Row = {
             **inputs,
             "max_new_tokens": self.options.new_tokens,
@@ -434,7 +434,7 @@ class Experiment:
         tokens = sequences[0, inputs["input_ids"].shape[1] :].tolist()
         seconds = self._clock() - began
         timed = len(tokens) - first
-        forwards = [*self._forwards.target[1:], *self._forwards.drafts]
+        forwards = [*self._forwards.target, *self._forwards.drafts]
         return Answer(
             tokens,
             timed,

@@ -41,19 +41,18 @@ from experiment import (
     Measured,
     Mode,
     Prompt,
-    Row,
     bars,
     constant,
     figure,
     options_of,
     recorded,
     short,
-    show,
 )
 from prompts import PROMPTS
 
 from fastdraft.drafters import AssistantModel, Staged
 from fastdraft.theory import expected_tokens, improvement_factor, staged_cost
+from harness import Row, show
 
 # Milliseconds a token of each model by itself, section 4.
 ALONE = {"gpt2-large": 32.7, "gpt2-medium": 18.791, "gpt2": 9.2, "distilgpt2": 4.570}
