@@ -22,10 +22,10 @@ from typing import Any
 
 import torch
 from matplotlib.figure import Figure
-from transformers.generation.streamers import BaseStreamer
 
 from fastdraft import DraftStats, hf
 from fastdraft.demo import Target, TargetError, load_target
+from fastdraft.demo.measure import Streamer, greedy_options
 from fastdraft.drafters import AssistantModel
 from fastdraft.errors import FastdraftError
 from fastdraft.replay.display import progress
@@ -130,29 +130,30 @@ class Measured:
         """The sum over all runs."""
         return sum((run.stats for run in self._all() if run.stats is not None), DraftStats())
 
-    def alpha(self, level: int = -1) -> float:
-        """How often the target accepted a token whose predecessors it accepted; 0 for none.
+    def assistant(self, level: int = -1) -> AssistantStats:
+        """What the drafts of a draft model were worth, over all runs and places in a draft.
 
         `level` is the draft model's among the stages; -1 drafts for the target.
         """
-        judged = sum(sum(stats.judged) for stats in self._assistants(level))
-        return sum(sum(s.accepted) for s in self._assistants(level)) / judged if judged else 0.0
+        found = [run.assistants[level] for run in self._all() if run.assistants]
+        return AssistantStats(
+            drafts=sum(each.drafts for each in found),
+            drafted=sum(each.drafted for each in found),
+            judged=(sum(sum(each.judged) for each in found),),
+            accepted=(sum(sum(each.accepted) for each in found),),
+        )
 
     def acceptance_rate(self, level: int = -1) -> float:
         """Accepted per drafted token; 0 for none."""
-        drafted = sum(stats.drafted for stats in self._assistants(level))
-        return sum(sum(s.accepted) for s in self._assistants(level)) / drafted if drafted else 0.0
-
-    def gamma(self, level: int = -1) -> float:
-        """Tokens a draft; 0 for none."""
-        drafts = sum(stats.drafts for stats in self._assistants(level))
-        return sum(s.drafted for s in self._assistants(level)) / drafts if drafts else 0.0
+        stats = self.assistant(level)
+        return sum(stats.accepted) / stats.drafted if stats.drafted else 0.0
 
     @property
     def c(self) -> float | None:
-        """The cost coefficient of the draft model; None for none."""
-        known = [stats.c for stats in self._assistants(-1) if stats.c is not None]
-        return statistics.median(known) if known else None
+        """The cost coefficient of the draft model, the median of the runs; None for none."""
+        known = [run.assistants[-1].c for run in self._all() if run.assistants]
+        timed = [c for c in known if c is not None]
+        return statistics.median(timed) if timed else None
 
     @property
     def overhead(self) -> float:
@@ -181,38 +182,18 @@ class Measured:
         levels = range(len(self.runs[0][0].assistants))
         row["assistants"] = [
             {
-                "alpha": self.alpha(level),
+                "alpha": self.assistant(level).alpha,
                 "acceptance_rate": self.acceptance_rate(level),
-                "gamma": self.gamma(level),
+                "gamma": self.assistant(level).gamma,
             }
             for level in levels
         ]
-        if levels:
-            row |= {"alpha": self.alpha(), "gamma": self.gamma(), "c": self.c}
+        if self.assistant().drafts:
+            row |= {"alpha": self.assistant().alpha, "gamma": self.assistant().gamma, "c": self.c}
         return row
 
     def _all(self) -> Iterator[Answer]:
         return (run for repeats in self.runs for run in repeats)
-
-    def _assistants(self, level: int) -> list[AssistantStats]:
-        return [run.assistants[level] for run in self._all() if run.assistants]
-
-
-class _FirstTokens(BaseStreamer):
-    """Calls `began` when a generation's first tokens have come, with how many they are."""
-
-    def __init__(self, began: Callable[[int], None]) -> None:
-        self._began = began
-        self._calls = 0
-
-    def put(self, value: torch.Tensor) -> None:
-        """The first call brings the prompt."""
-        self._calls += 1
-        if self._calls == 2:
-            self._began(value.numel())
-
-    def end(self) -> None:
-        """Nothing waits for the end."""
 
 
 class _Forwards:
@@ -403,25 +384,21 @@ class Experiment:
         model = mode.model or self.model
         first, began = 0, 0.0
 
-        def begin(count: int) -> None:
+        def begin(tokens: list[int]) -> None:
             nonlocal first, began
-            self._forwards.clear()
-            first, began = count, self._clock()
+            if first == 0:
+                self._forwards.clear()
+                first, began = len(tokens), self._clock()
 
         options: Row = {
             **inputs,
+            **greedy_options(model),
             "max_new_tokens": self.options.new_tokens,
-            "do_sample": temperature > 0,
-            "num_beams": 1,
-            "repetition_penalty": 1.0,
-            "streamer": _FirstTokens(begin),
+            "streamer": Streamer(begin),
             **mode.options,
         }
         if temperature > 0:
-            options |= {"temperature": temperature, "top_k": 0, "top_p": 1.0}
-        if model.generation_config.pad_token_id is None:
-            eos = model.generation_config.eos_token_id
-            options["pad_token_id"] = eos[0] if isinstance(eos, list) else eos
+            options |= {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
         torch.manual_seed(seed)
         output: Any = None
         with torch.inference_mode():
