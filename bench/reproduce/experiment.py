@@ -15,7 +15,7 @@ import re
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -352,7 +352,7 @@ class Experiment:
         }
 
     def compare(
-        self, modes: Sequence[Mode], kinds: dict[str, tuple[Sequence[Prompt], float]]
+        self, modes: Sequence[Mode], kinds: Mapping[str, tuple[Sequence[Prompt], float]]
     ) -> tuple[list[Row], dict[str, dict[str, Measured]]]:
         """A row for each kind of answers, and what was measured.
 
