@@ -15,7 +15,8 @@ import re
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -205,7 +206,18 @@ class _Forwards:
         self.target: list[tuple[int, float]] = []
         self.drafts: list[tuple[int, float]] = []
 
-    def watch(self, model: Any, seconds: list[tuple[int, float]]) -> None:
+    @contextmanager
+    def timed(self, target: Any, drafts: Iterable[Any]) -> Iterator[None]:
+        """Times the forwards of these models inside."""
+        models = [(target, self.target), *((each, self.drafts) for each in drafts)]
+        hooks = [hook for model, seconds in models for hook in self._hooks(model, seconds)]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _hooks(self, model: Any, seconds: list[tuple[int, float]]) -> list[Any]:
         """Adds what each forward of the model takes to `seconds`."""
 
         def now() -> float:
@@ -219,8 +231,10 @@ class _Forwards:
         def after(_module: Any, _arguments: Any, kwargs: Row, _output: Any) -> None:
             seconds.append((kwargs["input_ids"].shape[1], now() - self._started))
 
-        model.register_forward_pre_hook(before)
-        model.register_forward_hook(after, with_kwargs=True)
+        return [
+            model.register_forward_pre_hook(before),
+            model.register_forward_hook(after, with_kwargs=True),
+        ]
 
     def clear(self) -> None:
         self.target.clear()
@@ -241,7 +255,6 @@ class Experiment:
         self.target = _load(options.target, options)
         self._clock = time.process_time if options.processor_time else time.perf_counter
         self._forwards = _Forwards(self._clock)
-        self._forwards.watch(self.model, self._forwards.target)
         self._drafts: dict[str, Any] = {}
         self._warm: set[str] = set()
 
@@ -258,12 +271,11 @@ class Experiment:
     def draft(self, name: str) -> Any:
         """A draft model: `cut:N`, the target's first N layers, or a path or name."""
         if name not in self._drafts:
-            self.add_draft(name, self._load_draft(name))
+            self._drafts[name] = self._load_draft(name)
         return self._drafts[name]
 
     def add_draft(self, name: str, model: Any) -> None:
-        """Makes `model` the draft model of that name, whose forwards are timed."""
-        self._forwards.watch(model, self._forwards.drafts)
+        """Makes `model` the draft model of that name."""
         self._drafts[name] = model
 
     def _load_draft(self, name: str) -> Any:
@@ -401,7 +413,8 @@ class Experiment:
             options |= {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
         torch.manual_seed(seed)
         output: Any = None
-        with torch.inference_mode():
+        forwards_timed = self._forwards.timed(self.model, self._drafts.values())
+        with torch.inference_mode(), forwards_timed:
             if mode.drafter is None:
                 sequences = model.generate(**options)
             else:
