@@ -97,7 +97,7 @@ def main() -> None:
         run("mypy", "-p", "fastdraft", MYPYPATH="build/sources")
         run("lint-imports", PYTHONPATH="build/sources")
     if any(name.startswith("bench/") for name in python):
-        run("mypy", "bench", MYPYPATH="build/sources:bench")
+        run("mypy", "bench", MYPYPATH="build/sources:bench:tests/support")
     if cpp:
         run("clang-format", "--dry-run", "--Werror", *map(str, cpp))
         run("cmake", "--preset", "dev")
