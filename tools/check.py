@@ -85,9 +85,10 @@ def users_of(header: Path, sources: list[Path]) -> list[Path]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", default="2", help="how many processes (default: %(default)s)")
-    jobs = parser.parse_args().jobs
-    files = changed()
-    print("Changed:", *files, sep="\n  ")
+    parser.add_argument("files", nargs="*", type=Path, help="instead of what has changed")
+    arguments = parser.parse_args()
+    jobs, files = arguments.jobs, arguments.files or changed()
+    print("Checked:", *files, sep="\n  ")
     python = [str(path) for path in files if path.suffix in (".py", ".pyi")]
     cpp = [path for path in files if path.suffix in (".cc", ".h")]
     if python:
