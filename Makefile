@@ -81,7 +81,7 @@ lint: $(VENV)/.lint $(VENV)/.test $(VENV)/.gtest build/sources/.stamp ## Check f
 	ruff check
 	ruff format --check
 	MYPYPATH=build/sources mypy -p fastdraft
-	MYPYPATH=build/sources:bench mypy bench
+	MYPYPATH=build/sources:bench:tests/support mypy bench
 	PYTHONPATH=build/sources lint-imports
 	clang-format --dry-run --Werror $(CXX_FILES)
 	cmake --preset dev
@@ -127,7 +127,6 @@ bench: $(VENV)/.bench $(VENV)/.gtest ## Run the microbenchmarks, beside the peer
 	python bench/predicted_outputs.py $(DATA:%=--data %)
 	python bench/verification.py
 	python bench/cache_memory.py
-	python -m pytest bench/microbench.py
 ifdef DATA
 	python bench/calibration.py --data $(DATA)
 	python bench/ngram.py --data $(DATA)

@@ -6,7 +6,7 @@ HOSTS := $(patsubst tests/hosts/requirements/%.txt,%,$(wildcard tests/hosts/requ
 VLLM_NEXT ?= 0.33.0
 
 DEMO_MODEL = FASTDRAFT_DEMO_MODEL="$$(python -c \
-  'from fastdraft.cli import demo_model; print(demo_model.ensure())')"
+  'from fastdraft.demo import ensure_model; print(ensure_model())')"
 # Every wheel of fastdraft has the same version, so the new one has to be forced in.
 INSTALL_WHEEL = bin/pip install -qq --no-deps --force-reinstall $(CURDIR)/build/dist/*.whl
 
