@@ -116,7 +116,7 @@ campaign: $(VENV)/.test ## Run random cases of everything for MINUTES, or the on
 stubs: $(VENV)/.test ## Regenerate the stub of the C++ module
 	pybind11-stubgen fastdraft._core --output-dir python
 
-wheel: build/dist/.stamp ## Build the sdist and, from it, the wheel: build/dist
+wheel: build/dist/.stamp ## Build the sdist and the wheel: build/dist
 
 wheels: $(VENV)/.python ## Build a wheel that other Linux systems can install: build/wheels
 	tools/wheels.sh

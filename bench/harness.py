@@ -78,7 +78,7 @@ def percentiles(times: Iterable[int]) -> dict[str, float]:
 
 def show(
     title: str,
-    columns: Mapping[str, str | tuple[str, ...]] | None,
+    columns: Mapping[str, Sequence[str]] | None,
     rows: Sequence[Mapping[str, Any]],
     *,
     digits: int = 2,
@@ -105,7 +105,7 @@ def show(
         return "" if value is None else str(value)
 
     columns = columns or {key: key for key in rows[0]}
-    paths = [(key,) if isinstance(key, str) else key for key in columns.values()]
+    paths = [(key,) if isinstance(key, str) else tuple(key) for key in columns.values()]
     heads = [heading.split("\n") for heading in columns]
     height = max(map(len, heads))
     lines = [

@@ -6,7 +6,7 @@ The target writes an output that is known, so a draft is accepted up to its firs
 counts are exact:
 
 - bifurcation: the prediction is right up to a position and then goes on as another text;
-- insertion: the target inserts tokens that the prediction lacks, by position and number;
+- insertion: the target inserts so many tokens that the prediction lacks, at several positions;
 - edits: so many insertions, deletions and replacements in a thousand tokens, 1 to 8 tokens each;
 - blocks: the output has the prediction's blocks, of so many tokens, in another order;
 - families: recorded requests that come with a reference, handed over as the prediction (`--data`).
@@ -23,7 +23,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 from numpy.typing import ArrayLike
@@ -101,14 +100,6 @@ def shuffled(text: Sequence[int], size: int, rng: random.Random) -> list[int]:
 def experiments(texts: Sequence[Sequence[int]], others: Sequence[Sequence[int]]) -> Row:
     """All experiments on generated predictions."""
     rng = random.Random(0)
-    insertions = [
-        compare(
-            (((*text[:position], *text[position + number :]), text) for text in texts),
-            inserted=number,
-        )
-        for number in INSERTED
-        for position in range(0, LENGTH - max(INSERTED) + 1, 32)
-    ]
     return {
         "bifurcation": [
             compare(
@@ -120,7 +111,17 @@ def experiments(texts: Sequence[Sequence[int]], others: Sequence[Sequence[int]])
             )
             for position in range(0, LENGTH + 1, 64)
         ],
-        "insertion": mean_over(insertions, "inserted"),
+        "insertion": [
+            compare(
+                (
+                    ((*text[:position], *text[position + number :]), text)
+                    for position in range(0, LENGTH - max(INSERTED) + 1, 32)
+                    for text in texts
+                ),
+                inserted=number,
+            )
+            for number in INSERTED
+        ],
         "edits": [
             compare(
                 (
@@ -159,24 +160,6 @@ def families(folder: Path) -> list[Row]:
             row[drafter] = summary(total, outputs=len(referring))
         rows.append(row)
     return rows
-
-
-def mean_over(rows: Sequence[Row], key: str) -> list[Row]:
-    """The means of the rows that have the same `key`."""
-    means: list[Row] = []
-    for value in dict.fromkeys(row[key] for row in rows):
-        same = [row for row in rows if row[key] == value]
-        fields = same[0]["service"]
-        means.append(
-            {
-                key: value,
-                **{
-                    name: {field: mean(row[name][field] for row in same) for field in fields}
-                    for name in CONFIGS
-                },
-            }
-        )
-    return means
 
 
 def report(results: Row) -> None:

@@ -465,6 +465,7 @@ def report(results: Row) -> None:
             for heading, key in (("steps", "target_steps"), ("tokens", "tokens_per_step"))
         },
         rows,
+        digits=3,
     )
     totals: list[Row] = []
     for times in results["times"]:
@@ -502,6 +503,7 @@ def report(results: Row) -> None:
             "fewer steps than": "ahead",
         },
         totals,
+        digits=3,
     )
     times_of = [f"{kind}{key}_us" for kind in ("", "engine_") for key in ("mean", "p50", "p99")]
     show(
@@ -509,4 +511,5 @@ def report(results: Row) -> None:
         {**where, "drafter": "drafter", "steady": "steady_steps"}
         | {name.replace("_", " "): name for name in times_of},
         totals,
+        digits=3,
     )

@@ -56,8 +56,7 @@ def tests_of(path: Path) -> set[str]:
         if path.name == "conftest.py":
             return {str(path.parent)}
         # A helper: whoever imports it by its name.
-        users = _lines("git", "grep", "-lw", path.stem, "--", "tests/*/test_*.py")
-        return {user for user in users if room_of(Path(user)) != ("hosts",)}
+        return set(_lines("git", "grep", "-lw", path.stem, "--", "tests/*/test_*.py"))
     if path.name == "pyproject.toml":
         return {"tests/package"}
     if path.suffix == ".md" and path.parts[0] != "python":
@@ -82,70 +81,64 @@ def users_of(header: Path, sources: list[Path]) -> list[Path]:
         wanted |= {user.name for user in users if user.suffix == ".h"}
 
 
+def lint_python(files: list[str]) -> None:
+    """Formats, style, types and imports."""
+    run("ruff", "check", "--force-exclude", *files)
+    run("ruff", "format", "--check", "--force-exclude", *files)
+    if any(name.startswith(("python/", "kernels/")) for name in files):
+        run("mypy", "-p", "fastdraft", MYPYPATH="build/sources")
+        run("lint-imports", PYTHONPATH="build/sources")
+    if any(name.startswith("bench/") for name in files):
+        run("mypy", "bench", MYPYPATH="build/sources:bench:tests/support")
+
+
+def lint_cpp(files: list[Path], jobs: str) -> None:
+    """Format, and clang-tidy for the sources that changed or include what changed."""
+    run("clang-format", "--dry-run", "--Werror", *map(str, files))
+    run("cmake", "--preset", "dev")
+    listed = _lines("git", "ls-files", "csrc/*.cc", "tests/cpp/*.cc", "bench/cpp/*.cc")
+    sources = [Path(name) for name in listed if "/fuzz/" not in name]
+    concerned = {path for path in files if path.suffix == ".cc" and "fuzz" not in path.parts}
+    for header in files:
+        if header.suffix == ".h":
+            concerned.update(users_of(header, sources))
+    tidy = ("clang-tidy", "--quiet", "-p", "build/dev")
+    run("xargs", "-r", "-n", "1", "-P", jobs, *tidy, stdin="\n".join(map(str, concerned)))
+
+
+def test(tests: set[str], jobs: str) -> None:
+    """Runs tests: C++, interpreted kernels, and all others but those that need a host."""
+    pytest = [sys.executable, "-m", "pytest", "-n", jobs, "--dist", "worksteal", "-q"]
+    by_room: dict[str, list[str]] = {}
+    for name in sorted(tests):
+        by_room.setdefault(Path(name).parts[1], []).append(name)
+    if by_room.pop("cpp", None):
+        run("cmake", "--build", "--preset", "dev", "--target", "fastdraft_tests")
+        run("ctest", "--preset", "dev")
+    kernels, compiled = by_room.pop("kernels", []), by_room.pop("kernels_compiled", [])
+    others = [name for room, names in by_room.items() if room != "hosts" for name in names]
+    if others:
+        run(*pytest, *others, OMP_NUM_THREADS="1")
+    if kernels:
+        run(*pytest, *kernels, OMP_NUM_THREADS="1", TRITON_INTERPRET="1")
+    if compiled:
+        run(*pytest, *compiled, OMP_NUM_THREADS="1")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", default="2", help="how many processes (default: %(default)s)")
-    jobs = parser.parse_args().jobs
-    files = changed()
-    print("Changed:", *files, sep="\n  ")
+    parser.add_argument("files", nargs="*", type=Path, help="instead of what has changed")
+    arguments = parser.parse_args()
+    files = arguments.files or changed()
+    print("Checked:", *files, sep="\n  ")
     python = [str(path) for path in files if path.suffix in (".py", ".pyi")]
     cpp = [path for path in files if path.suffix in (".cc", ".h")]
     if python:
-        run("ruff", "check", "--force-exclude", *python)
-        run("ruff", "format", "--check", "--force-exclude", *python)
-    if any(name.startswith(("python/", "kernels/")) for name in python):
-        run("mypy", "-p", "fastdraft", MYPYPATH="build/sources")
-        run("lint-imports", PYTHONPATH="build/sources")
-    if any(name.startswith("bench/") for name in python):
-        run("mypy", "bench", MYPYPATH="build/sources:bench")
+        lint_python(python)
     if cpp:
-        run("clang-format", "--dry-run", "--Werror", *map(str, cpp))
-        run("cmake", "--preset", "dev")
-        sources = [
-            Path(name) for name in _lines("git", "ls-files", "csrc", "tests/cpp", "bench/cpp")
-        ]
-        sources = [
-            path for path in {*sources, *cpp} if path.suffix == ".cc" and "fuzz" not in path.parts
-        ]
-        concerned = {path for path in cpp if path in sources}
-        for header in cpp:
-            if header.suffix == ".h":
-                concerned.update(users_of(header, sources))
-        names = "\n".join(map(str, sorted(concerned)))
-        run(
-            "xargs",
-            "-r",
-            "-n",
-            "1",
-            "-P",
-            jobs,
-            "clang-tidy",
-            "--quiet",
-            "-p",
-            "build/dev",
-            stdin=names,
-        )
-
-    tests = set().union(*map(tests_of, files))
-    if "tests/cpp" in tests or any(path.parts[:2] == ("tests", "cpp") for path in files):
-        tests.discard("tests/cpp")
-        run("cmake", "--build", "--preset", "dev", "--target", "fastdraft_tests")
-        run("ctest", "--preset", "dev")
-    test(jobs, [name for name in sorted(tests) if not name.startswith("tests/kernels")])
-    test(
-        jobs,
-        [name for name in sorted(tests) if name.startswith("tests/kernels/")],
-        TRITON_INTERPRET="1",
-    )
-    test(jobs, [name for name in sorted(tests) if name.startswith("tests/kernels_compiled")])
-
-
-def test(jobs: str, tests: list[str], **environment: str) -> None:
-    """Runs tests; those without a test file of their own are none."""
-    tests = [name for name in tests if not name.startswith(("tests/hosts", "tests/campaign"))]
-    if tests:
-        options = ["-n", jobs, "--dist", "worksteal", "-q"]
-        run(sys.executable, "-m", "pytest", *options, *tests, OMP_NUM_THREADS="1", **environment)
+        lint_cpp(cpp, arguments.jobs)
+    test({name for path in files for name in tests_of(path)}, arguments.jobs)
 
 
 def run(*command: str, stdin: str = "", **environment: str) -> None:

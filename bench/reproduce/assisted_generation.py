@@ -20,21 +20,11 @@ from __future__ import annotations
 from itertools import islice
 from typing import Any
 
-from experiment import (
-    PLAIN,
-    Experiment,
-    Mode,
-    Prompt,
-    bars,
-    figure,
-    options_of,
-    recorded,
-    short,
-    show,
-)
+from experiment import PLAIN, Experiment, Mode, Prompt, bars, figure, options_of, recorded, short
 
 from fastdraft.demo import demo_requests
 from fastdraft.drafters import AssistantModel
+from harness import show
 
 TEMPERATURES = (0.0, 0.3, 0.7, 1.0, 1.5)
 FAMILIES = {

@@ -15,17 +15,18 @@ import re
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from matplotlib.figure import Figure
-from transformers.generation.streamers import BaseStreamer
 
 from fastdraft import DraftStats, hf
 from fastdraft.demo import Target, TargetError, load_target
+from fastdraft.demo.measure import Streamer, greedy_options
 from fastdraft.drafters import AssistantModel
 from fastdraft.errors import FastdraftError
 from fastdraft.replay.display import progress
@@ -130,29 +131,30 @@ class Measured:
         """The sum over all runs."""
         return sum((run.stats for run in self._all() if run.stats is not None), DraftStats())
 
-    def alpha(self, level: int = -1) -> float:
-        """How often the target accepted a token whose predecessors it accepted; 0 for none.
+    def assistant(self, level: int = -1) -> AssistantStats:
+        """What the drafts of a draft model were worth, over all runs and places in a draft.
 
         `level` is the draft model's among the stages; -1 drafts for the target.
         """
-        judged = sum(sum(stats.judged) for stats in self._assistants(level))
-        return sum(sum(s.accepted) for s in self._assistants(level)) / judged if judged else 0.0
+        found = [run.assistants[level] for run in self._all() if run.assistants]
+        return AssistantStats(
+            drafts=sum(each.drafts for each in found),
+            drafted=sum(each.drafted for each in found),
+            judged=(sum(sum(each.judged) for each in found),),
+            accepted=(sum(sum(each.accepted) for each in found),),
+        )
 
     def acceptance_rate(self, level: int = -1) -> float:
         """Accepted per drafted token; 0 for none."""
-        drafted = sum(stats.drafted for stats in self._assistants(level))
-        return sum(sum(s.accepted) for s in self._assistants(level)) / drafted if drafted else 0.0
-
-    def gamma(self, level: int = -1) -> float:
-        """Tokens a draft; 0 for none."""
-        drafts = sum(stats.drafts for stats in self._assistants(level))
-        return sum(s.drafted for s in self._assistants(level)) / drafts if drafts else 0.0
+        stats = self.assistant(level)
+        return sum(stats.accepted) / stats.drafted if stats.drafted else 0.0
 
     @property
     def c(self) -> float | None:
-        """The cost coefficient of the draft model; None for none."""
-        known = [stats.c for stats in self._assistants(-1) if stats.c is not None]
-        return statistics.median(known) if known else None
+        """The cost coefficient of the draft model, the median of the runs; None for none."""
+        known = [run.assistants[-1].c for run in self._all() if run.assistants]
+        timed = [c for c in known if c is not None]
+        return statistics.median(timed) if timed else None
 
     @property
     def overhead(self) -> float:
@@ -181,38 +183,18 @@ class Measured:
         levels = range(len(self.runs[0][0].assistants))
         row["assistants"] = [
             {
-                "alpha": self.alpha(level),
+                "alpha": self.assistant(level).alpha,
                 "acceptance_rate": self.acceptance_rate(level),
-                "gamma": self.gamma(level),
+                "gamma": self.assistant(level).gamma,
             }
             for level in levels
         ]
-        if levels:
-            row |= {"alpha": self.alpha(), "gamma": self.gamma(), "c": self.c}
+        if self.assistant().drafts:
+            row |= {"alpha": self.assistant().alpha, "gamma": self.assistant().gamma, "c": self.c}
         return row
 
     def _all(self) -> Iterator[Answer]:
         return (run for repeats in self.runs for run in repeats)
-
-    def _assistants(self, level: int) -> list[AssistantStats]:
-        return [run.assistants[level] for run in self._all() if run.assistants]
-
-
-class _FirstTokens(BaseStreamer):
-    """Calls `began` when a generation's first tokens have come, with how many they are."""
-
-    def __init__(self, began: Callable[[int], None]) -> None:
-        self._began = began
-        self._calls = 0
-
-    def put(self, value: torch.Tensor) -> None:
-        """The first call brings the prompt."""
-        self._calls += 1
-        if self._calls == 2:
-            self._began(value.numel())
-
-    def end(self) -> None:
-        """Nothing waits for the end."""
 
 
 class _Forwards:
@@ -224,7 +206,18 @@ class _Forwards:
         self.target: list[tuple[int, float]] = []
         self.drafts: list[tuple[int, float]] = []
 
-    def watch(self, model: Any, seconds: list[tuple[int, float]]) -> None:
+    @contextmanager
+    def timed(self, target: Any, drafts: Iterable[Any]) -> Iterator[None]:
+        """Times the forwards of these models inside."""
+        models = [(target, self.target), *((each, self.drafts) for each in drafts)]
+        hooks = [hook for model, seconds in models for hook in self._hooks(model, seconds)]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _hooks(self, model: Any, seconds: list[tuple[int, float]]) -> list[Any]:
         """Adds what each forward of the model takes to `seconds`."""
 
         def now() -> float:
@@ -238,8 +231,10 @@ class _Forwards:
         def after(_module: Any, _arguments: Any, kwargs: Row, _output: Any) -> None:
             seconds.append((kwargs["input_ids"].shape[1], now() - self._started))
 
-        model.register_forward_pre_hook(before)
-        model.register_forward_hook(after, with_kwargs=True)
+        return [
+            model.register_forward_pre_hook(before),
+            model.register_forward_hook(after, with_kwargs=True),
+        ]
 
     def clear(self) -> None:
         self.target.clear()
@@ -260,7 +255,6 @@ class Experiment:
         self.target = _load(options.target, options)
         self._clock = time.process_time if options.processor_time else time.perf_counter
         self._forwards = _Forwards(self._clock)
-        self._forwards.watch(self.model, self._forwards.target)
         self._drafts: dict[str, Any] = {}
         self._warm: set[str] = set()
 
@@ -277,12 +271,11 @@ class Experiment:
     def draft(self, name: str) -> Any:
         """A draft model: `cut:N`, the target's first N layers, or a path or name."""
         if name not in self._drafts:
-            self.add_draft(name, self._load_draft(name))
+            self._drafts[name] = self._load_draft(name)
         return self._drafts[name]
 
     def add_draft(self, name: str, model: Any) -> None:
-        """Makes `model` the draft model of that name, whose forwards are timed."""
-        self._forwards.watch(model, self._forwards.drafts)
+        """Makes `model` the draft model of that name."""
         self._drafts[name] = model
 
     def _load_draft(self, name: str) -> Any:
@@ -347,7 +340,7 @@ class Experiment:
                     start = (repeat + place) % len(modes)
                     for mode in [*modes[start:], *modes[:start]]:
                         run = self._run(mode, sample, seed=place, temperature=temperature)
-                        for width, seconds in self._forwards.target[1:]:
+                        for width, seconds in self._forwards.target:
                             forwards[mode.name].setdefault(width, []).append(seconds)
                         if run.timed:
                             runs[mode.name][place].append(run)
@@ -371,7 +364,7 @@ class Experiment:
         }
 
     def compare(
-        self, modes: Sequence[Mode], kinds: dict[str, tuple[Sequence[Prompt], float]]
+        self, modes: Sequence[Mode], kinds: Mapping[str, tuple[Sequence[Prompt], float]]
     ) -> tuple[list[Row], dict[str, dict[str, Measured]]]:
         """A row for each kind of answers, and what was measured.
 
@@ -403,28 +396,25 @@ class Experiment:
         model = mode.model or self.model
         first, began = 0, 0.0
 
-        def begin(count: int) -> None:
+        def begin(tokens: list[int]) -> None:
             nonlocal first, began
-            first, began = count, self._clock()
+            if first == 0:
+                self._forwards.clear()
+                first, began = len(tokens), self._clock()
 
-        self._forwards.clear()
         options: Row = {
             **inputs,
+            **greedy_options(model),
             "max_new_tokens": self.options.new_tokens,
-            "do_sample": temperature > 0,
-            "num_beams": 1,
-            "repetition_penalty": 1.0,
-            "streamer": _FirstTokens(begin),
+            "streamer": Streamer(begin),
             **mode.options,
         }
         if temperature > 0:
-            options |= {"temperature": temperature, "top_k": 0, "top_p": 1.0}
-        if model.generation_config.pad_token_id is None:
-            eos = model.generation_config.eos_token_id
-            options["pad_token_id"] = eos[0] if isinstance(eos, list) else eos
+            options |= {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
         torch.manual_seed(seed)
         output: Any = None
-        with torch.inference_mode():
+        forwards_timed = self._forwards.timed(self.model, self._drafts.values())
+        with torch.inference_mode(), forwards_timed:
             if mode.drafter is None:
                 sequences = model.generate(**options)
             else:
@@ -434,7 +424,7 @@ class Experiment:
         tokens = sequences[0, inputs["input_ids"].shape[1] :].tolist()
         seconds = self._clock() - began
         timed = len(tokens) - first
-        forwards = [*self._forwards.target[1:], *self._forwards.drafts]
+        forwards = [*self._forwards.target, *self._forwards.drafts]
         return Answer(
             tokens,
             timed,

@@ -15,21 +15,11 @@ from __future__ import annotations
 
 from itertools import islice
 
-from experiment import (
-    PLAIN,
-    Experiment,
-    Mode,
-    Prompt,
-    Row,
-    bars,
-    figure,
-    options_of,
-    recorded,
-    show,
-)
+from experiment import PLAIN, Experiment, Mode, Prompt, bars, figure, options_of, recorded
 from prompts import ONE_SENTENCE, PROMPTS
 
 from fastdraft import DraftConfig
+from harness import Row, show
 from ngram import FAMILIES, PAPER, TASKS
 
 DIFFERENCES = """\

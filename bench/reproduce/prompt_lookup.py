@@ -23,19 +23,18 @@ from experiment import (
     Experiment,
     Mode,
     Prompt,
-    Row,
     bars,
     figure,
     options_of,
     recorded,
     records,
-    show,
     turns,
 )
 from prompts import PROMPTS
 
 from fastdraft import DraftConfig
 from fastdraft.demo import demo_requests
+from harness import Row, show
 
 # What the author says of each experiment; the figures of his plots are not in his text.
 REPORTED = {

@@ -41,19 +41,18 @@ from experiment import (
     Measured,
     Mode,
     Prompt,
-    Row,
     bars,
     constant,
     figure,
     options_of,
     recorded,
     short,
-    show,
 )
 from prompts import PROMPTS
 
 from fastdraft.drafters import AssistantModel, Staged
 from fastdraft.theory import expected_tokens, improvement_factor, staged_cost
+from harness import Row, show
 
 # Milliseconds a token of each model by itself, section 4.
 ALONE = {"gpt2-large": 32.7, "gpt2-medium": 18.791, "gpt2": 9.2, "distilgpt2": 4.570}
@@ -275,7 +274,7 @@ def two_models(experiment: Experiment, number: int) -> tuple[Row, Any]:
                 "ms": own.ms,
                 "speed": plain.ms / own.ms,
                 "theorem as the report": improvement_factor(own.acceptance_rate(), gamma, c),
-                **theory(own, plain, alpha=own.alpha(), gamma=gamma, c=c),
+                **theory(own, plain, alpha=own.assistant().alpha, gamma=gamma, c=c),
                 "measured": own.beside(plain),
             }
         )
@@ -350,8 +349,8 @@ def three_models(experiment: Experiment, number: int) -> tuple[Row, Any]:
     rows: list[Row] = []
     for gamma, (_, below, above, seconds, speed) in zip(gammas, table.rows, strict=True):
         own, two = found[f"three, gamma {gamma}"], found[f"two, gamma {gamma}"]
-        sub_length, length = round(own.gamma(0)), round(own.gamma())
-        cost = staged_cost(c, alpha=own.alpha(0), gamma=sub_length, sub_c=sub_c)
+        sub_length, length = round(own.assistant(0).gamma), round(own.assistant().gamma)
+        cost = staged_cost(c, alpha=own.assistant(0).alpha, gamma=sub_length, sub_c=sub_c)
         rows.append(
             {
                 "gamma": gamma,
@@ -364,10 +363,10 @@ def three_models(experiment: Experiment, number: int) -> tuple[Row, Any]:
                 "ms": own.ms,
                 "speed": plain.ms / own.ms,
                 "speed of two": plain.ms / two.ms,
-                "alpha of draft": own.alpha(0),
-                "length of tiny drafts": own.gamma(0),
-                "length of drafts": own.gamma(),
-                **theory(own, plain, alpha=own.alpha(), gamma=length, c=cost),
+                "alpha of draft": own.assistant(0).alpha,
+                "length of tiny drafts": own.assistant(0).gamma,
+                "length of drafts": own.assistant().gamma,
+                **theory(own, plain, alpha=own.assistant().alpha, gamma=length, c=cost),
                 "measured": own.beside(plain),
                 "measured of two": two.beside(plain),
             }
@@ -446,8 +445,8 @@ def adaptive(experiment: Experiment) -> tuple[Row, Any]:
                 "rate": own.acceptance_rate(),
                 "ms": own.ms,
                 "speed": plain.ms / own.ms,
-                "gamma": own.gamma(),
-                "alpha": own.alpha(),
+                "gamma": own.assistant().gamma,
+                "alpha": own.assistant().alpha,
                 "measured": own.beside(plain),
             }
         )

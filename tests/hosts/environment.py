@@ -39,8 +39,8 @@ def make(host: str, folder: Path) -> None:
 
     def install(packages: list[str], *options: str) -> None:
         if packages:
-            command = [python, "-m", "pip", "install", "-qq", *options, *packages]
-            subprocess.run(command, check=True)
+            command = [python, "-m", "pip", "install", "-qq", "--no-warn-conflicts", *options]
+            subprocess.run([*command, *packages], check=True)
 
     lines = (Path(__file__).parent / "requirements" / f"{host}.txt").read_text().splitlines()
     listed = [line.partition("#") for line in lines if line and not line.startswith("#")]

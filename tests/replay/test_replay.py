@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import subprocess
@@ -34,6 +35,7 @@ from fastdraft.replay import (
     settings_of,
     trace_request,
 )
+from fastdraft.replay.measurement import results_text
 from fastdraft.replay.peers import TransformersPromptLookup
 from fastdraft.replay.run import accepted_path
 
@@ -239,6 +241,19 @@ def test_a_replay_in_python_gives_what_the_command_writes(tmp_path: Path) -> Non
     assert second.worst == second.families["copy"].speed(0.3)
     with pytest.raises(RecordError, match="'gone' is not one of copy"):
         read_families([data], no_text, names=["gone"])
+
+
+def test_results_are_written_a_row_a_line_with_four_digits() -> None:
+    row = {"name": "a" * 30, "values": [0.000123456, 1234.56, 98765, -2.0, math.inf, None, True]}
+    results = {"machine": "m", "rows": [row] * 5, "nothing": [], "longer": {"x": [row] * 3}}
+    text = results_text(results)
+    kept = {**row, "values": [0.0001235, 1235, 98765, -2.0, math.inf, None, True]}
+    longer = {"x": [kept] * 3}
+    expected = {"machine": "m", "rows": [kept] * 5, "nothing": [], "longer": longer}
+    assert json.loads(text) == expected
+    lines = text.splitlines()
+    assert sum("aaa" in line for line in lines) == 8
+    assert max(map(len, lines)) <= 180
 
 
 def test_prompt_lookup_is_that_of_transformers(tmp_path: Path) -> None:

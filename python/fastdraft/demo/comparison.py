@@ -143,4 +143,4 @@ def _watching(
         refresh_per_second=4,
         transient=True,
     ):
-        yield Streamer(tokens.append) if streaming else None
+        yield Streamer(tokens.extend) if streaming else None

@@ -18,7 +18,15 @@ from fastdraft.replay.run import TARGET, accepted_prefix
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["Difference", "Generation", "Mode", "Streamer", "explain_difference", "generate"]
+__all__ = [
+    "Difference",
+    "Generation",
+    "Mode",
+    "Streamer",
+    "explain_difference",
+    "generate",
+    "greedy_options",
+]
 
 PROMPT_LOOKUP_TOKENS = 10
 """Draft tokens of transformers' prompt lookup, as its documentation sets them."""
@@ -62,19 +70,17 @@ class Generation:
 
 
 class Streamer(BaseStreamer):
-    """Hands each new token to `on_token`, in every mode alike."""
+    """Passes new tokens to `on_tokens` as they come, in every mode alike."""
 
-    def __init__(self, on_token: Callable[[int], None]) -> None:
-        self._on_token = on_token
+    def __init__(self, on_tokens: Callable[[list[int]], object]) -> None:
+        self._on_tokens = on_tokens
         self._prompt = True
 
     def put(self, value: torch.Tensor) -> None:
         """Takes what `generate` streams: first the prompt, then the new tokens."""
-        if self._prompt:
-            self._prompt = False
-            return
-        for token in value.flatten().tolist():
-            self._on_token(token)
+        if not self._prompt:
+            self._on_tokens(value.flatten().tolist())
+        self._prompt = False
 
     def end(self) -> None:
         """Nothing waits for the end."""
@@ -124,18 +130,12 @@ def generate(
         prediction: Tokens expected in the output; only fastdraft can use them.
         streamer: Receives the new tokens as they come.
     """
-    options: dict[str, Any] = {
+    options = {
         **inputs,
+        **greedy_options(model),
         "max_new_tokens": max_new_tokens,
-        "do_sample": False,
-        "num_beams": 1,
-        # Greedy means the most probable token here, so that `explain_difference` can judge it.
-        "repetition_penalty": 1.0,
         "streamer": streamer,
     }
-    if model.generation_config.pad_token_id is None:
-        eos = model.generation_config.eos_token_id
-        options["pad_token_id"] = eos[0] if isinstance(eos, list) else eos
     prompt_tokens = inputs["input_ids"].shape[1]
     drafter = RecordingEngine()
     stats = None
@@ -152,6 +152,20 @@ def generate(
         tokens = sequences[0, prompt_tokens:].tolist()
         seconds = time.perf_counter() - started
     return Generation(tokens, len(forwards), seconds, drafter.origins, stats)
+
+
+def greedy_options(model: Any) -> dict[str, Any]:
+    """Options of `generate` to pick the most probable token, whatever the model's own say."""
+    options = {
+        "do_sample": False,
+        "num_beams": 1,
+        # With a penalty the most probable token would be another one than the logits say.
+        "repetition_penalty": 1.0,
+    }
+    if model.generation_config.pad_token_id is None:
+        eos = model.generation_config.eos_token_id
+        options["pad_token_id"] = eos[0] if isinstance(eos, list) else eos
+    return options
 
 
 @contextmanager

@@ -203,7 +203,7 @@ class FastdraftDraftModel(HostRequests[Text]):
 
     def _begin(self, prompt: NDArray[np.intc]) -> Text:
         prediction, self._prediction = self._prediction, None
-        self._end([None])
+        self.finish()
         self._latest = DraftStats()
         text = self._texts[None] = Text()
         text.request = self.engine.add_request(prompt, prediction=prediction)
