@@ -37,14 +37,14 @@ def _speed(
         [most] = schedule.numbers([0], time, running=1)
         chances: list[float] = []
         sure: list[float] = []
-        path = schedule.acceptance.begin(0)
+        belief = schedule.estimator.begin(0)
         while len(chances) < most:
             chances.append(float(random.beta(4 * alpha, 4 - 4 * alpha)) if informative else alpha)
             sure.append(chances[-1] if informative else 0.5)
-            path = schedule.acceptance.extended(path, sure[-1])
+            belief = schedule.estimator.extended(belief, sure[-1])
             room = most - len(chances)
             if not room or not schedule.goes_on(
-                [(0, path)], len(chances), time, most=room, running=1
+                [(0, belief)], len(chances), time, most=room, running=1
             ):
                 break
         accepted = 0
