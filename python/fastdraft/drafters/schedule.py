@@ -40,11 +40,13 @@ class DraftTime:
         step: float64 (widths,), seconds of a target step by the tokens a row in its forward.
         draft: Seconds of one more draft token, in all rows together.
         width: The least width of the target's forward: another row's draft needs it.
+        running: The rows in the target's forward, drafted for by this model or not.
     """
 
     step: NDArray[np.float64]
     draft: float
     width: int = 1
+    running: int = 1
 
     def target(self, drafted: int) -> float:
         """Seconds of the target's step with so many draft tokens."""
@@ -92,11 +94,8 @@ class Schedule:
         self.estimator = AcceptanceEstimator(lambda confidence: 0.2 + 0.75 * confidence)
         self._clocks: dict[int, _Clock] = {}
 
-    def numbers(self, requests: Sequence[Hashable], time: DraftTime, *, running: int) -> list[int]:
-        """The most tokens to draft in this step for each of `requests`, 0 for none.
-
-        `running` is the number of rows in the target's forward, these or others.
-        """
+    def numbers(self, requests: Sequence[Hashable], time: DraftTime) -> list[int]:
+        """The most tokens to draft in this step for each of `requests`, 0 for none."""
         return [self.num_tokens] * len(requests)
 
     def goes_on(
@@ -106,7 +105,6 @@ class Schedule:
         time: DraftTime,
         *,
         most: int,
-        running: int,
     ) -> bool:
         """Whether to draft another token behind `drafted` ones.
 
@@ -115,16 +113,12 @@ class Schedule:
             drafted: How long the longest draft is, at least 1.
             time: How long drafting takes.
             most: How many more may follow, at least 1.
-            running: As for `numbers`.
         """
         return True
 
-    def rate(self, requests: Sequence[Hashable], time: DraftTime, *, running: int) -> float:
-        """Tokens a second that a row grows by where the model drafts for `requests`.
-
-        `running` is that of `numbers`.
-        """
-        return float(self._rates(requests, time, running=running)[-1])
+    def rate(self, requests: Sequence[Hashable], time: DraftTime) -> float:
+        """Tokens a second that a row grows by where the model drafts for `requests`."""
+        return float(self._rates(requests, time)[-1])
 
     def observe(
         self, request: Hashable, confidences: Sequence[float], accepted: int, drafted: int
@@ -152,12 +146,10 @@ class Schedule:
         """Drops what is known of a request that has ended."""
         self.estimator.forget(request)
 
-    def _rates(
-        self, requests: Sequence[Hashable], time: DraftTime, *, running: int
-    ) -> NDArray[np.float64]:
+    def _rates(self, requests: Sequence[Hashable], time: DraftTime) -> NDArray[np.float64]:
         """Tokens a second that a row grows by with 1 .. `num_tokens` draft tokens."""
         begun = [(request, self.estimator.begin(request)) for request in requests]
-        grown = 1 + self._gains(begun, self.num_tokens) / running
+        grown = 1 + self._gains(begun, self.num_tokens) / time.running
         rates: NDArray[np.float64] = grown / (time.target(0) + time.more(0, self.num_tokens))
         return rates
 
@@ -180,7 +172,7 @@ class Heuristic(Schedule):
         super().__init__(num_tokens)
         self._of_request: dict[Hashable, int] = {}
 
-    def numbers(self, requests: Sequence[Hashable], time: DraftTime, *, running: int) -> list[int]:
+    def numbers(self, requests: Sequence[Hashable], time: DraftTime) -> list[int]:
         return [self._of_request.get(request, self.num_tokens) for request in requests]
 
     def observe(
@@ -206,10 +198,10 @@ class Adaptive(Schedule):
         self._idle = 0
         self._next_trial = _FIRST_TRIAL
 
-    def numbers(self, requests: Sequence[Hashable], time: DraftTime, *, running: int) -> list[int]:
+    def numbers(self, requests: Sequence[Hashable], time: DraftTime) -> list[int]:
         number = self.num_tokens
         plain = 1 / time.target(0)
-        self._rate = self.rate(requests, time, running=running)
+        self._rate = self.rate(requests, time)
         if self._rate > plain:
             self._idle, self._next_trial = 0, _FIRST_TRIAL
             return [number] * len(requests)
@@ -228,13 +220,12 @@ class Adaptive(Schedule):
         time: DraftTime,
         *,
         most: int,
-        running: int,
     ) -> bool:
-        gains = self._gains(beliefs, most) / running
+        gains = self._gains(beliefs, most) / time.running
         return bool((gains > self._rate * time.more(drafted, most)).any())
 
-    def rate(self, requests: Sequence[Hashable], time: DraftTime, *, running: int) -> float:
-        best = float(self._rates(requests, time, running=running).max())
+    def rate(self, requests: Sequence[Hashable], time: DraftTime) -> float:
+        best = float(self._rates(requests, time).max())
         return max(best, 1 / time.target(0))
 
 

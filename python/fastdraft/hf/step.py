@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from fastdraft.hf.drafts import FlatDrafts
 from fastdraft.hf.kv_cache import RowCache, on_host
 from fastdraft.hf.masks import Masks
+from fastdraft.hf.rows import UNLIMITED
 from fastdraft.hf.vocabulary import vocabulary_size
 from fastdraft.verification import Verified, verify_greedy, verify_rejection, verify_sampled
 
@@ -35,6 +36,8 @@ class CachedModel:
             each row or of all; `None` for a model that places tokens by the cache's length.
         kwargs: Further arguments of every forward, as `generate` prepares them.
         home: The device on which the logits are wanted.
+        last_offset: How far behind `first_positions` a token may be placed; those further on are
+            placed there too.
         device: The device of the model's inputs.
         vocabulary: How many token ids the model takes.
     """
@@ -45,6 +48,7 @@ class CachedModel:
     first_positions: torch.Tensor | None
     kwargs: dict[str, Any]
     home: torch.device
+    last_offset: int = UNLIMITED
 
     def __post_init__(self) -> None:
         self.device: torch.device = self.model.device
@@ -68,7 +72,6 @@ class CachedModel:
         width: int | None = None,
         wanted: Sequence[int] | None = None,
         trees: torch.Tensor | None = None,
-        places: Sequence[int] | None = None,
         floors: Sequence[int] | None = None,
     ) -> torch.Tensor:
         """The logits (positions, vocabulary) after the tokens, each row's together.
@@ -80,7 +83,6 @@ class CachedModel:
             width: Tokens a row in the forward, shorter rows padded; `None` for the longest row's.
             wanted: The logits are wanted after so many of each row's last tokens; `None` for all.
             trees: As in `FlatDrafts.sees`; `None` where each token follows the one before it.
-            places: Where each row's first new token stands in its text; `None` for `cached`.
             floors: As in `RowCache.prepare`.
         """
         device = self.device
@@ -98,7 +100,7 @@ class CachedModel:
         )
         if self.first_positions is not None:
             depths = steps if trees is None else (trees.sum(-1) - 1).numpy()
-            offsets = depths + np.array(cached if places is None else places)[:, None]
+            offsets = np.minimum(depths + np.array(cached)[:, None], self.last_offset)
             first = self.first_positions
             if first.shape[-2] > 1:
                 first = first[..., rows, :]

@@ -29,6 +29,7 @@ from fastdraft.hf.draft_models.engine import EngineStage
 from fastdraft.hf.drafts import FlatDrafts, RowDraft
 from fastdraft.hf.kv_cache import RowCache, places_after
 from fastdraft.hf.masks import Masks
+from fastdraft.hf.rows import UNLIMITED
 from fastdraft.hf.step import CachedModel, verify
 from fastdraft.hf.vocabulary import DraftVocabulary
 from fastdraft.stats import AssistantStats
@@ -120,6 +121,8 @@ class Stage:
             first_positions=origin if takes_positions else None,
             kwargs=kwargs,
             home=model.device,
+            # Beyond it may be rows that do not take part, and tokens that stages above drafted.
+            last_offset=UNLIMITED if self._places is None else self._places - 1,
         )
 
     def end(self, request: int) -> None:
@@ -135,19 +138,19 @@ class Stage:
         """As `Schedule.rate`, of one request; 0 where the model cannot take its text."""
         if not self._takes(request) or not self._room(request):
             return 0.0
-        return self._schedule.rate([self._key(request)], time, running=1)
+        return self._schedule.rate([self._key(request)], time)
 
     def _key(self, request: int) -> tuple[object, int]:
         """The request's key in the schedule, which serves other generations too."""
         return self._generation, request
 
-    def time(self, step: NDArray[np.float64], *, width: int = 1) -> DraftTime:
-        """How long drafting takes. `step` and `width` are those of `DraftTime`."""
+    def time(self, step: NDArray[np.float64], *, width: int = 1, running: int = 1) -> DraftTime:
+        """How long drafting takes. The arguments are those of `DraftTime`."""
         self._target_seconds = float(step[0])
         seconds = self._schedule.seconds(len(self._slots))
         if seconds is None:
             seconds = min(self.ratio, 1.0) * self._target_seconds
-        return DraftTime(step=step, draft=seconds, width=width)
+        return DraftTime(step=step, draft=seconds, width=width, running=running)
 
     @property
     def stats(self) -> AssistantStats:
@@ -189,16 +192,15 @@ class Stage:
                 have drafted already.
             limits: The most tokens to draft for each.
             step: Seconds of a forward of the model above by the tokens a row in it.
-            running: The rows of that forward.
-            width: As in `DraftTime`.
+            running, width: As in `DraftTime`.
         """
         drafts = {request: RowDraft() for request in pending}
-        time_of = self.time(step, width=width)
+        time_of = self.time(step, width=width, running=running)
         able = [request for request in pending if limits[request] > 0 and self._takes(request)]
         if not able:
             return drafts
         keys = [self._key(request) for request in able]
-        numbers = self._schedule.numbers(keys, time_of, running=running)
+        numbers = self._schedule.numbers(keys, time_of)
         wanted = {
             request: min(number, limits[request], self._room(request))
             for request, number in zip(able, numbers, strict=True)
@@ -222,9 +224,7 @@ class Stage:
                 if (belief := drafts[request].belief) is not None
             ]
             most = max(rooms.values())
-            if not active or not self._schedule.goes_on(
-                beliefs, depth, time_of, most=most, running=running
-            ):
+            if not active or not self._schedule.goes_on(beliefs, depth, time_of, most=most):
                 break
         # A first forward that reads much more than the last token says nothing about the others.
         reads = caught_up > _CATCHING_UP
@@ -347,8 +347,6 @@ class Stage:
             rows=self._slots,
             cached=lengths,
             wanted=wanted,
-            # A row that does not take part may be as long as the model has places.
-            places=[min(length, (self._places or length + 1) - 1) for length in lengths],
             # The last confirmed token may have to be read again.
             floors=[max(self._cached[request].confirmed - 1, 0) for request in self._slots],
         )
