@@ -262,7 +262,7 @@ std::int32_t Engine::propose(RequestId id, const ProposeOptions& options,
   check_limits(options, 1);
   const StepCost cost = options.cost.value_or(StepCost::constant(config_.token_cost));
   const Locked request = lock(id);
-  const double rate = request->rate.value();
+  const double rate = kPremium * request->rate.value();
   const double least = cost.is_constant() ? cost.least_chance(1, rate)
                                           : cost.least_of_batch(1, rate, false, most_drafted());
   std::int32_t count = guess(*request, limit_of(options, 0), static_cast<float>(least));
@@ -288,7 +288,7 @@ DraftBatch Engine::propose_batch(const RequestId* ids, std::int64_t rows,
   std::vector<std::int32_t> counts(static_cast<std::size_t>(rows));
   double rate = 0.0;
   for (std::int64_t row = 0; row < rows; ++row) {
-    if (const std::optional<Locked> found = find(ids[row])) rate += (*found)->rate.value();
+    if (const std::optional<Locked> found = find(ids[row])) rate += kPremium * (*found)->rate.value();
   }
   const auto least = static_cast<float>(cost.least_of_batch(rows, rate, options.padded, stride));
   for (std::int64_t row = 0; row < rows; ++row) {

@@ -189,6 +189,9 @@ class Acceptance:
         return count
 
 
+PREMIUM = 1.2  # a draft has to gain this many times what it costs
+
+
 class EmissionRate:
     """Tokens a unit of step time, the last fifty steps or so; 1.5 in the beginning."""
 
