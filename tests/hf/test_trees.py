@@ -16,7 +16,7 @@ from transformers.generation.streamers import BaseStreamer
 from fastdraft import DraftConfig, hf
 from fastdraft.errors import InvalidValueError
 from fastdraft.hf.drafts import FlatDrafts
-from fastdraft.step_cost import StepCost
+from fastdraft.step_latency import StepLatency
 from hf_models import (
     EOS,
     FAMILIES,
@@ -115,7 +115,7 @@ def test_a_tree_is_verified_in_one_forward(llama: Any) -> None:
     assert len(forwards) - NEW == output.stats.steps < NEW * 2 / 3
 
 
-class _Stepped(StepCost):
+class _Stepped(StepLatency):
     """A cost that is known: any width up to 16 costs as much as 16."""
 
     def wants_plain_step(self, rows: int) -> bool:
@@ -131,7 +131,7 @@ class _Stepped(StepCost):
 @pytest.mark.parametrize("rows", [1, 3])
 def test_forwards_are_padded_to_the_cheaper_width(family: str, rows: int) -> None:
     model = tiny_model(family)
-    StepCost._of_model[model] = _Stepped("cpu")
+    StepLatency._of_model[model] = _Stepped("cpu")
     widths: list[int] = []
     handle = model.get_input_embeddings().register_forward_hook(
         lambda _, arguments, __: widths.append(arguments[0].shape[1])

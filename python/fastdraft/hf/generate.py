@@ -35,7 +35,7 @@ from fastdraft.hf.withheld import (
     with_stop_criteria,
     withheld_arguments,
 )
-from fastdraft.step_cost import StepCost
+from fastdraft.step_latency import StepLatency
 
 __all__ = ["generate", "speculate"]
 
@@ -234,7 +234,7 @@ class _Speculation:
             criteria=criteria,
             do_sample=seeds is not None,
             drafter=drafter,
-            cost=StepCost.of(model, model.device.type),
+            cost=StepLatency.of(model, model.device.type),
             streamer=streamer,
             keep_scores=wants_dict and bool(config.output_scores),
             keep_logits=wants_dict and bool(config.output_logits),

@@ -24,7 +24,7 @@ from fastdraft.hf.positions import PositionCriteria, PositionProcessors, Positio
 from fastdraft.hf.rows import UNLIMITED, Row, cancel_requests
 from fastdraft.hf.step import CachedModel, verify
 from fastdraft.hf.vocabulary import require_known_ids
-from fastdraft.step_cost import StepCost
+from fastdraft.step_latency import StepLatency
 from fastdraft.verification import compaction_indices
 
 __all__ = ["Decoding"]
@@ -69,7 +69,7 @@ class Decoding:
     criteria: PositionCriteria
     do_sample: bool
     drafter: Drafter
-    cost: StepCost
+    cost: StepLatency
     streamer: Any
     keep_scores: bool
     keep_logits: bool

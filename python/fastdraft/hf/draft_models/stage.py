@@ -33,7 +33,7 @@ from fastdraft.hf.rows import UNLIMITED
 from fastdraft.hf.step import CachedModel, verify
 from fastdraft.hf.vocabulary import DraftVocabulary
 from fastdraft.stats import AssistantStats
-from fastdraft.step_cost import StepCost
+from fastdraft.step_latency import StepLatency
 
 __all__ = ["Scoring", "Stage"]
 
@@ -96,7 +96,7 @@ class Stage:
         self._slots = list(range(rows))  # the request of each row of the cache
         self._ended: set[int] = set()
         self._cached = [_Cached() for _ in range(rows)]
-        self._cost = StepCost.of(model, model.device.type)
+        self._cost = StepLatency.of(model, model.device.type)
         self._target_seconds: float | None = None
         self._drafts = self._drafted = 0
         self._judged: list[int] = []  # by the place in the draft
