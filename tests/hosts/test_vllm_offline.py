@@ -25,7 +25,7 @@ from vllm.sampling_params import StructuredOutputsParams
 
 from fastdraft.integrations.vllm import FastdraftProposer
 from fastdraft.integrations.vllm.step_times import StepTimes
-from fastdraft.step_cost import StepCost
+from fastdraft.step_latency import StepLatency
 
 # What vLLM's own modules warn of when they are imported or started is theirs.
 pytestmark = pytest.mark.filterwarnings("default")
@@ -357,11 +357,11 @@ def test_steps_with_prompts_are_measured_by_their_tokens(
     crowded: LLM, plain: Plain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proposer = proposer_of(crowded)
-    times, cost, seen = StepTimes("cpu"), StepCost("cpu"), []
+    times, cost, seen = StepTimes("cpu"), StepLatency("cpu"), []
 
     def observe(rows: int, width: float, seconds: float, *, prompt_tokens: int) -> None:
         seen.append((rows, round(rows * width), prompt_tokens))
-        StepCost.observe(cost, rows, width, seconds, prompt_tokens=prompt_tokens)
+        StepLatency.observe(cost, rows, width, seconds, prompt_tokens=prompt_tokens)
 
     monkeypatch.setattr(cost, "observe", observe)
     monkeypatch.setattr(times, "_cost", cost)

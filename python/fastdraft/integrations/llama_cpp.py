@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from fastdraft import DraftConfig, DraftStats, Engine
 from fastdraft.errors import InvalidValueError
 from fastdraft.integrations.host import HostRequests, Memory, Text
-from fastdraft.step_cost import StepCost
+from fastdraft.step_latency import StepLatency
 
 __all__ = ["FastdraftDraftModel"]
 
@@ -92,7 +92,7 @@ class FastdraftDraftModel(HostRequests[Text]):
                 "got True"
             )
         super().__init__(engine, Memory(0))
-        self._cost = StepCost.of(llama, _device_type(llama))
+        self._cost = StepLatency.of(llama, _device_type(llama))
         self._context = llama.ctx
         self._n_batch: int = llama.n_batch
         self._prediction: NDArray[np.int32] | None = None

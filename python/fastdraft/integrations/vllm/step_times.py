@@ -8,7 +8,7 @@ from collections.abc import Hashable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdraft.step_cost import StepCost
+from fastdraft.step_latency import StepLatency
 
 __all__ = ["StepTimes"]
 
@@ -24,7 +24,7 @@ class StepTimes:
     """
 
     def __init__(self, device_type: str) -> None:
-        self._cost = StepCost(device_type)
+        self._cost = StepLatency(device_type)
         # The tokens by row of each forward since the last step. A step with more than one forward
         # is not measured.
         self._forwards: deque[Mapping[Hashable, int]] = deque(maxlen=2)
