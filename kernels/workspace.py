@@ -6,11 +6,11 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 import torch
-from fastdraft.kernels.operands import Batch, Emitted
-from fastdraft.kernels.reference import CHUNK
 from torch import Tensor
 
 from fastdraft.errors import InvalidValueError
+from fastdraft.kernels.operands import Batch, Emitted
+from fastdraft.kernels.reference import CHUNK
 
 # Parts of a chunk that filters look at on their own.
 PARTS: Final = 16

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "fastdraft/draft.h"
+#include "typed_object.h"
 
 namespace fastdraft::bindings {
 
@@ -24,17 +25,9 @@ struct DraftObject {
 DraftObject* new_draft(std::int32_t capacity);
 
 // What functions that return a draft declare, for the stubs.
-class DraftHandle : public pybind11::object {
- public:
-  explicit DraftHandle(DraftObject* draft)
-      : pybind11::object(reinterpret_cast<PyObject*>(draft), stolen_t{}) {}
+struct DraftType {
+  static constexpr auto name = pybind11::detail::const_name("fastdraft._core.Draft");
 };
+using DraftHandle = TypedObject<DraftType>;
 
 }  // namespace fastdraft::bindings
-
-namespace pybind11::detail {
-template <>
-struct handle_type_name<fastdraft::bindings::DraftHandle> {
-  static constexpr auto name = const_name("fastdraft._core.Draft");
-};
-}  // namespace pybind11::detail

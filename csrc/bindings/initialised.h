@@ -42,9 +42,6 @@ namespace pybind11::detail {
 using fastdraft::bindings::InitialisedCaster;
 
 template <>
-class type_caster<fastdraft::Engine> : public InitialisedCaster<fastdraft::Engine> {};
-
-template <>
 class type_caster<fastdraft::DraftBatch> : public InitialisedCaster<fastdraft::DraftBatch> {};
 
 template <>

@@ -7,6 +7,7 @@
 PYBIND11_MODULE(_core, module, pybind11::mod_gil_not_used()) {
   module.doc() = "The C++ core of fastdraft.";
   fastdraft::bindings::register_errors(module);
+  fastdraft::bindings::register_config(module);
   fastdraft::bindings::register_draft(module);
   fastdraft::bindings::register_datastore(module);
   fastdraft::bindings::register_engine(module);

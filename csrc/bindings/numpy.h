@@ -16,18 +16,15 @@
 #include <vector>
 
 #include "fastdraft/error.h"
+#include "typed_object.h"
 
 namespace fastdraft::bindings {
 
-// An argument that IntegerArray takes; by default an empty list.
-class Integers : public pybind11::object {
- public:
-  PYBIND11_OBJECT(Integers, pybind11::object, check)
-  Integers() : pybind11::object(pybind11::list()) {}
-
- private:
-  static bool check(PyObject*) { return true; }
+// An argument that IntegerArray takes.
+struct IntegersType {
+  static constexpr auto name = pybind11::detail::const_name("numpy.typing.ArrayLike");
 };
+using Integers = TypedObject<IntegersType>;
 
 // A copy of the integers of a list, tuple or any buffer, as T: what was checked
 // stays as it was while the GIL is released, whatever becomes of the argument.
@@ -37,6 +34,7 @@ template <typename T>
 class IntegerArray {
  public:
   IntegerArray(const Integers& values, const char* what) {
+    if (!values) return;  // nothing was given: no integers
     if (PyList_CheckExact(values.ptr()) != 0) {
       from_list(values, what);
     } else if (!from_buffer(values)) {
@@ -145,15 +143,7 @@ class IntegerArray {
       throw InvalidValueError(std::string(what) + " must be one row of integers, got " + got);
     }
     if (kind == 'u' && array.dtype().itemsize() == 8) {
-      const auto wide = py::array_t<std::uint64_t>(array);
-      T* out = own(wide.size());
-      for (std::int64_t i = 0; i < size_; ++i) {
-        const std::uint64_t value = wide.at(i);
-        if (value > static_cast<std::uint64_t>(std::numeric_limits<T>::max())) {
-          refuse(std::to_string(value), i, what);
-        }
-        out[i] = static_cast<T>(value);
-      }
+      from_list(array.attr("tolist")(), what);  // as int64 the greatest would be negative
       return;
     }
     const auto wide = py::array_t<std::int64_t, py::array::c_style | py::array::forcecast>(array);
@@ -179,10 +169,3 @@ pybind11::array_t<T> view(const T* values, std::int64_t size, pybind11::handle o
 }
 
 }  // namespace fastdraft::bindings
-
-namespace pybind11::detail {
-template <>
-struct handle_type_name<fastdraft::bindings::Integers> {
-  static constexpr auto name = const_name("numpy.typing.ArrayLike");
-};
-}  // namespace pybind11::detail

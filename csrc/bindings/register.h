@@ -8,6 +8,7 @@
 namespace fastdraft::bindings {
 
 void register_errors(pybind11::module_& module);
+void register_config(pybind11::module_& module);
 void register_draft(pybind11::module_& module);
 void register_datastore(pybind11::module_& module);
 void register_engine(pybind11::module_& module);

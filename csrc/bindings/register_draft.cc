@@ -86,35 +86,30 @@ void def_column(const py::object& type, const char* name, Get get, const char* d
 // gives the DraftColumns of an object, and their number of tokens.
 template <typename Find>
 void def_columns(const py::object& type, Find find) {
-  def_column(
-      type, "token_ids",
-      [find](const py::object& self) {
-        const auto [columns, size] = find(self);
-        return std::pair{static_cast<const Token*>(columns.token_ids), size};
-      },
+  const auto define = [&](const char* name, auto column, const char* doc) {
+    def_column(
+        type, name,
+        [find, column](const py::object& self) {
+          const auto [columns, size] = find(self);
+          return std::pair{column(columns), size};
+        },
+        doc);
+  };
+  using Columns = DraftColumns;
+  define(
+      "token_ids", [](const Columns& all) -> const Token* { return all.token_ids; },
       "The drafted tokens, int32.");
-  def_column(
-      type, "parents",
-      [find](const py::object& self) {
-        const auto [columns, size] = find(self);
-        return std::pair{static_cast<const std::int32_t*>(columns.parents), size};
-      },
+  define(
+      "parents", [](const Columns& all) -> const std::int32_t* { return all.parents; },
       "For each token the index of its parent in the request's draft, int32; -1 for the last "
       "token of the request's text. A chain is -1, 0, 1, ...");
-  def_column(
-      type, "probabilities",
-      [find](const py::object& self) {
-        const auto [columns, size] = find(self);
-        return std::pair{static_cast<const float*>(columns.probabilities), size};
-      },
+  define(
+      "probabilities", [](const Columns& all) -> const float* { return all.probabilities; },
       "The calibrated probability that the token and all before it on its path are accepted, "
       "float32; 1 where the drafter does not estimate it.");
-  def_column(
-      type, "sources",
-      [find](const py::object& self) {
-        const auto [columns, size] = find(self);
-        return std::pair{reinterpret_cast<const std::uint8_t*>(columns.sources), size};
-      },
+  define(
+      "sources",
+      [](const Columns& all) { return reinterpret_cast<const std::uint8_t*>(all.sources); },
       "Where each token was found, a fastdraft.Source, uint8.");
 }
 

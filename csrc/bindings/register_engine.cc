@@ -4,37 +4,50 @@
 #include <pybind11/typing.h>
 
 #include <algorithm>
-#include <cmath>
 #include <memory>
 #include <optional>
 #include <string>
-#include <tuple>
 #include <vector>
 
+#include "acceptance_model.h"
 #include "draft_object.h"
 #include "fast_method.h"
-#include "fastdraft/acceptance.h"
 #include "fastdraft/engine.h"
 #include "fastdraft/error.h"
 #include "numpy.h"
 #include "register.h"
+#include "typed_object.h"
+
+namespace fastdraft::bindings {
+
+namespace py = pybind11;
+
+// The engine of C++, with the configuration that Python made it from.
+struct PythonEngine : Engine {
+  PythonEngine(const ConfigObject& config, const Stores& datastores)
+      : Engine(read_config(config), datastores), config_object(config) {}
+
+  const py::object config_object;
+};
+
+}  // namespace fastdraft::bindings
+
+namespace pybind11::detail {
+template <>
+class type_caster<fastdraft::bindings::PythonEngine>
+    : public InitialisedCaster<fastdraft::bindings::PythonEngine> {};
+}  // namespace pybind11::detail
 
 namespace fastdraft::bindings {
 namespace {
-
-namespace py = pybind11;
 
 // Below so many tokens an index is faster built than the GIL released and
 // taken back beside a busy thread.
 constexpr std::int64_t kShortPrompt = 256;
 
-// The largest weight of the calibrated acceptance that is taken, far beyond any learned one. Sums
-// of larger ones could be no number.
-constexpr int kMostWeight = 1000;
-
 using Curve = py::array_t<double, py::array::c_style | py::array::forcecast>;
 
-// What a call says of its cost. The curve must outlive what is returned.
+// The cost that a call gives. The curve must outlive what is returned.
 std::optional<StepCost> step_cost(const std::optional<double>& token_cost,
                                   const std::optional<Curve>& cost) {
   if (token_cost && cost) {
@@ -65,7 +78,7 @@ void check_offsets(const IntegerArray<std::int64_t>& offsets, std::int64_t rows,
   }
 }
 
-std::int64_t add_request(Engine& engine, const Integers& prompt_ids,
+std::int64_t add_request(PythonEngine& engine, const Integers& prompt_ids,
                          const std::optional<Integers>& prediction,
                          const std::optional<Stores>& datastores) {
   const IntegerArray<Token> prompt(prompt_ids, "prompt_ids");
@@ -80,14 +93,14 @@ std::int64_t add_request(Engine& engine, const Integers& prompt_ids,
 }
 
 // One draft, written straight into the Python object that carries it.
-DraftHandle propose(Engine& engine, RequestId request, const ProposeOptions& options) {
+DraftHandle propose(PythonEngine& engine, RequestId request, const ProposeOptions& options) {
   DraftObject* draft = new_draft(engine.most_drafted());
-  DraftHandle handle(draft);
+  auto handle = py::reinterpret_steal<DraftHandle>(reinterpret_cast<PyObject*>(draft));
   draft->size = engine.propose(request, options, draft->columns());
   return handle;
 }
 
-DraftHandle propose_with(Engine& engine, RequestId request, std::optional<std::int64_t> limit,
+DraftHandle propose_with(PythonEngine& engine, RequestId request, std::optional<std::int64_t> limit,
                          const std::optional<double>& token_cost,
                          const std::optional<Curve>& cost) {
   ProposeOptions options;
@@ -103,7 +116,7 @@ DraftHandle propose_with(Engine& engine, RequestId request, std::optional<std::i
   return propose(engine, request, options);
 }
 
-DraftBatch propose_batch(Engine& engine, const Integers& requests,
+DraftBatch propose_batch(PythonEngine& engine, const Integers& requests,
                          const std::optional<Integers>& limits,
                          const std::optional<double>& token_cost, const std::optional<Curve>& cost,
                          bool padded) {
@@ -124,7 +137,7 @@ DraftBatch propose_batch(Engine& engine, const Integers& requests,
   return engine.propose_batch(ids.data(), ids.size(), options);
 }
 
-void observe(Engine& engine, RequestId request, const Integers& emitted_ids) {
+void observe(PythonEngine& engine, RequestId request, const Integers& emitted_ids) {
   const IntegerArray<Token> emitted(emitted_ids, "emitted_ids");
   engine.observe(request, emitted.data(), emitted.size());
 }
@@ -138,14 +151,14 @@ RequestId request_id(PyObject* value) {
 // propose(request) and observe(request, emitted_ids), as a serving loop calls them.
 struct FastPropose {
   static constexpr Py_ssize_t kPositional = 1;
-  static PyObject* run(Engine& engine, PyObject* const* arguments) {
+  static PyObject* run(PythonEngine& engine, PyObject* const* arguments) {
     return propose(engine, request_id(arguments[0]), {}).release().ptr();
   }
 };
 
 struct FastObserve {
   static constexpr Py_ssize_t kPositional = 2;
-  static PyObject* run(Engine& engine, PyObject* const* arguments) {
+  static PyObject* run(PythonEngine& engine, PyObject* const* arguments) {
     observe(engine, request_id(arguments[0]), py::reinterpret_borrow<Integers>(arguments[1]));
     Py_RETURN_NONE;
   }
@@ -167,7 +180,7 @@ py::error_already_set as_python_error(const std::exception_ptr& error) {
   throw py::error_already_set(first);
 }
 
-void observe_batch(Engine& engine, const Integers& requests, const Integers& emitted_ids,
+void observe_batch(PythonEngine& engine, const Integers& requests, const Integers& emitted_ids,
                    const Integers& offsets) {
   const IntegerArray<RequestId> ids(requests, "requests");
   const IntegerArray<Token> emitted(emitted_ids, "emitted_ids");
@@ -180,37 +193,89 @@ void observe_batch(Engine& engine, const Integers& requests, const Integers& emi
   if (!failed.empty()) raise_rows(failed);
 }
 
-py::tuple as_tuple(const DraftCounts& counts) {
-  return py::make_tuple(counts.steps, counts.emitted, counts.drafts, counts.drafted,
-                        counts.accepted, counts.accepted_prediction, counts.rejected_prediction);
+// A name of a Python module.
+py::object from_python(const char* module, const char* name) {
+  return py::module_::import(module).attr(name);
+}
+
+StatsObject as_stats(const DraftCounts& counts) {
+  return from_python("fastdraft.stats", "DraftStats")(
+      counts.steps, counts.emitted, counts.drafts, counts.drafted, counts.accepted,
+      counts.accepted_prediction, counts.rejected_prediction);
+}
+
+StatsObject finish(PythonEngine& engine, RequestId request) {
+  const DraftCounts counts = [&] {
+    const py::gil_scoped_release release;
+    return engine.finish(request);
+  }();
+  return as_stats(counts);
+}
+
+std::unique_ptr<PythonEngine> make_engine(const std::optional<ConfigObject>& config,
+                                          const Stores& datastores,
+                                          const std::optional<CalibrationObject>& calibration) {
+  const py::object type = from_python("fastdraft.config", "DraftConfig");
+  const ConfigObject chosen = config ? *config : ConfigObject(type());
+  if (!py::isinstance(chosen, type)) {
+    throw py::type_error("config must be a DraftConfig, got " + std::string(py::repr(chosen)));
+  }
+  auto engine = std::make_unique<PythonEngine>(chosen, datastores);
+  if (calibration) {
+    using Weights = py::array_t<float, py::array::c_style | py::array::forcecast>;
+    const Weights weights = calibration->attr("_flat")();
+    engine->set_weights(weights.data(), weights.size());
+  }
+  return engine;
+}
+
+CalibrationObject calibration_of(const PythonEngine& engine) {
+  const std::optional<Calibration> learned = engine.calibration();
+  if (!learned) {
+    throw InvalidValueError("only the default drafter is calibrated, got an engine of another");
+  }
+  py::list buckets;
+  for (const ReliabilityBucket& bucket : learned->reliability) {
+    buckets.append(py::make_tuple(bucket.predicted, bucket.accepted, bucket.count));
+  }
+  const py::array_t<float> weights(static_cast<py::ssize_t>(learned->weights.size()),
+                                   learned->weights.data());
+  return from_python("fastdraft.calibration", "Calibration").attr("_from_flat")(weights, buckets);
 }
 
 }  // namespace
 
 void register_engine(py::module_& module) {
-  py::class_<Engine> engine(module, "Engine", "The core of fastdraft.Engine.");
-  engine.def(py::init([](std::int32_t lookahead, std::int32_t tree_budget, double token_cost,
-                         std::int32_t max_ngram, std::int32_t ngram_order, double min_probability,
-                         std::int32_t recovery, std::int64_t max_request_tokens,
-                         std::optional<std::int64_t> max_bytes,
-                         std::optional<std::int64_t> vocabulary, const Stores& datastores) {
-               EngineConfig config;
-               config.lookahead = lookahead;
-               config.tree_budget = tree_budget;
-               config.token_cost = token_cost;
-               config.max_ngram = max_ngram;
-               config.ngram_order = ngram_order;
-               config.min_probability = min_probability;
-               config.recovery = recovery;
-               config.max_request_tokens = max_request_tokens;
-               config.max_bytes = max_bytes.value_or(MemoryBudget::kUnlimited);
-               config.vocabulary = vocabulary.value_or(kAllTokens);
-               return std::make_unique<Engine>(config, datastores);
-             }),
-             py::kw_only(), py::arg("lookahead"), py::arg("tree_budget"), py::arg("token_cost"),
-             py::arg("max_ngram"), py::arg("ngram_order"), py::arg("min_probability"),
-             py::arg("recovery"), py::arg("max_request_tokens"), py::arg("max_bytes"),
-             py::arg("vocabulary"), py::arg("datastores"));
+  py::class_<PythonEngine> engine(
+      module, "Engine", py::dynamic_attr(),
+      R"(Drafts for any number of requests, and learns from them what to draft.
+
+One engine serves a process. Calls on different requests may come from several threads at
+once; calls on one request wait for each other. `add_request`, `propose_batch`,
+`observe_batch` and `finish` release the GIL; `propose` and `observe` are too short for that.
+
+>>> engine = Engine()
+>>> request = engine.add_request([1, 2, 3, 4, 1, 2])
+>>> engine.propose(request, token_cost=0.0, limit=3).tolist()
+[3, 4, 1]
+>>> engine.observe(request, [3, 4, 9])
+>>> engine.finish(request).mean_accepted_tokens
+3.0)");
+  engine.def(py::init(&make_engine), py::arg("config") = py::none(), py::kw_only(),
+             py::arg("datastores") = py::tuple(), py::arg("calibration") = py::none(),
+             R"(Makes an engine.
+
+config: how it drafts, by default DraftConfig().
+datastores: what requests are drafted from besides their own text, where they are given no
+    datastores of their own. A finished request's text enters the live ones. Other engines may share
+    them. Only the default drafter draws on them.
+calibration: what an earlier engine learned, to begin with instead of the prior.
+
+Raises InvalidValueError for datastores of two tokenizers, or a calibration for a drafter that
+learns nothing, and DatastoreClosedError.)");
+  engine.def_property_readonly(
+      "config", [](const PythonEngine& self) { return ConfigObject(self.config_object); },
+      "The configuration that the engine was made with.");
   engine.def("add_request", &add_request, py::arg("prompt_ids"), py::kw_only(),
              py::arg("prediction") = py::none(), py::arg("datastores") = py::none(),
              R"(Starts a request and returns its id.
@@ -232,7 +297,7 @@ It is empty where nothing matches or nothing pays. It changes nothing that later
 but `observe` compares the emitted tokens with the latest draft, so propose once a step.
 
 limit: the most tokens to draft, besides the config's lookahead or tree_budget; 0 drafts nothing. A host that
-    has room for fewer tokens says so here and does not cut the draft itself.
+    has room for fewer tokens passes a limit and does not cut the draft itself.
 token_cost: what a further token in a forward costs, as a fraction of a forward over one token; by
     default the config's.
 cost: instead of it, the step cost as a row of times: cost[n - 1] is the time of a target forward
@@ -278,67 +343,34 @@ A request that has several rows takes them in their order, as it would from seve
   engine.def("num_tokens", &Engine::num_tokens, py::arg("request"),
              "The tokens of a running request, prompt and output. Raises UnknownRequestError.");
   engine.def(
-      "_counts", [](Engine& self, RequestId request) { return as_tuple(self.counts(request)); },
-      py::arg("request"));
-  engine.def(
-      "_finish",
-      [](Engine& self, RequestId request) {
-        const DraftCounts counts = [&] {
-          const py::gil_scoped_release release;
-          return self.finish(request);
-        }();
-        return as_tuple(counts);
-      },
-      py::arg("request"));
+      "stats", [](PythonEngine& self, RequestId request) { return as_stats(self.counts(request)); },
+      py::arg("request"), "The counts of a running request. Raises UnknownRequestError.");
+  engine.def("finish", &finish, py::arg("request"),
+             R"(Ends a request, frees its memory, and returns its counts.
+
+Its prompt and output enter the live datastores that it was given; one that was closed meanwhile is
+left out. Raises UnknownRequestError for an id that is not running, so for a second `finish` too.)");
   engine.def(
       "cancel",
-      [](Engine& self, RequestId request) {
+      [](PythonEngine& self, RequestId request) {
         const py::gil_scoped_release release;
         self.cancel(request);
       },
       py::arg("request"), R"(Ends a request whose output nobody wants, and frees its memory.
 
 Nothing of it enters a datastore. Raises UnknownRequestError for an id that is not running.)");
-  engine.def("_weights", [](const Engine& self) -> std::optional<py::array_t<float>> {
-    if (self.acceptance() == nullptr) return std::nullopt;
-    const auto weights = self.acceptance()->weights();
-    return py::array_t<float>(static_cast<py::ssize_t>(weights.size()), weights.data());
-  });
-  engine.def(
-      "_set_weights",
-      [](const Engine& self, const py::array_t<float, py::array::c_style>& weights) {
-        if (self.acceptance() == nullptr || weights.size() != Acceptance::kWeights) {
-          throw InvalidValueError("weights do not fit the drafter");
-        }
-        const float* end = weights.data() + weights.size();
-        const float* wrong = std::find_if(weights.data(), end, [](float weight) {
-          return !(std::abs(weight) <= static_cast<float>(kMostWeight));  // NaN too
-        });
-        if (wrong != end) {
-          const std::string most = std::to_string(kMostWeight);
-          throw InvalidValueError("weights must be from -" + most + " to " + most + ", got " +
-                                  std::to_string(*wrong));
-        }
-        self.acceptance()->set_weights(weights.data());
-      },
-      py::arg("weights"));
-  engine.def("_reliability", [](const Engine& self) {
-    std::vector<std::tuple<double, double, double>> buckets;
-    if (self.acceptance() != nullptr) {
-      for (const auto& bucket : self.acceptance()->reliability()) {
-        buckets.emplace_back(bucket.told, bucket.accepted, bucket.count);
-      }
-    }
-    return buckets;
-  });
+  engine.def("calibration", &calibration_of,
+             R"(What the engine has learned so far, from all its requests.
+
+Raises InvalidValueError where the drafter learns nothing: all but the default one.)");
   py::typing::List<py::typing::Tuple<py::str, int>> features;
-  for (std::size_t i = 0; i < Acceptance::kFeatures; ++i) {
-    features.append(py::make_tuple(Acceptance::kNames[i], Acceptance::kValues[i]));
+  for (std::size_t i = 0; i < AcceptanceModel::kFeatures; ++i) {
+    features.append(py::make_tuple(AcceptanceModel::kNames[i], AcceptanceModel::kValues[i]));
   }
   module.attr("FEATURES") = features;
-  module.attr("MOST_WEIGHT") = kMostWeight;
-  FastMethod<Engine, FastPropose>::install(engine, "propose");
-  FastMethod<Engine, FastObserve>::install(engine, "observe");
+  module.attr("MOST_WEIGHT") = AcceptanceModel::kMostWeight;
+  FastMethod<PythonEngine, FastPropose>::install(engine, "propose");
+  FastMethod<PythonEngine, FastObserve>::install(engine, "observe");
   engine.def_property_readonly("num_requests", &Engine::num_requests,
                                "How many requests are running.");
   engine.def_property_readonly("num_bytes", &Engine::bytes,

@@ -1,4 +1,4 @@
-#include "fastdraft/copy_cursor.h"
+#include "copy_cursor.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -35,8 +35,8 @@ void CopyCursor::advance(const Token* text, std::int32_t limit, const Token* out
   }
 }
 
-// The place within the window before which the most tokens stand as in the
-// output, the nearest of those; of two as near the later one, since after an
+// The place within the window before which the most tokens are those at the
+// output's end, the nearest of those; of two as near the later one, since after an
 // edit a text goes on further down more often than further up.
 CopyCursor::Place CopyCursor::nearby(const Token* text, std::int32_t limit, const Token* output,
                                      std::int64_t size) const noexcept {
@@ -47,8 +47,8 @@ CopyCursor::Place CopyCursor::nearby(const Token* text, std::int32_t limit, cons
   const Token token = output[size - 1];
   for (std::int32_t position = first; position <= last; ++position) {
     if (text[position - 1] != token) continue;
-    const auto most =
-        static_cast<std::int32_t>(std::min<std::int64_t>({kLongest, std::int64_t{position}, size}));
+    const auto most = static_cast<std::int32_t>(
+        std::min<std::int64_t>({kLongestCompared, std::int64_t{position}, size}));
     const auto length =
         static_cast<std::int32_t>(common_suffix(text + position, output + size, most));
     const std::int32_t distance = std::abs(position - parted_at_);

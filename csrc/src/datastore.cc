@@ -4,8 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "fastdraft/datastore_index.h"
+#include "datastore_index.h"
 #include "fastdraft/error.h"
+#include "phase_fair_mutex.h"
 
 namespace fastdraft {
 
@@ -18,6 +19,15 @@ std::string to_hex(const Fingerprint& fingerprint) {
   }
   return hex;
 }
+
+Datastore::Datastore(const std::optional<Fingerprint>& fingerprint)
+    : mutex_(std::make_unique<PhaseFairMutex>()), fingerprint_(fingerprint) {}
+
+Datastore::~Datastore() = default;
+
+Datastore::Reader::Reader(const Datastore& store) : store_(&store) { store.mutex_->lock_shared(); }
+
+Datastore::Reader::~Reader() { store_->mutex_->unlock_shared(); }
 
 Token Datastore::Reader::at(std::int64_t position) const {
   std::int64_t count = 0;

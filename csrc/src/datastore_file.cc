@@ -1,4 +1,4 @@
-#include "fastdraft/datastore_file.h"
+#include "datastore_file.h"
 
 #include <algorithm>
 #include <atomic>
@@ -8,7 +8,7 @@
 #include <limits>
 #include <system_error>
 
-#include "fastdraft/datastore_index.h"
+#include "datastore_index.h"
 #include "fastdraft/error.h"
 
 #ifdef _WIN32

@@ -6,20 +6,20 @@
 #include <string>
 #include <vector>
 
+#include "datastore_file.h"
+#include "datastore_index.h"
 #include "fastdraft/datastore.h"
-#include "fastdraft/datastore_file.h"
-#include "fastdraft/datastore_index.h"
 #include "fastdraft/error.h"
+#include "phase_fair_mutex.h"
 
 namespace fastdraft {
 namespace {
 
-constexpr std::size_t kNumOrders = Datastore::kOrders.size();
 // The writer makes none but the last shorter.
 constexpr std::int64_t kLeastSegment = DatastoreWriter::kLeastSegmentTokens - kLeastRoom;
 
-// A part of a store with an index of its own. What stands in the file is taken for
-// a number of any value: damage that nobody looked for must not lead outside.
+// A part of a store with an index of its own. A number in the file may have
+// any value: unnoticed damage must not lead outside.
 struct Segment {
   std::int64_t base;  // the position of its first token
   std::int64_t size;
@@ -49,7 +49,7 @@ struct Segment {
           return base + at;
         }
       }
-      if (bucket->tags[Bucket::kEntries - 1] == 0) return -1;
+      if (!bucket->full()) return -1;
       ++bucket;
       if (bucket == buckets[order] + num_buckets[order]) bucket = buckets[order];
     }
@@ -60,7 +60,7 @@ struct Segment {
   std::int32_t common(std::int64_t position, const Token* text,
                       std::int64_t text_size) const noexcept {
     const std::int64_t at = position - base;
-    const std::int64_t most = std::min({std::int64_t{Datastore::kLongest}, text_size, at});
+    const std::int64_t most = std::min({std::int64_t{Datastore::kLongestMatch}, text_size, at});
     return static_cast<std::int32_t>(common_suffix(tokens + at, text + text_size, most));
   }
   bool output(std::size_t order, std::int64_t position) const noexcept {
@@ -86,7 +86,7 @@ class FrozenDatastore final : public Datastore {
   }
 
   void close() override {
-    const std::unique_lock<PhaseFairMutex> lock(mutex_);
+    const std::unique_lock<PhaseFairMutex> lock(*mutex_);
     closed_.store(true, std::memory_order_relaxed);
     segments_.clear();
     end_ = 0;
@@ -110,9 +110,7 @@ class FrozenDatastore final : public Datastore {
       if (size < length) continue;
       const Token* end = text + size;
       const std::uint64_t hash = hash_tokens(end - length, length, 0);
-#if defined(__GNUC__)
-      for (const Segment& segment : segments_) __builtin_prefetch(segment.home(order, hash));
-#endif
+      for (const Segment& segment : segments_) prefetch(segment.home(order, hash));
       for (auto segment = segments_.rbegin(); segment != segments_.rend() && links > 0; ++segment) {
         walk(*segment, order, segment->find(order, hash, end), text, size, &links, &best);
       }

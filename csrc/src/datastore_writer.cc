@@ -6,9 +6,9 @@
 #include <utility>
 #include <vector>
 
+#include "datastore_file.h"
+#include "datastore_index.h"
 #include "fastdraft/datastore.h"
-#include "fastdraft/datastore_file.h"
-#include "fastdraft/datastore_index.h"
 #include "fastdraft/error.h"
 
 namespace fastdraft {
@@ -21,14 +21,6 @@ constexpr std::int64_t kAhead = 16;
 // first bucket.
 std::int64_t buckets_for(std::int64_t entries) noexcept {
   return entries * 5 / (4 * Bucket::kEntries) + 1;
-}
-
-void prefetch(const void* memory) noexcept {
-#if defined(__GNUC__)
-  __builtin_prefetch(memory);
-#else
-  (void)memory;
-#endif
 }
 
 // The index of one order over a segment: `previous` for its tokens, and the table.
@@ -56,16 +48,16 @@ class OrderIndex {
     return hash_tokens(tokens_.data() + position - order_, order_, 0);
   }
 
-  // Calls take(position) for each position that the index knows, ascending.
-  template <typename Take>
-  void for_each_position(Take take) const {
+  // Calls visit(position) for each position that the index knows, ascending.
+  template <typename Visit>
+  void for_each_position(Visit visit) const {
     std::int64_t first = 0;
     for (std::int64_t position = 0; position < size(); ++position) {
       const Token token = tokens_[static_cast<std::size_t>(position)];
       if (token < 0) {
         first = position + 1 + std::max<std::int64_t>(order_, mark_context(token));
       } else if (position >= first) {
-        take(position);
+        visit(position);
       }
     }
   }
@@ -122,14 +114,8 @@ class OrderIndex {
     const std::uint64_t hash = this->hash(position);
     auto at =
         static_cast<std::size_t>(Bucket::home(hash, static_cast<std::int64_t>(table->size())));
-    while ((*table)[at].tags[Bucket::kEntries - 1] != 0) {
-      at = at + 1 == table->size() ? 0 : at + 1;
-    }
-    Bucket& bucket = (*table)[at];
-    int i = 0;
-    while (bucket.tags[i] != 0) ++i;
-    bucket.tags[i] = Bucket::tag(hash);
-    bucket.positions[i] = position;
+    while ((*table)[at].full()) at = at + 1 == table->size() ? 0 : at + 1;
+    (*table)[at].enter(hash, position);
   }
 
   const std::vector<Token>& tokens_;
@@ -145,10 +131,10 @@ std::int64_t bytes_of(const std::vector<T>& values) noexcept {
 
 }  // namespace
 
-class DatastoreWriter::State {
+class DatastoreWriter::FileWriter {
  public:
-  State(const std::string& path, const std::optional<Fingerprint>& fingerprint,
-        std::int64_t segment_tokens)
+  FileWriter(const std::string& path, const std::optional<Fingerprint>& fingerprint,
+             std::int64_t segment_tokens)
       : file_(path), segment_tokens_(segment_tokens) {
     header_.magic = FileHeader::kMagic;
     header_.version = FileHeader::kVersion;
@@ -299,7 +285,7 @@ DatastoreWriter::DatastoreWriter(const std::string& path,
                             " to " + std::to_string(kSegmentTokens) + ", got " +
                             std::to_string(segment_tokens));
   }
-  state_ = std::make_unique<State>(path, fingerprint, segment_tokens);
+  writer_ = std::make_unique<FileWriter>(path, fingerprint, segment_tokens);
 }
 
 DatastoreWriter::~DatastoreWriter() = default;
@@ -313,47 +299,47 @@ std::unique_lock<std::mutex> DatastoreWriter::lock() const {
   return std::unique_lock<std::mutex>(mutex_);
 }
 
-DatastoreWriter::State& DatastoreWriter::state() const {
-  if (state_ == nullptr) throw DatastoreClosedError("the file has been written or discarded");
-  return *state_;
+DatastoreWriter::FileWriter& DatastoreWriter::writer() const {
+  if (writer_ == nullptr) throw DatastoreClosedError("the file has been written or discarded");
+  return *writer_;
 }
 
 void DatastoreWriter::begin_document(std::int64_t context) {
   const std::unique_lock<std::mutex> lock = this->lock();
-  state().begin_document(context);
+  writer().begin_document(context);
 }
 
 void DatastoreWriter::append(const Token* tokens, std::int64_t size, bool output) {
   check_tokens(tokens, size, "token_ids");
   const std::unique_lock<std::mutex> lock = this->lock();
-  state();
+  writer();
   // What was half written must not be completed.
-  std::unique_ptr<State> writing = std::move(state_);
+  std::unique_ptr<FileWriter> writing = std::move(writer_);
   writing->append(tokens, size, output);
-  state_ = std::move(writing);
+  writer_ = std::move(writing);
 }
 
 void DatastoreWriter::finish() {
   const std::unique_lock<std::mutex> lock = this->lock();
-  state();
-  const std::unique_ptr<State> writing = std::move(state_);
+  writer();
+  const std::unique_ptr<FileWriter> writing = std::move(writer_);
   writing->finish();
 }
 
 void DatastoreWriter::discard() noexcept {
   if (process_ != this_process()) return;
   const std::scoped_lock lock(mutex_);
-  state_.reset();
+  writer_.reset();
 }
 
 std::int64_t DatastoreWriter::num_tokens() const {
   const std::unique_lock<std::mutex> lock = this->lock();
-  return state().header().num_tokens;
+  return writer().header().num_tokens;
 }
 
 std::int64_t DatastoreWriter::num_documents() const {
   const std::unique_lock<std::mutex> lock = this->lock();
-  return state().header().num_documents;
+  return writer().header().num_documents;
 }
 
 }  // namespace fastdraft

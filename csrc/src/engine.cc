@@ -1,14 +1,17 @@
 #include "fastdraft/engine.h"
 
 #include <algorithm>
-#include <limits>
+#include <cmath>
 #include <numeric>
 #include <string>
 #include <utility>
+#include <variant>
 
+#include "acceptance_model.h"
+#include "drafter.h"
 #include "fastdraft/error.h"
-#include "fastdraft/ngram_model.h"
-#include "fastdraft/token.h"
+#include "memory.h"
+#include "request_table.h"
 
 namespace fastdraft {
 namespace {
@@ -17,42 +20,9 @@ namespace {
 // tokens a step, and summaries, 2.
 constexpr double kInitialRate = 1.5;
 
-// An id is a slot's index with the slot's generation above it. A slot whose last
-// generation has ended is not used again, so no id is negative or given out twice.
-constexpr int kIndexBits = 32;
-constexpr std::int64_t kLastGeneration = std::numeric_limits<RequestId>::max() >> kIndexBits;
-
-std::int64_t index_of(RequestId id) noexcept { return id & ((RequestId{1} << kIndexBits) - 1); }
-
-std::unique_ptr<DraftPolicy> make_policy(const EngineConfig& config) {
-  if (config.max_ngram > 0) return DraftPolicy::prompt_lookup(config.max_ngram);
-  if (config.ngram_order > 0) {
-    return DraftPolicy::ngram(config.ngram_order, config.min_probability);
-  }
-  if (config.recovery > 0) return DraftPolicy::predicted_outputs(config.recovery);
-  return DraftPolicy::calibrated(config.lookahead, config.tree_budget > 0);
-}
-
-template <typename T>
-void check_range(const char* what, T value, T least, T most) {
-  if (value >= least && value <= most) return;  // false for NaN
-  throw InvalidValueError(std::string(what) + " must be " + std::to_string(least) + " to " +
-                          std::to_string(most) + ", got " + std::to_string(value));
-}
-
 // Returns `config` if the engine can keep to it.
 EngineConfig checked(const EngineConfig& config) {
-  constexpr std::int32_t kMost = 1 << 16;
-  check_range("lookahead", config.lookahead, 1, kMost);
-  check_range("tree_budget", config.tree_budget, 0, kMost);
-  check_range("max_ngram", config.max_ngram, 0, kMost);
-  check_range("ngram_order", config.ngram_order, 0, NgramModel::kMaxOrder);
-  check_range("recovery", config.recovery, 0, std::numeric_limits<std::int32_t>::max());
-  check_range("min_probability", config.min_probability, 0.0, 1.0);
-  check_range("max_request_tokens", config.max_request_tokens, std::int64_t{1}, kMaxTextTokens);
-  check_range("max_bytes", config.max_bytes, std::int64_t{1}, MemoryBudget::kUnlimited);
-  check_range("vocabulary", config.vocabulary, std::int64_t{1}, kAllTokens);
-  StepCost::constant(config.token_cost);
+  config.check();
   return config;
 }
 
@@ -94,82 +64,18 @@ std::string of_request(RequestId id) { return "request " + std::to_string(id) + 
 
 }  // namespace
 
-// A request while its slot is locked.
-class Engine::Locked {
- public:
-  Locked(Slot& slot, std::unique_lock<std::mutex> lock) noexcept
-      : slot_(&slot), lock_(std::move(lock)) {}
-  Request& operator*() const noexcept { return *slot_->request; }
-  Request* operator->() const noexcept { return slot_->request.get(); }
-
-  // Takes the request out; its id is unknown from now on.
-  std::unique_ptr<Request> take() noexcept {
-    ++slot_->generation;
-    return std::move(slot_->request);
-  }
-
- private:
-  Slot* slot_;
-  std::unique_lock<std::mutex> lock_;
-};
-
 Engine::Engine(const EngineConfig& config, Stores stores)
     : config_(checked(config)),
+      most_drafted_(config.most_drafted()),
       stores_(std::move(stores)),
-      budget_(config.max_bytes),
-      policy_(make_policy(config)),
-      rate_(kInitialRate) {
+      budget_(std::make_unique<MemoryBudget>(config.max_bytes)),
+      acceptance_(config.calibrated() ? std::make_unique<AcceptanceModel>() : nullptr),
+      requests_(std::make_unique<RequestTable>()),
+      rate_(std::make_unique<EmissionRate>(kInitialRate)) {
   check_stores(stores_);
 }
 
-Engine::~Engine() {
-  for (const auto& chunk : chunks_) delete[] chunk.load(std::memory_order_relaxed);
-}
-
-Engine::Slot* Engine::slot(std::int64_t index) const noexcept {
-  const std::uint64_t place = static_cast<std::uint64_t>(index) + (1u << kLog2FirstChunk);
-  int log2 = kLog2FirstChunk;
-  while ((place >> (log2 + 1)) != 0) ++log2;
-  const int chunk = log2 - kLog2FirstChunk;
-  if (chunk >= kNumChunks) return nullptr;
-  Slot* slots = chunks_[static_cast<std::size_t>(chunk)].load(std::memory_order_acquire);
-  return slots == nullptr ? nullptr : slots + (place - (std::uint64_t{1} << log2));
-}
-
-std::optional<Engine::Locked> Engine::find(RequestId id) const {
-  Slot* found = id < 0 ? nullptr : slot(index_of(id));
-  if (found == nullptr) return std::nullopt;
-  std::unique_lock<std::mutex> guard(found->mutex);
-  if (found->request == nullptr || found->generation != id >> kIndexBits) return std::nullopt;
-  return Locked(*found, std::move(guard));
-}
-
-Engine::Locked Engine::lock(RequestId id) const {
-  if (std::optional<Locked> found = find(id)) return *std::move(found);
-  throw UnknownRequestError("unknown request " + std::to_string(id) +
-                            ": it was never added, or has been finished or cancelled");
-}
-
-// Gives out a slot that holds no request.
-std::int64_t Engine::take_slot() {
-  const std::scoped_lock guard(slots_mutex_);
-  if (!free_slots_.empty()) {
-    const std::int64_t index = free_slots_.back();
-    free_slots_.pop_back();
-    return index;
-  }
-  const std::int64_t index = num_slots_++;
-  if (slot(index) == nullptr) {
-    std::size_t chunk = 0;
-    while (chunks_[chunk].load(std::memory_order_relaxed) != nullptr) ++chunk;
-    chunks_[chunk].store(new Slot[std::size_t{1} << (kLog2FirstChunk + chunk)],
-                         std::memory_order_release);
-  }
-  // Room for every slot to come back, so that finish never allocates.
-  const auto slots = static_cast<std::size_t>(num_slots_);
-  if (free_slots_.capacity() < slots) free_slots_.reserve(2 * slots);
-  return index;
-}
+Engine::~Engine() = default;
 
 void Engine::check_room(const Request& request, RequestId id, std::int64_t count) const {
   if (count > config_.max_request_tokens - request.context.size()) {
@@ -181,7 +87,7 @@ void Engine::check_room(const Request& request, RequestId id, std::int64_t count
 }
 
 std::int32_t Engine::limit_of(const ProposeOptions& options, std::int64_t row) const noexcept {
-  return options.limits == nullptr ? most_drafted() : std::min(most_drafted(), options.limits[row]);
+  return options.limits == nullptr ? most_drafted_ : std::min(most_drafted_, options.limits[row]);
 }
 
 RequestId Engine::add_request(const Token* prompt, std::int64_t prompt_size,
@@ -198,24 +104,19 @@ RequestId Engine::add_request(const Token* prompt, std::int64_t prompt_size,
                               std::to_string(size) + " tokens");
     }
   }
-  double rate = 0.0;
-  {
+  const double rate = [this] {
     const std::scoped_lock guard(rate_mutex_);
-    rate = rate_.value();
-  }
-  auto request = std::make_unique<Request>(most_drafted(), rate, budget_);
+    return rate_->value();
+  }();
+  auto request = std::make_unique<Request>(most_drafted_, rate, *budget_);
   for (std::int64_t i = 0; i < prompt_size; ++i) request->context.append(prompt[i]);
   request->prompt_size = prompt_size;
   request->stores = stores == nullptr ? stores_ : *stores;
+  const DrafterInputs inputs{request->context,  prediction,        prediction_size, request->stores,
+                             config_.lookahead, acceptance_.get(), *budget_};
   request->drafter =
-      policy_->begin(request->context, {prediction, prediction_size, request->stores}, budget_);
-
-  const std::int64_t index = take_slot();
-  Slot& place = *slot(index);
-  const std::scoped_lock guard(place.mutex);
-  place.request = std::move(request);
-  num_requests_.fetch_add(1, std::memory_order_relaxed);
-  return (place.generation << kIndexBits) | index;
+      std::visit([&](const auto& config) { return make_drafter(config, inputs); }, config_.drafter);
+  return requests_->add(std::move(request));
 }
 
 // Leaves out the tokens that are not of the vocabulary, with all that follow them,
@@ -261,13 +162,13 @@ std::int32_t Engine::propose(RequestId id, const ProposeOptions& options,
                              const DraftColumns& draft) {
   check_limits(options, 1);
   const StepCost cost = options.cost.value_or(StepCost::constant(config_.token_cost));
-  const Locked request = lock(id);
-  const double rate = request->rate.value();
+  const RequestTable::Locked request = requests_->lock(id);
+  const double rate = kPremium * request->rate.value();
   const double least = cost.is_constant() ? cost.least_chance(1, rate)
-                                          : cost.least_of_batch(1, rate, false, most_drafted());
+                                          : cost.least_of_batch(1, rate, false, most_drafted_);
   std::int32_t count = guess(*request, limit_of(options, 0), static_cast<float>(least));
   // At a constant cost the guess ended where no more pays.
-  if (policy_->drafts_what_pays() && !cost.is_constant()) {
+  if (config_.calibrated() && !cost.is_constant()) {
     keep_what_pays(cost, rate, false, request->draft.probabilities, 1, count, &count);
   }
   request->drafted = count;
@@ -280,7 +181,7 @@ DraftBatch Engine::propose_batch(const RequestId* ids, std::int64_t rows,
                                  const ProposeOptions& options) {
   check_limits(options, rows);
   const StepCost cost = options.cost.value_or(StepCost::constant(config_.token_cost));
-  const std::int64_t stride = most_drafted();
+  const std::int64_t stride = most_drafted_;
   // Every row's whole guess, a stride apart; what is kept then moves together.
   std::unique_ptr<std::int32_t[]> memory(
       new std::int32_t[static_cast<std::size_t>(DraftColumns::words(rows * stride))]);
@@ -288,17 +189,19 @@ DraftBatch Engine::propose_batch(const RequestId* ids, std::int64_t rows,
   std::vector<std::int32_t> counts(static_cast<std::size_t>(rows));
   double rate = 0.0;
   for (std::int64_t row = 0; row < rows; ++row) {
-    if (const std::optional<Locked> found = find(ids[row])) rate += (*found)->rate.value();
+    if (const std::optional<RequestTable::Locked> found = requests_->find(ids[row])) {
+      rate += kPremium * (*found)->rate.value();
+    }
   }
   const auto least = static_cast<float>(cost.least_of_batch(rows, rate, options.padded, stride));
   for (std::int64_t row = 0; row < rows; ++row) {
-    const std::optional<Locked> found = find(ids[row]);
+    const std::optional<RequestTable::Locked> found = requests_->find(ids[row]);
     if (!found) continue;
     Request& request = **found;
     counts[static_cast<std::size_t>(row)] = guess(request, limit_of(options, row), least);
     request.draft.copy_to(all.from(row * stride), request.guessed);
   }
-  if (rows > 0 && policy_->drafts_what_pays()) {
+  if (rows > 0 && config_.calibrated()) {
     keep_what_pays(cost, rate, options.padded, all.probabilities, rows, stride, counts.data());
   }
 
@@ -310,7 +213,7 @@ DraftBatch Engine::propose_batch(const RequestId* ids, std::int64_t rows,
   for (std::int64_t row = 0; row < rows; ++row) {
     const auto r = static_cast<std::size_t>(row);
     all.from(row * stride).copy_to(all.from(offsets[r]), counts[r]);
-    const std::optional<Locked> request = find(ids[row]);
+    const std::optional<RequestTable::Locked> request = requests_->find(ids[row]);
     // A call from elsewhere may have ended or observed the request since.
     if (!request || !(*request)->proposed) continue;
     (*request)->drafted = std::min(counts[r], (*request)->guessed);
@@ -336,7 +239,7 @@ void Engine::count_step(Request& request, const Token* emitted, std::int64_t cou
 
 void Engine::observe(RequestId id, const Token* emitted, std::int64_t count) {
   check_tokens(emitted, count, "emitted_ids");
-  const Locked locked = lock(id);
+  const RequestTable::Locked locked = requests_->lock(id);
   Request& request = *locked;
   check_room(request, id, count);
   const bool proposed = std::exchange(request.proposed, false);
@@ -360,7 +263,7 @@ void Engine::observe(RequestId id, const Token* emitted, std::int64_t count) {
   // Without a proposal a step of the target emits one token: more are text that came from
   // elsewhere, as a resumed request's, and tell nothing of the target's pace.
   if (taken > 0 && (proposed || taken == 1)) {
-    const auto tokens = static_cast<double>(std::min<std::int64_t>(taken, most_drafted() + 1));
+    const auto tokens = static_cast<double>(std::min<std::int64_t>(taken, most_drafted_ + 1));
     request.rate.add(tokens, step_time);
     request.paced += tokens;
     request.time += step_time;
@@ -391,12 +294,12 @@ std::vector<RowError> Engine::observe_batch(const RequestId* ids, std::int64_t r
   return failed;
 }
 
-DraftCounts Engine::counts(RequestId id) { return lock(id)->counts; }
+DraftCounts Engine::counts(RequestId id) { return requests_->lock(id)->counts; }
 
-std::int64_t Engine::num_tokens(RequestId id) { return lock(id)->context.size(); }
+std::int64_t Engine::num_tokens(RequestId id) { return requests_->lock(id)->context.size(); }
 
 DraftCounts Engine::finish(RequestId id) {
-  const std::unique_ptr<Request> request = take(id);
+  const std::unique_ptr<Request> request = remove(id);
   for (const auto& store : request->stores) {
     if (store->frozen()) continue;
     try {
@@ -410,23 +313,46 @@ DraftCounts Engine::finish(RequestId id) {
   return request->counts;
 }
 
-std::unique_ptr<Request> Engine::take(RequestId id) {
-  std::unique_ptr<Request> request;
-  {
-    Locked locked = lock(id);
-    request = locked.take();
-    // Before anybody can learn that the id is unknown now.
-    num_requests_.fetch_sub(1, std::memory_order_relaxed);
-  }
-  {
-    const std::scoped_lock guard(slots_mutex_);
-    if (id >> kIndexBits < kLastGeneration) free_slots_.push_back(index_of(id));
-  }
+DraftCounts Engine::cancel(RequestId id) { return remove(id)->counts; }
+
+std::unique_ptr<Request> Engine::remove(RequestId id) {
+  std::unique_ptr<Request> request = requests_->remove(id);
   if (request->time > 0.0) {
     const std::scoped_lock guard(rate_mutex_);
-    rate_.add(request->paced / request->time, 1.0);
+    rate_->add(request->paced / request->time, 1.0);
   }
   return request;
 }
+
+std::optional<Calibration> Engine::calibration() const {
+  if (acceptance_ == nullptr) return std::nullopt;
+  const auto weights = acceptance_->weights();
+  const auto reliability = acceptance_->reliability();
+  return Calibration{{weights.begin(), weights.end()}, {reliability.begin(), reliability.end()}};
+}
+
+void Engine::set_weights(const float* weights, std::int64_t count) {
+  if (acceptance_ == nullptr) {
+    throw InvalidValueError("only the default drafter takes a calibration");
+  }
+  if (count != AcceptanceModel::kWeights) {
+    throw InvalidValueError("there must be " + std::to_string(AcceptanceModel::kWeights) +
+                            " weights, got " + std::to_string(count));
+  }
+  constexpr int kMost = AcceptanceModel::kMostWeight;
+  const float* wrong = std::find_if(weights, weights + count, [](float weight) {
+    return !(std::abs(weight) <= static_cast<float>(kMost));  // NaN too
+  });
+  if (wrong != weights + count) {
+    const std::string most = std::to_string(kMost);
+    throw InvalidValueError("weights must be from -" + most + " to " + most + ", got " +
+                            std::to_string(*wrong));
+  }
+  acceptance_->set_weights(weights);
+}
+
+std::int64_t Engine::num_requests() const noexcept { return requests_->size(); }
+
+std::int64_t Engine::bytes() const noexcept { return budget_->used(); }
 
 }  // namespace fastdraft

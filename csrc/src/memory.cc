@@ -1,4 +1,4 @@
-#include "fastdraft/memory.h"
+#include "memory.h"
 
 #include <string>
 
@@ -6,10 +6,10 @@
 
 namespace fastdraft {
 
-void MemoryBudget::take(std::int64_t bytes) {
+void MemoryBudget::charge(std::int64_t bytes) {
   const std::int64_t before = used_.fetch_add(bytes, std::memory_order_relaxed);
   if (before > limit_ - bytes) {
-    give(bytes);
+    refund(bytes);
     throw MemoryLimitError("max_bytes is " + std::to_string(limit_) + ": " +
                            std::to_string(before) + " bytes are in use and " +
                            std::to_string(bytes) + " more were asked for");

@@ -2,22 +2,21 @@
 #include <cstdint>
 #include <memory>
 
-#include "fastdraft/drafter.h"
-#include "fastdraft/ngram_model.h"
+#include "drafter.h"
+#include "ngram_model.h"
 
 namespace fastdraft {
 namespace {
 
 class NgramDrafter final : public Drafter {
  public:
-  NgramDrafter(const SuffixAutomaton& text, std::int32_t order, double min_probability,
-               MemoryBudget& budget)
+  NgramDrafter(const NgramConfig& config, const SuffixAutomaton& text, MemoryBudget& budget)
       : text_(text),
-        model_(text.text(), text.size(), order, budget),
-        min_probability_(min_probability) {
+        model_(text.text(), text.size(), config.order, budget),
+        min_probability_(config.min_probability) {
     // The context is shorter than the order.
-    for (std::int64_t i = std::max<std::int64_t>(0, text.size() - order + 1); i < text.size();
-         ++i) {
+    const std::int64_t first = std::max<std::int64_t>(0, text.size() - config.order + 1);
+    for (std::int64_t i = first; i < text.size(); ++i) {
       context_ = model_.advance(context_, text.text()[i]);
     }
   }
@@ -42,8 +41,6 @@ class NgramDrafter final : public Drafter {
     return count;
   }
 
-  void learn(const Token*, std::int64_t) override {}
-
  private:
   const SuffixAutomaton& text_;  // prompt and output; the model is the prompt's alone
   const NgramModel model_;
@@ -51,27 +48,10 @@ class NgramDrafter final : public Drafter {
   NgramModel::Context context_;
 };
 
-class NgramPolicy final : public DraftPolicy {
- public:
-  NgramPolicy(std::int32_t order, double min_probability)
-      : order_(order), min_probability_(min_probability) {}
-
-  std::unique_ptr<Drafter> begin(const SuffixAutomaton& context, const Sources&,
-                                 MemoryBudget& budget) override {
-    return std::make_unique<NgramDrafter>(context, order_, min_probability_, budget);
-  }
-
-  bool drafts_what_pays() const noexcept override { return false; }
-
- private:
-  const std::int32_t order_;
-  const double min_probability_;
-};
-
 }  // namespace
 
-std::unique_ptr<DraftPolicy> DraftPolicy::ngram(std::int32_t order, double min_probability) {
-  return std::make_unique<NgramPolicy>(order, min_probability);
+std::unique_ptr<Drafter> make_drafter(const NgramConfig& config, const DrafterInputs& inputs) {
+  return std::make_unique<NgramDrafter>(config, inputs.context, inputs.budget);
 }
 
 }  // namespace fastdraft

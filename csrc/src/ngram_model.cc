@@ -1,12 +1,12 @@
-#include "fastdraft/ngram_model.h"
+#include "ngram_model.h"
 
 namespace fastdraft {
 
 NgramModel::NgramModel(const Token* text, std::int64_t size, std::int32_t order,
                        MemoryBudget& budget)
-    : order_(order), nodes_(budget), transitions_(budget) {
-  nodes_.reserve(1);
-  nodes_.push_back({-1, kNoState});
+    : order_(order), ngrams_(budget), transitions_(budget) {
+  ngrams_.reserve(1);
+  ngrams_.push_back({-1, kNoState});
   Context context;
   for (std::int64_t i = 0; i < size; ++i) context = add(context, text[i]);
 }
@@ -14,27 +14,28 @@ NgramModel::NgramModel(const Token* text, std::int64_t size, std::int32_t order,
 // Counts `token` after a context of the text and after all of its suffixes, and
 // returns the context of both.
 NgramModel::Context NgramModel::add(Context context, Token token) {
-  State first = kNoState;
-  State longer = kNoState;
-  for (State at = context.node; at != kNoState; at = nodes_[at].shorter) {
-    nodes_.reserve(nodes_.size() + 1);
-    const auto fresh = static_cast<State>(nodes_.size());
-    State ngram = transitions_.find_or_insert(nodes_[at].longer, token, fresh);
+  StateId first = kNoState;
+  StateId longer = kNoState;
+  for (StateId at = context.ngram; at != kNoState; at = ngrams_[at].shorter) {
+    ngrams_.reserve(ngrams_.size() + 1);
+    const auto fresh = static_cast<StateId>(ngrams_.size());
+    StateId ngram = transitions_.find_or_insert(ngrams_[at].longer, token, fresh);
     if (ngram == kNoState) {
       ngram = fresh;
-      nodes_.push_back({token, 0});
+      ngrams_.push_back({token, 0});
     }
     if (longer == kNoState) {
       first = ngram;
     } else {
-      nodes_[longer].shorter = ngram;
+      ngrams_[longer].shorter = ngram;
     }
     longer = ngram;
-    Node& node = nodes_[at];
-    ++nodes_[ngram].count;
-    ++node.followed;
-    if (node.most_frequent == kNoState || nodes_[ngram].count >= nodes_[node.most_frequent].count) {
-      node.most_frequent = ngram;
+    Ngram& context_ngram = ngrams_[at];
+    ++ngrams_[ngram].count;
+    ++context_ngram.followed;
+    if (context_ngram.most_frequent == kNoState ||
+        ngrams_[ngram].count >= ngrams_[context_ngram.most_frequent].count) {
+      context_ngram.most_frequent = ngram;
     }
   }
   return grown(first, context.length + 1);
@@ -42,7 +43,7 @@ NgramModel::Context NgramModel::add(Context context, Token token) {
 
 NgramModel::Context NgramModel::advance(Context context, Token token) const noexcept {
   for (;;) {
-    const State next = transitions_.find(nodes_[context.node].longer, token);
+    const StateId next = transitions_.find(ngrams_[context.ngram].longer, token);
     if (next != kNoState) return grown(next, context.length + 1);
     if (context.length == 0) return {};
     context = shorten(context);
@@ -50,11 +51,11 @@ NgramModel::Context NgramModel::advance(Context context, Token token) const noex
 }
 
 NgramModel::Continuation NgramModel::continuation(Context context) const noexcept {
-  while (nodes_[context.node].followed == 0) context = shorten(context);
-  const Node& node = nodes_[context.node];
-  const Node& next = nodes_[node.most_frequent];
-  return {next.token, static_cast<double>(next.count) / node.followed,
-          grown(node.most_frequent, context.length + 1)};
+  while (ngrams_[context.ngram].followed == 0) context = shorten(context);
+  const Ngram& ngram = ngrams_[context.ngram];
+  const Ngram& next = ngrams_[ngram.most_frequent];
+  return {next.token, static_cast<double>(next.count) / ngram.followed,
+          grown(ngram.most_frequent, context.length + 1)};
 }
 
 }  // namespace fastdraft

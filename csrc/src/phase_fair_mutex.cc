@@ -1,4 +1,4 @@
-#include "fastdraft/phase_fair_mutex.h"
+#include "phase_fair_mutex.h"
 
 #include <thread>
 

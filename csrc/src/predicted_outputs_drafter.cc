@@ -2,18 +2,17 @@
 #include <cstdint>
 #include <memory>
 
-#include "fastdraft/drafter.h"
+#include "drafter.h"
 
 namespace fastdraft {
 namespace {
 
 class PredictedOutputsDrafter final : public Drafter {
  public:
-  PredictedOutputsDrafter(const SuffixAutomaton& context, const Sources& sources,
-                          std::int32_t recovery, MemoryBudget& budget)
-      : context_(context), recovery_(recovery), prediction_(budget) {
-    for (std::int64_t i = 0; i < sources.prediction_size; ++i) {
-      prediction_.append(sources.prediction[i]);
+  PredictedOutputsDrafter(std::int32_t recovery, const DrafterInputs& inputs)
+      : context_(inputs.context), recovery_(recovery), prediction_(inputs.budget) {
+    for (std::int64_t i = 0; i < inputs.prediction_size; ++i) {
+      prediction_.append(inputs.prediction[i]);
     }
   }
 
@@ -36,11 +35,8 @@ class PredictedOutputsDrafter final : public Drafter {
     const auto left = static_cast<std::int32_t>(prediction_.size()) - next_;
     const std::int32_t count = std::min(limit, left);
     draft.write_chain(prediction_.text() + next_, count, Source::kPrediction);
-    std::fill_n(draft.probabilities, count, 1.0f);
     return count;
   }
-
-  void learn(const Token*, std::int64_t) override {}
 
  private:
   static constexpr std::int32_t kRecovering = -1;
@@ -52,25 +48,11 @@ class PredictedOutputsDrafter final : public Drafter {
   Match match_;            // while recovering: what was emitted since, in the prediction
 };
 
-class PredictedOutputsPolicy final : public DraftPolicy {
- public:
-  explicit PredictedOutputsPolicy(std::int32_t recovery) : recovery_(recovery) {}
-
-  std::unique_ptr<Drafter> begin(const SuffixAutomaton& context, const Sources& sources,
-                                 MemoryBudget& budget) override {
-    return std::make_unique<PredictedOutputsDrafter>(context, sources, recovery_, budget);
-  }
-
-  bool drafts_what_pays() const noexcept override { return false; }
-
- private:
-  const std::int32_t recovery_;
-};
-
 }  // namespace
 
-std::unique_ptr<DraftPolicy> DraftPolicy::predicted_outputs(std::int32_t recovery) {
-  return std::make_unique<PredictedOutputsPolicy>(recovery);
+std::unique_ptr<Drafter> make_drafter(const PredictedOutputsConfig& config,
+                                      const DrafterInputs& inputs) {
+  return std::make_unique<PredictedOutputsDrafter>(config.recovery, inputs);
 }
 
 }  // namespace fastdraft

@@ -1,4 +1,4 @@
-#include "fastdraft/prediction.h"
+#include "prediction.h"
 
 namespace fastdraft {
 

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "fastdraft/drafter.h"
+#include "drafter.h"
 
 namespace fastdraft {
 namespace {
@@ -30,11 +30,8 @@ class PromptLookupDrafter final : public Drafter {
     const std::int32_t next = context_.first_end(match.state) + 1;
     const std::int32_t count = std::min(limit, size - next);
     draft.write_chain(context_.text() + next, count, Source::kContext);
-    std::fill_n(draft.probabilities, count, 1.0f);
     return count;
   }
-
-  void learn(const Token*, std::int64_t) override {}
 
  private:
   const SuffixAutomaton& context_;
@@ -42,25 +39,11 @@ class PromptLookupDrafter final : public Drafter {
   Match ngram_;  // the text's last tokens, max_ngram_ of them
 };
 
-class PromptLookupPolicy final : public DraftPolicy {
- public:
-  explicit PromptLookupPolicy(std::int32_t max_ngram) : max_ngram_(max_ngram) {}
-
-  std::unique_ptr<Drafter> begin(const SuffixAutomaton& context, const Sources&,
-                                 MemoryBudget&) override {
-    return std::make_unique<PromptLookupDrafter>(context, max_ngram_);
-  }
-
-  bool drafts_what_pays() const noexcept override { return false; }
-
- private:
-  const std::int32_t max_ngram_;
-};
-
 }  // namespace
 
-std::unique_ptr<DraftPolicy> DraftPolicy::prompt_lookup(std::int32_t max_ngram) {
-  return std::make_unique<PromptLookupPolicy>(max_ngram);
+std::unique_ptr<Drafter> make_drafter(const PromptLookupConfig& config,
+                                      const DrafterInputs& inputs) {
+  return std::make_unique<PromptLookupDrafter>(inputs.context, config.max_ngram);
 }
 
 }  // namespace fastdraft

@@ -64,19 +64,20 @@ double StepCost::time(std::int64_t tokens) const noexcept {
 
 namespace {
 
-// How many of `nodes` draft tokens to take, gain[i] being what the i-th adds to
-// the emitted tokens and tokens_per_node what it adds to the forward.
-std::int64_t best_count(const StepCost& cost, double rate, std::int64_t rows,
-                        std::int64_t tokens_per_node, const double* gain, std::int64_t nodes) {
+// How many of the gains to take: gain[i] is what the i-th adds to the emitted tokens, and `width`
+// the tokens that each adds to the forward.
+std::int64_t best_count(const StepCost& cost, double rate, std::int64_t rows, std::int64_t width,
+                        const std::vector<double>& gain) {
   double emitted = 0.0;
   double best = -rate;  // no draft: a step of time 1
   std::int64_t count = 0;
-  for (std::int64_t i = 0; i < nodes; ++i) {
+  for (std::size_t i = 0; i < gain.size(); ++i) {
     emitted += gain[i];
-    const double value = emitted - rate * cost.relative(rows, (i + 1) * tokens_per_node);
+    const auto next = static_cast<std::int64_t>(i) + 1;
+    const double value = emitted - rate * cost.relative(rows, next * width);
     if (value >= best) {
       best = value;
-      count = i + 1;
+      count = next;
     }
   }
   return count;
@@ -94,8 +95,7 @@ void keep_what_pays(const StepCost& cost, double rate, bool padded, const float*
         gain[static_cast<std::size_t>(i)] += static_cast<double>(probabilities[row * stride + i]);
       }
     }
-    const auto width =
-        static_cast<std::int32_t>(best_count(cost, rate, rows, rows, gain.data(), longest));
+    const auto width = static_cast<std::int32_t>(best_count(cost, rate, rows, rows, gain));
     for (std::int64_t row = 0; row < rows; ++row) counts[row] = std::min(counts[row], width);
     return;
   }
@@ -111,26 +111,26 @@ void keep_what_pays(const StepCost& cost, double rate, bool padded, const float*
     }
     return;
   }
-  struct Node {
+  struct DraftToken {
     double probability;
     std::int64_t row;
   };
-  std::vector<Node> nodes;
+  std::vector<DraftToken> tokens;
   for (std::int64_t row = 0; row < rows; ++row) {
     for (std::int32_t i = 0; i < counts[row]; ++i) {
-      nodes.push_back({static_cast<double>(probabilities[row * stride + i]), row});
+      tokens.push_back({static_cast<double>(probabilities[row * stride + i]), row});
     }
     counts[row] = 0;
   }
   // Stable, so that among equals the earlier rows come first on every machine.
-  std::stable_sort(nodes.begin(), nodes.end(),
-                   [](const Node& a, const Node& b) { return a.probability > b.probability; });
-  std::vector<double> gain(nodes.size());
-  std::transform(nodes.begin(), nodes.end(), gain.begin(),
-                 [](const Node& node) { return node.probability; });
-  const std::int64_t count =
-      best_count(cost, rate, rows, 1, gain.data(), static_cast<std::int64_t>(nodes.size()));
-  for (std::int64_t i = 0; i < count; ++i) ++counts[nodes[static_cast<std::size_t>(i)].row];
+  std::stable_sort(tokens.begin(), tokens.end(), [](const DraftToken& a, const DraftToken& b) {
+    return a.probability > b.probability;
+  });
+  std::vector<double> gain(tokens.size());
+  std::transform(tokens.begin(), tokens.end(), gain.begin(),
+                 [](const DraftToken& token) { return token.probability; });
+  const std::int64_t count = best_count(cost, rate, rows, 1, gain);
+  for (std::int64_t i = 0; i < count; ++i) ++counts[tokens[static_cast<std::size_t>(i)].row];
 }
 
 }  // namespace fastdraft

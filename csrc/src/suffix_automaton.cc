@@ -1,4 +1,4 @@
-#include "fastdraft/suffix_automaton.h"
+#include "suffix_automaton.h"
 
 #include "fastdraft/error.h"
 
@@ -15,12 +15,12 @@ void SuffixAutomaton::append(Token token) {
   states_.reserve(states_.size() + 2);  // so that references to states stay valid below
 
   const auto position = static_cast<std::int32_t>(text_.size());
-  const auto newest = static_cast<State>(states_.size());
+  const auto newest = static_cast<StateId>(states_.size());
   states_.push_back({position + 1, 0, position, position, {}});
 
-  State p = last_;
+  StateId p = last_;
   try {
-    State q = kNoState;
+    StateId q = kNoState;
     while (p != kNoState) {
       q = transitions_.find_or_insert(states_[p].edges, token, newest);
       if (q != kNoState) break;
@@ -31,10 +31,10 @@ void SuffixAutomaton::append(Token token) {
         states_[newest].link = q;
       } else {
         // Some strings of q end here too, its longer ones do not: split them.
-        Node split = states_[q];
+        State split = states_[q];
         split.length = states_[p].length + 1;
         split.edges = transitions_.copy(split.edges);
-        const auto clone = static_cast<State>(states_.size());
+        const auto clone = static_cast<StateId>(states_.size());
         states_.push_back(split);
         states_[q].link = clone;
         states_[newest].link = clone;
@@ -46,13 +46,15 @@ void SuffixAutomaton::append(Token token) {
     }
   } catch (const MemoryLimitError&) {
     // Only edges to the newest state were added so far.
-    for (State s = last_; s != p; s = states_[s].link) transitions_.erase(states_[s].edges, token);
+    for (StateId s = last_; s != p; s = states_[s].link) {
+      transitions_.erase(states_[s].edges, token);
+    }
     states_.pop_back();
     throw;
   }
 
   // The position before this one is an earlier end from now on.
-  State s = last_;
+  StateId s = last_;
   for (int i = 0; i < kLatestWalk && s > 0; ++i) {
     states_[s].latest_end = position - 1;
     s = states_[s].link;
@@ -63,7 +65,7 @@ void SuffixAutomaton::append(Token token) {
 
 Match SuffixAutomaton::advance(Match match, Token token) const noexcept {
   for (;;) {
-    const State next = transitions_.find(states_[match.state].edges, token);
+    const StateId next = transitions_.find(states_[match.state].edges, token);
     if (next != kNoState) return {next, match.length + 1};
     match.state = states_[match.state].link;
     if (match.state == kNoState) return {};

@@ -1,4 +1,4 @@
-#include "fastdraft/token_links.h"
+#include "token_links.h"
 
 #include <utility>
 

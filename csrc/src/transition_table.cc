@@ -1,4 +1,4 @@
-#include "fastdraft/transition_table.h"
+#include "transition_table.h"
 
 #include <cstring>
 
@@ -54,25 +54,25 @@ TransitionTable::Edge* TransitionTable::find_edge(const Edges& edges, Token toke
   }
 }
 
-State TransitionTable::find(const Edges& edges, Token token) const noexcept {
+StateId TransitionTable::find(const Edges& edges, Token token) const noexcept {
   if (!is_block(edges)) {
     // kEmpty is no token: every token is below 2^31.
-    return edges.key == static_cast<std::uint32_t>(token) ? static_cast<State>(edges.value)
+    return edges.key == static_cast<std::uint32_t>(token) ? static_cast<StateId>(edges.value)
                                                           : kNoState;
   }
   const Edge* edge = const_cast<TransitionTable*>(this)->find_edge(edges, token);
   return edge == nullptr ? kNoState : edge->target;
 }
 
-State TransitionTable::find_or_insert(Edges& edges, Token token, State target) {
+StateId TransitionTable::find_or_insert(Edges& edges, Token token, StateId target) {
   if (edges.key == Edges::kEmpty) {
     edges = {static_cast<std::uint32_t>(token), static_cast<std::uint32_t>(target)};
     return kNoState;
   }
   if (!is_block(edges)) {
-    if (edges.key == static_cast<std::uint32_t>(token)) return static_cast<State>(edges.value);
+    if (edges.key == static_cast<std::uint32_t>(token)) return static_cast<StateId>(edges.value);
     const std::uint32_t offset = allocate(1);
-    place(offset, 1, 0, {static_cast<Token>(edges.key), static_cast<State>(edges.value)});
+    place(offset, 1, 0, {static_cast<Token>(edges.key), static_cast<StateId>(edges.value)});
     place(offset, 1, 1, {token, target});
     edges = {block_key(1, 2), offset};
     return kNoState;
@@ -84,7 +84,7 @@ State TransitionTable::find_or_insert(Edges& edges, Token token, State target) {
   return kNoState;
 }
 
-void TransitionTable::redirect(Edges& edges, Token token, State target) noexcept {
+void TransitionTable::redirect(Edges& edges, Token token, StateId target) noexcept {
   if (is_block(edges)) {
     find_edge(edges, token)->target = target;
   } else {
@@ -104,7 +104,7 @@ void TransitionTable::erase(Edges& edges, Token token) noexcept {
     *hole = block[count_of(edges) - 1];
   } else {
     // Backward-shift deletion: close the hole with every later edge of its run
-    // that may stand there, so that no probe stops short of an edge.
+    // that may move there, so that no probe stops short of an edge.
     const std::uint32_t mask = (1u << log2_capacity) - 1;
     auto at = static_cast<std::uint32_t>(hole - block);
     for (std::uint32_t i = (at + 1) & mask; block[i].token != kFree; i = (i + 1) & mask) {
@@ -128,7 +128,7 @@ Edges TransitionTable::copy(const Edges& edges) {
 }
 
 std::uint32_t TransitionTable::allocate(int log2_capacity) {
-  const State reused = free_[static_cast<std::size_t>(log2_capacity)];
+  const StateId reused = free_[static_cast<std::size_t>(log2_capacity)];
   if (reused != kNoState) {
     free_[static_cast<std::size_t>(log2_capacity)] = pool_[reused].target;
     return static_cast<std::uint32_t>(reused);
@@ -142,7 +142,7 @@ std::uint32_t TransitionTable::allocate(int log2_capacity) {
 
 void TransitionTable::release(std::uint32_t offset, int log2_capacity) noexcept {
   pool_[offset].target = free_[static_cast<std::size_t>(log2_capacity)];
-  free_[static_cast<std::size_t>(log2_capacity)] = static_cast<State>(offset);
+  free_[static_cast<std::size_t>(log2_capacity)] = static_cast<StateId>(offset);
 }
 
 // Writes an edge that is not there yet into a block with room for it, which

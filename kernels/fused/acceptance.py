@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
 from fastdraft.kernels import operands
 from fastdraft.kernels.fused.rows import EMPTY_KEY, NAN_KEY, drafted_at, parent_slot, unpack
 

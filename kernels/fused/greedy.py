@@ -13,6 +13,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+
 from fastdraft.kernels.fused import config, sampled
 from fastdraft.kernels.fused.acceptance import accept
 from fastdraft.kernels.fused.arguments import (

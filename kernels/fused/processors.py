@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
 from fastdraft.kernels.fused import config
 from fastdraft.kernels.fused.arguments import (
     ANY_ALIGNMENT,
@@ -30,7 +32,6 @@ from fastdraft.kernels.fused.rows import drafted_at, locate, parent_slot, values
 from fastdraft.kernels.fused.statistics import log_sums
 from fastdraft.kernels.operands import Batch, Emitted, Processors, Touched
 from fastdraft.kernels.workspace import take
-from torch import Tensor
 
 # What a patch is not compiled anew for, besides the batch's: the sizes of the processors' tensors.
 _SIZES = (*PER_BATCH, "capacity", "longest", "entries", "words", "word_tokens", "columns")

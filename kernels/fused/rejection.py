@@ -19,6 +19,7 @@ from typing import Final
 import torch
 import triton
 import triton.language as tl
+
 from fastdraft.kernels.fused import config, threshold
 from fastdraft.kernels.fused.acceptance import EMPTY, NAN, emitted_of
 from fastdraft.kernels.fused.arguments import (

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
 from fastdraft.kernels import reference
 from fastdraft.kernels.fused.arguments import Place
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+
 from fastdraft.kernels.fused import config, threshold
 from fastdraft.kernels.fused.acceptance import accept
 from fastdraft.kernels.fused.arguments import (

@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
 from fastdraft.kernels import workspace as memory
 from fastdraft.kernels.fused import config
 from fastdraft.kernels.fused.arguments import (
@@ -34,7 +36,6 @@ from fastdraft.kernels.fused.rows import (
 )
 from fastdraft.kernels.operands import Batch
 from fastdraft.kernels.workspace import Scratch
-from torch import Tensor
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 # What is no candidate in a race: below every key.

@@ -30,6 +30,7 @@ from typing import Any, Final, NamedTuple
 import torch
 import triton
 import triton.language as tl
+
 from fastdraft.kernels.fused import config
 from fastdraft.kernels.fused.arguments import (
     ANY_ALIGNMENT,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
+
 from fastdraft.kernels.operands import Batch, Emitted, Sampling, Status
 from fastdraft.kernels.reference.sampling import Chosen, argmax, draw
 from fastdraft.kernels.reference.trees import doubled, in_slots, parent_slots, tree_depths
-from torch import Tensor
 
 
 def verify_greedy(batch: Batch) -> Emitted:

@@ -26,11 +26,12 @@ banned token is -inf whatever its logit; otherwise NaN stays NaN.
 from __future__ import annotations
 
 import torch
+from torch import Tensor
+
 from fastdraft.kernels.operands import Batch, Emitted, Processors, Touched
 from fastdraft.kernels.reference.acceptance import emitted_rows, rows_of
 from fastdraft.kernels.reference.sampling import as_float, log_sums
 from fastdraft.kernels.reference.trees import in_slots, parent_slots, tree_attention_mask
-from torch import Tensor
 
 # Rows are patched in slabs of about this many entries. No result depends on it.
 _SLAB = 1 << 20

@@ -36,6 +36,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
+
 from fastdraft.kernels.operands import Batch, DraftLaw, Emitted, Law, Sampling, Status
 from fastdraft.kernels.reference.noise import (
     ACCEPT_STREAM,
@@ -56,7 +58,6 @@ from fastdraft.kernels.reference.sampling import (
     total,
     weigh_rows,
 )
-from torch import Tensor
 
 
 def verify_rejection(batch: Batch, sampling: Sampling, draft_law: DraftLaw) -> Emitted:

@@ -44,9 +44,10 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 import torch
+from torch import Tensor
+
 from fastdraft.kernels.operands import Law, Sampling
 from fastdraft.kernels.reference.noise import CHUNK_STREAM, TOKEN_STREAM, exponential_noise
-from torch import Tensor
 
 CHUNK: Final = 1024
 

@@ -3,10 +3,13 @@ The C++ core of fastdraft.
 """
 from __future__ import annotations
 import collections.abc
+import fastdraft.calibration
+import fastdraft.config
+import fastdraft.stats
 import numpy
 import numpy.typing
 import typing
-__all__: list[str] = ['Datastore', 'DatastoreWriter', 'Draft', 'DraftBatch', 'Engine', 'FEATURES', 'MOST_WEIGHT']
+__all__: list[str] = ['Datastore', 'DatastoreWriter', 'Draft', 'DraftBatch', 'Engine', 'FEATURES', 'MAX_REQUEST_TOKENS', 'MOST_WEIGHT', 'check_config']
 class Draft:
     """
     The tokens guessed for one step of a request, as read-only columns.
@@ -200,20 +203,33 @@ class DatastoreWriter:
         """
 class Engine:
     """
-    The core of fastdraft.Engine.
+    Drafts for any number of requests, and learns from them what to draft.
+    
+    One engine serves a process. Calls on different requests may come from several threads at
+    once; calls on one request wait for each other. `add_request`, `propose_batch`,
+    `observe_batch` and `finish` release the GIL; `propose` and `observe` are too short for that.
+    
+    >>> engine = Engine()
+    >>> request = engine.add_request([1, 2, 3, 4, 1, 2])
+    >>> engine.propose(request, token_cost=0.0, limit=3).tolist()
+    [3, 4, 1]
+    >>> engine.observe(request, [3, 4, 9])
+    >>> engine.finish(request).mean_accepted_tokens
+    3.0
     """
-    def __init__(self, *, lookahead: typing.SupportsInt | typing.SupportsIndex, tree_budget: typing.SupportsInt | typing.SupportsIndex, token_cost: typing.SupportsFloat | typing.SupportsIndex, max_ngram: typing.SupportsInt | typing.SupportsIndex, ngram_order: typing.SupportsInt | typing.SupportsIndex, min_probability: typing.SupportsFloat | typing.SupportsIndex, recovery: typing.SupportsInt | typing.SupportsIndex, max_request_tokens: typing.SupportsInt | typing.SupportsIndex, max_bytes: typing.SupportsInt | typing.SupportsIndex | None, vocabulary: typing.SupportsInt | typing.SupportsIndex | None, datastores: collections.abc.Sequence[Datastore]) -> None:
-        ...
-    def _counts(self, request: typing.SupportsInt | typing.SupportsIndex) -> tuple:
-        ...
-    def _finish(self, request: typing.SupportsInt | typing.SupportsIndex) -> tuple:
-        ...
-    def _reliability(self) -> list[tuple[float, float, float]]:
-        ...
-    def _set_weights(self, weights: typing.Annotated[numpy.typing.ArrayLike, numpy.float32]) -> None:
-        ...
-    def _weights(self) -> numpy.typing.NDArray[numpy.float32] | None:
-        ...
+    def __init__(self, config: fastdraft.config.DraftConfig | None = None, *, datastores: collections.abc.Sequence[Datastore] = (), calibration: fastdraft.calibration.Calibration | None = None) -> None:
+        """
+        Makes an engine.
+        
+        config: how it drafts, by default DraftConfig().
+        datastores: what requests are drafted from besides their own text, where they are given no
+            datastores of their own. A finished request's text enters the live ones. Other engines may share
+            them. Only the default drafter draws on them.
+        calibration: what an earlier engine learned, to begin with instead of the prior.
+        
+        Raises InvalidValueError for datastores of two tokenizers, or a calibration for a drafter that
+        learns nothing, and DatastoreClosedError.
+        """
     def add_request(self, prompt_ids: numpy.typing.ArrayLike, *, prediction: numpy.typing.ArrayLike | None = None, datastores: collections.abc.Sequence[Datastore] | None = None) -> int:
         """
         Starts a request and returns its id.
@@ -228,11 +244,24 @@ class Engine:
         O(tokens). Raises InvalidValueError (datastores of two tokenizers too), DatastoreClosedError,
         RequestLimitError or MemoryLimitError, and then nothing was added.
         """
+    def calibration(self) -> fastdraft.calibration.Calibration:
+        """
+        What the engine has learned so far, from all its requests.
+        
+        Raises InvalidValueError where the drafter learns nothing: all but the default one.
+        """
     def cancel(self, request: typing.SupportsInt | typing.SupportsIndex) -> None:
         """
         Ends a request whose output nobody wants, and frees its memory.
         
         Nothing of it enters a datastore. Raises UnknownRequestError for an id that is not running.
+        """
+    def finish(self, request: typing.SupportsInt | typing.SupportsIndex) -> fastdraft.stats.DraftStats:
+        """
+        Ends a request, frees its memory, and returns its counts.
+        
+        Its prompt and output enter the live datastores that it was given; one that was closed meanwhile is
+        left out. Raises UnknownRequestError for an id that is not running, so for a second `finish` too.
         """
     def num_tokens(self, request: typing.SupportsInt | typing.SupportsIndex) -> int:
         """
@@ -293,6 +322,15 @@ class Engine:
         
         O(requests * lookahead), with a sort of the candidates for a cost curve. Raises InvalidValueError.
         """
+    def stats(self, request: typing.SupportsInt | typing.SupportsIndex) -> fastdraft.stats.DraftStats:
+        """
+        The counts of a running request. Raises UnknownRequestError.
+        """
+    @property
+    def config(self) -> fastdraft.config.DraftConfig:
+        """
+        The configuration that the engine was made with.
+        """
     @property
     def num_bytes(self) -> int:
         """
@@ -308,5 +346,10 @@ class Engine:
         """
         How many requests are running.
         """
+def check_config(config: fastdraft.config.DraftConfig) -> None:
+    """
+    Raises InvalidValueError that names the first field of a DraftConfig that is out of range.
+    """
 FEATURES: list = [('context_length', 10), ('store_length', 10), ('rival_length', 10), ('context_count', 5), ('store_count', 5), ('latest', 9), ('copy', 12), ('prediction', 12), ('both_lengths', 100), ('share', 36), ('length_and_rival', 100), ('output', 40)]
+MAX_REQUEST_TOKENS: int = 67108862
 MOST_WEIGHT: int = 1000

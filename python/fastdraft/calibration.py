@@ -7,9 +7,11 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fastdraft import _core
 from fastdraft.errors import InvalidValueError
@@ -23,24 +25,24 @@ _MOST = _core.MOST_WEIGHT
 
 @dataclass(frozen=True, slots=True)
 class ReliabilityBucket:
-    """The tokens to which a chance of acceptance within one twentieth was given."""
+    """The tokens whose predicted chance of acceptance fell into one range, a twentieth wide."""
 
     chance: float
-    """The mean of the chances."""
+    """The mean of the predicted chances."""
     accepted: float
     """The fraction that the target emitted."""
     count: int
-    """How many tokens; below a hundred or so `accepted` says little."""
+    """How many tokens; below a hundred or so `accepted` is noise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """The weights of an engine's calibrated acceptance, and how well they told what came.
+    """The weights of an engine's acceptance model, and how well it predicted acceptance.
 
     The chance that the target emits a token next is the logistic function of the sum of one weight
-    for each feature of what speaks for the token: logistic regression, learned online. The weights
-    fit any engine that drafts by default, for any model; a saved calibration lets a new process
-    begin where the last one ended.
+    for each feature of the token's evidence: logistic regression, learned online. The weights fit
+    any engine that drafts by default, for any model; a saved calibration lets a new process begin
+    where the last one ended.
 
     >>> calibration = Engine().calibration()
     >>> calibration.save("calibration.json")             # doctest: +SKIP
@@ -50,8 +52,8 @@ class Calibration:
     weights: Mapping[str, tuple[float, ...]]
     """By feature, the weight of each of its values."""
     reliability: tuple[ReliabilityBucket, ...] = field(default=())
-    """What was told and what came since the engine began, by the chance told, rising; buckets
-    without tokens are left out. Not taken over by an engine that begins with this calibration."""
+    """Predicted and observed acceptance since the engine began, by rising prediction; buckets
+    without tokens are left out. An engine that begins with this calibration starts its own."""
 
     def __post_init__(self) -> None:
         sizes = {name: len(values) for name, values in self.weights.items()}
@@ -104,29 +106,22 @@ class Calibration:
             raise InvalidValueError(f"{path} is a damaged calibration: {error!r}") from error
         return cls(weights, buckets)
 
+    # The core calls these two.
 
-def calibration_of(engine: _core.Engine) -> Calibration:
-    """What `engine` has learned. Raises InvalidValueError where its drafter learns nothing."""
-    flat = engine._weights()
-    if flat is None:
-        raise InvalidValueError("only the default drafter is calibrated, got an engine of another")
-    flat = np.clip(flat, -_MOST, _MOST)
-    weights: dict[str, tuple[float, ...]] = {}
-    first = 0
-    for name, size in _FEATURES.items():
-        weights[name] = tuple(float(value) for value in flat[first : first + size])
-        first += size
-    buckets = tuple(
-        ReliabilityBucket(told / count, accepted / count, int(count))
-        for told, accepted, count in engine._reliability()
-        if count > 0
-    )
-    return Calibration(weights, buckets)
+    @classmethod
+    def _from_flat(
+        cls, flat: NDArray[np.float32], reliability: list[tuple[float, float, float]]
+    ) -> Calibration:
+        """From the core's weights, and its sums over each bucket."""
+        values = iter(np.clip(flat, -_MOST, _MOST).tolist())
+        weights = {name: tuple(islice(values, size)) for name, size in _FEATURES.items()}
+        buckets = (
+            ReliabilityBucket(predicted / count, accepted / count, int(count))
+            for predicted, accepted, count in reliability
+            if count > 0
+        )
+        return cls(weights, tuple(buckets))
 
-
-def set_calibration(engine: _core.Engine, calibration: Calibration) -> None:
-    """Makes `engine` go on from `calibration`. Raises as `calibration_of` does."""
-    if engine._weights() is None:
-        raise InvalidValueError("only the default drafter takes a calibration")
-    flat = [weight for name in _FEATURES for weight in calibration.weights[name]]
-    engine._set_weights(np.array(flat, np.float32))
+    def _flat(self) -> list[float]:
+        """The weights as the core counts them."""
+        return [weight for name in _FEATURES for weight in self.weights[name]]

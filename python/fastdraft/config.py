@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-from fastdraft.errors import InvalidValueError
+from fastdraft import _core
 
 __all__ = ["MAX_REQUEST_TOKENS", "DraftConfig"]
 
-MAX_REQUEST_TOKENS = 2**26 - 2
+MAX_REQUEST_TOKENS = _core.MAX_REQUEST_TOKENS
 """The longest text that one request's index can hold."""
 
 
@@ -17,10 +16,10 @@ MAX_REQUEST_TOKENS = 2**26 - 2
 class DraftConfig:
     """Chooses a drafter. `DraftConfig()` is the default one.
 
-    The default drafter looks up where the last tokens of the request's text stand elsewhere in it,
+    The default drafter looks up where the last tokens of the request's text occur elsewhere in it,
     in its prediction and in its datastores, follows the copies that the output makes through
-    edits, weighs all that may come next by calibrated acceptance, and drafts a token only while it
-    pays for its cost.
+    edits, predicts the acceptance of all tokens that may come next, and drafts a token only while
+    it pays for its cost.
     """
 
     lookahead: int = 16
@@ -59,7 +58,7 @@ class DraftConfig:
     ) -> DraftConfig:
         """Prompt lookup decoding (A. Saxena, 2023), proposal for proposal as transformers has it.
 
-        The longest n-gram of at most `max_ngram` tokens that ends the text and stands earlier in
+        The longest n-gram of at most `max_ngram` tokens that ends the text and occurs earlier in
         it is looked up; up to `num_tokens` tokens that follow its leftmost occurrence are drafted,
         whatever they cost. Predictions are not used.
         """
@@ -135,7 +134,7 @@ class DraftConfig:
 
         The prediction is drafted from its beginning, `lookahead` tokens a step, whatever they cost.
         Where the output leaves it, within a draft or by the target's own token after one, nothing
-        is drafted until `recovery` tokens in a row, all emitted since, stand in the prediction;
+        is drafted until `recovery` tokens in a row, all emitted since, occur in the prediction;
         then drafting goes on behind their leftmost occurrence there. Insertions, deletions and
         replacements are all treated so. Without a prediction nothing is drafted, and the
         request's own text is not used: the default drafter resumes at once, and copies from both.
@@ -156,51 +155,4 @@ class DraftConfig:
         )
 
     def __post_init__(self) -> None:
-        _check_integer("lookahead", self.lookahead, 1, 2**16)
-        if self.max_ngram is not None:
-            _check_integer("max_ngram", self.max_ngram, 1, 2**16)
-        if self.ngram_order is not None:
-            _check_integer("order", self.ngram_order, 1, 16)
-            _check_probability("min_probability", self.min_probability)
-        elif self.min_probability is not None:
-            raise InvalidValueError(
-                f"min_probability needs ngram_order, got {self.min_probability!r} without one"
-            )
-        if self.recovery is not None:
-            _check_integer("recovery", self.recovery, 1, MAX_REQUEST_TOKENS)
-        chosen = {
-            name: value
-            for name in ("max_ngram", "ngram_order", "recovery")
-            if (value := getattr(self, name)) is not None
-        }
-        if self.tree_budget is not None:
-            _check_integer("tree_budget", self.tree_budget, 1, 2**12)
-            if chosen:
-                raise InvalidValueError(
-                    f"tree_budget is for the default drafter, got {self.tree_budget} with {chosen}"
-                )
-        if len(chosen) > 1:
-            raise InvalidValueError(f"at most one drafter can be chosen, got {chosen}")
-        _check_integer("max_request_tokens", self.max_request_tokens, 1, MAX_REQUEST_TOKENS)
-        if self.max_bytes is not None:
-            _check_integer("max_bytes", self.max_bytes, 1, 2**62)
-        if self.vocabulary is not None:
-            _check_integer("vocabulary", self.vocabulary, 1, 2**31)
-        if not isinstance(self.token_cost, (int, float)) or not 0 <= self.token_cost < math.inf:
-            raise InvalidValueError(
-                f"token_cost must be a finite number of at least 0, got {self.token_cost!r}"
-            )
-
-
-def _check_probability(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
-        raise InvalidValueError(f"{name} must be a number from 0 to 1, got {value!r}")
-
-
-def _check_integer(name: str, value: object, least: int, most: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidValueError(f"{name} must be an integer, got {value!r}")
-    if value < least:
-        raise InvalidValueError(f"{name} must be at least {least}, got {value}")
-    if value > most:
-        raise InvalidValueError(f"{name} must be at most {most}, got {value}")
+        _core.check_config(self)

@@ -23,12 +23,12 @@ Fingerprint: TypeAlias = bytes
 
 
 class Occurrence(NamedTuple):
-    """A place in a datastore where the last tokens of some text stand."""
+    """A place in a datastore where the last tokens of some text occur."""
 
     next: int
     """The position of the token that followed."""
     length: int
-    """How many of the text's last tokens stand before it, at most 32."""
+    """How many of the text's last tokens precede it, at most 32."""
     output: bool = False
     """Whether that token was a model's output."""
 
@@ -110,7 +110,7 @@ class Datastore(_core.Datastore):
     def find(
         self, token_ids: ArrayLike, *, most: int = 8, links: int = 32, least: int = 1
     ) -> list[Occurrence]:
-        """Where the longest suffixes of a text stand in the store.
+        """Where the longest suffixes of a text occur in the store.
 
         The longest first, of equally long ones the latest first. The latest occurrences of the
         text's last 4 tokens are looked at, then of its last 2, then of its last one, until there

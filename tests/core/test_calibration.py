@@ -191,27 +191,15 @@ def test_damaged_files_are_named(
         Calibration.load(path)
 
 
-def test_the_core_takes_no_weights_whose_sum_is_no_number() -> None:
-    engine = Engine()
-    before = engine._weights()
-    assert before is not None
-    for wrong in (2e38, -2e38, math.inf, math.nan, 1000.1):
-        weights = before.copy()
-        weights[-1] = wrong
-        with pytest.raises(InvalidValueError, match=r"weights must be from -1000 to 1000, got"):
-            engine._set_weights(weights)
-    assert np.array_equal(engine._weights(), before)
-
-
 def test_the_largest_weights_draft_and_learn() -> None:
     names = Engine().calibration().weights
     for largest in (1000.0, -1000.0):
         weights = {name: (largest,) * len(values) for name, values in names.items()}
         engine = Engine(calibration=Calibration(weights))
         serve(engine, markov_text(200, 3))
-        told = engine.calibration()
-        assert all(0 <= bucket.chance <= 1 for bucket in told.reliability)
-        assert max(abs(value) for values in told.weights.values() for value in values) <= 1000
+        learned = engine.calibration()
+        assert all(0 <= bucket.chance <= 1 for bucket in learned.reliability)
+        assert max(abs(value) for values in learned.weights.values() for value in values) <= 1000
     # Features that contradict each other, so that weights move on from the largest.
     weights = {
         name: ((1000.0 if place % 2 else -1000.0),) * len(values)

@@ -1,4 +1,4 @@
-"""The default drafter, held against tests/support/oracle.py, and what it promises of its drafts."""
+"""The default drafter, held against its oracle, and what it promises of its drafts."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike
+from oracles.acceptance_model import AcceptanceModel
+from oracles.calibrated_drafter import CalibratedDrafter
+from oracles.emission_rate import EmissionRate
 
-import oracle
 from fastdraft import Datastore, DraftConfig, Engine, Source
 from fastdraft.errors import DatastoreClosedError, InvalidValueError
 
@@ -75,20 +77,20 @@ def test_drafts_are_the_oracles(
     config = DraftConfig(lookahead=lookahead, tree_budget=tree_budget, token_cost=token_cost)
     engine = Engine(config, datastores=stores)
     request = engine.add_request(prompt, prediction=prediction)
-    drafter = oracle.DefaultDrafter(
+    drafter = CalibratedDrafter(
         prompt,
-        oracle.Acceptance(engine.calibration().weights),
+        AcceptanceModel(engine.calibration().weights),
         lookahead=lookahead,
         tree=tree_budget is not None,
         prediction=prediction,
         stores=stores,
     )
-    rate = oracle.EmissionRate()
+    rate = EmissionRate()
     most = tree_budget or lookahead
     for step in steps:
         limit = most if step[2] > 4 else min(most, step[2])
         draft = engine.propose(request, limit=limit)
-        drafter.follow(draft, limit, least=token_cost * rate.value)
+        drafter.follow(draft, limit, least=token_cost * rate.price)
         assert len(draft) <= limit
         assert (np.diff(draft.probabilities) <= 0).all()
         for index, parent in enumerate(draft.parents):

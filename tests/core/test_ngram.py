@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles.ngram import NgramModel
 
-import oracle
 from fastdraft import DraftConfig, Engine, Source
 from fastdraft.errors import InvalidValueError, MemoryLimitError
 
@@ -41,7 +41,7 @@ def test_it_is_the_oracles(
 ) -> None:
     engine = Engine(DraftConfig.ngram(order, min_probability, lookahead=lookahead))
     request = engine.add_request(prompt, prediction=[1, 2, 3])
-    model = oracle.NgramModel(prompt, order)
+    model = NgramModel(prompt, order)
     text = list(prompt)
     for emitted in steps:
         expected = model.suggest(text, min_probability, lookahead)
@@ -123,7 +123,7 @@ def test_sampled_verification_draws_what_algorithm_1_draws() -> None:
     target = toy_target(vocabulary)
     prompt = np.random.default_rng(3).integers(0, vocabulary, 80).tolist()
     config = DraftConfig.ngram(3, 0.2)
-    model = oracle.NgramModel(prompt, 3)
+    model = NgramModel(prompt, 3)
 
     def verify(text: list[int], draft: list[int], seed: int) -> list[int]:
         rows = [target(text + draft[:i]) for i in range(len(draft) + 1)]
@@ -165,8 +165,9 @@ def test_sampled_verification_draws_what_algorithm_1_draws() -> None:
 
 def test_generation_stays_the_targets_own() -> None:
     torch = pytest.importorskip("torch")
-    from fastdraft import hf
     from hf_models import assert_same_tokens, repetitive_batch, tiny_model
+
+    from fastdraft import hf
 
     model, inputs = tiny_model("llama"), repetitive_batch(3)
     options = {**inputs, "max_new_tokens": 40}

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from oracles.predicted_outputs import PredictedOutputs
 
-import oracle
 from fastdraft import DraftConfig, DraftStats, Engine, Source
 from fastdraft.errors import InvalidValueError, MemoryLimitError
 
@@ -155,7 +155,7 @@ def test_it_is_the_oracles(
 ) -> None:
     engine = Engine(DraftConfig.predicted_outputs(lookahead, recovery))
     request = engine.add_request(prompt, prediction=prediction)
-    expected = oracle.PredictedOutputs(prediction, recovery)
+    expected = PredictedOutputs(prediction, recovery)
     accepted = rejected = 0
     for emitted in steps:
         draft = engine.propose(request)
@@ -189,8 +189,9 @@ def test_without_a_prediction_nothing_is_drafted() -> None:
 
 def test_generation_stays_the_targets_own() -> None:
     pytest.importorskip("torch")
-    from fastdraft import hf
     from hf_models import assert_same_tokens, repetitive_batch, tiny_model
+
+    from fastdraft import hf
 
     model, inputs = tiny_model("llama"), repetitive_batch(1)
     options = {**inputs, "max_new_tokens": 48, "do_sample": False}

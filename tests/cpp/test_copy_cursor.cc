@@ -1,6 +1,6 @@
 // In a text of its own past; tests of Prediction follow another text.
 
-#include "fastdraft/copy_cursor.h"
+#include "copy_cursor.h"
 
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@
 namespace fastdraft {
 namespace {
 
-using testing::Text;
+using testing::Tokens;
 using Footing = CopyCursor::Footing;
 
 // A prompt of 100, 101, ..., and an output that copies it with edits.
@@ -19,7 +19,7 @@ class OwnPast {
  public:
   OwnPast() : text_(60) { std::iota(text_.begin(), text_.end(), 100); }
 
-  CopyCursor::Place emit(const Text& tokens, CopyCursor::Place elsewhere = {}) {
+  CopyCursor::Place emit(const Tokens& tokens, CopyCursor::Place elsewhere = {}) {
     for (const Token token : tokens) {
       text_.push_back(token);
       cursor_.advance(text_.data(), static_cast<std::int32_t>(text_.size()) - 1, text_.data(),
@@ -30,7 +30,7 @@ class OwnPast {
   }
 
  private:
-  Text text_;
+  Tokens text_;
   CopyCursor cursor_{-1};
 };
 
@@ -57,14 +57,14 @@ TEST(CopyCursor, ResumesNearbyByOneTokenAfterAnEdit) {
 TEST(CopyCursor, LosesPatienceFarFromItsLastPlace) {
   OwnPast past;
   past.emit({104}, {5, 4, Footing::kFollowing});
-  EXPECT_GE(past.emit(Text(32, 9)).position, 0);
+  EXPECT_GE(past.emit(Tokens(32, 9)).position, 0);
   EXPECT_EQ(past.emit({7}).position, -1);
   EXPECT_EQ(past.emit({106}).position, -1);
 }
 
 TEST(CopyCursor, NeverNamesTheTextsOwnEnd) {
   OwnPast past;
-  const CopyCursor::Place end = past.emit(Text(10, 9), {58, 4, Footing::kFollowing});
+  const CopyCursor::Place end = past.emit(Tokens(10, 9), {58, 4, Footing::kFollowing});
   EXPECT_LT(end.position, 70);
 }
 

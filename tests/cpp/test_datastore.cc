@@ -14,23 +14,23 @@
 #include <thread>
 #include <vector>
 
-#include "fastdraft/datastore_file.h"
+#include "datastore_file.h"
 #include "fastdraft/error.h"
 #include "texts.h"
 
 namespace fastdraft {
 namespace {
 
-using testing::Text;
+using testing::Tokens;
 
-void add(Datastore& store, const Text& text) {
+void add(Datastore& store, const Tokens& text) {
   const auto size = static_cast<std::int64_t>(text.size());
   store.add(text.data(), size, size);
 }
 
 constexpr int kLinks = 16;
 
-std::vector<Occurrence> find(const Datastore& store, const Text& text, int most) {
+std::vector<Occurrence> find(const Datastore& store, const Tokens& text, int most) {
   std::vector<Occurrence> found(static_cast<std::size_t>(most));
   const Datastore::Reader reader(store);
   const int count =
@@ -40,7 +40,7 @@ std::vector<Occurrence> find(const Datastore& store, const Text& text, int most)
 }
 
 // By looking at every position, in texts without a common beginning.
-std::vector<Occurrence> look_everywhere(const Datastore& store, const Text& text, int most) {
+std::vector<Occurrence> look_everywhere(const Datastore& store, const Tokens& text, int most) {
   const Datastore::Reader reader(store);
   std::map<std::int64_t, std::int32_t> lengths;
   int links = kLinks;
@@ -49,7 +49,7 @@ std::vector<Occurrence> look_everywhere(const Datastore& store, const Text& text
     for (std::int64_t next = reader.end(); next-- > reader.begin() && links > 0;) {
       if (reader.at(next) < 0) continue;
       std::int32_t length = 0;
-      while (length < Datastore::kLongest && length < static_cast<std::int32_t>(text.size()) &&
+      while (length < Datastore::kLongestMatch && length < static_cast<std::int32_t>(text.size()) &&
              reader.at(next - 1 - length) ==
                  text[text.size() - 1 - static_cast<std::size_t>(length)]) {
         ++length;
@@ -104,12 +104,12 @@ TEST(Datastore, FindsWhatStandsAnywhereAsTextLeaves) {
   for (std::uint32_t seed = 0; seed < 6; ++seed) {
     const auto store = Datastore::live((128 << 10) + (static_cast<int>(seed) << 15));
     for (std::uint32_t round = 0; round < 12; ++round) {
-      const Text text = testing::random_text(400 + 97 * round, static_cast<Token>(2 + 9 * seed),
-                                             100 * seed + round);
+      const Tokens text = testing::random_text(400 + 97 * round, static_cast<Token>(2 + 9 * seed),
+                                               100 * seed + round);
       add(*store, text);
       ASSERT_LE(store->bytes(), store->max_bytes());
       for (std::size_t size = 1; size < text.size(); size += 131) {
-        const Text query(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(size));
+        const Tokens query(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(size));
         for (const int most : {1, 3, 40}) {
           expect_equal(find(*store, query, most), look_everywhere(*store, query, most));
         }
@@ -120,12 +120,12 @@ TEST(Datastore, FindsWhatStandsAnywhereAsTextLeaves) {
 }
 
 TEST(Datastore, HardTexts) {
-  for (const Text& text : {testing::repeated(6000), testing::fibonacci(6000),
-                           testing::thue_morse(6000), testing::random_text(6000, 1 << 30, 3)}) {
+  for (const Tokens& text : {testing::repeated(6000), testing::fibonacci(6000),
+                             testing::thue_morse(6000), testing::random_text(6000, 1 << 30, 3)}) {
     const auto store = Datastore::live(1 << 20);
     add(*store, text);
     for (const std::size_t size : {3U, 50U, 2048U, 2049U, 5999U}) {
-      const Text query(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(size));
+      const Tokens query(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(size));
       expect_equal(find(*store, query, 8), look_everywhere(*store, query, 8));
     }
   }
@@ -139,7 +139,7 @@ TEST(Datastore, NothingToFind) {
   EXPECT_TRUE(find(*store, {1, 2, 3}, 4).empty());  // nothing follows
   EXPECT_TRUE(find(*store, {}, 4).empty());
   Occurrence none{};
-  const Text text{1, 2};
+  const Tokens text{1, 2};
   EXPECT_EQ(Datastore::Reader(*store).find(text.data(), 2, &none, 0), 0);
   EXPECT_THROW(add(*store, {1, -2}), InvalidValueError);
   EXPECT_EQ(store->num_tokens(), 3);
@@ -191,7 +191,7 @@ TEST(Datastore, ThreadsShareAStore) {
         }
       });
       threads.emplace_back([&] {
-        const Text text = testing::random_text(300, 3, 17);
+        const Tokens text = testing::random_text(300, 3, 17);
         for (std::int64_t size = 3; size < 300; ++size) {
           const Datastore::Reader reader(*store);
           Occurrence out[4];
@@ -223,7 +223,7 @@ TEST(Datastore, FrozenStoreFindsWhatTheLiveOneDoes) {
   EXPECT_EQ(folder.files(), 1);
   EXPECT_EQ(frozen->num_tokens(), live->num_tokens());
   for (std::uint32_t seed = 0; seed < 12; ++seed) {
-    const Text text = testing::random_text(100 + 50 * seed, 9, seed);
+    const Tokens text = testing::random_text(100 + 50 * seed, 9, seed);
     expect_equal(find(*frozen, text, 6), find(*live, text, 6));
   }
   EXPECT_THROW(add(*frozen, {1}), DatastoreError);
@@ -232,7 +232,7 @@ TEST(Datastore, FrozenStoreFindsWhatTheLiveOneDoes) {
 
 TEST(Datastore, SegmentsAnswerAsOne) {
   const Folder folder;
-  const Text text = testing::random_text(9000, 6, 1);
+  const Tokens text = testing::random_text(9000, 6, 1);
   DatastoreWriter writer(folder.file("store.fds"), {}, DatastoreWriter::kLeastSegmentTokens);
   for (std::size_t i = 0; i < 3; ++i) {
     writer.begin_document();
@@ -243,10 +243,10 @@ TEST(Datastore, SegmentsAnswerAsOne) {
   const auto store = Datastore::open(folder.file("store.fds"), {}, true);
   EXPECT_EQ(store->num_tokens(), 9000);
   for (std::size_t size = 100; size < 3000; size += 311) {
-    const Text query(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(size));
+    const Tokens query(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(size));
     const std::vector<Occurrence> found = find(*store, query, 8);
     ASSERT_FALSE(found.empty());
-    EXPECT_EQ(found[0].length, Datastore::kLongest);
+    EXPECT_EQ(found[0].length, Datastore::kLongestMatch);
     EXPECT_EQ(Datastore::Reader(*store).at(found[0].next), text[size]);
   }
 }
@@ -255,7 +255,7 @@ TEST(Datastore, DiscardedWriterLeavesNothing) {
   const Folder folder;
   {
     DatastoreWriter writer(folder.file("store.fds"), {});
-    const Text text{1, 2, 3};
+    const Tokens text{1, 2, 3};
     writer.append(text.data(), 3);
     EXPECT_EQ(folder.files(), 1);
     writer.discard();

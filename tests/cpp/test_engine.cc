@@ -15,6 +15,7 @@
 
 #include "fastdraft/datastore.h"
 #include "fastdraft/error.h"
+#include "request_table.h"
 #include "texts.h"
 
 namespace fastdraft {
@@ -23,33 +24,33 @@ namespace fastdraft {
 struct EngineTestAccess {
   static constexpr RequestId kIndex = (RequestId{1} << 32) - 1;
   static RequestId with_generation(Engine& engine, RequestId id, std::int64_t generation) {
-    engine.slot(id & kIndex)->generation = generation;
+    engine.requests_->slot(id & kIndex)->generation = generation;
     return (generation << 32) | (id & kIndex);
   }
   static const Request& request(const Engine& engine, RequestId id) {
-    return *engine.slot(id & kIndex)->request;
+    return *engine.requests_->slot(id & kIndex)->request;
   }
 };
 
 namespace {
 
-using testing::Text;
+using testing::Tokens;
 
 constexpr std::int64_t kStoreBytes = std::int64_t{1} << 20;
 
-RequestId add(Engine& engine, const Text& prompt, const Text& prediction = {},
+RequestId add(Engine& engine, const Tokens& prompt, const Tokens& prediction = {},
               const Stores* stores = nullptr) {
   return engine.add_request(prompt.data(), static_cast<std::int64_t>(prompt.size()),
                             prediction.data(), static_cast<std::int64_t>(prediction.size()),
                             stores);
 }
 
-void observe(Engine& engine, RequestId id, const Text& emitted) {
+void observe(Engine& engine, RequestId id, const Tokens& emitted) {
   engine.observe(id, emitted.data(), static_cast<std::int64_t>(emitted.size()));
 }
 
 struct Draft {
-  Text tokens;
+  Tokens tokens;
   std::vector<std::int32_t> parents;
   std::vector<float> probabilities;
   std::vector<Source> sources;
@@ -62,8 +63,8 @@ struct Draft {
         sources(columns.sources, columns.sources + size) {}
 
   // The tokens from the text's end to the one at `index`.
-  Text path_to(std::int32_t index) const {
-    Text path;
+  Tokens path_to(std::int32_t index) const {
+    Tokens path;
     for (; index >= 0; index = parents[static_cast<std::size_t>(index)]) {
       path.insert(path.begin(), tokens[static_cast<std::size_t>(index)]);
     }
@@ -71,10 +72,10 @@ struct Draft {
   }
 
   // By looking at the path to every token.
-  std::int32_t accepted(const Text& emitted) const {
+  std::int32_t accepted(const Tokens& emitted) const {
     std::size_t longest = 0;
     for (std::size_t i = 0; i < tokens.size(); ++i) {
-      const Text path = path_to(static_cast<std::int32_t>(i));
+      const Tokens path = path_to(static_cast<std::int32_t>(i));
       if (path.size() > longest && path.size() <= emitted.size() &&
           std::equal(path.begin(), path.end(), emitted.begin())) {
         longest = path.size();
@@ -91,7 +92,7 @@ Draft propose_draft(Engine& engine, RequestId id, const ProposeOptions& options 
   return {columns, engine.propose(id, options, columns)};
 }
 
-Text propose(Engine& engine, RequestId id, const ProposeOptions& options = {}) {
+Tokens propose(Engine& engine, RequestId id, const ProposeOptions& options = {}) {
   const Draft draft = propose_draft(engine, id, options);
   for (std::size_t i = 0; i < draft.tokens.size(); ++i) {
     EXPECT_EQ(draft.parents[i], static_cast<std::int32_t>(i) - 1);
@@ -99,7 +100,7 @@ Text propose(Engine& engine, RequestId id, const ProposeOptions& options = {}) {
   return draft.tokens;
 }
 
-void add_to(Datastore& store, const Text& text) {
+void add_to(Datastore& store, const Tokens& text) {
   const auto size = static_cast<std::int64_t>(text.size());
   store.add(text.data(), size, size);
 }
@@ -124,7 +125,7 @@ TEST(Engine, CopiesOnPeriodically) {
   Engine engine(drafting_all());
   const RequestId id = add(engine, {1, 2, 3, 1, 2});
   const ProposeOptions options;
-  const Text draft = propose(engine, id, options);
+  const Tokens draft = propose(engine, id, options);
   ASSERT_EQ(draft.size(), 16U);
   for (std::size_t i = 0; i < draft.size(); ++i) EXPECT_EQ(draft[i], Token(1 + (i + 2) % 3));
 }
@@ -134,7 +135,7 @@ TEST(Engine, CountsWhatTheTargetMadeOfItsDrafts) {
   config.lookahead = 5;
   Engine engine(config);
   const RequestId id = add(engine, {50}, {1, 2, 3, 4, 5, 6, 7, 8});
-  EXPECT_EQ(propose(engine, id), (Text{1, 2, 3, 4, 5}));
+  EXPECT_EQ(propose(engine, id), (Tokens{1, 2, 3, 4, 5}));
   observe(engine, id, {1, 2, 3, 9});
   DraftCounts counts = engine.counts(id);
   EXPECT_EQ(counts.steps, 1);
@@ -143,7 +144,7 @@ TEST(Engine, CountsWhatTheTargetMadeOfItsDrafts) {
   EXPECT_EQ(counts.accepted, 3);
   EXPECT_EQ(counts.accepted_prediction, 3);
   EXPECT_EQ(counts.rejected_prediction, 2);
-  EXPECT_EQ(propose(engine, id), (Text{5, 6, 7, 8}));  // 9 replaced 4
+  EXPECT_EQ(propose(engine, id), (Tokens{5, 6, 7, 8}));  // 9 replaced 4
   observe(engine, id, {5, 6, 7, 8, 30});
   observe(engine, id, {31});  // without a proposal: a step without a draft
   observe(engine, id, {});    // a step given up
@@ -184,7 +185,7 @@ TEST(Engine, ObservesTheLimitsOfACall) {
 class EngineDrafts : public ::testing::TestWithParam<std::int32_t> {
  protected:
   EngineDrafts() : store_(Datastore::live(kStoreBytes)) {
-    config_.tree_budget = GetParam();
+    if (GetParam() > 0) config_.drafter = CalibratedConfig{GetParam()};
     config_.lookahead = 6;
     for (std::uint32_t seed = 0; seed < 5; ++seed) {
       add_to(*store_, testing::random_text(60, 4, seed + 90));
@@ -233,12 +234,12 @@ TEST_P(EngineDrafts, ABatchAsItsRows) {
         ASSERT_EQ(draft.sources[i], alone.sources[i]);
       }
     }
-    Text emitted;
+    Tokens emitted;
     std::vector<std::int64_t> offsets{0};
     for (std::size_t row = 0; row < ids.size(); ++row) {
       // A step emits what is accepted of its draft, and a token. More would teach `singly` more:
       // it guessed on where `together` knew that nothing pays.
-      Text next = emitted_by(row);
+      Tokens next = emitted_by(row);
       next.resize(std::min(next.size(), static_cast<std::size_t>(accepted[row]) + 1));
       emitted.insert(emitted.end(), next.begin(), next.end());
       offsets.push_back(static_cast<std::int64_t>(emitted.size()));
@@ -278,7 +279,7 @@ TEST_P(EngineDrafts, TheMostProbableFirstAndParentsBeforeChildren) {
         deepest = std::max(deepest, depth);
       }
       // Now and then the target goes along the draft.
-      Text emitted = draft.path_to(static_cast<std::int32_t>(step) % (size + 1) - 1);
+      Tokens emitted = draft.path_to(static_cast<std::int32_t>(step) % (size + 1) - 1);
       emitted.push_back(static_cast<Token>(step % 4));
       expected.accepted += draft.accepted(emitted);
       expected.drafted += size;
@@ -290,7 +291,7 @@ TEST_P(EngineDrafts, TheMostProbableFirstAndParentsBeforeChildren) {
     EXPECT_EQ(counts.drafted, expected.drafted);
     EXPECT_EQ(counts.drafts, expected.drafts);
   }
-  EXPECT_EQ(deepest, config_.tree_budget == 1 ? 1 : config_.lookahead);
+  EXPECT_EQ(deepest, GetParam() == 1 ? 1 : config_.lookahead);
 }
 
 // The same drafts as of whole guesses, cut afterwards.
@@ -323,7 +324,8 @@ TEST_P(EngineDrafts, NoMoreIsGuessedThanCanPay) {
         engine.propose_batch(ids.data(), rows, {StepCost::constant(0.0), limits.data(), false});
     double rate = 0.0;
     for (std::int64_t row = 0; row < rows; ++row) {
-      rate += EngineTestAccess::request(engine, ids[static_cast<std::size_t>(row)]).rate.value();
+      rate += kPremium *
+              EngineTestAccess::request(engine, ids[static_cast<std::size_t>(row)]).rate.value();
     }
     const std::int64_t stride = engine.most_drafted();
     std::vector<float> probabilities(static_cast<std::size_t>(rows * stride));
@@ -341,7 +343,7 @@ TEST_P(EngineDrafts, NoMoreIsGuessedThanCanPay) {
                 static_cast<std::size_t>(counts[0]));
     }
     const DraftBatch batch = engine.propose_batch(ids.data(), rows, {cost, limits.data(), padded});
-    Text emitted;
+    Tokens emitted;
     std::vector<std::int64_t> offsets{0};
     for (std::size_t row = 0; row < counts.size(); ++row) {
       const std::int32_t size = batch.offsets[row + 1] - batch.offsets[row];
@@ -354,7 +356,7 @@ TEST_P(EngineDrafts, NoMoreIsGuessedThanCanPay) {
       guessed += EngineTestAccess::request(engine, ids[row]).guessed;
       kept += size;
       cut += whole.offsets[row + 1] - whole.offsets[row] - size;
-      const Text path = draft.path_to(size - 1);
+      const Tokens path = draft.path_to(size - 1);
       if (random() % 2 == 0) emitted.insert(emitted.end(), path.begin(), path.end());
       emitted.push_back(static_cast<Token>(random() % 4));
       offsets.push_back(static_cast<std::int64_t>(emitted.size()));
@@ -376,8 +378,8 @@ TEST_P(EngineDrafts, NothingThatTheTargetDoesNotKnow) {
   std::int64_t foreign = 0;
   std::int64_t drafted = 0;
   for (std::uint32_t seed = 0; seed < 30; ++seed) {
-    const Text prompt = testing::random_text(std::size_t{seed} * 10, 4, seed);
-    const Text prediction = testing::random_text(std::size_t{seed} % 3 * 20, 3, seed);
+    const Tokens prompt = testing::random_text(std::size_t{seed} * 10, 4, seed);
+    const Tokens prediction = testing::random_text(std::size_t{seed} % 3 * 20, 3, seed);
     const RequestId id = add(free, prompt, prediction);
     ASSERT_EQ(add(engine, prompt, prediction), id);
     for (std::uint32_t step = 0; step < 20; ++step) {
@@ -385,7 +387,7 @@ TEST_P(EngineDrafts, NothingThatTheTargetDoesNotKnow) {
       Draft expected;
       std::vector<std::int32_t> places;
       for (std::size_t i = 0; i < all.tokens.size(); ++i) {
-        const Text path = all.path_to(static_cast<std::int32_t>(i));
+        const Tokens path = all.path_to(static_cast<std::int32_t>(i));
         const bool known =
             std::all_of(path.begin(), path.end(), [](Token token) { return token < 3; });
         places.push_back(known ? static_cast<std::int32_t>(expected.tokens.size()) : -1);
@@ -411,7 +413,7 @@ TEST_P(EngineDrafts, NothingThatTheTargetDoesNotKnow) {
       ASSERT_EQ(draft.sources, expected.sources);
       ASSERT_EQ(engine.num_foreign(), foreign);
       drafted += static_cast<std::int64_t>(draft.tokens.size());
-      Text emitted = draft.path_to(static_cast<std::int32_t>(draft.tokens.size()) / 2 - 1);
+      Tokens emitted = draft.path_to(static_cast<std::int32_t>(draft.tokens.size()) / 2 - 1);
       emitted.push_back(static_cast<Token>(step % 3));
       observe(free, id, emitted);
       observe(engine, id, emitted);
@@ -428,10 +430,10 @@ TEST(Engine, TakesForeignTokensInPromptsAlone) {
   Engine engine(config);
   // Two images, of the same text.
   const RequestId id = add(engine, {1, 2, 10, 10, 3, 1, 2});
-  EXPECT_EQ(propose(engine, id), Text{});
+  EXPECT_EQ(propose(engine, id), Tokens{});
   EXPECT_EQ(engine.num_foreign(), 0);  // of no datastore
   observe(engine, id, {10, 3, 1, 2, 10, 3});
-  EXPECT_EQ(propose(engine, id), (Text{1, 2}));
+  EXPECT_EQ(propose(engine, id), (Tokens{1, 2}));
   expect_error<InvalidValueError>("prediction must be below the vocabulary's 10, got 10 at index 1",
                                   [&] { add(engine, {1}, {9, 10}); });
   EXPECT_EQ(engine.num_requests(), 1);
@@ -443,16 +445,24 @@ TEST(Engine, RefusesConfigurationsThatItCannotKeepTo) {
     change(config);
     expect_error<InvalidValueError>(part, [&] { Engine{config}; });
   };
-  expect_refused("lookahead must be 1 to 65536, got 0", [](auto& c) { c.lookahead = 0; });
-  expect_refused("tree_budget must be 0 to 65536, got -1", [](auto& c) { c.tree_budget = -1; });
-  expect_refused("max_ngram must be 0", [](auto& c) { c.max_ngram = -1; });
-  expect_refused("ngram_order must be 0 to 16, got 17", [](auto& c) { c.ngram_order = 17; });
-  expect_refused("recovery must be 0", [](auto& c) { c.recovery = -1; });
-  expect_refused("min_probability must be", [](auto& c) { c.min_probability = 1.5; });
-  expect_refused("min_probability must be", [](auto& c) { c.min_probability = std::nan(""); });
+  expect_refused("lookahead must be at least 1, got 0", [](auto& c) { c.lookahead = 0; });
+  expect_refused("lookahead must be at most 65536", [](auto& c) { c.lookahead = 65537; });
+  expect_refused("tree_budget must be at least 1, got 0",
+                 [](auto& c) { c.drafter = CalibratedConfig{0}; });
+  expect_refused("tree_budget must be at most 4096, got 4097",
+                 [](auto& c) { c.drafter = CalibratedConfig{4097}; });
+  expect_refused("max_ngram must be at least 1",
+                 [](auto& c) { c.drafter = PromptLookupConfig{0}; });
+  expect_refused("order must be at most 16, got 17", [](auto& c) { c.drafter = NgramConfig{17}; });
+  expect_refused("recovery must be at least 1",
+                 [](auto& c) { c.drafter = PredictedOutputsConfig{0}; });
+  for (const double wrong : {1.5, -0.5, std::nan("")}) {
+    expect_refused("min_probability must be a number from 0 to 1",
+                   [wrong](auto& c) { c.drafter = NgramConfig{4, wrong}; });
+  }
   expect_refused("max_request_tokens", [](auto& c) { c.max_request_tokens = kMaxTextTokens + 1; });
-  expect_refused("max_bytes must be 1", [](auto& c) { c.max_bytes = 0; });
-  expect_refused("vocabulary must be 1", [](auto& c) { c.vocabulary = 0; });
+  expect_refused("max_bytes must be at least 1", [](auto& c) { c.max_bytes = 0; });
+  expect_refused("vocabulary must be at least 1", [](auto& c) { c.vocabulary = 0; });
   expect_refused("token_cost must be", [](auto& c) { c.token_cost = -0.5; });
   expect_refused("token_cost must be", [](auto& c) { c.token_cost = std::nan(""); });
   const double times[] = {1.0, 0.0};
@@ -460,18 +470,39 @@ TEST(Engine, RefusesConfigurationsThatItCannotKeepTo) {
   expect_error<InvalidValueError>("at least 1 time, got 0", [&] { StepCost::curve(times, 0); });
 }
 
+TEST(Engine, RefusesWeightsWhoseSumIsNoNumber) {
+  Engine engine(EngineConfig{});
+  const std::vector<float> before = engine.calibration()->weights;
+  const auto count = static_cast<std::int64_t>(before.size());
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  for (const float wrong : {2e38f, -2e38f, kInfinity, std::nanf(""), 1000.1f}) {
+    std::vector<float> weights = before;
+    weights.back() = wrong;
+    expect_error<InvalidValueError>("weights must be from -1000 to 1000, got",
+                                    [&] { engine.set_weights(weights.data(), count); });
+  }
+  expect_error<InvalidValueError>("weights, got", [&] { engine.set_weights(before.data(), 3); });
+  EXPECT_EQ(engine.calibration()->weights, before);
+  EngineConfig config;
+  config.drafter = NgramConfig{};
+  Engine other(config);
+  EXPECT_FALSE(other.calibration());
+  expect_error<InvalidValueError>("only the default drafter takes a calibration",
+                                  [&] { other.set_weights(before.data(), count); });
+}
+
 TEST(Engine, DraftsATreeOfWhatBothSay) {
   EngineConfig config = drafting_all();
-  config.tree_budget = 8;
+  config.drafter = CalibratedConfig{8};
   config.lookahead = 3;
   Engine engine(config);
   const RequestId id = add(engine, {1, 2, 3, 4, 9, 1, 2, 5, 6, 9, 1, 2}, {7, 8});
   const Draft draft = propose_draft(engine, id);
-  std::set<Text> paths;
+  std::set<Tokens> paths;
   for (std::int32_t i = 0; i < static_cast<std::int32_t>(draft.tokens.size()); ++i) {
     paths.insert(draft.path_to(i));
   }
-  EXPECT_EQ(paths, (std::set<Text>{{3}, {3, 4}, {3, 4, 9}, {5}, {5, 6}, {5, 6, 9}, {7}, {7, 8}}));
+  EXPECT_EQ(paths, (std::set<Tokens>{{3}, {3, 4}, {3, 4, 9}, {5}, {5, 6}, {5, 6, 9}, {7}, {7, 8}}));
   observe(engine, id, {5, 6, 0});
   const DraftCounts counts = engine.counts(id);
   EXPECT_EQ(counts.drafted, 8);
@@ -491,15 +522,15 @@ TEST(Engine, DraftsFromTheStoresOfARequestOnly) {
   const RequestId first = add(engine, {1, 2, 3, 4});
   const RequestId second = add(engine, {1, 2, 3, 4}, {}, &others);
   const RequestId third = add(engine, {1, 2, 3, 4}, {}, &none);
-  EXPECT_EQ(propose(engine, first), (Text{5, 6, 7}));
-  EXPECT_EQ(propose(engine, second), (Text{8, 9}));
-  EXPECT_EQ(propose(engine, third), Text{});
+  EXPECT_EQ(propose(engine, first), (Tokens{5, 6, 7}));
+  EXPECT_EQ(propose(engine, second), (Tokens{8, 9}));
+  EXPECT_EQ(propose(engine, third), Tokens{});
   EXPECT_EQ(propose_draft(engine, first).sources, std::vector<Source>(3, Source::kDatastore));
   one->close();
-  EXPECT_EQ(propose(engine, first), Text{});
+  EXPECT_EQ(propose(engine, first), Tokens{});
   observe(engine, first, {5});
   EXPECT_EQ(engine.finish(first).emitted, 1);
-  EXPECT_EQ(propose(engine, second), (Text{8, 9}));
+  EXPECT_EQ(propose(engine, second), (Tokens{8, 9}));
   expect_error<DatastoreClosedError>("the datastore at index 0 is closed", [&] {
     const Stores closed{one};
     add(engine, {1}, {}, &closed);
@@ -526,15 +557,15 @@ TEST(Engine, AddsFinishedTextToItsLiveStores) {
   EXPECT_EQ(store->num_tokens(), 6);
   EXPECT_EQ(store->num_documents(), 1);
   const Stores stores{store};
-  EXPECT_EQ(propose(engine, add(engine, {0, 1, 2, 3, 4}, {}, &stores)), (Text{5, 6}));
+  EXPECT_EQ(propose(engine, add(engine, {0, 1, 2, 3, 4}, {}, &stores)), (Tokens{5, 6}));
 }
 
 // Wherever memory ends, in the text's index, in the links or in the prediction's:
 // what was taken is whole, and with memory again the request goes on as any other.
 TEST(Engine, StaysWholeWhereverMemoryEnds) {
-  const Text prompt = testing::random_text(40, 30, 1);
-  const Text prediction = testing::random_text(50, 30, 2);
-  Text output = testing::random_text(160, 200, 3);
+  const Tokens prompt = testing::random_text(40, 30, 1);
+  const Tokens prediction = testing::random_text(50, 30, 2);
+  Tokens output = testing::random_text(160, 200, 3);
   std::copy(prediction.begin() + 10, prediction.begin() + 40, output.begin() + 60);
   int refused_requests = 0;
   int refused_tokens = 0;
@@ -561,9 +592,9 @@ TEST(Engine, StaysWholeWhereverMemoryEnds) {
     std::size_t taken = 0;
     refused = false;
     while (taken < output.size()) {
-      const Text step(output.begin() + static_cast<std::ptrdiff_t>(taken),
-                      output.begin() + static_cast<std::ptrdiff_t>(
-                                           std::min(taken + 1 + taken % 7, output.size())));
+      const Tokens step(output.begin() + static_cast<std::ptrdiff_t>(taken),
+                        output.begin() + static_cast<std::ptrdiff_t>(
+                                             std::min(taken + 1 + taken % 7, output.size())));
       const auto before = static_cast<std::size_t>(engine.num_tokens(id));
       ASSERT_EQ(before, prompt.size() + taken);
       std::size_t fitted = step.size();
@@ -582,7 +613,8 @@ TEST(Engine, StaysWholeWhereverMemoryEnds) {
         refused = true;
         ++refused_tokens;
       }
-      observe(whole, same, Text(step.begin(), step.begin() + static_cast<std::ptrdiff_t>(fitted)));
+      observe(whole, same,
+              Tokens(step.begin(), step.begin() + static_cast<std::ptrdiff_t>(fitted)));
       taken += fitted;
     }
     const Draft draft = propose_draft(engine, id);
@@ -598,9 +630,7 @@ TEST(Engine, StaysWholeWhereverMemoryEnds) {
 }
 
 TEST(Engine, PadsWhereTheForwardDoes) {
-  EngineConfig config;
-  config.max_ngram = 0;
-  Engine engine(config);
+  Engine engine(EngineConfig{});
   std::vector<RequestId> ids{add(engine, testing::repeated(40)), add(engine, {1, 2, 3})};
   ProposeOptions options;
   options.cost = StepCost::constant(0.3);
@@ -670,8 +700,9 @@ TEST(Engine, HoldsToItsLimitOfTokens) {
   EngineConfig config;
   config.max_request_tokens = 5;
   Engine engine(config);
-  expect_error<RequestLimitError>("prompt_ids has 6 tokens", [&] { add(engine, Text(6, 1)); });
-  expect_error<RequestLimitError>("prediction has 7 tokens", [&] { add(engine, {1}, Text(7, 1)); });
+  expect_error<RequestLimitError>("prompt_ids has 6 tokens", [&] { add(engine, Tokens(6, 1)); });
+  expect_error<RequestLimitError>("prediction has 7 tokens",
+                                  [&] { add(engine, {1}, Tokens(7, 1)); });
   const RequestId id = add(engine, {1, 2, 3});
   expect_error<RequestLimitError>("it holds 3 tokens and 3 more were observed",
                                   [&] { observe(engine, id, {1, 1, 1}); });
@@ -690,7 +721,7 @@ TEST(Engine, HoldsToItsLimitOfBytes) {
                                  [&] { add(engine, testing::random_text(5000, 50, 2)); });
   EXPECT_EQ(engine.num_requests(), 1);
   const RequestId other = add(engine, testing::random_text(500, 50, 3));
-  const Text text = testing::random_text(4000, 50, 4);
+  const Tokens text = testing::random_text(4000, 50, 4);
   expect_error<MemoryLimitError>("observed tokens were taken", [&] { observe(engine, id, text); });
   EXPECT_LE(engine.bytes(), config.max_bytes);
   const std::int64_t held = engine.num_tokens(id);
@@ -708,7 +739,7 @@ TEST(Engine, ObservesTheRowsWithRoomWhenOthersHaveNone) {
   config.max_bytes = 150'000;
   Engine engine(config);
   const std::vector<RequestId> ids{add(engine, {1}), add(engine, {2})};
-  Text emitted = testing::random_text(20'000, 1000, 1);
+  Tokens emitted = testing::random_text(20'000, 1000, 1);
   emitted.push_back(3);
   const std::vector<std::int64_t> offsets{0, 20'000, 20'001};
   const std::vector<RowError> failed =
@@ -732,7 +763,7 @@ TEST(Engine, ARowThatFailsCostsThatRowAlone) {
     EXPECT_EQ(batch.offsets[row + 1] - batch.offsets[row], row == 1 ? 0 : 16) << row;
   }
   // Of another request, of none, of one whose limit it passes, and with a token that is none.
-  const Text emitted{1, 2, 1, 2, 3, 4, 5, 6, 7, -8, 9};
+  const Tokens emitted{1, 2, 1, 2, 3, 4, 5, 6, 7, -8, 9};
   const std::vector<std::int64_t> offsets{0, 1, 2, 8, 10, 11};
   const std::vector<RowError> failed =
       engine.observe_batch(ids.data(), 5, emitted.data(), offsets.data());
@@ -765,7 +796,7 @@ TEST(Engine, ARequestWithTwoRowsKeepsItsLimit) {
   options.limits = limits.data();
   const DraftBatch batch = engine.propose_batch(ids.data(), 3, options);
   EXPECT_EQ(batch.offsets, (std::vector<std::int32_t>{0, 4, 4, 6}));
-  const Text emitted = testing::random_text(9, 5, 1);
+  const Tokens emitted = testing::random_text(9, 5, 1);
   const std::vector<std::int64_t> offsets{0, 3, 6, 9};
   const std::vector<RowError> failed =
       engine.observe_batch(ids.data(), 3, emitted.data(), offsets.data());
@@ -787,7 +818,7 @@ TEST(Engine, RefusesLimitsAndOffsetsBeforeAnyChange) {
   options.limits = limits.data() + 1;
   expect_error<InvalidValueError>("limits must be 0 or greater, got -1",
                                   [&] { propose(engine, ids[0], options); });
-  const Text emitted{1, 2, 3};
+  const Tokens emitted{1, 2, 3};
   const std::vector<std::int64_t> falling{0, 3, 2};
   expect_error<InvalidValueError>("offsets must rise, got 3 and then 2 at index 2", [&] {
     static_cast<void>(engine.observe_batch(ids.data(), 2, emitted.data(), falling.data()));
@@ -801,7 +832,7 @@ TEST(Engine, CountsOfADraftWhatItTook) {
     EngineConfig config = drafting_all();
     config.max_bytes = bytes;
     Engine engine(config);
-    Text prediction(60);
+    Tokens prediction(60);
     std::iota(prediction.begin(), prediction.end(), 100);
     RequestId id = -1;
     try {
@@ -815,7 +846,7 @@ TEST(Engine, CountsOfADraftWhatItTook) {
       const auto begin = prediction.begin() + static_cast<std::ptrdiff_t>(taken);
       const std::int64_t held = engine.num_tokens(id);
       try {
-        observe(engine, id, Text(begin, begin + 15));
+        observe(engine, id, Tokens(begin, begin + 15));
       } catch (const MemoryLimitError&) {
         const std::int64_t fitted = engine.num_tokens(id) - held;
         const DraftCounts after = engine.counts(id);
@@ -840,11 +871,11 @@ TEST(Engine, LaterRequestsDraftAsIfNoTextHadComeAtOnce) {
   engine.finish(resumed);
   std::size_t drafted = 0;
   for (std::uint32_t seed = 0; seed < 6; ++seed) {
-    const Text prompt = testing::random_text(300, 5, seed);
+    const Tokens prompt = testing::random_text(300, 5, seed);
     const RequestId id = add(engine, prompt);
     const RequestId same = add(undisturbed, prompt);
     for (Token step = 0; step < 20; ++step) {
-      Text draft = propose(engine, id);
+      Tokens draft = propose(engine, id);
       ASSERT_EQ(draft, propose(undisturbed, same));
       drafted += draft.size();
       draft.resize(draft.size() / 2);

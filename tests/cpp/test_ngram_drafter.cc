@@ -3,14 +3,14 @@
 #include <algorithm>
 #include <vector>
 
-#include "fastdraft/drafter.h"
-#include "fastdraft/suffix_automaton.h"
+#include "drafter.h"
+#include "suffix_automaton.h"
 #include "texts.h"
 
 namespace fastdraft {
 namespace {
 
-using testing::Text;
+using testing::Tokens;
 
 // What is drafted stands in the prompt, and never below the threshold.
 TEST(NgramDrafter, KeepsToThePromptAndTheThreshold) {
@@ -21,11 +21,11 @@ TEST(NgramDrafter, KeepsToThePromptAndTheThreshold) {
   for (std::uint32_t seed = 0; seed < 40; ++seed) {
     MemoryBudget budget;
     SuffixAutomaton text(budget);
-    const Text prompt = testing::random_text(seed * 5, static_cast<Token>(2 + seed % 4), seed);
+    const Tokens prompt = testing::random_text(seed * 5, static_cast<Token>(2 + seed % 4), seed);
     for (const Token token : prompt) text.append(token);
-    const auto policy =
-        DraftPolicy::ngram(static_cast<std::int32_t>(1 + seed % 6), double{kThreshold});
-    const auto drafter = policy->begin(text, {}, budget);
+    const NgramConfig config{static_cast<std::int32_t>(1 + seed % 6), double{kThreshold}};
+    const auto drafter =
+        make_drafter(config, {text, nullptr, 0, /*stores=*/{}, kLimit, nullptr, budget});
     for (const Token token : testing::random_text(60, 6, seed + 1000)) {
       text.append(token);
       drafter->advance();

@@ -1,4 +1,4 @@
-#include "fastdraft/ngram_model.h"
+#include "ngram_model.h"
 
 #include <gtest/gtest.h>
 
@@ -12,9 +12,9 @@
 namespace fastdraft {
 namespace {
 
-using testing::Text;
+using testing::Tokens;
 
-NgramModel make(const Text& text, std::int32_t order, MemoryBudget& budget) {
+NgramModel make(const Tokens& text, std::int32_t order, MemoryBudget& budget) {
   return {text.data(), static_cast<std::int64_t>(text.size()), order, budget};
 }
 
@@ -25,10 +25,10 @@ struct Expected {
 };
 
 // By counting everywhere.
-Expected find_continuation(const Text& text, const Text& context, std::int32_t order) {
+Expected find_continuation(const Tokens& text, const Tokens& context, std::int32_t order) {
   const auto longest = std::min<std::size_t>(context.size(), static_cast<std::size_t>(order) - 1);
   for (std::size_t length = longest + 1; length-- > 0;) {
-    Text following;
+    Tokens following;
     for (std::size_t at = length; at < text.size(); ++at) {
       if (std::equal(context.end() - static_cast<std::ptrdiff_t>(length), context.end(),
                      text.begin() + static_cast<std::ptrdiff_t>(at - length))) {
@@ -53,10 +53,10 @@ TEST(NgramModel, GoesOnAsTheTextMostOftenDoes) {
   for (std::uint32_t seed = 0; seed < 60; ++seed) {
     MemoryBudget budget;
     const auto order = static_cast<std::int32_t>(1 + seed % 6);
-    const Text text = testing::random_text(1 + seed * 3, static_cast<Token>(1 + seed % 5), seed);
+    const Tokens text = testing::random_text(1 + seed * 3, static_cast<Token>(1 + seed % 5), seed);
     const NgramModel model = make(text, order, budget);
     NgramModel::Context context;
-    Text other;
+    Tokens other;
     for (const Token token :
          testing::random_text(60, static_cast<Token>(2 + seed % 5), seed + 1000)) {
       context = model.advance(context, token);
@@ -64,7 +64,7 @@ TEST(NgramModel, GoesOnAsTheTextMostOftenDoes) {
       ASSERT_LT(context.length, order);
       // Along a draft too: after each continuation comes that of the grown text.
       NgramModel::Context at = context;
-      Text grown = other;
+      Tokens grown = other;
       for (int depth = 0; depth < 3; ++depth) {
         const NgramModel::Continuation next = model.continuation(at);
         const Expected expected = find_continuation(text, grown, order);
@@ -87,7 +87,7 @@ TEST(NgramModel, KnowsNothingOfAnEmptyText) {
 // A quadratic step anywhere would take hours here.
 TEST(NgramModel, CountsAMillionHostileTokens) {
   constexpr std::size_t kSize = 1'000'000;
-  for (const Text& text :
+  for (const Tokens& text :
        {testing::repeated(kSize), testing::fibonacci(kSize), testing::random_text(kSize, 2, 1),
         testing::random_text(kSize, 1 << 30, 2)}) {
     MemoryBudget budget;
@@ -100,7 +100,7 @@ TEST(NgramModel, CountsAMillionHostileTokens) {
 }
 
 TEST(NgramModel, GivesAllMemoryBackWhenItEnds) {
-  const Text text = testing::random_text(600, 12, 5);
+  const Tokens text = testing::random_text(600, 12, 5);
   bool fitted = false;
   for (std::int64_t limit = 100; !fitted; limit += 229) {
     MemoryBudget budget(limit);

@@ -1,4 +1,4 @@
-#include "fastdraft/prediction.h"
+#include "prediction.h"
 
 #include <gtest/gtest.h>
 
@@ -10,21 +10,21 @@
 namespace fastdraft {
 namespace {
 
-using testing::Text;
+using testing::Tokens;
 
 // 100, 101, 102, ...: every token says where it stands.
-Text count_from_hundred(std::size_t size) {
-  Text text(size);
+Tokens count_from_hundred(std::size_t size) {
+  Tokens text(size);
   std::iota(text.begin(), text.end(), 100);
   return text;
 }
 
 class PredictionTest : public ::testing::Test {
  protected:
-  Prediction make(const Text& text) {
+  Prediction make(const Tokens& text) {
     return {text.data(), static_cast<std::int64_t>(text.size()), budget_};
   }
-  static CopyCursor::Place place_after(Prediction& prediction, const Text& output) {
+  static CopyCursor::Place place_after(Prediction& prediction, const Tokens& output) {
     for (std::size_t i = 1; i <= output.size(); ++i) {
       prediction.advance(output.data(), static_cast<std::int64_t>(i));
     }
@@ -75,14 +75,14 @@ TEST_F(PredictionTest, ResumesOneTokenAfterADeletion) {
 
 TEST_F(PredictionTest, PrefersTheOccurrenceNearestToWhereItParted) {
   // 1 2 3 stands three times; the output parts shortly before the second.
-  Text text = count_from_hundred(60);
+  Tokens text = count_from_hundred(60);
   for (const std::size_t at : {std::size_t{5}, std::size_t{30}, std::size_t{50}}) {
     text[at] = 1;
     text[at + 1] = 2;
     text[at + 2] = 3;
   }
   Prediction prediction = make(text);
-  Text output(text.begin(), text.begin() + 28);
+  Tokens output(text.begin(), text.begin() + 28);
   output.insert(output.end(), {9, 1, 2});
   const CopyCursor::Place place = place_after(prediction, output);
   EXPECT_EQ(place.position, 32);
@@ -90,7 +90,7 @@ TEST_F(PredictionTest, PrefersTheOccurrenceNearestToWhereItParted) {
 }
 
 TEST_F(PredictionTest, JumpsToWhereALongerMatchStands) {
-  const Text text = count_from_hundred(400);
+  const Tokens text = count_from_hundred(400);
   Prediction prediction = make(text);
   const CopyCursor::Place jumped = place_after(prediction, {100, 101, 350});
   EXPECT_EQ(jumped.position, 251);
@@ -107,8 +107,8 @@ TEST_F(PredictionTest, StaysWithinItsTextAtTheEnd) {
 TEST_F(PredictionTest, NamesOnlyPlacesWhereTheOutputStands) {
   for (std::uint32_t seed = 0; seed < 300; ++seed) {
     const auto vocabulary = static_cast<Token>(2 + seed % 4);
-    const Text text = testing::random_text(50 + seed % 200, vocabulary, seed);
-    const Text output = testing::random_text(150, vocabulary, seed + 7000);
+    const Tokens text = testing::random_text(50 + seed % 200, vocabulary, seed);
+    const Tokens output = testing::random_text(150, vocabulary, seed + 7000);
     constexpr std::size_t kPrompt = 20;
     Prediction prediction = make(text);
     for (std::size_t size = kPrompt + 1; size <= output.size(); ++size) {

@@ -1,4 +1,4 @@
-#include "fastdraft/suffix_automaton.h"
+#include "suffix_automaton.h"
 
 #include <gtest/gtest.h>
 
@@ -13,10 +13,10 @@
 namespace fastdraft {
 namespace {
 
-using testing::Text;
+using testing::Tokens;
 
-void expect_answers(const SuffixAutomaton& index, const Text& text) {
-  const testing::Occurrences expected = testing::find_repeated_suffix(text);
+void expect_answers(const SuffixAutomaton& index, const Tokens& text) {
+  const testing::RepeatedSuffix expected = testing::find_repeated_suffix(text);
   const Match match = index.repeated_suffix();
   ASSERT_EQ(match.length, expected.length);
   if (match.length == 0) return;
@@ -29,7 +29,7 @@ TEST(SuffixAutomaton, KnowsTheLongestRepeatedSuffixAfterEveryToken) {
     MemoryBudget budget;
     SuffixAutomaton index(budget);
     const auto vocabulary = static_cast<Token>(1 + seed % 5);
-    Text text;
+    Tokens text;
     for (const Token token : testing::random_text(200, vocabulary, seed)) {
       index.append(token);
       text.push_back(token);
@@ -39,11 +39,11 @@ TEST(SuffixAutomaton, KnowsTheLongestRepeatedSuffixAfterEveryToken) {
 }
 
 TEST(SuffixAutomaton, KnowsItOnPeriodicTexts) {
-  for (const Text& whole :
+  for (const Tokens& whole :
        {testing::repeated(300), testing::fibonacci(400), testing::thue_morse(400)}) {
     MemoryBudget budget;
     SuffixAutomaton index(budget);
-    Text text;
+    Tokens text;
     for (const Token token : whole) {
       index.append(token);
       text.push_back(token);
@@ -57,7 +57,7 @@ TEST(SuffixAutomaton, KnowsItOnPeriodicTexts) {
 TEST(SuffixAutomaton, NamesAnEarlierEndWhereTheLatestIsTooFarUp) {
   MemoryBudget budget;
   SuffixAutomaton index(budget);
-  Text text;
+  Tokens text;
   // Nested repeats: after a run of n ones, short runs' states lie n links up.
   for (int run = 1; run < 120; ++run) {
     const int length = run % 2 == 0 ? 120 - run : run % 7 + 1;
@@ -65,7 +65,7 @@ TEST(SuffixAutomaton, NamesAnEarlierEndWhereTheLatestIsTooFarUp) {
       const Token token = i < length ? 1 : static_cast<Token>(2 + run % 3);
       index.append(token);
       text.push_back(token);
-      const testing::Occurrences expected = testing::find_repeated_suffix(text);
+      const testing::RepeatedSuffix expected = testing::find_repeated_suffix(text);
       const Match match = index.repeated_suffix();
       ASSERT_EQ(match.length, expected.length);
       if (match.length == 0) continue;
@@ -83,10 +83,10 @@ TEST(SuffixAutomaton, MatchesOtherTextsByTheirLongestSuffix) {
   for (std::uint32_t seed = 0; seed < 40; ++seed) {
     MemoryBudget budget;
     SuffixAutomaton index(budget);
-    const Text text = testing::random_text(80, static_cast<Token>(2 + seed % 3), seed);
+    const Tokens text = testing::random_text(80, static_cast<Token>(2 + seed % 3), seed);
     for (const Token token : text) index.append(token);
     Match match;
-    Text other;
+    Tokens other;
     for (const Token token :
          testing::random_text(80, static_cast<Token>(2 + seed % 4), seed + 1000)) {
       match = index.advance(match, token);
@@ -112,7 +112,7 @@ TEST(SuffixAutomaton, KeepsACutMatchWhileTheTextGrows) {
     MemoryBudget budget;
     SuffixAutomaton index(budget);
     Match match;
-    Text text;
+    Tokens text;
     for (const Token token : testing::random_text(150, static_cast<Token>(1 + seed % 4), seed)) {
       index.append(token);
       text.push_back(token);
@@ -129,7 +129,7 @@ TEST(SuffixAutomaton, KeepsACutMatchWhileTheTextGrows) {
 // A quadratic step anywhere would take hours here.
 TEST(SuffixAutomaton, IndexesAMillionHostileTokens) {
   constexpr std::size_t kSize = 1'000'000;
-  for (const Text& text :
+  for (const Tokens& text :
        {testing::repeated(kSize), testing::fibonacci(kSize), testing::thue_morse(kSize),
         testing::random_text(kSize, 2, 1), testing::random_text(kSize, 1 << 30, 2)}) {
     MemoryBudget budget;
@@ -157,12 +157,12 @@ TEST(SuffixAutomaton, AnswersNothingForEmptyAndFreshTexts) {
 // Whatever allocation fails, the text before it answers as if nothing was
 // tried, and goes on when there is memory again.
 TEST(SuffixAutomaton, StaysWholeWhenMemoryEnds) {
-  const Text text = testing::random_text(600, 12, 5);
+  const Tokens text = testing::random_text(600, 12, 5);
   for (std::int64_t limit = 1000; limit < 60000; limit += 229) {
     MemoryBudget budget(limit + 1'000'000);
-    budget.take(1'000'000);
+    budget.charge(1'000'000);
     SuffixAutomaton index(budget);
-    Text taken;
+    Tokens taken;
     bool refused = false;
     for (const Token token : text) {
       try {
@@ -179,7 +179,7 @@ TEST(SuffixAutomaton, StaysWholeWhenMemoryEnds) {
       taken.push_back(token);
     }
     if (!refused) break;
-    budget.give(1'000'000);
+    budget.refund(1'000'000);
     for (std::size_t i = taken.size(); i < text.size(); ++i) {
       index.append(text[i]);
       taken.push_back(text[i]);

@@ -18,9 +18,9 @@
 namespace fastdraft {
 namespace {
 
-using testing::Text;
+using testing::Tokens;
 
-RequestId add(Engine& engine, const Text& prompt) {
+RequestId add(Engine& engine, const Tokens& prompt) {
   return engine.add_request(prompt.data(), static_cast<std::int64_t>(prompt.size()), prompt.data(),
                             static_cast<std::int64_t>(prompt.size()));
 }
@@ -36,12 +36,12 @@ TEST(Threads, RequestsOfDifferentThreadsShareAnEngine) {
   std::atomic<std::int64_t> emitted{0};
   run_threads(4, [&](std::uint32_t thread) {
     for (std::uint32_t round = 0; round < 20; ++round) {
-      const Text text = testing::random_text(200, 5, thread * 100 + round);
+      const Tokens text = testing::random_text(200, 5, thread * 100 + round);
       std::vector<RequestId> ids;
       for (int i = 0; i < 4; ++i) ids.push_back(add(engine, text));
       for (std::uint32_t step = 0; step < 10; ++step) {
         const DraftBatch batch = engine.propose_batch(ids.data(), 4, {});
-        const Text next = testing::random_text(4, 5, step);
+        const Tokens next = testing::random_text(4, 5, step);
         const std::vector<std::int64_t> offsets{0, 1, 2, 3, 4};
         EXPECT_TRUE(engine.observe_batch(ids.data(), 4, next.data(), offsets.data()).empty());
       }
@@ -61,7 +61,7 @@ TEST(Threads, CallsOnOneRequestTakeTurns) {
     const std::vector<RequestId> ids{add(engine, testing::random_text(100, 3, round)),
                                      add(engine, testing::random_text(100, 3, round + 1))};
     run_threads(4, [&](std::uint32_t thread) {
-      const Text next = testing::random_text(3, 3, thread);
+      const Tokens next = testing::random_text(3, 3, thread);
       std::vector<std::int32_t> memory(static_cast<std::size_t>(DraftColumns::words(16)));
       try {
         for (int step = 0; step < 50; ++step) {
@@ -93,7 +93,7 @@ TEST(Threads, ABatchKeepsTheRowsThatOthersDoNotCancel) {
     for (std::int64_t row = 0; row < kRows; ++row) {
       ids.push_back(add(engine, testing::repeated(40)));
     }
-    const Text next(static_cast<std::size_t>(kRows), 3);
+    const Tokens next(static_cast<std::size_t>(kRows), 3);
     std::vector<std::int64_t> offsets;
     for (std::int64_t row = 0; row <= kRows; ++row) offsets.push_back(row);
     std::atomic<bool> cancelled{false};
@@ -133,7 +133,7 @@ TEST(Threads, EnginesShareLiveStores) {
                                                        Datastore::live(1 << 20)};
   const Stores reversed{stores[1], stores[0]};
   EngineConfig trees;
-  trees.tree_budget = 12;
+  trees.drafter = CalibratedConfig{12};
   Engine first(EngineConfig{}, stores);
   Engine second(trees, reversed);
   std::atomic<std::int64_t> accepted{0};
@@ -145,7 +145,7 @@ TEST(Threads, EnginesShareLiveStores) {
     const DraftColumns columns = DraftColumns::in(memory.data(), capacity);
     for (std::uint32_t round = 0; round < 25; ++round) {
       // Four texts that all threads generate, each in its own order.
-      const Text text = testing::random_text(300, 50, (thread + round) % 4);
+      const Tokens text = testing::random_text(300, 50, (thread + round) % 4);
       const RequestId id = engine.add_request(text.data(), 20, nullptr, 0);
       std::size_t said = 20;
       while (said < text.size()) {
@@ -176,7 +176,7 @@ TEST(Threads, ReadersDoNotKeepTextOutOfAStore) {
   constexpr int kDocuments = 20;
   constexpr int kLookups = 5'000'000;
   const auto store = Datastore::live(1 << 20);
-  const Text text = testing::random_text(300, 40, 0);
+  const Tokens text = testing::random_text(300, 40, 0);
   store->add(text.data(), 300, 300);
   std::atomic<std::uint32_t> reading{0};
   std::atomic<int> added{0};
@@ -185,7 +185,7 @@ TEST(Threads, ReadersDoNotKeepTextOutOfAStore) {
     if (thread == kReaders) {
       while (reading < kReaders) std::this_thread::yield();
       for (std::uint32_t i = 1; added < kDocuments; ++i) {
-        const Text document = testing::random_text(300, 40, i);
+        const Tokens document = testing::random_text(300, 40, i);
         store->add(document.data(), 300, 300);
         if (reading < kReaders) return;
         ++added;

@@ -1,4 +1,4 @@
-#include "fastdraft/token_links.h"
+#include "token_links.h"
 
 #include <gtest/gtest.h>
 
@@ -12,10 +12,10 @@
 namespace fastdraft {
 namespace {
 
-using testing::Text;
+using testing::Tokens;
 
 // What the links are to say, token by token.
-void expect_links(const TokenLinks& links, const Text& text) {
+void expect_links(const TokenLinks& links, const Tokens& text) {
   ASSERT_LE(links.size(), static_cast<std::int64_t>(text.size()));
   std::unordered_map<Token, std::int32_t> latest;
   for (std::int32_t position = 0; position < links.size(); ++position) {
@@ -28,8 +28,8 @@ void expect_links(const TokenLinks& links, const Text& text) {
 
 TEST(TokenLinks, LinkEachTokenToTheLatestOneBefore) {
   const Token any = std::numeric_limits<Token>::max();
-  for (const Text& text :
-       {Text{}, Text{0}, Text{any, 0, any, any, 0}, testing::repeated(1000),
+  for (const Tokens& text :
+       {Tokens{}, Tokens{0}, Tokens{any, 0, any, any, 0}, testing::repeated(1000),
         testing::fibonacci(1000), testing::random_text(5000, 20, 1),
         testing::random_text(5000, 5000, 2), testing::random_text(5000, any, 3)}) {
     MemoryBudget budget;
@@ -45,7 +45,7 @@ TEST(TokenLinks, StayApartWhateverTheTokens) {
   for (const Token step : {1, 64, 1 << 12, 1 << 20}) {
     MemoryBudget budget;
     TokenLinks links(budget);
-    Text text;
+    Tokens text;
     for (int round = 0; round < 3; ++round) {
       for (Token i = 0; i < 2000; ++i) text.push_back(i * step & 0x7fffffff);
     }
@@ -68,11 +68,11 @@ TEST(TokenLinks, TakeLittleMemoryAndGiveItBack) {
 }
 
 TEST(TokenLinks, StayWholeWhenMemoryEnds) {
-  const Text text = testing::random_text(600, 200, 4);
+  const Tokens text = testing::random_text(600, 200, 4);
   int refusals = 0;
   for (std::int64_t limit = 0; limit < 8192; limit += 64) {
     MemoryBudget budget(limit + 1'000'000);
-    budget.take(1'000'000);
+    budget.charge(1'000'000);
     TokenLinks links(budget);
     for (const Token token : text) {
       const std::int64_t before = links.size();
@@ -84,7 +84,7 @@ TEST(TokenLinks, StayWholeWhenMemoryEnds) {
         ASSERT_LE(budget.used(), budget.limit());
         EXPECT_THROW(links.append(token), MemoryLimitError);
         ++refusals;
-        budget.give(1'000'000);  // and there is room again
+        budget.refund(1'000'000);  // and there is room again
         break;
       }
     }

@@ -1,4 +1,4 @@
-#include "fastdraft/transition_table.h"
+#include "transition_table.h"
 
 #include <gtest/gtest.h>
 
@@ -15,12 +15,12 @@ TEST(TransitionTable, AgreesWithMapsUnderInsertEraseRedirectAndCopy) {
   MemoryBudget budget;
   TransitionTable table(budget);
   std::vector<Edges> states(1);
-  std::vector<std::map<Token, State>> expected(1);
+  std::vector<std::map<Token, StateId>> expected(1);
   std::mt19937 random(1);
   for (int step = 0; step < 40000; ++step) {
     const std::size_t state = random() % states.size();
     const auto token = static_cast<Token>(random() % 300);
-    const auto target = static_cast<State>(random() % 1000);
+    const auto target = static_cast<StateId>(random() % 1000);
     auto& edges = expected[state];
     switch (random() % 8) {
       case 0:
@@ -41,7 +41,7 @@ TEST(TransitionTable, AgreesWithMapsUnderInsertEraseRedirectAndCopy) {
         break;
       default: {
         const auto [place, inserted] = edges.try_emplace(token, target);
-        const State before = table.find_or_insert(states[state], token, target);
+        const StateId before = table.find_or_insert(states[state], token, target);
         ASSERT_EQ(before, inserted ? kNoState : place->second);
       }
     }

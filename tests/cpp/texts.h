@@ -10,24 +10,24 @@
 
 namespace fastdraft::testing {
 
-using Text = std::vector<Token>;
+using Tokens = std::vector<Token>;
 
-inline Text random_text(std::size_t size, Token vocabulary, std::uint32_t seed) {
+inline Tokens random_text(std::size_t size, Token vocabulary, std::uint32_t seed) {
   std::mt19937 random(seed);
   std::uniform_int_distribution<Token> token(0, vocabulary - 1);
-  Text text(size);
+  Tokens text(size);
   std::generate(text.begin(), text.end(), [&] { return token(random); });
   return text;
 }
 
-inline Text repeated(std::size_t size) { return Text(size, 7); }
+inline Tokens repeated(std::size_t size) { return Tokens(size, 7); }
 
 // a, ab, aba, abaab, ...: as many repetitions as a text can have.
-inline Text fibonacci(std::size_t size) {
-  Text before{0};
-  Text text{0, 1};
+inline Tokens fibonacci(std::size_t size) {
+  Tokens before{0};
+  Tokens text{0, 1};
   while (text.size() < size) {
-    Text next = text;
+    Tokens next = text;
     next.insert(next.end(), before.begin(), before.end());
     before = std::move(text);
     text = std::move(next);
@@ -37,8 +37,8 @@ inline Text fibonacci(std::size_t size) {
 }
 
 // 0, 01, 0110, ...: no part of it stands three times in a row.
-inline Text thue_morse(std::size_t size) {
-  Text text(size);
+inline Tokens thue_morse(std::size_t size) {
+  Tokens text(size);
   for (std::size_t i = 0; i < size; ++i) {
     Token parity = 0;
     for (std::size_t bits = i; bits != 0; bits &= bits - 1) parity ^= 1;
@@ -48,7 +48,7 @@ inline Text thue_morse(std::size_t size) {
 }
 
 // How many tokens before `end` and before `other`, both exclusive, are alike.
-inline std::int32_t common_suffix(const Text& text, std::size_t end, std::size_t other) {
+inline std::int32_t common_suffix(const Tokens& text, std::size_t end, std::size_t other) {
   std::int32_t length = 0;
   while (other > 0 && text[end - 1] == text[other - 1]) {
     ++length;
@@ -58,15 +58,15 @@ inline std::int32_t common_suffix(const Text& text, std::size_t end, std::size_t
   return length;
 }
 
-struct Occurrences {
+struct RepeatedSuffix {
   std::int32_t length = 0;     // of the longest suffix that also ends earlier
   std::int32_t first_end = 0;  // last token's position of its first occurrence
   std::int32_t latest_end = 0;
 };
 
 // By looking everywhere.
-inline Occurrences find_repeated_suffix(const Text& text) {
-  Occurrences found;
+inline RepeatedSuffix find_repeated_suffix(const Tokens& text) {
+  RepeatedSuffix found;
   for (std::size_t end = 1; end < text.size(); ++end) {
     const std::int32_t length = common_suffix(text, text.size(), end);
     if (length == 0 || length < found.length) continue;

@@ -6,9 +6,10 @@ import math
 from itertools import pairwise
 
 import torch
+from torch import Tensor
+
 from fastdraft.kernels.operands import Emitted
 from fastdraft.kernels.workspace import Workspace
-from torch import Tensor
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 # Lengths of drafts in a ragged batch.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from adversarial import assert_same, odd_rows, offsets_of, tree_parents
+
 from fastdraft.kernels import fused
 from fastdraft.kernels.operands import Batch, Law, Sampling
 

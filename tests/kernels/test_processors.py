@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import random
 
-import processor_cases
 import pytest
 import torch
 import triton.language as tl
 from adversarial import DTYPES, Random, workspace_of
-from processor_cases import INF, Case, batch_of, processed, random_case
 from triton.runtime import interpreter
 
+import processor_cases
 from fastdraft.kernels import fused, reference
 from fastdraft.kernels.fused import config
 from fastdraft.kernels.operands import Batch
 from fastdraft.verification import Processors, verify_greedy, verify_sampled
+from processor_cases import INF, Case, batch_of, processed, random_case
 
 NAN = float("nan")
 

@@ -18,13 +18,13 @@ from adversarial import (
     offsets_of,
     workspace_of,
 )
-from rejection_cases import drawn
 from torch import Tensor
 
 from fastdraft.kernels import fused, reference
 from fastdraft.kernels.fused import config
 from fastdraft.kernels.operands import Batch, DraftLaw, Law, Sampling
 from fastdraft.kernels.workspace import BUFFERS
+from rejection_cases import drawn
 
 FORMS = ["draft_probs", "draft_logits"]
 FILTERS = {

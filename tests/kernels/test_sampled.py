@@ -19,6 +19,7 @@ from adversarial import (
     tree_parents,
     workspace_of,
 )
+
 from fastdraft.kernels import fused, reference
 from fastdraft.kernels.fused import config
 from fastdraft.kernels.fused.statistics import log_sums

@@ -7,14 +7,15 @@ import math
 import pytest
 import torch
 from adversarial import DTYPES, Random, allowed_bits, in_layout, odd_rows
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from fastdraft.kernels.fused import threshold
 from fastdraft.kernels.fused.statistics import row_statistics
 from fastdraft.kernels.operands import Batch, Law
 from fastdraft.kernels.reference import CHUNK
 from fastdraft.kernels.reference.sampling import mask, weigh_rows
 from fastdraft.kernels.workspace import PARTS, Scratch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 # Temperature, top-k, top-p, min-p.
 FILTERS = [

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from fastdraft.kernels import fused
-from fastdraft.kernels.fused import config
 from torch import Tensor
 
+from fastdraft.kernels import fused
+from fastdraft.kernels.fused import config
 from fastdraft.verification import (
     Processors,
     tree_attention_mask,

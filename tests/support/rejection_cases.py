@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
+
 from fastdraft.kernels.operands import Law
 from fastdraft.kernels.reference.sampling import weigh_rows
-
 from fastdraft.verification import verify_sampled
 
 

@@ -7,12 +7,12 @@ import random
 
 import pytest
 import torch
-from fastdraft.kernels import reference
-from fastdraft.kernels.operands import Batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastdraft.errors import InvalidValueError
+from fastdraft.kernels import reference
+from fastdraft.kernels.operands import Batch
 from fastdraft.verification import (
     Processors,
     Status,

@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from processor_cases import INF, Case, batch_of, processed, processors_of, random_case
 from transformers import (
     LogitsProcessorList,
     MinNewTokensLengthLogitsProcessor,
@@ -24,6 +23,7 @@ from fastdraft.errors import InvalidValueError
 from fastdraft.kernels import reference
 from fastdraft.kernels.operands import Batch
 from fastdraft.verification import Processors, Status, verify_greedy, verify_sampled
+from processor_cases import INF, Case, batch_of, processed, processors_of, random_case
 
 NAN = float("nan")
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]

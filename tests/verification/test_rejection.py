@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rejection_cases import drawn
 from test_verification import (
     INF,
     NAN,
@@ -33,6 +32,7 @@ from fastdraft.verification import (
     verify_rejection,
     verify_sampled,
 )
+from rejection_cases import drawn
 
 ACCEPT, RESIDUAL_TOKEN, RESIDUAL_CHUNK = 2, 3, 4
 

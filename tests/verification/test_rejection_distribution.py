@@ -7,12 +7,12 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from rejection_cases import drawn
 from scipy import stats
 from test_verification_distribution import OPTIONS, SIGNIFICANT, N, check_counts, exact
 
 from fastdraft.kernels.reference import sampling
 from fastdraft.verification import verify_rejection
+from rejection_cases import drawn
 
 VOCABULARY = 12
 

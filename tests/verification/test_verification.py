@@ -10,13 +10,13 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from fastdraft.kernels import reference
-from fastdraft.kernels.operands import Batch, Law
-from fastdraft.kernels.reference import sampling
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastdraft.errors import InvalidValueError
+from fastdraft.kernels import reference
+from fastdraft.kernels.operands import Batch, Law
+from fastdraft.kernels.reference import sampling
 from fastdraft.verification import (
     Status,
     Verified,

@@ -9,33 +9,35 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <shared_mutex>
 #include <string>
+#include <vector>
 
-#include "fastdraft/phase_fair_mutex.h"
+#include "fastdraft/export.h"
 #include "fastdraft/token.h"
 
 namespace fastdraft {
 
-// A place in a store where the last tokens of some text stand.
+class PhaseFairMutex;
+
+// A place in a store where the last tokens of some text occur.
 struct Occurrence {
   std::int64_t next;    // position of the token that followed
-  std::int32_t length;  // how many of the text's last tokens stand before it
+  std::int32_t length;  // how many of the text's last tokens precede it
   bool output;          // whether that token was a model's output
 };
 
-// What a tokenizer's SHA-256 says of its vocabulary; token ids mean nothing without it.
+// The SHA-256 of a tokenizer's vocabulary; token ids mean nothing without it.
 using Fingerprint = std::array<std::uint8_t, 32>;
 
 // Its digits, two a byte.
-std::string to_hex(const Fingerprint& fingerprint);
+FASTDRAFT_EXPORT std::string to_hex(const Fingerprint& fingerprint);
 
 // A log of documents and an index of its n-grams. Positions count the tokens
 // that ever entered, and one more before each document, from 0; the oldest
 // leave a live store when its bytes are used up.
 //
 // Thread-safe; engines share one through a shared_ptr. Readers overlap.
-class Datastore {
+class FASTDRAFT_EXPORT Datastore {
  public:
   // The lengths of the n-grams that are indexed, longest first.
   //
@@ -46,7 +48,7 @@ class Datastore {
   // gain less than a thousandth.
   static constexpr int kLinks = 7;
   // The most tokens that an occurrence is compared over.
-  static constexpr std::int32_t kLongest = 32;
+  static constexpr std::int32_t kLongestMatch = 32;
 
   static constexpr std::int64_t kDefaultMaxBytes = std::int64_t{2} << 30;
 
@@ -66,17 +68,20 @@ class Datastore {
 
   Datastore(const Datastore&) = delete;
   Datastore& operator=(const Datastore&) = delete;
-  virtual ~Datastore() = default;
+  virtual ~Datastore();
 
-  // Holds the store as it is while it lives. It sees an empty store where that is
-  // closed. Make one for a moment: `add` and `close` wait for it, and later readers for
-  // them. So its own thread must not call the store meanwhile, nor make another reader of it.
-  // Readers of several stores at once might wait for each other.
-  class Reader {
+  // A lock on the store: its text stays as it is while the reader lives. A closed store
+  // looks empty. Keep a reader for a moment only: `add` and `close` wait for it, and later
+  // readers wait for them. So its thread must not call the store meanwhile, nor make a
+  // second reader; readers of several stores at once might wait for each other.
+  class FASTDRAFT_EXPORT Reader {
    public:
-    explicit Reader(const Datastore& store) : store_(&store), lock_(store.mutex_) {}
+    explicit Reader(const Datastore& store);
+    Reader(const Reader&) = delete;
+    Reader& operator=(const Reader&) = delete;
+    ~Reader();
 
-    // Writes to `out` where the text's longest suffixes stand: the longest first,
+    // Writes to `out` where the text's longest suffixes occur: the longest first,
     // of equally long ones the latest first, `most` at most, each position once.
     // Returns how many. From the longest order n on, it looks at the latest
     // occurrences of the text's last n tokens that a token of the same document
@@ -111,16 +116,15 @@ class Datastore {
 
    private:
     const Datastore* store_;
-    std::shared_lock<PhaseFairMutex> lock_;
   };
 
-  // Adds a document to a live store, of which the tokens from tokens[prompt_size] on are
-  // a model's output, which other outputs are more like than prompts are; the oldest text leaves as
-  // needed. What of its beginning stands in the store already, as the beginnings of documents, is
-  // not stored again, from 32 tokens on: the turns of a chat, each of which repeats the ones
-  // before, are stored once. Each run of kLongest + 1 tokens of what is left out, which
-  // is all that readers can see of it, stands in the store. O(1) amortised a token;
-  // readers wait for 128 tokens at a time. Tokens must not be negative. Throws
+  // Adds a document to a live store; the oldest text leaves as needed. The tokens from
+  // tokens[prompt_size] on are a model's output, which resembles other outputs more than prompts
+  // do. A beginning of 32 tokens or more that the store holds already, as the beginning of a
+  // document, is not stored again: each turn of a chat repeats the turns before, which are thus
+  // stored once. Readers cannot tell, since they compare kLongestMatch tokens, and each run of
+  // kLongestMatch + 1 tokens left out is held elsewhere. O(1) amortised a token; readers wait for
+  // 128 tokens at a time. Tokens must not be negative. Throws
   // DatastoreError for a frozen store, DatastoreClosedError, or MemoryLimitError where
   // the system has no memory, and then the document's first tokens have been added.
   virtual void add(const Token* tokens, std::int64_t size, std::int64_t prompt_size) = 0;
@@ -147,7 +151,7 @@ class Datastore {
   const std::optional<Fingerprint>& fingerprint() const noexcept { return fingerprint_; }
 
  protected:
-  explicit Datastore(const std::optional<Fingerprint>& fingerprint) : fingerprint_(fingerprint) {}
+  explicit Datastore(const std::optional<Fingerprint>& fingerprint);
 
   // Under the lock, shared or exclusive.
   virtual int find(const Token* text, std::int64_t size, Occurrence* out, int most, int links,
@@ -157,12 +161,14 @@ class Datastore {
   virtual std::int64_t begin() const = 0;
   virtual std::int64_t end() const = 0;
 
-  mutable PhaseFairMutex mutex_;
+  const std::unique_ptr<PhaseFairMutex> mutex_;
   std::atomic<bool> closed_{false};
   std::optional<Fingerprint> fingerprint_;
   // Greater ones are damage, which must not reach a model's embedding.
   Token largest_token_ = std::numeric_limits<Token>::max();
 };
+
+using Stores = std::vector<std::shared_ptr<Datastore>>;
 
 // Writes a frozen store from documents, one after another, in bounded memory.
 //
@@ -170,7 +176,7 @@ class Datastore {
 // removes what was written, they throw DatastoreClosedError, but for discard(). The file is the
 // process's that began it: in a fork of it calls throw DatastoreError, and discard() and the
 // destructor leave the file alone.
-class DatastoreWriter {
+class FASTDRAFT_EXPORT DatastoreWriter {
  public:
   // So many tokens make a segment, which has an index of its own. Indexing one takes
   // about 20 bytes a token of memory.
@@ -186,7 +192,7 @@ class DatastoreWriter {
   ~DatastoreWriter();
 
   // What is appended next is another document. The first `context` tokens of it,
-  // kLongest * 2 at most, stand in the store elsewhere and are only there to tell how far
+  // kLongestMatch * 2 at most, are stored elsewhere too, and only tell how far
   // an occurrence reaches back.
   void begin_document(std::int64_t context = 0);
 
@@ -205,14 +211,14 @@ class DatastoreWriter {
   std::int64_t num_documents() const;
 
  private:
-  class State;
-  // The lock to use the state with. Throws DatastoreError in a fork.
+  class FileWriter;
+  // The lock to use the writer with. Throws DatastoreError in a fork.
   std::unique_lock<std::mutex> lock() const;
-  State& state() const;
+  FileWriter& writer() const;
 
   const std::int64_t process_;
   mutable std::mutex mutex_;
-  std::unique_ptr<State> state_;
+  std::unique_ptr<FileWriter> writer_;
 };
 
 }  // namespace fastdraft

@@ -46,10 +46,11 @@ struct DraftColumns {
     std::copy_n(sources, count, other.sources);
   }
 
-  // Writes a chain of `count` tokens, all but their probabilities.
+  // Writes a chain of `count` tokens of probability 1.
   void write_chain(const Token* tokens, std::int32_t count, Source source) const noexcept {
     std::copy_n(tokens, count, token_ids);
     for (std::int32_t i = 0; i < count; ++i) parents[i] = i - 1;
+    std::fill_n(probabilities, count, 1.0f);
     std::fill_n(sources, count, source);
   }
 
@@ -70,6 +71,17 @@ struct DraftColumns {
     }
     return path;
   }
+};
+
+// Counts over a request's life. See fastdraft.DraftStats for their meaning.
+struct DraftCounts {
+  std::int64_t steps = 0;
+  std::int64_t emitted = 0;
+  std::int64_t drafts = 0;
+  std::int64_t drafted = 0;
+  std::int64_t accepted = 0;
+  std::int64_t accepted_prediction = 0;
+  std::int64_t rejected_prediction = 0;
 };
 
 // The drafts of a batch: row r's tokens are offsets[r] .. offsets[r + 1].

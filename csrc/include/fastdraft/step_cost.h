@@ -4,11 +4,18 @@
 #include <cstdint>
 #include <vector>
 
+#include "fastdraft/export.h"
+
 namespace fastdraft {
+
+// A draft has to gain this many times what it costs. Its chances are estimates, and those
+// that look best were most likely estimated too high (the winner's curse). Recorded requests
+// gain 0.1 to 0.3 % by it, and half as many short answers lose time.
+inline constexpr double kPremium = 1.2;
 
 // The time of a target forward by the tokens in it, relative to the forward
 // that a step without drafts would take.
-class StepCost {
+class FASTDRAFT_EXPORT StepCost {
  public:
   // Each further token costs `token_cost` (0 or more) of a forward over one.
   // Throws InvalidValueError.
@@ -62,7 +69,8 @@ class StepCost {
 // Where the forward is `padded`, each row pays for the longest draft.
 //
 // O(rows * stride), with a sort of the probabilities for a curve.
-void keep_what_pays(const StepCost& cost, double rate, bool padded, const float* probabilities,
-                    std::int64_t rows, std::int64_t stride, std::int32_t* counts);
+FASTDRAFT_EXPORT void keep_what_pays(const StepCost& cost, double rate, bool padded,
+                                     const float* probabilities, std::int64_t rows,
+                                     std::int64_t stride, std::int32_t* counts);
 
 }  // namespace fastdraft

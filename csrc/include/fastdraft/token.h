@@ -5,6 +5,8 @@
 #include <cstring>
 #include <limits>
 
+#include "fastdraft/export.h"
+
 namespace fastdraft {
 
 // A token id: 0 .. 2^31 - 1. Negative values never reach an index; the
@@ -14,12 +16,12 @@ using Token = std::int32_t;
 // A vocabulary that has every token id.
 inline constexpr std::int64_t kAllTokens = std::int64_t{std::numeric_limits<Token>::max()} + 1;
 
-// The longest text that one index takes. State numbers, edge counts and
+// The longest text that one index takes. StateId numbers, edge counts and
 // positions stay below 2^27 and so fit the 32-bit fields of a state.
 inline constexpr std::int64_t kMaxTextTokens = (std::int64_t{1} << 26) - 2;
 
 // How many of the tokens before `a` are those before `b`, counted from the last one
-// back, `most` at most. So many have to stand before both.
+// back, `most` at most. Both must have so many before them.
 inline std::int64_t common_suffix(const Token* a, const Token* b, std::int64_t most) noexcept {
   constexpr std::int64_t kStep = 4;  // compared at once
   std::int64_t length = 0;
@@ -33,7 +35,7 @@ inline std::int64_t common_suffix(const Token* a, const Token* b, std::int64_t m
 
 // Throws InvalidValueError for a negative token, or one that is not below
 // `vocabulary`; `what` names the tokens.
-void check_tokens(const Token* tokens, std::int64_t count, const char* what,
-                  std::int64_t vocabulary = kAllTokens);
+FASTDRAFT_EXPORT void check_tokens(const Token* tokens, std::int64_t count, const char* what,
+                                   std::int64_t vocabulary = kAllTokens);
 
 }  // namespace fastdraft

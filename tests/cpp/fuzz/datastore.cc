@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "../texts.h"
+#include "datastore_file.h"
 #include "fastdraft/datastore.h"
-#include "fastdraft/datastore_file.h"
 #include "fastdraft/error.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);

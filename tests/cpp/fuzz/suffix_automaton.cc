@@ -7,7 +7,7 @@
 
 #include "../texts.h"
 #include "fastdraft/error.h"
-#include "fastdraft/suffix_automaton.h"
+#include "suffix_automaton.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
 
@@ -17,7 +17,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const unsigned vocabulary = 1U + data[0] % 16U;
   fastdraft::MemoryBudget budget(4096 + 512 * (data[0] / 16));
   fastdraft::SuffixAutomaton index(budget);
-  fastdraft::testing::Text text;
+  fastdraft::testing::Tokens text;
   for (std::size_t i = 1; i < size && i < 400; ++i) {
     const auto token = static_cast<fastdraft::Token>(data[i] % vocabulary);
     try {

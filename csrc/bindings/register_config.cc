@@ -1,0 +1,105 @@
+#include <pybind11/pybind11.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <string>
+
+#include "fastdraft/config.h"
+#include "fastdraft/error.h"
+#include "register.h"
+#include "typed_object.h"
+
+namespace fastdraft::bindings {
+namespace {
+
+namespace py = pybind11;
+
+[[noreturn]] void refuse(const char* name, const char* expected, py::handle value) {
+  throw InvalidValueError(std::string(name) + " must be " + expected + ", got " +
+                          std::string(py::repr(value)));
+}
+
+// Integers beyond T's range become its nearest value, which no limit admits.
+template <typename T>
+T integer(const char* name, py::handle value) {
+  if (PyBool_Check(value.ptr()) || PyLong_Check(value.ptr()) == 0) {
+    refuse(name, "an integer", value);
+  }
+  int overflow = 0;
+  const long long wide = PyLong_AsLongLongAndOverflow(value.ptr(), &overflow);
+  using Limits = std::numeric_limits<T>;
+  if (overflow != 0) return overflow > 0 ? Limits::max() : Limits::min();
+  return static_cast<T>(std::clamp<long long>(wide, Limits::min(), Limits::max()));
+}
+
+double number(const char* name, py::handle value, const char* expected) {
+  const bool is_integer = PyLong_Check(value.ptr()) != 0 && !PyBool_Check(value.ptr());
+  if (!is_integer && PyFloat_Check(value.ptr()) == 0) refuse(name, expected, value);
+  return value.cast<double>();
+}
+
+DrafterConfig read_drafter(py::handle config) {
+  py::dict chosen;
+  for (const char* name : {"max_ngram", "ngram_order", "recovery"}) {
+    const py::object value = config.attr(name);
+    if (!value.is_none()) chosen[name] = value;
+  }
+  const py::object tree_budget = config.attr("tree_budget");
+  const py::object probability = config.attr("min_probability");
+  if (!tree_budget.is_none() && !chosen.empty()) {
+    throw InvalidValueError("tree_budget is for the default drafter, got " +
+                            std::string(py::repr(tree_budget)) + " with " +
+                            std::string(py::repr(chosen)));
+  }
+  if (chosen.size() > 1) {
+    throw InvalidValueError("at most one drafter can be chosen, got " +
+                            std::string(py::repr(chosen)));
+  }
+  if (chosen.contains("ngram_order")) {
+    return NgramConfig{integer<std::int32_t>("order", chosen["ngram_order"]),
+                       number("min_probability", probability, "a number from 0 to 1")};
+  }
+  if (!probability.is_none()) {
+    throw InvalidValueError("min_probability needs ngram_order, got " +
+                            std::string(py::repr(probability)) + " without one");
+  }
+  if (chosen.contains("max_ngram")) {
+    return PromptLookupConfig{integer<std::int32_t>("max_ngram", chosen["max_ngram"])};
+  }
+  if (chosen.contains("recovery")) {
+    return PredictedOutputsConfig{integer<std::int32_t>("recovery", chosen["recovery"])};
+  }
+  if (tree_budget.is_none()) return CalibratedConfig{};
+  return CalibratedConfig{integer<std::int32_t>("tree_budget", tree_budget)};
+}
+
+}  // namespace
+
+EngineConfig read_config(const ConfigObject& config) {
+  const auto limit = [&](const char* name, std::int64_t unlimited) {
+    const py::object value = config.attr(name);
+    return value.is_none() ? unlimited : integer<std::int64_t>(name, value);
+  };
+  EngineConfig read;
+  read.lookahead = integer<std::int32_t>("lookahead", config.attr("lookahead"));
+  read.drafter = read_drafter(config);
+  read.token_cost =
+      number("token_cost", config.attr("token_cost"), "a finite number of at least 0");
+  read.max_request_tokens =
+      integer<std::int64_t>("max_request_tokens", config.attr("max_request_tokens"));
+  read.max_bytes = limit("max_bytes", EngineConfig::kUnlimitedBytes);
+  read.vocabulary = limit("vocabulary", kAllTokens);
+  read.check();
+  return read;
+}
+
+void register_config(py::module_& module) {
+  module.def(
+      "check_config", [](const ConfigObject& config) { read_config(config); }, py::arg("config"),
+      "Raises InvalidValueError that names the first field of a DraftConfig that is out of range.");
+  module.attr("MAX_REQUEST_TOKENS") = kMaxTextTokens;
+}
+
+}  // namespace fastdraft::bindings

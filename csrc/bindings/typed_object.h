@@ -1,0 +1,42 @@
+// Python objects that have a type in the stubs, and none in C++.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include "fastdraft/config.h"
+
+namespace fastdraft::bindings {
+
+// Any object. `Type::name` is its type in a signature.
+template <typename Type>
+class TypedObject : public pybind11::object {
+ public:
+  PYBIND11_OBJECT_DEFAULT(TypedObject, pybind11::object, check)
+
+ private:
+  static bool check(PyObject*) { return true; }
+};
+
+struct ConfigType {
+  static constexpr auto name = pybind11::detail::const_name("fastdraft.config.DraftConfig");
+};
+struct CalibrationType {
+  static constexpr auto name = pybind11::detail::const_name("fastdraft.calibration.Calibration");
+};
+struct StatsType {
+  static constexpr auto name = pybind11::detail::const_name("fastdraft.stats.DraftStats");
+};
+using ConfigObject = TypedObject<ConfigType>;
+using CalibrationObject = TypedObject<CalibrationType>;
+using StatsObject = TypedObject<StatsType>;
+
+// The configuration that a DraftConfig describes. Throws InvalidValueError for fields of another
+// type, for two drafters, and as EngineConfig::check does.
+EngineConfig read_config(const ConfigObject& config);
+
+}  // namespace fastdraft::bindings
+
+namespace pybind11::detail {
+template <typename Type>
+struct handle_type_name<fastdraft::bindings::TypedObject<Type>> : Type {};
+}  // namespace pybind11::detail

@@ -1,0 +1,71 @@
+// How an engine drafts: its drafter, and the limits that hold for all drafters.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <variant>
+
+#include "fastdraft/export.h"
+#include "fastdraft/token.h"
+
+namespace fastdraft {
+
+// The default drafter. It drafts the tokens most likely to be accepted, over all
+// sources, as long as they pay for their cost; acceptance probabilities are learned.
+struct CalibratedConfig {
+  // The most tokens of a draft tree, 1 to 4096; empty: drafts are chains.
+  std::optional<std::int32_t> tree_budget;
+};
+
+// Prompt lookup (A. Saxena, 2023) as transformers has it: the longest n-gram up to
+// `max_ngram` tokens that ends the text and occurs earlier in it, its leftmost
+// occurrence.
+struct PromptLookupConfig {
+  std::int32_t max_ngram = 3;  // 1 to 65536
+};
+
+// The n-gram autocomplete (J. Kim, K. Kim and A. Oh, 2024): the most frequent
+// continuation by an n-gram model of the prompt, while the product of the
+// conditional probabilities is at least `min_probability`.
+struct NgramConfig {
+  static constexpr std::int32_t kMaxOrder = 16;
+
+  std::int32_t order = 4;        // 1 to kMaxOrder
+  double min_probability = 0.3;  // 0 to 1
+};
+
+// Predicted outputs as the service that named them drafts them: the prediction
+// until the output leaves it; then nothing until `recovery` tokens in a row occur
+// in it again, and on from their leftmost occurrence.
+struct PredictedOutputsConfig {
+  std::int32_t recovery = 32;  // 1 to kMaxTextTokens
+};
+
+using DrafterConfig =
+    std::variant<CalibratedConfig, PromptLookupConfig, NgramConfig, PredictedOutputsConfig>;
+
+struct FASTDRAFT_EXPORT EngineConfig {
+  static constexpr std::int64_t kUnlimitedBytes = std::numeric_limits<std::int64_t>::max();
+
+  DrafterConfig drafter;
+  std::int32_t lookahead = 16;  // the longest draft, or the longest path of a tree; to 65536
+  double token_cost = 0.02;     // for calls that give no cost of their own; see StepCost
+  std::int64_t max_request_tokens = kMaxTextTokens;  // of a request, and of its prediction
+  std::int64_t max_bytes = kUnlimitedBytes;          // of all indexes together
+  std::int64_t vocabulary = kAllTokens;  // the target's: ids from here on are never drafted
+
+  // Throws InvalidValueError that names the first value outside its range.
+  void check() const;
+
+  // Whether drafts are cut to the tokens that pay. The other drafters draft as their papers do.
+  bool calibrated() const noexcept { return std::holds_alternative<CalibratedConfig>(drafter); }
+
+  // The most tokens that a draft can have.
+  std::int32_t most_drafted() const noexcept {
+    const auto* config = std::get_if<CalibratedConfig>(&drafter);
+    return config == nullptr ? lookahead : config->tree_budget.value_or(lookahead);
+  }
+};
+
+}  // namespace fastdraft

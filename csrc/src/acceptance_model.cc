@@ -1,0 +1,105 @@
+#include "acceptance_model.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+namespace fastdraft {
+namespace {
+
+// The step size. From 0.01 to 0.03 modelled speed on the recorded requests changes
+// by half a percent at most. A smaller one predicts better and adapts more slowly.
+constexpr float kRate = 0.015f;
+
+// Weights of an engine that has seen nothing. They are what recorded requests
+// taught, by bench/calibration.py: the mean over families of what the
+// requests of each leave, to two digits.
+constexpr float kPrior[] = {
+#include "acceptance_model_prior.inc"
+};
+static_assert(sizeof(kPrior) / sizeof(kPrior[0]) == AcceptanceModel::kWeights);
+
+void add(std::atomic<double>& sum, double value) noexcept {
+  sum.store(sum.load(std::memory_order_relaxed) + value, std::memory_order_relaxed);
+}
+
+// The high bits of the result depend on all bits of both.
+std::uint64_t mix(std::uint64_t hash, std::uint64_t word) noexcept {
+  hash = (hash ^ word ^ hash >> 32) * 0x9E3779B97F4A7C15u;
+  return hash ^ hash >> 32;
+}
+
+std::uint64_t hash(const AcceptanceModel::Evidence& evidence) noexcept {
+  std::array<std::uint64_t, 3> words;
+  static_assert(sizeof(words) == sizeof(evidence));
+  std::memcpy(words.data(), evidence.data(), sizeof(words));
+  std::uint64_t hash = 0;
+  for (const std::uint64_t word : words) hash = mix(hash, word);
+  return hash;
+}
+
+}  // namespace
+
+AcceptanceModel::AcceptanceModel() { set_weights(kPrior); }
+
+float AcceptanceModel::count_lesson(std::uint64_t kind, Moment moment, Moment now) noexcept {
+  static_assert(std::atomic<Lessons>::is_always_lock_free);
+  std::atomic<Lessons>& place = lessons_[kind >> (64 - kLog2Kinds)];
+  const auto mark = static_cast<std::uint16_t>(kind);
+  const Lessons known = place.load(std::memory_order_relaxed);
+  // Compares the difference, since moments wrap around.
+  const bool since =
+      known.count > 0 && known.mark == mark && static_cast<std::int32_t>(known.last - moment) >= 0;
+  const int count = since ? std::min(known.count + 1, 0xFFFF) : 1;
+  place.store({now, static_cast<std::uint16_t>(count), mark}, std::memory_order_relaxed);
+  return static_cast<float>(count);
+}
+
+void AcceptanceModel::learn(const Evidence& evidence, Token token, float predicted, Moment moment,
+                            bool accepted) noexcept {
+  const Moment now = now_.load(std::memory_order_relaxed);
+  now_.store(now + 1, std::memory_order_relaxed);
+  const std::uint64_t kind = hash(evidence);
+  const float alike = count_lesson(kind, moment, now);
+  const float copies = count_lesson(mix(kind, static_cast<std::uint64_t>(token)), moment, now);
+  const float rate = alike == 1.0f ? kRate : kRate / std::max(std::sqrt(alike), copies);
+  const float step = rate * ((accepted ? 1.0f : 0.0f) - chance(weigh(evidence)));
+  for (const std::uint16_t place : evidence) {
+    std::atomic<float>& weight = weights_[place];
+    weight.store(weight.load(std::memory_order_relaxed) + step, std::memory_order_relaxed);
+  }
+  // NaN goes to the first bucket.
+  const int bucket =
+      predicted > 0.0f ? static_cast<int>(std::min(predicted * kBuckets, kBuckets - 1.0f)) : 0;
+  Counts& counts = reliability_[static_cast<std::size_t>(bucket)];
+  add(counts.predicted, static_cast<double>(predicted));
+  add(counts.accepted, accepted ? 1.0 : 0.0);
+  add(counts.count, 1.0);
+}
+
+std::array<float, AcceptanceModel::kWeights> AcceptanceModel::weights() const noexcept {
+  std::array<float, kWeights> weights;
+  for (std::size_t i = 0; i < kWeights; ++i) {
+    weights[i] = weights_[i].load(std::memory_order_relaxed);
+  }
+  return weights;
+}
+
+void AcceptanceModel::set_weights(const float* weights) noexcept {
+  for (std::size_t i = 0; i < kWeights; ++i) {
+    weights_[i].store(weights[i], std::memory_order_relaxed);
+  }
+}
+
+std::array<ReliabilityBucket, AcceptanceModel::kBuckets> AcceptanceModel::reliability()
+    const noexcept {
+  std::array<ReliabilityBucket, kBuckets> buckets;
+  for (std::size_t i = 0; i < kBuckets; ++i) {
+    buckets[i] = {reliability_[i].predicted.load(std::memory_order_relaxed),
+                  reliability_[i].accepted.load(std::memory_order_relaxed),
+                  reliability_[i].count.load(std::memory_order_relaxed)};
+  }
+  return buckets;
+}
+
+}  // namespace fastdraft

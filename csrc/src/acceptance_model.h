@@ -1,0 +1,161 @@
+// How likely a draft token is to be accepted.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+
+#include "fastdraft/calibration.h"
+#include "fastdraft/token.h"
+
+namespace fastdraft {
+
+// The chance that the target emits a certain token next. The evidence for and
+// against the token is a few features; each value of a feature has a weight, and
+// the chance is the logistic function of their sum: logistic regression, learned online by gradient
+// descent on the coding cost, as the mixers of context-mixing compressors are (M. Mahoney, Adaptive
+// Weighing of Context Models for Lossless Data Compression, 2005). Every step teaches, with a draft
+// or without, and every token that was weighed. The weights start from a prior.
+//
+// With many requests in flight, other outcomes are learned between a prediction
+// and its own outcome, so the gradient uses the current weights. Of the outcomes
+// learned since the prediction, the n-th one with the same evidence takes
+// 1 / sqrt(n) of a step, the square-root scaling of step sizes with the batch (A.
+// Krizhevsky, One weird trick for parallelizing convolutional neural networks,
+// 2014); with the same token too, as in copies of one prompt, 1 / n. See DESIGN.md.
+//
+// Thread-safe without locks. Two threads that learn at once may lose a step of
+// the descent, which is nothing among thousands.
+class AcceptanceModel {
+ public:
+  // The features, and how many values each has.
+  enum Feature : std::uint8_t {
+    kContextLength,   // the longest match of the token in the request's text
+    kStoreLength,     // and in the datastores
+    kRivalLength,     // the longest match of another token
+    kContextCount,    // how many occurrences in the text go on with the token
+    kStoreCount,      // and in the datastores
+    kLatest,          // whether the latest of the longest matches of each go on with it
+    kCopy,            // whether the copy that the output makes of its own text expects it
+    kPrediction,      // whether the prediction expects it
+    kBothLengths,     // kContextLength and kStoreLength together
+    kShare,           // how many of all occurrences go on with it
+    kLengthAndRival,  // the longest match of all for it, with kRivalLength
+    kOutput,          // whether a model wrote it, here or in the datastores, with that length
+    kFeatures
+  };
+  // Match lengths: 0, 1, 2, 3, 4, 5.., 7.., 10.., 16.., 32 and more.
+  static constexpr int kLengths = 10;
+  static constexpr int kCounts = 5;      // 0, 1, 2, 3.., 5 and more
+  static constexpr int kShares = 6;      // fifths
+  static constexpr int kFollowing = 12;  // see `following`
+  static constexpr std::array<int, kFeatures> kValues = {kLengths,
+                                                         kLengths,
+                                                         kLengths,
+                                                         kCounts,
+                                                         kCounts,
+                                                         9,
+                                                         kFollowing,
+                                                         kFollowing,
+                                                         kLengths * kLengths,
+                                                         kShares * kShares,
+                                                         kLengths * kLengths,
+                                                         4 * kLengths};
+  static constexpr std::array<const char*, kFeatures> kNames = {
+      "context_length",   "store_length", "rival_length", "context_count", "store_count",
+      "latest",           "copy",         "prediction",   "both_lengths",  "share",
+      "length_and_rival", "output"};
+  static constexpr int kWeights =
+      7 * kLengths + 2 * kCounts + 9 + 2 * kFollowing + 2 * kLengths * kLengths + kShares * kShares;
+
+  // The value of each feature for one token, as the place of its weight.
+  using Evidence = std::array<std::uint16_t, kFeatures>;
+
+  static constexpr std::uint16_t place(Feature feature, int value) noexcept {
+    return static_cast<std::uint16_t>(kFirst[feature] + value);
+  }
+
+  static int length_value(std::int32_t length) noexcept {
+    return length < 32 ? kLengthValue[static_cast<std::size_t>(length)] : kLengths - 1;
+  }
+  static int count_value(std::int32_t count) noexcept {
+    return count < 3 ? count : count < 5 ? 3 : 4;
+  }
+
+  static constexpr int kBuckets = 20;  // of reliability
+
+  // The largest weight that is taken, far beyond any learned one: sums of larger ones could
+  // overflow.
+  static constexpr int kMostWeight = 1000;
+
+  AcceptanceModel();
+
+  // The sum of the evidence's weights: the more, the likelier.
+  float weigh(const Evidence& evidence) const noexcept {
+    const auto weight = [&](std::size_t i) {
+      return weights_[evidence[i]].load(std::memory_order_relaxed);
+    };
+    // In four sums, which do not wait for each other.
+    static_assert(kFeatures == 12);
+    return (weight(0) + weight(4) + weight(8)) + (weight(1) + weight(5) + weight(9)) +
+           (weight(2) + weight(6) + weight(10)) + (weight(3) + weight(7) + weight(11));
+  }
+  // The chance of evidence of this weight.
+  static float chance(float weight) noexcept { return 1.0f / (1.0f + std::exp(-weight)); }
+
+  // The number of outcomes learned so far, modulo 2^32.
+  using Moment = std::uint32_t;
+  Moment now() const noexcept { return now_.load(std::memory_order_relaxed); }
+
+  // Learns whether the target emitted `token` next. `predicted` is the chance that was
+  // predicted at `moment`.
+  void learn(const Evidence& evidence, Token token, float predicted, Moment moment,
+             bool accepted) noexcept;
+
+  std::array<float, kWeights> weights() const noexcept;
+  void set_weights(const float* weights) noexcept;
+  std::array<ReliabilityBucket, kBuckets> reliability() const noexcept;
+
+ private:
+  static constexpr std::array<std::uint8_t, 32> kLengthValue = {0, 1, 2, 3, 4, 5, 5, 6, 6, 6, 7,
+                                                                7, 7, 7, 7, 7, 8, 8, 8, 8, 8, 8,
+                                                                8, 8, 8, 8, 8, 8, 8, 8, 8, 8};
+  static constexpr std::array<int, kFeatures> kFirst = [] {
+    std::array<int, kFeatures> first{};
+    int sum = 0;
+    for (std::size_t i = 0; i < kFeatures; ++i) {
+      first[i] = sum;
+      sum += kValues[i];
+    }
+    return first;
+  }();
+
+  // Outcomes of one kind: when the last one was learned, and how many in a
+  // row were each predicted before the previous one was learned.
+  struct Lessons {
+    Moment last = 0;
+    std::uint16_t count = 0;
+    std::uint16_t mark = 0;  // part of the hash, to notice another kind in this place
+  };
+  static constexpr int kLog2Kinds = 13;
+
+  struct Counts {
+    std::atomic<double> predicted{0};
+    std::atomic<double> accepted{0};
+    std::atomic<double> count{0};
+  };
+
+  // Counts one more outcome of the kind with this hash. Returns how many have been
+  // learned since `moment`, this one included.
+  float count_lesson(std::uint64_t kind, Moment moment, Moment now) noexcept;
+
+  std::array<std::atomic<float>, kWeights> weights_;
+  std::atomic<Moment> now_{0};
+  // Indexed by the kind's hash. Kinds that share a place overwrite each other.
+  std::array<std::atomic<Lessons>, std::size_t{1} << kLog2Kinds> lessons_{};
+  std::array<Counts, kBuckets> reliability_;
+};
+
+}  // namespace fastdraft

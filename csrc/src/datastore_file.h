@@ -1,0 +1,115 @@
+// The file of a frozen datastore: its layout, and what the operating system
+// does for it.
+//
+//   header       4,096 bytes, FileHeader and zeros
+//   segments     for each: its tokens, documents behind their marks; then for each
+//                order the distance to the occurrence before, for each token, and
+//                the buckets of a hash table; each section from a multiple of 64 bytes on
+//   directory    a SegmentEntry for each segment, then the CRC-32 of each MiB of
+//                the segments
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "fastdraft/datastore.h"
+
+namespace fastdraft {
+
+struct FileHeader {
+  // The first byte is none of text, and a transfer that changes the ends of lines
+  // breaks the last ones (as in PNG).
+  static constexpr std::array<std::uint8_t, 8> kMagic{0x89, 'F', 'D', 'S', '\r', '\n', 0x1A, '\n'};
+  static constexpr std::uint32_t kVersion = 1;
+  static constexpr std::uint32_t kByteOrder = 0x01020304;
+  static constexpr std::int64_t kBytes = 4096;
+  static constexpr std::int64_t kBlockBytes = std::int64_t{1} << 20;
+
+  std::array<std::uint8_t, 8> magic;
+  std::uint32_t version;
+  std::uint32_t byte_order;
+  std::uint32_t token_bytes;
+  std::uint32_t num_orders;
+  std::array<std::int32_t, 8> orders;  // zeros follow
+  Fingerprint fingerprint;
+  std::uint32_t has_fingerprint;
+  Token largest_token;  // -1 where there are none
+  std::int64_t num_tokens;
+  std::int64_t num_documents;
+  std::int64_t num_segments;
+  std::int64_t directory_offset;
+  std::int64_t file_bytes;
+  std::uint32_t directory_checksum;
+  std::uint32_t checksum;  // of all fields before this one
+};
+static_assert(sizeof(FileHeader) == 144);
+
+struct SegmentEntry {
+  std::int64_t offset;  // of its first section in the file
+  std::int64_t size;    // its tokens and marks
+  std::array<std::int64_t, Datastore::kOrders.size()> buckets;
+};
+
+// Where the sections of a segment are in the file.
+struct SegmentLayout {
+  std::int64_t tokens;
+  std::array<std::int64_t, Datastore::kOrders.size()> previous;
+  std::array<std::int64_t, Datastore::kOrders.size()> buckets;
+  std::int64_t end;
+
+  explicit SegmentLayout(const SegmentEntry& entry) noexcept;
+  static std::int64_t aligned(std::int64_t offset) noexcept { return (offset + 63) / 64 * 64; }
+};
+
+// The CRC-32 of IEEE 802.3, as zlib has it, continued from `checksum`.
+std::uint32_t crc32(const void* data, std::int64_t bytes, std::uint32_t checksum = 0) noexcept;
+
+// A file in memory, read-only.
+class MappedFile {
+ public:
+  // Throws DatastoreError.
+  explicit MappedFile(const std::string& path);
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+  ~MappedFile();
+
+  const std::byte* data() const noexcept { return data_; }
+  std::int64_t bytes() const noexcept { return bytes_; }
+
+ private:
+  const std::byte* data_ = nullptr;
+  std::int64_t bytes_ = 0;
+};
+
+// The number of this process.
+std::int64_t this_process() noexcept;
+
+// A file that is written beside `path` and takes its place when it is complete. Only the process
+// that made it may write to it; in a fork of it the destructor leaves the file alone.
+class OutputFile {
+ public:
+  // Throws DatastoreError, as do all its methods.
+  explicit OutputFile(const std::string& path);
+  OutputFile(const OutputFile&) = delete;
+  OutputFile& operator=(const OutputFile&) = delete;
+  // Removes what was not completed.
+  ~OutputFile();
+
+  void write(const void* data, std::int64_t bytes);
+  // Overwrites from the file's beginning on, and has all of it on the disk under its
+  // name when it returns.
+  void complete(const void* beginning, std::int64_t bytes);
+
+ private:
+  [[noreturn]] void fail(const char* what) const;
+
+  std::string path_;
+  std::string temporary_;
+  const std::int64_t process_ = this_process();
+  int file_ = -1;
+};
+
+}  // namespace fastdraft

@@ -1,0 +1,97 @@
+#include "live_log.h"
+
+#include <string>
+
+#include "fastdraft/error.h"
+
+namespace fastdraft {
+
+void LiveLog::append(Token token, bool output) {
+  if (end_ % kChunkTokens == 0) {
+    if (num_chunks_ == static_cast<std::int64_t>(ring_.size())) {
+      std::vector<Chunk*> wider = this->wider(ring_);
+      for (std::int64_t i = 0; i < num_chunks_; ++i) {
+        const auto number = static_cast<std::size_t>(begin_ / kChunkTokens + i);
+        wider[number & (wider.size() - 1)] = ring_[number & (ring_.size() - 1)];
+      }
+      ring_.swap(wider);
+    }
+    auto* chunk = new (allocate_block(0)) Chunk;
+    ring_[static_cast<std::size_t>(end_ / kChunkTokens) & (ring_.size() - 1)] = chunk;
+    ++num_chunks_;
+  }
+  const std::int64_t at = end_ % kChunkTokens;
+  Chunk& chunk = this->chunk(end_);
+  chunk.tokens[at] = token;
+  for (auto& previous : chunk.previous) previous[at] = Link(output);
+  ++end_;
+  num_tokens_ += token >= 0 ? 1 : 0;
+}
+
+void LiveLog::release() noexcept {
+  while (num_chunks_ > 0) free_block(drop_oldest());
+  ring_ = {};
+  bytes_ = 0;
+}
+
+bool LiveLog::matches(std::int64_t position, const Token* last, std::int64_t count) const noexcept {
+  if (position - count < begin_) return false;
+  Token copy[kContextTokens];
+  const Token* tokens = before(position, count, copy);
+  std::int64_t i = 0;
+  while (i < count && tokens[i] == last[i - count]) ++i;
+  return i == count;
+}
+
+std::int64_t LiveLog::prefix_window(std::int64_t position) const noexcept {
+  if (position - kPrefixStep - 1 < begin_) return 0;
+  if (token(position - kPrefixStep - 1) < 0) return kPrefixStep;
+  return position - kContextTokens < begin_ ? 0 : kContextTokens;
+}
+
+std::int32_t LiveLog::common(std::int64_t position, const Token* text,
+                             std::int64_t size) const noexcept {
+  const std::int64_t most =
+      std::min({std::int64_t{Datastore::kLongestMatch}, size, position - begin_});
+  Token copy[Datastore::kLongestMatch];
+  const Token* end = before(position, most, copy) + most;
+  return static_cast<std::int32_t>(common_suffix(end, text + size, most));
+}
+
+void* LiveLog::allocate_block(std::int64_t keep) {
+  if (bytes_ + kBlockBytes > max_bytes_ && num_chunks_ > keep) return drop_oldest();
+  charge(kBlockBytes);
+  void* block = ::operator new(sizeof(Chunk), std::align_val_t{alignof(Chunk)}, std::nothrow);
+  if (block == nullptr) {
+    bytes_ -= kBlockBytes;
+    throw_out_of_memory(kBlockBytes);
+  }
+  return block;
+}
+
+// The oldest chunk leaves the log. Its memory is the caller's.
+LiveLog::Chunk* LiveLog::drop_oldest() noexcept {
+  Chunk* oldest = &chunk(begin_);
+  const std::int64_t next = std::min(end_, (begin_ / kChunkTokens + 1) * kChunkTokens);
+  num_tokens_ -= std::count_if(oldest->tokens, oldest->tokens + (next - begin_),
+                               [](Token token) { return token >= 0; });
+  begin_ = next;
+  --num_chunks_;
+  return oldest;
+}
+
+void LiveLog::charge(std::int64_t bytes) {
+  // The last chunk is being written.
+  while (bytes_ + bytes > max_bytes_ && num_chunks_ > 1) {
+    free_block(drop_oldest());
+    bytes_ -= kBlockBytes;
+  }
+  if (bytes_ + bytes > max_bytes_) {
+    throw MemoryLimitError("max_bytes is " + std::to_string(max_bytes_) + ": " +
+                           std::to_string(bytes_) + " bytes are in use and " +
+                           std::to_string(bytes) + " more are needed");
+  }
+  bytes_ += bytes;
+}
+
+}  // namespace fastdraft

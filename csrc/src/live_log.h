@@ -1,0 +1,153 @@
+// The text of a live datastore, within the memory that the datastore may take.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <new>
+#include <vector>
+
+#include "datastore_index.h"
+#include "fastdraft/token.h"
+#include "memory.h"
+
+namespace fastdraft {
+
+// A ring of chunks, and all memory of the store: the oldest chunk leaves when its place is needed.
+//
+// Not thread-safe; const calls may overlap.
+class LiveLog {
+ public:
+  static constexpr std::int64_t kChunkTokens = 1024;
+  // The beginnings of documents are known at every so many tokens.
+  static constexpr std::int64_t kPrefixStep = kContextTokens / 2;
+
+  // A stretch of the log. For the n-gram of each order that ends before a token, how
+  // far back the token lies that followed it the time before; 0: nowhere.
+  struct alignas(64) Chunk {
+    Token tokens[kChunkTokens];
+    Link previous[kNumOrders][kChunkTokens];
+  };
+
+  // What a chunk takes besides itself: the allocator's header, and the bytes lost to alignment.
+  static constexpr std::int64_t kBlockBytes = sizeof(Chunk) + alignof(Chunk);
+  // Rings and directories of tables begin with so many pointers.
+  static constexpr std::size_t kFirstPointers = 16;
+  static constexpr std::int64_t bytes_of(std::size_t pointers) noexcept {
+    return static_cast<std::int64_t>(pointers * sizeof(void*));
+  }
+
+  // Of a store that takes `own_bytes` itself.
+  LiveLog(std::int64_t max_bytes, std::int64_t own_bytes)
+      : max_bytes_(max_bytes),
+        bytes_(own_bytes + bytes_of(kFirstPointers)),
+        ring_(kFirstPointers) {}
+  LiveLog(const LiveLog&) = delete;
+  LiveLog& operator=(const LiveLog&) = delete;
+  ~LiveLog() { release(); }
+
+  // Throws MemoryLimitError, and then the token is missing and old ones may have left.
+  void append(Token token, bool output);
+  void release() noexcept;
+
+  std::int64_t begin() const noexcept { return begin_; }
+  std::int64_t end() const noexcept { return end_; }
+  bool empty() const noexcept { return num_chunks_ == 0; }
+  std::int64_t num_tokens() const noexcept { return num_tokens_; }
+  std::int64_t bytes() const noexcept { return bytes_; }
+  std::int64_t max_bytes() const noexcept { return max_bytes_; }
+
+  // Of positions that are held.
+  Token token(std::int64_t position) const noexcept {
+    return chunk(position).tokens[position % kChunkTokens];
+  }
+  Link& link(std::size_t order, std::int64_t position) noexcept {
+    return chunk(position).previous[order][position % kChunkTokens];
+  }
+  const Link& link(std::size_t order, std::int64_t position) const noexcept {
+    return chunk(position).previous[order][position % kChunkTokens];
+  }
+  // The tokens from `position` on that lie side by side, and how many.
+  const Token* run(std::int64_t position, std::int64_t* count) const noexcept {
+    *count = std::min(end_, (position / kChunkTokens + 1) * kChunkTokens) - position;
+    return chunk(position).tokens + position % kChunkTokens;
+  }
+  // The `count` tokens before `position`, where they lie or, where a chunk ends between
+  // them, in `copy`.
+  const Token* before(std::int64_t position, std::int64_t count, Token* copy) const noexcept {
+    const std::int64_t first = position - count;
+    if (first / kChunkTokens == (position - 1) / kChunkTokens) {
+      return chunk(first).tokens + first % kChunkTokens;
+    }
+    for (std::int64_t i = 0; i < count; ++i) copy[i] = token(first + i);
+    return copy;
+  }
+  void prefetch(std::int64_t position, std::int64_t count) const noexcept {
+    constexpr auto kLine = static_cast<std::int64_t>(64 / sizeof(Token));
+    for (std::int64_t at = std::max(begin_, position - count); at < position; at += kLine) {
+      fastdraft::prefetch(chunk(at).tokens + at % kChunkTokens);
+    }
+  }
+  // Whether the `count` tokens before `position` are held and those before `last`.
+  bool matches(std::int64_t position, const Token* last, std::int64_t count) const noexcept;
+  // How many tokens before `position` the table of documents' beginnings hashes; 0: they are not
+  // held.
+  std::int64_t prefix_window(std::int64_t position) const noexcept;
+  // The latest position with these low bits.
+  std::int64_t expand(std::uint32_t position) const noexcept {
+    return end_ - (static_cast<std::uint32_t>(end_) - position);
+  }
+
+  // For `walk`.
+  std::int32_t common(std::int64_t position, const Token* text, std::int64_t size) const noexcept;
+  bool output(std::size_t order, std::int64_t position) const noexcept {
+    return link(order, position).output();
+  }
+  std::int64_t previous(std::size_t order, std::int64_t position) const noexcept {
+    const std::int64_t distance = link(order, position).distance();
+    const std::int64_t before = position - distance;
+    return distance == 0 || before - Datastore::kOrders[order] < begin_ ? -1 : before;
+  }
+
+  // Memory for a chunk or for a page of a table, which is as large; the oldest chunk's where the
+  // limit is reached and there are more than `keep`. Throws MemoryLimitError.
+  void* allocate_block(std::int64_t keep);
+  static void free_block(void* block) noexcept {
+    ::operator delete(block, std::align_val_t{alignof(Chunk)});
+  }
+  // Counts `bytes` more; old chunks leave as needed. Throws MemoryLimitError.
+  void charge(std::int64_t bytes);
+  // An array of twice as many pointers, counted in the place of the one it follows. Throws
+  // MemoryLimitError.
+  template <typename T>
+  std::vector<T*> wider(const std::vector<T*>& pointers) {
+    // Both are held until the new one is filled.
+    const std::int64_t more = bytes_of(pointers.size() * 2);
+    charge(more);
+    std::vector<T*> twice;
+    try {
+      twice.resize(pointers.size() * 2);
+    } catch (const std::bad_alloc&) {
+      bytes_ -= more;
+      throw_out_of_memory(more);
+    }
+    bytes_ -= bytes_of(pointers.size());
+    return twice;
+  }
+
+ private:
+  Chunk& chunk(std::int64_t position) const noexcept {
+    return *ring_[static_cast<std::size_t>(position / kChunkTokens) & (ring_.size() - 1)];
+  }
+  Chunk* drop_oldest() noexcept;
+
+  const std::int64_t max_bytes_;
+  std::int64_t bytes_;
+  std::int64_t num_tokens_ = 0;
+  std::int64_t begin_ = 0;
+  std::int64_t end_ = 0;
+  std::vector<Chunk*> ring_;  // by the chunk's number, modulo the size, a power of two
+  std::int64_t num_chunks_ = 0;
+};
+
+}  // namespace fastdraft

@@ -1,0 +1,127 @@
+// Where a live datastore finds the latest occurrence of some tokens.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "datastore_index.h"
+#include "live_log.h"
+
+namespace fastdraft {
+
+// From the hash of the tokens before a position of the log to the latest such position. A hit is
+// to be compared with the log, so an entry that outlived its text does no harm; it is cleared away
+// when its place is needed.
+//
+// An extendible hash table (Fagin et al., 1979): a full page is split in two, so growth never
+// stops the store for longer than a page takes.
+//
+// Not thread-safe; const calls may overlap.
+class LiveTable {
+ public:
+  LiveTable() = default;
+  LiveTable(const LiveTable&) = delete;
+  LiveTable& operator=(const LiveTable&) = delete;
+  ~LiveTable() { close(); }
+
+  // Of the `window` tokens before a position; 0: as many as the log's prefix_window says. The
+  // log gives the memory, and must outlive the table. Throws MemoryLimitError.
+  void open(LiveLog& log, std::int64_t window, std::uint64_t seed);
+  void close() noexcept;
+
+  std::uint64_t hash(const Token* tokens, std::int64_t count) const noexcept {
+    return hash_tokens(tokens, count, seed_);
+  }
+  void prefetch(std::uint64_t hash) const noexcept {
+    fastdraft::prefetch(page(hash)->buckets + Bucket::home(hash, Page::kBuckets));
+  }
+
+  // The position of the tokens with this hash for which `matches(position)`
+  // holds, or -1.
+  template <typename Matches>
+  std::int64_t find(std::uint64_t hash, Matches matches) const {
+    const Page& page = *this->page(hash);
+    const std::uint8_t tag = Bucket::tag(hash);
+    for (std::int64_t at = Bucket::home(hash, Page::kBuckets);; at = after(at)) {
+      const Bucket& bucket = page.buckets[at];
+      for (int i = 0; i < Bucket::kEntries; ++i) {
+        if (bucket.tags[i] != tag) continue;
+        const std::int64_t position = log_->expand(bucket.positions[i]);
+        if (is_held(position) && matches(position)) return position;
+      }
+      if (!bucket.full()) return -1;
+    }
+  }
+
+  // Enters `position` and returns the one that it takes the place of, or -1. Throws
+  // MemoryLimitError.
+  template <typename Matches>
+  std::int64_t put(std::uint64_t hash, std::int64_t position, Matches matches) {
+    const std::uint8_t tag = Bucket::tag(hash);
+    Page* page = this->page(hash);
+    if (page->used >= Page::kFull) page = make_room(page, hash);
+    std::uint8_t* free_tag = nullptr;
+    std::uint32_t* free_position = nullptr;
+    for (std::int64_t at = Bucket::home(hash, Page::kBuckets);; at = after(at)) {
+      Bucket& bucket = page->buckets[at];
+      for (int i = 0; i < Bucket::kEntries; ++i) {
+        const bool free = bucket.tags[i] == 0;
+        const std::int64_t known = free ? -1 : log_->expand(bucket.positions[i]);
+        if (free || !is_held(known)) {
+          if (free_tag == nullptr) {
+            free_tag = bucket.tags + i;
+            free_position = bucket.positions + i;
+            page->used += free ? 1 : 0;
+          }
+          if (!free) continue;
+          *free_tag = tag;
+          *free_position = static_cast<std::uint32_t>(position);
+          return -1;
+        }
+        if (bucket.tags[i] == tag && matches(known)) {
+          bucket.positions[i] = static_cast<std::uint32_t>(position);
+          return known;
+        }
+      }
+    }
+  }
+
+  // How often a full page was cleared of old entries or split.
+  std::int64_t rebuilt() const noexcept { return rebuilt_; }
+
+ private:
+  // A part of the table, of a chunk's size.
+  struct alignas(64) Page {
+    static constexpr std::int64_t kBuckets = sizeof(LiveLog::Chunk) / sizeof(Bucket) - 1;
+    static constexpr std::int64_t kEntries = kBuckets * Bucket::kEntries;
+    // Searches end at a bucket with a free entry: there must be some.
+    static constexpr std::int64_t kFull = kEntries * 7 / 8;
+    // With fewer entries than this of use, a full page is cleaned instead of split.
+    static constexpr std::int64_t kCrowded = kEntries * 3 / 4;
+
+    int depth;  // how many bits of their hashes all entries share
+    std::int64_t used;
+    alignas(64) Bucket buckets[kBuckets];
+  };
+  static_assert(sizeof(Page) == sizeof(LiveLog::Chunk));
+
+  static std::int64_t after(std::int64_t bucket) noexcept {
+    return bucket + 1 == Page::kBuckets ? 0 : bucket + 1;
+  }
+  Page* page(std::uint64_t hash) const noexcept { return directory_[hash >> (64 - depth_)]; }
+  bool is_held(std::int64_t position) const noexcept { return position - reach_ >= log_->begin(); }
+  Page* add_page(int depth);
+  Page* make_room(Page* page, std::uint64_t hash);
+  void enter(std::int64_t position) noexcept;
+
+  LiveLog* log_ = nullptr;
+  std::int64_t window_ = 0;
+  std::int64_t reach_ = 0;  // an entry is of use while so many tokens before it are held
+  std::uint64_t seed_ = 0;
+  std::int64_t rebuilt_ = 0;
+  int depth_ = 4;
+  std::vector<Page*> directory_;  // by the first depth_ bits of the hash
+};
+
+}  // namespace fastdraft

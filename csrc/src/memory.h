@@ -1,0 +1,110 @@
+// Memory that is counted: a budget shared by all indexes of an engine, and
+// the flat arrays that draw on it.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cassert>
+#include <cstdint>
+#include <cstdlib>
+#include <limits>
+#include <type_traits>
+#include <utility>
+
+namespace fastdraft {
+
+// Counts the bytes held by all arrays that were made with it and refuses the
+// growth that would pass its limit. Thread-safe, lock-free.
+class MemoryBudget {
+ public:
+  explicit MemoryBudget(std::int64_t limit = std::numeric_limits<std::int64_t>::max()) noexcept
+      : limit_(limit) {}
+  MemoryBudget(const MemoryBudget&) = delete;
+  MemoryBudget& operator=(const MemoryBudget&) = delete;
+
+  // Counts `bytes`, or throws MemoryLimitError and counts nothing.
+  void charge(std::int64_t bytes);
+  void refund(std::int64_t bytes) noexcept { used_.fetch_sub(bytes, std::memory_order_relaxed); }
+
+  std::int64_t used() const noexcept { return used_.load(std::memory_order_relaxed); }
+  std::int64_t limit() const noexcept { return limit_; }
+
+ private:
+  const std::int64_t limit_;
+  std::atomic<std::int64_t> used_{0};
+};
+
+// Throws MemoryLimitError: the operating system refused `bytes`.
+[[noreturn]] void throw_out_of_memory(std::int64_t bytes);
+
+// A growable array of plain values. It grows by realloc, which moves large
+// blocks by remapping pages instead of copying them, and by a quarter, which
+// keeps the slack small. Its capacity is counted in a MemoryBudget that must
+// outlive it. Growth throws MemoryLimitError and then leaves all as it was.
+template <typename T>
+class FlatArray {
+  static_assert(std::is_trivially_copyable_v<T>);
+
+ public:
+  explicit FlatArray(MemoryBudget& budget) noexcept : budget_(&budget) {}
+  FlatArray(const FlatArray&) = delete;
+  FlatArray& operator=(const FlatArray&) = delete;
+  ~FlatArray() {
+    std::free(data_);
+    budget_->refund(bytes());
+  }
+
+  T& operator[](std::int64_t i) noexcept {
+    assert(i >= 0 && i < size_);
+    return data_[i];
+  }
+  const T& operator[](std::int64_t i) const noexcept {
+    assert(i >= 0 && i < size_);
+    return data_[i];
+  }
+  const T* data() const noexcept { return data_; }
+  std::int64_t size() const noexcept { return size_; }
+  std::int64_t bytes() const noexcept { return capacity_ * static_cast<std::int64_t>(sizeof(T)); }
+
+  // Makes room for `count` elements in all.
+  void reserve(std::int64_t count) {
+    if (count > capacity_) grow(count);
+  }
+
+  // Appends within the reserved room.
+  void push_back(const T& value) noexcept {
+    assert(size_ < capacity_);
+    data_[size_++] = value;
+  }
+  void pop_back() noexcept { --size_; }
+
+  // Appends `count` unset elements within the reserved room.
+  void extend(std::int64_t count) noexcept {
+    assert(size_ + count <= capacity_);
+    size_ += count;
+  }
+
+ private:
+  void grow(std::int64_t count) {
+    const std::int64_t capacity =
+        std::max({count, capacity_ + capacity_ / 4, std::int64_t{kFirstCapacity}});
+    const std::int64_t more = (capacity - capacity_) * static_cast<std::int64_t>(sizeof(T));
+    budget_->charge(more);
+    void* moved = std::realloc(data_, static_cast<std::size_t>(capacity) * sizeof(T));
+    if (moved == nullptr) {
+      budget_->refund(more);
+      throw_out_of_memory(more);
+    }
+    data_ = static_cast<T*>(moved);
+    capacity_ = capacity;
+  }
+
+  static constexpr int kFirstCapacity = 32;
+
+  MemoryBudget* budget_;
+  T* data_ = nullptr;
+  std::int64_t size_ = 0;
+  std::int64_t capacity_ = 0;
+};
+
+}  // namespace fastdraft

@@ -1,0 +1,66 @@
+// One generation: its text, who drafts for it, and what was last proposed.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "drafter.h"
+#include "fastdraft/datastore.h"
+#include "fastdraft/draft.h"
+#include "fastdraft/token.h"
+#include "memory.h"
+#include "suffix_automaton.h"
+
+namespace fastdraft {
+
+// Tokens emitted per unit of step time, a step without drafts being 1: a
+// decaying mean that starts from `initial`.
+class EmissionRate {
+ public:
+  explicit EmissionRate(double initial) noexcept : tokens_(initial * kWeight) {}
+  double value() const noexcept { return tokens_ / time_; }
+  void add(double tokens, double time) noexcept {
+    tokens_ = kDecay * tokens_ + tokens;
+    time_ = kDecay * time_ + time;
+  }
+
+ private:
+  static constexpr double kDecay = 0.98;  // the last 50 steps or so count
+  static constexpr double kWeight = 8.0;  // the first value counts as eight steps
+
+  double tokens_;
+  double time_ = kWeight;
+};
+
+// Not thread-safe; the engine locks each request.
+struct Request {
+  // An empty text, and room for drafts of `most_drafted` tokens. `initial_rate`
+  // is the engine's. Throws MemoryLimitError.
+  Request(std::int32_t most_drafted, double initial_rate, MemoryBudget& budget)
+      : context(budget),
+        draft_memory(new std::int32_t[static_cast<std::size_t>(DraftColumns::words(most_drafted))]),
+        draft(DraftColumns::in(draft_memory.get(), most_drafted)),
+        rate(initial_rate) {}
+
+  SuffixAutomaton context;
+  std::int64_t prompt_size = 0;
+  Stores stores;  // those it was given
+  std::unique_ptr<Drafter> drafter;
+
+  // The last proposal, until it is observed: whether there is one, its tokens, how
+  // many of them were guessed, how many of those drafted, and the time of the
+  // step by it.
+  const std::unique_ptr<std::int32_t[]> draft_memory;
+  const DraftColumns draft;
+  bool proposed = false;
+  std::int32_t guessed = 0;
+  std::int32_t drafted = 0;
+  double step_time = 1.0;
+
+  EmissionRate rate;
+  double paced = 0.0;  // the tokens of all steps that the rate counts
+  double time = 0.0;   // of these steps; one without drafts takes 1
+  DraftCounts counts;
+};
+
+}  // namespace fastdraft

@@ -1,0 +1,260 @@
+"""The latency of steps, measured: how long a forward takes by the number of tokens in it.
+
+The loop times its own steps. The clock is read where the loop has the emitted tokens in its hands
+anyway, so nothing waits for the device on account of the measurement, and what is measured is what
+the user waits for: forward, processors and verification together.
+
+What decides is the ratio to a step without drafts, and it has to come out of few and noisy
+measurements on shared machines. So the logarithm of a step's time is taken as a level, which drifts
+(longer context, busier machine), plus a shape over the width of the forward, which hardly does; a
+Kalman filter keeps both. The shape starts from a typical curve, its points are correlated with
+their neighbours, so that one measurement teaches about widths nearby, and it slowly returns to
+where it started, so that one bad hour is not forever.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import weakref
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["StepLatency"]
+
+_Array = NDArray[np.float64]
+
+# Widths (tokens a row) with a point of the curve; between them it is linear, beyond them
+# proportional.
+_WIDTHS = np.array([1, 2, 3, 4, 5, 6, 8, 12, 17, 24, 33, 48, 65], dtype=np.float64)
+_LONGEST = int(_WIDTHS[-1])
+
+# Standard deviations, all of a logarithm, so about relative errors.
+_MEASUREMENT = 0.10  # at least; a busy machine shows in how steps without drafts scatter
+_SCATTER_RATE = 0.1
+_PROMPTS = 0.2  # a prompt's tokens need other attention, and hardly any logits
+_FIRST_MEASUREMENT = 0.5  # a width's first forward also pays for set-up: memory, kernel choice
+_SHAPE = 0.6
+_LEVEL_DRIFT = 0.03
+_SHAPE_RETURN = 1.0 / 800.0  # part of the way back to the typical curve, a step
+_LARGEST_SURPRISE = 2.5  # a measurement counts as at most this many standard deviations off
+_CHANGED = 0.5  # what a width's second surprise in a row adds, in doubt about all that was known
+
+# A wider forward is taken when it costs less than this part of the one that is needed.
+_WORTH_PADDING = 0.95
+
+_PLAIN_AT_FIRST = 2
+_PLAIN_EVERY = 128
+# Not every step can be measured: one that nothing was heard of is asked for again after so many.
+_PLAIN_AGAIN = 16
+
+
+def _typical(tokens: _Array, device_type: str) -> _Array:
+    """Time of a forward over `tokens` tokens relative to one, before anything is measured."""
+    if device_type == "cpu":
+        # A 135 M model on two cores: several tokens need a matrix product where one needs only
+        # matrix times vector, and from then on the arithmetic grows.
+        times = np.interp(
+            tokens, [1, 2, 3, 4, 5, 9, 17, 33], [1.0, 1.45, 1.8, 1.45, 1.35, 1.6, 1.9, 2.5]
+        )
+        return times + 0.045 * np.maximum(tokens - 33, 0)
+    # An accelerator reads the weights once for all tokens, until the arithmetic takes longer than
+    # that.
+    return 1.0 + 0.002 * tokens + np.maximum(tokens - 256, 0) / 256
+
+
+class _Curve:
+    """Level and shape for one number of rows."""
+
+    def __init__(self, rows: int, device_type: str) -> None:
+        time = _typical(rows * _WIDTHS, device_type)
+        self.typical: _Array = np.log(time / time[0])[1:]
+        points = len(self.typical)
+        octaves = np.log2(_WIDTHS[1:])
+        # What is wrong about one width is mostly wrong about all, and a little about its own
+        # kernels.
+        octaves_apart = octaves[:, None] - octaves[None, :]
+        nearness = 0.85 * np.exp(-0.5 * (octaves_apart / 3) ** 2) + 0.15 * np.eye(points)
+        # The first variable is the level, the logarithm of the seconds of a step without drafts.
+        self.mean: _Array = np.concatenate([[0.0], self.typical])
+        self.start: _Array = np.zeros((points + 1, points + 1))
+        self.start[1:, 1:] = _SHAPE**2 * nearness
+        self.covariance = self.start.copy()
+        self.covariance[0, 0] = 1e4
+        self.change = self.start / _SHAPE**2
+        self.change[0, 0] = 1.0
+        self.scatter = _MEASUREMENT
+        self.seen: set[int] = set()
+        self.doubted: set[int] = set()
+        self.steps_since_plain = 0
+        self.plain_steps = 0
+        self._patience = 0
+
+    def wants_plain_step(self) -> bool:
+        if self.plain_steps >= _PLAIN_AT_FIRST and self.steps_since_plain < _PLAIN_EVERY:
+            return False
+        self._patience -= 1
+        if self._patience >= 0:
+            return False
+        self._patience = _PLAIN_AGAIN
+        return True
+
+    def observe(self, width: float, seconds: float, prompts: float) -> None:
+        self.steps_since_plain += 1
+        if width - prompts <= 1:
+            self.steps_since_plain = 0
+            self.plain_steps += 1
+            self._patience = 0
+        # Beyond the widths of drafts the time is proportional to the tokens as far as anybody asks.
+        if not prompts or width <= _LONGEST:
+            self._learn(width, seconds, prompts)
+
+    def _learn(self, width: float, seconds: float, prompts: float) -> None:
+        stay = 1 - _SHAPE_RETURN
+        self.mean[1:] = self.typical + stay * (self.mean[1:] - self.typical)
+        self.covariance[1:] *= stay
+        self.covariance[:, 1:] *= stay
+        self.covariance += (1 - stay**2) * self.start
+        self.covariance[0, 0] += _LEVEL_DRIFT**2
+
+        weights = _weights(width)
+        forward = math.ceil(width)
+        noise = self.noise if forward in self.seen else max(self.noise, _FIRST_MEASUREMENT)
+        if prompts:
+            noise = math.hypot(noise, _PROMPTS)
+        surprise = math.log(seconds) - float(weights @ self.mean)
+        if forward == 1 and forward in self.seen:
+            # 1.25 times the mean deviation is the standard deviation of a normal distribution.
+            scatter = 1.25 * min(abs(surprise), 1.0)
+            self.scatter += _SCATTER_RATE * (scatter - self.scatter)
+        bound = self._bound(weights, noise)
+        if abs(surprise) <= bound:
+            self.doubted.discard(forward)
+        elif forward not in self.doubted:
+            # Something else had the machine for a moment, or so it seems at first.
+            self.doubted.add(forward)
+        else:
+            self.covariance += _CHANGED**2 * self.change
+            bound = self._bound(weights, noise)
+        gain = self.covariance @ weights
+        variance = float(weights @ gain) + noise**2
+        self.mean += gain * (min(max(surprise, -bound), bound) / variance)
+        self.covariance -= np.outer(gain, gain) / variance
+
+        self.seen.add(forward)
+
+    @property
+    def noise(self) -> float:
+        return max(self.scatter, _MEASUREMENT)
+
+    def _bound(self, weights: _Array, noise: float) -> float:
+        """The largest surprise that counts in full."""
+        return _LARGEST_SURPRISE * math.sqrt(float(weights @ self.covariance @ weights) + noise**2)
+
+    def seconds(self, width: int) -> _Array:
+        """Seconds of a step by width 1 .. `width`."""
+        logarithms = np.interp(
+            np.arange(1, width + 1), _WIDTHS, np.concatenate([[0.0], self.mean[1:]])
+        )
+        beyond = np.maximum(np.arange(1, width + 1) / _LONGEST, 1.0)
+        seconds: _Array = np.exp(self.mean[0] + logarithms) * beyond
+        return seconds
+
+
+def _weights(width: float) -> _Array:
+    """How much each variable counts in a step of this width."""
+    weights = np.zeros(len(_WIDTHS))
+    weights[0] = 1.0
+    right = min(int(np.searchsorted(_WIDTHS, width)), len(_WIDTHS) - 1)
+    if right > 0:
+        share = min((width - _WIDTHS[right - 1]) / (_WIDTHS[right] - _WIDTHS[right - 1]), 1.0)
+        weights[right] = share
+        if right > 1:
+            weights[right - 1] = 1.0 - share
+    return weights
+
+
+class StepLatency:
+    """The measured latency of one model's steps. Generations in several threads may measure it at once.
+
+    Args:
+        device_type: Where the model computes, as in `torch.device.type`; chooses the typical curve.
+    """
+
+    _of_model: ClassVar[weakref.WeakKeyDictionary[Any, StepLatency]] = weakref.WeakKeyDictionary()
+
+    def __init__(self, device_type: str) -> None:
+        self._device_type = device_type
+        self._curves: dict[int, _Curve] = {}
+        self._lock = threading.Lock()
+
+    @classmethod
+    def of(cls, model: object, device_type: str) -> StepLatency:
+        """What is known of `model` from earlier generations; kept as long as the model lives."""
+        cost = cls._of_model.get(model)
+        if cost is None or cost._device_type != device_type:
+            cost = cls._of_model[model] = cls(device_type)
+        return cost
+
+    def wants_plain_step(self, rows: int) -> bool:
+        """Whether the next step should go without drafts, to learn what that costs.
+
+        To be asked once a step. One that is not measured then is wanted again some steps later.
+        """
+        with self._lock:
+            return self._curve(rows).wants_plain_step()
+
+    def best_widths(self, rows: int, widest: int = _LONGEST) -> tuple[_Array, NDArray[np.int64]]:
+        """What to pay for drafts when a forward may be padded to a width that is cheaper.
+
+        Returns:
+            The seconds of a step that has room for 1 .. `widest` tokens a row, float64, and the
+            width to give its forward, int64; both of shape (widest,). Cost O(widest).
+        """
+        seconds = self._curve(rows).seconds(widest)
+        from_right = seconds[::-1]
+        cheapest = np.minimum.accumulate(from_right)
+        # The running minimum belongs to the width that renewed it last.
+        renewed = np.maximum.accumulate(np.where(from_right <= cheapest, np.arange(widest), 0))
+        best, widths = cheapest[::-1], widest - renewed[::-1]
+        own = best > _WORTH_PADDING * seconds
+        # A step without drafts is never padded: its time is known best, and others are judged by
+        # it.
+        own[0] = True
+        return np.where(own, seconds, best), np.where(own, np.arange(1, widest + 1), widths)
+
+    def seconds_by_tokens(self, rows: int, widest: int = _LONGEST) -> _Array:
+        """What a step takes by the tokens of all its rows, for batches that are not padded.
+
+        Returns:
+            Seconds, float64 of shape (rows * widest,): entry n - 1 for a forward over n tokens,
+            which takes at least what one token a row takes. It is what `propose_batch` takes as
+            its `cost`. Cost O(rows * widest).
+        """
+        tokens = np.arange(1, rows * widest + 1)
+        seconds: _Array = np.interp(
+            tokens, tokens[rows - 1 :: rows], self._curve(rows).seconds(widest)
+        )
+        return seconds
+
+    def observe(self, rows: int, width: float, seconds: float, *, prompt_tokens: float = 0) -> None:
+        """Learns from a step of `rows` rows of `width` tokens that took `seconds`.
+
+        Where the rows differ in length, `width` is their mean. A forward that reads prompts too
+        teaches what its tokens take, if not as exactly: `prompt_tokens` says how many of all its
+        tokens are theirs.
+        """
+        if seconds > 0:
+            with self._lock:
+                self._curve(rows).observe(width, seconds, prompt_tokens / rows)
+
+    def _curve(self, rows: int) -> _Curve:
+        # Numbers of rows within a power of two share a curve; a new one is measured from the
+        # typical curve.
+        key = 1 << max(rows - 1, 0).bit_length()
+        curve = self._curves.get(key)
+        if curve is None:
+            curve = self._curves[key] = _Curve(key, self._device_type)
+        return curve

@@ -1,0 +1,270 @@
+#include "acceptance_model.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <random>
+
+namespace fastdraft {
+namespace {
+
+using Evidence = AcceptanceModel::Evidence;
+
+// Evidence with these values of the first features, and 0 of the others.
+template <std::size_t kCount>
+Evidence evidence_of(const std::array<int, kCount>& values) {
+  Evidence evidence{};
+  for (std::size_t i = 0; i < AcceptanceModel::kFeatures; ++i) {
+    evidence[i] = AcceptanceModel::place(static_cast<AcceptanceModel::Feature>(i),
+                                         i < kCount ? values[i] : 0);
+  }
+  return evidence;
+}
+
+TEST(AcceptanceModel, GivesEachValueOfEachFeatureAWeightOfItsOwn) {
+  std::array<int, AcceptanceModel::kWeights> uses{};
+  for (std::size_t i = 0; i < AcceptanceModel::kFeatures; ++i) {
+    for (int value = 0; value < AcceptanceModel::kValues[i]; ++value) {
+      const std::uint16_t place =
+          AcceptanceModel::place(static_cast<AcceptanceModel::Feature>(i), value);
+      ASSERT_LT(place, AcceptanceModel::kWeights);
+      ++uses[place];
+    }
+  }
+  for (const int count : uses) EXPECT_EQ(count, 1);
+}
+
+TEST(AcceptanceModel, TellsLengthsAndCountsApartWhereItSaysSo) {
+  const std::array<std::int32_t, 10> first = {0, 1, 2, 3, 4, 5, 7, 10, 16, 32};
+  int value = 0;
+  for (std::int32_t length = 0; length < 100; ++length) {
+    if (value + 1 < AcceptanceModel::kLengths &&
+        length == first[static_cast<std::size_t>(value) + 1]) {
+      ++value;
+    }
+    EXPECT_EQ(AcceptanceModel::length_value(length), value) << length;
+  }
+  EXPECT_EQ(AcceptanceModel::length_value(std::numeric_limits<std::int32_t>::max()), 9);
+  const std::array<int, 8> counts = {0, 1, 2, 3, 3, 4, 4, 4};
+  for (std::int32_t count = 0; count < 8; ++count) {
+    EXPECT_EQ(AcceptanceModel::count_value(count), counts[static_cast<std::size_t>(count)])
+        << count;
+  }
+}
+
+TEST(AcceptanceModel, TellsTheLogisticFunctionOfTheWeights) {
+  AcceptanceModel acceptance;
+  std::array<float, AcceptanceModel::kWeights> weights{};
+  const Evidence evidence = evidence_of<2>({3, 4});
+  acceptance.set_weights(weights.data());
+  EXPECT_FLOAT_EQ(AcceptanceModel::chance(acceptance.weigh(evidence)), 0.5f);
+  weights[evidence[0]] = 1.5f;
+  weights[evidence[1]] = -0.5f;
+  acceptance.set_weights(weights.data());
+  EXPECT_FLOAT_EQ(AcceptanceModel::chance(acceptance.weigh(evidence)),
+                  1.0f / (1.0f + std::exp(-1.0f)));
+  EXPECT_EQ(acceptance.weights(), weights);
+  weights[evidence[2]] = 1000.0f;
+  acceptance.set_weights(weights.data());
+  EXPECT_EQ(AcceptanceModel::chance(acceptance.weigh(evidence)), 1.0f);
+  weights[evidence[2]] = -1000.0f;
+  acceptance.set_weights(weights.data());
+  EXPECT_EQ(AcceptanceModel::chance(acceptance.weigh(evidence)), 0.0f);
+}
+
+// By as much as the chance was wrong.
+TEST(AcceptanceModel, LearnsOnlyWhatTheEvidenceTells) {
+  AcceptanceModel acceptance;
+  const Evidence evidence = evidence_of<3>({5, 0, 2});
+  std::array<bool, AcceptanceModel::kWeights> taught{};
+  for (const std::uint16_t place : evidence) taught[place] = true;
+  float rate = 0.0f;
+  for (const bool accepted : {true, false, true}) {
+    const auto before = acceptance.weights();
+    const float predicted = AcceptanceModel::chance(acceptance.weigh(evidence));
+    acceptance.learn(evidence, 1, predicted, acceptance.now(), accepted);
+    const auto after = acceptance.weights();
+    const float error = (accepted ? 1.0f : 0.0f) - predicted;
+    if (rate == 0.0f) rate = (after[evidence[0]] - before[evidence[0]]) / error;
+    EXPECT_GT(rate, 0.001f);
+    for (std::size_t i = 0; i < after.size(); ++i) {
+      EXPECT_NEAR(after[i] - before[i], taught[i] ? rate * error : 0.0f, 1e-6f);
+    }
+  }
+}
+
+TEST(AcceptanceModel, ConvergesToWhatItSeesAndFollowsAChange) {
+  AcceptanceModel acceptance;
+  const Evidence evidence = evidence_of<1>({4});
+  const auto mean = [&](double rate, int steps) {
+    std::mt19937 random(7);
+    std::bernoulli_distribution accepted(rate);
+    double sum = 0.0;
+    for (int i = 0; i < 2 * steps; ++i) {
+      const float predicted = AcceptanceModel::chance(acceptance.weigh(evidence));
+      if (i >= steps) sum += static_cast<double>(predicted);
+      acceptance.learn(evidence, 1, predicted, acceptance.now(), accepted(random));
+    }
+    return sum / steps;
+  };
+  EXPECT_NEAR(mean(0.75, 5000), 0.75, 0.02);
+  EXPECT_NEAR(mean(0.1, 5000), 0.1, 0.02);
+  EXPECT_GT(mean(1.0, 500), 0.98);
+}
+
+// What the weights of the evidence come to after one batch of outcomes, `accepted` and
+// `refused` ones spread evenly, all predicted before the first.
+float weight_after(AcceptanceModel& acceptance, const Evidence& evidence, int accepted, int refused,
+                   bool copies = false) {
+  const float predicted = AcceptanceModel::chance(acceptance.weigh(evidence));
+  const AcceptanceModel::Moment moment = acceptance.now();
+  const int rows = accepted + refused;
+  for (int i = 0; i < rows; ++i) {
+    const bool comes = (i + 1) * accepted / rows > i * accepted / rows;
+    acceptance.learn(evidence, copies ? 1 : i, predicted, moment, comes);
+  }
+  return acceptance.weigh(evidence);
+}
+
+TEST(AcceptanceModel, NoBatchCarriesTheWeightsPastItsOutcomes) {
+  for (const int rows : {1, 4, 16, 64, 256, 1024}) {
+    for (const int accepted : {0, rows / 4, rows / 2, rows}) {
+      AcceptanceModel acceptance;
+      const Evidence evidence = evidence_of<1>({9});
+      float weight = acceptance.weigh(evidence);
+      auto predicted_before = static_cast<double>(AcceptanceModel::chance(weight));
+      const double came = static_cast<double>(accepted) / rows;
+      for (int batch = 0; batch < 100; ++batch) {
+        weight = weight_after(acceptance, evidence, accepted, rows - accepted);
+        const auto predicted = static_cast<double>(AcceptanceModel::chance(weight));
+        // Nearer to what came than before, or near.
+        EXPECT_LE(std::abs(predicted - came), std::max(std::abs(predicted_before - came), 0.1))
+            << rows << " rows, " << accepted << " accepted, batch " << batch;
+        predicted_before = predicted;
+      }
+    }
+  }
+}
+
+TEST(AcceptanceModel, TheStepOfABatchGrowsWithItsSquareRoot) {
+  const Evidence evidence = evidence_of<1>({4});
+  const auto moved = [&](int rows) {
+    AcceptanceModel acceptance;
+    const float before = acceptance.weigh(evidence);
+    return weight_after(acceptance, evidence, rows, 0) - before;
+  };
+  // 1 + 1 / sqrt(2) + 1 / sqrt(3) + 1 / sqrt(4), each a little less as the chance rises.
+  EXPECT_GT(moved(4), 2.4f * moved(1));
+  EXPECT_LT(moved(4), 2.785f * moved(1));
+  EXPECT_LT(moved(64), 15.1f * moved(1));
+}
+
+TEST(AcceptanceModel, CopiesOfARequestTeachLittleMoreThanOne) {
+  const Evidence evidence = evidence_of<1>({4});
+  const auto moved = [&](int rows) {
+    AcceptanceModel acceptance;
+    const float before = acceptance.weigh(evidence);
+    return weight_after(acceptance, evidence, rows, 0, true) - before;
+  };
+  // 1 + 1 / 2 + ... + 1 / 64.
+  EXPECT_LT(moved(64), 4.75f * moved(1));
+  EXPECT_LT(moved(1024), 7.6f * moved(1));
+}
+
+TEST(AcceptanceModel, OutcomesThatAreLearnedBeforeTheNextChanceIsToldCountInFull) {
+  const Evidence evidence = evidence_of<1>({4});
+  const Evidence other = evidence_of<1>({5});
+  AcceptanceModel acceptance;
+  Token token = 0;
+  const auto move = [&](AcceptanceModel::Moment moment) {
+    const float before = acceptance.weigh(evidence);
+    acceptance.learn(evidence, ++token, AcceptanceModel::chance(before), moment, true);
+    return (acceptance.weigh(evidence) - before) / (1.0f - AcceptanceModel::chance(before));
+  };
+  const float full = move(acceptance.now());
+  EXPECT_NEAR(move(acceptance.now()), full, 1e-5f);
+  const AcceptanceModel::Moment moment = acceptance.now();
+  EXPECT_NEAR(move(moment), full, 1e-5f);
+  // Another evidence is other news.
+  acceptance.learn(other, 1, 0.5f, moment, true);
+  EXPECT_NEAR(move(moment), full / std::sqrt(2.0f), 1e-5f);
+  EXPECT_NEAR(move(moment), full / std::sqrt(3.0f), 1e-5f);
+  EXPECT_NEAR(move(acceptance.now()), full, 1e-5f);
+}
+
+TEST(AcceptanceModel, WeightsWithoutAChanceAreCountedSomewhere) {
+  AcceptanceModel acceptance;
+  acceptance.learn(evidence_of<1>({1}), 1, std::numeric_limits<float>::quiet_NaN(),
+                   acceptance.now(), true);
+  acceptance.learn(evidence_of<1>({1}), 1, -1.0f, acceptance.now(), true);
+  acceptance.learn(evidence_of<1>({1}), 1, 2.0f, acceptance.now(), true);
+  double all = 0.0;
+  for (const ReliabilityBucket& bucket : acceptance.reliability()) all += bucket.count;
+  EXPECT_EQ(all, 3.0);
+}
+
+TEST(AcceptanceModel, KeepsApartWhatOneFeatureTellsApart) {
+  AcceptanceModel acceptance;
+  const Evidence often = evidence_of<1>({2});
+  const Evidence seldom = evidence_of<1>({3});
+  std::mt19937 random(9);
+  std::bernoulli_distribution nine(0.9);
+  std::bernoulli_distribution two(0.2);
+  double mean_often = 0.0;
+  double mean_seldom = 0.0;
+  for (int i = 0; i < 10000; ++i) {
+    const float first = AcceptanceModel::chance(acceptance.weigh(often));
+    acceptance.learn(often, 1, first, acceptance.now(), nine(random));
+    const float second = AcceptanceModel::chance(acceptance.weigh(seldom));
+    acceptance.learn(seldom, 1, second, acceptance.now(), two(random));
+    if (i < 5000) continue;
+    mean_often += static_cast<double>(first) / 5000;
+    mean_seldom += static_cast<double>(second) / 5000;
+  }
+  EXPECT_NEAR(mean_often, 0.9, 0.03);
+  EXPECT_NEAR(mean_seldom, 0.2, 0.03);
+}
+
+TEST(AcceptanceModel, CountsWhatWasToldAndWhatCame) {
+  AcceptanceModel acceptance;
+  const Evidence evidence = evidence_of<1>({1});
+  for (const float predicted : {0.0f, 0.049f, 0.26f, 0.95f, 1.0f}) {
+    acceptance.learn(evidence, 1, predicted, acceptance.now(), predicted > 0.25f);
+  }
+  const auto buckets = acceptance.reliability();
+  double all = 0.0;
+  for (const ReliabilityBucket& bucket : buckets) all += bucket.count;
+  EXPECT_EQ(all, 5.0);
+  EXPECT_EQ(buckets[0].count, 2.0);
+  EXPECT_EQ(buckets[0].accepted, 0.0);
+  EXPECT_NEAR(buckets[0].predicted, 0.049, 1e-6);
+  EXPECT_EQ(buckets[5].accepted, 1.0);
+  EXPECT_EQ(buckets[19].count, 2.0);
+  EXPECT_NEAR(buckets[19].predicted, 1.95, 1e-6);
+}
+
+TEST(AcceptanceModel, TrustsLongMatchesMoreFromTheStart) {
+  const AcceptanceModel acceptance;
+  float before = 0.0f;
+  for (const std::int32_t length : {1, 3, 8, 40}) {
+    const int value = AcceptanceModel::length_value(length);
+    Evidence evidence = evidence_of<6>({value, 0, 0, 1, 0, 1});
+    evidence[AcceptanceModel::kBothLengths] =
+        AcceptanceModel::place(AcceptanceModel::kBothLengths, value * AcceptanceModel::kLengths);
+    evidence[AcceptanceModel::kShare] =
+        AcceptanceModel::place(AcceptanceModel::kShare, 5 + AcceptanceModel::kShares * 1);
+    evidence[AcceptanceModel::kLengthAndRival] =
+        AcceptanceModel::place(AcceptanceModel::kLengthAndRival, value * AcceptanceModel::kLengths);
+    EXPECT_GT(AcceptanceModel::chance(acceptance.weigh(evidence)), before);
+    before = AcceptanceModel::chance(acceptance.weigh(evidence));
+  }
+  EXPECT_GT(before, 0.8f);
+  EXPECT_LT(before, 1.0f);
+}
+
+}  // namespace
+}  // namespace fastdraft

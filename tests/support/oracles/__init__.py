@@ -1,0 +1,1 @@
+"""What the index and the drafters promise, each in the slow and obvious way."""

@@ -1,0 +1,175 @@
+"""The default drafter: the tokens most likely to be accepted, as a chain or a tree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from fastdraft import Datastore, Draft, DraftBatch, Source
+from oracles.acceptance_model import AcceptanceModel
+from oracles.candidates import Candidate, find_candidates
+from oracles.copy_cursor import OwnCopy, Prediction
+from oracles.matches import find_matches
+
+
+@dataclass
+class Node:
+    """A drafted token, or the end of the text."""
+
+    parent: int
+    depth: int
+    candidate: Candidate
+    following: list[Candidate] = field(default_factory=list)
+
+
+class CalibratedDrafter:
+    """Says of every token that may be drafted next how likely it is to be accepted.
+
+    `follow` drafts what an engine did, which decides between tokens that are as likely as each
+    other.
+    """
+
+    TIE = 1e-4  # the engine computes in single precision
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        acceptance: AcceptanceModel,
+        *,
+        lookahead: int,
+        tree: bool = False,
+        prediction: Sequence[int] = (),
+        stores: Sequence[Datastore] = (),
+    ) -> None:
+        self.text = list(prompt)
+        self.prompt_size = len(self.text)
+        self.acceptance = acceptance
+        self.lookahead, self.tree, self.stores = lookahead, tree, stores
+        self.copy = OwnCopy()
+        self.prediction = Prediction(prediction) if prediction else None
+        self.nodes: list[Node] = []
+        self.moment = 0  # when the nodes' candidates were weighed
+
+    def begin(self, limit: int) -> None:
+        """Begins a draft of at most `limit` tokens."""
+        self.limit = limit if self.tree else min(limit, self.lookahead)
+        self.moment = self.acceptance.now
+        matches = find_matches(
+            self.text, self.prompt_size, self.stores, lookahead=self.lookahead, tree=self.tree
+        )
+        root = Candidate(-1, matches, True, True, {}, Source.CONTEXT)
+        self.nodes = [Node(-1, 0, root)]
+        self.expand(self.nodes[0])
+
+    def expand(self, node: Node) -> None:
+        """Weighs every token that may follow `node`."""
+        above = node.candidate
+        expected = self.prediction if above.predicted else None
+        node.following = find_candidates(
+            above.matches,
+            (self.copy if above.copied else None, self.text),
+            (expected, expected.tokens if expected else []),
+            node.depth,
+            self.tree,
+        )
+        for candidate in node.following:
+            candidate.path = above.path * self.acceptance.chance(candidate.evidence)
+
+    def follow(
+        self,
+        draft: Draft | DraftBatch,
+        limit: int,
+        *,
+        least: float = 0.0,
+        row: slice = slice(None),
+    ) -> None:
+        """Asserts that `draft` is what to draft: `limit` tokens at most, none below `least`.
+
+        Of a batch, that its tokens of `row` are.
+        """
+        self.begin(limit)
+        columns = (draft.token_ids, draft.parents, draft.probabilities, draft.sources)
+        rows = zip(*(column[row].tolist() for column in columns), strict=True)
+        for token, parent, probability, source in rows:
+            waiting = self.waiting()
+            chosen = waiting[parent, token]
+            best = max(candidate.path for candidate in waiting.values())
+            assert chosen.path >= max(best, least) - self.TIE, (chosen, best, least)
+            assert abs(chosen.path - probability) < self.TIE, (chosen, probability)
+            assert chosen.source == source, (chosen, source)
+            self.append(parent, token)
+        waiting = self.waiting()
+        assert not waiting or least > 0, waiting
+        for candidate in waiting.values():
+            assert candidate.path < least + self.TIE, (candidate, least)
+
+    def waiting(self) -> dict[tuple[int, int], Candidate]:
+        """What may be drafted next, by the index of the parent in the draft and the token."""
+        if len(self.nodes) > self.limit:
+            return {}
+        drafted = {(node.parent, node.candidate.token) for node in self.nodes}
+        last = len(self.nodes) - 1
+        return {
+            (index - 1, candidate.token): candidate
+            for index, node in enumerate(self.nodes)
+            if node.depth < self.lookahead and (self.tree or index == last)
+            for candidate in node.following
+            if (index - 1, candidate.token) not in drafted
+        }
+
+    def append(self, parent: int, token: int) -> None:
+        """Drafts a token that waits."""
+        candidate = self.waiting()[parent, token]
+        node = Node(parent, self.nodes[parent + 1].depth + 1, candidate)
+        self.nodes.append(node)
+        if len(self.nodes) <= self.limit and node.depth < self.lookahead:
+            self.expand(node)
+
+    def observe(self, emitted: Sequence[int]) -> None:
+        """Learns from what was weighed, and appends what the target emitted."""
+        if self.nodes:
+            self.learn(emitted)
+        self.nodes = []
+        for token in emitted:
+            self.text.append(token)
+            self.copy.follow(self.text)
+            if self.prediction:
+                self.prediction.follow(self.text)
+
+    def learn(self, emitted: Sequence[int]) -> None:
+        index = 0
+        for token in emitted:
+            for candidate in self.nodes[index].following:
+                accepted = candidate.token == token
+                self.acceptance.learn(candidate.evidence, candidate.token, self.moment, accepted)
+            children = (
+                child
+                for child, node in enumerate(self.nodes[1:], 1)
+                if node.parent + 1 == index and node.candidate.token == token
+            )
+            index = next(children, -1)
+            if index < 0:
+                return
+
+    @property
+    def draft(self) -> list[Node]:
+        """What was drafted last, until it is observed."""
+        return self.nodes[1:]
+
+    def path_to(self, index: int) -> list[int]:
+        """The tokens from the text's end to a drafted one; none for -1."""
+        if index < 0:
+            return []
+        return [*self.path_to(self.draft[index].parent), self.draft[index].candidate.token]
+
+    def accepted(self, emitted: Sequence[int]) -> list[Node]:
+        """The drafted tokens that the emitted ones begin with."""
+        path: list[Node] = []
+        parent = -1
+        for token in emitted:
+            children = {n.candidate.token: n for n in self.draft if n.parent == parent}
+            if token not in children:
+                break
+            path.append(children[token])
+            parent = self.draft.index(children[token])
+        return path

@@ -1,0 +1,77 @@
+"""Where the last tokens of a request's text occur, in the text and in datastores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fastdraft import Datastore
+from oracles.suffixes import common_suffix, copied, unmarked_length
+
+SUFFIXES, LONGEST = 3, 32
+STRONG = 4  # beside a repeated suffix of this length a chain looks up no single tokens
+CLEAR = 8  # and beside one of this length no datastores
+
+
+@dataclass(frozen=True)
+class Match:
+    """A place where the text's last tokens occur."""
+
+    following: list[int]  # the tokens that follow it, as far as they are known
+    length: int
+    end: int
+    stored: bool  # whether it is in a datastore
+    output: bool  # whether a model wrote what follows
+
+
+def find_matches(
+    text: Sequence[int],
+    prompt_size: int,
+    stores: Sequence[Datastore],
+    *,
+    lookahead: int,
+    tree: bool,
+) -> list[Match]:
+    """The matches that a draft is made from."""
+    last = len(text) - 1
+    lengths = [common_suffix(text, last, end) for end in range(last)]
+    # A tree is drafted as if the text repeated none of its end.
+    repeated = 0 if tree else max(lengths, default=0)
+    ends: list[int] = []
+    for length in sorted(set(lengths) - {0}, reverse=True)[:SUFFIXES]:
+        found = [end for end in range(last) if lengths[end] >= length]
+        marked = (end for end in reversed(found) if length > unmarked_length(text, end))
+        ends += [next(marked, found[0]), found[0]]
+    if repeated < STRONG:
+        latest = [end for end in range(last - 1, -1, -1) if lengths[end]]
+        ends += latest[: 16 if tree else 8]
+    matches = [
+        Match(
+            copied(text, end + 1, lookahead + 1),
+            min(lengths[end], LONGEST),
+            end,
+            stored=False,
+            output=end + 1 >= prompt_size,
+        )
+        for end in dict.fromkeys(ends)
+    ]
+    if repeated < CLEAR:
+        matches += find_stored(text, stores, min(max(repeated, 1), 4), lookahead, tree)
+    return matches
+
+
+def find_stored(
+    text: Sequence[int], stores: Sequence[Datastore], least: int, lookahead: int, tree: bool
+) -> list[Match]:
+    most, links = (32, 64) if tree else (8, 7)
+    ranked: list[tuple[int, int, Match]] = []
+    for store in stores:
+        found = store.find(text, most=most, links=links, least=least)
+        lengths = [occurrence.length for occurrence in found]
+        for index, (end, length, output) in enumerate(found):
+            following = store.read(end, lookahead).tolist()
+            match = Match(following, length, end, stored=True, output=output)
+            ranked.append((-length, index - lengths.index(length), match))
+    # The longest; of equally long ones the latest of each store, then the second latest.
+    ranked.sort(key=lambda item: item[:2])
+    return [match for _, _, match in ranked[:most]]

