@@ -60,7 +60,7 @@ class Rows(NamedTuple):
     def of(cls, values: Tensor, width: int | None = None) -> Rows:
         """width: that of one load, unless given."""
         constants = width or config.width(values.dtype), config.unit(values), values.stride(1) == 1
-        return cls(values, *values.stride(), values.shape[1], *map(tl.constexpr, constants))
+        return cls(values, *values.stride(), values.shape[1], *map(_constant, constants))
 
 
 class Config(NamedTuple):
@@ -84,20 +84,21 @@ class Config(NamedTuple):
 
     @classmethod
     def of(cls, batch: Batch) -> Config:
-        return _config(
-            config.requests_block(batch.requests),
-            config.chunks_block(batch.logits.shape[1]),
-            config.TILE_CHUNKS,
-            config.SLOTS,
-            config.wait_for_stores(),
-            batch.allowed is not None,
-            batch.parents is not None,
+        return cls(
+            _constant(config.requests_block(batch.requests)),
+            _constant(config.chunks_block(batch.logits.shape[1])),
+            _constant(config.TILE_CHUNKS),
+            _constant(config.SLOTS),
+            _constant(config.wait_for_stores()),
+            _constant(batch.allowed is not None),
+            _constant(batch.parents is not None),
         )
 
 
-@functools.cache
-def _config(*constants: object) -> Config:
-    return Config(*(None if each is None else tl.constexpr(each) for each in constants))
+@functools.lru_cache(typed=True)
+def _constant(value: object) -> object:
+    """A constant member of a tuple: the same one each time, which launches recognise quickly."""
+    return None if value is None else tl.constexpr(value)
 
 
 class Drafts(NamedTuple):

@@ -68,6 +68,7 @@ from fastdraft.kernels.fused.statistics import (
     leave_part,
     log_raw,
     row_chunks,
+    scale_of,
     statistics_of,
     tile_units,
     totals,
@@ -314,7 +315,7 @@ def rejection_kernel(
     left_sum = scratch.residual_sum + row_chunks(request, logits)
     allowed += row.to(tl.int64) * allowed_stride
     heat = tl.load(temperature + request)
-    scale = LOG2_E / divisor_of(heat)
+    scale = scale_of(heat)
     bound = float("-inf")
     if FILTERS:
         bound = tl.load(scratch.lowest + row)
@@ -421,10 +422,9 @@ def verify_rejection(batch: Batch, sampling: Sampling, draft_law: DraftLaw) -> E
         "residual_sum",
         "request_arrivals",
     )
-    rows = Rows.of(logits)
     operands = {
-        "logits": rows,
-        "draft": Rows.of(draft_law.values, rows.WIDTH),
+        "logits": Rows.of(logits),
+        "draft": Rows.of(draft_law.values, config.width(logits.dtype)),
         "scratch": scratch,
         **drafts_of(batch),
         **mask_of(batch),

@@ -168,7 +168,7 @@ def leave_logits(place, logits, allowed, temperature, share, tiles, scratch,
         parts = scratch.part_maximum + row_chunks(place.row, logits) * PARTS
     leave_part(
         logits, values_of(logits, place.row), allowed, share, tiles,
-        LOG2_E / divisor_of(temperature), statistics_of(place, logits, scratch),
+        scale_of(temperature), statistics_of(place, logits, scratch),
         raw_statistics_of(place, logits, scratch), parts,
         CHUNKS, ALLOWED, scratch.raw_sum is not None, scratch.part_maximum is not None,
     )  # fmt: skip
@@ -178,6 +178,12 @@ def leave_logits(place, logits, allowed, temperature, share, tiles, scratch,
 def divisor_of(temperature):
     """What logits are divided by: 1 for temperature 0, and no more than a quotient can bear."""
     return tl.where(temperature == 0, 1.0, tl.minimum(temperature, 2.0**126))
+
+
+@triton.jit
+def scale_of(temperature):
+    """log2(e) / T; temperature 0 counts as 1."""
+    return tl.full((), LOG2_E, tl.float32) / divisor_of(temperature)
 
 
 @triton.jit

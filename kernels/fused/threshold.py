@@ -52,11 +52,10 @@ from fastdraft.kernels.fused.rows import (
     values_of,
 )
 from fastdraft.kernels.fused.statistics import (
-    LOG2_E,
     OUT,
     PARTS,
-    divisor_of,
     row_chunks,
+    scale_of,
     statistics_of,
     totals,
 )
@@ -329,7 +328,7 @@ def threshold_kernel(
     part_list = scratch.part_list + before
     left = statistics_of(place, logits, scratch)
     # Finite, so that the maximum itself weighs 1 at any temperature.
-    scale = tl.minimum(LOG2_E / divisor_of(heat), 3e38)
+    scale = tl.minimum(scale_of(heat), 3e38)
     keys, key, weights = totals(left, scale, logits, C.BLOCK)
     if (key >= INFINITE_KEY) | (key <= EMPTY_KEY):
         tl.store(lowest, nothing)
