@@ -61,7 +61,9 @@ class Rows(NamedTuple):
     def of(cls, values: Tensor, width: int | None = None) -> Rows:
         """width: that of one load, unless given."""
         constants = width or config.width(values.dtype), config.unit(values), values.stride(1) == 1
-        return cls(values, *values.stride(), values.shape[1], *map(_constant, constants))
+        row_stride, token_stride = values.stride()
+        vocabulary = values.shape[1]
+        return cls(values, row_stride, token_stride, vocabulary, *map(_constant, constants))
 
 
 class Config(NamedTuple):
