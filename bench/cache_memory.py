@@ -9,9 +9,11 @@ are tiny, since only the ratio is of interest.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import wraps
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -22,8 +24,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from transformers import DynamicCache
 
-from fastdraft import DraftBatch, DraftConfig, Engine, hf
+import harness
+from fastdraft import DraftConfig, hf
 from fastdraft.hf.kv_cache import RowCache
+
+# The tests' random models.
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
+
+from hf_models import VOCABULARY, Generous, tiny_model
 
 _METHODS: dict[type, tuple[str, ...]] = {
     DynamicCache: ("update",),
@@ -92,54 +100,20 @@ def cache_bytes(held: DynamicCache | None = None) -> Iterator[CacheBytes]:
         yield counted
 
 
-class _Eager(Engine):
-    """An engine that drafts all it finds, whatever it costs."""
-
-    def propose_batch(self, requests: Any, *, limits: Any = None, **_: Any) -> DraftBatch:
-        return super().propose_batch(requests, limits=limits, token_cost=0.0)
-
-
-_SIZES: dict[str, Any] = {
-    "vocab_size": 97,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 1 << 16,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
-
-
 def model_of(family: str, *, layers: int, window: int) -> Any:
     """A random model: of Gemma 3 every sixth layer is without a window, of Mistral none."""
-    config: Any
-    if family == "llama":
-        config = transformers.LlamaConfig(**_SIZES, num_hidden_layers=layers)
-    elif family == "mistral":
-        config = transformers.MistralConfig(
-            **_SIZES, num_hidden_layers=layers, sliding_window=window
-        )
-    else:
-        config = transformers.Gemma3TextConfig(
-            **_SIZES, num_hidden_layers=layers, sliding_window=window, query_pre_attn_scalar=8
-        )
-    torch.manual_seed(11)
-    make: Any = transformers.AutoModelForCausalLM.from_config
-    model = make(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(std=2.0 * min(parameter.shape) ** -0.5)
-    return model.eval()
+    changes: dict[str, Any] = {"num_hidden_layers": layers, "max_position_embeddings": 1 << 16}
+    if family != "llama":
+        changes["sliding_window"] = window
+    if family == "gemma3":
+        changes["layer_types"] = None
+    return tiny_model(family, **changes)
 
 
 def prompts(rows: int, length: int) -> dict[str, Any]:
     """Left-padded prompts, each a few tokens over and over; the last one is half as long."""
     generator = torch.Generator().manual_seed(0)
-    motifs = torch.randint(3, 97, (rows, 13), generator=generator)
+    motifs = torch.randint(3, VOCABULARY, (rows, 13), generator=generator)
     input_ids = motifs.repeat(1, length // 13 + 1)[:, :length]
     attention_mask = torch.ones_like(input_ids)
     if rows > 1:
@@ -162,9 +136,9 @@ class _Reached(transformers.StoppingCriteria):
 def eager(sequences: torch.Tensor, prompt: int) -> dict[str, Any]:
     """Drafts of up to 8 tokens from what is going to come, one token in nine of it changed."""
     predictions = sequences[:, prompt:].clone()
-    predictions[:, 8::9] = (predictions[:, 8::9] + 1) % _SIZES["vocab_size"]
+    predictions[:, 8::9] = (predictions[:, 8::9] + 1) % VOCABULARY
     return {
-        "drafter": _Eager(DraftConfig(lookahead=8)),
+        "drafter": Generous(DraftConfig(lookahead=8)),
         "prediction": [row.tolist() for row in predictions],
     }
 
@@ -233,11 +207,17 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
 
 
 def main() -> None:
-    print(f"{'':24}{'DynamicCache':>14}{'hf.generate':>14}{'ratio':>8}")
-    for name, (family, rows, options) in CASES.items():
+    options = harness.parser(__doc__).parse_args()
+    results = harness.about()
+    rows = []
+    for name, (family, batch, how) in CASES.items():
         model = model_of(family, layers=12, window=128)
-        plain, drafted = peaks(model, prompts(rows, 160), length=440, **options)
-        print(f"{name:24}{plain:14,}{drafted:14,}{drafted / plain:8.2f}")
+        plain, drafted = peaks(model, prompts(batch, 160), length=440, **how)
+        rows.append(
+            {"case": name, "DynamicCache": plain, "hf.generate": drafted, "ratio": drafted / plain}
+        )
+    harness.show("bytes at the peak", None, rows)
+    harness.finish(options, {**results, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -22,25 +22,20 @@ accepted differ in any twentieth of the chances with 1,000 tokens or more, by fa
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from statistics import geometric_mean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from tokenizers import Tokenizer
 
+import harness
 from fastdraft import Calibration, Datastore, DraftConfig, Engine
-from fastdraft.cli import demo_model
-from fastdraft.cli.peers import EnginePeer
-from fastdraft.cli.records import Record, family_files, read_family
-from fastdraft.cli.replay_run import FamilyResult, replay_family
-from index import machine
+from fastdraft.replay import EnginePeer, FamilyResult, Record, replay_family
+from harness import Row
 
 TOKEN_COSTS = (0.0, 0.02, 0.05, 0.2)
 TREE_BUDGET = 32
@@ -132,49 +127,45 @@ def largest_gap(calibration: Calibration) -> tuple[float, dict[str, float]]:
     return max(gaps, key=lambda gap: gap[0], default=(0.0, {}))
 
 
-def show_at_once(outcomes: dict[Job, Outcome]) -> list[dict[str, Any]]:
+def show_at_once(outcomes: dict[Job, Outcome]) -> list[Row]:
     """Prints what changes with the requests at a time, and returns it for the JSON."""
-    rows = []
-    header = "speed  of first  least of first  least speed  largest gap"
-    print(f"\n{'':10}{'cost':>6}{'at once':>9}  {header}")
-    configs = dict.fromkeys(job.config for job in outcomes)
-    for config in configs:
-        name = "chains" if config.tree_budget is None else "trees"
+    rows: list[Row] = []
+    for config in dict.fromkeys(job.config for job in outcomes):
         first: dict[str, float] = {}
         for at_once in dict.fromkeys(job.at_once for job in outcomes):
-            by_family = {
+            found = {
                 job.family: outcome
                 for job, outcome in outcomes.items()
                 if (job.config, job.at_once) == (config, at_once)
             }
-            speeds = {
-                family: outcome.result.speed(config.token_cost)
-                for family, outcome in by_family.items()
-            }
+            cost = config.token_cost
+            speeds = {family: outcome.result.speed(cost) for family, outcome in found.items()}
             first = first or speeds
-            gaps = {family: largest_gap(each.calibration) for family, each in by_family.items()}
             ratios = {family: speeds[family] / first[family] for family in speeds}
             slowest = min(ratios, key=lambda family: ratios[family])
+            gaps = {family: largest_gap(each.calibration) for family, each in found.items()}
             worst = max(gaps, key=lambda family: gaps[family][0])
-            over = {family: bucket for family, (gap, bucket) in gaps.items() if gap > 0.05}
-            row: dict[str, Any] = {
-                "drafts": name,
-                "token_cost": config.token_cost,
-                "at_once": at_once,
-                "speed": geometric_mean(speeds.values()),
-                "least_speed": min(speeds.values()),
-                "of_first": geometric_mean(ratios.values()),
-                "least_of_first": {slowest: ratios[slowest]},
-                "largest_gap": {worst: gaps[worst][0]},
-                "over_0.05": over,
-            }
-            rows.append(row)
-            print(
-                f"{name:10}{config.token_cost:6g}{at_once:9}  "
-                f"{row['speed']:.3f}  {row['of_first']:8.3f}  "
-                f"{ratios[slowest]:.3f} {slowest}  {row['least_speed']:.3f}  "
-                f"{gaps[worst][0]:.3f} {worst}, {len(over)} over 0.05"
+            rows.append(
+                {
+                    "drafts": "chains" if config.tree_budget is None else "trees",
+                    "token_cost": cost,
+                    "at_once": at_once,
+                    "speed": geometric_mean(speeds.values()),
+                    "least_speed": min(speeds.values()),
+                    "of_first": geometric_mean(ratios.values()),
+                    "least_of_first": {slowest: ratios[slowest]},
+                    "largest_gap": {worst: gaps[worst][0]},
+                    "over_0.05": {
+                        family: bucket for family, (gap, bucket) in gaps.items() if gap > 0.05
+                    },
+                }
             )
+    harness.show(
+        "by requests at once",
+        {key.replace("_", " "): key for key in rows[0]},
+        [row | {"over_0.05": len(row["over_0.05"])} for row in rows],
+        digits=3,
+    )
     return rows
 
 
@@ -192,23 +183,15 @@ def plot(diagrams: dict[str, list[dict[str, float]]], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = harness.parser(__doc__)
     parser.add_argument("--data", type=Path, required=True, help="a folder of *.jsonl files")
     parser.add_argument("--write", type=Path, help="learn the prior and write it here")
     parser.add_argument("--at-once", type=int, nargs="+", help="requests at a time")
-    parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path, help="a PNG; needs matplotlib")
     options = parser.parse_args()
 
-    tokenizer = Tokenizer.from_file(str(demo_model.ensure() / "tokenizer.json"))
-
-    def encode(texts: list[str]) -> list[Sequence[int]]:
-        return [each.ids for each in tokenizer.encode_batch(texts, add_special_tokens=False)]
-
-    families = {
-        name: read_family(path, encode, references=True)
-        for name, path in family_files([options.data]).items()
-    }
+    about = harness.about()
+    families = harness.recorded_families(options.data, references=True)
     chains = [DraftConfig(token_cost=cost) for cost in TOKEN_COSTS]
     trees = [DraftConfig(token_cost=cost, tree_budget=TREE_BUDGET) for cost in TOKEN_COSTS]
     jobs = [Job(family, config) for family in families for config in chains]
@@ -236,10 +219,7 @@ def main() -> None:
     if options.write:
         options.write.write_text(prior(outcomes))
         return
-    about = machine()
-    for key, value in about.items():
-        print(f"{key:8} {value}")
-    results: dict[str, Any] = {"machine": about}
+    results: Row = {}
     if options.at_once:
         results["at_once"] = show_at_once(outcomes)
     else:
@@ -252,15 +232,10 @@ def main() -> None:
             for name, chain in (("chains", True), (f"trees of up to {TREE_BUDGET}", False))
         }
         for name, buckets in diagrams.items():
-            print(f"\n{name}:  chance  accepted      tokens")
-            indent = " " * (len(name) + 1)
-            for bucket in buckets:
-                chance, accepted, count = bucket["chance"], bucket["accepted"], bucket["count"]
-                print(f"{indent} {chance:7.3f} {accepted:9.3f} {count:11,}")
+            harness.show(name, None, buckets, digits=3)
         if options.plot:
             plot(diagrams, options.plot)
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
+    harness.finish(options, {**about, **results})
 
 
 if __name__ == "__main__":

@@ -19,16 +19,14 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-sys.path.insert(0, str(Path(__file__).parent))
-
 import corpus
+import harness
 from fastdraft.datastore import Datastore, DatastoreWriter
-from index import clock_cost, machine, percentiles
+from fastdraft.replay.measurement import results_text
 
 DOCUMENT = 2_000
 QUERY_TOKENS = 200_000
@@ -69,7 +67,7 @@ def build(tokens: Path, path: Path, count: int) -> dict[str, float]:
     }
 
 
-def lookups(store: Datastore, queries: NDArray[np.int32], cost: float) -> dict[str, float]:
+def lookups(store: Datastore, queries: NDArray[np.int32]) -> dict[str, float]:
     """`Datastore.find` from Python over texts that grow by a token each time."""
     times: list[int] = []
     clock = time.perf_counter_ns
@@ -80,17 +78,16 @@ def lookups(store: Datastore, queries: NDArray[np.int32], cost: float) -> dict[s
         begin = clock()
         store.find(text, most=4)
         times.append(clock() - begin)
-    return percentiles(times, cost)
+    return harness.percentiles(times)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = harness.parser(__doc__)
     parser.add_argument("--count", type=int, default=100_000_000, help="tokens of the frozen store")
     parser.add_argument(
         "--tokens", type=Path, metavar="FILE", help="real tokens, as bench/corpus.py writes them"
     )
     parser.add_argument("--core", type=Path, required=True, metavar="FILE", help="bench_datastore")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
     parser.add_argument("--build", nargs=2, type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.build:
@@ -98,7 +95,7 @@ def main() -> None:
         print(json.dumps(build(tokens, path, arguments.count)))
         return
 
-    report: dict[str, Any] = {"machine": machine()}
+    report = harness.about()
     with tempfile.TemporaryDirectory() as folder:
         tokens, path = Path(folder, "tokens.bin"), Path(folder, "store.fds")
         text = corpus.tokens(1_000_000)
@@ -116,7 +113,7 @@ def main() -> None:
         Datastore.open(path, verify=True).close()
         report["verify_gb_a_second"] = os.path.getsize(path) / 1e9 / (time.perf_counter() - begin)
         queries = np.fromfile(tokens, np.int32, offset=arguments.count * 4)
-        report["python_lookup"] = lookups(store, queries, clock_cost())
+        report["python_lookup"] = lookups(store, queries)
         core = subprocess.run(
             [str(arguments.core), str(tokens), str(path)],
             check=True,
@@ -124,10 +121,8 @@ def main() -> None:
             text=True,
         )
         report["core"] = json.loads(core.stdout)
-    text_report = json.dumps(report, indent=2)
-    print(text_report)
-    if arguments.json is not None:
-        arguments.json.write_text(text_report + "\n")
+    print(results_text(report))
+    harness.finish(arguments, report)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import subprocess
 import sys
+
+import harness
 
 _PROGRAM = """
 from time import perf_counter
@@ -18,9 +19,10 @@ print(1e3 * (middle - begin), 1e3 * (perf_counter() - middle))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = harness.parser(__doc__)
     parser.add_argument("--processes", type=int, default=20)
     arguments = parser.parse_args()
+    results = harness.about()
     numpy: list[float] = []
     fastdraft: list[float] = []
     for _ in range(arguments.processes):
@@ -31,7 +33,9 @@ def main() -> None:
         numpy.append(first)
         fastdraft.append(second)
     for name, times in (("numpy", numpy), ("fastdraft after it", fastdraft)):
+        results[name] = {"median_ms": statistics.median(times), "least_ms": min(times)}
         print(f"import {name}: median {statistics.median(times):.1f} ms, least {min(times):.1f} ms")
+    harness.finish(arguments, results)
 
 
 if __name__ == "__main__":

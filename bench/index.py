@@ -7,6 +7,7 @@ drafter sees the same tokens in the same run. Of `--repeats` passes the least p5
 other processes only ever add time.
 
     python bench/index.py --json results.json
+    python bench/index.py --alone --against results.json        # another commit's
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import argparse
 import gc
 import json
 import os
-import platform
 import subprocess
 import sys
 import time
@@ -29,12 +29,12 @@ os.environ.update(OMP_NUM_THREADS="1", NUMBA_NUM_THREADS="1")
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parent))
-
 import baselines
 import corpus
+import harness
 from fastdraft import Datastore, DraftConfig, Engine
-from fastdraft.cli.peers import PEERS, EnginePeer, Peer, Unavailable
+from fastdraft.replay import PEERS, EnginePeer, Peer, Unavailable
+from harness import Row, percentiles
 
 CONTEXTS = (1_000, 10_000, 100_000, 1_000_000)
 STEPS = 2_000  # timed positions for each context
@@ -44,7 +44,6 @@ DOCUMENT = 2_000
 BATCH = 64
 BATCH_STEPS = 200
 
-Row = dict[str, Any]
 Make = Callable[[int], Peer]
 """Makes a drafter for requests of at most so many tokens."""
 
@@ -53,6 +52,11 @@ def makers() -> list[Make]:
     """The engine with its default configuration, then the peers."""
     peers: list[Make] = [partial(peer, NUM_TOKENS) for peer in PEERS.values()]
     return [lambda _: EnginePeer(Engine()), *peers]
+
+
+def beside_store(text: np.ndarray) -> Make:
+    """The engine with a store of its own of `STORE_TOKENS`."""
+    return lambda _: EnginePeer(Engine(datastores=[filled_datastore(text)]))
 
 
 def filled_datastore(text: np.ndarray) -> Datastore:
@@ -68,25 +72,13 @@ def filled_datastore(text: np.ndarray) -> Datastore:
     return store
 
 
-def clock_cost() -> float:
-    """The median of two readings of the clock with nothing between them, ns."""
-    clock = time.perf_counter_ns
-    return float(np.median([-(clock() - clock()) for _ in range(10_000)]))
-
-
-def percentiles(times: list[int], cost: float) -> dict[str, float]:
-    """p50 and p99 of one call, us."""
-    p50, p99 = np.percentile(np.array(times), [50, 99]) - cost
-    return {"p50_us": p50 / 1e3, "p99_us": p99 / 1e3}
-
-
 def starts(context: int) -> list[int]:
     """Where in the text the requests of a context begin: short ones are drawn from all over it."""
     count = max(4, min(20, 400_000 // context))
     return [index * 50_000 % 1_000_000 for index in range(count)]
 
 
-def decode(make: Make, text: np.ndarray, context: int, cost: float) -> Row:
+def decode(make: Make, text: np.ndarray, context: int) -> Row:
     """One pass of `STEPS` steps, spread over the requests of this context."""
     appends: list[int] = []
     proposals: list[int] = []
@@ -114,13 +106,13 @@ def decode(make: Make, text: np.ndarray, context: int, cost: float) -> Row:
         request.finish()
     return {
         "prompt_ms": prompt_ns / len(places) / 1e6,
-        "append": percentiles(appends, cost),
-        "propose": percentiles(proposals, cost),
+        "append": percentiles(appends),
+        "propose": percentiles(proposals),
         "draft_tokens": drafted / len(proposals),
     }
 
 
-def observe_eight(text: np.ndarray, context: int, cost: float) -> Row:
+def observe_eight(text: np.ndarray, context: int) -> Row:
     """Our own append as a step with accepted drafts makes it: eight tokens in one array."""
     times: list[int] = []
     places = starts(context)
@@ -136,10 +128,10 @@ def observe_eight(text: np.ndarray, context: int, cost: float) -> Row:
             begin = clock()
             observe(request, emitted)
             times.append(clock() - begin)
-    return {name: value / 8 for name, value in percentiles(times, cost).items()}
+    return {name: value / 8 for name, value in percentiles(times).items()}
 
 
-def batch(text: np.ndarray, context: int, cost: float) -> Row:
+def batch(text: np.ndarray, context: int) -> Row:
     """propose_batch and observe_batch over 64 requests, us a request.
 
     A draft token's share of a forward over 64 rows is a 64th of what it is over one, so that the
@@ -163,7 +155,7 @@ def batch(text: np.ndarray, context: int, cost: float) -> Row:
         drafts = engine.propose_batch(requests, token_cost=token_cost)
         proposals.append(clock() - begin)
         drafted += len(drafts.token_ids)
-    append, propose = percentiles(appends, cost), percentiles(proposals, cost)
+    append, propose = percentiles(appends), percentiles(proposals)
     return {
         "append": {name: value / BATCH for name, value in append.items()},
         "propose": {name: value / BATCH for name, value in propose.items()},
@@ -204,33 +196,6 @@ def least(passes: list[Row]) -> Row:
     }
 
 
-def repeated(repeats: int, measure: Callable[..., Row], *operands: Any) -> Row:
-    return least([measure(*operands) for _ in range(repeats)])
-
-
-def machine() -> Row:
-    model = platform.processor()
-    if Path("/proc/cpuinfo").exists():
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        model = next((x.split(":")[1].strip() for x in lines if "model name" in x), model)
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    ).stdout.strip()
-    return {
-        "cpu": model,
-        "cores": os.cpu_count(),
-        "python": sys.version.split()[0],
-        "system": platform.platform(),
-        "commit": commit or "not a git checkout",
-        "command": "python " + " ".join(sys.argv),
-        "load": os.getloadavg()[0],
-    }
-
-
 def print_row(context: int, name: str, row: Row, bytes_token: float | None = None) -> None:
     def pair(kind: str) -> str:
         return f"{row[kind]['p50_us']:10.2f}{row[kind]['p99_us']:10.2f}"
@@ -244,95 +209,96 @@ def print_row(context: int, name: str, row: Row, bytes_token: float | None = Non
     )
 
 
+def compare(before: list[Row], rows: list[Row]) -> None:
+    """Prints the medians as multiples of those of another run."""
+    known = {(row["name"], row.get("context")): row for row in before}
+    shared = [(row, known.get((row["name"], row.get("context")), {})) for row in rows]
+    calls = ("append", "propose")
+    ratios = [
+        {**row, **{call: row[call]["p50_us"] / old[call]["p50_us"] for call in calls}}
+        for row, old in shared
+        if "append" in row and "append" in old
+    ]
+    columns = {"": "name", **{key: key for key in ("context", *calls)}}
+    harness.show("medians over those of the other results", columns, ratios)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = harness.parser(__doc__)
     parser.add_argument("--contexts", type=int, nargs="+", default=CONTEXTS, metavar="TOKENS")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument(
         "--tokens", type=Path, metavar="FILE", help="the text, as bench/corpus.py writes it"
     )
     parser.add_argument("--alone", action="store_true", help="without the peers")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
+    parser.add_argument("--against", type=Path, metavar="FILE", help="results to compare with")
     parser.add_argument("--memory", type=int, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    options = parser.parse_args()
 
-    longest = max(arguments.contexts)
+    longest = max(options.contexts)
     size = max(longest, 1_000_000) + 200_000
-    if arguments.tokens is None:
+    if options.tokens is None:
         text = corpus.tokens(size)
     else:
-        text = np.fromfile(arguments.tokens, dtype=np.int32)
+        text = np.fromfile(options.tokens, dtype=np.int32)
         if len(text) < size:
-            parser.error(f"{arguments.tokens} must hold {size} tokens, got {len(text)}")
-    if not arguments.alone:
+            parser.error(f"{options.tokens} must hold {size} tokens, got {len(text)}")
+    if not options.alone:
         for reason in baselines.ensure():
             print(reason, file=sys.stderr)
-    if arguments.memory is not None:
-        print(bytes_a_token(makers()[arguments.memory], text, longest))
+    if options.memory is not None:
+        print(bytes_a_token(makers()[options.memory], text, longest))
         return
 
-    report: Row = {"machine": machine(), "vocabulary": len(np.unique(text)), "rows": []}
-    for name, value in report["machine"].items():
-        print(f"{name:8} {value}")
-    print(f"text     {len(text):,} tokens, {report['vocabulary']:,} distinct")
+    report = harness.about(vocabulary=len(np.unique(text)))
+    rows: list[Row] = []
+    report["rows"] = rows
+
+    def add(name: str, context: int, row: Row, bytes_token: float | None = None) -> None:
+        print_row(context, name, row, bytes_token)
+        size = {} if bytes_token is None else {"bytes_a_token": bytes_token}
+        rows.append({"name": name, "context": context, **size, **row})
+
+    def repeated(measure: Callable[..., Row], *operands: Any) -> Row:
+        return least([measure(*operands) for _ in range(options.repeats)])
+
     print(
         f"\n{'context':>9} {'':36}{'prompt':>10}{'append, us':>20}{'propose, us':>20}"
         f"{'draft':>8}{'bytes':>10}\n"
         f"{'':46}{'ms':>10}{'p50':>10}{'p99':>10}{'p50':>10}{'p99':>10}{'tokens':>8}{'a token':>10}"
     )
-    cost = clock_cost()
     titles = [EnginePeer.title, *(peer.title for peer in PEERS.values())]
-    for index, make in enumerate(makers()[:1] if arguments.alone else makers()):
+    for index, make in enumerate(makers()[:1] if options.alone else makers()):
         title = titles[index]
         try:
             make(1)
         except Unavailable as reason:
             print(f"{'':9} {reason}")
-            report["rows"].append({"name": title, "unavailable": str(reason)})
+            rows.append({"name": title, "unavailable": str(reason)})
             continue
         gc.collect()
         gc.freeze()
-        for context in arguments.contexts:
+        for context in options.contexts:
             command = [sys.executable, __file__, "--memory", str(index), "--contexts", str(context)]
-            if arguments.tokens is not None:
-                command += ["--tokens", str(arguments.tokens)]
+            if options.tokens is not None:
+                command += ["--tokens", str(options.tokens)]
             memory = subprocess.run(command, capture_output=True, text=True, check=True)
-            bytes_token = float(memory.stdout)
-            row = repeated(arguments.repeats, decode, make, text, context, cost)
-            print_row(context, title, row, bytes_token)
-            report["rows"].append(
-                {"name": title, "context": context, "bytes_a_token": bytes_token, **row}
-            )
+            add(title, context, repeated(decode, make, text, context), float(memory.stdout))
             if index == 0 and context == 100_000:
                 # Every pass has a store of its own: finished requests enter it.
-                stored = least(
-                    [
-                        decode(
-                            lambda _: EnginePeer(Engine(datastores=[filled_datastore(text)])),
-                            text,
-                            context,
-                            cost,
-                        )
-                        for _ in range(arguments.repeats)
-                    ]
-                )
-                name = f"{title}, {STORE_TOKENS // 10**6} M tokens stored"
-                print_row(context, name, stored)
-                report["rows"].append({"name": name, "context": context, **stored})
+                stored = repeated(decode, beside_store(text), text, context)
+                add(f"{title}, {STORE_TOKENS // 10**6} M tokens stored", context, stored)
             if index == 0 and context <= 100_000:
-                row = repeated(arguments.repeats, batch, text, context, cost)
-                print_row(context, f"{title}, batch of {BATCH}, a request", row)
-                eight = repeated(arguments.repeats, observe_eight, text, context, cost)
-                row["observe_eight"] = eight
+                row = repeated(batch, text, context)
+                row["observe_eight"] = eight = repeated(observe_eight, text, context)
+                add(f"{title}, batch of {BATCH}, a request", context, row)
                 print(
                     f"{'':9} {'observe of 8 tokens, a token':36}{'':10}"
                     f"{eight['p50_us']:10.3f}{eight['p99_us']:10.3f}"
                 )
-                report["rows"].append(
-                    {"name": f"{title}, batch of {BATCH}", "context": context, **row}
-                )
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+    harness.finish(options, report)
+    if options.against is not None:
+        compare(json.loads(options.against.read_text("utf-8"))["rows"], rows)
 
 
 if __name__ == "__main__":

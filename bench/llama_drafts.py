@@ -10,7 +10,6 @@ nothing else to do would take.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections import defaultdict
@@ -18,6 +17,7 @@ from collections import defaultdict
 from llama_cpp import Llama
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
+import harness
 from fastdraft.integrations.llama_cpp import FastdraftDraftModel
 
 FILE = """class Stack:
@@ -38,12 +38,13 @@ PROMPTS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = harness.parser(__doc__)
     parser.add_argument("model")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
+    results = harness.about()
 
     made = {}
     for name in ("plain", "prompt lookup", "fastdraft"):
@@ -64,10 +65,12 @@ def main() -> None:
             for name, llama in made.items():
                 rates[kind, name].append(_rates(llama, text, options.max_tokens))
             print(kind, draft_model.latest_stats, flush=True)
-    print(f"{'':8}{'':16}{'tokens/s':>10}{'tokens/CPU s':>14}")
+    rows = []
     for (kind, name), measured in rates.items():
         wall, cpu = (statistics.median(column) for column in zip(*measured, strict=True))
-        print(f"{kind:8}{name:16}{wall:10.1f}{cpu:14.1f}")
+        rows.append({"prompt": kind, "drafts": name, "tokens/s": wall, "tokens/CPU s": cpu})
+    harness.show("Medians of all rounds", None, rows)
+    harness.finish(options, {**results, "rows": rows})
 
 
 def _rates(llama: Llama, text: str, tokens: int) -> tuple[float, float]:

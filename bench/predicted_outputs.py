@@ -6,7 +6,7 @@ The target writes an output that is known, so a draft is accepted up to its firs
 counts are exact:
 
 - bifurcation: the prediction is right up to a position and then goes on as another text;
-- insertion: the target inserts tokens that the prediction lacks, by position and number;
+- insertion: the target inserts so many tokens that the prediction lacks, at several positions;
 - edits: so many insertions, deletions and replacements in a thousand tokens, 1 to 8 tokens each;
 - blocks: the output has the prediction's blocks, of so many tokens, in another order;
 - families: recorded requests that come with a reference, handed over as the prediction (`--data`).
@@ -20,21 +20,18 @@ prompt is empty, and every output starts with an engine that has learnt nothing.
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import ArrayLike
 
 import corpus
+import harness
 from fastdraft import DraftConfig, DraftStats, Engine
-from fastdraft.cli import demo_model
-from fastdraft.cli.records import Record, family_files, read_family
-from index import machine
+from fastdraft.replay.run import accepted_prefix
+from harness import Row
 
 LENGTH = 512  # tokens of a text
 TEXTS = 8
@@ -47,8 +44,6 @@ INSERTED = (1, 2, 4, 8, 16, 32, 64)
 EDITS = (0, 1, 2, 5, 10, 20, 50, 100)  # in a thousand tokens
 BLOCKS = (16, 32, 64, 128, 256)  # tokens
 
-Row = dict[str, Any]
-
 
 def decode(
     engine: Engine, prompt: ArrayLike, prediction: ArrayLike, output: Sequence[int]
@@ -58,12 +53,7 @@ def decode(
     done = 0
     while done < len(output):
         draft = engine.propose(request).tolist()
-        accepted = 0
-        while accepted < min(len(draft), len(output) - done):
-            if draft[accepted] != output[done + accepted]:
-                break
-            accepted += 1
-        emitted = output[done : done + accepted + 1]
+        emitted = output[done : done + accepted_prefix(draft, output, done) + 1]
         engine.observe(request, emitted)
         done += len(emitted)
     return engine.finish(request)
@@ -110,11 +100,6 @@ def shuffled(text: Sequence[int], size: int, rng: random.Random) -> list[int]:
 def experiments(texts: Sequence[Sequence[int]], others: Sequence[Sequence[int]]) -> Row:
     """All experiments on generated predictions."""
     rng = random.Random(0)
-    removed = [
-        (position, number)
-        for number in INSERTED
-        for position in range(0, LENGTH - max(INSERTED) + 1, 32)
-    ]
     return {
         "bifurcation": [
             compare(
@@ -124,15 +109,18 @@ def experiments(texts: Sequence[Sequence[int]], others: Sequence[Sequence[int]])
                 ),
                 position=position,
             )
-            for position in range(0, LENGTH + 1, 4)
+            for position in range(0, LENGTH + 1, 64)
         ],
         "insertion": [
             compare(
-                (((*text[:position], *text[position + number :]), text) for text in texts),
-                position=position,
+                (
+                    ((*text[:position], *text[position + number :]), text)
+                    for position in range(0, LENGTH - max(INSERTED) + 1, 32)
+                    for text in texts
+                ),
                 inserted=number,
             )
-            for position, number in removed
+            for number in INSERTED
         ],
         "edits": [
             compare(
@@ -155,25 +143,10 @@ def experiments(texts: Sequence[Sequence[int]], others: Sequence[Sequence[int]])
     }
 
 
-def read_families(folder: Path, *, references: bool = False) -> dict[str, list[Record]]:
-    """The recorded requests of a folder, by family, cut by the demo model's tokenizer."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(demo_model.ensure())
-
-    def encode(texts: list[str]) -> list[Sequence[int]]:
-        return list(tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"])
-
-    return {
-        name: read_family(path, encode, references=references)
-        for name, path in family_files([folder]).items()
-    }
-
-
 def families(folder: Path) -> list[Row]:
     """Both drafters over the recorded requests that have a reference."""
     rows: list[Row] = []
-    for name, records in read_families(folder, references=True).items():
+    for name, records in harness.recorded_families(folder, references=True).items():
         referring = [
             (each, each.reference_ids) for each in records if each.reference_ids is not None
         ]
@@ -189,61 +162,31 @@ def families(folder: Path) -> list[Row]:
     return rows
 
 
-def print_rows(title: str, rows: Sequence[Row], label: Callable[[Row], str]) -> None:
-    print(
-        f"\n{title:36}{'accepted':>18}{'rejected':>18}{'tokens a step':>18}{'modelled speed':>18}\n"
-        f"{'':36}" + f"{'service':>9}{'default':>9}" * 4
-    )
-    for row in rows:
-        cells = "".join(
-            f"{row[name][key]:9.{digits}f}"
-            for key, digits in (
-                ("accepted", 1),
-                ("rejected", 1),
-                ("tokens_per_step", 2),
-                ("speed", 2),
-            )
-            for name in CONFIGS
-        )
-        print(f"{label(row):36}{cells}")
-
-
-def mean_over(rows: Sequence[Row], key: str) -> list[Row]:
-    """The means of the rows that have the same `key`."""
-    means: list[Row] = []
-    for value in dict.fromkeys(row[key] for row in rows):
-        same = [row for row in rows if row[key] == value]
-        mean: Row = {key: value}
-        for name in CONFIGS:
-            mean[name] = {
-                field: float(np.mean([row[name][field] for row in same])) for field in same[0][name]
-            }
-        means.append(mean)
-    return means
-
-
 def report(results: Row) -> None:
-    print_rows(
-        "bifurcation after token",
-        [row for row in results["bifurcation"] if row["position"] % 64 == 0],
-        lambda row: str(row["position"]),
-    )
-    print_rows(
-        "insertion of so many tokens",
-        mean_over(results["insertion"], "inserted"),
-        lambda row: str(row["inserted"]),
-    )
-    print_rows(
-        "edits in a thousand tokens",
-        results["edits"],
-        lambda row: str(row["edits_per_thousand"]),
-    )
-    print_rows("blocks in another order, tokens", results["blocks"], lambda row: str(row["tokens"]))
-    if results["families"]:
-        print_rows(
-            "family, reference as prediction",
-            results["families"],
-            lambda row: f"{row['family']} ({row['requests']})",
+    for kind, (title, key) in {
+        "bifurcation": ("bifurcation after token", "position"),
+        "insertion": ("insertion of so many tokens", "inserted"),
+        "edits": ("edits in a thousand tokens", "edits_per_thousand"),
+        "blocks": ("blocks in another order, tokens", "tokens"),
+        "families": ("recorded requests, reference as prediction", "family"),
+    }.items():
+        fields = {
+            "accepted": "accepted",
+            "rejected": "rejected",
+            "tokens_per_step": "tokens a step",
+            "speed": "modelled speed",
+        }
+        harness.show(
+            title,
+            {
+                "": key,
+                **{
+                    f"{heading}\n{name}": (name, field)
+                    for field, heading in fields.items()
+                    for name in CONFIGS
+                },
+            },
+            results[kind],
         )
 
 
@@ -268,14 +211,13 @@ def plot(results: Row, path: Path) -> None:
             )
 
     axis = axes[0, 0]
-    curve(axis, results["bifurcation"], "position", "accepted")
-    curve(axis, results["bifurcation"], "position", "rejected", linestyle=":")
+    curve(axis, results["bifurcation"], "position", "accepted", marker="o")
+    curve(axis, results["bifurcation"], "position", "rejected", marker="o", linestyle=":")
     axis.set(title="Bifurcation", xlabel="tokens that are right", ylabel="prediction tokens")
     axis.set_yscale("symlog", linthresh=16)
     axis = axes[0, 1]
-    inserted = mean_over(results["insertion"], "inserted")
-    curve(axis, inserted, "inserted", "accepted", marker="o")
-    curve(axis, inserted, "inserted", "rejected", marker="o", linestyle=":")
+    curve(axis, results["insertion"], "inserted", "accepted", marker="o")
+    curve(axis, results["insertion"], "inserted", "rejected", marker="o", linestyle=":")
     axis.set(title="Insertion", xlabel="tokens that the prediction lacks")
     axis.set_xscale("log", base=2)
     axis = axes[1, 0]
@@ -292,28 +234,21 @@ def plot(results: Row, path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = harness.parser(__doc__)
     parser.add_argument(
         "--tokenizer", type=Path, metavar="FOLDER", help="cuts the text; by default into words"
     )
     parser.add_argument("--data", type=Path, metavar="FOLDER", help="recorded requests, *.jsonl")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw them, as PNG, SVG or PDF")
     options = parser.parse_args()
 
-    about = machine()
-    for key, value in about.items():
-        print(f"{key:8} {value}")
+    about = harness.about()
     tokens = corpus.tokens(2 * TEXTS * LENGTH * 8, options.tokenizer).reshape(2 * TEXTS, -1)
     texts = [tuple(row[:LENGTH].tolist()) for row in tokens]
-    results = {
-        "machine": about,
-        **experiments(texts[:TEXTS], texts[TEXTS:]),
-        "families": [] if options.data is None else families(options.data),
-    }
+    results = experiments(texts[:TEXTS], texts[TEXTS:])
+    results["families"] = [] if options.data is None else families(options.data)
     report(results)
-    if options.json is not None:
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
+    harness.finish(options, {**about, **results})
     if options.plot is not None:
         plot(results, options.plot)
 

@@ -12,14 +12,12 @@ decodes with the model, in one vLLM engine for each drafter (serving_live.py).
 from __future__ import annotations
 
 import argparse
-import json
 import os
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from fastdraft.cli.records import Record, family_files, read_family
-from index import machine
+import harness
+from fastdraft.replay import read_families
+from fastdraft.replay.tokenizer import TextTokenizer
 
 # "told" is fastdraft that is told the step cost; it is measured where it is not.
 DRAFTERS = {
@@ -28,41 +26,23 @@ DRAFTERS = {
 }
 
 
-def read_jobs(options: argparse.Namespace) -> dict[str, list[tuple[Record, str | None]]]:
-    """The recorded requests by family, each with its session, if it has one."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(options.model)
-
-    def encode(texts: list[str]) -> list[Sequence[int]]:
-        return list(tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"])
-
-    jobs = {}
-    for name, path in family_files([options.data]).items():
-        if options.family and name not in options.family:
-            continue
-        records = read_family(path, encode, limit=options.limit)
-        jobs[name] = [(record, record.session) for record in records if len(record.output_ids)]
-    return jobs
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    shared = harness.parser(__doc__)
+    shared.add_argument(
+        "--model",
+        default=os.environ.get("FASTDRAFT_DEMO_MODEL"),
+        required="FASTDRAFT_DEMO_MODEL" not in os.environ,
+        help="folder of the target; by default what FASTDRAFT_DEMO_MODEL names",
+    )
+    shared.add_argument("--data", type=Path, required=True, help="recorded requests, *.jsonl")
+    shared.add_argument("--family", action="append", help="only these files, by name")
+    shared.add_argument("--limit", type=int, help="the first requests of each family only")
+    shared.add_argument("--num-tokens", type=int, default=16, help="the longest draft")
+    parser = argparse.ArgumentParser(description=shared.description)
     modes = parser.add_subparsers(dest="mode", required=True)
     for mode, drafters in DRAFTERS.items():
-        command = modes.add_parser(mode)
-        command.add_argument(
-            "--model",
-            default=os.environ.get("FASTDRAFT_DEMO_MODEL"),
-            required="FASTDRAFT_DEMO_MODEL" not in os.environ,
-            help="folder of the target; by default what FASTDRAFT_DEMO_MODEL names",
-        )
-        command.add_argument("--data", type=Path, required=True, help="recorded requests, *.jsonl")
-        command.add_argument("--family", action="append", help="only these files, by name")
-        command.add_argument("--limit", type=int, help="the first requests of each family only")
+        command = modes.add_parser(mode, parents=[shared], add_help=False)
         command.add_argument("--drafters", nargs="+", choices=drafters, default=list(drafters))
-        command.add_argument("--num-tokens", type=int, default=16, help="the longest draft")
-        command.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
     replay, live = modes.choices["replay"], modes.choices["live"]
     replay.add_argument("--rows", type=int, nargs="+", default=[16, 64], help="requests at once")
     replay.add_argument(
@@ -85,22 +65,24 @@ def main() -> None:
     options = parser.parse_args()
 
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    about = machine()
-    for key, value in about.items():
-        print(f"{key:8} {value}")
-    jobs = read_jobs(options)
-    results: dict[str, Any] = {"machine": about}
+    results = harness.about()
+    encode = TextTokenizer(Path(options.model)).encode
+    families = {
+        name: [record for record in records if len(record.output_ids)]
+        for name, records in read_families(
+            [options.data], encode, names=options.family or (), limit=options.limit
+        ).items()
+    }
     if options.mode == "replay":
         import serving_replay
 
-        results |= serving_replay.measure(jobs, options)
+        results |= serving_replay.measure(families, options)
         serving_replay.report(results)
     else:
         import serving_live
 
-        results |= serving_live.measure(jobs, options)
-    if options.json is not None:
-        options.json.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+        results |= serving_live.measure(families, options)
+    harness.finish(options, results)
 
 
 if __name__ == "__main__":

@@ -28,12 +28,12 @@ from vllm import EngineArgs, SamplingParams
 from vllm.v1.engine.llm_engine import LLMEngine
 
 import serving_replay
-from serving_replay import SPECULATIVE, Job
-
-__all__ = ["measure"]
+from fastdraft.replay import Record
+from fastdraft.replay.run import p50_p99
+from harness import Row, show
+from serving_replay import SPECULATIVE
 
 WARM_UP = 4  # requests
-Row = dict[str, Any]
 Prompt = list[int]
 
 
@@ -137,7 +137,7 @@ def _serve(connection: Connection, arguments: tuple[Any, ...]) -> None:
         connection.send(engine.run(*order))
 
 
-def measure(families: Mapping[str, Sequence[Job]], options: argparse.Namespace) -> Row:
+def measure(families: Mapping[str, Sequence[Record]], options: argparse.Namespace) -> Row:
     """Every drafter at every number of requests at once."""
     # The engine's core belongs in the process whose proposer is timed.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -177,7 +177,6 @@ def measure(families: Mapping[str, Sequence[Job]], options: argparse.Namespace) 
     # The first forwards are not counted, but later ones learn from them.
     for drafter in options.drafters:
         run(drafter, warm_up, len(warm_up), 8)
-    print_head()
     rows: list[Row] = []
     for count in options.rows:
         runs: dict[str, list[Row]] = {drafter: [] for drafter in options.drafters}
@@ -195,15 +194,15 @@ def measure(families: Mapping[str, Sequence[Job]], options: argparse.Namespace) 
     return {"num_tokens": options.num_tokens, "rows": rows}
 
 
-def _prompts(families: Mapping[str, Sequence[Job]], options: argparse.Namespace) -> list[Prompt]:
+def _prompts(families: Mapping[str, Sequence[Record]], options: argparse.Namespace) -> list[Prompt]:
     """The prompts of all families in turn, as the model's chat template puts them."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(options.model)
     columns = []
-    for family, jobs in families.items():
+    for family, records in families.items():
         column = []
-        for record, _ in jobs:
+        for record in records:
             # The template adds some tokens, which the limit counts.
             if len(record.prompt_ids) > options.prompt_tokens:
                 continue
@@ -224,16 +223,16 @@ def _summary(runs: Mapping[str, Sequence[Row]]) -> Row:
     summary: Row = {}
     plain = runs.get("plain")
     for drafter, results in runs.items():
-        first = np.array([x for result in results for x in result["first_token"]])
-        gaps = np.array([x for result in results for x in result["gaps"]])
+        first = [1000 * x for result in results for x in result["first_token"]]
+        gaps = [1000 * x for result in results for x in result["gaps"]]
         row: Row = {
             "tokens_per_second": statistics.median(r["tokens_per_second"] for r in results),
             "target_steps": sum(r["target_steps"] for r in results),
             "tokens_per_step": sum(len(a) - 1 for r in results for a in r["answers"])
             / sum(r["target_steps"] for r in results),
             "forwards": sum(r["forwards"] for r in results),
-            "first_token_ms": [float(x) * 1000 for x in np.percentile(first, (50, 99))],
-            "inter_token_ms": [float(x) * 1000 for x in np.percentile(gaps, (50, 99))],
+            "first_token_ms": p50_p99(first),
+            "inter_token_ms": p50_p99(gaps),
         }
         if plain is not None:
             for key in ("seconds", "processor_seconds"):
@@ -261,29 +260,33 @@ def _summary(runs: Mapping[str, Sequence[Row]]) -> Row:
 
 def print_rows(row: Row) -> None:
     """Prints what was measured at one number of requests at once."""
+    lines = []
     for drafter in (name for name in row if name != "rows"):
         each = row[drafter]
-        first, gap = each["first_token_ms"], each["inter_token_ms"]
-        line = (
-            f"{row['rows']:5} {drafter:10}{each['tokens_per_second']:9.1f}{each['target_steps']:8}"
-            f"{each['tokens_per_step']:7.2f}{first[0]:9.0f}{first[1]:8.0f}{gap[0]:9.1f}{gap[1]:8.1f}"
-        )
+        line = {"drafter": drafter, **each}
+        for key in ("first_token", "inter_token"):
+            line[key] = "{:.1f} {:.1f}".format(*each[f"{key}_ms"])
         if "equal" in each:
             for key in ("seconds", "processor_seconds"):
-                median, low, high = each[f"relative_{key}"]
-                line += f"{median:7.2f} ({low:.2f} to {high:.2f})"
-            line += f"{each['equal']:6} of {each['answers']}"
+                line[key] = "{:.2f} ({:.2f} to {:.2f})".format(*each[f"relative_{key}"])
+            line["as plain"] = f"{each['equal']} of {each['answers']}"
         if "proposer_us" in each:
-            line += f"{each['proposer_us']:9.1f}{each['proposer_share']:8.2%}"
-        print(line, flush=True)
-
-
-def print_head() -> None:
-    """Prints what the columns of `print_rows` are."""
-    print(
-        f"\n{'':16}{'tokens/s':>9}{'steps':>8}{'tokens':>7}{'first token, ms':>17}"
-        f"{'then, ms':>17}{'times plain':>22}{'by processor time':>22}{'as plain':>10}"
-        f"{'proposer':>14}\n"
-        f"{'':16}{'':9}{'':8}{'a step':>7}{'p50':>9}{'p99':>8}{'p50':>9}{'p99':>8}"
-        f"{'':54}{'us':>8}{'share':>8}"
+            line["share"] = f"{each['proposer_share']:.2%}"
+        lines.append(line)
+    show(
+        f"{row['rows']} at once",
+        {
+            "": "drafter",
+            "tokens/s": "tokens_per_second",
+            "steps": "target_steps",
+            "tokens\na step": "tokens_per_step",
+            "first token, ms\np50 p99": "first_token",
+            "then, ms\np50 p99": "inter_token",
+            "times plain": "seconds",
+            "by processor time": "processor_seconds",
+            "as plain": "as plain",
+            "proposer\nus": "proposer_us",
+            "share\n": "share",
+        },
+        lines,
     )

@@ -15,12 +15,12 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import itertools
-import math
 import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import geometric_mean
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,17 +30,14 @@ from vllm import EngineArgs, SamplingParams
 from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 
 import baselines
-from fastdraft.cli.records import Record
-
-__all__ = ["Clock", "Counts", "Job", "Proposer", "Runner", "measure", "replay", "report"]
+from fastdraft.replay import Record
+from fastdraft.replay.run import accepted_prefix, p50_p99
+from harness import Row, show
 
 STEP_SECONDS = 0.01  # of a modelled forward over no tokens
 STEP_TOKENS = 8192  # the most in one forward
 
-Row = dict[str, Any]
 Call = tuple[int, int, int, bool]
-Job = tuple[Record, "str | None"]
-"""One request to serve: what was recorded, and the session that it continues, if any."""
 
 CLASSES = {
     "ngram": "vllm.v1.spec_decode.ngram_proposer.NgramProposer",
@@ -154,8 +151,8 @@ class Runner:
 class _Running:
     """A request that was admitted."""
 
-    def __init__(self, job: Job) -> None:
-        record, self.session = job
+    def __init__(self, record: Record) -> None:
+        self.session = record.session
         self.prompt: list[int] = record.prompt_ids.tolist()
         self.output: list[int] = record.output_ids.tolist()
         self.computed = 0  # of the prompt
@@ -170,19 +167,14 @@ class _Running:
 
     def sample(self) -> list[int]:
         """What the target says on the draft: accepted tokens, and one more."""
-        accepted = 0
-        room = len(self.output) - self.done
-        while accepted < min(len(self.draft), room):
-            if self.draft[accepted] != self.output[self.done + accepted]:
-                break
-            accepted += 1
+        accepted = accepted_prefix(self.draft, self.output, self.done)
         sampled = self.output[self.done : self.done + accepted + 1]
         self.done += len(sampled)
         return sampled
 
 
 def replay(
-    jobs: Sequence[Job],
+    records: Sequence[Record],
     proposer: Proposer,
     runner: Runner,
     *,
@@ -190,10 +182,10 @@ def replay(
     token_cost: float,
     clock: Clock,
 ) -> Counts:
-    """Serves the jobs in their order, `rows` at a time, until all are answered.
+    """Serves the requests in their order, `rows` at a time, until all are answered.
 
     Args:
-        jobs: The requests of one family; each has output.
+        records: The requests of one family; each has output.
         proposer: Drafts; fresh, or with what it remembers.
         runner: The one that the proposer was made for, with no requests.
         rows: How many requests run at once.
@@ -201,7 +193,7 @@ def replay(
         clock: Where the modelled time passes.
     """
     counts = Counts()
-    waiting = list(enumerate(jobs))
+    waiting = list(enumerate(records))
     running: dict[str, _Running] = {}
     finished: list[str] = []
     while waiting or running:
@@ -257,14 +249,14 @@ def replay(
     return counts
 
 
-def _admit(waiting: list[tuple[int, Job]], running: dict[str, _Running]) -> str | None:
+def _admit(waiting: list[tuple[int, Record]], running: dict[str, _Running]) -> str | None:
     """Moves the first request that may start from `waiting` to `running`; returns its name."""
     busy = {each.session for each in running.values()} - {None}
-    for place, (number, job) in enumerate(waiting):
-        if job[1] not in busy:
+    for place, (number, record) in enumerate(waiting):
+        if record.session not in busy:
             del waiting[place]
             name = f"request-{number}"
-            running[name] = _Running(job)
+            running[name] = _Running(record)
             return name
     return None
 
@@ -372,27 +364,27 @@ class Proposer:
         return timed
 
 
-def measure(families: Mapping[str, Sequence[Job]], options: argparse.Namespace) -> Row:
+def measure(families: Mapping[str, Sequence[Record]], options: argparse.Namespace) -> Row:
     """Every drafter over every family, a fresh one for each family and number of rows."""
     if "suffix" in options.drafters:
         ensure_suffix()
     longest = max(
         len(record.prompt_ids) + len(record.output_ids)
-        for jobs in families.values()
-        for record, _ in jobs
+        for records in families.values()
+        for record in records
     )
     drafters = [name for name in options.drafters if name in SPECULATIVE]
     configs = {name: _config(name, longest + options.num_tokens + 1, options) for name in drafters}
 
     timer = time.process_time_ns if options.processor_time else time.perf_counter_ns
 
-    def run(drafter: str, jobs: Sequence[Job], rows: int, token_cost: float) -> Counts:
+    def run(drafter: str, records: Sequence[Record], rows: int, token_cost: float) -> Counts:
         clock = Clock()
         runner = Runner(rows, configs[drafter].model_config.max_model_len)
         if drafter == "told":
             configs[drafter].additional_config["fastdraft"] = {"token_cost": token_cost}
         proposer = Proposer(drafter, configs[drafter], runner, clock=clock, timer=timer)
-        counts = replay(jobs, proposer, runner, rows=rows, token_cost=token_cost, clock=clock)
+        counts = replay(records, proposer, runner, rows=rows, token_cost=token_cost, clock=clock)
         proposer.check()
         return counts
 
@@ -401,17 +393,16 @@ def measure(families: Mapping[str, Sequence[Job]], options: argparse.Namespace) 
         run(name, next(iter(families.values()))[:4], options.rows[0], 0.0)
     results: list[Row] = []
     times: list[Row] = []
-    print_head(drafters)
     for token_cost, rows in itertools.product(options.token_cost, options.rows):
         calls: dict[str, list[Call]] = {name: [] for name in drafters}
         where = {"token_cost": token_cost, "rows": rows}
-        for family, jobs in families.items():
-            row: Row = {**where, "family": family, "requests": len(jobs)}
+        for family, records in families.items():
+            row: Row = {**where, "family": family, "requests": len(records)}
             for name in drafters:
-                counts = run(name, jobs, rows, token_cost)
+                counts = run(name, records, rows, token_cost)
                 row[name] = _summary(counts)
                 calls[name] += counts.calls
-            print_family(row, drafters)
+            print(f"... {token_cost:g}, {rows} at once: {family}", file=sys.stderr, flush=True)
             results.append(row)
         times.append({**where, **{name: _times(calls[name], rows) for name in drafters}})
     return {"num_tokens": options.num_tokens, "families": results, "times": times}
@@ -455,70 +446,70 @@ def _times(calls: Sequence[Call], rows: int) -> Row:
     for name, nanoseconds in (("", took), ("engine_", in_engine)):
         row[f"{name}mean_us"] = float(nanoseconds.sum() / sampled.sum() / 1000)
         if steady.any():
-            p50, p99 = np.percentile(nanoseconds[steady] / rows / 1000, (50, 99))
-            row |= {f"{name}p50_us": float(p50), f"{name}p99_us": float(p99)}
+            p50, p99 = p50_p99(nanoseconds[steady] / rows / 1000)
+            row |= {f"{name}p50_us": p50, f"{name}p99_us": p99}
     return row
 
 
-def print_head(drafters: Sequence[str]) -> None:
-    """Prints what the columns of `print_family` are."""
-    print("\ntoken cost, requests at once, family, requests; target steps and tokens a step")
-    print(" " * 46 + "".join(f"{name:>18}" for name in drafters))
-
-
-def print_family(row: Row, drafters: Sequence[str]) -> None:
-    """Prints the steps of one family."""
-    cells = "".join(
-        f"{row[name]['target_steps']:12}{row[name]['tokens_per_step']:6.2f}" for name in drafters
-    )
-    where = f"{row['token_cost']:6}{row['rows']:5} {row['family']:27}{row['requests']:7}"
-    print(where + cells, flush=True)
-
-
 def report(results: Row) -> None:
-    """Prints what the families come to together, and the times."""
+    """Prints the steps of each family, what the families come to together, and the times."""
     drafters = [name for name in SPECULATIVE if name in results["times"][0]]
-    print(
-        "\ntoken cost, requests at once; tokens a step and modelled tokens/s, geometric means; "
-        "fewest tokens a step"
+    where = {"cost": "token_cost", "at once": "rows"}
+    rows = results["families"]
+    show(
+        "Target steps and tokens a step",
+        {**where, "family": "family", "requests": "requests"}
+        | {
+            f"{name}\n{heading}": (name, key)
+            for name in drafters
+            for heading, key in (("steps", "target_steps"), ("tokens", "tokens_per_step"))
+        },
+        rows,
+        digits=3,
     )
-    for time_row in results["times"]:
-        families = [
-            row
-            for row in results["families"]
-            if all(row[key] == time_row[key] for key in ("token_cost", "rows"))
-        ]
-        where = f"{time_row['token_cost']:6}{time_row['rows']:5}"
+    totals: list[Row] = []
+    for times in results["times"]:
+        families = [row for row in rows if all(row[key] == times[key] for key in where.values())]
         for name in drafters:
-            steps = [row[name]["tokens_per_step"] for row in families]
-            speeds = [row[name]["tokens_per_second"] for row in families]
-            print(
-                f"{where} {name:12}{_mean(steps):6.2f}{_mean(speeds):10.0f}"
-                f"{min(steps):10.2f} in {families[int(np.argmin(steps))]['family']}"
+            steps = {row["family"]: row[name]["tokens_per_step"] for row in families}
+            worst = min(steps, key=lambda family: steps[family])
+            ahead = [
+                f"{ours}: {row['family']}"
+                for ours in FASTDRAFT
+                for row in families
+                if name not in FASTDRAFT
+                and ours in row
+                and row[name]["target_steps"] < row[ours]["target_steps"]
+            ]
+            totals.append(
+                times
+                | times[name]
+                | {
+                    "drafter": name,
+                    "tokens": geometric_mean(steps.values()),
+                    "speed": geometric_mean(row[name]["tokens_per_second"] for row in families),
+                    "worst": f"{steps[worst]:.2f} {worst}",
+                    "ahead": ", ".join(ahead),
+                }
             )
-            for ours in FASTDRAFT if name not in FASTDRAFT else ():
-                ahead = [
-                    row["family"]
-                    for row in families
-                    if ours in row and row[name]["target_steps"] < row[ours]["target_steps"]
-                ]
-                if ahead:
-                    print(f"{'':12}takes fewer target steps than {ours} in {', '.join(ahead)}")
-    print(
-        f"\n{'us a request and step: all steps; steady ones':47}{'mean':>11}{'p50':>8}{'p99':>8}"
-        "   and in the engine alone"
+    show(
+        "Geometric means over the families; a peer's families with fewer target steps",
+        {
+            **where,
+            "drafter": "drafter",
+            "tokens\na step": "tokens",
+            "modelled\ntokens/s": "speed",
+            "worst family": "worst",
+            "fewer steps than": "ahead",
+        },
+        totals,
+        digits=3,
     )
-    for row in results["times"]:
-        for name in drafters:
-            kinds = ("", "engine_") if name in FASTDRAFT else ("",)
-            cells = "".join(
-                f"{row[name].get(f'{kind}{key}_us', math.nan):8.2f}"
-                for kind in kinds
-                for key in ("mean", "p50", "p99")
-            )
-            where = f"{row['token_cost']:6}{row['rows']:5}"
-            print(f"{where} {name:12}{row[name]['steady_steps']:20} steady{cells}")
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.exp(sum(map(math.log, values)) / len(values))
+    times_of = [f"{kind}{key}_us" for kind in ("", "engine_") for key in ("mean", "p50", "p99")]
+    show(
+        "us a request and step: mean of all steps, percentiles of the steady ones",
+        {**where, "drafter": "drafter", "steady": "steady_steps"}
+        | {name.replace("_", " "): name for name in times_of},
+        totals,
+        digits=3,
+    )

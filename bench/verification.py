@@ -19,7 +19,6 @@ import argparse
 import dataclasses
 import importlib
 import importlib.util
-import json
 import os
 import shutil
 import statistics
@@ -29,15 +28,14 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
 from torch import Tensor
 
+import harness
+from fastdraft.replay.measurement import results_text
 from fastdraft.verification import (
     Processors,
     Workspace,
@@ -45,7 +43,7 @@ from fastdraft.verification import (
     verify_rejection,
     verify_sampled,
 )
-from index import Row, machine
+from harness import Row
 
 VERBS = ("greedy", "sampled", "filtered", "rejection", "tree")
 VOCABULARIES = (32_000, 128_256, 151_936, 262_144)
@@ -622,14 +620,13 @@ def libraries(device: torch.device) -> Row:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = harness.parser(__doc__)
     parser.add_argument(
         "--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu"
     )
     parser.add_argument("--quick", action="store_true", help="a few sizes alone")
     parser.add_argument("--check", action="store_true", help="the checks alone, nothing timed")
     parser.add_argument("--sanitize", action="store_true", help="them under compute-sanitizer")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
     arguments = parser.parse_args()
     if arguments.sanitize:
         sys.exit(sanitize())
@@ -637,9 +634,7 @@ def main() -> None:
     torch.set_num_threads(1)
     device = torch.device(arguments.device)
     on_gpu = device.type == "cuda"
-    report: Row = {"machine": {**machine(), **libraries(device)}}
-    for name, value in report["machine"].items():
-        print(f"{name:10} {value}")
+    report = harness.about(**libraries(device))
 
     print(
         f"\n{'beside the float64 reference':31}{'emitted':>8}{'different':>11}{'logprob error':>15}"
@@ -683,9 +678,8 @@ def main() -> None:
                 print(f"{name}: {reason}", file=sys.stderr)
         report["rows"].append(row)
     report["summary"] = summary(report["rows"])
-    print(f"\n{json.dumps(report['summary'], indent=2)}")
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+    print(f"\n{results_text(report['summary'])}")
+    harness.finish(arguments, report)
 
 
 if __name__ == "__main__":

@@ -20,22 +20,11 @@ from __future__ import annotations
 from itertools import islice
 from typing import Any
 
-from experiment import (
-    PLAIN,
-    Experiment,
-    Mode,
-    Prompt,
-    Row,
-    bars,
-    figure,
-    options_of,
-    recorded,
-    short,
-    show,
-)
+from experiment import PLAIN, Experiment, Mode, Prompt, bars, figure, options_of, recorded, short
 
-from fastdraft.cli.requests import demo_requests
+from fastdraft.demo import demo_requests
 from fastdraft.drafters import AssistantModel
+from harness import show
 
 TEMPERATURES = (0.0, 0.3, 0.7, 1.0, 1.5)
 FAMILIES = {
@@ -91,55 +80,6 @@ def prompts(experiment: Experiment) -> dict[str, list[Prompt]]:
     }
 
 
-def rows_of(
-    experiment: Experiment, kinds: dict[str, tuple[list[Prompt], float]]
-) -> tuple[list[Mode], list[Row]]:
-    """A row for each kind of answers, given by their prompts and temperature."""
-    draft = experiment.draft(experiment.options.draft)
-    ways = modes(draft)
-    rows: list[Row] = []
-    for kind, (asked, temperature) in kinds.items():
-        found = experiment.measure(ways, asked, temperature=temperature, title=kind)
-        plain = found[PLAIN]
-        row: Row = {"kind": kind, "temperature": temperature, "plain ms": plain.ms}
-        for mode in ways[1:]:
-            own = found[mode.name]
-            row[mode.name] = plain.ms / own.ms
-            if temperature == 0:
-                row[f"{mode.name} differs"] = own.differing(plain)
-        for mode in ways[2:]:
-            own = found[mode.name]
-            row |= {f"{mode.name} alpha": own.alpha(), f"{mode.name} gamma": own.gamma()}
-        row["measured"] = {name: measured.as_json() for name, measured in found.items()}
-        rows.append(row)
-    return ways, rows
-
-
-def report(title: str, ways: list[Mode], rows: list[Row]) -> None:
-    show(
-        f"{title}: times plain decoding",
-        {
-            "": "kind",
-            "plain, ms\na token": "plain ms",
-            **{f"\n{mode.name}": mode.name for mode in ways[1:]},
-            "heuristic:\nalpha": "heuristic alpha",
-            "\ngamma": "heuristic gamma",
-            "adaptive:\nalpha": "adaptive alpha",
-            "\ngamma ": "adaptive gamma",
-        },
-        rows,
-    )
-    compared = [row for row in rows if row["temperature"] == 0]
-    if compared:
-        differ = {
-            mode.name: sum(row[f"{mode.name} differs"] for row in compared) for mode in ways[1:]
-        }
-        print(
-            "Greedy answers that are not the plain ones: "
-            + ", ".join(f"{name} {count}" for name, count in differ.items())
-        )
-
-
 def main() -> None:
     parser = options_of(__doc__, new_tokens=48, repeats=2)
     parser.add_argument("plot_of", choices=["greedy", "temperature"], help="which plot")
@@ -159,29 +99,34 @@ def main() -> None:
             f"temperature {temperature:g}": (mixed[: options.samples], temperature)
             for temperature in TEMPERATURES
         }
-    ways, rows = rows_of(experiment, kinds)
-    report(f"Assisted generation, {options.plot_of}, {short(options.draft)} drafts", ways, rows)
+    ways = modes(experiment.draft(options.draft))
+    names = [mode.name for mode in ways]
+    rows, _ = experiment.compare(ways, kinds)
+    show(
+        f"Assisted generation, {options.plot_of}, {short(options.draft)} drafts: times plain",
+        {"": "kind", "plain, ms\na token": (PLAIN, "ms")}
+        | {f"\n{name}": (name, "speed") for name in names[1:]}
+        | {
+            f"{name}:\n{value}": (name, value)
+            for name in ("heuristic", "adaptive")
+            for value in ("alpha", "gamma")
+        },
+        rows,
+    )
     print(f"\n{ANNOUNCED}\n{DIFFERENCES}")
 
     drawn, (axis,) = figure(1)
     bars(
         axis,
         [row["kind"].removeprefix("temperature ") for row in rows],
-        {
-            PLAIN: [row["plain ms"] for row in rows],
-            **{mode.name: [row["plain ms"] / row[mode.name] for row in rows] for mode in ways[1:]},
-        },
+        {name: [row[name]["ms"] for row in rows] for name in names},
     )
     axis.set(
         ylabel="ms a token",
         xlabel="temperature" if options.plot_of == "temperature" else "task",
         title=f"Assisted generation: {short(options.draft)}, {experiment.name}",
     )
-    experiment.finish(
-        f"assisted_generation_{options.plot_of}",
-        {"announced": ANNOUNCED, "differences": DIFFERENCES, "rows": rows},
-        drawn,
-    )
+    experiment.finish(f"assisted_generation_{options.plot_of}", {"rows": rows}, drawn)
 
 
 if __name__ == "__main__":

@@ -27,15 +27,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from experiment import first_layers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from fastdraft.cli import demo_model
-from fastdraft.cli.records import family_files, parse_lines
-
-# The other benchmarks lie one folder up.
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
-from assistant import first_layers
+from fastdraft.demo import ensure_model
+from fastdraft.replay.records import family_files, parse_lines
 
 HELD_OUT = 8  # one prompt of so many
 PROMPT_CHARACTERS = 1200
@@ -56,10 +52,10 @@ class Answer:
 def prompts(data: Path, tokenizer: Any) -> list[torch.Tensor]:
     """The recorded requests' own text as the one message of a chat, shuffled, int64 (tokens,)."""
     texts = {
-        record["prompt"][:PROMPT_CHARACTERS]
+        line.value["prompt"][:PROMPT_CHARACTERS]
         for file in family_files([data]).values()
-        for _, record in parse_lines(file)
-        if isinstance(record.get("prompt"), str)
+        for line in parse_lines(file)
+        if isinstance(line.value.get("prompt"), str)
     }
     ordered = sorted(texts)
     random.Random(0).shuffle(ordered)
@@ -176,7 +172,7 @@ def main() -> None:
     options = parser.parse_args()
 
     torch.manual_seed(0)
-    path = options.target or demo_model.ensure()
+    path = options.target or ensure_model()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     tokenizer = AutoTokenizer.from_pretrained(path)
     target: Any = AutoModelForCausalLM.from_pretrained(path)

@@ -9,55 +9,36 @@ prompt is not left out. Of a prompt's repeats the median counts, and of the prom
 from __future__ import annotations
 
 import argparse
-import json
+import copy
 import random
 import re
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import click
 import torch
 from matplotlib.figure import Figure
-from transformers.generation.streamers import BaseStreamer
 
 from fastdraft import DraftStats, hf
-from fastdraft.cli import target as targets
-from fastdraft.cli.records import RecordError, family_files, parse_lines
-from fastdraft.cli.replay_progress import progress
+from fastdraft.demo import Target, TargetError, load_target
+from fastdraft.demo.measure import Streamer, greedy_options
 from fastdraft.drafters import AssistantModel
+from fastdraft.errors import FastdraftError
+from fastdraft.replay.display import progress
+from fastdraft.replay.records import RecordError, family_files, parse_lines
 from fastdraft.stats import AssistantStats
 
 # The other benchmarks lie one folder up.
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from assistant import first_layers
-from index import machine
+import harness
+from harness import Row
 
-__all__ = [
-    "PLAIN",
-    "Experiment",
-    "Measured",
-    "Mode",
-    "Prompt",
-    "Row",
-    "bars",
-    "constant",
-    "figure",
-    "options_of",
-    "recorded",
-    "records",
-    "short",
-    "show",
-    "turns",
-]
-
-Row = dict[str, Any]
 PLAIN = "plain"
 
 
@@ -96,7 +77,7 @@ class Mode:
 
 
 @dataclass(frozen=True)
-class Run:
+class Answer:
     """One generation.
 
     Attributes:
@@ -105,6 +86,7 @@ class Run:
         seconds: What each of these took.
         stats: With fastdraft, what the drafts were worth.
         assistants: And those of each draft model, the smallest first.
+        in_models: The part of the time that forwards of the target and its draft models took.
     """
 
     tokens: list[int]
@@ -112,6 +94,7 @@ class Run:
     seconds: float
     stats: DraftStats | None
     assistants: list[AssistantStats]
+    in_models: float
 
 
 @dataclass
@@ -125,7 +108,7 @@ class Measured:
     """
 
     prompts: list[Prompt]
-    runs: list[list[Run]]
+    runs: list[list[Answer]]
     forwards: dict[int, list[float]]
 
     @property
@@ -148,75 +131,114 @@ class Measured:
         """The sum over all runs."""
         return sum((run.stats for run in self._all() if run.stats is not None), DraftStats())
 
-    def alpha(self, level: int = -1) -> float:
-        """How often the target accepted a token whose predecessors it accepted; 0 for none.
+    def assistant(self, level: int = -1) -> AssistantStats:
+        """What the drafts of a draft model were worth, over all runs and places in a draft.
 
         `level` is the draft model's among the stages; -1 drafts for the target.
         """
-        judged = sum(sum(stats.judged) for stats in self._assistants(level))
-        return sum(sum(s.accepted) for s in self._assistants(level)) / judged if judged else 0.0
+        found = [run.assistants[level] for run in self._all() if run.assistants]
+        return AssistantStats(
+            drafts=sum(each.drafts for each in found),
+            drafted=sum(each.drafted for each in found),
+            judged=(sum(sum(each.judged) for each in found),),
+            accepted=(sum(sum(each.accepted) for each in found),),
+        )
 
     def acceptance_rate(self, level: int = -1) -> float:
         """Accepted per drafted token; 0 for none."""
-        drafted = sum(stats.drafted for stats in self._assistants(level))
-        return sum(sum(s.accepted) for s in self._assistants(level)) / drafted if drafted else 0.0
+        stats = self.assistant(level)
+        return sum(stats.accepted) / stats.drafted if stats.drafted else 0.0
 
-    def gamma(self, level: int = -1) -> float:
-        """Tokens a draft; 0 for none."""
-        drafts = sum(stats.drafts for stats in self._assistants(level))
-        return sum(s.drafted for s in self._assistants(level)) / drafts if drafts else 0.0
+    @property
+    def c(self) -> float | None:
+        """The cost coefficient of the draft model, the median of the runs; None for none."""
+        known = [run.assistants[-1].c for run in self._all() if run.assistants]
+        timed = [c for c in known if c is not None]
+        return statistics.median(timed) if timed else None
 
-    def differing(self, other: Measured) -> int:
-        """How many answers are not the other's, token for token."""
-        return sum(
-            own[0].tokens != others[0].tokens
-            for own, others in zip(self.runs, other.runs, strict=True)
-        )
+    @property
+    def overhead(self) -> float:
+        """The part of the time that no model's forward takes."""
+        return 1 - statistics.mean(run.in_models for run in self._all())
 
-    def as_json(self) -> Row:
-        """Its figures, for a file."""
-        return {
-            "ms": self.ms,
-            "prompts_ms": [1000 * seconds for seconds in self.seconds],
-            "stats": asdict(self.stats),
-            "assistants": [
-                {
-                    "alpha": self.alpha(level),
-                    "acceptance_rate": self.acceptance_rate(level),
-                    "gamma": self.gamma(level),
-                }
-                for level in range(len(self.runs[0][0].assistants))
-            ],
-            "forwards_ms": {
-                width: 1000 * statistics.median(seconds)
-                for width, seconds in sorted(self.forwards.items())
-            },
+    def beside(self, plain: Measured, places: Sequence[int] | None = None) -> Row:
+        """Its figures beside those of plain decoding, of the answers in `places` or of all.
+
+        What tells of drafts is always of all answers.
+        """
+        places = range(len(self.runs)) if places is None else places
+        own, base = ([each.seconds[at] for at in places] for each in (self, plain))
+        rates = [1 / seconds for seconds in own]
+        row: Row = {
+            "ms": 1000 * statistics.mean(own),
+            "speed": statistics.mean(base) / statistics.mean(own),
+            "least speed": min(b / o for b, o in zip(base, own, strict=True)),
+            "tokens/s": statistics.mean(rates),
+            "deviation": statistics.pstdev(rates),
+            "times plain": statistics.mean(rates) / statistics.mean(1 / each for each in base),
+            "differs": sum(self.runs[at][0].tokens != plain.runs[at][0].tokens for at in places),
+            "tokens a step": self.stats.mean_accepted_tokens,
+            "overhead": self.overhead,
         }
+        levels = range(len(self.runs[0][0].assistants))
+        row["assistants"] = [
+            {
+                "alpha": self.assistant(level).alpha,
+                "acceptance_rate": self.acceptance_rate(level),
+                "gamma": self.assistant(level).gamma,
+            }
+            for level in levels
+        ]
+        if self.assistant().drafts:
+            row |= {"alpha": self.assistant().alpha, "gamma": self.assistant().gamma, "c": self.c}
+        return row
 
-    def _all(self) -> Iterator[Run]:
+    def _all(self) -> Iterator[Answer]:
         return (run for repeats in self.runs for run in repeats)
 
-    def _assistants(self, level: int) -> list[AssistantStats]:
-        return [run.assistants[level] for run in self._all() if run.assistants]
 
+class _Forwards:
+    """Seconds of the models' forwards, by the tokens in them. A forward is waited for."""
 
-class _Clock(BaseStreamer):
-    """Notes when a generation's first tokens came, and how many they were."""
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._started = 0.0
+        self.target: list[tuple[int, float]] = []
+        self.drafts: list[tuple[int, float]] = []
 
-    def __init__(self) -> None:
-        self.began = 0.0
-        self.first = 0
-        self._calls = 0
+    @contextmanager
+    def timed(self, target: Any, drafts: Iterable[Any]) -> Iterator[None]:
+        """Times the forwards of these models inside."""
+        models = [(target, self.target), *((each, self.drafts) for each in drafts)]
+        hooks = [hook for model, seconds in models for hook in self._hooks(model, seconds)]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
 
-    def put(self, value: torch.Tensor) -> None:
-        """The first call brings the prompt."""
-        self._calls += 1
-        if self._calls == 2:
-            self.first = value.numel()
-            self.began = time.perf_counter()
+    def _hooks(self, model: Any, seconds: list[tuple[int, float]]) -> list[Any]:
+        """Adds what each forward of the model takes to `seconds`."""
 
-    def end(self) -> None:
-        """Nothing waits for the end."""
+        def now() -> float:
+            if model.device.type == "cuda":
+                torch.cuda.synchronize(model.device)
+            return self._clock()
+
+        def before(*_: Any) -> None:
+            self._started = now()
+
+        def after(_module: Any, _arguments: Any, kwargs: Row, _output: Any) -> None:
+            seconds.append((kwargs["input_ids"].shape[1], now() - self._started))
+
+        return [
+            model.register_forward_pre_hook(before),
+            model.register_forward_hook(after, with_kwargs=True),
+        ]
+
+    def clear(self) -> None:
+        self.target.clear()
+        self.drafts.clear()
 
 
 class Experiment:
@@ -231,6 +253,8 @@ class Experiment:
             raise SystemExit(f"--json must be in a folder that exists, got {options.json}")
         self.options = options
         self.target = _load(options.target, options)
+        self._clock = time.process_time if options.processor_time else time.perf_counter
+        self._forwards = _Forwards(self._clock)
         self._drafts: dict[str, Any] = {}
         self._warm: set[str] = set()
 
@@ -250,6 +274,10 @@ class Experiment:
             self._drafts[name] = self._load_draft(name)
         return self._drafts[name]
 
+    def add_draft(self, name: str, model: Any) -> None:
+        """Makes `model` the draft model of that name."""
+        self._drafts[name] = model
+
     def _load_draft(self, name: str) -> Any:
         if name.startswith("cut:"):
             return _cut(self.model, name)
@@ -261,28 +289,23 @@ class Experiment:
 
     def encode(self, prompt: Prompt) -> Any:
         """The model's inputs, one row."""
-        tokenizer = self.target.tokenizer
-        said = [*prompt.before, prompt.text]
-        if tokenizer.chat_template:
-            roles = ("user", "assistant")
-            text = tokenizer.apply_chat_template(
-                [{"role": roles[at % 2], "content": words} for at, words in enumerate(said)],
-                tokenize=False,
-                add_generation_prompt=True,
-            )
-        else:
-            text = "\n\n".join(said) + "\n\n"
-        inputs = tokenizer(
-            text + prompt.answer_start,
-            add_special_tokens=not tokenizer.chat_template,
-            return_tensors="pt",
+        # Without a chat template the answer begins a paragraph of its own.
+        end = "" if self.target.tokenizer.chat_template else "\n\n"
+        return self.target.encode(
+            prompt.text + end,
+            prompt.answer_start,
+            before=prompt.before,
+            max_new_tokens=self.options.new_tokens,
         )
-        return inputs.to(self.model.device)
 
     def fitting(self, prompts: Sequence[Prompt]) -> Iterator[Prompt]:
         """Those whose tokens are not more than `--prompt-tokens`."""
         for prompt in prompts:
-            if self.encode(prompt)["input_ids"].shape[1] <= self.options.prompt_tokens:
+            try:
+                length = self.encode(prompt)["input_ids"].shape[1]
+            except TargetError:  # longer than the model takes
+                continue
+            if length <= self.options.prompt_tokens:
                 yield prompt
 
     def measure(
@@ -303,7 +326,7 @@ class Experiment:
                 "give more with --prompt-tokens"
             )
         inputs = [self.encode(prompt) for prompt in prompts]
-        runs: dict[str, list[list[Run]]] = {mode.name: [[] for _ in prompts] for mode in modes}
+        runs: dict[str, list[list[Answer]]] = {mode.name: [[] for _ in prompts] for mode in modes}
         forwards: dict[str, dict[int, list[float]]] = {mode.name: {} for mode in modes}
         repeats = self.options.repeats
         cold = [mode for mode in modes if mode.name not in self._warm]
@@ -316,8 +339,9 @@ class Experiment:
                 for place, sample in enumerate(inputs):
                     start = (repeat + place) % len(modes)
                     for mode in [*modes[start:], *modes[:start]]:
-                        with _timed_forwards(self.model, forwards[mode.name]):
-                            run = self._run(mode, sample, seed=place, temperature=temperature)
+                        run = self._run(mode, sample, seed=place, temperature=temperature)
+                        for width, seconds in self._forwards.target:
+                            forwards[mode.name].setdefault(width, []).append(seconds)
                         if run.timed:
                             runs[mode.name][place].append(run)
                         advance(f"{title}: {mode.name}", 1)
@@ -339,32 +363,58 @@ class Experiment:
             for name, each in runs.items()
         }
 
+    def compare(
+        self, modes: Sequence[Mode], kinds: Mapping[str, tuple[Sequence[Prompt], float]]
+    ) -> tuple[list[Row], dict[str, dict[str, Measured]]]:
+        """A row for each kind of answers, and what was measured.
+
+        Args:
+            modes: The first is plain decoding.
+            kinds: Prompts and temperature. Where that is 0, prints how many outputs differ.
+        """
+        rows: list[Row] = []
+        measured = {}
+        for kind, (prompts, temperature) in kinds.items():
+            found = self.measure(modes, prompts, temperature=temperature, title=kind)
+            figures = {name: own.beside(found[PLAIN]) for name, own in found.items()}
+            count = len(found[PLAIN].prompts)
+            rows.append({"kind": kind, "temperature": temperature, "answers": count, **figures})
+            measured[kind] = found
+        greedy = [row for row in rows if row["temperature"] == 0]
+        for mode in modes[1:] if greedy else ():
+            differing = sum(row[mode.name]["differs"] for row in greedy)
+            print(f"{mode.name}: {differing} greedy answers are not the plain ones")
+        return rows, measured
+
     def answer(self, prompt: Prompt) -> str:
         """What the target says by itself, greedily."""
         run = self._run(Mode(PLAIN), self.encode(prompt), seed=0, temperature=0.0)
         text: str = self.target.tokenizer.decode(run.tokens, skip_special_tokens=True)
         return text
 
-    def _run(self, mode: Mode, inputs: Any, *, seed: int, temperature: float) -> Run:
+    def _run(self, mode: Mode, inputs: Any, *, seed: int, temperature: float) -> Answer:
         model = mode.model or self.model
-        clock = _Clock()
+        first, began = 0, 0.0
+
+        def begin(tokens: list[int]) -> None:
+            nonlocal first, began
+            if first == 0:
+                self._forwards.clear()
+                first, began = len(tokens), self._clock()
+
         options: Row = {
             **inputs,
+            **greedy_options(model),
             "max_new_tokens": self.options.new_tokens,
-            "do_sample": temperature > 0,
-            "num_beams": 1,
-            "repetition_penalty": 1.0,
-            "streamer": clock,
+            "streamer": Streamer(begin),
             **mode.options,
         }
         if temperature > 0:
-            options |= {"temperature": temperature, "top_k": 0, "top_p": 1.0}
-        if model.generation_config.pad_token_id is None:
-            eos = model.generation_config.eos_token_id
-            options["pad_token_id"] = eos[0] if isinstance(eos, list) else eos
+            options |= {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
         torch.manual_seed(seed)
         output: Any = None
-        with torch.inference_mode():
+        forwards_timed = self._forwards.timed(self.model, self._drafts.values())
+        with torch.inference_mode(), forwards_timed:
             if mode.drafter is None:
                 sequences = model.generate(**options)
             else:
@@ -372,40 +422,33 @@ class Experiment:
                 sequences = output.sequences
         # Reading the tokens waits for the device.
         tokens = sequences[0, inputs["input_ids"].shape[1] :].tolist()
-        seconds = time.perf_counter() - clock.began
-        timed = len(tokens) - clock.first
-        return Run(
+        seconds = self._clock() - began
+        timed = len(tokens) - first
+        forwards = [*self._forwards.target, *self._forwards.drafts]
+        return Answer(
             tokens,
             timed,
             seconds / max(timed, 1),
             None if output is None else output.stats,
             [] if output is None else output.assistants or [],
+            sum(took for _, took in forwards) / seconds,
         )
 
     def finish(self, name: str, results: Row, drawn: Any) -> None:
         """Prints settings, target and machine, and writes the plot and, if asked to, JSON."""
         options = self.options
         kept = ("samples", "new_tokens", "repeats", "temperature", "data")
-        settings = [f"{key} {getattr(options, key)}" for key in kept if hasattr(options, key)]
-        about = {
-            "settings": ", ".join(settings),
-            "target": self.target.name,
-            "dtype": str(self.model.dtype),
-            "device": str(self.model.device),
-            "threads": torch.get_num_threads(),
-            **machine(),
-        }
         print()
-        for key, value in about.items():
-            print(f"{key:8} {value}")
+        about = harness.about(
+            settings=", ".join(f"{key} {vars(options)[key]}" for key in kept if key in options),
+            target=f"{self.target.name}, {self.model.dtype}, on {self.model.device}",
+            threads=torch.get_num_threads(),
+        )
         plot = options.plot or Path("build/reproduce") / f"{name}.png"
         plot.parent.mkdir(parents=True, exist_ok=True)
         drawn.savefig(plot, dpi=120)
         print(f"plot     {plot}")
-        if options.json is not None:
-            given = {key: str(value) for key, value in vars(options).items()}
-            text = json.dumps({"machine": about, "options": given, **results}, indent=1)
-            options.json.write_text(text + "\n", "utf-8")
+        harness.finish(options, {**about, **results})
 
 
 def options_of(description: str | None, **defaults: Any) -> argparse.ArgumentParser:
@@ -416,7 +459,7 @@ def options_of(description: str | None, **defaults: Any) -> argparse.ArgumentPar
         defaults: Of `samples`, `new_tokens`, `repeats` and `prompt_tokens`.
     """
     usual = {"samples": 2, "new_tokens": 32, "repeats": 3, "prompt_tokens": 1024, **defaults}
-    parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
+    parser = harness.parser(description)
     add = parser.add_argument
     add("--target", metavar="MODEL", help="by path or name; the demo model by default")
     add("--device", help="such as cuda:0; a GPU where there is one")
@@ -431,7 +474,7 @@ def options_of(description: str | None, **defaults: Any) -> argparse.ArgumentPar
         default=usual["prompt_tokens"],
         help="longer prompts are left out",
     )
-    add("--json", type=Path, metavar="FILE", help="write the results there too")
+    add("--processor-time", action="store_true", help="count this process's, on a busy machine")
     add("--plot", type=Path, metavar="FILE", help="in place of build/reproduce/NAME.png")
     return parser
 
@@ -454,7 +497,7 @@ def records(folder: Path, family: str) -> Iterator[Row]:
         raise SystemExit(str(error)) from error
     if file is None:
         raise SystemExit(f"--data must hold {family}.jsonl, got {folder}")
-    return (record for _, record in parse_lines(file))
+    return (line.value for line in parse_lines(file))
 
 
 def recorded(folder: Path, families: dict[str, str]) -> dict[str, list[Prompt]]:
@@ -480,32 +523,6 @@ def turns(prompt: str) -> list[str]:
     return [words.strip() for words in said[: len(said) - 1 + len(said) % 2]] or [before]
 
 
-def show(title: str, columns: dict[str, str], rows: Sequence[Row]) -> None:
-    """Prints a table.
-
-    Args:
-        title: Stands above it.
-        columns: The key of each column in `rows`, by its heading.
-        rows: Floats are printed with two digits, what is missing or None as nothing.
-    """
-
-    def text(value: Any) -> str:
-        return "" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
-
-    heads = [heading.split("\n") for heading in columns]
-    height = max(map(len, heads))
-    lines = [
-        *zip(*([""] * (height - len(head)) + head for head in heads), strict=True),
-        *([text(row.get(key)) for key in columns.values()] for row in rows),
-    ]
-    widths = [max(len(line[at]) for line in lines) for at in range(len(heads))]
-    print(f"\n{title}")
-    for line in lines:
-        cells = [cell.rjust(width) for cell, width in zip(line, widths, strict=True)]
-        cells[0] = line[0].ljust(widths[0])
-        print("  ".join(cells).rstrip())
-
-
 def figure(columns: int) -> tuple[Any, list[Any]]:
     """A figure and its axes, side by side."""
     drawn = Figure(figsize=(5.5 * columns, 4.5), layout="constrained")
@@ -515,13 +532,20 @@ def figure(columns: int) -> tuple[Any, list[Any]]:
     return drawn, list(axes[0])
 
 
-def bars(axis: Any, labels: Sequence[str], groups: dict[str, Sequence[float | None]]) -> None:
+def bars(
+    axis: Any,
+    labels: Sequence[str],
+    groups: dict[str, Sequence[float | None]],
+    deviations: dict[str, Sequence[float]] | None = None,
+) -> None:
     """Draws for each label a bar of each group that has a value there."""
     width = 0.8 / len(groups)
     for place, (name, values) in enumerate(groups.items()):
         there = [at for at, value in enumerate(values) if value is not None]
         left = (place - (len(groups) - 1) / 2) * width
-        axis.bar([at + left for at in there], [values[at] for at in there], width, label=name)
+        heights = [values[at] for at in there]
+        spread = None if deviations is None else [deviations[name][at] for at in there]
+        axis.bar([at + left for at in there], heights, width, yerr=spread, label=name)
     axis.set_xticks(range(len(labels)), labels)
     axis.legend(fontsize="small")
 
@@ -539,59 +563,39 @@ def _load(
     *,
     device: str | None = None,
     dtype: torch.dtype | None = None,
-) -> targets.Target:
+) -> Target:
     try:
-        return targets.load(
+        return load_target(
             name,
             device=device or options.device,
             dtype=options.dtype if dtype is None else str(dtype).removeprefix("torch."),
             threads=None,
             raw=False,
         )
-    except click.ClickException as error:
-        raise SystemExit(error.message) from error
+    except FastdraftError as error:
+        raise SystemExit(str(error)) from error
+
+
+def first_layers(model: Any, layers: int) -> Any:
+    """The first layers of a model, with its embedding, last norm and head; weights are shared."""
+    count = model.config.get_text_config().num_hidden_layers
+    # A deep copy takes what it is told of as copied already.
+    small = copy.deepcopy(model, {id(weight): weight for weight in model.parameters()})
+    for module in small.base_model.modules():
+        for key, child in module.named_children():
+            if isinstance(child, torch.nn.ModuleList) and len(child) == count:
+                setattr(module, key, child[:layers])
+    config = small.config.get_text_config()
+    config.num_hidden_layers = layers
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:layers]
+    return small
 
 
 def _cut(model: Any, name: str) -> Any:
-    """The draft model that `cut:N` names."""
+    """The draft model that `cut:N` names: the target's first layers."""
     count = model.config.get_text_config().num_hidden_layers
     number = name.removeprefix("cut:")
     if not number.isdecimal() or not 1 <= int(number) <= count:
         raise SystemExit(f"cut:N takes from 1 to {count} layers of the target, got {name!r}")
     return first_layers(model, int(number))
-
-
-@contextmanager
-def _timed_forwards(model: Any, seconds: dict[int, list[float]]) -> Iterator[None]:
-    """Adds the time of each of the model's forwards but the first to those of its width.
-
-    On an accelerator a forward is waited for.
-    """
-
-    def now() -> float:
-        if model.device.type == "cuda":
-            torch.cuda.synchronize(model.device)
-        return time.perf_counter()
-
-    started = 0.0
-    first = True
-
-    def before(*_: Any) -> None:
-        nonlocal started
-        started = now()
-
-    def after(_module: Any, _arguments: Any, kwargs: Row, _output: Any) -> None:
-        nonlocal first
-        if not first:
-            seconds.setdefault(kwargs["input_ids"].shape[1], []).append(now() - started)
-        first = False
-
-    hooks = [
-        model.register_forward_pre_hook(before),
-        model.register_forward_hook(after, with_kwargs=True),
-    ]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()

@@ -15,21 +15,12 @@ from __future__ import annotations
 
 from itertools import islice
 
-from experiment import (
-    PLAIN,
-    Experiment,
-    Mode,
-    Prompt,
-    Row,
-    bars,
-    figure,
-    options_of,
-    recorded,
-    show,
-)
+from experiment import PLAIN, Experiment, Mode, Prompt, bars, figure, options_of, recorded
+from prompts import ONE_SENTENCE, PROMPTS
 
 from fastdraft import DraftConfig
-from ngram import FAMILIES, ONE_SENTENCE, PAPER, PROMPTS, TASKS
+from harness import Row, show
+from ngram import FAMILIES, PAPER, TASKS
 
 DIFFERENCES = """\
 Set-up: the paper measured chat models from Llama-2-7b to Mixtral-8x7B by sampling, 100 prompts a
@@ -66,22 +57,19 @@ def main() -> None:
         Mode("n-gram drafts", DraftConfig.ngram()),
         Mode("default drafts", DraftConfig()),
     ]
-    rows: list[Row] = [{"model": f"paper: {name}", **cells} for name, cells in paper.items()]
-    own: dict[str, Row] = {mode.name: {"model": f"here: {mode.name}"} for mode in modes[1:]}
-    steps: dict[str, Row] = {
-        mode.name: {"model": f"here: {mode.name}, tokens a step"} for mode in modes[1:]
+    kinds = {
+        task: (prompts(experiment, task, limited=options.table == 2), options.temperature)
+        for task in tasks
     }
-    measured: dict[str, Row] = {}
-    for task in tasks:
-        asked = prompts(experiment, task, limited=options.table == 2)
-        found = experiment.measure(modes, asked, temperature=options.temperature, title=task)
-        measured[task] = {name: each.as_json() for name, each in found.items()}
-        for name in own:
-            own[name][task] = 100 * found[name].ms / found[PLAIN].ms
-            steps[name][task] = found[name].stats.mean_accepted_tokens
-            if options.temperature == 0:
-                measured[task][name]["differs"] = found[name].differing(found[PLAIN])
-    rows += [*own.values(), *steps.values()]
+    measured, _ = experiment.compare(modes, kinds)
+    rows: list[Row] = [{"model": f"paper: {name}", **cells} for name, cells in paper.items()]
+    for name in (mode.name for mode in modes[1:]):
+        own = {row["kind"]: 100 / row[name]["speed"] for row in measured}
+        rows.append({"model": f"here: {name}", **own})
+    drawn_rows = [*rows]
+    for name in (mode.name for mode in modes[1:]):
+        steps = {row["kind"]: row[name]["tokens a step"] for row in measured}
+        rows.append({"model": f"here: {name}, tokens a step", **steps})
     show(
         f"Table {options.table}: time per token, plain decoding = 100; {experiment.name}",
         {"": "model", **{task: task for task in tasks}},
@@ -93,18 +81,12 @@ def main() -> None:
     bars(
         axis,
         tasks,
-        {
-            str(row["model"]): [row.get(task) for task in tasks]
-            for row in [*rows[: len(paper)], *own.values()]
-        },
+        {str(row["model"]): [row.get(task) for task in tasks] for row in drawn_rows},
     )
     axis.axhline(100, color="black", linewidth=0.8)
     axis.set(ylabel="time per token, plain = 100", title=f"n-gram drafts, table {options.table}")
-    experiment.finish(
-        f"ngram_drafts_{options.table}",
-        {"paper": paper, "differences": DIFFERENCES, "rows": rows, "measured": measured},
-        drawn,
-    )
+    results = {"rows": rows, "measured": measured}
+    experiment.finish(f"ngram_drafts_{options.table}", results, drawn)
 
 
 if __name__ == "__main__":

@@ -15,28 +15,26 @@ them.
 from __future__ import annotations
 
 import random
-import statistics
 from itertools import islice
 from pathlib import Path
 
 from experiment import (
     PLAIN,
     Experiment,
-    Measured,
     Mode,
     Prompt,
-    Row,
+    bars,
     figure,
     options_of,
     recorded,
     records,
-    show,
     turns,
 )
+from prompts import PROMPTS
 
 from fastdraft import DraftConfig
-from fastdraft.cli.requests import demo_requests
-from ngram import PROMPTS
+from fastdraft.demo import demo_requests
+from harness import Row, show
 
 # What the author says of each experiment; the figures of his plots are not in his text.
 REPORTED = {
@@ -132,23 +130,6 @@ def chats(experiment: Experiment) -> tuple[list[Prompt], list[Prompt]]:
     return first, second
 
 
-def row_of(name: str, found: dict[str, Measured], places: list[int]) -> Row:
-    """Tokens a second of some samples in each mode: mean and standard deviation, and speeds."""
-    rates = {
-        mode: [1 / measured.seconds[place] for place in places] for mode, measured in found.items()
-    }
-    row: Row = {"name": name, "answers": len(places)}
-    for mode, each in rates.items():
-        row[mode] = statistics.mean(each)
-        row[f"{mode} deviation"] = statistics.pstdev(each)
-        row[f"{mode} text"] = f"{row[mode]:.1f} ± {row[f'{mode} deviation']:.1f}"
-        row[f"{mode} speed"] = row[mode] / statistics.mean(rates[PLAIN])
-        row[f"{mode} least"] = min(
-            own / plain for own, plain in zip(each, rates[PLAIN], strict=True)
-        )
-    return row
-
-
 def main() -> None:
     parser = options_of(__doc__, samples=4, new_tokens=64)
     parser.add_argument("kind", choices=list(REPORTED), help="which experiment")
@@ -160,68 +141,51 @@ def main() -> None:
     else:
         asked = {options.kind: questions(experiment, options.kind)}
 
-    rows: list[Row] = []
+    rows, measured = experiment.compare(ways, {name: (each, 0.0) for name, each in asked.items()})
     by_category: list[Row] = []
-    measured: dict[str, Row] = {}
-    for name, prompts in asked.items():
-        found = experiment.measure(ways, prompts, temperature=0.0, title=name)
-        measured[name] = {mode: each.as_json() for mode, each in found.items()}
+    for name, found in measured.items() if options.kind == "chat" else ():
         answered = found[PLAIN].prompts
-        rows.append(row_of(name, found, list(range(len(answered)))))
-        for mode in ways[1:]:
-            rows[-1][f"{mode.name} differs"] = found[mode.name].differing(found[PLAIN])
-        if options.kind == "chat":
-            for category in sorted({prompt.task for prompt in answered}):
-                places = [at for at, prompt in enumerate(answered) if prompt.task == category]
-                by_category.append(row_of(f"{name}, {category}", found, places))
+        for category in sorted({prompt.task for prompt in answered}):
+            places = [at for at, prompt in enumerate(answered) if prompt.task == category]
+            figures = {mode: own.beside(found[PLAIN], places) for mode, own in found.items()}
+            by_category.append({"kind": f"{name}, {category}", "answers": len(places), **figures})
 
-    speeds = {f"\n{mode.name}": f"{mode.name} speed" for mode in ways[1:]}
+    names = [mode.name for mode in ways]
     show(
         f"Prompt lookup, {options.kind}: tokens a second, mean and standard deviation",
-        {"": "name", "answers": "answers", **{mode.name: f"{mode.name} text" for mode in ways}},
+        {"": "kind", "answers": "answers"}
+        | {f"{name}\n{key}": (name, key) for name in names for key in ("tokens/s", "deviation")},
         rows,
     )
     show(
         "Times plain, of all answers and of the one that gains least",
-        {
-            "": "name",
-            **speeds,
-            **{f"least:\n{mode.name}": f"{mode.name} least" for mode in ways[1:]},
+        {"": "kind"}
+        | {
+            f"{name}\n{key}": (name, key)
+            for key in ("times plain", "least speed")
+            for name in names[1:]
         },
         rows,
     )
     if by_category:
-        show("Times plain, by category", {"": "name", "answers": "answers", **speeds}, by_category)
+        show(
+            "Times plain, by category",
+            {"": "kind", "answers": "answers"}
+            | {f"\n{name}": (name, "times plain") for name in names[1:]},
+            by_category,
+        )
     print(f"\nReported: {REPORTED[options.kind]}.\n{DIFFERENCES}")
-    differing = ", ".join(
-        f"{mode.name} {sum(row[f'{mode.name} differs'] for row in rows)}" for mode in ways[1:]
-    )
-    print(f"Answers that are not the plain ones: {differing}")
 
     drawn, (axis,) = figure(1)
-    width = 0.8 / len(ways)
-    for place, mode in enumerate(ways):
-        axis.bar(
-            [at + (place - 1.5) * width for at in range(len(rows))],
-            [row[mode.name] for row in rows],
-            width,
-            yerr=[row[f"{mode.name} deviation"] for row in rows],
-            label=mode.name,
-        )
-    axis.set_xticks(range(len(rows)), [row["name"] for row in rows])
-    axis.set(ylabel="tokens a second", title=f"Prompt lookup: {experiment.name}")
-    axis.legend(fontsize="small")
-    experiment.finish(
-        f"prompt_lookup_{options.kind}",
-        {
-            "reported": REPORTED[options.kind],
-            "differences": DIFFERENCES,
-            "rows": rows,
-            "by category": by_category,
-            "measured": measured,
-        },
-        drawn,
+    bars(
+        axis,
+        [row["kind"] for row in rows],
+        {name: [row[name]["tokens/s"] for row in rows] for name in names},
+        {name: [row[name]["deviation"] for row in rows] for name in names},
     )
+    axis.set(ylabel="tokens a second", title=f"Prompt lookup: {experiment.name}")
+    results = {"rows": rows, "by category": by_category}
+    experiment.finish(f"prompt_lookup_{options.kind}", results, drawn)
 
 
 if __name__ == "__main__":

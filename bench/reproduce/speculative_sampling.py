@@ -41,19 +41,18 @@ from experiment import (
     Measured,
     Mode,
     Prompt,
-    Row,
     bars,
     constant,
     figure,
     options_of,
     recorded,
     short,
-    show,
 )
+from prompts import PROMPTS
 
 from fastdraft.drafters import AssistantModel, Staged
 from fastdraft.theory import expected_tokens, improvement_factor, staged_cost
-from ngram import PROMPTS
+from harness import Row, show
 
 # Milliseconds a token of each model by itself, section 4.
 ALONE = {"gpt2-large": 32.7, "gpt2-medium": 18.791, "gpt2": 9.2, "distilgpt2": 4.570}
@@ -229,6 +228,11 @@ def theory(
     }
 
 
+def beside(heading: str, key: str, own: str | None = None) -> dict[str, str]:
+    """Two columns: what the report has under `key`, and what was measured here."""
+    return {f"{heading}\nreport": f"report {key}", f"{heading}\nhere": own or key}
+
+
 THEORY = {
     "here: alpha\na token": "alpha",
     "\ntheorem": "theory",
@@ -270,24 +274,18 @@ def two_models(experiment: Experiment, number: int) -> tuple[Row, Any]:
                 "ms": own.ms,
                 "speed": plain.ms / own.ms,
                 "theorem as the report": improvement_factor(own.acceptance_rate(), gamma, c),
-                **theory(own, plain, alpha=own.alpha(), gamma=gamma, c=c),
-                "measured": own.as_json(),
+                **theory(own, plain, alpha=own.assistant().alpha, gamma=gamma, c=c),
+                "measured": own.beside(plain),
             }
         )
     show(
         f"Table {number}: {table.draft} drafts for {table.target}, c = {report_c:.2f}; "
         f"{short(name)} for {experiment.name}, c = {c:.2f}",
-        {
-            "gamma": "gamma",
-            "accepted/drafted\nreport": "report rate",
-            "\nhere": "rate",
-            "ms a token\nreport": "report ms",
-            "\nhere ": "ms",
-            "speed\nreport": "report speed",
-            "\nhere  ": "speed",
-            "theoretical\nreport": "report theorem",
-            "\nhere   ": "theorem as the report",
-        },
+        {"gamma": "gamma"}
+        | beside("accepted/drafted", "rate")
+        | beside("ms a token", "ms")
+        | beside("speed", "speed")
+        | beside("theoretical", "theorem", "theorem as the report"),
         rows,
     )
     show(
@@ -319,7 +317,7 @@ def two_models(experiment: Experiment, number: int) -> tuple[Row, Any]:
         "here: theorem with width": "wider theory",
     }
     curves(right, "speed", rows, lines)
-    return {"c": c, "report c": report_c, "rows": rows, "plain": plain.as_json()}, drawn
+    return {"c": c, "report c": report_c, "rows": rows, "plain": plain.beside(plain)}, drawn
 
 
 def three_models(experiment: Experiment, number: int) -> tuple[Row, Any]:
@@ -351,8 +349,8 @@ def three_models(experiment: Experiment, number: int) -> tuple[Row, Any]:
     rows: list[Row] = []
     for gamma, (_, below, above, seconds, speed) in zip(gammas, table.rows, strict=True):
         own, two = found[f"three, gamma {gamma}"], found[f"two, gamma {gamma}"]
-        sub_length, length = round(own.gamma(0)), round(own.gamma())
-        cost = staged_cost(c, alpha=own.alpha(0), gamma=sub_length, sub_c=sub_c)
+        sub_length, length = round(own.assistant(0).gamma), round(own.assistant().gamma)
+        cost = staged_cost(c, alpha=own.assistant(0).alpha, gamma=sub_length, sub_c=sub_c)
         rows.append(
             {
                 "gamma": gamma,
@@ -365,30 +363,24 @@ def three_models(experiment: Experiment, number: int) -> tuple[Row, Any]:
                 "ms": own.ms,
                 "speed": plain.ms / own.ms,
                 "speed of two": plain.ms / two.ms,
-                "alpha of draft": own.alpha(0),
-                "length of tiny drafts": own.gamma(0),
-                "length of drafts": own.gamma(),
-                **theory(own, plain, alpha=own.alpha(), gamma=length, c=cost),
-                "measured": own.as_json(),
-                "measured of two": two.as_json(),
+                "alpha of draft": own.assistant(0).alpha,
+                "length of tiny drafts": own.assistant(0).gamma,
+                "length of drafts": own.assistant().gamma,
+                **theory(own, plain, alpha=own.assistant().alpha, gamma=length, c=cost),
+                "measured": own.beside(plain),
+                "measured of two": two.beside(plain),
             }
         )
     show(
         f"Table {number}: {' for '.join((table.tiny, table.draft, table.target))}; "
         f"{' for '.join(staged)}, "
         f"c = {sub_c:.2f} and {c:.2f}",
-        {
-            "gamma": "gamma",
-            "alpha draft\nreport": "report rate of draft",
-            "\nhere": "rate of draft",
-            "alpha target\nreport": "report rate of target",
-            "\nhere ": "rate of target",
-            "ms a token\nreport": "report ms",
-            "\nhere  ": "ms",
-            "speed\nreport": "report speed",
-            "\nhere   ": "speed",
-            "without\nthe tiny one": "speed of two",
-        },
+        {"gamma": "gamma"}
+        | beside("alpha draft", "rate of draft")
+        | beside("alpha target", "rate of target")
+        | beside("ms a token", "ms")
+        | beside("speed", "speed")
+        | {"without\nthe tiny one": "speed of two"},
         rows,
     )
     show(
@@ -418,7 +410,7 @@ def three_models(experiment: Experiment, number: int) -> tuple[Row, Any]:
         "here: theorem with width": "wider theory",
     }
     curves(right, "speed", rows, lines)
-    return {"c": c, "sub c": sub_c, "rows": rows, "plain": plain.as_json()}, drawn
+    return {"c": c, "sub c": sub_c, "rows": rows, "plain": plain.beside(plain)}, drawn
 
 
 def adaptive(experiment: Experiment) -> tuple[Row, Any]:
@@ -453,26 +445,20 @@ def adaptive(experiment: Experiment) -> tuple[Row, Any]:
                 "rate": own.acceptance_rate(),
                 "ms": own.ms,
                 "speed": plain.ms / own.ms,
-                "gamma": own.gamma(),
-                "alpha": own.alpha(),
-                "measured": own.as_json(),
+                "gamma": own.assistant().gamma,
+                "alpha": own.assistant().alpha,
+                "measured": own.beside(plain),
             }
         )
     show(
         f"Table 7: distilgpt2 drafts for gpt2-large; {short(name)} for {experiment.name}, "
         f"c = {c:.2f}. The report's adaptive gamma stands beside the heuristic: it begins with 3 "
         "too,\nand fluctuates around 2",
-        {
-            "schedule": "schedule",
-            "accepted/drafted\nreport": "report rate",
-            "\nhere": "rate",
-            "ms a token\nreport": "report ms",
-            "\nhere ": "ms",
-            "speed\nreport": "report speed",
-            "\nhere  ": "speed",
-            "tokens a draft\nhere": "gamma",
-            "alpha a token\nhere": "alpha",
-        },
+        {"schedule": "schedule"}
+        | beside("accepted/drafted", "rate")
+        | beside("ms a token", "ms")
+        | beside("speed", "speed")
+        | {"tokens a draft\nhere": "gamma", "alpha a token\nhere": "alpha"},
         rows,
     )
     drawn, (axis,) = figure(1)
@@ -486,7 +472,7 @@ def adaptive(experiment: Experiment) -> tuple[Row, Any]:
     )
     axis.set(ylabel="speed", title=f"Table 7: {short(name)}, {experiment.name}")
     axis.axhline(1, color="black", linewidth=0.8)
-    return {"c": c, "rows": rows, "plain": plain.as_json()}, drawn
+    return {"c": c, "rows": rows, "plain": plain.beside(plain)}, drawn
 
 
 def curves(axis: Any, label: str, rows: Sequence[Row], lines: dict[str, str]) -> None:
@@ -530,9 +516,7 @@ def main() -> None:
     else:
         results, drawn = two_models(experiment, number)
     print(f"\n{DIFFERENCES}")
-    experiment.finish(
-        f"speculative_sampling_{number}", {"differences": DIFFERENCES, **results}, drawn
-    )
+    experiment.finish(f"speculative_sampling_{number}", results, drawn)
 
 
 if __name__ == "__main__":

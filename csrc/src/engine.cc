@@ -21,7 +21,7 @@ namespace {
 constexpr double kInitialRate = 1.5;
 
 // Returns `config` if the engine can keep to it.
-const EngineConfig& checked(const EngineConfig& config) {
+EngineConfig checked(const EngineConfig& config) {
   config.check();
   return config;
 }
@@ -163,7 +163,7 @@ std::int32_t Engine::propose(RequestId id, const ProposeOptions& options,
   check_limits(options, 1);
   const StepCost cost = options.cost.value_or(StepCost::constant(config_.token_cost));
   const RequestTable::Locked request = requests_->lock(id);
-  const double rate = request->rate.value();
+  const double rate = kPremium * request->rate.value();
   const double least = cost.is_constant() ? cost.least_chance(1, rate)
                                           : cost.least_of_batch(1, rate, false, most_drafted_);
   std::int32_t count = guess(*request, limit_of(options, 0), static_cast<float>(least));
@@ -189,8 +189,9 @@ DraftBatch Engine::propose_batch(const RequestId* ids, std::int64_t rows,
   std::vector<std::int32_t> counts(static_cast<std::size_t>(rows));
   double rate = 0.0;
   for (std::int64_t row = 0; row < rows; ++row) {
-    if (const std::optional<RequestTable::Locked> found = requests_->find(ids[row]))
-      rate += (*found)->rate.value();
+    if (const std::optional<RequestTable::Locked> found = requests_->find(ids[row])) {
+      rate += kPremium * (*found)->rate.value();
+    }
   }
   const auto least = static_cast<float>(cost.least_of_batch(rows, rate, options.padded, stride));
   for (std::int64_t row = 0; row < rows; ++row) {

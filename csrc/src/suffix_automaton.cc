@@ -46,8 +46,9 @@ void SuffixAutomaton::append(Token token) {
     }
   } catch (const MemoryLimitError&) {
     // Only edges to the newest state were added so far.
-    for (StateId s = last_; s != p; s = states_[s].link)
+    for (StateId s = last_; s != p; s = states_[s].link) {
       transitions_.erase(states_[s].edges, token);
+    }
     states_.pop_back();
     throw;
   }

@@ -19,7 +19,7 @@ from fastdraft import DraftConfig, hf
 from fastdraft.drafters import AssistantModel, Staged
 from fastdraft.errors import InvalidValueError
 from fastdraft.hf import probe
-from fastdraft.step_cost import StepCost
+from fastdraft.step_latency import StepLatency
 from fastdraft.verification import verify_sampled
 from hf_models import EOS, PAD, VOCABULARY, Forester, Generous, Silent
 
@@ -231,7 +231,7 @@ def _brief(error: Exception) -> str:
     return re.sub(r"\d+", "N", text.removeprefix("InvalidValueError "))[:100]
 
 
-class _Widths(StepCost):
+class _Widths(StepLatency):
     """A cost that no clock decides: all widths cost alike, some forwards are padded to a wider."""
 
     def __init__(self, seed: int) -> None:
@@ -241,7 +241,7 @@ class _Widths(StepCost):
 
     @classmethod
     def of_model(cls, model: Any, seed: int) -> None:
-        StepCost._of_model[model] = cls(seed)
+        StepLatency._of_model[model] = cls(seed)
 
     def wants_plain_step(self, rows: int) -> bool:
         return self._chance.random() < 0.05

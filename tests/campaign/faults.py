@@ -16,7 +16,7 @@ from campaign.families import random_model
 from fastdraft import DraftConfig, hf
 from fastdraft.integrations.vllm import FastdraftProposer
 from hf_models import EOS, PAD, VOCABULARY, Generous
-from test_vllm_proposer import Host, Job, config
+from vllm_host import Host, Job, config
 
 __all__ = ["case"]
 

@@ -26,9 +26,9 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from fastdraft.cli import demo_model, measure
 from fastdraft.cli.app import app
-from fastdraft.cli.requests import demo_requests
+from fastdraft.demo import demo_requests, measure
+from fastdraft.demo import model as demo_model
 
 ROOM = 256
 """Positions of the tiny model."""
@@ -148,7 +148,7 @@ def test_generate_takes_a_prediction(tiny: Path, tmp_path: Path) -> None:
 def test_a_difference_is_a_tie_or_an_error(tiny: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(tiny)
     inputs = AutoTokenizer.from_pretrained(tiny)(PROMPT, return_tensors="pt")
-    plain = measure.run(measure.PLAIN, model, inputs, max_new_tokens=20).tokens
+    plain = measure.generate(measure.Mode.PLAIN, model, inputs, max_new_tokens=20).tokens
 
     def explain(tokens: list[int]) -> measure.Difference | None:
         return measure.explain_difference(model, inputs, plain, tokens, 20)
@@ -281,7 +281,7 @@ def test_the_cached_demo_model_is_checked(tmp_path: Path, monkeypatch: pytest.Mo
     digest = hashlib.sha256(b"weights").hexdigest()
     (directory / "manifest.json").write_text(json.dumps({weights.name: digest}), "utf-8")
     assert demo_model.is_cached()
-    assert demo_model.ensure() == directory
+    assert demo_model.ensure_model() == directory
     weights.write_bytes(b"weight")
     assert not demo_model.is_cached()
     weights.unlink()

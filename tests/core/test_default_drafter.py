@@ -90,7 +90,7 @@ def test_drafts_are_the_oracles(
     for step in steps:
         limit = most if step[2] > 4 else min(most, step[2])
         draft = engine.propose(request, limit=limit)
-        drafter.follow(draft, limit, least=token_cost * rate.value)
+        drafter.follow(draft, limit, least=token_cost * rate.price)
         assert len(draft) <= limit
         assert (np.diff(draft.probabilities) <= 0).all()
         for index, parent in enumerate(draft.parents):

@@ -549,8 +549,9 @@ def test_cost_decides_the_length() -> None:
     free = engine.propose(request, token_cost=0)
     assert len(free) == 16
     assert len(engine.propose(request, token_cost=10)) == 0
-    # A token costs what a new engine expects to be emitted meanwhile, 1.5 in the time of a step.
-    cost = float(free.probabilities[7:9].mean()) / 1.5
+    # A token costs what a new engine expects to be emitted meanwhile, 1.5 in the time of a step,
+    # and has to gain 1.2 times that.
+    cost = float(free.probabilities[7:9].mean()) / 1.5 / 1.2
     priced = engine.propose(request, token_cost=cost)
     assert priced.tolist() == free.tolist()[:8]
     # The same cost as a curve draws the same draft.
@@ -561,8 +562,8 @@ def test_cost_decides_the_length() -> None:
     assert len(engine.propose(request, cost=step)) == 16
     # In a padded batch the idle row pays too.
     idle = engine.add_request([5, 6, 7])
-    ragged = engine.propose_batch([request, idle], token_cost=0.2)
-    padded = engine.propose_batch([request, idle], token_cost=0.2, padded=True)
+    ragged = engine.propose_batch([request, idle], token_cost=0.15)
+    padded = engine.propose_batch([request, idle], token_cost=0.15, padded=True)
     assert len(padded.tolist()[0]) < len(ragged.tolist()[0])
     assert padded.tolist()[1] == []
 

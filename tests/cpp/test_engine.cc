@@ -324,7 +324,8 @@ TEST_P(EngineDrafts, NoMoreIsGuessedThanCanPay) {
         engine.propose_batch(ids.data(), rows, {StepCost::constant(0.0), limits.data(), false});
     double rate = 0.0;
     for (std::int64_t row = 0; row < rows; ++row) {
-      rate += EngineTestAccess::request(engine, ids[static_cast<std::size_t>(row)]).rate.value();
+      rate += kPremium *
+              EngineTestAccess::request(engine, ids[static_cast<std::size_t>(row)]).rate.value();
     }
     const std::int64_t stride = engine.most_drafted();
     std::vector<float> probabilities(static_cast<std::size_t>(rows * stride));

@@ -203,18 +203,18 @@ def test_lookups_that_know_no_chances_are_judged_by_what_was_accepted(
 ) -> None:
     inputs = repetitive_batch(3)
     assistant = AssistantModel(small, lookup=DraftConfig.prompt_lookup())
-    told = assistant.lookup_acceptance.extended(assistant.lookup_acceptance.begin(0), 1.0).sum()
+    told = assistant.lookup_estimator.extended(assistant.lookup_estimator.begin(0), 1.0).sum()
     output = hf.generate(model, **inputs, **GREEDY, drafter=assistant)
     assert torch.equal(model.generate(**inputs, **GREEDY), output.sequences)
-    learned = assistant.lookup_acceptance.extended(assistant.lookup_acceptance.begin(0), 1.0).sum()
+    learned = assistant.lookup_estimator.extended(assistant.lookup_estimator.begin(0), 1.0).sum()
     assert learned < 0.9 * told
 
 
 def test_it_learns_from_one_generation_to_the_next(model: Any, small: Any) -> None:
     assistant = _constant(small)
-    before = assistant.schedule.acceptance.alpha
+    before = assistant.schedule.estimator.alpha
     hf.generate(model, **repetitive_batch(3), **GREEDY, drafter=assistant)
-    assert assistant.schedule.acceptance.alpha != before
+    assert assistant.schedule.estimator.alpha != before
 
 
 def test_one_assistant_in_several_threads(model: Any, small: Any) -> None:

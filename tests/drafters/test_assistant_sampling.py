@@ -186,7 +186,7 @@ def test_supports_that_do_not_meet(model: Any) -> None:
 
 @dataclass(frozen=True)
 class _Batch(TreeBatch):
-    laws: dict[int, torch.Tensor]
+    draft_logits: dict[int, torch.Tensor]
 
 
 class _Mixed:
@@ -208,7 +208,7 @@ class _Mixed:
 
     def propose_batch(self, requests: Any, *, limits: Any = None, **_: Any) -> Any:
         nodes: list[tuple[int, int]] = []
-        offsets, laws = [0], {}
+        offsets, draft_logits = [0], {}
         self._kinds = {}
         for slot, request in enumerate(requests):
             at = self._emitted[request]
@@ -222,7 +222,7 @@ class _Mixed:
                 law[[0, 1], self._greedy[at : at + 2]] += 0.6
                 drawn = [int(self._random.choice(VOCABULARY, p=row)) for row in law]
                 nodes += [(drawn[0], -1), (drawn[1], 0)]
-                laws[slot] = torch.from_numpy(law).log().float()
+                draft_logits[slot] = torch.from_numpy(law).log().float()
             offsets.append(len(nodes))
         tokens, parents = zip(*nodes, strict=True) if nodes else ((), ())
         return _Batch(
@@ -230,7 +230,7 @@ class _Mixed:
             np.array(parents, np.int32),
             np.full(len(nodes), 0.5, np.float32),
             np.array(offsets, np.int32),
-            laws,
+            draft_logits,
         )
 
     def observe_batch(self, requests: Any, emitted_ids: Any, offsets: Any) -> None:

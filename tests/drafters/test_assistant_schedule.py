@@ -34,18 +34,16 @@ def _speed(
     tokens = seconds = 0.0
     for number in range(steps):
         alpha = alphas[(number // 25) % len(alphas)]
-        [most] = schedule.numbers([0], time, running=1)
+        [most] = schedule.numbers([0], time)
         chances: list[float] = []
         sure: list[float] = []
-        path = schedule.acceptance.begin(0)
+        belief = schedule.estimator.begin(0)
         while len(chances) < most:
             chances.append(float(random.beta(4 * alpha, 4 - 4 * alpha)) if informative else alpha)
             sure.append(chances[-1] if informative else 0.5)
-            path = schedule.acceptance.extended(path, sure[-1])
+            belief = schedule.estimator.extended(belief, sure[-1])
             room = most - len(chances)
-            if not room or not schedule.goes_on(
-                [(0, path)], len(chances), time, most=room, running=1
-            ):
+            if not room or not schedule.goes_on([(0, belief)], len(chances), time, most=room):
                 break
         accepted = 0
         while accepted < len(chances) and random.random() < chances[accepted]:
@@ -96,15 +94,15 @@ def test_an_assistant_that_begins_to_pay_is_noticed() -> None:
 
 def test_the_heuristic_schedule_counts_for_each_request() -> None:
     schedule = _schedule("heuristic", 5)
-    time = DraftTime(step=np.ones(65), draft=0.1)
+    time = DraftTime(step=np.ones(65), draft=0.1, running=3)
     schedule.observe(1, [0.5] * 5, 5, 5)
     schedule.observe(2, [0.5], 0, 5)
-    assert schedule.numbers([0, 1, 2], time, running=3) == [5, 7, 4]
+    assert schedule.numbers([0, 1, 2], time) == [5, 7, 4]
     for _ in range(9):
         schedule.observe(2, [0.5], 0, 1)
-    assert schedule.numbers([2], time, running=3) == [1]
+    assert schedule.numbers([2], time) == [1]
     schedule.forget(2)
-    assert schedule.numbers([2], time, running=3) == [5]
+    assert schedule.numbers([2], time) == [5]
 
 
 def test_draft_time_counts_wider_forwards_from_the_width_that_there_is() -> None:

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from fastdraft import hf
-from fastdraft.cli import demo_model
+from fastdraft.demo import ensure_model
 from hf_models import Generous, assert_same_tokens
 
 NEW = 32
@@ -27,7 +27,7 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def loaded() -> tuple[Any, Any]:
-    path = demo_model.ensure()
+    path = ensure_model()
     tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
     return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval(), tokenizer
 

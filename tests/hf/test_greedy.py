@@ -11,7 +11,7 @@ import transformers
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from fastdraft import DraftConfig, hf
-from fastdraft.step_cost import StepCost
+from fastdraft.step_latency import StepLatency
 from hf_models import (
     EOS,
     FAMILIES,
@@ -106,7 +106,7 @@ def test_drafts_save_forwards(llama: Any) -> None:
     assert len(forwards) == output.stats.steps < NEW / 3
 
 
-class _Stepped(StepCost):
+class _Stepped(StepLatency):
     """A cost that is known: any width up to 6 costs as much as 6."""
 
     def wants_plain_step(self, rows: int) -> bool:
@@ -124,7 +124,7 @@ def test_forwards_are_padded_to_the_cheaper_width(family: str, rows: int) -> Non
     model = tiny_model(family)
     inputs = repetitive_batch(rows)
     expected = model.generate(**inputs, do_sample=False, max_new_tokens=NEW, eos_token_id=None)
-    StepCost._of_model[model] = _Stepped("cpu")
+    StepLatency._of_model[model] = _Stepped("cpu")
     widths: list[int] = []
     handle = model.get_input_embeddings().register_forward_hook(
         lambda _, arguments, __: widths.append(arguments[0].shape[1])
@@ -188,7 +188,7 @@ def test_nothing_is_placed_behind_the_last_position(family: str, hidden: int) ->
     inputs["attention_mask"][:, :hidden] = 0
     options = {"do_sample": False, "max_new_tokens": 18, "eos_token_id": None}
     expected = model.generate(**inputs, **options)
-    StepCost._of_model[model] = _Stepped("cpu")
+    StepLatency._of_model[model] = _Stepped("cpu")
     output = hf.generate(
         model, **inputs, **options, drafter=Generous(), prediction=edited(expected[0, 30:], every=5)
     )

@@ -15,8 +15,8 @@ from transformers.generation.streamers import BaseStreamer
 
 from fastdraft import DraftConfig, hf
 from fastdraft.errors import InvalidValueError
-from fastdraft.hf.trees import TreeLayout, are_chains, best_chains
-from fastdraft.step_cost import StepCost
+from fastdraft.hf.drafts import FlatDrafts
+from fastdraft.step_latency import StepLatency
 from hf_models import (
     EOS,
     FAMILIES,
@@ -115,7 +115,7 @@ def test_a_tree_is_verified_in_one_forward(llama: Any) -> None:
     assert len(forwards) - NEW == output.stats.steps < NEW * 2 / 3
 
 
-class _Stepped(StepCost):
+class _Stepped(StepLatency):
     """A cost that is known: any width up to 16 costs as much as 16."""
 
     def wants_plain_step(self, rows: int) -> bool:
@@ -131,7 +131,7 @@ class _Stepped(StepCost):
 @pytest.mark.parametrize("rows", [1, 3])
 def test_forwards_are_padded_to_the_cheaper_width(family: str, rows: int) -> None:
     model = tiny_model(family)
-    StepCost._of_model[model] = _Stepped("cpu")
+    StepLatency._of_model[model] = _Stepped("cpu")
     widths: list[int] = []
     handle = model.get_input_embeddings().register_forward_hook(
         lambda _, arguments, __: widths.append(arguments[0].shape[1])
@@ -305,7 +305,7 @@ class _Planter(Generous):
 
     def propose_batch(self, requests: Any, **options: Any) -> Any:
         batch = super().propose_batch(requests, **options)
-        self.trees += not are_chains(batch.parents, batch.offsets)
+        self.trees += not FlatDrafts.of_batch(batch).are_chains
         return batch
 
 
@@ -430,21 +430,21 @@ def test_chains_are_told_from_trees() -> None:
         ([[-1, 0, 1], [2, 3]], False),
     ):
         batch = _batch(parents, [0.5] * sum(map(len, parents)))
-        assert are_chains(batch.parents, batch.offsets) is chains
+        assert FlatDrafts.of_batch(batch).are_chains is chains
 
 
 def test_the_best_chain_promises_most_tokens() -> None:
     # 0.9 + 0.3 against 0.5 + 0.45 + 0.4; then nothing; then a chain as it is.
     batch = _batch([[-1, -1, 1, 2, 0], [], [-1, 0]], [0.9, 0.5, 0.45, 0.4, 0.3, 0.2, 0.1])
-    token_ids, offsets = best_chains(batch)
-    assert token_ids.tolist() == [11, 12, 13, 15, 16]
-    assert offsets.tolist() == [0, 3, 3, 5]
-    assert token_ids.dtype == offsets.dtype == np.int32
+    chains = FlatDrafts.of_batch(batch).best_chains()
+    assert chains.token_ids.tolist() == [11, 12, 13, 15, 16]
+    assert chains.offsets.tolist() == [0, 3, 3, 5]
+    assert chains.are_chains
+    assert chains.token_ids.dtype == chains.offsets.dtype == np.int32
 
 
-def test_a_layout_has_room_for_padding() -> None:
-    batch = _batch([[-1, -1, 1], [-1]], [0.5] * 4)
-    layout = TreeLayout.of(batch.parents, batch.offsets, width=5)
-    assert layout.depths.tolist() == [[0, 1, 1, 2, 0], [0, 1, 0, 0, 0]]
-    assert layout.sees[0, 3].tolist() == [True, False, True, True, False]
-    assert layout.sees[1, 3].tolist() == [False, False, False, True, False]
+def test_padding_of_a_tree_sees_itself_alone() -> None:
+    sees = FlatDrafts.of_batch(_batch([[-1, -1, 1], [-1]], [0.5] * 4)).sees(5)
+    assert (sees.sum(-1) - 1).tolist() == [[0, 1, 1, 2, 0], [0, 1, 0, 0, 0]]
+    assert sees[0, 3].tolist() == [True, False, True, True, False]
+    assert sees[1, 3].tolist() == [False, False, False, True, False]

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from fastdraft import Datastore, DraftConfig, DraftStats, Engine
 from fastdraft.errors import InvalidValueError
 from fastdraft.integrations.llama_cpp import FastdraftDraftModel
-from fastdraft.step_cost import StepCost
+from fastdraft.step_latency import StepLatency
 
 # Drafts whatever it costs, so that what is verified does not depend on measured times.
 LOOKUP = DraftConfig.prompt_lookup(max_ngram=3, num_tokens=10)
@@ -334,7 +334,7 @@ def test_what_is_no_prediction(tiny: Path, prediction: Any) -> None:
 def _teach(llama: llama_cpp.Llama, *, slope: float) -> None:
     """Lets the step cost know a machine where each further token takes `slope` of a step."""
     decode(llama, [1, 5], 30)
-    cost = StepCost.of(llama, "cpu")
+    cost = StepLatency.of(llama, "cpu")
     plain = float(cost.seconds_by_tokens(1)[0])
     for _ in range(60):
         for width in (1, 2, 5, 9, 17):
@@ -361,8 +361,8 @@ def test_what_a_forward_takes_is_measured(tiny: Path) -> None:
     after = llama_cpp.llama_perf_context(llama.ctx)
     assert after.t_eval_ms > before.t_eval_ms
     assert after.t_p_eval_ms > before.t_p_eval_ms
-    cost = StepCost.of(llama, "cpu")
-    assert not np.allclose(cost.seconds_by_tokens(1), StepCost("cpu").seconds_by_tokens(1))
+    cost = StepLatency.of(llama, "cpu")
+    assert not np.allclose(cost.seconds_by_tokens(1), StepLatency("cpu").seconds_by_tokens(1))
     assert not cost.wants_plain_step(1)
 
 

@@ -76,7 +76,7 @@ def _serve(folder: Path, *options: str) -> Iterator[Server]:
     environment = os.environ | {
         "HF_HUB_OFFLINE": "1",
         "HF_MODULES_CACHE": str(folder / "modules"),
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1] / "support"), *filter(None, sys.path)]),
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         "PYTHONUNBUFFERED": "1",
     }
     with log.open("w") as out:

@@ -24,7 +24,8 @@ from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.sampling_params import StructuredOutputsParams
 
 from fastdraft.integrations.vllm import FastdraftProposer
-from fastdraft.step_cost import StepCost
+from fastdraft.integrations.vllm.step_times import StepTimes
+from fastdraft.step_latency import StepLatency
 
 # What vLLM's own modules warn of when they are imported or started is theirs.
 pytestmark = pytest.mark.filterwarnings("default")
@@ -170,7 +171,7 @@ def settle(llm: LLM) -> None:
 
 def test_the_entry_point_introduces_the_runner(llm: LLM) -> None:
     proposer = proposer_of(llm)
-    assert type(proposer._rows).__name__ == "_RowsOfRunner"
+    assert type(proposer._rows).__name__ == "RowsOfRunner"
 
 
 def test_single_requests_say_the_same(llm: LLM, plain: Plain) -> None:
@@ -356,14 +357,15 @@ def test_steps_with_prompts_are_measured_by_their_tokens(
     crowded: LLM, plain: Plain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proposer = proposer_of(crowded)
-    cost, seen = StepCost("cpu"), []
+    times, cost, seen = StepTimes("cpu"), StepLatency("cpu"), []
 
     def observe(rows: int, width: float, seconds: float, *, prompt_tokens: int) -> None:
         seen.append((rows, round(rows * width), prompt_tokens))
-        StepCost.observe(cost, rows, width, seconds, prompt_tokens=prompt_tokens)
+        StepLatency.observe(cost, rows, width, seconds, prompt_tokens=prompt_tokens)
 
     monkeypatch.setattr(cost, "observe", observe)
-    monkeypatch.setattr(proposer, "_cost", cost)
+    monkeypatch.setattr(times, "_cost", cost)
+    monkeypatch.setattr(proposer, "_times", times)
     prompts = [plain.long_prompt, *PROMPTS]
     params = [greedy(max_tokens=200), *[greedy()] * len(PROMPTS)]
     for output, expected in zip(
@@ -393,7 +395,7 @@ def run_alone(environment: dict[str, str], *arguments: str) -> dict[str, Any]:
 
 def test_without_the_entry_point_rows_are_known_by_their_text(plain: Plain) -> None:
     result = run_alone({"VLLM_PLUGINS": ""})
-    assert result["rows"] == "_RowsByContent"
+    assert result["rows"] == "RowsByContent"
     assert result["faults"] == 0
     assert result["accepted"] > 50
     for token_ids, expected in zip(result["token_ids"], plain.alone, strict=True):

@@ -12,7 +12,7 @@ import torch
 
 from fastdraft import Datastore, DraftConfig, Engine
 from fastdraft.errors import FastdraftError, MemoryLimitError
-from fastdraft.step_cost import StepCost
+from fastdraft.step_latency import StepLatency
 from hf_models import EOS, PAD, VOCABULARY, assert_same_tokens, edited, tiny_model
 from integrators_page import blocks, code
 
@@ -214,8 +214,8 @@ def test_the_measured_cost_of_the_page() -> None:
         return len(draft) + 1.0, len(draft) + 1, 0
 
     _run(
-        code('cost = StepCost("cuda")'),
-        StepCost=StepCost,
+        code('cost = StepLatency("cuda")'),
+        StepLatency=StepLatency,
         engine=engine,
         running=lambda: said[-1] < 200,
         rows_of_this_step=lambda: ([request], [199 - said[-1]]),

@@ -19,6 +19,7 @@ PUBLIC_MODULES = (
     "fastdraft.drafters",
     "fastdraft.errors",
     "fastdraft.hf",
+    "fastdraft.replay",
     "fastdraft.verification",
 )
 

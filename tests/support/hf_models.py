@@ -32,10 +32,11 @@ _TOKENS: dict[str, Any] = {"bos_token_id": BOS, "eos_token_id": EOS, "pad_token_
 _WINDOW = 11
 
 
-def _config(family: str) -> Any:
+def _config(family: str, changes: dict[str, Any]) -> Any:
+    own: dict[str, Any]
     match family:
         case "llama":
-            return transformers.LlamaConfig(**_SIZES, **_TOKENS)
+            return transformers.LlamaConfig(**_SIZES | _TOKENS | changes)
         case "qwen2":
             return transformers.Qwen2Config(
                 **_SIZES,
@@ -51,15 +52,15 @@ def _config(family: str) -> Any:
                 **_SIZES, **_TOKENS, sliding_window=_WINDOW, query_pre_attn_scalar=8
             )
         case "gemma3":
-            return transformers.Gemma3TextConfig(
-                **_SIZES,
-                **_TOKENS,
-                sliding_window=_WINDOW,
-                query_pre_attn_scalar=8,
-                layer_types=["sliding_attention", "full_attention"],
-            )
+            own = {
+                "sliding_window": _WINDOW,
+                "query_pre_attn_scalar": 8,
+                "layer_types": ["sliding_attention", "full_attention"],
+            }
+            return transformers.Gemma3TextConfig(**_SIZES | _TOKENS | own | changes)
         case "mistral":
-            return transformers.MistralConfig(**_SIZES, **_TOKENS, sliding_window=_WINDOW)
+            own = {"sliding_window": _WINDOW}
+            return transformers.MistralConfig(**_SIZES | _TOKENS | own | changes)
         case "phi":
             return transformers.PhiConfig(**_SIZES, **_TOKENS)
         case "phi3":
@@ -107,9 +108,12 @@ FAMILIES = (
 )
 
 
-def tiny_model(family: str, *, attention: str | None = None) -> Any:
-    """A random float32 model, as `drawn` makes it."""
-    config = _config(family)
+def tiny_model(family: str, *, attention: str | None = None, **changes: Any) -> Any:
+    """A random float32 model, as `drawn` makes it.
+
+    `changes` of its configuration are taken of Llama, Mistral and Gemma 3.
+    """
+    config = _config(family, changes)
     config.tie_word_embeddings = False
     if attention is not None:
         config._attn_implementation = attention

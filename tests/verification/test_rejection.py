@@ -11,16 +11,6 @@ from fastdraft.kernels import reference
 from fastdraft.kernels.reference import sampling
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from fastdraft.errors import InvalidValueError
-from fastdraft.verification import (
-    Processors,
-    Status,
-    verify_greedy,
-    verify_rejection,
-    verify_sampled,
-)
-from rejection_cases import drawn
 from test_verification import (
     INF,
     NAN,
@@ -32,6 +22,16 @@ from test_verification import (
     ragged,
     weights_oracle,
 )
+
+from fastdraft.errors import InvalidValueError
+from fastdraft.verification import (
+    Processors,
+    Status,
+    verify_greedy,
+    verify_rejection,
+    verify_sampled,
+)
+from rejection_cases import drawn
 
 ACCEPT, RESIDUAL_TOKEN, RESIDUAL_CHUNK = 2, 3, 4
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from fastdraft.kernels.reference import sampling
 from scipy import stats
+from test_verification_distribution import OPTIONS, SIGNIFICANT, N, check_counts, exact
 
 from fastdraft.verification import verify_rejection
 from rejection_cases import drawn
-from test_verification_distribution import OPTIONS, SIGNIFICANT, N, check_counts, exact
 
 VOCABULARY = 12
 

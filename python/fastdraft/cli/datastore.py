@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,9 +12,12 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdraft.cli.replay_progress import progress
-from fastdraft.datastore import Datastore, DatastoreWriter, fingerprint
+from fastdraft.cli.options import FILE, NUMBER
+from fastdraft.datastore import Datastore, DatastoreWriter
 from fastdraft.errors import InvalidValueError
+from fastdraft.replay.display import progress
+from fastdraft.replay.records import parse_lines
+from fastdraft.replay.tokenizer import TextTokenizer
 
 __all__ = ["datastore"]
 
@@ -23,8 +25,6 @@ PIECE_CHARACTERS = 1 << 20
 """Text is tokenised in pieces of about so many, which bounds the memory that it takes."""
 SLICE_TOKENS = 1 << 22
 """Arrays are appended so many tokens at a time."""
-
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 def tokenizer_option(help_text: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -43,7 +43,7 @@ def datastore() -> None:
 
 @datastore.command()
 @click.argument("output", metavar="OUT.fds", type=click.Path(dir_okay=False, path_type=Path))
-@click.argument("inputs", metavar="INPUTS...", nargs=-1, required=True, type=_FILE)
+@click.argument("inputs", metavar="INPUTS...", nargs=-1, required=True, type=FILE)
 @tokenizer_option("needed for text, and kept with the store to recognise it by.")
 @click.option(
     "--field",
@@ -72,8 +72,8 @@ def build(
     The file takes its name when it is complete. Memory stays below about 1 GB, however large the
     inputs are.
     """
-    texts = None if tokenizer is None else _Tokenizer(tokenizer)
-    mark = None if texts is None else texts.fingerprint
+    texts = None if tokenizer is None else TextTokenizer(tokenizer)
+    mark = None if texts is None else texts.fingerprint()
     with (
         progress(sum(path.stat().st_size for path in inputs)) as advance,
         DatastoreWriter(output, fingerprint=mark) as writer,
@@ -91,7 +91,7 @@ def build(
 
 
 @datastore.command()
-@click.argument("file", type=_FILE)
+@click.argument("file", type=FILE)
 @click.option("--verify", is_flag=True, help="Read all of it and check its checksums.")
 def info(file: Path, verify: bool) -> None:
     """Show what a frozen datastore holds."""
@@ -105,14 +105,14 @@ def info(file: Path, verify: bool) -> None:
 
 
 @datastore.command()
-@click.argument("file", type=_FILE)
+@click.argument("file", type=FILE)
 @click.option("--text", help="What to look for; its last tokens count.")
 @click.option("--ids", help="Token ids instead of text, such as '17 4 99'.")
 @tokenizer_option("needed for --text, and shows what is found as text.")
-@click.option("--most", type=click.IntRange(min=1), default=8, show_default=True, help="Matches.")
+@click.option("--most", type=NUMBER, default=8, show_default=True, help="Matches.")
 @click.option(
     "--tokens",
-    type=click.IntRange(min=1),
+    type=NUMBER,
     default=16,
     show_default=True,
     help="How many of the tokens that follow to show.",
@@ -123,17 +123,17 @@ def query(
     """Show where the last tokens of a text stand in a datastore, and what follows there."""
     if (text is None) == (ids is None):
         raise click.UsageError("give either --text or --ids")
-    texts = None if tokenizer is None else _Tokenizer(tokenizer)
+    texts = None if tokenizer is None else TextTokenizer(tokenizer)
     if ids is not None:
         if re.fullmatch(r"\s*\d+([\s,]+\d+)*\s*", ids) is None:
             raise click.BadParameter(f"expected token ids, got {ids!r}", param_hint="--ids")
-        wanted = [int(each) for each in re.findall(r"\d+", ids)]
+        wanted: Sequence[int] = [int(each) for each in re.findall(r"\d+", ids)]
     else:
         assert text is not None
         if texts is None:
             raise click.UsageError("--text needs --tokenizer")
         (wanted,) = texts.encode([text])
-    mark = None if texts is None else texts.fingerprint
+    mark = None if texts is None else texts.fingerprint()
     with Datastore.open(file) as store:
         if store.fingerprint is not None and mark is not None:
             Datastore.open(file, fingerprint=mark).close()
@@ -168,23 +168,15 @@ def _parts(inputs: tuple[Path, ...], field: str, dtype: np.dtype[Any]) -> Iterat
 
 
 def _json_lines(path: Path, field: str) -> Iterator[_Part]:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            place = f"{path}, line {number}"
-            if not line.strip():
-                continue
-            try:
-                record = json.loads(line)
-            except ValueError as error:
-                raise InvalidValueError(f"{place}: not JSON: {error}") from error
-            value = record.get(field) if isinstance(record, dict) else None
-            if not isinstance(value, str | list):
-                got = "a line without it" if value is None else repr(value)
-                raise InvalidValueError(
-                    f"{place}: expected text or a list of token ids in the field {field!r}, "
-                    f"got {got}"
-                )
-            yield _Part(place, value, True, len(line))
+    for line in parse_lines(path):
+        value = line.value.get(field)
+        if not isinstance(value, str | list):
+            got = "a line without it" if value is None else repr(value)
+            raise InvalidValueError(
+                f"{line.place}: expected text or a list of token ids in the field {field!r}, "
+                f"got {got}"
+            )
+        yield _Part(line.place, value, True, line.bytes)
 
 
 def _text(path: Path) -> Iterator[_Part]:
@@ -229,30 +221,7 @@ def _rows(path: Path, dtype: np.dtype[Any]) -> Iterator[_Part]:
             yield _Part(place, np.asarray(ids), start == 0, ids.nbytes)
 
 
-class _Tokenizer:
-    def __init__(self, path: Path) -> None:
-        from tokenizers import Tokenizer
-
-        file = path / "tokenizer.json" if path.is_dir() else path
-        try:
-            self._tokenizer = Tokenizer.from_file(str(file))
-        except Exception as error:  # The library raises nothing narrower.
-            raise click.ClickException(f"cannot load {file} as a tokenizer: {error}") from error
-        # What a file says of cutting and filling up is for batches of a model.
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
-        self.fingerprint = fingerprint(self._tokenizer)
-
-    def encode(self, texts: list[str]) -> list[list[int]]:
-        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        return [encoding.ids for encoding in encodings]
-
-    def decode(self, ids: list[int]) -> str:
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
-        return text
-
-
-def _tokenised(parts: Iterator[_Part], tokenizer: _Tokenizer | None) -> Iterator[_Part]:
+def _tokenised(parts: Iterator[_Part], tokenizer: TextTokenizer | None) -> Iterator[_Part]:
     """The parts in their order, all as token ids.
 
     The tokenizer cuts the texts of a batch side by side, on all cores and without the GIL, while
@@ -282,7 +251,7 @@ def _batches(parts: Iterator[_Part]) -> Iterator[list[_Part]]:
         yield batch
 
 
-def _encode(batch: list[_Part], tokenizer: _Tokenizer | None) -> list[_Part]:
+def _encode(batch: list[_Part], tokenizer: TextTokenizer | None) -> list[_Part]:
     places = [i for i, part in enumerate(batch) if isinstance(part.content, str)]
     if not places:
         return batch

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -11,56 +10,48 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from fastdraft.cli import target as targets
-from fastdraft.cli.machine import command_line, describe_machine, versions
-from fastdraft.cli.requests import Request, demo_requests
+from fastdraft.cli.options import (
+    FILE,
+    NEW_FILE,
+    NUMBER,
+    check_folder,
+    command_line,
+    model_options,
+    read_text,
+)
+from fastdraft.demo import Request, Target, demo_requests, load_target
+from fastdraft.replay.display import heading
+from fastdraft.replay.measurement import describe_machine, versions, write_results
 
 __all__ = ["demo"]
 
 
 @click.command()
-@targets.model_options
-@click.option(
-    "--prompt",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Run this text in place of the five built-in requests.",
-)
-@click.option(
-    "--prediction",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Text expected in the answer to --prompt.",
-)
+@model_options
+@click.option("--prompt", type=FILE, help="Run this text in place of the five built-in requests.")
+@click.option("--prediction", type=FILE, help="Text expected in the answer to --prompt.")
 @click.option(
     "--max-new-tokens",
-    type=click.IntRange(min=1),
+    type=NUMBER,
     default=128,
     show_default=True,
     help="New tokens a request, at most.",
 )
 @click.option(
     "--repeats",
-    type=click.IntRange(min=1),
+    type=NUMBER,
     default=3,
     show_default=True,
     help="Runs of each mode; the fastest counts.",
 )
-@click.option(
-    "--json",
-    "json_file",
-    type=click.Path(dir_okay=False, writable=True, path_type=Path),
-    help="Write the results to this file.",
-)
+@click.option("--json", "json_file", type=NEW_FILE, help="Write the results to this file.")
 def demo(
-    model: str | None,
-    device: str | None,
-    dtype: str,
-    threads: int | None,
-    raw: bool,
     prompt: Path | None,
     prediction: Path | None,
     max_new_tokens: int,
     repeats: int,
     json_file: Path | None,
+    **model_and_place: Any,
 ) -> None:
     """Decode real requests plainly, with transformers' prompt lookup, and with fastdraft.
 
@@ -71,54 +62,52 @@ def demo(
         raise click.UsageError("--prediction needs --prompt: it is text expected in that answer")
     requests = demo_requests()
     if prompt is not None:
-        text = None if prediction is None else targets.read_text(prediction)
-        request = Request("prompt", prompt.name, targets.read_text(prompt), prediction=text)
-        requests = [request]
-    if json_file is not None and not json_file.parent.is_dir():
-        raise click.BadParameter(f"{json_file.parent} is not a directory", param_hint="--json")
+        text = None if prediction is None else read_text(prediction)
+        requests = [Request("prompt", prompt.name, read_text(prompt), prediction=text)]
+    check_folder("--json", json_file)
 
-    from fastdraft.cli import report
-    from fastdraft.cli.compare import Bench
+    from fastdraft.demo import report
+    from fastdraft.demo.comparison import compare, warm_up
 
     console = Console(highlight=False, soft_wrap=True)
     if not console.is_terminal:
         console.width = 100
-    loaded = targets.load(model, device=device, dtype=dtype, threads=threads, raw=raw)
-    about = _about(loaded)
-    for key in ("command", "model", "machine", "versions"):
-        console.print(Text(f"{key + ':':9} {about[key]}"))
+    target = load_target(**model_and_place)
+    about = _about(target)
+    for key, value in about.items():
+        console.print(Text(f"{key + ':':9} {value}"))
     console.print(
         f"Greedy, up to {max_new_tokens} tokens; the fastest of {repeats} runs, prompt included."
     )
 
-    bench = Bench(loaded, console, max_new_tokens=max_new_tokens, repeats=repeats)
-    bench.warm_up(requests[0])
+    warm_up(target, requests[0], max_new_tokens=max_new_tokens)
     comparisons = []
     for number, request in enumerate(requests, 1):
-        console.print()
-        console.rule(Text(f"{number} of {len(requests)}: {request.title}", "bold"), align="left")
+        heading(console, f"{number} of {len(requests)}: {request.title}")
         console.print(Text(shorten(request.prompt, console.width - 8), "dim"))
-        comparison = bench.compare(request)
-        report.show(console, loaded, comparison)
+        comparison = compare(
+            target, request, console, max_new_tokens=max_new_tokens, repeats=repeats
+        )
+        report.show(console, target, comparison)
         comparisons.append(comparison)
     if len(comparisons) > 1:
         report.summarise(console, comparisons)
     if json_file is not None:
-        results = {**about, "requests": [report.as_json(loaded, each) for each in comparisons]}
-        json_file.write_text(json.dumps(results, indent=2) + "\n", "utf-8")
+        found = [report.as_json(target, each) for each in comparisons]
+        write_results(json_file, {**about, "requests": found})
 
     inexact = [each.request.name for each in comparisons if not each.is_exact]
     if inexact:
         raise click.ClickException(f"fastdraft's output is not the plain one: {', '.join(inexact)}")
 
 
-def _about(loaded: targets.Target) -> dict[str, Any]:
+def _about(target: Target) -> dict[str, Any]:
     import torch
 
-    model = loaded.model
+    model = target.model
     return {
         "command": command_line(),
-        "model": f"{loaded.name}, {model.dtype}, on {model.device}",
+        "model": f"{target.name}, {model.dtype}, on {model.device}",
         "machine": f"{describe_machine()}, torch threads: {torch.get_num_threads()}",
         "versions": ", ".join(f"{name} {found}" for name, found in versions().items() if found),
     }

@@ -9,22 +9,17 @@ from typing import Any
 
 import click
 
-from fastdraft.cli import target as targets
+from fastdraft.cli.options import FILE, NUMBER, model_options, read_text
+from fastdraft.demo import load_target
 
 __all__ = ["generate"]
 
 
 @click.command()
-@targets.model_options
+@model_options
 @click.option("--prompt", required=True, help="What to answer; - reads it from standard input.")
-@click.option(
-    "--prediction",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A file with text expected in the answer.",
-)
-@click.option(
-    "--max-new-tokens", type=click.IntRange(min=1), default=256, show_default=True, help="At most."
-)
+@click.option("--prediction", type=FILE, help="A file with text expected in the answer.")
+@click.option("--max-new-tokens", type=NUMBER, default=256, show_default=True, help="At most.")
 @click.option(
     "--temperature",
     type=click.FloatRange(min=0.0),
@@ -34,40 +29,36 @@ __all__ = ["generate"]
 )
 @click.option("--seed", type=int, help="Makes sampling reproducible.")
 def generate(
-    model: str | None,
-    device: str | None,
-    dtype: str,
-    threads: int | None,
-    raw: bool,
     prompt: str,
     prediction: Path | None,
     max_new_tokens: int,
     temperature: float,
     seed: int | None,
+    **model_and_place: Any,
 ) -> None:
     """Answer a prompt with fastdraft: text to standard output, statistics to standard error."""
     if prompt == "-":
         prompt = sys.stdin.read()
     if not prompt:
         raise click.UsageError("--prompt is empty")
-    text = None if prediction is None else targets.read_text(prediction)
-    loaded = targets.load(model, device=device, dtype=dtype, threads=threads, raw=raw)
+    text = None if prediction is None else read_text(prediction)
+    target = load_target(**model_and_place)
 
     from transformers import TextStreamer
 
     from fastdraft import hf
 
-    inputs = loaded.encode(prompt, max_new_tokens=max_new_tokens)
+    inputs = target.encode(prompt, max_new_tokens=max_new_tokens)
     options: dict[str, Any] = {"do_sample": temperature > 0.0}
     if temperature > 0.0:
         options["temperature"] = temperature
     started = time.perf_counter()
     output = hf.generate(
-        loaded.model,
+        target.model,
         **inputs,
-        prediction=None if text is None else loaded.encode_prediction(text),
+        prediction=None if text is None else target.encode_prediction(text),
         max_new_tokens=max_new_tokens,
-        streamer=TextStreamer(loaded.tokenizer, skip_prompt=True, skip_special_tokens=True),
+        streamer=TextStreamer(target.tokenizer, skip_prompt=True, skip_special_tokens=True),
         seed=seed,
         **options,
     )

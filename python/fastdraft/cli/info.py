@@ -6,8 +6,8 @@ from importlib import import_module
 
 import click
 
-from fastdraft.cli import demo_model
-from fastdraft.cli.machine import describe_machine, versions
+from fastdraft.demo.model import is_cached, model_directory
+from fastdraft.replay.measurement import describe_machine, versions
 
 __all__ = ["info"]
 
@@ -23,8 +23,8 @@ def info() -> None:
         _line(part, _state(part))
     _line("machine", describe_machine())
     _line("GPU", _gpus())
-    state = "there" if demo_model.is_cached() else "not fetched yet"
-    _line("demo model", f"{demo_model.model_directory()} ({state})")
+    state = "there" if is_cached() else "not fetched yet"
+    _line("demo model", f"{model_directory()} ({state})")
 
 
 def _line(name: str, value: str) -> None:

@@ -1,7 +1,7 @@
-"""What guesses: the protocol that a decoding loop speaks with any drafter, and draft models.
+"""Drafters: the protocol between a decoding loop and any drafter, and draft models.
 
-`Engine` satisfies the protocol as it is. `AssistantModel` and `Staged` say which models draft; for
-each generation `fastdraft.hf` makes a drafter of them.
+`Engine` satisfies the protocol as it is. `AssistantModel` and `Staged` name models that draft;
+`fastdraft.hf` makes a drafter of them for each generation.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class Drafts(Protocol):
     A draft is a chain, parents -1, 0, 1, ..., or a tree, in which a parent stands before its
     children and these have different tokens.
 
-    Where drafts were drawn by chance, there is a further attribute `laws` that says from what: a
-    dict of the row to the logits whose softmax each token of its draft was drawn from, (drafted,
-    vocabulary) on the device of the target's logits. Such a draft is a chain, drawn with noise that
-    verification does not use.
+    Drafts that were sampled have a further attribute `draft_logits`: a dict from the row to the
+    logits whose softmax each token of its draft was drawn from, (drafted, vocabulary) on the device
+    of the target's logits. Such a draft is a chain, drawn with random numbers that verification
+    does not use.
     """
 
     @property
@@ -40,7 +40,7 @@ class Drafts(Protocol):
 
     @property
     def probabilities(self) -> NDArray[np.float32]:
-        """That a token and all that lead to it are accepted."""
+        """The probability that a token and all that lead to it are accepted."""
         ...
 
     @property
@@ -49,13 +49,13 @@ class Drafts(Protocol):
 
 @runtime_checkable
 class Drafter(Protocol):
-    """Guesses the next tokens of requests.
+    """Drafts the next tokens of requests.
 
     A request lives from `add_request` to `finish` or `cancel`. Between them, every target step is
     one `propose_batch` and one `observe_batch`, each with any subset of the live requests.
 
-    A drafter that takes no account of `cost` may say so with an attribute `weighs_cost` of False;
-    then no step is made without drafts to measure what that takes.
+    A drafter that ignores `cost` may say so with an attribute `weighs_cost` of False; then the loop
+    makes no step without drafts just to measure its time.
     """
 
     def add_request(self, prompt_ids: Any, *, prediction: Any = None) -> int:

@@ -1,7 +1,6 @@
-"""Draft models: what a user hands to `hf.generate` as the drafter, and what it learns.
+"""Draft models as a user passes them to `hf.generate`, and what stays between generations.
 
-A model drafts within a generation, where its cache lives; see `fastdraft.hf`. Here is what stays
-from one generation to the next.
+Their caches and drafts live for one generation, in `fastdraft.hf.draft_models`.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from fastdraft import DraftConfig, Engine
-from fastdraft.drafters.acceptance import Acceptance
+from fastdraft.drafters.estimator import AcceptanceEstimator
 from fastdraft.drafters.schedule import SCHEDULES, Schedule
 from fastdraft.errors import InvalidValueError
 
@@ -28,7 +27,7 @@ class AssistantModel:
     output has exactly the target's distribution, but which tokens a seed gives depends on the
     drafts (Leviathan et al., 2023; Chen et al., 2023).
 
-    What it measures stays with it: how often its tokens are accepted and how long they take. It may
+    It keeps what it measures: how often its tokens are accepted and how long they take. It may
     serve any number of generations, one after another or in several threads.
 
     Args:
@@ -43,9 +42,15 @@ class AssistantModel:
             model's largest probability is below it.
         tokenizer: The model's tokenizer. Compared with the target's where `hf.generate` is given
             that one as `tokenizer`; needed where the vocabularies differ in size.
-        lookup: What else drafts: text that the engine finds again is drafted where it promises more
-            than the model. An engine, or a configuration of the one to be made; None for the model
-            alone, which makes nothing of a prediction.
+        lookup: An engine that drafts beside the model, or the configuration of a new one: its draft
+            is taken where it promises more than the model's. None for the model alone, which cannot
+            use a prediction.
+
+    Attributes:
+        schedule: Decides how many tokens the model drafts, and keeps what that has learned.
+        lookup: The engine, or None.
+        lookup_estimator: Estimates the acceptance of the engine's tokens from its probabilities.
+        model, confidence_threshold, tokenizer: As passed.
 
     Raises:
         InvalidValueError: An argument is out of its range, or the model cannot take back a rejected
@@ -82,83 +87,46 @@ class AssistantModel:
             raise InvalidValueError(
                 f"lookup must be a DraftConfig, an Engine or None, got {lookup!r}"
             )
-        self._model = model
-        self._schedule = kind(number)
-        self._confidence_threshold = float(threshold)
-        self._tokenizer = tokenizer
-        self._lookup = Engine(lookup) if isinstance(lookup, DraftConfig) else lookup
-        # The engine says how probable it takes a token to be, and has been taught on recordings.
-        self._lookup_acceptance = Acceptance(lambda chance: chance)
-
-    @property
-    def model(self) -> Any:
-        """The model."""
-        return self._model
-
-    @property
-    def schedule(self) -> Schedule:
-        """What decides how many tokens it drafts, and what that has learned."""
-        return self._schedule
-
-    @property
-    def confidence_threshold(self) -> float:
-        """How sure the model has to be of a token to draft it."""
-        return self._confidence_threshold
-
-    @property
-    def tokenizer(self) -> Any:
-        """The model's tokenizer, or None."""
-        return self._tokenizer
-
-    @property
-    def lookup(self) -> Engine | None:
-        """What else drafts."""
-        return self._lookup
-
-    @property
-    def lookup_acceptance(self) -> Acceptance:
-        """How probable it is that tokens which the lookup drafts are accepted, by its chances."""
-        return self._lookup_acceptance
+        self.model = model
+        self.schedule: Schedule = kind(number)
+        self.confidence_threshold = float(threshold)
+        self.tokenizer = tokenizer
+        self.lookup = Engine(lookup) if isinstance(lookup, DraftConfig) else lookup
+        # The engine's probabilities have been calibrated on recordings.
+        self.lookup_estimator = AcceptanceEstimator(lambda probability: probability)
 
 
 class Staged:
     """Draft models that draft for each other: the last one for the target, each for the next.
 
-    Every model verifies what the one before it drafts, greedily or by speculative sampling, and so
+    Every model verifies the drafts of the one before it, greedily or by speculative sampling. So it
     drafts just what it would by itself, in fewer forwards of its own. Where a stage does not pay,
-    the adaptive schedule of the model that it drafts with leaves it out.
+    its adaptive schedule leaves it out.
 
     Args:
         stages: From the smallest to the largest, `AssistantModel`s, or models that are made into
             ones. The first may be a `DraftConfig` or an `Engine`, which then drafts for the first
-            model. The `lookup` of the last one drafts beside them all; those of others count for
-            nothing.
+            model. The `lookup` of the last one drafts beside them all; the others' are not used.
+
+    Attributes:
+        engine: The engine that drafts for the first model, or None.
+        models: The models, the smallest first.
 
     Raises:
-        InvalidValueError: There is no model among the stages, or one of them is none.
+        InvalidValueError: There is no model among the stages, or one of them is no model.
     """
 
     def __init__(self, stages: Sequence[Any]) -> None:
         models: list[Any] = list(stages)
-        self._engine: Engine | None = None
+        self.engine: Engine | None = None
         if models and isinstance(models[0], (DraftConfig, Engine)):
             first: DraftConfig | Engine = models.pop(0)
-            self._engine = Engine(first) if isinstance(first, DraftConfig) else first
+            self.engine = Engine(first) if isinstance(first, DraftConfig) else first
         if not models:
             raise InvalidValueError(f"stages must hold at least one model, got {stages!r}")
-        self._models = [
+        self.models = [
             each if isinstance(each, AssistantModel) else AssistantModel(each) for each in models
         ]
-
-    @property
-    def engine(self) -> Engine | None:
-        """What drafts for the first model, or None."""
-        return self._engine
-
-    @property
-    def models(self) -> list[AssistantModel]:
-        """The models, the smallest first."""
-        return list(self._models)
 
 
 def require_model(model: Any, *, name: str = "model") -> None:

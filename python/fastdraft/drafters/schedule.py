@@ -1,14 +1,12 @@
 """How many tokens a draft model drafts in a step: constant, heuristic or adaptive.
 
-The adaptive schedule weighs tokens against time. Text has to be written to its end, whatever is
-drafted, so in each passage of it what counts is how many tokens a second it grows by there. With r
-the most that drafts of some length promise by what is known of the request, k more draft tokens are
-worth what they make of accepted tokens less r times what they take, and the model drafts on while
-some k is worth more than nothing (Dinkelbach, On nonlinear fractional programming, 1967). For a
-constant chance of acceptance and a target whose forward always takes the same, that is the gamma of
-`fastdraft.theory.best_gamma`.
+The adaptive schedule maximises emitted tokens per second. Let r be the highest rate that any draft
+length promises for the request. Then k more draft tokens are worth their expected accepted tokens
+minus r times their seconds, and the model drafts on while some k is worth more than nothing
+(Dinkelbach, On nonlinear fractional programming, 1967). For a constant acceptance probability and a
+target forward of constant time, this gives the gamma of `fastdraft.theory.best_gamma`.
 
-How probable it is that a token is accepted `fastdraft.drafters.acceptance` learns.
+`fastdraft.drafters.estimator` learns the acceptance probabilities.
 """
 
 from __future__ import annotations
@@ -21,14 +19,14 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdraft.drafters.acceptance import Acceptance, Path
+from fastdraft.drafters.estimator import AcceptanceEstimator, Belief
 
 __all__ = ["SCHEDULES", "DraftTime", "Schedule"]
 
 _TIME_MEMORY: Final = 10
 _LARGEST_SURPRISE: Final = 0.7
 
-# A model that does not pay is tried again after so many steps, and after twice as many each time.
+# A model that does not pay is tried again after so many steps, then after twice as many each time.
 _FIRST_TRIAL: Final = 16
 _LAST_TRIAL: Final = 512
 _TRIAL_TOKENS: Final = 2
@@ -36,17 +34,19 @@ _TRIAL_TOKENS: Final = 2
 
 @dataclass(frozen=True)
 class DraftTime:
-    """What drafting in this step takes.
+    """How long drafting and verification take in this step.
 
     Attributes:
         step: float64 (widths,), seconds of a target step by the tokens a row in its forward.
         draft: Seconds of one more draft token, in all rows together.
-        width: Tokens a row that the forward has in any case.
+        width: The least width of the target's forward: another row's draft needs it.
+        running: The rows in the target's forward, drafted for by this model or not.
     """
 
     step: NDArray[np.float64]
     draft: float
     width: int = 1
+    running: int = 1
 
     def target(self, drafted: int) -> float:
         """Seconds of the target's step with so many draft tokens."""
@@ -77,56 +77,48 @@ class _Clock:
 
 
 class Schedule:
-    """Drafts `num_tokens` tokens, and measures what they are worth. One for each draft model.
+    """Drafts `num_tokens` tokens and measures them. One for each draft model.
 
-    Tokens and rates are those of a row, so that a batch that shrinks changes nothing.
+    Tokens and rates are per row, so that a batch that shrinks changes nothing.
 
     Attributes:
         num_tokens: The most tokens of a draft.
-        acceptance: How probable it is that they are accepted, by the model's largest probability.
+        estimator: Estimates acceptance from the model's largest probability.
     """
 
     weighs_cost = False
 
     def __init__(self, num_tokens: int) -> None:
         self.num_tokens = num_tokens
-        # A small model is surer than it is right.
-        self.acceptance = Acceptance(lambda sure: 0.2 + 0.75 * sure)
+        # Small models are overconfident.
+        self.estimator = AcceptanceEstimator(lambda confidence: 0.2 + 0.75 * confidence)
         self._clocks: dict[int, _Clock] = {}
 
-    def numbers(self, requests: Sequence[Hashable], time: DraftTime, *, running: int) -> list[int]:
-        """The most tokens to draft in this step for each of `requests`, 0 for none.
-
-        `running` is the number of rows in the target's forward, these or others.
-        """
+    def numbers(self, requests: Sequence[Hashable], time: DraftTime) -> list[int]:
+        """The most tokens to draft in this step for each of `requests`, 0 for none."""
         return [self.num_tokens] * len(requests)
 
     def goes_on(
         self,
-        paths: Sequence[tuple[Hashable, Path]],
+        beliefs: Sequence[tuple[Hashable, Belief]],
         drafted: int,
         time: DraftTime,
         *,
         most: int,
-        running: int,
     ) -> bool:
         """Whether to draft another token behind `drafted` ones.
 
         Args:
-            paths: The requests that would get one, and the paths of their drafts.
-            drafted: How long the longest of them is, at least 1.
-            time: What drafting takes.
+            beliefs: The requests that would get one, and the beliefs about their drafts.
+            drafted: How long the longest draft is, at least 1.
+            time: How long drafting takes.
             most: How many more may follow, at least 1.
-            running: As for `numbers`.
         """
         return True
 
-    def rate(self, requests: Sequence[Hashable], time: DraftTime, *, running: int) -> float:
-        """Tokens that a row grows by a second where the model drafts for `requests`.
-
-        `running` is that of `numbers`.
-        """
-        return float(self._rates(requests, time, running=running)[-1])
+    def rate(self, requests: Sequence[Hashable], time: DraftTime) -> float:
+        """Tokens a second that a row grows by where the model drafts for `requests`."""
+        return float(self._rates(requests, time)[-1])
 
     def observe(
         self, request: Hashable, confidences: Sequence[float], accepted: int, drafted: int
@@ -134,15 +126,15 @@ class Schedule:
         """Learns from a draft of `drafted` tokens.
 
         Args:
-            request: Whose draft.
-            confidences: How sure the model was of each token that the target came to judge: the
-                accepted ones and the first refused one.
+            request: The request of the draft.
+            confidences: The model's confidence in each token that the target judged: the accepted
+                ones and the first rejected one.
             accepted: How many tokens were accepted.
         """
-        self.acceptance.observe(request, confidences, accepted)
+        self.estimator.observe(request, confidences, accepted)
 
     def seconds(self, rows: int) -> float | None:
-        """What a draft token takes in a batch of so many rows; None where none was timed."""
+        """Seconds of a draft token in a batch of so many rows; None where none was timed."""
         clock = self._clocks.get(_size(rows))
         return None if clock is None else clock.seconds
 
@@ -152,22 +144,20 @@ class Schedule:
 
     def forget(self, request: Hashable) -> None:
         """Drops what is known of a request that has ended."""
-        self.acceptance.forget(request)
+        self.estimator.forget(request)
 
-    def _rates(
-        self, requests: Sequence[Hashable], time: DraftTime, *, running: int
-    ) -> NDArray[np.float64]:
-        """Tokens that a row grows by a second with 1 .. `num_tokens` draft tokens."""
-        begun = [(request, self.acceptance.begin(request)) for request in requests]
-        grown = 1 + self._gains(begun, self.num_tokens) / running
+    def _rates(self, requests: Sequence[Hashable], time: DraftTime) -> NDArray[np.float64]:
+        """Tokens a second that a row grows by with 1 .. `num_tokens` draft tokens."""
+        begun = [(request, self.estimator.begin(request)) for request in requests]
+        grown = 1 + self._gains(begun, self.num_tokens) / time.running
         rates: NDArray[np.float64] = grown / (time.target(0) + time.more(0, self.num_tokens))
         return rates
 
-    def _gains(self, paths: Sequence[tuple[Hashable, Path]], most: int) -> NDArray[np.float64]:
-        """The tokens that 1 .. `most` more draft tokens of each of `paths` add together."""
+    def _gains(self, beliefs: Sequence[tuple[Hashable, Belief]], most: int) -> NDArray[np.float64]:
+        """The tokens that 1 .. `most` more draft tokens in each of these drafts add together."""
         gains = np.zeros(most)
-        for request, path in paths:
-            gains += self.acceptance.gains(request, path, most)
+        for request, belief in beliefs:
+            gains += self.estimator.gains(request, belief, most)
         return gains
 
 
@@ -182,7 +172,7 @@ class Heuristic(Schedule):
         super().__init__(num_tokens)
         self._of_request: dict[Hashable, int] = {}
 
-    def numbers(self, requests: Sequence[Hashable], time: DraftTime, *, running: int) -> list[int]:
+    def numbers(self, requests: Sequence[Hashable], time: DraftTime) -> list[int]:
         return [self._of_request.get(request, self.num_tokens) for request in requests]
 
     def observe(
@@ -204,19 +194,19 @@ class Adaptive(Schedule):
 
     def __init__(self, num_tokens: int) -> None:
         super().__init__(num_tokens)
-        self._rate = 0.0  # what the draft in hand promises
+        self._rate = 0.0  # tokens a second that this step's drafts promise
         self._idle = 0
         self._next_trial = _FIRST_TRIAL
 
-    def numbers(self, requests: Sequence[Hashable], time: DraftTime, *, running: int) -> list[int]:
+    def numbers(self, requests: Sequence[Hashable], time: DraftTime) -> list[int]:
         number = self.num_tokens
         plain = 1 / time.target(0)
-        self._rate = self.rate(requests, time, running=running)
+        self._rate = self.rate(requests, time)
         if self._rate > plain:
             self._idle, self._next_trial = 0, _FIRST_TRIAL
             return [number] * len(requests)
         for request in requests:
-            self.acceptance.pass_by(request)
+            self.estimator.pass_by(request)
         self._idle += 1
         if self._idle < self._next_trial:
             return [0] * len(requests)
@@ -225,18 +215,17 @@ class Adaptive(Schedule):
 
     def goes_on(
         self,
-        paths: Sequence[tuple[Hashable, Path]],
+        beliefs: Sequence[tuple[Hashable, Belief]],
         drafted: int,
         time: DraftTime,
         *,
         most: int,
-        running: int,
     ) -> bool:
-        gains = self._gains(paths, most) / running
+        gains = self._gains(beliefs, most) / time.running
         return bool((gains > self._rate * time.more(drafted, most)).any())
 
-    def rate(self, requests: Sequence[Hashable], time: DraftTime, *, running: int) -> float:
-        best = float(self._rates(requests, time, running=running).max())
+    def rate(self, requests: Sequence[Hashable], time: DraftTime) -> float:
+        best = float(self._rates(requests, time).max())
         return max(best, 1 / time.target(0))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from fastdraft.hf.generate import SpeculativeOutput, generate, speculate
+from fastdraft.hf.generate import generate, speculate
+from fastdraft.hf.output import SpeculativeOutput
 
 __all__ = ["SpeculativeOutput", "generate", "speculate"]

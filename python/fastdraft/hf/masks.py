@@ -14,7 +14,6 @@ import torch
 
 from fastdraft.errors import InvalidValueError
 from fastdraft.hf.kv_cache import Frame
-from fastdraft.hf.trees import TreeLayout
 
 __all__ = ["Masks"]
 
@@ -24,10 +23,11 @@ class Masks:
 
     Args:
         model: The target model.
-        visible: (rows, columns) bool, which columns of the prompts may be seen; `None` for all.
+        visible: (rows, columns), which columns of the prompts may be seen; `None` for all.
         rows: The number of rows.
 
     Attributes:
+        visible: The same, bool.
         takes_trees: Whether the model's attention takes the masks of trees.
 
     Raises:
@@ -35,7 +35,7 @@ class Masks:
     """
 
     def __init__(self, model: Any, *, visible: torch.Tensor | None, rows: int) -> None:
-        self._visible = visible
+        self.visible = None if visible is None else visible.bool()
         config = model.config.get_text_config(decoder=True)
         implementation = config._attn_implementation
         self._additive_dtype: torch.dtype | None = (
@@ -75,7 +75,7 @@ class Masks:
         device: torch.device,
         *,
         frames: Mapping[int | None, Frame],
-        trees: TreeLayout | None = None,
+        trees: torch.Tensor | None = None,
     ) -> torch.Tensor | dict[str, torch.Tensor] | None:
         """The mask of a forward over `width` new tokens a row.
 
@@ -84,7 +84,7 @@ class Masks:
             lengths: Tokens that each of them has in the cache.
             frames: What the forward sees of the cache, by the windows of its layers. A cache of
                 layers without windows serves windowed attention too.
-            trees: Which of the new tokens see which; `None` where each sees those before it.
+            trees: As in `FlatDrafts.sees`; `None` where each new token sees those before it.
 
         Returns:
             (rows, 1, width, columns), True or 0 where a query may look; a dict of these by layer
@@ -94,7 +94,7 @@ class Masks:
         uniform = min(lengths) == longest and all(
             min(frame.firsts) == max(frame.firsts) for frame in frames.values()
         )
-        if trees is None and self._visible is None and uniform:
+        if trees is None and self.visible is None and uniform:
             return None
         whole = frames.get(None, Frame([0] * len(rows), longest + width))
         of_kinds = {kind: frames.get(window, whole) for kind, window in self._windows.items()}
@@ -102,7 +102,10 @@ class Masks:
             [lengths, *(frame.firsts for frame in of_kinds.values())], device=device
         )
         starts = numbers[0][:, None]
-        steps = torch.arange(width, device=device) if trees is None else trees.depths.to(device)
+        if trees is None:
+            steps = torch.arange(width, device=device)
+        else:
+            steps = trees.to(device).sum(-1) - 1
         queries = starts + steps  # (rows, width), the tokens' places in their texts
         masks = {}
         for firsts, (kind, frame) in zip(numbers[1:], of_kinds.items(), strict=True):
@@ -120,7 +123,7 @@ class Masks:
         columns: torch.Tensor,
         starts: torch.Tensor,
         queries: torch.Tensor,
-        trees: TreeLayout | None,
+        trees: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """What each query sees without windows, (rows, width, columns), and the keys' places.
 
@@ -137,10 +140,10 @@ class Masks:
             slots = starts - columns[:, :1] + torch.arange(width, device=columns.device)
             keys = columns.scatter(1, slots, queries)
             seen = (columns < starts)[:, None].repeat(1, width, 1)
-            sees = trees.sees.to(columns.device)
+            sees = trees.to(columns.device)
             seen.scatter_(2, slots[:, None].expand(-1, width, -1), sees)
-        if self._visible is not None:
-            prompts = self._visible[list(rows)].to(columns.device)
+        if self.visible is not None:
+            prompts = self.visible[list(rows)].to(columns.device)
             last = prompts.shape[1] - 1
             seen &= (prompts.gather(1, columns.clamp(max=last)) | (columns > last))[:, None]
         return seen, keys

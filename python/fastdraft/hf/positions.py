@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -68,10 +69,11 @@ _WITHOUT_ROW_INDEX = (
 )
 
 
+@dataclass(frozen=True)
 class Positions:
     """The positions of one step: for each, its row and the text before it.
 
-    Args:
+    Attributes:
         text: (lines, columns) int64, padded prompts with output and draft.
         rows: The row of each position, an index of the batch.
         lengths: The number of tokens before each position, padding included.
@@ -79,21 +81,11 @@ class Positions:
         batch: The number of rows in the batch.
     """
 
-    def __init__(
-        self,
-        text: torch.Tensor,
-        rows: Sequence[int],
-        lengths: Sequence[int],
-        *,
-        lines: Sequence[int] | None = None,
-        batch: int,
-    ) -> None:
-        self.text = text
-        self.count = len(rows)
-        self._rows = rows
-        self._lengths = lengths
-        self._lines = rows if lines is None else lines
-        self._batch = batch
+    text: torch.Tensor
+    rows: Sequence[int]
+    lengths: Sequence[int]
+    batch: int
+    lines: Sequence[int] | None = None
 
     def by_length(self, *, in_place: bool) -> list[tuple[list[int], list[int], torch.Tensor]]:
         """Groups the positions whose text is equally long, shortest first.
@@ -107,21 +99,22 @@ class Positions:
             For each group its positions, the index of each within the text of the group, and that
             text.
         """
+        line_of = self.rows if self.lines is None else self.lines
         members: dict[tuple[int, int], list[int]] = {}
         turns: Counter[tuple[int, int]] = Counter()
-        for position, at in enumerate(zip(self._rows, self._lengths, strict=True)):
+        for position, at in enumerate(zip(self.rows, self.lengths, strict=True)):
             members.setdefault((at[1], turns[at]), []).append(position)
             turns[at] += in_place
         groups = []
         for length, turn in sorted(members):
             positions = members[length, turn]
-            lines = [self._lines[position] for position in positions]
-            if in_place and self._batch > 1:
-                rows = [self._rows[position] for position in positions]
-                standing = [lines[0]] * self._batch
+            lines = [line_of[position] for position in positions]
+            if in_place and self.batch > 1:
+                rows = [self.rows[position] for position in positions]
+                line_of_row = [lines[0]] * self.batch
                 for row, line in zip(rows, lines, strict=True):
-                    standing[row] = line
-                groups.append((positions, rows, self.text[standing, :length]))
+                    line_of_row[row] = line
+                groups.append((positions, rows, self.text[line_of_row, :length]))
             elif len(lines) == 1:
                 groups.append((positions, [0], self.text[lines[0] : lines[0] + 1, :length]))
             else:
@@ -235,7 +228,7 @@ class PositionCriteria:
 
     def stops(self, positions: Positions) -> list[bool]:
         """Whether each position, its text ending with the token just emitted, ends its row."""
-        stops = [False] * positions.count
+        stops = [False] * len(positions.rows)
         for members, indices, text in positions.by_length(in_place=self._in_place):
             for criterion in self._others:
                 # Some answer for all rows at once, with a bool or a tensor without dimensions.

@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from transformers.cache_utils import (
     Cache,
-    CacheLayerMixin,
     DynamicCache,
     DynamicLayer,
     DynamicSlidingWindowLayer,
 )
 
 from fastdraft.errors import InvalidValueError
+from fastdraft.hf.vocabulary import vocabulary_size
 
 __all__ = ["require_draftable"]
 
@@ -154,12 +154,11 @@ def _ask(
 
     The rows differ in the second token, or with `windows` in what stands behind these.
     """
-    vocabulary = int(model.get_input_embeddings().weight.shape[0])
-    first, second, other = (vocabulary // part for part in (2, 3, 5))
+    first, second, other = (vocabulary_size(model) // part for part in (2, 3, 5))
     ids = torch.tensor(
         [[first, second], [first, other if windows is None else second]], device="cpu"
     )
-    cache = _ProbeCache(prepared, columns, windows)
+    cache = _probe_cache(prepared, columns, windows)
     name = type(model).__name__
     try:
         inputs = _inputs(model, ids.to(model.device), cache, places, kwargs)
@@ -173,7 +172,7 @@ def _ask(
             f"model must give logits for each of several tokens behind its cache, got {name}, "
             f"which gives shape {tuple(logits.shape)} for {tuple(ids.shape)} tokens"
         )
-    if not cache.used:
+    if not any(isinstance(each, _ProbeLayer) and each.is_initialized for each in cache.layers):
         raise InvalidValueError(
             f"model must keep its keys and values in the cache that it is given, got {name}, "
             "which does not"
@@ -188,58 +187,35 @@ def _differ(logits: torch.Tensor) -> bool:
     return bool((logits[0] - logits[1]).abs().max() > rounding * spread)
 
 
-class _ProbeLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
-    """Holds as many columns as it is told, of zeros; the hidden ones of the second row are loud."""
-
-    is_sliding = False
+class _ProbeLayer(DynamicLayer):
+    """Holds `columns` columns of zeros; the first `hidden` values of the second row are loud."""
 
     def __init__(self, columns: int, hidden: int = 0) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._columns = columns
         self._hidden = hidden
-        self.used = False
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        self.is_initialized = True
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        self.used = True
-        held = [
+        super().lazy_initialization(key_states, value_states)
+        self.keys, self.values = (
             states.new_zeros((*states.shape[:2], self._columns, states.shape[3]))
             for states in (key_states, value_states)
-        ]
+        )
         # Loud enough to be heard among all columns, and within float16.
-        held[1][1:, :, : self._hidden] = min(float(self._columns), 3e4)
-        self.keys = torch.cat([held[0], key_states], -2)
-        self.values = torch.cat([held[1], value_states], -2)
-        return self.keys, self.values
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self._columns + query_length, 0
+        self.values[1:, :, : self._hidden] = min(float(self._columns), 3e4)
 
     def get_seq_length(self) -> int:
         return self._columns
 
-    def get_max_length(self) -> int:
-        return -1
 
-
-class _ProbeCache(Cache):
-    """A cache that says it holds `columns` columns, as many as it takes to ask."""
-
-    def __init__(self, prepared: Cache, columns: int, windows: list[int | None] | None) -> None:
-        kind: Any = functools.partial(_ProbeLayer, columns)
-        if prepared.layers:
-            super().__init__(layers=[])
-        else:
-            super().__init__(layer_class_to_replicate=kind)
-        for place, layer in enumerate(prepared.layers):
-            window = None if windows is None else windows[place]
-            hidden = 0 if window is None else columns - window + 1
-            self.layers.append(kind(hidden) if isinstance(layer, DynamicLayer) else layer)
-
-    @property
-    def used(self) -> bool:
-        return any(getattr(layer, "used", False) for layer in self.layers)
+def _probe_cache(prepared: Cache, columns: int, windows: list[int | None] | None) -> Cache:
+    """A cache that says it holds `columns` columns, in as many layers as the prepared one."""
+    kind: Any = functools.partial(_ProbeLayer, columns)
+    if not prepared.layers:
+        return Cache(layer_class_to_replicate=kind)
+    layers = []
+    for place, layer in enumerate(prepared.layers):
+        window = None if windows is None else windows[place]
+        hidden = 0 if window is None else columns - window + 1
+        layers.append(kind(hidden) if isinstance(layer, DynamicLayer) else layer)
+    return Cache(layers=layers)

@@ -1,18 +1,19 @@
-"""What an adapter keeps of a serving stack's requests, whichever stack that is."""
+"""What all adapters share: a host's requests at one engine, their parameters and their memory."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import sys
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
-from fastdraft import Datastore, DraftStats, Engine
-from fastdraft.errors import InvalidValueError
+from fastdraft import Datastore, DraftBatch, DraftStats, Engine
+from fastdraft.errors import FastdraftError, InvalidValueError
 
 __all__ = [
     "LOOKAHEAD",
@@ -26,16 +27,18 @@ __all__ = [
     "longest_draft",
 ]
 
+# Keys of a request's own parameters.
 PREDICTION: Final = "prediction_token_ids"
-"""Among a request's own parameters: the token ids of the text that its caller expects."""
+"""The token ids of the text that the caller expects."""
 REMEMBER: Final = "fastdraft_remember"
-"""Among them too: false keeps the request and the memory of earlier requests apart."""
+"""False keeps the request and the memory of earlier requests apart."""
 SWITCH: Final = "fastdraft"
-"""Among them too: "off" indexes and drafts nothing for the request."""
+""""off" indexes and drafts nothing for the request."""
 LOOKAHEAD: Final = "fastdraft_lookahead"
-"""Among them too: the longest draft that the request wants."""
+"""The longest draft that the request wants."""
+
 UNLIMITED: Final = int(np.iinfo(np.int32).max)
-"""More tokens than there are."""
+"""More tokens than any text has."""
 
 _logger = logging.getLogger(__name__)
 
@@ -46,9 +49,12 @@ class Text:
 
     request: int | None = None
     """Its id at the engine; None where it is not drafted for."""
+    lookahead: int = UNLIMITED
+    """The longest draft that it asks for."""
 
 
 TextT = TypeVar("TextT", bound=Text)
+ResultT = TypeVar("ResultT")
 
 
 def longest_draft(params: Mapping[str, Any]) -> int:
@@ -58,7 +64,7 @@ def longest_draft(params: Mapping[str, Any]) -> int:
         params: The request's own parameters.
 
     Raises:
-        InvalidValueError: What it has under `SWITCH` or `LOOKAHEAD` is not understood.
+        InvalidValueError: The value of `SWITCH` or `LOOKAHEAD` is invalid.
     """
     switch = params.get(SWITCH, "on")
     # A bool is an integer, and some hosts send it as one.
@@ -77,14 +83,14 @@ def longest_draft(params: Mapping[str, Any]) -> int:
 class Memory:
     """The text of finished requests, a live datastore for each adapter, within one bound.
 
-    What one adapter wrote says little about what another one will write, and may be another
-    tenant's. So each adapter has a store of its own, and the model without adapters has one. All
-    may grow to an equal share of the bytes; where there are too many for that, those go that no
-    request asked for in the longest time.
+    Adapters here are LoRA adapters of the model. The text of one helps little with another, and may
+    belong to another tenant. So each adapter has a store of its own, and the model without adapters
+    has one. Each may grow to an equal share of the bytes; when they outgrow the bound together, the
+    least recently used ones are closed.
 
     Args:
         max_bytes: The most bytes of all stores together; 0 remembers nothing.
-        adapters: How many adapters may be at work at once.
+        adapters: How many adapters may be in use at once.
 
     Raises:
         InvalidValueError: The shares are too small to hold anything.
@@ -93,7 +99,7 @@ class Memory:
     def __init__(self, max_bytes: int, *, adapters: int = 0) -> None:
         self.max_bytes = max_bytes
         self._share = max_bytes // (1 + adapters)
-        # The one that was asked for last stands last.
+        # In the order of their last use.
         self._stores: dict[Hashable, Datastore] = {}
         self.of(None)
 
@@ -109,7 +115,7 @@ class Memory:
         return [store]
 
     def trim(self) -> None:
-        """Makes room: to be called when text has entered."""
+        """Closes stores until the bound holds; call it after text has entered."""
         while self.bytes > self.max_bytes:
             self._stores.pop(next(iter(self._stores))).close()
 
@@ -128,26 +134,28 @@ class Memory:
 class HostRequests(Generic[TextT]):
     """The requests of one host at one engine, by the host's names for them.
 
-    Whatever goes wrong in drafting, the host's requests go on: what was met is counted in `faults`,
-    the first of it is warned of, and the requests that it was met with are drafted for no more.
+    A drafting error never fails a request of the host. It is counted in `faults`, the first one is
+    logged as a warning, and the requests concerned go on without drafts.
 
     Args:
         engine: What drafts.
-        memory: What finished requests leave to later ones.
+        memory: Where the text of finished requests goes, for later ones to be drafted from.
+        frozen: Datastores that all requests are drafted from.
 
     Attributes:
         engine: What drafts.
-        memory: What finished requests leave to later ones.
-        faults: How often something went wrong in drafting.
+        memory: Where the text of finished requests goes.
+        faults: The number of drafting errors.
     """
 
-    def __init__(self, engine: Engine, memory: Memory) -> None:
+    def __init__(self, engine: Engine, memory: Memory, frozen: Sequence[Datastore] = ()) -> None:
         self.engine = engine
         self.memory = memory
         self.faults = 0
+        self._frozen = frozen
         self._texts: dict[Hashable, TextT] = {}
         self._finished = DraftStats()
-        self._foreign = False
+        self._warned_of_foreign = False
 
     @property
     def stats(self) -> DraftStats:
@@ -164,44 +172,117 @@ class HostRequests(Generic[TextT]):
         """How many requests are known, drafted for or not."""
         return len(self._texts)
 
-    def _note_foreign(self) -> None:
-        """Warns once where datastores hold ids that the target does not know: see `num_foreign`."""
-        if self.engine.num_foreign and not self._foreign:
-            self._foreign = True
+    def _add(
+        self,
+        text: TextT,
+        token_ids: ArrayLike,
+        params: Mapping[str, Any],
+        *,
+        adapter: Hashable = None,
+        shared: bool = True,
+    ) -> None:
+        """Starts to draft for a request, unless its parameters switch drafts off.
+
+        Args:
+            text: What is known of it; gets the engine's id.
+            token_ids: Its prompt, and what it has emitted already.
+            params: Its own parameters.
+            adapter: Its LoRA adapter.
+            shared: Whether it may share text with other requests of the adapter.
+
+        Raises:
+            FastdraftError: A bad parameter, or one of the errors of `Engine.add_request`.
+        """
+        text.lookahead = longest_draft(params)
+        if not text.lookahead:
+            return
+        remembered = self.memory.of(adapter) if shared and params.get(REMEMBER, True) else []
+        text.request = self.engine.add_request(
+            token_ids,
+            prediction=params.get(PREDICTION),
+            datastores=[*remembered, *self._frozen],
+        )
+
+    def _observe(self, texts: Sequence[TextT], token_ids: ArrayLike, offsets: ArrayLike) -> None:
+        """Passes on what requests emitted, as `Engine.observe_batch` takes it.
+
+        Those whose tokens the engine refuses go on without drafts, each a fault.
+        """
+        try:
+            self.engine.observe_batch(_ids(texts), token_ids, offsets)
+        except FastdraftError as error:
+            if not error.rows:
+                raise
+            for row in error.rows:
+                self._fault()
+                self._give_up(texts[row])
+
+    def _propose(
+        self, texts: Sequence[TextT], limits: Sequence[int], cost: ArrayLike | None = None
+    ) -> DraftBatch:
+        """The drafts of a step, as `Engine.propose_batch` gives them."""
+        drafts = self.engine.propose_batch(_ids(texts), limits=limits, cost=cost)
+        if self.engine.num_foreign and not self._warned_of_foreign:
+            self._warned_of_foreign = True
             self._fault(
                 "a datastore holds tokens beyond the target's vocabulary of "
                 f"{self.engine.config.vocabulary}, which are not drafted; is it of another "
                 "tokenizer?"
             )
+        return drafts
+
+    def _end(self, keys: Iterable[Hashable]) -> None:
+        """Ends requests; unknown ones are skipped."""
+        for key in keys:
+            text = self._texts.pop(key, None)
+            if text is not None and text.request is not None:
+                self._guard([text], self._finish, text)
 
     def _finish(self, text: TextT) -> None:
-        """Ends a request that is drafted for."""
+        """Ends a request that is drafted for, so that it is remembered."""
         assert text.request is not None
         self._conclude(text, self.engine.finish(text.request))
         self.memory.trim()
 
     def _conclude(self, text: TextT, stats: DraftStats) -> None:
-        """The engine drafts for the request no more; what it did came to `stats`."""
+        """Takes the counts of a request that the engine has ended."""
         self._finished += stats
 
     def _give_up(self, text: TextT) -> None:
         """Leaves the request without drafts from here on."""
         request, text.request = text.request, None
         if request is not None:
-            # One that something went wrong with may be gone already, or what keeps its counts be
-            # broken; nothing is left to be done about either.
+            # After an error the engine may no longer know the request, and what keeps the counts
+            # may be broken. Nothing can be done about either.
             with contextlib.suppress(Exception):
                 stats = self.engine.stats(request)
                 self.engine.cancel(request)
                 self._conclude(text, stats)
 
+    def _guard(
+        self, texts: Iterable[TextT], call: Callable[..., ResultT], *args: Any
+    ) -> ResultT | None:
+        """What `call` returns; if it raises, `texts` go on without drafts, and None."""
+        try:
+            return call(*args)
+        except Exception:
+            self._fault()
+            for text in texts:
+                self._give_up(text)
+            return None
+
     def _fault(self, what: str = "drafting failed") -> None:
-        """Counts what went wrong, and warns of the first, with the exception if one is in hand."""
+        """Counts a fault; warns of the first, with the exception that is being handled, if any."""
         self.faults += 1
         if self.faults == 1:
             _logger.warning(
-                "fastdraft: %s; the requests that it was met with go on without drafts, and "
-                "further faults are only counted",
+                "fastdraft: %s; the requests concerned go on without drafts, and further faults "
+                "are only counted",
                 what,
                 exc_info=sys.exc_info()[0] is not None,
             )
+
+
+def _ids(texts: Iterable[Text]) -> NDArray[np.int64]:
+    """The engine's ids of requests that are drafted for."""
+    return np.array([text.request for text in texts], dtype=np.int64)

@@ -1,15 +1,13 @@
 """llama-cpp-python: drafts for `llama_cpp.Llama`, by its own interface for draft models.
 
-The host calls a draft model once a step with the whole text so far. It names no request, does not
-say where one begins or ends, and samples the target at every draft token, so its output is the
-target's own. Written for 0.3.36.
+The host calls a draft model once a step with the whole text so far. It does not say where a request
+begins or ends. It samples the target at every draft token, so its output is the target's own.
+Written for 0.3.36.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import logging
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -21,14 +19,13 @@ from numpy.typing import NDArray
 
 from fastdraft import DraftConfig, DraftStats, Engine
 from fastdraft.errors import InvalidValueError
-from fastdraft.step_cost import StepCost
+from fastdraft.integrations.host import HostRequests, Memory, Text
+from fastdraft.step_latency import StepLatency
 
 __all__ = ["FastdraftDraftModel"]
 
-_logger = logging.getLogger(__name__)
 
-
-class FastdraftDraftModel:
+class FastdraftDraftModel(HostRequests[Text]):
     """Makes a `llama_cpp.Llama` decode speculatively, from now on until `close`.
 
     >>> llama = llama_cpp.Llama("model.gguf", n_ctx=8192)
@@ -36,17 +33,16 @@ class FastdraftDraftModel:
     >>> llama.create_chat_completion(messages)
     >>> draft_model.stats.mean_accepted_tokens
 
-    It drafts by the times that llama.cpp measures of its own forwards, so it drafts little or
-    nothing where a model and a machine gain nothing by it. Generations with logits processors, so
-    those with a `logit_bias` too, are not drafted for: the host shows a processor the whole draft
-    as if it were text already.
+    It uses the times that llama.cpp measures of its own forwards, so it drafts little or nothing
+    where that gains nothing. Generations with logits processors, and so those with a `logit_bias`,
+    get no drafts: the host shows a processor the whole draft as if it were text already.
 
-    Each generation is a request of the engine, which ends where the next one begins, or with
-    `finish`; tokens that the host has not shown by then, those after the last draft, are not in
-    it. Where drafting fails, the generation goes on without drafts: the first time is logged as a
-    warning, `faults` counts them.
+    Each generation is a request of the engine. It ends when the next one begins, or with `finish`;
+    tokens after its last draft, which the host has not shown by then, are not part of it. After a
+    drafting error the generation goes on without drafts: the first is logged as a warning, `faults`
+    counts all.
 
-    As a `Llama` itself, it is to be used by one thread at a time.
+    Like a `Llama`, it must be used by one thread at a time.
     """
 
     def __init__(
@@ -54,9 +50,10 @@ class FastdraftDraftModel:
     ) -> None:
         """Takes the place of the Llama's draft model, if it has one.
 
-        The host keeps the logits of all positions when it verifies drafts, but makes room for
-        `n_batch` of them, and fails on longer texts. Here it gets room for `n_ctx` positions, of
-        4 bytes a vocabulary entry each; memory is taken as far as a text comes.
+        Works around a llama-cpp-python bug with texts longer than `n_batch`: it keeps the logits
+        of all positions when it verifies drafts, but has room for `n_batch` of them. Here it gets
+        room for `n_ctx` positions, of 4 bytes a vocabulary entry each; only the part that texts
+        reach uses memory.
 
         Args:
             llama: The model, made in any way.
@@ -94,17 +91,14 @@ class FastdraftDraftModel:
                 "drafts are chosen by the times that llama.cpp measures: no_perf must be False, "
                 "got True"
             )
-        self._engine = engine
-        self._cost = StepCost.of(llama, _device_type(llama))
+        super().__init__(engine, Memory(0))
+        self._cost = StepLatency.of(llama, _device_type(llama))
         self._context = llama.ctx
         self._n_batch: int = llama.n_batch
-        self._request: int | None = None
         self._prediction: NDArray[np.int32] | None = None
-        self._finished = DraftStats()
         self._latest = DraftStats()
-        self._faults = 0
-        # The text that the host showed last, and what it was answered with.
-        self._text: NDArray[np.int32] = np.zeros(len(llama.input_ids), dtype=np.int32)
+        # The text that the host showed last, and the size of the draft that it got.
+        self._shown: NDArray[np.int32] = np.zeros(len(llama.input_ids), dtype=np.int32)
         self._length = 0
         self._drafted = 0
         self._milliseconds = 0.0
@@ -130,29 +124,20 @@ class FastdraftDraftModel:
             The draft, of shape (drafted,), empty where nothing is worth it.
         """
         milliseconds = self._forward_milliseconds()
-        draft = np.empty(0, dtype=np.intc)
-        try:
-            if not self._goes_on(input_ids):
-                self._begin(input_ids)
-            elif self._request is not None:
-                seconds = (milliseconds - self._milliseconds) / 1e3
-                self._cost.observe(1, 1 + self._drafted, seconds)
-                self._engine.observe(self._request, input_ids[self._length :])
-            if self._request is not None:
-                draft = self._propose(self._request, len(input_ids))
-        except Exception:
-            self._give_up()
-        self._text[self._length : len(input_ids)] = input_ids[self._length :]
+        draft = self._guard(self._texts.values(), self._step, input_ids, milliseconds)
+        if draft is None:
+            draft = np.empty(0, dtype=np.intc)
+        self._shown[self._length : len(input_ids)] = input_ids[self._length :]
         self._length = len(input_ids)
         self._drafted = len(draft)
         self._milliseconds = milliseconds
         return draft
 
     def predict(self, prediction: str | Sequence[int] | NDArray[np.integer] | None) -> None:
-        """Tells what the output of the next generation is expected to be; it need not be exact.
+        """Sets the text that the next generation is expected to be; it need not be exact.
 
         Args:
-            prediction: The text, or its token ids; None takes back what was told before.
+            prediction: The text, or its token ids; None takes an earlier one back.
 
         Raises:
             InvalidValueError: Not text and not a row of token ids.
@@ -163,34 +148,22 @@ class FastdraftDraftModel:
             return
         token_ids = self._tokenize(prediction) if isinstance(prediction, str) else prediction
         # Checked now, since the generation could only go on without it.
-        self._engine.cancel(self._engine.add_request([], prediction=token_ids))
+        self.engine.cancel(self.engine.add_request([], prediction=token_ids))
         self._prediction = np.array(token_ids, dtype=np.int32)
-
-    @property
-    def stats(self) -> DraftStats:
-        """The counts over all generations, the running one included."""
-        return self._finished + self._running()
 
     @property
     def latest_stats(self) -> DraftStats:
         """The counts of the generation that began last."""
-        return self._latest if self._request is None else self._running()
-
-    @property
-    def faults(self) -> int:
-        """The generations that went on without drafts after an error."""
-        return self._faults
+        running = [text.request for text in self._texts.values() if text.request is not None]
+        return self.engine.stats(running[0]) if running else self._latest
 
     def finish(self) -> None:
         """Ends the latest generation: its text enters the engine's live datastores.
 
-        Otherwise it ends where the next one begins. Does nothing where none is running.
+        Otherwise it ends when the next one begins. Does nothing where none is running.
         """
-        request, self._request = self._request, None
         self._length = 0
-        if request is not None:
-            self._latest = self._engine.finish(request)
-            self._finished += self._latest
+        self._end([None])
 
     def close(self) -> None:
         """Ends the latest generation; the Llama decodes again as it did before."""
@@ -205,42 +178,44 @@ class FastdraftDraftModel:
         return (
             self._length > 0
             and 1 <= emitted <= 1 + self._drafted
-            and np.array_equal(input_ids[: self._length], self._text[: self._length])
+            and np.array_equal(input_ids[: self._length], self._shown[: self._length])
         )
 
-    def _begin(self, input_ids: NDArray[np.intc]) -> None:
-        prediction, self._prediction = self._prediction, None
-        self.finish()
-        # The host first calls after the first token.
-        self._request = self._engine.add_request(input_ids[:-1], prediction=prediction)
-        self._engine.observe(self._request, input_ids[-1:])
-
-    def _propose(self, request: int, length: int) -> NDArray[np.intc]:
-        # Draft and last token have to fit into one batch: of others, logits are gone.
-        limit = min(len(self._text) - length, self._n_batch - 1)
+    def _step(self, input_ids: NDArray[np.intc], milliseconds: float) -> NDArray[np.intc] | None:
+        """Passes on what the last step emitted; the draft for the next, if there is any."""
+        if self._goes_on(input_ids):
+            text, emitted = self._texts[None], input_ids[self._length :]
+            if text.request is None:
+                return None
+            seconds = (milliseconds - self._milliseconds) / 1e3
+            self._cost.observe(1, 1 + self._drafted, seconds)
+        else:
+            # The host first calls after the first token.
+            text, emitted = self._begin(input_ids[:-1]), input_ids[-1:]
+        self._observe([text], emitted, [0, len(emitted)])
+        if text.request is None:
+            return None
+        # Draft and last token must fit into one batch: of longer ones, logits are lost.
+        limit = min(len(self._shown) - len(input_ids), self._n_batch - 1)
         if self._has_processors() or self._cost.wants_plain_step(1):
             limit = 0
-        cost = self._cost.seconds_by_tokens(1)
-        return self._engine.propose(request, limit=limit, cost=cost).token_ids
+        return self._propose([text], [limit], self._cost.seconds_by_tokens(1)).token_ids
+
+    def _begin(self, prompt: NDArray[np.intc]) -> Text:
+        prediction, self._prediction = self._prediction, None
+        self.finish()
+        self._latest = DraftStats()
+        text = self._texts[None] = Text()
+        text.request = self.engine.add_request(prompt, prediction=prediction)
+        return text
+
+    def _conclude(self, text: Text, stats: DraftStats) -> None:
+        super()._conclude(text, stats)
+        self._latest = stats
 
     def _has_processors(self) -> bool:
         llama = self._llama()
         return llama is not None and bool(llama._sampler.custom_samplers)
-
-    def _give_up(self) -> None:
-        """Goes on without drafts until the next generation."""
-        if not self._faults:
-            _logger.warning("drafting failed, the generation goes on without", exc_info=True)
-        self._faults += 1
-        with contextlib.suppress(Exception):
-            self._latest = self._running()
-            self._finished += self._latest
-            if self._request is not None:
-                self._engine.cancel(self._request)
-        self._request = None
-
-    def _running(self) -> DraftStats:
-        return DraftStats() if self._request is None else self._engine.stats(self._request)
 
     def _tokenize(self, text: str) -> NDArray[np.int32]:
         llama = self._llama()
@@ -249,13 +224,13 @@ class FastdraftDraftModel:
         return np.array(llama.tokenize(text.encode(), add_bos=False), dtype=np.int32)
 
     def _forward_milliseconds(self) -> float:
-        """What all forwards so far took together, without sampling and the caller's own work."""
+        """The time of all forwards so far, without sampling and the caller's own work."""
         times = llama_cpp.llama_perf_context(self._context)
         return float(times.t_eval_ms + times.t_p_eval_ms)
 
 
 def _engine(config: DraftConfig | None, vocabulary: int) -> Engine:
-    """An engine for a target of so many tokens: llama.cpp ends a generation over others."""
+    """An engine that drafts no token beyond the vocabulary: llama.cpp fails on such tokens."""
     config = DraftConfig() if config is None else config
     if config.vocabulary is None:
         config = dataclasses.replace(config, vocabulary=vocabulary)

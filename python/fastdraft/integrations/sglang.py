@@ -1,8 +1,8 @@
 """SGLang's `--speculative-algorithm FASTDRAFT`: its n-gram worker, with the engine for its corpus.
 
 SGLang asks once a step for the drafts of a batch, a tree of the same number of nodes for every
-request. The root is the last token of the request's text. Which request is whose it says itself;
-its prompt and output are read from the request, as the host has them.
+request. The root is the last token of the request's text. It names the requests; their prompts and
+outputs are read from the host's own objects.
 """
 
 from __future__ import annotations
@@ -17,18 +17,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdraft import Datastore, DraftBatch, DraftConfig, Engine
-from fastdraft.errors import FastdraftError, InvalidValueError
+from fastdraft import Datastore, DraftConfig, Engine
+from fastdraft.errors import InvalidValueError
 from fastdraft.integrations.host import (
     LOOKAHEAD,
     PREDICTION,
     REMEMBER,
     SWITCH,
-    UNLIMITED,
     HostRequests,
     Memory,
     Text,
-    longest_draft,
 )
 
 __all__ = ["LOOKAHEAD", "NAME", "PREDICTION", "REMEMBER", "SWITCH", "Corpus", "register"]
@@ -46,8 +44,6 @@ class _Text(Text):
     prompt_size: int = 0
     output_ids: Sequence[int] = ()
     """The host's own list, which grows: another one under the same id is another request."""
-    lookahead: int = UNLIMITED
-    """The longest draft that it asks for."""
 
 
 class _Row(NamedTuple):
@@ -55,7 +51,6 @@ class _Row(NamedTuple):
 
     place: int
     text: _Text
-    request: int
     tail: Sequence[int]
     total: int
 
@@ -63,8 +58,8 @@ class _Row(NamedTuple):
 class Corpus(HostRequests[_Text]):
     """An engine in the place of SGLang's `NgramCorpus`, and called as that is.
 
-    The ranks of a tensor-parallel group each have one and have to draft the same. They do, since
-    they are told the same, and nothing here depends on a clock.
+    Each rank of a tensor-parallel group has one, and all must draft the same. They do, since they
+    get the same calls, and nothing here depends on a clock.
 
     Not thread-safe: SGLang calls it from the thread that schedules.
     """
@@ -83,13 +78,14 @@ class Corpus(HostRequests[_Text]):
         Args:
             draft_token_num: The nodes of a tree, its root included.
             max_bfs_breadth: 1 drafts chains, for attention backends that take no others.
-            vocabulary: The tokens that the target knows; not of the worker's own corpus.
-            adapters: How many LoRA adapters may be at work at once; not of that one either.
+            vocabulary: The number of tokens that the target knows.
+            adapters: How many LoRA adapters may be in use at once.
 
-        What the worker has no option for is in the environment: `FASTDRAFT_MEMORY_BYTES`, the most
-        memory for the text of finished requests, from which later ones are drafted, 1 GiB by
-        default and 0 for none; `FASTDRAFT_DATASTORES`, paths of frozen datastores, joined as in
-        `PATH`; `FASTDRAFT_MAX_BYTES`, the most memory for the indexes of running requests.
+        The last two are fastdraft's own. What the worker has no option for comes from the
+        environment: `FASTDRAFT_MEMORY_BYTES`, the most memory for the text of finished requests,
+        from which later ones are drafted, 1 GiB by default and 0 for none; `FASTDRAFT_DATASTORES`,
+        paths of frozen datastores, joined as in `PATH`; `FASTDRAFT_MAX_BYTES`, the most memory for
+        the indexes of running requests.
 
         Raises:
             InvalidValueError: A value out of its range.
@@ -101,9 +97,10 @@ class Corpus(HostRequests[_Text]):
             )
         longest = draft_token_num - 1
         memory_bytes = _bytes("FASTDRAFT_MEMORY_BYTES")
+        memory = Memory(_MEMORY_BYTES if memory_bytes is None else memory_bytes, adapters=adapters)
         paths = os.environ.get("FASTDRAFT_DATASTORES", "").split(os.pathsep)
-        self._frozen = [Datastore.open(path) for path in paths if path]
-        # The host verifies all nodes, so each of them is paid for in any case.
+        frozen = [Datastore.open(path) for path in paths if path]
+        # The host verifies all nodes whether they are drafted or not, so drafts cost nothing more.
         engine = Engine(
             DraftConfig(
                 lookahead=longest,
@@ -113,8 +110,7 @@ class Corpus(HostRequests[_Text]):
                 vocabulary=vocabulary,
             )
         )
-        memory_bytes = _MEMORY_BYTES if memory_bytes is None else memory_bytes
-        super().__init__(engine, Memory(memory_bytes, adapters=adapters))
+        super().__init__(engine, memory, frozen)
         self._width = draft_token_num
 
     def begin(self, reqs: Iterable[Any]) -> None:
@@ -129,36 +125,30 @@ class Corpus(HostRequests[_Text]):
             text = self._texts.get(req.rid)
             if text is not None and text.output_ids is req.output_ids:
                 continue
-            self.erase_match_state([req.rid])
+            self._end([req.rid])
             text = self._texts[req.rid] = _Text(output_ids=req.output_ids)
-            try:
-                self._add(text, req)
-            except Exception:
-                self._fault()
+            self._guard([text], self._start, text, req)
 
-    def _add(self, text: _Text, req: Any) -> None:
+    def _start(self, text: _Text, req: Any) -> None:
         params = getattr(req.sampling_params, "custom_params", None)
-        params = params if isinstance(params, Mapping) else {}
-        # What the host keeps apart in its cache of prefixes is kept apart here. It adds the adapter
-        # to the key of a request.
+        # Requests that share no cache of prefixes in the host share no text here. The host adds the
+        # adapter to the key of a request.
         adapter = getattr(req, "lora_id", None)
         own_key = (getattr(req, "extra_key", None) or None) != adapter
-        salted = getattr(req, "cache_salt", None) or own_key
-        shared = params.get(REMEMBER, True) and not salted
         # As it was before the host put hashes of the images into it.
         prompt = getattr(req, "origin_input_ids_unpadded", req.origin_input_ids)
         text.prompt_size = len(prompt)
-        text.lookahead = longest_draft(params)
         most = req.sampling_params.max_new_tokens
-        room = UNLIMITED if most is None else most - len(req.output_ids)
-        if not text.lookahead or room < 2:
+        if most is not None and most - len(req.output_ids) < 2:
             # One token follows every draft.
             return
         known = [np.asarray(part, dtype=np.int64) for part in (prompt, req.output_ids)]
-        text.request = self.engine.add_request(
+        self._add(
+            text,
             np.concatenate(known),
-            prediction=params.get(PREDICTION),
-            datastores=[*(self.memory.of(adapter) if shared else []), *self._frozen],
+            params if isinstance(params, Mapping) else {},
+            adapter=adapter,
+            shared=not (getattr(req, "cache_salt", None) or own_key),
         )
 
     def batch_get(
@@ -167,16 +157,16 @@ class Corpus(HostRequests[_Text]):
         """The drafts of the next step, after what the last one emitted.
 
         Args:
-            req_ids: The ids of the requests, which `begin` has had.
+            req_ids: The ids of the requests, which `begin` has taken up.
             batch_tokens: For each of them the last tokens of its text, all new ones at least.
             total_lens: For each of them the length of its text, prompt and output.
 
         Returns:
             For each request the tokens of its nodes, int64, (requests * nodes,), and which nodes
             are their ancestors or themselves, 0 or 1, int64, (requests * nodes * nodes,). A node
-            comes after its parent, and the tokens of its siblings differ. Nodes that nothing is
-            known for hold token 0, each below the last: siblings of the same token would count
-            its probability several times where the host samples.
+            comes after its parent, and the tokens of its siblings differ. Unused nodes hold token
+            0, each a child of the one before: siblings of the same token would count its
+            probability several times when the host samples.
 
         One call of the engine for what was emitted and one for the drafts; O(requests * nodes^2).
         """
@@ -184,49 +174,34 @@ class Corpus(HostRequests[_Text]):
         tokens[:, 0] = [tail[-1] for tail in batch_tokens]
         parents = np.tile(np.maximum(np.arange(-1, self._width - 1), 0), (len(req_ids), 1))
         rows = [
-            _Row(place, text, text.request, batch_tokens[place], total_lens[place])
+            _Row(place, text, batch_tokens[place], total_lens[place])
             for place, rid in enumerate(req_ids)
             if (text := self._texts.get(rid)) is not None and text.request is not None
         ]
-        try:
-            self._step(rows, tokens, parents)
-        except Exception:
-            self._fault()
-            for row in rows:
-                self._give_up(row.text)
+        self._guard([row.text for row in rows], self._step, rows, tokens, parents)
         return tokens.reshape(-1), _ancestors(parents).reshape(-1)
 
     def _step(self, rows: list[_Row], tokens: _Ints, parents: _Ints) -> None:
-        known, emitted = [], []
-        for row in rows:
-            try:
-                emitted.append(self._emitted(row))
-                known.append(row)
-            except FastdraftError:
-                self._fault()
-                self._give_up(row.text)
-        offsets = np.cumsum([0, *map(len, emitted)])
-        flat = [token for part in emitted for token in part]
-        try:
-            self.engine.observe_batch([row.request for row in known], flat, offsets)
-        except FastdraftError as error:
-            if not error.rows:
-                raise
-            for place in error.rows:
-                self._fault()
-                self._give_up(known[place].text)
-        rows = [row for row in known if row.text.request is not None]
+        # Rows whose tail does not fit their text have lost their request, and are left out.
+        emitted = [self._guard([row.text], self._emitted, row) for row in rows]
+        live = [(row, part) for row, part in zip(rows, emitted, strict=True) if part is not None]
+        flat = [token for _, part in live for token in part]
+        offsets = np.cumsum([0, *(len(part) for _, part in live)])
+        self._observe([row.text for row, _ in live], flat, offsets)
+        rows = [row for row, _ in live if row.text.request is not None]
         if not rows:
             return
-        drafts = self.engine.propose_batch(
-            [row.request for row in rows], limits=[row.text.lookahead for row in rows]
-        )
-        self._note_foreign()
-        self._place(drafts, [row.place for row in rows], tokens, parents)
+        drafts = self._propose([row.text for row in rows], [row.text.lookahead for row in rows])
+        counts = np.diff(drafts.offsets)
+        at = np.repeat([row.place for row in rows], counts)
+        nodes = 1 + np.arange(len(at)) - np.repeat(drafts.offsets[:-1], counts)
+        tokens[at, nodes] = drafts.token_ids
+        parents[at, nodes] = 1 + drafts.parents
 
     def _emitted(self, row: _Row) -> Sequence[int]:
         """The last tokens of a text that the engine does not have yet."""
-        missing = row.total - self.engine.num_tokens(row.request)
+        assert row.text.request is not None
+        missing = row.total - self.engine.num_tokens(row.text.request)
         if not 0 <= missing <= len(row.tail):
             raise InvalidValueError(
                 f"a text of {row.total} tokens must be at most {len(row.tail)} ahead of the one "
@@ -234,37 +209,26 @@ class Corpus(HostRequests[_Text]):
             )
         return row.tail[len(row.tail) - missing :]
 
-    def _place(self, drafts: DraftBatch, places: list[int], tokens: _Ints, parents: _Ints) -> None:
-        counts = np.diff(drafts.offsets)
-        at = np.repeat(places, counts)
-        nodes = 1 + np.arange(len(at)) - np.repeat(drafts.offsets[:-1], counts)
-        tokens[at, nodes] = drafts.token_ids
-        parents[at, nodes] = 1 + drafts.parents
-
     def batch_put(self, batch_tokens: Sequence[Sequence[int]]) -> None:
-        """Nothing: what a request says is taken in with `batch_get`."""
+        """Nothing: `batch_get` takes in what requests emitted."""
 
     def synchronize(self) -> None:
-        """Nothing: nothing is done in the background."""
+        """Nothing: there is no work in the background."""
 
     def erase_match_state(self, req_ids: Iterable[str]) -> None:
-        """Ends requests that finished, were aborted or have to wait; unknown ones are left out.
+        """Ends requests that finished, were aborted or must wait; unknown ones are skipped.
 
-        Those that were only set aside begin anew when they come back.
+        Those that had to wait begin anew when they come back.
         """
-        for rid in req_ids:
-            text = self._texts.pop(rid, None)
-            if text is None or text.request is None:
-                continue
-            try:
-                known = self.engine.num_tokens(text.request)
-                last = text.output_ids[known - text.prompt_size :]
-                if last:
-                    self.engine.observe(text.request, last)
-                self._finish(text)
-            except Exception:
-                self._fault()
-                self._give_up(text)
+        self._end(req_ids)
+
+    def _finish(self, text: _Text) -> None:
+        assert text.request is not None
+        known = self.engine.num_tokens(text.request)
+        last = text.output_ids[known - text.prompt_size :]
+        if last:
+            self.engine.observe(text.request, last)
+        super()._finish(text)
 
     def reset(self) -> None:
         """Forgets all requests, running and remembered, as the host forgets its cache."""
@@ -316,7 +280,7 @@ def register() -> None:
     as_ngram = SpeculativeAlgorithm.NGRAM
 
     class Algorithm(CustomSpecAlgo):  # type: ignore[misc]
-        """N-gram speculation to the host, but for what drafts."""
+        """For the host this is n-gram speculation; only the drafts differ."""
 
         def is_ngram(self) -> bool:
             return True
@@ -347,7 +311,7 @@ def register() -> None:
 
 @functools.cache
 def _worker() -> type:
-    # Here and not above: only the process that runs the model has the kernels that this imports.
+    # Imported here: only the process that runs the model has the kernels that this needs.
     from sglang.srt.speculative import ngram_worker
 
     class FastdraftWorker(ngram_worker.NGRAMWorker):  # type: ignore[misc]
@@ -361,7 +325,7 @@ def _worker() -> type:
             )
             with _corpus_of(ngram_worker, corpus):
                 super().__init__(server_args, *args, target_worker=target_worker, **kwargs)
-            # How much of a text's end the corpus is shown: all that one step can add.
+            # How many last tokens of a text the corpus gets: all that one step can add.
             self.max_trie_depth = self.draft_token_num
 
         def _prepare_draft_tokens(self, batch: Any) -> Any:
@@ -369,14 +333,14 @@ def _worker() -> type:
             return super()._prepare_draft_tokens(batch)
 
         def _update_ngram_corpus(self, batch: Any) -> None:
-            """Nothing: the corpus takes in what was said when it is next asked."""
+            """Nothing: the corpus takes in what was emitted with its next call."""
 
     return FastdraftWorker
 
 
 @contextlib.contextmanager
 def _corpus_of(module: Any, corpus: Callable[..., Corpus]) -> Iterator[None]:
-    # The worker would make its own corpus first: a table for a million nodes, compiled on the way.
+    # The worker's own corpus would compile code first and allocate a table for a million nodes.
     own = module.NgramCorpus
     module.NgramCorpus = corpus
     try:

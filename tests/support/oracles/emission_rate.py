@@ -13,6 +13,11 @@ class EmissionRate:
     def value(self) -> float:
         return self.tokens / self.time
 
+    @property
+    def price(self) -> float:
+        """What a draft has to gain for a unit of step time: 1.2 times the rate."""
+        return 1.2 * self.value
+
     def add(self, tokens: int, time: float) -> None:
         self.tokens = 0.98 * self.tokens + tokens
         self.time = 0.98 * self.time + time

@@ -1,11 +1,10 @@
-"""What drafting did, carried from the processes that draft to the one that answers.
+"""Carries the counts of drafting from vLLM's engine processes to its API server.
 
-vLLM's API server and its engines are different processes, and nothing that an engine returns has
-room for a drafter's counts. So each engine keeps a small file that the API server maps: its totals,
-and a table of the requests with a prediction. A file has one writer, which never waits and never
-knows whether anyone reads. A request is found by its ticket, a random number that the API server
-hands out with the prediction: neither request ids, which vLLM changes on the way, nor the choice of
-an engine matter, and nobody can name the ticket of another.
+Nothing that an engine returns has room for a drafter's counts. So each engine writes a small file
+that the API server maps: its totals, and a table of the requests with a prediction. A file has one
+writer, which never waits for readers. A request is found by its ticket, a random number that the
+API server sends with the prediction: it depends neither on request ids, which vLLM changes on the
+way, nor on the choice of an engine, and nobody can guess another's.
 """
 
 from __future__ import annotations
@@ -39,35 +38,28 @@ _TICKET = re.compile("[0-9a-f]{16}")
 
 
 class Totals(NamedTuple):
-    """What one engine did since it started, and what it holds now."""
+    """What one engine did since it started, and what it holds now; `metrics` describes each."""
 
     accepted_prediction_tokens: float = 0.0
     rejected_prediction_tokens: float = 0.0
     faults: float = 0.0
-    """Steps or requests that went on without drafts because drafting raised."""
     steps: float = 0.0
-    """Calls of the proposer."""
     seconds: float = 0.0
-    """The time spent in them."""
     requests: float = 0.0
-    """Requests that the drafting engine holds now."""
     request_bytes: float = 0.0
-    """Bytes of their indexes."""
     datastore_bytes: float = 0.0
-    """Bytes of the live datastores."""
 
 
 def share_folder() -> None:
     """Makes the folder of a server's ledgers, and names it in the environment.
 
-    Called in the server's first process, before it starts others: they inherit the name, and this
-    call does nothing there. The folder goes when the process that made it ends; where that was
-    killed, when the next server starts.
+    The server's first process calls it before it starts others: they inherit the name, and the call
+    does nothing there. The process that made the folder removes it when it ends; if that process
+    was killed, the next server does.
     """
     if FOLDER_VARIABLE in os.environ:
         return
-    # In memory where there is such a place: a write to a file that is just being written back to a
-    # disk would wait for it.
+    # In memory if possible: writing to a file waits while the system writes it back to a disk.
     memory = Path("/dev/shm")
     parent = memory if os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
     for other in parent.glob(f"{_PREFIX}*"):
@@ -79,7 +71,7 @@ def share_folder() -> None:
         folder = tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
         _lock(Path(folder))
     except OSError:
-        # Nothing is reported then, and everything else goes on.
+        # Without a folder nothing is reported; everything else works.
         return
     os.environ[FOLDER_VARIABLE] = folder
     maker = os.getpid()
@@ -117,8 +109,7 @@ class _Page:
 
     def __init__(self, path: Path, *, create: bool) -> None:
         if create:
-            # Written in full: were there no room for a page that is touched later, the process
-            # would end.
+            # Written in full: if the disk were full, touching a page later would end the process.
             path.write_bytes(bytes(_BYTES))
         access = mmap.ACCESS_WRITE if create else mmap.ACCESS_READ
         with path.open("r+b" if create else "rb") as file:

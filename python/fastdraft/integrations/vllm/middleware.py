@@ -27,13 +27,6 @@ _COMPLETIONS = ("/v1/chat/completions", "/v1/completions")
 _TOKENIZE = "/tokenize"
 _METRICS = "/metrics"
 
-_UNUSED = "%s %s, so a prediction went unused"
-_LOST = (
-    "nothing is known of a request's prediction, so its usage goes without counts: an engine on "
-    "another machine cannot send them, nor one that does not draft with fastdraft; they travel in "
-    "%s=%s"
-)
-
 _Json = dict[str, Any]
 _Message = MutableMapping[str, Any]
 _Scope = MutableMapping[str, Any]
@@ -82,10 +75,7 @@ class PredictionMiddleware:
     async def tokenize(self, scope: _Scope, model: object, text: str) -> list[int] | None:
         """The tokens of `text`, by the server's own endpoint; None where it gives none."""
         body = json.dumps({"model": model, "prompt": text, "add_special_tokens": False}).encode()
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", str(len(body)).encode()),
-        ]
+        headers = _json_headers(body)
         authorization = _header(scope["headers"], b"authorization")
         if authorization is not None:
             headers.append((b"authorization", authorization))
@@ -121,14 +111,13 @@ class PredictionMiddleware:
         try:
             await self.app(request, receive, send)
         except Exception as error:
-            self._warn_once(_UNUSED, _TOKENIZE, f"raised {error!r}")
-            return None
-        tokens = _parsed(bytes(answer)).get("tokens") if status == 200 else None
-        if isinstance(tokens, list):
-            return tokens
-        self._warn_once(
-            _UNUSED, _TOKENIZE, f"answered with status {status} and {bytes(answer[:200])!r}"
-        )
+            problem = f"raised {error!r}"
+        else:
+            tokens = _parsed(bytes(answer)).get("tokens") if status == 200 else None
+            if isinstance(tokens, list):
+                return tokens
+            problem = f"answered with status {status} and {bytes(answer[:200])!r}"
+        self._warn_once("%s %s, so a prediction went unused", _TOKENIZE, problem)
         return None
 
     def _warn_once(self, what: str, *details: object) -> None:
@@ -141,7 +130,13 @@ class PredictionMiddleware:
         counts = None if self._ledgers is None else self._ledgers.prediction_tokens(ticket)
         if counts is None:
             if usage.get("completion_tokens"):
-                self._warn_once(_LOST, FOLDER_VARIABLE, os.environ.get(FOLDER_VARIABLE))
+                self._warn_once(
+                    "nothing is known of a request's prediction, so its usage goes without counts: "
+                    "an engine on another machine cannot send them, nor one that does not draft "
+                    "with fastdraft; they travel in %s=%s",
+                    FOLDER_VARIABLE,
+                    os.environ.get(FOLDER_VARIABLE),
+                )
             return
         accepted, rejected = counts
         # The model may verify tokens past the end of the answer in its last step.
@@ -156,14 +151,9 @@ class PredictionMiddleware:
 class _InvalidRequest(Exception):
     """Why a request is refused, and the parameter that is wrong with it."""
 
-    def __init__(self, reason: str, parameter: str) -> None:
+    def __init__(self, reason: str, parameter: str = "prediction") -> None:
         super().__init__(reason)
         self.parameter = parameter
-
-
-class _InvalidPrediction(_InvalidRequest):
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason, "prediction")
 
 
 class _Completion:
@@ -280,11 +270,8 @@ class _Completion:
             "code": 400,
         }
         body = json.dumps({"error": error}).encode()
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", str(len(body)).encode()),
-        ]
-        await self._client_send({"type": "http.response.start", "status": 400, "headers": headers})
+        start = {"type": "http.response.start", "status": 400, "headers": _json_headers(body)}
+        await self._client_send(start)
         await self._client_send({"type": "http.response.body", "body": body})
 
 
@@ -342,28 +329,28 @@ class _EventAnswer:
 
 
 def _prediction_text(prediction: object) -> str:
-    """The text of OpenAI's `prediction` field. Raises _InvalidPrediction."""
+    """The text of OpenAI's `prediction` field. Raises _InvalidRequest."""
     if not isinstance(prediction, dict):
-        raise _InvalidPrediction(
+        raise _InvalidRequest(
             f'prediction must be an object such as {{"type": "content", "content": "..."}}, '
             f"got {_shown(prediction)}"
         )
     if prediction.get("type") != "content":
-        raise _InvalidPrediction(
+        raise _InvalidRequest(
             f'prediction.type must be "content", got {_shown(prediction.get("type"))}'
         )
     content = prediction.get("content")
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise _InvalidPrediction(
+        raise _InvalidRequest(
             f"prediction.content must be a string or a list of text parts, got {_shown(content)}"
         )
     texts = []
     for index, part in enumerate(content):
         text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
         if not isinstance(text, str):
-            raise _InvalidPrediction(
+            raise _InvalidRequest(
                 f'prediction.content[{index}] must be {{"type": "text", "text": "..."}}, '
                 f"got {_shown(part)}"
             )
@@ -391,3 +378,10 @@ def _header(headers: _Headers, name: bytes) -> bytes | None:
 
 def _without(headers: _Headers, *names: bytes) -> _Headers:
     return [(key, value) for key, value in headers if key.lower() not in names]
+
+
+def _json_headers(body: bytes) -> _Headers:
+    return [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+    ]

@@ -1,4 +1,4 @@
-"""Recorded requests: the JSON lines that `fastdraft replay` reads and any serving loop can write.
+"""Recorded requests: JSON lines that any serving loop can write and `fastdraft replay` reads.
 
 One line is one request, and the lines of a file stand in the order in which the requests came. A
 file is a family: its requests are of one kind, and one memory of earlier requests serves them all.
@@ -11,8 +11,7 @@ file is a family: its requests are of one kind, and one memory of earlier reques
 - `session`: any string. With `"prompt_mode": "append"` everything said before in the session,
   prompts and outputs, stands before the prompt.
 
-Further fields are kept and not read. Importing this module needs numpy alone, so a serving loop can
-write records with nothing of the command line installed:
+Further fields are kept and not read. Importing this module needs numpy alone:
 
     with RecordWriter("traffic.jsonl") as records:
         records.append(prompt_ids=[5, 6, 7], output_ids=[6, 7, 8], session="user 7")
@@ -24,8 +23,9 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -42,10 +42,13 @@ __all__ = [
     "check_record",
     "family_files",
     "parse_lines",
+    "read_families",
     "read_family",
 ]
 
 Ids = NDArray[np.int32]
+Encode = Callable[[list[str]], "list[Sequence[int]]"]
+"""Turns texts into their token ids."""
 
 
 class RecordError(FastdraftError, ValueError):
@@ -162,9 +165,45 @@ def family_files(paths: Sequence[Path]) -> dict[str, Path]:
     return families
 
 
+def read_families(
+    paths: Sequence[Path],
+    encode: Encode,
+    *,
+    names: Sequence[str] = (),
+    limit: int | None = None,
+    references: bool = False,
+    on_family: Callable[[str], object] | None = None,
+) -> dict[str, list[Record]]:
+    """The records of the families at `paths`, by name.
+
+    Args:
+        paths, encode, limit, references: As for `family_files` and `read_family`.
+        names: Which families; all without any.
+        on_family: Called with the name of each family that was read.
+
+    Raises:
+        RecordError: As `family_files` and `read_family` do, and for a family without records or
+            one of `names` that is not there.
+    """
+    files = family_files(paths)
+    for name in names:
+        if name not in files:
+            raise RecordError(f"{name!r} is not one of {', '.join(files)}")
+    families = {}
+    for name, file in files.items():
+        if names and name not in names:
+            continue
+        families[name] = read_family(file, encode, limit=limit, references=references)
+        if not families[name]:
+            raise RecordError(f"{file} holds no records")
+        if on_family is not None:
+            on_family(name)
+    return families
+
+
 def read_family(
     path: Path,
-    encode: Callable[[list[str]], list[Sequence[int]]],
+    encode: Encode,
     *,
     limit: int | None = None,
     references: bool = False,
@@ -173,18 +212,17 @@ def read_family(
 
     Args:
         path: A JSON lines file; empty lines are passed over.
-        encode: Turns texts into token ids; called once, and not at all where no record has text.
+        encode: Turns texts into token ids; called at most once, with all texts of the file.
         limit: How many records to read at most.
         references: Whether to read what the callers expected.
 
     Raises:
         RecordError: A line is no record; the message names file, line and what is wrong.
     """
-    lines: list[_Line] = []
-    for number, value in parse_lines(path):
-        if limit is not None and len(lines) == limit:
-            break
-        lines.append(_Line.of(value, f"{path}, line {number}", str(number)))
+    lines = [
+        _Line.of(line.value, line.place, str(line.number))
+        for line in islice(parse_lines(path), limit)
+    ]
     texts = [text for line in lines for text in line.texts(references)]
     encoded = iter(encode(texts) if texts else [])
 
@@ -204,8 +242,21 @@ def read_family(
     return records
 
 
-def parse_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The JSON objects of a JSON lines file with the numbers of their lines, from 1.
+class JsonLine(NamedTuple):
+    """A line of a JSON lines file."""
+
+    number: int
+    """Counted from 1."""
+    place: str
+    """File and line, for messages."""
+    value: dict[str, Any]
+    """What it holds."""
+    bytes: int
+    """How much of the file it takes."""
+
+
+def parse_lines(path: Path) -> Iterator[JsonLine]:
+    """The JSON objects of a JSON lines file; empty lines are passed over.
 
     Raises:
         RecordError: The file cannot be read, or a line is no JSON object.
@@ -215,16 +266,17 @@ def parse_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             for number, line in enumerate(file, 1):
                 if not line.strip():
                     continue
+                place = f"{path}, line {number}"
                 try:
                     value = json.loads(line)
                 except ValueError as error:
-                    raise RecordError(f"{path}, line {number}: not JSON: {error}") from error
+                    raise RecordError(f"{place}: not JSON: {error}") from error
                 if not isinstance(value, dict):
                     raise RecordError(
-                        f"{path}, line {number}: expected a JSON object, "
+                        f"{place}: expected a JSON object, "
                         f"got {type(value).__name__} {_short(value)}"
                     )
-                yield number, value
+                yield JsonLine(number, place, value, len(line))
     except OSError as error:
         raise RecordError(f"cannot read {path}: {error.strerror}") from error
 

@@ -1,12 +1,12 @@
-"""How probable it is that drafted tokens are accepted, learned from those that were judged.
+"""The acceptance probability of draft tokens, learned from verified drafts.
 
-A token's chance of acceptance is calibrated by how sure of it was who drafted it. Text comes in
-passages that are easier or harder than that tells, so each request has an offset to the log-odds of
-its chances, which changes now and then: what is known of it is a distribution over a grid of
-offsets, as in a hidden Markov model. A draft that was accepted so far thus promises more to come.
+The drafter's confidence in a token is calibrated to a probability of acceptance. Some passages of
+text are easier than the confidence says and some are harder, so each request has an offset to the
+log-odds of its tokens, which changes now and then. The estimator keeps a distribution over a grid
+of offsets, as in a hidden Markov model. So a draft that was accepted so far promises more to come.
 
-Only tokens that the target came to judge teach anything. Those behind a refused one do not, so what
-is drafted next never depends on noise that may be drawn again.
+Only tokens that the target judged teach anything: the accepted ones and the first rejected one.
+What is drafted next must not depend on tokens behind it, whose random numbers may be drawn again.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Acceptance", "Path"]
+__all__ = ["AcceptanceEstimator", "Belief"]
 
-# How sure one is, in classes that are finer where one is surer, and the memory of each.
+# Classes of confidence, finer where it is high, and how many tokens each of them remembers.
 _EDGES: Final = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 _CLASS_MEMORY: Final = 300.0
 _CLASS_PRIOR: Final = 3.0
@@ -36,23 +36,26 @@ _USUAL_MEMORY: Final = 12.0
 _ALPHA_MEMORY: Final = 60.0
 _ALPHA_PRIOR: Final = (0.7, 4.0)
 
-Path = NDArray[np.float64]
-"""For each offset, the chance that it is the request's and that a draft so far is accepted."""
+Belief = NDArray[np.float64]
+"""For each offset, the probability that it is the request's and that the draft so far is accepted.
+
+Its sum is the probability that the draft is accepted.
+"""
 
 
 @dataclass
 class _Request:
-    """What is known of a request: its offset, and the usual log-odds of its tokens of late."""
+    """What is known of a request: its offset, and the recent mean log-odds of its tokens."""
 
-    belief: Path
+    belief: Belief
     usual: float
 
 
-class Acceptance:
-    """The chances of the tokens of one drafter.
+class AcceptanceEstimator:
+    """Estimates the acceptance probability of one drafter's tokens.
 
     Args:
-        prior: What a confidence is taken to tell before any token was judged.
+        prior: The probability that a confidence is taken for before any token was judged.
     """
 
     def __init__(self, prior: Callable[[float], float]) -> None:
@@ -63,29 +66,29 @@ class Acceptance:
         self._class_accepted = [_CLASS_PRIOR * prior(float(middle)) for middle in middles]
         self._usual = math.log(_ALPHA_PRIOR[0] / (1 - _ALPHA_PRIOR[0]))
         spread = np.exp(-0.5 * (_OFFSETS / _OFFSET_SPREAD) ** 2)
-        self._belief: Path = spread / spread.sum()
+        self._belief: Belief = spread / spread.sum()
         self._requests: dict[Hashable, _Request] = {}
 
     @property
     def alpha(self) -> float:
-        """The chance that a token is accepted where those before it were, of late."""
+        """The recent probability that a token is accepted where those before it were."""
         return self._accepted / self._tested
 
-    def begin(self, request: Hashable) -> Path:
-        """The path of a draft without tokens."""
+    def begin(self, request: Hashable) -> Belief:
+        """The belief about a draft without tokens."""
         return self._state(request).belief
 
-    def extended(self, path: Path, confidence: float) -> Path:
-        """The path of a draft that goes on with a token of which its drafter is this sure."""
-        return path * _chances(self._log_odds(confidence))
+    def extended(self, belief: Belief, confidence: float) -> Belief:
+        """The belief about a draft after one more token, drafted with this confidence."""
+        return belief * _chances(self._log_odds(confidence))
 
-    def gains(self, request: Hashable, path: Path, most: int) -> NDArray[np.float64]:
-        """How many of 1 .. `most` further tokens of a draft are accepted, where they are as usual.
+    def gains(self, request: Hashable, belief: Belief, most: int) -> NDArray[np.float64]:
+        """Expected accepted tokens among the next 1 .. `most`, if they are like the recent ones.
 
         Float64 (most,).
         """
         usual = _chances(self._state(request).usual)
-        gains: NDArray[np.float64] = path @ np.cumsum(
+        gains: NDArray[np.float64] = belief @ np.cumsum(
             usual[:, None] ** np.arange(1, most + 1), axis=1
         )
         return gains
@@ -94,9 +97,9 @@ class Acceptance:
         """Learns from a draft.
 
         Args:
-            request: Whose draft.
-            confidences: How sure its drafter was of each token that the target came to judge: the
-                accepted ones and the first refused one.
+            request: The request of the draft.
+            confidences: The drafter's confidence in each token that the target judged: the accepted
+                ones and the first rejected one.
             accepted: How many tokens were accepted.
         """
         # The outcomes of requests in flight together are correlated: their memory grows with the
@@ -125,7 +128,7 @@ class Acceptance:
             self._class_accepted[at] = keep * self._class_accepted[at] + (place < accepted)
 
     def pass_by(self, request: Hashable) -> None:
-        """The request's text goes on, and nothing is learned of it."""
+        """Passes a step of the request that teaches nothing: its belief fades a little."""
         state = self._state(request)
         state.belief = state.belief + _OFFSET_CHANGES * (self._belief - state.belief)
         state.usual += _OFFSET_CHANGES * (self._usual - state.usual)
@@ -147,7 +150,7 @@ class Acceptance:
         return math.log((accepted + 0.5) / (tested - accepted + 0.5))
 
 
-def _chances(log_odds: float) -> Path:
-    """The chance of acceptance for each offset."""
-    chances: Path = 1 / (1 + np.exp(-(log_odds + _OFFSETS)))
+def _chances(log_odds: float) -> Belief:
+    """The probability of acceptance for each offset."""
+    chances: Belief = 1 / (1 + np.exp(-(log_odds + _OFFSETS)))
     return chances

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fastdraft.step_cost import StepCost
+from fastdraft.step_latency import StepLatency
 
 # Milliseconds by width with the bump of small matrix products: 2 to 4 tokens cost more than 5.
 _BUMPY = np.interp(
@@ -18,8 +18,8 @@ _FLAT = 25 + 0.01 * np.arange(1, 66)
 _STEEP = 10.0 * np.arange(1, 66)
 
 
-def _learned(curve: np.ndarray, *, steps: int, noise: float = 0.05, seed: int = 0) -> StepCost:
-    cost = StepCost("cpu")
+def _learned(curve: np.ndarray, *, steps: int, noise: float = 0.05, seed: int = 0) -> StepLatency:
+    cost = StepLatency("cpu")
     random = np.random.default_rng(seed)
     for _ in range(steps):
         width = int(random.choice([1, 2, 3, 5, 9, 17]))
@@ -45,7 +45,7 @@ def test_a_busy_machine_does_not_mislead() -> None:
     random = np.random.default_rng(4)
     wrong = []
     for _ in range(20):
-        cost = StepCost("cpu")
+        cost = StepLatency("cpu")
         for step in range(120):
             width = 17 if step % 6 == 5 else 1
             cost.observe(
@@ -88,7 +88,7 @@ def test_what_one_slow_step_taught_is_forgotten() -> None:
 
 
 def test_plain_steps_are_wanted_first_and_now_and_then() -> None:
-    cost = StepCost("cpu")
+    cost = StepLatency("cpu")
     wanted = []
     for _ in range(400):
         plain = cost.wants_plain_step(1)
@@ -99,7 +99,7 @@ def test_plain_steps_are_wanted_first_and_now_and_then() -> None:
 
 
 def test_plain_steps_that_nobody_measures_are_not_asked_for_again_at_once() -> None:
-    cost = StepCost("cpu")
+    cost = StepLatency("cpu")
     asked = [cost.wants_plain_step(4) for _ in range(160)]
     assert asked[0]
     assert 8 <= sum(asked) <= 12
@@ -109,7 +109,7 @@ def test_plain_steps_that_nobody_measures_are_not_asked_for_again_at_once() -> N
 
 def test_steps_that_read_prompts_teach_what_a_token_takes() -> None:
     """Under load no step is without a prompt. A forward takes 20 ms and 1 ms a token."""
-    cost = StepCost("cpu")
+    cost = StepLatency("cpu")
     random = np.random.default_rng(3)
     plain = 0
     for _ in range(400):
@@ -135,7 +135,7 @@ def test_long_prompts_leave_what_was_learned() -> None:
 
 
 def test_curves_of_batches_are_their_own() -> None:
-    cost = StepCost("cpu")
+    cost = StepLatency("cpu")
     for _ in range(50):
         cost.observe(8, 1, 0.1)
         cost.observe(8, 9, 0.1)
@@ -148,7 +148,7 @@ def test_curves_of_batches_are_their_own() -> None:
 
 def test_rows_of_several_lengths_are_learned_by_all_their_tokens() -> None:
     """A forward takes 20 ms and 1 ms a token; a step has from none to 16 drafted tokens a row."""
-    cost = StepCost("cpu")
+    cost = StepLatency("cpu")
     random = np.random.default_rng(2)
     for _ in range(400):
         drafted = random.integers(0, 17, 8) * (random.random(8) < random.choice([0, 0.2, 0.7]))
@@ -166,7 +166,7 @@ def test_rows_of_several_lengths_are_learned_by_all_their_tokens() -> None:
 
 def test_before_any_measurement_the_curve_is_typical() -> None:
     for device in ("cpu", "cuda"):
-        seconds, widths = StepCost(device).best_widths(1)
+        seconds, widths = StepLatency(device).best_widths(1)
         assert seconds.shape == widths.shape == (65,)
         assert np.all(np.diff(seconds[1:]) >= 0)
         assert np.all(seconds > 0)
@@ -174,10 +174,10 @@ def test_before_any_measurement_the_curve_is_typical() -> None:
 
 def test_a_model_keeps_its_cost_and_takes_it_with_it() -> None:
     model = torch.nn.Linear(1, 1)
-    cost = StepCost.of(model, "cpu")
-    assert StepCost.of(model, "cpu") is cost
-    assert StepCost.of(torch.nn.Linear(1, 1), "cpu") is not cost
-    remembered = len(StepCost._of_model)
+    cost = StepLatency.of(model, "cpu")
+    assert StepLatency.of(model, "cpu") is cost
+    assert StepLatency.of(torch.nn.Linear(1, 1), "cpu") is not cost
+    remembered = len(StepLatency._of_model)
     del model
     gc.collect()
-    assert len(StepCost._of_model) < remembered
+    assert len(StepLatency._of_model) < remembered

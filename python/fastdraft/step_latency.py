@@ -1,4 +1,4 @@
-"""The step cost, measured: how long a forward takes by the number of tokens in it.
+"""The latency of steps, measured: how long a forward takes by the number of tokens in it.
 
 The loop times its own steps. The clock is read where the loop has the emitted tokens in its hands
 anyway, so nothing waits for the device on account of the measurement, and what is measured is what
@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["StepCost"]
+__all__ = ["StepLatency"]
 
 _Array = NDArray[np.float64]
 
@@ -176,14 +176,14 @@ def _weights(width: float) -> _Array:
     return weights
 
 
-class StepCost:
-    """The step cost of one model. Generations in several threads may measure it at once.
+class StepLatency:
+    """The measured latency of one model's steps. Generations in several threads may measure it at once.
 
     Args:
         device_type: Where the model computes, as in `torch.device.type`; chooses the typical curve.
     """
 
-    _of_model: ClassVar[weakref.WeakKeyDictionary[Any, StepCost]] = weakref.WeakKeyDictionary()
+    _of_model: ClassVar[weakref.WeakKeyDictionary[Any, StepLatency]] = weakref.WeakKeyDictionary()
 
     def __init__(self, device_type: str) -> None:
         self._device_type = device_type
@@ -191,7 +191,7 @@ class StepCost:
         self._lock = threading.Lock()
 
     @classmethod
-    def of(cls, model: object, device_type: str) -> StepCost:
+    def of(cls, model: object, device_type: str) -> StepLatency:
         """What is known of `model` from earlier generations; kept as long as the model lives."""
         cost = cls._of_model.get(model)
         if cost is None or cost._device_type != device_type:

@@ -3,58 +3,18 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import click
+from fastdraft.demo.model import ensure_model
+from fastdraft.errors import FastdraftError
 
-from fastdraft.cli import demo_model
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-__all__ = ["Target", "load", "model_options", "read_text"]
+__all__ = ["Target", "TargetError", "load_target"]
 
 
-def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options of every command that runs a model: which one, and where."""
-    for option in (
-        click.option("--raw", is_flag=True, help="Give the prompt without the chat template."),
-        click.option(
-            "--threads",
-            type=click.IntRange(min=1),
-            help="CPU threads.  [default: as torch chooses]",
-        ),
-        click.option(
-            "--dtype",
-            type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
-            default="auto",
-            show_default=True,
-            help="Type of the weights; auto is the checkpoint's own.",
-        ),
-        click.option(
-            "--device", help="Such as cpu or cuda:0.  [default: a GPU where there is one]"
-        ),
-        click.option(
-            "--model",
-            metavar="PATH_OR_NAME",
-            help="A causal language model: a directory or a name on the Hugging Face hub.  "
-            "[default: SmolLM2-135M-Instruct, fetched at first use]",
-        ),
-    ):
-        command = option(command)
-    return command
-
-
-def read_text(path: Path) -> str:
-    """The text of a file; a `click` error when it is not UTF-8 text."""
-    try:
-        return path.read_text("utf-8")
-    except UnicodeDecodeError as error:
-        raise click.ClickException(f"{path} is not UTF-8 text: {error}") from error
-    except OSError as error:
-        raise click.ClickException(f"cannot read {path}: {error.strerror}") from error
+class TargetError(FastdraftError):
+    """A model or a device that cannot be used, or a prompt that does not fit."""
 
 
 @dataclass(frozen=True)
@@ -73,28 +33,42 @@ class Target:
     tokenizer: Any
     raw: bool
 
-    def encode(self, prompt: str, answer_start: str = "", *, max_new_tokens: int) -> Any:
+    def encode(
+        self,
+        prompt: str,
+        answer_start: str = "",
+        *,
+        before: Sequence[str] = (),
+        max_new_tokens: int,
+    ) -> Any:
         """The model's inputs, of one row, for a user's prompt and the first words of the answer.
 
+        `before` is the conversation before the prompt, what user and model said in turn.
+
         Raises:
-            click.ClickException: The prompt is empty, or too long for `max_new_tokens` more.
+            TargetError: The prompt is empty, or too long for `max_new_tokens` more.
         """
+        said = [*before, prompt]
         template = not self.raw and self.tokenizer.chat_template
         if template:
-            messages = [{"role": "user", "content": prompt}]
-            prompt = self.tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True
+            roles = ("user", "assistant")
+            text = self.tokenizer.apply_chat_template(
+                [{"role": roles[at % 2], "content": words} for at, words in enumerate(said)],
+                tokenize=False,
+                add_generation_prompt=True,
             )
+        else:
+            text = "\n\n".join(said)
         # A chat template writes the special tokens itself.
         inputs = self.tokenizer(
-            prompt + answer_start, add_special_tokens=not template, return_tensors="pt"
+            text + answer_start, add_special_tokens=not template, return_tensors="pt"
         )
         length = inputs["input_ids"].shape[1]
         if length == 0:
-            raise click.ClickException("the prompt is empty, at least one token is needed")
+            raise TargetError("the prompt is empty, at least one token is needed")
         longest = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         if longest is not None and length + max_new_tokens > longest:
-            raise click.ClickException(
+            raise TargetError(
                 f"a prompt of {length} tokens and {max_new_tokens} new ones do not fit into "
                 f"{self.name}, which takes {longest} in all"
             )
@@ -111,13 +85,21 @@ class Target:
         return text
 
 
-def load(
+def load_target(
     model: str | None, *, device: str | None, dtype: str, threads: int | None, raw: bool
 ) -> Target:
-    """Loads what the options of `model_options` name.
+    """Loads a model and its tokenizer, ready to decode.
+
+    Args:
+        model: A folder or a name on the Hugging Face hub; None for the demo model.
+        device: Such as cpu or cuda:0; None for a GPU where there is one.
+        dtype: Of the weights; auto is the checkpoint's own.
+        threads: CPU threads; None as torch chooses.
+        raw: Whether to give prompts without the chat template.
 
     Raises:
-        click.ClickException: The device or the model cannot be had; the message says why.
+        DemoModelError: The demo model cannot be fetched.
+        TargetError: The device or the model cannot be had; the message says why.
     """
     import torch
     import transformers
@@ -134,14 +116,14 @@ def load(
     except (RuntimeError, AssertionError) as error:
         # Without CUDA torch raises an AssertionError for cuda.
         reason = str(error).splitlines()[0]
-        raise click.ClickException(f"cannot use the device {device!r}: {reason}") from error
-    path = demo_model.ensure() if model is None else model
+        raise TargetError(f"cannot use the device {device!r}: {reason}") from error
+    path = ensure_model() if model is None else model
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(path)
         loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
     except (OSError, ValueError, KeyError) as error:
         reason = " ".join(str(error).split())
-        raise click.ClickException(
+        raise TargetError(
             f"cannot load {str(path)!r} as a causal language model: {reason}"
         ) from error
     return Target(

@@ -1,0 +1,72 @@
+"""What several commands share: options, and files given by name."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+__all__ = [
+    "FILE",
+    "NEW_FILE",
+    "NUMBER",
+    "check_folder",
+    "command_line",
+    "model_options",
+    "read_text",
+]
+
+NUMBER = click.IntRange(min=1)
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+NEW_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
+
+
+def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the options of every command that runs a model: which one, and where."""
+    for option in (
+        click.option("--raw", is_flag=True, help="Give the prompt without the chat template."),
+        click.option("--threads", type=NUMBER, help="CPU threads.  [default: as torch chooses]"),
+        click.option(
+            "--dtype",
+            type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
+            default="auto",
+            show_default=True,
+            help="Type of the weights; auto is the checkpoint's own.",
+        ),
+        click.option(
+            "--device", help="Such as cpu or cuda:0.  [default: a GPU where there is one]"
+        ),
+        click.option(
+            "--model",
+            metavar="PATH_OR_NAME",
+            help="A causal language model: a directory or a name on the Hugging Face hub.  "
+            "[default: SmolLM2-135M-Instruct, fetched at first use]",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def read_text(path: Path) -> str:
+    """The text of a file; a `click` error when it is not UTF-8 text."""
+    try:
+        return path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise click.ClickException(f"{path} is not UTF-8 text: {error}") from error
+    except OSError as error:
+        raise click.ClickException(f"cannot read {path}: {error.strerror}") from error
+
+
+def check_folder(option: str, file: Path | None) -> None:
+    """Raises `click.BadParameter` where the folder of a new file does not exist."""
+    if file is not None and not file.parent.is_dir():
+        raise click.BadParameter(f"{file.parent} is not a directory", param_hint=option)
+
+
+def command_line() -> str:
+    """The command that runs now, as a shell takes it."""
+    return shlex.join(["fastdraft", *sys.argv[1:]])

@@ -1,0 +1,414 @@
+"""A draft model at work: its cache beside the text, its lower stage, its drafts.
+
+A stage drafts by generating: forward after forward, it emits tokens of its own distribution. Its
+lower stage, a smaller model or the engine, drafts for it in turn. The stage verifies these drafts
+as the target verifies its own.
+
+Its random numbers come from a seed of its own, mixed from the request's seed, the stage's level and
+the length of the text. They are independent of those that verify its tokens, and new in every step.
+So a decision that depends on a rejected draft cannot favour a later one.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import InitVar, dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import DynamicCache
+
+from fastdraft.drafters import AssistantModel
+from fastdraft.drafters.schedule import DraftTime
+from fastdraft.errors import InvalidValueError
+from fastdraft.hf.draft_models.engine import EngineStage
+from fastdraft.hf.drafts import FlatDrafts, RowDraft
+from fastdraft.hf.kv_cache import RowCache, places_after
+from fastdraft.hf.masks import Masks
+from fastdraft.hf.rows import UNLIMITED
+from fastdraft.hf.step import CachedModel, verify
+from fastdraft.hf.vocabulary import DraftVocabulary
+from fastdraft.stats import AssistantStats
+from fastdraft.step_latency import StepLatency
+
+__all__ = ["Scoring", "Stage"]
+
+# A first forward over more tokens than these reads a prompt, or text that others drafted.
+_CATCHING_UP: Final = 3
+_LONGEST: Final = 64
+
+_MASK: Final = (1 << 64) - 1
+
+Scoring = Callable[
+    [torch.Tensor, Sequence[int], Sequence[Sequence[int]], Sequence[int]], torch.Tensor
+]
+"""As `Decoding.shaped`: turns logits into the scores that the generation chooses tokens by."""
+
+
+@dataclass
+class _Cached:
+    """The tokens that a request has in the cache.
+
+    Attributes:
+        token_ids: The tokens.
+        confirmed: How many of them are known to be those of the text.
+    """
+
+    token_ids: list[int] = field(default_factory=list)
+    confirmed: int = 0
+
+
+@dataclass(eq=False)
+class Stage:
+    """One draft model in one generation. Requests are numbered from 0 as they were added.
+
+    Attributes:
+        assistant: The draft model, and what it learned in earlier generations.
+        rows: How many requests there will be.
+        texts: The text of each request, added until the first draft; grows as the target emits.
+        seeds: The seed of each request; `None` for greedy generation.
+        scoring: Shapes its logits as the target's are shaped.
+        vocabulary: How its token ids stand to the target's.
+        level: 0 for the stage that drafts for the target, 1 for its lower stage, ...
+        ratio: Its parameters over those of the model that it drafts for: the estimate of its cost
+            before any forward is timed.
+        lower: The stage that drafts for it; `None` for none.
+    """
+
+    assistant: AssistantModel
+    rows: InitVar[int]
+    texts: list[list[int]]
+    seeds: list[int] | None
+    scoring: Scoring
+    vocabulary: DraftVocabulary
+    level: int
+    ratio: float
+    lower: Stage | EngineStage | None
+
+    def __post_init__(self, rows: int) -> None:
+        model = self.assistant.model
+        self._schedule = self.assistant.schedule
+        self._generation = object()
+        self._slots = list(range(rows))  # the request of each row of the cache
+        self._ended: set[int] = set()
+        self._cached = [_Cached() for _ in range(rows)]
+        self._cost = StepLatency.of(model, model.device.type)
+        self._target_seconds: float | None = None
+        self._drafts = self._drafted = 0
+        self._judged: list[int] = []  # by the place in the draft
+        self._accepted: list[int] = []
+
+        config = model.config.get_text_config(decoder=True)
+        self._places: int | None = getattr(config, "max_position_embeddings", None)
+        parameters = inspect.signature(model.forward).parameters
+        takes_positions = "position_ids" in parameters
+        if not takes_positions and rows > 1:
+            raise InvalidValueError(
+                f"a batch needs an assistant that takes position_ids, got {type(model).__name__}"
+            )
+        kwargs: dict[str, Any] = {"use_cache": True}
+        if "logits_to_keep" in parameters:
+            kwargs["logits_to_keep"] = 1
+        origin = torch.zeros((1, 1), dtype=torch.int64, device=model.device)
+        self._model = CachedModel(
+            model,
+            cache=RowCache(DynamicCache(config=config)),
+            masks=Masks(model, visible=None, rows=rows),
+            first_positions=origin if takes_positions else None,
+            kwargs=kwargs,
+            home=model.device,
+            # Beyond it may be rows that do not take part, and tokens that stages above drafted.
+            last_offset=UNLIMITED if self._places is None else self._places - 1,
+        )
+
+    def end(self, request: int) -> None:
+        """Ends a request; its place in the cache becomes free."""
+        self._ended.add(request)
+        self._schedule.forget(self._key(request))
+
+    def close(self) -> None:
+        """Frees the cache; nothing can be drafted from then on."""
+        self._model.cache.layers.clear()
+
+    def rate(self, request: int, time: DraftTime) -> float:
+        """As `Schedule.rate`, of one request; 0 where the model cannot take its text."""
+        if not self._takes(request) or not self._room(request):
+            return 0.0
+        return self._schedule.rate([self._key(request)], time)
+
+    def _key(self, request: int) -> tuple[object, int]:
+        """The request's key in the schedule, which serves other generations too."""
+        return self._generation, request
+
+    def time(self, step: NDArray[np.float64], *, width: int = 1, running: int = 1) -> DraftTime:
+        """How long drafting takes. The arguments are those of `DraftTime`."""
+        self._target_seconds = float(step[0])
+        seconds = self._schedule.seconds(len(self._slots))
+        if seconds is None:
+            seconds = min(self.ratio, 1.0) * self._target_seconds
+        return DraftTime(step=step, draft=seconds, width=width, running=running)
+
+    @property
+    def stats(self) -> AssistantStats:
+        """What its drafts were worth so far."""
+        return AssistantStats(
+            drafts=self._drafts,
+            drafted=self._drafted,
+            judged=tuple(self._judged),
+            accepted=tuple(self._accepted),
+            seconds=self._schedule.seconds(len(self._slots)),
+            target_seconds=self._target_seconds,
+        )
+
+    def _takes(self, request: int) -> bool:
+        """Whether the model has an embedding for every token of the text."""
+        text, known = self.texts[request], self.vocabulary.known
+        new = text[self._cached[request].confirmed :]
+        return bool(text) and all(token < known for token in new)
+
+    def _room(self, request: int) -> int:
+        """How many tokens the model has places for, behind the text of `request`."""
+        # The last one drafted is not given to it.
+        length = len(self.texts[request])
+        return _LONGEST if self._places is None else max(self._places - length + 1, 0)
+
+    def draft(
+        self,
+        pending: dict[int, list[int]],
+        limits: dict[int, int],
+        *,
+        step: NDArray[np.float64],
+        running: int,
+        width: int = 1,
+    ) -> dict[int, RowDraft]:
+        """Drafts behind the text and the pending tokens.
+
+        Args:
+            pending: For each request to draft for, the tokens behind its text that the stages above
+                have drafted already.
+            limits: The most tokens to draft for each.
+            step: Seconds of a forward of the model above by the tokens a row in it.
+            running, width: As in `DraftTime`.
+        """
+        drafts = {request: RowDraft() for request in pending}
+        time_of = self.time(step, width=width, running=running)
+        able = [request for request in pending if limits[request] > 0 and self._takes(request)]
+        if not able:
+            return drafts
+        keys = [self._key(request) for request in able]
+        numbers = self._schedule.numbers(keys, time_of)
+        wanted = {
+            request: min(number, limits[request], self._room(request))
+            for request, number in zip(able, numbers, strict=True)
+        }
+        self._drop_ended()
+        # In the order of the cache, which is that of the logits.
+        active = [request for request in self._slots if wanted.get(request, 0) > 0]
+        started = first_done = time.perf_counter()
+        caught_up = depth = first_depth = 0
+        while active:
+            caught_up = max(caught_up, self._round(active, pending, drafts, wanted))
+            longest = max(len(draft.token_ids) for draft in drafts.values())
+            if depth == 0:
+                first_done, first_depth = time.perf_counter(), longest
+            depth = longest
+            rooms = {each: wanted[each] - len(drafts[each].token_ids) for each in active}
+            active = [request for request in active if rooms[request] > 0]
+            beliefs = [
+                (self._key(request), belief)
+                for request in active
+                if (belief := drafts[request].belief) is not None
+            ]
+            most = max(rooms.values())
+            if not active or not self._schedule.goes_on(beliefs, depth, time_of, most=most):
+                break
+        # A first forward that reads much more than the last token says nothing about the others.
+        reads = caught_up > _CATCHING_UP
+        counted, since = (depth - first_depth, first_done) if reads else (depth, started)
+        if counted > 0:
+            seconds = (time.perf_counter() - since) / counted
+            self._schedule.observe_time(len(self._slots), seconds)
+        return drafts
+
+    def learn(self, request: int, draft: RowDraft, emitted: Sequence[int]) -> None:
+        """Learns from the tokens that were emitted where it had drafted `draft`."""
+        indices, judged = draft.judged(emitted)
+        confidences = [draft.confidences[index] for index in judged]
+        drafted = len(draft.token_ids)
+        self._schedule.observe(self._key(request), confidences, len(indices), drafted)
+        self._drafts += 1
+        self._drafted += drafted
+        for counts, places in ((self._judged, judged), (self._accepted, indices)):
+            counts.extend([0] * (len(places) - len(counts)))
+            for place in places:
+                counts[place] += 1
+
+    def _round(
+        self,
+        active: list[int],
+        pending: dict[int, list[int]],
+        drafts: dict[int, RowDraft],
+        wanted: dict[int, int],
+    ) -> int:
+        """One forward: the lower stage drafts, the model verifies that and emits one more token.
+
+        Appends to `drafts`, and sets `wanted` to the draft's length where the model is not sure
+        enough to go on. Returns the most tokens that a row had to catch up with.
+        """
+        tails = {request: pending[request] + drafts[request].token_ids for request in active}
+        lower = self._lower_drafts(active, tails, drafts, wanted)
+        started = time.perf_counter()
+        logits, width, caught_up = self._forward(tails, lower)
+        scores, offsets, emitted = self._verify(tails, lower, logits)
+        confidences = (scores.amax(-1) - torch.logsumexp(scores, -1)).exp().tolist()
+        estimator = self._schedule.estimator
+        for slot, request in enumerate(active):
+            draft, first = drafts[request], int(offsets[slot]) + slot
+            room = wanted[request] - len(draft.token_ids)
+            stopped = not emitted[slot]
+            for line, token in enumerate(emitted[slot][:room], first):
+                confidence = confidences[line]
+                # A confidence of NaN leaves nothing to draw from.
+                stopped = not confidence >= self.assistant.confidence_threshold
+                if stopped:
+                    break
+                draft.parents.append(len(draft.token_ids) - 1)
+                draft.token_ids.append(token)
+                draft.confidences.append(confidence)
+                if draft.belief is None:
+                    draft.belief = estimator.begin(self._key(request))
+                draft.belief = estimator.extended(draft.belief, confidence)
+                draft.probabilities.append(float(draft.belief.sum()))
+                if self.seeds is not None:
+                    draft.logits.append(scores[line])
+                stopped = token >= self.vocabulary.known
+                if stopped:
+                    break
+            if stopped:
+                wanted[request] = len(draft.token_ids)
+            if self.lower is not None and lower[request].token_ids:
+                self.lower.learn(request, lower[request], emitted[slot])
+        if self.lower is not None and caught_up <= _CATCHING_UP:
+            self._cost.observe(len(self._slots), width, time.perf_counter() - started)
+        return caught_up
+
+    def _lower_drafts(
+        self,
+        active: list[int],
+        tails: dict[int, list[int]],
+        drafts: dict[int, RowDraft],
+        wanted: dict[int, int],
+    ) -> dict[int, RowDraft]:
+        """The lower stage's drafts for the next forward."""
+        if self.lower is None or self._cost.wants_plain_step(len(self._slots)):
+            return dict.fromkeys(active, RowDraft())
+        # The forward emits one token more than is drafted for it.
+        limits = {each: wanted[each] - len(drafts[each].token_ids) - 1 for each in active}
+        step, _ = self._cost.best_widths(len(self._slots))
+        lower = self.lower.draft(tails, limits, step=step, running=len(active))
+        for draft in lower.values():
+            # The model cannot take other ids, which the engine may draft.
+            draft.cut(self.vocabulary.known)
+        return lower
+
+    def _forward(
+        self, tails: dict[int, list[int]], lower: dict[int, RowDraft]
+    ) -> tuple[torch.Tensor, int, int]:
+        """The logits after text and tail, and after each token of the lower stage's draft.
+
+        Returns them as (positions, target's vocabulary), the width of the forward, and the most
+        tokens that a row had to catch up with.
+        """
+        feeds: list[list[int]] = []
+        lengths: list[int] = []
+        wanted: list[int] = []
+        caught_up = 0
+        for request in self._slots:
+            cached = self._cached[request]
+            if request not in tails:
+                # The row only keeps its place: what is written there is written over.
+                lengths.append(len(cached.token_ids))
+                feeds.append([0])
+                wanted.append(0)
+                continue
+            missing = self._missing(request, tails[request])
+            caught_up = max(caught_up, len(missing))
+            lengths.append(len(cached.token_ids))
+            feeds.append(missing + lower[request].token_ids)
+            wanted.append(1 + len(lower[request].token_ids))
+            cached.token_ids += feeds[-1]
+            cached.confirmed = len(self.texts[request])
+        logits = self._model.forward(
+            feeds,
+            rows=self._slots,
+            cached=lengths,
+            wanted=wanted,
+            # The last confirmed token may have to be read again.
+            floors=[max(self._cached[request].confirmed - 1, 0) for request in self._slots],
+        )
+        return self.vocabulary.target_logits(logits), max(map(len, feeds)), caught_up
+
+    def _missing(self, request: int, tail: list[int]) -> list[int]:
+        """The tokens of text and tail that the cache lacks, at least the last one.
+
+        Drops what the cache holds from the first token on that differs.
+        """
+        text, cached = self.texts[request], self._cached[request]
+        start = min(cached.confirmed, len(text) + len(tail) - 1)
+        tokens = text[start:] + tail
+        equal = 0
+        for token, held in zip(tokens[:-1], cached.token_ids[start:], strict=False):
+            if token != held:
+                break
+            equal += 1
+        cached.confirmed = min(start + equal, len(text))
+        del cached.token_ids[start + equal :]
+        return tokens[equal:]
+
+    def _verify(
+        self, tails: dict[int, list[int]], lower: dict[int, RowDraft], logits: torch.Tensor
+    ) -> tuple[torch.Tensor, NDArray[np.int32], list[list[int]]]:
+        """The scores (positions, vocabulary), float32, where each request's lower draft begins, and
+        the tokens that each request emits."""
+        drafts = FlatDrafts.of_rows([lower[request] for request in tails])
+        texts = [tail + lower[request].token_ids for request, tail in tails.items()]
+        scores = self.scoring(logits, list(tails), texts, (drafts.counts + 1).tolist())
+        scores = scores.to(torch.float32)
+        if self.seeds is None and not len(drafts.token_ids):
+            # The usual case of a small model, in which the checks of a verification would show.
+            return scores, drafts.offsets, scores.argmax(-1, keepdim=True).tolist()
+        seeds = None
+        if self.seeds is not None:
+            seeds = [
+                _mixed(self.seeds[request], self.level, len(self.texts[request]))
+                for request in tails
+            ]
+        positions = [len(self.texts[request]) + len(tail) for request, tail in tails.items()]
+        verified = verify(scores, drafts, seeds=seeds, positions=positions)
+        return scores, drafts.offsets, verified.tolist()
+
+    def _drop_ended(self) -> None:
+        if self._ended.isdisjoint(self._slots):
+            return
+        staying = places_after([request in self._ended for request in self._slots])
+        self._slots = [self._slots[slot] for slot in staying]
+        self._model.cache.keep(staying)
+
+
+def _mixed(seed: int, level: int, length: int) -> int:
+    """A seed of 63 bits for a level of staged drafting and a length of the text.
+
+    The finaliser of SplitMix64 (Steele, Lea and Flood, Fast splittable pseudorandom number
+    generators, 2014), once for each number.
+    """
+    mixed = seed & _MASK
+    for number in (level + 1, length):
+        mixed = (mixed + (number + 1) * 0x9E3779B97F4A7C15) & _MASK
+        mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
+        mixed ^= mixed >> 31
+    return mixed >> 1

@@ -1,0 +1,67 @@
+"""What a generation returns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from transformers import GenerationConfig
+from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+from fastdraft import DraftStats
+from fastdraft.errors import InvalidValueError
+from fastdraft.hf.loop import Decoding
+from fastdraft.hf.positions import PositionCriteria
+from fastdraft.stats import AssistantStats
+
+__all__ = ["SpeculativeOutput", "by_step", "pad_token_id", "padded_sequences"]
+
+
+@dataclass
+class SpeculativeOutput(GenerateDecoderOnlyOutput):
+    """What `generate` of transformers returns in a dict, and the statistics of the drafts.
+
+    `scores` and `logits` hold, where asked for, one tensor of shape (rows, vocabulary) for each new
+    token; zeros stand where a row had ended. `past_key_values` is given for a single row.
+
+    Attributes:
+        stats: The sum over all rows.
+        row_stats: One for each row of `sequences`.
+        assistants: One for each draft model, the smallest first; `None` without.
+    """
+
+    stats: DraftStats | None = None
+    row_stats: list[DraftStats] | None = None
+    assistants: list[AssistantStats] | None = None
+
+
+def pad_token_id(config: GenerationConfig, criteria: PositionCriteria, rows: int) -> int:
+    """The id that fills rows that end early."""
+    if rows > 1 and criteria.read_text and not criteria.eos_ids:
+        raise InvalidValueError(
+            "stopping criteria of a batch need eos_token_id and pad_token_id, "
+            f"which fill the rows that end early, got eos_token_id={config.eos_token_id}"
+        )
+    pad = config._pad_token_tensor
+    return 0 if pad is None else int(pad)
+
+
+def padded_sequences(decoding: Decoding, padding: int) -> torch.Tensor:
+    """The texts of all rows, int64 (rows, longest), padded on the right."""
+    texts = [decoding.text[row.index, : decoding.length(row)] for row in decoding.rows]
+    lines = [torch.from_numpy(text) for text in texts]
+    return pad_sequence(lines, batch_first=True, padding_value=padding)
+
+
+def by_step(of_rows: Sequence[list[torch.Tensor]]) -> tuple[torch.Tensor, ...] | None:
+    """One (rows, vocabulary) tensor for each new token, zeros where a row had ended."""
+    if not of_rows[0]:
+        return None
+    nothing = torch.zeros_like(of_rows[0][0])
+    longest = max(map(len, of_rows))
+    return tuple(
+        torch.stack([kept[step] if step < len(kept) else nothing for kept in of_rows])
+        for step in range(longest)
+    )

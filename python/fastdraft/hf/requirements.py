@@ -1,0 +1,93 @@
+"""What a model, a mode and inputs must be to be decoded speculatively; all else is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+from transformers.generation.configuration_utils import GenerationMode
+
+from fastdraft.drafters.assistant import require_model
+from fastdraft.errors import InvalidValueError
+
+__all__ = ["require_supported"]
+
+
+def require_supported(
+    model: Any,
+    config: GenerationConfig,
+    model_kwargs: dict[str, Any],
+    withheld: dict[str, Any],
+    *,
+    rows: int,
+) -> None:
+    """Raises InvalidValueError for what the decoding loop cannot honour.
+
+    `fastdraft.hf.probe` asks the model itself what its configuration does not tell.
+
+    Args:
+        model: The target model.
+        config: The generation's configuration.
+        model_kwargs: The model's inputs as `generate` prepared them.
+        withheld: As `withheld_arguments` gives them.
+        rows: The number of rows.
+    """
+    require_model(model)
+    _require_mode(config, withheld["assistant_model"])
+    if withheld["synced_gpus"]:
+        raise InvalidValueError(
+            "synced_gpus must be off: ranks would take unequal numbers of steps"
+        )
+    _require_positions(model, config)
+    for name, value in model_kwargs.items():
+        known = ("attention_mask", "position_ids", "inputs_embeds")
+        if isinstance(value, torch.Tensor) and name not in known:
+            raise InvalidValueError(
+                f"inputs must be text or its embeddings, got {name} of shape {tuple(value.shape)}"
+            )
+    cache = model_kwargs.get("past_key_values")
+    if cache is None:
+        raise InvalidValueError("fastdraft needs a key-value cache, got use_cache=False")
+    if rows == 1:
+        return
+    if withheld["streamer"] is not None:
+        raise InvalidValueError(f"a streamer takes a batch of 1 row, got {rows} rows")
+    if getattr(cache, "_is_user_defined", False):
+        # Rows of unequal length do not fit into it.
+        raise InvalidValueError(f"past_key_values is taken for a batch of 1 row, got {rows} rows")
+    if model_kwargs.get("position_ids") is None:
+        # It places tokens by the cache's length, which is that of the longest row.
+        raise InvalidValueError(
+            f"a batch needs a model that takes position_ids, got {type(model).__name__}"
+        )
+
+
+def _require_mode(config: GenerationConfig, assistant_model: Any) -> None:
+    mode = config.get_generation_mode(assistant_model)
+    if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
+        raise InvalidValueError(
+            f"fastdraft decodes by greedy search or sampling, got {mode.value}"
+            + ("; choose what drafts with drafter=" if mode.value == "assisted_generation" else "")
+        )
+    for option in ("output_attentions", "output_hidden_states"):
+        if getattr(config, option):
+            raise InvalidValueError(f"{option} is not given by speculative decoding, got True")
+
+
+def _require_positions(model: Any, config: GenerationConfig) -> None:
+    """Refuses texts in which the place of a token depends on how far the forward reaches."""
+    text_config = model.config.get_text_config(decoder=True)
+    rope = getattr(text_config, "rope_parameters", None) or {}
+    kinds = [rope, *(each for each in rope.values() if isinstance(each, dict))]
+    for kind in kinds:
+        if kind.get("rope_type") in ("dynamic", "longrope"):
+            original = kind.get("original_max_position_embeddings") or getattr(
+                text_config, "original_max_position_embeddings", text_config.max_position_embeddings
+            )
+            if config.max_length > original:
+                raise InvalidValueError(
+                    f"max_length must be at most {original} with {kind['rope_type']} rotary "
+                    "embeddings, which change with the length of the text beyond it, "
+                    f"got {config.max_length}"
+                )

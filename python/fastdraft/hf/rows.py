@@ -1,0 +1,115 @@
+"""The rows of a generation: what each draws from and expects, and how far it has come."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fastdraft import DraftStats
+from fastdraft.drafters import Drafter
+from fastdraft.errors import InvalidValueError
+from fastdraft.hf.vocabulary import prediction_ids
+
+__all__ = ["UNLIMITED", "Row", "cancel_requests", "row_predictions", "row_seeds"]
+
+UNLIMITED = int(np.iinfo(np.int32).max)
+
+
+@dataclass
+class Row:
+    """One row of the batch.
+
+    Attributes:
+        index: Its place in the batch that the caller passed.
+        columns: Columns of its prompt in the cache, padding included.
+        places: How many tokens the model can place behind the prompt.
+        prompt_tokens: Tokens of its prompt, padding not counted.
+        seed: The seed of its samples.
+        request: Its id at the drafter.
+        emitted: How many tokens it has grown by.
+        stats: What its drafts were worth, once it has ended.
+        scores: The processed scores of its emitted tokens, each (vocabulary,), when they are kept.
+        logits: The same before any processor.
+    """
+
+    index: int
+    columns: int
+    places: int
+    prompt_tokens: int
+    seed: int
+    request: int
+    emitted: int = 0
+    stats: DraftStats | None = None
+    scores: list[torch.Tensor] = field(default_factory=list)
+    logits: list[torch.Tensor] = field(default_factory=list)
+
+    @property
+    def cached(self) -> int:
+        """Its columns in the cache: all of its text but the token emitted last."""
+        return self.columns + self.emitted - 1
+
+    @property
+    def room(self) -> int:
+        """How many tokens the model can place behind the last one."""
+        return max(self.places - self.emitted, 0)
+
+
+def cancel_requests(drafter: Drafter, rows: Sequence[Row]) -> None:
+    """Cancels the requests of rows that have not ended, after an error.
+
+    The caller hears of that error, not of one that the drafter raises here.
+    """
+    for row in rows:
+        if row.stats is None:
+            with contextlib.suppress(Exception):
+                drafter.cancel(row.request)
+
+
+def row_seeds(
+    seed: int | Sequence[int] | None, generator: torch.Generator | None, rows: int
+) -> list[int]:
+    """The seed of each row; drawn from the generator where none is given."""
+    if seed is None:
+        device = "cpu" if generator is None else generator.device
+        drawn = torch.randint(2**63 - 1, (rows,), generator=generator, device=device)
+        return list(drawn.tolist())
+    if isinstance(seed, int):
+        return [(_checked_seed(seed) + row) % 2**63 for row in range(rows)]
+    if len(seed) != rows:
+        raise InvalidValueError(f"seed must hold one seed for each of {rows} rows, got {len(seed)}")
+    return [_checked_seed(int(each)) for each in seed]
+
+
+def _checked_seed(seed: int) -> int:
+    if not 0 <= seed < 2**63:
+        raise InvalidValueError(f"seed must be from 0 to 2**63 - 1, got {seed}")
+    return seed
+
+
+def row_predictions(
+    prediction: Any, rows: int, copies: int, model: Any
+) -> list[NDArray[np.int64] | None]:
+    """The prediction of each row, checked; each request has `copies` rows."""
+    if prediction is None:
+        return [None] * rows
+    if isinstance(prediction, torch.Tensor):
+        prediction = prediction.numpy(force=True)
+    requests = rows // copies
+    if isinstance(prediction, np.ndarray):
+        single = prediction.ndim == 1
+    else:
+        single = not prediction or isinstance(prediction[0], (int, np.integer))
+    of_requests = [prediction] * requests if single else list(prediction)
+    if len(of_requests) != requests:
+        raise InvalidValueError(
+            f"prediction must be one sequence for all or one for each of {requests} rows, "
+            f"got {len(of_requests)}"
+        )
+    checked = [None if ids is None else prediction_ids(ids, model) for ids in of_requests]
+    return [ids for ids in checked for _ in range(copies)]

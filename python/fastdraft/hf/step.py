@@ -1,0 +1,160 @@
+"""One ragged step of a model: a forward over rows of unequal length, and its verification.
+
+The target's decoding loop and the stages of draft models both run on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fastdraft.hf.drafts import FlatDrafts
+from fastdraft.hf.kv_cache import RowCache, on_host
+from fastdraft.hf.masks import Masks
+from fastdraft.hf.rows import UNLIMITED
+from fastdraft.hf.vocabulary import vocabulary_size
+from fastdraft.verification import Verified, verify_greedy, verify_rejection, verify_sampled
+
+__all__ = ["CachedModel", "verify"]
+
+
+@dataclass
+class CachedModel:
+    """A causal language model and the key-value cache of its rows.
+
+    Attributes:
+        model: The model.
+        cache: Holds the keys and values of each row.
+        masks: Makes the attention masks that the model cannot make itself.
+        first_positions: (..., rows or 1, 1) int64, the position of the first token in the cache, of
+            each row or of all; `None` for a model that places tokens by the cache's length.
+        kwargs: Further arguments of every forward, as `generate` prepares them.
+        home: The device on which the logits are wanted.
+        last_offset: How far behind `first_positions` a token may be placed; those further on are
+            placed there too.
+        device: The device of the model's inputs.
+        vocabulary: How many token ids the model takes.
+    """
+
+    model: Any
+    cache: RowCache
+    masks: Masks
+    first_positions: torch.Tensor | None
+    kwargs: dict[str, Any]
+    home: torch.device
+    last_offset: int = UNLIMITED
+
+    def __post_init__(self) -> None:
+        self.device: torch.device = self.model.device
+        self.vocabulary = vocabulary_size(self.model)
+
+    @property
+    def takes_trees(self) -> bool:
+        """Whether a draft may be a tree.
+
+        The model's attention has to take a mask that hides earlier tokens, and the model has to
+        take the positions of tokens from the caller.
+        """
+        return self.masks.takes_trees and self.first_positions is not None
+
+    def forward(
+        self,
+        tokens: Sequence[Sequence[int]],
+        *,
+        rows: Sequence[int],
+        cached: Sequence[int],
+        width: int | None = None,
+        wanted: Sequence[int] | None = None,
+        trees: torch.Tensor | None = None,
+        floors: Sequence[int] | None = None,
+    ) -> torch.Tensor:
+        """The logits (positions, vocabulary) after the tokens, each row's together.
+
+        Args:
+            tokens: The new tokens of each row, at least one, in the order of the cache.
+            rows: The index of each row in the batch at the start.
+            cached: Tokens of each row in the cache.
+            width: Tokens a row in the forward, shorter rows padded; `None` for the longest row's.
+            wanted: The logits are wanted after so many of each row's last tokens; `None` for all.
+            trees: As in `FlatDrafts.sees`; `None` where each token follows the one before it.
+            floors: As in `RowCache.prepare`.
+        """
+        device = self.device
+        sizes = np.array([len(row) for row in tokens])
+        width = width or int(sizes.max())
+        # Padding repeats a row's last token, at its position: one further on may not exist.
+        steps = np.minimum(np.arange(width), sizes[:, None] - 1)  # (rows, width)
+        flat = np.fromiter(chain.from_iterable(tokens), np.int64, int(sizes.sum()))
+        input_ids = flat[(sizes.cumsum() - sizes)[:, None] + steps]
+
+        self.cache.prepare(cached, width, device, floors=floors)
+        kwargs = dict(self.kwargs)
+        kwargs["attention_mask"] = self.masks.of(
+            rows, cached, width, device, frames=self.cache.frames, trees=trees
+        )
+        if self.first_positions is not None:
+            depths = steps if trees is None else (trees.sum(-1) - 1).numpy()
+            offsets = np.minimum(depths + np.array(cached)[:, None], self.last_offset)
+            first = self.first_positions
+            if first.shape[-2] > 1:
+                first = first[..., rows, :]
+            kwargs["position_ids"] = first + torch.from_numpy(offsets).to(first.device)
+        used = np.arange(width) < sizes[:, None]
+        columns = None
+        if wanted is not None:
+            used &= np.arange(width) >= (sizes - wanted)[:, None]
+            columns = np.flatnonzero(used.any(0))
+            used = used[:, columns]
+        if "logits_to_keep" in kwargs:
+            whole = columns is None or len(columns) == width
+            kwargs["logits_to_keep"] = width if whole else torch.from_numpy(columns).to(device)
+        inputs = self.model.prepare_inputs_for_generation(
+            torch.from_numpy(input_ids).to(device), past_key_values=self.cache, **kwargs
+        )
+        logits: torch.Tensor = self.model(**inputs, return_dict=True).logits
+        if columns is not None and logits.shape[1] == width > len(columns):
+            # A model that cannot choose gives all.
+            logits = logits[:, torch.from_numpy(columns).to(logits.device)]
+        return _lines(logits.flatten(0, 1), np.flatnonzero(used)).to(self.home)
+
+
+def _lines(logits: torch.Tensor, indices: NDArray[np.int64]) -> torch.Tensor:
+    """Lines of `logits`, of which they are a view where all lie side by side."""
+    first, last = int(indices[0]), int(indices[-1])
+    if last - first < len(indices):
+        return logits[first : last + 1]
+    # By index: the size of a mask's selection is not known before the device has computed it.
+    return logits[torch.from_numpy(indices).to(logits.device)]
+
+
+def verify(
+    scores: torch.Tensor,
+    drafts: FlatDrafts,
+    *,
+    seeds: Sequence[int] | None,
+    positions: Sequence[int],
+) -> Verified:
+    """Verifies the drafts of a step: greedily without seeds, else by sampling.
+
+    Args:
+        scores: (draft tokens + rows, vocabulary), as `fastdraft.verification` lays them out.
+        drafts: The drafts, either all sampled or none.
+        seeds: The seed of each row, for its random numbers.
+        positions: The position of each row's first emitted token, for the same.
+    """
+    # Copies, since a drafter may hand out read-only arrays.
+    ids, starts = on_host(drafts.token_ids), on_host(drafts.offsets)
+    parents = None if drafts.are_chains else on_host(drafts.parents)
+    if seeds is None:
+        return verify_greedy(scores, ids, starts, parents=parents)
+    random: dict[str, Any] = {"seeds": on_host(seeds), "positions": on_host(positions)}
+    if drafts.draft_logits:
+        logits = torch.cat([drafts.draft_logits[row] for row in sorted(drafts.draft_logits)])
+        return verify_rejection(scores, ids, starts, draft_logits=logits, **random)
+    return verify_sampled(scores, ids, starts, parents=parents, **random)

@@ -1,0 +1,83 @@
+"""What can be set of the proposer, and which settings of vLLM it refuses."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from fastdraft.errors import InvalidValueError
+
+__all__ = ["Settings", "check"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """What can be set, as `additional_config={"fastdraft": {...}}` of vLLM."""
+
+    memory_bytes: int = 1 << 30
+    """The most memory for the text of finished requests, from which later ones are drafted; 0
+    remembers nothing."""
+    datastores: Sequence[str] = ()
+    """Paths of frozen datastores, of the target's tokenizer."""
+    max_bytes: int | None = None
+    """The most memory for the indexes of running requests; beyond it new ones go undrafted."""
+    token_cost: float | None = None
+    """What a further token in a forward costs, as a fraction of a forward over one token; None
+    measures the steps."""
+
+    @classmethod
+    def of(cls, vllm_config: Any) -> Settings:
+        """Those in `vllm_config.additional_config`. Raises InvalidValueError."""
+        additional = getattr(vllm_config, "additional_config", None)
+        given = additional.get("fastdraft", {}) if isinstance(additional, Mapping) else {}
+        names = [field.name for field in fields(cls)]
+        if not isinstance(given, Mapping) or not set(given) <= set(names):
+            raise InvalidValueError(
+                f'additional_config["fastdraft"] must be a mapping with keys of {names}, got '
+                f"{given!r}"
+            )
+        return cls(**given)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.memory_bytes, bool) or not isinstance(self.memory_bytes, int):
+            raise InvalidValueError(f"memory_bytes must be an integer, got {self.memory_bytes!r}")
+        if self.memory_bytes < 0:
+            raise InvalidValueError(f"memory_bytes must be at least 0, got {self.memory_bytes}")
+        if isinstance(self.datastores, str) or not all(
+            isinstance(path, (str, os.PathLike)) for path in self.datastores
+        ):
+            raise InvalidValueError(f"datastores must be a list of paths, got {self.datastores!r}")
+
+
+def check(vllm_config: Any) -> None:
+    """Raises InvalidValueError for settings of vLLM that give wrong text or would be ignored."""
+    parallel = getattr(vllm_config, "parallel_config", None)
+    stages = getattr(parallel, "pipeline_parallel_size", 1)
+    if stages > 1:
+        # vLLM's V1 model runner schedules a request's next step before it has the token of this
+        # one.
+        raise InvalidValueError(
+            "pipeline_parallel_size must be 1 for fastdraft, since vLLM's V1 model runner verifies "
+            "drafts wrongly across pipeline stages; split the model with tensor_parallel_size "
+            f"instead, got {stages}"
+        )
+    model = vllm_config.model_config
+    if getattr(model, "is_hybrid", False) or getattr(model, "is_attention_free", False):
+        # Which layers are rolled back to the last accepted token depends on vLLM's version, their
+        # kind and the device; vLLM does not say which are not.
+        raise InvalidValueError(
+            "the model must have a key-value cache alone, since vLLM does not take all kinds of "
+            "recurrent or convolutional state back where a draft is rejected; leave "
+            "speculative_config out, or use the model's own draft heads if it has any (method "
+            f"'mtp'), got {model.architecture}"
+        )
+    speculative = vllm_config.speculative_config
+    by_batch_size = getattr(speculative, "num_speculative_tokens_per_batch_size", None)
+    if by_batch_size is not None:
+        raise InvalidValueError(
+            "num_speculative_tokens_per_batch_size must be left out: fastdraft drafts by what a "
+            "step of the batch at hand costs, up to num_speculative_tokens; got "
+            f"{by_batch_size!r}"
+        )

@@ -1,0 +1,130 @@
+"""What commands show in a terminal: progress, tables, and text coloured by where it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import groupby
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from fastdraft.replay.run import TARGET
+
+__all__ = ["heading", "progress", "show_origins", "table", "text_by_origin"]
+
+# A style where there are colours, brackets elsewhere.
+LOOKS = (
+    ("black on green", "⟦", "⟧"),
+    ("black on cyan", "«", "»"),
+    ("black on yellow", "[", "]"),
+    ("black on magenta", "{", "}"),
+)
+
+
+@contextmanager
+def progress(total: int) -> Iterator[Callable[[str, int], None]]:
+    """Shows a progress bar on standard error where that is a terminal.
+
+    Yields a function that moves the bar: advance(what runs now, how much of `total` was done).
+    """
+    console = Console(stderr=True)
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+        refresh_per_second=4,
+    ) as bar:
+        task = bar.add_task("", total=total)
+
+        def advance(description: str, amount: int) -> None:
+            bar.update(task, description=description, advance=amount)
+
+        yield advance
+
+
+def heading(console: Console, title: str) -> None:
+    """Prints an empty line, then a rule with a title."""
+    console.print()
+    console.rule(Text(title, "bold"), align="left")
+
+
+def table(first: str, *columns: str) -> Table:
+    """An empty table without borders; all columns but the first are aligned to the right."""
+    made = Table(box=None, pad_edge=False, header_style="bold")
+    made.add_column(first, no_wrap=True)
+    for column in columns:
+        made.add_column(column, justify="right", no_wrap=True)
+    return made
+
+
+def text_by_origin(
+    origins: Sequence[str], tokens: list[int], decode: Callable[[list[int]], str] | None
+) -> list[tuple[str, str]]:
+    """The text of tokens as pairs of origin and text, cut where the origin changes.
+
+    Args:
+        origins: Where each token came from.
+        tokens: As many token ids.
+        decode: Turns token ids into text; without it the ids themselves are the text.
+    """
+    parts: list[tuple[str, str]] = []
+    shown, end = "", 0
+    for origin, group in groupby(origins):
+        start, end = end, end + len(list(group))
+        if decode is None:
+            part = ("" if start == 0 else " ") + " ".join(map(str, tokens[start:end]))
+        else:
+            # Decoding a prefix keeps characters of several tokens whole, and spaces between words.
+            prefix = decode(tokens[:end])
+            if end < len(tokens):
+                prefix = prefix.rstrip("\ufffd")
+            part, shown = prefix[len(shown) :], prefix
+        parts.append((origin, part))
+    return parts
+
+
+def show_origins(
+    console: Console,
+    parts: Sequence[tuple[str, str]],
+    counts: Mapping[str, int],
+    *,
+    before: str = "",
+    note: str = "",
+) -> None:
+    """Prints text with the look of each part's origin, and a legend.
+
+    Args:
+        console: Where to.
+        parts: Pairs of origin and text.
+        counts: Tokens by origin, for the legend. The target's own text has no look; the other
+            origins take one each, in this order.
+        before: Text that was given, not generated.
+        note: The legend's end.
+    """
+    looks = {TARGET: ("", "", "")}
+    others = [origin for origin in counts if origin != TARGET]
+    for place, origin in enumerate(others):
+        style, opening, closing = LOOKS[place % len(LOOKS)]
+        colours = console.color_system is not None
+        looks[origin] = (style, "", "") if colours else (style, opening, closing)
+
+    def append(text: Text, part: str, origin: str) -> None:
+        style, opening, closing = looks[origin]
+        text.append(f"{opening}{part}{closing}", style)
+
+    text = Text().append(before, "dim")
+    for origin, part in parts:
+        append(text, part, origin)
+    console.print(text)
+    console.print()
+    legend = Text("Tokens from: ")
+    for origin in (TARGET, *others):
+        append(legend, origin, origin)
+        legend.append(f" {counts.get(origin, 0)}   ")
+    console.print(legend.append(note))

@@ -1,0 +1,96 @@
+"""What every measurement is kept with: the machine, the versions, and a file of its results."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import fastdraft
+
+__all__ = ["describe_machine", "results_text", "versions", "write_results"]
+
+LINE_WIDTH = 160
+DIGITS = 4
+
+
+def describe_machine() -> str:
+    """The processor, the cores that this process may use, and the system, in one line."""
+    name = platform.processor() or platform.machine()
+    cores = os.cpu_count() or 1
+    if sys.platform == "linux":
+        # `platform` knows the architecture only.
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+        name = names[0] if names else name
+        cores = len(os.sched_getaffinity(0))
+    return f"{name}, {cores} {'core' if cores == 1 else 'cores'}, {platform.platform()}"
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of fastdraft and of what it works with; None for what is not installed."""
+    found: dict[str, str | None] = {
+        "fastdraft": fastdraft.__version__,
+        "python": platform.python_version(),
+    }
+    for package in ("numpy", "torch", "transformers", "gguf"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def write_results(path: Path, results: dict[str, Any]) -> None:
+    """Writes results as JSON. Raises OSError."""
+    path.write_text(results_text(results) + "\n", "utf-8")
+
+
+def results_text(results: dict[str, Any]) -> str:
+    """Results as JSON that a person can review: one row a line, and no digits that are noise.
+
+    What fits into `LINE_WIDTH` stands on one line. Floats keep `DIGITS` significant digits, or all
+    those before the point.
+    """
+    return _lines(_rounded(results), indent=1)
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _rounded(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_rounded(each) for each in value]
+    if isinstance(value, float) and value != 0 and math.isfinite(value):
+        digits = DIGITS - 1 - math.floor(math.log10(abs(value)))
+        return round(value, digits) if digits > 0 else round(value)
+    return value
+
+
+def _lines(value: Any, *, indent: int) -> str:
+    whole = json.dumps(value, ensure_ascii=False)
+    if len(whole) + indent <= LINE_WIDTH or not isinstance(value, (dict, list)):
+        return whole
+    if isinstance(value, dict):
+        names = [f"{json.dumps(str(key))}: " for key in value]
+        items = [
+            name + _lines(each, indent=indent + 1)
+            for name, each in zip(names, value.values(), strict=True)
+        ]
+    else:
+        items = [_lines(each, indent=indent + 1) for each in value]
+    children = value.values() if isinstance(value, dict) else value
+    are_rows = all(isinstance(each, (dict, list)) for each in children)
+    lines: list[str] = []
+    for item in items:
+        joined = f"{lines[-1]}, {item}" if lines else item
+        if lines and not are_rows and "\n" not in joined and len(joined) + indent < LINE_WIDTH:
+            lines[-1] = joined
+        else:
+            lines.append(item)
+    inner = (",\n" + " " * indent).join(lines)
+    return f"{{{inner}}}" if isinstance(value, dict) else f"[{inner}]"

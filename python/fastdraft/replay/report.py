@@ -1,0 +1,144 @@
+"""The tables and the plot of a replay."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from fastdraft.replay.display import heading, show_origins, table, text_by_origin
+from fastdraft.replay.records import Record
+from fastdraft.replay.results import FamilyResult, ReplayResult
+
+__all__ = ["plot", "show", "show_request"]
+
+
+def show(console: Console, results: Sequence[ReplayResult]) -> None:
+    """Prints a table of each replay, the speeds of all drafters side by side, and a summary."""
+    # Results that differ in the token cost alone have the same families.
+    for _, group in groupby(results, key=lambda result: id(result.families)):
+        _show_replay(console, list(group))
+    if len({result.drafter for result in results}) > 1:
+        for cost in dict.fromkeys(result.token_cost for result in results):
+            _show_drafters(console, [each for each in results if each.token_cost == cost])
+    heading(console, "Modelled speed, all families")
+    summary = table("drafter", "token cost", "geometric mean", "worst", "worst family")
+    for result in results:
+        speeds = result.speeds
+        summary.add_row(
+            result.drafter,
+            f"{result.token_cost:g}",
+            f"{result.geometric_mean:.3f}",
+            f"{result.worst:.3f}",
+            min(speeds, key=lambda name: speeds[name]),
+        )
+    console.print(summary)
+
+
+def _show_replay(console: Console, results: list[ReplayResult]) -> None:
+    first = results[0]
+    shape = f"lookahead {first.lookahead}"
+    if first.tree_budget is not None:
+        shape += f", trees of up to {first.tree_budget}"
+    if first.at_once > 1:
+        shape += f", {first.at_once} at once"
+    costs = [f"{each.token_cost:g}" for each in results]
+    heading(console, f"{first.drafter}, {shape}, token cost {', '.join(costs)}")
+    rows = table(
+        *("family", "re-\nquests", "\nsteps", "tokens\na step", "drafted\na step", "accep-\nted"),
+        *(f"speed\nat {cost}" for cost in costs),
+        *("propose\nus p50", "\np99", "observe\nns p50", "\np99", "\nMB"),
+    )
+    for name, family in first.families.items():
+        stats = family.stats
+        rows.add_row(
+            name,
+            f"{family.requests:,}",
+            f"{stats.steps:,}",
+            f"{stats.mean_accepted_tokens:.2f}",
+            f"{stats.drafted / max(1, stats.steps):.2f}",
+            f"{stats.acceptance_rate:.0%}",
+            *(f"{each.speeds[name]:.3f}" for each in results),
+            *(f"{time / 1e3:.2f}" for time in family.propose_ns),
+            *(f"{time:.0f}" for time in family.observe_ns),
+            "" if family.num_bytes is None else f"{family.num_bytes / 1e6:.1f}",
+        )
+    console.print(rows)
+
+
+def _show_drafters(console: Console, results: list[ReplayResult]) -> None:
+    heading(console, f"Modelled speed at token cost {results[0].token_cost:g}")
+    rows = table("family", *(result.drafter for result in results))
+    for name in results[0].families:
+        speeds = [round(result.speeds[name], 3) for result in results]
+        styles = ["bold" if speed == max(speeds) else "" for speed in speeds]
+        cells = [Text(f"{speed:.3f}", style) for speed, style in zip(speeds, styles, strict=True)]
+        rows.add_row(name, *cells)
+    console.print(rows)
+
+
+def show_request(
+    console: Console,
+    title: str,
+    record: Record,
+    origins: Sequence[str],
+    result: FamilyResult,
+    decode: Callable[[list[int]], str] | None,
+) -> None:
+    """Prints the output of a record by where it came from, and how many steps it took.
+
+    Args:
+        console: Where to.
+        title: Which drafter.
+        record: The request.
+        origins: Where each token of its output came from.
+        result: Its counts.
+        decode: Turns token ids into text; without it the ids are printed.
+    """
+    heading(console, f"{record.id}: {title}")
+    output = record.output_ids.tolist()
+    show_origins(console, text_by_origin(origins, output, decode), Counter(origins))
+    stats = result.stats
+    console.print(
+        f"{len(output)} tokens, {stats.steps} steps after the prefill, "
+        f"{stats.mean_accepted_tokens:.2f} tokens a step; "
+        f"drafted {stats.drafted}, accepted {stats.accepted}"
+    )
+
+
+def plot(path: Path, result: ReplayResult, baseline: tuple[str, dict[str, float]] | None) -> None:
+    """Draws the tokens a step of each family to an image, beside those of a baseline.
+
+    Args:
+        path: Its ending chooses the format.
+        result: What is drawn.
+        baseline: A title, and tokens a step by family; without it, one token a step.
+
+    Raises:
+        ValueError: matplotlib does not know the format.
+        OSError: The file cannot be written.
+    """
+    from matplotlib.figure import Figure
+
+    ours = result.tokens_per_step
+    names = sorted(ours, key=lambda name: ours[name])
+    title, theirs = baseline or ("no drafts", dict.fromkeys(names, 1.0))
+    figure = Figure(figsize=(8, 1.5 + 0.3 * len(names)), layout="constrained")
+    axes = figure.subplots()
+    places = range(len(names))
+    axes.barh(places, [ours[name] for name in names], 0.7, color="#4477aa", label=result.drafter)
+    shared = [place for place in places if names[place] in theirs]
+    values = [theirs[names[place]] for place in shared]
+    axes.scatter(values, shared, marker="D", color="#cc6677", zorder=3, label=title)
+    axes.set_yticks(places, names)
+    axes.set_xlabel(
+        f"tokens a step, lookahead {result.lookahead}, token cost {result.token_cost:g}"
+    )
+    axes.set_xlim(left=0)
+    axes.grid(axis="x", alpha=0.3)
+    axes.legend(loc="lower right")
+    figure.savefig(path, dpi=150)

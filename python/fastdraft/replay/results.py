@@ -1,0 +1,138 @@
+"""What a replay found, as data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any
+
+from fastdraft.errors import FastdraftError
+from fastdraft.stats import DraftStats
+
+__all__ = ["FamilyResult", "ReplayResult", "ResultsError", "as_json", "read_tokens_per_step"]
+
+
+class ResultsError(FastdraftError, ValueError):
+    """A file that holds no results of a replay."""
+
+
+@dataclass(frozen=True)
+class FamilyResult:
+    """What a drafter did for the requests of one family.
+
+    Attributes:
+        requests: How many there were.
+        stats: Their counts after the prefills, nodes of trees included. Without those of
+            predictions, which not every drafter tells.
+        propose_ns: p50 and p99 of one call, with its Python call, in nanoseconds.
+        observe_ns: p50 and p99 of one call, divided by its tokens.
+        observe_ns_per_token: All calls together, divided by their tokens.
+        num_bytes: The most that the drafter held, or None where it does not tell.
+    """
+
+    requests: int
+    stats: DraftStats
+    propose_ns: tuple[float, float]
+    observe_ns: tuple[float, float]
+    observe_ns_per_token: float
+    num_bytes: int | None
+
+    def speed(self, token_cost: float) -> float:
+        """Tokens in the time of a step without drafts: emitted / (steps + cost * drafted)."""
+        time = self.stats.steps + token_cost * self.stats.drafted
+        return self.stats.emitted / time if time else 1.0
+
+
+@dataclass(frozen=True)
+class ReplayResult:
+    """What a drafter did for all families.
+
+    Attributes:
+        drafter: Its name.
+        token_cost: What a draft token costs, as a fraction of a step; it drafts by that where it
+            can.
+        lookahead: Its longest draft, or how deep its trees are.
+        tree_budget: The most nodes of a tree; None for chains.
+        at_once: How many requests ran at a time.
+        families: The results by the families' names.
+    """
+
+    drafter: str
+    token_cost: float
+    lookahead: int
+    tree_budget: int | None
+    at_once: int
+    families: dict[str, FamilyResult]
+
+    @property
+    def speeds(self) -> dict[str, float]:
+        """The modelled speed of each family."""
+        return {name: each.speed(self.token_cost) for name, each in self.families.items()}
+
+    @property
+    def tokens_per_step(self) -> dict[str, float]:
+        """The emitted tokens per target step of each family."""
+        return {name: each.stats.mean_accepted_tokens for name, each in self.families.items()}
+
+    @property
+    def geometric_mean(self) -> float:
+        """Of the families' modelled speeds."""
+        return geometric_mean(self.speeds.values())
+
+    @property
+    def worst(self) -> float:
+        """The least of the families' modelled speeds."""
+        return min(self.speeds.values())
+
+
+def as_json(results: Sequence[ReplayResult]) -> list[dict[str, Any]]:
+    """The results for a JSON file; times in nanoseconds."""
+    return [
+        {
+            "drafter": result.drafter,
+            "token_cost": result.token_cost,
+            "lookahead": result.lookahead,
+            "tree_budget": result.tree_budget,
+            "at_once": result.at_once,
+            "geometric_mean": result.geometric_mean,
+            "worst": result.worst,
+            "families": {
+                name: {
+                    "requests": family.requests,
+                    "steps": family.stats.steps,
+                    "emitted": family.stats.emitted,
+                    "drafted": family.stats.drafted,
+                    "accepted": family.stats.accepted,
+                    "propose_ns_p50": family.propose_ns[0],
+                    "propose_ns_p99": family.propose_ns[1],
+                    "observe_ns_per_token": family.observe_ns_per_token,
+                }
+                for name, family in result.families.items()
+            },
+        }
+        for result in results
+    ]
+
+
+def read_tokens_per_step(path: Path, token_cost: float) -> tuple[str, dict[str, float]]:
+    """The drafter and the tokens a step of each family from a JSON file that a replay wrote.
+
+    Of several runs the first at `token_cost` counts, else the first of all.
+
+    Raises:
+        ResultsError: The file cannot be read or holds something else.
+    """
+    try:
+        runs = json.loads(path.read_text("utf-8"))["runs"]
+        run = next((run for run in runs if run["token_cost"] == token_cost), runs[0])
+        families = run["families"].items()
+        return run["drafter"], {n: f["emitted"] / max(1, f["steps"]) for n, f in families}
+    except OSError as error:
+        raise ResultsError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        raise ResultsError(
+            f"{path} must hold the JSON of `fastdraft replay --json`, and does not: {error!r}"
+        ) from error

@@ -1,0 +1,105 @@
+"""What is learned of drafts that were judged, on tokens of known chances."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fastdraft.drafters.estimator import AcceptanceEstimator
+
+
+def _acceptance(
+    estimator: AcceptanceEstimator, confidences: list[float], request: int = 0
+) -> float:
+    """The chance that a draft of such tokens is accepted whole."""
+    belief = estimator.begin(request)
+    for confidence in confidences:
+        belief = estimator.extended(belief, confidence)
+    return float(belief.sum())
+
+
+def _draft(
+    estimator: AcceptanceEstimator,
+    random: np.random.Generator,
+    *,
+    sure: float,
+    chance: float,
+    request: int = 0,
+) -> None:
+    length = int(random.integers(1, 6))
+    accepted = 0
+    while accepted < length and random.random() < chance:
+        accepted += 1
+    estimator.observe(request, [sure] * min(accepted + 1, length), accepted)
+
+
+@pytest.mark.parametrize("chance", [0.1, 0.5, 0.9])
+def test_classes_of_confidence_learn_their_chance(chance: float) -> None:
+    random = np.random.default_rng(0)
+    estimator = AcceptanceEstimator(lambda confidence: confidence)
+    for number in range(2000):
+        _draft(estimator, random, sure=0.45, chance=chance, request=number)
+        estimator.forget(number)
+        _draft(estimator, random, sure=0.97, chance=0.97, request=number)
+        estimator.forget(number)
+    learned = np.mean([_acceptance(estimator, [0.45], request) for request in range(3000, 3010)])
+    assert learned == pytest.approx(chance, abs=0.08)
+    assert _acceptance(estimator, [0.97]) == pytest.approx(0.97, abs=0.04)
+
+
+def test_a_request_is_judged_by_its_own_drafts() -> None:
+    random = np.random.default_rng(0)
+    estimator = AcceptanceEstimator(lambda confidence: confidence)
+    before = _acceptance(estimator, [0.8])
+    for _ in range(20):
+        _draft(estimator, random, sure=0.8, chance=0.95, request=1)
+        _draft(estimator, random, sure=0.8, chance=0.4, request=2)
+    easy, hard = _acceptance(estimator, [0.8], 1), _acceptance(estimator, [0.8], 2)
+    assert hard < 0.6 < before < easy
+    # What is known of it fades while nothing is learned, and is gone with it.
+    for _ in range(300):
+        estimator.pass_by(2)
+    assert hard + 0.1 < _acceptance(estimator, [0.8], 2) < easy
+    estimator.forget(1)
+    assert _acceptance(estimator, [0.8], 1) < easy
+
+
+def test_accepted_tokens_promise_more_of_those_that_follow() -> None:
+    estimator = AcceptanceEstimator(lambda confidence: confidence)
+    assert _acceptance(estimator, [0.7] * 4) > _acceptance(estimator, [0.7]) ** 4
+
+
+def test_gains_count_further_tokens_as_usual_ones() -> None:
+    random = np.random.default_rng(0)
+    estimator = AcceptanceEstimator(lambda confidence: confidence)
+    for _ in range(400):
+        _draft(estimator, random, sure=0.75, chance=0.75)
+    belief = estimator.extended(estimator.begin(0), 0.75)
+    gains = estimator.gains(0, belief, 5)
+    assert gains.shape == (5,)
+    assert gains[0] == pytest.approx(0.75**2, abs=0.1)
+    assert (np.diff(gains) > 0).all()
+    assert (np.diff(gains, 2) < 0).all()
+
+
+def test_alpha_follows_what_was_judged() -> None:
+    estimator = AcceptanceEstimator(lambda confidence: confidence)
+    for _ in range(200):
+        estimator.observe(0, [0.5, 0.5, 0.5, 0.5], 3)
+    assert estimator.alpha == pytest.approx(0.75, abs=0.01)
+
+
+def test_no_batch_outweighs_what_came_before() -> None:
+    random = np.random.default_rng(5)
+    estimator = AcceptanceEstimator(lambda confidence: confidence)
+    requests = range(64)
+    for _ in range(40):
+        for request in requests:
+            _draft(estimator, random, sure=0.97, chance=0.8, request=request)
+    alpha, learned = estimator.alpha, _acceptance(estimator, [0.97], 64)
+    assert alpha == pytest.approx(0.8, abs=0.05)
+    # Copies of one prompt, all of which refuse one token.
+    for request in requests:
+        estimator.observe(request, [0.97], 0)
+    assert estimator.alpha > 0.8 * alpha
+    assert _acceptance(estimator, [0.97], 65) > 0.8 * learned

@@ -1,0 +1,61 @@
+"""Makes the environment that a host is tested in: `python tests/hosts/environment.py HOST FOLDER`.
+
+The environment sees the packages of the Python that runs this, PyTorch among them, behind its own.
+requirements/HOST.txt is a file of pip's. Two remarks in it have a meaning: a package that is marked
+"alone" comes without what it requires, one that is marked "without torch" without torchvision and
+the like, whose wheels are made for CUDA and cannot be imported beside PyTorch for CPUs.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import venv
+from importlib.metadata import version
+from pathlib import Path
+
+TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
+REQUIRED = """
+from importlib.metadata import requires
+for line in requires({!r}):
+    if "extra ==" not in line and not line.startswith("torch"):
+        print(line)
+"""
+
+
+def make(host: str, folder: Path) -> None:
+    """Makes the environment of `host` in `folder`."""
+    venv.create(folder, clear=True, with_pip=True)
+    python = folder / "bin" / "python"
+    [packages] = folder.glob("lib/python*/site-packages")
+    own = [path for path in sys.path if path.endswith("site-packages")]
+    (packages / "shared.pth").write_text("\n".join(own))
+
+    # Python compiles what is imported; compiling everything takes longer.
+    os.environ["PIP_NO_COMPILE"] = "1"
+    # llama.cpp for processors of any kind, without vision models.
+    os.environ["CMAKE_ARGS"] = "-DLLAVA_BUILD=OFF -DGGML_NATIVE=OFF"
+
+    def install(packages: list[str], *options: str) -> None:
+        if packages:
+            command = [python, "-m", "pip", "install", "-qq", "--no-warn-conflicts", *options]
+            subprocess.run([*command, *packages], check=True)
+
+    lines = (Path(__file__).parent / "requirements" / f"{host}.txt").read_text().splitlines()
+    listed = [line.partition("#") for line in lines if line and not line.startswith("#")]
+    alone = [package.strip() for package, _, remark in listed if remark]
+    others = [package.strip() for package, _, remark in listed if not remark]
+    if sys.platform == "linux" and not version("torch").endswith("+cpu"):
+        release = version("torch").partition("+")[0]
+        install([f"torch=={release}+cpu"], "--extra-index-url", TORCH_INDEX)
+    install(alone, "--no-deps")
+    for package, _, remark in listed:
+        if remark.strip() == "without torch":
+            source = REQUIRED.format(package.partition("==")[0])
+            others += subprocess.check_output([python, "-c", source], text=True).splitlines()
+    install(others)
+
+
+if __name__ == "__main__":
+    make(sys.argv[1], Path(sys.argv[2]))

@@ -1,0 +1,35 @@
+# The adapters in their real hosts: `make test-hosts`, or test-HOST for one. A host has a file in
+# requirements/, an environment in build/hosts/ and tests in test_HOST*.py, with _ for each -.
+
+HOSTS := $(patsubst tests/hosts/requirements/%.txt,%,$(wildcard tests/hosts/requirements/*.txt))
+# A newer vLLM, whose source alone is looked at: its wheels need a GPU.
+VLLM_NEXT ?= 0.33.0
+
+DEMO_MODEL = FASTDRAFT_DEMO_MODEL="$$(python -c \
+  'from fastdraft.demo import ensure_model; print(ensure_model())')"
+# Every wheel of fastdraft has the same version, so the new one has to be forced in.
+INSTALL_WHEEL = bin/pip install -qq --no-deps --force-reinstall $(CURDIR)/build/dist/*.whl
+
+.PHONY: test-hosts $(HOSTS:%=test-%)
+
+test-hosts: $(HOSTS:%=test-%) ## Run the adapters in real serving stacks
+
+$(HOSTS:%=test-%): test-%: build/hosts/%/.ready build/dist/.stamp
+	cd build/hosts/$* && $(INSTALL_WHEEL)
+	$(DEMO_MODEL) build/hosts/$*/bin/python -m pytest -n $(JOBS) --dist loadfile \
+	  tests/hosts/test_$(subst -,_,$*)*.py
+
+test-vllm: export FASTDRAFT_VLLM_SOURCE = build/hosts/vllm-next
+test-vllm: build/hosts/vllm-next/.ready
+
+build/hosts/%/.ready: tests/hosts/requirements/%.txt tests/hosts/environment.py | $(VENV)/.test $(VENV)/.triton
+	python tests/hosts/environment.py $* $(@D)
+	touch $@
+
+build/hosts/vllm-next/.ready: $(VENV)/.python
+	rm -rf $(@D) && mkdir -p $(@D)
+	pip download -qq --no-deps --only-binary :all: --platform manylinux_2_28_x86_64 -d $(@D) \
+	  vllm==$(VLLM_NEXT)
+	cd $(@D) && python -c 'import glob, zipfile; wheel = zipfile.ZipFile(*glob.glob("*.whl")); \
+	  wheel.extractall(members=[name for name in wheel.namelist() if name.endswith(".py")])' && rm *.whl
+	touch $@

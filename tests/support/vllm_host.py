@@ -1,0 +1,198 @@
+"""vLLM as its proposer sees it: a configuration, and a model runner with scripted outputs."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from fastdraft.integrations.vllm import FastdraftProposer
+
+VOCABULARY = 1000
+
+
+class Clock:
+    """Stands still but for the steps, of which each further token takes `slope` times the first."""
+
+    def __init__(self, slope: float) -> None:
+        self.slope = slope
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def forward(self, tokens: int) -> None:
+        self.now += 0.01 * (1 + self.slope * (tokens - 1))
+
+
+def config(
+    *,
+    lookahead: int = 8,
+    length: int = 512,
+    executor: Any = None,
+    stages: int = 1,
+    by_batch_size: Any = None,
+    adapters: int | None = None,
+    hybrid: bool = False,
+    attention_free: bool = False,
+    **settings: Any,
+) -> Any:
+    return SimpleNamespace(
+        lora_config=None if adapters is None else SimpleNamespace(max_loras=adapters),
+        additional_config={"fastdraft": settings},
+        model_config=SimpleNamespace(
+            max_model_len=length,
+            get_vocab_size=lambda: VOCABULARY,
+            is_hybrid=hybrid,
+            is_attention_free=attention_free,
+            architecture="LittleForCausalLM",
+        ),
+        speculative_config=SimpleNamespace(
+            num_speculative_tokens=lookahead, num_speculative_tokens_per_batch_size=by_batch_size
+        ),
+        device_config=SimpleNamespace(device_type="cpu"),
+        parallel_config=SimpleNamespace(
+            distributed_executor_backend=executor, pipeline_parallel_size=stages
+        ),
+    )
+
+
+@dataclass
+class Job:
+    """A request, and what the target is going to say."""
+
+    prompt: list[int]
+    output: list[int]
+    extra_args: dict[str, Any] | None = None
+    max_tokens: int | None = None
+    adapter: str | None = None
+    said: int = 0
+    computed: int = 0
+
+    @property
+    def text(self) -> list[int]:
+        return self.prompt + self.output[: self.said]
+
+
+class Host:
+    """What a proposer sees of vLLM: rows that fill, move and empty, and the runner of them."""
+
+    def __init__(
+        self, proposer: FastdraftProposer, *, rows: int = 8, length: int = 512, introduce: bool
+    ) -> None:
+        self.proposer = proposer
+        self.tokens = np.zeros((rows, length), dtype=np.int32)
+        self.lengths = np.zeros(rows, dtype=np.int32)
+        self.jobs: dict[str, Job] = {}
+        self.drafts: dict[str, list[int]] = {}
+        self.input_batch = SimpleNamespace(req_ids=[])
+        self.requests: dict[str, Any] = {}
+        self.executed = 0
+        self.clock: Clock | None = None
+        self.update_max_model_len(length)
+        self._ended: set[str] = set()
+        if introduce:
+            proposer.attach(self)
+
+    def execute_model(self, scheduler_output: Any) -> None:
+        self.executed += 1
+        for name in scheduler_output.finished_req_ids:
+            self.requests.pop(name, None)
+
+    def update_max_model_len(self, length: int) -> None:
+        self.effective_drafter_max_model_len = length
+
+    def add(self, name: str, job: Job) -> None:
+        assert len(self.jobs) < len(self.tokens)
+        self.jobs[name] = job
+        self.requests[name] = SimpleNamespace(
+            prompt_token_ids=job.prompt,
+            sampling_params=SimpleNamespace(extra_args=job.extra_args, max_tokens=job.max_tokens),
+            lora_request=job.adapter and SimpleNamespace(lora_name=job.adapter, lora_int_id=1),
+        )
+        self._enter(name)
+
+    def end(self, name: str) -> None:
+        """Finished or aborted, which the workers cannot tell apart."""
+        del self.jobs[name]
+        self.drafts.pop(name, None)
+        self._ended.add(name)
+        if name in self.input_batch.req_ids:
+            self._leave(name)
+
+    def preempt(self, name: str) -> None:
+        self.drafts.pop(name, None)
+        self.jobs[name].computed = 0
+        self._leave(name)
+
+    def resume(self, name: str) -> None:
+        self._enter(name)
+
+    def step(self, *, prefill: int = 1 << 20) -> dict[str, list[int]]:
+        """One forward of all rows, at most `prefill` tokens of a prompt at a time."""
+        scheduled = {
+            name: min(len(job.text) - job.computed, prefill) + len(self.drafts.get(name, []))
+            for name, job in ((name, self.jobs[name]) for name in self.input_batch.req_ids)
+        }
+        total = sum(scheduled.values())
+        self.execute_model(
+            SimpleNamespace(
+                finished_req_ids=self._ended,
+                num_scheduled_tokens=scheduled,
+                total_num_scheduled_tokens=total,
+            )
+        )
+        if self.clock is not None:
+            self.clock.forward(total)
+        self._ended = set()
+        sampled = []
+        for row, name in enumerate(self.input_batch.req_ids):
+            job = self.jobs[name]
+            emitted: list[int] = []
+            waiting = len(job.text) - job.computed
+            job.computed += min(waiting, prefill)
+            if job.computed == len(job.text):
+                emitted = self._verify(job, self.drafts.get(name, []))
+                start = len(job.text)
+                self.tokens[row, start : start + len(emitted)] = emitted
+                job.said += len(emitted)
+                job.computed = len(job.text) - 1
+                self.lengths[row] = len(job.text)
+            sampled.append(emitted)
+        drafts = self.proposer.propose(sampled, self.lengths, self.tokens, slot_mappings=None)
+        assert len(drafts) == len(sampled)
+        self.drafts = dict(zip(self.input_batch.req_ids, drafts, strict=True))
+        return self.drafts
+
+    def run(self) -> None:
+        """Until every request has said all of it."""
+        while self.jobs:
+            self.step()
+            for name in [n for n, job in self.jobs.items() if job.said >= len(job.output)]:
+                self.end(name)
+        self.step()
+
+    def _verify(self, job: Job, draft: list[int]) -> list[int]:
+        rest = job.output[job.said :]
+        same = (token == said for token, said in zip(draft, rest, strict=False))
+        accepted = sum(1 for _ in itertools.takewhile(bool, same))
+        return rest[: accepted + 1]
+
+    def _enter(self, name: str) -> None:
+        row = len(self.input_batch.req_ids)
+        text = self.jobs[name].text
+        self.input_batch.req_ids.append(name)
+        self.tokens[row] = 0
+        self.tokens[row, : len(text)] = text
+        self.lengths[row] = len(text)
+
+    def _leave(self, name: str) -> None:
+        # The last row moves into the gap.
+        ids = self.input_batch.req_ids
+        row, last = ids.index(name), len(ids) - 1
+        self.tokens[row], self.lengths[row] = self.tokens[last].copy(), self.lengths[last]
+        ids[row] = ids[last]
+        ids.pop()
