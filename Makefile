@@ -84,15 +84,15 @@ test-oldest: $(VENV)/.test ## Run the Hugging Face tests with the oldest transfo
 	  transformers==$(TRANSFORMERS_OLDEST)
 	PYTHONPATH=build/transformers-oldest $(PYTEST) tests/hf
 
-check: $(VENV)/.lint $(VENV)/.test $(VENV)/.gtest $(VENV)/.triton build/sources/.stamp ## Lint and test what has changed since main
+check: $(VENV)/.lint $(VENV)/.test $(VENV)/.gtest $(VENV)/.triton ## Lint and test what has changed since main
 	python tools/check.py --jobs $(JOBS)
 
-lint: $(VENV)/.lint $(VENV)/.test $(VENV)/.gtest build/sources/.stamp ## Check format, style, types and imports
+lint: $(VENV)/.lint $(VENV)/.test $(VENV)/.gtest ## Check format, style, types and imports
 	ruff check
 	ruff format --check
-	MYPYPATH=build/sources mypy -p fastdraft
-	MYPYPATH=build/sources:bench:tests/support mypy bench
-	PYTHONPATH=build/sources lint-imports
+	MYPYPATH=python mypy -p fastdraft
+	MYPYPATH=python:bench:tests/support mypy bench
+	PYTHONPATH=python lint-imports
 	clang-format --dry-run --Werror $(CXX_FILES)
 	cmake --preset dev
 	echo $(filter-out tests/cpp/fuzz/% examples/%,$(filter %.cc,$(CXX_FILES))) \
@@ -206,10 +206,4 @@ $(VENV)/.test $(VENV)/.lint $(VENV)/.bench: $(VENV)/.package
 build/dist/.stamp: $(PACKAGE_FILES) | $(VENV)/.package
 	rm -rf build/dist
 	python -m build --no-isolation --sdist --wheel --outdir build/dist
-	touch $@
-
-# mypy and import-linter do not see the folders that an editable install maps into the package.
-build/sources/.stamp: $(PACKAGE_FILES)
-	rm -rf build/sources && mkdir -p build/sources
-	cp -r python/fastdraft build/sources && cp -r kernels build/sources/fastdraft
 	touch $@

@@ -6,10 +6,11 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 import torch
-from fastdraft.kernels.reference import CHUNK
 from torch import Tensor
 
 from fastdraft.errors import InvalidValueError
+from fastdraft.kernels.operands import Batch, Emitted
+from fastdraft.kernels.reference import CHUNK
 
 # Parts of a chunk that filters look at on their own.
 PARTS: Final = 16
@@ -19,8 +20,8 @@ class Size(NamedTuple):
     """The size of a batch, or the largest one; touched: logits of a row, kept from a patch."""
 
     rows: int
-    requests: int
     vocabulary: int
+    requests: int
     max_draft: int
     touched: int = 0
 
@@ -139,7 +140,7 @@ class Workspace:
         ):
             if value < least:
                 raise InvalidValueError(f"{name} must be at least {least}, got {value}")
-        self.size = Size(max_rows, max_requests, vocabulary, max_draft, max_touched)
+        self.size = Size(max_rows, vocabulary, max_requests, max_draft, max_touched)
         self._buffers = {
             name: _allocate(buffer, self.size, torch.device(device)).flatten()
             for name, buffer in BUFFERS.items()
@@ -158,24 +159,58 @@ class Workspace:
         return self._buffers[name][:count].view(shape)
 
 
-class Scratch:
-    """The buffers of one verification: those of a workspace with room for it, or new ones."""
+class Scratch(NamedTuple):
+    """The buffers that the kernels of one verification work in, as `BUFFERS` has them.
 
-    def __init__(self, workspace: Workspace | None, device: torch.device, size: Size) -> None:
-        self.size = size
-        self._workspace = workspace
-        self._device = device
-        self._taken: dict[str, Tensor] = {}
+    None for those that it does not need. Contiguous, in the batch's size.
+    """
 
-    def take(self, name: str) -> Tensor:
-        """The buffer of a name in `BUFFERS`, in the batch's size: the same one every time."""
-        if name not in self._taken:
-            self._taken[name] = (
-                _allocate(BUFFERS[name], self.size, self._device)
-                if self._workspace is None
-                else self._workspace.take(name, self.size)
-            )
-        return self._taken[name]
+    row_results: Tensor | None = None
+    row_logprobs: Tensor | None = None
+    row_raw_logprobs: Tensor | None = None
+    row_log_sums: Tensor | None = None
+    row_arrivals: Tensor | None = None
+    request_arrivals: Tensor | None = None
+    chunk_maximum: Tensor | None = None
+    chunk_sum: Tensor | None = None
+    raw_maximum: Tensor | None = None
+    raw_sum: Tensor | None = None
+    lowest: Tensor | None = None
+    part_maximum: Tensor | None = None
+    part_list: Tensor | None = None
+    row_tests: Tensor | None = None
+    draft_maximum: Tensor | None = None
+    draft_sum: Tensor | None = None
+    residual_sum: Tensor | None = None
+
+    @classmethod
+    def take(cls, batch: Batch, *names: str) -> Scratch:
+        """The named ones, and what log-probabilities need if the batch asks for them."""
+        if batch.logprobs:
+            names += ("row_logprobs",)
+        if batch.raw_logprobs:
+            names += ("row_raw_logprobs", "raw_maximum", "raw_sum")
+        return cls(**{name: take(batch, name) for name in names})
+
+
+def take_output(batch: Batch) -> Emitted:
+    """The results of a verification, which kernels fill."""
+    return Emitted(
+        take(batch, "token_ids"),
+        take(batch, "lengths"),
+        take(batch, "status"),
+        None if batch.parents is None else take(batch, "path"),
+        take(batch, "logprobs") if batch.logprobs else None,
+        take(batch, "raw_logprobs") if batch.raw_logprobs else None,
+    )
+
+
+def take(batch: Batch, name: str, *, touched: int = 0) -> Tensor:
+    """The buffer of a name in `BUFFERS`, in the batch's size: the workspace's, or a new one."""
+    size = Size(*batch.logits.shape, batch.requests, batch.max_draft, touched)
+    if batch.workspace is not None:
+        return batch.workspace.take(name, size)
+    return _allocate(BUFFERS[name], size, batch.logits.device)
 
 
 def _allocate(buffer: Buffer, size: Size, device: torch.device) -> Tensor:

@@ -86,10 +86,10 @@ def lint_python(files: list[str]) -> None:
     run("ruff", "check", "--force-exclude", *files)
     run("ruff", "format", "--check", "--force-exclude", *files)
     if any(name.startswith(("python/", "kernels/")) for name in files):
-        run("mypy", "-p", "fastdraft", MYPYPATH="build/sources")
-        run("lint-imports", PYTHONPATH="build/sources")
+        run("mypy", "-p", "fastdraft", MYPYPATH="python")
+        run("lint-imports", PYTHONPATH="python")
     if any(name.startswith("bench/") for name in files):
-        run("mypy", "bench", MYPYPATH="build/sources:bench:tests/support")
+        run("mypy", "bench", MYPYPATH="python:bench:tests/support")
 
 
 def lint_cpp(files: list[Path], jobs: str) -> None:

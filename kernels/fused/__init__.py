@@ -1,7 +1,7 @@
 """Verification on a device in one to three launches: Triton kernels that read the logits once.
 
 The functions are those of `fastdraft.kernels.reference`, which defines what they do, with the same
-operands and a workspace. They run wherever Triton does.
+operands. They run wherever Triton does.
 """
 
 from __future__ import annotations
@@ -10,14 +10,10 @@ from fastdraft.kernels.fused.greedy import verify_greedy
 from fastdraft.kernels.fused.processors import observe, patch, raw_logprobs
 from fastdraft.kernels.fused.rejection import verify_rejection
 from fastdraft.kernels.fused.sampled import verify_sampled
-from fastdraft.kernels.fused.statistics import log_sums
 from fastdraft.kernels.fused.tree import compaction_indices, tree_attention_mask, tree_depths
-from fastdraft.kernels.workspace import Workspace
 
 __all__ = [
-    "Workspace",
     "compaction_indices",
-    "log_sums",
     "observe",
     "patch",
     "raw_logprobs",

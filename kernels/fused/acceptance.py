@@ -8,197 +8,104 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from fastdraft.kernels import reference
+
+from fastdraft.kernels import operands
 from fastdraft.kernels.fused.rows import EMPTY_KEY, NAN_KEY, drafted_at, parent_slot, unpack
 
-_NAN = tl.constexpr(int(reference.Status.NAN))
-_EMPTY = tl.constexpr(int(reference.Status.EMPTY))
+NAN = tl.constexpr(int(operands.Status.NAN))
+EMPTY = tl.constexpr(int(operands.Status.EMPTY))
 
 
 @triton.jit
-def accept(
-    request,
-    first,
-    size,
-    row_results,
-    row_logprobs,
-    row_raw_logprobs,
-    draft_ids,
-    drafted,
-    parents,
-    token_ids,
-    lengths,
-    status,
-    path,
-    logprobs,
-    raw_logprobs,
-    max_draft,
-    SLOTS: tl.constexpr,
-    TREE: tl.constexpr,
-    LOGPROBS: tl.constexpr,
-    RAW_LOGPROBS: tl.constexpr,
-):
-    """Writes what a request emits. request, first and size are those of `locate`.
-
-    token_ids, lengths, status, path: int32, as the reference gives them, path for trees;
-    logprobs, raw_logprobs: float32 like token_ids, of the values that the rows hold; each only
-    where its flag is set. All are contiguous.
-    """
-    emitted = request.to(tl.int64) * (max_draft + 1)
-    token_ids += emitted
-    if LOGPROBS:
-        logprobs += emitted
-    if RAW_LOGPROBS:
-        raw_logprobs += emitted
-    if TREE:
-        length, nan, stopped = _walk(
-            request,
-            first,
-            size,
-            row_results,
-            row_logprobs,
-            row_raw_logprobs,
-            draft_ids,
-            drafted,
-            parents,
-            token_ids,
-            path + request.to(tl.int64) * max_draft,
-            logprobs,
-            raw_logprobs,
-            max_draft,
-            SLOTS,
-            LOGPROBS,
-            RAW_LOGPROBS,
-        )
+def accept(place, drafts, scratch, output, SLOTS: tl.constexpr):
+    """Writes what a request emits; place: that of any of its rows. With a path it is a tree."""
+    if output.path is not None:
+        length, nan, stopped = _walk(place, drafts, scratch, output, SLOTS)
     else:
-        length, nan, stopped = _compare(
-            request,
-            first,
-            size,
-            row_results,
-            row_logprobs,
-            row_raw_logprobs,
-            draft_ids,
-            drafted,
-            token_ids,
-            logprobs,
-            raw_logprobs,
-            max_draft,
-            SLOTS,
-            LOGPROBS,
-            RAW_LOGPROBS,
-        )
-    tl.store(lengths + request, length)
-    tl.store(status + request, nan * _NAN + stopped * _EMPTY)
+        length, nan, stopped = _compare(place, drafts, scratch, output, SLOTS)
+    tl.store(output.lengths + place.request, length)
+    tl.store(output.status + place.request, nan * NAN + stopped * EMPTY)
 
 
 @triton.jit
-def _take_results(row_results, slot, size):
+def emitted_of(request, drafts):
+    """Where what a request emits begins."""
+    return request.to(tl.int64) * (drafts.max_draft + 1)
+
+
+@triton.jit
+def _take_results(place, scratch, slot):
     """The packed results of the slots, which are zero from now on."""
-    place = row_results + slot
-    packed = tl.load(place, mask=slot <= size, other=0, cache_modifier=".cg")
+    results = scratch.row_results + place.first + slot
+    packed = tl.load(results, mask=slot <= place.size, other=0, cache_modifier=".cg")
     tl.debug_barrier()  # No thread writes what another has yet to read.
-    tl.store(place, tl.zeros_like(packed), mask=slot <= size)
+    tl.store(results, tl.zeros_like(packed), mask=slot <= place.size)
     return packed
 
 
 @triton.jit
-def _compare(
-    request,
-    first,
-    size,
-    row_results,
-    row_logprobs,
-    row_raw_logprobs,
-    draft_ids,
-    drafted,
-    token_ids,
-    logprobs,
-    raw_logprobs,
-    max_draft,
-    SLOTS: tl.constexpr,
-    LOGPROBS: tl.constexpr,
-    RAW_LOGPROBS: tl.constexpr,
-):
+def _compare(place, drafts, scratch, output, SLOTS: tl.constexpr):
     """A chain: the slots up to the first whose row does not give the draft's next token."""
+    size, max_draft = place.size, drafts.max_draft
+    emitted = emitted_of(place.request, drafts)
     last = size
     nan = 0
     stopped = 0
     for block in range(0, max_draft + 1, SLOTS):
         slot = block + tl.arange(0, SLOTS)
-        packed = _take_results(row_results + first, slot, size)
+        packed = _take_results(place, scratch, slot)
         key, token = unpack(packed)
-        at = drafted_at(first, request, slot + 1)
-        follows = (slot < size) & (at >= 0) & (at < drafted)
-        expected = tl.load(draft_ids + at, mask=follows, other=-1)
+        at = drafted_at(place, slot + 1)
+        follows = (slot < size) & (at >= 0) & (at < drafts.drafted)
+        expected = tl.load(drafts.draft_ids + at, mask=follows, other=-1)
         empty = key <= EMPTY_KEY
         refused = (slot <= size) & ((expected != token) | empty)
         last = tl.minimum(last, tl.min(tl.where(refused, slot, size)))
         kept = (slot < last) | ((slot == last) & ~empty)
         nan = tl.maximum(nan, tl.max(((slot <= last) & (key == NAN_KEY)).to(tl.int32)))
         stopped = tl.maximum(stopped, tl.max(((slot == last) & empty).to(tl.int32)))
-        tl.store(token_ids + slot, tl.where(kept, token, -1), mask=slot <= max_draft)
-        if LOGPROBS:
-            value = tl.load(
-                row_logprobs + first + slot, mask=kept, other=float("nan"), cache_modifier=".cg"
-            )
-            tl.store(logprobs + slot, value, mask=slot <= max_draft)
-        if RAW_LOGPROBS:
-            value = tl.load(
-                row_raw_logprobs + first + slot, mask=kept, other=float("nan"), cache_modifier=".cg"
-            )
-            tl.store(raw_logprobs + slot, value, mask=slot <= max_draft)
+        inside = slot <= max_draft
+        tl.store(output.token_ids + emitted + slot, tl.where(kept, token, -1), mask=inside)
+        if output.logprobs is not None:
+            value = _load_shared(scratch.row_logprobs + place.first + slot, kept)
+            tl.store(output.logprobs + emitted + slot, value, mask=inside)
+        if output.raw_logprobs is not None:
+            value = _load_shared(scratch.row_raw_logprobs + place.first + slot, kept)
+            tl.store(output.raw_logprobs + emitted + slot, value, mask=inside)
     return last + 1 - stopped, nan, stopped
 
 
 @triton.jit
-def _walk(
-    request,
-    first,
-    size,
-    row_results,
-    row_logprobs,
-    row_raw_logprobs,
-    draft_ids,
-    drafted,
-    parents,
-    token_ids,
-    path,
-    logprobs,
-    raw_logprobs,
-    max_draft,
-    SLOTS: tl.constexpr,
-    LOGPROBS: tl.constexpr,
-    RAW_LOGPROBS: tl.constexpr,
-):
+def _walk(place, drafts, scratch, output, SLOTS: tl.constexpr):
     """A tree: from the text's last token to the child that is the target's token, and on from it.
 
     A child stands behind its parent, so the slots are looked through once, in blocks.
     """
+    size, max_draft = place.size, drafts.max_draft
+    emitted = emitted_of(place.request, drafts)
+    token_ids = output.token_ids + emitted
+    path = output.path + (emitted - place.request)
     current = 0
     depth = 0
     # The result of the row that the walk has come to.
-    result = (first * 0).to(tl.int64)
+    result = (place.first * 0).to(tl.int64)
     nan = 0
     for block in range(0, size + 1, SLOTS):
         slot = block + tl.arange(0, SLOTS)
-        packed = _take_results(row_results + first, slot, size)
+        packed = _take_results(place, scratch, slot)
         if block == 0:
             result = tl.max(tl.where(slot == 0, packed, 0))
-        at = drafted_at(first, request, slot)
-        is_draft = (slot > 0) & (slot <= size) & (at >= 0) & (at < drafted)
-        guess = tl.load(draft_ids + at, mask=is_draft, other=-1)
-        parent = tl.where(is_draft, parent_slot(parents, at, slot, drafted), -1)
+        at = drafted_at(place, slot)
+        is_draft = (slot > 0) & (slot <= size) & (at >= 0) & (at < drafts.drafted)
+        guess = tl.load(drafts.draft_ids + at, mask=is_draft, other=-1)
+        parent = tl.where(is_draft, parent_slot(place, slot, drafts), -1)
         child = _child(slot, parent, guess, current, result, size)
         while child <= size:
             key, token = unpack(result)
             nan = tl.maximum(nan, (key == NAN_KEY).to(tl.int32))
             tl.store(token_ids + depth, token)
             tl.store(path + depth, child - 1)
-            if LOGPROBS:
-                tl.store(logprobs + depth, _load_shared(row_logprobs + first + current))
-            if RAW_LOGPROBS:
-                tl.store(raw_logprobs + depth, _load_shared(row_raw_logprobs + first + current))
+            _store_logprobs(place.first + current, emitted + depth, scratch, output)
             depth += 1
             current = child
             result = tl.max(tl.where(slot == current, packed, 0))
@@ -210,20 +117,18 @@ def _walk(
     length = depth + 1 - stopped
     if stopped == 0:
         tl.store(token_ids + depth, token)
-        if LOGPROBS:
-            tl.store(logprobs + depth, _load_shared(row_logprobs + first + current))
-        if RAW_LOGPROBS:
-            tl.store(raw_logprobs + depth, _load_shared(row_raw_logprobs + first + current))
+        _store_logprobs(place.first + current, emitted + depth, scratch, output)
     for block in range(0, max_draft + 1, SLOTS):
         step = block + tl.arange(0, SLOTS)
         after = (step >= length) & (step <= max_draft)
         tl.store(token_ids + step, tl.full((SLOTS,), -1, tl.int32), mask=after)
         unused = (step >= depth) & (step < max_draft)
         tl.store(path + step, tl.full((SLOTS,), -1, tl.int32), mask=unused)
-        if LOGPROBS:
-            tl.store(logprobs + step, tl.full((SLOTS,), float("nan"), tl.float32), mask=after)
-        if RAW_LOGPROBS:
-            tl.store(raw_logprobs + step, tl.full((SLOTS,), float("nan"), tl.float32), mask=after)
+        nothing = tl.full((SLOTS,), float("nan"), tl.float32)
+        if output.logprobs is not None:
+            tl.store(output.logprobs + emitted + step, nothing, mask=after)
+        if output.raw_logprobs is not None:
+            tl.store(output.raw_logprobs + emitted + step, nothing, mask=after)
     return length, nan, stopped
 
 
@@ -236,5 +141,15 @@ def _child(slot, parent, guess, current, result, size):
 
 
 @triton.jit
-def _load_shared(place):
-    return tl.load(place, cache_modifier=".cg")
+def _store_logprobs(row, place, scratch, output):
+    """Writes the log-probabilities of a row's token to a place of what is emitted."""
+    if output.logprobs is not None:
+        tl.store(output.logprobs + place, _load_shared(scratch.row_logprobs + row, True))
+    if output.raw_logprobs is not None:
+        tl.store(output.raw_logprobs + place, _load_shared(scratch.row_raw_logprobs + row, True))
+
+
+@triton.jit
+def _load_shared(place, kept):
+    """What another program may have left; NaN where it is not kept."""
+    return tl.load(place, mask=kept, other=float("nan"), cache_modifier=".cg")

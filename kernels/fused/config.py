@@ -11,6 +11,7 @@ import functools
 from typing import Final, NamedTuple
 
 import torch
+
 from fastdraft.kernels.reference import CHUNK
 
 # Loads of 16 bytes a thread are the widest, four warps of them 2 KiB.

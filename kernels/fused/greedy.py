@@ -13,22 +13,31 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from fastdraft.kernels.fused import config
+
+from fastdraft.kernels.fused import config, sampled
 from fastdraft.kernels.fused.acceptance import accept
+from fastdraft.kernels.fused.arguments import (
+    ANY_ALIGNMENT,
+    PER_BATCH,
+    Config,
+    Drafts,
+    Rows,
+    drafts_of,
+    mask_of,
+)
 from fastdraft.kernels.fused.rows import (
     last_to_arrive,
+    load_allowed,
     load_units,
     locate,
-    logits_of,
     only_allowed,
     ordered_key,
     pack,
     unpack,
+    values_of,
 )
-from fastdraft.kernels.fused.sampled import verify_sampled
-from fastdraft.kernels.reference import Emitted
-from fastdraft.kernels.workspace import Scratch, Size, Workspace
-from torch import Tensor
+from fastdraft.kernels.operands import Batch, Emitted
+from fastdraft.kernels.workspace import Scratch, take_output
 
 
 @triton.jit
@@ -45,58 +54,28 @@ def _fold(x, UNITS: tl.constexpr, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def _look(
-    logits,
-    allowed,
-    tile,
-    best,
-    best_tile,
-    token_stride,
-    vocabulary,
-    UNITS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    CONTIGUOUS: tl.constexpr,
-    ALLOWED: tl.constexpr,
-    WHOLE: tl.constexpr,
-):
+def _look(rows, values, allowed, tile, best, best_tile, UNITS: tl.constexpr,
+          ALLOWED: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
     """Takes a tile of UNITS units into each lane's best, which stays where the two are equal."""
     unit = tile * UNITS + tl.arange(0, UNITS)
-    x = load_units(logits, unit, token_stride, vocabulary, WIDTH, CONTIGUOUS, WHOLE)
+    x = load_units(rows, values, unit, WHOLE)
     if ALLOWED:
-        x = only_allowed(x, allowed, unit, vocabulary, WIDTH)
-    largest = _fold(x, UNITS, WIDTH)
+        x = only_allowed(x, allowed, rows, unit)
+    largest = _fold(x, UNITS, rows.WIDTH)
     better = (largest > best) | ((largest != largest) & (best == best))
     return tl.where(better, largest, best), tl.where(better, tile, best_tile)
 
 
-@triton.jit(
-    do_not_specialize=(
-        "rows",
-        "requests",
-        "drafted",
-        "max_draft",
-        "programs",
-        "tiles",
-        "allowed_stride",
-    ),
-    do_not_specialize_on_alignment=("draft_ids", "parents", "offsets", "path"),
-)
+@triton.jit(do_not_specialize=PER_BATCH, do_not_specialize_on_alignment=ANY_ALIGNMENT)
 def greedy_kernel(
     logits,
-    allowed,
+    scratch,
+    output,
     draft_ids,
     parents,
     offsets,
-    row_results,
-    request_arrivals,
-    token_ids,
-    lengths,
-    status,
-    path,
-    row_stride,
-    token_stride,
+    allowed,
     allowed_stride,
-    vocabulary,
     rows,
     requests,
     drafted,
@@ -104,125 +83,66 @@ def greedy_kernel(
     programs,
     tiles,
     UNITS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    CONTIGUOUS: tl.constexpr,
-    ALLOWED: tl.constexpr,
-    TREE: tl.constexpr,
-    REQUESTS: tl.constexpr,
-    SLOTS: tl.constexpr,
-    WAIT: tl.constexpr,
+    C,
 ):
     program = tl.program_id(0)
-    row = program // programs
-    request, first, size, used = locate(row, offsets, requests, rows, max_draft, REQUESTS)
+    drafts = Drafts(draft_ids, parents, offsets, rows, requests, drafted, max_draft)
+    place, used = locate(program // programs, drafts, C.REQUESTS)
     if not used:
         return
 
-    logits = logits_of(logits, row, row_stride, WIDTH)
-    if ALLOWED:
-        allowed += row.to(tl.int64) * allowed_stride
+    TILE: tl.constexpr = UNITS * logits.WIDTH
+    values = values_of(logits, place.row)
+    allowed += place.row.to(tl.int64) * allowed_stride
     begin = (program % programs) * tiles
-    end = tl.minimum(begin + tiles, tl.cdiv(vocabulary, UNITS * WIDTH))
-    whole = tl.minimum(end, vocabulary // (UNITS * WIDTH))
+    end = tl.minimum(begin + tiles, tl.cdiv(logits.vocabulary, TILE))
+    whole = tl.minimum(end, logits.vocabulary // TILE)
     best = tl.full((UNITS,), float("-inf"), tl.float32)
     best_tile = tl.zeros((UNITS,), tl.int32) + begin
     for tile in range(begin, whole):
         best, best_tile = _look(
-            logits, allowed, tile, best, best_tile, token_stride, vocabulary,
-            UNITS, WIDTH, CONTIGUOUS, ALLOWED, True,
-        )  # fmt: skip
+            logits, values, allowed, tile, best, best_tile, UNITS, C.ALLOWED, True
+        )
     if whole < end:
         best, best_tile = _look(
-            logits, allowed, whole, best, best_tile, token_stride, vocabulary,
-            UNITS, WIDTH, CONTIGUOUS, ALLOWED, False,
-        )  # fmt: skip
+            logits, values, allowed, whole, best, best_tile, UNITS, C.ALLOWED, False
+        )
 
     # Of equal units the first, and in it the first of equal logits.
     found = tl.max(pack(ordered_key(best), best_tile * UNITS + tl.arange(0, UNITS)))
     key, unit = unpack(found)
-    x = load_units(
-        logits, tl.zeros((1,), tl.int32) + unit, token_stride, vocabulary, WIDTH, CONTIGUOUS, False
-    )
-    if ALLOWED:
-        x = only_allowed(x, allowed, tl.zeros((1,), tl.int32) + unit, vocabulary, WIDTH)
-    lane = tl.arange(0, WIDTH)[None, :]
-    token = unit * WIDTH + tl.min(tl.where(ordered_key(x) == key, lane, WIDTH))
-    tl.atomic_max(row_results + row, pack(key, token), sem="relaxed")
+    x = load_allowed(logits, values, allowed, tl.zeros((1,), tl.int32) + unit, C.ALLOWED)
+    lane = tl.arange(0, logits.WIDTH)[None, :]
+    token = unit * logits.WIDTH + tl.min(tl.where(ordered_key(x) == key, lane, logits.WIDTH))
+    tl.atomic_max(scratch.row_results + place.row, pack(key, token), sem="relaxed")
 
-    if last_to_arrive(request_arrivals + request, (size + 1) * programs, WAIT):
-        accept(
-            request, first, size, row_results, None, None, draft_ids, drafted, parents,
-            token_ids, lengths, status, path, None, None, max_draft, SLOTS, TREE, False, False,
-        )  # fmt: skip
+    arrivals = scratch.request_arrivals + place.request
+    if last_to_arrive(arrivals, (place.size + 1) * programs, C.WAIT):
+        accept(place, drafts, scratch, output, C.SLOTS)
 
 
-def verify_greedy(
-    logits: Tensor,
-    draft_ids: Tensor,
-    offsets: Tensor,
-    *,
-    parents: Tensor | None = None,
-    allowed: Tensor | None = None,
-    logprobs: bool = False,
-    raw_logprobs: bool = False,
-    max_draft: int,
-    workspace: Workspace | None = None,
-) -> Emitted:
+def verify_greedy(batch: Batch) -> Emitted:
     """The reference's `verify_greedy` of logits of 16 or 32 bits, in one launch.
 
     The results are the workspace's buffers, if there is one.
     """
-    if logprobs or raw_logprobs:
-        return verify_sampled(
-            logits,
-            draft_ids,
-            offsets,
-            parents=parents,
-            temperature=None,
-            allowed=allowed,
-            logprobs=logprobs,
-            raw_logprobs=raw_logprobs,
-            max_draft=max_draft,
-            workspace=workspace,
-        )
-    rows, vocabulary = logits.shape
-    requests = len(offsets) - 1
-    scratch = Scratch(workspace, logits.device, Size(rows, requests, vocabulary, max_draft))
-    token_ids, lengths, status = map(scratch.take, ("token_ids", "lengths", "status"))
-    path = None if parents is None else scratch.take("path")
+    if batch.logprobs or batch.raw_logprobs:
+        return sampled.verify_in_one_launch(batch, None)
+    logits = batch.logits
+    output = take_output(batch)
     width = config.unit(logits)
-    programs, tiles = config.split_greedy(rows, vocabulary, logits.dtype)
-    unused = status  # Where there is no operand, any pointer will do.
+    programs, tiles = config.split_greedy(*logits.shape, logits.dtype)
     with torch.cuda.device_of(logits):
-        greedy_kernel[(rows * programs,)](
-            logits,
-            unused if allowed is None else allowed,
-            draft_ids,
-            unused if parents is None else parents,
-            offsets,
-            scratch.take("row_results"),
-            scratch.take("request_arrivals"),
-            token_ids,
-            lengths,
-            status,
-            unused if path is None else path,
-            *logits.stride(),
-            0 if allowed is None else allowed.stride(0),
-            vocabulary,
-            rows,
-            requests,
-            len(draft_ids),
-            max_draft,
-            programs,
-            tiles,
+        greedy_kernel[(len(logits) * programs,)](
+            Rows.of(logits, width),
+            Scratch.take(batch, "row_results", "request_arrivals"),
+            output,
+            **drafts_of(batch),
+            **mask_of(batch),
+            programs=programs,
+            tiles=tiles,
             UNITS=config.greedy_tile(logits.dtype) // width,
-            WIDTH=width,
-            CONTIGUOUS=logits.stride(1) == 1,
-            ALLOWED=allowed is not None,
-            TREE=parents is not None,
-            REQUESTS=config.requests_block(requests),
-            SLOTS=config.SLOTS,
-            WAIT=config.wait_for_stores(),
+            C=Config.of(batch),
             num_warps=config.WARPS,
         )
-    return Emitted(token_ids, lengths, status, path, None, None)
+    return output

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
 from fastdraft.kernels.reference import noise
 
 TOKEN_STREAM = tl.constexpr(noise.TOKEN_STREAM)

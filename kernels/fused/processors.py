@@ -11,25 +11,67 @@ each rounded by itself, give the same bits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
-from fastdraft.kernels.fused import config
-from fastdraft.kernels.fused.rows import drafted_at, locate, parent_slot
-from fastdraft.kernels.reference import Emitted, Processors
-from fastdraft.kernels.workspace import Scratch, Size, Workspace
 from torch import Tensor
 
-_SIZES = ("rows", "requests", "drafted", "max_draft", "capacity", "longest", "entries", "words",
-          "word_tokens", "programs", "tiles", "columns")  # fmt: skip
-_UNALIGNED = ("draft_ids", "parents", "offsets")
+from fastdraft.kernels.fused import config
+from fastdraft.kernels.fused.arguments import (
+    ANY_ALIGNMENT,
+    PER_BATCH,
+    Config,
+    Drafts,
+    Place,
+    Rows,
+    drafts_of,
+)
+from fastdraft.kernels.fused.rows import drafted_at, locate, parent_slot, values_of
+from fastdraft.kernels.fused.statistics import log_sums
+from fastdraft.kernels.operands import Batch, Emitted, Processors, Touched
+from fastdraft.kernels.workspace import take
+
+# What a patch is not compiled anew for, besides the batch's: the sizes of the processors' tensors.
+_SIZES = (*PER_BATCH, "capacity", "longest", "entries", "words", "word_tokens", "columns")
+
+
+class Texts(NamedTuple):
+    """The tensors of `Processors`, by their names there; those of bool as uint8."""
+
+    token_ids: Any
+    counts: Any
+    in_prompt: Any
+    bias: Any
+    ends: Any
+    words: Any
+    offsets: Any
+    sizes: Any
+    repetition_penalty: Any
+    presence_penalty: Any
+    frequency_penalty: Any
+    min_left: Any
+    tail: Any
+    word_ids: Any
+    word_offsets: Any
+
+    @classmethod
+    def of(cls, processors: Processors) -> Texts:
+        tensors = (getattr(processors, name) for name in cls._fields)
+        return cls(*(x.view(torch.uint8) if x.dtype == torch.bool else x for x in tensors))
+
+
+class _Penalties(NamedTuple):
+    """Those of one request. Made in kernels."""
+
+    repetition: Any
+    presence: Any
+    frequency: Any
 
 
 @triton.jit
-def _path(block, slot, first, request, draft_ids, parents, drafted, vocabulary,
-          SLOTS: tl.constexpr, TREE: tl.constexpr):  # fmt: skip
+def _path(block, slot, place, drafts, vocabulary, SLOTS: tl.constexpr, TREE: tl.constexpr):
     """The draft tokens from `block` on that lead to a slot, and how many lead to it in all.
 
     int32 (SLOTS,), -1 for others and out of range; a scalar.
@@ -43,11 +85,12 @@ def _path(block, slot, first, request, draft_ids, parents, drafted, vocabulary,
         while node > 0:
             on_path = on_path | (index == node - 1)
             depth += 1
-            node = parent_slot(parents, drafted_at(first, request, node), node, drafted)
+            node = parent_slot(place, node, drafts)
     else:
         on_path = index < slot
-    at = drafted_at(first, request, index + 1)
-    token = tl.load(draft_ids + at, mask=on_path & (at >= 0) & (at < drafted), other=-1)
+    at = drafted_at(place, index + 1)
+    known = on_path & (at >= 0) & (at < drafts.drafted)
+    token = tl.load(drafts.draft_ids + at, mask=known, other=-1)
     return tl.where((token >= 0) & (token < vocabulary), token, -1).to(tl.int32), depth
 
 
@@ -58,52 +101,63 @@ def _times(token, path):
 
 
 @triton.jit
-def _entry_range(request, entry_offsets, sizes, entries, capacity):
-    """Where a request's entries begin, and how many it has; in range whatever the tensors hold."""
-    begin = tl.load(entry_offsets + request)
-    end = tl.load(entry_offsets + request + 1)
+def _entry_range(request, texts, entries, capacity):
+    """Where a request's entries begin, how many it has, and room for how many.
+
+    In range whatever the tensors hold.
+    """
+    begin = tl.load(texts.offsets + request)
+    end = tl.load(texts.offsets + request + 1)
     begin = tl.minimum(tl.maximum(begin, 0), entries)
     room = tl.minimum(tl.maximum(end - begin, 0), tl.minimum(entries - begin, capacity))
-    size = tl.minimum(tl.maximum(tl.load(sizes + request), 0), room)
+    size = tl.minimum(tl.maximum(tl.load(texts.sizes + request), 0), room)
     return begin, size.to(tl.int32), room.to(tl.int32)
 
 
 @triton.jit
-def _is_penalised(repetition, presence, frequency):
+def _penalties_of(request, texts):
+    return _Penalties(
+        tl.load(texts.repetition_penalty + request),
+        tl.load(texts.presence_penalty + request),
+        tl.load(texts.frequency_penalty + request),
+    )
+
+
+@triton.jit
+def _is_penalised(penalties):
     """Whether the tokens of a request's text are patched, with an entry or without."""
+    repetition, presence, frequency = penalties
     return (repetition != 1) | (presence != 0) | (frequency != 0)
 
 
 @triton.jit
-def _completes(word, is_word, slot, first, request, draft_ids, parents, drafted, tail, word_ids,
-               word_offsets, longest, word_tokens, TREE: tl.constexpr):  # fmt: skip
+def _completes(word, is_word, slot, place, drafts, texts, longest, word_tokens,
+               TREE: tl.constexpr):  # fmt: skip
     """Whether the banned sequences of these numbers have come to their last token, at a slot."""
-    begin = tl.load(word_offsets + word, mask=is_word, other=0)
-    end = tl.load(word_offsets + word + 1, mask=is_word, other=0)
+    begin = tl.load(texts.word_offsets + word, mask=is_word, other=0)
+    end = tl.load(texts.word_offsets + word + 1, mask=is_word, other=0)
     length = end - begin
     matched = is_word & (length >= 0) & (length <= longest) & (begin >= 0) & (end <= word_tokens)
     node = slot
-    tail += (request.to(tl.int64) + 1) * longest
+    tail = texts.tail + (place.request.to(tl.int64) + 1) * longest
     for back in range(longest):
-        at = drafted_at(first, request, node)
-        known = (node > 0) & (at >= 0) & (at < drafted)
-        token = tl.load(draft_ids + at, mask=known, other=-1)
+        at = drafted_at(place, node)
+        known = (node > 0) & (at >= 0) & (at < drafts.drafted)
+        token = tl.load(drafts.draft_ids + at, mask=known, other=-1)
         if node <= 0:
             tail -= 1
             token = tl.load(tail).to(token.dtype)
         compared = matched & (back < length)
-        expected = tl.load(word_ids + (end - 1 - back), mask=compared, other=-1)
+        expected = tl.load(texts.word_ids + (end - 1 - back), mask=compared, other=-1)
         matched = matched & ((expected == token) | (back >= length))
-        if TREE:
-            node = parent_slot(parents, at, tl.maximum(node, 1), drafted)
-        else:
-            node = tl.maximum(node - 1, 0)
+        node = parent_slot(place, tl.maximum(node, 1), drafts) if TREE else tl.maximum(node - 1, 0)
     return matched
 
 
 @triton.jit
-def _process(x, bias, count, seen, banned, repetition, frequency, presence):
+def _process(x, penalties, bias, count, seen, banned):
     """What becomes of logits, in float32."""
+    repetition, presence, frequency = penalties
     x = x + bias
     x = tl.where(seen, tl.where(x > 0, tl.div_rn(x, repetition), x * repetition), x)
     x = x - frequency * count.to(tl.float32)
@@ -111,31 +165,14 @@ def _process(x, bias, count, seen, banned, repetition, frequency, presence):
     return tl.where(banned, float("-inf"), x)
 
 
-@triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_UNALIGNED)
+@triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=ANY_ALIGNMENT)
 def patch_kernel(
     logits,
     before,
+    texts,
     draft_ids,
     parents,
     offsets,
-    token_ids,
-    counts,
-    in_prompt,
-    bias,
-    ends,
-    words_of,
-    entry_offsets,
-    sizes,
-    repetition_penalty,
-    presence_penalty,
-    frequency_penalty,
-    min_left,
-    tail,
-    word_ids,
-    word_offsets,
-    row_stride,
-    token_stride,
-    vocabulary,
     rows,
     requests,
     drafted,
@@ -149,43 +186,36 @@ def patch_kernel(
     tiles,
     ENTRIES: tl.constexpr,
     SLOTS: tl.constexpr,
-    REQUESTS: tl.constexpr,
-    TREE: tl.constexpr,
     WORDS: tl.constexpr,
-    KEEP: tl.constexpr,
+    C,
 ):
+    """Overwrites a row's logits; before, unless None, gets what they were, as `Touched` has it."""
     program = tl.program_id(0)
-    row = program // programs
     part = program % programs
-    request, first, _, used = locate(row, offsets, requests, rows, max_draft, REQUESTS)
+    drafts = Drafts(draft_ids, parents, offsets, rows, requests, drafted, max_draft)
+    place, used = locate(program // programs, drafts, C.REQUESTS)
     if not used:
         return
-    slot = row - first
-    logits += row.to(tl.int64) * row_stride
-    before += row.to(tl.int64) * (capacity + max_draft)
-    entry_begin, entry_count, _ = _entry_range(request, entry_offsets, sizes, entries, capacity)
-    token_ids += entry_begin
-    repetition = tl.load(repetition_penalty + request)
-    presence = tl.load(presence_penalty + request)
-    frequency = tl.load(frequency_penalty + request)
-    path, depth = _path(
-        0, slot, first, request, draft_ids, parents, drafted, vocabulary, SLOTS, TREE
-    )
-    too_early = depth < tl.load(min_left + request)
+    row, request = place.row, place.request
+    slot = row - place.first
+    vocabulary = logits.vocabulary
+    values = values_of(logits, row)
+    if before is not None:
+        before += row.to(tl.int64) * (capacity + max_draft)
+    entry_begin, entry_count, _ = _entry_range(request, texts, entries, capacity)
+    token_ids = texts.token_ids + entry_begin
+    path, depth = _path(0, slot, place, drafts, vocabulary, SLOTS, C.TREE)
+    too_early = depth < tl.load(texts.min_left + request)
+    penalties = _penalties_of(request, texts)
 
-    if (part == 0) & _is_penalised(repetition, presence, frequency):
+    if (part == 0) & _is_penalised(penalties):
         for block in range(0, slot, SLOTS):
             index = block + tl.arange(0, SLOTS)
-            token, _ = _path(
-                block, slot, first, request, draft_ids, parents, drafted, vocabulary, SLOTS, TREE
-            )
+            token, _ = _path(block, slot, place, drafts, vocabulary, SLOTS, C.TREE)
             count = tl.zeros((SLOTS,), tl.int32)
             live = token >= 0
             for other in range(0, slot, SLOTS):
-                known, _ = _path(
-                    other, slot, first, request, draft_ids, parents, drafted, vocabulary,
-                    SLOTS, TREE,
-                )  # fmt: skip
+                known, _ = _path(other, slot, place, drafts, vocabulary, SLOTS, C.TREE)
                 same = token[:, None] == known[None, :]
                 count += tl.sum(same.to(tl.int32), 1)
                 earlier = (other + tl.arange(0, SLOTS))[None, :] < index[:, None]
@@ -194,13 +224,11 @@ def patch_kernel(
                 entry = start + tl.arange(0, ENTRIES)
                 listed = tl.load(token_ids + entry, mask=entry < entry_count, other=-2)
                 live = live & (_times(token, listed) == 0)
-            place = logits + token.to(tl.int64) * token_stride
-            x = tl.load(place, mask=live, other=0.0)
-            after = _process(
-                x.to(tl.float32), 0.0, count, count > 0, count < 0, repetition, frequency, presence
-            )
-            tl.store(place, after.to(x.dtype), mask=live)
-            if KEEP:
+            at = values + token.to(tl.int64) * logits.token_stride
+            x = tl.load(at, mask=live, other=0.0)
+            after = _process(x.to(tl.float32), penalties, 0.0, count, count > 0, count < 0)
+            tl.store(at, after.to(x.dtype), mask=live)
+            if before is not None:
                 tl.store(before + capacity + index, x, mask=live)
 
     end = tl.minimum((part + 1) * tiles, tl.cdiv(entry_count, ENTRIES))
@@ -210,60 +238,44 @@ def patch_kernel(
         token = tl.load(token_ids + index, mask=live, other=-2)
         live = live & (token >= 0) & (token < vocabulary)
         entry = entry_begin + index
-        count = tl.load(counts + entry, mask=live, other=0) + _times(token, path)
+        count = tl.load(texts.counts + entry, mask=live, other=0) + _times(token, path)
         for block in range(SLOTS, slot, SLOTS):
-            more, _ = _path(
-                block, slot, first, request, draft_ids, parents, drafted, vocabulary,
-                SLOTS, TREE,
-            )  # fmt: skip
+            more, _ = _path(block, slot, place, drafts, vocabulary, SLOTS, C.TREE)
             count += _times(token, more)
-        seen = (count > 0) | (tl.load(in_prompt + entry, mask=live, other=0) != 0)
-        is_end = tl.load(ends + entry, mask=live, other=0) != 0
+        seen = (count > 0) | (tl.load(texts.in_prompt + entry, mask=live, other=0) != 0)
+        is_end = tl.load(texts.ends + entry, mask=live, other=0) != 0
         banned = is_end & too_early
         if WORDS:
-            word = tl.load(words_of + entry * 2, mask=live, other=0)
-            word_end = tl.load(words_of + entry * 2 + 1, mask=live, other=0)
+            word = tl.load(texts.words + entry * 2, mask=live, other=0)
+            word_end = tl.load(texts.words + entry * 2 + 1, mask=live, other=0)
             word = tl.maximum(tl.minimum(word, words), 0)
             word_end = tl.maximum(tl.minimum(word_end, words), 0)
             while tl.max(word_end - word) > 0:
                 banned = banned | _completes(
-                    word, word < word_end, slot, first, request, draft_ids, parents, drafted,
-                    tail, word_ids, word_offsets, longest, word_tokens, TREE,
-                )  # fmt: skip
+                    word, word < word_end, slot, place, drafts, texts, longest, word_tokens, C.TREE
+                )
                 word += 1
-        place = logits + token.to(tl.int64) * token_stride
-        x = tl.load(place, mask=live, other=0.0)
-        added = tl.load(bias + entry, mask=live, other=0.0)
-        after = _process(
-            x.to(tl.float32), added, count, seen, banned, repetition, frequency, presence
-        )
-        tl.store(place, after.to(x.dtype), mask=live)
-        if KEEP:
+        at = values + token.to(tl.int64) * logits.token_stride
+        x = tl.load(at, mask=live, other=0.0)
+        added = tl.load(texts.bias + entry, mask=live, other=0.0)
+        after = _process(x.to(tl.float32), penalties, added, count, seen, banned)
+        tl.store(at, after.to(x.dtype), mask=live)
+        if before is not None:
             tl.store(before + index, x, mask=live)
 
 
-@triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_UNALIGNED)
+@triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=ANY_ALIGNMENT)
 def raw_logprobs_kernel(
     logits,
     before,
     log_sums,
+    texts,
+    output,
     draft_ids,
     parents,
     offsets,
-    token_ids,
-    entry_offsets,
-    sizes,
-    repetition_penalty,
-    presence_penalty,
-    frequency_penalty,
-    emitted_ids,
-    lengths,
-    path,
-    raw_logprobs,
-    row_stride,
-    token_stride,
-    vocabulary,
     rows,
+    requests,
     drafted,
     max_draft,
     capacity,
@@ -272,60 +284,50 @@ def raw_logprobs_kernel(
     SLOTS: tl.constexpr,
     TREE: tl.constexpr,
 ):
+    """The log-probability of one emitted token under the logits before a patch."""
     program = tl.program_id(0)
     request = program // (max_draft + 1)
     step = program % (max_draft + 1)
-    if step >= tl.load(lengths + request):
-        tl.store(raw_logprobs + program, float("nan"))
+    if step >= tl.load(output.lengths + request):
+        tl.store(output.raw_logprobs + program, float("nan"))
         return
-    token = tl.load(emitted_ids + program)
+    token = tl.load(output.token_ids + program)
+    drafts = Drafts(draft_ids, parents, offsets, rows, requests, drafted, max_draft)
     first = tl.load(offsets + request) + request
     first = tl.minimum(tl.maximum(first, 0), rows - 1).to(tl.int32)
     slot = step
-    if TREE:
-        slot = tl.load(path + (program - request - 1), mask=step > 0, other=-1) + 1
-    row = tl.minimum(first + slot, rows - 1).to(tl.int64)
-    entry_begin, entry_count, _ = _entry_range(request, entry_offsets, sizes, entries, capacity)
+    if output.path is not None:
+        slot = tl.load(output.path + (program - request - 1), mask=step > 0, other=-1) + 1
+    row = tl.minimum(first + slot, rows - 1)
+    place = Place(row, request, first, max_draft)
+    entry_begin, entry_count, _ = _entry_range(request, texts, entries, capacity)
 
     # The place of what was overwritten: the entry, or the first of the path's tokens.
     nowhere = capacity + max_draft
     kept = nowhere
     for start in range(0, entry_count, ENTRIES):
         index = start + tl.arange(0, ENTRIES)
-        listed = tl.load(token_ids + entry_begin + index, mask=index < entry_count, other=-2)
+        mask = index < entry_count
+        listed = tl.load(texts.token_ids + entry_begin + index, mask=mask, other=-2)
         kept = tl.minimum(kept, tl.min(tl.where(listed == token, index, nowhere)))
-    penalised = _is_penalised(
-        tl.load(repetition_penalty + request),
-        tl.load(presence_penalty + request),
-        tl.load(frequency_penalty + request),
-    )
-    if (kept == nowhere) & penalised:
+    if (kept == nowhere) & _is_penalised(_penalties_of(request, texts)):
         for block in range(0, slot, SLOTS):
             index = block + tl.arange(0, SLOTS)
-            known, _ = _path(
-                block, slot, first, request, draft_ids, parents, drafted, vocabulary, SLOTS, TREE
-            )
+            known, _ = _path(block, slot, place, drafts, logits.vocabulary, SLOTS, TREE)
             kept = tl.minimum(kept, tl.min(tl.where(known == token, capacity + index, nowhere)))
     touched = kept < nowhere
-    x = tl.load(logits + row * row_stride + token.to(tl.int64) * token_stride).to(tl.float32)
-    overwritten = tl.load(before + row * nowhere + kept, mask=touched, other=0.0)
+    at = values_of(logits, row) + token.to(tl.int64) * logits.token_stride
+    x = tl.load(at).to(tl.float32)
+    overwritten = tl.load(before + row.to(tl.int64) * nowhere + kept, mask=touched, other=0.0)
     x = tl.where(touched, overwritten, x)
-    tl.store(raw_logprobs + program, x - tl.load(log_sums + row))
+    tl.store(output.raw_logprobs + program, x - tl.load(log_sums + row))
 
 
 @triton.jit(do_not_specialize=_SIZES)
 def observe_kernel(
     emitted_ids,
     lengths,
-    token_ids,
-    counts,
-    entry_offsets,
-    sizes,
-    repetition_penalty,
-    presence_penalty,
-    frequency_penalty,
-    min_left,
-    tail,
+    texts,
     row_stride,
     column_stride,
     columns,
@@ -335,19 +337,16 @@ def observe_kernel(
     ENTRIES: tl.constexpr,
     TAIL: tl.constexpr,
 ):
+    """Adds what one request emitted to its text."""
     request = tl.program_id(0)
     emitted_ids += request.to(tl.int64) * row_stride
-    tail += request.to(tl.int64) * longest
+    tail = texts.tail + request.to(tl.int64) * longest
     length = tl.minimum(tl.maximum(tl.load(lengths + request), 0), columns)
-    left = tl.load(min_left + request)
-    begin, size, room = _entry_range(request, entry_offsets, sizes, entries, capacity)
-    token_ids += begin
-    counts += begin
-    penalised = _is_penalised(
-        tl.load(repetition_penalty + request),
-        tl.load(presence_penalty + request),
-        tl.load(frequency_penalty + request),
-    )
+    left = tl.load(texts.min_left + request)
+    begin, size, room = _entry_range(request, texts, entries, capacity)
+    token_ids = texts.token_ids + begin
+    counts = texts.counts + begin
+    penalised = _is_penalised(_penalties_of(request, texts))
     for step in range(length):
         token = tl.load(emitted_ids + step * column_stride)
         if penalised & (token >= 0):
@@ -374,141 +373,67 @@ def observe_kernel(
         tl.debug_barrier()  # All has been read, by every thread, before any of it is overwritten.
         tl.store(tail + index, text, mask=index < longest)
     tl.debug_barrier()
-    tl.store(min_left + request, tl.maximum(left - length, 0))
-    tl.store(sizes + request, size)
+    tl.store(texts.min_left + request, tl.maximum(left - length, 0))
+    tl.store(texts.sizes + request, size)
 
 
-@dataclass(frozen=True, eq=False)
-class Touched:
-    """The logits that a patch has overwritten, and what tells where they stand.
-
-    before: float32 (rows, capacity + max_draft): for each entry, then for each draft token on the
-    way to the row, first where it stands twice, what its logit was.
-    """
-
-    before: Tensor
-    draft_ids: Tensor
-    parents: Tensor | None
-    processors: Processors
-
-
-def patch(
-    logits: Tensor,
-    draft_ids: Tensor,
-    offsets: Tensor,
-    processors: Processors,
-    *,
-    parents: Tensor | None = None,
-    max_draft: int,
-    keep: bool = False,
-    workspace: Workspace | None = None,
-) -> Touched | None:
-    """The reference's `patch`, of logits of 16 or 32 bits, in one launch.
+def patch(batch: Batch, processors: Processors) -> Touched | None:
+    """The reference's `patch`, of logits of 16 or 32 bits, in one launch, or two if it keeps them.
 
     What is kept is the workspace's buffer, if there is one.
     """
-    rows, vocabulary = logits.shape
-    requests = len(offsets) - 1
-    capacity = processors.capacity
-    slots = config.path_slots(max_draft)
-    programs, tiles = config.split_entries(rows, capacity, slots)
-    size = Size(rows, requests, vocabulary, max_draft, capacity + max_draft)
-    before = Scratch(workspace, logits.device, size).take("before") if keep else None
+    logits, capacity = batch.logits, processors.capacity
+    sums = before = None
+    if batch.raw_logprobs:
+        sums = log_sums(batch)
+        before = take(batch, "before", touched=capacity + batch.max_draft)
+    slots = config.path_slots(batch.max_draft)
+    programs, tiles = config.split_entries(len(logits), capacity, slots)
     with torch.cuda.device_of(logits):
-        patch_kernel[(rows * programs,)](
-            logits,
-            logits if before is None else before,
-            draft_ids,
-            draft_ids if parents is None else parents,
-            offsets,
-            processors.token_ids,
-            processors.counts,
-            processors.in_prompt.view(torch.uint8),
-            processors.bias,
-            processors.ends.view(torch.uint8),
-            processors.words,
-            processors.offsets,
-            processors.sizes,
-            processors.repetition_penalty,
-            processors.presence_penalty,
-            processors.frequency_penalty,
-            processors.min_left,
-            processors.tail,
-            processors.word_ids,
-            processors.word_offsets,
-            *logits.stride(),
-            vocabulary,
-            rows,
-            requests,
-            len(draft_ids),
-            max_draft,
-            capacity,
-            processors.tail.shape[1],
-            len(processors.token_ids),
-            len(processors.word_offsets) - 1,
-            len(processors.word_ids),
-            programs,
-            tiles,
+        patch_kernel[(len(logits) * programs,)](
+            Rows.of(logits),
+            before,
+            Texts.of(processors),
+            **drafts_of(batch),
+            capacity=capacity,
+            longest=processors.tail.shape[1],
+            entries=len(processors.token_ids),
+            words=len(processors.word_offsets) - 1,
+            word_tokens=len(processors.word_ids),
+            programs=programs,
+            tiles=tiles,
             ENTRIES=config.entries_block(slots),
             SLOTS=slots,
-            REQUESTS=config.requests_block(requests),
-            TREE=parents is not None,
             WORDS=len(processors.word_offsets) > 1,
-            KEEP=keep,
+            C=Config.of(batch),
             num_warps=config.WARPS,
             # A product and a sum rounded together would differ from the reference.
             enable_fp_fusion=False,
         )
-    return None if before is None else Touched(before, draft_ids, parents, processors)
+    return None if sums is None or before is None else Touched(processors, sums, before, None)
 
 
-def raw_logprobs(
-    logits: Tensor,
-    emitted: Emitted,
-    offsets: Tensor,
-    touched: Touched,
-    log_sums: Tensor,
-    *,
-    workspace: Workspace | None = None,
-) -> Tensor:
+def raw_logprobs(batch: Batch, emitted: Emitted, touched: Touched) -> Tensor:
     """The reference's `raw_logprobs`, in one launch; the logits stay as the patch left them.
 
-    log_sums: float32 (rows,). The result is the workspace's buffer, if there is one.
+    The result is the workspace's buffer, if there is one.
     """
     processors = touched.processors
-    rows, vocabulary = logits.shape
-    requests, columns = emitted.token_ids.shape
-    scratch = Scratch(workspace, logits.device, Size(rows, requests, vocabulary, columns - 1))
-    result = scratch.take("raw_logprobs")
-    slots = config.path_slots(columns - 1)
-    with torch.cuda.device_of(logits):
-        raw_logprobs_kernel[(requests * columns,)](
-            logits,
+    result = take(batch, "raw_logprobs")
+    slots = config.path_slots(batch.max_draft)
+    with torch.cuda.device_of(batch.logits):
+        raw_logprobs_kernel[(result.numel(),)](
+            Rows.of(batch.logits),
             touched.before,
-            log_sums,
-            touched.draft_ids,
-            touched.draft_ids if touched.parents is None else touched.parents,
-            offsets,
-            processors.token_ids,
-            processors.offsets,
-            processors.sizes,
-            processors.repetition_penalty,
-            processors.presence_penalty,
-            processors.frequency_penalty,
-            emitted.token_ids,
-            emitted.lengths,
-            emitted.token_ids if emitted.path is None else emitted.path,
-            result,
-            *logits.stride(),
-            vocabulary,
-            rows,
-            len(touched.draft_ids),
-            columns - 1,
-            processors.capacity,
-            len(processors.token_ids),
+            touched.log_sums,
+            Texts.of(processors),
+            emitted._replace(raw_logprobs=result),
+            **drafts_of(batch),
+            capacity=processors.capacity,
+            entries=len(processors.token_ids),
             ENTRIES=config.entries_block(slots),
             SLOTS=slots,
-            TREE=touched.parents is not None,
+            TREE=batch.parents is not None,
             num_warps=config.WARPS,
         )
     return result
@@ -522,15 +447,7 @@ def observe(processors: Processors, token_ids: Tensor, lengths: Tensor) -> None:
         observe_kernel[(requests,)](
             token_ids,
             lengths,
-            processors.token_ids,
-            processors.counts,
-            processors.offsets,
-            processors.sizes,
-            processors.repetition_penalty,
-            processors.presence_penalty,
-            processors.frequency_penalty,
-            processors.min_left,
-            processors.tail,
+            Texts.of(processors),
             *token_ids.stride(),
             columns,
             processors.capacity,

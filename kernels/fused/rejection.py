@@ -19,8 +19,21 @@ from typing import Final
 import torch
 import triton
 import triton.language as tl
-from fastdraft.kernels import reference
+
 from fastdraft.kernels.fused import config, threshold
+from fastdraft.kernels.fused.acceptance import EMPTY, NAN, emitted_of
+from fastdraft.kernels.fused.arguments import (
+    ANY_ALIGNMENT,
+    PER_BATCH,
+    Config,
+    Drafts,
+    Draws,
+    Place,
+    Rows,
+    Statistics,
+    drafts_of,
+    mask_of,
+)
 from fastdraft.kernels.fused.noise import (
     ACCEPT_STREAM,
     CHUNK_STREAM,
@@ -36,35 +49,33 @@ from fastdraft.kernels.fused.rows import (
     NAN_KEY,
     drafted_at,
     last_to_arrive,
-    load_chunk,
+    load_allowed,
     load_units,
     locate,
-    only_allowed,
     ordered_key,
     pack,
+    units_of,
     unpack,
     value_of,
+    values_of,
 )
 from fastdraft.kernels.fused.sampled import NEGLIGIBLE, draw
 from fastdraft.kernels.fused.statistics import (
-    ANY_ALIGNMENT,
     LOG2_E,
     OUT,
-    PARTS,
-    PER_BATCH,
     divisor_of,
+    leave_logits,
     leave_part,
-    load_tile,
-    row_operands,
+    log_raw,
+    row_chunks,
     scale_of,
+    statistics_of,
+    tile_units,
     totals,
 )
-from fastdraft.kernels.reference import Emitted
-from fastdraft.kernels.workspace import Scratch, Size, Workspace
-from torch import Tensor
+from fastdraft.kernels.operands import Batch, DraftLaw, Emitted, Sampling
+from fastdraft.kernels.workspace import Scratch, take_output
 
-_NAN = tl.constexpr(int(reference.Status.NAN))
-_EMPTY = tl.constexpr(int(reference.Status.EMPTY))
 # Two rows in the registers at a time, and much besides, want twice the threads.
 _LAST_WARPS: Final = 2 * config.WARPS
 # The index that stands for no token.
@@ -80,112 +91,76 @@ def _is_allowed(allowed, token, ALLOWED: tl.constexpr):
 
 
 @triton.jit
-def _log_raw(logits, token, raw_maximum, raw_sum, token_stride, vocabulary, BLOCK: tl.constexpr):
-    """The log-probability of a token under the logits as they came."""
-    _, key, weights = totals(raw_maximum, raw_sum, LOG2_E, vocabulary, BLOCK)
-    x = tl.load(logits + token.to(tl.int64) * token_stride).to(tl.float32)
-    return x - value_of(key) - tl.log(tl.sum(weights))
-
-
-@triton.jit
-def _first_of(keys, key, logits, allowed, token_stride, vocabulary, WIDTH: tl.constexpr,
-              CONTIGUOUS: tl.constexpr, ALLOWED: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+def _first_of(keys, key, place, logits, allowed, C):
     """The first token whose logit has the row's key; keys: those of the chunks' maxima."""
-    chunk = tl.min(tl.where(keys == key, tl.arange(0, BLOCK), BLOCK - 1))
-    x = load_chunk(logits, allowed, chunk, token_stride, vocabulary, WIDTH, CONTIGUOUS, ALLOWED)
-    token = tl.reshape(chunk * CHUNK + tl.arange(0, CHUNK), (CHUNK // WIDTH, WIDTH))
-    return tl.min(tl.min(tl.where(ordered_key(x) == key, token, vocabulary), 1), 0)
+    chunk = tl.min(tl.where(keys == key, tl.arange(0, C.BLOCK), C.BLOCK - 1))
+    values = values_of(logits, place.row)
+    x = load_allowed(logits, values, allowed, units_of(chunk, logits), C.ALLOWED)
+    token = tl.reshape(chunk * CHUNK + tl.arange(0, CHUNK), x.shape)
+    return tl.min(tl.min(tl.where(ordered_key(x) == key, token, logits.vocabulary), 1), 0)
 
 
 @triton.jit
-def _log_q(draft, token, draft_maximum, draft_sum, stride, vocabulary, DRAFT_LOGITS: tl.constexpr,
-           BLOCK: tl.constexpr):  # fmt: skip
-    """The logarithm of a token's probability under the draft's law; NaN where it has none."""
-    q = tl.load(draft + token.to(tl.int64) * stride).to(tl.float32)
-    if DRAFT_LOGITS:
-        _, key, weights = totals(draft_maximum, draft_sum, LOG2_E, vocabulary, BLOCK)
+def _draft_totals(place, draft, scratch, BLOCK: tl.constexpr):
+    """The key of the largest draft logit for a row, and the chunks' sums relative to it."""
+    chunks = row_chunks(place.row, draft)
+    left = Statistics(scratch.draft_maximum + chunks, scratch.draft_sum + chunks)
+    _, key, weights = totals(left, LOG2_E, draft, BLOCK)
+    return key, weights
+
+
+@triton.jit
+def _log_q(place, draft, at, token, scratch, BLOCK: tl.constexpr):
+    """The logarithm of a token's probability under the draft's law; NaN where it has none.
+
+    at: the draft token that the law is of.
+    """
+    q = tl.load(values_of(draft, at) + token.to(tl.int64) * draft.token_stride).to(tl.float32)
+    if scratch.draft_sum is not None:
+        key, weights = _draft_totals(place, draft, scratch, BLOCK)
         above = q - value_of(key)
         never = tl.exp2(above * LOG2_E) <= NEGLIGIBLE
-        return tl.where(never, float("-inf"), above) - tl.log(tl.sum(weights))
-    return tl.where(q == 0, float("-inf"), tl.log(tl.where(q == 0, 1.0, q)))
+        log_q = tl.where(never, float("-inf"), above) - tl.log(tl.sum(weights))
+    else:
+        log_q = tl.where(q == 0, float("-inf"), tl.log(tl.where(q == 0, 1.0, q)))
+    return log_q
 
 
 @triton.jit
-def _test(
-    row,
-    request,
-    first,
-    logits,
-    allowed,
-    draft,
-    draft_ids,
-    temperature,
-    seeds,
-    positions,
-    chunk_maximum,
-    chunk_sum,
-    raw_maximum,
-    raw_sum,
-    lowest,
-    draft_maximum,
-    draft_sum,
-    row_tests,
-    row_logprobs,
-    row_raw_logprobs,
-    token_stride,
-    draft_stride,
-    draft_token_stride,
-    vocabulary,
-    WIDTH: tl.constexpr,
-    CONTIGUOUS: tl.constexpr,
-    ALLOWED: tl.constexpr,
-    FILTERS: tl.constexpr,
-    DRAFT_LOGITS: tl.constexpr,
-    LOGPROBS: tl.constexpr,
-    RAW_LOGPROBS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Leaves in `row_tests` whether a row accepts its draft token.
-
-    logits, allowed and all statistics are those of the row, draft its first row's.
-    """
+def _test(place, logits, allowed, draft, drafts, draws, scratch, C):
+    """Leaves in `row_tests` whether a row accepts its draft token. allowed: the row's mask."""
+    row, request = place.row, place.request
     at = row - request
-    drafted = tl.load(draft_ids + at).to(tl.int64)
-    known = (drafted >= 0) & (drafted < vocabulary)
+    drafted = tl.load(drafts.draft_ids + at).to(tl.int64)
+    known = (drafted >= 0) & (drafted < logits.vocabulary)
     token = tl.where(known, drafted, 0).to(tl.int32)
-    heat = tl.load(temperature + request)
+    heat = tl.load(draws.temperature + request)
     divisor = divisor_of(heat)
-    keys, key, weights = totals(chunk_maximum, chunk_sum, LOG2_E / divisor, vocabulary, BLOCK)
+    left = statistics_of(place, logits, scratch)
+    keys, key, weights = totals(left, LOG2_E / divisor, logits, C.BLOCK)
     by_argmax = (heat == 0) | (key >= INFINITE_KEY) | (key <= EMPTY_KEY)
 
-    x = tl.load(logits + token.to(tl.int64) * token_stride).to(tl.float32)
-    x = tl.where(_is_allowed(allowed, token, ALLOWED), x, float("-inf"))
+    x = tl.load(values_of(logits, row) + token.to(tl.int64) * logits.token_stride).to(tl.float32)
+    x = tl.where(_is_allowed(allowed, token, C.ALLOWED), x, float("-inf"))
     above = (x - value_of(key)) / divisor
     never = tl.exp(above) <= NEGLIGIBLE
-    if FILTERS:
-        never = never | (x < tl.load(lowest + row))
+    if scratch.lowest is not None:
+        never = never | (x < tl.load(scratch.lowest + row))
     log_p = tl.where(never, float("-inf"), above - tl.log(tl.sum(weights)))
-    log_q = _log_q(
-        draft + at.to(tl.int64) * draft_stride, token, draft_maximum, draft_sum, draft_token_stride,
-        vocabulary, DRAFT_LOGITS, BLOCK,
-    )  # fmt: skip
-    seed = tl.load(seeds + request)
-    position = tl.load(positions + request) + (row - first)
+    log_q = _log_q(place, draft, at, token, scratch, C.BLOCK)
+    seed = tl.load(draws.seeds + request)
+    position = tl.load(draws.positions + request) + (row - place.first)
     index = tl.zeros((1,), tl.int32)
     noise = tl.sum(exponential_noise(seed, position, index, ACCEPT_STREAM))
     accepted = noise > log_q - log_p
     if by_argmax:
-        best = _first_of(
-            keys, key, logits, allowed, token_stride, vocabulary, WIDTH, CONTIGUOUS, ALLOWED, BLOCK
-        )
-        accepted = token == best
+        accepted = token == _first_of(keys, key, place, logits, allowed, C)
     accepted = accepted & known & (key > EMPTY_KEY)
-    tl.store(row_tests + row, pack(key, tl.where(accepted, token, _REFUSED)))
-    if LOGPROBS:
-        tl.store(row_logprobs + row, log_p)
-    if RAW_LOGPROBS:
-        raw = _log_raw(logits, token, raw_maximum, raw_sum, token_stride, vocabulary, BLOCK)
-        tl.store(row_raw_logprobs + row, raw)
+    tl.store(scratch.row_tests + row, pack(key, tl.where(accepted, token, _REFUSED)))
+    if scratch.row_logprobs is not None:
+        tl.store(scratch.row_logprobs + row, log_p)
+    if scratch.row_raw_logprobs is not None:
+        tl.store(scratch.row_raw_logprobs + row, log_raw(place, logits, token, scratch, C.BLOCK))
 
 
 @triton.jit
@@ -211,246 +186,140 @@ def _residual(x, q, maximum, scale, lowest, draft_maximum, factor, FILTERS: tl.c
 @triton.jit(do_not_specialize=PER_BATCH, do_not_specialize_on_alignment=ANY_ALIGNMENT)
 def rejection_statistics_kernel(
     logits,
-    allowed,
     draft,
+    scratch,
     draft_ids,
+    parents,
     offsets,
+    allowed,
+    allowed_stride,
     temperature,
     seeds,
     positions,
-    chunk_maximum,
-    chunk_sum,
-    raw_maximum,
-    raw_sum,
-    part_maximum,
-    draft_maximum,
-    draft_sum,
-    row_arrivals,
-    row_tests,
-    row_logprobs,
-    row_raw_logprobs,
-    row_stride,
-    token_stride,
-    allowed_stride,
-    draft_stride,
-    draft_token_stride,
-    vocabulary,
     rows,
     requests,
     drafted,
     max_draft,
     programs,
     tiles,
-    CHUNKS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    CONTIGUOUS: tl.constexpr,
-    DRAFT_CONTIGUOUS: tl.constexpr,
-    ALLOWED: tl.constexpr,
-    FILTERS: tl.constexpr,
-    DRAFT_LOGITS: tl.constexpr,
-    LOGPROBS: tl.constexpr,
-    RAW_LOGPROBS: tl.constexpr,
-    REQUESTS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    WAIT: tl.constexpr,
+    C,
 ):
     """Row statistics of the logits and the draft's law, and without filters the tests."""
     program = tl.program_id(0)
-    row = program // programs
     part = program % programs
-    request, first, size, used = locate(row, offsets, requests, rows, max_draft, REQUESTS)
+    drafts = Drafts(draft_ids, parents, offsets, rows, requests, drafted, max_draft)
+    place, used = locate(program // programs, drafts, C.REQUESTS)
     if not used:
         return
-    at = row - request
-    has_draft = (row - first < size) & (at >= 0) & (at < drafted)
-    logits += row.to(tl.int64) * row_stride
-    statistics = row.to(tl.int64) * tl.cdiv(vocabulary, CHUNK)
-    chunk_maximum += statistics
-    chunk_sum += statistics
-    if ALLOWED:
-        allowed += row.to(tl.int64) * allowed_stride
-    if RAW_LOGPROBS:
-        raw_maximum += statistics
-        raw_sum += statistics
-    if FILTERS:
-        part_maximum += statistics * PARTS
-    leave_part(
-        part, tiles, logits, allowed, scale_of(request, temperature, False), chunk_maximum,
-        chunk_sum, raw_maximum, raw_sum, token_stride, vocabulary, CHUNKS, WIDTH, CONTIGUOUS,
-        ALLOWED, RAW_LOGPROBS, part_maximum,
-    )  # fmt: skip
-    if DRAFT_LOGITS:
-        draft_maximum += statistics
-        draft_sum += statistics
+    row = place.row
+    at = row - place.request
+    has_draft = (row - place.first < place.size) & (at >= 0) & (at < drafted)
+    allowed += row.to(tl.int64) * allowed_stride
+    heat = tl.load(temperature + place.request)
+    leave_logits(place, logits, allowed, heat, part, tiles, scratch, C.CHUNKS, C.ALLOWED)
+    if scratch.draft_sum is not None:
+        chunks = row_chunks(row, draft)
+        left = Statistics(scratch.draft_maximum + chunks, scratch.draft_sum + chunks)
         if has_draft:
             leave_part(
-                part, tiles, draft + at.to(tl.int64) * draft_stride, None, LOG2_E, draft_maximum,
-                draft_sum, None, None, draft_token_stride, vocabulary, CHUNKS, WIDTH,
-                DRAFT_CONTIGUOUS, False, False,
+                draft, values_of(draft, at), left.sum, part, tiles, LOG2_E, left, left, left.sum,
+                C.CHUNKS, False, False, False,
             )  # fmt: skip
-    if FILTERS or not has_draft:
+    if scratch.lowest is not None or not has_draft:
         return
-    if last_to_arrive(row_arrivals + row, programs, WAIT):
-        _test(
-            row, request, first, logits, allowed, draft, draft_ids, temperature, seeds, positions,
-            chunk_maximum, chunk_sum, raw_maximum, raw_sum, None, draft_maximum, draft_sum,
-            row_tests, row_logprobs, row_raw_logprobs, token_stride, draft_stride,
-            draft_token_stride, vocabulary, WIDTH, CONTIGUOUS, ALLOWED, False, DRAFT_LOGITS,
-            LOGPROBS, RAW_LOGPROBS, BLOCK,
-        )  # fmt: skip
+    if last_to_arrive(scratch.row_arrivals + row, programs, C.WAIT):
+        draws = Draws(temperature, seeds, positions)
+        _test(place, logits, allowed, draft, drafts, draws, scratch, C)
 
 
 @triton.jit(do_not_specialize=PER_BATCH, do_not_specialize_on_alignment=ANY_ALIGNMENT)
 def rejection_test_kernel(
     logits,
-    allowed,
     draft,
+    scratch,
     draft_ids,
+    parents,
     offsets,
+    allowed,
+    allowed_stride,
     temperature,
     seeds,
     positions,
-    chunk_maximum,
-    chunk_sum,
-    raw_maximum,
-    raw_sum,
-    lowest,
-    draft_maximum,
-    draft_sum,
-    row_tests,
-    row_logprobs,
-    row_raw_logprobs,
-    row_stride,
-    token_stride,
-    allowed_stride,
-    draft_stride,
-    draft_token_stride,
-    vocabulary,
     rows,
     requests,
     drafted,
     max_draft,
-    WIDTH: tl.constexpr,
-    CONTIGUOUS: tl.constexpr,
-    ALLOWED: tl.constexpr,
-    DRAFT_LOGITS: tl.constexpr,
-    LOGPROBS: tl.constexpr,
-    RAW_LOGPROBS: tl.constexpr,
-    REQUESTS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    C,
 ):
     """The tests of the rows, from filtered statistics."""
-    row = tl.program_id(0)
-    request, first, size, used = locate(row, offsets, requests, rows, max_draft, REQUESTS)
-    at = row - request
-    if not (used & (row - first < size) & (at >= 0) & (at < drafted)):
+    drafts = Drafts(draft_ids, parents, offsets, rows, requests, drafted, max_draft)
+    place, used = locate(tl.program_id(0), drafts, C.REQUESTS)
+    at = place.row - place.request
+    if not (used & (place.row - place.first < place.size) & (at >= 0) & (at < drafted)):
         return
-    statistics = row.to(tl.int64) * tl.cdiv(vocabulary, CHUNK)
-    if ALLOWED:
-        allowed += row.to(tl.int64) * allowed_stride
-    if RAW_LOGPROBS:
-        raw_maximum += statistics
-        raw_sum += statistics
-    if DRAFT_LOGITS:
-        draft_maximum += statistics
-        draft_sum += statistics
-    _test(
-        row, request, first, logits + row.to(tl.int64) * row_stride, allowed, draft, draft_ids,
-        temperature, seeds, positions, chunk_maximum + statistics, chunk_sum + statistics,
-        raw_maximum, raw_sum, lowest, draft_maximum, draft_sum, row_tests, row_logprobs,
-        row_raw_logprobs, token_stride, draft_stride, draft_token_stride, vocabulary, WIDTH,
-        CONTIGUOUS, ALLOWED, True, DRAFT_LOGITS, LOGPROBS, RAW_LOGPROBS, BLOCK,
-    )  # fmt: skip
+    allowed += place.row.to(tl.int64) * allowed_stride
+    draws = Draws(temperature, seeds, positions)
+    _test(place, logits, allowed, draft, drafts, draws, scratch, C)
 
 
 @triton.jit(do_not_specialize=PER_BATCH, do_not_specialize_on_alignment=ANY_ALIGNMENT)
 def rejection_kernel(
     logits,
-    allowed,
     draft,
+    scratch,
+    output,
     draft_ids,
+    parents,
     offsets,
+    allowed,
+    allowed_stride,
     temperature,
     seeds,
     positions,
-    chunk_maximum,
-    chunk_sum,
-    raw_maximum,
-    raw_sum,
-    lowest,
-    draft_maximum,
-    draft_sum,
-    residual_sum,
-    row_tests,
-    row_logprobs,
-    row_raw_logprobs,
-    request_arrivals,
-    token_ids,
-    lengths,
-    status,
-    logprobs,
-    raw_logprobs,
-    row_stride,
-    token_stride,
-    allowed_stride,
-    draft_stride,
-    draft_token_stride,
-    vocabulary,
     rows,
+    requests,
     drafted,
     max_draft,
     programs,
     tiles,
-    CHUNKS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    CONTIGUOUS: tl.constexpr,
-    DRAFT_CONTIGUOUS: tl.constexpr,
-    ALLOWED: tl.constexpr,
-    FILTERS: tl.constexpr,
-    DRAFT_LOGITS: tl.constexpr,
-    LOGPROBS: tl.constexpr,
-    RAW_LOGPROBS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    SLOTS: tl.constexpr,
-    WAIT: tl.constexpr,
+    C,
 ):
     """What each request emits, from the tests of its rows."""
+    FILTERS: tl.constexpr = scratch.lowest is not None
+    DRAFT_LOGITS: tl.constexpr = scratch.draft_sum is not None
     program = tl.program_id(0)
     request = program // programs
     part = program % programs
+    drafts = Drafts(draft_ids, parents, offsets, rows, requests, drafted, max_draft)
     # In range whatever the offsets hold.
     first = tl.minimum(tl.maximum(tl.load(offsets + request) + request, 0), rows - 1).to(tl.int32)
     end = tl.minimum(tl.load(offsets + request + 1) + request + 1, rows).to(tl.int32)
     size = tl.minimum(tl.maximum(end - first - 1, 0), max_draft)
 
     last = size
-    for block in range(0, size, SLOTS):
-        slot = block + tl.arange(0, SLOTS)
+    for block in range(0, size, C.SLOTS):
+        slot = block + tl.arange(0, C.SLOTS)
         inside = slot < size
-        row_key, token = unpack(tl.load(row_tests + first + slot, mask=inside, other=0))
-        last = tl.minimum(last, tl.min(tl.where(inside & (token >= vocabulary), slot, size)))
+        row_key, token = unpack(tl.load(scratch.row_tests + first + slot, mask=inside, other=0))
+        failed = inside & (token >= logits.vocabulary)
+        last = tl.minimum(last, tl.min(tl.where(failed, slot, size)))
 
-    row = first + last
-    at = drafted_at(first, request, last + 1)
+    place = Place(first + last, request, first, size)
+    row = place.row
+    at = drafted_at(place, last + 1)
     refused = (last < size) & (at >= 0) & (at < drafted)
     at = tl.where(refused, at, 0).to(tl.int64)
-    chunks = tl.cdiv(vocabulary, CHUNK)
-    logits += row.to(tl.int64) * row_stride
-    draft += at * draft_stride
-    chunk_maximum += row.to(tl.int64) * chunks
-    chunk_sum += row.to(tl.int64) * chunks
-    residual_sum += request.to(tl.int64) * chunks
-    if ALLOWED:
-        allowed += row.to(tl.int64) * allowed_stride
-    if DRAFT_LOGITS:
-        draft_maximum += row.to(tl.int64) * chunks
-        draft_sum += row.to(tl.int64) * chunks
+    chunks = tl.cdiv(logits.vocabulary, CHUNK)
+    values = values_of(logits, row)
+    odds = values_of(draft, at)
+    left_sum = scratch.residual_sum + row_chunks(request, logits)
+    allowed += row.to(tl.int64) * allowed_stride
     heat = tl.load(temperature + request)
-    scale = scale_of(request, temperature, False)
+    scale = scale_of(heat)
     bound = float("-inf")
     if FILTERS:
-        bound = tl.load(lowest + row)
-    _, key, weights = totals(chunk_maximum, chunk_sum, scale, vocabulary, BLOCK)
+        bound = tl.load(scratch.lowest + row)
+    _, key, weights = totals(statistics_of(place, logits, scratch), scale, logits, C.BLOCK)
     total = tl.sum(weights)
     maximum = value_of(key)
     by_argmax = (heat == 0) | (key >= INFINITE_KEY) | (key <= EMPTY_KEY)
@@ -463,190 +332,117 @@ def rejection_kernel(
     draft_top = factor
     if from_residual:
         guess = tl.load(draft_ids + at).to(tl.int64)
-        known = (guess >= 0) & (guess < vocabulary)
-        own = tl.load(draft + tl.where(known, guess, 0) * draft_token_stride).to(tl.float32)
+        known = (guess >= 0) & (guess < logits.vocabulary)
+        own = tl.load(odds + tl.where(known, guess, 0) * draft.token_stride).to(tl.float32)
         factor = tl.where(known & (own == own), total, float("nan"))
         if DRAFT_LOGITS:
-            _draft_keys, draft_key, draft_weights = totals(
-                draft_maximum, draft_sum, LOG2_E, vocabulary, BLOCK
-            )
+            draft_key, draft_weights = _draft_totals(place, draft, scratch, C.BLOCK)
             draft_top = value_of(draft_key)
             factor = factor / tl.sum(draft_weights)
-        for tile in range(part * tiles, tl.minimum((part + 1) * tiles, tl.cdiv(chunks, CHUNKS))):
-            x, unit = load_tile(
-                logits, tile, token_stride, vocabulary, CHUNKS, WIDTH, CONTIGUOUS, False
-            )
-            if ALLOWED:
-                x = only_allowed(x, allowed, unit, vocabulary, WIDTH)
-            q = load_units(
-                draft, unit, draft_token_stride, vocabulary, WIDTH, DRAFT_CONTIGUOUS, False
-            )
+        end_tile = tl.minimum((part + 1) * tiles, tl.cdiv(chunks, C.CHUNKS))
+        for tile in range(part * tiles, end_tile):
+            unit = tile_units(tile, logits, C.CHUNKS)
+            x = load_allowed(logits, values, allowed, unit, C.ALLOWED)
+            q = load_units(draft, odds, unit, False)
             left = _residual(x, q, maximum, scale, bound, draft_top, factor, FILTERS, DRAFT_LOGITS)
-            chunk = tile * CHUNKS + tl.arange(0, CHUNKS)
+            chunk = tile * C.CHUNKS + tl.arange(0, C.CHUNKS)
             left = tl.sum(tl.sum(tl.sum(left, 3), 0), 1)
-            tl.store(residual_sum + chunk, left, mask=chunk < chunks)
+            tl.store(left_sum + chunk, left, mask=chunk < chunks)
 
-    if not last_to_arrive(request_arrivals + request, programs, WAIT):
+    if not last_to_arrive(scratch.request_arrivals + request, programs, C.WAIT):
         return
     seed = tl.load(seeds + request)
     position = tl.load(positions + request) + last
-    index = tl.arange(0, BLOCK)
+    index = tl.arange(0, C.BLOCK)
     left_chunks = tl.where(factor == factor, chunks, 0)
-    left = tl.load(residual_sum + index, mask=index < left_chunks, other=0.0, cache_modifier=".cg")
+    left = tl.load(left_sum + index, mask=index < left_chunks, other=0.0, cache_modifier=".cg")
     if tl.max(left) > 0:
         ratio = left / exponential_noise(seed, position, index, RESIDUAL_CHUNK_STREAM)
         _best, chunk = unpack(tl.max(pack(ratio.to(tl.int32, bitcast=True), index)))
-        x = load_chunk(logits, allowed, chunk, token_stride, vocabulary, WIDTH, CONTIGUOUS, ALLOWED)
-        q = load_chunk(
-            draft, None, chunk, draft_token_stride, vocabulary, WIDTH, DRAFT_CONTIGUOUS, False
-        )
+        unit = units_of(chunk, logits)
+        x = load_allowed(logits, values, allowed, unit, C.ALLOWED)
+        q = load_units(draft, odds, unit, False)
         left_of = _residual(x, q, maximum, scale, bound, draft_top, factor, FILTERS, DRAFT_LOGITS)
-        token = tl.reshape(chunk * CHUNK + tl.arange(0, CHUNK), (CHUNK // WIDTH, WIDTH))
+        token = tl.reshape(chunk * CHUNK + tl.arange(0, CHUNK), x.shape)
         ratio = left_of / exponential_noise(seed, position, token, RESIDUAL_TOKEN_STREAM)
-        score = tl.where(token < vocabulary, ratio.to(tl.int32, bitcast=True), OUT)
+        score = tl.where(token < logits.vocabulary, ratio.to(tl.int32, bitcast=True), OUT)
         _best, found = unpack(tl.max(tl.max(pack(score, token), 1), 0))
         value = tl.sum(tl.sum(tl.where(token == found, x, 0.0), 1), 0)
         logprob = (value - maximum) * scale / LOG2_E - tl.log(total)
     else:
         _best, found, logprob = draw(
-            logits, allowed, chunk_maximum, chunk_sum, bound, heat, seed, position, chunk_stream,
-            token_stream, token_stride, vocabulary, WIDTH, CONTIGUOUS, ALLOWED, False, BLOCK,
+            place, logits, allowed, scratch, heat, seed, position, chunk_stream, token_stream,
+            False, C.ALLOWED, C.BLOCK,
         )  # fmt: skip
 
     stopped = (key <= EMPTY_KEY).to(tl.int32)
     nan = (key == NAN_KEY).to(tl.int32)
-    emitted = request.to(tl.int64) * (max_draft + 1)
+    emitted = emitted_of(request, drafts)
     raw = 0.0
-    if RAW_LOGPROBS:
-        raw_maximum += row.to(tl.int64) * chunks
-        raw_sum += row.to(tl.int64) * chunks
-        raw = _log_raw(logits, found, raw_maximum, raw_sum, token_stride, vocabulary, BLOCK)
-    for block in range(0, max_draft + 1, SLOTS):
-        slot = block + tl.arange(0, SLOTS)
+    if output.raw_logprobs is not None:
+        raw = log_raw(place, logits, found, scratch, C.BLOCK)
+    for block in range(0, max_draft + 1, C.SLOTS):
+        slot = block + tl.arange(0, C.SLOTS)
         inside = slot <= max_draft
-        drafts = slot < last
+        taken = slot < last
         is_last = slot == last + stopped * (max_draft + 1)
-        row_key, token = unpack(tl.load(row_tests + first + slot, mask=drafts, other=0))
-        nan = tl.maximum(nan, tl.max((drafts & (row_key == NAN_KEY)).to(tl.int32)))
-        token = tl.where(drafts, token, tl.where(is_last, found, -1))
-        tl.store(token_ids + emitted + slot, token, mask=inside)
-        if LOGPROBS:
-            value = tl.load(row_logprobs + first + slot, mask=drafts, other=float("nan"))
+        row_key, token = unpack(tl.load(scratch.row_tests + first + slot, mask=taken, other=0))
+        nan = tl.maximum(nan, tl.max((taken & (row_key == NAN_KEY)).to(tl.int32)))
+        token = tl.where(taken, token, tl.where(is_last, found, -1))
+        tl.store(output.token_ids + emitted + slot, token, mask=inside)
+        if output.logprobs is not None:
+            value = tl.load(scratch.row_logprobs + first + slot, mask=taken, other=float("nan"))
             value = tl.where(is_last, logprob, value)
-            tl.store(logprobs + emitted + slot, value, mask=inside)
-        if RAW_LOGPROBS:
-            value = tl.load(row_raw_logprobs + first + slot, mask=drafts, other=float("nan"))
+            tl.store(output.logprobs + emitted + slot, value, mask=inside)
+        if output.raw_logprobs is not None:
+            value = tl.load(scratch.row_raw_logprobs + first + slot, mask=taken, other=float("nan"))
             value = tl.where(is_last, raw, value)
-            tl.store(raw_logprobs + emitted + slot, value, mask=inside)
-    tl.store(lengths + request, last + 1 - stopped)
-    tl.store(status + request, nan * _NAN + stopped * _EMPTY)
+            tl.store(output.raw_logprobs + emitted + slot, value, mask=inside)
+    tl.store(output.lengths + request, last + 1 - stopped)
+    tl.store(output.status + request, nan * NAN + stopped * EMPTY)
 
 
-def verify_rejection(
-    logits: Tensor,
-    draft_ids: Tensor,
-    offsets: Tensor,
-    *,
-    draft_probs: Tensor | None = None,
-    draft_logits: Tensor | None = None,
-    temperature: Tensor,
-    top_k: Tensor | None = None,
-    top_p: Tensor | None = None,
-    min_p: Tensor | None = None,
-    seeds: Tensor,
-    positions: Tensor,
-    allowed: Tensor | None = None,
-    logprobs: bool = False,
-    raw_logprobs: bool = False,
-    max_draft: int,
-    workspace: Workspace | None = None,
-) -> Emitted:
+def verify_rejection(batch: Batch, sampling: Sampling, draft_law: DraftLaw) -> Emitted:
     """The reference's `verify_rejection`, of logits of 16 or 32 bits.
 
-    Two launches without filters, four with one. The logits and draft_logits are read once,
-    draft_probs where the draft tokens are; one row of both for each request again. The results are
-    the workspace's buffers, if there is one.
+    Two launches without filters, four with one. The logits and a draft's logits are read once, a
+    draft's probabilities where the draft tokens are; one row of both for each request again. The
+    results are the workspace's buffers, if there is one.
     """
-    draft = draft_probs if draft_logits is None else draft_logits
-    assert draft is not None
-    rows, vocabulary = logits.shape
-    requests = len(offsets) - 1
-    scratch = Scratch(workspace, logits.device, Size(rows, requests, vocabulary, max_draft))
-    emitted = Emitted(
-        scratch.take("token_ids"),
-        scratch.take("lengths"),
-        scratch.take("status"),
-        None,
-        scratch.take("logprobs") if logprobs else None,
-        scratch.take("raw_logprobs") if raw_logprobs else None,
+    logits, law = batch.logits, sampling.law
+    output = take_output(batch)
+    scratch = Scratch.take(
+        batch,
+        *(threshold.BUFFERS if law.has_filters else ()),
+        *(("draft_maximum", "draft_sum") if draft_law.is_logits else ()),
+        "chunk_maximum",
+        "chunk_sum",
+        "row_arrivals",
+        "row_tests",
+        "residual_sum",
+        "request_arrivals",
     )
-    filters = top_k is not None or top_p is not None or min_p is not None
-    is_logits = draft_logits is not None
     operands = {
-        **row_operands(logits, offsets, temperature, allowed, raw_logprobs, max_draft, scratch),
-        "draft": draft,
-        "draft_ids": draft_ids,
-        "seeds": seeds,
-        "positions": positions,
-        "draft_maximum": scratch.take("draft_maximum") if is_logits else None,
-        "draft_sum": scratch.take("draft_sum") if is_logits else None,
-        "row_tests": scratch.take("row_tests"),
-        "row_logprobs": scratch.take("row_logprobs") if logprobs else None,
-        "row_raw_logprobs": scratch.take("row_raw_logprobs") if raw_logprobs else None,
-        "draft_stride": draft.stride(0),
-        "draft_token_stride": draft.stride(1),
-        "drafted": len(draft_ids),
-        "DRAFT_LOGITS": is_logits,
-        "LOGPROBS": logprobs,
-        "BLOCK": config.chunks_block(vocabulary),
-    }
-    lowest = scratch.take("lowest") if filters else None
-    of_tiles = {
-        "CHUNKS": config.TILE_CHUNKS,
-        "FILTERS": filters,
-        "DRAFT_CONTIGUOUS": draft.stride(1) == 1,
-        "WAIT": config.wait_for_stores(),
+        "logits": Rows.of(logits),
+        "draft": Rows.of(draft_law.values, config.width(logits.dtype)),
+        "scratch": scratch,
+        **drafts_of(batch),
+        **mask_of(batch),
+        "temperature": law.temperature,
+        "seeds": sampling.seeds,
+        "positions": sampling.positions,
+        "C": Config.of(batch),
     }
     with torch.cuda.device_of(logits):
-        programs, tiles = config.split_chunks(rows, vocabulary)
-        rejection_statistics_kernel[(rows * programs,)](
-            **operands,
-            **of_tiles,
-            part_maximum=scratch.take("part_maximum") if filters else None,
-            row_arrivals=scratch.take("row_arrivals"),
-            programs=programs,
-            tiles=tiles,
-            num_warps=config.WARPS,
+        programs, tiles = config.split_chunks(*logits.shape)
+        rejection_statistics_kernel[(len(logits) * programs,)](
+            **operands, programs=programs, tiles=tiles, num_warps=config.WARPS
         )
-        if filters:
-            threshold.launch(
-                logits,
-                offsets,
-                temperature=temperature,
-                top_k=top_k,
-                top_p=top_p,
-                min_p=min_p,
-                allowed=allowed,
-                max_draft=max_draft,
-                scratch=scratch,
-            )
-            rejection_test_kernel[(rows,)](**operands, lowest=lowest, num_warps=config.WARPS)
-        programs, tiles = config.split_chunks(requests, vocabulary)
-        del operands["requests"], operands["REQUESTS"]
-        rejection_kernel[(requests * programs,)](
-            **operands,
-            **of_tiles,
-            token_ids=emitted.token_ids,
-            lengths=emitted.lengths,
-            status=emitted.status,
-            logprobs=emitted.logprobs,
-            raw_logprobs=emitted.raw_logprobs,
-            lowest=lowest,
-            residual_sum=scratch.take("residual_sum"),
-            request_arrivals=scratch.take("request_arrivals"),
-            programs=programs,
-            tiles=tiles,
-            SLOTS=config.SLOTS,
-            num_warps=_LAST_WARPS,
+        if law.has_filters:
+            threshold.launch(batch, law, scratch)
+            rejection_test_kernel[(len(logits),)](**operands, num_warps=config.WARPS)
+        programs, tiles = config.split_chunks(batch.requests, logits.shape[1])
+        rejection_kernel[(batch.requests * programs,)](
+            **operands, output=output, programs=programs, tiles=tiles, num_warps=_LAST_WARPS
         )
-    return emitted
+    return output

@@ -19,7 +19,9 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
 from fastdraft.kernels import reference
+from fastdraft.kernels.fused.arguments import Place
 
 CHUNK = tl.constexpr(reference.CHUNK)
 
@@ -30,100 +32,104 @@ EMPTY_KEY = tl.constexpr(-0x7F800001)
 
 
 @triton.jit
-def locate(row, offsets, requests, rows, max_draft, REQUESTS: tl.constexpr):
-    """The request that a row of logits belongs to: (request, first, size, used).
-
-    first: the request's first row; size: how many draft tokens it has, at most max_draft; used:
-    whether the row is one of the size + 1 that count. offsets: int64 (requests + 1,).
+def locate(row, drafts, REQUESTS: tl.constexpr):
+    """Where a row of logits belongs: its `Place`, and whether it is one of the size + 1 that count.
 
     Whatever offsets hold, all used rows with one `first` have one `request` and `size`, and are
     exactly size + 1; requests and rows are in range.
     """
-    total = tl.load(offsets + requests) + requests
+    requests, rows = drafts.requests, drafts.rows
+    total = tl.load(drafts.offsets + requests) + requests
     end = tl.minimum(tl.maximum(total, 0), rows).to(tl.int32)
     inside = row < end
     count = 0
     first = 0
     for block in range(0, requests, REQUESTS):
         request = block + tl.arange(0, REQUESTS)
-        start = tl.load(offsets + request, mask=request < requests, other=rows) + request
+        start = tl.load(drafts.offsets + request, mask=request < requests, other=rows) + request
         start = tl.minimum(tl.maximum(start, 0), rows).to(tl.int32)
         before = (start <= row) & (request < requests)
         count += tl.sum(before.to(tl.int32))
         first = tl.maximum(first, tl.max(tl.where(before, start, 0)))
         end = tl.minimum(end, tl.min(tl.where(before, rows, start)))
-    size = tl.minimum(end - first - 1, max_draft)
+    size = tl.minimum(end - first - 1, drafts.max_draft)
     used = inside & (count > 0) & (row - first <= size)
-    return count - 1, first, size, used
+    return Place(row, count - 1, first, size), used
 
 
 @triton.jit
-def drafted_at(first, request, slot):
-    """Where the draft token of a slot, from 1, stands in draft_ids and parents; any int32."""
-    return first - request + slot - 1
+def drafted_at(place, slot):
+    """Where the draft token of a request's slot, from 1, stands in draft_ids; any int32."""
+    return place.first - place.request + slot - 1
 
 
 @triton.jit
-def parent_slot(parents, at, slot, drafted):
-    """The parent's slot of the draft token in `slot`, from 1, that stands at `at`: before it."""
-    parent = tl.load(parents + at, mask=(at >= 0) & (at < drafted), other=-1)
+def parent_slot(place, slot, drafts):
+    """The slot of a slot's parent, from 1: before it, whatever parents hold."""
+    at = drafted_at(place, slot)
+    parent = tl.load(drafts.parents + at, mask=(at >= 0) & (at < drafts.drafted), other=-1)
     return tl.maximum(tl.minimum(parent, slot - 2), -1).to(tl.int32) + 1
 
 
 @triton.jit
-def depth_of(slot, first, request, parents, drafted, TREE: tl.constexpr):
-    """How many draft tokens lead to a slot, a scalar, itself included."""
+def depth_of(place, drafts, TREE: tl.constexpr):
+    """How many draft tokens lead to a row's slot, itself included."""
+    slot = place.row - place.first
     depth = slot
     if TREE:
         depth = slot * 0
         while slot > 0:
-            slot = parent_slot(parents, drafted_at(first, request, slot), slot, drafted)
+            slot = parent_slot(place, slot, drafts)
             depth += 1
     return depth
 
 
 @triton.jit
-def logits_of(logits, row, row_stride, WIDTH: tl.constexpr):
-    """A row of logits, where all rows begin at multiples of WIDTH."""
-    return logits + tl.multiple_of(row.to(tl.int64) * row_stride, WIDTH)
+def values_of(rows, row):
+    """Where the values of a row begin."""
+    return rows.data + tl.multiple_of(row.to(tl.int64) * rows.row_stride, rows.ALIGNED)
 
 
 @triton.jit
-def load_units(logits, unit, token_stride, vocabulary, WIDTH: tl.constexpr,
-               CONTIGUOUS: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
-    """Units of WIDTH consecutive logits of a row, float32 (*unit.shape, WIDTH).
+def load_units(rows, values, unit, WHOLE: tl.constexpr):
+    """Units of WIDTH consecutive values of a row, float32 (*unit.shape, WIDTH).
 
-    -inf past the vocabulary; WHOLE where none of the units reaches past it, and nothing is masked.
-    A unit of 16 bytes whose address divides by them is one load.
+    rows: what the row is one of; values: where it begins. -inf past the vocabulary; WHOLE where
+    none of the units reaches past it, and nothing is masked. A unit of 16 bytes whose address
+    divides by them is one load.
     """
-    token = tl.expand_dims(unit, -1) * WIDTH + tl.arange(0, WIDTH)
-    place = logits + (token if CONTIGUOUS else token.to(tl.int64) * token_stride)
+    token = tl.expand_dims(unit, -1) * rows.WIDTH + tl.arange(0, rows.WIDTH)
+    place = values + (token if rows.CONTIGUOUS else token.to(tl.int64) * rows.token_stride)
     if WHOLE:
         return tl.load(place).to(tl.float32)
-    return tl.load(place, mask=token < vocabulary, other=float("-inf")).to(tl.float32)
+    return tl.load(place, mask=token < rows.vocabulary, other=float("-inf")).to(tl.float32)
 
 
 @triton.jit
-def only_allowed(x, allowed, unit, vocabulary, WIDTH: tl.constexpr):
+def only_allowed(x, allowed, rows, unit):
     """x, as `load_units` gave it, with -inf where the row's bit mask does not allow the token.
 
     allowed: the row's int32 words; bit t % 32 of word t // 32 is 1 where token t is allowed.
     """
-    token = unit * WIDTH
-    word = tl.load(allowed + (token >> 5), mask=token < vocabulary, other=0)
-    bits = tl.expand_dims(word >> (token & 31), -1) >> tl.arange(0, WIDTH)
+    token = unit * rows.WIDTH
+    word = tl.load(allowed + (token >> 5), mask=token < rows.vocabulary, other=0)
+    bits = tl.expand_dims(word >> (token & 31), -1) >> tl.arange(0, rows.WIDTH)
     return tl.where((bits & 1) != 0, x, float("-inf"))
 
 
 @triton.jit
-def load_chunk(logits, allowed, chunk, token_stride, vocabulary, WIDTH: tl.constexpr,
-               CONTIGUOUS: tl.constexpr, ALLOWED: tl.constexpr):  # fmt: skip
-    """One chunk of a row, float32 (CHUNK / WIDTH, WIDTH); -inf past the vocabulary."""
-    unit = chunk * (CHUNK // WIDTH) + tl.arange(0, CHUNK // WIDTH)
-    x = load_units(logits, unit, token_stride, vocabulary, WIDTH, CONTIGUOUS, False)
+def load_allowed(rows, values, allowed, unit, ALLOWED: tl.constexpr):
+    """Units of a row, with -inf for what its mask, if there is one, does not allow."""
+    x = load_units(rows, values, unit, False)
     if ALLOWED:
-        x = only_allowed(x, allowed, unit, vocabulary, WIDTH)
+        x = only_allowed(x, allowed, rows, unit)
     return x
+
+
+@triton.jit
+def units_of(chunk, rows):
+    """The units of a chunk."""
+    return chunk * (CHUNK // rows.WIDTH) + tl.arange(0, CHUNK // rows.WIDTH)
 
 
 @triton.jit

@@ -10,47 +10,38 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
 from fastdraft.kernels import workspace as memory
 from fastdraft.kernels.fused import config
+from fastdraft.kernels.fused.arguments import (
+    ANY_ALIGNMENT,
+    PER_BATCH,
+    Config,
+    Drafts,
+    Rows,
+    Statistics,
+    drafts_of,
+    mask_of,
+)
 from fastdraft.kernels.fused.rows import (
     CHUNK,
     last_to_arrive,
     load_units,
     locate,
-    logits_of,
     only_allowed,
     ordered_key,
     value_of,
+    values_of,
 )
-from fastdraft.kernels.workspace import Scratch, Size, Workspace
-from torch import Tensor
+from fastdraft.kernels.operands import Batch
+from fastdraft.kernels.workspace import Scratch
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 # What is no candidate in a race: below every key.
 OUT = tl.constexpr(-0x80000000)
 # The filters' parts of a chunk.
 PARTS = tl.constexpr(memory.PARTS)
-
-# Operands that a kernel is not compiled anew for: they change from one batch to the next.
-PER_BATCH = (
-    "rows",
-    "requests",
-    "drafted",
-    "max_draft",
-    "programs",
-    "tiles",
-    "allowed_stride",
-)
-# Nor for how these lie, of which only few values are read.
-ANY_ALIGNMENT = (
-    "allowed",
-    "draft_ids",
-    "parents",
-    "offsets",
-    "temperature",
-    "seeds",
-    "positions",
-)
 
 
 @triton.jit
@@ -69,117 +60,118 @@ def _sums(x, scale):
 
 
 @triton.jit
-def load_tile(
-    logits,
-    tile,
-    token_stride,
-    vocabulary,
-    CHUNKS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    CONTIGUOUS: tl.constexpr,
-    WHOLE: tl.constexpr,
-):
-    """CHUNKS chunks of a row, float32 (repeats, CHUNKS, 32, WIDTH), and the units they are.
+def tile_units(tile, rows, CHUNKS: tl.constexpr):
+    """The units of CHUNKS chunks of a row, (repeats, CHUNKS, 32).
 
     Each chunk is in the hands of one warp, in loads of 32 units: no sum crosses warps.
     """
-    REPEATS: tl.constexpr = CHUNK // (32 * WIDTH)
+    REPEATS: tl.constexpr = CHUNK // (32 * rows.WIDTH)
     chunk = tile * CHUNKS + tl.arange(0, CHUNKS)
-    unit = (
-        chunk[None, :, None] * (CHUNK // WIDTH)
+    return (
+        chunk[None, :, None] * (CHUNK // rows.WIDTH)
         + tl.arange(0, REPEATS)[:, None, None] * 32
         + tl.arange(0, 32)[None, None, :]
     )
-    return load_units(logits, unit, token_stride, vocabulary, WIDTH, CONTIGUOUS, WHOLE), unit
 
 
 @triton.jit
-def _leave_statistics(
-    logits,
-    allowed,
-    tile,
-    scale,
-    chunk_maximum,
-    chunk_sum,
-    raw_maximum,
-    raw_sum,
-    part_maximum,
-    token_stride,
-    vocabulary,
-    CHUNKS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    CONTIGUOUS: tl.constexpr,
-    ALLOWED: tl.constexpr,
-    RAW: tl.constexpr,
-    WHOLE: tl.constexpr,
-):
-    """Writes the statistics of a tile of a row's chunks; pointers are those of the row."""
-    raw, unit = load_tile(logits, tile, token_stride, vocabulary, CHUNKS, WIDTH, CONTIGUOUS, WHOLE)
-    x = raw
+def _leave_tile(rows, values, allowed, tile, scale, left, raw, parts, CHUNKS: tl.constexpr,
+                ALLOWED: tl.constexpr, RAW: tl.constexpr, PARTS_TOO: tl.constexpr,
+                WHOLE: tl.constexpr):  # fmt: skip
+    """Writes the statistics of a tile of a row's chunks; operands as in `leave_part`."""
+    unit = tile_units(tile, rows, CHUNKS)
+    as_it_is = load_units(rows, values, unit, WHOLE)
+    x = as_it_is
     if ALLOWED:
-        x = only_allowed(raw, allowed, unit, vocabulary, WIDTH)
+        x = only_allowed(x, allowed, rows, unit)
     # The first lane of each warp writes what the warp found. Places that follow the lanes keep the
     # compiler from handing it to other warps first.
     chunk = tl.expand_dims(tile * CHUNKS + tl.arange(0, CHUNKS), 1)
     lane = tl.arange(0, 32)[None, :]
-    inside = chunk < tl.cdiv(vocabulary, CHUNK)
+    inside = chunk < tl.cdiv(rows.vocabulary, CHUNK)
     first = inside & (lane == 0)
     place = chunk + lane
     maximum, total = _sums(x, scale)
-    tl.store(chunk_maximum + place, maximum[:, None], mask=first)
-    tl.store(chunk_sum + place, total[:, None], mask=first)
-    if part_maximum is not None:
+    tl.store(left.maximum + place, maximum[:, None], mask=first)
+    tl.store(left.sum + place, total[:, None], mask=first)
+    if PARTS_TOO:
         pairs = tl.reshape(tl.max(tl.max(x, 3), 0), (CHUNKS, PARTS, 32 // PARTS))
         best = tl.broadcast_to(tl.max(pairs, 2, keep_dims=True), pairs.shape)
         tl.store(
-            part_maximum + chunk * PARTS + lane * PARTS // 32,
+            parts + chunk * PARTS + lane * PARTS // 32,
             tl.reshape(best, (CHUNKS, 32)),
             mask=inside & (lane % (32 // PARTS) == 0),
         )
     if RAW:
-        maximum, total = _sums(raw, LOG2_E)
-        tl.store(raw_maximum + place, maximum[:, None], mask=first)
-        tl.store(raw_sum + place, total[:, None], mask=first)
+        maximum, total = _sums(as_it_is, LOG2_E)
+        tl.store(raw.maximum + place, maximum[:, None], mask=first)
+        tl.store(raw.sum + place, total[:, None], mask=first)
 
 
 @triton.jit
-def leave_part(
-    share,
-    tiles,
-    logits,
-    allowed,
-    scale,
-    chunk_maximum,
-    chunk_sum,
-    raw_maximum,
-    raw_sum,
-    token_stride,
-    vocabulary,
-    CHUNKS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    CONTIGUOUS: tl.constexpr,
-    ALLOWED: tl.constexpr,
-    RAW: tl.constexpr,
-    part_maximum=None,
-):
+def leave_part(rows, values, allowed, share, tiles, scale, left, raw, parts, CHUNKS: tl.constexpr,
+               ALLOWED: tl.constexpr, RAW: tl.constexpr, PARTS_TOO: tl.constexpr):  # fmt: skip
     """Writes the statistics of a share of a row, so many tiles long.
 
-    Pointers are those of the row. With part_maximum, the largest logit of each part of a chunk too:
-    of what two neighbouring lanes hold of it in all repeats of `load_tile`.
+    values, allowed: where the row and its mask begin. left: the row's statistics; RAW: the same of
+    the logits as they are too, at temperature 1. PARTS_TOO: parts, float32 (chunks * PARTS,), gets
+    the largest logit of each part of a chunk, of what two neighbouring lanes hold of it in all
+    repeats of `tile_units`.
     """
     begin = share * tiles
-    end = tl.minimum(begin + tiles, tl.cdiv(vocabulary, CHUNKS * CHUNK))
-    whole = tl.minimum(end, vocabulary // (CHUNKS * CHUNK))
+    end = tl.minimum(begin + tiles, tl.cdiv(rows.vocabulary, CHUNKS * CHUNK))
+    whole = tl.minimum(end, rows.vocabulary // (CHUNKS * CHUNK))
     for tile in range(begin, whole):
-        _leave_statistics(
-            logits, allowed, tile, scale, chunk_maximum, chunk_sum, raw_maximum, raw_sum,
-            part_maximum, token_stride, vocabulary, CHUNKS, WIDTH, CONTIGUOUS, ALLOWED, RAW, True,
+        _leave_tile(
+            rows, values, allowed, tile, scale, left, raw, parts,
+            CHUNKS, ALLOWED, RAW, PARTS_TOO, True,
         )  # fmt: skip
     if whole < end:
-        _leave_statistics(
-            logits, allowed, whole, scale, chunk_maximum, chunk_sum, raw_maximum, raw_sum,
-            part_maximum, token_stride, vocabulary, CHUNKS, WIDTH, CONTIGUOUS, ALLOWED, RAW, False,
+        _leave_tile(
+            rows, values, allowed, whole, scale, left, raw, parts,
+            CHUNKS, ALLOWED, RAW, PARTS_TOO, False,
         )  # fmt: skip
+
+
+@triton.jit
+def row_chunks(row, rows):
+    """How many chunks the rows before this one have."""
+    return row.to(tl.int64) * tl.cdiv(rows.vocabulary, CHUNK)
+
+
+@triton.jit
+def statistics_of(place, logits, scratch):
+    """The statistics of a row of logits."""
+    chunks = row_chunks(place.row, logits)
+    return Statistics(scratch.chunk_maximum + chunks, scratch.chunk_sum + chunks)
+
+
+@triton.jit
+def raw_statistics_of(place, logits, scratch):
+    """Those of the logits as they are; any others where there are none."""
+    raw = statistics_of(place, logits, scratch)
+    if scratch.raw_sum is not None:
+        chunks = row_chunks(place.row, logits)
+        raw = Statistics(scratch.raw_maximum + chunks, scratch.raw_sum + chunks)
+    return raw
+
+
+@triton.jit
+def leave_logits(place, logits, allowed, temperature, share, tiles, scratch,
+                 CHUNKS: tl.constexpr, ALLOWED: tl.constexpr):  # fmt: skip
+    """Writes the statistics of a share of a row of logits, and all else that scratch has room for.
+
+    allowed: where the row's mask begins; temperature: of the row's request.
+    """
+    parts = scratch.chunk_maximum
+    if scratch.part_maximum is not None:
+        parts = scratch.part_maximum + row_chunks(place.row, logits) * PARTS
+    leave_part(
+        logits, values_of(logits, place.row), allowed, share, tiles,
+        scale_of(temperature), statistics_of(place, logits, scratch),
+        raw_statistics_of(place, logits, scratch), parts,
+        CHUNKS, ALLOWED, scratch.raw_sum is not None, scratch.part_maximum is not None,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -189,204 +181,117 @@ def divisor_of(temperature):
 
 
 @triton.jit
-def scale_of(request, temperature, GREEDY: tl.constexpr):
-    """log2(e) / T of a request; temperature 0 counts as 1."""
-    scale = (request * 0).to(tl.float32) + LOG2_E
-    if not GREEDY:
-        scale /= divisor_of(tl.load(temperature + request))
-    return scale
+def scale_of(temperature):
+    """log2(e) / T; temperature 0 counts as 1."""
+    return tl.full((), LOG2_E, tl.float32) / divisor_of(temperature)
 
 
 @triton.jit
-def totals(chunk_maximum, chunk_sum, scale, vocabulary, BLOCK: tl.constexpr):
+def totals(left, scale, rows, BLOCK: tl.constexpr):
     """Of a row's statistics: (the keys of the chunks' maxima, the row's key, the chunks' sums
     relative to the row's maximum). BLOCK: at least the chunks of a row."""
     chunk = tl.arange(0, BLOCK)
-    inside = chunk < tl.cdiv(vocabulary, CHUNK)
-    maximum = tl.load(chunk_maximum + chunk, mask=inside, other=float("-inf"), cache_modifier=".cg")
-    total = tl.load(chunk_sum + chunk, mask=inside, other=0.0, cache_modifier=".cg")
+    inside = chunk < tl.cdiv(rows.vocabulary, CHUNK)
+    maximum = tl.load(left.maximum + chunk, mask=inside, other=float("-inf"), cache_modifier=".cg")
+    total = tl.load(left.sum + chunk, mask=inside, other=0.0, cache_modifier=".cg")
     keys = tl.where(inside, ordered_key(maximum), OUT)
     key = tl.max(keys)
     weights = total * tl.exp2((maximum - value_of(key)) * scale)
     return keys, key, tl.where(inside, weights, 0.0)
 
 
+@triton.jit
+def log_raw(place, logits, token, scratch, BLOCK: tl.constexpr):
+    """The log-probability of a row's token under the logits as they are."""
+    raw = raw_statistics_of(place, logits, scratch)
+    _, key, weights = totals(raw, LOG2_E, logits, BLOCK)
+    at = values_of(logits, place.row) + token.to(tl.int64) * logits.token_stride
+    return tl.load(at).to(tl.float32) - value_of(key) - tl.log(tl.sum(weights))
+
+
 @triton.jit(do_not_specialize=PER_BATCH, do_not_specialize_on_alignment=ANY_ALIGNMENT)
 def statistics_kernel(
     logits,
-    allowed,
+    scratch,
+    draft_ids,
+    parents,
     offsets,
-    temperature,
-    chunk_maximum,
-    chunk_sum,
-    raw_maximum,
-    raw_sum,
-    part_maximum,
-    row_stride,
-    token_stride,
+    allowed,
     allowed_stride,
-    vocabulary,
+    temperature,
     rows,
     requests,
+    drafted,
     max_draft,
     programs,
     tiles,
-    CHUNKS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    CONTIGUOUS: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    ALLOWED: tl.constexpr,
-    GREEDY: tl.constexpr,
-    RAW_LOGPROBS: tl.constexpr,
-    REQUESTS: tl.constexpr,
+    C,
 ):
     """Row statistics, left for another launch."""
     program = tl.program_id(0)
-    row = program // programs
-    request, _, _, used = locate(row, offsets, requests, rows, max_draft, REQUESTS)
+    drafts = Drafts(draft_ids, parents, offsets, rows, requests, drafted, max_draft)
+    place, used = locate(program // programs, drafts, C.REQUESTS)
     if not used:
         return
-    statistics = row.to(tl.int64) * tl.cdiv(vocabulary, CHUNK)
-    if ALLOWED:
-        allowed += row.to(tl.int64) * allowed_stride
-    if RAW_LOGPROBS:
-        raw_maximum += statistics
-        raw_sum += statistics
-    leave_part(
-        program % programs, tiles,
-        logits_of(logits, row, row_stride, WIDTH if ALIGNED else 1), allowed,
-        scale_of(request, temperature, GREEDY), chunk_maximum + statistics, chunk_sum + statistics,
-        raw_maximum, raw_sum, token_stride, vocabulary, CHUNKS, WIDTH, CONTIGUOUS, ALLOWED,
-        RAW_LOGPROBS, part_maximum + statistics * PARTS,
+    leave_logits(
+        place, logits, allowed + place.row.to(tl.int64) * allowed_stride,
+        tl.load(temperature + place.request), program % programs, tiles, scratch,
+        C.CHUNKS, C.ALLOWED,
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=("programs", "tiles"))
-def log_sums_kernel(
-    logits,
-    chunk_maximum,
-    chunk_sum,
-    row_arrivals,
-    row_log_sums,
-    row_stride,
-    token_stride,
-    vocabulary,
-    programs,
-    tiles,
-    CHUNKS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    CONTIGUOUS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    WAIT: tl.constexpr,
-):
+@triton.jit(do_not_specialize=PER_BATCH)
+def log_sums_kernel(logits, scratch, programs, tiles, C):
     """The logarithm of each row's sum of exponentials."""
     program = tl.program_id(0)
     row = program // programs
-    statistics = row.to(tl.int64) * tl.cdiv(vocabulary, CHUNK)
-    chunk_maximum += statistics
-    chunk_sum += statistics
+    chunks = row_chunks(row, logits)
+    left = Statistics(scratch.chunk_maximum + chunks, scratch.chunk_sum + chunks)
     leave_part(
-        program % programs, tiles, logits_of(logits, row, row_stride, WIDTH), None, LOG2_E,
-        chunk_maximum, chunk_sum, None, None, token_stride, vocabulary,
-        CHUNKS, WIDTH, CONTIGUOUS, False, False,
+        logits, values_of(logits, row), left.sum, program % programs, tiles, LOG2_E,
+        left, left, left.sum, C.CHUNKS, False, False, False,
     )  # fmt: skip
-    if last_to_arrive(row_arrivals + row, programs, WAIT):
-        _, key, weights = totals(chunk_maximum, chunk_sum, LOG2_E, vocabulary, BLOCK)
-        tl.store(row_log_sums + row, value_of(key) + tl.log(tl.sum(weights)))
+    if last_to_arrive(scratch.row_arrivals + row, programs, C.WAIT):
+        _, key, weights = totals(left, LOG2_E, logits, C.BLOCK)
+        tl.store(scratch.row_log_sums + row, value_of(key) + tl.log(tl.sum(weights)))
 
 
-def row_statistics(
-    logits: Tensor,
-    offsets: Tensor,
-    *,
-    temperature: Tensor | None,
-    allowed: Tensor | None,
-    raw_logprobs: bool = False,
-    max_draft: int,
-    scratch: Scratch,
-) -> None:
-    """Leaves row statistics in scratch: `chunk_maximum` and `chunk_sum` of the rows that count.
+def row_statistics(batch: Batch, temperature: Tensor, scratch: Scratch) -> None:
+    """Leaves the statistics of all rows that count in scratch, whatever of them it has room for.
 
-    Operands as in `verify_sampled`; temperature 0 counts as 1, and no temperature too. With
-    raw_logprobs, `raw_maximum` and `raw_sum` of the logits as they are, at temperature 1. One
-    launch.
+    temperature: float32 (requests,); 0 counts as 1. One launch.
     """
-    rows, vocabulary = logits.shape
-    programs, tiles = config.split_chunks(rows, vocabulary)
-    with torch.cuda.device_of(logits):
-        statistics_kernel[(rows * programs,)](
-            **row_operands(logits, offsets, temperature, allowed, raw_logprobs, max_draft, scratch),
-            part_maximum=scratch.take("part_maximum"),
+    programs, tiles = config.split_chunks(*batch.logits.shape)
+    with torch.cuda.device_of(batch.logits):
+        statistics_kernel[(len(batch.logits) * programs,)](
+            Rows.of(batch.logits),
+            scratch,
+            **drafts_of(batch),
+            **mask_of(batch),
+            temperature=temperature,
             programs=programs,
             tiles=tiles,
-            CHUNKS=config.TILE_CHUNKS,
-            ALIGNED=config.unit(logits) > 1,
-            GREEDY=temperature is None,
+            C=Config.of(batch),
             num_warps=config.WARPS,
         )
 
 
-def log_sums(logits: Tensor, *, workspace: Workspace | None = None) -> Tensor:
+def log_sums(batch: Batch) -> Tensor:
     """The logarithm of each row's sum of exponentials, float32 (rows,); no number if it has none.
 
-    logits: (rows, vocabulary) of 16 or 32 bits. One launch. The result is the workspace's buffer,
-    if there is one.
+    Logits of 16 or 32 bits. One launch. The result is the workspace's buffer, if there is one.
     """
-    rows, vocabulary = logits.shape
-    scratch = Scratch(workspace, logits.device, Size(rows, 1, vocabulary, 0))
-    result = scratch.take("row_log_sums")
-    programs, tiles = config.split_chunks(rows, vocabulary)
-    with torch.cuda.device_of(logits):
-        log_sums_kernel[(rows * programs,)](
-            logits,
-            scratch.take("chunk_maximum"),
-            scratch.take("chunk_sum"),
-            scratch.take("row_arrivals"),
-            result,
-            *logits.stride(),
-            vocabulary,
-            programs,
-            tiles,
-            CHUNKS=config.TILE_CHUNKS,
-            WIDTH=config.unit(logits),
-            CONTIGUOUS=logits.stride(1) == 1,
-            BLOCK=config.chunks_block(vocabulary),
-            WAIT=config.wait_for_stores(),
+    batch = batch._replace(logprobs=False, raw_logprobs=False)
+    scratch = Scratch.take(batch, "chunk_maximum", "chunk_sum", "row_arrivals", "row_log_sums")
+    programs, tiles = config.split_chunks(*batch.logits.shape)
+    with torch.cuda.device_of(batch.logits):
+        log_sums_kernel[(len(batch.logits) * programs,)](
+            Rows.of(batch.logits, config.unit(batch.logits)),
+            scratch,
+            programs=programs,
+            tiles=tiles,
+            C=Config.of(batch),
             num_warps=config.WARPS,
         )
-    return result
-
-
-def row_operands(
-    logits: Tensor,
-    offsets: Tensor,
-    temperature: Tensor | None,
-    allowed: Tensor | None,
-    raw_logprobs: bool,
-    max_draft: int,
-    scratch: Scratch,
-) -> dict[str, object]:
-    """What all kernels over the rows of a batch take."""
-    requests = len(offsets) - 1
-    return {
-        "logits": logits,
-        "allowed": allowed,
-        "offsets": offsets,
-        "temperature": temperature,
-        "chunk_maximum": scratch.take("chunk_maximum"),
-        "chunk_sum": scratch.take("chunk_sum"),
-        "raw_maximum": scratch.take("raw_maximum") if raw_logprobs else None,
-        "raw_sum": scratch.take("raw_sum") if raw_logprobs else None,
-        "row_stride": logits.stride(0),
-        "token_stride": logits.stride(1),
-        "allowed_stride": 0 if allowed is None else allowed.stride(0),
-        "vocabulary": logits.shape[1],
-        "rows": len(logits),
-        "requests": requests,
-        "max_draft": max_draft,
-        "WIDTH": config.width(logits.dtype),
-        "CONTIGUOUS": logits.stride(1) == 1,
-        "ALLOWED": allowed is not None,
-        "RAW_LOGPROBS": raw_logprobs,
-        "REQUESTS": config.requests_block(requests),
-    }
+    assert scratch.row_log_sums is not None
+    return scratch.row_log_sums

@@ -25,26 +25,45 @@ depend on the batch.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
+
 from fastdraft.kernels.fused import config
+from fastdraft.kernels.fused.arguments import (
+    ANY_ALIGNMENT,
+    PER_BATCH,
+    Config,
+    Drafts,
+    Rows,
+    drafts_of,
+    mask_of,
+)
 from fastdraft.kernels.fused.rows import (
     CHUNK,
     EMPTY_KEY,
     INFINITE_KEY,
-    load_units,
+    load_allowed,
     locate,
-    only_allowed,
     ordered_key,
     value_of,
+    values_of,
 )
-from fastdraft.kernels.fused.statistics import OUT, PARTS, scale_of, totals
+from fastdraft.kernels.fused.statistics import (
+    OUT,
+    PARTS,
+    row_chunks,
+    scale_of,
+    statistics_of,
+    totals,
+)
+from fastdraft.kernels.operands import Batch, Law
 from fastdraft.kernels.workspace import Scratch
-from torch import Tensor
 
+# What `launch` works with and leaves, besides the row statistics.
+BUFFERS: Final = ("part_maximum", "part_list", "lowest")
 # Values that a program looks at together, at eight or so a thread.
 _TILE = tl.constexpr(1024)
 _WARPS: Final = 4
@@ -58,6 +77,30 @@ _UNUSED_BITS: Final = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}
 _SOME = tl.constexpr(1e-30)
 
 
+class _Row(NamedTuple):
+    """The row that a program looks at. Made in the kernel.
+
+    data, allowed: where its logits and its mask begin; maximum: its largest logit; scale:
+    log2(e) / T.
+    """
+
+    data: Any
+    allowed: Any
+    maximum: Any
+    scale: Any
+
+
+class _Units(NamedTuple):
+    """A list of units of a row. Made in the kernel.
+
+    entries: int32 (length,); each stands for 2**more units: one, or a part by its first.
+    """
+
+    entries: Any
+    length: Any
+    more: Any
+
+
 @triton.jit
 def _value_of(key, UNUSED: tl.constexpr):
     """The value of the leading bits of a key: the one in whose key the others are unused."""
@@ -65,99 +108,48 @@ def _value_of(key, UNUSED: tl.constexpr):
 
 
 @triton.jit
-def _load_listed(
-    logits,
-    allowed,
-    unit_list,
-    listed,
-    more,
-    index,
-    token_stride,
-    vocabulary,
-    WIDTH: tl.constexpr,
-    CONTIGUOUS: tl.constexpr,
-    ALLOWED: tl.constexpr,
-):
+def _load_listed(logits, row, units, index, ALLOWED: tl.constexpr):
     """Units that are listed, float32 (*index.shape, WIDTH), and which they are.
 
-    An entry of the list, of which there are `listed`, stands for 2**more units: one, or a part by
-    its first. index: of units; past the list's end they are -inf, and units beyond the row.
+    index: of units; past the list's end they are -inf, and units beyond the row.
     """
-    entry = index >> more
-    within = index - (entry << more)
-    beyond = tl.cdiv(vocabulary, CHUNK) * (CHUNK // WIDTH)
-    unit = tl.load(unit_list + entry, mask=entry < listed, other=beyond)
+    entry = index >> units.more
+    within = index - (entry << units.more)
+    beyond = tl.cdiv(logits.vocabulary, CHUNK) * (CHUNK // logits.WIDTH)
+    unit = tl.load(units.entries + entry, mask=entry < units.length, other=beyond)
     unit += within // 2 * 32 + within % 2
-    x = load_units(logits, unit, token_stride, vocabulary, WIDTH, CONTIGUOUS, False)
-    if ALLOWED:
-        x = only_allowed(x, allowed, unit, vocabulary, WIDTH)
-    return x, unit
+    return load_allowed(logits, row.data, row.allowed, unit, ALLOWED), unit
 
 
 @triton.jit
-def _load_tile(
-    logits,
-    allowed,
-    part_maximum,
-    unit_list,
-    count,
-    more,
-    start,
-    token_stride,
-    vocabulary,
-    WIDTH: tl.constexpr,
-    CONTIGUOUS: tl.constexpr,
-    ALLOWED: tl.constexpr,
-    MAXIMA: tl.constexpr,
-):
+def _load_tile(logits, row, maxima, units, start, ALLOWED: tl.constexpr, MAXIMA: tl.constexpr):
     """_TILE of the values to search, (_TILE / WIDTH, WIDTH), in an order that never changes.
 
-    They are the first `count` maxima of parts, if MAXIMA, or what a list of so many entries gives;
-    -inf past their end.
+    They are the first `units.length` of the parts' maxima, if MAXIMA, or what is listed; -inf past
+    their end.
     """
-    unit = tl.arange(0, _TILE // WIDTH)
+    unit = tl.arange(0, _TILE // logits.WIDTH)
     if MAXIMA:
-        index = start + unit[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
-        x = tl.load(part_maximum + index, mask=index < count, other=float("-inf"))
+        index = start + unit[:, None] * logits.WIDTH + tl.arange(0, logits.WIDTH)[None, :]
+        x = tl.load(maxima + index, mask=index < units.length, other=float("-inf"))
     else:
-        index = start // WIDTH + unit
-        x, _ = _load_listed(
-            logits, allowed, unit_list, count, more, index, token_stride, vocabulary,
-            WIDTH, CONTIGUOUS, ALLOWED,
-        )  # fmt: skip
+        x, _ = _load_listed(logits, row, units, start // logits.WIDTH + unit, ALLOWED)
     return x
 
 
 @triton.jit
-def _search(
-    logits,
-    allowed,
-    part_maximum,
-    unit_list,
-    count,
-    more,
-    floor,
-    maximum,
-    need,
-    scale,
-    token_stride,
-    vocabulary,
-    WIDTH: tl.constexpr,
-    CONTIGUOUS: tl.constexpr,
-    ALLOWED: tl.constexpr,
-    MAXIMA: tl.constexpr,
-    WEIGHED: tl.constexpr,
-    UNUSED: tl.constexpr,
-):
+def _search(logits, row, maxima, units, floor, need, ALLOWED: tl.constexpr, MAXIMA: tl.constexpr,
+            WEIGHED: tl.constexpr, UNUSED: tl.constexpr):  # fmt: skip
     """The largest value that with all above it is enough; floor where no value above it is.
 
     The values are those of `_load_tile`. They count 1, or 2**((x - maximum) * scale) if WEIGHED;
     need: what is enough, above 0. No two values are told apart whose keys are the same
     without the UNUSED bits. One pass over the values for each 2.3 bits between floor and maximum.
     """
-    size = count
+    maximum = row.maximum
+    size = units.length
     if not MAXIMA:
-        size = (count << more) * WIDTH
+        size = (units.length << units.more) * logits.WIDTH
     bottom = ordered_key(floor) >> UNUSED
     lowest = bottom
     above = (ordered_key(maximum) >> UNUSED) + 1
@@ -169,18 +161,15 @@ def _search(
         second = _value_of(lowest + step * 2, UNUSED)
         third = _value_of(lowest + step * 3, UNUSED)
         fourth = _value_of(lowest + step * 4, UNUSED)
-        from_first = tl.zeros((_TILE // WIDTH, WIDTH), tl.float32)
-        from_second = tl.zeros((_TILE // WIDTH, WIDTH), tl.float32)
-        from_third = tl.zeros((_TILE // WIDTH, WIDTH), tl.float32)
-        from_fourth = tl.zeros((_TILE // WIDTH, WIDTH), tl.float32)
+        from_first = tl.zeros((_TILE // logits.WIDTH, logits.WIDTH), tl.float32)
+        from_second = tl.zeros((_TILE // logits.WIDTH, logits.WIDTH), tl.float32)
+        from_third = tl.zeros((_TILE // logits.WIDTH, logits.WIDTH), tl.float32)
+        from_fourth = tl.zeros((_TILE // logits.WIDTH, logits.WIDTH), tl.float32)
         for start in range(0, size, _TILE):
-            x = _load_tile(
-                logits, allowed, part_maximum, unit_list, count, more, start, token_stride,
-                vocabulary, WIDTH, CONTIGUOUS, ALLOWED, MAXIMA,
-            )  # fmt: skip
-            weight = tl.full((_TILE // WIDTH, WIDTH), 1.0, tl.float32)
+            x = _load_tile(logits, row, maxima, units, start, ALLOWED, MAXIMA)
+            weight = tl.full((_TILE // logits.WIDTH, logits.WIDTH), 1.0, tl.float32)
             if WEIGHED:
-                weight = tl.exp2((x - maximum) * scale)
+                weight = tl.exp2((x - maximum) * row.scale)
             from_first += tl.where(x >= first, weight, 0.0)
             from_second += tl.where(x >= second, weight, 0.0)
             from_third += tl.where(x >= third, weight, 0.0)
@@ -196,230 +185,161 @@ def _search(
 
 
 @triton.jit
-def _weigh(
-    logits,
-    allowed,
-    unit_list,
-    count,
-    more,
-    lowest,
-    maximum,
-    scale,
-    token_stride,
-    vocabulary,
-    WIDTH: tl.constexpr,
-    CONTIGUOUS: tl.constexpr,
-    ALLOWED: tl.constexpr,
-):
+def _weigh(logits, row, units, lowest, ALLOWED: tl.constexpr):
     """What the listed values from `lowest` up weigh together."""
-    weights = tl.zeros((_TILE // WIDTH, WIDTH), tl.float32)
-    for start in range(0, (count << more) * WIDTH, _TILE):
-        x = _load_tile(
-            logits, allowed, None, unit_list, count, more, start, token_stride, vocabulary,
-            WIDTH, CONTIGUOUS, ALLOWED, False,
-        )  # fmt: skip
-        weights += tl.where(x >= lowest, tl.exp2((x - maximum) * scale), 0.0)
+    weights = tl.zeros((_TILE // logits.WIDTH, logits.WIDTH), tl.float32)
+    for start in range(0, (units.length << units.more) * logits.WIDTH, _TILE):
+        x = _load_tile(logits, row, units.entries, units, start, ALLOWED, False)
+        weights += tl.where(x >= lowest, tl.exp2((x - row.maximum) * row.scale), 0.0)
     return tl.sum(weights)
 
 
 @triton.jit
-def _list_parts(part_maximum, part_list, parts, floor, WIDTH: tl.constexpr):
+def _list_parts(maxima, entries, parts, floor, logits):
     """Lists the parts that reach the floor by their first units, in order; how many they are."""
     listed = 0
     for start in range(0, parts, _TILE):
         part = start + tl.arange(0, _TILE)
-        best = tl.load(part_maximum + part, mask=part < parts, other=float("-inf"))
+        best = tl.load(maxima + part, mask=part < parts, other=float("-inf"))
         reaches = (best >= floor) & (best > float("-inf"))
         place = listed + tl.cumsum(reaches.to(tl.int32), 0) - 1
-        first = part // PARTS * (CHUNK // WIDTH) + part % PARTS * 2
-        tl.store(part_list + place, first, mask=reaches)
+        first = part // PARTS * (CHUNK // logits.WIDTH) + part % PARTS * 2
+        tl.store(entries + place, first, mask=reaches)
         listed += tl.sum(reaches.to(tl.int32))
     tl.debug_barrier()
     return listed
 
 
 @triton.jit
-def _list_units(
-    logits,
-    allowed,
-    part_list,
-    listed,
-    more,
-    unit_list,
-    room,
-    floor,
-    token_stride,
-    vocabulary,
-    WIDTH: tl.constexpr,
-    CONTIGUOUS: tl.constexpr,
-    ALLOWED: tl.constexpr,
-):
-    """Lists the units of the listed parts that reach the floor, or where there is no room for as
-    many, the parts: (how many entries, what each stands for, as in `_load_listed`)."""
+def _list_units(logits, row, listed, entries, room, floor, ALLOWED: tl.constexpr):
+    """Lists in `entries` those of the listed units that reach the floor.
+
+    Where there is no room for as many, it lists again what is listed, the parts.
+    """
     found = 0
     start = 0
-    while (start < listed << more) & (found <= room):
-        index = start + tl.arange(0, _TILE // WIDTH)
-        x, unit = _load_listed(
-            logits, allowed, part_list, listed, more, index, token_stride, vocabulary,
-            WIDTH, CONTIGUOUS, ALLOWED,
-        )  # fmt: skip
+    while (start < listed.length << listed.more) & (found <= room):
+        index = start + tl.arange(0, _TILE // logits.WIDTH)
+        x, unit = _load_listed(logits, row, listed, index, ALLOWED)
         best = tl.max(x, 1)
         reaches = (best >= floor) & (best > float("-inf"))
         place = found + tl.cumsum(reaches.to(tl.int32), 0) - 1
-        tl.store(unit_list + place, unit, mask=reaches & (place < room))
+        tl.store(entries + place, unit, mask=reaches & (place < room))
         found += tl.sum(reaches.to(tl.int32))
-        start += _TILE // WIDTH
+        start += _TILE // logits.WIDTH
     tl.debug_barrier()
     count = found
     each = found * 0
     if found > room:
         # Another pointer would do, were compilers at ease with one that is chosen at run time.
-        for copied in range(0, listed, _TILE):
+        for copied in range(0, listed.length, _TILE):
             entry = copied + tl.arange(0, _TILE)
-            part = tl.load(part_list + entry, mask=entry < listed)
-            tl.store(unit_list + entry, part, mask=entry < listed)
+            part = tl.load(listed.entries + entry, mask=entry < listed.length)
+            tl.store(entries + entry, part, mask=entry < listed.length)
         tl.debug_barrier()
-        count = listed
-        each = found * 0 + more
-    return count, each
+        count = listed.length
+        each = found * 0 + listed.more
+    return _Units(entries, count, each)
 
 
 @triton.jit
-def _replace_sums(
-    logits,
-    allowed,
-    chunk_maximum,
-    chunk_sum,
-    part_sum,
-    part_list,
-    listed,
-    lowest,
-    scale,
-    token_stride,
-    vocabulary,
-    WIDTH: tl.constexpr,
-    CONTIGUOUS: tl.constexpr,
-    ALLOWED: tl.constexpr,
-):
+def _replace_sums(logits, row, left, part_sum, listed, lowest, ALLOWED: tl.constexpr):
     """Makes the sums of a row's chunks those of what is kept, which the listed parts hold.
 
     part_sum: room for a number a part.
     """
-    chunks = tl.cdiv(vocabulary, CHUNK)
+    chunks = tl.cdiv(logits.vocabulary, CHUNK)
     tl.debug_barrier()  # What was there in place of the sums is no longer read.
     for start in range(0, chunks * PARTS, _TILE):
         part = start + tl.arange(0, _TILE)
         tl.store(part_sum + part, tl.zeros((_TILE,), tl.float32), mask=part < chunks * PARTS)
     tl.debug_barrier()
-    loads: tl.constexpr = CHUNK // PARTS // WIDTH
-    at_once: tl.constexpr = _TILE // (loads * WIDTH)
-    for start in range(0, listed, at_once):
+    loads: tl.constexpr = CHUNK // PARTS // logits.WIDTH
+    at_once: tl.constexpr = _TILE // (CHUNK // PARTS)
+    for start in range(0, listed.length, at_once):
         entry = start + tl.arange(0, at_once)
-        first = tl.load(part_list + entry, mask=entry < listed, other=0)
-        chunk = first // (CHUNK // WIDTH)
-        anchor = tl.load(chunk_maximum + chunk)
+        first = tl.load(listed.entries + entry, mask=entry < listed.length, other=0)
+        chunk = first // (CHUNK // logits.WIDTH)
+        anchor = tl.load(left.maximum + chunk)
         load = tl.arange(0, loads)
         unit = first[:, None] + (load // 2 * 32 + load % 2)[None, :]
-        x = load_units(logits, unit, token_stride, vocabulary, WIDTH, CONTIGUOUS, False)
-        if ALLOWED:
-            x = only_allowed(x, allowed, unit, vocabulary, WIDTH)
-        weights = tl.where(x >= lowest, tl.exp2((x - anchor[:, None, None]) * scale), 0.0)
+        x = load_allowed(logits, row.data, row.allowed, unit, ALLOWED)
+        weights = tl.where(x >= lowest, tl.exp2((x - anchor[:, None, None]) * row.scale), 0.0)
         place = part_sum + chunk * PARTS + first % 32 // 2
-        tl.store(place, tl.sum(tl.sum(weights, 2), 1), mask=entry < listed)
+        tl.store(place, tl.sum(tl.sum(weights, 2), 1), mask=entry < listed.length)
     tl.debug_barrier()
     chunks_at_once: tl.constexpr = _TILE // PARTS
     for start in range(0, chunks, chunks_at_once):
         chunk = start + tl.arange(0, chunks_at_once)
         place = part_sum + chunk[:, None] * PARTS + tl.arange(0, PARTS)[None, :]
         sums = tl.load(place, mask=(chunk < chunks)[:, None], other=0.0)
-        tl.store(chunk_sum + chunk, tl.sum(sums, 1), mask=chunk < chunks)
+        tl.store(left.sum + chunk, tl.sum(sums, 1), mask=chunk < chunks)
 
 
-@triton.jit(
-    do_not_specialize=("rows", "requests", "max_draft", "allowed_stride"),
-    do_not_specialize_on_alignment=(
-        "allowed",
-        "offsets",
-        "temperature",
-        "top_k",
-        "top_p",
-        "min_p",
-    ),
-)
+@triton.jit(do_not_specialize=PER_BATCH, do_not_specialize_on_alignment=ANY_ALIGNMENT)
 def threshold_kernel(
     logits,
-    allowed,
+    scratch,
+    draft_ids,
+    parents,
     offsets,
+    allowed,
+    allowed_stride,
     temperature,
     top_k,
     top_p,
     min_p,
-    chunk_maximum,
-    chunk_sum,
-    part_maximum,
-    part_list,
-    lowest,
-    row_stride,
-    token_stride,
-    allowed_stride,
-    vocabulary,
     rows,
     requests,
+    drafted,
     max_draft,
-    WIDTH: tl.constexpr,
-    CONTIGUOUS: tl.constexpr,
-    ALLOWED: tl.constexpr,
-    TOP_K: tl.constexpr,
-    TOP_P: tl.constexpr,
-    MIN_P: tl.constexpr,
     MORE: tl.constexpr,
     UNUSED: tl.constexpr,
-    REQUESTS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    C,
 ):
     """One row a program."""
-    row = tl.program_id(0)
-    request, _, _, used = locate(row, offsets, requests, rows, max_draft, REQUESTS)
+    drafts = Drafts(draft_ids, parents, offsets, rows, requests, drafted, max_draft)
+    place, used = locate(tl.program_id(0), drafts, C.REQUESTS)
     if not used:
         return
+    request = place.request
+    lowest = scratch.lowest + place.row
     nothing = tl.full((), float("-inf"), tl.float32)
     heat = tl.load(temperature + request)
     # Without a filter: no number of tokens, the whole share, no ratio.
     most = tl.full((), 0.0, tl.float32)
     share = tl.full((), 1.0, tl.float32)
     ratio = tl.full((), 0.0, tl.float32)
-    if TOP_K:
+    if top_k is not None:
         k = tl.load(top_k + request)
-        most = tl.where((k > 0) & (k < vocabulary), k, 0).to(tl.float32)
-    if TOP_P:
+        most = tl.where((k > 0) & (k < logits.vocabulary), k, 0).to(tl.float32)
+    if top_p is not None:
         share = tl.load(top_p + request)
-    if MIN_P:
+    if min_p is not None:
         ratio = tl.load(min_p + request)
     if (heat == 0) | ((most == 0) & (share >= 1) & (ratio <= 0)):
-        tl.store(lowest + row, nothing)
+        tl.store(lowest, nothing)
         return
 
-    logits += row.to(tl.int64) * row_stride
-    if ALLOWED:
-        allowed += row.to(tl.int64) * allowed_stride
-    chunks = tl.cdiv(vocabulary, CHUNK)
+    chunks = tl.cdiv(logits.vocabulary, CHUNK)
     parts = chunks * PARTS
-    chunk_maximum += row.to(tl.int64) * chunks
-    chunk_sum += row.to(tl.int64) * chunks
-    part_maximum += row.to(tl.int64) * parts
-    part_list += row.to(tl.int64) * parts
+    before = row_chunks(place.row, logits) * PARTS
+    maxima = scratch.part_maximum + before
+    part_list = scratch.part_list + before
+    left = statistics_of(place, logits, scratch)
     # Finite, so that the maximum itself weighs 1 at any temperature.
-    scale = tl.minimum(scale_of(request, temperature, False), 3e38)
-    keys, key, weights = totals(chunk_maximum, chunk_sum, scale, vocabulary, BLOCK)
+    scale = tl.minimum(scale_of(heat), 3e38)
+    keys, key, weights = totals(left, scale, logits, C.BLOCK)
     if (key >= INFINITE_KEY) | (key <= EMPTY_KEY):
-        tl.store(lowest + row, nothing)
+        tl.store(lowest, nothing)
         return
     maximum = value_of(key)
     total = tl.sum(weights)
+    mask = allowed + place.row.to(tl.int64) * allowed_stride
+    row = _Row(values_of(logits, place.row), mask, maximum, scale)
 
     least = nothing
-    if MIN_P:
+    if min_p is not None:
         log_ratio = tl.log(tl.where(ratio > 0, ratio, 1.0).to(tl.float64))
         bound = (maximum.to(tl.float64) + heat.to(tl.float64) * log_ratio).to(tl.float32)
         least = tl.where(ratio > 0, bound, nothing)
@@ -428,107 +348,63 @@ def threshold_kernel(
     # of the chunks' maxima on, which as many values reach as there are chunks.
     start = value_of(tl.min(tl.where(keys == OUT, key, keys)))
     floor = least
+    every_part = _Units(part_list, parts, parts * 0)
     if most > 0:
         floor = _search(
-            logits, allowed, part_maximum, part_list, parts, 0,
-            tl.where(most <= chunks, start, nothing), maximum, most, scale, token_stride,
-            vocabulary, WIDTH, CONTIGUOUS, ALLOWED, True, False, _COARSE,
+            logits, row, maxima, every_part, tl.where(most <= chunks, start, nothing), most,
+            C.ALLOWED, True, False, _COARSE,
         )  # fmt: skip
     elif share < 1:
         floor = _search(
-            logits, allowed, part_maximum, part_list, parts, 0, start, maximum,
-            tl.maximum(share * total, _SOME), scale, token_stride, vocabulary,
-            WIDTH, CONTIGUOUS, ALLOWED, True, True, _COARSE,
+            logits, row, maxima, every_part, start, tl.maximum(share * total, _SOME),
+            C.ALLOWED, True, True, _COARSE,
         )  # fmt: skip
         # From the start on it may not have been enough.
         floor = tl.where(floor > start, floor, nothing)
         # Somewhat less than the rest's weight, for what sums and logarithms are rounded by.
         rest = (1 - share) * 0.99 - 2e-6
         if rest > 0:
-            floor = tl.maximum(floor, maximum + tl.log2(rest * total / vocabulary) / scale)
+            floor = tl.maximum(floor, maximum + tl.log2(rest * total / logits.vocabulary) / scale)
 
-    listed = _list_parts(part_maximum, part_list, parts, floor, WIDTH)
+    count = _list_parts(maxima, part_list, parts, floor, logits)
+    listed = _Units(part_list, count, count * 0 + MORE)
     if (most > 0) | (share < 1):
         # The maxima are no longer needed.
-        unit_list = part_maximum.to(tl.pointer_type(tl.int32), bitcast=True)
-        count, more = _list_units(
-            logits, allowed, part_list, listed, MORE, unit_list, parts, floor, token_stride,
-            vocabulary, WIDTH, CONTIGUOUS, ALLOWED,
-        )  # fmt: skip
+        entries = maxima.to(tl.pointer_type(tl.int32), bitcast=True)
+        units = _list_units(logits, row, listed, entries, parts, floor, C.ALLOWED)
         if most > 0:
             floor = _search(
-                logits, allowed, None, unit_list, count, more, floor, maximum, most, scale,
-                token_stride, vocabulary, WIDTH, CONTIGUOUS, ALLOWED, False, False, UNUSED,
-            )  # fmt: skip
+                logits, row, maxima, units, floor, most, C.ALLOWED, False, False, UNUSED
+            )
         if share < 1:
             if most > 0:
-                total = _weigh(
-                    logits, allowed, unit_list, count, more, floor, maximum, scale,
-                    token_stride, vocabulary, WIDTH, CONTIGUOUS, ALLOWED,
-                )  # fmt: skip
+                total = _weigh(logits, row, units, floor, C.ALLOWED)
             floor = _search(
-                logits, allowed, None, unit_list, count, more, floor, maximum,
-                tl.maximum(share * total, _SOME), scale, token_stride, vocabulary,
-                WIDTH, CONTIGUOUS, ALLOWED, False, True, UNUSED,
+                logits, row, maxima, units, floor, tl.maximum(share * total, _SOME),
+                C.ALLOWED, False, True, UNUSED,
             )  # fmt: skip
     kept = tl.maximum(floor, least)
-    tl.store(lowest + row, kept)
-    _replace_sums(
-        logits, allowed, chunk_maximum, chunk_sum, part_maximum, part_list, listed, kept, scale,
-        token_stride, vocabulary, WIDTH, CONTIGUOUS, ALLOWED,
-    )  # fmt: skip
+    tl.store(lowest, kept)
+    _replace_sums(logits, row, left, maxima, listed, kept, C.ALLOWED)
 
 
-def launch(
-    logits: Tensor,
-    offsets: Tensor,
-    *,
-    temperature: Tensor,
-    top_k: Tensor | None,
-    top_p: Tensor | None,
-    min_p: Tensor | None,
-    allowed: Tensor | None,
-    max_draft: int,
-    scratch: Scratch,
-) -> None:
+def launch(batch: Batch, law: Law, scratch: Scratch) -> None:
     """Leaves in scratch what the filters keep: `lowest`, and the sums in `chunk_sum`.
 
-    Operands as in the reference's `verify_sampled`. The row statistics, `part_maximum` too, are in
-    scratch; `part_maximum` is used up. A request with temperature 0 or without filters costs
-    nothing, and its sums stay as they are. One launch.
+    The row statistics, `part_maximum` too, are in scratch; `part_maximum` is used up. A request
+    with temperature 0 or without filters costs nothing, and its sums stay as they are. One launch.
     """
-    rows, vocabulary = logits.shape
-    requests = len(offsets) - 1
-    width = config.width(logits.dtype)
-    with torch.cuda.device_of(logits):
-        threshold_kernel[(rows,)](
-            logits,
-            allowed,
-            offsets,
-            temperature,
-            top_k,
-            top_p,
-            min_p,
-            scratch.take("chunk_maximum"),
-            scratch.take("chunk_sum"),
-            scratch.take("part_maximum"),
-            scratch.take("part_list"),
-            scratch.take("lowest"),
-            *logits.stride(),
-            0 if allowed is None else allowed.stride(0),
-            vocabulary,
-            rows,
-            requests,
-            max_draft,
-            WIDTH=width,
-            CONTIGUOUS=logits.stride(1) == 1,
-            ALLOWED=allowed is not None,
-            TOP_K=top_k is not None,
-            TOP_P=top_p is not None,
-            MIN_P=min_p is not None,
-            MORE=(CHUNK.value // PARTS.value // width).bit_length() - 1,
-            UNUSED=_UNUSED_BITS[logits.dtype],
-            REQUESTS=config.requests_block(requests),
-            BLOCK=config.chunks_block(vocabulary),
+    dtype = batch.logits.dtype
+    parts_loads = CHUNK.value // PARTS.value // config.width(dtype)
+    with torch.cuda.device_of(batch.logits):
+        threshold_kernel[(len(batch.logits),)](
+            Rows.of(batch.logits),
+            scratch,
+            **drafts_of(batch),
+            **mask_of(batch),
+            **law._asdict(),
+            MORE=parts_loads.bit_length() - 1,
+            UNUSED=_UNUSED_BITS[dtype],
+            C=Config.of(batch),
             num_warps=_WARPS,
         )

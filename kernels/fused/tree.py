@@ -6,31 +6,41 @@ token, all at once; the parents on the way come from the first-level cache.
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
 import triton
 import triton.language as tl
-from fastdraft.kernels.fused import config
-from fastdraft.kernels.fused.rows import drafted_at, parent_slot
 from torch import Tensor
 
+from fastdraft.kernels.fused import config
+from fastdraft.kernels.fused.arguments import Place
+from fastdraft.kernels.fused.rows import parent_slot
+
+
+class _Parents(NamedTuple):
+    """What `parent_slot` reads of `Drafts`. Made in kernels."""
+
+    parents: Any
+    drafted: Any
+
 
 @triton.jit
-def _up(slot, first, request, parents, drafted, size):
+def _up(slot, place, drafts):
     """The parent of each slot; the text's last token and slots past the draft are their own."""
-    at = drafted_at(first, request, slot)
-    parent = parent_slot(parents, at, slot, drafted)
-    return tl.where((slot > 0) & (slot <= size), parent, slot)
+    parent = parent_slot(place, slot, drafts)
+    return tl.where((slot > 0) & (slot <= place.size), parent, slot)
 
 
 @triton.jit
-def _request(block, offsets, drafted, blocks):
-    """(request, first row, size) of the request that a block of slots belongs to."""
+def _place(block, offsets, drafted, blocks):
+    """That of the first row of the request that a block of slots belongs to."""
     request = block // blocks
     start = tl.load(offsets + request)
     size = tl.load(offsets + request + 1) - start
-    start = tl.minimum(tl.maximum(start, 0), drafted)
+    start = tl.minimum(tl.maximum(start, 0), drafted).to(tl.int32)
     size = tl.minimum(tl.maximum(size, 0), drafted)
-    return request, start.to(tl.int32) + request, size.to(tl.int32)
+    return Place(start + request, request, start + request, size.to(tl.int32))
 
 
 @triton.jit(
@@ -39,16 +49,17 @@ def _request(block, offsets, drafted, blocks):
 )
 def depths_kernel(parents, offsets, depths, drafted, slots, blocks, BLOCK: tl.constexpr):
     block = tl.program_id(0)
-    request, first, size = _request(block, offsets, drafted, blocks)
+    drafts = _Parents(parents, drafted)
+    place = _place(block, offsets, drafted, blocks)
     slot = (block % blocks) * BLOCK + tl.arange(0, BLOCK)
     depth = tl.zeros((BLOCK,), tl.int64)
     current = slot
-    above = _up(current, first, request, parents, drafted, size)
+    above = _up(current, place, drafts)
     while tl.max((above != current).to(tl.int32)) > 0:
         depth += (above != current).to(tl.int64)
         current = above
-        above = _up(current, first, request, parents, drafted, size)
-    tl.store(depths + request.to(tl.int64) * slots + slot, depth, mask=slot < slots)
+        above = _up(current, place, drafts)
+    tl.store(depths + place.request.to(tl.int64) * slots + slot, depth, mask=slot < slots)
 
 
 @triton.jit(
@@ -66,18 +77,19 @@ def mask_kernel(
     COLUMNS: tl.constexpr,
 ):
     block = tl.program_id(0)
-    request, first, size = _request(block, offsets, drafted, blocks)
+    drafts = _Parents(parents, drafted)
+    place = _place(block, offsets, drafted, blocks)
     slot = (block % blocks) * BLOCK + tl.arange(0, BLOCK)
-    row = (request.to(tl.int64) * slots + slot) * slots
+    row = (place.request.to(tl.int64) * slots + slot) * slots
     for start in range(0, slots, COLUMNS):
         column = start + tl.arange(0, COLUMNS)
         current = slot
         sees = current[:, None] == column[None, :]
-        above = _up(current, first, request, parents, drafted, size)
+        above = _up(current, place, drafts)
         while tl.max((above != current).to(tl.int32)) > 0:
             current = above
             sees |= current[:, None] == column[None, :]
-            above = _up(current, first, request, parents, drafted, size)
+            above = _up(current, place, drafts)
         inside = (slot < slots)[:, None] & (column < slots)[None, :]
         tl.store(seen + row[:, None] + column[None, :], sees.to(tl.uint8), mask=inside)
 

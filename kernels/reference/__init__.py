@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from fastdraft.kernels.reference.acceptance import (
-    Emitted,
-    Status,
     accept,
     accept_tree,
     verify_greedy,
     verify_sampled,
 )
 from fastdraft.kernels.reference.noise import exponential, exponential_noise, philox
-from fastdraft.kernels.reference.processors import (
-    Processors,
-    Touched,
-    observe,
-    patch,
-    raw_logprobs,
-)
+from fastdraft.kernels.reference.processors import observe, patch, raw_logprobs
 from fastdraft.kernels.reference.rejection import verify_rejection
 from fastdraft.kernels.reference.sampling import (
     CHUNK,
@@ -33,10 +25,6 @@ from fastdraft.kernels.reference.trees import compaction_indices, tree_attention
 __all__ = [
     "CHUNK",
     "Chosen",
-    "Emitted",
-    "Processors",
-    "Status",
-    "Touched",
     "accept",
     "accept_tree",
     "argmax",

@@ -2,83 +2,21 @@
 
 from __future__ import annotations
 
-from enum import IntFlag
-from typing import NamedTuple
-
 import torch
-from fastdraft.kernels.reference.sampling import Chosen, argmax, draw
-from fastdraft.kernels.reference.trees import doubled, in_slots, parent_slots, tree_depths
 from torch import Tensor
 
-
-class Status(IntFlag):
-    """What verification met in the rows of a request that it reached."""
-
-    NAN = 1
-    """A row held NaN: its token is the id of the first one, as torch.argmax has it."""
-
-    EMPTY = 2
-    """A row was -inf throughout: it gave no token, and verification ended before it."""
+from fastdraft.kernels.operands import Batch, Emitted, Sampling, Status
+from fastdraft.kernels.reference.sampling import Chosen, argmax, draw
+from fastdraft.kernels.reference.trees import doubled, in_slots, parent_slots, tree_depths
 
 
-class Emitted(NamedTuple):
-    """What a verification emits.
-
-    token_ids, lengths, status: as `accept` gives them.
-    path: as `accept_tree` gives it, None for chains.
-    logprobs, raw_logprobs: float32 (requests, max_draft + 1), those of `Chosen` for the emitted
-        tokens, NaN after the last; None unless asked for.
-    """
-
-    token_ids: Tensor
-    lengths: Tensor
-    status: Tensor
-    path: Tensor | None
-    logprobs: Tensor | None
-    raw_logprobs: Tensor | None
+def verify_greedy(batch: Batch) -> Emitted:
+    """Greedy verification."""
+    return emit(argmax(batch.logits, batch.allowed, **batch.wanted), batch)
 
 
-def verify_greedy(
-    logits: Tensor,
-    draft_ids: Tensor,
-    offsets: Tensor,
-    *,
-    parents: Tensor | None = None,
-    allowed: Tensor | None = None,
-    logprobs: bool = False,
-    raw_logprobs: bool = False,
-    max_draft: int,
-) -> Emitted:
-    """Greedy verification of a ragged batch. The operands are trusted.
-
-    draft_ids: integer (drafted,), flat over the requests; offsets: int64 (requests + 1,); logits:
-    (drafted + requests, vocabulary): request b owns rows offsets[b] + b to offsets[b + 1] + b, the
-    first for the token after the text's last, row j for the token after draft token j; parents:
-    integer (drafted,), None where all drafts are chains; allowed: as `mask` has it, None where
-    every token is.
-    """
-    chosen = argmax(logits, allowed=allowed, logprobs=logprobs, raw_logprobs=raw_logprobs)
-    return emit(chosen, draft_ids, offsets, parents=parents, max_draft=max_draft)
-
-
-def verify_sampled(
-    logits: Tensor,
-    draft_ids: Tensor,
-    offsets: Tensor,
-    *,
-    parents: Tensor | None = None,
-    temperature: Tensor,
-    top_k: Tensor | None,
-    top_p: Tensor | None,
-    min_p: Tensor | None,
-    seeds: Tensor,
-    positions: Tensor,
-    allowed: Tensor | None = None,
-    logprobs: bool = False,
-    raw_logprobs: bool = False,
-    max_draft: int,
-) -> Emitted:
-    """Sampled verification of a ragged batch of drafts without probabilities.
+def verify_sampled(batch: Batch, sampling: Sampling) -> Emitted:
+    """Sampled verification of drafts without probabilities.
 
     One draw a row, kept while it is the draft's token: a token d is accepted with the target's own
     probability p(d), and a recovered token follows p without d, which is the law of rejection
@@ -86,63 +24,38 @@ def verify_sampled(
     together are accepted with the target's probability of the set. The noise of a row is that of
     the position which its token would take: that of the text's next token plus the depth of the
     row's slot. So what is emitted is the same with any draft, chain or tree, and with none.
-
-    The operands are trusted: rows, parents and allowed as in `verify_greedy`, the rest as in `draw`
-    but for each request; positions: the absolute position of the token after the text's last.
     """
-    request, depth = rows_of(len(logits), offsets)
-    if parents is not None:
-        depths = tree_depths(parents, offsets, max_draft=max_draft)
-        depth = depths[request, depth.clamp(max=max_draft)]
-    chosen = draw(
-        logits,
-        temperature=temperature[request],
-        top_k=None if top_k is None else top_k[request],
-        top_p=None if top_p is None else top_p[request],
-        min_p=None if min_p is None else min_p[request],
-        seeds=seeds[request],
-        positions=positions[request] + depth,
-        allowed=allowed,
-        logprobs=logprobs,
-        raw_logprobs=raw_logprobs,
-    )
-    return emit(chosen, draft_ids, offsets, parents=parents, max_draft=max_draft)
+    request, depth = rows_of(len(batch.logits), batch.offsets)
+    if batch.parents is not None:
+        depths = tree_depths(batch.parents, batch.offsets, max_draft=batch.max_draft)
+        depth = depths[request, depth.clamp(max=batch.max_draft)]
+    of_rows = sampling.of(request)
+    of_rows = of_rows._replace(positions=of_rows.positions + depth)
+    return emit(draw(batch.logits, of_rows, batch.allowed, **batch.wanted), batch)
 
 
-def emit(
-    chosen: Chosen,
-    draft_ids: Tensor,
-    offsets: Tensor,
-    *,
-    parents: Tensor | None,
-    max_draft: int,
-) -> Emitted:
-    """What is emitted where the target chose these tokens, one for each row of `verify_greedy`."""
+def emit(chosen: Chosen, batch: Batch) -> Emitted:
+    """What is emitted where the target chose these tokens, one for each row of the batch."""
     path = None
-    if parents is None:
-        token_ids, lengths, status = accept(
-            chosen.tokens, chosen.maxima, draft_ids, offsets, max_draft=max_draft
-        )
+    operands = chosen.tokens, chosen.maxima, batch.draft_ids, batch.offsets
+    if batch.parents is None:
+        token_ids, lengths, status = accept(*operands, max_draft=batch.max_draft)
     else:
         token_ids, lengths, status, path = accept_tree(
-            chosen.tokens, chosen.maxima, draft_ids, parents, offsets, max_draft=max_draft
+            *operands, batch.parents, max_draft=batch.max_draft
         )
 
     def of_emitted(values: Tensor | None) -> Tensor | None:
         if values is None:
             return None
-        rows = emitted_rows(offsets, path, max_draft=max_draft).clamp(max=len(values) - 1)
-        step = torch.arange(max_draft + 1, device=values.device)
-        return torch.where(step < lengths[:, None], values[rows], torch.nan)
+        rows = emitted_rows(batch.offsets, path, max_draft=batch.max_draft)
+        step = torch.arange(rows.shape[1], device=values.device)
+        return torch.where(
+            step < lengths[:, None], values[rows.clamp(max=len(values) - 1)], torch.nan
+        )
 
-    return Emitted(
-        token_ids,
-        lengths,
-        status,
-        path,
-        of_emitted(chosen.logprobs),
-        of_emitted(chosen.raw_logprobs),
-    )
+    logprobs, raw_logprobs = map(of_emitted, (chosen.logprobs, chosen.raw_logprobs))
+    return Emitted(token_ids, lengths, status, path, logprobs, raw_logprobs)
 
 
 def rows_of(rows: int, offsets: Tensor) -> tuple[Tensor, Tensor]:
@@ -174,7 +87,7 @@ def accept(
     """Compares the target's tokens with the drafts and keeps what plain decoding would emit.
 
     tokens, maxima: (rows,), the target's token in each row and the row's largest logit, rows laid
-    out as `verify_greedy` has them; rows beyond the last request's are ignored. Emitted are the
+    out as in a `Batch`; rows beyond the last request's are ignored. Emitted are the
     draft tokens up to the first that is not the target's, then the target's own token there
     (recovered, or bonus after a whole draft). An empty row that is reached ends the tokens before
     it. A draft is looked at up to max_draft tokens.
@@ -211,8 +124,8 @@ def accept_tree(
     tokens: Tensor,
     maxima: Tensor,
     draft_ids: Tensor,
-    parents: Tensor,
     offsets: Tensor,
+    parents: Tensor,
     *,
     max_draft: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -25,97 +25,26 @@ banned token is -inf whatever its logit; otherwise NaN stays NaN.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
-from fastdraft.kernels.reference.acceptance import Emitted, emitted_rows, rows_of
-from fastdraft.kernels.reference.sampling import as_float
-from fastdraft.kernels.reference.trees import in_slots, parent_slots, tree_attention_mask
 from torch import Tensor
+
+from fastdraft.kernels.operands import Batch, Emitted, Processors, Touched
+from fastdraft.kernels.reference.acceptance import emitted_rows, rows_of
+from fastdraft.kernels.reference.sampling import as_float, log_sums
+from fastdraft.kernels.reference.trees import in_slots, parent_slots, tree_attention_mask
 
 # Rows are patched in slabs of about this many entries. No result depends on it.
 _SLAB = 1 << 20
 
 
-@dataclass(frozen=True, eq=False)
-class Processors:
-    """What the requests of a batch do to their logits, as tensors on one device.
+def patch(batch: Batch, processors: Processors) -> Touched | None:
+    """Applies the processors to the logits, in place.
 
-    Entries, request b's from offsets[b] on, sizes[b] of them, with room up to offsets[b + 1], where
-    all is 0:
-
-    token_ids: int32 (entries,), different ones in each request. Ids outside the vocabulary touch
-        nothing.
-    counts: int32 (entries,), how often each stands in the output.
-    in_prompt: bool (entries,).
-    bias: float32 (entries,), finite.
-    ends: bool (entries,), whether the token is banned while tokens must still come.
-    words: int32 (entries, 2), from which to before which of the banned sequences end with it.
-    offsets: int64 (requests + 1,).
-    sizes: int32 (requests,).
-
-    Requests:
-
-    repetition_penalty: float32 (requests,), above 0; 1 for none.
-    presence_penalty, frequency_penalty: float32 (requests,), finite; 0 for none.
-    min_left: int32 (requests,), how many tokens must still come before one that ends the output.
-    tail: int32 (requests, longest), the text's last tokens, the very last in the last column, -1
-        where there are none: as many as any banned sequence has before its last.
-
-    Banned sequences:
-
-    word_ids: int32 (n,), the tokens of each before its last, one sequence after another.
-    word_offsets: int64 (sequences + 1,).
-
-    capacity: the most entries that a request has room for.
+    The batch's rows share no memory. Gives what was overwritten if the batch wants raw_logprobs.
+    Time is linear in the entries times the rows of their requests, and so is memory if it does.
     """
-
-    token_ids: Tensor
-    counts: Tensor
-    in_prompt: Tensor
-    bias: Tensor
-    ends: Tensor
-    words: Tensor
-    offsets: Tensor
-    sizes: Tensor
-    repetition_penalty: Tensor
-    presence_penalty: Tensor
-    frequency_penalty: Tensor
-    min_left: Tensor
-    tail: Tensor
-    word_ids: Tensor
-    word_offsets: Tensor
-    capacity: int
-
-
-@dataclass(frozen=True, eq=False)
-class Touched:
-    """The logits that a patch has overwritten.
-
-    columns: int64 (rows, n), their tokens; where a row has fewer, one of them again, or token 0.
-    before: (rows, n), what they were.
-    """
-
-    columns: Tensor
-    before: Tensor
-
-
-def patch(
-    logits: Tensor,
-    draft_ids: Tensor,
-    offsets: Tensor,
-    processors: Processors,
-    *,
-    parents: Tensor | None = None,
-    max_draft: int,
-    keep: bool = False,
-) -> Touched | None:
-    """Applies the processors to the logits, in place. The operands are trusted.
-
-    logits, draft_ids, offsets, parents: as in `verify_greedy`, the logits without rows that share
-    memory. Gives what was overwritten if it is to be kept. Time is linear in the entries times the
-    rows of their requests, and so is memory if it is.
-    """
+    logits, draft_ids, offsets, max_draft, parents = batch[:5]
+    sums = log_sums(logits) if batch.raw_logprobs else None
     if parents is None:
         token = torch.arange(len(draft_ids), device=draft_ids.device)
         parents = token - offsets[torch.searchsorted(offsets, token, right=True) - 1] - 1
@@ -131,7 +60,7 @@ def patch(
     for start in range(0, len(logits), step):
         part = slice(start, start + step)
         b, s = request[part], slot[part].clamp(max=max_draft)
-        touched, after = _patch_rows(
+        columns, before, after = _patch_rows(
             logits[part],
             processors,
             request=b,
@@ -140,29 +69,28 @@ def patch(
             recent=recent[b, s],
             reachable=slot[part] <= used[b],
         )
-        logits[part].scatter_(1, touched.columns, after)
-        if keep:
-            parts.append(touched)
-    if not keep:
+        logits[part].scatter_(1, columns, after)
+        if sums is not None:
+            parts.append((columns, before))
+    if sums is None:
         return None
-    return Touched(
-        torch.cat([part.columns for part in parts]), torch.cat([part.before for part in parts])
-    )
+    all_columns, all_before = map(torch.cat, zip(*parts, strict=True))
+    return Touched(processors, sums, all_before, all_columns)
 
 
-def raw_logprobs(
-    logits: Tensor, emitted: Emitted, offsets: Tensor, touched: Touched, log_sums: Tensor
-) -> Tensor:
+def raw_logprobs(batch: Batch, emitted: Emitted, touched: Touched) -> Tensor:
     """The log-probabilities of the emitted tokens under the logits before a patch.
 
-    logits: as the patch left them, overwritten again; log_sums: float64 (rows,), what `log_sums`
-    gave before it. float32 (requests, max_draft + 1), NaN after the last token.
+    The batch's logits are as the patch left them, and may be as they were before afterwards.
+    float32 (requests, max_draft + 1), NaN after the last token.
     """
-    logits.scatter_(1, touched.columns, touched.before)
-    width = emitted.token_ids.shape[1]
-    rows = emitted_rows(offsets, emitted.path, max_draft=width - 1).clamp(max=len(logits) - 1)
-    values = as_float(logits[rows, emitted.token_ids.clamp(min=0).long()]) - log_sums[rows]
-    step = torch.arange(width, device=logits.device)
+    logits, columns = batch.logits, touched.columns
+    assert columns is not None
+    logits.scatter_(1, columns, touched.before)
+    rows = emitted_rows(batch.offsets, emitted.path, max_draft=batch.max_draft)
+    rows = rows.clamp(max=len(logits) - 1)
+    values = as_float(logits[rows, emitted.token_ids.clamp(min=0).long()]) - touched.log_sums[rows]
+    step = torch.arange(batch.max_draft + 1, device=logits.device)
     return torch.where(step < emitted.lengths[:, None], values.float(), torch.nan)
 
 
@@ -226,8 +154,8 @@ def _patch_rows(
     drafted: Tensor,
     recent: Tensor,
     reachable: Tensor,
-) -> tuple[Touched, Tensor]:
-    """What a patch touches in some rows, and what it makes of it.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The columns that a patch touches in some rows, what they hold, and what it makes of that.
 
     on_path: bool (rows, slots), which slots lead to the row's; drafted: (rows, slots), their
     tokens; recent: (rows, tail's width); reachable: bool (rows,), False for rows to be left alone.
@@ -287,7 +215,7 @@ def _patch_rows(
     def repeated(values: Tensor) -> Tensor:
         return torch.where(touched, values, values.gather(1, first))
 
-    return Touched(repeated(column), repeated(before)), repeated(after)
+    return repeated(column), repeated(before), repeated(after)
 
 
 def _completes(processors: Processors, entry: Tensor, recent: Tensor) -> Tensor:

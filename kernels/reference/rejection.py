@@ -36,7 +36,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from fastdraft.kernels.reference.acceptance import Emitted, Status
+from torch import Tensor
+
+from fastdraft.kernels.operands import Batch, DraftLaw, Emitted, Law, Sampling, Status
 from fastdraft.kernels.reference.noise import (
     ACCEPT_STREAM,
     CHUNK_STREAM,
@@ -56,68 +58,27 @@ from fastdraft.kernels.reference.sampling import (
     total,
     weigh_rows,
 )
-from torch import Tensor
 
 
-class _Law(NamedTuple):
-    """What makes a law of rows of logits, as `draw` takes it."""
+def verify_rejection(batch: Batch, sampling: Sampling, draft_law: DraftLaw) -> Emitted:
+    """Rejection sampling of drafts that are chains.
 
-    temperature: Tensor
-    top_k: Tensor | None
-    top_p: Tensor | None
-    min_p: Tensor | None
-    allowed: Tensor | None
-
-    def of(self, request: Tensor, row: Tensor) -> _Law:
-        """One entry for each of some rows: of the tokens allowed its own, else its request's."""
-        top_k, top_p, min_p = (
-            None if option is None else option[request]
-            for option in (self.top_k, self.top_p, self.min_p)
-        )
-        allowed = None if self.allowed is None else self.allowed[row]
-        return _Law(self.temperature[request], top_k, top_p, min_p, allowed)
-
-
-def verify_rejection(
-    logits: Tensor,
-    draft_ids: Tensor,
-    offsets: Tensor,
-    *,
-    draft_probs: Tensor | None = None,
-    draft_logits: Tensor | None = None,
-    temperature: Tensor,
-    top_k: Tensor | None,
-    top_p: Tensor | None,
-    min_p: Tensor | None,
-    seeds: Tensor,
-    positions: Tensor,
-    allowed: Tensor | None = None,
-    logprobs: bool = False,
-    raw_logprobs: bool = False,
-    max_draft: int,
-) -> Emitted:
-    """Rejection sampling of a ragged batch of drafts that are chains. The operands are trusted.
-
-    draft_probs: floating (drafted, vocabulary), row i the law that draft token i was drawn from; or
-    draft_logits, which softmax turns into it. The rest is as in `verify_sampled`. The logprobs of
-    all tokens, recovered ones too, are those of the target's law, which they have as a whole. Time
-    is linear in the logits and the draft's, memory in those of one slab.
+    The logprobs of all tokens, recovered ones too, are those of the target's law, which they have
+    as a whole. Time is linear in the logits and the draft's, memory in those of one slab.
     """
-    draft = draft_probs if draft_logits is None else draft_logits
-    assert draft is not None
+    logits, draft_ids, offsets, max_draft = batch[:4]
+    draft, requests = draft_law.values, batch.requests
     if len(draft_ids) == 0:
         # One token of no request, so that there is something to look at where nothing is drafted.
         draft_ids, draft = draft_ids.new_zeros(1), draft.new_zeros(1, draft.shape[1])
-    requests = len(offsets) - 1
-    law = _Law(temperature, top_k, top_p, min_p, allowed)
 
     # Each draft token against its row.
     token = torch.arange(len(draft_ids), device=logits.device)
     request = torch.searchsorted(offsets[1:], token, right=True).clamp(max=requests - 1)
     row = (token + request).clamp(max=len(logits) - 1)
     noise = exponential_noise(
-        seeds[request],
-        positions[request] + token - offsets[request],
+        sampling.seeds[request],
+        sampling.positions[request] + token - offsets[request],
         token.new_zeros(1),
         stream=ACCEPT_STREAM,
     )
@@ -125,14 +86,10 @@ def verify_rejection(
     drafted = []
     for part in slabs(len(token), logits):
         passed[part], chosen = _test(
-            logits[row[part]],
+            _Rows.of(batch, sampling, row[part], request[part]),
             draft_ids[part].long(),
-            draft[part],
+            DraftLaw(draft[part], draft_law.is_logits),
             noise[part, 0],
-            law.of(request[part], row[part]),
-            is_logits=draft_logits is not None,
-            logprobs=logprobs,
-            raw_logprobs=raw_logprobs,
         )
         drafted.append(chosen)
 
@@ -151,16 +108,11 @@ def verify_rejection(
     drawn = join(
         [
             _draw_last(
-                logits[row[part]],
+                _Rows.of(batch, sampling, row[part], request[part]),
                 draft_ids[token[part]].long(),
-                draft[token[part]],
+                DraftLaw(draft[token[part]], draft_law.is_logits),
                 refused[part],
-                law.of(request[part], row[part]),
-                seeds=seeds[part],
-                positions=(positions + last[:, 0])[part],
-                is_logits=draft_logits is not None,
-                logprobs=logprobs,
-                raw_logprobs=raw_logprobs,
+                last[part, 0],
             )
             for part in slabs(requests, logits)
         ]
@@ -189,101 +141,95 @@ def verify_rejection(
     )
 
 
+class _Rows(NamedTuple):
+    """Rows of a batch with what they are verified by, and what that makes of them.
+
+    logits: (n, vocabulary); sampling: of the rows; weights, maximum, by_argmax, best: as
+    `weigh_rows` gives them; logprobs, raw_logprobs: as in `Batch`.
+    """
+
+    logits: Tensor
+    sampling: Sampling
+    weights: Tensor
+    maximum: Tensor
+    by_argmax: Tensor
+    best: Tensor
+    logprobs: bool
+    raw_logprobs: bool
+
+    @classmethod
+    def of(cls, batch: Batch, sampling: Sampling, row: Tensor, request: Tensor) -> _Rows:
+        logits, sampling = batch.logits[row], sampling.of(request)
+        allowed = None if batch.allowed is None else batch.allowed[row]
+        weighed = weigh_rows(logits, sampling.law, allowed)
+        return cls(logits, sampling, *weighed, batch.logprobs, batch.raw_logprobs)
+
+    def log_p(self, tokens: Tensor) -> Tensor:
+        """The logarithm of each token's probability under its row's law, float64 (n,)."""
+        x = as_float(self.logits.gather(1, tokens[:, None])[:, 0])
+        heat = torch.where(self.by_argmax, 1.0, self.sampling.law.temperature)
+        above = (x - self.maximum).double() / heat - total(self.weights).log()
+        return torch.where(_at(self.weights, tokens) == 0, -torch.inf, above)
+
+    def chosen(self, tokens: Tensor, log_p: Tensor | None = None) -> Chosen:
+        logprobs = raw_logprobs = None
+        if self.logprobs:
+            logprobs = (self.log_p(tokens) if log_p is None else log_p).float()
+        if self.raw_logprobs:
+            raw_logprobs = log_softmax_of(tokens, self.logits)
+        return Chosen(tokens, self.maximum, logprobs, raw_logprobs)
+
+
 def _test(
-    logits: Tensor,
-    draft_ids: Tensor,
-    draft: Tensor,
-    noise: Tensor,
-    law: _Law,
-    *,
-    is_logits: bool,
-    logprobs: bool,
-    raw_logprobs: bool,
+    rows: _Rows, draft_ids: Tensor, draft_law: DraftLaw, noise: Tensor
 ) -> tuple[Tensor, Chosen]:
     """Whether each row accepts its draft token, bool (rows,); and the draft tokens as chosen."""
-    weights, maximum, by_argmax, best = weigh_rows(logits, **law._asdict())
-    tokens = draft_ids.clamp(0, logits.shape[1] - 1)
-    log_p = _log_p(tokens, logits, weights, maximum, by_argmax, law.temperature)
-    if is_logits:
-        odds = _odds(draft, is_logits=True)
+    tokens = draft_ids.clamp(0, rows.logits.shape[1] - 1)
+    log_p = rows.log_p(tokens)
+    if draft_law.is_logits:
+        odds = _odds(draft_law)
         log_q = _at(odds, tokens).log() - total(odds).log()
     else:
-        log_q = _at(draft, tokens).log()
-    passed = torch.where(by_argmax, tokens == best, noise > log_q - log_p)
-    passed &= (tokens == draft_ids) & (maximum != -torch.inf)
-    return passed, Chosen(
-        tokens,
-        maximum,
-        log_p.float() if logprobs else None,
-        log_softmax_of(tokens, as_float(logits)) if raw_logprobs else None,
-    )
+        log_q = _at(draft_law.values, tokens).log()
+    passed = torch.where(rows.by_argmax, tokens == rows.best, noise > log_q - log_p)
+    passed &= (tokens == draft_ids) & (rows.maximum != -torch.inf)
+    return passed, rows.chosen(tokens, log_p)
 
 
 def _draw_last(
-    logits: Tensor,
-    draft_ids: Tensor,
-    draft: Tensor,
-    refused: Tensor,
-    law: _Law,
-    *,
-    seeds: Tensor,
-    positions: Tensor,
-    is_logits: bool,
-    logprobs: bool,
-    raw_logprobs: bool,
+    rows: _Rows, draft_ids: Tensor, draft_law: DraftLaw, refused: Tensor, depth: Tensor
 ) -> Chosen:
-    """The recovered token of each row whose draft token was refused, the bonus token of others."""
-    weights, maximum, by_argmax, best = weigh_rows(logits, **law._asdict())
-    odds = _odds(draft, is_logits=is_logits)
-    scale = total(weights)
-    if is_logits:
+    """The recovered token of each row whose draft token was refused, the bonus token of others.
+
+    depth: int64 (rows,), how many draft tokens come before the row's.
+    """
+    odds = _odds(draft_law)
+    scale = total(rows.weights)
+    if draft_law.is_logits:
         scale = scale / total(odds)
-    tokens = draft_ids.clamp(0, logits.shape[1] - 1)
+    tokens = draft_ids.clamp(0, rows.logits.shape[1] - 1)
     was_drawn = (tokens == draft_ids) & ~_at(odds, tokens).isnan()
     # Nothing is more than NaN, so nothing is left of p where there is no q to take from it.
-    scale = torch.where(was_drawn, scale, torch.nan).to(weights.dtype)[:, None, None]
-    residual = weights - odds * scale
+    scale = torch.where(was_drawn, scale, torch.nan).to(rows.weights.dtype)[:, None, None]
+    residual = rows.weights - odds * scale
     residual = torch.where(residual > 0, residual, 0.0)
     left = (residual > 0).flatten(1).any(1)
     drawn = race(
-        torch.where((refused & left)[:, None, None], residual, weights),
-        seeds=seeds,
-        positions=positions,
+        torch.where((refused & left)[:, None, None], residual, rows.weights),
+        rows.sampling._replace(positions=rows.sampling.positions + depth),
         token_stream=torch.where(refused, RESIDUAL_TOKEN_STREAM, TOKEN_STREAM),
         chunk_stream=torch.where(refused, RESIDUAL_CHUNK_STREAM, CHUNK_STREAM),
     )
-    drawn = torch.where(by_argmax, best, drawn)
-    log_p = _log_p(drawn, logits, weights, maximum, by_argmax, law.temperature)
-    return Chosen(
-        drawn,
-        maximum,
-        log_p.float() if logprobs else None,
-        log_softmax_of(drawn, as_float(logits)) if raw_logprobs else None,
-    )
+    return rows.chosen(torch.where(rows.by_argmax, rows.best, drawn))
 
 
-def _log_p(
-    tokens: Tensor,
-    logits: Tensor,
-    weights: Tensor,
-    maximum: Tensor,
-    by_argmax: Tensor,
-    temperature: Tensor,
-) -> Tensor:
-    """The logarithm of each token's probability under its row's law, float64 (rows,)."""
-    x = as_float(logits.gather(1, tokens[:, None])[:, 0])
-    above = (x - maximum).double() / torch.where(by_argmax, 1.0, temperature)
-    removed = _at(weights, tokens) == 0
-    return torch.where(removed, -torch.inf, above - total(weights).log())
-
-
-def _odds(draft: Tensor, *, is_logits: bool) -> Tensor:
+def _odds(draft_law: DraftLaw) -> Tensor:
     """The draft's law q up to a factor, (rows, chunks, width); probabilities as they are."""
-    if not is_logits:
+    values = draft_law.values
+    if not draft_law.is_logits:
         # Below 0 is only what fills the last chunk up.
-        return chunked(draft.to(torch.promote_types(draft.dtype, torch.float32))).clamp(min=0.0)
-    ones = torch.ones(len(draft), device=draft.device)
-    return weigh_rows(draft, temperature=ones, top_k=None, top_p=None, min_p=None)[0]
+        return chunked(as_float(values)).clamp(min=0.0)
+    return weigh_rows(values, Law(torch.ones(len(values), device=values.device)))[0]
 
 
 def _at(weights: Tensor, tokens: Tensor) -> Tensor:

@@ -44,8 +44,10 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 import torch
-from fastdraft.kernels.reference.noise import CHUNK_STREAM, TOKEN_STREAM, exponential_noise
 from torch import Tensor
+
+from fastdraft.kernels.operands import Law, Sampling
+from fastdraft.kernels.reference.noise import CHUNK_STREAM, TOKEN_STREAM, exponential_noise
 
 CHUNK: Final = 1024
 
@@ -81,8 +83,8 @@ class Chosen(NamedTuple):
 
 def argmax(
     logits: Tensor,
-    *,
     allowed: Tensor | None = None,
+    *,
     logprobs: bool = False,
     raw_logprobs: bool = False,
 ) -> Chosen:
@@ -93,17 +95,18 @@ def argmax(
     """
     if allowed is None and not logprobs and not raw_logprobs:
         return Chosen(*_largest(chunked(logits)), None, None)
-    return join(
-        [
-            _argmax_slab(
-                logits[part],
-                allowed=None if allowed is None else allowed[part],
-                logprobs=logprobs,
-                raw_logprobs=raw_logprobs,
-            )
-            for part in slabs(len(logits), logits)
-        ]
-    )
+    parts = []
+    for part in slabs(len(logits), logits):
+        raw = logits[part]
+        x = raw if allowed is None else mask(raw, allowed[part])
+        token, maximum = _largest(chunked(x))
+        logprob = log_softmax_of(token, x) if logprobs else None
+        raw_logprob = None
+        if raw_logprobs:
+            same = logprobs and allowed is None
+            raw_logprob = logprob if same else log_softmax_of(token, raw)
+        parts.append(Chosen(token, maximum, logprob, raw_logprob))
+    return join(parts)
 
 
 def mask(logits: Tensor, allowed: Tensor) -> Tensor:
@@ -130,23 +133,15 @@ def as_float(logits: Tensor) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-def weigh(
-    x: Tensor,
-    *,
-    maximum: Tensor,
-    temperature: Tensor,
-    top_k: Tensor | None,
-    top_p: Tensor | None,
-    min_p: Tensor | None,
-) -> Tensor:
+def weigh(x: Tensor, *, maximum: Tensor, law: Law) -> Tensor:
     """The weights w of the random contract: the distribution to draw from, up to a factor.
 
     x: float32 or float64 (rows, chunks, width), like the weights; maximum: (rows,), each row's;
-    temperature: float32 (rows,), above 0. top_k: int64 (rows,), 0 for no bound; top_p, min_p:
-    float32 (rows,), 1 and 0 for no bound; None where no row has one. They apply in this order, each
-    to what the one before has left, top_p to the renormalised rest. A token that ties with the
+    law: of rows, with temperatures above 0. The filters apply in the order top_k, top_p, min_p,
+    each to what the one before has left, top_p to the renormalised rest. A token that ties with the
     last one kept is kept, and so are the token that crosses top_p and the likeliest one.
     """
+    temperature, top_k, top_p, min_p = law
     weights = x - maximum[:, None, None]
     # exp is up to fifty times slower on a CPU where its result is 0 or below the normal numbers, so
     # it is asked for something just above them, which then is too light to count.
@@ -167,15 +162,9 @@ def weigh(
 
 
 def weigh_rows(
-    logits: Tensor,
-    *,
-    temperature: Tensor,
-    top_k: Tensor | None,
-    top_p: Tensor | None,
-    min_p: Tensor | None,
-    allowed: Tensor | None = None,
+    logits: Tensor, law: Law, allowed: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The law of each row of logits (rows, vocabulary); the options are those of `draw`.
+    """The law of each row of logits (rows, vocabulary). allowed: as in `mask`.
 
     Gives the weights (rows, chunks, width); the maxima (rows,); which rows their argmax decides
     alone, bool (rows,), since their temperature is 0 or their maximum is not finite: their weights
@@ -184,72 +173,63 @@ def weigh_rows(
     x = as_float(logits)
     x = chunked(x if allowed is None else mask(x, allowed))
     best, maximum = _largest(x)
-    by_argmax = (temperature == 0) | ~maximum.isfinite()
-    weights = weigh(
-        x,
-        maximum=maximum,
-        temperature=torch.where(by_argmax, 1.0, temperature),
-        # The law of an argmax, for its logprob, is the softmax at temperature 1, nothing removed.
-        top_k=None if top_k is None else torch.where(by_argmax, 0, top_k),
-        top_p=None if top_p is None else torch.where(by_argmax, 1.0, top_p),
-        min_p=None if min_p is None else torch.where(by_argmax, 0.0, min_p),
+    by_argmax = (law.temperature == 0) | ~maximum.isfinite()
+    # The law of an argmax, for its logprob, is the softmax at temperature 1, nothing removed.
+    usable = Law(
+        *(
+            None if option is None else torch.where(by_argmax, off, option)
+            for option, off in zip(law, (1.0, 0, 1.0, 0.0), strict=True)
+        )  # type: ignore[arg-type]
     )
-    return weights, maximum, by_argmax, best
+    return weigh(x, maximum=maximum, law=usable), maximum, by_argmax, best
 
 
 def draw(
     logits: Tensor,
-    *,
-    temperature: Tensor,
-    top_k: Tensor | None,
-    top_p: Tensor | None,
-    min_p: Tensor | None,
-    seeds: Tensor,
-    positions: Tensor,
+    sampling: Sampling,
     allowed: Tensor | None = None,
+    *,
     logprobs: bool = False,
     raw_logprobs: bool = False,
 ) -> Chosen:
     """One token from each row of logits (rows, vocabulary), as the random contract has it.
 
-    temperature: float32 (rows,), 0 for the argmax; top_k, top_p, min_p: as in `weigh`; seeds,
-    positions: int64 (rows,); allowed: as in `mask`. Time is linear in the logits, memory in those
-    of one slab.
+    sampling: of rows; allowed: as in `mask`. Time is linear in the logits, memory in those of one
+    slab.
     """
-    return join(
-        [
-            _draw_slab(
-                logits[part],
-                temperature=temperature[part],
-                top_k=None if top_k is None else top_k[part],
-                top_p=None if top_p is None else top_p[part],
-                min_p=None if min_p is None else min_p[part],
-                seeds=seeds[part],
-                positions=positions[part],
-                allowed=None if allowed is None else allowed[part],
-                logprobs=logprobs,
-                raw_logprobs=raw_logprobs,
-            )
-            for part in slabs(len(logits), logits)
-        ]
-    )
+    parts = []
+    for part in slabs(len(logits), logits):
+        x, drawn_by = logits[part], sampling.of(part)
+        weights, maximum, by_argmax, best = weigh_rows(
+            x, drawn_by.law, None if allowed is None else allowed[part]
+        )
+        drawn = race(weights, drawn_by, token_stream=TOKEN_STREAM, chunk_stream=CHUNK_STREAM)
+        token = torch.where(by_argmax, best, drawn)
+        logprob = None
+        if logprobs:
+            heat = torch.where(by_argmax, 1.0, drawn_by.law.temperature)
+            above = (_at(x, token) - maximum).double() / heat
+            logprob = (above - total(weights).log()).float()
+        raw = log_softmax_of(token, x) if raw_logprobs else None
+        parts.append(Chosen(token, maximum, logprob, raw))
+    return join(parts)
 
 
 def race(
     weights: Tensor,
+    sampling: Sampling,
     *,
-    seeds: Tensor,
-    positions: Tensor,
     token_stream: int | Tensor,
     chunk_stream: int | Tensor,
 ) -> Tensor:
     """One token from each row of weights (rows, chunks, width), as the random contract draws it.
 
-    seeds, positions: int64 (rows,); the streams of the noise: one for all rows, or int64 (rows,).
+    sampling: of rows; the streams of the noise: one for all rows, or int64 (rows,).
     Gives the tokens, int64 (rows,); what a row without a weight above 0 gives means nothing, but
     is in range where the weights are numbers.
     """
     _, chunks, width = weights.shape
+    seeds, positions = sampling.seeds, sampling.positions
     index = torch.arange(chunks, device=weights.device)
     noise = exponential_noise(seeds, positions, index, stream=chunk_stream)
     chunk = (weights.sum(-1) / noise).argmax(-1)
@@ -301,16 +281,8 @@ def _largest(chunks: Tensor) -> tuple[Tensor, Tensor]:
 
 def _log_sum(x: Tensor) -> tuple[Tensor, Tensor]:
     """Each row's maximum, and by how much the logarithm of its sum of exponentials is above it."""
-    chunks = chunked(x)
     maximum = x.amax(-1)
-    weights = weigh(
-        chunks,
-        maximum=maximum,
-        temperature=torch.ones_like(maximum),
-        top_k=None,
-        top_p=None,
-        min_p=None,
-    )
+    weights = weigh(chunked(x), maximum=maximum, law=Law(torch.ones_like(maximum)))
     return maximum.double(), total(weights).log()
 
 
@@ -318,62 +290,15 @@ def total(weights: Tensor) -> Tensor:
     return weights.sum(-1).double().sum(-1)
 
 
-def log_softmax_of(token: Tensor, x: Tensor) -> Tensor:
+def log_softmax_of(token: Tensor, logits: Tensor) -> Tensor:
+    """The log-probability of a token of each row, float32 (rows,), at temperature 1."""
     # The maximum first: where it is huge, it would swallow the rest.
-    maximum, above = _log_sum(x)
-    return (x.gather(1, token[:, None])[:, 0].double() - maximum - above).float()
+    maximum, above = _log_sum(as_float(logits))
+    return (_at(logits, token).double() - maximum - above).float()
 
 
-def _argmax_slab(
-    logits: Tensor, *, allowed: Tensor | None, logprobs: bool, raw_logprobs: bool
-) -> Chosen:
-    x = logits if allowed is None else mask(logits, allowed)
-    token, maximum = _largest(chunked(x))
-    logprob = log_softmax_of(token, as_float(x)) if logprobs else None
-    raw = None
-    if raw_logprobs:
-        same = logprobs and allowed is None
-        raw = logprob if same else log_softmax_of(token, as_float(logits))
-    return Chosen(token, maximum, logprob, raw)
-
-
-def _draw_slab(
-    logits: Tensor,
-    *,
-    temperature: Tensor,
-    top_k: Tensor | None,
-    top_p: Tensor | None,
-    min_p: Tensor | None,
-    seeds: Tensor,
-    positions: Tensor,
-    allowed: Tensor | None,
-    logprobs: bool,
-    raw_logprobs: bool,
-) -> Chosen:
-    weights, maximum, by_argmax, best = weigh_rows(
-        logits,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        allowed=allowed,
-    )
-    drawn = race(
-        weights,
-        seeds=seeds,
-        positions=positions,
-        token_stream=TOKEN_STREAM,
-        chunk_stream=CHUNK_STREAM,
-    )
-    token = torch.where(by_argmax, best, drawn)
-    logprob = raw = None
-    if logprobs:
-        x = as_float(logits.gather(1, token[:, None])[:, 0])
-        above = (x - maximum).double() / torch.where(by_argmax, 1.0, temperature)
-        logprob = (above - total(weights).log()).float()
-    if raw_logprobs:
-        raw = log_softmax_of(token, as_float(logits))
-    return Chosen(token, maximum, logprob, raw)
+def _at(logits: Tensor, token: Tensor) -> Tensor:
+    return as_float(logits.gather(1, token[:, None])[:, 0])
 
 
 def _remove_below(lowest: Tensor, x: Tensor, weights: Tensor) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import NamedTuple
 
 import torch
-from fastdraft.kernels import reference
-from fastdraft.kernels.workspace import Workspace
 from torch import Tensor
+
+from fastdraft.kernels.operands import Emitted
+from fastdraft.kernels.workspace import Workspace
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 # Lengths of drafts in a ragged batch.
@@ -40,13 +40,6 @@ def _placed(values: Tensor) -> Tensor:
 def workspace_of(**size: int) -> Workspace:
     """A workspace on the device under test."""
     return Workspace(torch.get_default_device(), **size)
-
-
-class Batch(NamedTuple):
-    logits: Tensor
-    draft_ids: Tensor
-    offsets: Tensor
-    parents: Tensor | None
 
 
 def odd_rows(
@@ -149,7 +142,7 @@ def allowed_bits(rows: int, vocabulary: int, *, seed: int) -> Tensor:
     return bits
 
 
-def assert_same(got: reference.Emitted, expected: reference.Emitted) -> None:
+def assert_same(got: Emitted, expected: Emitted) -> None:
     """Equal tokens, lengths, status and paths; log-probabilities to within rounding."""
     for name in ("token_ids", "lengths", "status", "path"):
         ours, theirs = getattr(got, name), getattr(expected, name)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 from adversarial import assert_same, odd_rows, offsets_of, tree_parents
+
 from fastdraft.kernels import fused
+from fastdraft.kernels.operands import Batch, Law, Sampling
 
 LENGTHS = [2, 1]
 
@@ -20,18 +22,12 @@ def batch():
 def test_results_are_where_the_logits_are():
     operands = batch()
     parents = tree_parents(LENGTHS, seed=1)
-    sampling = {
-        "temperature": torch.full((2,), 0.8),
-        "top_k": None,
-        "top_p": None,
-        "min_p": None,
-        "seeds": torch.arange(2),
-        "positions": torch.arange(2),
-    }
+    sampling = Sampling(Law(torch.full((2,), 0.8)), torch.arange(2), torch.arange(2))
 
     def verified():
-        greedy = fused.verify_greedy(*operands, parents=parents, max_draft=2)
-        return greedy, fused.verify_sampled(*operands, **sampling, logprobs=True, max_draft=2)
+        greedy = fused.verify_greedy(Batch(*operands, max_draft=2, parents=parents))
+        sampled = fused.verify_sampled(Batch(*operands, max_draft=2, logprobs=True), sampling)
+        return greedy, sampled
 
     def layout():
         depths = fused.tree_depths(parents, operands[2], max_draft=2)

@@ -10,7 +10,6 @@ import torch
 from adversarial import (
     DTYPES,
     LENGTHS,
-    Batch,
     Random,
     allowed_bits,
     assert_same,
@@ -21,31 +20,29 @@ from adversarial import (
     tree_parents,
     workspace_of,
 )
-from fastdraft.kernels import fused, reference
-from fastdraft.kernels.fused import config
-from fastdraft.kernels.workspace import BUFFERS, Workspace
 
 from fastdraft.errors import InvalidValueError
+from fastdraft.kernels import fused, reference
+from fastdraft.kernels.fused import config
+from fastdraft.kernels.operands import Batch, Law, Sampling
+from fastdraft.kernels.workspace import BUFFERS, Workspace
 
 
 def batch_of(lengths, vocabulary, dtype, *, seed, tree=False, allowed=None):
     offsets = offsets_of(lengths)
     logits = odd_rows(int(offsets[-1]) + len(lengths), vocabulary, dtype, seed=seed)
     parents = tree_parents(lengths, seed=seed) if tree else None
-    tokens = reference.argmax(logits, allowed=allowed).tokens
-    return Batch(logits, hits(tokens, vocabulary, offsets, parents, seed=seed), offsets, parents)
+    tokens = reference.argmax(logits, allowed).tokens
+    ids = hits(tokens, vocabulary, offsets, parents, seed=seed)
+    return Batch(logits, ids, offsets, max(lengths), parents, allowed)
 
 
-def check(batch, *, max_draft=None, logits=None, workspace=None, **options):
+def check(batch, *, logits=None, workspace=None, **options):
     """Runs the kernel and the reference; the kernel on `logits` if given."""
-    if max_draft is None:
-        max_draft = int(batch.offsets.diff().max())
-    operands = {"parents": batch.parents, "max_draft": max_draft, **options}
-    expected = reference.verify_greedy(batch.logits, batch.draft_ids, batch.offsets, **operands)
+    batch = batch._replace(**options)
+    expected = reference.verify_greedy(batch)
     logits = batch.logits if logits is None else logits
-    got = fused.verify_greedy(
-        logits, batch.draft_ids, batch.offsets, workspace=workspace, **operands
-    )
+    got = fused.verify_greedy(batch._replace(logits=logits, workspace=workspace))
     assert_same(got, expected)
     return got
 
@@ -64,7 +61,7 @@ def test_greedy_among_allowed_tokens(vocabulary, dtype):
     rows = sum(LENGTHS) + len(LENGTHS)
     allowed = allowed_bits(rows, vocabulary, seed=1)
     batch = batch_of(LENGTHS, vocabulary, dtype, seed=1, allowed=allowed)
-    check(batch, allowed=allowed)
+    check(batch)
     wide = torch.nn.functional.pad(allowed, (0, 3))[:, : allowed.shape[1]]
     check(batch, allowed=wide)
 
@@ -118,8 +115,8 @@ def test_rows_past_the_last_request_are_ignored():
     batch = batch_of([2, 1], 40, torch.bfloat16, seed=7)
     padded = torch.cat([batch.logits, torch.full((9, 40), math.nan).bfloat16()])
     ids = torch.cat([batch.draft_ids, torch.full((9,), 3)])
-    expected = reference.verify_greedy(batch.logits, batch.draft_ids, batch.offsets, max_draft=4)
-    assert_same(fused.verify_greedy(padded, ids, batch.offsets, max_draft=4), expected)
+    expected = reference.verify_greedy(batch._replace(max_draft=4))
+    assert_same(fused.verify_greedy(Batch(padded, ids, batch.offsets, 4)), expected)
 
 
 def test_a_workspace_is_used_and_left_as_it_was():
@@ -157,11 +154,8 @@ def guarded(buffer):
 def test_nothing_is_written_out_of_bounds_whatever_the_operands_hold(sampled, tree):
     random = Random(0)
     vocabulary, lengths = 33, [3, 1, 4]
-    sampling = {
-        "temperature": torch.tensor([0.5, 0.0, 2.0]),
-        "seeds": torch.arange(3),
-        "positions": torch.arange(3),
-    }
+    law = Law(torch.tensor([0.5, 0.0, 2.0]))
+    sampling = Sampling(law, torch.arange(3), torch.arange(3))
     for _ in range(3 if sampled else 6):
         batch = batch_of(lengths, vocabulary, torch.float32, seed=1, tree=True)
         wild = random.integers(-(2**62), 2**62, 12)
@@ -171,15 +165,11 @@ def test_nothing_is_written_out_of_bounds_whatever_the_operands_hold(sampled, tr
         memories = {}
         for name, buffer in list(workspace._buffers.items()):
             workspace._buffers[name], memories[name] = guarded(buffer)
-        verify = partial(fused.verify_sampled, **sampling) if sampled else fused.verify_greedy
-        verify(
-            batch.logits,
-            wild[:8],
-            values[8:],
-            parents=values[:8] if tree else None,
-            max_draft=5,
-            workspace=workspace,
+        verify = (
+            partial(fused.verify_sampled, sampling=sampling) if sampled else fused.verify_greedy
         )
+        parents = values[:8] if tree else None
+        verify(Batch(batch.logits, wild[:8], values[8:], 5, parents, workspace=workspace))
         for name, memory in memories.items():
             assert (memory[:256] == CANARY).all() and (memory[-256:] == CANARY).all(), name
             if BUFFERS[name].zero:

@@ -8,6 +8,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+
 from fastdraft.kernels import reference
 from fastdraft.kernels.fused import noise
 

@@ -8,11 +8,12 @@ import pytest
 import torch
 import triton.language as tl
 from adversarial import DTYPES, Random, workspace_of
-from fastdraft.kernels import fused, reference
-from fastdraft.kernels.fused import config
 from triton.runtime import interpreter
 
 import processor_cases
+from fastdraft.kernels import fused, reference
+from fastdraft.kernels.fused import config
+from fastdraft.kernels.operands import Batch
 from fastdraft.verification import Processors, verify_greedy, verify_sampled
 from processor_cases import INF, Case, batch_of, processed, random_case
 
@@ -73,12 +74,12 @@ def bits(logits):
 def both(cases, logits, processors, *, tree, max_draft=None, keep=False):
     """The logits as the reference and as the kernel patches them."""
     ids, offsets, parents = batch_of(cases)
-    options = {"parents": parents} if tree else {}
     longest = max(len(case.draft) for case in cases) if max_draft is None else max_draft
+    batch = Batch(logits, ids, offsets, longest, parents if tree else None, raw_logprobs=keep)
     patched = []
     for kernels in (reference, fused):
         copy = logits.clone()
-        kernels.patch(copy, ids, offsets, processors, max_draft=longest, keep=keep, **options)
+        kernels.patch(batch._replace(logits=copy), processors)
         patched.append(copy)
     return patched
 
@@ -150,7 +151,7 @@ def test_strided_logits_are_patched_and_nothing_beside_them():
     for kernels in (reference, fused):
         memory = torch.full((len(logits) * 2 + 1, 9 * 3 + 2), 5.0)
         memory[1::2, 1:-1:3] = logits
-        kernels.patch(memory[1::2, 1:-1:3], ids, offsets, processors, max_draft=6)
+        kernels.patch(Batch(memory[1::2, 1:-1:3], ids, offsets, max_draft=6), processors)
         memories.append(memory)
     assert torch.equal(bits(memories[1]), bits(memories[0]))
 
@@ -202,14 +203,9 @@ def test_nothing_is_out_of_bounds_whatever_the_tensors_hold():
         memory = torch.full((drafted + requests + 2, 12), 5.0)
         logits = memory[1:-1, 2:9]
         logits.normal_()
-        fused.patch(
-            logits,
-            ints(drafted),
-            ints(requests + 1, dtype=torch.int64),
-            processors,
-            parents=ints(drafted) if attempt % 2 else None,
-            max_draft=rng.randint(0, 6),
-        )
+        offsets = ints(requests + 1, dtype=torch.int64)
+        parents = ints(drafted) if attempt % 2 else None
+        fused.patch(Batch(logits, ints(drafted), offsets, rng.randint(0, 6), parents), processors)
         logits.fill_(5.0)
         assert (memory == 5.0).all()
         fused.observe(processors, ints(requests, 3), ints(requests))
@@ -224,28 +220,26 @@ def test_raw_logprobs_are_those_before_the_patch(tree, dtype):
         case.min_tokens = 0
     logits = random_logits(rng, cases, 40, dtype).nan_to_num(nan=1.0).clamp(-20, 20)
     ids, offsets, parents = batch_of(cases)
-    options = {"parents": parents} if tree else {}
     processors = processors_of(cases)
+    batch = Batch(logits, ids.clone(), offsets, 6, parents if tree else None)
     # Drafts that are taken, so that there is something on the paths.
-    emitted = reference.verify_greedy(logits, ids, offsets, max_draft=6, **options)
-    ids = ids.clone()
+    emitted = reference.verify_greedy(batch)
     for _ in range(6):
-        patched = logits.clone()
-        reference.patch(patched, ids, offsets, processors, max_draft=6, **options)
-        emitted = reference.verify_greedy(patched, ids, offsets, max_draft=6, **options)
+        patched = batch._replace(logits=logits.clone())
+        reference.patch(patched, processors)
+        emitted = reference.verify_greedy(patched)
         for b, tokens in enumerate(emitted.token_ids.tolist()):
             for j in range(len(cases[b].draft) if not tree else 0):
                 if tokens[j] >= 0:
-                    ids[int(offsets[b]) + j] = tokens[j]
+                    batch.draft_ids[int(offsets[b]) + j] = tokens[j]
     if not tree:
         assert (emitted.lengths > 3).any()
     raw = []
     for kernels in (reference, fused):
-        copy = logits.clone()
-        sums = reference.log_sums(copy) if kernels is reference else fused.log_sums(copy)
-        touched = kernels.patch(copy, ids, offsets, processors, max_draft=6, keep=True, **options)
-        emitted = reference.verify_greedy(copy, ids, offsets, max_draft=6, **options)
-        raw.append(kernels.raw_logprobs(copy, emitted, offsets, touched, sums))
+        patched = batch._replace(logits=logits.clone(), raw_logprobs=True)
+        touched = kernels.patch(patched, processors)
+        emitted = reference.verify_greedy(patched._replace(raw_logprobs=False))
+        raw.append(kernels.raw_logprobs(patched, emitted, touched))
     torch.testing.assert_close(raw[1], raw[0], rtol=1e-5, atol=1e-5, equal_nan=True)
     law = logits.double().log_softmax(-1)
     rows = reference.acceptance.emitted_rows(offsets, emitted.path, max_draft=6)
@@ -263,10 +257,9 @@ def test_a_workspace_keeps_what_is_overwritten():
     logits = Random(13).normal(len(ids) + 3, 40)
     size = {"max_rows": 40, "max_requests": 3, "vocabulary": 40, "max_draft": 6}
     workspace = workspace_of(**size, max_touched=processors.capacity + 6)
+    batch = Batch(logits, ids, offsets, max_draft=6, raw_logprobs=True)
     kept = [
-        fused.patch(
-            logits.clone(), ids, offsets, processors, max_draft=6, keep=True, workspace=memory
-        )
+        fused.patch(batch._replace(logits=logits.clone(), workspace=memory), processors)
         for memory in (None, workspace, workspace)
     ]
     assert kept[1].before.data_ptr() == kept[2].before.data_ptr()

@@ -18,11 +18,12 @@ from adversarial import (
     offsets_of,
     workspace_of,
 )
-from fastdraft.kernels import reference
-from fastdraft.kernels.fused import config, rejection
-from fastdraft.kernels.workspace import BUFFERS
 from torch import Tensor
 
+from fastdraft.kernels import fused, reference
+from fastdraft.kernels.fused import config
+from fastdraft.kernels.operands import Batch, DraftLaw, Law, Sampling
+from fastdraft.kernels.workspace import BUFFERS
 from rejection_cases import drawn
 
 FORMS = ["draft_probs", "draft_logits"]
@@ -33,30 +34,29 @@ FILTERS = {
 }
 
 
-class Batch(NamedTuple):
+class Case(NamedTuple):
     logits: Tensor
     draft_ids: Tensor
     offsets: Tensor
     form: str
     law: Tensor
 
-    def options(self, **changes):
-        """A temperature, seed and position for each request; lists become tensors."""
+    def operands(self, **changes):
+        """What the verb takes, with a temperature, seed and position for each request.
+
+        changes: fields of the batch, and lists of the law's options for the requests in turn.
+        """
         requests = len(self.offsets) - 1
-        options = {
-            "temperature": [0.7, 1.0, 1.0, 0.0, 1.3, 1.0, 0.2, 1.0],
-            "top_k": None,
-            "top_p": None,
-            "min_p": None,
-            "seeds": torch.arange(requests) * 2**33 - 5,
-            "positions": torch.arange(requests) * 2**31 + 1,
-            "max_draft": int(self.offsets.diff().max()),
-            **changes,
-        }
-        for name, value in options.items():
-            if isinstance(value, list):
-                options[name] = torch.tensor((value * requests)[:requests])
-        return {**options, self.form: self.law}
+        options = {"temperature": [0.7, 1.0, 1.0, 0.0, 1.3, 1.0, 0.2, 1.0]}
+        options |= {name: changes.pop(name) for name in Law._fields if name in changes}
+        law = {name: torch.tensor((each * requests)[:requests]) for name, each in options.items()}
+        index = torch.arange(requests)
+        longest = int(self.offsets.diff().max())
+        return (
+            Batch(self.logits, self.draft_ids, self.offsets, longest)._replace(**changes),
+            Sampling(Law(**law), index * 2**33 - 5, index * 2**31 + 1),
+            DraftLaw(self.law, is_logits=self.form == "draft_logits"),
+        )
 
 
 def batch_of(lengths, vocabulary, dtype, form, *, seed, likeness=0.8, odd=True, law_dtype=None):
@@ -88,17 +88,17 @@ def batch_of(lengths, vocabulary, dtype, form, *, seed, likeness=0.8, odd=True, 
             law[place, token] = value
         draft_ids[seed % drafted :: 7] = vocabulary
         draft_ids[(seed + 3) % drafted :: 9] = -3
-    return Batch(logits, draft_ids, offsets, form, law.to(law_dtype or dtype))
+    return Case(logits, draft_ids, offsets, form, law.to(law_dtype or dtype))
 
 
 def check(batch, *, logits=None, law=None, workspace=None, **changes):
     """Runs the kernels and the reference; the kernels on `logits` and `law` if given."""
-    options = batch.options(**changes)
-    operands = batch.draft_ids, batch.offsets
-    expected = reference.verify_rejection(batch.logits, *operands, **options)
-    options[batch.form] = batch.law if law is None else law
+    operands, sampling, draft_law = batch.operands(**changes)
+    expected = reference.verify_rejection(operands, sampling, draft_law)
     logits = batch.logits if logits is None else logits
-    got = rejection.verify_rejection(logits, *operands, workspace=workspace, **options)
+    operands = operands._replace(logits=logits, workspace=workspace)
+    draft_law = draft_law._replace(values=batch.law if law is None else law)
+    got = fused.verify_rejection(operands, sampling, draft_law)
     assert_same(got, expected)
     return got
 
@@ -164,7 +164,7 @@ def test_parts_of_rows_in_any_order(form):
 @pytest.mark.parametrize("form", FORMS)
 def test_requests_without_a_draft(form):
     check(batch_of([3, 0], 40, torch.float32, form, seed=8))
-    nothing = Batch(
+    nothing = Case(
         Random(0).normal(3, 1400),
         torch.empty(0).long(),
         torch.zeros(4).long(),
@@ -200,12 +200,15 @@ def test_more_than_a_block_of_slots_and_of_requests(monkeypatch):
 
 def test_rows_past_the_last_request_are_ignored():
     batch = batch_of([2, 1], 40, torch.bfloat16, "draft_logits", seed=12)
-    options = batch.options()
-    expected = reference.verify_rejection(batch.logits, batch.draft_ids, batch.offsets, **options)
-    options["draft_logits"] = torch.cat([batch.law, torch.full((9, 40), math.nan).bfloat16()])
+    operands, sampling, draft_law = batch.operands()
+    expected = reference.verify_rejection(operands, sampling, draft_law)
+    law = torch.cat([batch.law, torch.full((9, 40), math.nan).bfloat16()])
     padded = torch.cat([batch.logits, torch.full((9, 40), math.nan).bfloat16()])
     ids = torch.cat([batch.draft_ids, torch.full((9,), 3)])
-    assert_same(rejection.verify_rejection(padded, ids, batch.offsets, **options), expected)
+    operands = operands._replace(logits=padded, draft_ids=ids)
+    assert_same(
+        fused.verify_rejection(operands, sampling, draft_law._replace(values=law)), expected
+    )
 
 
 def test_a_workspace_is_used_and_left_as_it_was():
@@ -244,9 +247,8 @@ def test_nothing_is_written_out_of_bounds_whatever_the_operands_hold(form):
         memories = {}
         for name, buffer in list(workspace._buffers.items()):
             workspace._buffers[name], memories[name] = guarded(buffer)
-        emitted = rejection.verify_rejection(
-            batch.logits, wild[:8], values[8:], workspace=workspace, **batch.options(max_draft=5)
-        )
+        operands = {"draft_ids": wild[:8], "offsets": values[8:], "workspace": workspace}
+        emitted = fused.verify_rejection(*batch.operands(max_draft=5, **operands))
         for name, memory in memories.items():
             assert (memory[:256] == CANARY).all() and (memory[-256:] == CANARY).all(), name
             if BUFFERS[name].zero:

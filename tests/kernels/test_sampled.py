@@ -19,11 +19,13 @@ from adversarial import (
     tree_parents,
     workspace_of,
 )
+
 from fastdraft.kernels import fused, reference
 from fastdraft.kernels.fused import config
+from fastdraft.kernels.fused.statistics import log_sums
+from fastdraft.kernels.operands import Batch, Law, Sampling
 from fastdraft.kernels.reference.acceptance import rows_of
 from fastdraft.kernels.workspace import BUFFERS
-from torch import Tensor
 
 # Greedy and sampled requests side by side; the extremes make all weights equal, or one of them 1.
 TEMPERATURES = [1.0, 0.7, 0.0, 1.5, 0.3, 2e-38, 3e38, 0.0]
@@ -35,31 +37,24 @@ FILTERS = {
 
 
 @dataclass
-class Sampling:
-    """A batch, and what is sampled from it by the reference."""
+class Case:
+    """A batch, and what its tokens are drawn by."""
 
-    logits: Tensor
-    draft_ids: Tensor
-    offsets: Tensor
-    options: dict[str, object]
-
-    def run(self, kernels, **options):
-        return kernels.verify_sampled(
-            options.pop("logits", self.logits),
-            self.draft_ids,
-            self.offsets,
-            **{**self.options, **options},
-        )
+    batch: Batch
+    sampling: Sampling
 
     def check(self, *, logits=None, workspace=None, **options):
-        expected = self.run(reference, **options)
-        logits = self.logits if logits is None else logits
-        got = self.run(fused, logits=logits, workspace=workspace, **options)
+        """Runs the kernels and the reference; the kernels on `logits` if given."""
+        batch = self.batch._replace(**options)
+        expected = reference.verify_sampled(batch, self.sampling)
+        logits = batch.logits if logits is None else logits
+        batch = batch._replace(logits=logits, workspace=workspace)
+        got = fused.verify_sampled(batch, self.sampling)
         assert_same(got, expected)
         return got
 
 
-def sampling(
+def case_of(
     lengths, vocabulary, dtype, *, seed, tree=False, allowed=None, filters=(), logprobs=False
 ):
     """A batch whose drafts follow what the reference draws, for about four tokens in five."""
@@ -71,41 +66,31 @@ def sampling(
     rows = int(offsets[-1]) + requests
     logits = odd_rows(rows, vocabulary, dtype, seed=seed, largest=largest)
     parents = tree_parents(lengths, seed=seed) if tree else None
-    each = {
-        "temperature": torch.tensor((TEMPERATURES * requests)[seed:][:requests]),
-        "seeds": random.integers(-(2**63), 2**63 - 1, requests),
-        "positions": random.integers(0, 2**33, requests),
-        **{
-            name: torch.tensor(values[:requests]) if name in filters else None
-            for name, values in FILTERS.items()
-        },
-    }
+    law = Law(
+        torch.tensor((TEMPERATURES * requests)[seed:][:requests]),
+        **{name: torch.tensor(FILTERS[name][:requests]) for name in filters},
+    )
+    sampling = Sampling(
+        law,
+        random.integers(-(2**63), 2**63 - 1, requests),
+        random.integers(0, 2**33, requests),
+    )
     request, depth = rows_of(len(logits), offsets)
     if parents is not None:
         depth = reference.tree_depths(parents, offsets, max_draft=max(lengths))[request, depth]
-    of_rows = {name: None if value is None else value[request] for name, value in each.items()}
-    of_rows["positions"] += depth
-    tokens = reference.draw(logits, **of_rows, allowed=allowed).tokens
-    return Sampling(
-        logits,
-        hits(tokens, vocabulary, offsets, parents, seed=seed),
-        offsets,
-        {
-            **each,
-            "parents": parents,
-            "allowed": allowed,
-            "logprobs": logprobs,
-            "raw_logprobs": logprobs,
-            "max_draft": max(lengths),
-        },
-    )
+    of_rows = sampling.of(request)
+    of_rows = of_rows._replace(positions=of_rows.positions + depth)
+    tokens = reference.draw(logits, of_rows, allowed).tokens
+    ids = hits(tokens, vocabulary, offsets, parents, seed=seed)
+    batch = Batch(logits, ids, offsets, max(lengths), parents, allowed, logprobs, logprobs)
+    return Case(batch, sampling)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("vocabulary", [2, 37, 1024, 5001])
 def test_sampled_is_the_reference(vocabulary, dtype):
     for tree in (False, True):
-        sampling(LENGTHS, vocabulary, dtype, seed=int(tree), tree=tree).check()
+        case_of(LENGTHS, vocabulary, dtype, seed=int(tree), tree=tree).check()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -114,17 +99,12 @@ def test_logprobs_are_the_reference(dtype, masked):
     vocabulary, tree = 2100, masked
     rows = sum(LENGTHS) + len(LENGTHS)
     allowed = allowed_bits(rows, vocabulary, seed=2) if masked else None
-    batch = sampling(LENGTHS, vocabulary, dtype, seed=2, tree=tree, allowed=allowed, logprobs=True)
-    batch.check()
+    case = case_of(LENGTHS, vocabulary, dtype, seed=2, tree=tree, allowed=allowed, logprobs=True)
+    case.check()
     if dtype == torch.float16 and masked:
-        batch.check(raw_logprobs=False)
-        batch.check(logprobs=False)
-    options = {name: batch.options[name] for name in ("parents", "allowed", "max_draft")}
-    operands = batch.logits, batch.draft_ids, batch.offsets
-    greedy = {**options, "logprobs": True, "raw_logprobs": True}
-    assert_same(
-        fused.verify_greedy(*operands, **greedy), reference.verify_greedy(*operands, **greedy)
-    )
+        case.check(raw_logprobs=False)
+        case.check(logprobs=False)
+    assert_same(fused.verify_greedy(case.batch), reference.verify_greedy(case.batch))
 
 
 @pytest.mark.parametrize(
@@ -138,7 +118,7 @@ def test_logprobs_are_the_reference(dtype, masked):
 def test_filtered_is_the_reference(dtype, filters, tree):
     vocabulary = 3000
     allowed = allowed_bits(sum(LENGTHS) + len(LENGTHS), vocabulary, seed=1) if tree else None
-    batch = sampling(
+    case = case_of(
         LENGTHS,
         vocabulary,
         dtype,
@@ -148,14 +128,14 @@ def test_filtered_is_the_reference(dtype, filters, tree):
         filters=filters,
         logprobs=True,
     )
-    batch.check()
+    case.check()
 
 
 @pytest.mark.parametrize("layout", ["rows apart", "tokens apart", "transposed"])
 def test_sampled_of_any_strides(layout):
     for dtype in DTYPES:
-        batch = sampling([4, 0, 2], 2051, dtype, seed=3, logprobs=True)
-        batch.check(logits=in_layout(batch.logits, layout))
+        case = case_of([4, 0, 2], 2051, dtype, seed=3, logprobs=True)
+        case.check(logits=in_layout(case.batch.logits, layout))
 
 
 @pytest.mark.parametrize("filters", [[], list(FILTERS)], ids=["one launch", "three launches"])
@@ -163,19 +143,19 @@ def test_sampled_of_any_strides(layout):
 def test_parts_of_rows_in_any_order(filters):
     vocabulary = 33_000
     assert config.split_chunks(4, vocabulary).programs > 8
-    sampling([2, 0], vocabulary, torch.bfloat16, seed=4, filters=filters, logprobs=True).check()
+    case_of([2, 0], vocabulary, torch.bfloat16, seed=4, filters=filters, logprobs=True).check()
 
 
 def test_more_requests_than_a_block(monkeypatch):
     monkeypatch.setattr(config, "requests_block", lambda _: 2)
-    sampling(LENGTHS, 20, torch.float32, seed=5).check()
+    case_of(LENGTHS, 20, torch.float32, seed=5).check()
 
 
 def test_a_workspace_is_used_and_left_as_it_was():
     workspace = workspace_of(max_rows=40, max_requests=9, vocabulary=5000, max_draft=10)
-    first = sampling(LENGTHS, 5000, torch.float16, seed=6, logprobs=True).check(workspace=workspace)
-    batch = sampling([1, 4], 77, torch.float32, seed=7, tree=True, filters=FILTERS)
-    second = batch.check(workspace=workspace, max_draft=6)
+    first = case_of(LENGTHS, 5000, torch.float16, seed=6, logprobs=True).check(workspace=workspace)
+    case = case_of([1, 4], 77, torch.float32, seed=7, tree=True, filters=FILTERS)
+    second = case.check(workspace=workspace, max_draft=6)
     assert first.token_ids.data_ptr() == second.token_ids.data_ptr()
     for name, buffer in BUFFERS.items():
         if buffer.zero:
@@ -186,26 +166,22 @@ def test_a_seed_has_its_tokens_with_any_draft_and_anywhere():
     vocabulary, length = 1500, 6
     random = Random(0)
     logits = random.normal(length + 1, vocabulary)
-    one = {"top_k": None, "top_p": None, "min_p": None, "temperature": torch.ones(1)}
-    one |= {"seeds": torch.tensor([5]), "positions": torch.tensor([40]), "max_draft": length}
+    one = Sampling(Law(torch.ones(1)), torch.tensor([5]), torch.tensor([40]))
     offsets = torch.tensor([0, length])
     tokens = []
     for slot in range(length + 1):  # token by token, without drafts
-        step = {**one, "positions": one["positions"] + slot, "max_draft": 0}
         none = torch.tensor([], dtype=torch.int64), torch.tensor([0, 0])
-        emitted = fused.verify_sampled(logits[slot : slot + 1], *none, **step)
+        step = Batch(logits[slot : slot + 1], *none, max_draft=0)
+        emitted = fused.verify_sampled(step, one._replace(positions=one.positions + slot))
         tokens.append(int(emitted.token_ids))
-    draft = torch.tensor(tokens[:length])
-    assert fused.verify_sampled(logits, draft, offsets, **one).token_ids.tolist() == [tokens]
+    whole = Batch(logits, torch.tensor(tokens[:length]), offsets, max_draft=length)
+    assert fused.verify_sampled(whole, one).token_ids.tolist() == [tokens]
     # Behind another request, with a tree whose second branch is the right one.
     ids = torch.tensor([*tokens[:3], vocabulary, tokens[0], *tokens[1:length]])
-    two = {
-        name: value.repeat(2) if isinstance(value, torch.Tensor) else value
-        for name, value in one.items()
-    }
-    two |= {"parents": torch.tensor([-1, 0, 1, -1, -1, 1, 2, 3, 4, 5]), "max_draft": 7}
+    parents = torch.tensor([-1, 0, 1, -1, -1, 1, 2, 3, 4, 5])
     rows = torch.cat([logits[:4], logits[:1], logits[:1], logits[1:]])
-    emitted = fused.verify_sampled(rows, ids, torch.tensor([0, 3, 10]), **two)
+    both = Batch(rows, ids, torch.tensor([0, 3, 10]), max_draft=7, parents=parents)
+    emitted = fused.verify_sampled(both, one.of(torch.tensor([0, 0])))
     assert emitted.token_ids[0, :4].tolist() == tokens[:4]
     assert emitted.token_ids[1, : length + 1].tolist() == tokens
 
@@ -215,10 +191,10 @@ def test_a_seed_has_its_tokens_with_any_draft_and_anywhere():
 def test_log_sums(dtype, vocabulary):
     logits = odd_rows(31, vocabulary, dtype, seed=1)
     expected = reference.log_sums(logits).float()
-    torch.testing.assert_close(
-        fused.log_sums(logits), expected, rtol=1e-6, atol=2e-5, equal_nan=True
-    )
+    batch = Batch(logits, torch.zeros(30).long(), torch.tensor([0, 30]), max_draft=0)
+    torch.testing.assert_close(log_sums(batch), expected, rtol=1e-6, atol=2e-5, equal_nan=True)
     workspace = workspace_of(max_rows=31, max_requests=1, vocabulary=4100, max_draft=0)
-    again = fused.log_sums(in_layout(logits, "tokens apart"), workspace=workspace)
+    apart = in_layout(logits, "tokens apart")
+    again = log_sums(batch._replace(logits=apart, workspace=workspace))
     torch.testing.assert_close(again, expected, rtol=1e-6, atol=2e-5, equal_nan=True)
     assert not workspace._buffers["row_arrivals"].any()

@@ -7,13 +7,15 @@ import math
 import pytest
 import torch
 from adversarial import DTYPES, Random, allowed_bits, in_layout, odd_rows
-from fastdraft.kernels.fused import threshold
-from fastdraft.kernels.fused.statistics import row_statistics
-from fastdraft.kernels.reference import CHUNK
-from fastdraft.kernels.reference.sampling import mask, weigh_rows
-from fastdraft.kernels.workspace import PARTS, Scratch, Size
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from fastdraft.kernels.fused import threshold
+from fastdraft.kernels.fused.statistics import row_statistics
+from fastdraft.kernels.operands import Batch, Law
+from fastdraft.kernels.reference import CHUNK
+from fastdraft.kernels.reference.sampling import mask, weigh_rows
+from fastdraft.kernels.workspace import PARTS, Scratch
 
 # Temperature, top-k, top-p, min-p.
 FILTERS = [
@@ -39,21 +41,18 @@ ROUNDING = 2e-6
 def options(rows, *, filters=FILTERS, first=0):
     """Filters of that many requests, in turn."""
     each = zip(*((filters * rows)[first:][:rows]), strict=True)
-    temperature, top_k, top_p, min_p = map(torch.tensor, each)
-    return {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    return Law(*map(torch.tensor, each))
 
 
-def run(logits, filters, *, allowed=None, offsets=None, max_draft=0):
+def run(logits, law, *, allowed=None, offsets=None, max_draft=0):
     """The statistics of rows, as they were and with the filters' thresholds."""
-    requests = len(filters["temperature"])
-    offsets = torch.zeros(requests + 1, dtype=torch.int64) if offsets is None else offsets
-    size = Size(len(logits), requests, logits.shape[1], max_draft)
-    scratch = Scratch(None, logits.device, size)
-    scratch.take("lowest").fill_(7.0)
-    batch = {"allowed": allowed, "max_draft": max_draft, "scratch": scratch}
-    row_statistics(logits, offsets, temperature=filters["temperature"], **batch)
-    before = scratch.take("chunk_sum").clone()
-    threshold.launch(logits, offsets, **filters, **batch)
+    offsets = torch.zeros(len(law.temperature) + 1).long() if offsets is None else offsets
+    batch = Batch(logits, torch.zeros(int(offsets[-1])).long(), offsets, max_draft, None, allowed)
+    scratch = Scratch.take(batch, *threshold.BUFFERS, "chunk_maximum", "chunk_sum")
+    scratch.lowest.fill_(7.0)
+    row_statistics(batch, law.temperature, scratch)
+    before = scratch.chunk_sum.clone()
+    threshold.launch(batch, law, scratch)
     return scratch, before
 
 
@@ -78,10 +77,10 @@ def check(logits, filters, *, allowed=None):
     """Compares what is kept of each row, and the sums of what is, with what they should be."""
     x = logits.float() if allowed is None else mask(logits.float(), allowed)
     scratch, before = run(logits, filters, allowed=allowed)
-    lowest, sums = scratch.take("lowest"), scratch.take("chunk_sum")
-    weights, *_ = weigh_rows(x, **filters)
+    lowest, sums = scratch.lowest, scratch.chunk_sum
+    weights, *_ = weigh_rows(x, filters)
     for index, row in enumerate(x):
-        temperature, top_k, top_p, min_p = (float(value[index]) for value in filters.values())
+        temperature, top_k, top_p, min_p = (float(value[index]) for value in filters)
         idle = not (0 < top_k < len(row) or top_p < 1 or min_p > 0)
         if idle or temperature == 0 or not math.isfinite(row.max()):
             assert lowest[index] == -math.inf
@@ -101,7 +100,7 @@ def check(logits, filters, *, allowed=None):
         chunks = torch.nn.functional.pad(
             torch.where(kept, row, -math.inf), (0, -len(row) % CHUNK), value=-math.inf
         ).view(-1, CHUNK)
-        largest = scratch.take("chunk_maximum")[index][:, None]
+        largest = scratch.chunk_maximum[index][:, None]
         powers = ((chunks - torch.where(largest == -math.inf, 0.0, largest)) / temperature).exp()
         torch.testing.assert_close(sums[index], powers.sum(1), rtol=2e-5, atol=0.0)
 
@@ -173,14 +172,15 @@ def test_any_strides(layout):
 def test_one_filter_alone(name):
     filters = options(6)
     logits = odd_rows(6, 2500, torch.float32, seed=5)
-    scratch, _ = run(
-        logits,
-        {key: value if key in ("temperature", name) else None for key, value in filters.items()},
-    )
+    scratch, _ = run(logits, Law(filters.temperature, **{name: getattr(filters, name)}))
     without = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
-    others = {key: torch.full_like(filters[key], without[key]) for key in without if key != name}
-    expected, _ = run(logits, {**filters, **others})
-    assert torch.equal(scratch.take("lowest"), expected.take("lowest"))
+    others = {
+        key: torch.full_like(getattr(filters, key), off)
+        for key, off in without.items()
+        if key != name
+    }
+    expected, _ = run(logits, filters._replace(**others))
+    assert torch.equal(scratch.lowest, expected.lowest)
 
 
 @given(st.data())
@@ -209,18 +209,16 @@ def test_a_row_has_its_threshold_in_any_batch():
     filters = options(8, first=1)
     together, _ = run(logits, filters)
     for row in (0, 3, 6):
-        alone, _ = run(
-            logits[row : row + 1], {name: value[row : row + 1] for name, value in filters.items()}
-        )
+        alone, _ = run(logits[row : row + 1], filters.of(slice(row, row + 1)))
         for name in ("lowest", "chunk_sum"):
-            assert torch.equal(alone.take(name)[0], together.take(name)[row])
+            assert torch.equal(getattr(alone, name)[0], getattr(together, name)[row])
 
 
 def test_rows_beyond_the_last_request_are_left_alone():
     logits = odd_rows(7, 300, torch.float32, seed=7)
     # Requests of 3 and 1 rows, of which the first's last is past max_draft; three rows of nobody.
     scratch, _ = run(logits, options(2), offsets=torch.tensor([0, 2, 2]), max_draft=1)
-    assert (scratch.take("lowest") == 7.0).tolist() == [False, False, True, False, True, True, True]
+    assert (scratch.lowest == 7.0).tolist() == [False, False, True, False, True, True, True]
 
 
 def test_options_that_are_no_numbers_end():
@@ -240,22 +238,16 @@ def test_options_that_are_no_numbers_end():
     logits[-1] = logits[0]
     scratch, _ = run(logits, options(7, filters=filters))
     for name in ("lowest", "chunk_sum"):
-        assert torch.equal(scratch.take(name)[0], scratch.take(name)[-1])
+        assert torch.equal(getattr(scratch, name)[0], getattr(scratch, name)[-1])
 
 
 def test_the_parts_of_a_chunk_are_those_of_the_statistics():
     for dtype in DTYPES:
         logits = odd_rows(1, 3000, dtype, seed=9)
-        scratch = Scratch(None, logits.device, Size(1, 1, 3000, 0))
-        row_statistics(
-            logits,
-            torch.tensor([0, 0]),
-            temperature=torch.ones(1),
-            allowed=None,
-            max_draft=0,
-            scratch=scratch,
-        )
+        batch = Batch(logits, torch.zeros(0).long(), torch.tensor([0, 0]), max_draft=0)
+        scratch = Scratch.take(batch, "chunk_maximum", "chunk_sum", "part_maximum")
+        row_statistics(batch, torch.ones(1), scratch)
         filled = torch.nn.functional.pad(logits.float(), (0, 72), value=-math.inf)
         unit = 16 // dtype.itemsize
         parts = filled.view(1, 3, -1, PARTS, 2 * unit).amax((2, 4))
-        assert torch.equal(scratch.take("part_maximum"), parts)
+        assert torch.equal(scratch.part_maximum, parts)

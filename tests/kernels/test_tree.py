@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from adversarial import Random, offsets_of, tree_parents
+
 from fastdraft.kernels import fused, reference
 from fastdraft.kernels.fused import config
 

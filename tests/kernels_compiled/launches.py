@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from fastdraft.kernels import fused
-from fastdraft.kernels.fused import config
 from torch import Tensor
 
+from fastdraft.kernels import fused
+from fastdraft.kernels.fused import config
 from fastdraft.verification import (
     Processors,
     tree_attention_mask,
@@ -151,6 +151,6 @@ def on_a_device(launch: Callable[[], None], *, amd: bool) -> None:
     with pytest.MonkeyPatch.context() as patch:
         if amd:
             patch.setattr(config, "wait_for_stores", lambda: config.WAIT_GFX9)
-        for module in ("verify", "processors", "trees"):
+        for module in ("verify", "rejection", "processors", "trees"):
             patch.setattr(f"fastdraft.verification.{module}.kernels_for", lambda _: fused)
         launch()

@@ -64,7 +64,7 @@ class Specialisation:
     """What Triton compiles: a kernel, its arguments' types, alignments and constants."""
 
     kernel: Any
-    signature: dict[str, str]
+    signature: dict[str, Any]
     constants: dict[tuple[int, ...], Any]
     attributes: dict[tuple[int, ...], Any]
     options: dict[str, int]
@@ -77,7 +77,8 @@ class Specialisation:
     @property
     def logit_bytes(self) -> int | None:
         """The bytes of a logit, if there are logits among the arguments."""
-        return {"*bf16": 2, "*fp16": 2, "*fp32": 4}.get(self.signature.get("logits", ""))
+        logits = self.signature.get("logits", ("",))
+        return {"*bf16": 2, "*fp16": 2, "*fp32": 4}.get(logits[0])
 
     def compile(self, target: GPUTarget) -> CompiledKernel:
         source = ASTSource(self.kernel, self.signature, self.constants, self.attributes)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import torch
-from fastdraft.kernels.reference.sampling import weigh_rows
 
+from fastdraft.kernels.operands import Law
+from fastdraft.kernels.reference.sampling import weigh_rows
 from fastdraft.verification import verify_sampled
 
 
@@ -19,13 +20,11 @@ def drawn(logits, *, seeds, positions, **shape):
     tokens = verify_sampled(
         logits, nothing[:0], nothing, seeds=seeds + 2**40, positions=positions, **shape
     ).token_ids[:, 0]
-    options = {"temperature": 1.0, "top_k": None, "top_p": None, "min_p": None, **shape}
-    weights, *_ = weigh_rows(
-        logits,
-        **{
-            name: None if value is None else torch.full((count,), value, device=logits.device)
-            for name, value in options.items()
-        },
-    )
+    options = {"temperature": 1.0, **shape}
+    each = {
+        name: None if value is None else torch.full((count,), value, device=logits.device)
+        for name, value in options.items()
+    }
+    weights, *_ = weigh_rows(logits, Law(**each))
     law = weights.flatten(1)[:, :vocabulary].double()
     return tokens, (law / law.sum(1, keepdim=True)).to(weights.dtype)

@@ -7,11 +7,12 @@ import random
 
 import pytest
 import torch
-from fastdraft.kernels import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastdraft.errors import InvalidValueError
+from fastdraft.kernels import reference
+from fastdraft.kernels.operands import Batch
 from fastdraft.verification import (
     Processors,
     Status,
@@ -286,7 +287,7 @@ def test_logprobs_with_processors_and_masks(tree, temperature, dtype):
 
     ids, _ = follow(verify, logits, ids, offsets, parents)
     patched = logits.clone()
-    reference.patch(patched, ids, offsets, processors, parents=parents, max_draft=5)
+    reference.patch(Batch(patched, ids, offsets, 5, parents), processors)
     assert not torch.equal(patched, logits)
     raw = logits.double().log_softmax(-1)
     law = patched.double().masked_fill(~allowed, -INF)
@@ -316,7 +317,7 @@ def test_rejection_takes_the_same_options():
     processors = Processors.from_requests([[1, 2]] * 5, [[]] * 5, repetition_penalty=1.5)
     raw = logits.double().log_softmax(-1)
     patched = logits.clone()
-    reference.patch(patched, ids, offsets, processors, max_draft=5)
+    reference.patch(Batch(patched, ids, offsets, 5), processors)
     verified = verify_rejection(
         logits, ids, offsets, draft_probs=law, processors=processors, **options
     )

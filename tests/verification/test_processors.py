@@ -9,7 +9,6 @@ import random
 import numpy as np
 import pytest
 import torch
-from fastdraft.kernels import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import (
@@ -21,6 +20,8 @@ from transformers import (
 )
 
 from fastdraft.errors import InvalidValueError
+from fastdraft.kernels import reference
+from fastdraft.kernels.operands import Batch
 from fastdraft.verification import Processors, Status, verify_greedy, verify_sampled
 from processor_cases import INF, Case, batch_of, processed, processors_of, random_case
 
@@ -32,14 +33,9 @@ def patched(cases, logits, *, chains=False, **options):
     """A copy of the logits, patched."""
     ids, offsets, parents = batch_of(cases)
     logits = logits.clone()
-    reference.patch(
-        logits,
-        ids,
-        offsets,
-        processors_of(cases, **options),
-        parents=None if chains else parents,
-        max_draft=max(len(case.draft) for case in cases),
-    )
+    longest = max(len(case.draft) for case in cases)
+    batch = Batch(logits, ids, offsets, longest, parents=None if chains else parents)
+    reference.patch(batch, processors_of(cases, **options))
     return logits
 
 
@@ -307,7 +303,7 @@ def test_observing_is_making_anew(rng, requests):
     logits = random_logits(rng, cases, 9, torch.float32).nan_to_num(nan=9.0)
     expected = processed(cases, logits)
     longest = max(len(case.draft) for case in cases)
-    reference.patch(logits, ids, offsets, kept, parents=parents, max_draft=longest)
+    reference.patch(Batch(logits, ids, offsets, longest, parents), kept)
     assert torch.equal(logits, expected)
     assert torch.equal(kept.tail, processors_of(cases).tail)
     assert torch.equal(kept.min_left, processors_of(cases).min_left)

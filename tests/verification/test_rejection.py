@@ -7,8 +7,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from fastdraft.kernels import reference
-from fastdraft.kernels.reference import sampling
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_verification import (
@@ -24,6 +22,9 @@ from test_verification import (
 )
 
 from fastdraft.errors import InvalidValueError
+from fastdraft.kernels import operands, reference
+from fastdraft.kernels.operands import DraftLaw, Law, Sampling
+from fastdraft.kernels.reference import sampling
 from fastdraft.verification import (
     Processors,
     Status,
@@ -137,17 +138,21 @@ def test_rejection_is_the_oracle(lengths, vocabulary, chunk, as_logits, odd, dat
         patch.setattr(sampling, "CHUNK", chunk)
         # Not through the checked entry, which refuses the odd laws: on a device they come through.
         emitted = reference.verify_rejection(
-            torch.tensor([row for request in logits for row in request], dtype=torch.float64),
-            draft_ids,
-            offsets.long(),
-            **{"draft_logits" if as_logits else "draft_probs": law},
-            temperature=torch.tensor(options["temperature"], dtype=torch.float32),
-            top_k=torch.tensor(options["top_k"]),
-            top_p=torch.tensor(options["top_p"]),
-            min_p=torch.tensor(options["min_p"]),
-            seeds=torch.tensor(seeds),
-            positions=torch.tensor(positions),
-            max_draft=max(lengths),
+            operands.Batch(
+                torch.tensor([row for request in logits for row in request], dtype=torch.float64),
+                draft_ids,
+                offsets.long(),
+                max(lengths),
+            ),
+            Sampling(
+                Law(
+                    torch.tensor(options["temperature"], dtype=torch.float32),
+                    *(torch.tensor(options[name]) for name in ("top_k", "top_p", "min_p")),
+                ),
+                torch.tensor(seeds),
+                torch.tensor(positions),
+            ),
+            DraftLaw(law, is_logits=as_logits),
         )
         expected = [
             rejection_oracle(
@@ -366,17 +371,11 @@ def test_a_draft_token_without_a_law_leaves_the_targets_alone(form, law):
     n = 20_000
     logits = torch.tensor([[1.0, 0.0, -1.0], [0.0, 0.0, 0.0]])
     emitted = reference.verify_rejection(
-        logits.repeat(n, 1),
-        torch.ones(n, dtype=torch.int64),
-        torch.arange(n + 1),
-        **{form: torch.tensor([law]).expand(n, -1)},
-        temperature=torch.ones(n),
-        top_k=None,
-        top_p=None,
-        min_p=None,
-        seeds=torch.arange(n),
-        positions=torch.zeros(n, dtype=torch.int64),
-        max_draft=1,
+        operands.Batch(
+            logits.repeat(n, 1), torch.ones(n, dtype=torch.int64), torch.arange(n + 1), 1
+        ),
+        Sampling(Law(torch.ones(n)), torch.arange(n), torch.zeros(n, dtype=torch.int64)),
+        DraftLaw(torch.tensor([law]).expand(n, -1), is_logits=form == "draft_logits"),
     )
     assert (emitted.lengths == 1).all()
     counts = np.bincount(emitted.token_ids[:, 0], minlength=3)
@@ -476,9 +475,8 @@ def test_processors_are_the_targets():
     verified = batch.verify(processors=processors, logprobs=True, raw_logprobs=True)
     # The same as logits that were processed before.
     patched = model_logits.clone()
-    reference.patch(
-        patched, batch.draft_ids, batch.offsets, processors, max_draft=int(max(LENGTHS))
-    )
+    longest = int(max(LENGTHS))
+    reference.patch(operands.Batch(patched, batch.draft_ids, batch.offsets, longest), processors)
     assert not torch.equal(patched, model_logits)
     batch.logits = patched
     expected = batch.verify(logprobs=True)

@@ -7,10 +7,10 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from fastdraft.kernels.reference import sampling
 from scipy import stats
 from test_verification_distribution import OPTIONS, SIGNIFICANT, N, check_counts, exact
 
+from fastdraft.kernels.reference import sampling
 from fastdraft.verification import verify_rejection
 from rejection_cases import drawn
 

@@ -10,12 +10,13 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from fastdraft.kernels import reference
-from fastdraft.kernels.reference import sampling
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastdraft.errors import InvalidValueError
+from fastdraft.kernels import reference
+from fastdraft.kernels.operands import Batch, Law
+from fastdraft.kernels.reference import sampling
 from fastdraft.verification import (
     Status,
     Verified,
@@ -530,7 +531,7 @@ def kept(logits, **options):
         "top_p": torch.full((rows,), float(options["top_p"])) if "top_p" in options else None,
         "min_p": torch.full((rows,), float(options["min_p"])) if "min_p" in options else None,
     }
-    weights = reference.weigh(x, maximum=x.amax((-1, -2)), **full)
+    weights = reference.weigh(x, maximum=x.amax((-1, -2)), law=Law(**full))
     return weights.flatten(1)[:, : logits.shape[1]]
 
 
@@ -852,8 +853,7 @@ def test_no_parent_is_read_out_of_bounds(data, sizes):
     max_draft = data.draw(st.integers(0, 7))
     logits = torch.tensor([data.draw(st.integers(0, 1)) for _ in range(sum(sizes) + len(sizes))])
     logits = torch.nn.functional.one_hot(logits, 2).float()
-    options = {"parents": parents, "max_draft": max_draft}
-    emitted = reference.verify_greedy(logits, ids, offsets, **options)
+    emitted = reference.verify_greedy(Batch(logits, ids, offsets, max_draft, parents))
     token_ids, lengths, status, path, _, _ = emitted
     check_padding(Verified(*emitted))
     assert (token_ids < 2).all()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from fastdraft.kernels import reference
-from fastdraft.kernels.reference import sampling
 from scipy import stats
 
+from fastdraft.kernels import reference
+from fastdraft.kernels.reference import sampling
 from fastdraft.verification import verify_greedy, verify_sampled
 
 N = 100_000

@@ -61,7 +61,7 @@ take the reference there too.
 
 from __future__ import annotations
 
-from fastdraft.kernels.reference import Status
+from fastdraft.kernels.operands import Status
 from fastdraft.kernels.workspace import Workspace
 from fastdraft.verification.processors import Processors
 from fastdraft.verification.rejection import verify_rejection

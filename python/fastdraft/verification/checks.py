@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fastdraft.errors import InvalidValueError
+from fastdraft.kernels.operands import Batch, Law, Sampling
 from fastdraft.kernels.workspace import Size, Workspace
 
 LOGIT_TYPES: Final = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -42,18 +43,23 @@ def check_batch(
     logits: Tensor,
     draft_ids: Tensor,
     offsets: Tensor,
-    parents: Tensor | None,
+    *,
+    parents: Tensor | None = None,
+    allowed: Tensor | None,
+    logprobs: bool,
+    raw_logprobs: bool,
     max_draft: int | None,
     workspace: Workspace | None,
-) -> tuple[Tensor, Tensor, Tensor | None, int]:
-    """Checks a ragged batch; gives draft_ids, offsets and parents on the logits' device, max_draft.
+) -> Batch:
+    """Checks a ragged batch; gives it on the logits' device.
 
     No parents where every draft is known to be a chain.
     """
     if workspace is not None and not isinstance(workspace, Workspace):
         raise InvalidValueError(f"workspace must be a Workspace, got {type(workspace).__name__}")
     check_tensor("logits", logits, LOGIT_TYPES, dimensions=2)
-    if logits.shape[1] < 1:
+    rows, vocabulary = logits.shape
+    if vocabulary < 1:
         raise InvalidValueError("logits must have a vocabulary of at least 1 token, got 0")
     if logits.device.type == "mps":
         raise InvalidValueError("logits must be on a device with float64, got mps")
@@ -64,51 +70,38 @@ def check_batch(
         max_draft = workspace.size.max_draft
     max_draft = _check_drafts(offsets, drafted, max_draft, logits.device)
     requests = len(offsets) - 1
-    if len(logits) != drafted + requests:
+    if rows != drafted + requests:
         raise InvalidValueError(
             f"logits must have {drafted + requests} rows ({drafted} draft tokens + {requests} "
-            f"requests), got {len(logits)}"
+            f"requests), got {rows}"
         )
     if workspace is not None:
-        _check_workspace(workspace, logits, Size(len(logits), requests, logits.shape[1], max_draft))
+        _check_workspace(workspace, logits, Size(rows, vocabulary, requests, max_draft))
     if parents is not None:
         check_device("parents", parents, logits.device)
         parents = _check_parents(parents, draft_ids, offsets)
-    return (
+    if allowed is not None:
+        check_tensor("allowed", allowed, (torch.int32,), dimensions=2)
+        if allowed.shape != (rows, words := -(-vocabulary // 32)):
+            raise InvalidValueError(
+                f"allowed must have {words} words for each of the {rows} rows of logits, one bit "
+                f"for each of {vocabulary} tokens, got shape {tuple(allowed.shape)}"
+            )
+        check_device("allowed", allowed, logits.device)
+    for name, value in (("logprobs", logprobs), ("raw_logprobs", raw_logprobs)):
+        if not isinstance(value, bool):
+            raise InvalidValueError(f"{name} must be True or False, got {value!r}")
+    return Batch(
+        logits,
         _place(draft_ids, logits.device, draft_ids.dtype),
         _place(offsets, logits.device, torch.int64),
-        None if parents is None else _place(parents, logits.device, parents.dtype),
         max_draft,
+        None if parents is None else _place(parents, logits.device, parents.dtype),
+        None if allowed is None else _place(allowed, logits.device, torch.int32),
+        logprobs,
+        raw_logprobs,
+        workspace,
     )
-
-
-def check_allowed(allowed: Tensor | None, logits: Tensor) -> Tensor | None:
-    """Checks the tokens allowed in each row of logits; gives them on the logits' device."""
-    if allowed is None:
-        return None
-    check_tensor("allowed", allowed, (torch.int32,), dimensions=2)
-    rows, vocabulary = logits.shape
-    if allowed.shape != (rows, words := -(-vocabulary // 32)):
-        raise InvalidValueError(
-            f"allowed must have {words} words for each of the {rows} rows of logits, one bit for "
-            f"each of {vocabulary} tokens, got shape {tuple(allowed.shape)}"
-        )
-    check_device("allowed", allowed, logits.device)
-    return _place(allowed, logits.device, torch.int32)
-
-
-def check_flag(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise InvalidValueError(f"{name} must be True or False, got {value!r}")
-
-
-def check_touched(workspace: Workspace, touched: int) -> None:
-    """Checks that a workspace has room for so many logits of each row that processors touch."""
-    if touched > workspace.size.touched:
-        raise InvalidValueError(
-            f"workspace must have max_touched of at least {touched}, what processors touch in a "
-            f"row, for raw_logprobs, got {workspace.size.touched}"
-        )
 
 
 def check_tree(parents: Tensor, offsets: Tensor, max_draft: int | None) -> tuple[Tensor, int]:
@@ -164,15 +157,8 @@ def _check_integers(name: str, value: Tensor, requests: int, device: torch.devic
     return _place(value, device, torch.int64)
 
 
-def _check_positions(positions: Tensor, requests: int, device: torch.device) -> Tensor:
-    """Checks the position of each request; gives them as int64 on the device."""
-    checked = _check_integers("positions", positions, requests, device)
-    if on_host(positions) and requests and int(positions.min()) < 0:
-        raise InvalidValueError(f"positions must be at least 0, got {int(positions.min())}")
-    return checked
-
-
 def check_sampling(
+    batch: Batch,
     *,
     temperature: float | Tensor,
     top_k: int | Tensor,
@@ -180,18 +166,18 @@ def check_sampling(
     min_p: float | Tensor,
     seeds: Tensor,
     positions: Tensor,
-    requests: int,
-    device: torch.device,
-) -> dict[str, Tensor | None]:
-    """Checks what tokens are drawn by; gives each by its name, as the single checks do."""
-    return {
-        "temperature": _check_option(_TEMPERATURE, temperature, requests, device),
-        "top_k": _check_option(_TOP_K, top_k, requests, device),
-        "top_p": _check_option(_TOP_P, top_p, requests, device),
-        "min_p": _check_option(_MIN_P, min_p, requests, device),
-        "seeds": _check_integers("seeds", seeds, requests, device),
-        "positions": _check_positions(positions, requests, device),
-    }
+) -> Sampling | None:
+    """Checks what tokens are drawn by; None where all requests are known to be greedy."""
+    requests, device = batch.requests, batch.logits.device
+    options = zip(
+        (_TEMPERATURE, _TOP_K, _TOP_P, _MIN_P), (temperature, top_k, top_p, min_p), strict=True
+    )
+    heat, *filters = (_check_option(*option, requests, device) for option in options)
+    drawn_by = _check_integers("seeds", seeds, requests, device)
+    placed = _check_integers("positions", positions, requests, device)
+    if on_host(positions) and requests and int(positions.min()) < 0:
+        raise InvalidValueError(f"positions must be at least 0, got {int(positions.min())}")
+    return None if heat is None else Sampling(Law(heat, *filters), drawn_by, placed)
 
 
 def check_tensor(

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fastdraft.errors import InvalidValueError
-from fastdraft.kernels import reference
+from fastdraft.kernels import operands
+from fastdraft.kernels.operands import Batch
 from fastdraft.verification.backend import kernels_for
 from fastdraft.verification.checks import check_shape, check_tensor, on_host
 
@@ -25,11 +26,11 @@ _HUGE: Final = 1e37
 
 
 @dataclass(frozen=True, eq=False)
-class Processors(reference.Processors):
+class Processors(operands.Processors):
     """What the requests of a batch do to their logits, as tensors on one device.
 
     `from_requests` makes one from plain lists. A serving loop that keeps its state on the device,
-    say for a CUDA graph, fills the tensors itself, as `fastdraft.kernels.reference.Processors` has
+    say for a CUDA graph, fills the tensors itself, as `fastdraft.kernels.operands.Processors` has
     them: values on a CPU are checked, those on a device are trusted.
 
     A token with logit x that stands n times in the output gets, with its request's penalties:
@@ -247,8 +248,9 @@ class _Request:
         return tail
 
 
-def check_processors(processors: Processors, logits: Tensor, *, requests: int) -> None:
+def check_processors(processors: Processors, batch: Batch) -> None:
     """Checks that processors fit the logits of a batch, which they are to overwrite."""
+    logits, requests, workspace = batch.logits, batch.requests, batch.workspace
     if not isinstance(processors, Processors):
         raise InvalidValueError(f"processors must be a Processors, got {type(processors).__name__}")
     if len(processors.sizes) != requests:
@@ -267,6 +269,12 @@ def check_processors(processors: Processors, logits: Tensor, *, requests: int) -
         raise InvalidValueError(
             "logits must not share memory among rows where processors overwrite them, got strides "
             f"{logits.stride()}"
+        )
+    needed = processors.capacity + batch.max_draft
+    if batch.raw_logprobs and workspace is not None and needed > workspace.size.touched:
+        raise InvalidValueError(
+            f"workspace must have max_touched of at least {needed}, what processors touch in a "
+            f"row, for raw_logprobs, got {workspace.size.touched}"
         )
 
 

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from fastdraft.errors import InvalidValueError
+from fastdraft.kernels.operands import Batch, DraftLaw
 from fastdraft.kernels.workspace import Workspace
+from fastdraft.verification.backend import kernels_for
 from fastdraft.verification.checks import (
     LOGIT_TYPES,
     check_batch,
@@ -16,7 +18,7 @@ from fastdraft.verification.checks import (
     request_of,
 )
 from fastdraft.verification.processors import Processors
-from fastdraft.verification.verify import Verified, run
+from fastdraft.verification.verify import Verified, process, verified
 
 
 @torch.no_grad()
@@ -73,47 +75,44 @@ def verify_rejection(
 
     Time is linear in the logits and in the draft's.
     """
-    batch = check_batch(logits, draft_ids, offsets, None, max_draft, workspace)
-    _check_laws(logits, batch[0], batch[1], draft_probs, draft_logits)
-    operands = check_sampling(
+    batch = check_batch(
+        logits,
+        draft_ids,
+        offsets,
+        allowed=allowed,
+        logprobs=logprobs,
+        raw_logprobs=raw_logprobs,
+        max_draft=max_draft,
+        workspace=workspace,
+    )
+    draft_law = _check_laws(batch, draft_probs, draft_logits)
+    sampling = check_sampling(
+        batch,
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
         min_p=min_p,
         seeds=seeds,
         positions=positions,
-        requests=len(batch[1]) - 1,
-        device=logits.device,
     )
-    laws = {"draft_probs": draft_probs, "draft_logits": draft_logits}
-    # At temperature 0 the target is certain of its argmax, and accepts that alone.
-    greedy = operands["temperature"] is None
-    return run(
-        "verify_greedy" if greedy else "verify_rejection",
-        logits,
-        batch,
-        {} if greedy else operands | laws,
-        allowed=allowed,
-        processors=processors,
-        logprobs=logprobs,
-        raw_logprobs=raw_logprobs,
-        workspace=workspace,
-    )
+    kernels = kernels_for(logits)
+    batch, touched = process(kernels, batch, processors)
+    if sampling is None:
+        # At temperature 0 the target is certain of its argmax, and accepts that alone.
+        emitted = kernels.verify_greedy(batch)
+    else:
+        emitted = kernels.verify_rejection(batch, sampling, draft_law)
+    return verified(kernels, batch, emitted, touched)
 
 
-def _check_laws(
-    logits: Tensor,
-    draft_ids: Tensor,
-    offsets: Tensor,
-    draft_probs: Tensor | None,
-    draft_logits: Tensor | None,
-) -> None:
+def _check_laws(batch: Batch, draft_probs: Tensor | None, draft_logits: Tensor | None) -> DraftLaw:
     """Checks the laws of the drafts, on a CPU also that they can have given the draft tokens."""
     if (draft_probs is None) == (draft_logits is None):
         raise InvalidValueError(
             "one of draft_probs and draft_logits must be given, got "
             + ("neither" if draft_probs is None else "both")
         )
+    logits, draft_ids, offsets = batch[:3]
     name = "draft_logits" if draft_probs is None else "draft_probs"
     law = draft_logits if draft_probs is None else draft_probs
     check_tensor(name, law, LOGIT_TYPES, dimensions=2)
@@ -128,8 +127,9 @@ def _check_laws(
         raise InvalidValueError(
             f"{name} must be on the logits' device, {logits.device}, got {law.device}"
         )
+    checked = DraftLaw(law, is_logits=draft_probs is None)
     if not on_host(law) or not len(law):
-        return
+        return checked
     ids = draft_ids.long()
     unknown = (ids < 0) | (ids >= logits.shape[1])
     if unknown.any():
@@ -160,3 +160,4 @@ def _check_laws(
                 f"token {token - int(offsets[request_of(token, offsets)])} of request "
                 f"{request_of(token, offsets)}"
             )
+    return checked

@@ -20,8 +20,7 @@ def tree_depths(parents: Tensor, offsets: Tensor, *, max_draft: int | None = Non
     parents, offsets and max_draft are as in `verify_greedy`, and checked as there.
     """
     offsets, max_draft = check_tree(parents, offsets, max_draft)
-    depths: Tensor = kernels_for(parents).tree_depths(parents, offsets, max_draft=max_draft)
-    return depths
+    return kernels_for(parents).tree_depths(parents, offsets, max_draft=max_draft)
 
 
 @torch.no_grad()
@@ -38,9 +37,7 @@ def tree_attention_mask(
     grow with the square of max_draft.
     """
     offsets, max_draft = check_tree(parents, offsets, max_draft)
-    kernels = kernels_for(parents)
-    mask: Tensor = kernels.tree_attention_mask(parents, offsets, max_draft=max_draft)
-    return mask
+    return kernels_for(parents).tree_attention_mask(parents, offsets, max_draft=max_draft)
 
 
 @torch.no_grad()
@@ -57,5 +54,4 @@ def compaction_indices(path: Tensor) -> Tensor:
         InvalidValueError: it is none.
     """
     check_tensor("path", path, (torch.int32,), dimensions=2)
-    indices: Tensor = kernels_for(path).compaction_indices(path)
-    return indices
+    return kernels_for(path).compaction_indices(path)

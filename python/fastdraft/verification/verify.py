@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from fastdraft.kernels import reference
-from fastdraft.kernels.reference import Status
+from fastdraft.kernels.operands import Batch, Emitted, Kernels, Status, Touched
 from fastdraft.kernels.workspace import Workspace
 from fastdraft.verification.backend import kernels_for
-from fastdraft.verification.checks import (
-    check_allowed,
-    check_batch,
-    check_flag,
-    check_sampling,
-    check_touched,
-)
+from fastdraft.verification.checks import check_batch, check_sampling
 from fastdraft.verification.processors import Processors, check_processors
 
 
@@ -105,18 +95,20 @@ def verify_greedy(
 
     Time is linear in the logits, which are read once, and in what the processors touch.
     """
-    batch = check_batch(logits, draft_ids, offsets, parents, max_draft, workspace)
-    return run(
-        "verify_greedy",
+    batch = check_batch(
         logits,
-        batch,
-        {},
+        draft_ids,
+        offsets,
+        parents=parents,
         allowed=allowed,
-        processors=processors,
         logprobs=logprobs,
         raw_logprobs=raw_logprobs,
+        max_draft=max_draft,
         workspace=workspace,
     )
+    kernels = kernels_for(logits)
+    batch, touched = process(kernels, batch, processors)
+    return verified(kernels, batch, kernels.verify_greedy(batch), touched)
 
 
 @torch.no_grad()
@@ -169,70 +161,52 @@ def verify_sampled(
     Time is linear in the logits and in what the processors touch, plus about a thousand random
     values a row; top_k and top_p look several times at the logits that they may keep.
     """
-    batch = check_batch(logits, draft_ids, offsets, parents, max_draft, workspace)
-    operands = check_sampling(
+    batch = check_batch(
+        logits,
+        draft_ids,
+        offsets,
+        parents=parents,
+        allowed=allowed,
+        logprobs=logprobs,
+        raw_logprobs=raw_logprobs,
+        max_draft=max_draft,
+        workspace=workspace,
+    )
+    sampling = check_sampling(
+        batch,
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
         min_p=min_p,
         seeds=seeds,
         positions=positions,
-        requests=len(batch[1]) - 1,
-        device=logits.device,
     )
-    greedy = operands["temperature"] is None
-    return run(
-        "verify_greedy" if greedy else "verify_sampled",
-        logits,
-        batch,
-        {} if greedy else operands,
-        allowed=allowed,
-        processors=processors,
-        logprobs=logprobs,
-        raw_logprobs=raw_logprobs,
-        workspace=workspace,
-    )
-
-
-def run(
-    verb: str,
-    logits: Tensor,
-    batch: tuple[Tensor, Tensor, Tensor | None, int],
-    operands: Mapping[str, Tensor | None],
-    *,
-    allowed: Tensor | None,
-    processors: Processors | None,
-    logprobs: bool,
-    raw_logprobs: bool,
-    workspace: Workspace | None,
-) -> Verified:
-    """Checks the options that all verbs share, and has the verb done where the logits are.
-
-    batch: what `check_batch` gave; operands: those of this verb alone, checked and on the device.
-    """
-    draft_ids, offsets, parents, max_draft = batch
-    allowed = check_allowed(allowed, logits)
-    check_flag("logprobs", logprobs)
-    check_flag("raw_logprobs", raw_logprobs)
     kernels = kernels_for(logits)
-    memory: dict[str, Any] = {} if kernels is reference else {"workspace": workspace}
-    options: dict[str, Any] = {"allowed": allowed, "logprobs": logprobs, "max_draft": max_draft}
-    if parents is not None:
-        options["parents"] = parents
-    flat = logits, draft_ids, offsets
-    verify = functools.partial(getattr(kernels, verb), *flat, **operands, **options, **memory)
+    batch, touched = process(kernels, batch, processors)
+    if sampling is None:
+        emitted = kernels.verify_greedy(batch)
+    else:
+        emitted = kernels.verify_sampled(batch, sampling)
+    return verified(kernels, batch, emitted, touched)
+
+
+def process(
+    kernels: Kernels, batch: Batch, processors: Processors | None
+) -> tuple[Batch, Touched | None]:
+    """Has the logits processed; gives the batch to verify, and what `verified` needs besides.
+
+    The model's own logits are gone when a token has been chosen. So the batch to verify does not
+    ask for raw_logprobs, and what was overwritten is kept for them.
+    """
     if processors is None:
-        return Verified(*verify(raw_logprobs=raw_logprobs))
-    check_processors(processors, logits, requests=len(offsets) - 1)
-    if raw_logprobs and workspace is not None:
-        check_touched(workspace, processors.capacity + max_draft)
-    # The model's own logits are gone when a token has been chosen: their sums come first.
-    log_sums = kernels.log_sums(logits, **memory) if raw_logprobs else None
-    touched = kernels.patch(
-        *flat, processors, parents=parents, max_draft=max_draft, keep=raw_logprobs, **memory
-    )
-    emitted = verify(raw_logprobs=False)
-    if log_sums is None:
-        return Verified(*emitted)
-    raw = kernels.raw_logprobs(logits, emitted, offsets, touched, log_sums, **memory)
-    return Verified(*emitted._replace(raw_logprobs=raw))
+        return batch, None
+    check_processors(processors, batch)
+    return batch._replace(raw_logprobs=False), kernels.patch(batch, processors)
+
+
+def verified(kernels: Kernels, batch: Batch, emitted: Emitted, touched: Touched | None) -> Verified:
+    """The result for the caller."""
+    if touched is not None:
+        raw_logprobs = kernels.raw_logprobs(batch, emitted, touched)
+        emitted = emitted._replace(raw_logprobs=raw_logprobs)
+    return Verified(*emitted)

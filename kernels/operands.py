@@ -1,0 +1,232 @@
+"""What verification takes and gives, and the operations that reference and fused kernels share.
+
+The public functions in `fastdraft.verification` make these from what a caller passes and check
+them once. Everything below takes them whole, and trusts them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntFlag
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from fastdraft.kernels.workspace import Workspace
+
+
+class Batch(NamedTuple):
+    """A ragged batch of drafts with the target's logits for them, all on the logits' device.
+
+    logits: bfloat16, float16, float32 or float64 (rows, vocabulary), of any strides, with rows =
+        drafted + requests. Request b owns the rows from offsets[b] + b to offsets[b + 1] + b: the
+        first is for the token after the text's last token, row j for the token after draft token j.
+        Rows beyond the last request's are ignored.
+    draft_ids: int32 or int64 (drafted,), the draft tokens of all requests, one after another.
+    offsets: int64 (requests + 1,), where each request's draft begins, and where the last one ends.
+    max_draft: a draft is looked at up to so many tokens; results have max_draft + 1 columns.
+    parents: int32 or int64 (drafted,), each draft token's parent as an index in its own draft, -1
+        for the text's last token; None where all drafts are chains.
+    allowed: int32 (rows, ceil(vocabulary / 32)), of any row stride: bit t % 32 of word t // 32 is 1
+        where token t may come; None where all tokens may.
+    logprobs, raw_logprobs: whether the result has them.
+    workspace: the memory that fused kernels use; None for new memory. The reference ignores it.
+    """
+
+    logits: Tensor
+    draft_ids: Tensor
+    offsets: Tensor
+    max_draft: int
+    parents: Tensor | None = None
+    allowed: Tensor | None = None
+    logprobs: bool = False
+    raw_logprobs: bool = False
+    workspace: Workspace | None = None
+
+    @property
+    def requests(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def wanted(self) -> dict[str, bool]:
+        """Which log-probabilities the result has."""
+        return {"logprobs": self.logprobs, "raw_logprobs": self.raw_logprobs}
+
+
+class Law(NamedTuple):
+    """What makes a distribution of each row of logits, for each request or each row.
+
+    temperature: float32 (n,), 0 for the argmax.
+    top_k: int64 (n,), 0 for no bound; None where nobody has one. So are the others:
+    top_p, min_p: float32 (n,), 1 and 0 for no bound.
+    """
+
+    temperature: Tensor
+    top_k: Tensor | None = None
+    top_p: Tensor | None = None
+    min_p: Tensor | None = None
+
+    @property
+    def has_filters(self) -> bool:
+        return any(each is not None for each in self[1:])
+
+    def of(self, index: Tensor | slice) -> Law:
+        return Law(*(None if each is None else each[index] for each in self))  # type: ignore[arg-type]
+
+
+class Sampling(NamedTuple):
+    """What tokens are drawn by, for each request or each row.
+
+    seeds: int64 (n,).
+    positions: int64 (n,), the absolute position, from 0, of the token to draw; of a request, that
+        of the token after the text's last one.
+    """
+
+    law: Law
+    seeds: Tensor
+    positions: Tensor
+
+    def of(self, index: Tensor | slice) -> Sampling:
+        return Sampling(self.law.of(index), self.seeds[index], self.positions[index])
+
+
+class DraftLaw(NamedTuple):
+    """What the draft tokens were drawn from.
+
+    values: bfloat16, float16, float32 or float64 (drafted, vocabulary), of any strides: row i holds
+        the probabilities that draft token i was drawn with, or logits whose softmax these are.
+    is_logits: which of the two.
+    """
+
+    values: Tensor
+    is_logits: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Processors:
+    """What the requests of a batch do to their logits, as tensors on one device.
+
+    Entries, request b's from offsets[b] on, sizes[b] of them, with room up to offsets[b + 1], where
+    all is 0:
+
+    token_ids: int32 (entries,), different ones in each request. Ids outside the vocabulary touch
+        nothing.
+    counts: int32 (entries,), how often each stands in the output.
+    in_prompt: bool (entries,).
+    bias: float32 (entries,), finite.
+    ends: bool (entries,), whether the token is banned while tokens must still come.
+    words: int32 (entries, 2), from which to before which of the banned sequences end with it.
+    offsets: int64 (requests + 1,).
+    sizes: int32 (requests,).
+
+    Requests:
+
+    repetition_penalty: float32 (requests,), above 0; 1 for none.
+    presence_penalty, frequency_penalty: float32 (requests,), finite; 0 for none.
+    min_left: int32 (requests,), how many tokens must still come before one that ends the output.
+    tail: int32 (requests, longest), the text's last tokens, the very last in the last column, -1
+        where there are none: as many as any banned sequence has before its last.
+
+    Banned sequences:
+
+    word_ids: int32 (n,), the tokens of each before its last, one sequence after another.
+    word_offsets: int64 (sequences + 1,).
+
+    capacity: the most entries that a request has room for.
+    """
+
+    token_ids: Tensor
+    counts: Tensor
+    in_prompt: Tensor
+    bias: Tensor
+    ends: Tensor
+    words: Tensor
+    offsets: Tensor
+    sizes: Tensor
+    repetition_penalty: Tensor
+    presence_penalty: Tensor
+    frequency_penalty: Tensor
+    min_left: Tensor
+    tail: Tensor
+    word_ids: Tensor
+    word_offsets: Tensor
+    capacity: int
+
+
+class Touched(NamedTuple):
+    """The logits that a patch has overwritten, for `raw_logprobs`.
+
+    processors: those that did.
+    log_sums: float32 or float64 (rows,), the logarithm of each row's sum of exponentials before.
+    before: (rows, n), what the overwritten logits were.
+    columns: int64 (rows, n), their tokens; where a row has fewer, one of them again, or token 0.
+        The fused kernels have None, and find them again: first come the entries, then the draft
+        tokens on the way to the row.
+    """
+
+    processors: Processors
+    log_sums: Tensor
+    before: Tensor
+    columns: Tensor | None
+
+
+class Status(IntFlag):
+    """What verification met in the rows of a request that it reached."""
+
+    NAN = 1
+    """A row held NaN: its token is the id of the first one, as torch.argmax has it."""
+
+    EMPTY = 2
+    """A row was -inf throughout: it gave no token, and verification ended before it."""
+
+
+class Emitted(NamedTuple):
+    """What a verification emits. Fused kernels write it in this form.
+
+    token_ids: int32 (requests, max_draft + 1), -1 after the last token.
+    lengths: int32 (requests,).
+    status: int32 (requests,), bits of `Status`, of the rows that were reached.
+    path: int32 (requests, max_draft), the accepted draft tokens as indices within the draft, -1
+        after the last; None for chains.
+    logprobs: float32 (requests, max_draft + 1), the log-probability of each token under the
+        distribution that it was chosen from, for an argmax the softmax at temperature 1; NaN after
+        the last token, and where a row has no softmax. None unless asked for.
+    raw_logprobs: the same under the softmax of the logits as they came, with all tokens allowed.
+    """
+
+    token_ids: Tensor
+    lengths: Tensor
+    status: Tensor
+    path: Tensor | None
+    logprobs: Tensor | None
+    raw_logprobs: Tensor | None
+
+
+class Kernels(Protocol):
+    """The operations, as the modules `reference` and `fused` both have them.
+
+    `reference` says what each computes.
+    """
+
+    def verify_greedy(self, batch: Batch) -> Emitted: ...
+
+    def verify_sampled(self, batch: Batch, sampling: Sampling) -> Emitted: ...
+
+    def verify_rejection(
+        self, batch: Batch, sampling: Sampling, draft_law: DraftLaw
+    ) -> Emitted: ...
+
+    def patch(self, batch: Batch, processors: Processors) -> Touched | None: ...
+
+    def raw_logprobs(self, batch: Batch, emitted: Emitted, touched: Touched) -> Tensor: ...
+
+    def observe(self, processors: Processors, token_ids: Tensor, lengths: Tensor) -> None: ...
+
+    def tree_depths(self, parents: Tensor, offsets: Tensor, *, max_draft: int) -> Tensor: ...
+
+    def tree_attention_mask(
+        self, parents: Tensor, offsets: Tensor, *, max_draft: int
+    ) -> Tensor: ...
+
+    def compaction_indices(self, path: Tensor) -> Tensor: ...
