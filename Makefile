@@ -140,6 +140,7 @@ bench: $(VENV)/.bench $(VENV)/.gtest ## Run the microbenchmarks, beside the peer
 	python bench/predicted_outputs.py $(DATA:%=--data %)
 	python bench/verification.py
 	python bench/cache_memory.py
+	python -m pytest bench/microbench.py
 ifdef DATA
 	python bench/calibration.py --data $(DATA)
 	python bench/ngram.py --data $(DATA)

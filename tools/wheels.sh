@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Builds a wheel for Linux with this machine's Python and compiler and tries it in a new
 # environment: build/wheels. auditwheel names the wheel after the oldest glibc that it runs on. That
-# depends on the glibc here, whose newest symbols the linker takes: the wheels workflow builds in
-# manylinux images for older ones. Run it in the repository's root.
+# depends on the glibc and the libstdc++ here, whose newest symbols the linker takes: the wheels
+# workflow builds in manylinux images for older ones. A static libstdc++ does not help where it was
+# built with the same glibc. Run this in the repository's root.
 set -euo pipefail
 
 python=${PYTHON:-python3}
@@ -15,10 +16,7 @@ rm -rf build/wheels build/wheels-unrepaired build/wheels-clean
 }
 export PATH=$PWD/$tools/bin:$PATH
 
-# With libstdc++ inside, the compiler may be newer than the users'. Its symbols stay inside too.
-python -m build --wheel --no-isolation --outdir build/wheels-unrepaired \
-  -C build-dir='build/wheels-{wheel_tag}' \
-  -C cmake.define.CMAKE_MODULE_LINKER_FLAGS="-static-libstdc++ -Wl,--exclude-libs,ALL"
+python -m build --wheel --no-isolation --outdir build/wheels-unrepaired
 auditwheel show build/wheels-unrepaired/*.whl
 auditwheel repair --wheel-dir build/wheels build/wheels-unrepaired/*.whl
 

@@ -298,7 +298,7 @@ class Engine:
         but `observe` compares the emitted tokens with the latest draft, so propose once a step.
         
         limit: the most tokens to draft, besides the config's lookahead or tree_budget; 0 drafts nothing. A host that
-            has room for fewer tokens says so here and does not cut the draft itself.
+            has room for fewer tokens passes a limit and does not cut the draft itself.
         token_cost: what a further token in a forward costs, as a fraction of a forward over one token; by
             default the config's.
         cost: instead of it, the step cost as a row of times: cost[n - 1] is the time of a target forward

@@ -177,7 +177,7 @@ def _weights(width: float) -> _Array:
 
 
 class StepLatency:
-    """The measured latency of one model's steps. Generations in several threads may measure it at once.
+    """The measured latency of one model's steps. Generations in several threads may share it.
 
     Args:
         device_type: Where the model computes, as in `torch.device.type`; chooses the typical curve.

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike
-from oracles.acceptance_model import AcceptanceModel
-from oracles.calibrated_drafter import CalibratedDrafter
-from oracles.emission_rate import EmissionRate
 
 from fastdraft import Datastore, DraftConfig, Engine, Source
 from fastdraft.errors import DatastoreClosedError, InvalidValueError
+from oracles.acceptance_model import AcceptanceModel
+from oracles.calibrated_drafter import CalibratedDrafter
+from oracles.emission_rate import EmissionRate
 
 motifs = st.lists(st.integers(0, 3), min_size=1, max_size=6)
 runs = st.tuples(motifs, st.integers(1, 8), motifs).map(lambda r: r[0] * r[1] + r[2])

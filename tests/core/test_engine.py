@@ -16,9 +16,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from oracles.acceptance_model import AcceptanceModel
-from oracles.calibrated_drafter import CalibratedDrafter
-from oracles.prompt_lookup import prompt_lookup
 
 from fastdraft import Datastore, DraftConfig, DraftStats, Engine, Source
 from fastdraft.errors import (
@@ -28,6 +25,9 @@ from fastdraft.errors import (
     RequestLimitError,
     UnknownRequestError,
 )
+from oracles.acceptance_model import AcceptanceModel
+from oracles.calibrated_drafter import CalibratedDrafter
+from oracles.prompt_lookup import prompt_lookup
 
 
 def texts(max_size: int = 80) -> st.SearchStrategy[list[int]]:

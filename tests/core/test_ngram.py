@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles.ngram import NgramModel
 
 from fastdraft import DraftConfig, Engine, Source
 from fastdraft.errors import InvalidValueError, MemoryLimitError
+from oracles.ngram import NgramModel
 
 
 def texts(most: int) -> st.SearchStrategy[list[int]]:
@@ -165,9 +165,8 @@ def test_sampled_verification_draws_what_algorithm_1_draws() -> None:
 
 def test_generation_stays_the_targets_own() -> None:
     torch = pytest.importorskip("torch")
-    from hf_models import assert_same_tokens, repetitive_batch, tiny_model
-
     from fastdraft import hf
+    from hf_models import assert_same_tokens, repetitive_batch, tiny_model
 
     model, inputs = tiny_model("llama"), repetitive_batch(3)
     options = {**inputs, "max_new_tokens": 40}

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles.predicted_outputs import PredictedOutputs
 
 from fastdraft import DraftConfig, DraftStats, Engine, Source
 from fastdraft.errors import InvalidValueError, MemoryLimitError
+from oracles.predicted_outputs import PredictedOutputs
 
 A, B, C, D, E, F = range(1, 7)
 X = 9999
@@ -189,9 +189,8 @@ def test_without_a_prediction_nothing_is_drafted() -> None:
 
 def test_generation_stays_the_targets_own() -> None:
     pytest.importorskip("torch")
-    from hf_models import assert_same_tokens, repetitive_batch, tiny_model
-
     from fastdraft import hf
+    from hf_models import assert_same_tokens, repetitive_batch, tiny_model
 
     model, inputs = tiny_model("llama"), repetitive_batch(1)
     options = {**inputs, "max_new_tokens": 48, "do_sample": False}

@@ -34,7 +34,7 @@ for header in "$prefix"/include/fastdraft/*.h; do
     | "${CXX:-c++}" -std=c++17 -Wall -Wextra -Werror -fsyntax-only -I "$prefix/include" -x c++ -
 done
 for header in c.h version.h; do
-  echo "#include <fastdraft/$header>" \
+  printf '#include <fastdraft/%s>\nint main(void) { return 0; }\n' "$header" \
     | "${CC:-cc}" -std=c99 -Wall -Wextra -Wpedantic -Werror -fsyntax-only -I "$prefix/include" -x c -
 done
 

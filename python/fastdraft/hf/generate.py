@@ -70,19 +70,19 @@ def generate(
             `stopping_criteria`, `stop_strings` and `token_healing` with `tokenizer`, `streamer`,
             and so on. Processors and criteria must be functions of what they are called with, since
             they are called for every position of a draft; criteria get no scores.
-        drafter: What guesses; `None` for the engine as it comes. The engine of a configuration
-            stays with the model and learns from one generation to the next; pass an `Engine` to
-            keep its learning apart; an `AssistantModel` or `Staged` drafts with models. Greedy
-            output never depends on it, and samples only where models draft. A draft that is a tree
-            is verified whole in one forward; where the model cannot take it (attention other than
-            'sdpa' and 'eager', layers with other than full or sliding attention, ALiBi, no
-            `position_ids`), the chain in it that promises most is verified in its place.
+        drafter: What drafts; `None` for an engine with the default configuration. The engine of a
+            configuration stays with the model and learns from one generation to the next; pass an
+            `Engine` to keep its learning apart; an `AssistantModel` or `Staged` drafts with models.
+            Greedy output never depends on it, and samples only where models draft. A draft that is
+            a tree is verified whole in one forward; where the model cannot take it (attention other
+            than 'sdpa' and 'eager', layers with other than full or sliding attention, ALiBi, no
+            `position_ids`), the chain in it that promises most is verified instead.
         prediction: Token ids expected in the output: one sequence for all rows, or a list with one
             sequence or `None` for each row.
         seed: For sampling; row b of the output draws from `seed + b`, or a list has one seed a row.
-            A sample depends on its seed, its position and its logits, not on drafts or on the rest
-            of the batch; where models draft, on what they draft too.
-        generator: What seeds are drawn from when none are given; `None` for torch's own, so that
+            A sample depends on its seed, its position and its logits, not on the rest of the batch
+            and not on drafts, unless models draft.
+        generator: Draws the seeds when none are given; `None` for torch's own, so that
             `torch.manual_seed` reproduces a run.
 
     Returns:
@@ -110,8 +110,8 @@ def generate(
         stands_for=None if healer is None else (healer, model),
         always_dict=True,
     )
-    # In the instance's method's place may stand a caller of this function, and so does what the
-    # model's folder has in custom_generate/.
+    # The instance's own generate may be a caller of this function, or come from custom_generate/ in
+    # the model's folder.
     if healer is not None or "generate" in vars(model):
         plain = type(model).generate.__get__(model if healer is None else healer)
     else:

@@ -1,4 +1,4 @@
-"""The rows of a generation: what each draws from and expects, and how far it has come."""
+"""The rows of a generation: their seeds, predictions, requests and progress."""
 
 from __future__ import annotations
 
