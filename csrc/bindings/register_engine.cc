@@ -22,6 +22,8 @@ namespace fastdraft::bindings {
 
 namespace py = pybind11;
 
+namespace {
+
 // The engine of C++, with the configuration that Python made it from.
 struct PythonEngine : Engine {
   PythonEngine(const ConfigObject& config, const Stores& datastores)
@@ -30,6 +32,7 @@ struct PythonEngine : Engine {
   const py::object config_object;
 };
 
+}  // namespace
 }  // namespace fastdraft::bindings
 
 namespace pybind11::detail {
