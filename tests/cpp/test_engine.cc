@@ -472,7 +472,7 @@ TEST(Engine, RefusesConfigurationsThatItCannotKeepTo) {
 
 TEST(Engine, RefusesWeightsWhoseSumIsNoNumber) {
   Engine engine(EngineConfig{});
-  const std::vector<float> before = engine.calibration()->weights;
+  const std::vector<float> before = engine.calibration().value().weights;
   const auto count = static_cast<std::int64_t>(before.size());
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   for (const float wrong : {2e38f, -2e38f, kInfinity, std::nanf(""), 1000.1f}) {
@@ -482,11 +482,11 @@ TEST(Engine, RefusesWeightsWhoseSumIsNoNumber) {
                                     [&] { engine.set_weights(weights.data(), count); });
   }
   expect_error<InvalidValueError>("weights, got", [&] { engine.set_weights(before.data(), 3); });
-  EXPECT_EQ(engine.calibration()->weights, before);
+  EXPECT_EQ(engine.calibration().value().weights, before);
   EngineConfig config;
   config.drafter = NgramConfig{};
   Engine other(config);
-  EXPECT_FALSE(other.calibration());
+  EXPECT_FALSE(other.calibration().has_value());
   expect_error<InvalidValueError>("only the default drafter takes a calibration",
                                   [&] { other.set_weights(before.data(), count); });
 }
