@@ -207,7 +207,8 @@ def take_output(batch: Batch) -> Emitted:
 
 def take(batch: Batch, name: str, *, touched: int = 0) -> Tensor:
     """The buffer of a name in `BUFFERS`, in the batch's size: the workspace's, or a new one."""
-    size = Size(*batch.logits.shape, batch.requests, batch.max_draft, touched)
+    rows, vocabulary = batch.logits.shape
+    size = Size(rows, vocabulary, batch.requests, batch.max_draft, touched)
     if batch.workspace is not None:
         return batch.workspace.take(name, size)
     return _allocate(BUFFERS[name], size, batch.logits.device)

@@ -6,7 +6,8 @@ arguments of their own, None and constants too. With one difference, in all vers
 changes from one batch to the next, and what callers may cut out of other tensors, are arguments of
 their own, `PER_BATCH` and `ANY_ALIGNMENT`; a kernel packs them into tuples of its own at once.
 Triton 3.3 allows neither None nor constants in a tuple made in a kernel. Any pointer stands there
-for an operand that is missing, and a constant tells.
+for an operand that is missing, and a constant tells. In the interpreter a constant member has to
+stand to the right of a tensor: a number times a constant is a constant.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ class Rows(NamedTuple):
     def of(cls, values: Tensor, width: int | None = None) -> Rows:
         """width: that of one load, unless given."""
         constants = width or config.width(values.dtype), config.unit(values), values.stride(1) == 1
-        return cls(values, *values.stride(), values.shape[1], *map(_constant, constants))
+        row_stride, token_stride = values.stride()
+        vocabulary = values.shape[1]
+        return cls(values, row_stride, token_stride, vocabulary, *map(_constant, constants))
 
 
 class Config(NamedTuple):

@@ -131,7 +131,7 @@ def verify_greedy(batch: Batch) -> Emitted:
     logits = batch.logits
     output = take_output(batch)
     width = config.unit(logits)
-    programs, tiles = config.split_greedy(*logits.shape, logits.dtype)
+    programs, tiles = config.split_greedy(len(logits), logits.shape[1], logits.dtype)
     with torch.cuda.device_of(logits):
         greedy_kernel[(len(logits) * programs,)](
             Rows.of(logits, width),

@@ -345,7 +345,7 @@ def rejection_kernel(
             x = load_allowed(logits, values, allowed, unit, C.ALLOWED)
             q = load_units(draft, odds, unit, False)
             left = _residual(x, q, maximum, scale, bound, draft_top, factor, FILTERS, DRAFT_LOGITS)
-            chunk = tile * C.CHUNKS + tl.arange(0, C.CHUNKS)
+            chunk = tl.arange(0, C.CHUNKS) + tile * C.CHUNKS
             left = tl.sum(tl.sum(tl.sum(left, 3), 0), 1)
             tl.store(left_sum + chunk, left, mask=chunk < chunks)
 

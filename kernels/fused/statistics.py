@@ -66,7 +66,7 @@ def tile_units(tile, rows, CHUNKS: tl.constexpr):
     Each chunk is in the hands of one warp, in loads of 32 units: no sum crosses warps.
     """
     REPEATS: tl.constexpr = CHUNK // (32 * rows.WIDTH)
-    chunk = tile * CHUNKS + tl.arange(0, CHUNKS)
+    chunk = tl.arange(0, CHUNKS) + tile * CHUNKS
     return (
         chunk[None, :, None] * (CHUNK // rows.WIDTH)
         + tl.arange(0, REPEATS)[:, None, None] * 32
@@ -86,7 +86,7 @@ def _leave_tile(rows, values, allowed, tile, scale, left, raw, parts, CHUNKS: tl
         x = only_allowed(x, allowed, rows, unit)
     # The first lane of each warp writes what the warp found. Places that follow the lanes keep the
     # compiler from handing it to other warps first.
-    chunk = tl.expand_dims(tile * CHUNKS + tl.arange(0, CHUNKS), 1)
+    chunk = tl.expand_dims(tl.arange(0, CHUNKS) + tile * CHUNKS, 1)
     lane = tl.arange(0, 32)[None, :]
     inside = chunk < tl.cdiv(rows.vocabulary, CHUNK)
     first = inside & (lane == 0)

@@ -133,7 +133,7 @@ def _load_tile(logits, row, maxima, units, start, ALLOWED: tl.constexpr, MAXIMA:
         index = start + unit[:, None] * logits.WIDTH + tl.arange(0, logits.WIDTH)[None, :]
         x = tl.load(maxima + index, mask=index < units.length, other=float("-inf"))
     else:
-        x, _ = _load_listed(logits, row, units, start // logits.WIDTH + unit, ALLOWED)
+        x, _ = _load_listed(logits, row, units, unit + start // logits.WIDTH, ALLOWED)
     return x
 
 
@@ -219,7 +219,7 @@ def _list_units(logits, row, listed, entries, room, floor, ALLOWED: tl.constexpr
     found = 0
     start = 0
     while (start < listed.length << listed.more) & (found <= room):
-        index = start + tl.arange(0, _TILE // logits.WIDTH)
+        index = tl.arange(0, _TILE // logits.WIDTH) + start
         x, unit = _load_listed(logits, row, listed, index, ALLOWED)
         best = tl.max(x, 1)
         reaches = (best >= floor) & (best > float("-inf"))
