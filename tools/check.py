@@ -60,7 +60,7 @@ def tests_of(path: Path) -> set[str]:
     if path.name == "pyproject.toml":
         return {"tests/package"}
     if path.suffix == ".md" and path.parts[0] != "python":
-        return set()
+        return {"tests/package/test_docs.py"}
     tests = set()
     for room in room_of(path):
         named = {str(test) for test in Path("tests", room).glob(f"test_{path.stem}*.py")}

@@ -112,7 +112,10 @@ TEST(KeepWhatPays, FindsTheBestLengthsForAnyCurve) {
 }
 
 TEST(KeepWhatPays, DraftsAllThatIsFreeAndNothingThatCostsAStep) {
-  const std::vector<float> probabilities{0.9f, 0.01f};
+  const std::vector<float> probabilities{0.9f, 0.0f, 0.9f, 0.0f};
+  std::vector<std::int32_t> counts{2, 2};
+  keep_what_pays(StepCost::constant(0.0), 1.5, false, probabilities.data(), 2, 2, counts.data());
+  EXPECT_EQ(counts, (std::vector<std::int32_t>{2, 2}));
   std::int32_t count = 2;
   keep_what_pays(StepCost::constant(0.0), 1.5, false, probabilities.data(), 1, 2, &count);
   EXPECT_EQ(count, 2);

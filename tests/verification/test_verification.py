@@ -648,6 +648,14 @@ def test_odd_rows(rows, draft, emitted, status, temperature):
         assert verified.tolist() == [emitted, [2]]
         assert verified.status.tolist() == [status, 0]
         check_padding(verified)
+        # The same as a tree, with another guess for the first token, which never matches.
+        logits = torch.tensor([*rows, peak(0), peak(2)], dtype=dtype)
+        tree = {"parents": torch.tensor([*range(-1, len(draft) - 1), -1])}
+        drafts = [[*draft, len(logits[0])], []]
+        verified = sampled(logits, drafts, [5, 6], [0, 0], temperature=temperature, **tree)
+        assert verified.tolist() == [emitted, [2]]
+        assert verified.status.tolist() == [status, 0]
+        check_padding(verified)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 2e-38, 1.0, 3e38])

@@ -6,40 +6,53 @@
 #include <optional>
 #include <variant>
 
+#include "fastdraft/error.h"
 #include "fastdraft/export.h"
 #include "fastdraft/token.h"
 
 namespace fastdraft {
 
+// Each drafter's `check` throws InvalidValueError that names the first value outside its range.
+
 // The default drafter. It drafts the tokens most likely to be accepted, over all
 // sources, as long as they pay for their cost; acceptance probabilities are learned.
 struct CalibratedConfig {
-  // The most tokens of a draft tree, 1 to 4096; empty: drafts are chains.
+  // The most tokens of a draft tree; empty: drafts are chains.
   std::optional<std::int32_t> tree_budget;
+
+  void check() const {
+    if (tree_budget) check_range("tree_budget", *tree_budget, 1, 4096);
+  }
 };
 
 // Prompt lookup (A. Saxena, 2023) as transformers has it: the longest n-gram up to
 // `max_ngram` tokens that ends the text and occurs earlier in it, its leftmost
 // occurrence.
 struct PromptLookupConfig {
-  std::int32_t max_ngram = 3;  // 1 to 65536
+  std::int32_t max_ngram = 3;
+
+  void check() const { check_range("max_ngram", max_ngram, 1, 65536); }
 };
 
 // The n-gram autocomplete (J. Kim, K. Kim and A. Oh, 2024): the most frequent
 // continuation by an n-gram model of the prompt, while the product of the
 // conditional probabilities is at least `min_probability`.
-struct NgramConfig {
+struct FASTDRAFT_EXPORT NgramConfig {
   static constexpr std::int32_t kMaxOrder = 16;
 
   std::int32_t order = 4;        // 1 to kMaxOrder
   double min_probability = 0.3;  // 0 to 1
+
+  void check() const;
 };
 
 // Predicted outputs as the service that named them drafts them: the prediction
 // until the output leaves it; then nothing until `recovery` tokens in a row occur
 // in it again, and on from their leftmost occurrence.
 struct PredictedOutputsConfig {
-  std::int32_t recovery = 32;  // 1 to kMaxTextTokens
+  std::int32_t recovery = 32;
+
+  void check() const { check_range("recovery", recovery, 1, kMaxTextTokens); }
 };
 
 using DrafterConfig =

@@ -2,6 +2,7 @@
 // what was expected; the bindings turn them into fastdraft.errors.
 #pragma once
 
+#include <cstdint>
 #include <stdexcept>
 #include <string>
 
@@ -19,6 +20,15 @@ class FASTDRAFT_EXPORT InvalidValueError : public Error {
  public:
   using Error::Error;
 };
+
+// Throws InvalidValueError that names the value, unless it is from `least` to `most`.
+inline void check_range(const char* name, std::int64_t value, std::int64_t least,
+                        std::int64_t most) {
+  if (value >= least && value <= most) return;
+  const bool low = value < least;
+  throw InvalidValueError(std::string(name) + " must be at " + (low ? "least " : "most ") +
+                          std::to_string(low ? least : most) + ", got " + std::to_string(value));
+}
 
 // A request id that was never given out, or was finished or cancelled.
 class FASTDRAFT_EXPORT UnknownRequestError : public Error {

@@ -1,0 +1,71 @@
+"""The pages for readers of the repository: what they name is there, and their Python is Python."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+# Pages may leave out what comes before a room's name.
+ROOTS = (ROOT, ROOT / "python" / "fastdraft", ROOT / "tests")
+# What is built, installed or read, and so in no checkout.
+ABSENT = ("build", ".venv")
+
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+# Two or more names with a slash between them or behind the last one, not part of an address.
+NAMED = re.compile(r"(?<![\w/.:@~$-])(?:[\w.*-]+/)+(?:[\w*-]+(?:\.[\w*-]+)*)?")
+NEW = re.compile(r"`([^`]+)` \(new\)")  # files that an example adds
+
+
+def text_of(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def exists(name: str) -> bool:
+    """Whether a page's name for a file or a folder means one; HOST and the like mean any name."""
+    patterns = (name, re.sub(r"[A-Z]{3,}", "*", name) if not name.endswith(".md") else name)
+    return any(any(root.glob(pattern)) for root in ROOTS for pattern in patterns)
+
+
+def is_ours(name: str) -> bool:
+    """Whether a name begins as a path in the tree does."""
+    first = name.split("/")[0]
+    return first not in ABSENT and any((root / first).is_dir() for root in ROOTS)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_what_a_page_names_exists(page: Path) -> None:
+    text = text_of(page)
+    new = set(NEW.findall(text))
+    assert not [name for name in new if exists(name)]
+    named = {name.rstrip("/") for name in NAMED.findall(text) if is_ours(name)}
+    assert not sorted(name for name in named - new if not exists(name))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    links = [link for link in LINK.findall(text_of(page)) if "://" not in link]
+    targets = [(page.parent / link.partition("#")[0]) for link in links if link[0] != "#"]
+    assert not [str(target) for target in targets if not target.exists()]
+
+
+def test_a_wrong_name_is_noticed() -> None:
+    assert exists("hf/loop.py") and exists("tests/hosts/test_HOST.py") and exists("csrc/src/*.cc")
+    assert not exists("hf/loops.py") and not exists("docs/HOST.md")
+    assert NAMED.findall("see `hf/loop.py`, csrc/src/ and https://a.b/c/d.") == [
+        "hf/loop.py",
+        "csrc/src/",
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_python_on_a_page_is_python(page: Path) -> None:
+    for block in re.findall(r"^```python\n(.*?)^```$", text_of(page), re.DOTALL | re.MULTILINE):
+        # A part of a file may be indented, or a line within a bracket.
+        source = block if block[0] != " " else f"class _:\n{block}"
+        if not block.startswith('            "'):
+            compile(source, str(page), "exec")
