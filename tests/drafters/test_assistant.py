@@ -22,16 +22,6 @@ NEW = 32
 GREEDY: dict[str, Any] = {"do_sample": False, "max_new_tokens": NEW, "eos_token_id": None}
 
 
-@pytest.fixture(scope="module")
-def model() -> Any:
-    return tiny_model("llama")
-
-
-@pytest.fixture(scope="module")
-def small(model: Any) -> Any:
-    return bent(model)
-
-
 def _constant(model: Any, num_tokens: int = 4, **options: Any) -> AssistantModel:
     return AssistantModel(
         model, schedule="constant", num_tokens=num_tokens, **{"lookup": None, **options}

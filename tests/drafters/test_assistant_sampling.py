@@ -20,20 +20,10 @@ from transformers import (
 from assistants import bent, shortened
 from fastdraft import DraftConfig, DraftStats, hf
 from fastdraft.drafters import AssistantModel, Staged
-from hf_models import VOCABULARY, TreeBatch, repetitive_batch, tiny_model
+from hf_models import VOCABULARY, TreeBatch, repetitive_batch
 
 LENGTH, COPIES = 8, 1500
 SAMPLE: dict[str, Any] = {"do_sample": True, "top_k": 0, "eos_token_id": None}
-
-
-@pytest.fixture(scope="module")
-def model() -> Any:
-    return tiny_model("llama")
-
-
-@pytest.fixture(scope="module")
-def small(model: Any) -> Any:
-    return bent(model)
 
 
 def _constant(model: Any, num_tokens: int, **options: Any) -> AssistantModel:

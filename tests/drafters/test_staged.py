@@ -12,19 +12,9 @@ from assistants import bent, shortened
 from fastdraft import DraftConfig, Engine, hf
 from fastdraft.drafters import AssistantModel, Staged
 from fastdraft.errors import InvalidValueError
-from hf_models import VOCABULARY, repetitive_batch, tiny_model
+from hf_models import VOCABULARY, repetitive_batch
 
 GREEDY: dict[str, Any] = {"do_sample": False, "max_new_tokens": 40, "eos_token_id": None}
-
-
-@pytest.fixture(scope="module")
-def model() -> Any:
-    return tiny_model("llama")
-
-
-@pytest.fixture(scope="module")
-def small(model: Any) -> Any:
-    return bent(model)
 
 
 def _constant(model: Any, num_tokens: int) -> AssistantModel:

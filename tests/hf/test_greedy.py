@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from fastdraft import DraftConfig, hf
-from fastdraft.step_latency import StepLatency
 from hf_models import (
     EOS,
     FAMILIES,
@@ -19,6 +17,7 @@ from hf_models import (
     Generous,
     Silent,
     assert_same_tokens,
+    charge_in_steps,
     drawn,
     edited,
     repetitive_batch,
@@ -106,25 +105,13 @@ def test_drafts_save_forwards(llama: Any) -> None:
     assert len(forwards) == output.stats.steps < NEW / 3
 
 
-class _Stepped(StepLatency):
-    """A cost that is known: any width up to 6 costs as much as 6."""
-
-    def wants_plain_step(self, rows: int) -> bool:
-        return False
-
-    def best_widths(self, rows: int, widest: int = 32) -> tuple[Any, Any]:
-        widths = np.maximum(np.arange(1, widest + 1), 6)
-        widths[0] = 1
-        return widths * 1.0, widths
-
-
 @pytest.mark.parametrize("family", ["llama", "gemma3", "opt"])
 @pytest.mark.parametrize("rows", [1, 3])
 def test_forwards_are_padded_to_the_cheaper_width(family: str, rows: int) -> None:
     model = tiny_model(family)
     inputs = repetitive_batch(rows)
     expected = model.generate(**inputs, do_sample=False, max_new_tokens=NEW, eos_token_id=None)
-    StepLatency._of_model[model] = _Stepped("cpu")
+    charge_in_steps(model, 6)
     widths: list[int] = []
     handle = model.get_input_embeddings().register_forward_hook(
         lambda _, arguments, __: widths.append(arguments[0].shape[1])
@@ -188,7 +175,7 @@ def test_nothing_is_placed_behind_the_last_position(family: str, hidden: int) ->
     inputs["attention_mask"][:, :hidden] = 0
     options = {"do_sample": False, "max_new_tokens": 18, "eos_token_id": None}
     expected = model.generate(**inputs, **options)
-    StepLatency._of_model[model] = _Stepped("cpu")
+    charge_in_steps(model, 6)
     output = hf.generate(
         model, **inputs, **options, drafter=Generous(), prediction=edited(expected[0, 30:], every=5)
     )

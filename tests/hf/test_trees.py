@@ -16,7 +16,6 @@ from transformers.generation.streamers import BaseStreamer
 from fastdraft import DraftConfig, hf
 from fastdraft.errors import InvalidValueError
 from fastdraft.hf.drafts import FlatDrafts
-from fastdraft.step_latency import StepLatency
 from hf_models import (
     EOS,
     FAMILIES,
@@ -26,6 +25,7 @@ from hf_models import (
     Silent,
     TreeBatch,
     assert_same_tokens,
+    charge_in_steps,
     drawn,
     edited,
     repetitive_batch,
@@ -115,23 +115,11 @@ def test_a_tree_is_verified_in_one_forward(llama: Any) -> None:
     assert len(forwards) - NEW == output.stats.steps < NEW * 2 / 3
 
 
-class _Stepped(StepLatency):
-    """A cost that is known: any width up to 16 costs as much as 16."""
-
-    def wants_plain_step(self, rows: int) -> bool:
-        return False
-
-    def best_widths(self, rows: int, widest: int = 32) -> tuple[Any, Any]:
-        widths = np.maximum(np.arange(1, widest + 1), 16)
-        widths[0] = 1
-        return widths * 1.0, widths
-
-
 @pytest.mark.parametrize("family", ["gemma3", "opt"])
 @pytest.mark.parametrize("rows", [1, 3])
 def test_forwards_are_padded_to_the_cheaper_width(family: str, rows: int) -> None:
     model = tiny_model(family)
-    StepLatency._of_model[model] = _Stepped("cpu")
+    charge_in_steps(model, 16)
     widths: list[int] = []
     handle = model.get_input_embeddings().register_forward_hook(
         lambda _, arguments, __: widths.append(arguments[0].shape[1])

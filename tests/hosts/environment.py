@@ -1,9 +1,9 @@
 """Makes the environment that a host is tested in: `python tests/hosts/environment.py HOST FOLDER`.
 
-The environment sees the packages of the Python that runs this, PyTorch among them, behind its own.
-requirements/HOST.txt is a file of pip's. Two remarks in it have a meaning: a package that is marked
-"alone" comes without what it requires, one that is marked "without torch" without torchvision and
-the like, whose wheels are made for CUDA and cannot be imported beside PyTorch for CPUs.
+The environment also sees the packages of the Python that runs this script, such as PyTorch; its own
+packages come first. requirements/HOST.txt is a requirements file of pip with two special comments.
+"alone" installs a package without its dependencies. "without torch" leaves out PyTorch, torchvision
+and the like: their wheels are built for CUDA and cannot be imported beside PyTorch for CPUs.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ import torch
 import transformers
 
 from fastdraft import DraftBatch, DraftStats, Engine
+from fastdraft.step_latency import StepLatency
 
 VOCABULARY = 97
 BOS, EOS, PAD = 1, 2, 0
@@ -322,3 +323,24 @@ def assert_same_tokens(
         )
     assert ties or expected.shape == actual.shape
     return ties
+
+
+class _InSteps(StepLatency):
+    """A cost that is known: any width from 2 up to `width` costs as much as `width`."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__("cpu")
+        self._width = width
+
+    def wants_plain_step(self, rows: int) -> bool:
+        return False
+
+    def best_widths(self, rows: int, widest: int = 32) -> tuple[Any, Any]:
+        widths = np.maximum(np.arange(1, widest + 1), self._width)
+        widths[0] = 1
+        return widths * 1.0, widths
+
+
+def charge_in_steps(model: Any, width: int) -> None:
+    """Makes generations with `model` take any forward of 2 to `width` tokens for one of `width`."""
+    StepLatency._of_model[model] = _InSteps(width)
