@@ -75,8 +75,8 @@ class Candidates {
   // Begins a draft from the matches as they are now. Gives the agreement of the root.
   Agreement begin(const ExpectedText& copy, const ExpectedText& prediction) noexcept;
 
-  // Weighs the tokens that may follow a node, `depth` tokens below the root. For chains the
-  // nodes must come in their order, each the best of the one before.
+  // Weighs the tokens that may follow a node, `depth` tokens below the root. For a chain, call
+  // this for its nodes in order: each is the best candidate of the one before.
   Range expand(std::int32_t depth, const Agreement& agreement);
 
   const Candidate& operator[](std::size_t i) const noexcept { return candidates_[i]; }

@@ -1,4 +1,4 @@
-// The text of a live datastore, within the memory that the datastore may take.
+// Holds a live datastore's text, and drops the oldest when the datastore's memory limit is reached.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,5 @@
-// Where the last tokens of a request's text occur, in the text and in datastores, and what follows.
+// Finds where a request's last tokens occur earlier in its text and in datastores, and what
+// followed them there.
 #pragma once
 
 #include <array>

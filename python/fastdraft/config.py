@@ -58,9 +58,9 @@ class DraftConfig:
     ) -> DraftConfig:
         """Prompt lookup decoding (A. Saxena, 2023), proposal for proposal as transformers has it.
 
-        The longest n-gram of at most `max_ngram` tokens that ends the text and occurs earlier in
-        it is looked up; up to `num_tokens` tokens that follow its leftmost occurrence are drafted,
-        whatever they cost. Predictions are not used.
+        Finds the longest n-gram of at most `max_ngram` tokens that ends the text and also occurs
+        earlier, and drafts up to `num_tokens` tokens that followed its first occurrence, whatever
+        they cost. Predictions are not used.
         """
         return cls(
             lookahead=num_tokens,

@@ -51,7 +51,7 @@ def withheld_arguments(model: Any, streamer: Any, given: Mapping[str, Any]) -> d
         name: found.get(name) if arguments.get(name) in (None, UNKNOWN) else arguments[name]
         for name in ("streamer", "assistant_model", "synced_gpus")
     }
-    # generate puts the prompt to the streamer that it is given.
+    # `generate` has already passed the prompt to a streamer that it was given itself.
     withheld["prompt_is_put"] = frame is None or found["streamer"] is not None
     return withheld
 

@@ -4,9 +4,9 @@ A stage drafts by generating: forward after forward, it emits tokens of its own 
 lower stage, a smaller model or the engine, drafts for it in turn. The stage verifies these drafts
 as the target verifies its own.
 
-Its random numbers come from a seed of its own, mixed from the request's seed, the stage's level and
-the length of the text. They are independent of those that verify its tokens, and new in every step.
-So a decision that depends on a rejected draft cannot favour a later one.
+A stage seeds its random numbers from the request's seed, its own level and the length of the text.
+They are independent of the numbers that verify its tokens, and change in every step. So a decision
+that depends on a rejected draft cannot bias a later one.
 """
 
 from __future__ import annotations

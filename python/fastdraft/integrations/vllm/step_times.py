@@ -12,7 +12,7 @@ from fastdraft.step_latency import StepLatency
 
 __all__ = ["StepTimes"]
 
-# The weight of the latest step in the mean of a step's prompt tokens.
+# A step's prompt tokens are averaged over recent steps; the latest one has this weight.
 _PROMPT_RATE = 1 / 8
 
 
