@@ -37,7 +37,7 @@ from fastdraft.replay import (
 )
 from fastdraft.replay.measurement import results_text
 from fastdraft.replay.peers import TransformersPromptLookup
-from fastdraft.replay.run import accepted_path
+from fastdraft.replay.trace import accepted_path
 
 RUN_KEYS = {
     "at_once",
@@ -106,11 +106,27 @@ def test_counts_are_those_of_greedy_verification_by_hand(tmp_path: Path) -> None
     record = {"prompt_ids": [1, 2, 3, 4, 5, 6, 1], "output_ids": [2, 3, 4, 9, 1, 2, 3]}
     records = read_family(write(tmp_path / "one.jsonl", [record]), no_text)
     peer = EnginePeer(Engine(DraftConfig.prompt_lookup(num_tokens=3)))
-    origins, result = trace_request(peer, records[0])
+    trace = trace_request(peer, records[0])
     # After the prefill's 2: draft 3 4 5, emitted 3 4 9; nothing known of 9: emitted 1;
     # draft 2 3 4, of which the rest of the output takes two, and no token is left to emit.
-    assert (result.requests, result.stats) == (1, DraftStats(3, 6, 2, 6, 4))
-    assert origins == ["target", "context", "context", "target", "target", "context", "context"]
+    assert trace.stats == DraftStats(3, 6, 2, 6, 4)
+    assert trace.origins == [
+        "target",
+        "context",
+        "context",
+        "target",
+        "target",
+        "context",
+        "context",
+    ]
+    assert trace.output_ids == record["output_ids"]
+    assert [step.token_ids for step in trace.steps] == [[3, 4, 5], [], [2, 3, 4]]
+    assert [step.accepted for step in trace.steps] == [[0, 1], [], [0, 1]]
+    assert [step.emitted for step in trace.steps] == [[3, 4, 9], [1], [2, 3]]
+    # Prompt lookup estimates nothing.
+    assert all(step.chances is None for step in trace.steps)
+    result = replay_family(peer, records)
+    assert (result.requests, result.stats) == (1, trace.stats)
     assert result.stats.mean_accepted_tokens == 2.0
     assert result.speed(0.5) == 6 / (3 + 0.5 * 6)
 
@@ -366,7 +382,7 @@ def test_a_frozen_datastore_serves_every_request(tmp_path: Path) -> None:
     assert results_of(tmp_path, "--data", data)["families"]["f"]["accepted"] == 0
     assert results_of(tmp_path, "--data", data, *known)["families"]["f"]["steps"] < 40
     shown = fastdraft("--data", data, *known, "--show", "1")
-    assert "⟦datastore⟧" in shown.stdout
+    assert "[datastore]" in shown.stdout
 
 
 def test_a_datastore_of_another_tokenizer_is_refused(tmp_path: Path, tokenizer: Path) -> None:
@@ -390,7 +406,7 @@ def test_predictions_are_handed_over_when_asked(tmp_path: Path) -> None:
     assert without["accepted"] == 0
     assert results_of(tmp_path, "--data", data, "--prediction")["families"]["f"]["steps"] < 20
     shown = fastdraft("--data", data, "--prediction", "--show", "1")
-    assert "⟦prediction⟧" in shown.stdout
+    assert "«prediction»" in shown.stdout
 
 
 def test_trees_are_replayed(tmp_path: Path) -> None:
@@ -518,7 +534,7 @@ def test_a_line_that_is_no_record_is_named(tmp_path: Path, line: str, message: s
 @pytest.mark.parametrize(
     ("arguments", "exit_code", "message"),
     [
-        ([], 2, "Missing option '--data'"),
+        ([], 2, "give either --data or --sample"),
         (["--data", "gone"], 2, "'gone' does not exist"),
         (["--data", "{empty}"], 1, "must hold *.jsonl files, and holds none"),
         (["--data", "{void}"], 1, "void.jsonl holds no records"),

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
-from fastdraft.replay.display import heading, show_origins, table, text_by_origin
-from fastdraft.replay.records import Record
-from fastdraft.replay.results import FamilyResult, ReplayResult
+from fastdraft.replay.display import heading, show_origins, table
+from fastdraft.replay.results import ReplayResult
+from fastdraft.replay.trace import Trace
 
 __all__ = ["plot", "show", "show_request"]
 
@@ -81,33 +81,11 @@ def _show_drafters(console: Console, results: list[ReplayResult]) -> None:
     console.print(rows)
 
 
-def show_request(
-    console: Console,
-    title: str,
-    record: Record,
-    origins: Sequence[str],
-    result: FamilyResult,
-    decode: Callable[[list[int]], str] | None,
-) -> None:
-    """Prints the output of a record by where it came from, and how many steps it took.
-
-    Args:
-        console: Where to.
-        title: Which drafter.
-        record: The request.
-        origins: Where each token of its output came from.
-        result: Its counts.
-        decode: Turns token ids into text; without it the ids are printed.
-    """
-    heading(console, f"{record.id}: {title}")
-    output = record.output_ids.tolist()
-    show_origins(console, text_by_origin(origins, output, decode), Counter(origins))
-    stats = result.stats
-    console.print(
-        f"{len(output)} tokens, {stats.steps} steps after the prefill, "
-        f"{stats.mean_accepted_tokens:.2f} tokens a step; "
-        f"drafted {stats.drafted}, accepted {stats.accepted}"
-    )
+def show_request(console: Console, trace: Trace) -> None:
+    """Prints the output of a request by where it came from, and how many steps it took."""
+    heading(console, f"{trace.name}: {trace.title}")
+    show_origins(console, trace.parts(), Counter(trace.origins))
+    console.print(trace.summary)
 
 
 def plot(path: Path, result: ReplayResult, baseline: tuple[str, dict[str, float]] | None) -> None:
