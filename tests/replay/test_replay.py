@@ -473,8 +473,8 @@ def test_plot_draws_an_image(tmp_path: Path) -> None:
     options = ("--data", data, "--plot", image)
     for more in (
         (),
-        ("--drafter", "prompt-lookup", "--drafter", "default"),
-        ("--against", results),
+        ("--drafter", "prompt-lookup", "--drafter", "default", "--token-cost", "0.1"),
+        ("--against", results, "--tree-budget", "8"),
     ):
         image.unlink(missing_ok=True)
         result = fastdraft(*options, *more)
@@ -483,9 +483,28 @@ def test_plot_draws_an_image(tmp_path: Path) -> None:
     refused = fastdraft(*options, "--against", data)
     assert refused.exit_code == 1
     assert "must hold the JSON of `fastdraft replay --json`" in refused.stderr
-    odd = fastdraft("--data", data, "--plot", tmp_path / "plot.odd")
-    assert odd.exit_code == 1
-    assert "cannot draw" in odd.stderr
+    other = fastdraft(*options, "--against", results, "--token-cost", "0.5")
+    assert other.exit_code == 2
+    assert "has no run at token cost 0.5" in other.stderr
+    for name in ("plot.odd", "plot"):
+        odd = fastdraft("--data", data, "--plot", tmp_path / name)
+        assert odd.exit_code == 1
+        assert "its name must end in one of" in odd.stderr
+        # Refused before the work: nothing was replayed.
+        assert odd.stdout == ""
+
+
+def test_plot_draws_every_cost_and_names_us(tmp_path: Path) -> None:
+    data, image = write(tmp_path / "f.jsonl", copies(10, requests=2)), tmp_path / "plot.svg"
+    options = ("--data", data, "--plot", image, "--token-cost", "0", "--token-cost", "0.1")
+    assert fastdraft(*options).exit_code == 0
+    drawn = image.read_text()
+    for text in ("fastdraft", "plain", "token cost 0", "token cost 0.1"):
+        assert f">{text}</text>" in drawn
+    assert "default" not in drawn
+    image.unlink()
+    assert fastdraft(*options).exit_code == 0
+    assert image.read_text() == drawn
 
 
 def test_a_plot_without_matplotlib_names_the_command() -> None:

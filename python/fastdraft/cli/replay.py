@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -24,7 +25,6 @@ from fastdraft.replay import (
     DRAFTERS,
     PEERS,
     Record,
-    ReplayResult,
     Trace,
     Unavailable,
     family_files,
@@ -39,8 +39,9 @@ from fastdraft.replay.display import progress
 from fastdraft.replay.measurement import describe_machine, write_results
 from fastdraft.replay.page import MOST_TOKENS, choose, page
 from fastdraft.replay.picture import picture
+from fastdraft.replay.plot import check_image, plot_speeds
 from fastdraft.replay.records import Encode
-from fastdraft.replay.results import as_json, read_tokens_per_step
+from fastdraft.replay.results import Speeds, as_json, read_speeds
 from fastdraft.replay.samples import SAMPLE, Pieces
 from fastdraft.replay.tokenizer import TextTokenizer
 
@@ -127,11 +128,13 @@ TABLE_WIDTH = 120
     "--html", type=NEW_FILE, help="Write a page that steps through the requests in a browser."
 )
 @click.option("--json", "json_file", type=NEW_FILE, help="Write the results to this file.")
-@click.option("--plot", type=NEW_FILE, help="Draw the first run's tokens a step to this image.")
+@click.option(
+    "--plot", type=NEW_FILE, help="Draw the modelled speeds of all runs to this image, by family."
+)
 @click.option(
     "--against",
     type=FILE,
-    help="For --plot: results of --json to draw beside.  [default: the first other drafter]",
+    help="For --plot: results of --json to draw beside, at the same token costs.",
 )
 @click.pass_context
 def replay(
@@ -185,10 +188,10 @@ def replay(
     check_folder("--plot", plot)
     check_folder("--svg", svg)
     check_folder("--html", html)
+    # What cannot be drawn is refused now, not after the work; so is a missing matplotlib.
     if plot is not None:
-        # A missing matplotlib is reported now, not after the work.
-        import matplotlib  # noqa: F401
-    baseline = None if against is None else read_tokens_per_step(against, token_costs[0])
+        check_image(plot)
+    beside = [] if against is None else _beside(against, token_costs)
 
     console = Console(highlight=False, soft_wrap=True)
     console.width = max(console.width, TABLE_WIDTH)
@@ -268,7 +271,7 @@ def replay(
         title = f"{requests:,} recorded requests, replayed"
         write_text("--html", html, page(followed, title=title, requests=requests * len(settings)))
     if plot is not None:
-        _plot(plot, results, baseline)
+        plot_speeds(plot, [*map(Speeds.of, results), *beside])
 
 
 replay.add_command(record)
@@ -316,14 +319,14 @@ def _up_to(families: dict[str, list[Record]], name: str) -> dict[str, list[Recor
     raise click.BadParameter(f"no request has the id {name!r}", param_hint="--show")
 
 
-def _plot(
-    path: Path, results: Sequence[ReplayResult], baseline: tuple[str, dict[str, float]] | None
-) -> None:
-    first = results[0]
-    other = next((each for each in results if each.drafter != first.drafter), None)
-    if baseline is None and other is not None:
-        baseline = (other.drafter, other.tokens_per_step)
-    try:
-        report.plot(path, first, baseline)
-    except (ValueError, OSError) as error:
-        raise click.ClickException(f"cannot draw {path}: {error}") from error
+def _beside(path: Path, token_costs: Sequence[float]) -> list[Speeds]:
+    """The runs in a file of results at the costs of this run, under the file's name."""
+    found = [
+        replace(run, name=f"{run.name} ({path.name})")
+        for run in read_speeds(path)
+        if run.token_cost in token_costs
+    ]
+    if not found:
+        costs = ", ".join(f"{cost:g}" for cost in token_costs)
+        raise click.BadParameter(f"{path} has no run at token cost {costs}", param_hint="--against")
+    return found

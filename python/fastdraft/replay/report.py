@@ -1,11 +1,10 @@
-"""The tables and the plot of a replay."""
+"""The tables of a replay."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
-from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
@@ -14,7 +13,7 @@ from fastdraft.replay.display import heading, show_origins, table
 from fastdraft.replay.results import ReplayResult
 from fastdraft.replay.trace import Trace
 
-__all__ = ["plot", "show", "show_request"]
+__all__ = ["show", "show_request"]
 
 
 def show(console: Console, results: Sequence[ReplayResult]) -> None:
@@ -86,37 +85,3 @@ def show_request(console: Console, trace: Trace) -> None:
     heading(console, f"{trace.name}: {trace.title}")
     show_origins(console, trace.parts(), Counter(trace.origins))
     console.print(trace.summary)
-
-
-def plot(path: Path, result: ReplayResult, baseline: tuple[str, dict[str, float]] | None) -> None:
-    """Draws the tokens a step of each family to an image, beside those of a baseline.
-
-    Args:
-        path: Its ending chooses the format.
-        result: What is drawn.
-        baseline: A title, and tokens a step by family; without it, one token a step.
-
-    Raises:
-        ValueError: matplotlib does not know the format.
-        OSError: The file cannot be written.
-    """
-    from matplotlib.figure import Figure
-
-    ours = result.tokens_per_step
-    names = sorted(ours, key=lambda name: ours[name])
-    title, theirs = baseline or ("no drafts", dict.fromkeys(names, 1.0))
-    figure = Figure(figsize=(8, 1.5 + 0.3 * len(names)), layout="constrained")
-    axes = figure.subplots()
-    places = range(len(names))
-    axes.barh(places, [ours[name] for name in names], 0.7, color="#4477aa", label=result.drafter)
-    shared = [place for place in places if names[place] in theirs]
-    values = [theirs[names[place]] for place in shared]
-    axes.scatter(values, shared, marker="D", color="#cc6677", zorder=3, label=title)
-    axes.set_yticks(places, names)
-    axes.set_xlabel(
-        f"tokens a step, lookahead {result.lookahead}, token cost {result.token_cost:g}"
-    )
-    axes.set_xlim(left=0)
-    axes.grid(axis="x", alpha=0.3)
-    axes.legend(loc="lower right")
-    figure.savefig(path, dpi=150)
