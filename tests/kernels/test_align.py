@@ -196,7 +196,7 @@ NODES = [(1, -1, 0.8), (2, 0, 0.4), (3, -1, 0.2), (2, 1, 0.2), (4, 0, 0.1), (0, 
         # One token is too few to come back by, and the text does not repeat itself.
         (tree([3, 0, 4], 2, NODES), []),
         # The text repeats itself with a period of 3.
-        (tree([0, 1, 2, 0, 1], 1, NODES[2:3]), [(token, 0.5) for token in [2, 0, 1, 2, 0, 1, 2, 0]]),
+        (tree([0, 1, 2, 0, 1], 1, NODES[2:3]), [(i, 0.5) for i in (2, 0, 1, 2, 0, 1, 2, 0)]),
         # A tree of another request.
         (tree([3, 3], 2, NODES, of=1), []),
         # The text got shorter than the tree's.

@@ -37,8 +37,9 @@ class Compiled:
 
     registers, scratch (bytes: stack, local memory and spills), shared (bytes): of a thread, of a
     thread and of a program. put_aside: loads and stores of scratch in loops. wide_loads: loads of
-    16 bytes. size: instructions in all. instructions, exponentials: a logit, in the costliest of the
-    innermost loops with wide loads, None without such a loop. The logits of a loop are those that its wide loads bring.
+    16 bytes. size: instructions in all. instructions, exponentials: a logit, in the costliest of
+    the innermost loops with wide loads, None without such a loop. The logits of a loop are those
+    that its wide loads bring.
     """
 
     registers: int
