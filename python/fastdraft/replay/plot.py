@@ -60,7 +60,7 @@ def style() -> Iterator[None]:
     """The look of all plots; equal data makes equal files."""
     import matplotlib
 
-    options = {
+    options: Any = {
         "axes.edgecolor": "#8c959f",
         "axes.spines.right": False,
         "axes.spines.top": False,
@@ -107,7 +107,7 @@ def speeds_figure(runs: Sequence[Speeds]) -> Figure:
     Plain decoding is the line at 1. Families stand in the order of the first run's speeds.
     """
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
+    from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 
     costs = list(dict.fromkeys(run.token_cost for run in runs))
     first = runs[0].families
@@ -143,7 +143,7 @@ def speeds_figure(runs: Sequence[Speeds]) -> Figure:
         axes.set_xlim(min(0.95, 0.95 * min(every)), 1.08 * max(every))
         axes.xaxis.set_major_locator(FixedLocator([0.25, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10, 20, 50]))
         axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter(ScalarFormatter())
+        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         axes.grid(axis="x")
         axes.set_axisbelow(True)
     panels[0].set_yticks(list(places.values()), list(places))
