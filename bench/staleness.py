@@ -3,8 +3,8 @@
 A host that never waits for its drafter drafts from *continuations*: a tree of likely tokens that
 the engine computed from the text of an earlier step. When they are used, the tokens emitted since
 are looked up in the tree, and the draft goes on below them. Where they are not in the tree, the
-draft is taken from another place of the tree that ends with the text's last tokens, and else
-from the longest repeated n-gram in the text itself.
+draft is taken from the longest repeated n-gram in the text itself; and where none repeats, the last
+token is taken for a replacement of the one that the tree expected there.
 
 Each variant is replayed with the real engine over the same requests, and compared with fresh drafts
 by modelled speed: tokens / (steps + token cost * drafted).
@@ -71,7 +71,7 @@ class Variant:
     depth: int = 51
     chains: int = 0
     chain_length: int = 0
-    reentry: int = 2
+    reentry: int = 0
     scan: Scan = field(default_factory=Scan)
     edit: bool = True
     cut: bool = True
@@ -329,10 +329,9 @@ SWEEP = {
         )
         for chains, length in ((1, 16), (1, 48), (2, 32), (4, 32), (8, 16), (8, 48))
     },
-    "no re-entry": replace(CHOSEN, reentry=0),
-    "re-entry from 1": replace(CHOSEN, reentry=1),
+    **{f"re-entry from {n}": replace(CHOSEN, reentry=n) for n in (1, 2, 4)},
     "no edit": replace(CHOSEN, edit=False),
-    "tree alone": replace(CHOSEN, edit=False, reentry=0, scan=Scan(0)),
+    "tree alone": replace(CHOSEN, edit=False, scan=Scan(0)),
     "no scan": replace(CHOSEN, scan=Scan(0)),
     **{f"scan from {n}": replace(CHOSEN, scan=Scan(n)) for n in (2, 3, 4)},
     **{f"window {w}": replace(CHOSEN, scan=Scan(1, w)) for w in (256, 1024, 16384)},
@@ -409,7 +408,7 @@ def main() -> None:
     results = about(tokens=options.tokens)
     families = {
         name: sample(records, options.tokens)
-        for name, records in recorded_families(options.data, names=options.families).items()
+        for name, records in recorded_families(options.data, names=options.families or ()).items()
     }
     main_costs, sweep_costs = (0.0, 0.003, 0.02, 0.05), (0.0, 0.02)
     rows = measure(
