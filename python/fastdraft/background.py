@@ -119,8 +119,6 @@ class _Request:
         known = self.waiting.get(piece.position)
         if known is None or len(known.token_ids) < len(piece.token_ids):
             self.waiting[piece.position] = piece
-        while len(self.waiting) > MOST_WAITING:
-            del self.waiting[min(self.waiting)]
 
     def take(self, length: int) -> Iterator[_Piece]:
         """The pieces that go on behind a text of `length` tokens, in order, cut to what is new."""
@@ -133,6 +131,11 @@ class _Request:
                 tokens = piece.token_ids[known:]
                 yield _Piece(length, tokens, piece.drafted if known == 0 else 0)
                 length += len(tokens)
+
+    def forget(self) -> None:
+        """Drops the oldest pieces where too many wait."""
+        while len(self.waiting) > MOST_WAITING:
+            del self.waiting[min(self.waiting)]
 
 
 class BackgroundDrafter:
@@ -424,6 +427,7 @@ class BackgroundDrafter:
                 continue
             request.keep(_Piece(position, report.token_ids[start:end], int(report.drafted[i])))
             pieces = self._ready(row, request)
+            request.forget()
             self.counts.repeated += not pieces and position not in request.waiting
             found += pieces
         return found
