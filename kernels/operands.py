@@ -203,6 +203,71 @@ class Emitted(NamedTuple):
     raw_logprobs: Tensor | None
 
 
+class Texts(NamedTuple):
+    """The texts of a host's requests, one a place, all on one device.
+
+    token_ids: int32 (places, longest), of any row stride, a row's tokens side by side.
+    lengths: int32 (places,), how many of them are the text.
+    requests: int32 (places,), a number of the request whose text it is.
+    limits: int32 (places,), the longest draft that it may get; 0 for none.
+    """
+
+    token_ids: Tensor
+    lengths: Tensor
+    requests: Tensor
+    limits: Tensor
+
+
+class Continuations(NamedTuple):
+    """What may follow the texts, as they were a step or more ago: a tree for each place.
+
+    bases: int32 (places,), the length of the text that the tree follows.
+    counts: int32 (places,), its nodes; 0 where nothing is known.
+    token_ids: int32 (places, nodes), contiguous, in the order of falling probability.
+    parents: int32 (places, nodes), contiguous: a node's parent stands before it, -1 for the root.
+    probabilities: float32 (places, nodes), contiguous: the chance of the whole path to the node.
+    requests: int32 (places,), the number of the request that the tree is for. A tree for another
+        request than the text's is not used: places change hands while trees are on their way.
+    """
+
+    bases: Tensor
+    counts: Tensor
+    token_ids: Tensor
+    parents: Tensor
+    probabilities: Tensor
+    requests: Tensor
+
+
+class Scan(NamedTuple):
+    """How texts are looked for: in trees and in themselves.
+
+    probabilities: float32 (n,), the chance of each token after a match of 1 to n tokens in the
+        row's own text. Longer matches are not looked for.
+    shortest: the fewest tokens of such a match.
+    window: how many positions before the last are looked at.
+    shortest_path: the fewest tokens that lead back into a tree that the text has left.
+    """
+
+    probabilities: Tensor
+    shortest: int
+    window: int
+    shortest_path: int
+
+
+class Aligned(NamedTuple):
+    """The drafts of a batch.
+
+    token_ids: int32 or int64 (rows, lookahead), contiguous, padded after each draft's end.
+    probabilities: float32 (rows, lookahead), contiguous: the chance of each token if those before
+        it are right; 0 after the draft's end. The chance of them all is the product.
+    counts: int32 (rows,), the tokens of each draft.
+    """
+
+    token_ids: Tensor
+    probabilities: Tensor
+    counts: Tensor
+
+
 class Kernels(Protocol):
     """The operations, as the modules `reference` and `fused` both have them.
 
@@ -230,3 +295,15 @@ class Kernels(Protocol):
     ) -> Tensor: ...
 
     def compaction_indices(self, path: Tensor) -> Tensor: ...
+
+    def align(
+        self,
+        texts: Texts,
+        continuations: Continuations,
+        idx_mapping: Tensor,
+        num_sampled: Tensor,
+        scan: Scan,
+        vocabulary: int,
+        padding: int | None,
+        output: Aligned,
+    ) -> Aligned: ...

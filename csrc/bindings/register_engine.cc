@@ -197,6 +197,73 @@ void observe_batch(PythonEngine& engine, const Integers& requests, const Integer
   if (!failed.empty()) raise_rows(failed);
 }
 
+// A column of a fastdraft.Continuations, written in place.
+template <typename T>
+T* writable_column(const ContinuationsObject& out, const char* name, std::int64_t rows,
+                   std::int64_t nodes) {
+  const py::object column = out.attr(name);
+  const bool is_row = nodes < 0;
+  if (py::isinstance<py::array_t<T>>(column)) {
+    auto array = py::reinterpret_borrow<py::array_t<T>>(column);
+    const bool fits = array.ndim() == (is_row ? 1 : 2) && array.shape(0) == rows &&
+                      (is_row || array.shape(1) == nodes);
+    if (fits && array.writeable() && (array.flags() & py::array::c_style) != 0) {
+      return array.mutable_data();
+    }
+  }
+  throw InvalidValueError(std::string(name) + " of the continuations must be a C-contiguous " +
+                          "writable array of " + std::string(py::str(py::dtype::of<T>())) + ", (" +
+                          std::to_string(rows) +
+                          (is_row ? ",)" : ", " + std::to_string(nodes) + ")") + ", got " +
+                          std::string(py::repr(py::type::of(column))));
+}
+
+Continuations read_continuations(const ContinuationsObject& out) {
+  const py::object token_ids = out.attr("token_ids");
+  const py::array shaped = py::array::ensure(token_ids);
+  if (!shaped || shaped.ndim() != 2) {
+    throw InvalidValueError("token_ids of the continuations must have two dimensions, got " +
+                            std::string(py::repr(token_ids)));
+  }
+  const std::int64_t rows = shaped.shape(0);
+  const std::int64_t nodes = shaped.shape(1);
+  return {rows,
+          nodes,
+          writable_column<std::int32_t>(out, "base", rows, -1),
+          writable_column<std::int32_t>(out, "count", rows, -1),
+          writable_column<Token>(out, "token_ids", rows, nodes),
+          writable_column<std::int32_t>(out, "parents", rows, nodes),
+          writable_column<float>(out, "probabilities", rows, nodes)};
+}
+
+void check_rows(std::int64_t given, std::int64_t rows, const char* what) {
+  if (given != rows) {
+    throw InvalidValueError(std::string(what) + " must have one entry for each of the " +
+                            std::to_string(rows) + " requests, got " + std::to_string(given));
+  }
+}
+
+void continue_batch(PythonEngine& engine, const Integers& requests, const Integers& emitted_ids,
+                    const Integers& offsets, const ContinuationsObject& out,
+                    const std::optional<Integers>& drafted, const std::optional<Integers>& places) {
+  const IntegerArray<RequestId> ids(requests, "requests");
+  const IntegerArray<Token> emitted(emitted_ids, "emitted_ids");
+  const IntegerArray<std::int64_t> at(offsets, "offsets");
+  const IntegerArray<std::int32_t> verified(drafted.value_or(Integers()), "drafted");
+  const IntegerArray<std::int64_t> rows(places.value_or(Integers()), "places");
+  check_offsets(at, ids.size(), emitted.size());
+  if (drafted) check_rows(verified.size(), ids.size(), "drafted");
+  if (places) check_rows(rows.size(), ids.size(), "places");
+  const Continuations columns = read_continuations(out);
+  const std::vector<RowError> failed = [&] {
+    const py::gil_scoped_release release;
+    return engine.continue_batch(ids.data(), ids.size(), emitted.data(), at.data(),
+                                 drafted ? verified.data() : nullptr,
+                                 places ? rows.data() : nullptr, columns);
+  }();
+  if (!failed.empty()) raise_rows(failed);
+}
+
 // A name of a Python module.
 py::object from_python(const char* module, const char* name) {
   return py::module_::import(module).attr(name);
@@ -258,7 +325,7 @@ void register_engine(py::module_& module) {
 
 One engine serves a process. Calls on different requests may come from several threads at
 once; calls on one request wait for each other. `add_request`, `propose_batch`,
-`observe_batch` and `finish` release the GIL; `propose` and `observe` are too short for that.
+`observe_batch`, `continue_batch` and `finish` release the GIL; `propose` and `observe` are too short for that.
 
 >>> engine = Engine()
 >>> request = engine.add_request([1, 2, 3, 4, 1, 2])
@@ -346,6 +413,29 @@ their index. Where the arguments are wrong as a whole, as offsets that fall, Inv
 raised before any change, and its `rows` is empty.
 
 A request that has several rows takes them in their order, as it would from several calls.)");
+  engine.def(
+      "continue_batch", &continue_batch, py::arg("requests"), py::arg("emitted_ids"),
+      py::arg("offsets"), py::arg("out"), py::kw_only(), py::arg("drafted") = py::none(),
+      py::arg("places") = py::none(),
+      R"(`observe_batch`, and then what each row may go on with, for a host that does not wait for drafts.
+
+Row r emitted emitted_ids[offsets[r]:offsets[r + 1]]. Its continuations, a tree of the tokens most
+likely to follow, are written in place to row places[r] of `out`, row r by default. They hold for
+the text up to these tokens: by the time they arrive the host may have emitted more, walks down the
+tree by those, and drafts what lies below. The config's `tree_budget` and `lookahead` bound the
+tree's nodes and depth, as `out` does; no cost cuts it.
+
+out: the arrays, of any memory. Nobody else may touch them during the call.
+drafted: for each row how many draft tokens the target verified in this step, for `stats`, since
+    the host makes its drafts of earlier continuations; by default none. The engine learns from
+    the emitted tokens and its own last guess, whatever was verified.
+places: which rows of `out` to write.
+
+A row that fails costs that row alone, as in `observe_batch`: it gets no continuations, all others
+are served, and then the first error is raised with all of them in `error.rows`. Where the arguments
+are wrong as a whole InvalidValueError is raised before any change.
+
+O(nodes) a row. Releases the GIL.)");
   engine.def("num_tokens", &Engine::num_tokens, py::arg("request"),
              "The tokens of a running request, prompt and output. Raises UnknownRequestError.");
   engine.def(

@@ -26,9 +26,14 @@ struct CalibrationType {
 struct StatsType {
   static constexpr auto name = pybind11::detail::const_name("fastdraft.stats.DraftStats");
 };
+struct ContinuationsType {
+  static constexpr auto name =
+      pybind11::detail::const_name("fastdraft.continuations.Continuations");
+};
 using ConfigObject = TypedObject<ConfigType>;
 using CalibrationObject = TypedObject<CalibrationType>;
 using StatsObject = TypedObject<StatsType>;
+using ContinuationsObject = TypedObject<ContinuationsType>;
 
 // The configuration that a DraftConfig describes. Throws InvalidValueError for fields of another
 // type, for two drafters, and as EngineConfig::check does.

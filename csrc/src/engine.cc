@@ -60,6 +60,16 @@ void check_limits(const ProposeOptions& options, std::int64_t rows) {
   }
 }
 
+void check_offsets(const std::int64_t* offsets, std::int64_t rows) {
+  for (std::int64_t row = 0; row < rows; ++row) {
+    if (offsets[row] > offsets[row + 1]) {
+      throw InvalidValueError("offsets must rise, got " + std::to_string(offsets[row]) +
+                              " and then " + std::to_string(offsets[row + 1]) + " at index " +
+                              std::to_string(row + 1));
+    }
+  }
+}
+
 std::string of_request(RequestId id) { return "request " + std::to_string(id) + ": "; }
 
 }  // namespace
@@ -237,7 +247,40 @@ void Engine::count_step(Request& request, const Token* emitted, std::int64_t cou
   counts.rejected_prediction += of_prediction - accepted.of_prediction;
 }
 
+// Counts a step that verified `drafted` tokens of the host's choice: the target accepted all that
+// it emitted but the last. Which of them the prediction expected is told by the last guess: of the
+// accepted tokens exactly, of the rejected ones by its likeliest path.
+void Engine::count_ahead(Request& request, std::int32_t guessed, const Token* emitted,
+                         std::int64_t count, std::int32_t drafted) noexcept {
+  const auto accepted = static_cast<std::int32_t>(std::min<std::int64_t>(drafted, count - 1));
+  DraftCounts& counts = request.counts;
+  counts.steps += 1;
+  counts.emitted += count;
+  counts.drafts += drafted > 0 ? 1 : 0;
+  counts.drafted += drafted;
+  counts.accepted += accepted;
+  const DraftColumns& tree = request.draft;
+  std::int32_t parent = -1;
+  std::int32_t depth = 0;
+  for (std::int32_t i = 0; i < guessed && depth < drafted; ++i) {
+    const bool follows = depth >= accepted || tree.token_ids[i] == emitted[depth];
+    if (tree.parents[i] != parent || !follows) continue;
+    const bool expected = tree.sources[i] == Source::kPrediction;
+    (depth < accepted ? counts.accepted_prediction : counts.rejected_prediction) +=
+        expected ? 1 : 0;
+    parent = i;
+    ++depth;
+  }
+}
+
 void Engine::observe(RequestId id, const Token* emitted, std::int64_t count) {
+  take(id, emitted, count, nullptr);
+}
+
+// `verified`: how many draft tokens the host had the target verify; null: the drafted ones of the
+// last guess.
+void Engine::take(RequestId id, const Token* emitted, std::int64_t count,
+                  const std::int32_t* verified) {
   check_tokens(emitted, count, "emitted_ids");
   const RequestTable::Locked locked = requests_->lock(id);
   Request& request = *locked;
@@ -245,7 +288,7 @@ void Engine::observe(RequestId id, const Token* emitted, std::int64_t count) {
   const bool proposed = std::exchange(request.proposed, false);
   const std::int32_t drafted = std::exchange(request.drafted, 0);
   const double step_time = std::exchange(request.step_time, 1.0);
-  request.guessed = 0;
+  const std::int32_t guessed = std::exchange(request.guessed, 0);
   if (proposed) request.drafter->learn(emitted, count);
 
   std::int64_t taken = 0;
@@ -259,7 +302,10 @@ void Engine::observe(RequestId id, const Token* emitted, std::int64_t count) {
   } catch (const MemoryLimitError& error) {
     refused = error;
   }
-  if (taken > 0) count_step(request, emitted, taken, drafted);
+  if (taken > 0 && verified == nullptr) count_step(request, emitted, taken, drafted);
+  if (taken > 0 && verified != nullptr) {
+    count_ahead(request, guessed, emitted, taken, *verified);
+  }
   // Without a proposal a step of the target emits one token: more are text that came from
   // elsewhere, as a resumed request's, and tell nothing of the target's pace.
   if (taken > 0 && (proposed || taken == 1)) {
@@ -276,13 +322,7 @@ void Engine::observe(RequestId id, const Token* emitted, std::int64_t count) {
 
 std::vector<RowError> Engine::observe_batch(const RequestId* ids, std::int64_t rows,
                                             const Token* emitted, const std::int64_t* offsets) {
-  for (std::int64_t row = 0; row < rows; ++row) {
-    if (offsets[row] > offsets[row + 1]) {
-      throw InvalidValueError("offsets must rise, got " + std::to_string(offsets[row]) +
-                              " and then " + std::to_string(offsets[row + 1]) + " at index " +
-                              std::to_string(row + 1));
-    }
-  }
+  check_offsets(offsets, rows);
   std::vector<RowError> failed;
   for (std::int64_t row = 0; row < rows; ++row) {
     try {
@@ -292,6 +332,54 @@ std::vector<RowError> Engine::observe_batch(const RequestId* ids, std::int64_t r
     }
   }
   return failed;
+}
+
+std::vector<RowError> Engine::continue_batch(const RequestId* ids, std::int64_t rows,
+                                             const Token* emitted, const std::int64_t* offsets,
+                                             const std::int32_t* drafted,
+                                             const std::int64_t* places, const Continuations& out) {
+  check_offsets(offsets, rows);
+  const auto place_of = [&](std::int64_t row) { return places == nullptr ? row : places[row]; };
+  for (std::int64_t row = 0; row < rows; ++row) {
+    if (place_of(row) < 0 || place_of(row) >= out.rows) {
+      throw InvalidValueError("places must be below the " + std::to_string(out.rows) +
+                              " rows of the continuations, got " + std::to_string(place_of(row)) +
+                              " at index " + std::to_string(row));
+    }
+    if (drafted != nullptr && drafted[row] < 0) {
+      throw InvalidValueError("drafted must be 0 or greater, got " + std::to_string(drafted[row]) +
+                              " at index " + std::to_string(row));
+    }
+  }
+  // First all rows learn, then all guess by what was learned.
+  std::vector<RowError> failed;
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const std::int32_t verified = drafted == nullptr ? 0 : drafted[row];
+    try {
+      take(ids[row], emitted + offsets[row], offsets[row + 1] - offsets[row], &verified);
+    } catch (const std::exception&) {
+      failed.push_back({row, std::current_exception()});
+    }
+  }
+  const auto limit = static_cast<std::int32_t>(std::min<std::int64_t>(most_drafted_, out.nodes));
+  std::vector<RowError> all;
+  auto next = failed.begin();
+  for (std::int64_t row = 0; row < rows; ++row) {
+    out.base[place_of(row)] = 0;
+    out.count[place_of(row)] = 0;
+    if (next != failed.end() && next->row == row) {
+      all.push_back(*next++);
+      continue;
+    }
+    try {
+      const RequestTable::Locked request = requests_->lock(ids[row]);
+      const std::int32_t count = guess(*request, limit, 0.0f);
+      out.write(place_of(row), request->context.size(), count, request->draft);
+    } catch (const std::exception&) {
+      all.push_back({row, std::current_exception()});
+    }
+  }
+  return all;
 }
 
 DraftCounts Engine::counts(RequestId id) { return requests_->lock(id)->counts; }

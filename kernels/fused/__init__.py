@@ -6,6 +6,7 @@ operands. They run wherever Triton does.
 
 from __future__ import annotations
 
+from fastdraft.kernels.fused.align import align
 from fastdraft.kernels.fused.greedy import verify_greedy
 from fastdraft.kernels.fused.processors import observe, patch, raw_logprobs
 from fastdraft.kernels.fused.rejection import verify_rejection
@@ -13,6 +14,7 @@ from fastdraft.kernels.fused.sampled import verify_sampled
 from fastdraft.kernels.fused.tree import compaction_indices, tree_attention_mask, tree_depths
 
 __all__ = [
+    "align",
     "compaction_indices",
     "observe",
     "patch",

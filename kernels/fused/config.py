@@ -34,6 +34,9 @@ MASK_SLOTS: Final = 16
 # Entries of logits processors that are looked through at once for a token.
 OBSERVED_ENTRIES: Final = 1024
 
+# Positions of a text that are looked at together: a few a thread.
+_SCANNED: Final = 4 * 32 * WARPS
+
 # Comparisons of entries with the draft tokens before them that a program makes at once.
 _COMPARED: Final = 32 * 32 * WARPS
 
@@ -100,6 +103,11 @@ def requests_block(requests: int) -> int:
     In a small batch it is what one warp holds, without barriers: there the latency counts.
     """
     return 32 if requests <= 32 else 1024
+
+
+def scan_block(window: int) -> int:
+    """How many of `window` positions are looked at together."""
+    return int(min(1 << (window - 1).bit_length(), _SCANNED))
 
 
 def path_slots(max_draft: int) -> int:

@@ -8,6 +8,7 @@ from fastdraft.kernels.reference.acceptance import (
     verify_greedy,
     verify_sampled,
 )
+from fastdraft.kernels.reference.align import align
 from fastdraft.kernels.reference.noise import exponential, exponential_noise, philox
 from fastdraft.kernels.reference.processors import observe, patch, raw_logprobs
 from fastdraft.kernels.reference.rejection import verify_rejection
@@ -27,6 +28,7 @@ __all__ = [
     "Chosen",
     "accept",
     "accept_tree",
+    "align",
     "argmax",
     "compaction_indices",
     "draw",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from fastdraft.calibration import Calibration
 from fastdraft.config import DraftConfig
+from fastdraft.continuations import Continuations
 from fastdraft.datastore import Datastore
 from fastdraft.engine import Draft, DraftBatch, Engine, Source
 from fastdraft.stats import DraftStats
@@ -17,6 +18,7 @@ from fastdraft.stats import DraftStats
 __version__ = "0.1.0"
 __all__ = [
     "Calibration",
+    "Continuations",
     "Datastore",
     "Draft",
     "DraftBatch",

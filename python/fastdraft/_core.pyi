@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections.abc
 import fastdraft.calibration
 import fastdraft.config
+import fastdraft.continuations
 import fastdraft.stats
 import numpy
 import numpy.typing
@@ -207,7 +208,7 @@ class Engine:
     
     One engine serves a process. Calls on different requests may come from several threads at
     once; calls on one request wait for each other. `add_request`, `propose_batch`,
-    `observe_batch` and `finish` release the GIL; `propose` and `observe` are too short for that.
+    `observe_batch`, `continue_batch` and `finish` release the GIL; `propose` and `observe` are too short for that.
     
     >>> engine = Engine()
     >>> request = engine.add_request([1, 2, 3, 4, 1, 2])
@@ -255,6 +256,28 @@ class Engine:
         Ends a request whose output nobody wants, and frees its memory.
         
         Nothing of it enters a datastore. Raises UnknownRequestError for an id that is not running.
+        """
+    def continue_batch(self, requests: numpy.typing.ArrayLike, emitted_ids: numpy.typing.ArrayLike, offsets: numpy.typing.ArrayLike, out: fastdraft.continuations.Continuations, *, drafted: numpy.typing.ArrayLike | None = None, places: numpy.typing.ArrayLike | None = None) -> None:
+        """
+        `observe_batch`, and then what each row may go on with, for a host that does not wait for drafts.
+        
+        Row r emitted emitted_ids[offsets[r]:offsets[r + 1]]. Its continuations, a tree of the tokens most
+        likely to follow, are written in place to row places[r] of `out`, row r by default. They hold for
+        the text up to these tokens: by the time they arrive the host may have emitted more, walks down the
+        tree by those, and drafts what lies below. The config's `tree_budget` and `lookahead` bound the
+        tree's nodes and depth, as `out` does; no cost cuts it.
+        
+        out: the arrays, of any memory. Nobody else may touch them during the call.
+        drafted: for each row how many draft tokens the target verified in this step, for `stats`, since
+            the host makes its drafts of earlier continuations; by default none. The engine learns from
+            the emitted tokens and its own last guess, whatever was verified.
+        places: which rows of `out` to write.
+        
+        A row that fails costs that row alone, as in `observe_batch`: it gets no continuations, all others
+        are served, and then the first error is raised with all of them in `error.rows`. Where the arguments
+        are wrong as a whole InvalidValueError is raised before any change.
+        
+        O(nodes) a row. Releases the GIL.
         """
     def finish(self, request: typing.SupportsInt | typing.SupportsIndex) -> fastdraft.stats.DraftStats:
         """

@@ -159,6 +159,14 @@ def _sampled(
     return found
 
 
+def _is_of_a_probe(cache: Any) -> bool:
+    makes = getattr(cache, "layer_class_to_replicate", None)
+    layers = getattr(cache, "layers", ())
+    return getattr(makes, "func", None) is probe._ProbeLayer or any(
+        isinstance(layer, probe._ProbeLayer) for layer in layers
+    )
+
+
 def _decoded(
     model: Any,
     inputs: dict[str, Any],
@@ -172,7 +180,7 @@ def _decoded(
     forwards: list[int] = []
 
     def note(_module: Any, _arguments: Any, inputs: dict[str, Any]) -> None:
-        if not isinstance(inputs.get("past_key_values"), probe._ProbeCache):
+        if not _is_of_a_probe(inputs.get("past_key_values")):
             forwards.append(1)
 
     handle = model.register_forward_pre_hook(note, with_kwargs=True)

@@ -37,8 +37,9 @@ class Compiled:
 
     registers, scratch (bytes: stack, local memory and spills), shared (bytes): of a thread, of a
     thread and of a program. put_aside: loads and stores of scratch in loops. wide_loads: loads of
-    16 bytes. instructions, exponentials: a logit, in the costliest of the innermost loops with wide
-    loads, None without such a loop. The logits of a loop are those that its wide loads bring.
+    16 bytes. size: instructions in all. instructions, exponentials: a logit, in the costliest of
+    the innermost loops with wide loads, None without such a loop. The logits of a loop are those
+    that its wide loads bring.
     """
 
     registers: int
@@ -46,6 +47,7 @@ class Compiled:
     put_aside: int
     shared: int
     wide_loads: int
+    size: int
     instructions: float | None
     exponentials: float | None
 
@@ -77,6 +79,7 @@ def examine(kernel: CompiledKernel, logit_bytes: int) -> Compiled:
         _count(looped, PUT_ASIDE[backend]),
         kernel.metadata.shared,
         _count(code, wide),
+        sum(not NOT_COUNTED.match(each.name) for each in code),
         instructions,
         exponentials,
     )

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fastdraft.alignment import Aligner, Continuations, Texts
 from fastdraft.kernels import fused
 from fastdraft.kernels.fused import config
 from fastdraft.verification import (
@@ -104,6 +105,19 @@ def trees() -> None:
     fused.compaction_indices(torch.zeros(2, DRAFT, dtype=torch.int32))
 
 
+def continuations(places: int = 64, longest: int = 32_768, nodes: int = 64) -> None:
+    """Drafts for a host that waits for nothing."""
+
+    def column(dtype: torch.dtype = torch.int32, *more: int) -> Tensor:
+        return torch.zeros(places, *more, dtype=dtype)
+
+    texts = Texts(column(torch.int32, longest), column(), column(), column())
+    nodes_of = column(torch.int32, nodes), column(torch.int32, nodes), column(torch.float32, nodes)
+    trees = Continuations(column(), column(), *nodes_of, column())
+    aligner = Aligner("cpu", max_rows=places, lookahead=16, vocabulary=VOCABULARY)
+    aligner.align(texts, trees, column(), column())
+
+
 def odd(dtype: torch.dtype, vocabulary: int, step: int) -> None:
     """Rows that are not aligned to 16 bytes, or whose logits do not lie side by side."""
     verify_greedy(**batch(dtype, vocabulary, step))
@@ -140,6 +154,7 @@ def launches(*, every_variant: bool) -> dict[str, Callable[[], None]]:
             calls["rejection everything"] = partial(rejection, dtype, "draft_probs", **EVERYTHING)
         found.update({f"{call} {name}": launch for call, launch in calls.items()})
     found["trees"] = trees
+    found["continuations"] = continuations
     if every_variant:
         found["odd vocabulary"] = partial(odd, torch.bfloat16, 50_257, 1)
         found["strided"] = partial(odd, torch.bfloat16, 50_257, 2)
@@ -153,4 +168,5 @@ def on_a_device(launch: Callable[[], None], *, amd: bool) -> None:
             patch.setattr(config, "wait_for_stores", lambda: config.WAIT_GFX9)
         for module in ("verify", "rejection", "processors", "trees"):
             patch.setattr(f"fastdraft.verification.{module}.kernels_for", lambda _: fused)
+        patch.setattr("fastdraft.alignment.kernels_for", lambda _: fused)
         launch()

@@ -11,6 +11,7 @@
 
 #include "fastdraft/calibration.h"
 #include "fastdraft/config.h"
+#include "fastdraft/continuations.h"
 #include "fastdraft/datastore.h"
 #include "fastdraft/draft.h"
 #include "fastdraft/export.h"
@@ -83,6 +84,22 @@ class FASTDRAFT_EXPORT Engine {
                                                     const Token* emitted,
                                                     const std::int64_t* offsets);
 
+  // For hosts that do not wait for drafts: observe_batch, and then each row's whole guess of what
+  // comes next, with nothing cut, written to row places[r] of `out` (null: to row r). A host that
+  // has emitted further tokens when it arrives goes on below them; see Continuations.
+  //
+  // `drafted`: how many draft tokens of row r the target verified in the step, since the engine
+  // does not know what the host made of earlier continuations; null: none. The drafter learns
+  // from the emitted tokens and its own guess, whatever was verified.
+  //
+  // A row that fails does not affect the others; it gets no continuations. Returns these rows, in
+  // order. Throws InvalidValueError before any change: falling offsets, a place outside `out`, or
+  // `drafted` below 0. O(out.nodes) a row. Rows of one request take their tokens in order and get
+  // the same continuations.
+  [[nodiscard]] std::vector<RowError> continue_batch(
+      const RequestId* ids, std::int64_t rows, const Token* emitted, const std::int64_t* offsets,
+      const std::int32_t* drafted, const std::int64_t* places, const Continuations& out);
+
   DraftCounts counts(RequestId id);
   std::int64_t num_tokens(RequestId id);
 
@@ -113,8 +130,11 @@ class FASTDRAFT_EXPORT Engine {
 
   std::unique_ptr<Request> remove(RequestId id);
   std::int32_t guess(Request& request, std::int32_t limit, float least);
+  void take(RequestId id, const Token* emitted, std::int64_t count, const std::int32_t* verified);
   static void count_step(Request& request, const Token* emitted, std::int64_t count,
                          std::int32_t drafted) noexcept;
+  static void count_ahead(Request& request, std::int32_t guessed, const Token* emitted,
+                          std::int64_t count, std::int32_t drafted) noexcept;
   std::int32_t leave_out_foreign(const DraftColumns& draft, std::int32_t count);
   void check_room(const Request& request, RequestId id, std::int64_t count) const;
   std::int32_t limit_of(const ProposeOptions& options, std::int64_t row) const noexcept;

@@ -1,0 +1,22 @@
+"""Each part of the campaign runs: a few of its cases, the same ones each time."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from campaign.pool import run
+
+
+# Not `fuzzing`, whose targets need Clang.
+@pytest.mark.parametrize(
+    ("part", "seeds"),
+    [("decoding", 6), ("stores", 2), ("sharing", 1), ("memory", 1), ("faults", 2)],
+)
+def test_cases_of_a_part_compare_something(part, seeds, monkeypatch, pytestconfig):
+    # Parts start processes of their own.
+    folders = [str(pytestconfig.rootpath / folder) for folder in ("tests", "tests/support")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(folders))
+    counts = sum((run(part, seed) for seed in range(seeds)), start=run(part, seeds))
+    assert counts.total() > 0

@@ -1,0 +1,74 @@
+"""A guard for code that must not wait for a device: what reads a tensor back raises.
+
+On a CPU such calls do not wait, and the guard finds them all the same. On a CUDA device PyTorch's
+own mode finds the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+# Methods that read memory past PyTorch's dispatcher, or say that they read it.
+_READS = ("item", "tolist", "cpu", "numpy", "__array__", "__dlpack__")
+# Operations whose result on the host, or whose result's size, depends on values.
+_OPERATIONS = (
+    "_local_scalar_dense",
+    "equal",
+    "is_nonzero",
+    "masked_select",
+    "nonzero",
+    "repeat_interleave",
+    "_unique2",
+    "unique_consecutive",
+    "unique_dim",
+)
+
+
+class Waited(AssertionError):
+    """Something read a tensor back."""
+
+
+class _Guard(TorchDispatchMode):
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = func.overloadpacket.__name__
+        if name in _OPERATIONS:
+            raise Waited(f"{name} waits for the device")
+        if name == "index" and any(
+            each is not None and each.dtype == torch.bool for each in args[1]
+        ):
+            raise Waited("an index of booleans waits for the device")
+        if name in ("copy_", "_to_copy"):
+            there = kwargs.get("device") if name == "_to_copy" else args[1].device
+            waits = not (kwargs.get("non_blocking") or (name == "copy_" and args[2:3] == (True,)))
+            if waits and there is not None and torch.device(there).type != args[0].device.type:
+                raise Waited("a blocking copy waits for the device")
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def no_waiting() -> Iterator[None]:
+    """Raises `Waited` where a value is read back from a tensor, or a copy blocks. In one thread."""
+
+    def refuse(name: str) -> Callable[..., Any]:
+        def call(*_: Any, **__: Any) -> Any:
+            raise Waited(f"Tensor.{name} waits for the device")
+
+        return call
+
+    if torch.cuda.is_available():
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        with _Guard(), mock.patch.multiple(torch.Tensor, **{name: refuse(name) for name in _READS}):
+            yield
+    finally:
+        if torch.cuda.is_available():
+            torch.cuda.set_sync_debug_mode("default")
