@@ -50,7 +50,7 @@ SIMPLER = (
 
 
 def read_docstring(
-    app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]
+    _app: Any, what: str, _name: str, _thing: Any, _options: Any, lines: list[str]
 ) -> None:
     """Prepares a docstring for napoleon."""
     if what in ("attribute", "data", "property"):
@@ -65,7 +65,7 @@ def read_docstring(
 
 
 def simplify_signature(
-    app: Any, what: str, name: str, thing: Any, options: Any, signature: str, result: str
+    _app: Any, _what: str, _name: str, _thing: Any, _options: Any, signature: str, result: str
 ) -> tuple[str, str]:
     """Makes the C++ module's signatures readable."""
     for pattern, simple in SIMPLER:

@@ -28,10 +28,9 @@ def id_of(page: Path) -> str:
 def compile_block(block: Block) -> None:
     """Compiles it, be it lines from the middle of a file."""
     source = textwrap.dedent(block.code)
-    try:
-        ast.parse(source)
-    except SyntaxError:
-        ast.parse(f"_ = [\n{source}]")  # lines of a list or of keywords
+    if re.match(r'"\w+": ', source):  # an entry of a dictionary
+        source = f"{{{source}}}"
+    ast.parse(source)
 
 
 @pytest.mark.parametrize(
@@ -103,9 +102,9 @@ def _tokens(code: str) -> list[str]:
 @pytest.mark.parametrize("page", PAGES, ids=id_of)
 def test_commands_parse(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every `fastdraft ...` is parsed by the real command line, with any names for files."""
-    monkeypatch.setattr(click.Path, "convert", lambda self, value, *_: Path(value))
-    parsed: list[str] = []
-    monkeypatch.setattr(click.Command, "invoke", lambda self, context: parsed.append(self.name))
+    monkeypatch.setattr(click.Path, "convert", lambda _self, value, *_: Path(value))
+    parsed: list[str | None] = []
+    monkeypatch.setattr(click.Command, "invoke", lambda self, _context: parsed.append(self.name))
     for block, (name, *arguments) in commands(page):
         if name == "fastdraft":
             result = CliRunner().invoke(app, arguments)
@@ -142,7 +141,7 @@ def test_extras_exist(page: Path) -> None:
             assert re.search(rf"^{extra} = \[", metadata, re.MULTILINE), extra
 
 
-def test_what_is_wrong_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_wrong_is_noticed(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
         "```bash\nA=1 fastdraft replay \\\n  --no-such-option | tail; make 'no\nthing' # x\n```\n"

@@ -1,4 +1,4 @@
-"""The pages for readers and the code on them, so that what is copied from there is what is tested."""
+"""The pages for readers and their code, so that what is copied from there is what is tested."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ PAGES = [
 ]
 
 _FENCE = re.compile(
-    r"(?:^<!-- (?P<remark>[^\n]*?) -->\n)?^(?P<indent> *)```(?P<language>\w+)\n(?P<code>.*?)^ *```$",
+    r"(?:^<!-- (?P<remark>[^\n]*?) -->\n)?"
+    r"^(?P<indent> *)```(?P<language>\w+)\n(?P<code>.*?)^ *```$",
     re.DOTALL | re.MULTILINE,
 )
 _WHOLE_PAGE = re.compile(r"^<!-- (not run on this page: .*?) -->$", re.MULTILINE)
