@@ -45,7 +45,7 @@ HAS_PYTHON_H := import os, sys, sysconfig; \
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-cpp test-arm64 test-install test-python test-kernels test-oldest check \
-  lint format fuzz campaign stubs wheel wheels package bench plots bench-serving clean
+  lint format fuzz campaign stubs wheel wheels package bench plots bench-serving docs docs-links clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -161,6 +161,12 @@ bench-serving: build/hosts/vllm/.ready build/dist/.stamp $(VENV)/.bench ## Measu
 	  OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind VLLM_CPU_KVCACHE_SPACE=2 \
 	  build/hosts/vllm/bin/python bench/serving.py live --data $(DATA)
 
+docs: $(VENV)/.docs ## Build the documentation: build/docs; warnings are errors
+	sphinx-build --fail-on-warning --keep-going --quiet docs build/docs
+
+docs-links: $(VENV)/.docs ## Check that the documentation's links to other sites answer
+	sphinx-build --builder linkcheck --quiet docs build/docs-links
+
 clean: ## Remove what was built, and the environments
 	rm -rf build .bench-venv $(VENV)
 
@@ -202,7 +208,7 @@ $(VENV)/.package: $(VENV)/.tools $(VENV)/.torch pyproject.toml $(CORE_FILES)
 	pip install -qq --no-build-isolation --editable '.[demo]'
 	touch $@
 
-$(VENV)/.test $(VENV)/.lint $(VENV)/.bench: $(VENV)/.package
+$(VENV)/.test $(VENV)/.lint $(VENV)/.bench $(VENV)/.docs: $(VENV)/.package
 	pip install -qq 'fastdraft[$(patsubst .%,%,$(notdir $@))]'
 	touch $@
 
