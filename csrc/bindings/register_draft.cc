@@ -143,8 +143,9 @@ void register_draft(py::module_& module) {
       },
       py::name("tolist"), py::is_method(draft), "The drafted tokens as a list.");
 
-  def_described(draft, "__repr__", "draft");
-  def_described(draft, "_repr_html_", "draft_as_html");
+  const auto check_draft = [](const py::handle& self) { draft_of(self); };
+  def_described(draft, "__repr__", "draft", check_draft);
+  def_described(draft, "_repr_html_", "draft_as_html", check_draft);
 
   py::class_<DraftBatch> batch(
       module, "DraftBatch",
@@ -173,7 +174,7 @@ void register_draft(py::module_& module) {
         return rows;
       },
       "The drafted tokens as a list for each row.");
-  def_described(batch, "__repr__", "batch");
+  def_described(batch, "__repr__", "batch", [](const py::handle& self) { batch_of(self); });
 }
 
 }  // namespace fastdraft::bindings

@@ -493,7 +493,10 @@ Raises InvalidValueError where the drafter learns nothing: all but the default o
   module.attr("MOST_WEIGHT") = AcceptanceModel::kMostWeight;
   FastMethod<PythonEngine, FastPropose>::install(engine, "propose");
   FastMethod<PythonEngine, FastObserve>::install(engine, "observe");
-  def_described(engine, "__repr__", "engine");
+  def_described(engine, "__repr__", "engine", [](const py::handle& self) {
+    if (!py::isinstance<PythonEngine>(self)) throw py::type_error("self must be an Engine");
+    self.cast<const PythonEngine&>();
+  });
   engine.def_property_readonly("num_requests", &Engine::num_requests,
                                "How many requests are running.");
   engine.def_property_readonly("num_bytes", &Engine::bytes,

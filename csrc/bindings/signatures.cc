@@ -45,16 +45,26 @@ std::string text_signature(const std::string& name, const std::string& doc,
                            const std::string& self) {
   const std::string begin = name + "(self";
   if (doc.compare(0, begin.size(), begin) != 0) return "";
+  std::string signature = name + "(" + self;
   int depth = 0;
-  std::size_t first = 0;  // where the parameters after self begin
+  bool skips = true;     // what is not of the signature: the first name, and annotations
+  bool is_first = true;  // whether the parameter is self
+  bool is_empty = self.empty();
   for (std::size_t i = name.size(); i < doc.size() && doc[i] != '\n'; ++i) {
     const char letter = doc[i];
     if (letter == '(' || letter == '[') ++depth;
-    if (letter == ',' && depth == 1 && first == 0) first = i + 2;
-    if (letter != ')' && letter != ']') continue;
-    if (--depth > 0) continue;
-    const std::string others = first == 0 ? "" : doc.substr(first, i - first);
-    return name + "(" + self + (self.empty() || others.empty() ? "" : ", ") + others + ")\n--\n\n";
+    if (letter == ')' || letter == ']') --depth;
+    if (depth == 0) return signature + ")\n--\n\n";
+    if (depth == 1 && letter == ',') {
+      if (!is_empty) signature += ',';
+      skips = is_first = is_empty = false;
+      ++i;  // the space behind it
+      if (signature.back() == ',') signature += ' ';
+      continue;
+    }
+    if (depth == 1 && letter == ':') skips = true;
+    if (depth == 1 && letter == '=' && !is_first) skips = false;
+    if (!skips) signature += letter;
   }
   return "";
 }
@@ -78,10 +88,12 @@ void add_signatures(py::module_& module) {
   }
 }
 
-void def_described(const py::object& type, const char* method, const char* function) {
+void def_described(const py::object& type, const char* method, const char* function,
+                   void (*check)(const py::handle& self)) {
   const std::string name = function;
   type.attr(method) = py::cpp_function(
-      [name](const py::object& self) {
+      [name, check](const py::object& self) {
+        check(self);
         return py::str(py::module_::import("fastdraft._describe").attr(name.c_str())(self));
       },
       py::name(method), py::is_method(type));

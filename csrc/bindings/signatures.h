@@ -17,7 +17,8 @@ std::string text_signature(const std::string& name, const std::string& doc,
 void add_signatures(pybind11::module_& module);
 
 // Defines `method` of a class as fastdraft._describe.`function`, which takes the object and returns
-// a string.
-void def_described(const pybind11::object& type, const char* method, const char* function);
+// a string. `check` throws TypeError for an object of another class.
+void def_described(const pybind11::object& type, const char* method, const char* function,
+                   void (*check)(const pybind11::handle& self));
 
 }  // namespace fastdraft::bindings

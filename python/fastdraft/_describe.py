@@ -65,7 +65,9 @@ def draft_as_html(self: Draft) -> str:
         f"<td>{chance:.3f}</td><td>{escape(Source(source).name.lower())}</td></tr>"
         for place, (token, parent, chance, source) in enumerate(zip(*columns, strict=True))
     )
-    heads = "".join(f"<th>{name}</th>" for name in ("", "token", "follows", "probability", "source"))
+    heads = "".join(
+        f"<th>{name}</th>" for name in ("", "token", "follows", "probability", "source")
+    )
     return f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
 
 

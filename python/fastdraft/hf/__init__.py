@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 try:
-    import torch as _  # noqa: F401
-    import transformers as _  # noqa: F401
+    import torch  # noqa: F401
+    import transformers  # noqa: F401
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         f"fastdraft.hf needs {error.name}, which is not installed: pip install 'fastdraft[hf]'",

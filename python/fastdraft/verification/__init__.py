@@ -62,7 +62,7 @@ take the reference there too.
 from __future__ import annotations
 
 try:
-    import torch as _  # noqa: F401
+    import torch  # noqa: F401
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         f"fastdraft.verification needs {error.name}, which is not installed: pip install torch",
