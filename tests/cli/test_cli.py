@@ -190,7 +190,7 @@ def test_doctor_tells_versions_and_hosts(tmp_path: Path, monkeypatch: pytest.Mon
 
 def fake_host(folder: Path, name: str, *, entry: bool) -> None:
     """Installs a host that is no more than its name."""
-    found = folder / f"{name}-9.9.dist-info"
+    found = folder / f"{name.replace('-', '_')}-9.9.dist-info"
     found.mkdir(parents=True)
     (found / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 9.9\n")
     if entry:
