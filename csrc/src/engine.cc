@@ -130,8 +130,8 @@ RequestId Engine::add_request(const Token* prompt, std::int64_t prompt_size,
     return rate_->value();
   }();
   auto request = std::make_unique<Request>(most_drafted_, rate, *budget_);
-  for (std::int64_t i = 0; i < templates_size; ++i) request->context.append(templates[i]);
-  for (std::int64_t i = 0; i < prompt_size; ++i) request->context.append(prompt[i]);
+  request->context.append(templates, templates_size);
+  request->context.append(prompt, prompt_size);
   request->templates_size = templates_size;
   request->prompt_size = prompt_size;
   request->stores = stores == nullptr ? stores_ : *stores;
