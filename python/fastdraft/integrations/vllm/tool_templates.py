@@ -1,4 +1,4 @@
-"""Templates of what a request's tools and schemas make likely, by the server's own chat template."""
+"""Templates of a request's tool calls and schema, as the server's own chat template writes them."""
 
 from __future__ import annotations
 
