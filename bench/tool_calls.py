@@ -22,8 +22,8 @@ from typing import Any
 import harness
 from fastdraft import Datastore, DraftConfig, DraftStats, Engine
 from fastdraft.replay.records import RecordError, family_files, parse_lines
-from fastdraft.replay.trace import accepted_path
 from fastdraft.replay.tokenizer import TextTokenizer
+from fastdraft.replay.trace import accepted_path
 from fastdraft.templates import tool_calls
 from harness import Row
 
