@@ -131,15 +131,15 @@ TEST(EngineTest, DraftsFromTemplatesThatAreNoPartOfTheText) {
   std::iota(templates.begin(), templates.end(), 40);
   const RequestId id = engine.add_request(prompt.data(), 4, nullptr, 0, nullptr, templates.data(),
                                           static_cast<std::int64_t>(templates.size()));
-  const Draft draft = propose(engine, id);
-  ASSERT_GE(draft.tokens.size(), 2U);
-  EXPECT_EQ(draft.tokens[0], 42);
-  EXPECT_EQ(draft.tokens[1], 43);
+  const Tokens draft = propose(engine, id);
+  ASSERT_GE(draft.size(), 2U);
+  EXPECT_EQ(draft[0], 42);
+  EXPECT_EQ(draft[1], 43);
   EXPECT_EQ(engine.num_tokens(id), 4);
   engine.finish(id);
   // The memory got the prompt alone.
   const RequestId later = add(engine, {7, 40, 41});
-  EXPECT_TRUE(propose(engine, later).tokens.empty());
+  EXPECT_TRUE(propose(engine, later).empty());
   engine.cancel(later);
 
   config.vocabulary = 50;
