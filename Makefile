@@ -45,7 +45,7 @@ HAS_PYTHON_H := import os, sys, sysconfig; \
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-cpp test-arm64 test-install test-python test-kernels test-oldest check \
-  lint format fuzz campaign stubs wheel wheels package bench bench-serving docs docs-links clean
+  lint format fuzz campaign stubs wheel wheels package bench plots bench-serving docs docs-links clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -149,6 +149,10 @@ ifdef DATA
 	fastdraft replay --data $(DATA) --tree-budget 32 \
 	  --token-cost 0 --token-cost 0.02 --token-cost 0.05 --token-cost 0.2
 endif
+
+plots: $(VENV)/.bench ## Draw the documentation's images from the committed results
+	fastdraft replay --sample --show edit-1 --svg docs/images/coloured-answer.svg > /dev/null
+	python bench/plots.py
 
 bench-serving: build/hosts/vllm/.ready build/dist/.stamp $(VENV)/.bench ## Measure drafters in vLLM's loop on DATA
 	cd build/hosts/vllm && $(INSTALL_WHEEL)

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fastdraft.kernels.fused import config
-from fastdraft.kernels.operands import Aligned, Continuations, Scan, Texts
+from fastdraft.kernels.operands import Aligned, Scan, Texts, Trees
 
 
 class _Row(NamedTuple):
@@ -122,11 +122,11 @@ def _own_text(
 def align_kernel(
     idx_mapping, num_sampled, token_ids, lengths, requests, limits,
     base, count, node_ids, parents, node_probabilities, tree_requests, chances,
-    draft_ids, draft_probabilities, draft_counts,
+    draft_ids, draft_probabilities, draft_counts, ends,
     places, longest, text_stride, nodes, vocabulary, padding,
     LOOKAHEAD: tl.constexpr, SLOTS: tl.constexpr, NODES: tl.constexpr, SHORTEST_PATH: tl.constexpr,
     SHORTEST: tl.constexpr, LONGEST: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr,
-    PAD_WITH_LAST: tl.constexpr,
+    TAIL: tl.constexpr, TAIL_BLOCK: tl.constexpr, PAD_WITH_LAST: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     place = tl.load(idx_mapping + program).to(tl.int64)
@@ -139,8 +139,8 @@ def align_kernel(
     row = _Row(text, length, last)
     wanted = tl.minimum(tl.load(limits + place), longest - length)
     wanted = tl.minimum(tl.maximum(wanted, 0), LOOKAHEAD)
-    sampled = tl.load(num_sampled + program) > 0
-    wanted = tl.where(sampled & (length > 0), wanted, 0)
+    sampled = tl.load(num_sampled + program).to(tl.int32)
+    wanted = tl.where((sampled > 0) & (length > 0), wanted, 0)
 
     size = tl.minimum(tl.maximum(tl.load(count + place), 0), nodes)
     size = tl.where(tl.load(tree_requests + place) == tl.load(requests + place), size, 0)
@@ -189,10 +189,19 @@ def align_kernel(
     tl.store(draft_probabilities + after, probabilities, mask=slot < LOOKAHEAD)
     tl.store(draft_counts + program, drafted)
 
+    end = ends + program.to(tl.int64) * (3 + TAIL)
+    tl.store(end, tl.where(inside, sampled, 0))
+    tl.store(end + 1, length)
+    tl.store(end + 2, drafted)
+    lane = tl.arange(0, TAIL_BLOCK)
+    where = length - TAIL + lane
+    tail = tl.load(text + where, mask=(where >= 0) & (lane < TAIL), other=-1)
+    tl.store(end + 3 + lane, tail, mask=lane < TAIL)
+
 
 def align(
     texts: Texts,
-    continuations: Continuations,
+    trees: Trees,
     idx_mapping: Tensor,
     num_sampled: Tensor,
     scan: Scan,
@@ -202,14 +211,15 @@ def align(
 ) -> Aligned:
     """The reference's `align`, in one launch."""
     places, longest = texts.token_ids.shape
-    nodes = continuations.token_ids.shape[1]
+    nodes = trees.token_ids.shape[1]
     lookahead = output.token_ids.shape[1]
+    tail = output.ends.shape[1] - 3
     with torch.cuda.device_of(texts.token_ids):
         align_kernel[(len(idx_mapping),)](
             idx_mapping,
             num_sampled,
             *texts,
-            *continuations,
+            *trees,
             scan.probabilities,
             *output,
             places,
@@ -226,6 +236,8 @@ def align(
             LONGEST=len(scan.probabilities),
             WINDOW=scan.window,
             BLOCK=config.scan_block(scan.window),
+            TAIL=tail,
+            TAIL_BLOCK=triton.next_power_of_2(tail),
             PAD_WITH_LAST=padding is None,
             num_warps=config.WARPS,
         )

@@ -1,6 +1,6 @@
 """Drafts on the device, from text that the host looked up a step or more ago.
 
-A host computes a tree of *continuations* for the text that it knew. When the tree arrives, the text
+A host computes a tree of *trees* for the text that it knew. When the tree arrives, the text
 has grown. So the new text is looked for in the tree, and the draft goes on from there. This costs
 no wait: what has arrived is used, whatever its age.
 
@@ -27,12 +27,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fastdraft.kernels.operands import Aligned, Continuations, Scan, Texts
+from fastdraft.kernels.operands import Aligned, Scan, Texts, Trees
 
 
 def align(
     texts: Texts,
-    continuations: Continuations,
+    trees: Trees,
     idx_mapping: Tensor,
     num_sampled: Tensor,
     scan: Scan,
@@ -42,7 +42,7 @@ def align(
 ) -> Aligned:
     """Writes a draft for each row of a batch into `output`, and returns it.
 
-    idx_mapping: integer (rows,), each row's place in `texts` and `continuations`; a row whose place
+    idx_mapping: integer (rows,), each row's place in `texts` and `trees`; a row whose place
         is outside drafts nothing, and is padded with 0 where `padding` is None.
     num_sampled: integer (rows,); a row with 0 drafts nothing.
     vocabulary: a draft ends before the first token outside [0, vocabulary).
@@ -59,7 +59,7 @@ def align(
     wanted = wanted.clamp(0, output.token_ids.shape[1])
     wanted = torch.where((length > 0) & (num_sampled > 0), wanted, 0)
 
-    tree = _Tree(continuations, texts, place)
+    tree = _Tree(trees, texts, place)
     node, reached = tree.find(text, length, scan.shortest_path)
     ids, chances, count = tree.follow(node, output.token_ids.shape[1])
     found = _own_text(text, length, scan, output.token_ids.shape[1])
@@ -75,6 +75,10 @@ def align(
     output.token_ids.copy_(torch.where(used, ids, after[:, None]))
     output.probabilities.copy_(torch.where(used, chances, 0))
     output.counts.copy_(used.sum(1))
+    back = torch.arange(output.ends.shape[1] - 3, 0, -1, device=place.device)
+    tail = text.at(length[:, None] - back)
+    emitted = torch.where(inside, num_sampled, 0)
+    output.ends.copy_(torch.cat([torch.stack([emitted, length, output.counts], 1), tail], 1))
     return output
 
 
@@ -94,17 +98,17 @@ class _Text(NamedTuple):
 class _Tree:
     """The trees of the batch's rows: (rows, nodes) each."""
 
-    def __init__(self, continuations: Continuations, texts: Texts, place: Tensor) -> None:
-        self.ids = continuations.token_ids[place].long()
+    def __init__(self, trees: Trees, texts: Texts, place: Tensor) -> None:
+        self.ids = trees.token_ids[place].long()
         rows, self.nodes = self.ids.shape
         self.index = torch.arange(self.nodes, device=place.device).expand(rows, -1)
         # Whatever the values hold, a parent stands before its children.
-        parents = continuations.parents[place].long()
+        parents = trees.parents[place].long()
         self.parents = torch.minimum(parents.clamp(min=-1), self.index - 1)
-        self.probabilities = continuations.probabilities[place]
-        self.base = continuations.bases[place].long()
-        count = continuations.counts[place].clamp(0, self.nodes)
-        of_another = continuations.requests[place] != texts.requests[place]
+        self.probabilities = trees.probabilities[place]
+        self.base = trees.bases[place].long()
+        count = trees.counts[place].clamp(0, self.nodes)
+        of_another = trees.requests[place] != texts.requests[place]
         self.count = torch.where(of_another, 0, count)
         self.used = self.index < self.count[:, None]
         # One more column, for the children of the root.

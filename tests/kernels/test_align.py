@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastdraft.kernels import fused, reference
-from fastdraft.kernels.operands import Aligned, Continuations, Scan, Texts
+from fastdraft.kernels.operands import Aligned, Scan, Texts, Trees
 from oracles.align import Tree, align
 
 VOCABULARY = 5
 LONGEST = 24
+TAIL = 3
 SCAN = {"shortest": 2, "window": 9, "shortest_path": 2}
 CHANCES = [0.25, 0.5, 0.75]
 # Few tokens, so that most things match somehow, and some that are none.
@@ -108,7 +109,7 @@ def operands(held, rows, sampled, *, dtype=torch.int32, stride=LONGEST, longest=
         column([place.request for place in held]),
         column([place.limit for place in held]),
     )
-    trees = Continuations(
+    trees = Trees(
         column([place.base for place in held]),
         column([place.count for place in held]),
         column([place.token_ids for place in held]),
@@ -128,6 +129,7 @@ def both(given_operands, lookahead, *, scan=SCAN, padding=None, dtype=torch.int6
             torch.full((rows, lookahead), 77, dtype=dtype),
             torch.full((rows, lookahead), math.nan),
             torch.full((rows,), -5, dtype=torch.int32),
+            torch.full((rows, 3 + TAIL), -5, dtype=torch.int32),
         )
         limits = Scan(torch.tensor(CHANCES), **scan)
         assert kernels.align(*given_operands, limits, VOCABULARY, padding, output) is output
@@ -137,12 +139,15 @@ def both(given_operands, lookahead, *, scan=SCAN, padding=None, dtype=torch.int6
 
 def assert_drafts(output, held, rows, sampled, lookahead, *, scan=SCAN, padding=None):
     columns = [each.tolist() for each in output]
-    for row, come, ids, chances, count in zip(rows, sampled, *columns, strict=True):
+    for row, come, ids, chances, count, end in zip(rows, sampled, *columns, strict=True):
         place = held[row] if 0 <= row < len(held) else Place()
         expected = place.draft(lookahead, scan) if come > 0 else []
         last = max(place.text[-1], 0) if place.text else 0
         after = lookahead - len(expected)
         assert count == len(expected)
+        tail = ([-1] * TAIL + place.text)[-TAIL:]
+        here = 0 <= row < len(held)
+        assert end == [come if here else 0, len(place.text), count, *tail]
         assert (
             ids == [token for token, _ in expected] + [last if padding is None else padding] * after
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fastdraft.alignment import Aligner, Continuations, Texts
+from fastdraft.alignment import Aligner, Texts, Trees
 from fastdraft.errors import InvalidValueError
 from waiting import Waited, no_waiting
 
@@ -37,7 +37,7 @@ def continuations(**more):
         "probabilities": column([0.5, 0.25], [0, 0], dtype=torch.float32),
         "requests": column(10, 11),
     }
-    return Continuations(**{**fields, **more})
+    return Trees(**{**fields, **more})
 
 
 ROWS = column(1, 0), column(1, 1)
@@ -134,19 +134,19 @@ def test_bad_options_are_refused(option, message):
         ),
         (
             (texts(), continuations(parents=column([0], [0])), *ROWS),
-            r"continuations.parents must have shape \(2, 2\), got \(2, 1\)",
+            r"trees.parents must have shape \(2, 2\), got \(2, 1\)",
         ),
         (
             (texts(), continuations(token_ids=torch.zeros(2, 0, dtype=torch.int32)), *ROWS),
-            "continuations.token_ids must have from 1 to 1024 nodes, got 0",
+            "trees.token_ids must have from 1 to 1024 nodes, got 0",
         ),
         (
             (texts(), continuations(parents=torch.zeros(2, 2, dtype=torch.int32).T), *ROWS),
-            "continuations.parents must be contiguous",
+            "trees.parents must be contiguous",
         ),
         (
             (texts(), continuations(probabilities=column([0, 0], [0, 0])), *ROWS),
-            "continuations.probabilities must hold one of torch.float32, got torch.int32",
+            "trees.probabilities must hold one of torch.float32, got torch.int32",
         ),
         (
             (texts(), continuations(), torch.zeros(5).long(), column(1)),
