@@ -42,8 +42,8 @@ def quality(name: str, drafter: str) -> list[str]:
     [
         ("fastdraft, trees", "replay_trees", "default"),
         ("fastdraft, chains", "replay", "default"),
-        ("16 requests at once", "replay_at_once_16", "default"),
-        ("64 requests at once", "replay_at_once_64", "default"),
+        ("fastdraft, 16 requests at once", "replay_at_once_16", "default"),
+        ("fastdraft, 64 requests at once", "replay_at_once_64", "default"),
         ("Arctic suffix decoding 0.3.0, local and", "replay", "arctic"),
         ("Arctic suffix decoding 0.3.0, local tree", "replay", "arctic-local"),
         ("vLLM's n-gram", "replay", "vllm"),
