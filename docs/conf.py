@@ -28,6 +28,8 @@ smartquotes = False  # they turn the two hyphens of an option into a dash
 default_role = "literal"
 myst_heading_anchors = 3
 
+# Hosts have environments of their own.
+autodoc_mock_imports = ["llama_cpp", "sglang", "vllm"]
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
 autodoc_preserve_defaults = True

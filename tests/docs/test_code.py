@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import shlex
 import textwrap
@@ -112,6 +113,9 @@ def test_commands_parse(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             result = CliRunner().invoke(app, arguments)
             assert result.exit_code == 0, f"{block}: {arguments} {result.output}"
             assert parsed.pop()
+        for argument in arguments:
+            if argument.startswith("{"):
+                json.loads(argument)
 
 
 def targets() -> set[str]:
