@@ -19,6 +19,7 @@ extensions = [
     "sphinx_click",
     "sphinx_copybutton",
 ]
+highlight_language = "text"
 html_theme = "furo"
 html_title = f"fastdraft {version}"
 html_show_sphinx = False
