@@ -113,3 +113,32 @@ def test_results_name_machine_commit_and_command(page: Path) -> None:
     named = re.findall(r"bench/results/(\w+)\.json", page.read_text())
     for name in named:
         assert {"machine", "commit", "command"} <= results(name).keys(), name
+
+
+def pinned(host: str, package: str) -> str:
+    """The version that a host's tests install."""
+    text = (ROOT / "tests" / "hosts" / "requirements" / f"{host}.txt").read_text()
+    (version,) = re.findall(rf"^{package}==([\d.]+)", text, re.MULTILINE)
+    return str(version)
+
+
+@pytest.mark.parametrize(
+    ("host", "package", "guide"),
+    [
+        ("vllm", "vllm(?:-cpu)?", "vllm.md"),
+        ("sglang", "sglang", "sglang.md"),
+        ("llama-cpp", "llama-cpp-python", "llama-cpp.md"),
+    ],
+)
+def test_the_pages_name_the_tested_versions(host: str, package: str, guide: str) -> None:
+    version = pinned(host, package).removesuffix(".0")
+    (front,) = [
+        row for row in rows_of(ROOT / "README.md") if f"({'docs/guides/' + guide})" in row[0]
+    ]
+    (loop,) = [
+        row
+        for row in rows_of(ROOT / "docs" / "guides" / "your-own-loop.md")
+        if f"({guide})" in row[1]
+    ]
+    for text in (front[2], loop[2], (ROOT / "docs" / "guides" / guide).read_text()):
+        assert re.search(rf"\b{re.escape(version)}\b", text), text
