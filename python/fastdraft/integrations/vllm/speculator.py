@@ -31,8 +31,8 @@ from fastdraft.integrations.vllm.transfers import Ends, TreeBuffers
 
 __all__ = ["FastdraftSpeculator"]
 
-# Nodes of a tree of continuations.
-_NODES: Final = 64
+# Nodes of a tree of continuations: more gain nothing.
+_NODES: Final = 128
 # A copy heals the loss of so many steps before it.
 _STEPS_BACK: Final = 4
 # The requests with which vLLM warms its kernels up.
@@ -102,8 +102,8 @@ class FastdraftSpeculator:
         if is_first_rank():
             self._trees = TreeBuffers(device, places, _NODES)
             self._ends = Ends(device, places, self._aligner.output.ends.shape[1])
-            # What a fully accepted draft leaves of a tree has to hold another one.
-            depth = 2 * lookahead + 2
+            # What two steps may emit, and the draft after them.
+            depth = 3 * (lookahead + 1)
             self.late = LateRequests(vllm_config, settings, self._trees, depth=depth)
             self._thread = TaskThread("fastdraft")
 
