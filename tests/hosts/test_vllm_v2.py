@@ -370,7 +370,7 @@ def with_drafts(run: Run) -> dict[str, Any]:
     found["guarded calls"] = len(calls)
     calls = []
     with (
-        mock.patch.object(alignment, "kernels_for", lambda _: fused),
+        mock.patch.object(alignment, "kernels_for", return_value=fused),
         mock.patch.object(fused, "align", counted(fused.align, calls)),
     ):
         found["fused"] = run.alone(PROMPTS[:2], extra_args=apart)
