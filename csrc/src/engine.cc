@@ -119,7 +119,7 @@ RequestId Engine::add_request(const Token* prompt, std::int64_t prompt_size,
     return rate_->value();
   }();
   auto request = std::make_unique<Request>(most_drafted_, rate, *budget_);
-  for (std::int64_t i = 0; i < prompt_size; ++i) request->context.append(prompt[i]);
+  request->context.append(prompt, prompt_size);
   request->prompt_size = prompt_size;
   request->stores = stores == nullptr ? stores_ : *stores;
   const DrafterInputs inputs{request->context,  prediction,        prediction_size, request->stores,
@@ -362,15 +362,18 @@ std::vector<RowError> Engine::continue_batch(const RequestId* ids, std::int64_t 
     }
   }
   const auto limit = static_cast<std::int32_t>(std::min<std::int64_t>(most_drafted_, out.nodes));
+  std::vector<std::int64_t> last(static_cast<std::size_t>(out.rows));
+  for (std::int64_t row = 0; row < rows; ++row) last[static_cast<std::size_t>(place_of(row))] = row;
   std::vector<RowError> all;
   auto next = failed.begin();
   for (std::int64_t row = 0; row < rows; ++row) {
+    const bool observed = next == failed.end() || next->row != row;
+    if (!observed) all.push_back(*next++);
+    // Of several rows that go to one place the last one stays.
+    if (last[static_cast<std::size_t>(place_of(row))] != row) continue;
     out.base[place_of(row)] = 0;
     out.count[place_of(row)] = 0;
-    if (next != failed.end() && next->row == row) {
-      all.push_back(*next++);
-      continue;
-    }
+    if (!observed) continue;
     try {
       const RequestTable::Locked request = requests_->lock(ids[row]);
       const std::int32_t count = guess(*request, limit, 0.0f);

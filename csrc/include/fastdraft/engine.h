@@ -94,8 +94,8 @@ class FASTDRAFT_EXPORT Engine {
   //
   // A row that fails does not affect the others; it gets no continuations. Returns these rows, in
   // order. Throws InvalidValueError before any change: falling offsets, a place outside `out`, or
-  // `drafted` below 0. O(out.nodes) a row. Rows of one request take their tokens in order and get
-  // the same continuations.
+  // `drafted` below 0. O(out.nodes) a row. Rows of one request take their tokens in order; of
+  // several rows that go to one place only the last one's continuations are computed.
   [[nodiscard]] std::vector<RowError> continue_batch(
       const RequestId* ids, std::int64_t rows, const Token* emitted, const std::int64_t* offsets,
       const std::int32_t* drafted, const std::int64_t* places, const Continuations& out);
