@@ -20,7 +20,7 @@ from fastdraft.errors import InvalidValueError
 from fastdraft.integrations.host import PREDICTION, TEMPLATES, longest_draft
 from fastdraft.integrations.vllm.ledger import FOLDER_VARIABLE, LedgerReader, new_ticket
 from fastdraft.integrations.vllm.metrics import exposition
-from fastdraft.integrations.vllm.proposer import TICKET
+from fastdraft.integrations.vllm.requests import TICKET
 from fastdraft.integrations.vllm.tool_templates import RequestTemplates
 
 __all__ = ["PredictionMiddleware"]
