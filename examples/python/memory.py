@@ -14,7 +14,7 @@ def decode(engine: Engine, prompt: list[int], answer: list[int]) -> float:
     done = 0
     while done < len(answer):
         accepted = 0
-        for token in engine.propose(request):
+        for token in engine.propose(request).tolist():
             if done + accepted == len(answer) or token != answer[done + accepted]:
                 break
             accepted += 1

@@ -29,8 +29,8 @@ while len(text) < end:
         # The logits behind the text's last token and behind each draft token.
         logits = model(torch.tensor([text + ids])).logits[0, -len(ids) - 1 :]
     drafted = torch.tensor(ids, dtype=torch.int32)
-    verified = verify_greedy(drafted, torch.tensor([0, len(ids)]), logits)
-    emitted = verified.token_ids[: int(verified.offsets[1])].tolist()
+    verified = verify_greedy(logits, drafted, torch.tensor([0, len(ids)]))
+    emitted = verified.token_ids[0, : int(verified.lengths[0])].tolist()
     text += emitted
     engine.observe(request, emitted)
 
