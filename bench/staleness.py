@@ -224,12 +224,18 @@ class Chances:
 
 @dataclass
 class Counts:
-    """What adds up; `origins` are steps by where the draft came from, and tokens accepted."""
+    """What adds up.
+
+    Attributes:
+        steps, emitted, drafted: Of the target, and draft tokens.
+        origins: By where drafts came from: steps, tokens accepted, tokens drafted, and the tokens
+            accepted that the chances told.
+    """
 
     steps: int = 0
     emitted: int = 0
     drafted: int = 0
-    origins: dict[str, list[int]] = field(default_factory=dict)
+    origins: dict[str, list[float]] = field(default_factory=dict)
 
     def speed(self, token_cost: float) -> float:
         return self.emitted / (self.steps + token_cost * self.drafted)
@@ -263,6 +269,7 @@ def replay(records: Sequence[Record], variant: Variant, token_cost: float) -> Co
             tokens: list[int] = draft.tolist()
             parents: Sequence[int] = draft.parents.tolist()
             origin, matched = "fresh", 0
+            told = float(draft.probabilities.sum())
             if not fresh:
                 tree = Tree(length, tokens, parents, draft.probabilities.tolist())
                 if variant.chains:
@@ -274,15 +281,17 @@ def replay(records: Sequence[Record], variant: Variant, token_cost: float) -> Co
                     tokens = [
                         token for token, path in zip(tokens, paths, strict=True) if path >= least
                     ]
+                told = sum(paths[: len(tokens)])
                 parents = range(-1, len(tokens) - 1)
             accepted = len(accepted_path(tokens, parents, output, done))
             emitted = output[done : done + accepted + 1]
             if origin not in ("tree", "none", "fresh"):
                 chances.learn(origin, matched, accepted, len(tokens))
-            seen = counts.origins.setdefault(origin if tokens else "none", [0, 0, 0])
+            seen = counts.origins.setdefault(origin if tokens else "none", [0, 0, 0, 0.0])
             seen[0] += 1
             seen[1] += accepted
             seen[2] += len(tokens)
+            seen[3] += told if tokens else 0.0
             engine.observe(request, emitted)
             done += len(emitted)
             counts.steps += 1
@@ -395,10 +404,10 @@ def measure(
                 name: each.speed(token_cost) / fresh[name].speed(token_cost)
                 for name, each in counts.items()
             }
-            origins: dict[str, list[int]] = {}
+            origins: dict[str, list[float]] = {}
             for each in counts.values():
                 for origin, seen in each.origins.items():
-                    total = origins.setdefault(origin, [0, 0, 0])
+                    total = origins.setdefault(origin, [0, 0, 0, 0.0])
                     origins[origin] = [a + b for a, b in zip(total, seen, strict=True)]
             worst = min(kept, key=lambda name: kept[name])
             rows[-1] |= {
@@ -407,7 +416,9 @@ def measure(
                 "worst_family": worst,
                 "speed": geometric_mean(each.speed(token_cost) for each in counts.values()),
                 "tokens_per_step": geometric_mean(each.speed(0) for each in counts.values()),
-                "steps_accepted_drafted": origins,
+                "steps_accepted_drafted_told": {
+                    origin: [round(value) for value in total] for origin, total in origins.items()
+                },
                 "families": {name: round(value, 4) for name, value in kept.items()},
             }
     return rows
