@@ -13,7 +13,9 @@ count: beside the steps where they run in the background, between the steps wher
 - fastdraft v1: synchronous; an engine that is called between the steps.
 - fastdraft v2: asynchronous; the background drafter, whose continuations are aligned on the device.
   Drafts are cut to the tokens that pay, and rows may have different numbers of them.
-- fastdraft v2, launched: the same, but the device uses what had arrived when the step was launched,
+- fastdraft v2, padded: the same where full graphs want as many draft tokens for every row as for
+  ngram_gpu, or none at all: the host chooses between the two by what recent drafts told.
+- fastdraft v2, launched: as v2, but the device uses what had arrived when the step was launched,
   one step before.
 
 At most `--rows` requests are replayed at once. With more at once each stands for several like it:
@@ -277,8 +279,12 @@ class FastdraftV2(Drafter):
                 tree = self.empty
             self.ages.append(each.length - tree.base if tree.tokens else -1)
             draft, paths, _, _ = align(self.variant, tree, each.text, each.length, self.chances)
-            drafts.append([t for t, path in zip(draft, paths, strict=True) if path >= price])
+            drafts.append(self.cut(draft, paths, price))
         return drafts, ALIGN_MS
+
+    def cut(self, draft: list[int], paths: list[float], price: float) -> list[int]:
+        """What of a draft is verified; `price` is the chance from which on a token pays."""
+        return [token for token, path in zip(draft, paths, strict=True) if path >= price]
 
     def observe(
         self, rows: Mapping[int, Running], emitted: list[list[int]], drafted: list[int], now: float
@@ -328,6 +334,29 @@ class FastdraftV2(Drafter):
             self.drafter.release(snapshot)
 
 
+class FastdraftV2Padded(FastdraftV2):
+    """The same, with as many draft tokens for every row as NgramGpu has, or none."""
+
+    def __init__(self, server: Server, rows: int) -> None:
+        super().__init__(server, rows)
+        self.expected = (1.0, 1.0)  # tokens that drafts told to be accepted, and drafts, decaying
+
+    def draft(self, rows: Mapping[int, Running], now: float) -> tuple[list[list[int]], float]:
+        # The host launches a step before it knows that step's drafts.
+        tokens, count = self.expected
+        most = NgramGpu.padded
+        gain = (1 + tokens / count / PREMIUM) / self.server.step(len(rows) * (1 + most))
+        self.padded = most if gain > 1 / self.server.step(len(rows)) else 0
+        drafts, took = super().draft(rows, now)
+        return drafts if self.padded else [[] for _ in rows], took
+
+    def cut(self, draft: list[int], paths: list[float], price: float) -> list[int]:
+        tokens, count = self.expected
+        most = NgramGpu.padded
+        self.expected = 0.99 * tokens + sum(paths[:most]), 0.99 * count + 1
+        return draft[:most]
+
+
 def _trees(snapshot: Any) -> dict[int, tuple[int, Tree]]:
     """A snapshot's trees, by row."""
     out: Continuations = snapshot.continuations
@@ -363,7 +392,7 @@ def serve(
                 drafter.start(row, running[row], now)
         if not running:
             continue
-        drafts, waited = drafter.draft(running, now)
+        drafts, waited = drafter.draft(running, now)  # may choose the padding
         now += waited
         if drafter.padded:
             tokens = len(running) * (1 + drafter.padded)
@@ -390,6 +419,7 @@ def drafters(server: Server, rows: int, longest: int) -> Iterator[tuple[str, Dra
     yield "suffix", Suffix(server, longest)
     yield "fastdraft v1", FastdraftV1(server)
     yield "fastdraft v2", FastdraftV2(server, rows)
+    yield "fastdraft v2, padded", FastdraftV2Padded(server, rows)
     yield "fastdraft v2, launched", FastdraftV2(server, rows, launched=True)
 
 
