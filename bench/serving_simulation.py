@@ -75,7 +75,7 @@ class Running:
 
     def accept(self, draft: Sequence[int]) -> list[int]:
         """What a step with this draft emits."""
-        output = self.text[self.length : self.length + len(draft) + 1].tolist()
+        output: list[int] = self.text[self.length : self.length + len(draft) + 1].tolist()
         return output[: accepted_prefix(draft, output) + 1]
 
 

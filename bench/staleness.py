@@ -132,7 +132,8 @@ class Tree:
     def below(self, node: int, most: int) -> tuple[list[int], list[float]]:
         """The likeliest tokens below a node, and the chances of their paths from there."""
         start = 1.0 if node < 0 else self.chances[node]
-        tokens, chances = [], []
+        tokens: list[int] = []
+        chances: list[float] = []
         while len(tokens) < most and node in self.first:
             node = self.first[node]
             tokens.append(self.tokens[node])
