@@ -45,7 +45,7 @@ HAS_PYTHON_H := import os, sys, sysconfig; \
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-cpp test-arm64 test-install test-python test-kernels test-oldest check \
-  lint format fuzz campaign stubs wheel wheels package bench bench-serving clean
+  lint format fuzz campaign stubs wheel wheels package bench plots bench-serving docs docs-links clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -150,12 +150,22 @@ ifdef DATA
 	  --token-cost 0 --token-cost 0.02 --token-cost 0.05 --token-cost 0.2
 endif
 
+plots: $(VENV)/.bench ## Draw the documentation's images from the committed results
+	fastdraft replay --sample --show edit-1 --svg docs/images/coloured-answer.svg > /dev/null
+	python bench/plots.py
+
 bench-serving: build/hosts/vllm/.ready build/dist/.stamp $(VENV)/.bench ## Measure drafters in vLLM's loop on DATA
 	cd build/hosts/vllm && $(INSTALL_WHEEL)
 	export PYTHONPATH=$$(python bench/baselines.py) $(DEMO_MODEL) && \
 	  build/hosts/vllm/bin/python bench/serving.py replay --data $(DATA) && \
 	  OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind VLLM_CPU_KVCACHE_SPACE=2 \
 	  build/hosts/vllm/bin/python bench/serving.py live --data $(DATA)
+
+docs: $(VENV)/.docs ## Build the documentation: build/docs; warnings are errors
+	sphinx-build --fail-on-warning --keep-going --quiet docs build/docs
+
+docs-links: $(VENV)/.docs ## Check that the documentation's links to other sites answer
+	sphinx-build --builder linkcheck --quiet docs build/docs-links
 
 clean: ## Remove what was built, and the environments
 	rm -rf build .bench-venv $(VENV)
@@ -198,7 +208,7 @@ $(VENV)/.package: $(VENV)/.tools $(VENV)/.torch pyproject.toml $(CORE_FILES)
 	pip install -qq --no-build-isolation --editable '.[demo]'
 	touch $@
 
-$(VENV)/.test $(VENV)/.lint $(VENV)/.bench: $(VENV)/.package
+$(VENV)/.test $(VENV)/.lint $(VENV)/.bench $(VENV)/.docs: $(VENV)/.package
 	pip install -qq 'fastdraft[$(patsubst .%,%,$(notdir $@))]'
 	touch $@
 

@@ -6,12 +6,14 @@ Results name machine, commit and command, and are written as `fastdraft.replay.m
 from __future__ import annotations
 
 import argparse
+import json
+import math
 import os
 import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +76,100 @@ def percentiles(times: Iterable[int]) -> dict[str, float]:
     """p50 and p99 of single calls in microseconds, from nanoseconds; less the clock's own cost."""
     p50, p99 = p50_p99(np.fromiter(times, np.float64) - clock_ns())
     return {"p50_us": p50 / 1e3, "p99_us": p99 / 1e3}
+
+
+class Side:
+    """A process that measures one side of a comparison, a round at a time.
+
+    It runs `command`, which must call `serve_rounds`.
+    """
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self._answer()  # once it is ready
+
+    def measure(self, number: int) -> Row:
+        """The figures of round `number`."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{number}\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def close(self) -> None:
+        self._process.communicate()
+
+    def _answer(self) -> Row:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self._process.args!r} ended before its answer")
+        answer: Row = json.loads(line)
+        return answer
+
+
+def serve_rounds(measure: Callable[[int], Row]) -> None:
+    """Answers a `Side` with what `measure` returns for the number of each round."""
+    print("{}", flush=True)
+    for line in sys.stdin:
+        print(json.dumps(measure(int(line))), flush=True)
+
+
+def interleave(commands: Mapping[str, Sequence[str]], rounds: int) -> dict[str, list[Row]]:
+    """Measures all sides in turn, `rounds` times, each time in the opposite order.
+
+    What else runs on the machine meets all sides alike. Nothing runs beside the side that is
+    measured. Returns each side's figures of all rounds; the first round, which warms up, is left
+    out.
+    """
+    sides = {name: Side(command) for name, command in commands.items()}
+    rows: dict[str, list[Row]] = {name: [] for name in sides}
+    for number in range(rounds + 1):
+        for name in list(sides)[:: 1 if number % 2 else -1]:
+            row = sides[name].measure(number)
+            if number > 0:
+                rows[name].append(row)
+    for side in sides.values():
+        side.close()
+    return rows
+
+
+def ratio(rows: Sequence[Row], others: Sequence[Row], key: str) -> Row:
+    """The median over the rounds of one side's figure as a multiple of the other's.
+
+    With its 95 % confidence interval, from the order statistics of the rounds' ratios: it assumes
+    nothing about their distribution.
+    """
+    ratios = sorted(row[key] / other[key] for row, other in zip(rows, others, strict=True))
+    count = len(ratios)
+    # The most ratios that may be cut off either end: as often do so few coins show heads.
+    cut, chance = 0, 0.5**count
+    while cut + 1 < count / 2 and chance + math.comb(count, cut + 1) * 0.5**count <= 0.025:
+        cut += 1
+        chance += math.comb(count, cut) * 0.5**count
+    return {"ratio": float(np.median(ratios)), "low": ratios[cut], "high": ratios[-1 - cut]}
+
+
+def compare(title: str, sides: Mapping[str, list[Row]]) -> list[Row]:
+    """Prints and returns the first side's figures, and as multiples of every other side's."""
+    (name, rows), *others = sides.items()
+    results: list[Row] = []
+    for key in rows[0]:
+        result: Row = {"figure": key, name: float(np.median([row[key] for row in rows]))}
+        for other, other_rows in others:
+            if key in other_rows[0]:
+                found = ratio(rows, other_rows, key)
+                result[other] = found
+                result[f"to {other}"] = (
+                    f"{found['ratio']:.3f} ({found['low']:.3f} to {found['high']:.3f})"
+                )
+        results.append(result)
+    columns = {"": "figure", name: name, **{f"to {other}": f"to {other}" for other, _ in others}}
+    show(title, columns, results, digits=3)
+    return [
+        {key: value for key, value in row.items() if not key.startswith("to ")} for row in results
+    ]
 
 
 def show(

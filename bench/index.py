@@ -7,19 +7,23 @@ drafter sees the same tokens in the same run. Of `--repeats` passes the least p5
 other processes only ever add time.
 
     python bench/index.py --json results.json
-    python bench/index.py --alone --against results.json        # another commit's
+
+With --rounds, figures are ratios: the engine, Arctic's suffix decoding and another commit's build
+take turns, so that a busy machine slows all of them alike. --against is the Python of an
+environment in which that commit is installed.
+
+    python bench/index.py --rounds 20 --against /path/to/venv/bin/python
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
-import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -80,12 +84,16 @@ def starts(context: int) -> list[int]:
 
 def decode(make: Make, text: np.ndarray, context: int) -> Row:
     """One pass of `STEPS` steps, spread over the requests of this context."""
+    places = starts(context)
+    steps = STEPS // len(places)
+    return decode_at(make(context + steps), text, context, places, steps)
+
+
+def decode_at(peer: Peer, text: np.ndarray, context: int, places: list[int], steps: int) -> Row:
+    """Requests that begin at these places of the text, one after another, `steps` steps each."""
     appends: list[int] = []
     proposals: list[int] = []
     prompt_ns = drafted = 0
-    places = starts(context)
-    steps = STEPS // len(places)
-    peer = make(context + steps)
     clock = time.perf_counter_ns
     for start in places:
         prompt = text[start : start + context]
@@ -131,13 +139,13 @@ def observe_eight(text: np.ndarray, context: int) -> Row:
     return {name: value / 8 for name, value in percentiles(times).items()}
 
 
-def batch(text: np.ndarray, context: int) -> Row:
+def batch(text: np.ndarray, context: int, stores: Sequence[Datastore] = ()) -> Row:
     """propose_batch and observe_batch over 64 requests, us a request.
 
     A draft token's share of a forward over 64 rows is a 64th of what it is over one, so that the
     drafts are about as long as one request's.
     """
-    engine = Engine()
+    engine = Engine(datastores=stores)
     places = [index * 15_000 % (len(text) - context - BATCH_STEPS) for index in range(BATCH)]
     requests = [engine.add_request(text[place : place + context]) for place in places]
     offsets = np.arange(BATCH + 1, dtype=np.int32)
@@ -209,18 +217,53 @@ def print_row(context: int, name: str, row: Row, bytes_token: float | None = Non
     )
 
 
-def compare(before: list[Row], rows: list[Row]) -> None:
-    """Prints the medians as multiples of those of another run."""
-    known = {(row["name"], row.get("context")): row for row in before}
-    shared = [(row, known.get((row["name"], row.get("context")), {})) for row in rows]
-    calls = ("append", "propose")
-    ratios = [
-        {**row, **{call: row[call]["p50_us"] / old[call]["p50_us"] for call in calls}}
-        for row, old in shared
-        if "append" in row and "append" in old
-    ]
-    columns = {"": "name", **{key: key for key in ("context", *calls)}}
-    harness.show("medians over those of the other results", columns, ratios)
+def side(kind: str, text: np.ndarray, context: int) -> Callable[[int], Row]:
+    """What one side of a comparison measures in a round: flat figures, the same for each side."""
+    steps = 200
+    stores = [filled_datastore(text)] if kind == "stored" else []
+
+    def measure(number: int) -> Row:
+        peer: Peer
+        if kind == "arctic":
+            peer = PEERS["arctic"](NUM_TOKENS, context + steps)
+        else:
+            peer = EnginePeer(Engine(datastores=stores))
+        place = number * 50_000 % 1_000_000
+        row = decode_at(peer, text, context, [place], steps)
+        figures = {"prompt, ms": row["prompt_ms"]}
+        for call in ("append", "propose"):
+            for name, value in row[call].items():
+                figures[f"{call} {name.removesuffix('_us')}, us"] = value
+        figures["append + propose p50, us"] = row["append"]["p50_us"] + row["propose"]["p50_us"]
+        if kind != "arctic":
+            row = batch(text, min(context, 100_000), stores)
+            both = row["append"]["p50_us"] + row["propose"]["p50_us"]
+            figures[f"batch of {BATCH}, append + propose p50, us a request"] = both
+        return figures
+
+    return measure
+
+
+def ratios(options: argparse.Namespace, report: Row) -> None:
+    """Measures the engine beside Arctic and beside another commit, in turns."""
+    pythons = {"fastdraft": sys.executable}
+    if options.against is not None:
+        pythons["the other commit"] = str(options.against)
+    comparisons = []
+    for context in options.contexts:
+        arguments = [__file__, "--contexts", str(context)]
+        if options.tokens is not None:
+            arguments += ["--tokens", str(options.tokens)]
+        for kind in ("alone", "stored")[: 2 if context == 100_000 else 1]:
+            sides = {name: [made, *arguments, "--side", kind] for name, made in pythons.items()}
+            if kind == "alone" and not options.alone:
+                sides["Arctic"] = [sys.executable, *arguments, "--side", "arctic"]
+            title = f"{context:,} tokens"
+            if kind == "stored":
+                title += f", {STORE_TOKENS // 10**6} M tokens stored"
+            rows = harness.compare(title, harness.interleave(sides, options.rounds))
+            comparisons.append({"context": context, "side": kind, "rows": rows})
+    report["ratios"] = comparisons
 
 
 def main() -> None:
@@ -231,8 +274,12 @@ def main() -> None:
         "--tokens", type=Path, metavar="FILE", help="the text, as bench/corpus.py writes it"
     )
     parser.add_argument("--alone", action="store_true", help="without the peers")
-    parser.add_argument("--against", type=Path, metavar="FILE", help="results to compare with")
+    parser.add_argument("--rounds", type=int, help="print ratios over so many rounds in turns")
+    parser.add_argument(
+        "--against", type=Path, metavar="PYTHON", help="another commit's, for --rounds"
+    )
     parser.add_argument("--memory", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--side", help=argparse.SUPPRESS)
     options = parser.parse_args()
 
     longest = max(options.contexts)
@@ -250,7 +297,15 @@ def main() -> None:
         print(bytes_a_token(makers()[options.memory], text, longest))
         return
 
+    if options.side is not None:
+        harness.serve_rounds(side(options.side, text, longest))
+        return
+
     report = harness.about(vocabulary=len(np.unique(text)))
+    if options.rounds is not None:
+        ratios(options, report)
+        harness.finish(options, report)
+        return
     rows: list[Row] = []
     report["rows"] = rows
 
@@ -297,8 +352,6 @@ def main() -> None:
                     f"{eight['p50_us']:10.3f}{eight['p99_us']:10.3f}"
                 )
     harness.finish(options, report)
-    if options.against is not None:
-        compare(json.loads(options.against.read_text("utf-8"))["rows"], rows)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from numpy.typing import ArrayLike
 import corpus
 import harness
 from fastdraft import DraftConfig, DraftStats, Engine
-from fastdraft.replay.run import accepted_prefix
+from fastdraft.replay.trace import accepted_prefix
 from harness import Row
 
 LENGTH = 512  # tokens of a text

@@ -31,7 +31,8 @@ from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 
 import baselines
 from fastdraft.replay import Record
-from fastdraft.replay.run import accepted_prefix, p50_p99
+from fastdraft.replay.run import p50_p99
+from fastdraft.replay.trace import accepted_prefix
 from harness import Row, show
 
 STEP_SECONDS = 0.01  # of a modelled forward over no tokens

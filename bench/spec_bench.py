@@ -32,7 +32,6 @@ from fastdraft import DraftConfig, DraftStats, Engine
 from fastdraft.replay import PEERS, Record, Setting, Unavailable, settings_of, trace_request
 from fastdraft.replay.display import progress
 from fastdraft.replay.records import RecordError, family_files, parse_lines, read_family
-from fastdraft.replay.results import FamilyResult
 from fastdraft.replay.tokenizer import TextTokenizer
 from harness import Row
 
@@ -133,8 +132,7 @@ def ways(token_cost: float) -> Iterator[tuple[str, Setting]]:
 def replay_task(setting: Setting, records: Sequence[Record]) -> list[DraftStats]:
     """What drafts did for each answer of a task, in order. Raises Unavailable."""
     peer = setting.start(records)
-    found: list[FamilyResult] = [trace_request(peer, record)[1] for record in records]
-    return [each.stats for each in found]
+    return [trace_request(peer, record).stats for record in records]
 
 
 def recorded(options: argparse.Namespace) -> Row:

@@ -218,8 +218,8 @@ class Texts(NamedTuple):
     limits: Tensor
 
 
-class Continuations(NamedTuple):
-    """What may follow the texts, as they were a step or more ago: a tree for each place.
+class Trees(NamedTuple):
+    """Continuations on a device: what may follow the texts as they were a step or more ago.
 
     bases: int32 (places,), the length of the text that the tree follows.
     counts: int32 (places,), its nodes; 0 where nothing is known.
@@ -241,17 +241,17 @@ class Continuations(NamedTuple):
 class Scan(NamedTuple):
     """How texts are looked for: in trees and in themselves.
 
-    probabilities: float32 (n,), the chance of each token after a match of 1 to n tokens in the
-        row's own text. Longer matches are not looked for.
-    shortest: the fewest tokens of such a match.
+    probabilities: float32 (n + 1,), the chance of the next token after a match of 0 to n tokens in
+        the row's own text. Longer matches are not looked for. None, 0, stands for an edit.
+    shortest: the fewest tokens of a match.
     window: how many positions before the last are looked at.
-    shortest_path: the fewest tokens that lead back into a tree that the text has left.
+    reach: the most tokens that a text may have grown by since its tree was made.
     """
 
     probabilities: Tensor
     shortest: int
     window: int
-    shortest_path: int
+    reach: int
 
 
 class Aligned(NamedTuple):
@@ -261,11 +261,15 @@ class Aligned(NamedTuple):
     probabilities: float32 (rows, lookahead), contiguous: the chance of each token if those before
         it are right; 0 after the draft's end. The chance of them all is the product.
     counts: int32 (rows,), the tokens of each draft.
+    ends: int32 (rows, 3 + n), contiguous: what a host that computes continuations has to know of
+        each row. How many tokens it has just emitted, the length of its text, the tokens of its
+        draft, and the text's last n tokens, -1 where the text is shorter.
     """
 
     token_ids: Tensor
     probabilities: Tensor
     counts: Tensor
+    ends: Tensor
 
 
 class Kernels(Protocol):
@@ -299,7 +303,7 @@ class Kernels(Protocol):
     def align(
         self,
         texts: Texts,
-        continuations: Continuations,
+        trees: Trees,
         idx_mapping: Tensor,
         num_sampled: Tensor,
         scan: Scan,

@@ -59,8 +59,8 @@ def tests_of(path: Path) -> set[str]:
         return set(_lines("git", "grep", "-lw", path.stem, "--", "tests/*/test_*.py"))
     if path.name == "pyproject.toml":
         return {"tests/package"}
-    if path.suffix == ".md" and path.parts[0] != "python":
-        return {"tests/package/test_docs.py"}
+    if path.suffix == ".md":
+        return {"tests/docs"}
     tests = set()
     for room in room_of(path):
         named = {str(test) for test in Path("tests", room).glob(f"test_{path.stem}*.py")}

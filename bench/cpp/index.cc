@@ -2,11 +2,19 @@
 // contexts of text. Each call is timed on its own, at positions that all
 // differ; the clock's own cost is taken off.
 //
-//   bench_index TOKENS      a file of int32 token ids, as bench/corpus.py writes
+//   bench_index TOKENS [CONTEXT]     a file of int32 token ids, as bench/corpus.py writes
+//
+// Instructions do not depend on what else the machine does:
+//
+//   valgrind --tool=callgrind bench_index TOKENS 100000
+//   callgrind_annotate --inclusive=yes callgrind.out.*
+//
+// kSteps calls each of observe and propose are made.
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
 #include <vector>
 
@@ -91,8 +99,8 @@ void measure(const std::vector<fastdraft::Token>& text, std::int64_t context, do
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 2) {
-    std::fprintf(stderr, "usage: %s TOKENS\n", argv[0]);
+  if (argc != 2 && argc != 3) {
+    std::fprintf(stderr, "usage: %s TOKENS [CONTEXT]\n", argv[0]);
     return 2;
   }
   const std::vector<fastdraft::Token> text = read_tokens(argv[1]);
@@ -106,6 +114,10 @@ int main(int argc, char** argv) {
               "propose, ns");
   std::printf("%9s %14s %14s %10s %10s %10s %10s\n", "", "ns a token", "bytes a token", "p50",
               "p99", "p50", "p99");
+  if (argc == 3) {
+    measure(text, std::atoll(argv[2]), clock_ns);
+    return 0;
+  }
   for (const std::int64_t context : kContexts) measure(text, context, clock_ns);
   return 0;
 }

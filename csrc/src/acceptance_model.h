@@ -24,7 +24,8 @@ namespace fastdraft {
 // learned since the prediction, the n-th one with the same evidence takes
 // 1 / sqrt(n) of a step, the square-root scaling of step sizes with the batch (A.
 // Krizhevsky, One weird trick for parallelizing convolutional neural networks,
-// 2014); with the same token too, as in copies of one prompt, 1 / n. See DESIGN.md.
+// 2014); with the same token too, as in copies of one prompt, 1 / n. See
+// docs/explanation/calibration.md.
 //
 // Thread-safe without locks. Two threads that learn at once may lose a step of
 // the descent, which is nothing among thousands.

@@ -42,7 +42,6 @@ class CalibratedDrafter final : public Drafter {
     copy_.advance(context_.text(), static_cast<std::int32_t>(context_.size()) - 1, context_.text(),
                   context_.size(), elsewhere);
     if (prediction_) prediction_->advance(context_.text(), context_.size());
-    matches_.advance();
   }
 
   std::int32_t guess(std::int32_t limit, float least, const DraftColumns& draft) override {

@@ -119,7 +119,7 @@ RequestId Engine::add_request(const Token* prompt, std::int64_t prompt_size,
     return rate_->value();
   }();
   auto request = std::make_unique<Request>(most_drafted_, rate, *budget_);
-  for (std::int64_t i = 0; i < prompt_size; ++i) request->context.append(prompt[i]);
+  request->context.append(prompt, prompt_size);
   request->prompt_size = prompt_size;
   request->stores = stores == nullptr ? stores_ : *stores;
   const DrafterInputs inputs{request->context,  prediction,        prediction_size, request->stores,

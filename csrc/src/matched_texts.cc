@@ -10,9 +10,7 @@ MatchedTexts::MatchedTexts(const DrafterInputs& inputs, bool tree)
       prompt_size_(inputs.context.size()),
       stores_(inputs.stores),
       lookahead_(inputs.lookahead),
-      tree_(tree),
-      links_(inputs.budget) {
-  advance();
+      tree_(tree) {
   if (!stores_.empty()) {
     stored_tokens_.resize(static_cast<std::size_t>(most_stored()) *
                           static_cast<std::size_t>(lookahead_));
@@ -56,14 +54,14 @@ void MatchedTexts::find_suffixes() noexcept {
 
 void MatchedTexts::find_last_token() noexcept {
   const auto last = static_cast<std::int32_t>(context_.size()) - 1;
-  if (last < 0 || links_.size() <= last) return;
+  if (last < 0) return;
   const Token* text = context_.text();
-  std::int32_t position = links_.previous(last);
+  std::int32_t position = context_.previous(last);
   for (int i = tree_ ? kTokensOfTree : kTokens; i > 0 && position >= 0; --i) {
     const std::int64_t length = common_suffix(text + position, text + last,
                                               std::min(Datastore::kLongestMatch - 1, position));
     add_of_context(position + 1, static_cast<std::int32_t>(length) + 1);
-    position = links_.previous(position);
+    position = context_.previous(position);
   }
 }
 

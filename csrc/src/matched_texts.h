@@ -9,7 +9,6 @@
 #include "drafter.h"
 #include "fastdraft/datastore.h"
 #include "suffix_automaton.h"
-#include "token_links.h"
 
 namespace fastdraft {
 
@@ -50,14 +49,7 @@ class MatchedTexts {
   // a match of one token.
   static constexpr std::int32_t kStrong = 4;
 
-  // Throws MemoryLimitError.
   MatchedTexts(const DrafterInputs& inputs, bool tree);
-
-  // Notes that the context grew. O(1) amortised. Throws MemoryLimitError, and then catches up
-  // with the next call.
-  void advance() {
-    while (links_.size() < context_.size()) links_.append(context_.text()[links_.size()]);
-  }
 
   // Finds the matches anew: first those in the context, then those in the datastores, the
   // longest first; of equally long ones each store's latest precedes its second latest.
@@ -83,7 +75,6 @@ class MatchedTexts {
   const Stores& stores_;
   const std::int32_t lookahead_;
   const bool tree_;
-  TokenLinks links_;
   std::array<MatchedText, kMost> matches_;
   int size_ = 0;
   int num_stored_ = 0;

@@ -11,9 +11,7 @@ class PredictedOutputsDrafter final : public Drafter {
  public:
   PredictedOutputsDrafter(std::int32_t recovery, const DrafterInputs& inputs)
       : context_(inputs.context), recovery_(recovery), prediction_(inputs.budget) {
-    for (std::int64_t i = 0; i < inputs.prediction_size; ++i) {
-      prediction_.append(inputs.prediction[i]);
-    }
+    prediction_.append(inputs.prediction, inputs.prediction_size);
   }
 
   void advance() override {

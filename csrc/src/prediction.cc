@@ -4,7 +4,7 @@ namespace fastdraft {
 
 Prediction::Prediction(const Token* tokens, std::int64_t size, MemoryBudget& budget)
     : index_(budget) {
-  for (std::int64_t i = 0; i < size; ++i) index_.append(tokens[i]);
+  index_.append(tokens, size);
 }
 
 void Prediction::advance(const Token* text, std::int64_t size) noexcept {

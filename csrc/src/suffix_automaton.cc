@@ -5,71 +5,126 @@
 namespace fastdraft {
 
 SuffixAutomaton::SuffixAutomaton(MemoryBudget& budget)
-    : text_(budget), states_(budget), transitions_(budget) {
-  states_.reserve(1);
-  states_.push_back({0, kNoState, -1, -1, {}});
+    : text_(budget), leaves_(budget), inner_(budget), transitions_(budget) {
+  inner_.reserve(1);
+  inner_.push_back({0, kNoState, -1, -1, {}});
+}
+
+void SuffixAutomaton::append(const Token* tokens, std::int64_t count) {
+  text_.reserve(text_.size() + count);
+  leaves_.reserve(leaves_.size() + count);
+  for (std::int64_t i = 0; i < count; ++i) append(tokens[i]);
 }
 
 void SuffixAutomaton::append(Token token) {
   text_.reserve(text_.size() + 1);
-  states_.reserve(states_.size() + 2);  // so that references to states stay valid below
+  leaves_.reserve(leaves_.size() + 1);
+  inner_.reserve(inner_.size() + 1);  // so that references to states stay valid
 
   const auto position = static_cast<std::int32_t>(text_.size());
-  const auto newest = static_cast<StateId>(states_.size());
-  states_.push_back({position + 1, 0, position, position, {}});
-
-  StateId p = last_;
+  // The edge from the last leaf to the newest one is implied.
+  const StateId before = position == 0 ? kRoot : leaves_[position - 1].link;
+  text_.push_back(token);
+  leaves_.push_back({kRoot, -1});
   try {
-    StateId q = kNoState;
-    while (p != kNoState) {
-      q = transitions_.find_or_insert(states_[p].edges, token, newest);
-      if (q != kNoState) break;
-      p = states_[p].link;
-    }
-    if (q != kNoState) {
-      if (states_[q].length == states_[p].length + 1) {
-        states_[newest].link = q;
-      } else {
-        // Some strings of q end here too, its longer ones do not: split them.
-        State split = states_[q];
-        split.length = states_[p].length + 1;
-        split.edges = transitions_.copy(split.edges);
-        const auto clone = static_cast<StateId>(states_.size());
-        states_.push_back(split);
-        states_[q].link = clone;
-        states_[newest].link = clone;
-        while (p != kNoState && transitions_.find(states_[p].edges, token) == q) {
-          transitions_.redirect(states_[p].edges, token, clone);
-          p = states_[p].link;
-        }
-      }
-    }
+    leaves_[position].link = link_of_newest(before, token);
   } catch (const MemoryLimitError&) {
-    // Only edges to the newest state were added so far.
-    for (StateId s = last_; s != p; s = states_[s].link) {
-      transitions_.erase(states_[s].edges, token);
-    }
-    states_.pop_back();
+    text_.pop_back();
+    leaves_.pop_back();
     throw;
   }
+  if (position == 0) return;
 
-  // The position before this one is an earlier end from now on.
-  StateId s = last_;
-  for (int i = 0; i < kLatestWalk && s > 0; ++i) {
-    states_[s].latest_end = position - 1;
-    s = states_[s].link;
+  // The position before this one is an earlier end from now on. What ended there before is what
+  // the last state of the path, the token's own, is marked with.
+  std::int32_t previous = -1;
+  const auto mark = [&](Inner& state) {
+    // A part of the last leaf is marked already, and its strings ended nowhere before.
+    if (state.latest_end < position - 1) previous = state.latest_end;
+    state.latest_end = position - 1;
+  };
+  // The last leaf ends nowhere else: it is the first state of the walk, and needs no mark.
+  StateId s = link(resolve(kLeaf + position - 1));
+  for (int i = 1; i < kLatestWalk && s != kRoot; ++i, s = inner_[s].link) mark(inner_[s]);
+  if (s != kRoot) {
+    mark(inner_[resolve(transitions_.find(inner_[kRoot].edges, text_[position - 1]))]);
   }
-  text_.push_back(token);
-  last_ = newest;
+  leaves_[position - 1].previous = previous;
+}
+
+// Gives all suffixes of the text before the newest token an edge to the newest leaf, down to the
+// first that has been followed by the token before. `before` is the longest of these suffixes but
+// for the whole. Returns the state of the longest suffix that ends earlier too. Throws
+// MemoryLimitError and then leaves the states as they were.
+StateId SuffixAutomaton::link_of_newest(StateId before, Token token) {
+  const StateId newest = kLeaf + static_cast<StateId>(leaves_.size() - 1);
+  StateId p = before;
+  try {
+    for (; p != kNoState; p = inner_[p].link) {
+      const StateId q = transitions_.find_or_insert(inner_[p].edges, token, newest);
+      if (q != kNoState) return split(p, q, token);
+    }
+    return kRoot;
+  } catch (const MemoryLimitError&) {
+    // Only edges to the newest state were added so far.
+    for (StateId s = before; s != p; s = inner_[s].link) transitions_.erase(inner_[s].edges, token);
+    throw;
+  }
+}
+
+// The inner state of the longest string of `p` and `token` after it, to which the edge from `p` to
+// `q` leads. Where longer strings are of the same state, they do not end at the newest token: the
+// string and its suffixes get a state of their own. Throws MemoryLimitError and then changes
+// nothing.
+StateId SuffixAutomaton::split(StateId p, StateId q, Token token) {
+  const std::int32_t length = inner_[p].length + 1;
+  const StateId target = resolve(q);
+  const auto fresh = static_cast<StateId>(inner_.size());
+  if (is_leaf(target)) {
+    const std::int32_t end = end_of(target);
+    StateId& link = leaves_[end].link;
+    const Edges edges{static_cast<std::uint32_t>(text_[end + 1]),
+                      static_cast<std::uint32_t>(target + 1)};
+    inner_.push_back({length, link, end, end, edges});
+    if (length == end + 1) {
+      link = ~fresh;
+      return fresh;
+    }
+    link = fresh;
+  } else {
+    if (inner_[target].length == length) return target;
+    Inner part = inner_[target];
+    part.length = length;
+    part.edges = transitions_.copy(part.edges);
+    inner_.push_back(part);
+    inner_[target].link = fresh;
+  }
+  for (; p != kNoState && transitions_.find(inner_[p].edges, token) == q; p = inner_[p].link) {
+    transitions_.redirect(inner_[p].edges, token, fresh);
+  }
+  return fresh;
+}
+
+std::int32_t SuffixAutomaton::previous(std::int32_t position) const noexcept {
+  if (position < text_.size() - 1) return leaves_[position].previous;
+  const StateId state = resolve(transitions_.find(inner_[kRoot].edges, text_[position]));
+  return is_leaf(state) ? -1 : inner_[state].latest_end;
 }
 
 Match SuffixAutomaton::advance(Match match, Token token) const noexcept {
   for (;;) {
-    const StateId next = transitions_.find(states_[match.state].edges, token);
-    if (next != kNoState) return {next, match.length + 1};
-    match.state = states_[match.state].link;
+    if (is_leaf(match.state)) {
+      const std::int32_t next = end_of(match.state) + 1;
+      if (next < text_.size() && text_[next] == token) {
+        return {resolve(kLeaf + next), match.length + 1};
+      }
+    } else {
+      const StateId next = transitions_.find(inner_[match.state].edges, token);
+      if (next != kNoState) return {resolve(next), match.length + 1};
+    }
+    match.state = link(match.state);
     if (match.state == kNoState) return {};
-    match.length = states_[match.state].length;
+    match.length = inner_[match.state].length;
   }
 }
 

@@ -128,10 +128,15 @@ Edges TransitionTable::copy(const Edges& edges) {
 }
 
 std::uint32_t TransitionTable::allocate(int log2_capacity) {
-  const StateId reused = free_[static_cast<std::size_t>(log2_capacity)];
-  if (reused != kNoState) {
-    free_[static_cast<std::size_t>(log2_capacity)] = pool_[reused].target;
-    return static_cast<std::uint32_t>(reused);
+  // The smallest free block that is large enough; what is not needed of it stays free.
+  for (auto size = static_cast<std::size_t>(log2_capacity); size < free_.size(); ++size) {
+    if (free_[size] == kNoState) continue;
+    const auto offset = static_cast<std::uint32_t>(free_[size]);
+    free_[size] = pool_[offset].target;
+    for (auto half = static_cast<int>(size); half-- > log2_capacity;) {
+      release(offset + (1u << half), half);
+    }
+    return offset;
   }
   const std::int64_t offset = pool_.size();
   const std::int64_t capacity = std::int64_t{1} << log2_capacity;

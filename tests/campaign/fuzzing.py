@@ -25,6 +25,8 @@ def case(seed: int) -> Counter[str]:
     with tempfile.TemporaryDirectory() as folder:
         command = [target, corpus.resolve(), f"-seed={seed % 2**31 + 1}"]
         command += [f"-max_total_time={_SECONDS}", "-print_final_stats=1"]
+        # libFuzzer takes the most memory that this process ever had for the target's own.
+        command += ["-rss_limit_mb=0", "-malloc_limit_mb=2048"]
         done = subprocess.run(list(map(str, command)), cwd=folder, capture_output=True, text=True)
         assert done.returncode == 0, f"{target.name}:\n{done.stderr[-3000:]}"
     runs = re.search(r"number_of_executed_units: (\d+)", done.stderr)

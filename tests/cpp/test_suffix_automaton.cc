@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "fastdraft/error.h"
@@ -24,6 +25,17 @@ void expect_answers(const SuffixAutomaton& index, const Tokens& text) {
   ASSERT_EQ(index.latest_end(match.state), expected.latest_end);
 }
 
+// previous() of all positions, by one pass over the text.
+void expect_previous(const SuffixAutomaton& index, const Tokens& text) {
+  std::unordered_map<Token, std::int32_t> latest;
+  for (std::int32_t position = 0; position < static_cast<std::int32_t>(text.size()); ++position) {
+    const auto [place, first] =
+        latest.try_emplace(text[static_cast<std::size_t>(position)], position);
+    ASSERT_EQ(index.previous(position), first ? -1 : place->second) << position;
+    place->second = position;
+  }
+}
+
 TEST(SuffixAutomaton, KnowsTheLongestRepeatedSuffixAfterEveryToken) {
   for (std::uint32_t seed = 0; seed < 60; ++seed) {
     MemoryBudget budget;
@@ -34,6 +46,7 @@ TEST(SuffixAutomaton, KnowsTheLongestRepeatedSuffixAfterEveryToken) {
       index.append(token);
       text.push_back(token);
       ASSERT_NO_FATAL_FAILURE(expect_answers(index, text));
+      ASSERT_NO_FATAL_FAILURE(expect_previous(index, text));
     }
   }
 }
@@ -49,6 +62,39 @@ TEST(SuffixAutomaton, KnowsItOnPeriodicTexts) {
       text.push_back(token);
       ASSERT_NO_FATAL_FAILURE(expect_answers(index, text));
     }
+  }
+}
+
+// Long texts with paths of more than kLatestWalk states, and tokens whose hashes collide in the
+// low and in the high bits.
+TEST(SuffixAutomaton, KnowsWhereEachTokenStoodBefore) {
+  constexpr Token kAny = std::numeric_limits<Token>::max();
+  std::vector<Tokens> texts{Tokens{},
+                            Tokens{0},
+                            Tokens{kAny, 0, kAny, kAny, 0},
+                            testing::repeated(1000),
+                            testing::fibonacci(1000),
+                            testing::random_text(5000, 20, 1),
+                            testing::random_text(5000, 5000, 2),
+                            testing::random_text(5000, kAny, 3)};
+  for (const Token step : {1, 64, 1 << 12, 1 << 20}) {
+    Tokens& text = texts.emplace_back();
+    for (int round = 0; round < 3; ++round) {
+      for (Token i = 0; i < 2000; ++i) text.push_back(i * step & kAny);
+    }
+  }
+  // Runs of one token between others: the run's end is up to 99 links below its last token.
+  Tokens& runs = texts.emplace_back();
+  for (int run = 0; run < 100; ++run) {
+    runs.insert(runs.end(), static_cast<std::size_t>(run * 37 % 100), 1);
+    runs.push_back(static_cast<Token>(2 + run % 3));
+  }
+  for (const Tokens& text : texts) {
+    MemoryBudget budget;
+    SuffixAutomaton index(budget);
+    index.append(text.data(), static_cast<std::int64_t>(text.size()));
+    ASSERT_EQ(index.size(), static_cast<std::int64_t>(text.size()));
+    ASSERT_NO_FATAL_FAILURE(expect_previous(index, text));
   }
 }
 
@@ -138,8 +184,9 @@ TEST(SuffixAutomaton, IndexesAMillionHostileTokens) {
     for (const Token token : text) index.append(token);
     for (const Token token : text) elsewhere = index.advance(elsewhere, token);
     EXPECT_EQ(elsewhere.length, static_cast<std::int32_t>(kSize));
-    EXPECT_LE(index.num_states(), static_cast<std::int64_t>(2 * kSize));
     EXPECT_EQ(index.bytes(), budget.used());
+    // Two states and three edges a token, with the slack of arrays and blocks.
+    EXPECT_LE(index.bytes(), static_cast<std::int64_t>(80 * kSize));
   }
 }
 
@@ -152,6 +199,43 @@ TEST(SuffixAutomaton, AnswersNothingForEmptyAndFreshTexts) {
   EXPECT_EQ(index.repeated_suffix().length, 0);
   index.append(std::numeric_limits<Token>::max());
   EXPECT_EQ(index.repeated_suffix().length, 1);
+}
+
+// The prefix "ab" becomes an inner state when it occurs again, "a" alone later: matches from before
+// stand for the same strings after.
+TEST(SuffixAutomaton, RenewsAMatchOfAPrefixThatOccursAgain) {
+  MemoryBudget budget;
+  SuffixAutomaton index(budget);
+  Match match;
+  for (const Token token : {1, 2}) {
+    index.append(token);
+    match = index.advance(match, token);
+  }
+  for (const Token token : {3, 1, 2, 3, 1, 2}) index.append(token);
+  match = index.renew(match);
+  EXPECT_EQ(match.length, 2);
+  EXPECT_EQ(index.first_end(match.state), 1);
+  EXPECT_EQ(index.latest_end(match.state), 4);
+  const Match next = index.advance(match, 3);
+  EXPECT_EQ(next.length, 3);
+  EXPECT_EQ(index.latest_end(next.state), 5);
+  EXPECT_EQ(index.advance(next, 9).length, 0);
+}
+
+// Each allocation that a prompt could fail at.
+TEST(SuffixAutomaton, TakesTheTokensThatFitWhereAPromptDoesNot) {
+  const Tokens text = testing::random_text(600, 12, 5);
+  for (std::int64_t limit = 1000; limit < 20000; limit += 631) {
+    MemoryBudget budget(limit);
+    SuffixAutomaton index(budget);
+    try {
+      index.append(text.data(), static_cast<std::int64_t>(text.size()));
+    } catch (const MemoryLimitError&) {
+      const Tokens taken(text.begin(), text.begin() + index.size());
+      ASSERT_NO_FATAL_FAILURE(expect_answers(index, taken));
+      ASSERT_NO_FATAL_FAILURE(expect_previous(index, taken));
+    }
+  }
 }
 
 // Whatever allocation fails, the text before it answers as if nothing was
@@ -172,6 +256,7 @@ TEST(SuffixAutomaton, StaysWholeWhenMemoryEnds) {
         EXPECT_NE(std::string(error.what()).find("max_bytes is"), std::string::npos);
         ASSERT_EQ(index.size(), static_cast<std::int64_t>(taken.size()));
         ASSERT_NO_FATAL_FAILURE(expect_answers(index, taken));
+        ASSERT_NO_FATAL_FAILURE(expect_previous(index, taken));
         ASSERT_LE(budget.used(), budget.limit());
         EXPECT_THROW(index.append(token), MemoryLimitError);
         break;
@@ -185,6 +270,7 @@ TEST(SuffixAutomaton, StaysWholeWhenMemoryEnds) {
       taken.push_back(text[i]);
       ASSERT_NO_FATAL_FAILURE(expect_answers(index, taken));
     }
+    ASSERT_NO_FATAL_FAILURE(expect_previous(index, text));
   }
 }
 

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedToken
 from fastdraft import Datastore, hf
 from fastdraft.errors import InvalidValueError
 from hf_models import Generous, repetitive_batch, tiny_model
-from integrators_page import code
+from pages import code
 from tiny_tokenizer import tiny_tokenizer
 
 NEW = 24
@@ -162,8 +162,8 @@ def test_what_cannot_be_drafted_is_an_error(model: Any, tokenizer: Any) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, model: Any, tokenizer: Any) -> Path:
-    """A model's folder with the file of the integrators' page; no clock rules what it drafts."""
-    file = code("def generate(")
+    """A model's folder with the file of the page; no clock rules what it drafts."""
+    file = code("guides/transformers.md", "def generate(")
     generous = "from hf_models import Generous as Engine"
     file = file.replace(
         "from fastdraft import Datastore, Engine, hf",

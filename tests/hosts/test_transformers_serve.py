@@ -1,4 +1,4 @@
-"""`transformers serve`, as it comes, over a model's folder with the file of the integrators' page.
+"""`transformers serve`, as it comes, over a model's folder with the file of the page.
 
 Needs what `transformers[serving]` brings, and the `openai` client.
 """
@@ -25,7 +25,7 @@ from openai import AsyncOpenAI, InternalServerError, OpenAI
 from transformers import PreTrainedTokenizerFast
 
 from hf_models import tiny_model
-from integrators_page import code
+from pages import code
 from tiny_tokenizer import tiny_tokenizer
 
 NEW = 60
@@ -107,7 +107,7 @@ def _save_with_the_file(folder: Path) -> None:
     tiny_model("llama").save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     (folder / "custom_generate").mkdir()
-    file = code("def generate(")
+    file = code("guides/transformers.md", "def generate(")
     # No clock rules what is drafted, and the counts are printed.
     told = file.replace("Engine(", "Generous(").replace(
         "    return", "    print(output.stats)\n    return"

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastdraft.alignment import Aligner, Continuations, Texts
+from fastdraft.alignment import Aligner, Texts, Trees
 from fastdraft.kernels import fused
 from fastdraft.kernels.fused import config
 from fastdraft.verification import (
@@ -113,7 +113,7 @@ def continuations(places: int = 64, longest: int = 32_768, nodes: int = 64) -> N
 
     texts = Texts(column(torch.int32, longest), column(), column(), column())
     nodes_of = column(torch.int32, nodes), column(torch.int32, nodes), column(torch.float32, nodes)
-    trees = Continuations(column(), column(), *nodes_of, column())
+    trees = Trees(column(), column(), *nodes_of, column())
     aligner = Aligner("cpu", max_rows=places, lookahead=16, vocabulary=VOCABULARY)
     aligner.align(texts, trees, column(), column())
 

@@ -37,7 +37,7 @@ from fastdraft.replay import (
 )
 from fastdraft.replay.measurement import results_text
 from fastdraft.replay.peers import TransformersPromptLookup
-from fastdraft.replay.run import accepted_path
+from fastdraft.replay.trace import accepted_path
 
 RUN_KEYS = {
     "at_once",
@@ -106,11 +106,27 @@ def test_counts_are_those_of_greedy_verification_by_hand(tmp_path: Path) -> None
     record = {"prompt_ids": [1, 2, 3, 4, 5, 6, 1], "output_ids": [2, 3, 4, 9, 1, 2, 3]}
     records = read_family(write(tmp_path / "one.jsonl", [record]), no_text)
     peer = EnginePeer(Engine(DraftConfig.prompt_lookup(num_tokens=3)))
-    origins, result = trace_request(peer, records[0])
+    trace = trace_request(peer, records[0])
     # After the prefill's 2: draft 3 4 5, emitted 3 4 9; nothing known of 9: emitted 1;
     # draft 2 3 4, of which the rest of the output takes two, and no token is left to emit.
-    assert (result.requests, result.stats) == (1, DraftStats(3, 6, 2, 6, 4))
-    assert origins == ["target", "context", "context", "target", "target", "context", "context"]
+    assert trace.stats == DraftStats(3, 6, 2, 6, 4)
+    assert trace.origins == [
+        "target",
+        "context",
+        "context",
+        "target",
+        "target",
+        "context",
+        "context",
+    ]
+    assert trace.output_ids == record["output_ids"]
+    assert [step.token_ids for step in trace.steps] == [[3, 4, 5], [], [2, 3, 4]]
+    assert [step.accepted for step in trace.steps] == [[0, 1], [], [0, 1]]
+    assert [step.emitted for step in trace.steps] == [[3, 4, 9], [1], [2, 3]]
+    # Prompt lookup estimates nothing.
+    assert all(step.chances is None for step in trace.steps)
+    result = replay_family(peer, records)
+    assert (result.requests, result.stats) == (1, trace.stats)
     assert result.stats.mean_accepted_tokens == 2.0
     assert result.speed(0.5) == 6 / (3 + 0.5 * 6)
 
@@ -366,7 +382,7 @@ def test_a_frozen_datastore_serves_every_request(tmp_path: Path) -> None:
     assert results_of(tmp_path, "--data", data)["families"]["f"]["accepted"] == 0
     assert results_of(tmp_path, "--data", data, *known)["families"]["f"]["steps"] < 40
     shown = fastdraft("--data", data, *known, "--show", "1")
-    assert "⟦datastore⟧" in shown.stdout
+    assert "[datastore]" in shown.stdout
 
 
 def test_a_datastore_of_another_tokenizer_is_refused(tmp_path: Path, tokenizer: Path) -> None:
@@ -390,7 +406,7 @@ def test_predictions_are_handed_over_when_asked(tmp_path: Path) -> None:
     assert without["accepted"] == 0
     assert results_of(tmp_path, "--data", data, "--prediction")["families"]["f"]["steps"] < 20
     shown = fastdraft("--data", data, "--prediction", "--show", "1")
-    assert "⟦prediction⟧" in shown.stdout
+    assert "«prediction»" in shown.stdout
 
 
 def test_trees_are_replayed(tmp_path: Path) -> None:
@@ -457,8 +473,8 @@ def test_plot_draws_an_image(tmp_path: Path) -> None:
     options = ("--data", data, "--plot", image)
     for more in (
         (),
-        ("--drafter", "prompt-lookup", "--drafter", "default"),
-        ("--against", results),
+        ("--drafter", "prompt-lookup", "--drafter", "default", "--token-cost", "0.1"),
+        ("--against", results, "--tree-budget", "8"),
     ):
         image.unlink(missing_ok=True)
         result = fastdraft(*options, *more)
@@ -467,9 +483,28 @@ def test_plot_draws_an_image(tmp_path: Path) -> None:
     refused = fastdraft(*options, "--against", data)
     assert refused.exit_code == 1
     assert "must hold the JSON of `fastdraft replay --json`" in refused.stderr
-    odd = fastdraft("--data", data, "--plot", tmp_path / "plot.odd")
-    assert odd.exit_code == 1
-    assert "cannot draw" in odd.stderr
+    other = fastdraft(*options, "--against", results, "--token-cost", "0.5")
+    assert other.exit_code == 2
+    assert "has no run at token cost 0.5" in other.stderr
+    for name in ("plot.odd", "plot"):
+        odd = fastdraft("--data", data, "--plot", tmp_path / name)
+        assert odd.exit_code == 1
+        assert "its name must end in one of" in odd.stderr
+        # Refused before the work: nothing was replayed.
+        assert odd.stdout == ""
+
+
+def test_plot_draws_every_cost_and_names_us(tmp_path: Path) -> None:
+    data, image = write(tmp_path / "f.jsonl", copies(10, requests=2)), tmp_path / "plot.svg"
+    options = ("--data", data, "--plot", image, "--token-cost", "0", "--token-cost", "0.1")
+    assert fastdraft(*options).exit_code == 0
+    drawn = image.read_text()
+    for text in ("fastdraft", "plain", "token cost 0", "token cost 0.1"):
+        assert f">{text}</text>" in drawn
+    assert "default" not in drawn
+    image.unlink()
+    assert fastdraft(*options).exit_code == 0
+    assert image.read_text() == drawn
 
 
 def test_a_plot_without_matplotlib_names_the_command() -> None:
@@ -518,7 +553,7 @@ def test_a_line_that_is_no_record_is_named(tmp_path: Path, line: str, message: s
 @pytest.mark.parametrize(
     ("arguments", "exit_code", "message"),
     [
-        ([], 2, "Missing option '--data'"),
+        ([], 2, "give either --data or --sample"),
         (["--data", "gone"], 2, "'gone' does not exist"),
         (["--data", "{empty}"], 1, "must hold *.jsonl files, and holds none"),
         (["--data", "{void}"], 1, "void.jsonl holds no records"),

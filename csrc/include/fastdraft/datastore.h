@@ -1,5 +1,5 @@
 // Text that requests share: a live store of earlier requests, or a frozen
-// corpus in a file. See DESIGN.md for the layout of both.
+// corpus in a file. See docs/explanation/core.md for the layout of both.
 #pragma once
 
 #include <array>

@@ -18,10 +18,12 @@ from fastdraft.cli.options import (
     command_line,
     model_options,
     read_text,
+    write_text,
 )
 from fastdraft.demo import Request, Target, demo_requests, load_target
 from fastdraft.replay.display import heading
 from fastdraft.replay.measurement import describe_machine, versions, write_results
+from fastdraft.replay.page import page
 
 __all__ = ["demo"]
 
@@ -45,12 +47,16 @@ __all__ = ["demo"]
     help="Runs of each mode; the fastest counts.",
 )
 @click.option("--json", "json_file", type=NEW_FILE, help="Write the results to this file.")
+@click.option(
+    "--html", type=NEW_FILE, help="Write a page that steps through fastdraft's runs in a browser."
+)
 def demo(
     prompt: Path | None,
     prediction: Path | None,
     max_new_tokens: int,
     repeats: int,
     json_file: Path | None,
+    html: Path | None,
     **model_and_place: Any,
 ) -> None:
     """Decode real requests plainly, with transformers' prompt lookup, and with fastdraft.
@@ -65,6 +71,7 @@ def demo(
         text = None if prediction is None else read_text(prediction)
         requests = [Request("prompt", prompt.name, read_text(prompt), prediction=text)]
     check_folder("--json", json_file)
+    check_folder("--html", html)
 
     from fastdraft.demo import report
     from fastdraft.demo.comparison import compare, warm_up
@@ -95,6 +102,10 @@ def demo(
     if json_file is not None:
         found = [report.as_json(target, each) for each in comparisons]
         write_results(json_file, {**about, "requests": found})
+    if html is not None:
+        traces = [each.trace(target) for each in comparisons]
+        title = f"{len(traces)} requests, decoded by {target.name}"
+        write_text("--html", html, page(traces, title=title, requests=len(traces)))
 
     inexact = [each.request.name for each in comparisons if not each.is_exact]
     if inexact:

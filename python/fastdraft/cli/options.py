@@ -18,6 +18,7 @@ __all__ = [
     "command_line",
     "model_options",
     "read_text",
+    "write_text",
 ]
 
 NUMBER = click.IntRange(min=1)
@@ -65,6 +66,15 @@ def check_folder(option: str, file: Path | None) -> None:
     """Raises `click.BadParameter` where the folder of a new file does not exist."""
     if file is not None and not file.parent.is_dir():
         raise click.BadParameter(f"{file.parent} is not a directory", param_hint=option)
+
+
+def write_text(option: str, path: Path, text: str) -> None:
+    """Writes a file; a `click` error, which names the option, where it cannot be written."""
+    try:
+        path.write_text(text, "utf-8")
+    except OSError as error:
+        reason = f"cannot write {path}: {error.strerror}"
+        raise click.BadParameter(reason, param_hint=option) from error
 
 
 def command_line() -> str:

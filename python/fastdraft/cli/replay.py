@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -10,14 +11,21 @@ from rich.console import Console
 
 import fastdraft
 from fastdraft import Datastore
-from fastdraft.cli.options import FILE, NEW_FILE, NUMBER, check_folder, command_line
+from fastdraft.cli.options import (
+    FILE,
+    NEW_FILE,
+    NUMBER,
+    check_folder,
+    command_line,
+    write_text,
+)
 from fastdraft.cli.replay_record import record
 from fastdraft.demo import ensure_model
 from fastdraft.replay import (
     DRAFTERS,
     PEERS,
     Record,
-    ReplayResult,
+    Trace,
     Unavailable,
     family_files,
     read_families,
@@ -29,7 +37,12 @@ from fastdraft.replay import (
 from fastdraft.replay import replay as replay_families
 from fastdraft.replay.display import progress
 from fastdraft.replay.measurement import describe_machine, write_results
-from fastdraft.replay.results import as_json, read_tokens_per_step
+from fastdraft.replay.page import MOST_TOKENS, choose, page
+from fastdraft.replay.picture import picture
+from fastdraft.replay.plot import check_image, plot_speeds
+from fastdraft.replay.records import Encode
+from fastdraft.replay.results import Speeds, as_json, read_speeds
+from fastdraft.replay.samples import SAMPLE, Pieces
 from fastdraft.replay.tokenizer import TextTokenizer
 
 __all__ = ["replay"]
@@ -45,6 +58,7 @@ TABLE_WIDTH = 120
     multiple=True,
     help="A JSON lines file of recorded requests, or a folder of such; may be repeated.",
 )
+@click.option("--sample", is_flag=True, help="Replay the few requests that come with fastdraft.")
 @click.option(
     "--drafter",
     "drafters",
@@ -100,19 +114,33 @@ TABLE_WIDTH = 120
 @click.option("--family", "names", multiple=True, help="Only this family; may be repeated.")
 @click.option("--limit", type=NUMBER, help="Only so many requests of each family.")
 @click.option(
-    "--show", "shown", metavar="ID", help="Show where the tokens of one request are from."
+    "--show",
+    "shown",
+    metavar="[ID]",
+    is_flag=False,
+    flag_value="",
+    help="Show where the tokens of one request are from; without ID, of the first.",
+)
+@click.option(
+    "--svg", type=NEW_FILE, help="With --show: also draw the coloured text to this image."
+)
+@click.option(
+    "--html", type=NEW_FILE, help="Write a page that steps through the requests in a browser."
 )
 @click.option("--json", "json_file", type=NEW_FILE, help="Write the results to this file.")
-@click.option("--plot", type=NEW_FILE, help="Draw the first run's tokens a step to this image.")
+@click.option(
+    "--plot", type=NEW_FILE, help="Draw the modelled speeds of all runs to this image, by family."
+)
 @click.option(
     "--against",
     type=FILE,
-    help="For --plot: results of --json to draw beside.  [default: the first other drafter]",
+    help="For --plot: results of --json to draw beside, at the same token costs.",
 )
 @click.pass_context
 def replay(
     context: click.Context,
     data: tuple[Path, ...],
+    sample: bool,
     drafters: tuple[str, ...],
     peers: bool,
     token_costs: tuple[float, ...],
@@ -126,6 +154,8 @@ def replay(
     names: tuple[str, ...],
     limit: int | None,
     shown: str | None,
+    svg: Path | None,
+    html: Path | None,
     json_file: Path | None,
     plot: Path | None,
     against: Path | None,
@@ -142,8 +172,12 @@ def replay(
     """
     if context.invoked_subcommand is not None:
         return
-    if not data:
-        raise click.UsageError("Missing option '--data'.")
+    if sample == bool(data):
+        raise click.UsageError("give either --data or --sample")
+    if sample and tokenizer is not None:
+        raise click.UsageError("--sample has the text of its tokens: it takes no --tokenizer")
+    if svg is not None and shown is None:
+        raise click.UsageError("--svg draws one request: it needs --show")
     if against is not None and plot is None:
         raise click.UsageError("--against needs --plot")
     if shown is not None and at_once > 1:
@@ -152,19 +186,26 @@ def replay(
         raise click.UsageError("--drafter predicted-outputs needs --prediction")
     check_folder("--json", json_file)
     check_folder("--plot", plot)
+    check_folder("--svg", svg)
+    check_folder("--html", html)
+    # What cannot be drawn is refused now, not after the work; so is a missing matplotlib.
     if plot is not None:
-        # A missing matplotlib is reported now, not after the work.
-        import matplotlib  # noqa: F401
-    baseline = None if against is None else read_tokens_per_step(against, token_costs[0])
+        check_image(plot)
+    beside = [] if against is None else _beside(against, token_costs)
 
     console = Console(highlight=False, soft_wrap=True)
     console.width = max(console.width, TABLE_WIDTH)
+    pieces = Pieces()
     texts = TextTokenizer(tokenizer or ensure_model)
-    families = _read(data, names, limit, texts, references=prediction)
+    if sample:
+        families = _read([SAMPLE], names, limit, pieces.encode, references=prediction)
+    else:
+        families = _read(data, names, limit, texts.encode, references=prediction)
     if shown is not None:
         families = _up_to(families, shown)
     # What tokens the records hold is known of text, or where the user names the tokenizer.
     is_known = tokenizer is not None or texts.is_loaded
+    decode = pieces.decode if sample else texts.decode if is_known else None
     stores = [_open(path, texts if is_known else None) for path in datastores]
     settings = [
         setting
@@ -188,18 +229,34 @@ def replay(
                 settings += settings_of(name, token_costs=token_costs, lookahead=lookahead)
     if shown is not None:
         ((_, records),) = families.items()
+        traces = []
         for setting in settings:
             peer = setting.start(records)
             replay_family(peer, records[:-1], prediction=prediction)
-            origins, result = trace_request(peer, records[-1], prediction=prediction)
-            decode = texts.decode if is_known else None
-            report.show_request(console, setting.title, records[-1], origins, result, decode)
+            trace = trace_request(
+                peer, records[-1], prediction=prediction, title=setting.title, decode=decode
+            )
+            report.show_request(console, trace)
+            traces.append(trace)
+        if svg is not None:
+            write_text("--svg", svg, picture(traces[0]))
+        if html is not None:
+            title = f"The request {records[-1].id}, replayed"
+            write_text("--html", html, page(traces, title=title, requests=len(traces)))
         return
 
     total = sum(len(each.output_ids) for records in families.values() for each in records)
+    followed: list[Trace] = []
     with progress(total * len(settings)) as advance:
         results = replay_families(
-            settings, families, at_once=at_once, prediction=prediction, on_request=advance
+            settings,
+            families,
+            at_once=at_once,
+            prediction=prediction,
+            on_request=advance,
+            traced={} if html is None else choose(families, MOST_TOKENS // len(settings)),
+            decode=decode,
+            on_trace=followed.append,
         )
     report.show(console, results)
     if json_file is not None:
@@ -209,8 +266,12 @@ def replay(
             "command": command_line(),
         }
         write_results(json_file, {**about, "runs": as_json(results)})
+    if html is not None:
+        requests = sum(map(len, families.values()))
+        title = f"{requests:,} recorded requests, replayed"
+        write_text("--html", html, page(followed, title=title, requests=requests * len(settings)))
     if plot is not None:
-        _plot(plot, results, baseline)
+        plot_speeds(plot, [*map(Speeds.of, results), *beside])
 
 
 replay.add_command(record)
@@ -228,7 +289,7 @@ def _read(
     data: Sequence[Path],
     names: Sequence[str],
     limit: int | None,
-    texts: TextTokenizer,
+    encode: Encode,
     *,
     references: bool,
 ) -> dict[str, list[Record]]:
@@ -241,7 +302,7 @@ def _read(
     with progress(len(names or files)) as advance:
         return read_families(
             data,
-            texts.encode,
+            encode,
             names=names,
             limit=limit,
             references=references,
@@ -253,19 +314,19 @@ def _up_to(families: dict[str, list[Record]], name: str) -> dict[str, list[Recor
     """The family of the request of that id, up to it: it may draft from those before."""
     for family, records in families.items():
         for place, each in enumerate(records):
-            if each.id == name:
+            if name in ("", each.id):
                 return {family: records[: place + 1]}
     raise click.BadParameter(f"no request has the id {name!r}", param_hint="--show")
 
 
-def _plot(
-    path: Path, results: Sequence[ReplayResult], baseline: tuple[str, dict[str, float]] | None
-) -> None:
-    first = results[0]
-    other = next((each for each in results if each.drafter != first.drafter), None)
-    if baseline is None and other is not None:
-        baseline = (other.drafter, other.tokens_per_step)
-    try:
-        report.plot(path, first, baseline)
-    except (ValueError, OSError) as error:
-        raise click.ClickException(f"cannot draw {path}: {error}") from error
+def _beside(path: Path, token_costs: Sequence[float]) -> list[Speeds]:
+    """The runs in a file of results at the costs of this run, under the file's name."""
+    found = [
+        replace(run, name=f"{run.name} ({path.name})")
+        for run in read_speeds(path)
+        if run.token_cost in token_costs
+    ]
+    if not found:
+        costs = ", ".join(f"{cost:g}" for cost in token_costs)
+        raise click.BadParameter(f"{path} has no run at token cost {costs}", param_hint="--against")
+    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
@@ -20,6 +20,7 @@ from fastdraft.demo.measure import (
 )
 from fastdraft.demo.requests import Request
 from fastdraft.demo.target import Target
+from fastdraft.replay.trace import Trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,6 +48,14 @@ class Comparison:
     def best(self, mode: Mode) -> Generation:
         """The fastest run of a mode: what disturbs a measurement only ever slows it."""
         return max(self.runs[mode], key=lambda run: run.tokens_per_second)
+
+    def trace(self, target: Target) -> Trace:
+        """What happened at each step of fastdraft's fastest run."""
+        found = self.best(Mode.FASTDRAFT).trace
+        assert found is not None
+        return replace(
+            found, name=self.request.name, title=self.request.title, decode=target.decode
+        )
 
     def speedup(self, mode: Mode) -> float:
         """How many times faster than plain decoding a mode is."""

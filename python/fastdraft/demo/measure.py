@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ import torch
 from transformers.generation.streamers import BaseStreamer
 
 from fastdraft import DraftBatch, DraftStats, Engine, Source, hf
-from fastdraft.replay.run import TARGET, accepted_prefix
+from fastdraft.replay.trace import Step, Trace, accepted_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -48,14 +48,14 @@ class Generation:
         tokens: The new tokens.
         forwards: How often the target model ran, the prompt's forward included.
         seconds: Wall time from the prompt's tokens to the last new token.
-        origins: With fastdraft, where each token came from: "target", "context" or "prediction".
+        trace: With fastdraft, what happened at each step.
         stats: With fastdraft, what the drafts were worth.
     """
 
     tokens: list[int]
     forwards: int
     seconds: float
-    origins: list[str] = field(default_factory=list)
+    trace: Trace | None = None
     stats: DraftStats | None = None
 
     @property
@@ -87,11 +87,12 @@ class Streamer(BaseStreamer):
 
 
 class RecordingEngine(Engine):
-    """An engine that notes where each emitted token came from. For one request at a time."""
+    """An engine that notes what happens at each step. For one request at a time."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.origins: list[str] = []
+        self.first_ids: list[int] = []
+        self.steps: list[Step] = []
         self._draft: DraftBatch | None = None
 
     def propose_batch(self, requests: Any, **options: Any) -> DraftBatch:
@@ -100,14 +101,17 @@ class RecordingEngine(Engine):
         return self._draft
 
     def observe_batch(self, requests: Any, emitted_ids: Any, offsets: Any) -> None:
-        """As `Engine.observe_batch`; emitted tokens that begin the draft are drafted ones."""
-        accepted = 0
-        if self._draft is not None:
-            accepted = accepted_prefix(self._draft.token_ids.tolist(), emitted_ids.tolist())
-            sources = self._draft.sources[:accepted].tolist()
-            self.origins += [Source(source).name.lower() for source in sources]
-            self._draft = None
-        self.origins += [TARGET] * (len(emitted_ids) - accepted)
+        """As `Engine.observe_batch`; the step is noted."""
+        emitted = emitted_ids.tolist()
+        draft = self._draft
+        if draft is None:
+            self.first_ids += emitted
+        else:
+            tokens, parents = draft.token_ids.tolist(), draft.parents.tolist()
+            sources = [Source(source).name.lower() for source in draft.sources.tolist()]
+            accepted = accepted_path(tokens, parents, emitted)
+            chances = draft.probabilities.tolist()
+            self.steps.append(Step(tokens, parents, sources, chances, accepted, emitted))
         super().observe_batch(requests, emitted_ids, offsets)
 
 
@@ -151,7 +155,11 @@ def generate(
         # Reading the tokens waits for the device.
         tokens = sequences[0, prompt_tokens:].tolist()
         seconds = time.perf_counter() - started
-    return Generation(tokens, len(forwards), seconds, drafter.origins, stats)
+    trace = None
+    if mode is Mode.FASTDRAFT:
+        prompt = inputs["input_ids"][0].tolist()
+        trace = Trace(mode.value, "", prompt, drafter.first_ids, None, drafter.steps)
+    return Generation(tokens, len(forwards), seconds, trace, stats)
 
 
 def greedy_options(model: Any) -> dict[str, Any]:

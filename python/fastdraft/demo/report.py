@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from fastdraft.demo.measure import Mode
-from fastdraft.replay.display import heading, show_origins, table, text_by_origin
+from fastdraft.replay.display import heading, show_origins, table
 
 if TYPE_CHECKING:
     from fastdraft.demo.comparison import Comparison
@@ -19,12 +19,11 @@ __all__ = ["as_json", "show", "summarise"]
 
 def show(console: Console, target: Target, comparison: Comparison) -> None:
     """Prints the text of one request, coloured by where its tokens came from, and its table."""
-    best = comparison.best(Mode.FASTDRAFT)
-    stats = best.stats
-    counts = {"context": 0, "prediction": 0, **Counter(best.origins)}
-    note = f"(drafted {stats.drafted}, accepted {stats.accepted})" if stats else ""
-    parts = text_by_origin(best.origins, best.tokens, target.decode)
-    show_origins(console, parts, counts, before=comparison.request.answer_start, note=note)
+    trace = comparison.trace(target)
+    stats = trace.stats
+    counts = {"context": 0, "prediction": 0, **Counter(trace.origins)}
+    note = f"(drafted {stats.drafted}, accepted {stats.accepted})"
+    show_origins(console, trace.parts(), counts, before=comparison.request.answer_start, note=note)
     rows = table("", "tokens", "forwards", "tokens/step", "tokens/s", "to plain", "output")
     for mode in Mode:
         best = comparison.best(mode)
@@ -75,13 +74,14 @@ def as_json(target: Target, comparison: Comparison) -> dict[str, Any]:
         }
         if mode is not Mode.PLAIN:
             modes[mode.name.lower()]["output"] = comparison.verdict(mode)
-    best = comparison.best(Mode.FASTDRAFT)
+    trace = comparison.trace(target)
+    stats = trace.stats
     return {
         "name": comparison.request.name,
         "prompt_tokens": comparison.prompt_tokens,
         "modes": modes,
-        "origins": dict(Counter(best.origins)),
-        "drafted": best.stats.drafted if best.stats else 0,
-        "accepted": best.stats.accepted if best.stats else 0,
-        "text": target.decode(best.tokens),
+        "origins": dict(Counter(trace.origins)),
+        "drafted": stats.drafted,
+        "accepted": stats.accepted,
+        "text": target.decode(trace.output_ids),
     }

@@ -26,7 +26,9 @@ from fastdraft.replay.records import (
 )
 from fastdraft.replay.results import FamilyResult, ReplayResult
 from fastdraft.replay.run import replay, replay_family, trace_request
+from fastdraft.replay.samples import read_sample
 from fastdraft.replay.settings import DRAFTERS, Setting, settings_of
+from fastdraft.replay.trace import Step, Trace
 
 __all__ = [
     "DRAFTERS",
@@ -40,10 +42,13 @@ __all__ = [
     "RecordWriter",
     "ReplayResult",
     "Setting",
+    "Step",
+    "Trace",
     "Unavailable",
     "family_files",
     "read_families",
     "read_family",
+    "read_sample",
     "replay",
     "replay_family",
     "settings_of",

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import groupby
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from fastdraft.replay.run import TARGET
+from fastdraft.replay.trace import DRAFT, TARGET
 
-__all__ = ["heading", "progress", "show_origins", "table", "text_by_origin"]
+__all__ = ["heading", "progress", "show_origins", "table"]
 
-# A style where there are colours, brackets elsewhere.
-LOOKS = (
-    ("black on green", "⟦", "⟧"),
-    ("black on cyan", "«", "»"),
-    ("black on yellow", "[", "]"),
-    ("black on magenta", "{", "}"),
-)
+# A style where there are colours, brackets elsewhere; the colours of the page and the pictures.
+LOOKS = {
+    TARGET: ("", "", ""),
+    "context": ("black on green", "⟦", "⟧"),
+    "prediction": ("black on yellow", "«", "»"),
+    "datastore": ("black on cyan", "[", "]"),
+    DRAFT: ("black on magenta", "{", "}"),
+}
 
 
 @contextmanager
@@ -63,32 +63,6 @@ def table(first: str, *columns: str) -> Table:
     return made
 
 
-def text_by_origin(
-    origins: Sequence[str], tokens: list[int], decode: Callable[[list[int]], str] | None
-) -> list[tuple[str, str]]:
-    """The text of tokens as pairs of origin and text, cut where the origin changes.
-
-    Args:
-        origins: Where each token came from.
-        tokens: As many token ids.
-        decode: Turns token ids into text; without it the ids themselves are the text.
-    """
-    parts: list[tuple[str, str]] = []
-    shown, end = "", 0
-    for origin, group in groupby(origins):
-        start, end = end, end + len(list(group))
-        if decode is None:
-            part = ("" if start == 0 else " ") + " ".join(map(str, tokens[start:end]))
-        else:
-            # Decoding a prefix keeps characters of several tokens whole, and spaces between words.
-            prefix = decode(tokens[:end])
-            if end < len(tokens):
-                prefix = prefix.rstrip("\ufffd")
-            part, shown = prefix[len(shown) :], prefix
-        parts.append((origin, part))
-    return parts
-
-
 def show_origins(
     console: Console,
     parts: Sequence[tuple[str, str]],
@@ -102,21 +76,15 @@ def show_origins(
     Args:
         console: Where to.
         parts: Pairs of origin and text.
-        counts: Tokens by origin, for the legend. The target's own text has no look; the other
-            origins take one each, in this order.
+        counts: Tokens by origin, for the legend.
         before: Text that was given, not generated.
         note: The legend's end.
     """
-    looks = {TARGET: ("", "", "")}
-    others = [origin for origin in counts if origin != TARGET]
-    for place, origin in enumerate(others):
-        style, opening, closing = LOOKS[place % len(LOOKS)]
-        colours = console.color_system is not None
-        looks[origin] = (style, "", "") if colours else (style, opening, closing)
+    has_colours = console.color_system is not None
 
     def append(text: Text, part: str, origin: str) -> None:
-        style, opening, closing = looks[origin]
-        text.append(f"{opening}{part}{closing}", style)
+        style, opening, closing = LOOKS[origin]
+        text.append(part if has_colours else f"{opening}{part}{closing}", style)
 
     text = Text().append(before, "dim")
     for origin, part in parts:
@@ -124,7 +92,7 @@ def show_origins(
     console.print(text)
     console.print()
     legend = Text("Tokens from: ")
-    for origin in (TARGET, *others):
+    for origin in (TARGET, *(each for each in counts if each != TARGET)):
         append(legend, origin, origin)
         legend.append(f" {counts.get(origin, 0)}   ")
     console.print(legend.append(note))

@@ -63,6 +63,9 @@ class PeerRequest:
     a drafter of chains."""
     sources: Callable[[Any], list[str]] | None = None
     """Where each token of the draft was found, where the drafter tells."""
+    chances: Callable[[Any], list[float]] | None = None
+    """The estimated probability that each token of the draft and all before it on its path are
+    accepted, where the drafter estimates it."""
     finish: Callable[[], object] = _nothing
     """Ends the request; what the drafter keeps of it may serve later ones."""
 
@@ -107,6 +110,8 @@ class EnginePeer(Peer):
         self, prompt: Ids, first: Sequence[int] = (), prediction: Ids | None = None
     ) -> PeerRequest:
         engine = self.engine
+        config = engine.config
+        estimates = config.max_ngram is None and config.recovery is None
         request = engine.add_request(_text(prompt, first), prediction=prediction)
         return PeerRequest(
             request,
@@ -115,6 +120,7 @@ class EnginePeer(Peer):
             tokens=lambda draft: draft.tolist(),
             parents=lambda draft: draft.parents.tolist(),
             sources=lambda draft: [Source(each).name.lower() for each in draft.sources.tolist()],
+            chances=(lambda draft: draft.probabilities.tolist()) if estimates else None,
             finish=partial(engine.finish, request),
         )
 

@@ -1,20 +1,19 @@
-"""The tables and the plot of a replay."""
+"""The tables of a replay."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
-from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
-from fastdraft.replay.display import heading, show_origins, table, text_by_origin
-from fastdraft.replay.records import Record
-from fastdraft.replay.results import FamilyResult, ReplayResult
+from fastdraft.replay.display import heading, show_origins, table
+from fastdraft.replay.results import ReplayResult
+from fastdraft.replay.trace import Trace
 
-__all__ = ["plot", "show", "show_request"]
+__all__ = ["show", "show_request"]
 
 
 def show(console: Console, results: Sequence[ReplayResult]) -> None:
@@ -81,64 +80,8 @@ def _show_drafters(console: Console, results: list[ReplayResult]) -> None:
     console.print(rows)
 
 
-def show_request(
-    console: Console,
-    title: str,
-    record: Record,
-    origins: Sequence[str],
-    result: FamilyResult,
-    decode: Callable[[list[int]], str] | None,
-) -> None:
-    """Prints the output of a record by where it came from, and how many steps it took.
-
-    Args:
-        console: Where to.
-        title: Which drafter.
-        record: The request.
-        origins: Where each token of its output came from.
-        result: Its counts.
-        decode: Turns token ids into text; without it the ids are printed.
-    """
-    heading(console, f"{record.id}: {title}")
-    output = record.output_ids.tolist()
-    show_origins(console, text_by_origin(origins, output, decode), Counter(origins))
-    stats = result.stats
-    console.print(
-        f"{len(output)} tokens, {stats.steps} steps after the prefill, "
-        f"{stats.mean_accepted_tokens:.2f} tokens a step; "
-        f"drafted {stats.drafted}, accepted {stats.accepted}"
-    )
-
-
-def plot(path: Path, result: ReplayResult, baseline: tuple[str, dict[str, float]] | None) -> None:
-    """Draws the tokens a step of each family to an image, beside those of a baseline.
-
-    Args:
-        path: Its ending chooses the format.
-        result: What is drawn.
-        baseline: A title, and tokens a step by family; without it, one token a step.
-
-    Raises:
-        ValueError: matplotlib does not know the format.
-        OSError: The file cannot be written.
-    """
-    from matplotlib.figure import Figure
-
-    ours = result.tokens_per_step
-    names = sorted(ours, key=lambda name: ours[name])
-    title, theirs = baseline or ("no drafts", dict.fromkeys(names, 1.0))
-    figure = Figure(figsize=(8, 1.5 + 0.3 * len(names)), layout="constrained")
-    axes = figure.subplots()
-    places = range(len(names))
-    axes.barh(places, [ours[name] for name in names], 0.7, color="#4477aa", label=result.drafter)
-    shared = [place for place in places if names[place] in theirs]
-    values = [theirs[names[place]] for place in shared]
-    axes.scatter(values, shared, marker="D", color="#cc6677", zorder=3, label=title)
-    axes.set_yticks(places, names)
-    axes.set_xlabel(
-        f"tokens a step, lookahead {result.lookahead}, token cost {result.token_cost:g}"
-    )
-    axes.set_xlim(left=0)
-    axes.grid(axis="x", alpha=0.3)
-    axes.legend(loc="lower right")
-    figure.savefig(path, dpi=150)
+def show_request(console: Console, trace: Trace) -> None:
+    """Prints the output of a request by where it came from, and how many steps it took."""
+    heading(console, f"{trace.name}: {trace.title}")
+    show_origins(console, trace.parts(), Counter(trace.origins))
+    console.print(trace.summary)

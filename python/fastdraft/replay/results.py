@@ -12,7 +12,7 @@ from typing import Any
 from fastdraft.errors import FastdraftError
 from fastdraft.stats import DraftStats
 
-__all__ = ["FamilyResult", "ReplayResult", "ResultsError", "as_json", "read_tokens_per_step"]
+__all__ = ["FamilyResult", "ReplayResult", "ResultsError", "Speeds", "as_json", "read_speeds"]
 
 
 class ResultsError(FastdraftError, ValueError):
@@ -42,8 +42,8 @@ class FamilyResult:
 
     def speed(self, token_cost: float) -> float:
         """Tokens in the time of a step without drafts: emitted / (steps + cost * drafted)."""
-        time = self.stats.steps + token_cost * self.stats.drafted
-        return self.stats.emitted / time if time else 1.0
+        stats = self.stats
+        return _speed(stats.emitted, stats.steps, stats.drafted, token_cost)
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,27 @@ class ReplayResult:
         return min(self.speeds.values())
 
 
+@dataclass(frozen=True)
+class Speeds:
+    """The modelled speeds of one drafter at one token cost.
+
+    Attributes:
+        name: The drafter's, with the size of its trees; the default drafter is "fastdraft".
+        token_cost: What a draft token costs, as a fraction of a step.
+        families: The speed of each family, times plain decoding.
+    """
+
+    name: str
+    token_cost: float
+    families: dict[str, float]
+
+    @classmethod
+    def of(cls, result: ReplayResult) -> Speeds:
+        """Those of a replay."""
+        name = _title(result.drafter, result.tree_budget)
+        return cls(name, result.token_cost, result.speeds)
+
+
 def as_json(results: Sequence[ReplayResult]) -> list[dict[str, Any]]:
     """The results for a JSON file; times in nanoseconds."""
     return [
@@ -117,22 +138,37 @@ def as_json(results: Sequence[ReplayResult]) -> list[dict[str, Any]]:
     ]
 
 
-def read_tokens_per_step(path: Path, token_cost: float) -> tuple[str, dict[str, float]]:
-    """The drafter and the tokens a step of each family from a JSON file that a replay wrote.
-
-    Of several runs the first at `token_cost` counts, else the first of all.
+def read_speeds(path: Path) -> list[Speeds]:
+    """The modelled speeds of all runs in a JSON file that a replay wrote.
 
     Raises:
         ResultsError: The file cannot be read or holds something else.
     """
     try:
-        runs = json.loads(path.read_text("utf-8"))["runs"]
-        run = next((run for run in runs if run["token_cost"] == token_cost), runs[0])
-        families = run["families"].items()
-        return run["drafter"], {n: f["emitted"] / max(1, f["steps"]) for n, f in families}
+        return [
+            Speeds(
+                _title(run["drafter"], run.get("tree_budget")),
+                run["token_cost"],
+                {
+                    name: _speed(each["emitted"], each["steps"], each["drafted"], run["token_cost"])
+                    for name, each in run["families"].items()
+                },
+            )
+            for run in json.loads(path.read_text("utf-8"))["runs"]
+        ]
     except OSError as error:
         raise ResultsError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ResultsError(
             f"{path} must hold the JSON of `fastdraft replay --json`, and does not: {error!r}"
         ) from error
+
+
+def _title(drafter: str, tree_budget: int | None) -> str:
+    name = "fastdraft" if drafter == "default" else drafter
+    return name if tree_budget is None else f"{name}, trees of {tree_budget}"
+
+
+def _speed(emitted: int, steps: int, drafted: int, token_cost: float) -> float:
+    time = steps + token_cost * drafted
+    return emitted / time if time else 1.0

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,43 +19,16 @@ from fastdraft.replay.peers import Peer
 from fastdraft.replay.records import Record
 from fastdraft.replay.results import FamilyResult, ReplayResult
 from fastdraft.replay.settings import Setting
+from fastdraft.replay.trace import DRAFT, Decode, Step, Trace, accepted_path
 from fastdraft.stats import DraftStats
 
 __all__ = [
-    "TARGET",
-    "accepted_path",
-    "accepted_prefix",
     "clock_ns",
     "p50_p99",
     "replay",
     "replay_family",
     "trace_request",
 ]
-
-TARGET = "target"
-"""The origin of a token that no draft held."""
-
-
-def accepted_path(
-    tokens: Sequence[int], parents: Sequence[int], output: Sequence[int], done: int
-) -> list[int]:
-    """The nodes of a draft that the output follows from position `done` on, from the root down.
-
-    A parent stands before its children, and siblings have different tokens. O(nodes).
-    """
-    path: list[int] = []
-    last, place, end = -1, done, len(output)
-    for node, parent in enumerate(parents):
-        if parent == last and place < end and tokens[node] == output[place]:
-            path.append(node)
-            last = node
-            place += 1
-    return path
-
-
-def accepted_prefix(tokens: Sequence[int], output: Sequence[int], done: int = 0) -> int:
-    """How many tokens of a chain the output follows from position `done` on."""
-    return len(accepted_path(tokens, range(-1, len(tokens) - 1), output, done))
 
 
 def replay(
@@ -63,6 +38,9 @@ def replay(
     at_once: int = 1,
     prediction: bool = False,
     on_request: Callable[[str, int], object] | None = None,
+    traced: Mapping[str, AbstractSet[str]] | None = None,
+    decode: Decode | None = None,
+    on_trace: Callable[[Trace], object] | None = None,
 ) -> list[ReplayResult]:
     """Replays all families with each setting; each family begins with a fresh drafter.
 
@@ -74,6 +52,9 @@ def replay(
         at_once, prediction: As for `replay_family`.
         on_request: Called before each family and after each request, with what runs now and the
             tokens of the request's output.
+        traced: By family, the ids of the requests to follow step by step.
+        decode: Turns token ids into text, for the traces.
+        on_trace: Called with the trace of each request of `traced` when it ends.
     """
     results = []
     for setting in settings:
@@ -84,6 +65,10 @@ def replay(
                 if on_request is not None:
                     on_request(title, tokens)
 
+            def follow(trace: Trace, title: str = setting.title, family: str = name) -> None:
+                if on_trace is not None:
+                    on_trace(replace(trace, title=f"{family}, {title}", decode=decode))
+
             report(0)
             found[name] = replay_family(
                 setting.start(records),
@@ -91,6 +76,8 @@ def replay(
                 at_once=at_once,
                 prediction=prediction,
                 on_request=report,
+                traced=(traced or {}).get(name, frozenset()),
+                on_trace=follow,
             )
         results += [
             ReplayResult(
@@ -108,6 +95,8 @@ def replay_family(
     at_once: int = 1,
     prediction: bool = False,
     on_request: Callable[[int], object] | None = None,
+    traced: AbstractSet[str] = frozenset(),
+    on_trace: Callable[[Trace], object] | None = None,
 ) -> FamilyResult:
     """Replays the requests of a family.
 
@@ -119,6 +108,8 @@ def replay_family(
             session's next request begins when its last one has ended.
         prediction: Whether to pass each record's reference to the drafter.
         on_request: Called after each request with the tokens of its output.
+        traced: The ids of the requests to follow step by step.
+        on_trace: Called with the trace of each of these when it ends.
     """
     counts = _Counts()
     waiting = list(records)
@@ -130,7 +121,8 @@ def replay_family(
             later = []
             for record in waiting:
                 if len(running) < at_once and record.session not in busy:
-                    running.append(_Decoding(peer, record, prediction, counts))
+                    trace = _new_trace(record) if record.id in traced else None
+                    running.append(_Decoding(peer, record, prediction, counts, trace))
                 else:
                     later.append(record)
                 if record.session is not None:
@@ -146,25 +138,43 @@ def replay_family(
                 decoding.finish()
                 if on_request is not None:
                     on_request(decoding.done)
+                if on_trace is not None and decoding.trace is not None:
+                    on_trace(decoding.trace)
         has_room = any(decoding.has_ended for decoding in running)
         running = [decoding for decoding in going if not decoding.has_ended]
     return counts.result()
 
 
 def trace_request(
-    peer: Peer, record: Record, *, prediction: bool = False
-) -> tuple[list[str], FamilyResult]:
-    """Replays one request and tells where each of its output tokens came from.
+    peer: Peer,
+    record: Record,
+    *,
+    prediction: bool = False,
+    title: str = "",
+    decode: Decode | None = None,
+) -> Trace:
+    """Replays one request and tells what happened at each step.
 
-    The origin is a source's name, or `TARGET` for a token that no draft held.
+    Args:
+        peer: The drafter.
+        record: The request.
+        prediction: Whether to pass its reference to the drafter.
+        title: The trace's, by default the peer's.
+        decode: Turns token ids into text; None where only the ids are known.
     """
-    counts = _Counts()
-    decoding = _Decoding(peer, record, prediction, counts, traced=True)
+    trace = _new_trace(record, title or peer.title, decode)
+    decoding = _Decoding(peer, record, prediction, _Counts(), trace)
     while not decoding.has_ended:
         decoding.propose()
         decoding.observe()
     decoding.finish()
-    return decoding.origins or [], counts.result()
+    return trace
+
+
+def _new_trace(record: Record, title: str = "", decode: Decode | None = None) -> Trace:
+    # The first output token comes with the prompt's forward.
+    first = record.output_ids[:1].tolist()
+    return Trace(record.id, title, record.prompt_ids.tolist(), first, decode)
 
 
 class _Counts:
@@ -198,7 +208,7 @@ class _Decoding:
     Attributes:
         session: The record's.
         done: How many tokens of its output have been emitted.
-        origins: Where they came from, None unless `traced`.
+        trace: Gets each step, where there is one.
     """
 
     def __init__(
@@ -207,8 +217,7 @@ class _Decoding:
         record: Record,
         prediction: bool,
         counts: _Counts,
-        *,
-        traced: bool = False,
+        trace: Trace | None = None,
     ) -> None:
         self._peer = peer
         self.session = record.session
@@ -218,10 +227,12 @@ class _Decoding:
         reference = record.reference_ids if prediction else None
         self._request = peer.start(record.prompt_ids, prefill, reference)
         self._proposal: Any = None
+        self._tokens: list[int] = []
+        self._parents: Sequence[int] = ()
         self._path: list[int] = []
         self._steps = self._drafts = self._drafted = self._accepted = 0
         self.done = len(prefill)
-        self.origins = [TARGET] * len(prefill) if traced else None
+        self.trace = trace
 
     @property
     def has_ended(self) -> bool:
@@ -237,7 +248,7 @@ class _Decoding:
         parents: Sequence[int] = range(-1, len(tokens) - 1)
         if tokens and request.parents is not None:
             parents = request.parents(proposal)
-        self._proposal = proposal
+        self._proposal, self._tokens, self._parents = proposal, tokens, parents
         self._path = accepted_path(tokens, parents, self._output, self.done)
         self._drafts += bool(tokens)
         self._drafted += len(tokens)
@@ -249,11 +260,19 @@ class _Decoding:
         self._request.observe(emitted)
         counts.observe_ns.append(time.perf_counter_ns() - started)
         counts.observed.append(len(emitted))
-        if self.origins is not None:
-            sources = self._request.sources
-            found = None if sources is None else sources(self._proposal)
-            self.origins += ["draft" if found is None else found[node] for node in path]
-            self.origins += [TARGET] * (len(emitted) - len(path))
+        if self.trace is not None:
+            request = self._request
+            sources, chances = request.sources, request.chances
+            self.trace.steps.append(
+                Step(
+                    self._tokens,
+                    list(self._parents),
+                    [DRAFT] * len(self._tokens) if sources is None else sources(self._proposal),
+                    None if chances is None else chances(self._proposal),
+                    path,
+                    emitted,
+                )
+            )
         self._steps += 1
         self._accepted += len(path)
         self.done += len(emitted)

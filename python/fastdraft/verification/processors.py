@@ -33,7 +33,7 @@ class Processors(operands.Processors):
     say for a CUDA graph, fills the tensors itself, as `fastdraft.kernels.operands.Processors` has
     them: values on a CPU are checked, those on a device are trusted.
 
-    A token with logit x that stands n times in the output gets, with its request's penalties:
+    A token with logit x that stands n times in the output gets, with its request's penalties::
 
         x + bias
         x / repetition if x > 0, else x * repetition    where it stands in prompt or output

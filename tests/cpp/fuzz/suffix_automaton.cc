@@ -1,6 +1,7 @@
 // libFuzzer: any text, against looking everywhere. The first byte chooses how
 // many different tokens there are, and how soon memory ends.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -18,6 +19,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   fastdraft::MemoryBudget budget(4096 + 512 * (data[0] / 16));
   fastdraft::SuffixAutomaton index(budget);
   fastdraft::testing::Tokens text;
+  fastdraft::Match cut;
+  std::size_t followed = 0;
   for (std::size_t i = 1; i < size && i < 400; ++i) {
     const auto token = static_cast<fastdraft::Token>(data[i] % vocabulary);
     try {
@@ -29,7 +32,35 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     const auto expected = fastdraft::testing::find_repeated_suffix(text);
     const fastdraft::Match match = index.repeated_suffix();
     if (match.length != expected.length) std::abort();
-    if (match.length > 0 && index.first_end(match.state) != expected.first_end) std::abort();
+    if (match.length > 0) {
+      if (index.first_end(match.state) != expected.first_end) std::abort();
+      // Exact where at most kLatestWalk states lie above any position.
+      const std::int32_t latest = index.latest_end(match.state);
+      if (latest < expected.first_end || latest > expected.latest_end) std::abort();
+      if (text.size() <= index.kLatestWalk && latest != expected.latest_end) std::abort();
+      if (fastdraft::testing::common_suffix(text, text.size(),
+                                            static_cast<std::size_t>(latest) + 1) < match.length) {
+        std::abort();
+      }
+    }
+    // A match that is followed while the text grows, and cut: the text's last tokens.
+    if (text.size() == followed + 1) {
+      const fastdraft::Token last = text[followed++];
+      cut = index.shorten(index.advance(index.renew(cut), last), 3);
+      if (cut.length != std::min(3, static_cast<std::int32_t>(text.size()))) std::abort();
+      auto end = static_cast<std::size_t>(cut.length);
+      while (fastdraft::testing::common_suffix(text, text.size(), end) < cut.length) ++end;
+      if (index.first_end(cut.state) != static_cast<std::int32_t>(end) - 1) std::abort();
+    }
+  }
+  // Where each token stood before.
+  for (std::int32_t position = 0; position < static_cast<std::int32_t>(text.size()); ++position) {
+    std::int32_t before = position - 1;
+    while (before >= 0 &&
+           text[static_cast<std::size_t>(before)] != text[static_cast<std::size_t>(position)]) {
+      --before;
+    }
+    if (index.previous(position) != before) std::abort();
   }
   return 0;
 }

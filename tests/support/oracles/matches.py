@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fastdraft import Datastore
-from oracles.suffixes import common_suffix, copied, unmarked_length
+from oracles.suffixes import common_suffix, copied, is_marked
 
 SUFFIXES, LONGEST = 3, 32
 STRONG = 4  # beside a repeated suffix of this length a chain looks up no single tokens
@@ -40,7 +40,7 @@ def find_matches(
     ends: list[int] = []
     for length in sorted(set(lengths) - {0}, reverse=True)[:SUFFIXES]:
         found = [end for end in range(last) if lengths[end] >= length]
-        marked = (end for end in reversed(found) if length > unmarked_length(text, end))
+        marked = (end for end in reversed(found) if is_marked(text, end, length))
         ends += [next(marked, found[0]), found[0]]
     if repeated < STRONG:
         latest = [end for end in range(last - 1, -1, -1) if lengths[end]]

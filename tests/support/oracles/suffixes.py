@@ -28,20 +28,21 @@ def repeated_suffix(text: Sequence[int]) -> tuple[int, int, int]:
     if length == 0:
         return 0, -1, -1
     ends = [end for end in range(last) if lengths[end] == length]
-    marked = [end for end in ends if length > unmarked_length(text, end)]
+    marked = [end for end in ends if is_marked(text, end, length)]
     return length, ends[0], marked[-1] if marked else ends[0]
 
 
-def unmarked_length(text: Sequence[int], end: int) -> int:
-    """The length up to which the suffixes that end at `end` went unmarked when it was indexed.
+def is_marked(text: Sequence[int], end: int, length: int) -> bool:
+    """Whether the suffix of `length` tokens that ends at `end` was marked when it was indexed.
 
     The suffixes fall into classes by where else they ended at the time. Only the LATEST_WALK
-    classes of the longest ones were marked, the first of which is the whole text's.
+    classes of the longest ones were marked, the first of which is the whole text's, and the class
+    of the last token alone.
     """
     seen = range(min(end + 2, len(text)))
     lengths = {common_suffix(text, max(end, e), min(end, e)) for e in seen if e != end}
     classes = sorted(lengths - {0, end + 1}, reverse=True)
-    return classes[LATEST_WALK - 1] if len(classes) >= LATEST_WALK else 0
+    return len(classes) < LATEST_WALK or length > classes[LATEST_WALK - 1] or length <= classes[-1]
 
 
 def alike(text: Sequence[int], other: Sequence[int]) -> int:

@@ -1,0 +1,233 @@
+"""Draws the plots of the documentation from the committed results: python bench/plots.py
+
+Equal results make equal files: a plot that changes in a commit shows other figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
+
+from fastdraft.replay.plot import OURS, look_of, saved, speeds_figure, style
+from fastdraft.replay.results import Speeds, read_speeds
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "bench" / "results"
+IMAGES = ROOT / "docs" / "images"
+
+TITLES = {
+    "transformers": "transformers prompt lookup",
+    "vllm": "vLLM n-gram",
+    "arctic": "Arctic suffix decoding",
+    "arctic-local": "Arctic, no memory",
+}
+# As bench/index.py and bench/serving.py call them.
+PEERS = {
+    "fastdraft": "fastdraft",
+    "transformers prompt lookup": "transformers",
+    "vLLM n-gram": "vllm",
+    "Arctic suffix decoding": "arctic",
+    "Arctic suffix decoding, local tree": "arctic-local",
+}
+SERVED = {"fastdraft": "fastdraft", "suffix": "arctic", "ngram": "vllm"}
+COMPARED_COST = 0.02
+
+Data = Mapping[str, Mapping[Any, float]]
+"""What a plot shows: for each drafter, values by what they depend on."""
+
+
+def result(name: str) -> Any:
+    """The content of a file of results."""
+    return json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
+
+
+def all_speeds() -> list[Speeds]:
+    """The replays of every drafter, with chains and with trees."""
+    chains, trees = read_speeds(RESULTS / "replay.json"), read_speeds(RESULTS / "replay_trees.json")
+    return sorted(chains + trees, key=lambda run: not run.name.startswith("fastdraft"))
+
+
+def machine(name: str) -> str:
+    """The processor that a result was measured on."""
+    return str(result(name)["machine"]).rsplit(", Linux", 1)[0]
+
+
+def speed_by_token_cost() -> dict[str, dict[float, float]]:
+    """By drafter and token cost, the geometric mean of the families' modelled speeds."""
+    found: dict[str, dict[float, float]] = {}
+    for run in all_speeds():
+        found.setdefault(run.name, {})[run.token_cost] = geometric_mean(run.families.values())
+    return found
+
+
+def arctic_runs() -> list[Speeds]:
+    """Ours and Arctic's, each with chains and with its memory, at one cost."""
+    return [
+        run
+        for run in all_speeds()
+        if run.token_cost == COMPARED_COST and run.name in ("fastdraft", "arctic")
+    ]
+
+
+def families_against_arctic() -> dict[str, dict[str, float]]:
+    """By drafter and family the modelled speed at `COMPARED_COST`."""
+    return {run.name: run.families for run in arctic_runs()}
+
+
+def propose_latency() -> dict[str, dict[int, float]]:
+    """By drafter and tokens of context, the median time of a proposal in microseconds."""
+    found: dict[str, dict[int, float]] = {}
+    for row in result("index")["rows"]:
+        if row["name"] in PEERS:
+            name = PEERS[row["name"]]
+            found.setdefault(name, {})[row["context"]] = row["propose"]["p50_us"]
+    return found
+
+
+def throughput() -> dict[str, dict[int, float]]:
+    """By drafter and requests at once, the tokens a second, times plain decoding's."""
+    found: dict[str, dict[int, float]] = {}
+    for row in result("serving_live")["rows"]:
+        for key, name in SERVED.items():
+            if key in row:
+                relative = row[key]["tokens_per_second"] / row["plain"]["tokens_per_second"]
+                found.setdefault(name, {})[row["rows"]] = relative
+    return found
+
+
+def reliability() -> dict[str, dict[float, float]]:
+    """By the drafts' form and predicted chance, the fraction that was accepted."""
+    return {
+        name: {bucket["chance"]: bucket["accepted"] for bucket in buckets}
+        for name, buckets in result("calibration")["diagrams"].items()
+    }
+
+
+def lines(axes: Axes, data: Data) -> None:
+    """A line for each drafter; ours in front and wider."""
+    looks = look_of(list(data))
+    for name, points in data.items():
+        ours = name.startswith("fastdraft")
+        axes.plot(
+            list(points),
+            list(points.values()),
+            label=TITLES.get(name, name),
+            linewidth=2.4 if ours else 1.5,
+            zorder=3 if ours else 2,
+            markersize=6,
+            **looks[name],
+        )
+    axes.grid()
+
+
+def draw_speed_by_token_cost() -> Figure:
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    axes = figure.subplots()
+    data = speed_by_token_cost()
+    lines(axes, data)
+    axes.axhline(1, color="#24292f", linewidth=1.5, zorder=2)
+    axes.annotate("plain decoding", (0, 1), (0, 5), textcoords="offset points")
+    axes.set(
+        xlabel="what a draft token costs, as a fraction of a step of the target",
+        ylabel="modelled speed, times plain",
+        ylim=(0.5, None),
+    )
+    axes.set_xticks(sorted({cost for points in data.values() for cost in points}))
+    runs = result("replay")["runs"][0]["families"]
+    requests = sum(family["requests"] for family in runs.values())
+    axes.set_title(f"{requests:,} recorded requests of {len(runs)} kinds, geometric mean")
+    axes.legend()
+    return figure
+
+
+def draw_families_against_arctic() -> Figure:
+    return speeds_figure([replace(r, name=TITLES.get(r.name, r.name)) for r in arctic_runs()])
+
+
+def draw_propose_latency() -> Figure:
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    axes = figure.subplots()
+    lines(axes, propose_latency())
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="tokens of context",
+        ylabel="one proposal, microseconds (median)",
+    )
+    axes.set_title(f"Time of one proposal, {machine('index')}")
+    axes.legend()
+    return figure
+
+
+def draw_throughput() -> Figure:
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    axes = figure.subplots()
+    data = throughput()
+    lines(axes, data)
+    axes.axhline(1, color="#24292f", linewidth=1.5, zorder=2)
+    axes.annotate("plain decoding", (64, 1), (0, 5), textcoords="offset points", ha="right")
+    axes.set(xscale="log", xlabel="requests at once", ylabel="tokens a second, times plain")
+    rows = sorted({row for points in data.values() for row in points})
+    axes.xaxis.set_major_locator(FixedLocator(rows))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(ScalarFormatter())
+    axes.set_title(f"vLLM with the demo model, {machine('serving_live')}")
+    axes.legend()
+    return figure
+
+
+def draw_reliability() -> Figure:
+    figure = Figure(figsize=(4.6, 4.6), layout="constrained")
+    axes = figure.subplots()
+    axes.plot([0, 1], [0, 1], color="#8c959f", linewidth=1.2, label="perfect")
+    for (name, points), color, marker in zip(
+        reliability().items(), (OURS, "#3b6fb6"), "os", strict=True
+    ):
+        axes.plot(
+            list(points), list(points.values()), marker, color=color, markersize=6, label=name,
+            markerfacecolor="none" if marker == "s" else color,
+        )  # fmt: skip
+    axes.set(xlabel="predicted chance of acceptance", ylabel="accepted", aspect="equal")
+    axes.set_title("Reliability of the chances")
+    axes.grid()
+    axes.legend()
+    return figure
+
+
+PLOTS: dict[str, tuple[Callable[[], Data], Callable[[], Figure]]] = {
+    "speed-by-token-cost": (speed_by_token_cost, draw_speed_by_token_cost),
+    "families-against-arctic": (families_against_arctic, draw_families_against_arctic),
+    "propose-latency": (propose_latency, draw_propose_latency),
+    "throughput": (throughput, draw_throughput),
+    "reliability": (reliability, draw_reliability),
+}
+"""By the file's name: what is drawn, and what draws it."""
+
+
+def as_text(data: Data) -> str:
+    """What a plot shows, as the JSON that its file keeps."""
+    return json.dumps({k: {str(x): round(y, 4) for x, y in v.items()} for k, v in data.items()})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=IMAGES, help="the folder of the images")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    with style():
+        for name, (data, draw) in PLOTS.items():
+            saved(draw(), options.out / f"{name}.svg", as_text(data()))
+            print(options.out / f"{name}.svg")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,230 @@
+"""Traces of requests, their text and pictures, and the sample that comes with the package."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastdraft import Datastore, DraftConfig, Engine
+from fastdraft.cli.app import app
+from fastdraft.replay import (
+    EnginePeer,
+    Step,
+    Trace,
+    read_sample,
+    replay,
+    replay_family,
+    settings_of,
+    trace_request,
+)
+from fastdraft.replay.picture import MOST_LINES, picture
+from fastdraft.replay.samples import SAMPLE
+from fastdraft.replay.trace import draft_texts, token_texts
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def fastdraft(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, ["replay", *map(str, arguments)])
+
+
+def utf8(ids: list[int]) -> str:
+    return bytes(ids).decode("utf-8", "replace")
+
+
+@given(st.text(max_size=40))
+def test_the_texts_of_tokens_are_the_text(text: str) -> None:
+    # A token a byte: the hardest case, in which most characters take several tokens.
+    ids = list(text.encode("utf-8", "surrogatepass"))
+    texts = token_texts(ids, utf8)
+    assert len(texts) == len(ids)
+    assert "".join(texts) == utf8(ids)
+
+
+def test_a_character_of_several_tokens_stands_with_its_last_one() -> None:
+    assert token_texts(list("aé€".encode()), utf8) == ["a", "", "é", "", "", "€"]
+    assert token_texts([7, 8], None) == ["7", " 8"]
+    # What is no character comes out as it is decoded, and later text is not swallowed.
+    assert "".join(token_texts([0xFF] * 20 + [97], utf8)) == "\ufffd" * 20 + "a"
+
+
+def test_draft_texts_follow_their_parents() -> None:
+    def decode(ids: list[int]) -> str:
+        # As some tokenizers do: the first word of a text loses its space.
+        return "".join(f" w{i}" for i in ids).removeprefix(" ")
+
+    step = Step([1, 2, 3], [-1, 0, 0], ["context"] * 3, None, [], [9])
+    assert draft_texts(step, 0, decode) == [" w1", " w2", " w3"]
+    assert draft_texts(step, None, decode) == ["w1", " w2", " w3"]
+    assert draft_texts(step, 0, None) == ["1", "2", "3"]
+
+
+def test_traces_are_what_the_replay_counts() -> None:
+    families, decode = read_sample()
+    traces: list[Trace] = []
+    (result,) = replay(
+        settings_of(tree_budget=8),
+        families,
+        traced={name: {each.id for each in records} for name, records in families.items()},
+        decode=decode,
+        on_trace=traces.append,
+    )
+    assert sum(family.requests for family in result.families.values()) == len(traces)
+    by_family: dict[str, list[Trace]] = {}
+    for trace in traces:
+        by_family.setdefault(trace.title.partition(",")[0], []).append(trace)
+    for name, records in families.items():
+        found = by_family[name]
+        assert [trace.output_ids for trace in found] == [r.output_ids.tolist() for r in records]
+        stats = found[0].stats
+        for trace in found[1:]:
+            stats += trace.stats
+        assert stats == result.families[name].stats
+        assert all(len(trace.origins) == len(trace.output_ids) for trace in found)
+        for step in (step for trace in found for step in trace.steps):
+            assert [step.token_ids[node] for node in step.accepted] == step.emitted[
+                : len(step.accepted)
+            ]
+            assert step.chances is not None and all(0 < chance <= 1 for chance in step.chances)
+    assert any(not step.is_chain for trace in traces for step in trace.steps)
+    # One request alone gives what it gives among the others.
+    (setting,) = settings_of(tree_budget=8)
+    records = families["tool_call"]
+    peer = setting.start(records)
+    replay_family(peer, records[:-1])
+    alone = trace_request(peer, records[-1])
+    assert alone.steps == by_family["tool_call"][-1].steps
+
+
+def test_requests_at_once_are_traced_each_for_itself() -> None:
+    families, _ = read_sample()
+    records = families["tool_call"]
+    traces: list[Trace] = []
+    peer = EnginePeer(Engine(datastores=[Datastore()]))
+    ids = {each.id for each in records[1:3]}
+    replay_family(peer, records, at_once=4, traced=ids, on_trace=traces.append)
+    assert {trace.name for trace in traces} == ids
+    outputs = {each.id: each.output_ids.tolist() for each in records}
+    assert all(trace.output_ids == outputs[trace.name] for trace in traces)
+
+
+def test_the_sample_is_small_and_has_its_text() -> None:
+    assert sum(file.stat().st_size for file in SAMPLE.iterdir()) < 100_000
+    families, decode = read_sample(references=True)
+    assert list(families) == [
+        *("code_edit", "log_to_list", "rag_answer", "story", "summary", "tool_call")
+    ]
+    for record in (record for records in families.values() for record in records):
+        ids = record.prompt_ids.tolist() + record.output_ids.tolist()
+        assert "<|im_start|>user\n" in decode(ids)
+        assert "\ufffd" not in decode(ids)
+    assert all(record.reference_ids is not None for record in families["code_edit"])
+    first = json.loads((SAMPLE / "tool_call.jsonl").read_text().splitlines()[0])
+    assert first["answered_by"] == "hand"
+
+
+def test_the_sample_needs_no_tokenizer_no_torch_and_no_network(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules.update(torch=None, transformers=None, tokenizers=None);"
+        "import socket; socket.socket = None; from fastdraft.cli import main;"
+        "sys.argv = ['fastdraft', 'replay', '--sample', '--show']; main()"
+    )
+    environment = {**os.environ, "FASTDRAFT_CACHE": str(tmp_path), "PYTHONIOENCODING": "utf-8"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, encoding="utf-8", env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().startswith("edit-1: default, token cost 0.02")
+    assert '"""Stock levels of a small shop."""' in done.stdout
+    assert "⟦context⟧" in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_sample_is_replayed_like_any_records() -> None:
+    result = fastdraft("--sample", "--family", "code_edit", "--prediction", "--show", "edit-2")
+    assert result.exit_code == 0, result.output
+    assert "«prediction»" in result.stdout
+    assert "return sorted(name" in re.sub("[⟦⟧«»]", "", result.stdout)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give either --data or --sample"),
+        (["--sample", "--data", "."], "give either --data or --sample"),
+        (["--sample", "--tokenizer", "."], "it takes no --tokenizer"),
+        (["--sample", "--svg", "x.svg"], "--svg draws one request: it needs --show"),
+        (["--sample", "--show", "--svg", "no/x.svg"], "no is not a directory"),
+        (["--sample", "--show", "edit-9"], "no request has the id 'edit-9'"),
+        (["--sample", "--family", "edits"], "'edits' is not one of code_edit,"),
+    ],
+)
+def test_wrong_options_are_refused(arguments: list[str], message: str) -> None:
+    result = fastdraft(*arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_the_picture_has_the_whole_text(tmp_path: Path) -> None:
+    file = tmp_path / "answer.svg"
+    result = fastdraft("--sample", "--show", "call-5", "--svg", file)
+    assert result.exit_code == 0, result.output
+    root = ElementTree.parse(file).getroot()
+    assert root.tag == f"{SVG}svg"
+    shown = "".join(text.text or "" for text in root.iter(f"{SVG}text"))
+    families, decode = read_sample()
+    output = decode(families["tool_call"][-1].output_ids.tolist())
+    assert output.replace(" ", "") in shown.replace(" ", "")
+    marks = {mark.get("class") for mark in root.iter(f"{SVG}rect")}
+    assert {"context mark", "datastore mark"} <= marks
+    for kind in ("context", "datastore"):
+        assert f"{kind}" in shown
+    again = tmp_path / "again.svg"
+    fastdraft("--sample", "--show", "call-5", "--svg", again)
+    assert again.read_bytes() == file.read_bytes()
+    assert "http" not in file.read_text().replace("http://www.w3.org/2000/svg", "")
+
+
+def test_the_picture_takes_any_text_and_cuts_a_long_one() -> None:
+    words = ["<b>&amp;", "\x00\x1b", "\ud800", "漢字" * 60, "\t", "\n"]
+
+    def decode(ids: list[int]) -> str:
+        return "".join(words[i] for i in ids)
+
+    every = list(range(len(words)))
+    step = Step(every, [-1, *every[:-1]], ["context"] * 6, None, every, every)
+    svg = picture(Trace("<name>", "by hand", [], [], decode, [step]))
+    root = ElementTree.fromstring(svg)
+    assert "<b>&amp;" in "".join(text.text or "" for text in root.iter(f"{SVG}text"))
+    widths = [float(text.get("textLength", "0")) for text in root.iter(f"{SVG}text")]
+    assert max(widths) <= float(root.get("width", "0"))
+    long = Trace("long", "by hand", [], [], decode, [Step([], [], [], None, [], [5])] * 100)
+    assert f"{101 - MOST_LINES} more lines" in picture(long)
+
+
+def test_a_notebook_shows_a_trace_in_colours() -> None:
+    step = Step([60], [-1], ["context"], None, [0], [60, 62])
+    html = Trace(
+        "<i>", "by hand", [], [38], lambda ids: "".join(map(chr, ids)), [step]
+    )._repr_html_()
+    assert "<b>&lt;i&gt;</b>" in html
+    assert ">&lt;</span>&gt;</pre>" in html
+    assert "2 steps" not in html and "3 tokens, 1 steps" in html
+
+
+def test_chances_are_those_of_the_drafter() -> None:
+    engine = Engine(DraftConfig.ngram(2, 0.1))
+    families, _ = read_sample()
+    trace = trace_request(EnginePeer(engine), families["code_edit"][0])
+    chances = [step.chances for step in trace.steps if step.chances]
+    assert any(0.1 <= each[-1] < 1 for each in chances)
