@@ -42,7 +42,7 @@ from fastdraft import Continuations, Datastore, DraftConfig, Engine
 from fastdraft.background import BackgroundDrafter
 from fastdraft.replay import Record
 from fastdraft.replay.peers import PEERS
-from fastdraft.replay.run import accepted_prefix
+from fastdraft.replay.trace import accepted_prefix
 from harness import Row, about, finish, parser, recorded_families, show
 from staleness import PREMIUM, Chances, Scan, Tree, Variant, align, sample, scan_text
 

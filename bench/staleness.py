@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from fastdraft import Datastore, DraftConfig, Engine
 from fastdraft.replay import Record
-from fastdraft.replay.run import accepted_path
+from fastdraft.replay.trace import accepted_path
 from harness import Row, about, finish, parser, recorded_families, show
 
 LONGEST_SCANNED = 16  # tokens of a match that the scan compares
