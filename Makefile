@@ -44,8 +44,8 @@ HAS_PYTHON_H := import os, sys, sysconfig; \
   sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-cpp test-arm64 test-install test-python test-kernels test-oldest check \
-  lint format fuzz campaign stubs wheel wheels package bench plots bench-serving docs docs-links clean
+.PHONY: help setup demo test test-cpp test-arm64 test-install test-python test-kernels \
+  test-interpreted test-compiled test-oldest check lint format fuzz campaign stubs wheel wheels package bench plots bench-serving docs docs-links clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -75,8 +75,12 @@ test-python: $(VENV)/.test ## Run the Python tests, or those in the folders TEST
 	$(PYTEST) $(TESTS)
 
 # Triton reads TRITON_INTERPRET when it is imported: interpreted and compiled are two processes.
-test-kernels: $(VENV)/.test $(VENV)/.triton ## Run the GPU kernels in Triton's interpreter, and compile them
+test-kernels: test-interpreted test-compiled ## Run the GPU kernels in Triton's interpreter, and compile them
+
+test-interpreted: $(VENV)/.test $(VENV)/.triton
 	TRITON_INTERPRET=1 $(PYTEST) tests/kernels
+
+test-compiled: $(VENV)/.test $(VENV)/.triton
 	$(PYTEST) tests/kernels_compiled
 
 test-oldest: $(VENV)/.test ## Run the Hugging Face tests with the oldest transformers allowed
