@@ -80,10 +80,10 @@ def prompt_file(tmp_path: Path) -> Path:
 
 
 def test_demo_on_ones_own_model_and_text(tiny: Path, prompt_file: Path, tmp_path: Path) -> None:
-    results = tmp_path / "results.json"
+    results, page = tmp_path / "results.json", tmp_path / "page.html"
     result = fastdraft(
         *("demo", "--model", tiny, "--prompt", prompt_file, "--prediction", prompt_file),
-        *("--max-new-tokens", "40", "--repeats", "2", "--json", results),
+        *("--max-new-tokens", "40", "--repeats", "2", "--json", results, "--html", page),
     )
     assert result.exit_code == 0, result.output
     assert "prompt.txt" in result.stdout
@@ -99,6 +99,13 @@ def test_demo_on_ones_own_model_and_text(tiny: Path, prompt_file: Path, tmp_path
     # Each forward emits one token that no draft held, unless the last draft filled the rest.
     assert modes["fastdraft"]["forwards"] - (40 - accepted) in (0, 1)
     assert all(len(mode["seconds"]) == 2 for mode in modes.values())
+    # The page follows the same run, step by step.
+    found = re.search(r'id="data">(.+)</script>', page.read_text("utf-8"))
+    assert found is not None
+    (shown,) = json.loads(found[1])["requests"]
+    assert (shown["tokens"], shown["accepted"]) == (40, accepted)
+    pieces = [*shown["first"], *(piece for step in shown["steps"] for piece in step["e"])]
+    assert "".join(pieces) == request["text"]
 
 
 def test_demo_marks_origins_without_colours(tiny: Path, prompt_file: Path) -> None:
@@ -268,6 +275,7 @@ def test_shells_complete_commands() -> None:
         (["demo", "--prediction", __file__], 2, "--prediction needs --prompt"),
         (["demo", "--repeats", "0"], 2, "0 is not in the range x>=1"),
         (["demo", "--json", "gone/results.json"], 2, "gone is not a directory"),
+        (["demo", "--html", "gone/page.html"], 2, "gone is not a directory"),
     ],
 )
 def test_bad_arguments_are_named(arguments: list[str], exit_code: int, message: str) -> None:
