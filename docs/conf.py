@@ -19,6 +19,7 @@ extensions = [
     "sphinx_click",
     "sphinx_copybutton",
 ]
+highlight_language = "text"
 html_theme = "furo"
 html_title = f"fastdraft {version}"
 html_show_sphinx = False
@@ -28,6 +29,8 @@ smartquotes = False  # they turn the two hyphens of an option into a dash
 default_role = "literal"
 myst_heading_anchors = 3
 
+# Hosts have environments of their own.
+autodoc_mock_imports = ["llama_cpp", "sglang", "vllm"]
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
 autodoc_preserve_defaults = True

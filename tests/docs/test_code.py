@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import shlex
 import textwrap
@@ -18,6 +19,8 @@ from pages import PAGES, ROOT, Block, blocks
 
 # A remark before a block that is not run says why, or which test runs it.
 REMARK = re.compile(r"not run(?: on this page)?: \S.*|runs in (?P<test>[\w/]+\.py): \S.*")
+# fastdraft.py is a file's name.
+EXTENSIONS = (".py", ".h", ".c")
 MAKEFILES = [ROOT / "Makefile", ROOT / "tests" / "hosts" / "hosts.mk"]
 
 
@@ -110,6 +113,9 @@ def test_commands_parse(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             result = CliRunner().invoke(app, arguments)
             assert result.exit_code == 0, f"{block}: {arguments} {result.output}"
             assert parsed.pop()
+        for argument in arguments:
+            if argument.startswith("{"):
+                json.loads(argument)
 
 
 def targets() -> set[str]:
@@ -131,6 +137,26 @@ def test_make_targets_exist(page: Path) -> None:
     }
     named |= set(re.findall(r"`make ([a-z0-9-]+)", page.read_text()))
     assert named <= targets()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=id_of)
+def test_names_exist(page: Path) -> None:
+    """Every fastdraft.MODULE.NAME: the module is a file or a folder, in which the name occurs."""
+    text = page.read_text()
+    new = set(re.findall(r"`python/(\S+)\.py` \(new\)", text))  # an example adds them
+    for dotted in set(re.findall(r"(?<![\w./])fastdraft(?:\.\w+)+(?![\w/])", text)):
+        if dotted.endswith(EXTENSIONS) or dotted.replace(".", "/") in new:
+            continue
+        place, (_, *names) = ROOT / "python" / "fastdraft", dotted.split(".")
+        while names and (place / names[0]).is_dir():
+            place /= names.pop(0)
+        files = [place / f"{names[0]}.py"] if names else []
+        if files and files[0].exists():
+            del names[0]
+        else:
+            files = [*place.glob("*.py"), *place.glob("*.pyi")]
+        source = "".join(file.read_text() for file in files)
+        assert all(re.search(rf"\b{name}\b", source) for name in names), dotted
 
 
 @pytest.mark.parametrize("page", PAGES, ids=id_of)

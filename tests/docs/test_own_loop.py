@@ -159,7 +159,7 @@ def test_a_fault_costs_one_request_its_drafts() -> None:
     step([[7], [7], [7], [7]])
     assert not faults
     # More than fits, which is one request's alone; then an id that no text can hold.
-    step([[8], np.random.default_rng(0).integers(9, 900, 9_000).tolist(), [8], [8]])
+    step([[8], np.random.default_rng(0).integers(9, 900, 20_000).tolist(), [8], [8]])
     assert [type(fault) for fault in faults] == [MemoryLimitError]
     assert [request.id is None for request in requests] == [False, True, False, True]
     step([[5], [5], [-1], [5]])

@@ -19,7 +19,7 @@ from fastdraft.errors import InvalidValueError
 from fastdraft.integrations.host import PREDICTION, longest_draft
 from fastdraft.integrations.vllm.ledger import FOLDER_VARIABLE, LedgerReader, new_ticket
 from fastdraft.integrations.vllm.metrics import exposition
-from fastdraft.integrations.vllm.proposer import TICKET
+from fastdraft.integrations.vllm.requests import TICKET
 
 __all__ = ["PredictionMiddleware"]
 

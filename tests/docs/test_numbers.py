@@ -1,0 +1,144 @@
+"""The front page's numbers, and the tables of draft quality, are those of the committed results."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pages import ROOT
+
+RESULTS = ROOT / "bench" / "results"
+BENCHMARKS = sorted((ROOT / "docs" / "benchmarks").glob("*.md"))
+
+
+def results(name: str) -> Any:
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def rows_of(page: Path) -> list[list[str]]:
+    """The cells of all tables, without bold type."""
+    lines = [line for line in page.read_text().splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.replace("**", "").split("|")[1:-1]] for line in lines]
+
+
+def row_of(page: Path, beginning: str) -> list[str]:
+    (row,) = [row for row in rows_of(page) if row[0].startswith(beginning)]
+    return row[1:]
+
+
+def quality(name: str, drafter: str) -> list[str]:
+    """Cells by token cost."""
+    runs = [run for run in results(name)["runs"] if run["drafter"] == drafter]
+    assert [run["token_cost"] for run in runs] == [0.0, 0.02, 0.05, 0.2]
+    return [f"{run['geometric_mean']:.2f} / {run['worst']:.2f}" for run in runs]
+
+
+@pytest.mark.parametrize(
+    ("beginning", "name", "drafter"),
+    [
+        ("fastdraft, trees", "replay_trees", "default"),
+        ("fastdraft, chains", "replay", "default"),
+        ("fastdraft, 16 requests at once", "replay_at_once_16", "default"),
+        ("fastdraft, 64 requests at once", "replay_at_once_64", "default"),
+        ("Arctic suffix decoding 0.3.0, local and", "replay", "arctic"),
+        ("Arctic suffix decoding 0.3.0, local tree", "replay", "arctic-local"),
+        ("vLLM's n-gram", "replay", "vllm"),
+        ("transformers' prompt lookup", "replay", "transformers"),
+    ],
+)
+def test_draft_quality(beginning: str, name: str, drafter: str) -> None:
+    page = ROOT / "docs" / "benchmarks" / "quality.md"
+    assert row_of(page, beginning) == quality(name, drafter)
+
+
+def test_no_peer_is_ahead_in_any_cell() -> None:
+    """What two pages say of the 384 cells of family, token cost and peer."""
+    runs = results("replay")["runs"]
+    speed: dict[tuple[str, float], dict[str, float]] = {}
+    for run in runs:
+        cost = run["token_cost"]
+        speed[run["drafter"], cost] = {
+            family: each["emitted"] / (each["steps"] + cost * each["drafted"])
+            for family, each in run["families"].items()
+        }
+    parts = [
+        theirs / speed["default", cost][family]
+        for (drafter, cost), families in speed.items()
+        if drafter != "default"
+        for family, theirs in families.items()
+    ]
+    assert len(parts) == 384
+    assert f"{max(parts):.3f}" == "0.996"
+
+
+def test_the_front_page() -> None:
+    front = ROOT / "README.md"
+    assert row_of(front, "modelled speed") == [
+        "1.00",
+        f"{quality('replay', 'arctic')[1]} (Arctic)",
+        quality("replay", "default")[1],
+    ]
+    propose = {
+        row["name"]: row["propose"]["p50_us"]
+        for row in results("index")["rows"]
+        if row["context"] == 100_000
+    }
+    assert row_of(front, "proposing") == [
+        "",
+        f"{propose['Arctic suffix decoding, local tree']:.1f} µs (Arctic)",
+        f"{propose['fastdraft']:.1f} µs",
+    ]
+    requests = {each["name"]: each["modes"] for each in results("demo")["requests"]}
+    for beginning, name in (("rewriting a file", "edit"), ("telling a story", "story")):
+        plain, lookup, ours = (
+            f"{requests[name][mode]['tokens_per_second']:.1f}"
+            for mode in ("plain", "prompt_lookup", "fastdraft")
+        )
+        assert row_of(front, beginning) == [plain, f"{lookup} (prompt lookup)", ours]
+    (live,) = [each for each in results("serving_live")["rows"] if each["rows"] == 16]
+    suffix, ours = (f"{live[name]['relative_seconds'][0]:.2f}" for name in ("suffix", "fastdraft"))
+    assert row_of(front, "vLLM, 16 requests") == ["1.00", f"{suffix} (Arctic)", ours]
+
+
+def test_the_front_page_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+@pytest.mark.parametrize("page", BENCHMARKS, ids=lambda page: page.name)
+def test_results_name_machine_commit_and_command(page: Path) -> None:
+    named = re.findall(r"bench/results/(\w+)\.json", page.read_text())
+    for name in named:
+        assert {"machine", "commit", "command"} <= results(name).keys(), name
+
+
+def pinned(host: str, package: str) -> str:
+    """The version that a host's tests install."""
+    text = (ROOT / "tests" / "hosts" / "requirements" / f"{host}.txt").read_text()
+    (version,) = re.findall(rf"^{package}==([\d.]+)", text, re.MULTILINE)
+    return str(version)
+
+
+@pytest.mark.parametrize(
+    ("host", "package", "guide"),
+    [
+        ("vllm", "vllm(?:-cpu)?", "vllm.md"),
+        ("sglang", "sglang", "sglang.md"),
+        ("llama-cpp", "llama-cpp-python", "llama-cpp.md"),
+    ],
+)
+def test_the_pages_name_the_tested_versions(host: str, package: str, guide: str) -> None:
+    version = pinned(host, package).removesuffix(".0")
+    (front,) = [
+        row for row in rows_of(ROOT / "README.md") if f"({'docs/guides/' + guide})" in row[0]
+    ]
+    (loop,) = [
+        row
+        for row in rows_of(ROOT / "docs" / "guides" / "your-own-loop.md")
+        if f"({guide})" in row[1]
+    ]
+    for text in (front[2], loop[2], (ROOT / "docs" / "guides" / guide).read_text()):
+        assert re.search(rf"\b{re.escape(version)}\b", text), text
