@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "fastdraft/error.h"
 
@@ -31,10 +32,8 @@ void LiveLog::append(Token token, bool output) {
 
 void LiveLog::release() noexcept {
   for (void* block : blocks_) ::operator delete(block, std::align_val_t{alignof(Chunk)});
-  for (std::byte* slab : slabs_)
-    ::operator delete(slab, std::align_val_t{static_cast<std::size_t>(kSlab)});
   blocks_ = {};
-  slabs_ = {};
+  slabs_.clear();
   used_of_slab_ = kSlabBlocks;
   given_back_ = {};
   ring_ = {};
@@ -69,8 +68,8 @@ std::int32_t LiveLog::common(std::int64_t position, const Token* text,
 }
 
 void* LiveLog::allocate_block(std::int64_t keep) {
-  if (used_of_slab_ < kSlabBlocks || (given_back_.empty() && add_slab())) {
-    return slabs_.back() + used_of_slab_++ * static_cast<std::int64_t>(sizeof(Chunk));
+  if (used_of_slab_ < kSlabBlocks) {
+    return slabs_.back().get() + used_of_slab_++ * static_cast<std::int64_t>(sizeof(Chunk));
   }
   if (bytes_ + kBlockBytes > max_bytes_ && num_chunks_ > keep) return drop_oldest();
   if (!given_back_.empty()) {
@@ -90,22 +89,32 @@ void* LiveLog::allocate_block(std::int64_t keep) {
   return blocks_.back();
 }
 
-// Takes a slab if the store is large, and has room for one. Returns whether.
-bool LiveLog::add_slab() noexcept {
-  if (!kHugePages || bytes_ < kSmallStore || bytes_ + kSlabBytes > max_bytes_) return false;
-  constexpr std::align_val_t kAlignment{static_cast<std::size_t>(kSlab)};
+LiveLog::Slab LiveLog::allocate_slab() noexcept {
+  constexpr auto kBytes = static_cast<std::size_t>(kSlab);
+  Slab slab(
+      static_cast<std::byte*>(::operator new(kBytes, std::align_val_t{kBytes}, std::nothrow)));
+  if (slab != nullptr) {
+    advise_huge_pages(slab.get(), kBytes);
+    // A write brings the huge page; without huge pages, each page of the usual size.
+    for (std::size_t at = 0; at < kBytes; at += 4096) {
+      *static_cast<volatile std::byte*>(slab.get() + at) = std::byte{0};
+    }
+  }
+  return slab;
+}
+
+void LiveLog::add_slab(Slab slab) {
+  if (slab == nullptr || !wants_slab()) return;
   try {
     const std::size_t blocks = (slabs_.size() + 1) * static_cast<std::size_t>(kSlabBlocks);
     if (given_back_.capacity() < blocks) given_back_.reserve(2 * blocks);
     if (slabs_.capacity() == slabs_.size()) slabs_.reserve(2 * (slabs_.size() + 1));
-    slabs_.push_back(static_cast<std::byte*>(::operator new(kSlab, kAlignment)));
   } catch (const std::bad_alloc&) {
-    return false;
+    return;
   }
-  advise_huge_pages(slabs_.back(), kSlab);
+  slabs_.push_back(std::move(slab));
   bytes_ += kSlabBytes;
   used_of_slab_ = 0;
-  return true;
 }
 
 // Gives a block's memory back to the system.

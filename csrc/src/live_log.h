@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <new>
 #include <vector>
 
@@ -121,6 +122,23 @@ class LiveLog {
   // Memory for a chunk or for a page of a table, which is as large; the oldest chunk's where the
   // limit is reached and there are more than `keep`. Throws MemoryLimitError.
   void* allocate_block(std::int64_t keep);
+  // Memory for many blocks. The system clears it at once, which takes up to milliseconds: call this
+  // without the store's lock. Null where there is no memory.
+  struct FreeSlab {
+    void operator()(std::byte* slab) const noexcept {
+      ::operator delete(slab, std::align_val_t{static_cast<std::size_t>(kSlab)});
+    }
+  };
+  using Slab = std::unique_ptr<std::byte, FreeSlab>;
+  static Slab allocate_slab() noexcept;
+  // Whether the store is large, has used its slabs up, and has room for one more. Without one
+  // blocks are allocated one by one.
+  bool wants_slab() const noexcept {
+    return kHugePages && used_of_slab_ == kSlabBlocks && given_back_.empty() &&
+           bytes_ >= kSmallStore && bytes_ + kSlabBytes <= max_bytes_;
+  }
+  // If it still does.
+  void add_slab(Slab slab);
   // Counts `bytes` more; old chunks leave as needed. Throws MemoryLimitError.
   void charge(std::int64_t bytes);
   // An array of twice as many pointers, counted in the place of the one it follows. Throws
@@ -146,7 +164,6 @@ class LiveLog {
     return *ring_[static_cast<std::size_t>(position / kChunkTokens) & (ring_.size() - 1)];
   }
   Chunk* drop_oldest() noexcept;
-  bool add_slab() noexcept;
   void free_block(Chunk* block) noexcept;
 
   const std::int64_t max_bytes_;
@@ -158,7 +175,7 @@ class LiveLog {
   // used_of_slab_ blocks have been used. Blocks of slabs that were given back to the system are not
   // counted in bytes_.
   std::vector<void*> blocks_;
-  std::vector<std::byte*> slabs_;
+  std::vector<Slab> slabs_;
   std::int64_t used_of_slab_ = kSlabBlocks;
   std::vector<void*> given_back_;  // with room for all blocks of slabs
   std::vector<Chunk*> ring_;       // by the chunk's number, modulo the size, a power of two

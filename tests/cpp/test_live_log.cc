@@ -18,6 +18,7 @@ Token token_at(std::int64_t position) { return static_cast<Token>(position * 265
 // Appends the next tokens, and expects all that are held to be what was appended.
 void append(LiveLog& log, std::int64_t count) {
   for (std::int64_t i = 0; i < count; ++i) {
+    if (log.wants_slab()) log.add_slab(LiveLog::allocate_slab());
     log.append(token_at(log.end()), log.end() % 3 == 0);
     ASSERT_LE(log.bytes(), log.max_bytes());
   }
@@ -62,10 +63,14 @@ TEST(LiveLog, GivesMemoryOfItsOldestTokensUp) {
   EXPECT_LE(log.bytes(), log.max_bytes());
   EXPECT_LT(log.end() - log.begin(), held);
   ASSERT_NO_FATAL_FAILURE(expect_tokens(log));
+  EXPECT_FALSE(log.wants_slab());
   EXPECT_THROW(log.charge(kLimit), MemoryLimitError);
   EXPECT_EQ(log.num_tokens(), log.end() - log.begin());
   ASSERT_NO_FATAL_FAILURE(append(log, held));
   ASSERT_NO_FATAL_FAILURE(expect_tokens(log));
+  log.add_slab(nullptr);
+  log.add_slab(LiveLog::allocate_slab());  // has no room any more
+  ASSERT_LE(log.bytes(), log.max_bytes());
   log.release();
   EXPECT_EQ(log.bytes(), 0);
   EXPECT_EQ(log.num_tokens(), 0);
@@ -76,6 +81,7 @@ TEST(LiveLog, GivesBlocksThatDoNotOverlap) {
   LiveLog log(kLimit, 0);
   std::vector<std::uint8_t*> blocks;
   while (log.bytes() + LiveLog::kBlockBytes + LiveLog::kSlabBytes < kLimit) {
+    if (log.wants_slab()) log.add_slab(LiveLog::allocate_slab());
     blocks.push_back(static_cast<std::uint8_t*>(log.allocate_block(0)));
     std::memset(blocks.back(), static_cast<int>(blocks.size() % 251), sizeof(LiveLog::Chunk));
   }
