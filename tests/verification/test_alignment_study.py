@@ -1,4 +1,4 @@
-"""The study of old drafts replays the alignment that the device computes: both on the same texts."""
+"""The study of old drafts replays the alignment that the device computes; both on one text."""
 
 from __future__ import annotations
 
