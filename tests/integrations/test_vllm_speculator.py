@@ -241,6 +241,31 @@ def test_a_place_that_changes_hands_keeps_no_tree() -> None:
         assert host.step() == {"b": 1}
 
 
+def test_tokens_that_the_host_takes_back_are_forgotten() -> None:
+    host = V2Host(v2_config())
+    job = Job(CYCLE * 3, CYCLE * 4, extra_args=apart())
+    host.add("a", job)
+    for _ in range(4):
+        host.step()
+        host.thread.run()
+    host.preempt("a", takes_back=2)
+    job.output[job.said :] = [7, 8, 9, 10, 11]
+    host.resume("a")
+    host.step()
+    host.thread.run()
+    request = late(host)._texts["a"].request
+    assert late(host).engine.num_tokens(request) == len(job.text)
+    # One that comes back as it was goes on with what the engine has.
+    host.preempt("a")
+    host.resume("a")
+    host.step()
+    host.thread.run()
+    assert late(host)._texts["a"].request == request
+    assert late(host).engine.num_tokens(request) == len(job.text)
+    host.run()
+    assert_empty(host)
+
+
 @pytest.mark.parametrize("off", ["off", False])
 def test_a_request_may_switch_drafts_off(off: object) -> None:
     host = V2Host(v2_config())
