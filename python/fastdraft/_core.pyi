@@ -17,6 +17,10 @@ class Draft:
     """
     def __len__(self) -> int:
         ...
+    def __repr__(self) -> str:
+        ...
+    def _repr_html_(self) -> str:
+        ...
     def tolist(self) -> list[int]:
         """
         The drafted tokens as a list.
@@ -46,6 +50,8 @@ class DraftBatch:
     The drafts of a batch, as flat read-only columns: row r's tokens are offsets[r] to offsets[r + 1].
     """
     def __len__(self) -> int:
+        ...
+    def __repr__(self) -> str:
         ...
     def tolist(self) -> list[list[int]]:
         """
@@ -231,7 +237,9 @@ class Engine:
         Raises InvalidValueError for datastores of two tokenizers, or a calibration for a drafter that
         learns nothing, and DatastoreClosedError.
         """
-    def add_request(self, prompt_ids: numpy.typing.ArrayLike, *, prediction: numpy.typing.ArrayLike | None = None, datastores: collections.abc.Sequence[Datastore] | None = None) -> int:
+    def __repr__(self) -> str:
+        ...
+    def add_request(self, prompt_ids: numpy.typing.ArrayLike, *, prediction: numpy.typing.ArrayLike | None = None, datastores: collections.abc.Sequence[Datastore] | None = None, templates: numpy.typing.ArrayLike | None = None) -> int:
         """
         Starts a request and returns its id.
         
@@ -241,6 +249,9 @@ class Engine:
             without being part of the prompt. Its tokens must be below the config's `vocabulary`.
         datastores: the Datastores that the request may be drafted from, and whose live ones it enters when
             it is finished; by default the engine's. It sees no others.
+        templates: text that parts of the output may look like, one after another: see `fastdraft.templates`
+            for those of tool calls. It is drafted from as the prompt is, by this request alone, and only by
+            the default drafter. Its tokens must be below the config's `vocabulary`.
         
         O(tokens). Raises InvalidValueError (datastores of two tokenizers too), DatastoreClosedError,
         RequestLimitError or MemoryLimitError, and then nothing was added.
