@@ -241,17 +241,17 @@ class Trees(NamedTuple):
 class Scan(NamedTuple):
     """How texts are looked for: in trees and in themselves.
 
-    probabilities: float32 (n,), the chance of each token after a match of 1 to n tokens in the
-        row's own text. Longer matches are not looked for.
-    shortest: the fewest tokens of such a match.
+    probabilities: float32 (n + 1,), the chance of the next token after a match of 0 to n tokens in
+        the row's own text. Longer matches are not looked for. None, 0, stands for an edit.
+    shortest: the fewest tokens of a match.
     window: how many positions before the last are looked at.
-    shortest_path: the fewest tokens that lead back into a tree that the text has left.
+    reach: the most tokens that a text may have grown by since its tree was made.
     """
 
     probabilities: Tensor
     shortest: int
     window: int
-    shortest_path: int
+    reach: int
 
 
 class Aligned(NamedTuple):

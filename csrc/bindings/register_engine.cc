@@ -84,14 +84,16 @@ void check_offsets(const IntegerArray<std::int64_t>& offsets, std::int64_t rows,
 
 std::int64_t add_request(PythonEngine& engine, const Integers& prompt_ids,
                          const std::optional<Integers>& prediction,
-                         const std::optional<Stores>& datastores) {
+                         const std::optional<Stores>& datastores,
+                         const std::optional<Integers>& templates) {
   const IntegerArray<Token> prompt(prompt_ids, "prompt_ids");
   const IntegerArray<Token> expected(prediction.value_or(Integers()), "prediction");
+  const IntegerArray<Token> forms(templates.value_or(Integers()), "templates");
   const auto add = [&] {
     return engine.add_request(prompt.data(), prompt.size(), expected.data(), expected.size(),
-                              datastores ? &*datastores : nullptr);
+                              datastores ? &*datastores : nullptr, forms.data(), forms.size());
   };
-  if (prompt.size() + expected.size() <= kShortPrompt) return add();
+  if (prompt.size() + expected.size() + forms.size() <= kShortPrompt) return add();
   const py::gil_scoped_release release;
   return add();
 }
@@ -351,6 +353,7 @@ learns nothing, and DatastoreClosedError.)");
       "The configuration that the engine was made with.");
   engine.def("add_request", &add_request, py::arg("prompt_ids"), py::kw_only(),
              py::arg("prediction") = py::none(), py::arg("datastores") = py::none(),
+             py::arg("templates") = py::none(),
              R"(Starts a request and returns its id.
 
 prompt_ids: the prompt's tokens, a list or a row of integers (numpy, array, ...), 0 or greater;
@@ -359,6 +362,9 @@ prediction: text that the caller expects in the output, in the same form; it is 
     without being part of the prompt. Its tokens must be below the config's `vocabulary`.
 datastores: the Datastores that the request may be drafted from, and whose live ones it enters when
     it is finished; by default the engine's. It sees no others.
+templates: text that parts of the output may look like, one after another: see `fastdraft.templates`
+    for those of tool calls. It is drafted from as the prompt is, by this request alone, and only by
+    the default drafter. Its tokens must be below the config's `vocabulary`.
 
 O(tokens). Raises InvalidValueError (datastores of two tokenizers too), DatastoreClosedError,
 RequestLimitError or MemoryLimitError, and then nothing was added.)");

@@ -102,24 +102,37 @@ std::int32_t Engine::limit_of(const ProposeOptions& options, std::int64_t row) c
 
 RequestId Engine::add_request(const Token* prompt, std::int64_t prompt_size,
                               const Token* prediction, std::int64_t prediction_size,
-                              const Stores* stores) {
+                              const Stores* stores, const Token* templates,
+                              std::int64_t templates_size) {
   check_tokens(prompt, prompt_size, "prompt_ids");
   check_tokens(prediction, prediction_size, "prediction", config_.vocabulary);
+  check_tokens(templates, templates_size, "templates", config_.vocabulary);
   if (stores != nullptr) check_stores(*stores);
+  if (templates_size > 0 && !config_.calibrated()) {
+    throw InvalidValueError("templates must be left out: only the default drafter takes them");
+  }
   for (const auto& [what, size] :
-       {std::pair{"prompt_ids", prompt_size}, std::pair{"prediction", prediction_size}}) {
+       {std::pair{"prompt_ids", prompt_size}, std::pair{"prediction", prediction_size},
+        std::pair{"templates", templates_size}}) {
     if (size > config_.max_request_tokens) {
       throw RequestLimitError("max_request_tokens is " +
                               std::to_string(config_.max_request_tokens) + ": " + what + " has " +
                               std::to_string(size) + " tokens");
     }
   }
+  if (prompt_size > config_.max_request_tokens - templates_size) {
+    throw RequestLimitError("max_request_tokens is " + std::to_string(config_.max_request_tokens) +
+                            ": prompt_ids and templates have " +
+                            std::to_string(prompt_size + templates_size) + " tokens");
+  }
   const double rate = [this] {
     const std::scoped_lock guard(rate_mutex_);
     return rate_->value();
   }();
   auto request = std::make_unique<Request>(most_drafted_, rate, *budget_);
+  request->context.append(templates, templates_size);
   request->context.append(prompt, prompt_size);
+  request->templates_size = templates_size;
   request->prompt_size = prompt_size;
   request->stores = stores == nullptr ? stores_ : *stores;
   const DrafterInputs inputs{request->context,  prediction,        prediction_size, request->stores,
@@ -377,7 +390,7 @@ std::vector<RowError> Engine::continue_batch(const RequestId* ids, std::int64_t 
     try {
       const RequestTable::Locked request = requests_->lock(ids[row]);
       const std::int32_t count = guess(*request, limit, 0.0f);
-      out.write(place_of(row), request->context.size(), count, request->draft);
+      out.write(place_of(row), request->size(), count, request->draft);
     } catch (const std::exception&) {
       all.push_back({row, std::current_exception()});
     }
@@ -387,14 +400,14 @@ std::vector<RowError> Engine::continue_batch(const RequestId* ids, std::int64_t 
 
 DraftCounts Engine::counts(RequestId id) { return requests_->lock(id)->counts; }
 
-std::int64_t Engine::num_tokens(RequestId id) { return requests_->lock(id)->context.size(); }
+std::int64_t Engine::num_tokens(RequestId id) { return requests_->lock(id)->size(); }
 
 DraftCounts Engine::finish(RequestId id) {
   const std::unique_ptr<Request> request = remove(id);
   for (const auto& store : request->stores) {
     if (store->frozen()) continue;
     try {
-      store->add(request->context.text(), request->context.size(), request->prompt_size);
+      store->add(request->text(), request->size(), request->prompt_size);
     } catch (const DatastoreClosedError&) {
       continue;
     } catch (const MemoryLimitError&) {

@@ -42,7 +42,12 @@ struct Request {
         draft(DraftColumns::in(draft_memory.get(), most_drafted)),
         rate(initial_rate) {}
 
-  SuffixAutomaton context;
+  // Prompt and output, without the templates.
+  std::int64_t size() const noexcept { return context.size() - templates_size; }
+  const Token* text() const noexcept { return context.text() + templates_size; }
+
+  SuffixAutomaton context;  // the templates, and then prompt and output
+  std::int64_t templates_size = 0;
   std::int64_t prompt_size = 0;
   Stores stores;  // those it was given
   std::unique_ptr<Drafter> drafter;

@@ -1,8 +1,8 @@
 """Drafts from continuations that have arrived, in one launch: one program a row.
 
-`fastdraft.kernels.reference.align` says which draft a row gets. Here all nodes of a tree are
-compared with the text's end at once, each walking up its path; both come from the first-level
-cache. The own text is looked through only where the tree has nothing.
+`fastdraft.kernels.reference.align` says which draft a row gets. A tree is held in
+registers, and a node's child is found among all nodes at once. The own text is looked through only
+where the tree has nothing.
 """
 
 from __future__ import annotations
@@ -53,40 +53,28 @@ def _first_child(above, node, index, used, NODES: tl.constexpr):
 
 
 @triton.jit
-def _start(row, tree, above, index, used, shortest_path, NODES: tl.constexpr):
-    """The node that the draft follows and its first child, NODES if there is none."""
-    suffix = tl.zeros((NODES,), tl.int32)
-    whole = used & False
-    grown = row.length - tree.base
-    node = index
-    matches = used
-    back = row.length * 0
-    while tl.max(matches.to(tl.int32)) > 0:
-        token = tl.load(row.token_ids + row.length - 1 - back, mask=back < row.length, other=-1)
-        guess = tl.load(tree.token_ids + node, mask=matches, other=-1)
-        matches = matches & (back < row.length) & (guess == token)
-        suffix += matches.to(tl.int32)
-        parent = _parent(tree, node, matches)
-        whole = whole | (matches & (parent < 0) & (suffix == grown))
-        matches = matches & (parent >= 0)
-        node = tl.maximum(parent, 0)
-        back += 1
-    score = tl.where(suffix >= shortest_path, suffix, 0)
-    score = tl.where(whole, NODES + 1, score)
-    # The larger key of two has the larger score, or is that of an earlier node.
-    key = tl.where(score > 0, score * NODES + (NODES - 1 - index), 0)
+def _walk(row, tree, ids, above, index, used, REACH: tl.constexpr, NODES: tl.constexpr):
+    """The node that what the text has grown by leads to, and the one expected in its place.
 
-    best = grown * 0 - 1
-    child = best * 0 + NODES
-    if (grown == 0) & (tree.count > 0):
-        child = _first_child(above, best, index, used, NODES)
-    largest = tl.max(key)
-    while (child == NODES) & (largest > 0):
-        best = NODES - 1 - largest % NODES
-        child = _first_child(above, best, index, used, NODES)
-        key = tl.where(index == best, 0, key)
-        largest = tl.max(key)
-    return best, child
+    -1 is the root; NODES, which has no children, stands for none.
+    """
+    grown = row.length - tree.base
+    usable = (tree.base >= 0) & (grown >= 0) & (grown <= REACH) & (tree.count > 0)
+    steps = tl.where(usable, grown, 0)
+    walked = steps * 0
+    node = walked - 1
+    before = node
+    child = node
+    while (walked < steps) & (child < NODES):
+        token = tl.load(row.token_ids + tree.base + walked)
+        child = _first_child(above, node, index, used & (ids == token), NODES)
+        before = tl.where(child < NODES, node, before)
+        node = tl.where(child < NODES, child, node)
+        walked += (child < NODES).to(tl.int32)
+    all_there = usable & (walked == grown)
+    almost = usable & (grown > 0) & (walked >= grown - 1)
+    expected = _first_child(above, tl.where(all_there, before, node), index, used, NODES)
+    return tl.where(all_there, node, NODES), tl.where(almost, expected, NODES)
 
 
 @triton.jit
@@ -103,11 +91,13 @@ def _own_text(
         end = row.token_ids + (row.length - 1 - distance)
         matches = distance <= looked_at
         matched = tl.zeros((BLOCK,), tl.int32)
-        for back in tl.static_range(LONGEST):
+        back = looked_at * 0
+        while (back < LONGEST) & (tl.max(matches.to(tl.int32)) > 0):
             inside = matches & (distance + back < row.length)
             token = tl.load(row.token_ids + row.length - 1 - back, mask=back < row.length, other=-1)
             matches = inside & (tl.load(end - back, mask=inside, other=-1) == token)
             matched += matches.to(tl.int32)
+            back += 1
         # The larger key of two is of the longer match, or of the nearer one.
         key = tl.where(matched >= shortest, matched * (WINDOW + 1) + (WINDOW - distance), 0)
         best = tl.maximum(best, key)
@@ -124,7 +114,7 @@ def align_kernel(
     base, count, node_ids, parents, node_probabilities, tree_requests, chances,
     draft_ids, draft_probabilities, draft_counts, ends,
     places, longest, text_stride, nodes, vocabulary, padding,
-    LOOKAHEAD: tl.constexpr, SLOTS: tl.constexpr, NODES: tl.constexpr, SHORTEST_PATH: tl.constexpr,
+    LOOKAHEAD: tl.constexpr, SLOTS: tl.constexpr, NODES: tl.constexpr, REACH: tl.constexpr,
     SHORTEST: tl.constexpr, LONGEST: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr,
     TAIL: tl.constexpr, TAIL_BLOCK: tl.constexpr, PAD_WITH_LAST: tl.constexpr,
 ):  # fmt: skip
@@ -152,14 +142,30 @@ def align_kernel(
     used = (index < size) & (wanted > 0)
     above = _parent(tree, index, used)
 
+    tokens = tl.load(tree.token_ids + index, mask=used, other=0)
+
     slot = tl.arange(0, SLOTS)
     ids = tl.zeros((SLOTS,), tl.int32)
     probabilities = tl.zeros((SLOTS,), tl.float32)
     drafted = wanted * 0
-    node, child = _start(row, tree, above, index, used, SHORTEST_PATH, NODES)
-    before = tl.load(tree.probabilities + node, mask=(node >= 0) & (child < NODES), other=1.0)
-    follows = (child < NODES) & (wanted > 0)
-    if follows:
+    matched = wanted * 0
+    distance = matched + 1
+    node, expected = _walk(row, tree, tokens, above, index, used, REACH, NODES)
+    child = _first_child(above, node, index, used, NODES)
+    edited = (child == NODES) & (wanted > 0)
+    if edited:
+        matched, distance = _own_text(row, SHORTEST, WINDOW, LONGEST, BLOCK)
+        node = expected
+        child = _first_child(above, node, index, used, NODES)
+    if matched > 0:
+        where = row.length - distance + slot % tl.maximum(distance, 1)
+        ids = tl.load(text + where, mask=slot < wanted, other=0)
+        length_then = tl.minimum(matched + slot, LONGEST)
+        probabilities = tl.load(chances + length_then, mask=slot < wanted, other=0.0)
+        drafted = wanted
+    else:
+        known_before = (node >= 0) & (child < NODES)
+        before = tl.load(tree.probabilities + node, mask=known_before, other=1.0)
         while (child < NODES) & (drafted < wanted):
             probability = tl.load(tree.probabilities + child)
             ratio = probability / before
@@ -169,14 +175,7 @@ def align_kernel(
             before = probability
             drafted += 1
             child = _first_child(above, child, index, used, NODES)
-    elif wanted > 0:
-        matched, distance = _own_text(row, SHORTEST, WINDOW, LONGEST, BLOCK)
-        if matched > 0:
-            where = row.length - distance + slot % tl.maximum(distance, 1)
-            ids = tl.load(text + where, mask=slot < wanted, other=0)
-            chance = tl.load(chances + matched - 1)
-            probabilities = tl.where(slot < wanted, chance, probabilities)
-            drafted = wanted
+        probabilities = tl.where(edited & (slot == 0), tl.load(chances), probabilities)
 
     known = (ids >= 0) & (ids < vocabulary)
     drafted = tl.minimum(drafted, tl.min(tl.where(known, SLOTS, slot)))
@@ -231,9 +230,9 @@ def align(
             LOOKAHEAD=lookahead,
             SLOTS=triton.next_power_of_2(lookahead),
             NODES=triton.next_power_of_2(nodes),
-            SHORTEST_PATH=scan.shortest_path,
+            REACH=scan.reach,
             SHORTEST=scan.shortest,
-            LONGEST=len(scan.probabilities),
+            LONGEST=len(scan.probabilities) - 1,
             WINDOW=scan.window,
             BLOCK=config.scan_block(scan.window),
             TAIL=tail,

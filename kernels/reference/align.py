@@ -4,20 +4,21 @@ A host computes a tree of *trees* for the text that it knew. When the tree arriv
 has grown. So the new text is looked for in the tree, and the draft goes on from there. This costs
 no wait: what has arrived is used, whatever its age.
 
-Of one row, with text T of `length` tokens, a tree of T[:base] and at most k tokens to draft:
+Of one row, with a text T of `length` tokens and a tree of T[:base], the draft is the first of these
+that has tokens:
 
-    suffix(v) = the most tokens at the end of the path to node v that are also T's last ones
-    score(v)  = nodes + 1     if the path to v is T[base:length]
-                suffix(v)     else, if that is at least `shortest_path`
-                0             else, and where v has no children
+1. *Tree.* The tokens T[base:length] are followed down the tree from its root. If all are there, the
+   draft goes on below the node that they lead to, to the first child each time. First children are
+   the most probable ones, since nodes stand in that order.
+2. *Own text.* Of the positions before the last, at most `window` from it, the one with the longest
+   match of T's last tokens wins, at least `shortest` of them, and of equal ones the latest, p. The
+   draft is T[p + 1:length], repeated as often as needed.
+3. *Edit.* If all but the last token are there, that one is taken for a replacement of the token
+   that the tree has first in its place, and the draft goes on below that.
 
-The draft follows the node of the largest score above 0, and of equal ones the first, down to the
-first child each time. The first ones are the most probable, since nodes stand in that order. If
-T has not grown, length = base, the draft starts at the root.
-
-If no node is found, T's last tokens are looked for in T itself. Of the positions p before the last,
-at most `window` from it, the one after the longest match of `shortest` tokens or more wins, and of
-equal ones the latest. The draft is T[p + 1:length], repeated as often as needed.
+The chance of a token, where those before it are right, is in 1 and 3 that of its path as a part of
+its parent's, but of the first token in 3 `probabilities[0]`. In 2 it is `probabilities[m]` for the
+match's length m, and each token makes the match longer.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def align(
     vocabulary: a draft ends before the first token outside [0, vocabulary).
     padding: what stands after each draft's end; None for the text's last token.
 
-    O(rows * (nodes**2 + window * longest match)), and no value is read back.
+    O(rows * ((reach + lookahead) * nodes + window * longest match)), and no value is read back.
     """
     places, most = texts.token_ids.shape
     inside = (idx_mapping >= 0) & (idx_mapping < places)
@@ -59,13 +60,17 @@ def align(
     wanted = wanted.clamp(0, output.token_ids.shape[1])
     wanted = torch.where((length > 0) & (num_sampled > 0), wanted, 0)
 
+    slots = output.token_ids.shape[1]
     tree = _Tree(trees, texts, place)
-    node, reached = tree.find(text, length, scan.shortest_path)
-    ids, chances, count = tree.follow(node, output.token_ids.shape[1])
-    found = _own_text(text, length, scan, output.token_ids.shape[1])
-    ids = torch.where(reached[:, None], ids, found[0])
-    chances = torch.where(reached[:, None], chances, found[1])
-    count = torch.minimum(torch.where(reached, count, found[2]), wanted)
+    node, expected = tree.walk(text, length, scan.reach)
+    in_tree = tree.first_child(node) < tree.nodes
+    own_ids, own_chances, found = _own_text(text, length, scan, slots)
+    ids, chances, count = tree.follow(torch.where(in_tree, node, expected), slots)
+    chances[:, 0] = torch.where(in_tree | (count == 0), chances[:, 0], scan.probabilities[0])
+    from_own = (~in_tree & found)[:, None]
+    ids = torch.where(from_own, own_ids, ids)
+    chances = torch.where(from_own, own_chances, chances)
+    count = torch.minimum(torch.where(from_own[:, 0], slots, count), wanted)
 
     slot = torch.arange(output.token_ids.shape[1], device=length.device)
     foreign = (ids < 0) | (ids >= vocabulary)
@@ -91,7 +96,7 @@ class _Text(NamedTuple):
     def at(self, columns: Tensor) -> Tensor:
         """A row's tokens in its entries of `columns`, (rows,) or (rows, n); -1 before the text."""
         place = self.place if columns.dim() == 1 else self.place[:, None]
-        tokens = self.token_ids[place, columns.clamp(min=0)].long()
+        tokens = self.token_ids[place, columns.clamp(0, self.token_ids.shape[1] - 1)].long()
         return torch.where(columns < 0, -1, tokens)
 
 
@@ -111,42 +116,47 @@ class _Tree:
         of_another = trees.requests[place] != texts.requests[place]
         self.count = torch.where(of_another, 0, count)
         self.used = self.index < self.count[:, None]
-        # One more column, for the children of the root.
-        self.is_parent = torch.zeros(rows, self.nodes + 1, dtype=torch.bool, device=place.device)
-        self.is_parent.scatter_reduce_(1, self.parents + 1, self.used, "amax")
 
-    def find(self, text: _Text, length: Tensor, shortest_path: int) -> tuple[Tensor, Tensor]:
-        """The node that the draft follows, -1 for the root, and whether there is one: (rows,)."""
-        suffix = torch.zeros_like(self.index)
-        ends_at_root = torch.zeros_like(self.used)
-        current, matches = self.index, self.used
-        for back in range(self.nodes):
-            token = text.at(length - 1 - back)[:, None]
-            matches = matches & (self.ids.gather(1, current) == token)
-            suffix = suffix + matches
-            above = self.parents.gather(1, current)
-            ends_at_root = ends_at_root | (matches & (above < 0))
-            matches = matches & (above >= 0)
-            current = above.clamp(min=0)
-        whole = ends_at_root & (suffix == (length - self.base)[:, None])
-        score = torch.where(suffix >= shortest_path, suffix, 0)
-        score = torch.where(whole, self.nodes + 1, score)
-        score = torch.where(self.is_parent[:, 1:], score, 0)
-        best, node = score.max(1)
-        node = torch.where(score == best[:, None], self.index, self.nodes).amin(1)
-        at_root = (length == self.base) & (self.count > 0)
-        return torch.where(at_root, -1, node), at_root | (best > 0)
+    def first_child(self, node: Tensor, token: Tensor | None = None) -> Tensor:
+        """A node's first child, or its first with a token; `nodes` where there is none: (rows,)."""
+        is_child = self.used & (self.parents == node[:, None])
+        if token is not None:
+            is_child = is_child & (self.ids == token[:, None])
+        return torch.where(is_child, self.index, self.nodes).amin(1)
+
+    def walk(self, text: _Text, length: Tensor, reach: int) -> tuple[Tensor, Tensor]:
+        """The node that what the text has grown by leads to, and the one expected in its place.
+
+        -1 is the root; `nodes`, which has no children, stands for none.
+        """
+        grown = length - self.base
+        usable = (self.base >= 0) & (grown >= 0) & (grown <= reach) & (self.count > 0)
+        node = before = torch.full_like(grown, -1)
+        walked = torch.zeros_like(grown)
+        for step in range(reach):
+            child = self.first_child(node, text.at(self.base + step))
+            hit = usable & (step < grown) & (walked == step) & (child < self.nodes)
+            before = torch.where(hit, node, before)
+            node = torch.where(hit, child, node)
+            walked = walked + hit
+        all_there = usable & (walked == grown)
+        almost = usable & (grown > 0) & (walked >= grown - 1)
+        expected = self.first_child(torch.where(all_there, before, node))
+        return (
+            torch.where(all_there, node, self.nodes),
+            torch.where(almost, expected, self.nodes),
+        )
 
     def follow(self, node: Tensor, lookahead: int) -> tuple[Tensor, Tensor, Tensor]:
         """Ids and chances (rows, lookahead) of the first children from `node` down, and counts."""
         ids, chances, count = [], [], torch.zeros_like(node)
         goes_on = torch.ones_like(self.count, dtype=torch.bool)
         for _ in range(lookahead):
-            is_child = self.used & (self.parents == node[:, None])
-            child = torch.where(is_child, self.index, self.nodes).amin(1)
+            child = self.first_child(node)
             goes_on = goes_on & (child < self.nodes)
             child = torch.where(goes_on, child, 0)
-            before = torch.where(node < 0, 1, _at(self.probabilities, node.clamp(min=0)))
+            known = _at(self.probabilities, node.clamp(0, self.nodes - 1))
+            before = torch.where(node < 0, 1, known)
             ratio = _at(self.probabilities, child) / before
             ids.append(_at(self.ids, child))
             # NaN, of 0 / 0 too, is no chance.
@@ -159,11 +169,12 @@ class _Tree:
 def _own_text(
     text: _Text, length: Tensor, scan: Scan, lookahead: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The draft from the row's own text: ids, chances (rows, lookahead) and counts (rows,)."""
+    """The draft from the own text: ids, chances (rows, lookahead), and whether there is one."""
+    longest = len(scan.probabilities) - 1
     place = (length - 1)[:, None] - 1 - torch.arange(scan.window, device=length.device)
     matched = torch.zeros_like(place)
     matches = place >= 0
-    for back in range(len(scan.probabilities)):
+    for back in range(longest):
         tail = text.at(length - 1 - back)[:, None]
         matches = matches & (place >= back) & (text.at(place - back) == tail)
         matched = matched + matches
@@ -176,8 +187,8 @@ def _own_text(
     where = 1 - nearest[:, None] + slot % period.clamp(min=1)[:, None]
     found = best > 0
     ids = text.at(torch.where(found[:, None], where, 0))
-    chance = scan.probabilities[(best - 1).clamp(min=0)][:, None].expand_as(ids)
-    return ids, chance, torch.where(found, lookahead, 0)
+    chances = scan.probabilities[(best[:, None] + slot).clamp(max=longest)]
+    return ids, chances, found
 
 
 def _at(values: Tensor, column: Tensor) -> Tensor:

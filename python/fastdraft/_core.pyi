@@ -231,7 +231,7 @@ class Engine:
         Raises InvalidValueError for datastores of two tokenizers, or a calibration for a drafter that
         learns nothing, and DatastoreClosedError.
         """
-    def add_request(self, prompt_ids: numpy.typing.ArrayLike, *, prediction: numpy.typing.ArrayLike | None = None, datastores: collections.abc.Sequence[Datastore] | None = None) -> int:
+    def add_request(self, prompt_ids: numpy.typing.ArrayLike, *, prediction: numpy.typing.ArrayLike | None = None, datastores: collections.abc.Sequence[Datastore] | None = None, templates: numpy.typing.ArrayLike | None = None) -> int:
         """
         Starts a request and returns its id.
         
@@ -241,6 +241,9 @@ class Engine:
             without being part of the prompt. Its tokens must be below the config's `vocabulary`.
         datastores: the Datastores that the request may be drafted from, and whose live ones it enters when
             it is finished; by default the engine's. It sees no others.
+        templates: text that parts of the output may look like, one after another: see `fastdraft.templates`
+            for those of tool calls. It is drafted from as the prompt is, by this request alone, and only by
+            the default drafter. Its tokens must be below the config's `vocabulary`.
         
         O(tokens). Raises InvalidValueError (datastores of two tokenizers too), DatastoreClosedError,
         RequestLimitError or MemoryLimitError, and then nothing was added.

@@ -3,8 +3,8 @@
 A host that keeps its device busy computes drafts one or two steps late, on another thread. What it
 computes are *continuations*: for each request a tree of what may follow its text. An `Aligner` then
 drafts on the device: it finds the text as it is now in the tree, and goes on from there. Where the
-tree does not help, it drafts from the longest repetition in the request's own text. Drafts may be
-wrong, as ever; verification decides.
+tree does not help, it drafts from the longest repetition in the request's own text, or takes the
+last token for an edit. Drafts may be wrong, as ever; verification decides.
 
 Nothing here waits for the device, allocates memory after the first call, or reads a value back. So
 a call may be captured in a CUDA graph.
@@ -25,6 +25,13 @@ from fastdraft.verification.checks import INTEGER_TYPES, check_tensor
 
 __all__ = ["Aligned", "Aligner", "Texts", "Trees"]
 
+PROBABILITIES: Final = (
+    *(0.05, 0.23, 0.47, 0.57, 0.64, 0.69, 0.70, 0.72, 0.73),
+    *(0.77, 0.79, 0.80, 0.83, 0.84, 0.84, 0.85, 0.90),
+)
+"""The chance of the next token after a repetition of 0 (an edit), 1, 2, ... tokens: what recorded
+requests of many kinds show together."""
+
 _LONGEST_MATCH: Final = 32
 _WINDOW_BITS: Final = 20
 
@@ -40,11 +47,13 @@ class Aligner:
         dtype: of the drafts, int32 or int64.
         tail: how many of each text's last tokens `Aligned.ends` has.
         padding: what stands after the end of a draft; None for the text's last token.
-        probabilities: the chance of each token that follows a match of 1, 2, ... tokens in the
-            request's own text. Longer matches are not looked for.
-        shortest: the fewest tokens of such a match.
-        window: how many positions before the text's last are looked at.
-        shortest_path: the fewest tokens that lead back into a tree that the text has left.
+        reach: the most tokens that a text may have grown by since its tree was made; by default
+            what two steps emit at most.
+        window: how many positions before the text's last are looked at for a repetition.
+        probabilities: the chance of the next token after a repetition of 0, 1, 2, ... tokens.
+            Longer ones are not looked for. 0 stands for an edit: the last token in the place of
+            another.
+        shortest: the fewest tokens of a repetition.
 
     Raises:
         InvalidValueError: a value is out of its range.
@@ -60,34 +69,32 @@ class Aligner:
         dtype: torch.dtype = torch.int64,
         tail: int = 1,
         padding: int | None = None,
-        probabilities: Sequence[float] = (0.25, 0.45, 0.6, 0.7, 0.8, 0.85),
-        shortest: int = 2,
-        window: int = 2048,
-        shortest_path: int = 2,
+        reach: int | None = None,
+        window: int = 4096,
+        probabilities: Sequence[float] = PROBABILITIES,
+        shortest: int = 1,
     ) -> None:
+        reach = 2 * (lookahead + 1) if reach is None else reach
         for name, value, most in (
             ("max_rows", max_rows, 1 << 20),
             ("lookahead", lookahead, 1 << 10),
             ("vocabulary", vocabulary, 1 << 31),
             ("tail", tail, 1 << 10),
-            ("shortest", shortest, len(probabilities)),
+            ("reach", reach, 1 << 10),
+            ("probabilities' length", len(probabilities), _LONGEST_MATCH + 1),
+            ("shortest", shortest, max(len(probabilities) - 1, 1)),
             ("window", window, 1 << _WINDOW_BITS),
-            ("shortest_path", shortest_path, 1 << 10),
         ):
             if not 1 <= value <= most:
                 raise InvalidValueError(f"{name} must be from 1 to {most}, got {value}")
         if dtype not in INTEGER_TYPES:
             raise InvalidValueError(f"dtype must be torch.int32 or torch.int64, got {dtype}")
-        if len(probabilities) > _LONGEST_MATCH:
-            raise InvalidValueError(
-                f"probabilities must be at most {_LONGEST_MATCH}, got {len(probabilities)}"
-            )
         if not all(0 <= probability <= 1 for probability in probabilities):
             raise InvalidValueError(f"probabilities must be from 0 to 1, got {probabilities}")
         self._vocabulary = vocabulary
         self._padding = padding
         chances = torch.tensor(probabilities, dtype=torch.float32, device=device)
-        self._scan = Scan(chances, shortest, window, shortest_path)
+        self._scan = Scan(chances, shortest, window, reach)
         self._output = Aligned(
             torch.zeros(max_rows, lookahead, dtype=dtype, device=device),
             torch.zeros(max_rows, lookahead, dtype=torch.float32, device=device),
@@ -118,7 +125,8 @@ class Aligner:
             InvalidValueError: An operand has a wrong type, shape or device. Values are not looked
                 at; whatever they are, drafts are tokens of the vocabulary, or padding.
 
-        O(rows * (nodes * depth + window)) at the worst; `kernels/reference/align.py` defines it.
+        O(rows * (nodes * (reach + lookahead) + window * longest repetition)) at the worst;
+        `kernels/reference/align.py` defines it.
         """
         rows = self._check(texts, trees, idx_mapping, num_sampled)
         output = Aligned(*(each[:rows] for each in self._output))

@@ -113,6 +113,7 @@ class _Request:
     prompt_ids: Ids
     prediction: ArrayLike | None
     datastores: Sequence[Datastore] | None
+    templates: ArrayLike | None
     waiting: dict[int, _Piece] = field(default_factory=dict)
 
     def keep(self, piece: _Piece) -> None:
@@ -230,11 +231,12 @@ class BackgroundDrafter:
         *,
         prediction: ArrayLike | None = None,
         datastores: Sequence[Datastore] | None = None,
+        templates: ArrayLike | None = None,
     ) -> int:
         """Gives a row a request, and returns the request's number, 1 or greater.
 
         prompt_ids: copied; tokens that were emitted already may stand at its end.
-        prediction, datastores: as for `Engine.add_request`; not copied.
+        prediction, datastores, templates: as for `Engine.add_request`; not copied.
 
         The request that the row had is cancelled. An error of the engine, as over a limit, is met
         later: the request is then never drafted for.
@@ -249,7 +251,7 @@ class BackgroundDrafter:
         with self._changed:
             self._numbers += 1
             number = self._numbers
-            request = _Request(number, text, prediction, datastores)
+            request = _Request(number, text, prediction, datastores, templates)
             self._put(lambda: self._add(row, request))
         return number
 
@@ -472,7 +474,10 @@ class BackgroundDrafter:
             return  # it ended before
         try:
             self._ids[row] = self._engine.add_request(
-                request.prompt_ids, prediction=request.prediction, datastores=request.datastores
+                request.prompt_ids,
+                prediction=request.prediction,
+                datastores=request.datastores,
+                templates=request.templates,
             )
         except FastdraftError as error:
             self._fault(error)

@@ -121,6 +121,37 @@ void expect_error(const std::string& part, Body body) {
   }
 }
 
+TEST(EngineTest, DraftsFromTemplatesThatAreNoPartOfTheText) {
+  EngineConfig config;
+  config.token_cost = 0.0;
+  const auto memory = Datastore::live(kStoreBytes);
+  Engine engine(config, {memory});
+  const Tokens prompt = {1, 2, 40, 41};
+  Tokens templates(20);
+  std::iota(templates.begin(), templates.end(), 40);
+  const RequestId id = engine.add_request(prompt.data(), 4, nullptr, 0, nullptr, templates.data(),
+                                          static_cast<std::int64_t>(templates.size()));
+  const Tokens draft = propose(engine, id);
+  ASSERT_GE(draft.size(), 2U);
+  EXPECT_EQ(draft[0], 42);
+  EXPECT_EQ(draft[1], 43);
+  EXPECT_EQ(engine.num_tokens(id), 4);
+  engine.finish(id);
+  // The memory got the prompt alone.
+  const RequestId later = add(engine, {7, 40, 41});
+  EXPECT_TRUE(propose(engine, later).empty());
+  engine.cancel(later);
+
+  config.vocabulary = 50;
+  Engine narrow(config);
+  EXPECT_THROW(narrow.add_request(prompt.data(), 4, nullptr, 0, nullptr, templates.data(), 20),
+               InvalidValueError);
+  config.drafter = PromptLookupConfig();
+  Engine lookup(config);
+  EXPECT_THROW(lookup.add_request(prompt.data(), 4, nullptr, 0, nullptr, templates.data(), 2),
+               InvalidValueError);
+}
+
 TEST(Engine, CopiesOnPeriodically) {
   Engine engine(drafting_all());
   const RequestId id = add(engine, {1, 2, 3, 1, 2});

@@ -244,6 +244,30 @@ def test_token_ids_may_be_given(server: Server, plain) -> None:
     assert details(answer.usage)[0] > 10
 
 
+def test_json_of_a_schema_is_drafted_before_it_was_written(server: Server) -> None:
+    properties = {name: {"type": "integer"} for name in ("kilometres", "kilograms", "centuries")}
+    schema = {"type": "object", "properties": properties, "required": list(properties)}
+    form = {
+        "type": "json_schema",
+        "json_schema": {"name": "measures", "schema": {**schema, "additionalProperties": False}},
+    }
+
+    def answer(**arguments: object) -> str:
+        options = {"vllm_xargs": {**APART["vllm_xargs"], **arguments}}
+        found = ask(server, extra_body=options, response_format=form)
+        assert found.choices[0].finish_reason in ("stop", "length")
+        return found.choices[0].message.content
+
+    expected = answer(fastdraft="off")
+    assert '"kil' in expected
+    before = server.metrics()["vllm:spec_decode_num_accepted_tokens_total"]
+    assert answer(fastdraft_template_ids=[0]) == expected  # a template of no use
+    without = server.metrics()["vllm:spec_decode_num_accepted_tokens_total"]
+    assert answer() == expected
+    accepted = server.metrics()["vllm:spec_decode_num_accepted_tokens_total"] - without
+    assert accepted > without - before
+
+
 def test_drafts_may_be_switched_off(server: Server, plain) -> None:
     text = plain[TOPICS[0]].message.content
     answer = ask(

@@ -41,10 +41,17 @@ class Answer:
 
 
 class Server:
-    """Tokenises by character and answers every completion alike; notes what it was asked."""
+    """Tokenises by character and answers every completion alike; notes what it was asked.
 
-    def __init__(self, ledger: Ledger | None = None, counts: tuple[int, int] = (4, 2)) -> None:
+    Its chat template writes `most_calls` calls in an answer and fails for more; with 0 it writes
+    none.
+    """
+
+    def __init__(
+        self, ledger: Ledger | None = None, counts: tuple[int, int] = (4, 2), most_calls: int = 9
+    ) -> None:
         self.ledger = ledger
+        self.most_calls = most_calls
         self.counts = counts
         self.asked: list[tuple[str, bytes]] = []
         self.headers: list[list[tuple[bytes, bytes]]] = []
@@ -78,8 +85,14 @@ class Server:
             more = message["more_body"]
         self.asked.append((path, body))
         if path == "/tokenize":
-            tokens = list(map(ord, json.loads(body)["prompt"]))
-            await answer(send, {"tokens": tokens}, status=self.tokenize_status)
+            asked = json.loads(body)
+            text = self.chat(asked) if "messages" in asked else asked["prompt"]
+            status = 400 if text is None else self.tokenize_status
+            await answer(send, {"tokens": list(map(ord, text or ""))}, status=status)
+            return
+        if path == "/detokenize":
+            text = "".join(map(chr, json.loads(body)["tokens"]))
+            await answer(send, {"prompt": text})
             return
         if self.waits_for_disconnect:
             self.disconnected = (await receive())["type"] == "http.disconnect"
@@ -108,6 +121,17 @@ class Server:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
             return
         await answer(send, {"choices": ["naïve"], "usage": self.usage})
+
+    def chat(self, asked) -> str | None:
+        text = ""
+        for message in asked["messages"]:
+            text += f"<{message['role']}>{message['content']}"
+            calls = message.get("tool_calls", [])
+            if 0 < self.most_calls < len(calls):
+                return None
+            for call in calls[: self.most_calls]:
+                text += f"{call['function']['name']}({call['function']['arguments']});"
+        return text + ("<assistant>" if asked.get("add_generation_prompt", True) else "")
 
     def bodies(self, path: str) -> list[dict]:
         return [json.loads(body) for asked, body in self.asked if asked == path]
@@ -207,6 +231,104 @@ def test_token_ids_of_the_caller_are_kept() -> None:
     (sent,) = server.bodies(CHAT)
     assert sent["vllm_xargs"]["prediction_token_ids"] == [7, 8]
     assert "prediction" not in sent
+
+
+# Templates of tools and schemas
+
+
+def tool(name: str, *properties: str) -> dict:
+    schema = {"type": "object", "properties": {each: {"type": "string"} for each in properties}}
+    return {"type": "function", "function": {"name": name, "parameters": schema}}
+
+
+def template_of(server: Server, **fields) -> str | None:
+    """The text of the templates that the server got with a request."""
+    server.asked.clear()
+    assert ask(PredictionMiddleware(server), request(**fields)).status == 200
+    (sent,) = server.bodies(CHAT)
+    ids = sent.get("vllm_xargs", {}).get("fastdraft_template_ids")
+    return None if ids is None else "".join(map(chr, ids))
+
+
+TOOLS = [tool("look", "place"), tool("go", "there", "by")]
+LOOK = 'look({"place": "place"});'
+GO = 'go({"there": "there", "by": "by"});'
+
+
+@pytest.mark.parametrize("most_calls", [9, 1])
+def test_tools_become_templates_by_the_chat_template(most_calls: int) -> None:
+    text = template_of(Server(most_calls=most_calls), tools=TOOLS)
+    assert text == LOOK + GO
+
+
+def test_calls_that_the_chat_template_does_not_write_are_written_as_most_models_do() -> None:
+    text = template_of(Server(most_calls=0), tools=TOOLS[:1])
+    assert text == '<tool_call>\n{"name": "look", "arguments": {"place": "place"}}\n'
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        ("auto", LOOK + GO),
+        ("required", LOOK + GO),
+        ("none", None),
+        ({"type": "function", "function": {"name": "go"}}, GO),
+    ],
+)
+def test_only_tools_that_may_be_called_become_templates(choice, expected) -> None:
+    assert template_of(Server(), tools=TOOLS, tool_choice=choice) == expected
+
+
+def test_a_schema_of_the_answer_becomes_a_template() -> None:
+    schema = {"type": "object", "properties": {"name": {"type": "string"}}}
+    form = {"type": "json_schema", "json_schema": {"name": "person", "schema": schema}}
+    assert template_of(Server(), response_format=form) == '{"name": "name"}'
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": None},
+        {"tools": []},
+        {"tools": "look"},
+        {"tools": [1]},
+        {"response_format": {"type": "json_object"}},
+        {"response_format": {"type": "json_schema"}},
+        {"tools": TOOLS, "vllm_xargs": {"fastdraft": "off"}},
+    ],
+)
+def test_requests_without_templates_pass_as_they_are(fields) -> None:
+    server = Server()
+    body = request(**fields)
+    ask(PredictionMiddleware(server), body)
+    assert [path for path, _ in server.asked] == [CHAT]
+    assert server.bodies(CHAT) == [body]
+
+
+def test_templates_are_made_once_for_the_same_tools() -> None:
+    server = Server()
+    app = PredictionMiddleware(server)
+    for _ in range(3):
+        ask(app, request(tools=TOOLS))
+    assert len(server.bodies("/tokenize")) == 2
+    ask(app, request(tools=TOOLS[:1]))
+    assert len(server.bodies("/tokenize")) == 4
+    first, *others = (sent["vllm_xargs"] for sent in server.bodies(CHAT))
+    assert first == others[0] == others[1] != others[2]
+
+
+def test_a_request_has_templates_beside_its_prediction() -> None:
+    server = Server()
+    ask(PredictionMiddleware(server), request(content("abc"), tools=TOOLS[:1]))
+    (sent,) = server.bodies(CHAT)
+    assert sent["vllm_xargs"]["prediction_token_ids"] == [97, 98, 99]
+    assert "".join(map(chr, sent["vllm_xargs"]["fastdraft_template_ids"])) == LOOK
+
+
+def test_a_server_that_cannot_tokenize_gets_its_tools_without_templates() -> None:
+    server = Server()
+    server.tokenize_status = 500
+    assert template_of(server, tools=TOOLS) is None
 
 
 def test_ticket_of_the_caller_is_not_taken() -> None:

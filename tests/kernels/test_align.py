@@ -18,8 +18,8 @@ from oracles.align import Tree, align
 VOCABULARY = 5
 LONGEST = 24
 TAIL = 3
-SCAN = {"shortest": 2, "window": 9, "shortest_path": 2}
-CHANCES = [0.25, 0.5, 0.75]
+SCAN = {"shortest": 2, "window": 9, "reach": 6}
+CHANCES = [0.125, 0.25, 0.5, 0.75]
 # Few tokens, so that most things match somehow, and some that are none.
 tokens = st.integers(0, 2) | st.sampled_from([-1, VOCABULARY, 2**31 - 1, -(2**31)])
 few = st.integers(0, 2)
@@ -171,8 +171,8 @@ def test_both_are_the_oracle(batch, lookahead, padding):
     st.integers(1, 4),
     st.sampled_from([torch.int32, torch.int64]),
 )
-def test_any_scan_and_layout(batch, shortest, window, shortest_path, dtype):
-    scan = {"shortest": shortest, "window": window, "shortest_path": shortest_path}
+def test_any_scan_and_layout(batch, shortest, window, reach, dtype):
+    scan = {"shortest": shortest, "window": window, "reach": reach}
     given_operands = operands(*batch, dtype=dtype, stride=LONGEST + 5)
     for output in both(given_operands, 6, scan=scan, dtype=dtype):
         assert_drafts(output, *batch, 6, scan=scan)
@@ -196,12 +196,19 @@ NODES = [(1, -1, 0.8), (2, 0, 0.4), (3, -1, 0.2), (2, 1, 0.2), (4, 0, 0.1), (0, 
         # What came is in the tree.
         (tree([3, 3, 1], 2, NODES), [(2, 0.5), (2, 0.5), (0, 0.25)]),
         (tree([3, 3, 3], 2, NODES), [(1, 0)]),
-        # It left the tree, and comes back to it elsewhere: after 2, 2.
-        (tree([3, 3, 4, 2, 2], 2, NODES), [(0, 0.25)]),
-        # One token is too few to come back by, and the text does not repeat itself.
-        (tree([3, 0, 4], 2, NODES), []),
+        # It left the tree, in the place of 1, and does not repeat itself: an edit.
+        (tree([3, 3, 4], 2, NODES), [(2, 0.125), (2, 0.5), (0, 0.25)]),
+        # It left the tree before its last token.
+        (tree([3, 3, 4, 2], 2, NODES), []),
+        # It came to a leaf; what stood in its place first has children.
+        (tree([3, 4, 1, 4], 2, NODES), [(2, 0.125), (0, 0.25)]),
+        # It grew by more than the reach.
+        (tree([3, 1, 2, 2, 0, 4, 0, 1], 1, NODES), []),
         # The text repeats itself with a period of 3.
-        (tree([0, 1, 2, 0, 1], 1, NODES[2:3]), [(i, 0.5) for i in (2, 0, 1, 2, 0, 1, 2, 0)]),
+        (
+            tree([0, 1, 2, 0, 1], 1, NODES[2:3]),
+            [(2, 0.5), *((token, 0.75) for token in (0, 1, 2, 0, 1, 2, 0))],
+        ),
         # A tree of another request.
         (tree([3, 3], 2, NODES, of=1), []),
         # The text got shorter than the tree's.

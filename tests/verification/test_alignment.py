@@ -48,7 +48,7 @@ def test_a_draft_from_a_tree_and_one_from_the_own_text():
     assert drafts.token_ids.tolist() == [[3, 2, 2], [8, 7, 7]]
     assert drafts.counts.tolist() == [1, 1]
     # Of the buffer of 6 tokens, one is left.
-    assert drafts.probabilities[1].tolist() == [0.5, 0, 0]
+    assert drafts.probabilities[1].tolist() == pytest.approx([0.5, 0, 0])
 
 
 def test_it_writes_to_the_same_memory_each_time():
@@ -100,11 +100,11 @@ def test_the_guard_finds_what_waits(wait):
         ({"max_rows": 0}, "max_rows must be from 1 to 1048576, got 0"),
         ({"lookahead": 0}, "lookahead must be from 1 to 1024, got 0"),
         ({"vocabulary": 0}, "vocabulary must be from 1 to 2147483648, got 0"),
-        ({"shortest": 3, "probabilities": [0.5, 0.5]}, "shortest must be from 1 to 2, got 3"),
+        ({"shortest": 3, "probabilities": [0.5] * 3}, "shortest must be from 1 to 2, got 3"),
         ({"window": 0}, "window must be from 1 to 1048576, got 0"),
-        ({"shortest_path": 0}, "shortest_path must be from 1 to 1024, got 0"),
+        ({"reach": 0}, "reach must be from 1 to 1024, got 0"),
         ({"dtype": torch.float32}, "dtype must be torch.int32 or torch.int64, got torch.float32"),
-        ({"probabilities": [0.5] * 33}, "probabilities must be at most 32, got 33"),
+        ({"probabilities": [0.5] * 34}, "probabilities' length must be from 1 to 33, got 34"),
         ({"probabilities": [0.5, 1.5]}, r"probabilities must be from 0 to 1, got \[0.5, 1.5\]"),
     ],
 )

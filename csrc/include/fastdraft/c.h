@@ -181,6 +181,8 @@ typedef struct fastdraft_request_options {
    * any other pointer and num_datastores 0. */
   fastdraft_datastore* const* datastores;
   int64_t num_datastores;
+  const int32_t* templates; /* text that parts of the output may look like, one after another */
+  int64_t templates_size;
 } fastdraft_request_options;
 
 /* Starts a request with a prompt and writes its id to `request`. `options` may be NULL. */

@@ -52,11 +52,18 @@ class FASTDRAFT_EXPORT Engine {
 
   // Indexes the prompt and, where there is one, the prediction. The prediction's tokens
   // must be below the vocabulary; those of a prompt need not, since some stand for images.
-  // The request is drafted from `stores` and no others; null: the engine's. O(tokens).
-  // Throws InvalidValueError, RequestLimitError or MemoryLimitError, and then nothing
-  // was added.
+  // The request is drafted from `stores` and no others; null: the engine's.
+  //
+  // `templates` is text that parts of the output may look like, such as the form of a call
+  // of each of the request's tools, one text after another. It is indexed as if it stood
+  // before the prompt, and never enters a store. Only the calibrated drafter takes it; its
+  // tokens must be below the vocabulary, and count towards max_request_tokens.
+  //
+  // O(tokens). Throws InvalidValueError, RequestLimitError or MemoryLimitError, and then
+  // nothing was added.
   RequestId add_request(const Token* prompt, std::int64_t prompt_size, const Token* prediction,
-                        std::int64_t prediction_size, const Stores* stores = nullptr);
+                        std::int64_t prediction_size, const Stores* stores = nullptr,
+                        const Token* templates = nullptr, std::int64_t templates_size = 0);
 
   // Writes the draft for the request's next step to `draft`, which has room for
   // most_drafted() tokens, and returns its length; 0 where no token pays. Throws

@@ -64,6 +64,9 @@ class Drafter(Protocol):
         Args:
             prompt_ids: Integers, or an int32 or int64 buffer, of shape (tokens,). May be empty.
             prediction: The same, the text that is expected in the output; `None` for none.
+
+        A drafter that takes templates, text that parts of the output may look like, has a further
+        keyword `templates`, and gets it only where a caller gives some.
         """
         ...
 

@@ -27,7 +27,7 @@ from fastdraft.hf.positions import PositionCriteria, PositionProcessors
 from fastdraft.hf.prefill import forward_kwargs, prefill
 from fastdraft.hf.probe import require_draftable
 from fastdraft.hf.requirements import require_supported
-from fastdraft.hf.rows import row_predictions, row_seeds
+from fastdraft.hf.rows import row_seeds, row_texts
 from fastdraft.hf.withheld import (
     UNKNOWN,
     option,
@@ -49,6 +49,7 @@ def generate(
     *,
     drafter: DraftConfig | Drafter | AssistantModel | Staged | None = None,
     prediction: Any = None,
+    templates: Any = None,
     seed: int | Sequence[int] | None = None,
     generator: torch.Generator | None = None,
     **kwargs: Any,
@@ -79,6 +80,8 @@ def generate(
             `position_ids`), the chain in it that promises most is verified instead.
         prediction: Token ids expected in the output: one sequence for all rows, or a list with one
             sequence or `None` for each row.
+        templates: Token ids of text that parts of the output may look like, in the same forms: see
+            `fastdraft.templates` for those of tool calls. Only the default drafter takes them.
         seed: For sampling; row b of the output draws from `seed + b`, or a list has one seed a row.
             A sample depends on its seed, its position and its logits, not on the rest of the batch
             and not on drafts, unless models draft.
@@ -102,6 +105,7 @@ def generate(
     speculation = _Speculation(
         drafter=drafter,
         prediction=prediction,
+        templates=templates,
         seed=seed,
         generator=generator,
         tokenizer=tokenizer,
@@ -124,6 +128,7 @@ def speculate(
     *,
     drafter: DraftConfig | Drafter | AssistantModel | Staged | None = None,
     prediction: Any = None,
+    templates: Any = None,
     seed: int | Sequence[int] | None = None,
     generator: torch.Generator | None = None,
     tokenizer: Any = None,
@@ -144,6 +149,7 @@ def speculate(
     return _Speculation(
         drafter=drafter,
         prediction=prediction,
+        templates=templates,
         seed=seed,
         generator=generator,
         tokenizer=tokenizer,
@@ -156,7 +162,8 @@ class _Speculation:
     """What `model.generate` calls in place of its own loop.
 
     Attributes:
-        drafter, prediction, seed, generator, tokenizer, streamer: The arguments of `speculate`.
+        drafter, prediction, templates, seed, generator, tokenizer, streamer: The arguments of
+            `speculate`.
         arguments: The keywords of `generate`.
         stands_for: A copy of the model that `generate` runs on, and the model itself.
         always_dict: Whether to return a `SpeculativeOutput` unasked.
@@ -164,6 +171,7 @@ class _Speculation:
 
     drafter: DraftConfig | Drafter | AssistantModel | Staged | None
     prediction: Any
+    templates: Any
     seed: int | Sequence[int] | None
     generator: torch.Generator | None
     tokenizer: Any
@@ -201,7 +209,9 @@ class _Speculation:
         criteria = PositionCriteria(stopping_criteria, count)
         padding = pad_token_id(config, criteria, count)
         masks = Masks(model, visible=model_kwargs.get("attention_mask"), rows=count)
-        predictions = row_predictions(self.prediction, count, config.num_return_sequences, model)
+        copies = config.num_return_sequences
+        predictions = row_texts("prediction", self.prediction, count, copies, model)
+        templates = row_texts("templates", self.templates, count, copies, model)
         seeds = row_seeds(self.seed, self.generator, count) if config.do_sample else None
         drafter, models = self._drafter_of(model, model_kwargs, count, seeds)
         require_draftable(
@@ -223,6 +233,7 @@ class _Speculation:
             masks=masks,
             drafter=drafter,
             predictions=predictions,
+            templates=templates,
             seeds=seeds or [0] * count,
         )
         wants_dict = bool(config.return_dict_in_generate)

@@ -36,6 +36,7 @@ def prefill(
     masks: Masks,
     drafter: Drafter,
     predictions: Sequence[NDArray[np.int64] | None],
+    templates: Sequence[NDArray[np.int64] | None],
     seeds: Sequence[int],
 ) -> tuple[CachedModel, torch.Tensor, list[Row]]:
     """Runs the model on the prompts and adds a request for each of them to the drafter.
@@ -81,7 +82,9 @@ def prefill(
         for index, line in enumerate(text):
             # More columns than tokens were shown where the prompt was given as embeddings.
             prompt = line[shown[index, columns - len(line) :]]
-            request = drafter.add_request(prompt, prediction=predictions[index])
+            request = drafter.add_request(
+                prompt, prediction=predictions[index], **_given(templates=templates[index])
+            )
             places = UNLIMITED if end is None else end - furthest[index]
             prompt_tokens = int(shown[index].sum())
             rows.append(Row(index, columns, places, prompt_tokens, seeds[index], request))
@@ -89,3 +92,8 @@ def prefill(
         cancel_requests(drafter, rows)
         raise
     return target, first_logits, rows
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    """Those that are not None: drafters need not know what nobody asks of them."""
+    return {name: value for name, value in options.items() if value is not None}

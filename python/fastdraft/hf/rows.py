@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from fastdraft import DraftStats
 from fastdraft.drafters import Drafter
 from fastdraft.errors import InvalidValueError
-from fastdraft.hf.vocabulary import prediction_ids
+from fastdraft.hf.vocabulary import expected_ids
 
-__all__ = ["UNLIMITED", "Row", "cancel_requests", "row_predictions", "row_seeds"]
+__all__ = ["UNLIMITED", "Row", "cancel_requests", "row_seeds", "row_texts"]
 
 UNLIMITED = int(np.iinfo(np.int32).max)
 
@@ -92,24 +92,24 @@ def _checked_seed(seed: int) -> int:
     return seed
 
 
-def row_predictions(
-    prediction: Any, rows: int, copies: int, model: Any
+def row_texts(
+    what: str, given: Any, rows: int, copies: int, model: Any
 ) -> list[NDArray[np.int64] | None]:
-    """The prediction of each row, checked; each request has `copies` rows."""
-    if prediction is None:
+    """What the argument `what` gives each row, checked; each request has `copies` rows."""
+    if given is None:
         return [None] * rows
-    if isinstance(prediction, torch.Tensor):
-        prediction = prediction.numpy(force=True)
+    if isinstance(given, torch.Tensor):
+        given = given.numpy(force=True)
     requests = rows // copies
-    if isinstance(prediction, np.ndarray):
-        single = prediction.ndim == 1
+    if isinstance(given, np.ndarray):
+        single = given.ndim == 1
     else:
-        single = not prediction or isinstance(prediction[0], (int, np.integer))
-    of_requests = [prediction] * requests if single else list(prediction)
+        single = not given or isinstance(given[0], (int, np.integer))
+    of_requests = [given] * requests if single else list(given)
     if len(of_requests) != requests:
         raise InvalidValueError(
-            f"prediction must be one sequence for all or one for each of {requests} rows, "
+            f"{what} must be one sequence for all or one for each of {requests} rows, "
             f"got {len(of_requests)}"
         )
-    checked = [None if ids is None else prediction_ids(ids, model) for ids in of_requests]
+    checked = [None if ids is None else expected_ids(ids, model, what) for ids in of_requests]
     return [ids for ids in checked for _ in range(copies)]

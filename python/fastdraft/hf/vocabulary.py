@@ -15,7 +15,7 @@ from fastdraft.errors import InvalidValueError
 __all__ = [
     "DraftVocabulary",
     "draft_vocabularies",
-    "prediction_ids",
+    "expected_ids",
     "require_known_ids",
     "vocabulary_size",
 ]
@@ -35,21 +35,20 @@ def require_known_ids(draft_ids: NDArray[np.int32], vocabulary: int) -> None:
         )
 
 
-def prediction_ids(ids: Any, model: Any) -> NDArray[np.int64]:
-    """The token ids of a prediction for one row, checked."""
+def expected_ids(ids: Any, model: Any, what: str) -> NDArray[np.int64]:
+    """The token ids of `what`, a prediction or templates, for one row, checked."""
     if isinstance(ids, torch.Tensor):
         ids = ids.numpy(force=True)
     array = np.asarray(ids if len(ids) else np.zeros(0, np.int64))
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise InvalidValueError(
-            "a prediction must hold token ids in one dimension, "
-            f"got {array.dtype} of shape {array.shape}"
+            f"{what} must hold token ids in one dimension, got {array.dtype} of shape {array.shape}"
         )
     size = vocabulary_size(model)
     unknown = array[(array < 0) | (array >= size)]
     if len(unknown):
         raise InvalidValueError(
-            f"token ids of a prediction must be from 0 to {size - 1}, got {int(unknown[0])}"
+            f"token ids of {what} must be from 0 to {size - 1}, got {int(unknown[0])}"
         )
     return array.astype(np.int64)
 

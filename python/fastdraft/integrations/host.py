@@ -20,6 +20,7 @@ __all__ = [
     "PREDICTION",
     "REMEMBER",
     "SWITCH",
+    "TEMPLATES",
     "UNLIMITED",
     "HostRequests",
     "Memory",
@@ -30,6 +31,8 @@ __all__ = [
 # Keys of a request's own parameters.
 PREDICTION: Final = "prediction_token_ids"
 """The token ids of the text that the caller expects."""
+TEMPLATES: Final = "fastdraft_template_ids"
+"""The token ids of text that parts of the answer may look like: see `fastdraft.templates`."""
 REMEMBER: Final = "fastdraft_remember"
 """False keeps the request and the memory of earlier requests apart."""
 SWITCH: Final = "fastdraft"
@@ -200,6 +203,7 @@ class HostRequests(Generic[TextT]):
         text.request = self.engine.add_request(
             token_ids,
             prediction=params.get(PREDICTION),
+            templates=params.get(TEMPLATES),
             datastores=[*remembered, *self._frozen],
         )
 

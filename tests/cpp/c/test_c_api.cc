@@ -472,6 +472,10 @@ TEST(CApiTest, RefusesBadArrays) {
   options.prediction_size = 4;
   expect_invalid(fastdraft_add_request(engine.get(), nullptr, 0, &options, &other),
                  "options.prediction");
+  options.prediction_size = 0;
+  options.templates_size = 4;
+  expect_invalid(fastdraft_add_request(engine.get(), nullptr, 0, &options, &other),
+                 "options.templates");
   expect_invalid(fastdraft_observe(engine.get(), request, nullptr, 1), "emitted");
   expect_invalid(fastdraft_observe(engine.get(), request, negative.data(), 2), "-2");
   const Store store = make_store();

@@ -21,8 +21,15 @@ class Tree:
     def children(self, node: int) -> list[int]:
         return [child for child, parent in enumerate(self.parents) if parent == node]
 
-    def path(self, node: int) -> list[int]:
-        return [] if node < 0 else [*self.path(self.parents[node]), self.token_ids[node]]
+    def walk(self, tokens: Sequence[int]) -> int | None:
+        """The node that the tokens lead to from the root, -1; None where they leave the tree."""
+        node = -1
+        for token in tokens:
+            fitting = [child for child in self.children(node) if self.token_ids[child] == token]
+            if not fitting:
+                return None
+            node = fitting[0]
+        return node
 
     def below(self, node: int, most: int) -> list[tuple[int, float]]:
         """The tokens along the first children, and their chances."""
@@ -52,27 +59,28 @@ def align(
     *,
     shortest: int,
     window: int,
-    shortest_path: int,
+    reach: int,
 ) -> list[tuple[int, float]]:
     """At most `most` tokens, each with its chance; as kernels/reference/align.py defines it."""
-    if tree is not None and tree.token_ids:
-        if tree.base == len(text):
-            return tree.below(-1, most)
-        nodes = [node for node in range(len(tree.token_ids)) if tree.children(node)]
-        for node in nodes:
-            if 0 <= tree.base < len(text) and tree.path(node) == list(text[tree.base :]):
-                return tree.below(node, most)
-        common = {node: suffix(tree.path(node), text) for node in nodes}
-        longest = max(common.values(), default=0)
-        if longest >= shortest_path:
-            return tree.below(next(node for node in nodes if common[node] == longest), most)
+    grown = len(text) - tree.base if tree is not None else -1
+    if tree is None or not tree.token_ids or not 0 <= tree.base <= len(text) or grown > reach:
+        tree = None
+    if tree is not None and (node := tree.walk(text[tree.base :])) is not None:
+        draft = tree.below(node, most)
+        if draft:
+            return draft
 
     best, after = 0, 0
     for end in range(max(len(text) - 1 - window, 0), len(text) - 1):
-        match = min(suffix(text[: end + 1], text), len(chances))
+        match = min(suffix(text[: end + 1], text), len(chances) - 1)
         if match >= max(shortest, best):
             best, after = match, end + 1
-    if not best:
-        return []
-    repeated = list(text[after:]) * most
-    return [(token, chances[best - 1]) for token in repeated[:most]]
+    if best:
+        repeated = (list(text[after:]) * most)[:most]
+        return [(t, chances[min(best + i, len(chances) - 1)]) for i, t in enumerate(repeated)]
+
+    if tree is not None and grown > 0 and (node := tree.walk(text[tree.base : -1])) is not None:
+        expected = tree.children(node)
+        draft = tree.below(expected[0], most) if expected else []
+        return [(t, chances[0] if i == 0 else chance) for i, (t, chance) in enumerate(draft)]
+    return []

@@ -93,10 +93,10 @@ class ModelDrafter:
         """What the drafts of each model were worth so far, the smallest model first."""
         return [stage.stats for stage in self._stages]
 
-    def add_request(self, prompt_ids: Any, *, prediction: Any = None) -> int:
+    def add_request(self, prompt_ids: Any, *, prediction: Any = None, templates: Any = None) -> int:
         """As `Drafter.add_request`; requests are numbered from 0."""
         for engine in self._engines:
-            engine.add(prompt_ids, prediction)
+            engine.add(prompt_ids, prediction, templates)
         self._texts.append(np.asarray(prompt_ids).tolist())
         self._stats.append(DraftStats())
         return len(self._texts) - 1

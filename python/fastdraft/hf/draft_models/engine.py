@@ -22,9 +22,10 @@ class EngineRequests:
         self._engine = engine
         self._ids: list[int] = []
 
-    def add(self, prompt_ids: Any, prediction: Any) -> None:
+    def add(self, prompt_ids: Any, prediction: Any, templates: Any) -> None:
         """Adds the next request."""
-        self._ids.append(self._engine.add_request(prompt_ids, prediction=prediction))
+        request = self._engine.add_request(prompt_ids, prediction=prediction, templates=templates)
+        self._ids.append(request)
 
     def propose(self, requests: Sequence[int], **options: Any) -> DraftBatch:
         """As `Engine.propose_batch`."""

@@ -1,8 +1,9 @@
-"""OpenAI's predicted outputs for vLLM's HTTP server, which ignores them.
+"""OpenAI's predicted outputs, and templates of tool calls, for vLLM's HTTP server.
 
 The middleware turns a request's `prediction` into the token ids that the proposer takes, and writes
-into the answer's `usage` what became of them. It is plain ASGI and knows vLLM's HTTP interface
-alone: `/tokenize`, `vllm_xargs` and the answers' JSON. Requests without a prediction pass as they
+into the answer's `usage` what became of them; vLLM itself ignores predictions. A request's tools
+and its JSON schema become templates to draft from. It is plain ASGI and knows vLLM's HTTP interface
+alone: `/tokenize`, `/detokenize`, `vllm_xargs` and the answers' JSON. Other requests pass as they
 are, unless they ask fastdraft for what it does not understand.
 """
 
@@ -16,15 +17,18 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from fastdraft.errors import InvalidValueError
-from fastdraft.integrations.host import PREDICTION, longest_draft
+from fastdraft.integrations.host import PREDICTION, TEMPLATES, longest_draft
 from fastdraft.integrations.vllm.ledger import FOLDER_VARIABLE, LedgerReader, new_ticket
 from fastdraft.integrations.vllm.metrics import exposition
-from fastdraft.integrations.vllm.proposer import TICKET
+from fastdraft.integrations.vllm.requests import TICKET
+from fastdraft.integrations.vllm.tool_templates import RequestTemplates
 
 __all__ = ["PredictionMiddleware"]
 
 _COMPLETIONS = ("/v1/chat/completions", "/v1/completions")
 _TOKENIZE = "/tokenize"
+# What a body has to hold to be read at all.
+_OF_INTEREST = (b'"prediction', b'"fastdraft', b'"tools"', b'"json_schema"')
 _METRICS = "/metrics"
 
 _Json = dict[str, Any]
@@ -44,13 +48,16 @@ class PredictionMiddleware:
     On `/v1/chat/completions` and `/v1/completions` it takes OpenAI's `prediction` and reports
     `accepted_prediction_tokens` and `rejected_prediction_tokens` in
     `usage.completion_tokens_details`, where a request has a prediction and an engine on the same
-    machine drafts with fastdraft. To `/metrics` it adds fastdraft's own.
+    machine drafts with fastdraft. Calls of a request's `tools`, and JSON of the schema in its
+    `response_format`, are drafted before the first one was written. To `/metrics` it adds
+    fastdraft's own.
     """
 
     def __init__(self, app: _App) -> None:
         self.app = app
         self._ledgers = LedgerReader.from_environment()
         self._warned: set[str] = set()
+        self.templates = RequestTemplates()
 
     async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
         if scope["type"] == "http":
@@ -74,12 +81,30 @@ class PredictionMiddleware:
 
     async def tokenize(self, scope: _Scope, model: object, text: str) -> list[int] | None:
         """The tokens of `text`, by the server's own endpoint; None where it gives none."""
-        body = json.dumps({"model": model, "prompt": text, "add_special_tokens": False}).encode()
+        question = {"model": model, "prompt": text, "add_special_tokens": False}
+        answer, problem = await self._ask(scope, _TOKENIZE, question)
+        tokens = answer.get("tokens")
+        if isinstance(tokens, list):
+            return tokens
+        self._warn_once("%s %s, so a prediction went unused", _TOKENIZE, problem)
+        return None
+
+    async def template_ids(self, scope: _Scope, request: _Json) -> list[int]:
+        """The tokens of the templates of a request; none where it has no tools and no schema."""
+
+        async def ask(path: str, question: _Json) -> _Json | None:
+            return (await self._ask(scope, path, question))[0] or None
+
+        return await self.templates.ids(request, ask)
+
+    async def _ask(self, scope: _Scope, path: str, question: _Json) -> tuple[_Json, str]:
+        """What the server answers to a POST, empty where it fails, and how it did."""
+        body = json.dumps(question).encode()
         headers = _json_headers(body)
         authorization = _header(scope["headers"], b"authorization")
         if authorization is not None:
             headers.append((b"authorization", authorization))
-        path = scope.get("root_path", "") + _TOKENIZE
+        path = scope.get("root_path", "") + path
         request = {
             **scope,
             "path": path,
@@ -111,14 +136,9 @@ class PredictionMiddleware:
         try:
             await self.app(request, receive, send)
         except Exception as error:
-            problem = f"raised {error!r}"
-        else:
-            tokens = _parsed(bytes(answer)).get("tokens") if status == 200 else None
-            if isinstance(tokens, list):
-                return tokens
-            problem = f"answered with status {status} and {bytes(answer[:200])!r}"
-        self._warn_once("%s %s, so a prediction went unused", _TOKENIZE, problem)
-        return None
+            return {}, f"raised {error!r}"
+        problem = f"answered with status {status} and {bytes(answer[:200])!r}"
+        return _parsed(bytes(answer)) if status == 200 else {}, problem
 
     def _warn_once(self, what: str, *details: object) -> None:
         if what not in self._warned:
@@ -209,14 +229,15 @@ class _Completion:
         return {"type": "http.request", "body": changed, "more_body": False}
 
     async def _with_token_ids(self, body: bytes) -> bytes:
-        """The body with the prediction as token ids and a ticket, where it has a prediction."""
-        if b'"prediction' not in body and b'"fastdraft' not in body:
+        """The body with prediction and templates as token ids, and with a prediction a ticket."""
+        if not any(name in body for name in _OF_INTEREST):
             return body
         request = _parsed(body)
         arguments = request.get("vllm_xargs")
+        drafts = True
         if isinstance(arguments, dict):
             try:
-                longest_draft(arguments)
+                drafts = longest_draft(arguments) > 0
             except InvalidValueError as error:
                 raise _InvalidRequest(f"vllm_xargs.{error}", "vllm_xargs") from error
         prediction = request.get("prediction")
@@ -226,16 +247,21 @@ class _Completion:
         if not isinstance(arguments, dict):
             # vLLM has its own error for that.
             return body
-        if PREDICTION not in arguments:
-            if not text:
-                return body
+        added: _Json = {}
+        if drafts and TEMPLATES not in arguments:
+            template_ids = await self._middleware.template_ids(self._scope, request)
+            if template_ids:
+                added[TEMPLATES] = template_ids
+        if PREDICTION not in arguments and text:
             token_ids = await self._middleware.tokenize(self._scope, request.get("model"), text)
-            if not token_ids:
-                return body
-            arguments[PREDICTION] = token_ids
-        arguments[TICKET] = self._ticket = new_ticket()
-        request["vllm_xargs"] = arguments
-        request.pop("prediction", None)
+            if token_ids:
+                added[PREDICTION] = token_ids
+        if PREDICTION in arguments or PREDICTION in added:
+            added[TICKET] = self._ticket = new_ticket()
+            request.pop("prediction", None)
+        if not added:
+            return body
+        request["vllm_xargs"] = {**arguments, **added}
         return json.dumps(request).encode()
 
     async def _send(self, message: _Message) -> None:

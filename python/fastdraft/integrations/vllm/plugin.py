@@ -1,4 +1,4 @@
-"""What vLLM loads in each of its processes: it introduces model runners to their proposers.
+"""What vLLM loads in each of its processes: it introduces model runners to their drafters.
 
 vLLM tells a proposer neither whose rows it sees nor what the requests asked for. Both are known to
 the model runner that owns the proposer, so the runner is handed over as soon as it exists.
@@ -13,6 +13,7 @@ from typing import Any
 from fastdraft.integrations.host import REMEMBER
 from fastdraft.integrations.vllm.ledger import share_folder
 from fastdraft.integrations.vllm.proposer import FastdraftProposer
+from fastdraft.integrations.vllm.settings import Settings
 
 __all__ = ["register"]
 
@@ -26,7 +27,8 @@ def register() -> None:
     it knows rows by their text then.
     """
     share_folder()
-    for hook in (_introduce_runners, _mark_salted_requests):
+    hooks = (_introduce_runners, _introduce_v2_runners, _offer_speculator, _mark_salted_requests)
+    for hook in hooks:
         try:
             hook()
         except (ImportError, AttributeError) as error:
@@ -42,6 +44,46 @@ def _introduce_runners() -> None:
             proposer.attach(runner)
 
     _after_init(GPUModelRunner, introduce)
+
+
+def _introduce_v2_runners() -> None:
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+
+    def introduce(runner: Any) -> None:
+        attach = getattr(getattr(runner, "speculator", None), "attach", None)
+        if attach is not None and getattr(attach, "__module__", "").startswith("fastdraft."):
+            attach(runner)
+
+    _after_init(GPUModelRunner, introduce)
+
+
+def _offer_speculator() -> None:
+    """Puts a choice in the place of vLLM's n-gram speculator: fastdraft's where it is asked for.
+
+    vLLM has no registry of speculators. It imports this class when it makes one.
+    """
+    from vllm.v1.worker.gpu.spec_decode.ngram import speculator as ngram
+
+    original = ngram.NgramGPUSpeculator
+    if getattr(original, "offers_fastdraft", False):
+        return
+
+    def choose(vllm_config: Any, device: Any, req_states: Any) -> Any:
+        if not Settings.of(vllm_config).speculator:
+            return original(vllm_config, device, req_states)
+        return _speculator_class()(vllm_config, device, req_states)
+
+    choose.offers_fastdraft = True  # type: ignore[attr-defined]
+    ngram.NgramGPUSpeculator = choose
+
+
+@functools.cache
+def _speculator_class() -> Any:
+    from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
+
+    from fastdraft.integrations.vllm.speculator import FastdraftSpeculator
+
+    return type("FastdraftSpeculator", (FastdraftSpeculator, BaseSpeculator), {})
 
 
 def _mark_salted_requests() -> None:

@@ -10,46 +10,31 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdraft import Datastore, DraftConfig, DraftStats, Engine
-from fastdraft.integrations.host import PREDICTION, UNLIMITED, HostRequests, Memory, Text
-from fastdraft.integrations.vllm.ledger import Ledger, Totals
+from fastdraft import DraftConfig
+from fastdraft.integrations.vllm.requests import VllmRequests, VllmText, is_first_rank
 from fastdraft.integrations.vllm.rows import RowsByContent, RowsOfRunner
 from fastdraft.integrations.vllm.settings import Settings, check
 from fastdraft.integrations.vllm.step_times import StepTimes
 
-__all__ = ["TICKET", "FastdraftProposer"]
-
-TICKET = "prediction_ticket"
-"""In a request's `extra_args`: under what the ledger notes what became of the prediction."""
-
-# The least tokens of output that allow for a draft: the one that comes with the prompt, one of a
-# draft and the one that follows it.
-_LEAST_ROOM = 3
+__all__ = ["FastdraftProposer"]
 
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Text(Text):
-    length: int = 0
-    """The tokens of it that the engine has."""
-    longest: int = UNLIMITED
-    """The tokens at which it ends, of prompt and output."""
+class _Text(VllmText):
     scheduled: int = 0
     """The tokens that its next forward is to have, its draft included; 0 for a prompt's."""
-    predicts: bool = False
-    row: int | None = None
-    """Its row in the ledger."""
 
 
-class FastdraftProposer(HostRequests[_Text]):
+class FastdraftProposer(VllmRequests[_Text]):
     """Drafts for one vLLM engine, as the `model` of its `speculative_config`.
 
     >>> LLM(model, speculative_config={             # doctest: +SKIP
@@ -74,32 +59,20 @@ class FastdraftProposer(HostRequests[_Text]):
         """
         settings = Settings.of(vllm_config)
         check(vllm_config)
-        self._model_config = vllm_config.model_config
         self._lookahead = int(vllm_config.speculative_config.num_speculative_tokens)
-        frozen = [Datastore.open(path) for path in settings.datastores]
-        adapters = getattr(getattr(vllm_config, "lora_config", None), "max_loras", 0)
-        config = DraftConfig(
-            lookahead=self._lookahead,
-            max_bytes=settings.max_bytes,
-            vocabulary=int(self._model_config.get_vocab_size()),
-        )
+        config = DraftConfig(lookahead=self._lookahead)
         if settings.token_cost is not None:
             config = replace(config, token_cost=settings.token_cost)
-        memory = Memory(settings.memory_bytes, adapters=adapters)
-        super().__init__(Engine(config, datastores=frozen), memory, frozen)
         # Where each rank schedules for itself, all must draft the same, and their clocks differ.
         parallel = getattr(vllm_config, "parallel_config", None)
         backend = getattr(parallel, "distributed_executor_backend", None)
         together = backend == "external_launcher"
+        self._drafts = together or is_first_rank()
+        super().__init__(vllm_config, settings, config, drafts=self._drafts)
         self._times = None
         if settings.token_cost is None and not together:
             self._times = StepTimes(vllm_config.device_config.device_type)
-        self._drafts = together or _is_first_rank()
-        rank = getattr(parallel, "data_parallel_rank", 0)
-        self._ledger = Ledger.from_environment(engine=rank) if self._drafts else None
         self._rows: RowsOfRunner | RowsByContent = RowsByContent()
-        self._steps = 0
-        self._seconds = 0.0
         self._ended_at = 0.0
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
@@ -210,7 +183,7 @@ class FastdraftProposer(HostRequests[_Text]):
                 text = None
             if text is None:
                 text = self._texts[key] = _Text()
-                self._start(text, key, token_ids[row], length)
+                self._start(text, self._rows.request(key, length), token_ids[row], length)
             elif text.scheduled > 0 and text.length == length:
                 decoded[key] = text.scheduled
             texts.append(text)
@@ -218,25 +191,6 @@ class FastdraftProposer(HostRequests[_Text]):
             self._times.observe(decoded, len(drafts), seconds)
         self._take_emitted(texts, rows, now, token_ids)
         self._draft(texts, rows, drafts)
-
-    def _start(self, text: _Text, key: Hashable, row: NDArray[np.int32], length: int) -> None:
-        """Adds the request that has `length` tokens of text in `row`, but not its output."""
-        request = self._rows.request(key, length)
-        if request is None:
-            return
-        size, params = request.prompt_size, request.params
-        text.length = size
-        text.longest = self._model_config.max_model_len
-        if request.max_tokens is not None:
-            text.longest = min(text.longest, size + request.max_tokens)
-        predicts = params.get(PREDICTION) is not None
-        if predicts and self._ledger is not None:
-            text.row = self._ledger.open(params.get(TICKET))
-        if text.longest - length < _LEAST_ROOM:
-            return
-        add = functools.partial(self._add, adapter=request.adapter)
-        self._guard([text], add, text, row[:size], params)
-        text.predicts = predicts and text.request is not None
 
     def _take_emitted(
         self, texts: list[_Text], rows: list[int], now: list[int], token_ids: NDArray[np.int32]
@@ -277,56 +231,3 @@ class FastdraftProposer(HostRequests[_Text]):
         for (text, row), draft in zip(live, batch.tolist(), strict=True):
             text.scheduled += len(draft)
             drafts[row] = draft
-
-    def _publish(self) -> None:
-        """Writes the counts of predictions and the totals into the ledger. O(requests)."""
-        if self._ledger is None:
-            return
-        accepted = self._finished.accepted_prediction_tokens
-        rejected = self._finished.rejected_prediction_tokens
-        for text in self._texts.values():
-            if text.predicts and text.request is not None:
-                stats = self.engine.stats(text.request)
-                accepted += stats.accepted_prediction_tokens
-                rejected += stats.rejected_prediction_tokens
-                self._record(text, stats)
-        self._ledger.publish(
-            Totals(
-                accepted_prediction_tokens=accepted,
-                rejected_prediction_tokens=rejected,
-                faults=self.faults,
-                steps=self._steps,
-                seconds=self._seconds,
-                requests=self.engine.num_requests,
-                request_bytes=self.engine.num_bytes,
-                datastore_bytes=self.memory.bytes,
-            )
-        )
-
-    def _end(self, keys: Iterable[Hashable]) -> None:
-        ended = [self._texts[key] for key in keys if key in self._texts]
-        super()._end(keys)
-        for text in ended:
-            if text.row is not None and self._ledger is not None:
-                self._ledger.close(text.row)
-
-    def _conclude(self, text: _Text, stats: DraftStats) -> None:
-        super()._conclude(text, stats)
-        self._record(text, stats)
-
-    def _record(self, text: _Text, stats: DraftStats) -> None:
-        if text.row is not None and self._ledger is not None:
-            self._ledger.record(
-                text.row, stats.accepted_prediction_tokens, stats.rejected_prediction_tokens
-            )
-
-
-def _is_first_rank() -> bool:
-    """Whether the scheduler takes this worker's drafts: with tensor parallelism, rank 0 drafts for
-    all."""
-    try:
-        from vllm.distributed.parallel_state import get_tp_group
-
-        return bool(get_tp_group().is_first_rank)
-    except (ImportError, AttributeError, AssertionError):
-        return True

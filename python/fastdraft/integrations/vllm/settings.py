@@ -9,7 +9,7 @@ from typing import Any
 
 from fastdraft.errors import InvalidValueError
 
-__all__ = ["Settings", "check"]
+__all__ = ["Settings", "check", "check_speculator"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,6 +26,8 @@ class Settings:
     token_cost: float | None = None
     """What a further token in a forward costs, as a fraction of a forward over one token; None
     measures the steps."""
+    speculator: bool = False
+    """Whether to draft in the place of vLLM's method `ngram_gpu`, for the V2 model runner."""
 
     @classmethod
     def of(cls, vllm_config: Any) -> Settings:
@@ -45,6 +47,8 @@ class Settings:
             raise InvalidValueError(f"memory_bytes must be an integer, got {self.memory_bytes!r}")
         if self.memory_bytes < 0:
             raise InvalidValueError(f"memory_bytes must be at least 0, got {self.memory_bytes}")
+        if not isinstance(self.speculator, bool):
+            raise InvalidValueError(f"speculator must be True or False, got {self.speculator!r}")
         if isinstance(self.datastores, str) or not all(
             isinstance(path, (str, os.PathLike)) for path in self.datastores
         ):
@@ -52,7 +56,13 @@ class Settings:
 
 
 def check(vllm_config: Any) -> None:
-    """Raises InvalidValueError for settings of vLLM that give wrong text or would be ignored."""
+    """Raises InvalidValueError for what the proposer of the V1 model runner cannot honour: settings
+    of vLLM that give wrong text or would be ignored."""
+    if Settings.of(vllm_config).speculator:
+        raise InvalidValueError(
+            'speculator is for the V2 model runner, with the method "ngram_gpu"; leave it out with '
+            'the method "custom_class", got True'
+        )
     parallel = getattr(vllm_config, "parallel_config", None)
     stages = getattr(parallel, "pipeline_parallel_size", 1)
     if stages > 1:
@@ -63,6 +73,36 @@ def check(vllm_config: Any) -> None:
             "drafts wrongly across pipeline stages; split the model with tensor_parallel_size "
             f"instead, got {stages}"
         )
+    _check_model(vllm_config)
+    speculative = vllm_config.speculative_config
+    by_batch_size = getattr(speculative, "num_speculative_tokens_per_batch_size", None)
+    if by_batch_size is not None:
+        raise InvalidValueError(
+            "num_speculative_tokens_per_batch_size must be left out: fastdraft drafts by what a "
+            "step of the batch at hand costs, up to num_speculative_tokens; got "
+            f"{by_batch_size!r}"
+        )
+
+
+def check_speculator(vllm_config: Any) -> None:
+    """Raises InvalidValueError for settings of vLLM with which the V2 speculator cannot draft."""
+    parallel = vllm_config.parallel_config
+    stages = getattr(parallel, "pipeline_parallel_size", 1)
+    adaptive = getattr(vllm_config.speculative_config, "enable_adaptive_verification", False)
+    if stages > 1:
+        raise InvalidValueError(
+            "pipeline_parallel_size must be 1 for fastdraft, whose drafts are not tested across "
+            f"pipeline stages; split the model with tensor_parallel_size instead, got {stages}"
+        )
+    if adaptive and getattr(vllm_config, "lora_config", None) is not None:
+        raise InvalidValueError(
+            "enable_adaptive_verification must be left out with LoRA adapters, since vLLM cannot "
+            "verify drafts of varying length with them; got True"
+        )
+    _check_model(vllm_config)
+
+
+def _check_model(vllm_config: Any) -> None:
     model = vllm_config.model_config
     if getattr(model, "is_hybrid", False) or getattr(model, "is_attention_free", False):
         # Which layers are rolled back to the last accepted token depends on vLLM's version, their
@@ -72,12 +112,4 @@ def check(vllm_config: Any) -> None:
             "recurrent or convolutional state back where a draft is rejected; leave "
             "speculative_config out, or use the model's own draft heads if it has any (method "
             f"'mtp'), got {model.architecture}"
-        )
-    speculative = vllm_config.speculative_config
-    by_batch_size = getattr(speculative, "num_speculative_tokens_per_batch_size", None)
-    if by_batch_size is not None:
-        raise InvalidValueError(
-            "num_speculative_tokens_per_batch_size must be left out: fastdraft drafts by what a "
-            "step of the batch at hand costs, up to num_speculative_tokens; got "
-            f"{by_batch_size!r}"
         )

@@ -1,0 +1,299 @@
+"""vLLM's V2 speculator: drafts that the model runner never waits for.
+
+After each step one kernel drafts on the device, from continuations that have arrived, and says
+where the texts end now. That is copied to the host on a stream of its own. A thread there tells the
+engine, and sends the next continuations. So they are a step or two old when they are used; the
+kernel aligns them with what was emitted meanwhile.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastdraft import DraftStats
+from fastdraft.alignment import Aligner, Texts
+from fastdraft.errors import InvalidValueError
+from fastdraft.integrations.host import longest_draft
+from fastdraft.integrations.vllm.lookup import LateRequests
+from fastdraft.integrations.vllm.requests import is_first_rank
+from fastdraft.integrations.vllm.rows import Request
+from fastdraft.integrations.vllm.settings import Settings, check_speculator
+from fastdraft.integrations.vllm.thread import TaskThread
+from fastdraft.integrations.vllm.transfers import Ends, TreeBuffers
+
+__all__ = ["FastdraftSpeculator"]
+
+# Nodes of a tree of continuations: more gain nothing.
+_NODES: Final = 128
+# A copy heals the loss of so many steps before it.
+_STEPS_BACK: Final = 4
+# The requests with which vLLM warms its kernels up.
+_WARM_UP: Final = ("_warmup_", "_v2_mixed_warmup_")
+_LARGEST_NUMBER: Final = 2**31 - 1
+
+_logger = logging.getLogger(__name__)
+
+
+class FastdraftSpeculator:
+    """Drafts for one V2 model runner, in the place of vLLM's `ngram_gpu`.
+
+    vLLM's class of speculators is mixed in where vLLM is at hand: see `plugin`.
+
+    >>> LLM(model, speculative_config={"method": "ngram_gpu", "num_speculative_tokens": 8},
+    ...     additional_config={"fastdraft": {"speculator": True}})  # doctest: +SKIP
+
+    Attributes:
+        draft_token_confidence_probs: (max_num_seqs, num_speculative_tokens) float32, the chance of
+            each draft token if those before it are right, for vLLM's adaptive verification.
+        late: What the engine's thread keeps; None where another rank drafts.
+    """
+
+    num_query_per_req = 1
+    num_extra_query_per_req = 0
+    supports_mm_inputs = False
+    draft_logits = None
+
+    def __init__(self, vllm_config: Any, device: torch.device, req_states: Any) -> None:
+        """Makes a speculator as vLLM does.
+
+        Args:
+            vllm_config: A `vllm.config.VllmConfig`.
+            device: That of the model.
+            req_states: A `vllm.v1.worker.gpu.states.RequestState`.
+
+        Raises:
+            InvalidValueError: `additional_config["fastdraft"]` has an unknown key or a bad value,
+                or vLLM is set up in a way that drafts cannot serve.
+            DatastoreError: A datastore cannot be opened.
+        """
+        settings = Settings.of(vllm_config)
+        check_speculator(vllm_config)
+        device = torch.device(device)
+        speculative = vllm_config.speculative_config
+        self._lookahead = lookahead = int(speculative.num_speculative_tokens)
+        places = int(vllm_config.scheduler_config.max_num_seqs)
+        self._states = req_states
+        self._aligner = Aligner(
+            device,
+            max_rows=places,
+            lookahead=lookahead,
+            vocabulary=int(vllm_config.model_config.get_vocab_size()),
+            tail=_STEPS_BACK * (lookahead + 1),
+        )
+        self.draft_token_confidence_probs = self._aligner.output.probabilities
+        self.enable_adaptive_verification = bool(
+            getattr(speculative, "enable_adaptive_verification", False)
+        )
+        self._ranks = int(vllm_config.parallel_config.tensor_parallel_size)
+        self._columns = torch.zeros(2, places, dtype=torch.int32, device=device)
+        # On the host; row 0: numbers of requests, row 1: their longest drafts.
+        self._column_values = np.zeros((2, places), dtype=np.int32)
+        self._numbers = itertools.count(1)
+        self._faults = 0
+        self.late: LateRequests | None = None
+        if is_first_rank():
+            self._trees = TreeBuffers(device, places, _NODES)
+            self._ends = Ends(device, places, self._aligner.output.ends.shape[1])
+            # What two steps may emit, and the draft after them.
+            depth = 3 * (lookahead + 1)
+            self.late = LateRequests(vllm_config, settings, self._trees, depth=depth)
+            self._thread = TaskThread("fastdraft")
+
+    @property
+    def faults(self) -> int:
+        """The number of drafting errors."""
+        return self._faults + (0 if self.late is None else self.late.faults)
+
+    @property
+    def stats(self) -> DraftStats:
+        """The counts of all requests, of steps that the engine has heard of."""
+        return DraftStats() if self.late is None else self.late.stats
+
+    def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
+        """Nothing: there is no draft model."""
+
+    def capture(self) -> None:
+        """Nothing: one kernel is launched as it is."""
+
+    def drain(self, timeout: float = 60.0) -> bool:
+        """Waits until the engine's thread has done all that was asked; whether it has."""
+        return self.late is None or self._thread.drain(timeout)
+
+    def attach(self, runner: Any) -> None:
+        """Hears of requests from the model runner that owns the speculator.
+
+        Args:
+            runner: A `vllm.v1.worker.gpu.model_runner.GPUModelRunner`. With one that lacks what is
+                needed, drafts come from each request's own text alone, with a warning.
+        """
+        if self.late is None:
+            return
+        try:
+            add, finish = runner.add_requests, runner.finish_requests
+            self._states.req_id_to_index  # noqa: B018
+        except AttributeError as error:
+            _logger.warning("fastdraft drafts from each request's own text alone: %s", error)
+            self._column_values[1] = self._lookahead
+            self._send_columns()
+            return
+
+        @functools.wraps(add)
+        def add_requests(scheduler_output: Any) -> None:
+            add(scheduler_output)
+            if scheduler_output.scheduled_new_reqs:
+                self._guard(self._enter, scheduler_output.scheduled_new_reqs)
+
+        @functools.wraps(finish)
+        def finish_requests(scheduler_output: Any) -> None:
+            self._guard(self._leave, scheduler_output)
+            finish(scheduler_output)
+
+        runner.add_requests, runner.finish_requests = add_requests, finish_requests
+        shutdown = getattr(runner, "shutdown", None)
+        if shutdown is not None:
+
+            @functools.wraps(shutdown)
+            def shut_down() -> None:
+                self._thread.close()
+                shutdown()
+
+            runner.shutdown = shut_down
+
+    def propose(
+        self,
+        input_batch: Any,
+        attn_metadata: Any,
+        slot_mappings: Any,
+        last_hidden_states: Tensor,
+        aux_hidden_states: list[Tensor] | None,
+        num_sampled: Tensor,
+        num_rejected: Tensor,
+        last_sampled: Tensor,
+        next_prefill_tokens: Tensor,
+        temperature: Tensor,
+        seeds: Tensor,
+        dp_sync_state: Any = None,
+        dummy_run: bool = False,
+        skip_attn_for_dummy_run: bool = False,
+        mm_inputs: Any = None,
+        is_profile: bool = False,
+        num_speculative_tokens: int | None = None,
+        **_: Any,
+    ) -> Tensor:
+        """The drafts of the next step, int64 (rows, num_speculative_tokens). Waits for nothing.
+
+        Where a draft is shorter, the text's last token follows, as in vLLM's `ngram_gpu`.
+
+        Args:
+            input_batch: The rows: `num_reqs`, and `idx_mapping` from rows to places, on the device
+                and as an array.
+            num_sampled: integer (rows,), the tokens that each row has just emitted.
+            dummy_run: Whether there are no requests.
+        """
+        output = self._aligner.output
+        rows = input_batch.num_reqs
+        drafts = output.token_ids[:rows]
+        if dummy_run:
+            return drafts
+        if self.late is not None:
+            self._guard(self._propose, input_batch, num_sampled)
+        if self._ranks > 1:
+            # What has arrived differs between ranks, and all have to verify the same drafts.
+            self._share(drafts)
+            self._share(output.probabilities[:rows])
+        return drafts
+
+    def _propose(self, input_batch: Any, num_sampled: Tensor) -> None:
+        states, rows = self._states, input_batch.num_reqs
+        texts = Texts(states.all_token_ids.gpu, states.total_len.gpu, *self._columns)
+        self._ends.protect()
+        trees = self._trees.take()
+        try:
+            aligned = self._aligner.align(
+                texts, trees, input_batch.idx_mapping[:rows], num_sampled[:rows]
+            )
+        finally:
+            self._trees.release()
+        copy = self._ends.send(aligned.ends)
+        if copy is not None:
+            assert self.late is not None
+            places = input_batch.idx_mapping_np[:rows].copy()
+            self._thread.submit(self.late.step, copy, places)
+
+    def _enter(self, requests: Iterable[Any]) -> None:
+        """Requests have got places."""
+        assert self.late is not None
+        for request in requests:
+            place = self._states.req_id_to_index[request.req_id]
+            number = next(self._numbers) % _LARGEST_NUMBER
+            self._column_values[:, place] = number, 0
+            known = _known(request)
+            if known is None:
+                continue
+            try:
+                longest = min(longest_draft(known.params), self._lookahead)
+            except InvalidValueError:
+                longest = 0  # the engine's thread counts and tells
+            self._column_values[1, place] = longest
+            tokens = request.prefill_token_ids
+            self._thread.submit(self.late.enter, request.req_id, number, place, known, tokens)
+        self._send_columns()
+
+    def _leave(self, scheduler_output: Any) -> None:
+        """Requests have ended, or were preempted."""
+        assert self.late is not None
+        preempted = getattr(scheduler_output, "preempted_req_ids", None)
+        if preempted:
+            self._thread.submit(self.late.leave, sorted(preempted))
+        if scheduler_output.finished_req_ids:
+            self._thread.submit(self.late.end, sorted(scheduler_output.finished_req_ids))
+
+    def _send_columns(self) -> None:
+        """Sends numbers and longest drafts to the device, ahead of the next step."""
+        values = torch.from_numpy(self._column_values.copy())
+        if self._columns.is_cuda:
+            values = values.pin_memory()
+        self._columns.copy_(values, non_blocking=True)
+
+    def _share(self, values: Tensor) -> None:
+        """Gives all ranks of the model the first one's values."""
+        from vllm.distributed.parallel_state import get_tp_group
+
+        get_tp_group().broadcast(values, src=0)
+
+    def _guard(self, call: Callable[..., None], *args: Any) -> None:
+        """Calls; what it raises costs drafts alone."""
+        try:
+            call(*args)
+        except Exception:
+            self._faults += 1
+            if self._faults == 1:
+                _logger.warning(
+                    "fastdraft: drafting failed; the step goes on without new drafts, and further "
+                    "faults are only counted",
+                    exc_info=True,
+                )
+
+
+def _known(request: Any) -> Request | None:
+    """What is known of a `NewRequestData`; None where nothing is to be looked up for it."""
+    params = request.sampling_params
+    if params is None or request.prompt_token_ids is None or request.req_id.startswith(_WARM_UP):
+        return None
+    if getattr(request, "prompt_is_token_ids", None):
+        return None  # a part of the prompt came as embeddings
+    adapter = getattr(request, "lora_request", None)
+    return Request(
+        len(request.prompt_token_ids),
+        getattr(params, "extra_args", None) or {},
+        getattr(params, "max_tokens", None),
+        None if adapter is None else adapter.lora_name,
+    )

@@ -1,0 +1,157 @@
+"""What passes between the device and the thread that looks up continuations: nobody else waits.
+
+Two ways: the ends of the texts come from the device, and trees go there. On a CUDA device both are
+copied on streams of their own, from and to pinned memory. On a CPU the same steps are plain copies.
+"""
+
+from __future__ import annotations
+
+from queue import Empty, SimpleQueue
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fastdraft import Continuations
+from fastdraft.alignment import Trees
+
+__all__ = ["Ends", "EndsCopy", "TreeBuffers"]
+
+_COPIES: Final = 8
+# Its streams and events have no types.
+_cuda: Any = torch.cuda
+
+
+class EndsCopy:
+    """The ends of one step's texts on the host, once they are there."""
+
+    def __init__(self, tensor: Tensor, event: Any, home: SimpleQueue[EndsCopy]) -> None:
+        self._tensor = tensor
+        self._array: NDArray[np.int32] = tensor.numpy()
+        self._event = event
+        self._home = home
+        self._rows = 0
+
+    def start(self, ends: Tensor, stream: Any) -> Any:
+        """Begins to copy; gives what says that it is done, None where it is done at once."""
+        self._rows = len(ends)
+        self._tensor[: self._rows].copy_(ends, non_blocking=True)
+        if self._event is not None:
+            self._event.record(stream)
+        return self._event
+
+    def wait(self) -> NDArray[np.int32]:
+        """The ends, (rows, width), until `free`. Waits for the device, on the calling thread."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._array[: self._rows]
+
+    def free(self) -> None:
+        """Gives the memory back."""
+        self._home.put(self)
+
+
+class Ends:
+    """Copies the ends of texts to the host. `send` never waits; one thread calls it.
+
+    Args:
+        device: where they come from.
+        rows, width: the largest ends.
+    """
+
+    def __init__(self, device: torch.device, rows: int, width: int) -> None:
+        self._cuda = device.type == "cuda"
+        self._stream: Any = _cuda.Stream(device) if self._cuda else None
+        self._last: Any = None
+        self._free: SimpleQueue[EndsCopy] = SimpleQueue()
+        for _ in range(_COPIES):
+            tensor = torch.empty(rows, width, dtype=torch.int32, pin_memory=self._cuda)
+            # One that sleeps: a thread that spins takes the processor from the host's own.
+            event = _cuda.Event(blocking=True) if self._cuda else None
+            self._free.put(EndsCopy(tensor, event, self._free))
+
+    def send(self, ends: Tensor) -> EndsCopy | None:
+        """Starts to copy ends that the current stream writes; None if all copies are in use."""
+        try:
+            copy = self._free.get_nowait()
+        except Empty:
+            return None
+        if self._cuda:
+            self._stream.wait_stream(_cuda.current_stream(ends.device))
+            with _cuda.stream(self._stream):
+                self._last = copy.start(ends, self._stream)
+        else:
+            copy.start(ends, None)
+        return copy
+
+    def protect(self) -> None:
+        """Has the current stream write the ends again only when they are copied."""
+        if self._last is not None:
+            _cuda.current_stream().wait_event(self._last)
+
+
+class TreeBuffers:
+    """The newest trees on the device. One thread writes and publishes, another takes them.
+
+    Neither waits for the other. Of three buffers one holds the newest trees, one may be in use, and
+    one is free to be written.
+
+    Args:
+        device: where they go.
+        places: the most requests.
+        nodes: the most nodes of a tree.
+
+    Attributes:
+        host: the trees to publish, in memory for `Engine.continue_batch` to write to.
+        requests: (places,) int32, the number of the request that each tree is for.
+    """
+
+    def __init__(self, device: torch.device, places: int, nodes: int) -> None:
+        self._cuda = device.type == "cuda"
+        # All fields in one piece of memory, so that one copy carries them.
+        size = 3 * places * (1 + nodes)
+        self._flat = torch.zeros(size, dtype=torch.int32, pin_memory=self._cuda)
+        *fields, requests = _trees_in(self._flat, places, nodes)
+        self.host = Continuations(*(field.numpy() for field in fields))
+        self.requests: NDArray[np.int32] = requests.numpy()
+        self._buffers = [torch.zeros_like(self._flat, device=device) for _ in range(3)]
+        self._trees = [_trees_in(buffer, places, nodes) for buffer in self._buffers]
+        self._newest = self._in_use = 0
+        self._stream: Any = _cuda.Stream(device) if self._cuda else None
+        self._arrived: Any = _cuda.Event(blocking=True) if self._cuda else None
+        self._used: list[Any] = [_cuda.Event() if self._cuda else None for _ in range(3)]
+
+    def publish(self) -> None:
+        """Copies `host` to the device, and makes it the newest. Waits for the copy."""
+        free = next(each for each in range(3) if each not in (self._newest, self._in_use))
+        if self._cuda:
+            self._stream.wait_event(self._used[free])
+            with _cuda.stream(self._stream):
+                self._buffers[free].copy_(self._flat, non_blocking=True)
+                self._arrived.record(self._stream)
+            self._arrived.synchronize()
+        else:
+            self._buffers[free].copy_(self._flat)
+        self._newest = free
+
+    def take(self) -> Trees:
+        """The newest trees that have arrived, to be read until `release` on the current stream."""
+        while True:
+            self._in_use = newest = self._newest
+            # If newer ones came in between, the buffer may be written already.
+            if newest == self._newest:
+                return self._trees[newest]
+
+    def release(self) -> None:
+        """Says that what the current stream has to do with the trees is under way."""
+        if self._cuda:
+            self._used[self._in_use].record(_cuda.current_stream())
+
+
+def _trees_in(flat: Tensor, places: int, nodes: int) -> Trees:
+    """The fields of trees that lie in `flat` one after another."""
+    columns = flat[: 3 * places].view(3, places)
+    ids, parents, chances = flat[3 * places :].view(3, places, nodes)
+    return Trees(columns[0], columns[1], ids, parents, chances.view(torch.float32), columns[2])

@@ -1,0 +1,189 @@
+"""Text that parts of an answer may look like: the calls of a request's tools, the JSON of a schema.
+
+A model that calls a tool writes the tool's name and the names of its parameters, which its schema
+tells beforehand. So a call can be drafted before any was made: write one down for each tool, with
+made-up values, and pass its tokens as the `templates` of `Engine.add_request`:
+
+    from fastdraft.templates import tool_call_ids
+
+    engine.add_request(prompt_ids, templates=tool_call_ids(tokenizer, tools))
+
+A template is a guess like any other: where the answer goes another way, nothing is lost but drafts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from fastdraft.errors import InvalidValueError
+
+__all__ = ["ToolCall", "call_messages", "schema_example", "tool_call_ids", "tool_calls"]
+
+_DEEPEST: Final = 6
+"""Levels of a schema that an example follows; recursive ones have no end."""
+_BY_TYPE: Final[Mapping[str, Any]] = {"integer": 1, "number": 1, "boolean": True, "null": None}
+
+
+class ToolCall(NamedTuple):
+    """A call of a tool, with made-up arguments."""
+
+    name: str
+    arguments: Any
+
+
+def tool_calls(tools: Sequence[Mapping[str, Any]]) -> list[ToolCall]:
+    """A call of each tool, in their order.
+
+    Args:
+        tools: As OpenAI's API has them (`{"type": "function", "function": {"name": ...,
+            "parameters": SCHEMA}}`), or such functions without the wrapping, or with Anthropic's
+            `input_schema`. Tools without a name, such as a host's built-in ones, are left out.
+
+    Raises:
+        InvalidValueError: `tools` is not a sequence of mappings.
+    """
+    if isinstance(tools, (str, bytes)) or not isinstance(tools, Sequence):
+        raise InvalidValueError(f"tools must be a list of objects, got {tools!r}")
+    calls = []
+    for index, tool in enumerate(tools):
+        if not isinstance(tool, Mapping):
+            raise InvalidValueError(f"tools[{index}] must be an object, got {tool!r}")
+        wrapped = tool.get("function")
+        function = wrapped if isinstance(wrapped, Mapping) else tool
+        name = function.get("name")
+        if isinstance(name, str) and name:
+            schema = function.get("parameters") or function.get("input_schema")
+            calls.append(ToolCall(name, schema_example(schema or {"type": "object"})))
+    return calls
+
+
+def schema_example(schema: Any) -> Any:
+    """A JSON value of the form that a JSON schema describes. O(schema).
+
+    Each property of an object is there, each array has one item, and a string is the name of its
+    property, since a model writes a word there too. Constants, the first of several alternatives
+    and references within the schema (`$ref`) are followed; what is not understood is an empty
+    object.
+    """
+    return _example(schema, schema, "text", 0)
+
+
+def _example(schema: Any, root: Any, name: str, depth: int) -> Any:
+    if not isinstance(schema, Mapping) or depth > _DEEPEST:
+        return {}
+    if isinstance(schema.get("$ref"), str):
+        return _example(_referred(schema["$ref"], root), root, name, depth + 1)
+    if "const" in schema:
+        return schema["const"]
+    for key in ("enum", "anyOf", "oneOf", "allOf"):
+        choices = schema.get(key)
+        if isinstance(choices, Sequence) and not isinstance(choices, str) and choices:
+            first = choices[0]
+            return first if key == "enum" else _example(first, root, name, depth + 1)
+    kind = schema.get("type")
+    if isinstance(kind, Sequence) and not isinstance(kind, str):
+        kind = kind[0] if kind else None
+    kind = kind.lower() if isinstance(kind, str) else None
+    properties = schema.get("properties")
+    if isinstance(properties, Mapping):
+        return {
+            str(key): _example(value, root, str(key), depth + 1)
+            for key, value in properties.items()
+        }
+    if kind == "array":
+        return [_example(schema.get("items", {}), root, name, depth + 1)]
+    if kind == "string":
+        return name
+    return _BY_TYPE.get(kind or "", {})
+
+
+def _referred(reference: str, root: Any) -> Any:
+    """What a reference such as `#/$defs/City` names; None for one that leads out of the schema."""
+    path, found = reference.split("/"), root
+    if path[0] != "#":
+        return None
+    for part in path[1:]:
+        part = part.replace("~1", "/").replace("~0", "~")
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return found
+
+
+def call_messages(calls: Sequence[ToolCall], *, encoded: bool) -> list[dict[str, Any]]:
+    """A chat in which the model makes these calls, as chat templates and OpenAI's API take it.
+
+    encoded: Whether the arguments are JSON text, as in OpenAI's API, or JSON values, as chat
+        templates of transformers want them.
+    """
+    return [
+        {"role": "user", "content": "?"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [
+                {
+                    "type": "function",
+                    # Templates want one; some insist on nine letters.
+                    "id": f"call{index:05}",
+                    "function": {
+                        "name": call.name,
+                        "arguments": json.dumps(call.arguments) if encoded else call.arguments,
+                    },
+                }
+                for index, call in enumerate(calls)
+            ],
+        },
+    ]
+
+
+def tool_call_ids(tokenizer: Any, tools: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The tokens of a call of each tool, as the tokenizer's chat template writes calls.
+
+    Without a chat template that writes calls, they are written as most open models do,
+    `<tool_call>{"name": ..., "arguments": ...}</tool_call>`.
+
+    Args:
+        tokenizer: One of transformers.
+        tools: As for `tool_calls`.
+
+    Raises:
+        InvalidValueError: `tools` is not a sequence of mappings.
+    """
+    calls = tool_calls(tools)
+    text = "".join(_rendered(tokenizer, calls)) if calls else ""
+    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return ids
+
+
+def _rendered(tokenizer: Any, calls: Sequence[ToolCall]) -> Iterator[str]:
+    """The calls as text: all in one answer where the template allows that, else one by one."""
+    groups: list[Sequence[ToolCall]] = [calls, *([call] for call in calls)]
+    for group in groups:
+        text = _by_template(tokenizer, group)
+        if text is not None:
+            yield text
+            if group is calls:
+                return
+        elif group is not calls:
+            yield f"<tool_call>\n{json.dumps(_as_object(group[0]))}\n</tool_call>\n"
+
+
+def _as_object(call: ToolCall) -> dict[str, Any]:
+    return {"name": call.name, "arguments": call.arguments}
+
+
+def _by_template(tokenizer: Any, calls: Sequence[ToolCall]) -> str | None:
+    """The answer that makes these calls; None where the chat template does not write them."""
+    if not getattr(tokenizer, "chat_template", None):
+        return None
+    user, answer = call_messages(calls, encoded=False)
+    try:
+        before = tokenizer.apply_chat_template([user], tokenize=False, add_generation_prompt=True)
+        whole = tokenizer.apply_chat_template([user, answer], tokenize=False)
+    except Exception:  # whatever a template raises
+        return None
+    if not whole.startswith(before) or any(call.name not in whole for call in calls):
+        return None
+    text: str = whole[len(before) :]
+    return text

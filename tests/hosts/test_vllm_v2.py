@@ -1,0 +1,455 @@
+"""Real vLLM with its V2 model runner on the CPU, drafting and not: the same tokens, in fewer steps.
+
+Its Triton kernels run in the interpreter. Triton decides on that once in a process, so each
+scenario below runs in a process of its own, and gives its findings as JSON.
+
+FASTDRAFT_DEMO_MODEL names the folder of the demo model.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+TOKENS = 24
+LOOKAHEAD = 6
+# Two logits that rounding may put in either order: float32, and another order of additions.
+NEAR_TIE = 1e-3
+
+PROMPTS = [
+    "Apple, banana, cherry, date, elderberry. Apple, banana, cherry, date, elderberry. Apple,",
+    "def area(width, height):\n    return width * height\n\ndef area(width, height):\n",
+    "name: Ann, age: 31\nname: Bob, age: 45\nname: Cid, age: 28\nname: Dan, age:",
+    "The three laws of motion are",
+]
+SCHEMA = {
+    "type": "object",
+    "properties": {"ages": {"type": "array", "items": {"type": "integer"}, "maxItems": 4}},
+    "required": ["ages"],
+}
+JSON_PROMPT = 'Write {"ages": [31, 32, 33]} again as JSON: {"ages": [31, 32'
+SUPPORT = Path(__file__).parents[1] / "support"
+
+
+def scenario(*arguments: str, timeout: float = 580) -> dict[str, Any]:
+    answer = subprocess.run(
+        [sys.executable, __file__, *arguments],
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(SUPPORT / "triton_on_cpu"), str(SUPPORT)]),
+            "TRITON_INTERPRET": "1",
+            "VLLM_USE_V2_MODEL_RUNNER": "1",
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_LOGGING_LEVEL": "WARNING",
+        },
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+    assert answer.returncode == 0, answer.stderr[-4000:]
+    result: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
+    return result
+
+
+@pytest.fixture(scope="module")
+def plain() -> dict[str, Any]:
+    return scenario("plain")
+
+
+@pytest.fixture(scope="module")
+def drafting(plain: dict[str, Any]) -> dict[str, Any]:
+    assert plain["alone"]
+    return scenario("drafting")
+
+
+@pytest.fixture(scope="module")
+def crowded(plain: dict[str, Any]) -> dict[str, Any]:
+    assert plain["alone"]
+    return scenario("crowded")
+
+
+def assert_same(plain: Any, token_ids: list[int]) -> None:
+    """Equal, but for what follows a proven near tie of the plain run's logits."""
+    expected, chances = plain
+    if token_ids == expected:
+        return
+    place = next(i for i, (a, b) in enumerate(zip(expected, token_ids, strict=False)) if a != b)
+    gap = chances[place][str(expected[place])] - chances[place].get(str(token_ids[place]), -1e9)
+    assert gap < NEAR_TIE, (place, gap, expected, token_ids)
+
+
+def assert_all_same(plain: list[Any], outputs: list[list[int]]) -> None:
+    for expected, output in zip(plain, outputs, strict=True):
+        assert_same(expected, output)
+
+
+def test_it_takes_the_place_of_ngram_gpu_only_when_asked(drafting: dict[str, Any]) -> None:
+    assert drafting["runner"] == "vllm.v1.worker.gpu.model_runner.GPUModelRunner"
+    assert drafting["speculator"] == "FastdraftSpeculator"
+    assert scenario("asked for no more")["speculator"] == "NgramGPUSpeculator"
+
+
+def test_single_requests_say_the_same(drafting: dict[str, Any], plain: dict[str, Any]) -> None:
+    assert_all_same(plain["alone"], drafting["alone"])
+    assert drafting["accepted"] > 10
+
+
+def test_requests_at_once_say_the_same(drafting: dict[str, Any], plain: dict[str, Any]) -> None:
+    assert_all_same(plain["alone"] * 2, drafting["at once"])
+
+
+def test_what_was_said_before_is_drafted(drafting: dict[str, Any], plain: dict[str, Any]) -> None:
+    """The prompts come a second time: the memory knows the answers, a step late."""
+    assert_all_same(plain["alone"], drafting["again"])
+    assert drafting["accepted again"] > 1.5 * drafting["accepted"]
+
+
+def test_a_prediction_is_accepted(drafting: dict[str, Any], plain: dict[str, Any]) -> None:
+    assert_same(plain["alone"][3], drafting["predicted"])
+    accepted, rejected = drafting["predicted counts"]
+    assert accepted >= TOKENS // 2
+    assert rejected > 0
+
+
+def test_a_request_may_switch_drafts_off(drafting: dict[str, Any], plain: dict[str, Any]) -> None:
+    assert_same(plain["alone"][0], drafting["off"])
+    assert drafting["off accepted"] == 0
+
+
+def test_structured_output_is_the_same(drafting: dict[str, Any], plain: dict[str, Any]) -> None:
+    assert_same(plain["json"], drafting["json"])
+
+
+def test_what_shapes_logits_shapes_drafted_text_too(
+    drafting: dict[str, Any], plain: dict[str, Any]
+) -> None:
+    assert_same(plain["penalised"], drafting["penalised"])
+
+
+def test_a_salted_request_leaves_nothing(drafting: dict[str, Any]) -> None:
+    assert drafting["remembered of salted"] == 0
+    assert drafting["remembered"] > 0
+
+
+def test_aborts_leave_nothing_behind(drafting: dict[str, Any], plain: dict[str, Any]) -> None:
+    assert drafting["aborted"] > 0
+    for number, output in drafting["not aborted"]:
+        assert_same(plain["alone"][number], output)
+    assert drafting["left"] == [0, 0, 0]
+
+
+def test_nothing_waits(drafting: dict[str, Any], plain: dict[str, Any]) -> None:
+    """In no call of `propose` is a tensor read back."""
+    assert_all_same(plain["alone"][:2], drafting["guarded"])
+    assert drafting["guarded calls"] > 5
+
+
+def test_the_fused_kernel_drafts_the_same(drafting: dict[str, Any], plain: dict[str, Any]) -> None:
+    assert_all_same(plain["alone"][:2], drafting["fused"])
+    assert drafting["fused launches"] > 5
+
+
+def test_nothing_went_wrong(drafting: dict[str, Any]) -> None:
+    assert drafting["faults"] == 0
+
+
+def test_faults_at_every_call_leave_outputs_equal(
+    drafting: dict[str, Any], plain: dict[str, Any]
+) -> None:
+    assert len(drafting["broken"]) >= 5
+    for outputs, faults in drafting["broken"]:
+        assert_all_same(plain["alone"][:2], outputs)
+        assert faults > 0
+    assert_all_same(plain["alone"][:2], drafting["mended"])
+
+
+def test_chunks_and_preemption_change_nothing(
+    crowded: dict[str, Any], plain: dict[str, Any]
+) -> None:
+    assert_same(plain["long"], crowded["outputs"][0])
+    assert_all_same(plain["alone"] * 2, crowded["outputs"][1:])
+    assert crowded["preemptions"] > 0
+    assert crowded["accepted"] > 10
+    assert crowded["faults"] == 0
+    assert crowded["left"] == [0, 0, 0]
+
+
+# What runs in the processes.
+
+
+def start(mode: str) -> Any:
+    from vllm import LLM
+
+    options: dict[str, Any] = {"max_num_seqs": 4}
+    if mode == "crowded":
+        options = {
+            "max_num_seqs": 4,
+            "max_num_batched_tokens": 48,
+            "enable_chunked_prefill": True,
+            "block_size": 16,
+            "num_gpu_blocks_override": 20,
+        }
+    if mode != "plain":
+        options["speculative_config"] = {
+            "method": "ngram_gpu",
+            "num_speculative_tokens": LOOKAHEAD,
+            "prompt_lookup_min": 2,
+            "prompt_lookup_max": 4,
+        }
+    if mode in ("drafting", "crowded"):
+        options["additional_config"] = {"fastdraft": {"speculator": True}}
+    return LLM(
+        os.environ["FASTDRAFT_DEMO_MODEL"],
+        dtype="float32",
+        enforce_eager=True,
+        max_model_len=256,
+        disable_log_stats=False,
+        seed=0,
+        **options,
+    )
+
+
+class Run:
+    """An LLM and what a scenario asks of it."""
+
+    def __init__(self, mode: str) -> None:
+        self.llm = start(mode)
+        self.core = self.llm.llm_engine.engine_core.engine_core
+        self.runner = self.core.model_executor.driver_worker.worker.model_runner
+        self.speculator = self.runner.speculator
+
+    def say(self, prompts: list[Any], **options: Any) -> list[Any]:
+        from vllm import SamplingParams
+
+        params = SamplingParams(temperature=0, **{"max_tokens": TOKENS, **options})
+        outputs: list[Any] = self.llm.generate(prompts, params, use_tqdm=False)
+        return outputs
+
+    def tokens(self, prompts: list[Any], **options: Any) -> list[list[int]]:
+        return [list(each.outputs[0].token_ids) for each in self.say(prompts, **options)]
+
+    def alone(self, prompts: list[Any], **options: Any) -> list[list[int]]:
+        return [self.tokens([prompt], **options)[0] for prompt in prompts]
+
+    def metric(self, name: str) -> float:
+        return sum(m.value for m in self.llm.get_metrics() if m.name == name)
+
+    @property
+    def accepted(self) -> float:
+        return self.metric("vllm:spec_decode_num_accepted_tokens")
+
+    def settle(self) -> None:
+        """vLLM tells of ends in the next step, be it an empty one."""
+        self.core.step_fn()
+        assert self.speculator.drain()
+
+    def left(self) -> list[int]:
+        self.settle()
+        late = self.speculator.late
+        return [
+            late.num_requests,
+            late.engine.num_requests,
+            sum(text is not None for text in late._at),
+        ]
+
+    def long_prompt(self) -> dict[str, Any]:
+        tokenizer = self.llm.get_tokenizer()
+        return {"prompt_token_ids": tokenizer.encode(PROMPTS[0] * 20)[: 256 - TOKENS]}
+
+
+def plainly(run: Run) -> dict[str, Any]:
+    from vllm.sampling_params import StructuredOutputsParams
+
+    def said(prompt: Any, **options: Any) -> Any:
+        [output] = run.say([prompt], logprobs=2, **options)
+        answer = output.outputs[0]
+        chances = [{t: e.logprob for t, e in each.items()} for each in answer.logprobs]
+        return list(answer.token_ids), chances
+
+    return {
+        "alone": [said(prompt) for prompt in PROMPTS],
+        "penalised": said(PROMPTS[0], repetition_penalty=1.3),
+        "json": said(JSON_PROMPT, structured_outputs=StructuredOutputsParams(json=SCHEMA)),
+        "long": said(run.long_prompt(), max_tokens=200),
+    }
+
+
+def with_drafts(run: Run) -> dict[str, Any]:
+    import random
+
+    from vllm import SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
+
+    from fastdraft import alignment
+    from fastdraft.kernels import fused
+    from waiting import no_waiting
+
+    speculator = run.speculator
+    late = speculator.late
+    apart = {"fastdraft_remember": 0}
+    found: dict[str, Any] = {"alone": run.alone(PROMPTS), "accepted": run.accepted}
+    found["again"] = run.alone(PROMPTS)
+    found["accepted again"] = run.accepted - found["accepted"]
+    found["at once"] = run.tokens(PROMPTS * 2)
+
+    before = speculator.stats
+    edited = list(found["alone"][3])
+    edited[TOKENS // 2] += 1
+    [found["predicted"]] = run.tokens(
+        [PROMPTS[3]], extra_args={**apart, "prediction_token_ids": edited}
+    )
+    run.settle()
+    after = speculator.stats
+    found["predicted counts"] = [
+        after.accepted_prediction_tokens - before.accepted_prediction_tokens,
+        after.rejected_prediction_tokens - before.rejected_prediction_tokens,
+    ]
+    steps = run.metric("vllm:spec_decode_num_drafts")
+    [found["off"]] = run.tokens([PROMPTS[0]], extra_args={**apart, "fastdraft": "off"})
+    # vLLM verifies as many tokens for each row; here they repeat the last one.
+    found["off accepted"] = int(run.metric("vllm:spec_decode_num_drafts") - steps < TOKENS - 3)
+    json_only = StructuredOutputsParams(json=SCHEMA)
+    [found["json"]] = run.tokens([JSON_PROMPT], structured_outputs=json_only)
+    [found["penalised"]] = run.tokens([PROMPTS[0]], repetition_penalty=1.3)
+
+    run.settle()
+    [memory] = late.memory.of(None)
+    held = len(memory)
+    run.tokens([{"prompt": "A secret: violet, seven, harbour,", "cache_salt": "tenant"}])
+    run.settle()
+    found["remembered of salted"] = len(memory) - held
+    run.tokens(["No secret: violet, seven, harbour,"])
+    run.settle()
+    found["remembered"] = len(memory) - held
+
+    generator = random.Random(3)
+    engine = run.llm.llm_engine
+    for number in range(10):
+        params = SamplingParams(temperature=0, max_tokens=TOKENS)
+        engine.add_request(f"request-{number}", PROMPTS[number % 4], params)
+    running, outputs, aborted = {f"request-{number}" for number in range(10)}, {}, 0
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            if output.finished:
+                running.discard(output.request_id)
+                outputs[output.request_id] = list(output.outputs[0].token_ids)
+        if running and generator.random() < 0.2:
+            name = generator.choice(sorted(running))
+            running.discard(name)
+            engine.abort_request([name])
+            aborted += 1
+    found["aborted"] = aborted
+    found["not aborted"] = [
+        (int(name.partition("-")[2]) % 4, tokens)
+        for name, tokens in outputs.items()
+        if len(tokens) == TOKENS
+    ]
+    found["left"] = run.left()
+
+    def counted(call: Any, calls: list[int], guard: Any = None) -> Any:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            calls.append(1)
+            if guard is None:
+                return call(*args, **kwargs)
+            with guard():
+                return call(*args, **kwargs)
+
+        return wrapped
+
+    calls: list[int] = []
+    with mock.patch.object(speculator, "propose", counted(speculator.propose, calls, no_waiting)):
+        found["guarded"] = run.alone(PROMPTS[:2], extra_args=apart)
+    found["guarded calls"] = len(calls)
+    calls = []
+    with (
+        mock.patch.object(alignment, "kernels_for", return_value=fused),
+        mock.patch.object(fused, "align", counted(fused.align, calls)),
+    ):
+        found["fused"] = run.alone(PROMPTS[:2], extra_args=apart)
+    found["fused launches"] = len(calls)
+    found["faults"] = speculator.faults
+
+    found["broken"] = []
+    for at in (1, 2, 3, 6, 12):
+        for target, name in ((late, "engine"), (speculator._aligner, "align")):
+            faults = speculator.faults
+            with broken(target, name, at):
+                outputs = run.tokens(PROMPTS[:2], extra_args=apart)
+                run.settle()
+            found["broken"].append((outputs, speculator.faults - faults))
+    found["mended"] = run.tokens(PROMPTS[:2], extra_args=apart)
+    found["speculator"] = type(speculator).__name__
+    base = type(run.runner).__mro__[1]
+    found["runner"] = f"{base.__module__}.{base.__qualname__}"
+    return found
+
+
+@contextmanager
+def broken(target: Any, name: str, at: int) -> Any:
+    """Has the n-th call of a function, or of an engine's functions, raise."""
+    original, left = getattr(target, name), [at]
+
+    def tick() -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            raise RuntimeError("broken on purpose")
+
+    class Engine:
+        def __getattr__(self, attribute: str) -> Any:
+            value = getattr(original, attribute)
+            if attribute not in ("add_request", "continue_batch", "finish"):
+                return value
+
+            def call(*args: Any, **kwargs: Any) -> Any:
+                tick()
+                return value(*args, **kwargs)
+
+            return call
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        tick()
+        return original(*args, **kwargs)
+
+    with mock.patch.object(target, name, Engine() if name == "engine" else function):
+        yield
+
+
+def in_a_crowd(run: Run) -> dict[str, Any]:
+    from vllm import SamplingParams
+
+    prompts = [run.long_prompt(), *PROMPTS * 2]
+    lengths = [200] + [TOKENS] * 8
+    params = [SamplingParams(temperature=0, max_tokens=length) for length in lengths]
+    outputs = run.llm.generate(prompts, params, use_tqdm=False)
+    return {
+        "outputs": [list(output.outputs[0].token_ids) for output in outputs],
+        "preemptions": run.metric("vllm:num_preemptions"),
+        "accepted": run.accepted,
+        "left": run.left(),
+        "faults": run.speculator.faults,
+    }
+
+
+def main(mode: str) -> None:
+    run = Run(mode)
+    found = {
+        "plain": plainly,
+        "drafting": with_drafts,
+        "crowded": in_a_crowd,
+        "asked for no more": lambda run: {"speculator": type(run.speculator).__name__},
+    }[mode](run)
+    run.core.shutdown()
+    print()
+    print(json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,199 @@
+"""vLLM's V2 model runner as a speculator sees it, with scripted outputs and a thread by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from fastdraft.integrations.vllm.speculator import FastdraftSpeculator
+from vllm_host import VOCABULARY, Job, config
+from waiting import no_waiting
+
+__all__ = ["VOCABULARY", "ByHand", "Job", "V2Host", "v2_config"]
+
+
+def v2_config(
+    *, rows: int = 4, adaptive: bool = False, ranks: int = 1, stages: int = 1, **more: Any
+) -> Any:
+    made = config(**more)
+    made.scheduler_config = SimpleNamespace(max_num_seqs=rows)
+    made.speculative_config.enable_adaptive_verification = adaptive
+    made.parallel_config.tensor_parallel_size = ranks
+    made.parallel_config.pipeline_parallel_size = stages
+    made.parallel_config.data_parallel_rank = 0
+    return made
+
+
+class ByHand:
+    """In the place of a speculator's thread: runs its tasks when it is told to."""
+
+    def __init__(self) -> None:
+        self.tasks: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
+
+    def submit(self, call: Callable[..., object], *args: Any) -> None:
+        self.tasks.append((call, args))
+
+    def run(self, most: int | None = None) -> None:
+        """Runs tasks in order, all or the first few."""
+        for _ in range(len(self.tasks) if most is None else min(most, len(self.tasks))):
+            call, args = self.tasks.pop(0)
+            call(*args)
+
+    def close(self) -> None:
+        self.run()
+
+
+class V2Host:
+    """Rows that fill, move and empty, and a target that says what each job is to say.
+
+    Args:
+        speculator: What drafts; its thread is replaced.
+        rows: The most requests that run at once.
+        length: The longest text.
+    """
+
+    def __init__(self, speculator_config: Any, *, rows: int = 4, length: int = 512) -> None:
+        self.all_token_ids = SimpleNamespace(gpu=torch.zeros(rows, length, dtype=torch.int32))
+        self.total_len = SimpleNamespace(gpu=torch.zeros(rows, dtype=torch.int32))
+        self.req_id_to_index: dict[str, int] = {}
+        self.free = list(range(rows))
+        self.speculator = FastdraftSpeculator(speculator_config, torch.device("cpu"), self)
+        self.thread = ByHand()
+        if self.speculator.late is not None:
+            self.speculator._thread.close()
+        self.speculator._thread = self.thread  # type: ignore[assignment]
+        self.jobs: dict[str, Job] = {}
+        self.waiting: list[str] = []
+        self.finished: set[str] = set()
+        self.preempted: set[str] = set()
+        self.drafts: dict[str, list[int]] = {}
+        self.steps = 0
+        self.speculator.attach(self)
+
+    # What vLLM's runner has.
+
+    def add_requests(self, scheduler_output: Any) -> None:
+        for request in scheduler_output.scheduled_new_reqs:
+            place = self.free.pop()
+            self.req_id_to_index[request.req_id] = place
+            tokens = torch.tensor(request.prefill_token_ids, dtype=torch.int32)
+            self.all_token_ids.gpu[place, : len(tokens)] = tokens
+            self.total_len.gpu[place] = len(tokens)
+
+    def finish_requests(self, scheduler_output: Any) -> None:
+        for name in scheduler_output.finished_req_ids | scheduler_output.preempted_req_ids:
+            if name in self.req_id_to_index:
+                self.free.append(self.req_id_to_index.pop(name))
+
+    # What a test does.
+
+    def add(self, name: str, job: Job) -> None:
+        self.jobs[name] = job
+        self.waiting.append(name)
+
+    def end(self, name: str) -> None:
+        """Finished or aborted."""
+        del self.jobs[name]
+        self.drafts.pop(name, None)
+        self.finished.add(name)
+        if name in self.waiting:
+            self.waiting.remove(name)
+
+    def preempt(self, name: str, *, takes_back: int = 0) -> None:
+        """It gives its place up, loses its last tokens, and waits."""
+        self.jobs[name].said -= min(takes_back, self.jobs[name].said)
+        self.jobs[name].computed = 0
+        self.preempted.add(name)
+        self.drafts.pop(name, None)
+
+    def resume(self, name: str) -> None:
+        self.waiting.append(name)
+
+    @property
+    def running(self) -> list[str]:
+        return [name for name in self.jobs if name in self.req_id_to_index]
+
+    def schedule(self) -> None:
+        """What happens before a forward: ends are told, and who waits gets a place."""
+        ended = SimpleNamespace(finished_req_ids=self.finished, preempted_req_ids=self.preempted)
+        self.finish_requests(ended)
+        self.finished, self.preempted = set(), set()
+        entering, self.waiting = self.waiting[: len(self.free)], self.waiting[len(self.free) :]
+        requests = []
+        for name in entering:
+            job = self.jobs[name]
+            requests.append(
+                SimpleNamespace(
+                    req_id=name,
+                    prompt_token_ids=job.prompt,
+                    prefill_token_ids=job.text,
+                    sampling_params=SimpleNamespace(
+                        extra_args=job.extra_args, max_tokens=job.max_tokens
+                    ),
+                    lora_request=job.adapter and SimpleNamespace(lora_name=job.adapter),
+                )
+            )
+        self.add_requests(SimpleNamespace(scheduled_new_reqs=requests))
+
+    def step(self, *, prefill: int = 1 << 30) -> dict[str, int]:
+        """One step: how many tokens each row emitted. At most `prefill` tokens of a prompt."""
+        self.schedule()
+        self.steps += 1
+        names = sorted(self.running, key=lambda name: -self.req_id_to_index[name])
+        emitted = {}
+        for name in names:
+            job, place = self.jobs[name], self.req_id_to_index[name]
+            emitted[name] = 0
+            left = len(job.text) - job.computed
+            if left > max(prefill, 1):
+                job.computed += prefill
+                continue
+            rest = job.output[job.said :]
+            draft = self.drafts.get(name, [])
+            accepted = 0
+            while accepted < min(len(draft), len(rest) - 1) and draft[accepted] == rest[accepted]:
+                accepted += 1
+            new = rest[: accepted + 1]
+            end = len(job.text)
+            self.all_token_ids.gpu[place, end : end + len(new)] = torch.tensor(new).int()
+            self.total_len.gpu[place] += len(new)
+            job.said += len(new)
+            job.computed = len(job.text) - 1
+            emitted[name] = len(new)
+        if names:
+            drafts = self.propose(names, emitted)
+            for name, draft in zip(names, drafts.tolist(), strict=True):
+                self.drafts[name] = draft if emitted[name] else []
+        return emitted
+
+    def propose(self, names: list[str], emitted: dict[str, int]) -> torch.Tensor:
+        places = torch.tensor([self.req_id_to_index[name] for name in names], dtype=torch.int32)
+        batch = SimpleNamespace(
+            num_reqs=len(names), idx_mapping=places, idx_mapping_np=places.numpy(), req_ids=names
+        )
+        sampled = torch.tensor([emitted[name] for name in names], dtype=torch.int32)
+        nothing: Any = None
+        # The guard makes each operation much slower, and steps are much alike.
+        with no_waiting() if self.steps % 5 in (1, 2) else nullcontext():
+            drafts = self.speculator.propose(
+                batch, *[nothing] * 4, sampled, *[nothing] * 5, num_speculative_tokens=8
+            )
+        assert drafts.shape == (len(names), self.speculator._lookahead)
+        assert drafts.dtype == torch.int64
+        return drafts
+
+    def run(self, *, most: int = 1000) -> None:
+        """Steps until all jobs have said what they have to say, each with the thread up to date."""
+        for _ in range(most):
+            for name in [n for n, job in self.jobs.items() if job.said >= len(job.output)]:
+                self.end(name)
+            if not self.jobs:
+                break
+            self.step()
+            self.thread.run()
+        self.schedule()
+        self.thread.run()
