@@ -114,7 +114,7 @@ campaign: $(VENV)/.test ## Run random cases of everything for MINUTES, or the on
 	PYTHONPATH=tests:tests/support python -m campaign --minutes $(MINUTES) $(PART:%=--part %) $(SEED:%=--seed %)
 
 stubs: $(VENV)/.test ## Regenerate the stub of the C++ module
-	pybind11-stubgen fastdraft._core --output-dir python
+	python tools/stubs.py
 
 wheel: build/dist/.stamp ## Build the sdist and the wheel: build/dist
 

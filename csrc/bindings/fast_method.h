@@ -5,6 +5,9 @@
 #include <pybind11/pybind11.h>
 
 #include <exception>
+#include <string>
+
+#include "signatures.h"
 
 namespace fastdraft::bindings {
 
@@ -34,6 +37,7 @@ class FastMethod {
     namespace py = pybind11;
     general_ = py::object(type.attr(name)).release().ptr();
     doc_ = py::str(py::handle(general_).attr("__doc__")).cast<std::string>();
+    doc_ = text_signature(name, doc_, "$self") + doc_;
     definition_ = {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(call)),
                    METH_FASTCALL | METH_KEYWORDS, doc_.c_str()};
     type.attr(name) = py::reinterpret_steal<py::object>(

@@ -9,6 +9,7 @@
 #include "fastdraft/draft.h"
 #include "numpy.h"
 #include "register.h"
+#include "signatures.h"
 
 namespace fastdraft::bindings {
 namespace {
@@ -142,6 +143,10 @@ void register_draft(py::module_& module) {
       },
       py::name("tolist"), py::is_method(draft), "The drafted tokens as a list.");
 
+  const auto check_draft = [](const py::handle& self) { draft_of(self); };
+  def_described(draft, "__repr__", "draft", check_draft);
+  def_described(draft, "_repr_html_", "draft_as_html", check_draft);
+
   py::class_<DraftBatch> batch(
       module, "DraftBatch",
       "The drafts of a batch, as flat read-only columns: row r's tokens are offsets[r] to "
@@ -169,6 +174,7 @@ void register_draft(py::module_& module) {
         return rows;
       },
       "The drafted tokens as a list for each row.");
+  def_described(batch, "__repr__", "batch", [](const py::handle& self) { batch_of(self); });
 }
 
 }  // namespace fastdraft::bindings

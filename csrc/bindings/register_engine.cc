@@ -17,6 +17,7 @@
 #include "fastdraft/error.h"
 #include "numpy.h"
 #include "register.h"
+#include "signatures.h"
 #include "typed_object.h"
 
 namespace fastdraft::bindings {
@@ -82,16 +83,41 @@ void check_offsets(const IntegerArray<std::int64_t>& offsets, std::int64_t rows,
   }
 }
 
+// The stores of a list. Throws TypeError, which says what to write, for anything else.
+Stores stores_of(const py::object& given) {
+  const auto refuse = [](const std::string& got, const std::string& write) {
+    throw py::type_error("datastores must be a list of Datastores, got " + got + write);
+  };
+  if (py::isinstance<Datastore>(given)) refuse("one Datastore", ": write datastores=[store]");
+  const auto is_path = [](const py::handle& value) {
+    return py::isinstance<py::str>(value) || py::hasattr(value, "__fspath__");
+  };
+  const auto open = [](const py::handle& path) {
+    return "Datastore.open(" + std::string(py::repr(py::str(path))) + ")";
+  };
+  if (is_path(given)) refuse("a path", ": write datastores=[" + open(given) + "]");
+  if (PySequence_Check(given.ptr()) == 0) refuse(py::repr(given), "");
+  Stores stores;
+  for (const py::handle& item : given) {
+    if (is_path(item)) refuse("a path", ": write " + open(item));
+    if (!py::isinstance<Datastore>(item)) refuse(py::repr(item), " in it");
+    stores.push_back(item.cast<std::shared_ptr<Datastore>>());
+  }
+  return stores;
+}
+
 std::int64_t add_request(PythonEngine& engine, const Integers& prompt_ids,
                          const std::optional<Integers>& prediction,
-                         const std::optional<Stores>& datastores,
+                         const std::optional<StoresObject>& datastores,
                          const std::optional<Integers>& templates) {
+  const std::optional<Stores> stores =
+      datastores ? std::optional(stores_of(*datastores)) : std::nullopt;
   const IntegerArray<Token> prompt(prompt_ids, "prompt_ids");
   const IntegerArray<Token> expected(prediction.value_or(Integers()), "prediction");
   const IntegerArray<Token> forms(templates.value_or(Integers()), "templates");
   const auto add = [&] {
     return engine.add_request(prompt.data(), prompt.size(), expected.data(), expected.size(),
-                              datastores ? &*datastores : nullptr, forms.data(), forms.size());
+                              stores ? &*stores : nullptr, forms.data(), forms.size());
   };
   if (prompt.size() + expected.size() + forms.size() <= kShortPrompt) return add();
   const py::gil_scoped_release release;
@@ -288,14 +314,14 @@ StatsObject finish(PythonEngine& engine, RequestId request) {
 }
 
 std::unique_ptr<PythonEngine> make_engine(const std::optional<ConfigObject>& config,
-                                          const Stores& datastores,
+                                          const StoresObject& datastores,
                                           const std::optional<CalibrationObject>& calibration) {
   const py::object type = from_python("fastdraft.config", "DraftConfig");
   const ConfigObject chosen = config ? *config : ConfigObject(type());
   if (!py::isinstance(chosen, type)) {
     throw py::type_error("config must be a DraftConfig, got " + std::string(py::repr(chosen)));
   }
-  auto engine = std::make_unique<PythonEngine>(chosen, datastores);
+  auto engine = std::make_unique<PythonEngine>(chosen, stores_of(datastores));
   if (calibration) {
     using Weights = py::array_t<float, py::array::c_style | py::array::forcecast>;
     const Weights weights = calibration->attr("_flat")();
@@ -473,6 +499,10 @@ Raises InvalidValueError where the drafter learns nothing: all but the default o
   module.attr("MOST_WEIGHT") = AcceptanceModel::kMostWeight;
   FastMethod<PythonEngine, FastPropose>::install(engine, "propose");
   FastMethod<PythonEngine, FastObserve>::install(engine, "observe");
+  def_described(engine, "__repr__", "engine", [](const py::handle& self) {
+    if (!py::isinstance<PythonEngine>(self)) throw py::type_error("self must be an Engine");
+    self.cast<const PythonEngine&>();
+  });
   engine.def_property_readonly("num_requests", &Engine::num_requests,
                                "How many requests are running.");
   engine.def_property_readonly("num_bytes", &Engine::bytes,

@@ -30,9 +30,15 @@ struct ContinuationsType {
   static constexpr auto name =
       pybind11::detail::const_name("fastdraft.continuations.Continuations");
 };
+// What `stores_of` takes.
+struct StoresType {
+  static constexpr auto name =
+      pybind11::detail::const_name("collections.abc.Sequence[fastdraft._core.Datastore]");
+};
 using ConfigObject = TypedObject<ConfigType>;
 using CalibrationObject = TypedObject<CalibrationType>;
 using StatsObject = TypedObject<StatsType>;
+using StoresObject = TypedObject<StoresType>;
 using ContinuationsObject = TypedObject<ContinuationsType>;
 
 // The configuration that a DraftConfig describes. Throws InvalidValueError for fields of another

@@ -17,6 +17,10 @@ class Draft:
     """
     def __len__(self) -> int:
         ...
+    def __repr__(self) -> str:
+        ...
+    def _repr_html_(self) -> str:
+        ...
     def tolist(self) -> list[int]:
         """
         The drafted tokens as a list.
@@ -46,6 +50,8 @@ class DraftBatch:
     The drafts of a batch, as flat read-only columns: row r's tokens are offsets[r] to offsets[r + 1].
     """
     def __len__(self) -> int:
+        ...
+    def __repr__(self) -> str:
         ...
     def tolist(self) -> list[list[int]]:
         """
@@ -231,6 +237,8 @@ class Engine:
         Raises InvalidValueError for datastores of two tokenizers, or a calibration for a drafter that
         learns nothing, and DatastoreClosedError.
         """
+    def __repr__(self) -> str:
+        ...
     def add_request(self, prompt_ids: numpy.typing.ArrayLike, *, prediction: numpy.typing.ArrayLike | None = None, datastores: collections.abc.Sequence[Datastore] | None = None, templates: numpy.typing.ArrayLike | None = None) -> int:
         """
         Starts a request and returns its id.

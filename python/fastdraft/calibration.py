@@ -73,6 +73,18 @@ class Calibration:
                         f"weights must be from -{_MOST} to {_MOST}, got {value!r} of {name}"
                     )
 
+    def __repr__(self) -> str:
+        count = sum(bucket.count for bucket in self.reliability)
+        weights = sum(map(len, self.weights.values()))
+        shown = f"{weights} weights of {len(self.weights)} features"
+        if not count:
+            return f"<Calibration, {shown}>"
+        gap = sum(each.count * abs(each.chance - each.accepted) for each in self.reliability)
+        return (
+            f"<Calibration, {shown}; of {count:,} tokens, predicted and observed acceptance "
+            f"differ by {gap / count:.3f} on average>"
+        )
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the calibration to a JSON file."""
         content = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from fastdraft import _core
 
@@ -156,3 +156,12 @@ class DraftConfig:
 
     def __post_init__(self) -> None:
         _core.check_config(self)
+
+    def __repr__(self) -> str:
+        shown = [
+            f"{each.name}={value!r}"
+            for each in fields(self)
+            if (value := getattr(self, each.name)) != each.default
+            or each.name in ("lookahead", "token_cost")
+        ]
+        return f"DraftConfig({', '.join(shown)})"

@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from fastdraft import _core
+from fastdraft._describe import amount, size
 from fastdraft.errors import InvalidValueError
 
 if TYPE_CHECKING:
@@ -49,7 +50,9 @@ class Datastore(_core.Datastore):
     [5, 6]
     """
 
-    def __init__(self, *, max_bytes: int = 2 << 30, fingerprint: Fingerprint | None = None) -> None:
+    def __init__(
+        self, *wrong: Any, max_bytes: int = 2 << 30, fingerprint: Fingerprint | None = None
+    ) -> None:
         """Makes an empty live store.
 
         Args:
@@ -62,7 +65,23 @@ class Datastore(_core.Datastore):
             InvalidValueError: `max_bytes` is too little to hold anything, or `fingerprint` is not
                 32 bytes.
         """
+        if wrong:
+            meant = wrong[0] if isinstance(wrong[0], str) else "FILE"
+            raise TypeError(
+                "Datastore() makes an empty live store and takes nothing to fill it with, got "
+                f"{wrong[0]!r}: open a file by Datastore.open({meant!r}), "
+                "add token ids to a live store by store.add(token_ids)"
+            )
         super().__init__(max_bytes=max_bytes, fingerprint=fingerprint)
+
+    def __repr__(self) -> str:
+        name = type(self).__name__
+        if self.closed:
+            return f"<{name}, closed>"
+        held = f"{amount(len(self), 'token')} in {amount(self.num_documents, 'document')}"
+        if self.frozen:
+            return f"<{name}, frozen, {held}, {size(self.bytes)}>"
+        return f"<{name}, live, {held}, {size(self.bytes)} of at most {size(self.max_bytes)}>"
 
     @classmethod
     def open(
@@ -182,6 +201,11 @@ class DatastoreWriter(_core.DatastoreWriter):
         super().__init__(
             path=os.fspath(path), fingerprint=fingerprint, segment_tokens=segment_tokens
         )
+        self._path = os.fspath(path)
+
+    def __repr__(self) -> str:
+        held = f"{amount(self.num_tokens, 'token')} in {amount(self.num_documents, 'document')}"
+        return f"<{type(self).__name__} to {self._path!r}, {held} so far>"
 
     def __enter__(self) -> Self:
         return self

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from click.testing import CliRunner, Result
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
@@ -170,15 +172,67 @@ def test_a_difference_is_a_tie_or_an_error(tiny: Path) -> None:
     assert right.is_tie
 
 
-def test_info_tells_versions_and_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_tells_versions_and_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FASTDRAFT_CACHE", str(tmp_path))
-    result = fastdraft("info")
+    result = fastdraft("doctor")
     assert result.exit_code == 0, result.output
-    lines = dict(line.split(maxsplit=1) for line in result.stdout.splitlines())
+    told = [line for line in result.stdout.splitlines() if line.strip()]
+    lines = dict(line.split(maxsplit=1) for line in told)
+    # The host's line comes after that of the version.
+    assert lines["transformers"] == f"{transformers.__version__}, loads fastdraft"
+    assert "to turn it on: fastdraft.hf.generate(model, input_ids)" in result.stdout
+    assert lines["SGLang"] == "not installed"
     assert lines["torch"] == torch.__version__
     assert lines["fastdraft._core"].startswith("importable, ")
     assert f"{tmp_path}" in result.stdout
     assert "(not fetched yet)" in result.stdout
+
+
+def fake_host(folder: Path, name: str, *, entry: bool) -> None:
+    """Installs a host that is no more than its name."""
+    found = folder / f"{name.replace('-', '_')}-9.9.dist-info"
+    found.mkdir(parents=True)
+    (found / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 9.9\n")
+    if entry:
+        (found / "entry_points.txt").write_text("[sglang.srt.plugins]\nfastdraft = os:getcwd\n")
+
+
+def test_doctor_finds_hosts_that_cannot_load_fastdraft(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_host(tmp_path, "llama-cpp-python", entry=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    monkeypatch.delitem(sys.modules, "fastdraft.integrations.llama_cpp", raising=False)
+    result = fastdraft("doctor")
+    assert result.exit_code == 1
+    assert "9.9, cannot load fastdraft.integrations.llama_cpp: ModuleNotFoundError" in result.stdout
+    assert "Error: cannot load fastdraft: llama-cpp-python" in result.stderr
+
+
+def test_doctor_finds_the_plugin_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_host(tmp_path, "sglang", entry=True)
+    monkeypatch.syspath_prepend(tmp_path)
+    result = fastdraft("doctor")
+    assert result.exit_code == 1
+    assert "9.9, finds another fastdraft among its plugins: os:getcwd" in result.stdout
+
+
+def test_shells_complete_commands() -> None:
+    (line,) = re.findall(r'eval "\$\((\S+)=bash_source fastdraft\)"', fastdraft("--help").stdout)
+    environment = {
+        **os.environ,
+        line: "bash_complete",
+        "COMP_WORDS": "fastdraft re",
+        "COMP_CWORD": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", "from fastdraft.cli import main; main()"],
+        capture_output=True, text=True, env=environment,
+    )  # fmt: skip
+    assert done.stdout == "plain,replay\n"
 
 
 @pytest.mark.parametrize(
@@ -242,7 +296,7 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("package", ["click", "rich", "platformdirs"])
 def test_a_missing_package_of_the_command_line_is_named(package: str) -> None:
-    blocked = f"import sys; sys.modules[{package!r}] = None; sys.argv = ['fastdraft', 'info'];"
+    blocked = f"import sys; sys.modules[{package!r}] = None; sys.argv = ['fastdraft', 'doctor'];"
     result = run_python(blocked + "from fastdraft.cli import main; main()")
     assert result.returncode == 1
     assert f"needs {package}" in result.stderr

@@ -7,8 +7,8 @@ import click
 import fastdraft
 from fastdraft.cli.datastore import datastore
 from fastdraft.cli.demo import demo
+from fastdraft.cli.doctor import doctor
 from fastdraft.cli.generate import generate
-from fastdraft.cli.info import info
 from fastdraft.cli.replay import replay
 from fastdraft.errors import FastdraftError
 
@@ -47,8 +47,13 @@ class _Group(click.Group):
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(fastdraft.__version__, prog_name="fastdraft")
 def app() -> None:
-    """Speculative decoding from text that is already known; the output stays the model's own."""
+    """Speculative decoding from text that is already known; the output stays the model's own.
+
+    \b
+    To complete commands and options with Tab, put into ~/.bashrc (or zsh, or fish):
+      eval "$(_FASTDRAFT_COMPLETE=bash_source fastdraft)"
+    """
 
 
-for command in (datastore, demo, generate, info, replay):
+for command in (datastore, demo, doctor, generate, replay):
     app.add_command(command)

@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+try:
+    import torch  # noqa: F401
+    import transformers  # noqa: F401
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"fastdraft.hf needs {error.name}, which is not installed: pip install 'fastdraft[hf]'",
+        name=error.name,
+    ) from error
+
 from fastdraft.hf.generate import generate, speculate
 from fastdraft.hf.output import SpeculativeOutput
 

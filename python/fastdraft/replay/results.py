@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
@@ -87,6 +88,34 @@ class ReplayResult:
         """The least of the families' modelled speeds."""
         return min(self.speeds.values())
 
+    def __repr__(self) -> str:
+        return (
+            f"<ReplayResult of {_title(self.drafter, self.tree_budget)}, {len(self.families)} "
+            f"families, token cost {self.token_cost:g}: modelled speed {self.geometric_mean:.3f}, "
+            f"worst {self.worst:.3f}>"
+        )
+
+    def _repr_html_(self) -> str:
+        heads = ("family", "requests", "steps", "tokens a step", "accepted", "modelled speed")
+        rows = [
+            (
+                name,
+                f"{each.requests:,}",
+                f"{each.stats.steps:,}",
+                f"{each.stats.mean_accepted_tokens:.2f}",
+                f"{each.stats.acceptance_rate:.0%}",
+                f"{each.speed(self.token_cost):.3f}",
+            )
+            for name, each in self.families.items()
+        ]
+        title = f"{_title(self.drafter, self.tree_budget)}, token cost {self.token_cost:g}"
+        body = "".join(_cells("td", row) for row in rows)
+        return (
+            f"<table><caption>{escape(title)}: modelled speed {self.geometric_mean:.3f}, "
+            f"worst {self.worst:.3f}</caption><thead>{_cells('th', heads)}</thead>"
+            f"<tbody>{body}</tbody></table>"
+        )
+
 
 @dataclass(frozen=True)
 class Speeds:
@@ -107,6 +136,10 @@ class Speeds:
         """Those of a replay."""
         name = _title(result.drafter, result.tree_budget)
         return cls(name, result.token_cost, result.speeds)
+
+
+def _cells(tag: str, values: Sequence[object]) -> str:
+    return f"<tr>{''.join(f'<{tag}>{escape(str(value))}</{tag}>' for value in values)}</tr>"
 
 
 def as_json(results: Sequence[ReplayResult]) -> list[dict[str, Any]]:

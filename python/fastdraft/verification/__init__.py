@@ -61,6 +61,14 @@ take the reference there too.
 
 from __future__ import annotations
 
+try:
+    import torch  # noqa: F401
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"fastdraft.verification needs {error.name}, which is not installed: pip install torch",
+        name=error.name,
+    ) from error
+
 from fastdraft.kernels.operands import Status
 from fastdraft.kernels.workspace import Workspace
 from fastdraft.verification.processors import Processors
