@@ -44,13 +44,14 @@ HAS_PYTHON_H := import os, sys, sysconfig; \
   sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-cpp test-arm64 test-install test-python test-kernels test-oldest check \
-  lint format fuzz campaign stubs wheel wheels package bench plots bench-serving docs docs-links clean
+.PHONY: help setup demo test test-cpp test-arm64 test-install test-python test-kernels \
+  test-interpreted test-compiled test-oldest check lint format fuzz campaign stubs wheel wheels \
+  package bench plots bench-serving docs docs-links clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(VENV)/.test $(VENV)/.lint $(VENV)/.gtest $(VENV)/.triton build/dist/.stamp ## Make the environment and build once
+setup: $(VENV)/.test $(VENV)/.lint $(VENV)/.gtest $(VENV)/.triton $(VENV)/.browser build/dist/.stamp ## Make the environment and build once
 
 demo: $(VENV)/.package ## Decode real text with a real model: plain, prompt lookup, fastdraft
 	fastdraft demo $(DEMO)
@@ -71,12 +72,16 @@ test-arm64: $(VENV)/.tools ## Run the C++ tests for 64-bit Arm in an emulator
 test-install: $(VENV)/.tools ## Install the C++ and C libraries, and build the examples with them
 	tests/package/install.sh
 
-test-python: $(VENV)/.test ## Run the Python tests, or those in the folders TESTS
+test-python: $(VENV)/.test $(VENV)/.browser ## Run the Python tests, or those in the folders TESTS
 	$(PYTEST) $(TESTS)
 
 # Triton reads TRITON_INTERPRET when it is imported: interpreted and compiled are two processes.
-test-kernels: $(VENV)/.test $(VENV)/.triton ## Run the GPU kernels in Triton's interpreter, and compile them
+test-kernels: test-interpreted test-compiled ## Run the GPU kernels in Triton's interpreter, and compile them
+
+test-interpreted: $(VENV)/.test $(VENV)/.triton
 	TRITON_INTERPRET=1 $(PYTEST) tests/kernels
+
+test-compiled: $(VENV)/.test $(VENV)/.triton
 	$(PYTEST) tests/kernels_compiled
 
 test-oldest: $(VENV)/.test ## Run the Hugging Face tests with the oldest transformers allowed
@@ -187,6 +192,12 @@ $(VENV)/.tools: $(VENV)/.python
 $(VENV)/.gtest: $(VENV)/.tools
 	echo '#include <gtest/gtest.h>' | c++ -E -x c++ -o /dev/null - 2>/dev/null \
 	  || $(call install,libgtest-dev) 2>/dev/null || true
+	touch $@
+
+# Tests of pages in a browser are skipped where there is none.
+$(VENV)/.browser: $(VENV)/.python
+	command -v chromium >/dev/null || command -v google-chrome >/dev/null \
+	  || $(call install,chromium) >/dev/null 2>&1 || true
 	touch $@
 
 $(VENV)/.torch: $(VENV)/.python

@@ -24,13 +24,17 @@ from numpy.typing import NDArray
 
 from fastdraft import Datastore, DraftConfig, Engine
 from fastdraft.replay import Record
-from fastdraft.replay.run import accepted_path
+from fastdraft.replay.trace import accepted_path
 from harness import Row, about, finish, parser, recorded_families, show
 
 LONGEST_SCANNED = 16  # tokens of a match that the scan compares
 PREMIUM = 1.2  # of the worth-it rule, as in the engine
-PRIOR = (0.1, 0.3, 0.5, 0.6, 0.65, 0.7, 0.75, 0.8, *[0.9] * 9)
-"""The chance of the next token after a match of 0, 1, 2, ... tokens, before any is learned."""
+PRIOR = (
+    *(0.05, 0.23, 0.47, 0.57, 0.64, 0.69, 0.70, 0.72, 0.73),
+    *(0.77, 0.79, 0.80, 0.83, 0.84, 0.84, 0.85, 0.90),
+)
+"""The chance of the next token after a match of 0 (an edit), 1, 2, ... tokens, before any is
+learned: what the recorded requests of all families show together."""
 
 Text = NDArray[np.int32]
 
@@ -42,11 +46,14 @@ class Scan:
     Attributes:
         shortest: The shortest match that is drafted from; 0 does not scan.
         window: How far back, in tokens.
+        votes: Of the latest so many of the longest matches the token that most of them go on with
+            is drafted; 1 takes the latest.
         learned: Whether the chances are learned by match length, or stay as PRIOR has them.
     """
 
     shortest: int = 1
     window: int = 4096
+    votes: int = 1
     learned: bool = True
 
 
@@ -125,7 +132,8 @@ class Tree:
     def below(self, node: int, most: int) -> tuple[list[int], list[float]]:
         """The likeliest tokens below a node, and the chances of their paths from there."""
         start = 1.0 if node < 0 else self.chances[node]
-        tokens, chances = [], []
+        tokens: list[int] = []
+        chances: list[float] = []
         while len(tokens) < most and node in self.first:
             node = self.first[node]
             tokens.append(self.tokens[node])
@@ -169,16 +177,21 @@ def scan_text(text: Text, length: int, scan: Scan) -> tuple[int, int]:
     Returns its length and the position after it; 0 where there is none of `scan.shortest`.
     """
     first = max(0, length - 1 - scan.window)
-    ends = np.flatnonzero(text[first : length - 1] == text[length - 1]) + first
+    ends = longest = np.flatnonzero(text[first : length - 1] == text[length - 1]) + first
     matched = 0
     while len(ends):
         matched += 1
-        best = int(ends[-1])
+        longest = ends
         if matched == LONGEST_SCANNED or matched >= length:
             break
         ends = ends[ends >= matched]
         ends = ends[text[ends - matched] == text[length - 1 - matched]]
-    return (matched, best + 1) if matched >= max(1, scan.shortest) else (0, 0)
+    if matched < max(1, scan.shortest):
+        return 0, 0
+    places = longest[: -1 - scan.votes : -1] + 1
+    following = text[places].tolist()
+    best = max(following, key=following.count)  # of equal ones the first, which is the latest
+    return matched, int(places[following.index(best)])
 
 
 class Chances:
@@ -212,12 +225,18 @@ class Chances:
 
 @dataclass
 class Counts:
-    """What adds up; `origins` are steps by where the draft came from, and tokens accepted."""
+    """What adds up.
+
+    Attributes:
+        steps, emitted, drafted: Of the target, and draft tokens.
+        origins: By where drafts came from: steps, tokens accepted, tokens drafted, and the tokens
+            accepted that the chances told.
+    """
 
     steps: int = 0
     emitted: int = 0
     drafted: int = 0
-    origins: dict[str, list[int]] = field(default_factory=dict)
+    origins: dict[str, list[float]] = field(default_factory=dict)
 
     def speed(self, token_cost: float) -> float:
         return self.emitted / (self.steps + token_cost * self.drafted)
@@ -251,26 +270,29 @@ def replay(records: Sequence[Record], variant: Variant, token_cost: float) -> Co
             tokens: list[int] = draft.tolist()
             parents: Sequence[int] = draft.parents.tolist()
             origin, matched = "fresh", 0
+            told = float(draft.probabilities.sum())
             if not fresh:
                 tree = Tree(length, tokens, parents, draft.probabilities.tolist())
                 if variant.chains:
                     tree = tree.as_chains(variant.chains, variant.chain_length)
                 trees.append(tree)
-                tokens, paths, origin, matched = _align(variant, trees[0], text, length, chances)
+                tokens, paths, origin, matched = align(variant, trees[0], text, length, chances)
                 if variant.cut:
                     least = PREMIUM * token_cost * rate[0] / rate[1]
                     tokens = [
                         token for token, path in zip(tokens, paths, strict=True) if path >= least
                     ]
+                told = sum(paths[: len(tokens)])
                 parents = range(-1, len(tokens) - 1)
             accepted = len(accepted_path(tokens, parents, output, done))
             emitted = output[done : done + accepted + 1]
             if origin not in ("tree", "none", "fresh"):
                 chances.learn(origin, matched, accepted, len(tokens))
-            seen = counts.origins.setdefault(origin if tokens else "none", [0, 0, 0])
+            seen = counts.origins.setdefault(origin if tokens else "none", [0, 0, 0, 0.0])
             seen[0] += 1
             seen[1] += accepted
             seen[2] += len(tokens)
+            seen[3] += told if tokens else 0.0
             engine.observe(request, emitted)
             done += len(emitted)
             counts.steps += 1
@@ -285,7 +307,7 @@ def replay(records: Sequence[Record], variant: Variant, token_cost: float) -> Co
     return counts
 
 
-def _align(
+def align(
     variant: Variant, tree: Tree, text: Text, length: int, chances: Chances
 ) -> tuple[list[int], list[float], str, int]:
     """The draft: its tokens, the chances of their paths, where it is from, the match's length."""
@@ -334,6 +356,7 @@ SWEEP = {
     "tree alone": replace(CHOSEN, edit=False, scan=Scan(0)),
     "no scan": replace(CHOSEN, scan=Scan(0)),
     **{f"scan from {n}": replace(CHOSEN, scan=Scan(n)) for n in (2, 3, 4)},
+    "4 votes": replace(CHOSEN, scan=Scan(votes=4)),
     **{f"window {w}": replace(CHOSEN, scan=Scan(1, w)) for w in (256, 1024, 16384)},
     "fixed scan chances": replace(CHOSEN, scan=Scan(learned=False)),
     "drafts not cut": replace(CHOSEN, cut=False),
@@ -343,6 +366,8 @@ MAIN = {
     "fresh tree of 32": Variant(0, 32),
     "one step old": CHOSEN,
     "two steps old": replace(CHOSEN, age=2),
+    "one step old, 256 nodes": replace(CHOSEN, nodes=256),
+    "one step old, 256 nodes, 4 votes": replace(CHOSEN, nodes=256, scan=Scan(votes=4)),
     "one step old, no edit": replace(CHOSEN, edit=False),
     "two steps old, no edit": replace(CHOSEN, age=2, edit=False),
 }
@@ -380,10 +405,10 @@ def measure(
                 name: each.speed(token_cost) / fresh[name].speed(token_cost)
                 for name, each in counts.items()
             }
-            origins: dict[str, list[int]] = {}
+            origins: dict[str, list[float]] = {}
             for each in counts.values():
                 for origin, seen in each.origins.items():
-                    total = origins.setdefault(origin, [0, 0, 0])
+                    total = origins.setdefault(origin, [0, 0, 0, 0.0])
                     origins[origin] = [a + b for a, b in zip(total, seen, strict=True)]
             worst = min(kept, key=lambda name: kept[name])
             rows[-1] |= {
@@ -392,7 +417,9 @@ def measure(
                 "worst_family": worst,
                 "speed": geometric_mean(each.speed(token_cost) for each in counts.values()),
                 "tokens_per_step": geometric_mean(each.speed(0) for each in counts.values()),
-                "steps_accepted_drafted": origins,
+                "steps_accepted_drafted_told": {
+                    origin: [round(value) for value in total] for origin, total in origins.items()
+                },
                 "families": {name: round(value, 4) for name, value in kept.items()},
             }
     return rows

@@ -269,6 +269,33 @@ void write_counts(const DraftCounts& counts, std::int64_t num_tokens, fastdraft_
   write_struct(stats, out);
 }
 
+// Calls `run` with the engine for the rows of a step, and notes those that failed.
+template <typename Run>
+fastdraft_status observe_rows(fastdraft_engine* engine, const fastdraft_request* requests,
+                              int64_t rows, const int32_t* emitted, int64_t count,
+                              const int64_t* offsets, fastdraft_status* statuses, Run run) {
+  fastdraft_status first = FASTDRAFT_OK;
+  const fastdraft_status status = guarded([&] {
+    fastdraft::Engine& core = required(engine, "engine").engine;
+    check_array(requests, rows, "requests");
+    check_array(emitted, count, "emitted");
+    required(offsets, "offsets");
+    if (offsets[0] != 0 || offsets[rows] != count) {
+      throw InvalidValueError("offsets must rise from 0 to the number of emitted tokens, " +
+                              std::to_string(count) + ", got " + std::to_string(offsets[0]) +
+                              " .. " + std::to_string(offsets[rows]));
+    }
+    const std::vector<RowError> failed = run(core);
+    if (statuses != nullptr) std::fill_n(statuses, rows, FASTDRAFT_OK);
+    // From the last to the first, so that the message is that of the first.
+    for (auto row = failed.rbegin(); row != failed.rend(); ++row) {
+      first = note(row->error);
+      if (statuses != nullptr) statuses[row->row] = first;
+    }
+  });
+  return status == FASTDRAFT_OK ? first : status;
+}
+
 }  // namespace
 
 const char* fastdraft_error_message() { return error_message; }
@@ -437,26 +464,34 @@ fastdraft_status fastdraft_observe_batch(fastdraft_engine* engine,
                                          const fastdraft_request* requests, int64_t rows,
                                          const int32_t* emitted, int64_t count,
                                          const int64_t* offsets, fastdraft_status* statuses) {
-  fastdraft_status first = FASTDRAFT_OK;
-  const fastdraft_status status = guarded([&] {
-    fastdraft::Engine& core = required(engine, "engine").engine;
-    check_array(requests, rows, "requests");
-    check_array(emitted, count, "emitted");
-    required(offsets, "offsets");
-    if (offsets[0] != 0 || offsets[rows] != count) {
-      throw InvalidValueError("offsets must rise from 0 to the number of emitted tokens, " +
-                              std::to_string(count) + ", got " + std::to_string(offsets[0]) +
-                              " .. " + std::to_string(offsets[rows]));
-    }
-    const std::vector<RowError> failed = core.observe_batch(requests, rows, emitted, offsets);
-    if (statuses != nullptr) std::fill_n(statuses, rows, FASTDRAFT_OK);
-    // From the last to the first, so that the message is that of the first.
-    for (auto row = failed.rbegin(); row != failed.rend(); ++row) {
-      first = note(row->error);
-      if (statuses != nullptr) statuses[row->row] = first;
-    }
-  });
-  return status == FASTDRAFT_OK ? first : status;
+  return observe_rows(engine, requests, rows, emitted, count, offsets, statuses,
+                      [&](fastdraft::Engine& core) {
+                        return core.observe_batch(requests, rows, emitted, offsets);
+                      });
+}
+
+fastdraft_status fastdraft_continue_batch(fastdraft_engine* engine,
+                                          const fastdraft_request* requests, int64_t rows,
+                                          const int32_t* emitted, int64_t count,
+                                          const int64_t* offsets, const int32_t* drafted,
+                                          const int64_t* places, const fastdraft_continuations* out,
+                                          fastdraft_status* statuses) {
+  return observe_rows(
+      engine, requests, rows, emitted, count, offsets, statuses, [&](fastdraft::Engine& core) {
+        const auto to = read_struct(out, "out");
+        if (to.rows < 0 || to.nodes < 0) {
+          throw InvalidValueError("out must have 0 or more rows and nodes, got " +
+                                  std::to_string(to.rows) + " and " + std::to_string(to.nodes));
+        }
+        check_array(to.base, to.rows, "out.base");
+        check_array(to.count, to.rows, "out.count");
+        check_array(to.token_ids, to.rows * to.nodes, "out.token_ids");
+        check_array(to.parents, to.rows * to.nodes, "out.parents");
+        check_array(to.probabilities, to.rows * to.nodes, "out.probabilities");
+        return core.continue_batch(
+            requests, rows, emitted, offsets, drafted, places,
+            {to.rows, to.nodes, to.base, to.count, to.token_ids, to.parents, to.probabilities});
+      });
 }
 
 fastdraft_status fastdraft_get_stats(fastdraft_engine* engine, fastdraft_request request,

@@ -54,12 +54,27 @@ class LateReports(RuleBasedStateMachine):
         self.engine = Engine(CONFIG)
         self.drafter = BackgroundDrafter(self.engine, rows=ROWS, nodes=NODES, start=False)
         self.rows: dict[int, Reports] = {}
+        self.strays: list[tuple[int, int, int, list[int]]] = []  # of requests that have ended
         self.held: list[tuple[Snapshot, list[Any], int]] = []
         self.version = 0
 
     @rule(row=st.integers(0, ROWS - 1), prompt=st.lists(st.integers(0, 2), max_size=12))
     def add(self, row: int, prompt: list[int]) -> None:
+        self.forget(row)
         self.rows[row] = Reports(self.drafter.add(row, prompt), prompt)
+
+    def forget(self, row: int) -> Reports | None:
+        each = self.rows.pop(row, None)
+        if each is not None:
+            self.strays += [(row, each.number, *report) for report in each.on_the_way]
+        return each
+
+    @precondition(lambda self: self.strays)
+    @rule(data=st.data())
+    def report_of_an_ended_request(self, data: st.DataObject) -> None:
+        stray = self.strays.pop(data.draw(st.integers(0, len(self.strays) - 1)))
+        row, number, position, tokens = stray
+        self.drafter.observe([row], [number], [position], tokens, [0, len(tokens)])
 
     @precondition(lambda self: self.rows)
     @rule(data=st.data(), emitted=st.lists(st.integers(0, 2), min_size=1, max_size=4))
@@ -88,11 +103,12 @@ class LateReports(RuleBasedStateMachine):
             columns[3] += tokens
             offsets.append(offsets[-1] + len(tokens))
         if fate != "lost":
-            self.drafter.observe(*columns, offsets)
+            places, numbers, positions, tokens = columns
+            self.drafter.observe(places, numbers, positions, tokens, offsets)
 
     @rule(row=st.integers(0, ROWS - 1), how=st.sampled_from(["finish", "cancel"]))
     def end(self, row: int, how: str) -> None:
-        each = self.rows.pop(row, None)
+        each = self.forget(row)
         getattr(self.drafter, how)(row, each.number if each else 1)
 
     @rule()
@@ -205,6 +221,24 @@ def test_finished_texts_enter_their_stores_and_cancelled_ones_do_not() -> None:
     drafter.finish(0, numbers[0])
     drain(drafter)
     assert store.num_documents == 1
+    reader = Engine(CONFIG, datastores=[store])
+    # What was reported before the end is in it.
+    assert reader.propose(reader.add_request([2, 3]), token_cost=0.0).tolist()[:2] == [4, 5]
+
+
+def test_reports_of_the_rows_last_request_are_left_out() -> None:
+    drafter = BackgroundDrafter(Engine(CONFIG), rows=2, nodes=NODES, start=False)
+    old = [drafter.add(row, [1, 2]) for row in (0, 1)]
+    new = drafter.add(0, [1, 2])
+    for _ in range(2):  # before the new prompt is indexed, and after
+        drafter.observe([0, 1], old, [2, 2], [9, 9], [0, 1, 2])
+        drain(drafter)
+        drafter.observe([0], old[:1], [2], [9], [0, 1])
+        drain(drafter)
+    snapshot = drafter.acquire()
+    assert snapshot.requests.tolist() == [new, old[1]]
+    assert snapshot.continuations.base.tolist() == [2, 3]
+    assert drafter.counts.repeated == 5
 
 
 def test_a_request_that_fails_is_drafted_for_no_more(caplog: pytest.LogCaptureFixture) -> None:

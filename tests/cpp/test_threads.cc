@@ -53,6 +53,44 @@ TEST(Threads, RequestsOfDifferentThreadsShareAnEngine) {
   EXPECT_EQ(engine.bytes(), 0);
 }
 
+TEST(Threads, BatchesGoOnAtOnce) {
+  constexpr std::int64_t kNodes = 12;
+  EngineConfig config;
+  config.drafter = CalibratedConfig{kNodes};
+  const auto store = Datastore::live(1 << 20);
+  Engine engine(config, {store});
+  run_threads(4, [&](std::uint32_t thread) {
+    for (std::uint32_t round = 0; round < 10; ++round) {
+      const Tokens text = testing::random_text(100, 5, thread * 100 + round);
+      const std::vector<RequestId> ids{add(engine, text), add(engine, text)};
+      std::vector<std::int32_t> base(2);
+      std::vector<std::int32_t> count(2);
+      std::vector<std::int32_t> nodes(4 * kNodes);
+      std::vector<float> probabilities(2 * kNodes);
+      const Continuations out{2,
+                              kNodes,
+                              base.data(),
+                              count.data(),
+                              nodes.data(),
+                              nodes.data() + 2 * kNodes,
+                              probabilities.data()};
+      const std::vector<std::int64_t> offsets{0, 1, 2};
+      const std::vector<std::int64_t> places{1, 0};
+      for (std::uint32_t step = 0; step < 20; ++step) {
+        const Tokens next = testing::random_text(2, 5, step);
+        EXPECT_TRUE(engine
+                        .continue_batch(ids.data(), 2, next.data(), offsets.data(), nullptr,
+                                        places.data(), out)
+                        .empty());
+        EXPECT_EQ(base[0], 101 + static_cast<std::int32_t>(step));
+        EXPECT_LE(count[1], kNodes);
+      }
+      for (const RequestId id : ids) engine.finish(id);
+    }
+  });
+  EXPECT_EQ(engine.num_requests(), 0);
+}
+
 // Nothing is promised about the order of calls on one request, only that each
 // is whole: also when it is finished under the others' hands.
 TEST(Threads, CallsOnOneRequestTakeTurns) {

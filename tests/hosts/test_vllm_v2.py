@@ -20,6 +20,7 @@ from unittest import mock
 import pytest
 
 TOKENS = 24
+LONG = 80
 LOOKAHEAD = 6
 # Two logits that rounding may put in either order: float32, and another order of additions.
 NEAR_TIE = 1e-3
@@ -121,7 +122,8 @@ def test_a_prediction_is_accepted(drafting: dict[str, Any], plain: dict[str, Any
 
 def test_a_request_may_switch_drafts_off(drafting: dict[str, Any], plain: dict[str, Any]) -> None:
     assert_same(plain["alone"][0], drafting["off"])
-    assert drafting["off accepted"] == 0
+    # vLLM verifies as many tokens for each row. Here they repeat the last one, which may be right.
+    assert drafting["off accepted"] <= 2
 
 
 def test_structured_output_is_the_same(drafting: dict[str, Any], plain: dict[str, Any]) -> None:
@@ -194,8 +196,8 @@ def start(mode: str) -> Any:
             "max_num_seqs": 4,
             "max_num_batched_tokens": 48,
             "enable_chunked_prefill": True,
-            "block_size": 16,
-            "num_gpu_blocks_override": 20,
+            "block_size": 32,
+            "num_gpu_blocks_override": 12,
         }
     if mode != "plain":
         options["speculative_config"] = {
@@ -262,7 +264,7 @@ class Run:
 
     def long_prompt(self) -> dict[str, Any]:
         tokenizer = self.llm.get_tokenizer()
-        return {"prompt_token_ids": tokenizer.encode(PROMPTS[0] * 20)[: 256 - TOKENS]}
+        return {"prompt_token_ids": tokenizer.encode(PROMPTS[0] * 20)[:120]}
 
 
 def plainly(run: Run) -> dict[str, Any]:
@@ -278,7 +280,7 @@ def plainly(run: Run) -> dict[str, Any]:
         "alone": [said(prompt) for prompt in PROMPTS],
         "penalised": said(PROMPTS[0], repetition_penalty=1.3),
         "json": said(JSON_PROMPT, structured_outputs=StructuredOutputsParams(json=SCHEMA)),
-        "long": said(run.long_prompt(), max_tokens=200),
+        "long": said(run.long_prompt(), max_tokens=LONG),
     }
 
 
@@ -312,10 +314,9 @@ def with_drafts(run: Run) -> dict[str, Any]:
         after.accepted_prediction_tokens - before.accepted_prediction_tokens,
         after.rejected_prediction_tokens - before.rejected_prediction_tokens,
     ]
-    steps = run.metric("vllm:spec_decode_num_drafts")
+    before = run.accepted
     [found["off"]] = run.tokens([PROMPTS[0]], extra_args={**apart, "fastdraft": "off"})
-    # vLLM verifies as many tokens for each row; here they repeat the last one.
-    found["off accepted"] = int(run.metric("vllm:spec_decode_num_drafts") - steps < TOKENS - 3)
+    found["off accepted"] = run.accepted - before
     json_only = StructuredOutputsParams(json=SCHEMA)
     [found["json"]] = run.tokens([JSON_PROMPT], structured_outputs=json_only)
     [found["penalised"]] = run.tokens([PROMPTS[0]], repetition_penalty=1.3)
@@ -426,7 +427,7 @@ def in_a_crowd(run: Run) -> dict[str, Any]:
     from vllm import SamplingParams
 
     prompts = [run.long_prompt(), *PROMPTS * 2]
-    lengths = [200] + [TOKENS] * 8
+    lengths = [LONG] + [TOKENS] * 8
     params = [SamplingParams(temperature=0, max_tokens=length) for length in lengths]
     outputs = run.llm.generate(prompts, params, use_tqdm=False)
     return {

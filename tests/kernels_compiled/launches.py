@@ -105,7 +105,7 @@ def trees() -> None:
     fused.compaction_indices(torch.zeros(2, DRAFT, dtype=torch.int32))
 
 
-def continuations(places: int = 64, longest: int = 32_768, nodes: int = 64) -> None:
+def continuations(places: int = 64, longest: int = 32_768, nodes: int = 128) -> None:
     """Drafts for a host that waits for nothing."""
 
     def column(dtype: torch.dtype = torch.int32, *more: int) -> Tensor:

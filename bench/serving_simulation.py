@@ -1,0 +1,519 @@
+"""Tokens a second of a GPU server by drafter: recorded requests, real drafters, modelled steps.
+
+The server is modelled event by event. A step of the target takes `--base-ms`, and `--token-ms` for
+each token in it: published figures of an H100 with an 8 B model. An asynchronous host hides its
+own work behind the steps. A synchronous one adds it to each of them: `--async-gain` of a step
+without drafts. Drafters run for real, on recorded requests, and their measured processor times
+count: beside the steps where they run in the background, between the steps where the host waits.
+
+- plain: asynchronous, no drafts.
+- ngram_gpu: asynchronous; n-grams of the row's own text, found on the device. Every row is padded
+  to as many draft tokens, as full graphs want it.
+- suffix: synchronous; Arctic's suffix decoding.
+- fastdraft v1: synchronous; an engine that is called between the steps.
+- fastdraft v2: asynchronous; the background drafter, whose continuations are aligned on the device.
+  Drafts are cut to the tokens that pay, and rows may have different numbers of them.
+- fastdraft v2, padded: the same where full graphs want as many draft tokens for every row as for
+  ngram_gpu, or none at all: the host chooses between the two by what recent drafts told.
+- fastdraft v2, launched: as v2, but the device uses what had arrived when the step was launched,
+  one step before.
+
+At most `--rows` requests are replayed at once. With more at once each stands for several like it:
+their tokens and the drafters' times count so many times. All drafters serve the same requests to
+the last one, so towards the end of a family fewer run at once. Prefill is left out, for all alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any
+
+import numpy as np
+
+import baselines
+from fastdraft import Continuations, Datastore, DraftConfig, Engine
+from fastdraft.background import BackgroundDrafter
+from fastdraft.replay import Record
+from fastdraft.replay.peers import PEERS
+from fastdraft.replay.trace import accepted_prefix
+from harness import Row, about, finish, parser, recorded_families, show
+from staleness import PREMIUM, Chances, Scan, Tree, Variant, align, sample, scan_text
+
+LOOKAHEAD = 16
+NODES = 128
+ALIGN_MS = 0.01
+COPY_MS = 0.05
+
+
+@dataclass
+class Running:
+    """A request that decodes.
+
+    Attributes:
+        key: Told apart from all others by it.
+        text: Prompt and whole output.
+        length: How much of the text has been emitted.
+        state: The drafter's.
+    """
+
+    key: int
+    prompt: int
+    text: Any
+    length: int
+    state: Any = None
+
+    @property
+    def has_ended(self) -> bool:
+        return self.length >= len(self.text)
+
+    def accept(self, draft: Sequence[int]) -> list[int]:
+        """What a step with this draft emits."""
+        output: list[int] = self.text[self.length : self.length + len(draft) + 1].tolist()
+        return output[: accepted_prefix(draft, output) + 1]
+
+
+@dataclass(frozen=True)
+class Server:
+    """The modelled machine.
+
+    Attributes:
+        base_ms, token_ms: Of a step, and of each token in it.
+        async_gain: What a synchronous host adds to a step, as a fraction of one without drafts.
+        weight: How many requests each replayed one stands for.
+    """
+
+    base_ms: float
+    token_ms: float
+    async_gain: float
+    weight: float
+
+    def step(self, tokens: int) -> float:
+        return self.base_ms + self.token_ms * self.weight * tokens
+
+    def host(self, rows: int) -> float:
+        return self.async_gain * self.step(rows)
+
+
+class Drafter:
+    """A drafter in its host; times in milliseconds.
+
+    `draft` gives each row's draft when the last step has ended at `now`, and the time that the
+    host then waits. `observe` takes what the step emitted that ended at `now`, and gives the time
+    that the host takes for it.
+    """
+
+    synchronous = False
+    padded = 0
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+
+    def start(self, row: int, request: Running, now: float) -> None:
+        """A request begins in a row."""
+
+    def draft(self, rows: Mapping[int, Running], now: float) -> tuple[list[list[int]], float]:
+        return [[] for _ in rows], 0.0
+
+    def observe(
+        self, rows: Mapping[int, Running], emitted: list[list[int]], drafted: list[int], now: float
+    ) -> float:
+        return 0.0
+
+    def end(self, row: int, request: Running, now: float) -> None:
+        """A request has ended."""
+
+    def time(self, call: Callable[[], Any]) -> tuple[Any, float]:
+        """What a call returns, and its time for all rows that the replayed ones stand for."""
+        started = time.process_time()
+        result = call()
+        return result, (time.process_time() - started) * 1e3 * self.server.weight
+
+
+class NgramGpu(Drafter):
+    """The earliest of the longest n-grams of 2 to 5 tokens, K tokens for every row."""
+
+    padded = 5
+
+    def draft(self, rows: Mapping[int, Running], now: float) -> tuple[list[list[int]], float]:
+        drafts = []
+        for each in rows.values():
+            matched, _ = scan_text(each.text, each.length, Scan(2, 1 << 30))
+            draft: list[int] = []
+            if matched:
+                known = each.text[: each.length]
+                tail = known[-min(matched, 5) :]
+                windows = np.lib.stride_tricks.sliding_window_view(known[:-1], len(tail))
+                place = int(np.flatnonzero((windows == tail).all(1))[0]) + len(tail)
+                draft = known[place : place + self.padded].tolist()
+            drafts.append(draft)
+        return drafts, 0.0
+
+
+class Suffix(Drafter):
+    """Arctic's suffix decoding with the memory of earlier requests."""
+
+    synchronous = True
+
+    def __init__(self, server: Server, longest: int) -> None:
+        super().__init__(server)
+        self.peer = PEERS["arctic"](LOOKAHEAD, longest)
+
+    def start(self, row: int, request: Running, now: float) -> None:
+        prompt = request.text[: request.prompt]
+        first = request.text[request.prompt : request.length].tolist()
+        request.state = self.peer.start(prompt, first)
+
+    def draft(self, rows: Mapping[int, Running], now: float) -> tuple[list[list[int]], float]:
+        def propose() -> list[list[int]]:
+            states = [each.state for each in rows.values()]
+            return [list(state.tokens(state.propose(state.argument))) for state in states]
+
+        return self.time(propose)
+
+    def observe(
+        self, rows: Mapping[int, Running], emitted: list[list[int]], drafted: list[int], now: float
+    ) -> float:
+        def take() -> None:
+            for each, tokens in zip(rows.values(), emitted, strict=True):
+                each.state.observe(tokens)
+
+        return self.time(take)[1]
+
+    def end(self, row: int, request: Running, now: float) -> None:
+        request.state.finish()
+
+
+class FastdraftV1(Drafter):
+    """The engine between the steps, which is told what they cost."""
+
+    synchronous = True
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(server)
+        self.engine = Engine(DraftConfig(lookahead=LOOKAHEAD), datastores=[Datastore()])
+
+    def start(self, row: int, request: Running, now: float) -> None:
+        request.state = self.engine.add_request(request.text[: request.length])
+
+    def draft(self, rows: Mapping[int, Running], now: float) -> tuple[list[list[int]], float]:
+        server, count = self.server, len(rows)
+        sizes = np.arange(1, count * (1 + LOOKAHEAD) + 1)
+        cost = server.host(count) + server.base_ms + server.token_ms * server.weight * sizes
+        requests = [each.state for each in rows.values()]
+        drafts, took = self.time(lambda: self.engine.propose_batch(requests, cost=cost).tolist())
+        return drafts, took
+
+    def observe(
+        self, rows: Mapping[int, Running], emitted: list[list[int]], drafted: list[int], now: float
+    ) -> float:
+        requests = [each.state for each in rows.values()]
+        offsets = np.cumsum([0, *map(len, emitted)])
+        tokens = np.array([token for each in emitted for token in each], np.int32)
+        return self.time(lambda: self.engine.observe_batch(requests, tokens, offsets))[1]
+
+    def end(self, row: int, request: Running, now: float) -> None:
+        self.engine.finish(request.state)
+
+
+@dataclass(order=True)
+class _News:
+    """Something for the background thread, and when it is there."""
+
+    at: float
+    tell: Callable[[], object] = field(compare=False)
+
+
+class FastdraftV2(Drafter):
+    """The background drafter with a clock of its own, and the alignment of the study."""
+
+    variant = Variant(1, scan=Scan(learned=False))
+
+    def __init__(self, server: Server, rows: int, *, launched: bool = False) -> None:
+        super().__init__(server)
+        config = DraftConfig(lookahead=self.variant.depth, tree_budget=NODES)
+        self.drafter = BackgroundDrafter(
+            Engine(config, datastores=[Datastore()]), rows=rows, nodes=NODES, start=False
+        )
+        self.launched = launched
+        self.chances = Chances(learned=False)
+        self.news: deque[_News] = deque()
+        self.free_at = 0.0
+        self.empty = Tree(0, [], [], [])
+        # What has been published, and when: (time, {row: (number, tree)}).
+        self.published: deque[tuple[float, dict[int, tuple[int, Tree]]]] = deque([(0.0, {})])
+        self.ends = deque([0.0, 0.0], maxlen=2)
+        self.rate = (0.0, 0.0)  # tokens and milliseconds, decaying
+        self.ages: list[int] = []
+        self.busy_ms = 0.0
+
+    def start(self, row: int, request: Running, now: float) -> None:
+        # A step may be told of a request only after it was added: its number is known at once.
+        prompt = request.text[: request.length]
+        request.state = [None, request.length]
+
+        def add() -> None:
+            request.state[0] = self.drafter.add(row, prompt)
+
+        self.news.append(_News(now, add))
+
+    def draft(self, rows: Mapping[int, Running], now: float) -> tuple[list[list[int]], float]:
+        self._run_until(now)
+        self.ends.append(now)
+        arrived = self.ends[0] if self.launched else now
+        while len(self.published) > 1 and self.published[1][0] <= arrived:
+            self.published.popleft()
+        trees = self.published[0][1]
+        tokens, took = self.rate
+        price = PREMIUM * self.server.token_ms * (tokens / took if took else 0.0)
+        drafts = []
+        for row, each in rows.items():
+            number, tree = trees.get(row, (0, self.empty))
+            if number != each.state[0]:
+                tree = self.empty
+            self.ages.append(each.length - tree.base if tree.tokens else -1)
+            draft, paths, _, _ = align(self.variant, tree, each.text, each.length, self.chances)
+            drafts.append(self.cut(draft, paths, price))
+        return drafts, ALIGN_MS
+
+    def cut(self, draft: list[int], paths: list[float], price: float) -> list[int]:
+        """What of a draft is verified; `price` is the chance from which on a token pays."""
+        return [token for token, path in zip(draft, paths, strict=True) if path >= price]
+
+    def observe(
+        self, rows: Mapping[int, Running], emitted: list[list[int]], drafted: list[int], now: float
+    ) -> float:
+        told = [
+            (row, each, each.length - len(tokens), tokens)
+            for (row, each), tokens in zip(rows.items(), emitted, strict=True)
+        ]
+
+        def tell() -> None:
+            tokens = [token for *_, some in told for token in some]
+            self.drafter.observe(
+                [row for row, *_ in told],
+                [each.state[0] for _, each, *_ in told],
+                [position for _, _, position, _ in told],
+                np.array(tokens, np.int32),
+                np.cumsum([0, *(len(some) for *_, some in told)]),
+                drafted,
+            )
+
+        self.news.append(_News(now + COPY_MS, tell))
+        tokens, took = self.rate
+        before = self.ends[-1]
+        self.rate = (
+            0.98 * tokens + self.server.weight * sum(map(len, emitted)),
+            0.98 * took + now - before,
+        )
+        return 0.0
+
+    def end(self, row: int, request: Running, now: float) -> None:
+        self.news.append(_News(now + COPY_MS, lambda: self.drafter.finish(row, request.state[0])))
+
+    def _run_until(self, now: float) -> None:
+        """The thread takes what has arrived whenever it is free."""
+        left = False
+        while left or self.news:
+            begins = self.free_at if left else max(self.free_at, self.news[0].at)
+            if begins > now:
+                return
+            while self.news and self.news[0].at <= begins:
+                self.news.popleft().tell()
+            left, took = self.time(self.drafter.run_once)
+            self.free_at = begins + took
+            self.busy_ms += took
+            snapshot = self.drafter.acquire()
+            self.published.append((self.free_at, _trees(snapshot)))
+            self.drafter.release(snapshot)
+
+
+class FastdraftV2Padded(FastdraftV2):
+    """The same, with as many draft tokens for every row as NgramGpu has, or none."""
+
+    def __init__(self, server: Server, rows: int) -> None:
+        super().__init__(server, rows)
+        self.expected = (1.0, 1.0)  # tokens that drafts told to be accepted, and drafts, decaying
+
+    def draft(self, rows: Mapping[int, Running], now: float) -> tuple[list[list[int]], float]:
+        # The host launches a step before it knows that step's drafts.
+        tokens, count = self.expected
+        most = NgramGpu.padded
+        gain = (1 + tokens / count / PREMIUM) / self.server.step(len(rows) * (1 + most))
+        self.padded = most if gain > 1 / self.server.step(len(rows)) else 0
+        drafts, took = super().draft(rows, now)
+        return drafts if self.padded else [[] for _ in rows], took
+
+    def cut(self, draft: list[int], paths: list[float], price: float) -> list[int]:
+        tokens, count = self.expected
+        most = NgramGpu.padded
+        self.expected = 0.99 * tokens + sum(paths[:most]), 0.99 * count + 1
+        return draft[:most]
+
+
+def _trees(snapshot: Any) -> dict[int, tuple[int, Tree]]:
+    """A snapshot's trees, by row."""
+    out: Continuations = snapshot.continuations
+    trees = {}
+    for row in np.flatnonzero(out.count).tolist():
+        count = out.count[row]
+        columns = (out.token_ids, out.parents, out.probabilities)
+        tokens, parents, chances = (column[row, :count].tolist() for column in columns)
+        trees[row] = (
+            int(snapshot.requests[row]),
+            Tree(int(out.base[row]), tokens, parents, chances),
+        )
+    return trees
+
+
+def serve(
+    records: Sequence[Record], drafter: Drafter, server: Server, rows: int
+) -> tuple[float, float]:
+    """Serves the requests, `rows` at a time. Returns tokens a second, and tokens a row and step."""
+    waiting = deque(enumerate(records))
+    running: dict[int, Running] = {}
+    now, emitted_tokens, row_steps = 0.0, 0, 0
+    drafts: list[list[int]] = []
+    while waiting or running:
+        for row in range(rows):
+            if row not in running and waiting:
+                key, record = waiting.popleft()
+                text = np.concatenate([record.prompt_ids, record.output_ids])
+                prompt = len(record.prompt_ids)
+                if len(record.output_ids) < 2:
+                    continue
+                running[row] = Running(key, prompt, text, prompt + 1)
+                drafter.start(row, running[row], now)
+        if not running:
+            continue
+        drafts, waited = drafter.draft(running, now)  # may choose the padding
+        now += waited
+        if drafter.padded:
+            tokens = len(running) * (1 + drafter.padded)
+        else:
+            tokens = len(running) + sum(map(len, drafts))
+        now += server.step(tokens) + (server.host(len(running)) if drafter.synchronous else 0.0)
+        emitted = []
+        for each, draft in zip(running.values(), drafts, strict=True):
+            emitted.append(each.accept(draft))
+            each.length += len(emitted[-1])
+        row_steps += len(running)
+        emitted_tokens += sum(map(len, emitted))
+        now += drafter.observe(running, emitted, [len(draft) for draft in drafts], now)
+        for row, each in list(running.items()):
+            if each.has_ended:
+                drafter.end(row, each, now)
+                del running[row]
+    return emitted_tokens * server.weight / now * 1e3, emitted_tokens / max(1, row_steps)
+
+
+def drafters(server: Server, rows: int, longest: int) -> Iterator[tuple[str, Drafter]]:
+    yield "plain", Drafter(server)
+    yield "ngram_gpu", NgramGpu(server)
+    yield "suffix", Suffix(server, longest)
+    yield "fastdraft v1", FastdraftV1(server)
+    yield "fastdraft v2", FastdraftV2(server, rows)
+    yield "fastdraft v2, padded", FastdraftV2Padded(server, rows)
+    yield "fastdraft v2, launched", FastdraftV2(server, rows, launched=True)
+
+
+def measure(families: Mapping[str, Sequence[Record]], options: argparse.Namespace) -> list[Row]:
+    rows: list[Row] = []
+    for at_once in options.at_once:
+        replayed = min(at_once, options.rows)
+        server = Server(options.base_ms, options.token_ms, options.async_gain, at_once / replayed)
+        for family, records in families.items():
+            longest = max(len(each.prompt_ids) + len(each.output_ids) for each in records)
+            row: Row = {"at_once": at_once, "family": family}
+            for name, drafter in drafters(server, replayed, longest):
+                speed, per_step = serve(records, drafter, server, replayed)
+                row[name] = {"tokens_per_second": round(speed, 1), "tokens": round(per_step, 3)}
+                if isinstance(drafter, FastdraftV2):
+                    known = [age for age in drafter.ages if age >= 0]
+                    row[name] |= {
+                        "mean_age_tokens": round(float(np.mean(known or [0])), 2),
+                        "without_tree": round(1 - len(known) / len(drafter.ages), 3),
+                        "faults": drafter.drafter.counts.faults,
+                        "thread_us_per_row": round(
+                            drafter.busy_ms * 1e3 / server.weight / len(drafter.ages), 1
+                        ),
+                    }
+            rows.append(row)
+            print(f"... {at_once}: {family}", file=sys.stderr, flush=True)
+    return rows
+
+
+def report(rows: Sequence[Row]) -> list[Row]:
+    """Prints and returns geometric means over the families, by requests at once."""
+    totals: list[Row] = []
+    names = [name for name in rows[0] if isinstance(rows[0][name], dict)]
+    for at_once in dict.fromkeys(row["at_once"] for row in rows):
+        of = [row for row in rows if row["at_once"] == at_once]
+        plain = geometric_mean(row["plain"]["tokens_per_second"] for row in of)
+        for name in names:
+            relative = {
+                row["family"]: row[name]["tokens_per_second"] / row["plain"]["tokens_per_second"]
+                for row in of
+            }
+            worst = min(relative, key=lambda family: relative[family])
+            mean = geometric_mean(row[name]["tokens_per_second"] for row in of)
+            totals.append(
+                {
+                    "at_once": at_once,
+                    "drafter": name,
+                    "tokens_per_second": mean,
+                    "of_plain": mean / plain,
+                    "worst": relative[worst],
+                    "worst_family": worst,
+                    "tokens_per_step": geometric_mean(row[name]["tokens"] for row in of),
+                }
+            )
+    show(
+        "Geometric means over the families",
+        {
+            "at once": "at_once",
+            "drafter": "drafter",
+            "tokens/s": "tokens_per_second",
+            "of plain": "of_plain",
+            "worst": "worst",
+            "family": "worst_family",
+            "tokens\na step": "tokens_per_step",
+        },
+        totals,
+        digits=3,
+    )
+    return totals
+
+
+def main() -> None:
+    made = parser(__doc__)
+    made.add_argument("--data", type=Path, required=True, help="folder of recorded requests")
+    made.add_argument("--tokens", type=int, default=2500, help="of output, for each family")
+    made.add_argument("--families", nargs="*", default=[])
+    made.add_argument("--at-once", type=int, nargs="+", default=[1, 4, 16, 64, 256])
+    made.add_argument("--rows", type=int, default=8, help="the most that are replayed at once")
+    made.add_argument("--base-ms", type=float, default=7.1)
+    made.add_argument("--token-ms", type=float, default=0.021)
+    made.add_argument(
+        "--async-gain", type=float, default=0.2, help="what a step gains by asynchronous scheduling"
+    )
+    options = made.parse_args()
+    for failure in baselines.ensure():
+        raise SystemExit(f"suffix decoding is not available: {failure}")
+    results = about(**{k: v for k, v in vars(options).items() if k not in ("json", "data")})
+    families = {
+        name: sample(records, options.tokens)
+        for name, records in recorded_families(options.data, names=options.families).items()
+    }
+    rows = measure(families, options)
+    finish(options, {**results, "totals": report(rows), "rows": rows})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""Predicted outputs over HTTP with the V2 model runner: OpenAI's client, a real vLLM server.
+
+FASTDRAFT_DEMO_MODEL names the folder of the demo model.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vllm_server import MODEL, Server, serving
+
+SUPPORT = Path(__file__).parents[1] / "support"
+V2 = {
+    "method": "ngram_gpu",
+    "num_speculative_tokens": 6,
+    "prompt_lookup_min": 2,
+    "prompt_lookup_max": 4,
+}
+APART = {"vllm_xargs": {"fastdraft_remember": 0}}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    variables = {
+        **os.environ,
+        "PYTHONPATH": str(SUPPORT / "triton_on_cpu"),
+        "TRITON_INTERPRET": "1",
+        "VLLM_USE_V2_MODEL_RUNNER": "1",
+    }
+    folder = tmp_path_factory.mktemp("v2")
+    with serving(folder, {"speculator": True}, speculative=V2, variables=variables) as server:
+        yield server
+
+
+def ask(server: Server, **options: Any) -> Any:
+    return server.client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "Write a few sentences about a cat."}],
+        temperature=0.0,
+        max_tokens=32,
+        **{"extra_body": APART, **options},
+    )
+
+
+def test_a_prediction_is_accepted_and_counted(server: Server) -> None:
+    plain = ask(server)
+    text = plain.choices[0].message.content
+    again = ask(server, prediction={"type": "content", "content": text})
+    assert again.choices[0].message.content == text
+    counts = again.usage.completion_tokens_details
+    assert counts.accepted_prediction_tokens >= 16
+    assert "Using V2 Model Runner" in server.log.read_text()
+    metrics = server.metrics()
+    assert metrics["fastdraft_accepted_prediction_tokens_total"] >= 16
+    assert metrics["fastdraft_faults_total"] == 0
+    assert metrics["vllm:spec_decode_num_accepted_tokens_total"] >= 16

@@ -1,0 +1,120 @@
+"""A real vLLM server on the CPU, with the demo model, in a process of its own.
+
+FASTDRAFT_DEMO_MODEL names the folder of the model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import openai
+
+__all__ = ["KEY", "MODEL", "V1", "Server", "serving"]
+
+MODEL = "demo"
+KEY = "not-a-secret"
+V1 = {
+    "method": "custom_class",
+    "model": "fastdraft.integrations.vllm.FastdraftProposer",
+    "num_speculative_tokens": 8,
+}
+
+
+@dataclass(frozen=True)
+class Server:
+    url: str
+    log: Path
+
+    @property
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=KEY, max_retries=0, timeout=120)
+
+    @property
+    def async_client(self) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(
+            base_url=f"{self.url}/v1", api_key=KEY, max_retries=0, timeout=240
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """The samples of /metrics by name, summed over their labels."""
+        values: dict[str, float] = {}
+        with urllib.request.urlopen(f"{self.url}/metrics") as answer:
+            for line in answer.read().decode().splitlines():
+                if not line.startswith("#"):
+                    sample, value = line.rsplit(" ", 1)
+                    name = sample.split("{", 1)[0]
+                    values[name] = values.get(name, 0.0) + float(value)
+        return values
+
+    def tokenize(self, text: str) -> list[int]:
+        body = json.dumps({"model": MODEL, "prompt": text, "add_special_tokens": False}).encode()
+        request = urllib.request.Request(
+            f"{self.url}/tokenize", body, {"content-type": "application/json"}
+        )
+        with urllib.request.urlopen(request) as answer:
+            return json.load(answer)["tokens"]
+
+
+@contextlib.contextmanager
+def serving(
+    folder: Path,
+    settings: dict[str, object],
+    *,
+    speculative: Mapping[str, object] = V1,
+    variables: Mapping[str, str] = os.environ,
+) -> Iterator[Server]:
+    """A server with settings of fastdraft, until the block ends; variables: of its environment."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    arguments = {
+        "--model": os.environ["FASTDRAFT_DEMO_MODEL"],
+        "--served-model-name": MODEL,
+        "--host": "127.0.0.1",
+        "--port": str(port),
+        "--api-key": KEY,
+        "--dtype": "float32",
+        "--max-model-len": "512",
+        "--max-num-seqs": "32",
+        "--speculative-config": json.dumps(dict(speculative)),
+        "--additional-config": json.dumps({"fastdraft": settings}),
+        "--middleware": "fastdraft.integrations.vllm.PredictionMiddleware",
+    }
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager"]
+    for pair in arguments.items():
+        command.extend(pair)
+    server = Server(f"http://127.0.0.1:{port}", folder / "server.log")
+    environment = {**variables, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    with server.log.open("w") as log:
+        process = subprocess.Popen(
+            command, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+        )
+    try:
+        for _ in range(240):
+            assert process.poll() is None, server.log.read_text()[-4000:]
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{server.url}/health"):
+                break
+            time.sleep(0.5)
+        else:
+            raise AssertionError(server.log.read_text()[-4000:])
+        yield server
+        assert process.poll() is None, server.log.read_text()[-4000:]
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
