@@ -32,6 +32,7 @@ from transformers import (
 from fastdraft.cli.app import app
 from fastdraft.demo import demo_requests, measure
 from fastdraft.demo import model as demo_model
+from fastdraft.replay.display import waiting
 
 ROOM = 256
 """Positions of the tiny model."""
@@ -218,6 +219,22 @@ def test_doctor_finds_the_plugin_of_another(
     result = fastdraft("doctor")
     assert result.exit_code == 1
     assert "9.9, finds another fastdraft among its plugins: os:getcwd" in result.stdout
+
+
+def test_waiting_is_shown_on_a_terminal_and_vanishes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with waiting("Fetching ..."):
+        pass
+    assert capsys.readouterr() == ("", "Fetching ...\n")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with waiting("Fetching ..."):
+        pass
+    shown = capsys.readouterr().err
+    assert "Fetching ..." in shown
+    # The line is erased at the end, and the cursor comes back.
+    assert shown.rindex("\x1b[2K") > shown.rindex("Fetching ...")
+    assert "\x1b[?25h" in shown
 
 
 def test_shells_complete_commands() -> None:
