@@ -115,7 +115,7 @@ int main(int argc, char** argv) {
   std::printf("%9s %14s %14s %10s %10s %10s %10s\n", "", "ns a token", "bytes a token", "p50",
               "p99", "p50", "p99");
   if (argc == 3) {
-    measure(text, std::atoll(argv[2]), clock_ns);
+    measure(text, std::strtoll(argv[2], nullptr, 10), clock_ns);
     return 0;
   }
   for (const std::int64_t context : kContexts) measure(text, context, clock_ns);

@@ -3,6 +3,7 @@
 #include <random>
 #include <shared_mutex>
 #include <string>
+#include <utility>
 
 #include "datastore_index.h"
 #include "fastdraft/datastore.h"
@@ -192,13 +193,20 @@ void LiveDatastore::add(const Token* tokens, std::int64_t size, std::int64_t pro
   const std::int64_t common = stored_prefix(tokens, size);
   if (common == size && !closed()) return;
   const std::int64_t start = std::max<std::int64_t>(0, common - kContextTokens);
-  const std::unique_lock<PhaseFairMutex> lock(*mutex_);
+  std::unique_lock<PhaseFairMutex> lock(*mutex_);
   check_open();
   log_.append(document_mark(common - start), false);
   for (std::int64_t first = start; first < size;) {
     if (first > start) {
       mutex_->pass();
       check_open();
+    }
+    if (log_.wants_slab()) {
+      lock.unlock();
+      LiveLog::Slab slab = LiveLog::allocate_slab();
+      lock.lock();
+      check_open();
+      log_.add_slab(std::move(slab));
     }
     first = add_slice(tokens, first, std::min(size, first + kSliceTokens), common, prompt_size);
   }

@@ -1,6 +1,8 @@
 #include "live_log.h"
 
+#include <algorithm>
 #include <string>
+#include <utility>
 
 #include "fastdraft/error.h"
 
@@ -29,8 +31,15 @@ void LiveLog::append(Token token, bool output) {
 }
 
 void LiveLog::release() noexcept {
-  while (num_chunks_ > 0) free_block(drop_oldest());
+  for (void* block : blocks_) ::operator delete(block, std::align_val_t{alignof(Chunk)});
+  blocks_ = {};
+  slabs_.clear();
+  used_of_slab_ = kSlabBlocks;
+  given_back_ = {};
   ring_ = {};
+  num_chunks_ = 0;
+  num_tokens_ = 0;
+  begin_ = end_;
   bytes_ = 0;
 }
 
@@ -59,14 +68,68 @@ std::int32_t LiveLog::common(std::int64_t position, const Token* text,
 }
 
 void* LiveLog::allocate_block(std::int64_t keep) {
+  if (used_of_slab_ < kSlabBlocks) {
+    return slabs_.back().get() + used_of_slab_++ * static_cast<std::int64_t>(sizeof(Chunk));
+  }
   if (bytes_ + kBlockBytes > max_bytes_ && num_chunks_ > keep) return drop_oldest();
+  if (!given_back_.empty()) {
+    charge(sizeof(Chunk));
+    void* block = given_back_.back();
+    given_back_.pop_back();
+    return block;
+  }
   charge(kBlockBytes);
-  void* block = ::operator new(sizeof(Chunk), std::align_val_t{alignof(Chunk)}, std::nothrow);
-  if (block == nullptr) {
+  try {
+    if (blocks_.capacity() == blocks_.size()) blocks_.reserve(2 * (blocks_.size() + 1));
+    blocks_.push_back(::operator new(sizeof(Chunk), std::align_val_t{alignof(Chunk)}));
+  } catch (const std::bad_alloc&) {
     bytes_ -= kBlockBytes;
     throw_out_of_memory(kBlockBytes);
   }
-  return block;
+  return blocks_.back();
+}
+
+LiveLog::Slab LiveLog::allocate_slab() noexcept {
+  constexpr auto kBytes = static_cast<std::size_t>(kSlab);
+  Slab slab(
+      static_cast<std::byte*>(::operator new(kBytes, std::align_val_t{kBytes}, std::nothrow)));
+  if (slab != nullptr) {
+    advise_huge_pages(slab.get(), kBytes);
+    // A write brings the huge page; without huge pages, each page of the usual size.
+    for (std::size_t at = 0; at < kBytes; at += 4096) {
+      *static_cast<volatile std::byte*>(slab.get() + at) = std::byte{0};
+    }
+  }
+  return slab;
+}
+
+void LiveLog::add_slab(Slab slab) {
+  if (slab == nullptr || !wants_slab()) return;
+  try {
+    const std::size_t blocks = (slabs_.size() + 1) * static_cast<std::size_t>(kSlabBlocks);
+    if (given_back_.capacity() < blocks) given_back_.reserve(2 * blocks);
+    if (slabs_.capacity() == slabs_.size()) slabs_.reserve(2 * (slabs_.size() + 1));
+  } catch (const std::bad_alloc&) {
+    return;
+  }
+  slabs_.push_back(std::move(slab));
+  bytes_ += kSlabBytes;
+  used_of_slab_ = 0;
+}
+
+// Gives a block's memory back to the system.
+void LiveLog::free_block(Chunk* block) noexcept {
+  const auto found = std::find(blocks_.begin(), blocks_.end(), static_cast<void*>(block));
+  if (found == blocks_.end()) {
+    discard_pages(block, sizeof(Chunk));
+    given_back_.push_back(block);
+    bytes_ -= static_cast<std::int64_t>(sizeof(Chunk));
+    return;
+  }
+  *found = blocks_.back();
+  blocks_.pop_back();
+  ::operator delete(block, std::align_val_t{alignof(Chunk)});
+  bytes_ -= kBlockBytes;
 }
 
 // The oldest chunk leaves the log. Its memory is the caller's.
@@ -84,7 +147,6 @@ void LiveLog::charge(std::int64_t bytes) {
   // The last chunk is being written.
   while (bytes_ + bytes > max_bytes_ && num_chunks_ > 1) {
     free_block(drop_oldest());
-    bytes_ -= kBlockBytes;
   }
   if (bytes_ + bytes > max_bytes_) {
     throw MemoryLimitError("max_bytes is " + std::to_string(max_bytes_) + ": " +

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <new>
 #include <vector>
 
@@ -29,8 +30,16 @@ class LiveLog {
     Link previous[kNumOrders][kChunkTokens];
   };
 
-  // What a chunk takes besides itself: the allocator's header, and the bytes lost to alignment.
-  static constexpr std::int64_t kBlockBytes = sizeof(Chunk) + alignof(Chunk);
+  // What a chunk takes by itself: the allocator's header, the bytes lost to alignment and the place
+  // in a list are in it.
+  static constexpr std::int64_t kBlockBytes = sizeof(Chunk) + alignof(Chunk) + 2 * sizeof(void*);
+  // A store that has grown beyond so much takes its memory by the slab, a huge page.
+  static constexpr std::int64_t kSmallStore = std::int64_t{16} << 20;
+  static constexpr auto kSlab = static_cast<std::int64_t>(kHugePage);
+  static constexpr std::int64_t kSlabBlocks = kSlab / static_cast<std::int64_t>(sizeof(Chunk));
+  static_assert(kSlab % sizeof(Chunk) == 0);
+  // With the page that holds the allocator's header, and places in lists, which may be half empty.
+  static constexpr std::int64_t kSlabBytes = kSlab + 4096 + 2 * (1 + kSlabBlocks) * sizeof(void*);
   // Rings and directories of tables begin with so many pointers.
   static constexpr std::size_t kFirstPointers = 16;
   static constexpr std::int64_t bytes_of(std::size_t pointers) noexcept {
@@ -48,6 +57,7 @@ class LiveLog {
 
   // Throws MemoryLimitError, and then the token is missing and old ones may have left.
   void append(Token token, bool output);
+  // Frees all memory, that of the tables too.
   void release() noexcept;
 
   std::int64_t begin() const noexcept { return begin_; }
@@ -112,9 +122,23 @@ class LiveLog {
   // Memory for a chunk or for a page of a table, which is as large; the oldest chunk's where the
   // limit is reached and there are more than `keep`. Throws MemoryLimitError.
   void* allocate_block(std::int64_t keep);
-  static void free_block(void* block) noexcept {
-    ::operator delete(block, std::align_val_t{alignof(Chunk)});
+  // Memory for many blocks. The system clears it at once, which takes up to milliseconds: call this
+  // without the store's lock. Null where there is no memory.
+  struct FreeSlab {
+    void operator()(std::byte* slab) const noexcept {
+      ::operator delete(slab, std::align_val_t{static_cast<std::size_t>(kSlab)});
+    }
+  };
+  using Slab = std::unique_ptr<std::byte, FreeSlab>;
+  static Slab allocate_slab() noexcept;
+  // Whether the store is large, has used its slabs up, and has room for one more. Without one
+  // blocks are allocated one by one.
+  bool wants_slab() const noexcept {
+    return kHugePages && used_of_slab_ == kSlabBlocks && given_back_.empty() &&
+           bytes_ >= kSmallStore && bytes_ + kSlabBytes <= max_bytes_;
   }
+  // If it still does.
+  void add_slab(Slab slab);
   // Counts `bytes` more; old chunks leave as needed. Throws MemoryLimitError.
   void charge(std::int64_t bytes);
   // An array of twice as many pointers, counted in the place of the one it follows. Throws
@@ -140,13 +164,21 @@ class LiveLog {
     return *ring_[static_cast<std::size_t>(position / kChunkTokens) & (ring_.size() - 1)];
   }
   Chunk* drop_oldest() noexcept;
+  void free_block(Chunk* block) noexcept;
 
   const std::int64_t max_bytes_;
   std::int64_t bytes_;
   std::int64_t num_tokens_ = 0;
   std::int64_t begin_ = 0;
   std::int64_t end_ = 0;
-  std::vector<Chunk*> ring_;  // by the chunk's number, modulo the size, a power of two
+  // All memory: blocks that were allocated one by one, and slabs. Of the last slab the first
+  // used_of_slab_ blocks have been used. Blocks of slabs that were given back to the system are not
+  // counted in bytes_.
+  std::vector<void*> blocks_;
+  std::vector<Slab> slabs_;
+  std::int64_t used_of_slab_ = kSlabBlocks;
+  std::vector<void*> given_back_;  // with room for all blocks of slabs
+  std::vector<Chunk*> ring_;       // by the chunk's number, modulo the size, a power of two
   std::int64_t num_chunks_ = 0;
 };
 

@@ -14,15 +14,6 @@ void LiveTable::open(LiveLog& log, std::int64_t window, std::uint64_t seed) {
   directory_.assign(LiveLog::kFirstPointers, add_page(0));
 }
 
-void LiveTable::close() noexcept {
-  for (std::size_t i = 0; i < directory_.size();) {
-    Page* page = directory_[i];
-    i += std::size_t{1} << (depth_ - page->depth);
-    LiveLog::free_block(page);
-  }
-  directory_ = {};
-}
-
 LiveTable::Page* LiveTable::add_page(int depth) {
   Page* page = new (log_->allocate_block(1)) Page;
   std::memset(page->buckets, 0, sizeof(page->buckets));

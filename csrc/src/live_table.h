@@ -21,14 +21,15 @@ namespace fastdraft {
 class LiveTable {
  public:
   LiveTable() = default;
+  ~LiveTable() = default;
   LiveTable(const LiveTable&) = delete;
   LiveTable& operator=(const LiveTable&) = delete;
-  ~LiveTable() { close(); }
 
   // Of the `window` tokens before a position; 0: as many as the log's prefix_window says. The
   // log gives the memory, and must outlive the table. Throws MemoryLimitError.
   void open(LiveLog& log, std::int64_t window, std::uint64_t seed);
-  void close() noexcept;
+  // Forgets the entries, whose memory is the log's.
+  void close() noexcept { directory_ = {}; }
 
   std::uint64_t hash(const Token* tokens, std::int64_t count) const noexcept {
     return hash_tokens(tokens, count, seed_);

@@ -1,5 +1,10 @@
 #include "memory.h"
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+#include <memory>
 #include <string>
 
 #include "fastdraft/error.h"
@@ -18,6 +23,21 @@ void MemoryBudget::charge(std::int64_t bytes) {
 
 void throw_out_of_memory(std::int64_t bytes) {
   throw MemoryLimitError("the operating system refused " + std::to_string(bytes) + " bytes");
+}
+
+void advise_huge_pages([[maybe_unused]] void* memory, [[maybe_unused]] std::size_t bytes) noexcept {
+#if defined(__linux__)
+  // From the first whole page on. Refused, it is memory as any other.
+  std::size_t space = bytes;
+  if (std::align(kHugePage, kHugePage, memory, space) == nullptr) return;
+  static_cast<void>(madvise(memory, space / kHugePage * kHugePage, MADV_HUGEPAGE));
+#endif
+}
+
+void discard_pages([[maybe_unused]] void* memory, [[maybe_unused]] std::size_t bytes) noexcept {
+#if defined(__linux__)
+  static_cast<void>(madvise(memory, bytes, MADV_DONTNEED));
+#endif
 }
 
 }  // namespace fastdraft

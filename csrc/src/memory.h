@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cassert>
+#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <limits>
@@ -36,6 +37,21 @@ class MemoryBudget {
 
 // Throws MemoryLimitError: the operating system refused `bytes`.
 [[noreturn]] void throw_out_of_memory(std::int64_t bytes);
+
+// Whether the system can be asked for pages of 2 MB, and to take memory back by the page.
+#if defined(__linux__)
+inline constexpr bool kHugePages = true;
+#else
+inline constexpr bool kHugePages = false;
+#endif
+inline constexpr std::size_t kHugePage = std::size_t{2} << 20;
+
+// Asks the system to hold memory that is not used yet in pages of 2 MB, where it has whole ones:
+// an access to a large index then seldom waits for the page's address.
+void advise_huge_pages(void* memory, std::size_t bytes) noexcept;
+
+// Gives the pages that the memory consists of back to the system. What it held is lost.
+void discard_pages(void* memory, std::size_t bytes) noexcept;
 
 // A growable array of plain values. It grows by realloc, which moves large
 // blocks by remapping pages instead of copying them, and by a quarter, which
@@ -97,6 +113,8 @@ class FlatArray {
     }
     data_ = static_cast<T*>(moved);
     capacity_ = capacity;
+    const auto held = static_cast<std::size_t>(bytes());
+    if (kHugePages && held >= 2 * kHugePage) advise_huge_pages(data_, held);
   }
 
   static constexpr int kFirstCapacity = 32;

@@ -27,7 +27,7 @@ from fastdraft.errors import DatastoreClosedError, DatastoreError, InvalidValueE
 ORDERS, LINKS, LONGEST = (4, 2, 1), 32, 32
 CONTEXT, STEP = 2 * LONGEST, LONGEST
 MARK = -1
-BLOCK = 16 * 1024 + 64  # what a store grows by
+BLOCK = 16 * 1024 + 80  # what a store grows by
 
 
 class Log:
