@@ -259,6 +259,10 @@ def test_the_size_is_bounded_and_what_is_left_out_is_said(opened: Any, tmp_path:
     # A round over the families at a time, and always one request.
     assert choose({"a": records, "b": records[:1]}, 350) == {"a": {"0", "1"}, "b": {"0"}}
     assert choose({"a": records}, 10) == {"a": {"0"}}
+    # One that does not fit leaves room for later ones.
+    file.write_text(json.dumps({"id": "long", "prompt_ids": [1], "output_ids": [2] * 400}))
+    long = read_family(file, lambda _: [])
+    assert choose({"l": long, "b": records[:1]}, 350) == {"l": set(), "b": {"0"}}
 
 
 def test_commands_write_the_page(opened: Any, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ __all__ = ["MOST_TOKENS", "choose", "page"]
 TEMPLATE = Path(__file__).parent / "page.html"
 
 MOST_TOKENS = 12_000
-"""The output tokens on one page, of all requests together: about 3 MB."""
+"""The output tokens on one page, of all requests together: mostly less than 1 MB, 4 MB at most."""
 MOST_PROMPT_TOKENS = 4_000
 """Of a longer prompt its end is shown."""
 
@@ -26,19 +26,19 @@ def choose(
 ) -> dict[str, set[str]]:
     """The ids of the requests that fit onto a page, by family.
 
-    The first request of each family, then the second of each, and so on, while their outputs have
-    at most `most` tokens together; always one.
+    The first request of each family, then the second of each, and so on: each whose output fits
+    into what is left of `most` tokens. Where none fits, the first one, which is then cut.
     """
     chosen: dict[str, set[str]] = {name: set() for name in families}
     left = most
     for place in range(max(map(len, families.values()), default=0)):
         for name, records in families.items():
-            if place < len(records):
-                size = len(records[place].output_ids)
-                if size > left and any(chosen.values()):
-                    return chosen
+            if place < len(records) and len(records[place].output_ids) <= left:
                 chosen[name].add(records[place].id)
-                left -= size
+                left -= len(records[place].output_ids)
+    if families and not any(chosen.values()):
+        name, records = next(iter(families.items()))
+        chosen[name].add(records[0].id)
     return chosen
 
 
