@@ -107,8 +107,16 @@ StateId SuffixAutomaton::split(StateId p, StateId q, Token token) {
 
 std::int32_t SuffixAutomaton::previous(std::int32_t position) const noexcept {
   if (position < text_.size() - 1) return leaves_[position].previous;
-  const StateId state = resolve(transitions_.find(inner_[kRoot].edges, text_[position]));
-  return is_leaf(state) ? -1 : inner_[state].latest_end;
+  // The token's own state is the last one of the path. Its caller has most likely just been on it,
+  // and it is short where little repeats.
+  constexpr int kShortPath = 4;
+  StateId state = leaves_[position].link;
+  for (int i = 0; i < kShortPath && state != kRoot; ++i) {
+    if (inner_[state].link == kRoot) return inner_[state].latest_end;
+    state = inner_[state].link;
+  }
+  if (state == kRoot) return -1;
+  return inner_[resolve(transitions_.find(inner_[kRoot].edges, text_[position]))].latest_end;
 }
 
 Match SuffixAutomaton::advance(Match match, Token token) const noexcept {
