@@ -503,7 +503,11 @@ def main() -> None:
     made.add_argument(
         "--async-gain", type=float, default=0.2, help="what a step gains by asynchronous scheduling"
     )
+    made.add_argument(
+        "--padded", type=int, default=NgramGpu.padded, help="draft tokens of padded rows"
+    )
     options = made.parse_args()
+    NgramGpu.padded = options.padded
     for failure in baselines.ensure():
         raise SystemExit(f"suffix decoding is not available: {failure}")
     results = about(**{k: v for k, v in vars(options).items() if k not in ("json", "data")})

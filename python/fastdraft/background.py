@@ -334,8 +334,9 @@ class BackgroundDrafter:
     def stop(self, timeout: float = 5.0) -> bool:
         """Stops the thread after the call of the engine that it is in; what is queued is dropped.
 
-        Returns whether it has stopped within `timeout` seconds; it is a daemon, so a process can
-        end without. Further calls do nothing, and `acquire` returns what is newest.
+        Running requests stay in the engine. Returns whether the thread has stopped within `timeout`
+        seconds; it is a daemon, so a process can end without. Further calls do nothing, and
+        `acquire` returns what is newest.
         """
         with self._changed:
             self._stopping = True

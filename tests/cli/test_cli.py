@@ -32,6 +32,7 @@ from transformers import (
 from fastdraft.cli.app import app
 from fastdraft.demo import demo_requests, measure
 from fastdraft.demo import model as demo_model
+from fastdraft.replay.display import waiting
 
 ROOM = 256
 """Positions of the tiny model."""
@@ -79,10 +80,10 @@ def prompt_file(tmp_path: Path) -> Path:
 
 
 def test_demo_on_ones_own_model_and_text(tiny: Path, prompt_file: Path, tmp_path: Path) -> None:
-    results = tmp_path / "results.json"
+    results, page = tmp_path / "results.json", tmp_path / "page.html"
     result = fastdraft(
         *("demo", "--model", tiny, "--prompt", prompt_file, "--prediction", prompt_file),
-        *("--max-new-tokens", "40", "--repeats", "2", "--json", results),
+        *("--max-new-tokens", "40", "--repeats", "2", "--json", results, "--html", page),
     )
     assert result.exit_code == 0, result.output
     assert "prompt.txt" in result.stdout
@@ -98,6 +99,13 @@ def test_demo_on_ones_own_model_and_text(tiny: Path, prompt_file: Path, tmp_path
     # Each forward emits one token that no draft held, unless the last draft filled the rest.
     assert modes["fastdraft"]["forwards"] - (40 - accepted) in (0, 1)
     assert all(len(mode["seconds"]) == 2 for mode in modes.values())
+    # The page follows the same run, step by step.
+    found = re.search(r'id="data">(.+)</script>', page.read_text("utf-8"))
+    assert found is not None
+    (shown,) = json.loads(found[1])["requests"]
+    assert (shown["tokens"], shown["accepted"]) == (40, accepted)
+    pieces = [*shown["first"], *(piece for step in shown["steps"] for piece in step["e"])]
+    assert "".join(pieces) == request["text"]
 
 
 def test_demo_marks_origins_without_colours(tiny: Path, prompt_file: Path) -> None:
@@ -220,6 +228,22 @@ def test_doctor_finds_the_plugin_of_another(
     assert "9.9, finds another fastdraft among its plugins: os:getcwd" in result.stdout
 
 
+def test_waiting_is_shown_on_a_terminal_and_vanishes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with waiting("Fetching ..."):
+        pass
+    assert capsys.readouterr() == ("", "Fetching ...\n")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with waiting("Fetching ..."):
+        pass
+    shown = capsys.readouterr().err
+    assert "Fetching ..." in shown
+    # The line is erased at the end, and the cursor comes back.
+    assert shown.rindex("\x1b[2K") > shown.rindex("Fetching ...")
+    assert "\x1b[?25h" in shown
+
+
 def test_shells_complete_commands() -> None:
     (line,) = re.findall(r'eval "\$\((\S+)=bash_source fastdraft\)"', fastdraft("--help").stdout)
     environment = {
@@ -251,6 +275,7 @@ def test_shells_complete_commands() -> None:
         (["demo", "--prediction", __file__], 2, "--prediction needs --prompt"),
         (["demo", "--repeats", "0"], 2, "0 is not in the range x>=1"),
         (["demo", "--json", "gone/results.json"], 2, "gone is not a directory"),
+        (["demo", "--html", "gone/page.html"], 2, "gone is not a directory"),
     ],
 )
 def test_bad_arguments_are_named(arguments: list[str], exit_code: int, message: str) -> None:

@@ -226,6 +226,15 @@ def test_finished_texts_enter_their_stores_and_cancelled_ones_do_not() -> None:
     assert reader.propose(reader.add_request([2, 3]), token_cost=0.0).tolist()[:2] == [4, 5]
 
 
+def test_requests_bring_what_they_are_drafted_from() -> None:
+    drafter = BackgroundDrafter(Engine(CONFIG), rows=2, nodes=NODES, start=False)
+    drafter.add(0, [1, 2, 3], prediction=[5, 6, 7])
+    drafter.add(1, [1, 2, 3], templates=[2, 3, 8, 9])
+    drain(drafter)
+    out = drafter.acquire().continuations
+    assert [tree_of(out, row)[1][0] for row in (0, 1)] == [5, 8]
+
+
 def test_reports_of_the_rows_last_request_are_left_out() -> None:
     drafter = BackgroundDrafter(Engine(CONFIG), rows=2, nodes=NODES, start=False)
     old = [drafter.add(row, [1, 2]) for row in (0, 1)]

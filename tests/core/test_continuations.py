@@ -113,6 +113,18 @@ def test_rows_of_one_request_take_their_tokens_in_order() -> None:
     assert row_of(out, 0)[0][0] == 3
 
 
+def test_of_several_rows_that_go_to_one_place_the_last_one_stays() -> None:
+    engine = Engine(DraftConfig(lookahead=4, tree_budget=8))
+    request = engine.add_request([1, 2, 3])
+    other = engine.add_request([7, 8, 7])
+    out = Continuations.allocate(2, 8)
+    requests = [other, request, request]
+    engine.continue_batch(requests, [8, 1, 2], [0, 1, 2, 3], out, places=[0, 0, 0])
+    assert out.base.tolist() == [5, 0]
+    assert row_of(out, 0)[0][0] == 3
+    assert engine.num_tokens(other) == 4
+
+
 def test_the_host_says_what_was_verified() -> None:
     engine = Engine(DraftConfig(lookahead=4, tree_budget=8))
     request = engine.add_request([1, 2, 3], prediction=[7, 8, 9, 4])

@@ -118,6 +118,23 @@ def test_commands_parse(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                 json.loads(argument)
 
 
+def test_vllm_is_tested_with_the_configuration_of_the_pages() -> None:
+    guide = ROOT / "docs" / "guides" / "vllm.md"
+    found = []
+    for page in (ROOT / "README.md", guide):
+        for _, command in commands(page):
+            if "--speculative-config" in command:
+                found.append(json.loads(command[command.index("--speculative-config") + 1]))
+    tests = (ROOT / "tests" / "hosts" / "test_vllm_offline.py").read_text()
+    for source in (tests, *(block.code for block in blocks(guide, "python"))):
+        found += [
+            ast.literal_eval(node)
+            for node in ast.walk(ast.parse(source))
+            if isinstance(node, ast.Dict) and "custom_class" in ast.unparse(node)
+        ]
+    assert len(found) == 4 and found == [found[0]] * 4
+
+
 def targets() -> set[str]:
     hosts = (ROOT / "tests" / "hosts" / "requirements").glob("*.txt")
     text = "".join(path.read_text() for path in MAKEFILES)

@@ -45,11 +45,20 @@ def test_what_a_page_names_exists(page: Path) -> None:
     assert not sorted(name for name in named - new if not exists(name))
 
 
+def anchors(page: Path) -> set[str]:
+    """What GitHub calls the page's headings."""
+    headings = re.findall(r"^#+ (.*)$", text_of(page), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     links = [link for link in LINK.findall(text_of(page)) if "://" not in link]
-    targets = [(page.parent / link.partition("#")[0]) for link in links if link[0] != "#"]
-    assert not [str(target) for target in targets if not target.exists()]
+    for link in links:
+        name, _, anchor = link.partition("#")
+        target = page.parent / name if name else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
 
 
 def test_a_wrong_name_is_noticed() -> None:

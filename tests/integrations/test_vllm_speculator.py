@@ -14,10 +14,11 @@ import torch
 from fastdraft import Engine
 from fastdraft.errors import InvalidValueError
 from fastdraft.integrations.vllm import speculator as speculator_module
+from fastdraft.integrations.vllm import transfers
 from fastdraft.integrations.vllm.ledger import FOLDER_VARIABLE, LedgerReader, new_ticket
 from fastdraft.integrations.vllm.speculator import FastdraftSpeculator
 from fastdraft.integrations.vllm.thread import TaskThread
-from fastdraft.integrations.vllm.transfers import Ends, TreeBuffers
+from fastdraft.integrations.vllm.transfers import COPIES, Ends, TreeBuffers
 from vllm_v2_host import VOCABULARY, Job, V2Host, v2_config
 
 CYCLE = list(range(100, 120))
@@ -215,7 +216,8 @@ def test_a_request_that_lost_too_much_goes_on_without_continuations() -> None:
     assert_empty(host)
 
 
-def test_all_copies_in_use_cost_one_step() -> None:
+def test_all_copies_in_use_cost_drafts_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfers, "COPIES", 8)
     host = V2Host(v2_config(length=2000), length=2000)
     host.add("a", Job(CYCLE * 3, CYCLE * 30, extra_args=apart()))
     for _ in range(15):
@@ -223,6 +225,16 @@ def test_all_copies_in_use_cost_one_step() -> None:
     assert sum(call == late(host).step for call, _ in host.thread.tasks) == 8
     host.run()
     assert host.speculator.faults == 0
+
+
+def test_a_thread_that_is_busy_for_long_loses_nothing() -> None:
+    host = V2Host(v2_config(length=2000), length=2000)
+    host.add("a", Job(CYCLE * 3, CYCLE * 90, extra_args=apart(fastdraft_lookahead=1)))
+    for _ in range(100):
+        host.step()
+    host.thread.run()
+    request = late(host)._texts["a"].request
+    assert late(host).engine.num_tokens(request) == len(host.jobs["a"].text)
 
 
 def test_a_place_that_changes_hands_keeps_no_tree() -> None:
@@ -239,6 +251,31 @@ def test_a_place_that_changes_hands_keeps_no_tree() -> None:
     host.add("b", Job(secret[:10], secret[10:], extra_args=apart()))
     for _ in range(5):
         assert host.step() == {"b": 1}
+
+
+def test_tokens_that_the_host_takes_back_are_forgotten() -> None:
+    host = V2Host(v2_config())
+    job = Job(CYCLE * 3, CYCLE * 4, extra_args=apart())
+    host.add("a", job)
+    for _ in range(4):
+        host.step()
+        host.thread.run()
+    host.preempt("a", takes_back=2)
+    job.output[job.said :] = [7, 8, 9, 10, 11]
+    host.resume("a")
+    host.step()
+    host.thread.run()
+    request = late(host)._texts["a"].request
+    assert late(host).engine.num_tokens(request) == len(job.text)
+    # One that comes back as it was goes on with what the engine has.
+    host.preempt("a")
+    host.resume("a")
+    host.step()
+    host.thread.run()
+    assert late(host)._texts["a"].request == request
+    assert late(host).engine.num_tokens(request) == len(job.text)
+    host.run()
+    assert_empty(host)
 
 
 @pytest.mark.parametrize("off", ["off", False])
@@ -474,7 +511,7 @@ def test_trees_are_never_written_while_they_are_read() -> None:
 def test_ends_are_copied() -> None:
     ends = Ends(torch.device("cpu"), 3, 2)
     values = torch.tensor([[1, 2], [3, 4]], dtype=torch.int32)
-    copies = [ends.send(values) for _ in range(9)]
+    copies = [ends.send(values) for _ in range(COPIES + 1)]
     assert copies[-1] is None
     assert copies[0] is not None
     values.zero_()

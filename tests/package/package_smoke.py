@@ -78,4 +78,11 @@ with tempfile.TemporaryDirectory() as folder:
         (run,) = json.loads(results.read_text())["runs"]
         assert run["geometric_mean"] > 1
 
+        # The sample, its text and the page come with the package.
+        page, picture = Path(folder, "page.html"), Path(folder, "answer.svg")
+        shown = run_command("replay", "--sample", "--show", "--html", page, "--svg", picture)
+        assert "Stock levels of a small shop" in shown
+        assert "Stock levels" in page.read_text("utf-8")
+        assert picture.read_text("utf-8").startswith("<svg")
+
 print(f"fastdraft {fastdraft.__version__} on Python {sys.version.split()[0]}: works")

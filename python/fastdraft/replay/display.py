@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
 from fastdraft.replay.trace import DRAFT, TARGET
 
-__all__ = ["heading", "progress", "show_origins", "table"]
+__all__ = ["heading", "progress", "show_origins", "table", "waiting"]
 
 # A style where there are colours, brackets elsewhere; the colours of the page and the pictures.
 LOOKS = {
@@ -46,6 +54,21 @@ def progress(total: int) -> Iterator[Callable[[str, int], None]]:
             bar.update(task, description=description, advance=amount)
 
         yield advance
+
+
+@contextmanager
+def waiting(description: str) -> Iterator[None]:
+    """Shows on standard error that something takes its time: on a terminal until it is done."""
+    # What runs meanwhile may redirect standard error.
+    console = Console(file=sys.stderr)
+    if not console.is_terminal:
+        console.print(description, highlight=False, soft_wrap=True)
+        yield
+        return
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        bar.add_task(description, total=None)
+        yield
 
 
 def heading(console: Console, title: str) -> None:

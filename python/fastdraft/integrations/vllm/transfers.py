@@ -17,9 +17,11 @@ from torch import Tensor
 from fastdraft import Continuations
 from fastdraft.alignment import Trees
 
-__all__ = ["Ends", "EndsCopy", "TreeBuffers"]
+__all__ = ["COPIES", "Ends", "EndsCopy", "TreeBuffers"]
 
-_COPIES: Final = 8
+COPIES: Final = 128
+"""Copies that may be on their way: while the thread indexes long prompts, steps go on. They take 16
+bytes a row and token of the longest draft each."""
 # Its streams and events have no types.
 _cuda: Any = torch.cuda
 
@@ -66,7 +68,7 @@ class Ends:
         self._stream: Any = _cuda.Stream(device) if self._cuda else None
         self._last: Any = None
         self._free: SimpleQueue[EndsCopy] = SimpleQueue()
-        for _ in range(_COPIES):
+        for _ in range(COPIES):
             tensor = torch.empty(rows, width, dtype=torch.int32, pin_memory=self._cuda)
             # One that sleeps: a thread that spins takes the processor from the host's own.
             event = _cuda.Event(blocking=True) if self._cuda else None

@@ -1,0 +1,28 @@
+"""An OpenAI client against vLLM with fastdraft: predicted outputs over HTTP.
+
+pip install openai, and in vLLM's environment: pip install fastdraft
+
+vllm serve MODEL --middleware fastdraft.integrations.vllm.PredictionMiddleware \
+  --speculative-config '{"method": "custom_class", "num_speculative_tokens": 16,
+                         "model": "fastdraft.integrations.vllm.FastdraftProposer"}'
+"""
+
+from __future__ import annotations
+
+import os
+
+from openai import OpenAI
+
+old = "def area(x, y):\n    return x * y\n"
+client = OpenAI(base_url=os.environ.get("VLLM_URL", "http://localhost:8000/v1"), api_key="-")
+model = client.models.list().data[0].id
+answer = client.chat.completions.create(
+    model=model,
+    messages=[{"role": "user", "content": f"Rename x to width. Answer with the code:\n\n{old}"}],
+    prediction={"type": "content", "content": old},
+    temperature=0,
+    max_tokens=64,
+)
+print(answer.choices[0].message.content)
+details = answer.usage.completion_tokens_details
+print(details.accepted_prediction_tokens, "tokens of the prediction accepted")

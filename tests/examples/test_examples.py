@@ -1,0 +1,80 @@
+"""The examples run as they are."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+FOLDER = Path(__file__).parents[2] / "examples" / "python"
+SCRIPTS = sorted(path.name for path in FOLDER.glob("*.py"))
+MOST_LINES = 60
+
+PRINTS = {
+    "memory.py": r"second time: \d\d",
+    "own_loop.py": r"(?s)one two three four five.*DraftStats\(steps=",
+    "predicted_outputs.py": r"[1-9]\d* of the prediction accepted",
+    "quick_start.py": r"tokens per forward pass",
+    "replay_a_log.py": r"<ReplayResult of fastdraft, 1 families, token cost 0\.05",
+}
+
+
+def run(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(FOLDER / script)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_an_example_runs(script: str, tmp_path: Path) -> None:
+    if script == "openai_client.py":
+        missing = [
+            need
+            for need, there in (
+                ("the package openai", importlib.util.find_spec("openai") is not None),
+                ("a server, whose address is in VLLM_URL", "VLLM_URL" in os.environ),
+            )
+            if not there
+        ]
+        if missing:
+            pytest.skip(f"{script} needs {' and '.join(missing)}; tests/hosts sends such requests")
+    done = run(script, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert re.search(PRINTS.get(script, "accepted"), done.stdout), done.stdout
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_an_example_is_short_and_says_what_to_install(script: str) -> None:
+    source = (FOLDER / script).read_text("utf-8")
+    assert len(source.splitlines()) <= MOST_LINES
+    assert "pip install" in source
+
+
+def test_the_notebook_shows_coloured_text(tmp_path: Path) -> None:
+    notebook = nbformat.read(FOLDER / "coloured_text.ipynb", as_version=4)
+    assert not any(cell.get("outputs") for cell in notebook.cells)
+    NotebookClient(
+        notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": tmp_path}}
+    ).execute()
+    shown = json.dumps(notebook)
+    assert "border-bottom:2px dotted" in shown and "set_schedule" in shown
+    assert "accepted" in shown and "modelled speed" in shown
+
+
+def test_the_list_of_examples_is_whole() -> None:
+    text = (FOLDER / "README.md").read_text("utf-8")
+    listed = set(re.findall(r"\]\((.+?)\)", text))
+    assert listed == {*SCRIPTS, "coloured_text.ipynb"}
