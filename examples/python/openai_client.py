@@ -14,7 +14,10 @@ import os
 from openai import OpenAI
 
 old = "def area(x, y):\n    return x * y\n"
-client = OpenAI(base_url=os.environ.get("VLLM_URL", "http://localhost:8000/v1"), api_key="-")
+client = OpenAI(
+    base_url=os.environ.get("VLLM_URL", "http://localhost:8000/v1"),
+    api_key=os.environ.get("OPENAI_API_KEY", "-"),
+)
 model = client.models.list().data[0].id
 answer = client.chat.completions.create(
     model=model,

@@ -50,7 +50,7 @@ def test_an_example_runs(script: str, tmp_path: Path) -> None:
             if not there
         ]
         if missing:
-            pytest.skip(f"{script} needs {' and '.join(missing)}; tests/hosts sends such requests")
+            pytest.skip(f"{script} needs {' and '.join(missing)}; tests/hosts runs it with both")
     done = run(script, tmp_path)
     assert done.returncode == 0, done.stderr
     assert re.search(PRINTS.get(script, "accepted"), done.stdout), done.stdout

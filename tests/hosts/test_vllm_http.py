@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +19,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from vllm_server import MODEL, Server, serving
+from vllm_server import KEY, MODEL, Server, serving
 
 # What is drafted comes from the prediction and the request itself, not from those before it.
 APART = {"vllm_xargs": {"fastdraft_remember": 0}}
@@ -171,6 +174,18 @@ def test_json_of_a_schema_is_drafted_before_it_was_written(server: Server) -> No
     assert answer() == expected
     accepted = server.metrics()["vllm:spec_decode_num_accepted_tokens_total"] - without
     assert accepted > without - before
+
+
+def test_the_example_of_a_client(server: Server) -> None:
+    example = Path(__file__).parents[2] / "examples" / "python" / "openai_client.py"
+    done = subprocess.run(
+        [sys.executable, str(example)],
+        env={**os.environ, "VLLM_URL": f"{server.url}/v1", "OPENAI_API_KEY": KEY},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"[1-9]\d* tokens of the prediction accepted", done.stdout), done.stdout
 
 
 def test_drafts_may_be_switched_off(server: Server, plain) -> None:

@@ -95,7 +95,13 @@ def serving(
     for pair in arguments.items():
         command.extend(pair)
     server = Server(f"http://127.0.0.1:{port}", folder / "server.log")
-    environment = {**variables, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    environment = {
+        **variables,
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        # Tests of offline engines, in the same process, want less.
+        "VLLM_LOGGING_LEVEL": "INFO",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
     with server.log.open("w") as log:
         process = subprocess.Popen(
             command, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
