@@ -102,6 +102,8 @@ def serving(
         "VLLM_LOGGING_LEVEL": "INFO",
         "VLLM_NO_USAGE_STATS": "1",
     }
+    # Nor does the server share the ledger of engines in this process.
+    environment.pop("FASTDRAFT_VLLM_LEDGER", None)
     with server.log.open("w") as log:
         process = subprocess.Popen(
             command, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
