@@ -16,7 +16,7 @@ namespace py = pybind11;
 // The builtin function behind what a class holds, or null.
 PyCFunctionObject* function_of(py::handle member) {
   if (PyInstanceMethod_Check(member.ptr()) != 0) {
-    member = PyInstanceMethod_GET_FUNCTION(member.ptr());
+    member = PyInstanceMethod_Function(member.ptr());
   }
   if (PyCFunction_Check(member.ptr()) == 0) return nullptr;
   return reinterpret_cast<PyCFunctionObject*>(member.ptr());
