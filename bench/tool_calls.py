@@ -5,6 +5,11 @@ is the body of an API call with `tools` (OpenAI's, Anthropic's or Google's) is r
 with templates of them; a draft is accepted up to its first mismatch with the recorded call.
 
     python bench/tool_calls.py --data FOLDER [--json FILE]
+    pip download --no-deps bfcl-eval
+    python bench/tool_calls.py --bfcl bfcl_eval-*.whl [--json FILE]
+
+The second replays the Berkeley Function Calling Leaderboard, from the wheel of its package (Apache
+2.0): its questions with their functions as tools, and the first acceptable answer to each.
 
 "First" has no memory of earlier requests, "memory" has. Where the calls stand in a chat's text,
 chat templates differ in the spaces of a call's arguments, and so do the recorded calls: templates
@@ -14,7 +19,8 @@ are tried without such spaces ("compact") and with them ("spaced").
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +34,11 @@ from fastdraft.templates import tool_calls
 from harness import Row
 
 TOKEN_COSTS = (0.003, 0.02, 0.05, 0.2)
+# Of the leaderboard: the categories whose answers are calls of functions in Python's types.
+BFCL = (
+    *("simple_python", "multiple", "parallel", "parallel_multiple"),
+    *("live_simple", "live_multiple", "live_parallel", "live_parallel_multiple"),
+)
 COMPACT = (",", ":")
 SPACED = (", ", ": ")
 
@@ -59,17 +70,19 @@ def tools_of(prompt: str) -> list[Any]:
 
 def written(tools: Sequence[Any], separators: tuple[str, str]) -> str:
     """The calls of tools, as the recorded outputs have calls."""
+    return _as_text(tool_calls(tools), separators)
+
+
+def _as_text(calls: Sequence[tuple[str, Any]], separators: tuple[str, str]) -> str:
     return "".join(
         f'<tool_call>\n{{"name": {json.dumps(name)}, '
         f'"arguments": {json.dumps(arguments, separators=separators)}}}\n</tool_call>\n'
-        for name, arguments in tool_calls(tools)
+        for name, arguments in calls
     )
 
 
 def read(folder: Path) -> list[Request]:
     """The requests with tools whose output is a call. Raises RecordError where there are none."""
-    from fastdraft.demo import ensure_model
-
     lines = [line.value for file in family_files([folder]).values() for line in parse_lines(file)]
     chosen = [
         (line["prompt"], line["output"], tools)
@@ -79,6 +92,45 @@ def read(folder: Path) -> list[Request]:
     ]
     if not chosen:
         raise RecordError(f"{folder} must hold requests with tools that were called, got none")
+    return encoded(chosen)
+
+
+def read_bfcl(wheel: Path) -> dict[str, list[Request]]:
+    """The leaderboard's questions by category. Raises RecordError for a file that has none."""
+    requests = {}
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            names = {Path(name).stem: name for name in archive.namelist() if "unused" not in name}
+            for category in BFCL:
+                path = f"bfcl_eval/data/{Path(names[f'BFCL_v4_{category}']).name}"
+                answers = f"bfcl_eval/data/possible_answer/{Path(path).name}"
+                pairs = zip(
+                    archive.read(path).decode().splitlines(),
+                    archive.read(answers).decode().splitlines(),
+                    strict=True,
+                )
+                requests[category] = encoded([_question(*map(json.loads, pair)) for pair in pairs])
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        raise RecordError(f"{wheel} must be a wheel of bfcl-eval: {error!r}") from error
+    return requests
+
+
+def _question(question: Row, answer: Row) -> tuple[str, str, list[Any]]:
+    """The body of a request, the calls that answer it, and its tools."""
+    tools = question["function"]
+    calls = [
+        (name, {key: values[0] for key, values in arguments.items() if values and values[0] != ""})
+        for call in answer["ground_truth"]
+        for name, arguments in call.items()
+    ]
+    body = {"messages": question["question"][0], "tools": tools}
+    return json.dumps(body), _as_text(calls, SPACED), tools
+
+
+def encoded(chosen: Sequence[tuple[str, str, list[Any]]]) -> list[Request]:
+    """Requests from their prompts, outputs and tools."""
+    from fastdraft.demo import ensure_model
+
     encode = TextTokenizer(ensure_model).encode
     texts = [
         text
@@ -111,9 +163,10 @@ def replay(
     return counts
 
 
-def rows(requests: Sequence[Request]) -> Iterator[Row]:
+def rows(requests: Sequence[Request], token_costs: Sequence[float] = TOKEN_COSTS) -> Iterator[Row]:
+    """Modelled speed by drafter and cost, without and with memory and templates."""
     for tree_budget in (None, 32):
-        for cost in TOKEN_COSTS:
+        for cost in token_costs:
             config = DraftConfig(token_cost=cost, tree_budget=tree_budget)
             row: Row = {"drafts": "chains" if tree_budget is None else "trees", "token_cost": cost}
             for memory in (False, True):
@@ -130,11 +183,24 @@ def rows(requests: Sequence[Request]) -> Iterator[Row]:
 
 def main() -> None:
     parser = harness.parser(__doc__)
-    parser.add_argument("--data", type=Path, required=True, metavar="FOLDER")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--data", type=Path, metavar="FOLDER")
+    source.add_argument("--bfcl", type=Path, metavar="WHEEL")
     options = parser.parse_args()
-    requests = read(options.data)
-    about = harness.about(requests=len(requests))
-    found = list(rows(requests))
+    if options.bfcl is not None:
+        categories: Mapping[str, list[Request]] = read_bfcl(options.bfcl)
+        about = harness.about(
+            requests={name: len(requests) for name, requests in categories.items()}
+        )
+        found = [
+            {"category": name, **row}
+            for name, requests in categories.items()
+            for row in rows(requests, (0.02,))
+        ]
+    else:
+        requests = read(options.data)
+        about = harness.about(requests=len(requests))
+        found = list(rows(requests))
     harness.show("modelled speed, plain = 1", None, found)
     harness.finish(options, {**about, "rows": found})
 

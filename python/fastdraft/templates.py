@@ -23,7 +23,13 @@ __all__ = ["ToolCall", "call_messages", "schema_example", "tool_call_ids", "tool
 
 _DEEPEST: Final = 6
 """Levels of a schema that an example follows; recursive ones have no end."""
-_BY_TYPE: Final[Mapping[str, Any]] = {"integer": 1, "number": 1, "boolean": True, "null": None}
+_BY_TYPE: Final[Mapping[str, Any]] = {
+    "integer": 1,
+    "number": 1,
+    "float": 1.0,  # of no JSON schema, but in tools' own
+    "boolean": True,
+    "null": None,
+}
 
 
 class ToolCall(NamedTuple):

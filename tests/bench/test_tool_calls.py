@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import zipfile
 
 import pytest
 
 import tool_calls
+from fastdraft.demo import ensure_model
 from fastdraft.replay import RecordError
+from fastdraft.replay.tokenizer import TextTokenizer
 
 FUNCTION = {"name": "look", "parameters": {"type": "object", "properties": {"at": {}}}}
 
@@ -46,3 +49,28 @@ def test_a_folder_without_calls_is_refused(tmp_path):
     (tmp_path / "other.jsonl").write_text('{"prompt": "a", "output": "b"}\n')
     with pytest.raises(RecordError, match="requests with tools"):
         tool_calls.read(tmp_path)
+
+
+def test_the_leaderboard_is_read_from_its_wheel(tmp_path):
+    question = {"question": [[{"role": "user", "content": "Look!"}]], "function": [FUNCTION]}
+    answer = {"ground_truth": [{"look": {"at": ["here", "there"], "for": ["", 3], "with": []}}]}
+    wheel = tmp_path / "bfcl_eval.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for category in tool_calls.BFCL:
+            for folder, line in (("data", question), ("data/possible_answer", answer)):
+                name = f"bfcl_eval/{folder}/BFCL_v4_{category}.json"
+                archive.writestr(name, json.dumps(line) + "\n")
+    requests = tool_calls.read_bfcl(wheel)
+    assert list(requests) == list(tool_calls.BFCL)
+    (request,) = requests["parallel"]
+    expected = '<tool_call>\n{"name": "look", "arguments": {"at": "here"}}\n</tool_call>\n'
+    assert request.output == TextTokenizer(ensure_model).encode([expected])[0]
+
+
+@pytest.mark.parametrize("content", [None, b"", b"PK"])
+def test_what_is_no_such_wheel_is_refused(tmp_path, content):
+    wheel = tmp_path / "other.whl"
+    if content is not None:
+        wheel.write_bytes(content)
+    with pytest.raises(RecordError, match="must be a wheel of bfcl-eval"):
+        tool_calls.read_bfcl(wheel)
