@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
 import pytest
@@ -15,6 +16,10 @@ from campaign.pool import run
     [("decoding", 6), ("stores", 2), ("sharing", 1), ("memory", 1), ("faults", 2)],
 )
 def test_cases_of_a_part_compare_something(part, seeds, monkeypatch, pytestconfig):
+    # What parts set for their process must not reach the tests after these.
+    for variable in ("OMP_NUM_THREADS", "TRANSFORMERS_VERBOSITY"):
+        monkeypatch.setenv(variable, os.environ.get(variable, ""))
+    monkeypatch.setattr(logging.root.manager, "disable", logging.root.manager.disable)
     # Parts start processes of their own.
     folders = [str(pytestconfig.rootpath / folder) for folder in ("tests", "tests/support")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(folders))
