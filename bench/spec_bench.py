@@ -21,7 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,23 @@ def interval(answers: Sequence[DraftStats], resamples: int = RESAMPLES) -> tuple
 # Recorded answers
 
 
+def records_by_task(
+    folder: Path, task_of_record: Callable[[Row], str | None]
+) -> dict[str, list[Record]]:
+    """The records of a folder by their tasks, in order; those without a task are left out."""
+    from fastdraft.demo import ensure_model
+
+    encode = TextTokenizer(ensure_model).encode
+    found: dict[str, list[Record]] = {}
+    for file in family_files([folder]).values():
+        tasks = [task_of_record(line.value) for line in parse_lines(file)]
+        if any(tasks):
+            for task, record in zip(tasks, read_family(file, encode), strict=True):
+                if task is not None:
+                    found.setdefault(task, []).append(record)
+    return found
+
+
 def recorded_tasks(folder: Path, model: str) -> dict[str, list[Record]]:
     """The answers of a model to Spec-Bench's questions, by task.
 
@@ -93,21 +110,13 @@ def recorded_tasks(folder: Path, model: str) -> dict[str, list[Record]]:
     Raises:
         RecordError: The folder holds none.
     """
-    from fastdraft.demo import ensure_model
 
-    encode = TextTokenizer(ensure_model).encode
-    tasks: dict[str, list[Record]] = {}
-    for file in family_files([folder]).values():
-        kinds = [
-            task_of(str(line.value.get("task", "")))
-            if str(line.value.get("model", "")).startswith(model)
-            else None
-            for line in parse_lines(file)
-        ]
-        if any(kinds):
-            for kind, record in zip(kinds, read_family(file, encode), strict=True):
-                if kind is not None:
-                    tasks.setdefault(kind, []).append(record)
+    def task_of_record(record: Row) -> str | None:
+        if not str(record.get("model", "")).startswith(model):
+            return None
+        return task_of(str(record.get("task", "")))
+
+    tasks = records_by_task(folder, task_of_record)
     if not tasks:
         raise RecordError(
             f"{folder} must hold answers of {model} to Spec-Bench's questions, records whose "

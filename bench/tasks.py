@@ -14,10 +14,9 @@ from pathlib import Path
 
 import harness
 from fastdraft.replay import Record, Unavailable
-from fastdraft.replay.records import RecordError, family_files, parse_lines, read_family
-from fastdraft.replay.tokenizer import TextTokenizer
+from fastdraft.replay.records import RecordError
 from harness import Row
-from spec_bench import TOKEN_COSTS, replay_task, summary, ways
+from spec_bench import TOKEN_COSTS, records_by_task, replay_task, summary, ways
 
 # How the records' field `task` begins.
 TASKS = {
@@ -39,17 +38,8 @@ TASKS = {
 
 def recorded_tasks(folder: Path) -> dict[str, list[Record]]:
     """The records of each task, in their order. Raises RecordError where there are none."""
-    from fastdraft.demo import ensure_model
-
-    encode = TextTokenizer(ensure_model).encode
-    tasks: dict[str, list[Record]] = {name: [] for name in TASKS}
-    for file in family_files([folder]).values():
-        names = [_name(str(line.value.get("task", ""))) for line in parse_lines(file)]
-        if any(names):
-            for name, record in zip(names, read_family(file, encode), strict=True):
-                if name is not None:
-                    tasks[name].append(record)
-    found = {name: records for name, records in tasks.items() if records}
+    records = records_by_task(folder, lambda record: _name(str(record.get("task", ""))))
+    found = {name: records[name] for name in TASKS if name in records}
     if not found:
         raise RecordError(f"{folder} must hold answers to one of {', '.join(TASKS)}, got none")
     return found

@@ -180,16 +180,21 @@ def test_copies_that_are_lost_late_or_doubled_never_make_a_wrong_text(seed: int)
     assert seen
 
 
+def lose_steps(host: V2Host, steps: int) -> None:
+    """Runs steps of which the engine never hears."""
+    for _ in range(steps):
+        host.step()
+        for _, (copy, *_rest) in host.thread.tasks:
+            copy.free()
+        host.thread.tasks.clear()
+
+
 def test_a_gap_is_healed_by_the_next_copy() -> None:
     host = V2Host(v2_config())
     host.add("a", Job(CYCLE * 3, CYCLE * 8, extra_args=apart()))
     host.step()
     host.thread.run()
-    for _ in range(2):  # both lost
-        host.step()
-        for _, (copy, *_rest) in host.thread.tasks:
-            copy.free()
-        host.thread.tasks.clear()
+    lose_steps(host, 2)
     host.step()
     host.thread.run()
     request = late(host)._texts["a"].request
@@ -201,11 +206,7 @@ def test_a_request_that_lost_too_much_goes_on_without_continuations() -> None:
     host.add("a", Job(CYCLE * 3, CYCLE * 30, extra_args=apart()))
     host.step()
     host.thread.run()
-    for _ in range(20):
-        host.step()
-        for _, (copy, *_rest) in host.thread.tasks:
-            copy.free()
-        host.thread.tasks.clear()
+    lose_steps(host, 20)
     host.step()
     host.thread.run()
     assert late(host)._texts["a"].request is None
