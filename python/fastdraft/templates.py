@@ -14,7 +14,7 @@ A template is a guess like any other: where the answer goes another way, nothing
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from fastdraft.errors import InvalidValueError
@@ -146,8 +146,8 @@ def call_messages(calls: Sequence[ToolCall], *, encoded: bool) -> list[dict[str,
 def tool_call_ids(tokenizer: Any, tools: Sequence[Mapping[str, Any]]) -> list[int]:
     """The tokens of a call of each tool, as the tokenizer's chat template writes calls.
 
-    Without a chat template that writes calls, they are written as most open models do,
-    `<tool_call>{"name": ..., "arguments": ...}</tool_call>`.
+    If the tokenizer has no chat template, or one that leaves calls out, the form is that of most
+    open models: `<tool_call>{"name": ..., "arguments": ...}</tool_call>`.
 
     Args:
         tokenizer: One of transformers.
@@ -157,22 +157,23 @@ def tool_call_ids(tokenizer: Any, tools: Sequence[Mapping[str, Any]]) -> list[in
         InvalidValueError: `tools` is not a sequence of mappings.
     """
     calls = tool_calls(tools)
-    text = "".join(_rendered(tokenizer, calls)) if calls else ""
+    text = _rendered(tokenizer, calls) if calls else ""
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     return ids
 
 
-def _rendered(tokenizer: Any, calls: Sequence[ToolCall]) -> Iterator[str]:
+def _rendered(tokenizer: Any, calls: Sequence[ToolCall]) -> str:
     """The calls as text: all in one answer where the template allows that, else one by one."""
-    groups: list[Sequence[ToolCall]] = [calls, *([call] for call in calls)]
-    for group in groups:
-        text = _by_template(tokenizer, group)
-        if text is not None:
-            yield text
-            if group is calls:
-                return
-        elif group is not calls:
-            yield f"<tool_call>\n{json.dumps(_as_object(group[0]))}\n</tool_call>\n"
+    together = _by_template(tokenizer, calls)
+    if together is not None:
+        return together
+    texts = []
+    for call in calls:
+        text = _by_template(tokenizer, [call])
+        if text is None:
+            text = f"<tool_call>\n{json.dumps(_as_object(call))}\n</tool_call>\n"
+        texts.append(text)
+    return "".join(texts)
 
 
 def _as_object(call: ToolCall) -> dict[str, Any]:
