@@ -138,12 +138,12 @@ def interleave(commands: Mapping[str, Sequence[str]], rounds: int) -> dict[str, 
 def ratio(rows: Sequence[Row], others: Sequence[Row], key: str) -> Row:
     """The median over the rounds of one side's figure as a multiple of the other's.
 
-    With its 95 % confidence interval, from the order statistics of the rounds' ratios: it assumes
-    nothing about their distribution.
+    The result also has a 95 % confidence interval. Its ends are two of the rounds' ratios, in order
+    of size, so it holds for any distribution.
     """
     ratios = sorted(row[key] / other[key] for row, other in zip(rows, others, strict=True))
     count = len(ratios)
-    # The most ratios that may be cut off either end: as often do so few coins show heads.
+    # How many ratios lie outside the interval at each end, by the binomial distribution.
     cut, chance = 0, 0.5**count
     while cut + 1 < count / 2 and chance + math.comb(count, cut + 1) * 0.5**count <= 0.025:
         cut += 1

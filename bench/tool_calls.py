@@ -8,8 +8,9 @@ with templates of them; a draft is accepted up to its first mismatch with the re
     pip download --no-deps bfcl-eval
     python bench/tool_calls.py --bfcl bfcl_eval-*.whl [--json FILE]
 
-The second replays the Berkeley Function Calling Leaderboard, from the wheel of its package (Apache
-2.0): its questions with their functions as tools, and the first acceptable answer to each.
+With --bfcl it replays the Berkeley Function Calling Leaderboard. The data is in the wheel of its
+package (Apache 2.0). Each question's functions are the tools; the output is the first acceptable
+answer.
 
 "First" has no memory of earlier requests, "memory" has. Where the calls stand in a chat's text,
 chat templates differ in the spaces of a call's arguments, and so do the recorded calls: templates

@@ -37,7 +37,7 @@ autodoc_preserve_defaults = True
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
 
-# Pages of other projects that refuse robots.
+# The link checker cannot load these: local servers, and anchors that GitHub makes in the browser.
 linkcheck_ignore = [r"http://localhost.*", r"https://github.com/.*#"]
 linkcheck_timeout = 20
 

@@ -22,7 +22,7 @@ PyCFunctionObject* function_of(py::handle member) {
   return reinterpret_cast<PyCFunctionObject*>(member.ptr());
 }
 
-// A class's signature is that of its __init__ without self.
+// Gives a class the signature of its __init__, without self.
 void sign_class(py::handle type, const std::string& init_doc) {
   const std::string name = py::str(type.attr("__name__"));
   const std::string signature = text_signature("__init__", init_doc, "");

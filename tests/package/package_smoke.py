@@ -78,7 +78,7 @@ with tempfile.TemporaryDirectory() as folder:
         (run,) = json.loads(results.read_text())["runs"]
         assert run["geometric_mean"] > 1
 
-        # The sample, its text and the page come with the package.
+        # The package contains the sample, the text of its tokens and the template of the page.
         page, picture = Path(folder, "page.html"), Path(folder, "answer.svg")
         shown = run_command("replay", "--sample", "--show", "--html", page, "--svg", picture)
         assert "Stock levels of a small shop" in shown

@@ -138,7 +138,7 @@ def speeds_figure(runs: Sequence[Speeds]) -> Figure:
         axes.axvline(1, color="#24292f", lw=1.5, zorder=2, label="plain")
         axes.set_title(f"token cost {cost:g}")
         axes.set_xlabel("modelled speed, times plain")
-        # Twice as fast is as far from plain as half as fast.
+        # On this scale 2 times and 0.5 times plain are equally far from 1.
         axes.set_xscale("log")
         axes.set_xlim(min(0.95, 0.95 * min(every)), 1.08 * max(every))
         axes.xaxis.set_major_locator(FixedLocator([0.25, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10, 20, 50]))
