@@ -149,6 +149,14 @@ Closing a closed store does nothing.)");
   store.def_property_readonly("_bytes", &Datastore::bytes);
   store.def_property_readonly("max_bytes", &Datastore::max_bytes,
                               "The limit of `bytes`; of a frozen store the file's size.");
+  store.def("limit", &Datastore::limit, py::arg("max_bytes"),
+            py::call_guard<py::gil_scoped_release>(),
+            R"(Sets the limit of a live store, and returns it; the oldest text leaves as needed.
+
+max_bytes: the new limit. The index keeps its memory, and the latest 1,024 tokens stay: where that
+    is more, it is the limit. Closing the store frees all.
+
+Raises InvalidValueError below 0, DatastoreError for a frozen store, or DatastoreClosedError.)");
   store.def_property_readonly(
       "fingerprint",
       [](const Datastore& self) -> std::optional<py::bytes> {

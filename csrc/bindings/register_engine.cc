@@ -109,15 +109,19 @@ Stores stores_of(const py::object& given) {
 std::int64_t add_request(PythonEngine& engine, const Integers& prompt_ids,
                          const std::optional<Integers>& prediction,
                          const std::optional<StoresObject>& datastores,
-                         const std::optional<Integers>& templates) {
+                         const std::optional<Integers>& templates,
+                         const std::optional<StoresObject>& read_only) {
   const std::optional<Stores> stores =
       datastores ? std::optional(stores_of(*datastores)) : std::nullopt;
+  const std::optional<Stores> read =
+      read_only ? std::optional(stores_of(*read_only)) : std::nullopt;
   const IntegerArray<Token> prompt(prompt_ids, "prompt_ids");
   const IntegerArray<Token> expected(prediction.value_or(Integers()), "prediction");
   const IntegerArray<Token> forms(templates.value_or(Integers()), "templates");
   const auto add = [&] {
     return engine.add_request(prompt.data(), prompt.size(), expected.data(), expected.size(),
-                              stores ? &*stores : nullptr, forms.data(), forms.size());
+                              stores ? &*stores : nullptr, forms.data(), forms.size(),
+                              read ? &*read : nullptr);
   };
   if (prompt.size() + expected.size() + forms.size() <= kShortPrompt) return add();
   const py::gil_scoped_release release;
@@ -379,7 +383,7 @@ learns nothing, and DatastoreClosedError.)");
       "The configuration that the engine was made with.");
   engine.def("add_request", &add_request, py::arg("prompt_ids"), py::kw_only(),
              py::arg("prediction") = py::none(), py::arg("datastores") = py::none(),
-             py::arg("templates") = py::none(),
+             py::arg("templates") = py::none(), py::arg("read_only") = py::none(),
              R"(Starts a request and returns its id.
 
 prompt_ids: the prompt's tokens, a list or a row of integers (numpy, array, ...), 0 or greater;
@@ -391,6 +395,7 @@ datastores: the Datastores that the request may be drafted from, and whose live 
 templates: text that parts of the output may look like, one after another: see `fastdraft.templates`
     for those of tool calls. It is drafted from as the prompt is, by this request alone, and only by
     the default drafter. Its tokens must be below the config's `vocabulary`.
+read_only: further Datastores that the request may be drafted from, and does not enter.
 
 O(tokens). Raises InvalidValueError (datastores of two tokenizers too), DatastoreClosedError,
 RequestLimitError or MemoryLimitError, and then nothing was added.)");
@@ -476,8 +481,8 @@ O(nodes) a row. Releases the GIL.)");
   engine.def("finish", &finish, py::arg("request"),
              R"(Ends a request, frees its memory, and returns its counts.
 
-Its prompt and output enter the live datastores that it was given; one that was closed meanwhile is
-left out. Raises UnknownRequestError for an id that is not running, so for a second `finish` too.)");
+Its prompt and output enter the live datastores that it was given, but for the read-only ones; one
+that was closed meanwhile is left out. Raises UnknownRequestError for an id that is not running, so for a second `finish` too.)");
   engine.def(
       "cancel",
       [](PythonEngine& self, RequestId request) {

@@ -98,6 +98,9 @@ class FrozenDatastore final : public Datastore {
   std::int64_t num_documents() const override { return closed() ? 0 : header_.num_documents; }
   std::int64_t bytes() const override { return closed() ? 0 : header_.file_bytes; }
   std::int64_t max_bytes() const noexcept override { return header_.file_bytes; }
+  std::int64_t limit(std::int64_t) override {
+    throw DatastoreError("a frozen datastore has the size of its file: " + path_);
+  }
 
  protected:
   int find(const Token* text, std::int64_t size, Occurrence* out, int most, int links,

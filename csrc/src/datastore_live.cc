@@ -60,7 +60,11 @@ class LiveDatastore final : public Datastore {
     const std::shared_lock<PhaseFairMutex> lock(*mutex_);
     return log_.bytes();
   }
-  std::int64_t max_bytes() const noexcept override { return log_.max_bytes(); }
+  std::int64_t max_bytes() const noexcept override {
+    const std::shared_lock<PhaseFairMutex> lock(*mutex_);
+    return log_.max_bytes();
+  }
+  std::int64_t limit(std::int64_t max_bytes) override;
 
  protected:
   int find(const Token* text, std::int64_t size, Occurrence* out, int most, int links,
@@ -185,6 +189,19 @@ std::int64_t LiveDatastore::add_slice(const Token* tokens, std::int64_t first, s
     }
   }
   return last;
+}
+
+std::int64_t LiveDatastore::limit(std::int64_t max_bytes) {
+  if (max_bytes < 0) {
+    throw InvalidValueError("max_bytes must be at least 0, got " + std::to_string(max_bytes));
+  }
+  std::unique_lock<PhaseFairMutex> lock(*mutex_);
+  check_open();
+  while (!log_.limit(max_bytes)) {
+    mutex_->pass();
+    check_open();
+  }
+  return log_.max_bytes();
 }
 
 void LiveDatastore::add(const Token* tokens, std::int64_t size, std::int64_t prompt_size) {

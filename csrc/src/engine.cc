@@ -103,11 +103,14 @@ std::int32_t Engine::limit_of(const ProposeOptions& options, std::int64_t row) c
 RequestId Engine::add_request(const Token* prompt, std::int64_t prompt_size,
                               const Token* prediction, std::int64_t prediction_size,
                               const Stores* stores, const Token* templates,
-                              std::int64_t templates_size) {
+                              std::int64_t templates_size, const Stores* read_only) {
   check_tokens(prompt, prompt_size, "prompt_ids");
   check_tokens(prediction, prediction_size, "prediction", config_.vocabulary);
   check_tokens(templates, templates_size, "templates", config_.vocabulary);
-  if (stores != nullptr) check_stores(*stores);
+  Stores seen = stores == nullptr ? stores_ : *stores;
+  const std::size_t entered = seen.size();
+  if (read_only != nullptr) seen.insert(seen.end(), read_only->begin(), read_only->end());
+  if (stores != nullptr || read_only != nullptr) check_stores(seen);
   if (templates_size > 0 && !config_.calibrated()) {
     throw InvalidValueError("templates must be left out: only the default drafter takes them");
   }
@@ -134,7 +137,8 @@ RequestId Engine::add_request(const Token* prompt, std::int64_t prompt_size,
   request->context.append(prompt, prompt_size);
   request->templates_size = templates_size;
   request->prompt_size = prompt_size;
-  request->stores = stores == nullptr ? stores_ : *stores;
+  request->stores = std::move(seen);
+  request->num_entered = entered;
   const DrafterInputs inputs{request->context,  prediction,        prediction_size, request->stores,
                              config_.lookahead, acceptance_.get(), *budget_};
   request->drafter =
@@ -404,7 +408,8 @@ std::int64_t Engine::num_tokens(RequestId id) { return requests_->lock(id)->size
 
 DraftCounts Engine::finish(RequestId id) {
   const std::unique_ptr<Request> request = remove(id);
-  for (const auto& store : request->stores) {
+  for (std::size_t i = 0; i < request->num_entered; ++i) {
+    const auto& store = request->stores[i];
     if (store->frozen()) continue;
     try {
       store->add(request->text(), request->size(), request->prompt_size);

@@ -43,6 +43,16 @@ void LiveLog::release() noexcept {
   bytes_ = 0;
 }
 
+bool LiveLog::limit(std::int64_t max_bytes) noexcept {
+  // The last chunk is being written.
+  if (bytes_ > max_bytes && num_chunks_ > 1) {
+    free_block(drop_oldest());
+    return false;
+  }
+  max_bytes_ = std::max(max_bytes, bytes_);
+  return true;
+}
+
 bool LiveLog::matches(std::int64_t position, const Token* last, std::int64_t count) const noexcept {
   if (position - count < begin_) return false;
   Token copy[kContextTokens];

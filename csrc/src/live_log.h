@@ -59,6 +59,9 @@ class LiveLog {
   void append(Token token, bool output);
   // Frees all memory, that of the tables too.
   void release() noexcept;
+  // Takes one step towards a limit of `max_bytes`: the oldest chunk leaves, or the limit is set, to
+  // what is held if that is more. Returns whether it is set.
+  bool limit(std::int64_t max_bytes) noexcept;
 
   std::int64_t begin() const noexcept { return begin_; }
   std::int64_t end() const noexcept { return end_; }
@@ -166,7 +169,7 @@ class LiveLog {
   Chunk* drop_oldest() noexcept;
   void free_block(Chunk* block) noexcept;
 
-  const std::int64_t max_bytes_;
+  std::int64_t max_bytes_;
   std::int64_t bytes_;
   std::int64_t num_tokens_ = 0;
   std::int64_t begin_ = 0;

@@ -49,7 +49,8 @@ struct Request {
   SuffixAutomaton context;  // the templates, and then prompt and output
   std::int64_t templates_size = 0;
   std::int64_t prompt_size = 0;
-  Stores stores;  // those it was given
+  Stores stores;                // those it was given, and then those that it only reads
+  std::size_t num_entered = 0;  // the first so many are those that its text enters
   std::unique_ptr<Drafter> drafter;
 
   // The last proposal, until it is observed: whether there is one, its tokens, how

@@ -13,6 +13,7 @@ from fastdraft.config import DraftConfig
 from fastdraft.continuations import Continuations
 from fastdraft.datastore import Datastore
 from fastdraft.engine import Draft, DraftBatch, Engine, Source
+from fastdraft.memory import Memory
 from fastdraft.stats import DraftStats
 
 __version__ = "0.1.0"
@@ -25,6 +26,7 @@ __all__ = [
     "DraftConfig",
     "DraftStats",
     "Engine",
+    "Memory",
     "Source",
     "__version__",
 ]

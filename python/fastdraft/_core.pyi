@@ -122,6 +122,15 @@ class Datastore:
         
         Closing a closed store does nothing.
         """
+    def limit(self, max_bytes: typing.SupportsInt | typing.SupportsIndex) -> int:
+        """
+        Sets the limit of a live store, and returns it; the oldest text leaves as needed.
+        
+        max_bytes: the new limit. The index keeps its memory, and the latest 1,024 tokens stay: where that
+            is more, it is the limit. Closing the store frees all.
+        
+        Raises InvalidValueError below 0, DatastoreError for a frozen store, or DatastoreClosedError.
+        """
     def read(self, position: typing.SupportsInt | typing.SupportsIndex, most: typing.SupportsInt | typing.SupportsIndex) -> numpy.typing.NDArray[numpy.int32]:
         """
         The tokens from `position` on, to the document's end, at most `most`.
@@ -239,7 +248,7 @@ class Engine:
         """
     def __repr__(self) -> str:
         ...
-    def add_request(self, prompt_ids: numpy.typing.ArrayLike, *, prediction: numpy.typing.ArrayLike | None = None, datastores: collections.abc.Sequence[Datastore] | None = None, templates: numpy.typing.ArrayLike | None = None) -> int:
+    def add_request(self, prompt_ids: numpy.typing.ArrayLike, *, prediction: numpy.typing.ArrayLike | None = None, datastores: collections.abc.Sequence[Datastore] | None = None, templates: numpy.typing.ArrayLike | None = None, read_only: collections.abc.Sequence[Datastore] | None = None) -> int:
         """
         Starts a request and returns its id.
         
@@ -252,6 +261,7 @@ class Engine:
         templates: text that parts of the output may look like, one after another: see `fastdraft.templates`
             for those of tool calls. It is drafted from as the prompt is, by this request alone, and only by
             the default drafter. Its tokens must be below the config's `vocabulary`.
+        read_only: further Datastores that the request may be drafted from, and does not enter.
         
         O(tokens). Raises InvalidValueError (datastores of two tokenizers too), DatastoreClosedError,
         RequestLimitError or MemoryLimitError, and then nothing was added.
@@ -294,8 +304,8 @@ class Engine:
         """
         Ends a request, frees its memory, and returns its counts.
         
-        Its prompt and output enter the live datastores that it was given; one that was closed meanwhile is
-        left out. Raises UnknownRequestError for an id that is not running, so for a second `finish` too.
+        Its prompt and output enter the live datastores that it was given, but for the read-only ones; one
+        that was closed meanwhile is left out. Raises UnknownRequestError for an id that is not running, so for a second `finish` too.
         """
     def num_tokens(self, request: typing.SupportsInt | typing.SupportsIndex) -> int:
         """

@@ -108,7 +108,10 @@ def test_a_calibration_says_how_well_it_fits() -> None:
     ("function", "parameters"),
     [
         (Engine, ["config", "datastores", "calibration"]),
-        (Engine.add_request, ["self", "prompt_ids", "prediction", "datastores", "templates"]),
+        (
+            Engine.add_request,
+            ["self", "prompt_ids", "prediction", "datastores", "templates", "read_only"],
+        ),
         (Engine.propose, ["self", "request", "limit", "token_cost", "cost"]),
         (Engine.observe, ["self", "request", "emitted_ids"]),
         (Engine.finish, ["self", "request"]),

@@ -173,6 +173,34 @@ TEST(Datastore, LimitHoldsWhileEveryKindOfGrowthHappens) {
 }
 
 // What the class comment allows, for ThreadSanitizer.
+TEST(Datastore, ALowerLimitLetsTextGo) {
+  // Small, and large enough for slabs.
+  for (const std::int64_t tokens : {std::int64_t{20'000}, std::int64_t{2'000'000}}) {
+    const auto store = Datastore::live(std::int64_t{128} << 20);
+    Tokens text;
+    for (Token i = 0; i < tokens; ++i) text.push_back(i % 5000);
+    add(*store, text);
+    const std::int64_t held = store->bytes();
+    std::int64_t before = store->num_tokens();
+    for (const std::int64_t limit : {held - held / 8, held - held / 4, held - held / 2}) {
+      EXPECT_EQ(store->limit(limit), limit);
+      EXPECT_LE(store->bytes(), limit);
+      EXPECT_LT(store->num_tokens(), before);
+      before = store->num_tokens();
+      add(*store, Tokens(text.begin(), text.begin() + 4000));
+      EXPECT_LE(store->bytes(), limit);
+      expect_equal(find(*store, {1, 2, 3, 4}, 4), look_everywhere(*store, {1, 2, 3, 4}, 4));
+    }
+    const std::int64_t least = store->limit(0);
+    EXPECT_EQ(store->bytes(), least);
+    EXPECT_GT(store->num_tokens(), 0);
+    EXPECT_EQ(store->limit(held), held);
+    add(*store, text);
+    EXPECT_LE(store->bytes(), held);
+    EXPECT_GT(store->bytes(), held - held / 4);
+  }
+}
+
 TEST(Datastore, ThreadsShareAStore) {
   for (int round = 0; round < 4; ++round) {
     const auto store = Datastore::live(160 << 10);

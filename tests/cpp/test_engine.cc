@@ -595,6 +595,25 @@ TEST(Engine, AddsFinishedTextToItsLiveStores) {
   EXPECT_EQ(propose(engine, add(engine, {0, 1, 2, 3, 4}, {}, &stores)), (Tokens{5, 6}));
 }
 
+TEST(Engine, ReadsStoresThatItsTextDoesNotEnter) {
+  const auto own = Datastore::live(kStoreBytes);
+  const auto read = Datastore::live(kStoreBytes);
+  add_to(*read, {5, 6, 7});
+  Engine engine(drafting_all(), {own});
+  const Stores read_only{read};
+  const Tokens prompt{4, 5};
+  const auto add_reading = [&] {
+    return engine.add_request(prompt.data(), 2, nullptr, 0, nullptr, nullptr, 0, &read_only);
+  };
+  const RequestId id = add_reading();
+  EXPECT_EQ(propose(engine, id), (Tokens{6, 7}));
+  engine.finish(id);
+  EXPECT_EQ(own->num_tokens(), 2);
+  EXPECT_EQ(read->num_tokens(), 3);
+  read->close();
+  expect_error<DatastoreClosedError>("the datastore at index 1 is closed", add_reading);
+}
+
 // Wherever memory ends, in the text's index, in the links or in the prediction's:
 // what was taken is whole, and with memory again the request goes on as any other.
 TEST(Engine, StaysWholeWhereverMemoryEnds) {

@@ -21,8 +21,9 @@ import pytest
 from llama_cpp.llama_speculative import LlamaDraftModel, LlamaPromptLookupDecoding
 from numpy.typing import NDArray
 
-from fastdraft import Datastore, DraftConfig, DraftStats, Engine
+from fastdraft import Datastore, DraftConfig, DraftStats, Engine, Memory
 from fastdraft.errors import InvalidValueError
+from fastdraft.integrations.host import Namespace
 from fastdraft.integrations.llama_cpp import FastdraftDraftModel
 from fastdraft.step_latency import StepLatency
 
@@ -245,6 +246,23 @@ def test_up_to_the_end_of_the_context(tiny: Path, n_ctx: int) -> None:
     assert ends.max() == n_ctx
     completion = llama.create_completion(PROMPT, max_tokens=None, temperature=0.0, stop=[])
     assert completion["choices"][0]["finish_reason"] in ("length", "stop")
+
+
+def test_generations_share_text_with_those_of_their_namespace(tiny: Path) -> None:
+    memory = Memory(1 << 20)
+    llama = open_model(tiny)
+    draft_model = FastdraftDraftModel(llama, drafter=DraftConfig(token_cost=0.0), memory=memory)
+    for name in ("a", "b", None):
+        draft_model.namespace = name
+        answer = decode(llama, PROMPT, 40)
+        assert answer == decode(open_model(tiny), PROMPT, 40)
+        draft_model.finish()
+    assert memory.namespaces == [Namespace(name="a"), Namespace(name="b"), None]
+    for [store] in map(memory.of, memory.namespaces):
+        assert len(PROMPT) <= len(store) <= len(PROMPT) + 40
+    assert draft_model.faults == 0
+    with pytest.raises(TypeError, match="memory must be a Memory, got 5"):
+        FastdraftDraftModel(llama, memory=5)  # type: ignore[arg-type]
 
 
 def test_prompts_one_after_another(tiny: Path) -> None:

@@ -23,6 +23,7 @@ from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.sampling_params import StructuredOutputsParams
 
+from fastdraft.integrations.host import Namespace
 from fastdraft.integrations.vllm import FastdraftProposer
 from fastdraft.integrations.vllm.step_times import StepTimes
 from fastdraft.step_latency import StepLatency
@@ -232,17 +233,22 @@ def test_a_request_may_say_how_much_to_draft(llm: LLM, plain: Plain) -> None:
     assert proposer_of(llm).faults == faults
 
 
-def test_salted_requests_leave_nothing(llm: LLM) -> None:
+def test_salted_requests_share_text_with_those_of_their_salt(llm: LLM) -> None:
     settle(llm)
     [memory] = proposer_of(llm).memory.of(None)
     held = len(memory)
     prompt = {"prompt": "A secret of one tenant: violet, seven, harbour,", "cache_salt": "tenant"}
-    run(llm, [prompt], greedy(extra_args={"fastdraft_remember": 1}))
+    # A salt that a client gives itself, as a parameter, is none.
+    own_salt = {"fastdraft_cache_salt": "another"}
+    run(llm, [prompt], greedy(extra_args=own_salt))
     # All that enters is what asks for it.
     run(llm, ["The end."], greedy(max_tokens=1, extra_args={"fastdraft_remember": 0}))
     core_of(llm).step_fn()
     assert len(memory) == held
-    run(llm, ["No secret: violet, seven, harbour,"], greedy())
+    [of_tenant] = proposer_of(llm).memory.find([Namespace(salt="tenant")])
+    assert len(of_tenant) > 0
+    assert proposer_of(llm).memory.find([Namespace(salt="another")]) == []
+    run(llm, ["No secret: violet, seven, harbour,"], greedy(extra_args=own_salt))
     settle(llm)
     assert len(memory) > held
 

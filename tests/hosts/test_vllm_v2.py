@@ -138,8 +138,9 @@ def test_what_shapes_logits_shapes_drafted_text_too(
     assert_same(plain["penalised"], drafting["penalised"])
 
 
-def test_a_salted_request_leaves_nothing(drafting: dict[str, Any]) -> None:
+def test_a_salted_request_leaves_nothing_to_others(drafting: dict[str, Any]) -> None:
     assert drafting["remembered of salted"] == 0
+    assert drafting["remembered by its salt"] > 0
     assert drafting["remembered"] > 0
 
 
@@ -304,6 +305,7 @@ def with_drafts(run: Run) -> dict[str, Any]:
     from vllm.sampling_params import StructuredOutputsParams
 
     from fastdraft import alignment
+    from fastdraft.integrations.host import Namespace
     from fastdraft.kernels import fused
     from waiting import no_waiting
 
@@ -340,6 +342,8 @@ def with_drafts(run: Run) -> dict[str, Any]:
     run.tokens([{"prompt": "A secret: violet, seven, harbour,", "cache_salt": "tenant"}])
     run.settle()
     found["remembered of salted"] = len(memory) - held
+    [of_tenant] = late.memory.find([Namespace(salt="tenant")])
+    found["remembered by its salt"] = len(of_tenant)
     run.tokens(["No secret: violet, seven, harbour,"])
     run.settle()
     found["remembered"] = len(memory) - held

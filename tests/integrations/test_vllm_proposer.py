@@ -13,8 +13,10 @@ import pytest
 
 from fastdraft import Datastore
 from fastdraft.errors import InvalidValueError
+from fastdraft.integrations.host import NAMESPACE
 from fastdraft.integrations.vllm import FastdraftProposer, Settings, proposer
 from fastdraft.integrations.vllm.ledger import FOLDER_VARIABLE, Ledger, LedgerReader, new_ticket
+from fastdraft.integrations.vllm.requests import SALT
 from vllm_host import VOCABULARY, Clock, Host, Job, config
 
 CYCLE = list(range(100, 120))
@@ -236,8 +238,29 @@ def test_requests_that_run_at_once_are_all_remembered() -> None:
     assert len(drafter.memory.of(None)[0]) >= 120
 
 
+def test_salts_and_names_remember_apart() -> None:
+    text = [*range(300, 340)]
+    drafter = FastdraftProposer(config(token_cost=0.0, shared_namespaces=["everybody"]))
+    host = Host(drafter, introduce=True)
+
+    def drafted(**params: Any) -> int:
+        before = drafter.stats.accepted
+        host.add("a", Job(text[:10], text[10:], extra_args=params))
+        host.run()
+        return drafter.stats.accepted - before
+
+    for params in ({}, {SALT: "s"}, {NAMESPACE: "s"}, {SALT: "s", NAMESPACE: "s"}):
+        assert drafted(**params) == 0
+        assert drafted(**params) > 20
+    # What enters a shared namespace is read by all.
+    text = [*range(400, 440)]
+    assert drafted(**{NAMESPACE: "everybody"}) == 0
+    assert drafted(**{SALT: "another"}) > 20
+    assert drafter.faults == 0
+
+
 def test_memory_of_many_adapters_stays_within_its_bytes() -> None:
-    """Each is remembered within its share, and those that nobody asked for in a while are not."""
+    """Each is remembered, and those that nobody asked for in a while are not."""
     drafter = FastdraftProposer(config(token_cost=0.0, adapters=1, memory_bytes=1 << 19))
     host = Host(drafter, introduce=True)
     random = np.random.default_rng(0)
@@ -595,6 +618,7 @@ def test_a_broken_step_is_forgotten_by_the_next(caplog: pytest.LogCaptureFixture
     ("settings", "message"),
     [
         ({"memory": 1}, "mapping with keys of .*'memory_bytes'.* got {'memory': 1}"),
+        ({"shared_namespaces": "one"}, "shared_namespaces must be a list of names, got 'one'"),
         ({"memory_bytes": -1}, "memory_bytes must be at least 0, got -1"),
         ({"memory_bytes": "1 GB"}, "memory_bytes must be an integer, got '1 GB'"),
         ({"datastores": "code.fds"}, "datastores must be a list of paths, got 'code.fds'"),

@@ -16,6 +16,7 @@ from fastdraft.errors import InvalidValueError
 from fastdraft.integrations.vllm import speculator as speculator_module
 from fastdraft.integrations.vllm import transfers
 from fastdraft.integrations.vllm.ledger import FOLDER_VARIABLE, LedgerReader, new_ticket
+from fastdraft.integrations.vllm.requests import SALT
 from fastdraft.integrations.vllm.speculator import FastdraftSpeculator
 from fastdraft.integrations.vllm.thread import TaskThread
 from fastdraft.integrations.vllm.transfers import COPIES, Ends, TreeBuffers
@@ -357,6 +358,10 @@ def test_adapters_and_salted_requests_remember_apart() -> None:
     assert steps({"adapter": "x"}, {}) == 50
     assert steps({"extra_args": apart()}, {}) == 50
     assert steps({}, {"extra_args": apart()}) == 50
+    salted: dict[str, Any] = {"extra_args": {SALT: "tenant"}}
+    assert steps(salted, salted) < 15
+    assert steps(salted, {}) == 50
+    assert steps(salted, {"extra_args": {SALT: "other"}}) == 50
 
 
 def test_chances_are_for_vllms_adaptive_verification() -> None:

@@ -52,7 +52,8 @@ class FASTDRAFT_EXPORT Engine {
 
   // Indexes the prompt and, where there is one, the prediction. The prediction's tokens
   // must be below the vocabulary; those of a prompt need not, since some stand for images.
-  // The request is drafted from `stores` and no others; null: the engine's.
+  // The request is drafted from `stores` and no others; null: the engine's. It is drafted from
+  // `read_only` too, whose live ones its text does not enter.
   //
   // `templates` is text that parts of the output may look like, such as the form of a call
   // of each of the request's tools, one text after another. It is indexed as if it stood
@@ -63,7 +64,8 @@ class FASTDRAFT_EXPORT Engine {
   // nothing was added.
   RequestId add_request(const Token* prompt, std::int64_t prompt_size, const Token* prediction,
                         std::int64_t prediction_size, const Stores* stores = nullptr,
-                        const Token* templates = nullptr, std::int64_t templates_size = 0);
+                        const Token* templates = nullptr, std::int64_t templates_size = 0,
+                        const Stores* read_only = nullptr);
 
   // Writes the draft for the request's next step to `draft`, which has room for
   // most_drafted() tokens, and returns its length; 0 where no token pays. Throws
@@ -110,8 +112,8 @@ class FASTDRAFT_EXPORT Engine {
   DraftCounts counts(RequestId id);
   std::int64_t num_tokens(RequestId id);
 
-  // Ends the request and frees its memory. Its text enters the live datastores
-  // that it was given; one that is closed or out of memory is left out.
+  // Ends the request and frees its memory. Its text enters the live datastores that it was given
+  // other than to read; one that is closed or out of memory is left out.
   DraftCounts finish(RequestId id);
 
   // Ends the request; its text enters no datastore.

@@ -1,4 +1,4 @@
-"""What all adapters share: a host's requests at one engine, their parameters and their memory."""
+"""What all adapters share: a host's requests at one engine, their parameters and namespaces."""
 
 from __future__ import annotations
 
@@ -7,23 +7,26 @@ import logging
 import sys
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fastdraft import Datastore, DraftBatch, DraftStats, Engine
+from fastdraft import Datastore, DraftBatch, DraftStats, Engine, Memory
 from fastdraft.errors import FastdraftError, InvalidValueError
 
 __all__ = [
+    "CORPUS",
+    "CORPUS_ID",
     "LOOKAHEAD",
+    "NAMESPACE",
     "PREDICTION",
     "REMEMBER",
     "SWITCH",
     "TEMPLATES",
     "UNLIMITED",
     "HostRequests",
-    "Memory",
+    "Namespace",
     "Text",
     "longest_draft",
 ]
@@ -35,6 +38,12 @@ TEMPLATES: Final = "fastdraft_template_ids"
 """The token ids of text that parts of the answer may look like: see `fastdraft.templates`."""
 REMEMBER: Final = "fastdraft_remember"
 """False keeps the request and the memory of earlier requests apart."""
+NAMESPACE: Final = "fastdraft_namespace"
+"""The name of those with whom the request shares text: it sees no others' text, nor they its."""
+CORPUS_ID: Final = "fastdraft_corpus_id"
+"""The name of a corpus that a request of the namespace has brought."""
+CORPUS: Final = "fastdraft_corpus_token_ids"
+"""The token ids of that corpus; requests that follow may name it alone."""
 SWITCH: Final = "fastdraft"
 """"off" indexes and drafts nothing for the request."""
 LOOKAHEAD: Final = "fastdraft_lookahead"
@@ -42,6 +51,8 @@ LOOKAHEAD: Final = "fastdraft_lookahead"
 
 UNLIMITED: Final = int(np.iinfo(np.int32).max)
 """More tokens than any text has."""
+
+_LONGEST_NAME: Final = 256
 
 _logger = logging.getLogger(__name__)
 
@@ -54,6 +65,21 @@ class Text:
     """Its id at the engine; None where it is not drafted for."""
     lookahead: int = UNLIMITED
     """The longest draft that it asks for."""
+    remembered: bool = False
+    """Whether its text enters the memory."""
+    namespace: Namespace | None = None
+    """Whose text it shares; None: of all that name no namespace."""
+
+
+class Namespace(NamedTuple):
+    """Whose text a request shares. All parts have to be the same."""
+
+    adapter: Hashable = None
+    """The LoRA adapter: the text of one helps little with another."""
+    salt: Hashable = None
+    """What keeps requests apart in the host's own cache of prefixes."""
+    name: str | None = None
+    """The name that the request gives, as a parameter."""
 
 
 TextT = TypeVar("TextT", bound=Text)
@@ -83,57 +109,6 @@ def longest_draft(params: Mapping[str, Any]) -> int:
     return 0 if switch in ("off", False) else min(longest, UNLIMITED)
 
 
-class Memory:
-    """The text of finished requests, a live datastore for each adapter, within one bound.
-
-    Adapters here are LoRA adapters of the model. The text of one helps little with another, and may
-    belong to another tenant. So each adapter has a store of its own, and the model without adapters
-    has one. Each may grow to an equal share of the bytes; when they outgrow the bound together, the
-    least recently used ones are closed.
-
-    Args:
-        max_bytes: The most bytes of all stores together; 0 remembers nothing.
-        adapters: How many adapters may be in use at once.
-
-    Raises:
-        InvalidValueError: The shares are too small to hold anything.
-    """
-
-    def __init__(self, max_bytes: int, *, adapters: int = 0) -> None:
-        self.max_bytes = max_bytes
-        self._share = max_bytes // (1 + adapters)
-        # In the order of their last use.
-        self._stores: dict[Hashable, Datastore] = {}
-        self.of(None)
-
-    def of(self, adapter: Hashable) -> list[Datastore]:
-        """The store of an adapter, or of the model without any for None; none without memory."""
-        if not self.max_bytes:
-            return []
-        store = self._stores.pop(adapter, None)
-        if store is None or store.closed:
-            store = Datastore(max_bytes=self._share)
-        self._stores[adapter] = store
-        self.trim()
-        return [store]
-
-    def trim(self) -> None:
-        """Closes stores until the bound holds; call it after text has entered."""
-        while self.bytes > self.max_bytes:
-            self._stores.pop(next(iter(self._stores))).close()
-
-    def clear(self) -> None:
-        """Forgets everything, and closes the stores."""
-        for store in self._stores.values():
-            store.close()
-        self._stores.clear()
-
-    @property
-    def bytes(self) -> int:
-        """The bytes of all stores. O(stores)."""
-        return sum(store.bytes for store in self._stores.values())
-
-
 class HostRequests(Generic[TextT]):
     """The requests of one host at one engine, by the host's names for them.
 
@@ -144,6 +119,7 @@ class HostRequests(Generic[TextT]):
         engine: What drafts.
         memory: Where the text of finished requests goes, for later ones to be drafted from.
         frozen: Datastores that all requests are drafted from.
+        shared: Names of namespaces, of the base model and without a salt, that all requests read.
 
     Attributes:
         engine: What drafts.
@@ -151,11 +127,19 @@ class HostRequests(Generic[TextT]):
         faults: The number of drafting errors.
     """
 
-    def __init__(self, engine: Engine, memory: Memory, frozen: Sequence[Datastore] = ()) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        memory: Memory,
+        frozen: Sequence[Datastore] = (),
+        *,
+        shared: Sequence[str] = (),
+    ) -> None:
         self.engine = engine
         self.memory = memory
         self.faults = 0
         self._frozen = frozen
+        self._shared = [Namespace(name=name) for name in shared]
         self._texts: dict[Hashable, TextT] = {}
         self._finished = DraftStats()
         self._warned_of_foreign = False
@@ -182,7 +166,7 @@ class HostRequests(Generic[TextT]):
         params: Mapping[str, Any],
         *,
         adapter: Hashable = None,
-        shared: bool = True,
+        salt: Hashable = None,
     ) -> None:
         """Starts to draft for a request, unless its parameters switch drafts off.
 
@@ -191,7 +175,7 @@ class HostRequests(Generic[TextT]):
             token_ids: Its prompt, and what it has emitted already.
             params: Its own parameters.
             adapter: Its LoRA adapter.
-            shared: Whether it may share text with other requests of the adapter.
+            salt: What keeps it apart from other requests of the adapter, if anything does.
 
         Raises:
             FastdraftError: A bad parameter, or one of the errors of `Engine.add_request`.
@@ -199,12 +183,24 @@ class HostRequests(Generic[TextT]):
         text.lookahead = longest_draft(params)
         if not text.lookahead:
             return
-        remembered = self.memory.of(adapter) if shared and params.get(REMEMBER, True) else []
+        own: list[Datastore] = []
+        read: list[Datastore] = []
+        if params.get(REMEMBER, True):
+            named = Namespace(adapter, salt, _text(params, NAMESPACE))
+            namespace = None if named == Namespace() else named
+            own = self.memory.of(namespace)
+            read = self.memory.find(name for name in self._shared if name != namespace)
+            corpus_id = _text(params, CORPUS_ID)
+            if corpus_id is not None:
+                read += self.memory.corpus(namespace, corpus_id, params.get(CORPUS))
+            text.namespace = namespace
+            text.remembered = bool(own)
         text.request = self.engine.add_request(
             token_ids,
             prediction=params.get(PREDICTION),
             templates=params.get(TEMPLATES),
-            datastores=[*remembered, *self._frozen],
+            datastores=own,
+            read_only=[*read, *self._frozen],
         )
 
     def _observe(self, texts: Sequence[TextT], token_ids: ArrayLike, offsets: ArrayLike) -> None:
@@ -245,8 +241,9 @@ class HostRequests(Generic[TextT]):
     def _finish(self, text: TextT) -> None:
         """Ends a request that is drafted for, so that it is remembered."""
         assert text.request is not None
+        if text.remembered:
+            self.memory.of(text.namespace)  # makes room for its text
         self._conclude(text, self.engine.finish(text.request))
-        self.memory.trim()
 
     def _conclude(self, text: TextT, stats: DraftStats) -> None:
         """Takes the counts of a request that the engine has ended."""
@@ -285,6 +282,16 @@ class HostRequests(Generic[TextT]):
                 what,
                 exc_info=sys.exc_info()[0] is not None,
             )
+
+
+def _text(params: Mapping[str, Any], key: str) -> str | None:
+    """A parameter that is a name, None where it is not there. Raises InvalidValueError."""
+    value = params.get(key)
+    if value is not None and not (isinstance(value, str) and 1 <= len(value) <= _LONGEST_NAME):
+        raise InvalidValueError(
+            f"{key} must be a text of 1 to {_LONGEST_NAME} characters, got {value!r}"
+        )
+    return value
 
 
 def _ids(texts: Iterable[Text]) -> NDArray[np.int64]:

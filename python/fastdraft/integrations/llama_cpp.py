@@ -17,9 +17,9 @@ import numpy as np
 from llama_cpp.llama_speculative import LlamaDraftModel
 from numpy.typing import NDArray
 
-from fastdraft import DraftConfig, DraftStats, Engine
+from fastdraft import DraftConfig, DraftStats, Engine, Memory
 from fastdraft.errors import InvalidValueError
-from fastdraft.integrations.host import HostRequests, Memory, Text
+from fastdraft.integrations.host import NAMESPACE, PREDICTION, HostRequests, Text
 from fastdraft.step_latency import StepLatency
 
 __all__ = ["FastdraftDraftModel"]
@@ -43,10 +43,17 @@ class FastdraftDraftModel(HostRequests[Text]):
     counts all.
 
     Like a `Llama`, it must be used by one thread at a time.
+
+    Attributes:
+        namespace: The name of those whose text the next generations share, where there is a memory.
     """
 
     def __init__(
-        self, llama: llama_cpp.Llama, *, drafter: Engine | DraftConfig | None = None
+        self,
+        llama: llama_cpp.Llama,
+        *,
+        drafter: Engine | DraftConfig | None = None,
+        memory: Memory | None = None,
     ) -> None:
         """Takes the place of the Llama's draft model, if it has one.
 
@@ -60,9 +67,11 @@ class FastdraftDraftModel(HostRequests[Text]):
             drafter: What drafts, by default `DraftConfig()`. An engine may serve other models of
                 the same tokenizer too, and may have datastores: finished generations enter the
                 live ones.
+            memory: Where finished generations are remembered, instead of in the engine's
+                datastores; each sees those of its `namespace` alone.
 
         Raises:
-            TypeError: Not a Llama, or not a drafter.
+            TypeError: Not a Llama, not a drafter, or not a memory.
             InvalidValueError: A model with recurrent state, which cannot be taken back to the
                 tokens that were accepted; a Llama that does not measure its times; or a drafter
                 of trees, which the host cannot verify.
@@ -71,6 +80,8 @@ class FastdraftDraftModel(HostRequests[Text]):
             raise TypeError(f"llama must be a llama_cpp.Llama, got {llama!r}")
         if not isinstance(drafter, (Engine, DraftConfig, type(None))):
             raise TypeError(f"drafter must be an Engine or a DraftConfig, got {drafter!r}")
+        if not isinstance(memory, (Memory, type(None))):
+            raise TypeError(f"memory must be a Memory, got {memory!r}")
         engine = drafter if isinstance(drafter, Engine) else _engine(drafter, llama.n_vocab())
         if engine.config.tree_budget is not None:
             raise InvalidValueError(
@@ -91,7 +102,8 @@ class FastdraftDraftModel(HostRequests[Text]):
                 "drafts are chosen by the times that llama.cpp measures: no_perf must be False, "
                 "got True"
             )
-        super().__init__(engine, Memory(0))
+        super().__init__(engine, Memory(0) if memory is None else memory)
+        self.namespace: str | None = None
         self._cost = StepLatency.of(llama, _device_type(llama))
         self._context = llama.ctx
         self._n_batch: int = llama.n_batch
@@ -206,7 +218,10 @@ class FastdraftDraftModel(HostRequests[Text]):
         self.finish()
         self._latest = DraftStats()
         text = self._texts[None] = Text()
-        text.request = self.engine.add_request(prompt, prediction=prediction)
+        if self.memory.max_bytes:
+            self._add(text, prompt, {PREDICTION: prediction, NAMESPACE: self.namespace})
+        else:
+            text.request = self.engine.add_request(prompt, prediction=prediction)
         return text
 
     def _conclude(self, text: Text, stats: DraftStats) -> None:

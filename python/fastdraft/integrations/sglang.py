@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdraft import Datastore, DraftConfig, Engine
+from fastdraft import Datastore, DraftConfig, Engine, Memory
 from fastdraft.errors import InvalidValueError
 from fastdraft.integrations.host import (
     LOOKAHEAD,
@@ -25,7 +25,6 @@ from fastdraft.integrations.host import (
     REMEMBER,
     SWITCH,
     HostRequests,
-    Memory,
     Text,
 )
 
@@ -70,7 +69,6 @@ class Corpus(HostRequests[_Text]):
         draft_token_num: int,
         max_bfs_breadth: int = 2,
         vocabulary: int | None = None,
-        adapters: int = 0,
         **_: Any,
     ) -> None:
         """Makes a corpus as SGLang's worker makes its own.
@@ -79,13 +77,13 @@ class Corpus(HostRequests[_Text]):
             draft_token_num: The nodes of a tree, its root included.
             max_bfs_breadth: 1 drafts chains, for attention backends that take no others.
             vocabulary: The number of tokens that the target knows.
-            adapters: How many LoRA adapters may be in use at once.
 
-        The last two are fastdraft's own. What the worker has no option for comes from the
+        The last one is fastdraft's own. What the worker has no option for comes from the
         environment: `FASTDRAFT_MEMORY_BYTES`, the most memory for the text of finished requests,
         from which later ones are drafted, 1 GiB by default and 0 for none; `FASTDRAFT_DATASTORES`,
-        paths of frozen datastores, joined as in `PATH`; `FASTDRAFT_MAX_BYTES`, the most memory for
-        the indexes of running requests.
+        paths of frozen datastores, joined as in `PATH`; `FASTDRAFT_SHARED_NAMESPACES`, names of
+        namespaces that all requests read, separated by commas; `FASTDRAFT_MAX_BYTES`, the most
+        memory for the indexes of running requests.
 
         Raises:
             InvalidValueError: A value out of its range.
@@ -97,7 +95,7 @@ class Corpus(HostRequests[_Text]):
             )
         longest = draft_token_num - 1
         memory_bytes = _bytes("FASTDRAFT_MEMORY_BYTES")
-        memory = Memory(_MEMORY_BYTES if memory_bytes is None else memory_bytes, adapters=adapters)
+        memory = Memory(_MEMORY_BYTES if memory_bytes is None else memory_bytes)
         paths = os.environ.get("FASTDRAFT_DATASTORES", "").split(os.pathsep)
         frozen = [Datastore.open(path) for path in paths if path]
         # The host verifies all nodes whether they are drafted or not, so drafts cost nothing more.
@@ -110,7 +108,8 @@ class Corpus(HostRequests[_Text]):
                 vocabulary=vocabulary,
             )
         )
-        super().__init__(engine, memory, frozen)
+        names = os.environ.get("FASTDRAFT_SHARED_NAMESPACES", "").split(",")
+        super().__init__(engine, memory, frozen, shared=[name for name in names if name])
         self._width = draft_token_num
 
     def begin(self, reqs: Iterable[Any]) -> None:
@@ -134,7 +133,9 @@ class Corpus(HostRequests[_Text]):
         # Requests that share no cache of prefixes in the host share no text here. The host adds the
         # adapter to the key of a request.
         adapter = getattr(req, "lora_id", None)
-        own_key = (getattr(req, "extra_key", None) or None) != adapter
+        salt = getattr(req, "cache_salt", None) or None
+        key = getattr(req, "extra_key", None) or None
+        own_key = None if key == adapter else key
         # As it was before the host put hashes of the images into it.
         prompt = getattr(req, "origin_input_ids_unpadded", req.origin_input_ids)
         text.prompt_size = len(prompt)
@@ -148,7 +149,7 @@ class Corpus(HostRequests[_Text]):
             np.concatenate(known),
             params if isinstance(params, Mapping) else {},
             adapter=adapter,
-            shared=not (getattr(req, "cache_salt", None) or own_key),
+            salt=None if salt is None and own_key is None else (salt, own_key),
         )
 
     def batch_get(
@@ -321,7 +322,6 @@ def _worker() -> type:
             corpus = functools.partial(
                 Corpus,
                 vocabulary=target_worker.model_runner.model_config.vocab_size,
-                adapters=server_args.max_loras_per_batch if server_args.enable_lora else 0,
             )
             with _corpus_of(ngram_worker, corpus):
                 super().__init__(server_args, *args, target_worker=target_worker, **kwargs)

@@ -10,9 +10,9 @@ import functools
 import logging
 from typing import Any
 
-from fastdraft.integrations.host import REMEMBER
 from fastdraft.integrations.vllm.ledger import share_folder
 from fastdraft.integrations.vllm.proposer import FastdraftProposer
+from fastdraft.integrations.vllm.requests import SALT
 from fastdraft.integrations.vllm.settings import Settings
 
 __all__ = ["register"]
@@ -87,16 +87,20 @@ def _speculator_class() -> Any:
 
 
 def _mark_salted_requests() -> None:
-    """A request with a `cache_salt` shares no prefixes; so it shares no text here either.
+    """Requests share text with those of their `cache_salt` alone, as they share prefixes.
 
-    The salt does not reach the workers, the request's parameters do.
+    The salt does not reach the workers, the request's parameters do. What a client puts there
+    itself is taken out: it would name another tenant's text.
     """
     from vllm.v1.request import Request
 
     def mark(request: Any) -> None:
         params = getattr(request, "sampling_params", None)
-        if getattr(request, "cache_salt", None) and params is not None:
-            params.extra_args = {**(params.extra_args or {}), REMEMBER: 0}
+        if params is None:
+            return
+        salt = getattr(request, "cache_salt", None)
+        if salt or SALT in (params.extra_args or {}):
+            params.extra_args = {**(params.extra_args or {}), SALT: salt}
 
     _after_init(Request, mark)
 

@@ -13,16 +13,19 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdraft import Datastore, DraftConfig, DraftStats, Engine
-from fastdraft.integrations.host import PREDICTION, UNLIMITED, HostRequests, Memory, Text
+from fastdraft import Datastore, DraftConfig, DraftStats, Engine, Memory
+from fastdraft.integrations.host import PREDICTION, UNLIMITED, HostRequests, Text
 from fastdraft.integrations.vllm.ledger import Ledger, Totals
 from fastdraft.integrations.vllm.rows import Request
 from fastdraft.integrations.vllm.settings import Settings
 
-__all__ = ["TICKET", "VllmRequests", "VllmText", "is_first_rank"]
+__all__ = ["SALT", "TICKET", "VllmRequests", "VllmText", "is_first_rank"]
 
 TICKET = "prediction_ticket"
 """In a request's `extra_args`: under what the ledger notes what became of the prediction."""
+
+SALT = "fastdraft_cache_salt"
+"""In a request's `extra_args`: its `cache_salt`, put there by the entry point alone."""
 
 # The least tokens of output that allow for a draft: the one that comes with the prompt, one of a
 # draft and the one that follows it.
@@ -60,16 +63,17 @@ class VllmRequests(HostRequests[VllmTextT]):
     ) -> None:
         self._model_config = vllm_config.model_config
         frozen = [Datastore.open(path) for path in settings.datastores]
-        adapters = getattr(getattr(vllm_config, "lora_config", None), "max_loras", 0)
         vocabulary = int(self._model_config.get_vocab_size())
         config = replace(config, max_bytes=settings.max_bytes, vocabulary=vocabulary)
-        memory = Memory(settings.memory_bytes, adapters=adapters)
-        super().__init__(Engine(config, datastores=frozen), memory, frozen)
+        memory = Memory(settings.memory_bytes)
+        engine = Engine(config, datastores=frozen)
+        super().__init__(engine, memory, frozen, shared=settings.shared_namespaces)
         parallel = getattr(vllm_config, "parallel_config", None)
         rank = getattr(parallel, "data_parallel_rank", 0)
         self._ledger = Ledger.from_environment(engine=rank) if drafts else None
         self._steps = 0
         self._seconds = 0.0
+        self._memory_bytes: int | None = None  # of the memory; None: not counted since a change
 
     def _start(
         self, text: VllmTextT, request: Request | None, token_ids: NDArray[np.int32], length: int
@@ -94,7 +98,8 @@ class VllmRequests(HostRequests[VllmTextT]):
             text.row = self._ledger.open(params.get(TICKET))
         if text.longest - length < _LEAST_ROOM:
             return
-        add = functools.partial(self._add, adapter=request.adapter)
+        add = functools.partial(self._add, adapter=request.adapter, salt=params.get(SALT))
+        self._memory_bytes = None
         self._guard([text], add, text, token_ids[:size], params)
         text.predicts = predicts and text.request is not None
 
@@ -110,6 +115,8 @@ class VllmRequests(HostRequests[VllmTextT]):
                 accepted += stats.accepted_prediction_tokens
                 rejected += stats.rejected_prediction_tokens
                 self._record(text, stats)
+        if self._memory_bytes is None:
+            self._memory_bytes = self.memory.bytes
         self._ledger.publish(
             Totals(
                 accepted_prediction_tokens=accepted,
@@ -119,13 +126,15 @@ class VllmRequests(HostRequests[VllmTextT]):
                 seconds=self._seconds,
                 requests=self.engine.num_requests,
                 request_bytes=self.engine.num_bytes,
-                datastore_bytes=self.memory.bytes,
+                datastore_bytes=self._memory_bytes,
             )
         )
 
     def _end(self, keys: Iterable[Hashable]) -> None:
         ended = [self._texts[key] for key in keys if key in self._texts]
         super()._end(keys)
+        if ended:
+            self._memory_bytes = None
         for text in ended:
             if text.row is not None and self._ledger is not None:
                 self._ledger.close(text.row)

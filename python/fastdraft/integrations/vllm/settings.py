@@ -21,6 +21,8 @@ class Settings:
     remembers nothing."""
     datastores: Sequence[str] = ()
     """Paths of frozen datastores, of the target's tokenizer."""
+    shared_namespaces: Sequence[str] = ()
+    """Names of namespaces that all requests read, besides their own."""
     max_bytes: int | None = None
     """The most memory for the indexes of running requests; beyond it new ones go undrafted."""
     token_cost: float | None = None
@@ -53,6 +55,12 @@ class Settings:
             isinstance(path, (str, os.PathLike)) for path in self.datastores
         ):
             raise InvalidValueError(f"datastores must be a list of paths, got {self.datastores!r}")
+        if isinstance(self.shared_namespaces, str) or not all(
+            isinstance(name, str) for name in self.shared_namespaces
+        ):
+            raise InvalidValueError(
+                f"shared_namespaces must be a list of names, got {self.shared_namespaces!r}"
+            )
 
 
 def check(vllm_config: Any) -> None:

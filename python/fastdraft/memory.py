@@ -1,0 +1,280 @@
+"""Memory of finished requests: a live datastore for each namespace, within one bound of bytes."""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import itertools
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fastdraft.datastore import Datastore
+from fastdraft.errors import DatastoreClosedError, InvalidValueError
+
+__all__ = ["Memory"]
+
+# A store that is used gets room for so many bytes of new text: an answer's and its prompt's. In a
+# small memory it gets an eighth, in a large one a 32nd part.
+_ROOM = 1 << 20
+# What a token takes in a store of any size, with the pages of its index half empty.
+_TOKEN_BYTES = 32
+# A store's age is known to so many tokens.
+_MARK_TOKENS = 4096
+
+
+class _Corpus(NamedTuple):
+    """The name of a corpus that a request of a namespace brought."""
+
+    namespace: Hashable
+    corpus_id: str
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """A store, and what is known of its text's age."""
+
+    store: Datastore
+    limit: int
+    """Its part of the bytes: the store's own limit."""
+    used: int
+    """The moment of its last use."""
+    marks: deque[tuple[int, int]] = field(default_factory=deque)
+    """Positions in the store, and the moments at which they were its end."""
+
+    def use(self, moment: int) -> None:
+        self.used = moment
+        end = self.store.end
+        if not self.marks or end >= self.marks[-1][0] + _MARK_TOKENS:
+            self.marks.append((end, moment))
+
+    def age(self) -> int:
+        """About when its oldest text entered; where it holds none, when it was used last."""
+        begin = self.store.begin
+        while self.marks and self.marks[0][0] <= begin:
+            self.marks.popleft()
+        return self.marks[0][1] if self.marks else self.used
+
+
+class Memory:
+    """Text of finished requests to draft from, kept apart by namespaces, within one bound.
+
+    A namespace is a tenant, a `cache_salt`, a LoRA adapter, or a tuple of these: any hashable
+    value. Each has a live `Datastore` of its own, made on first use. A request that is given the
+    stores of one namespace sees no other's text. When the bytes are used up, the text that entered
+    longest ago leaves first, whichever namespace it is in: one that nobody uses loses all of its
+    text before a busy one loses any that is newer. A namespace whose text is gone loses its store.
+
+    The bound holds at all times: the limits of the stores add up to at most `max_bytes`, and a
+    store keeps to its limit. `of` moves bytes to the namespace that is used, so call it when a
+    request begins and when its text is about to enter. Thread-safe.
+
+    >>> memory = Memory(max_bytes=1 << 30)
+    >>> request = engine.add_request(           # doctest: +SKIP
+    ...     prompt_ids, datastores=memory.of("tenant"), read_only=memory.find(["everybody"]))
+
+    Args:
+        max_bytes: The most bytes of all stores together; 0 remembers nothing.
+        fingerprint: Of the tokenizer, for all stores.
+
+    Raises:
+        InvalidValueError: `max_bytes` is too little for one store, or `fingerprint` is not 32
+            bytes.
+    """
+
+    def __init__(self, max_bytes: int, *, fingerprint: bytes | None = None) -> None:
+        if max_bytes:
+            Datastore(max_bytes=max_bytes, fingerprint=fingerprint).close()
+        self.max_bytes = max_bytes
+        self._fingerprint = fingerprint
+        self._room = max(_least_bytes(), min(max_bytes // 8, _ROOM), max_bytes // 32)
+        self._limits = 0  # of all stores together
+        # In the order of their last use; `_roomy` are those that may have bytes to spare.
+        self._held: OrderedDict[Hashable, _Held] = OrderedDict()
+        self._roomy: OrderedDict[Hashable, None] = OrderedDict()
+        # Of each store an entry, with an age that it had or has: ages only rise.
+        self._ages: list[tuple[int, int, Hashable, _Held]] = []
+        self._moments = itertools.count()
+        self._lock = threading.RLock()
+
+    def of(self, namespace: Hashable = None) -> list[Datastore]:
+        """The store of a namespace, with room for text; none without memory.
+
+        It is made if there is none. None is the namespace of requests that name no other. O(log n)
+        in the namespaces, amortised, and the text that leaves.
+        """
+        if not self.max_bytes:
+            return []
+        with self._lock:
+            return [self._use(namespace, self._room).store]
+
+    def find(self, namespaces: Iterable[Hashable]) -> list[Datastore]:
+        """The stores of those namespaces that have one, each once; makes none."""
+        with self._lock:
+            return [
+                held.store
+                for namespace in dict.fromkeys(namespaces)
+                if (held := self._held.get(namespace)) is not None and not held.store.closed
+            ]
+
+    def corpus(
+        self, namespace: Hashable, corpus_id: str, token_ids: ArrayLike | None = None
+    ) -> list[Datastore]:
+        """A corpus that a request of the namespace brought, for it and its siblings to read.
+
+        It is built once, from the first request's tokens, and lasts as a namespace does: of corpora
+        the least recently used leaves first. Of one that is larger than the memory the end is kept.
+        Text must not enter it: pass it as `read_only`.
+
+        Args:
+            namespace: Of the request. Other namespaces cannot name its corpora.
+            corpus_id: The corpus's name.
+            token_ids: Its text; ignored where the corpus is built already.
+
+        Returns:
+            Its store; nothing where nobody has brought it, or without memory.
+
+        Raises:
+            InvalidValueError: `corpus_id` is no text, or `token_ids` is no row of token ids.
+        """
+        if not isinstance(corpus_id, str) or not corpus_id:
+            raise InvalidValueError(f"corpus_id must be a text, got {corpus_id!r}")
+        name = _Corpus(namespace, corpus_id)
+        with self._lock:
+            held = self._held.get(name)
+            if held is not None and not held.store.closed:
+                # It is used as a whole: all its text is as new as its last use.
+                held.marks.clear()
+                held.used = next(self._moments)
+                return [held.store]
+            if token_ids is None or not self.max_bytes:
+                return []
+            tokens = np.asarray(token_ids)
+            held = self._use(name, tokens.size * _TOKEN_BYTES)
+            try:
+                held.store.add(tokens)
+            except InvalidValueError:
+                self._drop(name)
+                raise
+            held.marks.clear()
+            self._set_limit(held, held.store.bytes)
+            return [held.store]
+
+    def forget(self, namespace: Hashable) -> bool:
+        """Closes the namespace's store and its corpora; whether there were any.
+
+        Requests that are running go on without them, and their text does not enter.
+        """
+        with self._lock:
+            names = [
+                name
+                for name in self._held
+                if name == namespace or (isinstance(name, _Corpus) and name.namespace == namespace)
+            ]
+            for name in names:
+                self._drop(name)
+            return bool(names)
+
+    def clear(self) -> None:
+        """Forgets everything, and closes the stores."""
+        with self._lock:
+            for name in list(self._held):
+                self._drop(name)
+
+    @property
+    def namespaces(self) -> list[Hashable]:
+        """The namespaces that have a store, without corpora; the least recently used first."""
+        with self._lock:
+            return [
+                name
+                for name, held in self._held.items()
+                if not (isinstance(name, _Corpus) or held.store.closed)
+            ]
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of all stores. O(stores)."""
+        with self._lock:
+            return sum(held.store.bytes for held in self._held.values())
+
+    def _use(self, name: Hashable, room: int) -> _Held:
+        """The store, with `room` bytes beyond what it holds as far as they can be had."""
+        held = self._held.get(name)
+        if held is not None and held.store.closed:
+            self._drop(name)
+            held = None
+        moment = next(self._moments)
+        if held is None:
+            self._make_room(_least_bytes(), None)
+            store = Datastore(max_bytes=_least_bytes(), fingerprint=self._fingerprint)
+            held = self._held[name] = _Held(store, _least_bytes(), moment)
+            self._limits += held.limit
+            if len(self._ages) > 2 * len(self._held) + 16:
+                self._ages = [entry for entry in self._ages if self._held.get(entry[2]) is entry[3]]
+                heapq.heapify(self._ages)
+            heapq.heappush(self._ages, (moment, moment, name, held))
+        held.use(moment)
+        self._held.move_to_end(name)
+        self._roomy[name] = None
+        self._roomy.move_to_end(name)
+        wanted = held.store.bytes + room - held.limit
+        if wanted > 0:
+            self._make_room(wanted, held)
+            self._set_limit(held, held.limit + min(wanted, self.max_bytes - self._limits))
+        return held
+
+    def _make_room(self, wanted: int, user: _Held | None) -> None:
+        """Lowers the limits of other stores until `wanted` bytes are free, or `user`'s text is the
+        oldest there is: then it gives way itself."""
+        while self.max_bytes - self._limits < wanted and self._roomy:
+            name, _ = self._roomy.popitem(last=False)
+            held = self._held.get(name)
+            if held is user:
+                self._roomy[name] = None
+                if len(self._roomy) == 1:
+                    break
+            elif held is not None:
+                self._set_limit(held, held.store.bytes)
+        step = max(_least_bytes() // 4, self._room // 64)
+        while (missing := wanted - (self.max_bytes - self._limits)) > 0 and self._ages:
+            age, _, name, held = heapq.heappop(self._ages)
+            if self._held.get(name) is not held:
+                continue
+            now = held.age()
+            if now == age and held is not user:
+                least = max(0, held.limit - min(missing, step))
+                if self._set_limit(held, least) > least or held.store.closed:
+                    self._drop(name)
+                    continue
+                now = held.age()
+            heapq.heappush(self._ages, (now, next(self._moments), name, held))
+            if now == age and held is user:
+                break
+
+    def _set_limit(self, held: _Held, limit: int) -> int:
+        self._limits -= held.limit
+        try:
+            held.limit = held.store.limit(limit)
+        except DatastoreClosedError:
+            held.limit = 0
+        self._limits += held.limit
+        return held.limit
+
+    def _drop(self, name: Hashable) -> None:
+        held = self._held.pop(name)
+        self._roomy.pop(name, None)
+        self._limits -= held.limit
+        held.store.close()
+
+
+@functools.cache
+def _least_bytes() -> int:
+    """What a store with a token takes."""
+    store = Datastore(max_bytes=1 << 20)
+    store.add([0])
+    return store.limit(0)
