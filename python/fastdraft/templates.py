@@ -116,12 +116,8 @@ def _referred(reference: str, root: Any) -> Any:
     return found
 
 
-def call_messages(calls: Sequence[ToolCall], *, encoded: bool) -> list[dict[str, Any]]:
-    """A chat in which the model makes these calls, as chat templates and OpenAI's API take it.
-
-    encoded: Whether the arguments are JSON text, as in OpenAI's API, or JSON values, as chat
-        templates of transformers want them.
-    """
+def call_messages(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
+    """A chat in which the model makes these calls, as chat templates of transformers take it."""
     return [
         {"role": "user", "content": "?"},
         {
@@ -132,10 +128,7 @@ def call_messages(calls: Sequence[ToolCall], *, encoded: bool) -> list[dict[str,
                     "type": "function",
                     # Templates want one; some insist on nine letters.
                     "id": f"call{index:05}",
-                    "function": {
-                        "name": call.name,
-                        "arguments": json.dumps(call.arguments) if encoded else call.arguments,
-                    },
+                    "function": _as_object(call),
                 }
                 for index, call in enumerate(calls)
             ],
@@ -150,7 +143,7 @@ def tool_call_ids(tokenizer: Any, tools: Sequence[Mapping[str, Any]]) -> list[in
     open models: `<tool_call>{"name": ..., "arguments": ...}</tool_call>`.
 
     Args:
-        tokenizer: One of transformers.
+        tokenizer: One of transformers, or what is called as one.
         tools: As for `tool_calls`.
 
     Raises:
@@ -184,7 +177,7 @@ def _by_template(tokenizer: Any, calls: Sequence[ToolCall]) -> str | None:
     """The answer that makes these calls; None where the chat template does not write them."""
     if not getattr(tokenizer, "chat_template", None):
         return None
-    user, answer = call_messages(calls, encoded=False)
+    user, answer = call_messages(calls)
     try:
         before = tokenizer.apply_chat_template([user], tokenize=False, add_generation_prompt=True)
         whole = tokenizer.apply_chat_template([user, answer], tokenize=False)

@@ -940,3 +940,76 @@ def test_bad_settings_say_so(value: str, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_tree_has_more_than_its_root() -> None:
     with pytest.raises(InvalidValueError, match="at least 2, got 1"):
         adapter.Corpus(draft_token_num=1)
+
+
+# --- Over HTTP ---
+
+
+def test_predictions_and_tools_reach_the_sampling_parameters(package: Path, model: str) -> None:
+    """The proxy before SGLang's own request types; its server needs a GPU."""
+    import fastapi
+    import httpx
+    from sglang.srt.entrypoints.openai import protocol
+    from transformers import AutoTokenizer
+
+    from fastdraft.integrations.http.proxy import create
+    from http_serving import running
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    found: list[dict[str, Any]] = []
+    app = fastapi.FastAPI()
+
+    @app.get("/v1/models")
+    def models() -> Any:
+        return protocol.ModelList(data=[protocol.ModelCard(id="demo")])
+
+    @app.post("/tokenize")
+    def tokenize(body: dict[str, Any]) -> Any:
+        request = protocol.TokenizeRequest.model_validate(body)
+        assert request.add_special_tokens is False
+        if request.messages is None:
+            ids = tokenizer.encode(request.prompt, add_special_tokens=False)
+        else:
+            text = tokenizer.apply_chat_template(
+                [message.model_dump() for message in request.messages],
+                add_generation_prompt=request.add_generation_prompt,
+                tokenize=False,
+            )
+            ids = tokenizer.encode(text, add_special_tokens=False)
+        return protocol.TokenizeResponse(tokens=ids, count=len(ids), max_model_len=512)
+
+    @app.post("/detokenize")
+    def detokenize(body: dict[str, Any]) -> Any:
+        request = protocol.DetokenizeRequest.model_validate(body)
+        return protocol.DetokenizeResponse(text=tokenizer.decode(request.tokens))
+
+    @app.post("/v1/chat/completions")
+    def chat(body: dict[str, Any]) -> dict[str, Any]:
+        request = protocol.ChatCompletionRequest.model_validate(body)
+        found.append(request.to_sampling_params([], {})["custom_params"])
+        return {}
+
+    @app.post("/v1/completions")
+    def complete(body: dict[str, Any]) -> dict[str, Any]:
+        found.append(protocol.CompletionRequest.model_validate(body).custom_params)
+        return {}
+
+    function = {"name": "get_weather", "parameters": {"type": "object"}}
+    asked = {
+        "model": "demo",
+        "messages": [{"role": "user", "content": "?"}],
+        "prompt": "?",
+        "prediction": {"type": "content", "content": "one two three"},
+        "tools": [{"type": "function", "function": function}],
+        "custom_params": {"fastdraft_lookahead": 3},
+    }
+    with running(app) as url, running(create(url)) as own:
+        for path in ("/v1/chat/completions", "/v1/completions"):
+            assert httpx.post(own + path, json=asked, timeout=60).status_code == 200
+    routes = (package / "srt/entrypoints/http_server.py").read_text()
+    assert all(f'"{path}"' in routes for path in ("/v1/models", "/tokenize", "/detokenize"))
+    for params in found:
+        assert params["fastdraft_lookahead"] == 3
+        assert tokenizer.decode(params["prediction_token_ids"]) == "one two three"
+        assert "get_weather" in tokenizer.decode(params["fastdraft_template_ids"])
+    assert len(found) == 2

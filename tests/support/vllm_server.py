@@ -73,8 +73,14 @@ def serving(
     *,
     speculative: Mapping[str, object] = V1,
     variables: Mapping[str, str] = os.environ,
+    middleware: str | None = "fastdraft.integrations.vllm.PredictionMiddleware",
+    ledger: Path | None = None,
 ) -> Iterator[Server]:
-    """A server with settings of fastdraft, until the block ends; variables: of its environment."""
+    """A server with settings of fastdraft, until the block ends.
+
+    variables: Of its environment.
+    ledger: The folder of its ledgers; None for one of its own.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -89,8 +95,9 @@ def serving(
         "--max-num-seqs": "32",
         "--speculative-config": json.dumps(dict(speculative)),
         "--additional-config": json.dumps({"fastdraft": settings}),
-        "--middleware": "fastdraft.integrations.vllm.PredictionMiddleware",
     }
+    if middleware is not None:
+        arguments["--middleware"] = middleware
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager"]
     for pair in arguments.items():
         command.extend(pair)
@@ -104,12 +111,14 @@ def serving(
     }
     # Nor does the server share the ledger of engines in this process.
     environment.pop("FASTDRAFT_VLLM_LEDGER", None)
+    if ledger is not None:
+        environment["FASTDRAFT_VLLM_LEDGER"] = str(ledger)
     with server.log.open("w") as log:
         process = subprocess.Popen(
             command, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
         )
     try:
-        for _ in range(240):
+        for _ in range(600):
             assert process.poll() is None, server.log.read_text()[-4000:]
             with contextlib.suppress(OSError), urllib.request.urlopen(f"{server.url}/health"):
                 break

@@ -9,6 +9,7 @@ from fastdraft.cli.datastore import datastore
 from fastdraft.cli.demo import demo
 from fastdraft.cli.doctor import doctor
 from fastdraft.cli.generate import generate
+from fastdraft.cli.proxy import proxy
 from fastdraft.cli.replay import replay
 from fastdraft.errors import FastdraftError
 
@@ -21,8 +22,10 @@ EXTRAS = {
     "accelerate": "demo",
     "filelock": "cli",
     "gguf": "demo",
+    "httpx": "proxy",
     "matplotlib": "plot",
     "tokenizers": "cli",
+    "uvicorn": "proxy",
 }
 
 
@@ -55,5 +58,5 @@ def app() -> None:
     """
 
 
-for command in (datastore, demo, doctor, generate, replay):
+for command in (datastore, demo, doctor, generate, proxy, replay):
     app.add_command(command)

@@ -1,0 +1,340 @@
+"""What OpenAI's API has and an inference server lacks: predictions, and templates of tool calls.
+
+A front stands before a server and turns a request's `prediction` into the token ids that fastdraft
+takes from the request's own parameters; the servers themselves ignore predictions. A request's
+tools and its JSON schema become templates to draft from. It is plain ASGI and knows the server's
+HTTP interface alone. Other requests pass as they are, unless they ask fastdraft for what it does
+not understand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import Final
+
+from fastdraft.errors import InvalidValueError
+from fastdraft.integrations.host import PREDICTION, TEMPLATES, longest_draft
+from fastdraft.integrations.http.answers import EventAnswer, WholeAnswer
+from fastdraft.integrations.http.asgi import (
+    App,
+    Json,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    header,
+    json_headers,
+    parsed,
+    send_error,
+    without,
+)
+from fastdraft.integrations.http.servers import Server, server_of
+from fastdraft.integrations.http.templates import RequestTemplates, ServerError
+
+__all__ = ["Front"]
+
+_COMPLETIONS: Final = ("/v1/chat/completions", "/v1/completions")
+# What a body has to hold to be read at all.
+_OF_INTEREST: Final = (b'"prediction', b'"fastdraft', b'"tools"', b'"json_schema"')
+
+logger = logging.getLogger(__name__)
+
+
+class Front:
+    """Predicted outputs, and templates of tool calls, before a server with OpenAI's API.
+
+    Args:
+        app: The server, or what passes requests on to it.
+        server: Which one it is; None to ask it when the first request needs to know.
+    """
+
+    def __init__(self, app: App, server: Server | None = None) -> None:
+        self.app = app
+        self._server = server
+        self._warned: set[str] = set()
+        self._templates = RequestTemplates()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "POST":
+            path = scope["path"].removeprefix(scope.get("root_path", ""))
+            if path in _COMPLETIONS and header(scope["headers"], b"content-encoding") is None:
+                await _Completion(self, scope, receive, send).run()
+                return
+        await self.app(scope, receive, send)
+
+    def new_ticket(self) -> tuple[str, str] | None:
+        """The parameter that lets the engine tell what became of a request's prediction.
+
+        Its key and its value, or None where the engine tells nothing.
+        """
+        return None
+
+    def report(self, usage: Json, ticket: str) -> None:
+        """Adds what became of the prediction of `ticket` to an answer's `usage`."""
+
+    async def server(self, scope: Scope) -> Server | None:
+        """Which server it is, asked in the name of a request; None where that is not known."""
+        if self._server is None:
+            try:
+                models = await self._ask(scope, "GET", "/v1/models")
+            except ServerError as error:
+                self.warn_once("cannot find out which server this is: %s", error)
+                return None
+            self._server = server_of(models)
+            if self._server is None:
+                self.warn_once(
+                    "the server is none that fastdraft knows, so requests pass as they are; "
+                    "/v1/models answered %.300s",
+                    models,
+                )
+            else:
+                logger.info("the server is %s", self._server.title)
+        return self._server
+
+    async def prediction_ids(self, scope: Scope, model: object, text: str) -> list[int]:
+        """The tokens of a prediction, by the server's own endpoint; none where it gives none."""
+        question = {"model": model, "prompt": text, "add_special_tokens": False}
+        try:
+            tokens = (await self._ask(scope, "POST", "/tokenize", question)).get("tokens")
+        except ServerError as error:
+            self.warn_once("%s, so a prediction went unused", error)
+            return []
+        return tokens if isinstance(tokens, list) else []
+
+    async def template_ids(self, scope: Scope, request: Json, server: Server) -> list[int]:
+        """The tokens of the templates of a request; none where it has no tools and no schema."""
+
+        async def ask(path: str, question: Json) -> Json:
+            return await self._ask(scope, "POST", path, question)
+
+        try:
+            return await self._templates.ids(request, server, ask)
+        except ServerError as error:
+            self.warn_once("%s, so tools and schemas are not drafted from", error)
+            return []
+
+    async def _ask(
+        self, scope: Scope, method: str, path: str, question: Json | None = None
+    ) -> Json:
+        """What the server answers to a question of ours, in the name of a request."""
+        body = b"" if question is None else json.dumps(question).encode()
+        headers = json_headers(body) if body else []
+        authorization = header(scope["headers"], b"authorization")
+        if authorization is not None:
+            headers.append((b"authorization", authorization))
+        target = scope.get("root_path", "") + path
+        request = {
+            **scope,
+            "method": method,
+            "path": target,
+            "raw_path": target.encode(),
+            "query_string": b"",
+            "headers": headers,
+        }
+        if "state" in scope:
+            request["state"] = dict(scope["state"])
+        messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive() -> Message:
+            if messages:
+                return messages.pop()
+            # A disconnect of the client is for the request itself; this one is over in a moment.
+            await asyncio.Event().wait()
+            return {"type": "http.disconnect"}
+
+        status = 0
+        answer = bytearray()
+
+        async def send(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            elif message["type"] == "http.response.body":
+                answer.extend(message.get("body", b""))
+
+        try:
+            await self.app(request, receive, send)
+        except Exception as error:
+            raise ServerError(f"{path} raised {error!r}") from error
+        if status != 200:
+            raise ServerError(f"{path} answered with status {status} and {bytes(answer[:200])!r}")
+        return parsed(bytes(answer))
+
+    def warn_once(self, what: str, *details: object) -> None:
+        """Logs a warning that was not logged before."""
+        if what not in self._warned:
+            self._warned.add(what)
+            logger.warning(what, *details)
+
+
+class _InvalidRequest(Exception):
+    """Why a request is refused, and the parameter that is wrong with it."""
+
+    def __init__(self, reason: str, parameter: str = "prediction") -> None:
+        super().__init__(reason)
+        self.parameter = parameter
+
+
+class _Completion:
+    """One request for a completion, on its way in and out.
+
+    The body is read when the application asks for it and not before, so after it has checked who is
+    calling.
+    """
+
+    def __init__(self, front: Front, scope: Scope, receive: Receive, send: Send) -> None:
+        self._front = front
+        self._scope = scope
+        self._client_receive = receive
+        self._client_send = send
+        self._body_given = False
+        self._ticket: str | None = None
+        self._refusal: _InvalidRequest | None = None
+        self._answer: WholeAnswer | EventAnswer | None = None
+
+    async def run(self) -> None:
+        # How long the body becomes is not known yet.
+        headers = without(self._scope["headers"], b"content-length")
+        try:
+            await self._front.app({**self._scope, "headers": headers}, self._receive, self._send)
+        except Exception:
+            # An application may take a caller who went away for an error.
+            if self._refusal is None:
+                raise
+        if self._refusal is not None:
+            await send_error(
+                self._client_send,
+                400,
+                str(self._refusal),
+                "BadRequestError",
+                self._refusal.parameter,
+            )
+
+    async def _receive(self) -> Message:
+        if self._body_given:
+            return await self._client_receive()
+        body = bytearray()
+        more = True
+        while more:
+            message = await self._client_receive()
+            if message["type"] != "http.request":
+                return message
+            body.extend(message.get("body", b""))
+            more = message.get("more_body", False)
+        self._body_given = True
+        try:
+            changed = await self._with_token_ids(bytes(body))
+        except _InvalidRequest as error:
+            self._refusal = error
+            return {"type": "http.disconnect"}
+        return {"type": "http.request", "body": changed, "more_body": False}
+
+    async def _with_token_ids(self, body: bytes) -> bytes:
+        """The body with prediction and templates as token ids, and with a prediction a ticket."""
+        if not any(name in body for name in _OF_INTEREST):
+            return body
+        request = parsed(body)
+        prediction = request.get("prediction")
+        text = None if prediction is None else _prediction_text(prediction)
+        server = await self._front.server(self._scope)
+        if server is None:
+            return body
+        field = server.parameters
+        if field is None:
+            if text:
+                self._front.warn_once(
+                    "%s passes nothing of a request on to a drafter, so predictions have no effect",
+                    server.title,
+                )
+            return body
+        arguments = request.get(field)
+        if arguments is None:
+            arguments = {}
+        if not isinstance(arguments, dict):
+            # The server has its own error for that.
+            return body
+        try:
+            drafts = longest_draft(arguments) > 0
+        except InvalidValueError as error:
+            raise _InvalidRequest(f"{field}.{error}", field) from error
+        added: Json = {}
+        if drafts and TEMPLATES not in arguments:
+            template_ids = await self._front.template_ids(self._scope, request, server)
+            if template_ids:
+                added[TEMPLATES] = template_ids
+        if PREDICTION not in arguments and text:
+            model = request.get("model")
+            token_ids = await self._front.prediction_ids(self._scope, model, text)
+            if token_ids:
+                added[PREDICTION] = token_ids
+        if PREDICTION in arguments or PREDICTION in added:
+            ticket = self._front.new_ticket()
+            if ticket is not None:
+                key, self._ticket = ticket
+                added[key] = self._ticket
+            request.pop("prediction", None)
+        if not added:
+            return body
+        request[field] = {**arguments, **added}
+        return json.dumps(request).encode()
+
+    async def _send(self, message: Message) -> None:
+        if self._refusal is not None:
+            # What the application says to a caller who went away.
+            return
+        if message["type"] == "http.response.start" and self._ticket is not None:
+            kind = header(message["headers"], b"content-type") or b""
+            if message["status"] != 200 or header(message["headers"], b"content-encoding"):
+                pass
+            elif kind.startswith(b"text/event-stream"):
+                self._answer = EventAnswer(self._client_send, self._reported)
+            elif kind.startswith(b"application/json"):
+                self._answer = WholeAnswer(self._client_send, self._reported)
+        send = self._client_send if self._answer is None else self._answer.send
+        await send(message)
+
+    def _reported(self, document: bytes) -> bytes:
+        """A JSON document with the counts in its `usage`, or as it is where it has none."""
+        answer = parsed(document)
+        usage = answer.get("usage")
+        if self._ticket is None or not isinstance(usage, dict):
+            return document
+        self._front.report(usage, self._ticket)
+        return json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _prediction_text(prediction: object) -> str:
+    """The text of OpenAI's `prediction` field. Raises _InvalidRequest."""
+    if not isinstance(prediction, dict):
+        raise _InvalidRequest(
+            f'prediction must be an object such as {{"type": "content", "content": "..."}}, '
+            f"got {_shown(prediction)}"
+        )
+    if prediction.get("type") != "content":
+        raise _InvalidRequest(
+            f'prediction.type must be "content", got {_shown(prediction.get("type"))}'
+        )
+    content = prediction.get("content")
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise _InvalidRequest(
+            f"prediction.content must be a string or a list of text parts, got {_shown(content)}"
+        )
+    texts = []
+    for index, part in enumerate(content):
+        text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
+        if not isinstance(text, str):
+            raise _InvalidRequest(
+                f'prediction.content[{index}] must be {{"type": "text", "text": "..."}}, '
+                f"got {_shown(part)}"
+            )
+        texts.append(text)
+    return "".join(texts)
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 80 else text[:77] + "..."

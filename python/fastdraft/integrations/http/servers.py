@@ -1,0 +1,52 @@
+"""What the HTTP interface of each inference server lets through to a drafter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["SERVERS", "SGLANG", "VLLM", "Server", "server_of"]
+
+
+@dataclass(frozen=True)
+class Server:
+    """An inference server with OpenAI's API.
+
+    Attributes:
+        title: Its name.
+        owners: What it calls itself: `owned_by` of the models in its `/v1/models`.
+        parameters: The field of a request that holds the request's own parameters for what runs in
+            the engine; None where there is none, so that nothing can be passed to a drafter.
+        text: The field of the text in what its `/detokenize` answers.
+
+    With `parameters`, the server has `/tokenize` and `/detokenize` as vLLM has them.
+    """
+
+    title: str
+    owners: tuple[str, ...]
+    parameters: str | None = None
+    text: str = "prompt"
+
+
+# The second is vLLM's frontend in Rust.
+VLLM: Final = Server("vLLM", ("vllm", "vllm-frontend-rs"), "vllm_xargs")
+SGLANG: Final = Server("SGLang", ("sglang",), "custom_params", "text")
+
+SERVERS: Final = {
+    "vllm": VLLM,
+    "sglang": SGLANG,
+    "llama-server": Server("llama-server", ("llamacpp",)),
+    "llama-cpp-python": Server("llama-cpp-python's server", ("me",)),
+}
+"""All known servers, by the names that `fastdraft proxy --server` takes."""
+
+
+def server_of(models: object) -> Server | None:
+    """The server that answered `/v1/models` with this JSON; None for one that is not known."""
+    listed = models.get("data") if isinstance(models, dict) else None
+    for model in listed if isinstance(listed, list) else []:
+        owner = model.get("owned_by") if isinstance(model, dict) else None
+        for server in SERVERS.values():
+            if owner in server.owners:
+                return server
+    return None

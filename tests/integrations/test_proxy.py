@@ -1,0 +1,467 @@
+"""The proxy before a real HTTP server, which is a small ASGI application."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import logging
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from click.testing import CliRunner
+
+from fastdraft.cli.app import app as commands
+from fastdraft.errors import InvalidValueError
+from fastdraft.integrations.http.proxy import create
+from fastdraft.integrations.http.servers import SERVERS
+from http_serving import running
+
+CHAT = "/v1/chat/completions"
+SECONDS = 20
+"""The longest that something may take that should happen at once."""
+
+
+class Backend:
+    """Tokenises by character, answers completions, and does what the tests' paths ask for."""
+
+    def __init__(self, owner: str = "vllm") -> None:
+        self.owner = owner
+        self.asked: list[tuple[str, bytes]] = []
+        self.scopes: list[dict[str, Any]] = []
+        self.go_on = threading.Event()
+        """Until it is set, a stream stops after its first event."""
+        self.disconnected = threading.Event()
+
+    def bodies(self, path: str) -> list[Any]:
+        return [json.loads(body) for asked, body in self.asked if asked == path]
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            assert scope["type"] == "lifespan"
+            return
+        self.scopes.append(scope)
+        path = scope["path"]
+        if path == "/upload":
+            await self.upload(receive, send)
+            return
+        body, more = b"", True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                self.disconnected.set()
+                return
+            body, more = body + message["body"], message["more_body"]
+        self.asked.append((path, body))
+        if path == "/tokenize":
+            asked = json.loads(body)
+            text = asked.get("prompt") or "".join(
+                str(message.get("tool_calls", "?")) for message in asked["messages"]
+            )
+            await answer(send, {"tokens": [ord(letter) for letter in text]})
+        elif path == "/detokenize":
+            text = "".join(map(chr, json.loads(body)["tokens"]))
+            await answer(send, {"text" if self.owner == "sglang" else "prompt": text})
+        elif path == "/v1/models":
+            await answer(send, {"object": "list", "data": [{"id": "m", "owned_by": self.owner}]})
+        elif path == "/silence":
+            self.disconnected.set() if await gone(receive) else None
+        elif path == CHAT and json.loads(body).get("stream"):
+            await self.stream(receive, send)
+        elif path == "/cut":
+            await start(send, 200, (b"content-type", b"text/event-stream"))
+            await send({"type": "http.response.body", "body": b"data: 1\n\n", "more_body": True})
+        elif path == "/none":
+            await start(send, 204)
+            await send({"type": "http.response.body", "body": b""})
+        elif path == CHAT:
+            await answer(send, {"choices": ["naïve"], "usage": {"completion_tokens": 5}})
+        else:
+            error = {"error": {"message": "no such path", "code": 404}}
+            await answer(send, error, 404, (b"set-cookie", b"a=1"), (b"set-cookie", b"b=2"))
+
+    async def upload(self, receive: Any, send: Any) -> None:
+        digest, parts, more = hashlib.sha256(), 0, True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                self.disconnected.set()
+                return
+            digest.update(message["body"])
+            parts, more = parts + 1, message["more_body"]
+        await answer(send, {"digest": digest.hexdigest(), "parts": parts})
+
+    async def stream(self, receive: Any, send: Any) -> None:
+        await start(send, 200, (b"content-type", b"text/event-stream; charset=utf-8"))
+        await send({"type": "http.response.body", "body": b"data: 0\n\n", "more_body": True})
+        left = asyncio.ensure_future(gone(receive))
+        while not self.go_on.is_set() and not left.done():
+            await asyncio.sleep(0.01)
+        if left.done():
+            self.disconnected.set()
+            return
+        left.cancel()
+        for number in range(1, 5):
+            event = f"data: {number}\n\n".encode()
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def gone(receive: Any) -> bool:
+    return (await receive())["type"] == "http.disconnect"
+
+
+async def start(send: Any, status: int, *headers: tuple[bytes, bytes]) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": list(headers)})
+
+
+async def answer(send: Any, content: Any, status: int = 200, *headers: tuple[bytes, bytes]) -> None:
+    body = json.dumps(content).encode()
+    size = (b"content-length", str(len(body)).encode())
+    await start(send, status, (b"content-type", b"application/json"), size, *headers)
+    await send({"type": "http.response.body", "body": body})
+
+
+@contextlib.contextmanager
+def proxied(backend: Backend, **options: Any) -> Iterator[httpx.Client]:
+    """A client of the proxy before a backend."""
+    with running(backend) as url, running(create(url, **options)) as own:
+        with httpx.Client(base_url=own, timeout=SECONDS) as client:
+            yield client
+        backend.go_on.set()
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    return {"model": "m", "messages": [{"role": "user", "content": "?"}], **fields}
+
+
+def content(text: str) -> dict[str, str]:
+    return {"type": "content", "content": text}
+
+
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+
+
+# --- what each server gets ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("owner", "field"),
+    [("vllm", "vllm_xargs"), ("vllm-frontend-rs", "vllm_xargs"), ("sglang", "custom_params")],
+)
+def test_each_server_gets_token_ids_in_its_own_field(owner: str, field: str) -> None:
+    backend = Backend(owner)
+    with proxied(backend) as client:
+        for _ in range(2):
+            body = chat(prediction=content("abc"), **{field: {"mine": 1}})
+            assert client.post(CHAT, json=body).json()["choices"] == ["naïve"]
+    assert (
+        backend.bodies(CHAT)
+        == [chat(**{field: {"mine": 1, "prediction_token_ids": [97, 98, 99]}})] * 2
+    )
+    assert [path for path, _ in backend.asked].count("/v1/models") == 1
+
+
+@pytest.mark.parametrize("owner", ["vllm", "sglang"])
+def test_tools_become_templates(owner: str) -> None:
+    backend = Backend(owner)
+    with proxied(backend) as client:
+        assert client.post(CHAT, json=chat(tools=TOOLS)).status_code == 200
+    [sent] = backend.bodies(CHAT)
+    [parameters] = (sent[key] for key in ("vllm_xargs", "custom_params") if key in sent)
+    assert "look" in "".join(map(chr, parameters["fastdraft_template_ids"]))
+    assert sent["tools"] == TOOLS
+
+
+@pytest.mark.parametrize("owner", ["llamacpp", "me"])
+def test_servers_that_pass_nothing_on_get_the_request_as_it_is(
+    owner: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend = Backend(owner)
+    body = chat(prediction=content("abc"), tools=TOOLS)
+    with proxied(backend) as client:
+        for _ in range(3):
+            assert client.post(CHAT, json=body).status_code == 200
+    assert backend.bodies(CHAT) == [body] * 3
+    [warning] = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert "predictions have no effect" in warning.getMessage()
+
+
+def test_unknown_servers_get_the_request_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    backend = Backend("somebody")
+    body = chat(prediction=content("abc"))
+    with proxied(backend) as client:
+        for _ in range(2):
+            assert client.post(CHAT, json=body).status_code == 200
+    assert backend.bodies(CHAT) == [body] * 2
+    [warning] = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert "somebody" in warning.getMessage()
+
+
+def test_a_server_may_be_named() -> None:
+    backend = Backend("somebody")
+    with proxied(backend, server=SERVERS["sglang"]) as client:
+        client.post(CHAT, json=chat(prediction=content("abc")))
+    [sent] = backend.bodies(CHAT)
+    assert sent["custom_params"] == {"prediction_token_ids": [97, 98, 99]}
+    assert backend.bodies("/tokenize")
+    assert "/v1/models" not in [path for path, _ in backend.asked]
+
+
+@pytest.mark.parametrize("owner", ["vllm", "sglang", "llamacpp", "somebody"])
+@pytest.mark.parametrize(
+    "prediction", ["text", {"type": "text", "content": "a"}, {"type": "content", "content": 5}]
+)
+def test_invalid_predictions_are_refused_before_any_server(owner: str, prediction: Any) -> None:
+    backend = Backend(owner)
+    with proxied(backend) as client:
+        refused = client.post(CHAT, json=chat(prediction=prediction))
+        assert client.post(CHAT, json=chat()).status_code == 200
+    assert refused.status_code == 400
+    error = refused.json()["error"]
+    assert (error["param"], error["code"]) == ("prediction", 400)
+    assert "must be" in error["message"]
+    assert backend.bodies(CHAT) == [chat()]
+
+
+def test_invalid_parameters_are_refused_by_the_name_of_the_field() -> None:
+    with proxied(Backend("sglang")) as client:
+        refused = client.post(CHAT, json=chat(custom_params={"fastdraft_lookahead": 0}))
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "custom_params"
+
+
+# --- what passes ----------------------------------------------------------------------------------
+
+
+def test_paths_queries_headers_and_errors_pass() -> None:
+    backend = Backend()
+    with proxied(backend) as client:
+        headers = {
+            "Authorization": "Bearer k",
+            "X-Own": "1",
+            "Connection": "keep-alive, X-Drop",
+            "X-Drop": "1",
+            "X-Forwarded-For": "10.0.0.1",
+        }
+        got = client.get("/a%2Fb/c?x=%20y&z", headers=headers)
+        assert got.status_code == 404
+        assert got.json()["error"]["message"] == "no such path"
+        assert got.headers.get_list("set-cookie") == ["a=1", "b=2"]
+        assert client.get("/none").status_code == 204
+        head = client.head("/a")
+        assert (head.status_code, head.content) == (404, b"")
+        assert int(head.headers["content-length"]) > 0
+    first = backend.scopes[0]
+    assert (first["raw_path"], first["query_string"]) == (b"/a%2Fb/c", b"x=%20y&z")
+    sent = dict(first["headers"])
+    assert sent[b"authorization"] == b"Bearer k"
+    assert sent[b"x-own"] == b"1"
+    assert b"x-drop" not in sent
+    assert sent[b"x-forwarded-for"] == b"10.0.0.1, 127.0.0.1"
+    assert [scope["method"] for scope in backend.scopes] == ["GET", "GET", "HEAD"]
+
+
+def test_a_prefix_of_the_servers_url_stays() -> None:
+    backend = Backend()
+    with running(backend) as url, running(create(f"{url}/deep/")) as own:
+        httpx.get(f"{own}/v1/x?y=1")
+    [scope] = backend.scopes
+    assert (scope["path"], scope["query_string"]) == ("/deep/v1/x", b"y=1")
+
+
+def test_connections_to_the_server_are_used_again() -> None:
+    backend = Backend()
+    with proxied(backend) as client:
+        for _ in range(20):
+            assert client.post(CHAT, json=chat()).status_code == 200
+    assert len({scope["client"] for scope in backend.scopes}) == 1
+
+
+def test_many_requests_at_once() -> None:
+    backend = Backend()
+
+    async def ask(url: str) -> list[int]:
+        limits = httpx.Limits(max_connections=100)
+        async with httpx.AsyncClient(base_url=url, timeout=60, limits=limits) as client:
+            answers = await asyncio.gather(
+                *(
+                    client.post(CHAT, json=chat(prediction=content(f"text {number}")))
+                    for number in range(100)
+                )
+            )
+        return [answer.status_code for answer in answers]
+
+    with running(backend) as url, running(create(url)) as own:
+        assert asyncio.run(ask(own)) == [200] * 100
+    texts = [
+        "".join(map(chr, body["vllm_xargs"]["prediction_token_ids"]))
+        for body in backend.bodies(CHAT)
+    ]
+    assert sorted(texts) == sorted(f"text {number}" for number in range(100))
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_large_bodies_pass_in_parts(chunked: bool) -> None:
+    data = bytes(range(256)) * (1 << 17)  # 32 MiB
+
+    def parts() -> Iterator[bytes]:
+        for at in range(0, len(data), 1 << 20):
+            yield data[at : at + (1 << 20)]
+
+    backend = Backend()
+    with proxied(backend) as client:
+        got = client.post("/upload", content=parts() if chunked else data).json()
+    assert got["digest"] == hashlib.sha256(data).hexdigest()
+    assert got["parts"] > 10
+    size = dict(backend.scopes[0]["headers"]).get(b"content-length")
+    assert size == (None if chunked else str(len(data)).encode())
+
+
+def test_large_predictions() -> None:
+    text = "ab" * (1 << 20)
+    backend = Backend()
+    with proxied(backend) as client:
+        assert client.post(CHAT, json=chat(prediction=content(text))).status_code == 200
+    [sent] = backend.bodies(CHAT)
+    assert len(sent["vllm_xargs"]["prediction_token_ids"]) == len(text)
+
+
+# --- streams and disconnects ----------------------------------------------------------------------
+
+
+def test_events_arrive_as_they_are_written() -> None:
+    backend = Backend()
+    body = chat(stream=True, prediction=content("abc"))
+    with proxied(backend) as client, client.stream("POST", CHAT, json=body) as stream:
+        assert stream.headers["content-type"] == "text/event-stream; charset=utf-8"
+        events = stream.iter_lines()
+        # The second one is not written before this one was read.
+        assert next(events) == "data: 0"
+        backend.go_on.set()
+        assert [line for line in events if line] == [f"data: {number}" for number in range(1, 5)]
+
+
+@pytest.mark.parametrize("when", ["before the answer", "in the answer"])
+def test_a_client_that_goes_away_ends_the_request_at_the_server(when: str) -> None:
+    backend = Backend()
+    with proxied(backend) as client:
+        if when == "in the answer":
+            with client.stream("POST", CHAT, json=chat(stream=True)) as stream:
+                assert next(stream.iter_lines()) == "data: 0"
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                client.get("/silence", timeout=0.3)
+        assert backend.disconnected.wait(SECONDS)
+        assert client.post(CHAT, json=chat()).status_code == 200
+
+
+def test_a_client_that_goes_away_in_mid_body() -> None:
+    backend = Backend()
+    with proxied(backend) as client:
+        address = (client.base_url.host, client.base_url.port)
+        with socket.create_connection(address) as connection:
+            connection.sendall(
+                b"POST /upload HTTP/1.1\r\nHost: x\r\nContent-Length: 10000000\r\n\r\n"
+                + b"a" * 1000
+            )
+        # The server hears of it, if it had heard of the request at all.
+        if backend.scopes:
+            assert backend.disconnected.wait(SECONDS)
+        assert client.post(CHAT, json=chat()).status_code == 200
+
+
+# --- what fails -----------------------------------------------------------------------------------
+
+
+def test_a_server_that_is_not_there_is_an_error_502() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    with running(create(url)) as own:
+        for body in (chat(), chat(prediction=content("abc"))):
+            got = httpx.post(own + CHAT, json=body)
+            assert got.status_code == 502
+            assert got.json()["error"]["type"] == "APIConnectionError"
+
+
+def test_a_server_that_is_silent_is_an_error_504(caplog: pytest.LogCaptureFixture) -> None:
+    backend = Backend()
+    with proxied(backend, silence=0.2) as client:
+        got = client.get("/silence")
+        assert backend.disconnected.wait(SECONDS)
+    assert got.status_code == 504
+    assert got.json()["error"]["message"] == "The inference server did not answer in time."
+    assert "ReadTimeout" in caplog.text
+
+
+def test_an_answer_that_breaks_off_does_not_look_complete() -> None:
+    with proxied(Backend()) as client:
+        with pytest.raises(httpx.RemoteProtocolError), client.stream("GET", "/cut") as stream:
+            assert b"".join(stream.iter_raw()) == b"data: 1\n\n"
+        assert client.post(CHAT, json=chat()).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("localhost:8000", "must be such as http://localhost:8000"),
+        ("ftp://localhost", "must be such as"),
+        ("http://", "must be such as"),
+        ("http://x:port", "invalid"),
+        ("http://x:99999", "must be such as"),
+        ("http://localhost:8000/v1", "without /v1"),
+        ("http://localhost:8000/v1/", "without /v1"),
+        ("http://localhost:8000?x=1", "end with its path"),
+    ],
+)
+def test_bad_urls(url: str, reason: str) -> None:
+    with pytest.raises(InvalidValueError, match=f"{reason}.*got {re.escape(repr(url))}"):
+        create(url)
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+def test_the_command_serves_until_it_is_asked_to_end() -> None:
+    backend = Backend()
+    with running(backend) as url:
+        command = [sys.executable, "-m", "fastdraft.cli", "proxy", "--backend", url, "--port", "0"]
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        assert process.stderr is not None
+        try:
+            for line in process.stderr:
+                if found := re.search(r"running on (\S+)", line):
+                    break
+            body = chat(prediction=content("abc"))
+            assert httpx.post(found[1] + CHAT, json=body, timeout=SECONDS).status_code == 200
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(SECONDS) in (0, -signal.SIGTERM)
+        finally:
+            process.kill()
+            process.stderr.close()
+    assert backend.bodies(CHAT)[0]["vllm_xargs"] == {"prediction_token_ids": [97, 98, 99]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ([], "Missing option '--backend'"),
+        (["--backend", "localhost"], "must be such as http://localhost:8000, got 'localhost'"),
+        (["--backend", "http://localhost", "--server", "other"], "'other' is not one of"),
+        (["--backend", "http://localhost", "--timeout", "0"], "0"),
+    ],
+)
+def test_wrong_arguments_of_the_command(arguments: list[str], reason: str) -> None:
+    result = CliRunner().invoke(commands, ["proxy", *arguments])
+    assert result.exit_code != 0
+    assert reason in result.output
