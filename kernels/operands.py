@@ -54,7 +54,7 @@ class Batch(NamedTuple):
         return {"logprobs": self.logprobs, "raw_logprobs": self.raw_logprobs}
 
 
-class Law(NamedTuple):
+class Warpers(NamedTuple):
     """What makes a distribution of each row of logits, for each request or each row.
 
     temperature: float32 (n,), 0 for the argmax.
@@ -71,8 +71,8 @@ class Law(NamedTuple):
     def has_filters(self) -> bool:
         return any(each is not None for each in self[1:])
 
-    def of(self, index: Tensor | slice) -> Law:
-        return Law(*(None if each is None else each[index] for each in self))  # type: ignore[arg-type]
+    def of(self, index: Tensor | slice) -> Warpers:
+        return Warpers(*(None if each is None else each[index] for each in self))  # type: ignore[arg-type]
 
 
 class Sampling(NamedTuple):
@@ -83,15 +83,15 @@ class Sampling(NamedTuple):
         of the token after the text's last one.
     """
 
-    law: Law
+    warpers: Warpers
     seeds: Tensor
     positions: Tensor
 
     def of(self, index: Tensor | slice) -> Sampling:
-        return Sampling(self.law.of(index), self.seeds[index], self.positions[index])
+        return Sampling(self.warpers.of(index), self.seeds[index], self.positions[index])
 
 
-class DraftLaw(NamedTuple):
+class DraftDistribution(NamedTuple):
     """What the draft tokens were drawn from.
 
     values: bfloat16, float16, float32 or float64 (drafted, vocabulary), of any strides: row i holds
@@ -283,7 +283,7 @@ class Kernels(Protocol):
     def verify_sampled(self, batch: Batch, sampling: Sampling) -> Emitted: ...
 
     def verify_rejection(
-        self, batch: Batch, sampling: Sampling, draft_law: DraftLaw
+        self, batch: Batch, sampling: Sampling, draft_distribution: DraftDistribution
     ) -> Emitted: ...
 
     def patch(self, batch: Batch, processors: Processors) -> Touched | None: ...

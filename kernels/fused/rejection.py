@@ -1,12 +1,12 @@
 """Rejection sampling in two launches, or four where a request has filters.
 
-The first launch goes over the logits and the draft's law together and leaves the statistics of
-both, as sampled verification does for the logits; probabilities need none. The program that leaves
-a row's last ones tests the row's draft token. With filters, `threshold` comes first, and a launch
-over the rows tests. The last launch is over the requests: each of its programs looks for the first
-token refused, and leaves the residual's sums in some chunks of that one row; the last one to do so
-draws from the residual as rows are drawn from their statistics, or where all were accepted the
-bonus token, and writes what the request emits.
+The first launch goes over the logits and the draft's distribution together and leaves the
+statistics of both, as sampled verification does for the logits; probabilities need none. The
+program that leaves a row's last ones tests the row's draft token. With filters, `threshold` comes
+first, and a launch over the rows tests. The last launch is over the requests: each of its programs
+looks for the first token refused, and leaves the residual's sums in some chunks of that one row;
+the last one to do so draws from the residual as rows are drawn from their statistics, or where all
+were accepted the bonus token, and writes what the request emits.
 
 `fastdraft.kernels.reference.rejection` has the formulas. q is multiplied by the sum of the target's
 weights there too, so no probability is made of a weight.
@@ -73,7 +73,7 @@ from fastdraft.kernels.fused.statistics import (
     tile_units,
     totals,
 )
-from fastdraft.kernels.operands import Batch, DraftLaw, Emitted, Sampling
+from fastdraft.kernels.operands import Batch, DraftDistribution, Emitted, Sampling
 from fastdraft.kernels.workspace import Scratch, take_output
 
 # Two rows in the registers at a time, and much besides, want twice the threads.
@@ -111,9 +111,9 @@ def _draft_totals(place, draft, scratch, BLOCK: tl.constexpr):
 
 @triton.jit
 def _log_q(place, draft, at, token, scratch, BLOCK: tl.constexpr):
-    """The logarithm of a token's probability under the draft's law; NaN where it has none.
+    """The logarithm of a token's probability under the draft's distribution; NaN where it has none.
 
-    at: the draft token that the law is of.
+    at: the draft token that the distribution is of.
     """
     q = tl.load(values_of(draft, at) + token.to(tl.int64) * draft.token_stride).to(tl.float32)
     if scratch.draft_sum is not None:
@@ -166,7 +166,8 @@ def _test(place, logits, allowed, draft, drafts, draws, scratch, C):
 @triton.jit
 def _residual(x, q, maximum, scale, lowest, draft_maximum, factor, FILTERS: tl.constexpr,
               DRAFT_LOGITS: tl.constexpr):  # fmt: skip
-    """max(w - factor q, 0) of the logits x and the draft's law q, 0 where q is not a number.
+    """max(w - factor q, 0) of the logits x and the draft's distribution q, 0 where q is not a
+    number.
 
     factor: the sum of w, of logits divided by the sum of the draft's weights; NaN leaves nothing.
     """
@@ -204,7 +205,7 @@ def rejection_statistics_kernel(
     tiles,
     C,
 ):
-    """Row statistics of the logits and the draft's law, and without filters the tests."""
+    """Row statistics of the logits and the draft's distribution, and without filters the tests."""
     program = tl.program_id(0)
     part = program % programs
     drafts = Drafts(draft_ids, parents, offsets, rows, requests, drafted, max_draft)
@@ -402,19 +403,21 @@ def rejection_kernel(
     tl.store(output.status + request, nan * NAN + stopped * EMPTY)
 
 
-def verify_rejection(batch: Batch, sampling: Sampling, draft_law: DraftLaw) -> Emitted:
+def verify_rejection(
+    batch: Batch, sampling: Sampling, draft_distribution: DraftDistribution
+) -> Emitted:
     """The reference's `verify_rejection`, of logits of 16 or 32 bits.
 
     Two launches without filters, four with one. The logits and a draft's logits are read once, a
     draft's probabilities where the draft tokens are; one row of both for each request again. The
     results are the workspace's buffers, if there is one.
     """
-    logits, law = batch.logits, sampling.law
+    logits, warpers = batch.logits, sampling.warpers
     output = take_output(batch)
     scratch = Scratch.take(
         batch,
-        *(threshold.BUFFERS if law.has_filters else ()),
-        *(("draft_maximum", "draft_sum") if draft_law.is_logits else ()),
+        *(threshold.BUFFERS if warpers.has_filters else ()),
+        *(("draft_maximum", "draft_sum") if draft_distribution.is_logits else ()),
         "chunk_maximum",
         "chunk_sum",
         "row_arrivals",
@@ -424,11 +427,11 @@ def verify_rejection(batch: Batch, sampling: Sampling, draft_law: DraftLaw) -> E
     )
     operands = {
         "logits": Rows.of(logits),
-        "draft": Rows.of(draft_law.values, config.width(logits.dtype)),
+        "draft": Rows.of(draft_distribution.values, config.width(logits.dtype)),
         "scratch": scratch,
         **drafts_of(batch),
         **mask_of(batch),
-        "temperature": law.temperature,
+        "temperature": warpers.temperature,
         "seeds": sampling.seeds,
         "positions": sampling.positions,
         "C": Config.of(batch),
@@ -438,8 +441,8 @@ def verify_rejection(batch: Batch, sampling: Sampling, draft_law: DraftLaw) -> E
         rejection_statistics_kernel[(len(logits) * programs,)](
             **operands, programs=programs, tiles=tiles, num_warps=config.WARPS
         )
-        if law.has_filters:
-            threshold.launch(batch, law, scratch)
+        if warpers.has_filters:
+            threshold.launch(batch, warpers, scratch)
             rejection_test_kernel[(len(logits),)](**operands, num_warps=config.WARPS)
         programs, tiles = config.split_chunks(batch.requests, logits.shape[1])
         rejection_kernel[(batch.requests * programs,)](

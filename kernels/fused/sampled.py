@@ -202,14 +202,14 @@ def verify_sampled(batch: Batch, sampling: Sampling) -> Emitted:
     One launch without filters, three with one; the logits are read once, and a chunk of each row
     again. The results are the workspace's buffers, if there is one.
     """
-    if not sampling.law.has_filters:
+    if not sampling.warpers.has_filters:
         return verify_in_one_launch(batch, sampling)
     output = take_output(batch)
     scratch = Scratch.take(
         batch, *threshold.BUFFERS, "chunk_maximum", "chunk_sum", "row_results", "request_arrivals"
     )
-    row_statistics(batch, sampling.law.temperature, scratch)
-    threshold.launch(batch, sampling.law, scratch)
+    row_statistics(batch, sampling.warpers.temperature, scratch)
+    threshold.launch(batch, sampling.warpers, scratch)
     with torch.cuda.device_of(batch.logits):
         finish_kernel[(len(batch.logits),)](
             Rows.of(batch.logits),
@@ -217,7 +217,7 @@ def verify_sampled(batch: Batch, sampling: Sampling) -> Emitted:
             output,
             **drafts_of(batch),
             **mask_of(batch),
-            temperature=sampling.law.temperature,
+            temperature=sampling.warpers.temperature,
             seeds=sampling.seeds,
             positions=sampling.positions,
             C=Config.of(batch),
@@ -244,7 +244,7 @@ def verify_in_one_launch(batch: Batch, sampling: Sampling | None) -> Emitted:
             output,
             **drafts_of(batch),
             **mask_of(batch),
-            temperature=batch.offsets if sampling is None else sampling.law.temperature,
+            temperature=batch.offsets if sampling is None else sampling.warpers.temperature,
             seeds=batch.offsets if sampling is None else sampling.seeds,
             positions=batch.offsets if sampling is None else sampling.positions,
             programs=programs,

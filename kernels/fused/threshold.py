@@ -59,7 +59,7 @@ from fastdraft.kernels.fused.statistics import (
     statistics_of,
     totals,
 )
-from fastdraft.kernels.operands import Batch, Law
+from fastdraft.kernels.operands import Batch, Warpers
 from fastdraft.kernels.workspace import Scratch
 
 # What `launch` works with and leaves, besides the row statistics.
@@ -388,7 +388,7 @@ def threshold_kernel(
     _replace_sums(logits, row, left, maxima, listed, kept, C.ALLOWED)
 
 
-def launch(batch: Batch, law: Law, scratch: Scratch) -> None:
+def launch(batch: Batch, warpers: Warpers, scratch: Scratch) -> None:
     """Leaves in scratch what the filters keep: `lowest`, and the sums in `chunk_sum`.
 
     The row statistics, `part_maximum` too, are in scratch; `part_maximum` is used up. A request
@@ -402,7 +402,7 @@ def launch(batch: Batch, law: Law, scratch: Scratch) -> None:
             scratch,
             **drafts_of(batch),
             **mask_of(batch),
-            **law._asdict(),
+            **warpers._asdict(),
             MORE=parts_loads.bit_length() - 1,
             UNUSED=_UNUSED_BITS[dtype],
             C=Config.of(batch),

@@ -19,11 +19,11 @@ def verify_sampled(batch: Batch, sampling: Sampling) -> Emitted:
     """Sampled verification of drafts without probabilities.
 
     One draw a row, kept while it is the draft's token: a token d is accepted with the target's own
-    probability p(d), and a recovered token follows p without d, which is the law of rejection
-    sampling for a certain draft, with nothing wasted; of the children of one parent in a tree, all
-    together are accepted with the target's probability of the set. The noise of a row is that of
-    the position which its token would take: that of the text's next token plus the depth of the
-    row's slot. So what is emitted is the same with any draft, chain or tree, and with none.
+    probability p(d), and a recovered token follows p without d, which is the distribution of
+    rejection sampling for a certain draft, with nothing wasted; of the children of one parent in a
+    tree, all together are accepted with the target's probability of the set. The noise of a row is
+    that of the position which its token would take: that of the text's next token plus the depth of
+    the row's slot. So what is emitted is the same with any draft, chain or tree, and with none.
     """
     request, depth = rows_of(len(batch.logits), batch.offsets)
     if batch.parents is not None:

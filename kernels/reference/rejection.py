@@ -3,9 +3,9 @@
 A draft token d that was drawn with probability q(d), where the target's own is p(d), is accepted
 with probability min(1, p(d) / q(d)). The first token refused is recovered from the residual, the
 positive part of p - q, normalised; after a whole draft the bonus token is drawn from p. What is
-emitted has exactly the target's law, whatever q is (Leviathan, Kalman and Matias, Fast inference
-from transformers via speculative decoding, 2023, appendix A.1; Chen et al., Accelerating large
-language model decoding with speculative sampling, 2023).
+emitted has exactly the target's distribution, whatever q is (Leviathan, Kalman and Matias, Fast
+inference from transformers via speculative decoding, 2023, appendix A.1; Chen et al., Accelerating
+large language model decoding with speculative sampling, 2023).
 
 In the words of the random contract (see `sampling`), with w the weights of the target's row, S
 their sum, and E(stream, index) the noise of the token's position:
@@ -23,7 +23,7 @@ drawn with has to be, too.
 
 **Where p and q are equal up to rounding**, the residual may vanish for all tokens. The chance of
 coming there is the sum of that same residual, so nothing but rounding, and any token that the
-target could emit keeps the law to within it: the recovered token is drawn from p.
+target could emit keeps the distribution to within it: the recovered token is drawn from p.
 
 **What is not odds.** A token outside the vocabulary, or one whose q is NaN (all of a row of
 draft logits that has NaN, +inf or nothing but -inf), cannot have been drawn: it is refused,
@@ -38,7 +38,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fastdraft.kernels.operands import Batch, DraftLaw, Emitted, Law, Sampling, Status
+from fastdraft.kernels.operands import Batch, DraftDistribution, Emitted, Sampling, Status, Warpers
 from fastdraft.kernels.reference.noise import (
     ACCEPT_STREAM,
     CHUNK_STREAM,
@@ -60,14 +60,16 @@ from fastdraft.kernels.reference.sampling import (
 )
 
 
-def verify_rejection(batch: Batch, sampling: Sampling, draft_law: DraftLaw) -> Emitted:
+def verify_rejection(
+    batch: Batch, sampling: Sampling, draft_distribution: DraftDistribution
+) -> Emitted:
     """Rejection sampling of drafts that are chains.
 
-    The logprobs of all tokens, recovered ones too, are those of the target's law, which they have
-    as a whole. Time is linear in the logits and the draft's, memory in those of one slab.
+    The logprobs of all tokens, recovered ones too, are those of the target's distribution, which
+    they have as a whole. Time is linear in the logits and the draft's, memory in those of one slab.
     """
     logits, draft_ids, offsets, max_draft = batch[:4]
-    draft, requests = draft_law.values, batch.requests
+    draft, requests = draft_distribution.values, batch.requests
     if len(draft_ids) == 0:
         # One token of no request, so that there is something to look at where nothing is drafted.
         draft_ids, draft = draft_ids.new_zeros(1), draft.new_zeros(1, draft.shape[1])
@@ -88,7 +90,7 @@ def verify_rejection(batch: Batch, sampling: Sampling, draft_law: DraftLaw) -> E
         passed[part], chosen = _test(
             _Rows.of(batch, sampling, row[part], request[part]),
             draft_ids[part].long(),
-            DraftLaw(draft[part], draft_law.is_logits),
+            DraftDistribution(draft[part], draft_distribution.is_logits),
             noise[part, 0],
         )
         drafted.append(chosen)
@@ -110,7 +112,7 @@ def verify_rejection(batch: Batch, sampling: Sampling, draft_law: DraftLaw) -> E
             _draw_last(
                 _Rows.of(batch, sampling, row[part], request[part]),
                 draft_ids[token[part]].long(),
-                DraftLaw(draft[token[part]], draft_law.is_logits),
+                DraftDistribution(draft[token[part]], draft_distribution.is_logits),
                 refused[part],
                 last[part, 0],
             )
@@ -161,13 +163,13 @@ class _Rows(NamedTuple):
     def of(cls, batch: Batch, sampling: Sampling, row: Tensor, request: Tensor) -> _Rows:
         logits, sampling = batch.logits[row], sampling.of(request)
         allowed = None if batch.allowed is None else batch.allowed[row]
-        weighed = weigh_rows(logits, sampling.law, allowed)
+        weighed = weigh_rows(logits, sampling.warpers, allowed)
         return cls(logits, sampling, *weighed, batch.logprobs, batch.raw_logprobs)
 
     def log_p(self, tokens: Tensor) -> Tensor:
-        """The logarithm of each token's probability under its row's law, float64 (n,)."""
+        """The logarithm of each token's probability under its row's distribution, float64 (n,)."""
         x = as_float(self.logits.gather(1, tokens[:, None])[:, 0])
-        heat = torch.where(self.by_argmax, 1.0, self.sampling.law.temperature)
+        heat = torch.where(self.by_argmax, 1.0, self.sampling.warpers.temperature)
         above = (x - self.maximum).double() / heat - total(self.weights).log()
         return torch.where(_at(self.weights, tokens) == 0, -torch.inf, above)
 
@@ -181,31 +183,35 @@ class _Rows(NamedTuple):
 
 
 def _test(
-    rows: _Rows, draft_ids: Tensor, draft_law: DraftLaw, noise: Tensor
+    rows: _Rows, draft_ids: Tensor, draft_distribution: DraftDistribution, noise: Tensor
 ) -> tuple[Tensor, Chosen]:
     """Whether each row accepts its draft token, bool (rows,); and the draft tokens as chosen."""
     tokens = draft_ids.clamp(0, rows.logits.shape[1] - 1)
     log_p = rows.log_p(tokens)
-    if draft_law.is_logits:
-        odds = _odds(draft_law)
+    if draft_distribution.is_logits:
+        odds = _odds(draft_distribution)
         log_q = _at(odds, tokens).log() - total(odds).log()
     else:
-        log_q = _at(draft_law.values, tokens).log()
+        log_q = _at(draft_distribution.values, tokens).log()
     passed = torch.where(rows.by_argmax, tokens == rows.best, noise > log_q - log_p)
     passed &= (tokens == draft_ids) & (rows.maximum != -torch.inf)
     return passed, rows.chosen(tokens, log_p)
 
 
 def _draw_last(
-    rows: _Rows, draft_ids: Tensor, draft_law: DraftLaw, refused: Tensor, depth: Tensor
+    rows: _Rows,
+    draft_ids: Tensor,
+    draft_distribution: DraftDistribution,
+    refused: Tensor,
+    depth: Tensor,
 ) -> Chosen:
     """The recovered token of each row whose draft token was refused, the bonus token of others.
 
     depth: int64 (rows,), how many draft tokens come before the row's.
     """
-    odds = _odds(draft_law)
+    odds = _odds(draft_distribution)
     scale = total(rows.weights)
-    if draft_law.is_logits:
+    if draft_distribution.is_logits:
         scale = scale / total(odds)
     tokens = draft_ids.clamp(0, rows.logits.shape[1] - 1)
     was_drawn = (tokens == draft_ids) & ~_at(odds, tokens).isnan()
@@ -223,13 +229,14 @@ def _draw_last(
     return rows.chosen(torch.where(rows.by_argmax, rows.best, drawn))
 
 
-def _odds(draft_law: DraftLaw) -> Tensor:
-    """The draft's law q up to a factor, (rows, chunks, width); probabilities as they are."""
-    values = draft_law.values
-    if not draft_law.is_logits:
+def _odds(draft_distribution: DraftDistribution) -> Tensor:
+    """The draft's distribution q up to a factor, (rows, chunks, width); probabilities as they
+    are."""
+    values = draft_distribution.values
+    if not draft_distribution.is_logits:
         # Below 0 is only what fills the last chunk up.
         return chunked(as_float(values)).clamp(min=0.0)
-    return weigh_rows(values, Law(torch.ones(len(values), device=values.device)))[0]
+    return weigh_rows(values, Warpers(torch.ones(len(values), device=values.device)))[0]
 
 
 def _at(weights: Tensor, tokens: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from fastdraft.kernels.operands import Law, Sampling
+from fastdraft.kernels.operands import Sampling, Warpers
 from fastdraft.kernels.reference.noise import CHUNK_STREAM, TOKEN_STREAM, exponential_noise
 
 CHUNK: Final = 1024
@@ -133,15 +133,15 @@ def as_float(logits: Tensor) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-def weigh(x: Tensor, *, maximum: Tensor, law: Law) -> Tensor:
+def weigh(x: Tensor, *, maximum: Tensor, warpers: Warpers) -> Tensor:
     """The weights w of the random contract: the distribution to draw from, up to a factor.
 
     x: float32 or float64 (rows, chunks, width), like the weights; maximum: (rows,), each row's;
-    law: of rows, with temperatures above 0. The filters apply in the order top_k, top_p, min_p,
+    warpers: of rows, with temperatures above 0. The filters apply in the order top_k, top_p, min_p,
     each to what the one before has left, top_p to the renormalised rest. A token that ties with the
     last one kept is kept, and so are the token that crosses top_p and the likeliest one.
     """
-    temperature, top_k, top_p, min_p = law
+    temperature, top_k, top_p, min_p = warpers
     weights = x - maximum[:, None, None]
     # exp is up to fifty times slower on a CPU where its result is 0 or below the normal numbers, so
     # it is asked for something just above them, which then is too light to count.
@@ -162,9 +162,9 @@ def weigh(x: Tensor, *, maximum: Tensor, law: Law) -> Tensor:
 
 
 def weigh_rows(
-    logits: Tensor, law: Law, allowed: Tensor | None = None
+    logits: Tensor, warpers: Warpers, allowed: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The law of each row of logits (rows, vocabulary). allowed: as in `mask`.
+    """The distribution of each row of logits (rows, vocabulary). allowed: as in `mask`.
 
     Gives the weights (rows, chunks, width); the maxima (rows,); which rows their argmax decides
     alone, bool (rows,), since their temperature is 0 or their maximum is not finite: their weights
@@ -173,15 +173,16 @@ def weigh_rows(
     x = as_float(logits)
     x = chunked(x if allowed is None else mask(x, allowed))
     best, maximum = _largest(x)
-    by_argmax = (law.temperature == 0) | ~maximum.isfinite()
-    # The law of an argmax, for its logprob, is the softmax at temperature 1, nothing removed.
-    usable = Law(
+    by_argmax = (warpers.temperature == 0) | ~maximum.isfinite()
+    # The distribution of an argmax, for its logprob, is the softmax at temperature 1, nothing
+    # removed.
+    usable = Warpers(
         *(
             None if option is None else torch.where(by_argmax, off, option)
-            for option, off in zip(law, (1.0, 0, 1.0, 0.0), strict=True)
+            for option, off in zip(warpers, (1.0, 0, 1.0, 0.0), strict=True)
         )  # type: ignore[arg-type]
     )
-    return weigh(x, maximum=maximum, law=usable), maximum, by_argmax, best
+    return weigh(x, maximum=maximum, warpers=usable), maximum, by_argmax, best
 
 
 def draw(
@@ -201,13 +202,13 @@ def draw(
     for part in slabs(len(logits), logits):
         x, drawn_by = logits[part], sampling.of(part)
         weights, maximum, by_argmax, best = weigh_rows(
-            x, drawn_by.law, None if allowed is None else allowed[part]
+            x, drawn_by.warpers, None if allowed is None else allowed[part]
         )
         drawn = race(weights, drawn_by, token_stream=TOKEN_STREAM, chunk_stream=CHUNK_STREAM)
         token = torch.where(by_argmax, best, drawn)
         logprob = None
         if logprobs:
-            heat = torch.where(by_argmax, 1.0, drawn_by.law.temperature)
+            heat = torch.where(by_argmax, 1.0, drawn_by.warpers.temperature)
             above = (_at(x, token) - maximum).double() / heat
             logprob = (above - total(weights).log()).float()
         raw = log_softmax_of(token, x) if raw_logprobs else None
@@ -282,7 +283,7 @@ def _largest(chunks: Tensor) -> tuple[Tensor, Tensor]:
 def _log_sum(x: Tensor) -> tuple[Tensor, Tensor]:
     """Each row's maximum, and by how much the logarithm of its sum of exponentials is above it."""
     maximum = x.amax(-1)
-    weights = weigh(chunked(x), maximum=maximum, law=Law(torch.ones_like(maximum)))
+    weights = weigh(chunked(x), maximum=maximum, warpers=Warpers(torch.ones_like(maximum)))
     return maximum.double(), total(weights).log()
 
 

@@ -102,10 +102,10 @@ class DraftConfig:
         the draft's token (so its text; its listing forgets to leave the loop).
         `verification.verify_sampled` does the same: one draw a row, and the draws up to and with
         the first that is not the draft's are emitted. In both, every emitted token is a draw from
-        the target given the tokens before it, so both have the target's law, exactly; and from the
-        same random numbers they emit the same tokens. Only the steps differ: after a draft that was
-        accepted whole, the algorithm draws the next token in its next forward, `verify_sampled`
-        already in this one, from the same distribution.
+        the target given the tokens before it, so both have the target's distribution, exactly; and
+        from the same random numbers they emit the same tokens. Only the steps differ: after a draft
+        that was accepted whole, the algorithm draws the next token in its next forward,
+        `verify_sampled` already in this one, from the same distribution.
 
         A proposal costs O(lookahead * order), an observed token O(1) amortised, a prompt O(order) a
         token; the model takes about 50 bytes a prompt token at order 4.

@@ -180,7 +180,8 @@ class _Batch(TreeBatch):
 
 
 class _Mixed:
-    """Draws from a law of its own in every other row, and drafts trees without chance in the rest.
+    """Draws from a distribution of its own in every other row, and drafts trees without chance in
+    the rest.
 
     Both hold the tokens that greedy decoding would give. Counts the accepted ones of each.
     """
@@ -208,11 +209,11 @@ class _Mixed:
                 nodes += [(first, -1), ((first + 1) % VOCABULARY, -1), (second, 0), (second, 1)]
             elif limits[slot] >= 2 and (request + at) % 2 == 0:
                 self._kinds[request] = "drawn"
-                law = np.full((2, VOCABULARY), 0.4 / VOCABULARY)
-                law[[0, 1], self._greedy[at : at + 2]] += 0.6
-                drawn = [int(self._random.choice(VOCABULARY, p=row)) for row in law]
+                distribution = np.full((2, VOCABULARY), 0.4 / VOCABULARY)
+                distribution[[0, 1], self._greedy[at : at + 2]] += 0.6
+                drawn = [int(self._random.choice(VOCABULARY, p=row)) for row in distribution]
                 nodes += [(drawn[0], -1), (drawn[1], 0)]
-                draft_logits[slot] = torch.from_numpy(law).log().float()
+                draft_logits[slot] = torch.from_numpy(distribution).log().float()
             offsets.append(len(nodes))
         tokens, parents = zip(*nodes, strict=True) if nodes else ((), ())
         return _Batch(

@@ -55,7 +55,7 @@ def test_verification(verb: str, parents: torch.Tensor | None, processed: bool) 
     logits[0, 5] = logits[1, 7] = logits[4, 11] = 9.0
     allowed = torch.full((7, 3), -1, dtype=torch.int32)
     seeds, positions = torch.tensor([1, 2]), torch.tensor([30, 40])
-    laws = torch.randn(5, VOCABULARY)
+    distributions = torch.randn(5, VOCABULARY)
 
     def call() -> list[torch.Tensor | None]:
         options: dict[str, Any] = {"allowed": allowed, "logprobs": True, "raw_logprobs": True}
@@ -81,7 +81,7 @@ def test_verification(verb: str, parents: torch.Tensor | None, processed: bool) 
             )
         else:
             verified = verify_rejection(
-                ours, draft_ids, OFFSETS, draft_logits=laws, min_p=0.01, **drawn, **options
+                ours, draft_ids, OFFSETS, draft_logits=distributions, min_p=0.01, **drawn, **options
             )
         results = [
             verified.token_ids,

@@ -6,7 +6,7 @@ import torch
 from adversarial import assert_same, odd_rows, offsets_of, tree_parents
 
 from fastdraft.kernels import fused
-from fastdraft.kernels.operands import Batch, Law, Sampling
+from fastdraft.kernels.operands import Batch, Sampling, Warpers
 
 LENGTHS = [2, 1]
 
@@ -22,7 +22,7 @@ def batch():
 def test_results_are_where_the_logits_are():
     operands = batch()
     parents = tree_parents(LENGTHS, seed=1)
-    sampling = Sampling(Law(torch.full((2,), 0.8)), torch.arange(2), torch.arange(2))
+    sampling = Sampling(Warpers(torch.full((2,), 0.8)), torch.arange(2), torch.arange(2))
 
     def verified():
         greedy = fused.verify_greedy(Batch(*operands, max_draft=2, parents=parents))

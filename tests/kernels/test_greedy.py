@@ -24,7 +24,7 @@ from adversarial import (
 from fastdraft.errors import InvalidValueError
 from fastdraft.kernels import fused, reference
 from fastdraft.kernels.fused import config
-from fastdraft.kernels.operands import Batch, Law, Sampling
+from fastdraft.kernels.operands import Batch, Sampling, Warpers
 from fastdraft.kernels.workspace import BUFFERS, Workspace
 
 
@@ -154,8 +154,8 @@ def guarded(buffer):
 def test_nothing_is_written_out_of_bounds_whatever_the_operands_hold(sampled, tree):
     random = Random(0)
     vocabulary, lengths = 33, [3, 1, 4]
-    law = Law(torch.tensor([0.5, 0.0, 2.0]))
-    sampling = Sampling(law, torch.arange(3), torch.arange(3))
+    warpers = Warpers(torch.tensor([0.5, 0.0, 2.0]))
+    sampling = Sampling(warpers, torch.arange(3), torch.arange(3))
     for _ in range(3 if sampled else 6):
         batch = batch_of(lengths, vocabulary, torch.float32, seed=1, tree=True)
         wild = random.integers(-(2**62), 2**62, 12)

@@ -241,11 +241,11 @@ def test_raw_logprobs_are_those_before_the_patch(tree, dtype):
         emitted = reference.verify_greedy(patched._replace(raw_logprobs=False))
         raw.append(kernels.raw_logprobs(patched, emitted, touched))
     torch.testing.assert_close(raw[1], raw[0], rtol=1e-5, atol=1e-5, equal_nan=True)
-    law = logits.double().log_softmax(-1)
+    distribution = logits.double().log_softmax(-1)
     rows = reference.acceptance.emitted_rows(offsets, emitted.path, max_draft=6)
     for b, length in enumerate(emitted.lengths.tolist()):
         for j in range(length):
-            expected = law[rows[b, j], emitted.token_ids[b, j].long()]
+            expected = distribution[rows[b, j], emitted.token_ids[b, j].long()]
             assert float(raw[1][b, j]) == pytest.approx(float(expected), rel=1e-4, abs=1e-4)
         assert raw[1][b, length:].isnan().all()
 

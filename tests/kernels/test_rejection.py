@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fastdraft.kernels import fused, reference
 from fastdraft.kernels.fused import config
-from fastdraft.kernels.operands import Batch, DraftLaw, Law, Sampling
+from fastdraft.kernels.operands import Batch, DraftDistribution, Sampling, Warpers
 from fastdraft.kernels.workspace import BUFFERS
 from rejection_cases import drawn
 
@@ -39,28 +39,31 @@ class Case(NamedTuple):
     draft_ids: Tensor
     offsets: Tensor
     form: str
-    law: Tensor
+    distribution: Tensor
 
     def operands(self, **changes):
         """What the verb takes, with a temperature, seed and position for each request.
 
-        changes: fields of the batch, and lists of the law's options for the requests in turn.
+        changes: fields of the batch, and lists of the warpers' options for the requests in turn.
         """
         requests = len(self.offsets) - 1
         options = {"temperature": [0.7, 1.0, 1.0, 0.0, 1.3, 1.0, 0.2, 1.0]}
-        options |= {name: changes.pop(name) for name in Law._fields if name in changes}
-        law = {name: torch.tensor((each * requests)[:requests]) for name, each in options.items()}
+        options |= {name: changes.pop(name) for name in Warpers._fields if name in changes}
+        warpers = {
+            name: torch.tensor((each * requests)[:requests]) for name, each in options.items()
+        }
         index = torch.arange(requests)
         longest = int(self.offsets.diff().max())
         return (
             Batch(self.logits, self.draft_ids, self.offsets, longest)._replace(**changes),
-            Sampling(Law(**law), index * 2**33 - 5, index * 2**31 + 1),
-            DraftLaw(self.law, is_logits=self.form == "draft_logits"),
+            Sampling(Warpers(**warpers), index * 2**33 - 5, index * 2**31 + 1),
+            DraftDistribution(self.distribution, is_logits=self.form == "draft_logits"),
         )
 
 
-def batch_of(lengths, vocabulary, dtype, form, *, seed, likeness=0.8, odd=True, law_dtype=None):
-    """Drafts drawn from laws that are like the target's; if odd, half of all rows are extreme."""
+def batch_of(lengths, vocabulary, dtype, form, *, seed, likeness=0.8, odd=True, draft_dtype=None):
+    """Drafts drawn from distributions that are like the target's; if odd, half of all rows are
+    extreme."""
     random = Random(seed)
     offsets = offsets_of(lengths)
     drafted, requests = int(offsets[-1]), len(lengths)
@@ -71,7 +74,7 @@ def batch_of(lengths, vocabulary, dtype, form, *, seed, likeness=0.8, odd=True, 
     own = logits[torch.arange(drafted) + request].float()
     own = torch.where(own.isfinite(), own, 0.0).clamp(-20, 20)
     guess = likeness * own + (1 - likeness) * 3 * random.normal(drafted, vocabulary)
-    draft_ids, law = drawn(
+    draft_ids, distribution = drawn(
         guess,
         seeds=torch.arange(drafted) + seed,
         positions=torch.arange(drafted),
@@ -79,26 +82,28 @@ def batch_of(lengths, vocabulary, dtype, form, *, seed, likeness=0.8, odd=True, 
     )
     draft_ids = draft_ids.long()
     if form == "draft_logits":
-        law = law.log()
+        distribution = distribution.log()
     if odd:
         strange = [math.nan, math.inf, -math.inf] if form == "draft_logits" else [math.nan, 0.0]
         for index, value in enumerate(strange * 2):
             place = (5 * index + seed) % drafted
             token = slice(None) if index % 2 else int(draft_ids[place])
-            law[place, token] = value
+            distribution[place, token] = value
         draft_ids[seed % drafted :: 7] = vocabulary
         draft_ids[(seed + 3) % drafted :: 9] = -3
-    return Case(logits, draft_ids, offsets, form, law.to(law_dtype or dtype))
+    return Case(logits, draft_ids, offsets, form, distribution.to(draft_dtype or dtype))
 
 
-def check(batch, *, logits=None, law=None, workspace=None, **changes):
-    """Runs the kernels and the reference; the kernels on `logits` and `law` if given."""
-    operands, sampling, draft_law = batch.operands(**changes)
-    expected = reference.verify_rejection(operands, sampling, draft_law)
+def check(batch, *, logits=None, distribution=None, workspace=None, **changes):
+    """Runs the kernels and the reference; the kernels on `logits` and `distribution` if given."""
+    operands, sampling, draft_distribution = batch.operands(**changes)
+    expected = reference.verify_rejection(operands, sampling, draft_distribution)
     logits = batch.logits if logits is None else logits
     operands = operands._replace(logits=logits, workspace=workspace)
-    draft_law = draft_law._replace(values=batch.law if law is None else law)
-    got = fused.verify_rejection(operands, sampling, draft_law)
+    draft_distribution = draft_distribution._replace(
+        values=batch.distribution if distribution is None else distribution
+    )
+    got = fused.verify_rejection(operands, sampling, draft_distribution)
     assert_same(got, expected)
     return got
 
@@ -147,9 +152,9 @@ def test_among_allowed_tokens(vocabulary):
 @pytest.mark.parametrize("layout", ["rows apart", "tokens apart", "transposed"])
 def test_any_strides(layout):
     for form in FORMS:
-        batch = batch_of([4, 0, 2], 2099, torch.bfloat16, form, seed=6, law_dtype=torch.float32)
+        batch = batch_of([4, 0, 2], 2099, torch.bfloat16, form, seed=6, draft_dtype=torch.float32)
         check(batch, logits=in_layout(batch.logits, layout))
-        check(batch, law=in_layout(batch.law, layout))
+        check(batch, distribution=in_layout(batch.distribution, layout))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -175,12 +180,12 @@ def test_requests_without_a_draft(form):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_what_is_left_of_laws_that_are_the_same(form):
-    # Twice the target's law refuses half of its tokens, and leaves nothing.
+def test_what_is_left_of_distributions_that_are_the_same(form):
+    # Twice the target's distribution refuses half of its tokens, and leaves nothing.
     batch = batch_of([1] * 12, 1200, torch.float32, form, seed=9, odd=False, likeness=1.0)
-    law = batch.logits[::2].softmax(-1)
-    double = 2 * law if form == "draft_probs" else law.log()
-    emitted = check(batch._replace(law=double), temperature=[1.0])
+    distribution = batch.logits[::2].softmax(-1)
+    double = 2 * distribution if form == "draft_probs" else distribution.log()
+    emitted = check(batch._replace(distribution=double), temperature=[1.0])
     assert set(emitted.lengths.tolist()) == ({1, 2} if form == "draft_probs" else {2})
 
 
@@ -200,14 +205,17 @@ def test_more_than_a_block_of_slots_and_of_requests(monkeypatch):
 
 def test_rows_past_the_last_request_are_ignored():
     batch = batch_of([2, 1], 40, torch.bfloat16, "draft_logits", seed=12)
-    operands, sampling, draft_law = batch.operands()
-    expected = reference.verify_rejection(operands, sampling, draft_law)
-    law = torch.cat([batch.law, torch.full((9, 40), math.nan).bfloat16()])
+    operands, sampling, draft_distribution = batch.operands()
+    expected = reference.verify_rejection(operands, sampling, draft_distribution)
+    distribution = torch.cat([batch.distribution, torch.full((9, 40), math.nan).bfloat16()])
     padded = torch.cat([batch.logits, torch.full((9, 40), math.nan).bfloat16()])
     ids = torch.cat([batch.draft_ids, torch.full((9,), 3)])
     operands = operands._replace(logits=padded, draft_ids=ids)
     assert_same(
-        fused.verify_rejection(operands, sampling, draft_law._replace(values=law)), expected
+        fused.verify_rejection(
+            operands, sampling, draft_distribution._replace(values=distribution)
+        ),
+        expected,
     )
 
 

@@ -23,7 +23,7 @@ from adversarial import (
 from fastdraft.kernels import fused, reference
 from fastdraft.kernels.fused import config
 from fastdraft.kernels.fused.statistics import log_sums
-from fastdraft.kernels.operands import Batch, Law, Sampling
+from fastdraft.kernels.operands import Batch, Sampling, Warpers
 from fastdraft.kernels.reference.acceptance import rows_of
 from fastdraft.kernels.workspace import BUFFERS
 
@@ -66,12 +66,12 @@ def case_of(
     rows = int(offsets[-1]) + requests
     logits = odd_rows(rows, vocabulary, dtype, seed=seed, largest=largest)
     parents = tree_parents(lengths, seed=seed) if tree else None
-    law = Law(
+    warpers = Warpers(
         torch.tensor((TEMPERATURES * requests)[seed:][:requests]),
         **{name: torch.tensor(FILTERS[name][:requests]) for name in filters},
     )
     sampling = Sampling(
-        law,
+        warpers,
         random.integers(-(2**63), 2**63 - 1, requests),
         random.integers(0, 2**33, requests),
     )
@@ -166,7 +166,7 @@ def test_a_seed_has_its_tokens_with_any_draft_and_anywhere():
     vocabulary, length = 1500, 6
     random = Random(0)
     logits = random.normal(length + 1, vocabulary)
-    one = Sampling(Law(torch.ones(1)), torch.tensor([5]), torch.tensor([40]))
+    one = Sampling(Warpers(torch.ones(1)), torch.tensor([5]), torch.tensor([40]))
     offsets = torch.tensor([0, length])
     tokens = []
     for slot in range(length + 1):  # token by token, without drafts

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fastdraft.kernels.fused import threshold
 from fastdraft.kernels.fused.statistics import row_statistics
-from fastdraft.kernels.operands import Batch, Law
+from fastdraft.kernels.operands import Batch, Warpers
 from fastdraft.kernels.reference import CHUNK
 from fastdraft.kernels.reference.sampling import mask, weigh_rows
 from fastdraft.kernels.workspace import PARTS, Scratch
@@ -41,18 +41,18 @@ ROUNDING = 2e-6
 def options(rows, *, filters=FILTERS, first=0):
     """Filters of that many requests, in turn."""
     each = zip(*((filters * rows)[first:][:rows]), strict=True)
-    return Law(*map(torch.tensor, each))
+    return Warpers(*map(torch.tensor, each))
 
 
-def run(logits, law, *, allowed=None, offsets=None, max_draft=0):
+def run(logits, warpers, *, allowed=None, offsets=None, max_draft=0):
     """The statistics of rows, as they were and with the filters' thresholds."""
-    offsets = torch.zeros(len(law.temperature) + 1).long() if offsets is None else offsets
+    offsets = torch.zeros(len(warpers.temperature) + 1).long() if offsets is None else offsets
     batch = Batch(logits, torch.zeros(int(offsets[-1])).long(), offsets, max_draft, None, allowed)
     scratch = Scratch.take(batch, *threshold.BUFFERS, "chunk_maximum", "chunk_sum")
     scratch.lowest.fill_(7.0)
-    row_statistics(batch, law.temperature, scratch)
+    row_statistics(batch, warpers.temperature, scratch)
     before = scratch.chunk_sum.clone()
-    threshold.launch(batch, law, scratch)
+    threshold.launch(batch, warpers, scratch)
     return scratch, before
 
 
@@ -172,7 +172,7 @@ def test_any_strides(layout):
 def test_one_filter_alone(name):
     filters = options(6)
     logits = odd_rows(6, 2500, torch.float32, seed=5)
-    scratch, _ = run(logits, Law(filters.temperature, **{name: getattr(filters, name)}))
+    scratch, _ = run(logits, Warpers(filters.temperature, **{name: getattr(filters, name)}))
     without = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
     others = {
         key: torch.full_like(getattr(filters, key), off)

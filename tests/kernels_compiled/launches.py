@@ -80,8 +80,8 @@ def sampled(dtype: torch.dtype, **options: Any) -> None:
 
 
 def rejection(dtype: torch.dtype, draft: str, **options: Any) -> None:
-    law = torch.full((2 * DRAFT, VOCABULARY), 1 / VOCABULARY, dtype=dtype)
-    verify_rejection(**batch(dtype), **{draft: law}, **sampling(**options))
+    distribution = torch.full((2 * DRAFT, VOCABULARY), 1 / VOCABULARY, dtype=dtype)
+    verify_rejection(**batch(dtype), **{draft: distribution}, **sampling(**options))
 
 
 def processed(dtype: torch.dtype, **options: Any) -> None:

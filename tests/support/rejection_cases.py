@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import torch
 
-from fastdraft.kernels.operands import Law
+from fastdraft.kernels.operands import Warpers
 from fastdraft.kernels.reference.sampling import weigh_rows
 from fastdraft.verification import verify_sampled
 
 
 def drawn(logits, *, seeds, positions, **shape):
-    """A token from each row of a draft model's logits, and the laws that they were drawn from.
+    """A token from each row of a draft model's logits, and the distributions that they were drawn
+    from.
 
-    seeds: those of verification, of which other ones are made; shape: the options of the law. None
-    of the rows is decided by its argmax.
+    seeds: those of verification, of which other ones are made; shape: the options of the
+    distribution. None of the rows is decided by its argmax.
     """
     count, vocabulary = logits.shape
     nothing = torch.zeros(count + 1, dtype=torch.int64, device=logits.device)
@@ -25,6 +26,6 @@ def drawn(logits, *, seeds, positions, **shape):
         name: None if value is None else torch.full((count,), value, device=logits.device)
         for name, value in options.items()
     }
-    weights, *_ = weigh_rows(logits, Law(**each))
-    law = weights.flatten(1)[:, :vocabulary].double()
-    return tokens, (law / law.sum(1, keepdim=True)).to(weights.dtype)
+    weights, *_ = weigh_rows(logits, Warpers(**each))
+    distribution = weights.flatten(1)[:, :vocabulary].double()
+    return tokens, (distribution / distribution.sum(1, keepdim=True)).to(weights.dtype)

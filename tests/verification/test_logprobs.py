@@ -69,14 +69,14 @@ def follow(verify, logits, ids, offsets, parents):
     return ids, verify(logits.clone(), ids, offsets, parents=parents)
 
 
-def check_logprobs(found, verified, offsets, law):
-    """law: (rows, vocabulary), the log-probabilities of each row."""
+def check_logprobs(found, verified, offsets, distribution):
+    """distribution: (rows, vocabulary), the log-probabilities of each row."""
     assert found.dtype == torch.float32
     assert found.shape == verified.token_ids.shape
     for b, tokens in enumerate(verified.tolist()):
         slots = [0, *(node + 1 for node in verified.path[b].tolist() if node >= 0)]
         for step, token in enumerate(tokens):
-            expected = float(law[int(offsets[b]) + b + slots[step], token])
+            expected = float(distribution[int(offsets[b]) + b + slots[step], token])
             assert float(found[b, step]) == pytest.approx(expected, rel=1e-5, abs=1e-5, nan_ok=True)
         assert found[b, len(tokens) :].isnan().all()
 
@@ -109,15 +109,19 @@ FILTERS = {
 
 def filtered(logits, *, temperature, top_k=0, top_p=1.0, min_p=0.0):
     """The log-probabilities after temperature and filters, in float64."""
-    law = (logits.double() / temperature).softmax(-1)
+    distribution = (logits.double() / temperature).softmax(-1)
     if top_k:
-        law = torch.where(law >= law.topk(top_k).values[:, -1:], law, 0.0)
-    law /= law.sum(-1, keepdim=True)
-    best = law.sort(descending=True)
+        distribution = torch.where(
+            distribution >= distribution.topk(top_k).values[:, -1:], distribution, 0.0
+        )
+    distribution /= distribution.sum(-1, keepdim=True)
+    best = distribution.sort(descending=True)
     kept = best.values.cumsum(-1) - best.values < top_p
-    law = torch.zeros_like(law).scatter(1, best.indices, best.values * kept)
-    law = torch.where(law >= min_p * law.amax(-1, keepdim=True), law, 0.0)
-    return (law / law.sum(-1, keepdim=True)).log()
+    distribution = torch.zeros_like(distribution).scatter(1, best.indices, best.values * kept)
+    distribution = torch.where(
+        distribution >= min_p * distribution.amax(-1, keepdim=True), distribution, 0.0
+    )
+    return (distribution / distribution.sum(-1, keepdim=True)).log()
 
 
 @pytest.mark.parametrize("options", FILTERS.values(), ids=FILTERS)
@@ -153,10 +157,10 @@ def test_greedy_requests_among_sampled_ones_have_unfiltered_logprobs():
         logprobs=True,
     )
     request, _ = reference.acceptance.rows_of(len(logits), offsets)
-    law = filtered(logits, temperature=0.7, top_k=3, top_p=0.5, min_p=0.3)
+    distribution = filtered(logits, temperature=0.7, top_k=3, top_p=0.5, min_p=0.3)
     greedy = (temperature == 0)[request][:, None]
-    law = torch.where(greedy, logits.double().log_softmax(-1), law)
-    check_logprobs(verified.logprobs, verified, offsets, law)
+    distribution = torch.where(greedy, logits.double().log_softmax(-1), distribution)
+    check_logprobs(verified.logprobs, verified, offsets, distribution)
 
 
 def test_rows_without_a_softmax_have_no_logprobs():
@@ -290,12 +294,16 @@ def test_logprobs_with_processors_and_masks(tree, temperature, dtype):
     reference.patch(Batch(patched, ids, offsets, 5, parents), processors)
     assert not torch.equal(patched, logits)
     raw = logits.double().log_softmax(-1)
-    law = patched.double().masked_fill(~allowed, -INF)
-    law = law.log_softmax(-1) if temperature == 0 else filtered(law, temperature=0.8, top_p=0.9)
+    distribution = patched.double().masked_fill(~allowed, -INF)
+    distribution = (
+        distribution.log_softmax(-1)
+        if temperature == 0
+        else filtered(distribution, temperature=0.8, top_p=0.9)
+    )
 
     verified = verify(logits, ids, offsets, parents=parents, logprobs=True, raw_logprobs=True)
     assert (verified.lengths > 2).any()
-    check_logprobs(verified.logprobs, verified, offsets, law)
+    check_logprobs(verified.logprobs, verified, offsets, distribution)
     check_logprobs(verified.raw_logprobs, verified, offsets, raw)
 
 
@@ -305,7 +313,7 @@ def test_rejection_takes_the_same_options():
     request = torch.repeat_interleave(torch.arange(5), offsets.diff())
     likely = logits.masked_fill(~allowed, -INF).argmax(-1)
     ids = likely[torch.arange(len(ids)) + request].int()
-    law = torch.nn.functional.one_hot(ids.long(), V).float()
+    distribution = torch.nn.functional.one_hot(ids.long(), V).float()
     options = {
         "temperature": 0.4,
         "seeds": torch.arange(5),
@@ -319,7 +327,7 @@ def test_rejection_takes_the_same_options():
     patched = logits.clone()
     reference.patch(Batch(patched, ids, offsets, 5), processors)
     verified = verify_rejection(
-        logits, ids, offsets, draft_probs=law, processors=processors, **options
+        logits, ids, offsets, draft_probs=distribution, processors=processors, **options
     )
     assert (verified.lengths > 2).any()
     masked = patched.double().masked_fill(~allowed, -INF)

@@ -1,4 +1,5 @@
-"""Rejection sampling token by token: held against an obvious oracle, on ordinary and odd laws."""
+"""Rejection sampling token by token: held against an obvious oracle, on ordinary and odd
+distributions."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from test_verification import (
 
 from fastdraft.errors import InvalidValueError
 from fastdraft.kernels import operands, reference
-from fastdraft.kernels.operands import DraftLaw, Law, Sampling
+from fastdraft.kernels.operands import DraftDistribution, Sampling, Warpers
 from fastdraft.kernels.reference import sampling
 from fastdraft.verification import (
     Processors,
@@ -38,7 +39,7 @@ ACCEPT, RESIDUAL_TOKEN, RESIDUAL_CHUNK = 2, 3, 4
 
 
 def softmax_oracle(row):
-    """The law of a row of draft logits; NaN throughout where it has none."""
+    """The distribution of a row of draft logits; NaN throughout where it has none."""
     top = max(row)
     if any(math.isnan(x) for x in row) or not math.isfinite(top):
         return [NAN] * len(row)
@@ -60,7 +61,7 @@ def race_oracle(weights, seed, position, chunk_stream, token_stream):
     return best * width + race.index(max(race))
 
 
-def rejection_oracle(rows, draft, laws, seed, position, options):
+def rejection_oracle(rows, draft, distributions, seed, position, options):
     """What a request emits, and its status: one row, one token at a time, with plain numbers."""
     emitted, status = [], 0
     for j, row in enumerate(rows):
@@ -77,9 +78,9 @@ def rejection_oracle(rows, draft, laws, seed, position, options):
             continue
         weights = weights_oracle(row, *options)
         p = [weight / sum(weights) for weight in weights]
-        q = laws[j]
+        q = distributions[j]
         if not 0 <= draft[j] < len(row) or math.isnan(q[draft[j]]):
-            q = [0.0] * len(row)  # no law to have drawn it from
+            q = [0.0] * len(row)  # no distribution to have drawn it from
         elif p[draft[j]] > 0 and (
             q[draft[j]] == 0
             or noise_oracle(seed, position + j, ACCEPT, 0) > math.log(q[draft[j]] / p[draft[j]])
@@ -118,7 +119,7 @@ def test_rejection_is_the_oracle(lengths, vocabulary, chunk, as_logits, odd, dat
     of_logits = ODD_LOGITS if odd else st.sampled_from(LATTICE)
     of_drafts = of_logits if as_logits else ODD_PROBABILITIES
     logits = [rows(n + 1, of_logits) for n in lengths]
-    given_laws = [rows(n, of_drafts) for n in lengths]
+    given_distributions = [rows(n, of_drafts) for n in lengths]
     ids = st.integers(-2 * odd, vocabulary - 1 + 2 * odd)
     drafts = [data.draw(st.lists(ids, min_size=n, max_size=n)) for n in lengths]
     # Shares and fractions that no sum of lattice weights meets to the last bit.
@@ -131,12 +132,13 @@ def test_rejection_is_the_oracle(lengths, vocabulary, chunk, as_logits, odd, dat
     options["temperature"] = [float(np.float32(t)) for t in options["temperature"]]
     seeds = each(st.integers(-(2**63), 2**63 - 1))
     positions = each(st.integers(0, 2**62))
-    flat = [row for request in given_laws for row in request]
-    law = torch.tensor(flat, dtype=torch.float64).reshape(-1, vocabulary)
+    flat = [row for request in given_distributions for row in request]
+    distribution = torch.tensor(flat, dtype=torch.float64).reshape(-1, vocabulary)
     draft_ids, offsets = ragged(drafts)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sampling, "CHUNK", chunk)
-        # Not through the checked entry, which refuses the odd laws: on a device they come through.
+        # Not through the checked entry, which refuses the odd distributions: on a device they come
+        # through.
         emitted = reference.verify_rejection(
             operands.Batch(
                 torch.tensor([row for request in logits for row in request], dtype=torch.float64),
@@ -145,20 +147,22 @@ def test_rejection_is_the_oracle(lengths, vocabulary, chunk, as_logits, odd, dat
                 max(lengths),
             ),
             Sampling(
-                Law(
+                Warpers(
                     torch.tensor(options["temperature"], dtype=torch.float32),
                     *(torch.tensor(options[name]) for name in ("top_k", "top_p", "min_p")),
                 ),
                 torch.tensor(seeds),
                 torch.tensor(positions),
             ),
-            DraftLaw(law, is_logits=as_logits),
+            DraftDistribution(distribution, is_logits=as_logits),
         )
         expected = [
             rejection_oracle(
                 logits[b],
                 drafts[b],
-                [softmax_oracle(row) for row in given_laws[b]] if as_logits else given_laws[b],
+                [softmax_oracle(row) for row in given_distributions[b]]
+                if as_logits
+                else given_distributions[b],
                 seeds[b],
                 positions[b],
                 [values[b] for values in options.values()],
@@ -185,7 +189,7 @@ OPTIONS = {
 
 
 class Batch:
-    """Random requests with drafts drawn from their own laws."""
+    """Random requests with drafts drawn from their own distributions."""
 
     def __init__(self, lengths, vocabulary, *, dtype=torch.float32, likeness=0.7, seed=0, **shape):
         torch.manual_seed(seed)
@@ -205,12 +209,12 @@ class Batch:
         )
 
     def verify(self, **options):
-        laws = {"draft_probs": self.draft_probs} if "draft_logits" not in options else {}
+        distributions = {"draft_probs": self.draft_probs} if "draft_logits" not in options else {}
         return verify_rejection(
             self.logits,
             self.draft_ids,
             self.offsets,
-            **laws,
+            **distributions,
             **{"seeds": self.seeds, "positions": self.positions, **options},
         )
 
@@ -240,7 +244,7 @@ def test_a_bonus_token_is_the_sample_at_its_position(vocabulary, options):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("form", ["draft_probs", "draft_logits"])
-def test_a_draft_of_the_targets_own_law_is_accepted_whole(form, dtype):
+def test_a_draft_of_the_targets_own_distribution_is_accepted_whole(form, dtype):
     lengths = [5] * 200
     batch = Batch(lengths, 300, dtype=dtype, likeness=1.0)
     options = {"draft_logits": batch.draft_logits} if form == "draft_logits" else {}
@@ -248,7 +252,7 @@ def test_a_draft_of_the_targets_own_law_is_accepted_whole(form, dtype):
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_probabilities_and_logits_are_the_same_law(options):
+def test_probabilities_and_logits_are_the_same_distribution(options):
     batch = Batch(LENGTHS * 20, 400, **options)
     by_logits = batch.verify(draft_logits=batch.draft_probs.log(), **options)
     assert torch.equal(batch.verify(**options).token_ids, by_logits.token_ids)
@@ -313,13 +317,14 @@ def test_temperature_0_is_greedy_whatever_the_draft_says():
     assert mixed[2::3] == batch.verify(temperature=0.5).tolist()[2::3]
 
 
-def many(logits, law, token, *, n=20_000, **options):
-    """One draft token, the same for many seeds; logits (2, vocabulary), law (vocabulary,)."""
+def many(logits, distribution, token, *, n=20_000, **options):
+    """One draft token, the same for many seeds; logits (2, vocabulary), distribution
+    (vocabulary,)."""
     return verify_rejection(
         torch.tensor(logits).repeat(n, 1),
         torch.full((n,), token),
         torch.arange(n + 1),
-        draft_probs=torch.tensor([law]).expand(n, -1),
+        draft_probs=torch.tensor([distribution]).expand(n, -1),
         seeds=torch.arange(n),
         positions=torch.zeros(n, dtype=torch.int64),
         **options,
@@ -341,22 +346,23 @@ def many(logits, law, token, *, n=20_000, **options):
 )
 @pytest.mark.parametrize("chance", [1e-30, 0.5, 1.0])
 def test_what_the_target_never_says_is_never_accepted(row, options, chance):
-    law = [(1 - chance) / 2, chance, (1 - chance) / 2]
-    verified = many([row, row], law, 1, **options)
+    distribution = [(1 - chance) / 2, chance, (1 - chance) / 2]
+    verified = many([row, row], distribution, 1, **options)
     assert (verified.lengths == 1).all()
     assert (verified.token_ids[:, 0] != 1).all()
 
 
-def test_laws_without_a_common_token():
+def test_distributions_without_a_common_token():
     verified = many([[2.0, 1.0, -INF, -INF], [0.0] * 4], [0.0, 0.0, 0.75, 0.25], 2)
     assert (verified.lengths == 1).all()
-    # Nothing of the draft's law is the target's, so the target's is left whole.
+    # Nothing of the draft's distribution is the target's, so the target's is left whole.
     share = float((verified.token_ids[:, 0] == 0).double().mean())
     assert share == pytest.approx(1 / (1 + math.exp(-1)), abs=0.02)
 
 
-def test_a_residual_of_nothing_gives_the_targets_law():
-    # Twice the target's law: each token is refused half of the time, and p - q is nowhere above 0.
+def test_a_residual_of_nothing_gives_the_targets_distribution():
+    # Twice the target's distribution: each token is refused half of the time, and p - q is nowhere
+    # above 0.
     p = torch.tensor([0.5, 0.3, 0.2])
     verified = many(torch.stack([p.log()] * 2).tolist(), (2 * p).tolist(), 1)
     accepted = verified.lengths == 2
@@ -366,16 +372,18 @@ def test_a_residual_of_nothing_gives_the_targets_law():
 
 
 @pytest.mark.parametrize("form", ["draft_probs", "draft_logits"])
-@pytest.mark.parametrize("law", [[NAN, NAN, NAN], [0.1, NAN, 0.1]], ids=["all", "its own"])
-def test_a_draft_token_without_a_law_leaves_the_targets_alone(form, law):
+@pytest.mark.parametrize("distribution", [[NAN, NAN, NAN], [0.1, NAN, 0.1]], ids=["all", "its own"])
+def test_a_draft_token_without_a_distribution_leaves_the_targets_alone(form, distribution):
     n = 20_000
     logits = torch.tensor([[1.0, 0.0, -1.0], [0.0, 0.0, 0.0]])
     emitted = reference.verify_rejection(
         operands.Batch(
             logits.repeat(n, 1), torch.ones(n, dtype=torch.int64), torch.arange(n + 1), 1
         ),
-        Sampling(Law(torch.ones(n)), torch.arange(n), torch.zeros(n, dtype=torch.int64)),
-        DraftLaw(torch.tensor([law]).expand(n, -1), is_logits=form == "draft_logits"),
+        Sampling(Warpers(torch.ones(n)), torch.arange(n), torch.zeros(n, dtype=torch.int64)),
+        DraftDistribution(
+            torch.tensor([distribution]).expand(n, -1), is_logits=form == "draft_logits"
+        ),
     )
     assert (emitted.lengths == 1).all()
     counts = np.bincount(emitted.token_ids[:, 0], minlength=3)
@@ -427,7 +435,7 @@ def test_masked_tokens_are_no_tokens(options):
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_logprobs_are_those_of_the_targets_law(options):
+def test_logprobs_are_those_of_the_targets_distribution(options):
     batch = Batch(LENGTHS * 5, 300, **options)
     temperature = torch.tensor([0.0, options.get("temperature", 1.0)] * 22 + [1.0])
     options = {**options, "temperature": temperature}
@@ -441,11 +449,11 @@ def test_logprobs_are_those_of_the_targets_law(options):
                 continue
             logits = batch.logits[int(row[b]) + j].tolist()
             raw = weights_oracle(logits, 1.0, 0, 1.0, 0.0)
-            law = raw
+            distribution = raw
             if temperature[b] > 0:
                 shape = [options.get("top_k", 0), options.get("top_p", 1), options.get("min_p", 0)]
-                law = weights_oracle(logits, float(temperature[b]), *shape)
-            for found, weights in ((verified.logprobs, law), (verified.raw_logprobs, raw)):
+                distribution = weights_oracle(logits, float(temperature[b]), *shape)
+            for found, weights in ((verified.logprobs, distribution), (verified.raw_logprobs, raw)):
                 expected = math.log(weights[tokens[j]] / sum(weights))
                 assert float(found[b, j]) == pytest.approx(expected, abs=2e-6, rel=2e-6)
     plain = batch.verify(**options)
@@ -505,10 +513,10 @@ def arguments(**changes):
     }
 
 
-def law_with(value, token=3):
-    law = torch.full((3, 4), 0.25)
-    law[2, token] = value
-    return law
+def distribution_with(value, token=3):
+    distribution = torch.full((3, 4), 0.25)
+    distribution[2, token] = value
+    return distribution
 
 
 @pytest.mark.parametrize(
@@ -537,24 +545,36 @@ def law_with(value, token=3):
             "draft_probs must be on the logits' device, cpu, got meta",
         ),
         (
-            {"draft_probs": law_with(0.0)},
+            {"draft_probs": distribution_with(0.0)},
             r"draft_probs must be in \(0, 1\] for .* drawn, got 0.0 for token 3 in request 1",
         ),
-        ({"draft_probs": law_with(1.5)}, r"draft_probs must be in \(0, 1\] .* got 1.5 for token 3"),
-        ({"draft_probs": law_with(NAN)}, r"draft_probs must be in \(0, 1\] .* got nan for token 3"),
         (
-            {"draft_probs": law_with(-0.5, 0)},
+            {"draft_probs": distribution_with(1.5)},
+            r"draft_probs must be in \(0, 1\] .* got 1.5 for token 3",
+        ),
+        (
+            {"draft_probs": distribution_with(NAN)},
+            r"draft_probs must be in \(0, 1\] .* got nan for token 3",
+        ),
+        (
+            {"draft_probs": distribution_with(-0.5, 0)},
             r"draft_probs must be in \[0, 1\], got -0.5 in the row of draft token 1 of request 1",
         ),
-        ({"draft_probs": law_with(1.25, 0)}, r"draft_probs must be in \[0, 1\], got 1.25 in"),
-        ({"draft_probs": law_with(NAN, 0)}, r"draft_probs must be in \[0, 1\], got nan in"),
         (
-            {"draft_probs": None, "draft_logits": law_with(-INF)},
+            {"draft_probs": distribution_with(1.25, 0)},
+            r"draft_probs must be in \[0, 1\], got 1.25 in",
+        ),
+        (
+            {"draft_probs": distribution_with(NAN, 0)},
+            r"draft_probs must be in \[0, 1\], got nan in",
+        ),
+        (
+            {"draft_probs": None, "draft_logits": distribution_with(-INF)},
             "draft_logits must be finite for the tokens drawn, got -inf for token 3 in request 1",
         ),
         (
             {"draft_ids": torch.tensor([1, 4, 3])},
-            "draft_ids must be drawn from their laws, from 0 to 3, got 4 in request 1",
+            "draft_ids must be drawn from their distributions, from 0 to 3, got 4 in request 1",
         ),
         ({"temperature": -0.5}, "temperature must be .* got -0.5"),
         ({"top_p": 2.0}, "top_p must be .* got 2.0"),

@@ -1,4 +1,5 @@
-"""Rejection sampling as a distribution: chi-square tests against the exact law of the target."""
+"""Rejection sampling as a distribution: chi-square tests against the exact distribution of the
+target."""
 
 from __future__ import annotations
 
@@ -22,14 +23,16 @@ def rows(count, vocabulary=VOCABULARY, *, seed=11):
     return torch.randn(count, vocabulary) * 1.5
 
 
-def draft_and_verify(logits, draft_logits, *, seeds, position=50, law="draft_probs", shape, target):
+def draft_and_verify(
+    logits, draft_logits, *, seeds, position=50, distribution="draft_probs", shape, target
+):
     """The same rows for every seed, the draft drawn from its own.
 
     logits: (draft + 1, vocabulary), draft_logits: (draft, vocabulary); shape, target: options of
-    the draft's law and of the target's.
+    the draft's distribution and of the target's.
     """
     n, drafted = len(seeds), len(draft_logits)
-    ids, laws = drawn(
+    ids, distributions = drawn(
         draft_logits.repeat(n, 1),
         seeds=seeds.repeat_interleave(drafted),
         positions=position + torch.arange(drafted).repeat(n),
@@ -39,26 +42,26 @@ def draft_and_verify(logits, draft_logits, *, seeds, position=50, law="draft_pro
         logits.repeat(n, 1),
         ids,
         torch.arange(n + 1) * drafted,
-        **{law: laws if law == "draft_probs" else laws.log()},
+        **{distribution: distributions if distribution == "draft_probs" else distributions.log()},
         seeds=seeds,
         positions=torch.full((n,), position),
         **target,
     )
 
 
-def check_laws(verified, laws, draft_laws):
-    """Each token reached has the target's law; drafts are accepted as often as can be."""
+def check_distributions(verified, distributions, draft_distributions):
+    """Each token reached has the target's distribution; drafts are accepted as often as can be."""
     lengths = verified.lengths.long()
-    for j, law in enumerate(laws):
+    for j, distribution in enumerate(distributions):
         reached = lengths > j
         tried, accepted = int(reached.sum()), int((lengths > j + 1).sum())
-        counts = np.bincount(verified.token_ids[reached, j], minlength=len(law))
-        if law.max() == 1:
-            assert counts[law.argmax()] == tried
+        counts = np.bincount(verified.token_ids[reached, j], minlength=len(distribution))
+        if distribution.max() == 1:
+            assert counts[distribution.argmax()] == tried
         elif tried >= 1000:
-            check_counts(counts, law)
-        if j < len(draft_laws) and tried:
-            overlap = np.minimum(law, draft_laws[j]).sum()
+            check_counts(counts, distribution)
+        if j < len(draft_distributions) and tried:
+            overlap = np.minimum(distribution, draft_distributions[j]).sum()
             if overlap < 1 - 1e-6:
                 assert stats.binomtest(accepted, tried, overlap).pvalue > SIGNIFICANT
             else:
@@ -71,16 +74,21 @@ def chunk(request, monkeypatch):
     monkeypatch.setattr(sampling, "CHUNK", request.param)
 
 
-@pytest.mark.parametrize("law", ["draft_probs", "draft_logits"])
+@pytest.mark.parametrize("distribution", ["draft_probs", "draft_logits"])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.usefixtures("chunk")
-def test_every_token_has_the_targets_law(options, law):
+def test_every_token_has_the_targets_distribution(options, distribution):
     logits, draft_logits = rows(4), rows(3, seed=12)
     verified = draft_and_verify(
-        logits, draft_logits, seeds=torch.arange(N) * 3, law=law, shape=options, target=options
+        logits,
+        draft_logits,
+        seeds=torch.arange(N) * 3,
+        distribution=distribution,
+        shape=options,
+        target=options,
     )
-    laws = [exact(row, **options) for row in logits]
-    check_laws(verified, laws, [exact(row, **options) for row in draft_logits])
+    distributions = [exact(row, **options) for row in logits]
+    check_distributions(verified, distributions, [exact(row, **options) for row in draft_logits])
 
 
 @pytest.mark.parametrize("target", OPTIONS.values(), ids=OPTIONS)
@@ -91,8 +99,8 @@ def test_the_draft_may_have_another_shape_than_the_target(target):
         verified = draft_and_verify(
             logits, draft_logits, seeds=torch.arange(N) + 10**8, shape=shape, target=target
         )
-        laws = [exact(row, **target) for row in logits]
-        check_laws(verified, laws, [exact(row, **shape) for row in draft_logits])
+        distributions = [exact(row, **target) for row in logits]
+        check_distributions(verified, distributions, [exact(row, **shape) for row in draft_logits])
 
 
 @pytest.mark.parametrize("drafted", [1, 4, 16])
@@ -104,16 +112,20 @@ def test_drafts_of_any_length(drafted):
         logits, draft_logits, seeds=torch.arange(N) - 5 * N, shape={}, target={}
     )
     assert int((verified.lengths == drafted + 1).sum()) >= 1000
-    check_laws(verified, [exact(row) for row in logits], [exact(row) for row in draft_logits])
+    check_distributions(
+        verified, [exact(row) for row in logits], [exact(row) for row in draft_logits]
+    )
 
 
-def test_a_draft_of_the_targets_own_law():
+def test_a_draft_of_the_targets_own_distribution():
     logits = rows(5)
     verified = draft_and_verify(logits, logits[:4], seeds=torch.arange(N), shape={}, target={})
-    check_laws(verified, [exact(row) for row in logits], [exact(row) for row in logits[:4]])
+    check_distributions(
+        verified, [exact(row) for row in logits], [exact(row) for row in logits[:4]]
+    )
 
 
-def test_laws_that_share_no_token_and_laws_that_share_one():
+def test_distributions_that_share_no_token_and_distributions_that_share_one():
     for shared in (0, 1):
         logits, draft_logits = rows(3), rows(2, seed=15)
         logits[:2, : 6 - shared] = -torch.inf
@@ -122,7 +134,9 @@ def test_laws_that_share_no_token_and_laws_that_share_one():
             logits, draft_logits, seeds=torch.arange(N), shape={}, target={}
         )
         assert bool((verified.lengths > 1).any()) == bool(shared)
-        check_laws(verified, [exact(row) for row in logits], [exact(row) for row in draft_logits])
+        check_distributions(
+            verified, [exact(row) for row in logits], [exact(row) for row in draft_logits]
+        )
 
 
 def test_requests_of_all_temperatures_in_one_batch():
@@ -147,7 +161,7 @@ def test_what_was_accepted_does_not_steer_what_follows():
     first, second = verified.token_ids[verified.lengths >= 2, :2].long().T
     pairs = np.zeros((VOCABULARY, VOCABULARY))
     np.add.at(pairs, (first.numpy(), second.numpy()), 1)
-    # An accepted first token has the law min(p, q), normalised.
+    # An accepted first token has the distribution min(p, q), normalised.
     accepted = np.minimum(exact(logits[0]), exact(draft_logits[0]))
     check_counts(pairs, np.outer(accepted / accepted.sum(), exact(logits[1])))
 
@@ -158,7 +172,7 @@ def test_what_was_accepted_does_not_steer_what_follows():
     [({}, {}), ({"temperature": 0.7, "top_p": 0.85}, {"temperature": 1.5, "top_k": 3})],
     ids=["plain", "shaped"],
 )
-def test_decoding_by_drafts_has_the_law_of_plain_decoding(drafted, target, shape):
+def test_decoding_by_drafts_has_the_distribution_of_plain_decoding(drafted, target, shape):
     # Two Markov chains over 4 tokens; a text of 4 tokens grows as a serving loop would have it, by
     # steps that keep their seed, so a position may be drafted in several of them.
     vocabulary, length = 4, 4
@@ -169,18 +183,18 @@ def test_decoding_by_drafts_has_the_law_of_plain_decoding(drafted, target, shape
     while bool((at < length).any()):
         going = (at < length).nonzero()[:, 0]
         last = text[going, at[going]]
-        ids, laws = [last], []
+        ids, distributions = [last], []
         for i in range(drafted):
-            token, law = drawn(
+            token, distribution = drawn(
                 guesses[ids[-1]], seeds=seeds[going], positions=at[going] + 1 + i, **shape
             )
             ids.append(token.long())
-            laws.append(law)
+            distributions.append(distribution)
         verified = verify_rejection(
             transitions[torch.stack(ids, 1)].flatten(0, 1),
             torch.stack(ids[1:], 1).flatten(),
             torch.arange(len(going) + 1) * drafted,
-            draft_probs=torch.stack(laws, 1).flatten(0, 1),
+            draft_probs=torch.stack(distributions, 1).flatten(0, 1),
             seeds=seeds[going],
             positions=at[going] + 1,
             **target,
@@ -192,14 +206,14 @@ def test_decoding_by_drafts_has_the_law_of_plain_decoding(drafted, target, shape
     np.add.at(counts, tuple(text[:, 1 : length + 1].T.numpy()), 1)
 
     step = [exact(row, **target) for row in transitions]
-    law = np.zeros_like(counts)
+    distribution = np.zeros_like(counts)
     for tokens in itertools.product(range(vocabulary), repeat=length):
-        law[tokens] = np.prod([step[a][b] for a, b in itertools.pairwise((0, *tokens))])
-    assert law.sum() == pytest.approx(1)
-    check_counts(counts, law)
+        distribution[tokens] = np.prod([step[a][b] for a, b in itertools.pairwise((0, *tokens))])
+    assert distribution.sum() == pytest.approx(1)
+    check_counts(counts, distribution)
 
 
-def test_recovered_tokens_have_the_law_of_the_residual(monkeypatch):
+def test_recovered_tokens_have_the_distribution_of_the_residual(monkeypatch):
     # Several chunks, the last one shorter.
     monkeypatch.setattr(sampling, "CHUNK", 64)
     vocabulary = 150

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from fastdraft.errors import InvalidValueError
 from fastdraft.kernels import reference
-from fastdraft.kernels.operands import Batch, Law
+from fastdraft.kernels.operands import Batch, Warpers
 from fastdraft.kernels.reference import sampling
 from fastdraft.verification import (
     Status,
@@ -531,7 +531,7 @@ def kept(logits, **options):
         "top_p": torch.full((rows,), float(options["top_p"])) if "top_p" in options else None,
         "min_p": torch.full((rows,), float(options["min_p"])) if "min_p" in options else None,
     }
-    weights = reference.weigh(x, maximum=x.amax((-1, -2)), law=Law(**full))
+    weights = reference.weigh(x, maximum=x.amax((-1, -2)), warpers=Warpers(**full))
     return weights.flatten(1)[:, : logits.shape[1]]
 
 

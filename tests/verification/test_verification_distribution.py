@@ -93,11 +93,11 @@ def test_without_drafts(options):
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.usefixtures("chunk")
-def test_joint_law_of_accepted_and_last_token(options):
+def test_joint_distribution_of_accepted_and_last_token(options):
     logits = rows(3)
-    laws = [exact(row, **options) for row in logits]
+    distributions = [exact(row, **options) for row in logits]
     # A likely token, then a middling one, so that every outcome occurs.
-    draft = [int(laws[0].argmax()), int(np.argsort(-laws[1])[2])]
+    draft = [int(distributions[0].argmax()), int(np.argsort(-distributions[1])[2])]
     verified = verify_many(logits, draft, seeds=torch.arange(N) * 3 + 10**12, **options)
     accepted = verified.lengths.long() - 1
     last = verified.token_ids.gather(1, accepted[:, None])[:, 0]
@@ -105,20 +105,20 @@ def test_joint_law_of_accepted_and_last_token(options):
     np.add.at(counts, (accepted.numpy(), last.numpy()), 1)
 
     joint, reached = np.zeros((3, VOCABULARY)), 1.0
-    for j, law in enumerate(laws):
-        joint[j] = reached * law
+    for j, distribution in enumerate(distributions):
+        joint[j] = reached * distribution
         if j < len(draft):
             joint[j, draft[j]] = 0.0
-            reached *= law[draft[j]]
+            reached *= distribution[draft[j]]
     assert joint.sum() == pytest.approx(1)
     check_counts(counts, joint)
 
 
 @pytest.mark.parametrize("options", [OPTIONS["plain"], OPTIONS["all"]], ids=["plain", "all"])
-def test_joint_law_of_path_and_last_token_of_a_tree(options):
+def test_joint_distribution_of_path_and_last_token_of_a_tree(options):
     logits = rows(6)
-    laws = [exact(row, **options) for row in logits]
-    likely = [np.argsort(-law) for law in laws]
+    distributions = [exact(row, **options) for row in logits]
+    likely = [np.argsort(-distribution) for distribution in distributions]
     # Two guesses after the text, two after the first of them, one after the second.
     parents = [-1, -1, 0, 1, 0]
     choices = [likely[0][0], likely[0][2], likely[1][1], likely[2][0], likely[1][0]]
@@ -135,25 +135,25 @@ def test_joint_law_of_path_and_last_token_of_a_tree(options):
 
     joint, reached = np.zeros((6, VOCABULARY)), [1.0]
     for node, (parent, token) in enumerate(zip(parents, draft, strict=True), 1):
-        reached.append(reached[parent + 1] * laws[parent + 1][token])
-        joint[node] = reached[node] * laws[node]
-    joint[0] = laws[0]
+        reached.append(reached[parent + 1] * distributions[parent + 1][token])
+        joint[node] = reached[node] * distributions[node]
+    joint[0] = distributions[0]
     for parent, token in zip(parents, draft, strict=True):
         joint[parent + 1, token] = 0.0
     assert joint.sum() == pytest.approx(1)
     check_counts(counts, joint)
-    # The first token alone has the law of plain sampling.
-    check_counts(np.bincount(verified.token_ids[:, 0], minlength=VOCABULARY), laws[0])
+    # The first token alone has the distribution of plain sampling.
+    check_counts(np.bincount(verified.token_ids[:, 0], minlength=VOCABULARY), distributions[0])
 
 
-def test_first_token_has_the_same_law_with_and_without_drafts():
+def test_first_token_has_the_same_distribution_with_and_without_drafts():
     logits = rows(2)
-    law = exact(logits[0])
+    distribution = exact(logits[0])
     for drafted in range(0, VOCABULARY, 5):
         verified = verify_many(logits, [drafted], seeds=torch.arange(N) - N * drafted)
-        check_counts(np.bincount(verified.token_ids[:, 0], minlength=VOCABULARY), law)
+        check_counts(np.bincount(verified.token_ids[:, 0], minlength=VOCABULARY), distribution)
         accepted = int((verified.lengths == 2).sum())
-        assert stats.binomtest(accepted, N, law[drafted]).pvalue > SIGNIFICANT
+        assert stats.binomtest(accepted, N, distribution[drafted]).pvalue > SIGNIFICANT
 
 
 @pytest.mark.parametrize("options", [{}, {"top_p": 0.7}], ids=["plain", "top_p"])
@@ -212,24 +212,24 @@ SAME = torch.zeros(N, dtype=torch.int64)
 @pytest.mark.usefixtures("chunk")
 def test_pairs_of_draws_are_independent(seeds, positions, other_seeds, other_positions):
     logits = rows(1, 20)
-    law = exact(logits[0])
+    distribution = exact(logits[0])
     pairs = np.zeros((20, 20))
     np.add.at(
         pairs,
         (draws(seeds, positions, logits), draws(other_seeds, other_positions, logits)),
         1,
     )
-    check_counts(pairs, np.outer(law, law))
+    check_counts(pairs, np.outer(distribution, distribution))
 
 
 def test_accepted_drafts_do_not_steer_what_follows():
-    # The token after an accepted draft has its row's law, whatever was accepted.
+    # The token after an accepted draft has its row's distribution, whatever was accepted.
     logits = rows(2)
-    law = exact(logits[1])
+    distribution = exact(logits[1])
     for drafted in (0, 7, 23):
         verified = verify_many(logits, [drafted], seeds=torch.arange(N) + 5 * N)
         followed = verified.token_ids[verified.lengths == 2, 1]
-        check_counts(np.bincount(followed, minlength=VOCABULARY), law)
+        check_counts(np.bincount(followed, minlength=VOCABULARY), distribution)
 
 
 def test_cold_sampling_is_greedy():

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fastdraft.errors import InvalidValueError
-from fastdraft.kernels.operands import Batch, Law, Sampling
+from fastdraft.kernels.operands import Batch, Sampling, Warpers
 from fastdraft.kernels.workspace import Size, Workspace
 
 LOGIT_TYPES: Final = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -177,7 +177,7 @@ def check_sampling(
     placed = _check_integers("positions", positions, requests, device)
     if on_host(positions) and requests and int(positions.min()) < 0:
         raise InvalidValueError(f"positions must be at least 0, got {int(positions.min())}")
-    return None if heat is None else Sampling(Law(heat, *filters), drawn_by, placed)
+    return None if heat is None else Sampling(Warpers(heat, *filters), drawn_by, placed)
 
 
 def check_tensor(

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fastdraft.errors import InvalidValueError
-from fastdraft.kernels.operands import Batch, DraftLaw
+from fastdraft.kernels.operands import Batch, DraftDistribution
 from fastdraft.kernels.workspace import Workspace
 from fastdraft.verification.backend import kernels_for
 from fastdraft.verification.checks import (
@@ -42,15 +42,15 @@ def verify_rejection(
     max_draft: int | None = None,
     workspace: Workspace | None = None,
 ) -> Verified:
-    """Accepts drafts that were drawn from known laws, as often as a lossless verification can.
+    """Accepts drafts drawn from known distributions, as often as lossless verification can.
 
-    A draft token d is accepted with probability min(1, p(d) / q(d)), p being the target's law after
-    temperature and filters, and q the law that d was drawn from; the first one refused is replaced
-    by a token of the residual, max(p - q, 0) normalised (Leviathan, Kalman and Matias, Fast
-    inference from transformers via speculative decoding, 2023). What is emitted has exactly the
-    law p, if each draft token was drawn from its q, given the ones before it, with noise that is
-    independent of this one. `verify_sampled` draws it so, of a draft model's logits without drafts,
-    in one launch on a device, with seeds that are not these.
+    A draft token d is accepted with probability min(1, p(d) / q(d)), p being the target's
+    distribution after temperature and filters, and q the distribution that d was drawn from; the
+    first one refused is replaced by a token of the residual, max(p - q, 0) normalised (Leviathan,
+    Kalman and Matias, Fast inference from transformers via speculative decoding, 2023). What is
+    emitted has exactly the distribution p, if each draft token was drawn from its q, given the ones
+    before it, with noise that is independent of this one. `verify_sampled` draws it so, of a draft
+    model's logits without drafts, in one launch on a device, with seeds that are not these.
 
     A bonus token, after a whole draft or none, is the one that `verify_sampled` gives there.
 
@@ -58,10 +58,10 @@ def verify_rejection(
         logits, draft_ids, offsets: the ragged batch, as the module describes it; the drafts are
             chains.
         draft_probs: bfloat16, float16, float32 or float64 (drafted, vocabulary), on the logits'
-            device: row i is the law of draft token i. It is taken as it is: where it does not sum
-            to 1, what is emitted is off by about as much.
-        draft_logits: given instead, logits whose softmax is the law: temperature and filters are
-            applied already, and what was never drafted is -inf.
+            device: row i is the distribution of draft token i. It is taken as it is: where it does
+            not sum to 1, what is emitted is off by about as much.
+        draft_logits: given instead, logits whose softmax is the distribution: temperature and
+            filters are applied already, and what was never drafted is -inf.
         temperature, top_k, top_p, min_p, seeds, positions: as in `verify_sampled`, for the target.
         allowed, processors, max_draft, workspace: as in `verify_greedy`; they are the target's.
         logprobs, raw_logprobs: as in `verify_greedy`, under p, which recovered tokens have too.
@@ -69,9 +69,9 @@ def verify_rejection(
     Raises:
         InvalidValueError: an operand has a wrong type, shape or device, or a value out of range;
             draft_probs and draft_logits are both given or both missing; a draft token cannot have
-            been drawn from its law. Where that cannot be checked, on a device, a draft token
-            outside the vocabulary, or of probability NaN, is refused, and the token in its place is
-            drawn from p.
+            been drawn from its distribution. Where that cannot be checked, on a device, a draft
+            token outside the vocabulary, or of probability NaN, is refused, and the token in its
+            place is drawn from p.
 
     Time is linear in the logits and in the draft's.
     """
@@ -85,7 +85,7 @@ def verify_rejection(
         max_draft=max_draft,
         workspace=workspace,
     )
-    draft_law = _check_laws(batch, draft_probs, draft_logits)
+    draft_distribution = _check_distributions(batch, draft_probs, draft_logits)
     sampling = check_sampling(
         batch,
         temperature=temperature,
@@ -101,12 +101,14 @@ def verify_rejection(
         # At temperature 0 the target is certain of its argmax, and accepts that alone.
         emitted = kernels.verify_greedy(batch)
     else:
-        emitted = kernels.verify_rejection(batch, sampling, draft_law)
+        emitted = kernels.verify_rejection(batch, sampling, draft_distribution)
     return verified(kernels, batch, emitted, touched)
 
 
-def _check_laws(batch: Batch, draft_probs: Tensor | None, draft_logits: Tensor | None) -> DraftLaw:
-    """Checks the laws of the drafts, on a CPU also that they can have given the draft tokens."""
+def _check_distributions(
+    batch: Batch, draft_probs: Tensor | None, draft_logits: Tensor | None
+) -> DraftDistribution:
+    """Checks the drafts' distributions; on a CPU also that each can have given its token."""
     if (draft_probs is None) == (draft_logits is None):
         raise InvalidValueError(
             "one of draft_probs and draft_logits must be given, got "
@@ -114,31 +116,32 @@ def _check_laws(batch: Batch, draft_probs: Tensor | None, draft_logits: Tensor |
         )
     logits, draft_ids, offsets = batch[:3]
     name = "draft_logits" if draft_probs is None else "draft_probs"
-    law = draft_logits if draft_probs is None else draft_probs
-    check_tensor(name, law, LOGIT_TYPES, dimensions=2)
-    assert law is not None
+    distribution = draft_logits if draft_probs is None else draft_probs
+    check_tensor(name, distribution, LOGIT_TYPES, dimensions=2)
+    assert distribution is not None
     expected = (len(draft_ids), logits.shape[1])
-    if law.shape != expected:
+    if distribution.shape != expected:
         raise InvalidValueError(
             f"{name} must have a row for each draft token and a column for each token of the "
-            f"vocabulary, {expected}, got shape {tuple(law.shape)}"
+            f"vocabulary, {expected}, got shape {tuple(distribution.shape)}"
         )
-    if law.device != logits.device:
+    if distribution.device != logits.device:
         raise InvalidValueError(
-            f"{name} must be on the logits' device, {logits.device}, got {law.device}"
+            f"{name} must be on the logits' device, {logits.device}, got {distribution.device}"
         )
-    checked = DraftLaw(law, is_logits=draft_probs is None)
-    if not on_host(law) or not len(law):
+    checked = DraftDistribution(distribution, is_logits=draft_probs is None)
+    if not on_host(distribution) or not len(distribution):
         return checked
     ids = draft_ids.long()
     unknown = (ids < 0) | (ids >= logits.shape[1])
     if unknown.any():
         token = int(unknown.int().argmax())
         raise InvalidValueError(
-            f"draft_ids must be drawn from their laws, from 0 to {logits.shape[1] - 1}, got "
+            "draft_ids must be drawn from their distributions, from 0 to "
+            f"{logits.shape[1] - 1}, got "
             f"{int(ids[token])} in request {request_of(token, offsets)}"
         )
-    drawn = law.gather(1, ids[:, None])[:, 0]
+    drawn = distribution.gather(1, ids[:, None])[:, 0]
     if draft_probs is None:
         wrong, likely = ~drawn.isfinite(), "finite for the tokens drawn"
     else:
