@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeAlias
 
 from fastdraft import _core
 from fastdraft._describe import amount, size
 from fastdraft.errors import InvalidValueError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from types import TracebackType
 
     from numpy.typing import ArrayLike
@@ -21,6 +22,7 @@ __all__ = ["Datastore", "DatastoreWriter", "Occurrence", "build", "fingerprint"]
 
 # In the class below `bytes` is a property.
 Fingerprint: TypeAlias = bytes
+_Parameters = ParamSpec("_Parameters")
 
 
 class Occurrence(NamedTuple):
@@ -32,6 +34,24 @@ class Occurrence(NamedTuple):
     """How many of the text's last tokens precede it, at most 32."""
     output: bool = False
     """Whether that token was a model's output."""
+
+
+def _explained(init: Callable[_Parameters, None]) -> Callable[_Parameters, None]:
+    """Has a constructor say what to write in place of a file or of token ids."""
+
+    @functools.wraps(init)
+    def explained(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> None:
+        if len(args) > 1:
+            got = args[1]
+            meant = got if isinstance(got, str) else "FILE"
+            raise TypeError(
+                "Datastore() makes an empty live store and takes nothing to fill it with, got "
+                f"{got!r}: open a file by Datastore.open({meant!r}), "
+                "add token ids to a live store by store.add(token_ids)"
+            )
+        init(*args, **kwargs)
+
+    return explained
 
 
 class Datastore(_core.Datastore):
@@ -50,9 +70,8 @@ class Datastore(_core.Datastore):
     [5, 6]
     """
 
-    def __init__(
-        self, *wrong: Any, max_bytes: int = 2 << 30, fingerprint: Fingerprint | None = None
-    ) -> None:
+    @_explained
+    def __init__(self, *, max_bytes: int = 2 << 30, fingerprint: Fingerprint | None = None) -> None:
         """Makes an empty live store.
 
         Args:
@@ -65,13 +84,6 @@ class Datastore(_core.Datastore):
             InvalidValueError: `max_bytes` is too little to hold anything, or `fingerprint` is not
                 32 bytes.
         """
-        if wrong:
-            meant = wrong[0] if isinstance(wrong[0], str) else "FILE"
-            raise TypeError(
-                "Datastore() makes an empty live store and takes nothing to fill it with, got "
-                f"{wrong[0]!r}: open a file by Datastore.open({meant!r}), "
-                "add token ids to a live store by store.add(token_ids)"
-            )
         super().__init__(max_bytes=max_bytes, fingerprint=fingerprint)
 
     def __repr__(self) -> str:

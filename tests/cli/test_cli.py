@@ -228,6 +228,19 @@ def test_doctor_finds_the_plugin_of_another(
     assert "9.9, finds another fastdraft among its plugins: os:getcwd" in result.stdout
 
 
+def test_doctor_finds_hosts_that_may_not_load_plugins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_host(tmp_path, "sglang", entry=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("SGLANG_PLUGINS", "one, fastdraft")
+    assert "9.9, loads fastdraft" in fastdraft("doctor").stdout
+    monkeypatch.setenv("SGLANG_PLUGINS", "one,other")
+    result = fastdraft("doctor")
+    assert result.exit_code == 1
+    assert "since SGLANG_PLUGINS=one,other does not name it" in result.stdout
+
+
 def test_waiting_is_shown_on_a_terminal_and_vanishes(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -117,6 +117,7 @@ def test_a_calibration_says_how_well_it_fits() -> None:
         (Engine.finish, ["self", "request"]),
         (Engine().propose, ["request", "limit", "token_cost", "cost"]),
         (Engine().propose_batch, ["requests", "limits", "token_cost", "cost", "padded"]),
+        (Datastore, ["max_bytes", "fingerprint"]),
         (Datastore.add, ["self", "token_ids", "prompt_size"]),
         (Draft.tolist, ["self"]),
         (DraftBatch.tolist, ["self"]),

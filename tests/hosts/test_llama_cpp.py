@@ -21,6 +21,7 @@ import pytest
 from llama_cpp.llama_speculative import LlamaDraftModel, LlamaPromptLookupDecoding
 from numpy.typing import NDArray
 
+from doctor import doctor
 from fastdraft import Datastore, DraftConfig, DraftStats, Engine, Memory
 from fastdraft.errors import InvalidValueError
 from fastdraft.integrations.host import Namespace
@@ -602,3 +603,7 @@ def test_what_cannot_be_drafted_for(tiny: Path, tmp_path: Path) -> None:
         FastdraftDraftModel(open_model(tiny), drafter="fast")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"must be a llama_cpp\.Llama, got 3"):
         FastdraftDraftModel(3)
+
+
+def test_doctor_finds_this_host() -> None:
+    assert doctor("llama-cpp-python") == (0, "0.3.36, loads fastdraft")

