@@ -169,10 +169,10 @@ def test_time_spent_on_offers_counts() -> None:
     for time in (0.0, 3.0):
         engine = Engine(DraftConfig(token_cost=0.1, lookahead=16))
         request = engine.add_request([1, 2, 3])
-        for _ in range(60):
+        for token in range(100, 160):
             engine.propose(request, offers=Offers("eagle", [4], time=time))
-            engine.observe(request, [9])
-        offer = Offers("eagle", [5] * 16, confidences=[0.6] * 16)
+            engine.observe(request, [token])
+        offer = Offers("other", [5] * 16, confidences=[0.7] * 16)
         lengths.append(len(engine.propose(request, offers=offer)))
     assert lengths[0] < lengths[1]
 
