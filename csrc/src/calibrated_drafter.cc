@@ -186,9 +186,8 @@ class CalibratedDrafter final : public Drafter {
     return path;
   }
 
-  template <class Choices>
-  std::int32_t grow(const Choices& choices, std::int32_t limit, float least,
-                    const DraftColumns& draft) {
+  // Finds what may follow the text, for a guess of at most `limit` tokens.
+  void begin(std::int32_t limit) {
     moment_ = acceptance_.now();
     matches_.find();
     ExpectedText expected;
@@ -201,6 +200,12 @@ class CalibratedDrafter final : public Drafter {
     }
     nodes_[0] = {-1, -1, 0, 1.0f, candidates_.begin(copy, expected), {0, 0}};
     num_nodes_ = 1;
+  }
+
+  template <class Choices>
+  std::int32_t grow(const Choices& choices, std::int32_t limit, float least,
+                    const DraftColumns& draft) {
+    begin(limit);
     choices.expand(0);
     return tree_ ? grow_tree(choices, limit, least, draft)
                  : grow_chain(choices, limit, least, draft);
@@ -235,10 +240,13 @@ class CalibratedDrafter final : public Drafter {
       const Candidates::Range following = choices.following(node);
       if (following.first == following.last) break;
       std::size_t chosen = following.first;
-      for (std::size_t c = following.first + 1; c < following.last; ++c) {
-        if (choices[c].weight > choices[chosen].weight) chosen = c;
-      }
       const Candidate* best = &choices[chosen];
+      for (std::size_t c = following.first + 1; c < following.last; ++c) {
+        if (choices[c].weight > best->weight) {
+          best = &choices[c];
+          chosen = c;
+        }
+      }
       // In a long copy most tokens weigh the same.
       if (count == 0 || best->weight != weight) {
         weight = best->weight;

@@ -225,17 +225,30 @@ std::int32_t Engine::leave_out_foreign(const DraftColumns& draft, std::int32_t c
 }
 
 // The drafter's guess, in the request's draft.
-std::int32_t Engine::guess(Request& request, std::int32_t limit, float least,
-                           const RowOffers* offers) {
-  // If the drafter throws, the request has no proposal.
+std::int32_t Engine::guess(Request& request, std::int32_t limit, float least) {
+  forget_guess(request);
+  if (request.offers != nullptr) request.offers->given = 0;
+  request.guessed = request.drafter->guess(limit, least, request.draft);
+  return conclude_guess(request);
+}
+
+// The same with what read_offers found.
+std::int32_t Engine::guess_with(const RowOffers& offers, Request& request, std::int32_t limit,
+                                float least) {
+  forget_guess(request);
+  request.guessed = request.drafter->guess_with(offers, limit, least, request.draft);
+  return conclude_guess(request);
+}
+
+// If the drafter throws, the request has no proposal.
+void Engine::forget_guess(Request& request) noexcept {
   request.proposed = false;
   request.guessed = 0;
   request.drafted = 0;
   request.step_time = 1.0;
-  if (offers == nullptr && request.offers != nullptr) request.offers->given = 0;
-  request.guessed = offers == nullptr
-                        ? request.drafter->guess(limit, least, request.draft)
-                        : request.drafter->guess_with(*offers, limit, least, request.draft);
+}
+
+std::int32_t Engine::conclude_guess(Request& request) {
   if (config_.vocabulary < kAllTokens) {
     request.guessed = leave_out_foreign(request.draft, request.guessed);
   }
@@ -342,10 +355,7 @@ void Engine::wants(OfferKind kind, const RequestId* ids, std::int64_t rows,
     const std::optional<RequestTable::Locked> found = requests_->find(ids[row]);
     if (!found) continue;
     Request& request = **found;
-    request.proposed = false;
-    request.guessed = 0;
-    request.drafted = 0;
-    request.step_time = 1.0;
+    forget_guess(request);
     if (request.offers == nullptr) request.offers = std::make_unique<OfferState>();
     const float* probabilities = own.columns.probabilities + own.offsets[r];
     const float promised = std::accumulate(probabilities, probabilities + drafted, 0.0f);
@@ -401,7 +411,8 @@ std::int32_t Engine::propose(RequestId id, const ProposeOptions& options,
   RowOffers offers;
   const bool any = offered && read_offers(*request, options, 0, true, offers);
   std::int32_t count =
-      guess(*request, limit_of(options, 0), static_cast<float>(least), any ? &offers : nullptr);
+      any ? guess_with(offers, *request, limit_of(options, 0), static_cast<float>(least))
+          : guess(*request, limit_of(options, 0), static_cast<float>(least));
   // At a constant cost the guess ended where no more pays.
   if (config_.calibrated() && !cost.is_constant()) {
     keep_what_pays(cost, rate, false, request->draft.probabilities, 1, count, &count);
@@ -442,9 +453,10 @@ DraftBatch Engine::propose_batch(const RequestId* ids, std::int64_t rows,
     if (!found) continue;
     Request& request = **found;
     const bool any = offered && read_offers(request, options, row, false, offers);
-    counts[static_cast<std::size_t>(row)] =
-        guess(request, limit_of(options, row), static_cast<float>(least / weight_of(row)),
-              any ? &offers : nullptr);
+    const std::int32_t limit = limit_of(options, row);
+    const auto least_of_row = static_cast<float>(least / weight_of(row));
+    counts[static_cast<std::size_t>(row)] = any ? guess_with(offers, request, limit, least_of_row)
+                                                : guess(request, limit, least_of_row);
     request.draft.copy_to(all.from(row * stride), request.guessed);
   }
   if (rows > 0 && config_.calibrated()) {

@@ -175,8 +175,11 @@ class FASTDRAFT_EXPORT Engine {
   friend struct EngineTestAccess;
 
   std::unique_ptr<Request> remove(RequestId id);
-  std::int32_t guess(Request& request, std::int32_t limit, float least,
-                     const RowOffers* offers = nullptr);
+  std::int32_t guess(Request& request, std::int32_t limit, float least);
+  std::int32_t guess_with(const RowOffers& offers, Request& request, std::int32_t limit,
+                          float least);
+  static void forget_guess(Request& request) noexcept;
+  std::int32_t conclude_guess(Request& request);
   void check_offers(const ProposeOptions& options, std::int64_t rows) const;
   bool read_offers(Request& request, const ProposeOptions& options, std::int64_t row, bool refuse,
                    RowOffers& read);
