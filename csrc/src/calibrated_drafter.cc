@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <optional>
 #include <vector>
@@ -64,12 +65,7 @@ class CalibratedDrafter final : public Drafter {
   void learn(const Token* emitted, std::int64_t count) override {
     std::size_t node = 0;
     for (std::int64_t i = 0; i < count; ++i) {
-      for (std::size_t c = nodes_[node].following.first; c < nodes_[node].following.last; ++c) {
-        const Candidate& candidate = candidates_[c];
-        acceptance_.learn(candidate.evidence, candidate.token,
-                          AcceptanceModel::chance(candidate.weight), moment_,
-                          candidate.token == emitted[i]);
-      }
+      learn_of(nodes_[node].following, emitted[i]);
       std::size_t child = node + 1;
       while (child < num_nodes_ && (nodes_[child].parent != static_cast<std::int32_t>(node) ||
                                     nodes_[child].token != emitted[i])) {
@@ -103,6 +99,22 @@ class CalibratedDrafter final : public Drafter {
       return path != other.path ? path < other.path : candidate > other.candidate;
     }
   };
+
+  // Learns which of one node's candidates was emitted.
+  void learn_of(Candidates::Range following, Token emitted) noexcept {
+    std::array<float, Candidates::kMost> errors;
+    for (std::size_t c = following.first; c < following.last; ++c) {
+      const Candidate& candidate = candidates_[c];
+      errors[c - following.first] =
+          acceptance_.error(candidate.evidence, candidate.token == emitted);
+    }
+    for (std::size_t c = following.first; c < following.last; ++c) {
+      const Candidate& candidate = candidates_[c];
+      acceptance_.learn(candidate.evidence, candidate.token,
+                        AcceptanceModel::chance(candidate.weight), moment_,
+                        candidate.token == emitted, errors[c - following.first]);
+    }
+  }
 
   void expand(DraftNode& node) { node.following = candidates_.expand(node.depth, node.agreement); }
 
