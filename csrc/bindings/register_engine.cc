@@ -50,6 +50,11 @@ namespace {
 // taken back beside a busy thread.
 constexpr std::int64_t kShortPrompt = 256;
 
+// A name of a Python module.
+py::object from_python(const char* module, const char* name) {
+  return py::module_::import(module).attr(name);
+}
+
 using Curve = py::array_t<double, py::array::c_style | py::array::forcecast>;
 
 // The cost that a call gives. The curve must outlive what is returned.
@@ -70,14 +75,16 @@ std::optional<StepCost> step_cost(const std::optional<double>& token_cost,
 }
 
 void check_offsets(const IntegerArray<std::int64_t>& offsets, std::int64_t rows,
-                   std::int64_t tokens) {
+                   std::int64_t tokens, const char* what = "offsets",
+                   const char* of = "emitted_ids") {
   if (offsets.size() != rows + 1) {
-    throw InvalidValueError("offsets must have one more entry than the " + std::to_string(rows) +
-                            " requests, got " + std::to_string(offsets.size()));
+    throw InvalidValueError(std::string(what) + " must have one more entry than the " +
+                            std::to_string(rows) + " requests, got " +
+                            std::to_string(offsets.size()));
   }
   const std::int64_t* at = offsets.data();
   if (at[0] != 0 || at[rows] != tokens) {
-    throw InvalidValueError("offsets must rise from 0 to the number of emitted_ids, " +
+    throw InvalidValueError(std::string(what) + " must rise from 0 to the number of " + of + ", " +
                             std::to_string(tokens) + ", got " + std::to_string(at[0]) + " .. " +
                             std::to_string(at[rows]));
   }
@@ -136,11 +143,97 @@ DraftHandle propose(PythonEngine& engine, RequestId request, const ProposeOption
   return handle;
 }
 
+// The offers of a call, with their arrays.
+class OffersOfCall {
+ public:
+  // Throws TypeError for anything but a fastdraft.Offers or several, and InvalidValueError for
+  // arrays that do not belong together.
+  OffersOfCall(PythonEngine& engine, const std::optional<OffersObject>& given, std::int64_t rows) {
+    if (!given) return;
+    const py::object type = from_python("fastdraft.offers", "Offers");
+    if (py::isinstance(*given, type)) {
+      add(engine, *given, rows);
+      return;
+    }
+    const auto refuse = [](const py::handle& got) {
+      throw py::type_error("offers must be Offers or a list of them, got " +
+                           std::string(py::repr(got)));
+    };
+    if (PySequence_Check(given->ptr()) == 0) refuse(*given);
+    for (const py::handle& each : *given) {
+      if (!py::isinstance(each, type)) refuse(each);
+      add(engine, py::reinterpret_borrow<py::object>(each), rows);
+    }
+  }
+
+  void put_into(ProposeOptions& options) const noexcept {
+    options.offers = offers_.data();
+    options.num_offers = static_cast<std::int64_t>(offers_.size());
+  }
+
+ private:
+  using Confidences = py::array_t<float, py::array::c_style | py::array::forcecast>;
+
+  struct Arrays {
+    explicit Arrays(const py::object& offers)
+        : token_ids(offers.attr("token_ids"), "token_ids of offers"),
+          offsets(offers.attr("offsets"), "offsets of offers"),
+          parents(offers.attr("parents").is_none() ? Integers() : Integers(offers.attr("parents")),
+                  "parents of offers") {}
+
+    IntegerArray<Token> token_ids;
+    IntegerArray<std::int64_t> offsets;
+    IntegerArray<std::int32_t> parents;
+    Confidences confidences;
+  };
+
+  void add(PythonEngine& engine, const py::object& given, std::int64_t rows) {
+    arrays_.push_back(std::make_unique<Arrays>(given));
+    Arrays& arrays = *arrays_.back();
+    const std::int64_t count = arrays.token_ids.size();
+    Offers offers;
+    offers.kind = engine.offer_kind(given.attr("kind").cast<std::string>());
+    offers.time = given.attr("time").cast<double>();
+    offers.token_ids = arrays.token_ids.data();
+    if (given.attr("offsets").is_none()) {
+      throw InvalidValueError("offsets of offers must be given for a batch");
+    }
+    check_offsets(arrays.offsets, rows, count, "offsets of offers", "their token_ids");
+    offers.offsets = arrays.offsets.data();
+    const auto check = [&](std::int64_t size, const char* what) {
+      if (size != count) {
+        throw InvalidValueError(std::string(what) + " of offers must have one entry for each of " +
+                                std::to_string(count) + " token_ids, got " + std::to_string(size));
+      }
+    };
+    if (!given.attr("parents").is_none()) {
+      check(arrays.parents.size(), "parents");
+      offers.parents = arrays.parents.data();
+    }
+    if (!given.attr("confidences").is_none()) {
+      arrays.confidences = Confidences::ensure(given.attr("confidences"));
+      if (!arrays.confidences || arrays.confidences.ndim() != 1) {
+        PyErr_Clear();
+        throw InvalidValueError("confidences of offers must be one row of numbers, got " +
+                                std::string(py::repr(given.attr("confidences"))));
+      }
+      check(arrays.confidences.size(), "confidences");
+      offers.confidences = arrays.confidences.data();
+    }
+    offers_.push_back(offers);
+  }
+
+  std::vector<std::unique_ptr<Arrays>> arrays_;
+  std::vector<Offers> offers_;
+};
+
 DraftHandle propose_with(PythonEngine& engine, RequestId request, std::optional<std::int64_t> limit,
-                         const std::optional<double>& token_cost,
-                         const std::optional<Curve>& cost) {
+                         const std::optional<double>& token_cost, const std::optional<Curve>& cost,
+                         const std::optional<OffersObject>& offers) {
   ProposeOptions options;
   options.cost = step_cost(token_cost, cost);
+  const OffersOfCall offered(engine, offers, 1);
+  offered.put_into(options);
   std::int32_t most = 0;
   if (limit) {
     if (*limit < 0) {
@@ -152,25 +245,66 @@ DraftHandle propose_with(PythonEngine& engine, RequestId request, std::optional<
   return propose(engine, request, options);
 }
 
+void check_rows(std::int64_t given, std::int64_t rows, const char* what) {
+  if (given != rows) {
+    throw InvalidValueError(std::string(what) + " must have one entry for each of the " +
+                            std::to_string(rows) + " requests, got " + std::to_string(given));
+  }
+}
+
+// The options of a batch, with their arrays.
+struct BatchOptions {
+  BatchOptions(const std::optional<Integers>& limits, const std::optional<double>& token_cost,
+               const std::optional<Curve>& cost, bool padded, const std::optional<Curve>& weights,
+               std::int64_t rows)
+      : most(limits.value_or(Integers()), "limits") {
+    options.cost = step_cost(token_cost, cost);
+    options.padded = padded;
+    if (limits) {
+      check_rows(most.size(), rows, "limits");
+      options.limits = most.data();
+    }
+    if (weights) {
+      if (weights->ndim() != 1) {
+        throw InvalidValueError("weights must be one row of numbers, got " +
+                                std::to_string(weights->ndim()) + " dimensions");
+      }
+      check_rows(weights->size(), rows, "weights");
+      of_rows.assign(weights->data(), weights->data() + weights->size());
+      options.weights = of_rows.data();
+    }
+  }
+
+  IntegerArray<std::int32_t> most;
+  std::vector<float> of_rows;
+  ProposeOptions options;
+};
+
 DraftBatch propose_batch(PythonEngine& engine, const Integers& requests,
                          const std::optional<Integers>& limits,
                          const std::optional<double>& token_cost, const std::optional<Curve>& cost,
-                         bool padded) {
+                         bool padded, const std::optional<Curve>& weights,
+                         const std::optional<OffersObject>& offers) {
   const IntegerArray<RequestId> ids(requests, "requests");
-  const IntegerArray<std::int32_t> most(limits.value_or(Integers()), "limits");
-  ProposeOptions options;
-  options.cost = step_cost(token_cost, cost);
-  options.padded = padded;
-  if (limits) {
-    if (most.size() != ids.size()) {
-      throw InvalidValueError("limits must have one entry for each of the " +
-                              std::to_string(ids.size()) + " requests, got " +
-                              std::to_string(most.size()));
-    }
-    options.limits = most.data();
-  }
+  BatchOptions known(limits, token_cost, cost, padded, weights, ids.size());
+  const OffersOfCall offered(engine, offers, ids.size());
+  offered.put_into(known.options);
   const py::gil_scoped_release release;
-  return engine.propose_batch(ids.data(), ids.size(), options);
+  return engine.propose_batch(ids.data(), ids.size(), known.options);
+}
+
+py::array_t<bool> wants(PythonEngine& engine, const std::string& kind, const Integers& requests,
+                        double time, const std::optional<Integers>& limits,
+                        const std::optional<double>& token_cost, const std::optional<Curve>& cost,
+                        bool padded, const std::optional<Curve>& weights) {
+  const IntegerArray<RequestId> ids(requests, "requests");
+  const BatchOptions known(limits, token_cost, cost, padded, weights, ids.size());
+  const OfferKind number = engine.offer_kind(kind);
+  py::array_t<bool> wanted(static_cast<py::ssize_t>(ids.size()));
+  bool* out = wanted.mutable_data();
+  const py::gil_scoped_release release;
+  engine.wants(number, ids.data(), ids.size(), known.options, time, out);
+  return wanted;
 }
 
 void observe(PythonEngine& engine, RequestId request, const Integers& emitted_ids) {
@@ -268,13 +402,6 @@ Continuations read_continuations(const ContinuationsObject& out) {
           writable_column<float>(out, "probabilities", rows, nodes)};
 }
 
-void check_rows(std::int64_t given, std::int64_t rows, const char* what) {
-  if (given != rows) {
-    throw InvalidValueError(std::string(what) + " must have one entry for each of the " +
-                            std::to_string(rows) + " requests, got " + std::to_string(given));
-  }
-}
-
 void continue_batch(PythonEngine& engine, const Integers& requests, const Integers& emitted_ids,
                     const Integers& offsets, const ContinuationsObject& out,
                     const std::optional<Integers>& drafted, const std::optional<Integers>& places) {
@@ -294,11 +421,6 @@ void continue_batch(PythonEngine& engine, const Integers& requests, const Intege
                                  places ? rows.data() : nullptr, columns);
   }();
   if (!failed.empty()) raise_rows(failed);
-}
-
-// A name of a Python module.
-py::object from_python(const char* module, const char* name) {
-  return py::module_::import(module).attr(name);
 }
 
 StatsObject as_stats(const DraftCounts& counts) {
@@ -401,7 +523,8 @@ O(tokens). Raises InvalidValueError (datastores of two tokenizers too), Datastor
 RequestLimitError or MemoryLimitError, and then nothing was added.)");
   engine.def("propose", &propose_with, py::arg("request"), py::kw_only(),
              py::arg("limit") = py::none(), py::arg("token_cost") = py::none(),
-             py::arg("cost") = py::none(), R"(The draft for the request's next step.
+             py::arg("cost") = py::none(), py::arg("offers") = py::none(),
+             R"(The draft for the request's next step.
 
 It is empty where nothing matches or nothing pays. It changes nothing that later drafts depend on,
 but `observe` compares the emitted tokens with the latest draft, so propose once a step.
@@ -412,11 +535,14 @@ token_cost: what a further token in a forward costs, as a fraction of a forward 
     default the config's.
 cost: instead of it, the step cost as a row of times: cost[n - 1] is the time of a target forward
     over n tokens, in any unit. It goes on past its end with its last slope.
+offers: what others guess, of one row: `Offers`, or several of different kinds. Only the default
+    drafter takes them.
 
 O(lookahead). Raises UnknownRequestError or InvalidValueError.)");
   engine.def("propose_batch", &propose_batch, py::arg("requests"), py::kw_only(),
              py::arg("limits") = py::none(), py::arg("token_cost") = py::none(),
              py::arg("cost") = py::none(), py::arg("padded") = false,
+             py::arg("weights") = py::none(), py::arg("offers") = py::none(),
              R"(The drafts for the next step of a batch, chosen together.
 
 The tokens most likely to be accepted anywhere in the batch are drafted, as many as pay.
@@ -426,10 +552,31 @@ limits: for each request the most tokens to draft, or None.
 token_cost, cost: as in `propose`; the forward runs over all rows, len(requests) tokens without
     drafts.
 padded: whether the forward pads every row to the longest draft, so that each row pays for it.
+weights: for each request how much its tokens are worth beside the others', above 0, as for one that
+    must not be late; by default all alike.
+offers: what others guess: `Offers` with a row for each request, or several of different kinds, 4
+    at most. Only the default drafter takes them. A row's wrong offer is left out and counted by
+    `num_refused_offers`.
 
 A request that is not running, as one that another thread has just ended, gets an empty draft.
 
 O(requests * lookahead), with a sort of the candidates for a cost curve. Raises InvalidValueError.)");
+  engine.def(
+      "wants", &wants, py::arg("kind"), py::arg("requests"), py::kw_only(), py::arg("time") = 0.0,
+      py::arg("limits") = py::none(), py::arg("token_cost") = py::none(),
+      py::arg("cost") = py::none(), py::arg("padded") = false, py::arg("weights") = py::none(),
+      R"(Whether it pays to make an offer for the next step, for each request; bool (requests,).
+
+Ask before a drafter of your own runs, once a step. Offers pay where the tokens that they add to the
+engine's own drafts are worth the time that making and verifying them takes. That is learned from
+the steps that had offers. Now and then the answer is yes to learn whether it still holds. The last
+drafts of the requests are forgotten; a request that is not running gets no.
+
+kind: of the offers, as in `Offers`.
+time: what making them takes, for all rows together, as in `Offers`.
+limits, token_cost, cost, padded, weights: as in `propose_batch`.
+
+O(requests * lookahead). Releases the GIL. Raises InvalidValueError.)");
   engine.def("observe", &observe, py::arg("request"), py::arg("emitted_ids"),
              R"(Takes the tokens that the target emitted in a step.
 
@@ -512,6 +659,14 @@ Raises InvalidValueError where the drafter learns nothing: all but the default o
                                "How many requests are running.");
   engine.def_property_readonly("num_bytes", &Engine::bytes,
                                "The bytes that the indexes of all running requests hold.");
+  engine.def_property_readonly(
+      "offer_kinds",
+      [](const PythonEngine& self) { return py::tuple(py::cast(self.offer_kinds())); },
+      "The kinds of offers that the engine has met, in order: a draft token of kind i has the "
+      "source Source.OFFER + i.");
+  engine.def_property_readonly("num_refused_offers", &Engine::num_refused_offers,
+                               "How many rows' offers were left out of batches since they were "
+                               "wrong: too long, foreign ids, bad parents or confidences.");
   engine.def_property_readonly(
       "num_foreign", &Engine::num_foreign,
       "How many tokens of datastores were left out of drafts since they are not below the config's "

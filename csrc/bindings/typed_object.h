@@ -30,6 +30,11 @@ struct ContinuationsType {
   static constexpr auto name =
       pybind11::detail::const_name("fastdraft.continuations.Continuations");
 };
+// What `OffersOfCall` takes.
+struct OffersType {
+  static constexpr auto name = pybind11::detail::const_name(
+      "fastdraft.offers.Offers | collections.abc.Sequence[fastdraft.offers.Offers]");
+};
 // What `stores_of` takes.
 struct StoresType {
   static constexpr auto name =
@@ -39,6 +44,7 @@ using ConfigObject = TypedObject<ConfigType>;
 using CalibrationObject = TypedObject<CalibrationType>;
 using StatsObject = TypedObject<StatsType>;
 using StoresObject = TypedObject<StoresType>;
+using OffersObject = TypedObject<OffersType>;
 using ContinuationsObject = TypedObject<ContinuationsType>;
 
 // The configuration that a DraftConfig describes. Throws InvalidValueError for fields of another

@@ -204,20 +204,47 @@ EngineConfig read_config(const fastdraft_config* given) {
   return config;
 }
 
-// The limits and the cost curve stay the caller's.
-ProposeOptions read_options(const fastdraft_propose_options* given) {
-  const fastdraft_propose_options known = read_optional(given, "options");
-  check_array(known.cost, known.cost_size, "options.cost");
-  ProposeOptions options;
-  options.limits = known.limits;
-  options.padded = known.padded != 0;
-  if (known.cost_size > 0 && known.has_token_cost != 0) {
-    throw InvalidValueError("give either options.cost or options.token_cost, not both");
+// The options of a proposal for `rows` requests. The arrays stay the caller's.
+struct ReadOptions {
+  ReadOptions(const fastdraft_propose_options* given, std::int64_t rows) {
+    const fastdraft_propose_options known = read_optional(given, "options");
+    check_array(known.cost, known.cost_size, "options.cost");
+    options.limits = known.limits;
+    options.padded = known.padded != 0;
+    options.weights = known.weights;
+    if (known.cost_size > 0 && known.has_token_cost != 0) {
+      throw InvalidValueError("give either options.cost or options.token_cost, not both");
+    }
+    if (known.cost_size > 0) options.cost = StepCost::curve(known.cost, known.cost_size);
+    if (known.has_token_cost != 0) options.cost = StepCost::constant(known.token_cost);
+    check_array(known.offers, known.num_offers, "options.offers");
+    // The structs of an earlier or a later header are not as long.
+    const auto* next = reinterpret_cast<const unsigned char*>(known.offers);
+    for (std::int64_t k = 0; k < known.num_offers; ++k) {
+      const auto* offer = reinterpret_cast<const fastdraft_offers*>(next);
+      add_offers(read_struct(offer, "options.offers"), rows);
+      next += offer->size;
+    }
+    options.offers = offers.data();
+    options.num_offers = static_cast<std::int64_t>(offers.size());
   }
-  if (known.cost_size > 0) options.cost = StepCost::curve(known.cost, known.cost_size);
-  if (known.has_token_cost != 0) options.cost = StepCost::constant(known.token_cost);
-  return options;
-}
+
+  void add_offers(const fastdraft_offers& given, std::int64_t rows) {
+    check_array(given.token_ids, given.count, "options.offers.token_ids");
+    required(given.offsets, "options.offers.offsets");
+    if (given.offsets[0] != 0 || given.offsets[rows] != given.count) {
+      throw InvalidValueError("options.offers.offsets must rise from 0 to count, " +
+                              std::to_string(given.count) + ", got " +
+                              std::to_string(given.offsets[0]) + " .. " +
+                              std::to_string(given.offsets[rows]));
+    }
+    offers.push_back(
+        {given.kind, given.offsets, given.token_ids, given.parents, given.confidences, given.time});
+  }
+
+  ProposeOptions options;
+  std::vector<fastdraft::Offers> offers;
+};
 
 // Checks that the caller's arrays have room for what `rows` requests can get.
 void check_room(const fastdraft_draft* draft, const fastdraft_engine& engine, std::int64_t rows,
@@ -425,7 +452,8 @@ fastdraft_status fastdraft_propose(fastdraft_engine* engine, fastdraft_request r
                                    fastdraft_draft* draft) {
   return guarded([&] {
     fastdraft::Engine& core = required(engine, "engine").engine;
-    const ProposeOptions known = read_options(options);
+    const ReadOptions read(options, 1);
+    const ProposeOptions& known = read.options;
     check_room(draft, *engine, 1, known);
     const std::int32_t most = core.most_drafted();
     const std::unique_ptr<std::int32_t[]> memory(
@@ -443,11 +471,35 @@ fastdraft_status fastdraft_propose_batch(fastdraft_engine* engine,
     fastdraft::Engine& core = required(engine, "engine").engine;
     check_array(requests, rows, "requests");
     required(offsets, "offsets");
-    const ProposeOptions known = read_options(options);
+    const ReadOptions read(options, rows);
+    const ProposeOptions& known = read.options;
     check_room(draft, *engine, rows, known);
     const DraftBatch drafts = core.propose_batch(requests, rows, known);
     std::copy(drafts.offsets.begin(), drafts.offsets.end(), offsets);
     write_draft(drafts.columns, drafts.offsets.back(), draft);
+  });
+}
+
+fastdraft_status fastdraft_engine_offer_kind(fastdraft_engine* engine, const char* name,
+                                             int32_t* kind) {
+  return guarded([&] {
+    fastdraft::Engine& core = required(engine, "engine").engine;
+    required(kind, "kind") = core.offer_kind(&required(name, "name"));
+  });
+}
+
+fastdraft_status fastdraft_wants(fastdraft_engine* engine, int32_t kind,
+                                 const fastdraft_request* requests, int64_t rows,
+                                 const fastdraft_propose_options* options, double time,
+                                 uint8_t* wanted) {
+  return guarded([&] {
+    fastdraft::Engine& core = required(engine, "engine").engine;
+    check_array(requests, rows, "requests");
+    check_array(wanted, rows, "wanted");
+    const ReadOptions read(options, rows);
+    const std::unique_ptr<bool[]> answers(new bool[static_cast<std::size_t>(rows)]);
+    core.wants(kind, requests, rows, read.options, time, answers.get());
+    std::copy_n(answers.get(), rows, wanted);
   });
 }
 

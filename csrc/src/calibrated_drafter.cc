@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -9,6 +10,7 @@
 #include "copy_cursor.h"
 #include "drafter.h"
 #include "matched_texts.h"
+#include "offered_candidates.h"
 #include "prediction.h"
 
 namespace fastdraft {
@@ -46,26 +48,30 @@ class CalibratedDrafter final : public Drafter {
   }
 
   std::int32_t guess(std::int32_t limit, float least, const DraftColumns& draft) override {
-    moment_ = acceptance_.now();
-    matches_.find();
-    ExpectedText expected;
-    if (prediction_) {
-      expected = ExpectedText(prediction_->place(), prediction_->text(), prediction_->size());
-    }
-    const ExpectedText copy(copy_.place(), context_.text(), context_.size());
-    if (nodes_.size() <= static_cast<std::size_t>(limit)) {
-      nodes_.resize(static_cast<std::size_t>(limit) + 1);
-    }
-    nodes_[0] = {-1, -1, 0, 1.0f, candidates_.begin(copy, expected), {0, 0}};
-    num_nodes_ = 1;
-    expand(nodes_[0]);
-    return tree_ ? grow_tree(limit, least, draft) : grow_chain(limit, least, draft);
+    if (offered_ != nullptr) offered_->used = false;
+    return grow(Own{*this}, limit, least, draft);
+  }
+
+  std::int32_t guess_with(const RowOffers& offers, std::int32_t limit, float least,
+                          const DraftColumns& draft) override {
+    if (offered_ == nullptr) offered_ = std::make_unique<OfferedDraft>();
+    offered_->used = true;
+    offered_->least = least;
+    offered_->candidates.begin(offers);
+    offered_->nodes.clear();
+    offered_->nodes.push_back({offered_->candidates.root(), {0, 0}});
+    return grow(Offered{*this, *offered_}, limit, least, draft);
   }
 
   void learn(const Token* emitted, std::int64_t count) override {
+    const bool with_offers = offered_ != nullptr && offered_->used;
+    if (with_offers) offered_->accepted_without = 0;
+    float path = 1.0f;  // without offers
     std::size_t node = 0;
     for (std::int64_t i = 0; i < count; ++i) {
+      if (with_offers) path = follow_without_offers(nodes_[node].following, path, emitted[i]);
       learn_of(nodes_[node].following, emitted[i]);
+      if (with_offers) offered_->candidates.learn(offered_->nodes[node].following, emitted[i]);
       std::size_t child = node + 1;
       while (child < num_nodes_ && (nodes_[child].parent != static_cast<std::int32_t>(node) ||
                                     nodes_[child].token != emitted[i])) {
@@ -74,6 +80,10 @@ class CalibratedDrafter final : public Drafter {
       if (child == num_nodes_) return;
       node = child;
     }
+  }
+
+  std::int32_t accepted_without_offers() const override {
+    return offered_ == nullptr ? 0 : offered_->accepted_without;
   }
 
  private:
@@ -116,7 +126,97 @@ class CalibratedDrafter final : public Drafter {
     }
   }
 
-  void expand(DraftNode& node) { node.following = candidates_.expand(node.depth, node.agreement); }
+  // What a draft with offers holds besides, once there has been one.
+  struct OfferedDraft {
+    struct Node {
+      OfferedCandidate::Places places;
+      Candidates::Range following;
+    };
+
+    bool used = false;  // by the last guess
+    float least = 0.0f;
+    std::int32_t accepted_without = 0;
+    OfferedCandidates candidates;
+    std::vector<Node> nodes;  // beside nodes_
+  };
+
+  // What a draft grows from: the candidates that the engine finds.
+  struct Own {
+    CalibratedDrafter& drafter;
+
+    const Candidate& operator[](std::size_t i) const noexcept { return drafter.candidates_[i]; }
+    Candidates::Range following(std::size_t node) const noexcept {
+      return drafter.nodes_[node].following;
+    }
+    void expand(std::size_t at) const {
+      DraftNode& node = drafter.nodes_[at];
+      node.following = drafter.candidates_.expand(node.depth, node.agreement);
+    }
+    void draft(std::size_t /*candidate*/) const noexcept {}
+  };
+
+  // The same with offers.
+  struct Offered {
+    CalibratedDrafter& drafter;
+    OfferedDraft& offered;
+
+    const Candidate& operator[](std::size_t i) const noexcept {
+      return offered.candidates[i].candidate;
+    }
+    Candidates::Range following(std::size_t node) const noexcept {
+      return offered.nodes[node].following;
+    }
+    void expand(std::size_t at) const {
+      Own{drafter}.expand(at);
+      const DraftNode& own = drafter.nodes_[at];
+      OfferedDraft::Node& node = offered.nodes[at];
+      node.following =
+          offered.candidates.expand(node.places, own.depth, drafter.candidates_, own.following);
+    }
+    void draft(std::size_t candidate) const {
+      const OfferedCandidate& chosen = offered.candidates[candidate];
+      if (!chosen.found) drafter.candidates_.leave();
+      offered.nodes.push_back({chosen.places, {0, 0}});
+    }
+  };
+
+  // Goes on along the path that a guess without offers would share with the target: counts the
+  // emitted token if that guess would have held it. Returns the chance of the path; 0: it has
+  // ended.
+  float follow_without_offers(Candidates::Range following, float path, Token emitted) {
+    const Candidate* same = nullptr;
+    float best = 0.0f;
+    for (std::size_t c = following.first; c < following.last; ++c) {
+      const Candidate& candidate = candidates_[c];
+      if (candidate.token == emitted) same = &candidate;
+      best = c == following.first ? candidate.weight : std::max(best, candidate.weight);
+    }
+    if (same == nullptr || (!tree_ && same->weight < best)) return 0.0f;
+    path *= AcceptanceModel::chance(same->weight);
+    if (path < offered_->least) return 0.0f;
+    if (path > 0.0f) ++offered_->accepted_without;
+    return path;
+  }
+
+  template <class Choices>
+  std::int32_t grow(const Choices& choices, std::int32_t limit, float least,
+                    const DraftColumns& draft) {
+    moment_ = acceptance_.now();
+    matches_.find();
+    ExpectedText expected;
+    if (prediction_) {
+      expected = ExpectedText(prediction_->place(), prediction_->text(), prediction_->size());
+    }
+    const ExpectedText copy(copy_.place(), context_.text(), context_.size());
+    if (nodes_.size() <= static_cast<std::size_t>(limit)) {
+      nodes_.resize(static_cast<std::size_t>(limit) + 1);
+    }
+    nodes_[0] = {-1, -1, 0, 1.0f, candidates_.begin(copy, expected), {0, 0}};
+    num_nodes_ = 1;
+    choices.expand(0);
+    return tree_ ? grow_tree(choices, limit, least, draft)
+                 : grow_chain(choices, limit, least, draft);
+  }
 
   // Makes a candidate a node, and writes it as the next token of the draft.
   std::int32_t draft_candidate(std::size_t parent, const Candidate& candidate, float path,
@@ -135,19 +235,22 @@ class CalibratedDrafter final : public Drafter {
     return place + 1;
   }
 
-  std::int32_t grow_chain(std::int32_t limit, float least, const DraftColumns& draft) {
+  template <class Choices>
+  std::int32_t grow_chain(const Choices& choices, std::int32_t limit, float least,
+                          const DraftColumns& draft) {
     limit = std::min(limit, lookahead_);
     std::int32_t count = 0;
     float weight = 0.0f;
     float chance = 0.0f;
     while (count < limit) {
       const auto node = static_cast<std::size_t>(count);
-      const Candidates::Range following = nodes_[node].following;
+      const Candidates::Range following = choices.following(node);
       if (following.first == following.last) break;
-      const Candidate* best = &candidates_[following.first];
+      std::size_t chosen = following.first;
       for (std::size_t c = following.first + 1; c < following.last; ++c) {
-        if (candidates_[c].weight > best->weight) best = &candidates_[c];
+        if (choices[c].weight > choices[chosen].weight) chosen = c;
       }
+      const Candidate* best = &choices[chosen];
       // In a long copy most tokens weigh the same.
       if (count == 0 || best->weight != weight) {
         weight = best->weight;
@@ -156,17 +259,21 @@ class CalibratedDrafter final : public Drafter {
       const float path = nodes_[node].path * chance;
       if (path < least) break;
       count = draft_candidate(node, *best, path, draft);
-      if (count < limit) expand(nodes_[static_cast<std::size_t>(count)]);
+      choices.draft(chosen);
+      if (count < limit) choices.expand(static_cast<std::size_t>(count));
     }
     return count;
   }
 
   // Best first: the tokens most likely to be accepted anywhere in the tree.
-  std::int32_t grow_tree(std::int32_t limit, float least, const DraftColumns& draft) {
+  template <class Choices>
+  std::int32_t grow_tree(const Choices& choices, std::int32_t limit, float least,
+                         const DraftColumns& draft) {
     waiting_.clear();
     const auto wait_for = [&](std::size_t node) {
-      for (std::size_t c = nodes_[node].following.first; c < nodes_[node].following.last; ++c) {
-        const float path = nodes_[node].path * AcceptanceModel::chance(candidates_[c].weight);
+      const Candidates::Range following = choices.following(node);
+      for (std::size_t c = following.first; c < following.last; ++c) {
+        const float path = nodes_[node].path * AcceptanceModel::chance(choices[c].weight);
         if (path < least) continue;
         waiting_.push_back({path, c, node});
         std::push_heap(waiting_.begin(), waiting_.end());
@@ -178,10 +285,11 @@ class CalibratedDrafter final : public Drafter {
       std::pop_heap(waiting_.begin(), waiting_.end());
       const Waiting next = waiting_.back();
       waiting_.pop_back();
-      count = draft_candidate(next.parent, candidates_[next.candidate], next.path, draft);
+      count = draft_candidate(next.parent, choices[next.candidate], next.path, draft);
+      choices.draft(next.candidate);
       const auto node = static_cast<std::size_t>(count);
       if (count == limit || nodes_[node].depth == lookahead_) continue;
-      expand(nodes_[node]);
+      choices.expand(node);
       wait_for(node);
     }
     return count;
@@ -201,6 +309,7 @@ class CalibratedDrafter final : public Drafter {
   std::vector<DraftNode> nodes_;  // the first num_nodes_ are the guess
   std::size_t num_nodes_ = 0;
   std::vector<Waiting> waiting_;
+  std::unique_ptr<OfferedDraft> offered_;
 };
 
 }  // namespace

@@ -82,6 +82,9 @@ class Candidates {
   // this for its nodes in order: each is the best candidate of the one before.
   Range expand(std::int32_t depth, const Agreement& agreement);
 
+  // For a chain that goes on with a token that is not among these.
+  void leave() noexcept { repeating_ = false; }
+
   const Candidate& operator[](std::size_t i) const noexcept { return candidates_[i]; }
 
  private:

@@ -10,6 +10,7 @@
 #include "fastdraft/draft.h"
 #include "fastdraft/token.h"
 #include "memory.h"
+#include "row_offers.h"
 #include "suffix_automaton.h"
 
 namespace fastdraft {
@@ -30,9 +31,19 @@ class Drafter {
   // siblings differ. Tokens less probable than `least` are not wanted.
   virtual std::int32_t guess(std::int32_t limit, float least, const DraftColumns& draft) = 0;
 
+  // The same, from the offers too. A drafter that takes no offers leaves them out.
+  virtual std::int32_t guess_with(const RowOffers& /*offers*/, std::int32_t limit, float least,
+                                  const DraftColumns& draft) {
+    return guess(limit, least, draft);
+  }
+
   // Compares what was guessed last, drafted or not, with the tokens that the
   // target emitted, of which the context holds none yet.
   virtual void learn(const Token* /*emitted*/, std::int64_t /*count*/) {}
+
+  // After `learn` about a guess with offers: how many tokens the target would have accepted of a
+  // guess without them, as far as what was weighed tells.
+  virtual std::int32_t accepted_without_offers() const { return 0; }
 };
 
 // What a request's drafter is made from. All but the prediction must outlive it.

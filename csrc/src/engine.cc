@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -11,7 +12,9 @@
 #include "drafter.h"
 #include "fastdraft/error.h"
 #include "memory.h"
+#include "offer_kinds.h"
 #include "request_table.h"
+#include "row_offers.h"
 
 namespace fastdraft {
 namespace {
@@ -49,6 +52,47 @@ void check_stores(const Stores& stores) {
   }
 }
 
+// Throws unless each of the `rows` weights is a finite number above 0.
+void check_weights(const ProposeOptions& options, std::int64_t rows) {
+  if (options.weights == nullptr) return;
+  const float* end = options.weights + rows;
+  const float* wrong = std::find_if(options.weights, end, [](float weight) {
+    return !(weight > 0.0f && weight <= std::numeric_limits<float>::max());  // NaN too
+  });
+  if (wrong != end) {
+    throw InvalidValueError("weights must be finite and above 0, got " + std::to_string(*wrong) +
+                            " at index " + std::to_string(wrong - options.weights));
+  }
+}
+
+void check_time(double time) {
+  if (!(time >= 0.0) || std::isinf(time)) {
+    throw InvalidValueError("the time of offers must be a finite number of at least 0, got " +
+                            std::to_string(time));
+  }
+}
+
+// What is wrong with one row's offer; empty: nothing.
+std::string fault_of(const RowOffer& offer, std::int64_t vocabulary) {
+  for (std::int32_t i = 0; i < offer.count; ++i) {
+    const std::string at = " at index " + std::to_string(i);
+    const Token token = offer.token_ids[i];
+    if (token < 0 || token >= vocabulary) {
+      return "token ids must be from 0 to below " + std::to_string(vocabulary) + ", got " +
+             std::to_string(token) + at;
+    }
+    if (offer.parents != nullptr && (offer.parents[i] < -1 || offer.parents[i] >= i)) {
+      return "parents must be -1 or an index before their child's, got " +
+             std::to_string(offer.parents[i]) + at;
+    }
+    if (offer.confidences != nullptr &&
+        !(offer.confidences[i] >= 0.0f && offer.confidences[i] <= 1.0f)) {
+      return "confidences must be from 0 to 1, got " + std::to_string(offer.confidences[i]) + at;
+    }
+  }
+  return {};
+}
+
 void check_limits(const ProposeOptions& options, std::int64_t rows) {
   if (options.limits == nullptr) return;
   const std::int32_t* end = options.limits + rows;
@@ -70,6 +114,15 @@ void check_offsets(const std::int64_t* offsets, std::int64_t rows) {
   }
 }
 
+// What making the offers took, in steps without drafts.
+double time_of_offers(const StepCost& cost, std::int64_t rows, const ProposeOptions& options) {
+  double time = 0.0;
+  for (std::int64_t k = 0; k < options.num_offers; ++k) {
+    time += cost.part_of_step(rows, options.offers[k].time);
+  }
+  return time;
+}
+
 std::string of_request(RequestId id) { return "request " + std::to_string(id) + ": "; }
 
 }  // namespace
@@ -80,6 +133,7 @@ Engine::Engine(const EngineConfig& config, Stores stores)
       stores_(std::move(stores)),
       budget_(std::make_unique<MemoryBudget>(config.max_bytes)),
       acceptance_(config.calibrated() ? std::make_unique<AcceptanceModel>() : nullptr),
+      kinds_(std::make_unique<OfferKinds>()),
       requests_(std::make_unique<RequestTable>()),
       rate_(std::make_unique<EmissionRate>(kInitialRate)) {
   check_stores(stores_);
@@ -171,13 +225,17 @@ std::int32_t Engine::leave_out_foreign(const DraftColumns& draft, std::int32_t c
 }
 
 // The drafter's guess, in the request's draft.
-std::int32_t Engine::guess(Request& request, std::int32_t limit, float least) {
+std::int32_t Engine::guess(Request& request, std::int32_t limit, float least,
+                           const RowOffers* offers) {
   // If the drafter throws, the request has no proposal.
   request.proposed = false;
   request.guessed = 0;
   request.drafted = 0;
   request.step_time = 1.0;
-  request.guessed = request.drafter->guess(limit, least, request.draft);
+  if (offers == nullptr && request.offers != nullptr) request.offers->given = 0;
+  request.guessed = offers == nullptr
+                        ? request.drafter->guess(limit, least, request.draft)
+                        : request.drafter->guess_with(*offers, limit, least, request.draft);
   if (config_.vocabulary < kAllTokens) {
     request.guessed = leave_out_foreign(request.draft, request.guessed);
   }
@@ -185,21 +243,172 @@ std::int32_t Engine::guess(Request& request, std::int32_t limit, float least) {
   return request.guessed;
 }
 
+OfferKind Engine::offer_kind(std::string_view name) {
+  if (!config_.calibrated()) {
+    throw InvalidValueError("offers must be left out: only the default drafter takes them");
+  }
+  return kinds_->add(name);
+}
+
+std::vector<std::string> Engine::offer_kinds() const { return kinds_->names(); }
+
+void Engine::check_offers(const ProposeOptions& options, std::int64_t rows) const {
+  if (options.num_offers > kMostOffers) {
+    throw InvalidValueError("a call takes at most " + std::to_string(kMostOffers) +
+                            " offers, got " + std::to_string(options.num_offers));
+  }
+  std::uint32_t given = 0;
+  for (std::int64_t k = 0; k < options.num_offers; ++k) {
+    const Offers& offers = options.offers[k];
+    if (offers.kind < 0 || offers.kind >= kinds_->size()) {
+      throw InvalidValueError("the kind of offers must be one of the engine's " +
+                              std::to_string(kinds_->size()) + ", got " +
+                              std::to_string(offers.kind));
+    }
+    const std::uint32_t bit = std::uint32_t{1} << static_cast<std::uint32_t>(offers.kind);
+    if ((given & bit) != 0) {
+      throw InvalidValueError("offers must be of different kinds, got two of \"" +
+                              kinds_->names()[static_cast<std::size_t>(offers.kind)] + "\"");
+    }
+    given |= bit;
+    check_time(offers.time);
+    check_offsets(offers.offsets, rows);
+  }
+}
+
+// Reads what is offered for a row. Returns whether that is anything. A wrong offer is refused, with
+// an error, or left out.
+bool Engine::read_offers(Request& request, const ProposeOptions& options, std::int64_t row,
+                         bool refuse, RowOffers& read) {
+  read.size = 0;
+  std::uint32_t given = 0;
+  for (std::int64_t k = 0; k < options.num_offers; ++k) {
+    const Offers& all = options.offers[k];
+    const std::int64_t first = all.offsets[row];
+    const std::int64_t count = all.offsets[row + 1] - first;
+    if (count == 0) continue;
+    if (request.offers == nullptr) request.offers = std::make_unique<OfferState>();
+    const auto kind = static_cast<std::size_t>(all.kind);
+    RowOffer& offer = read.offers[static_cast<std::size_t>(read.size)];
+    offer = {all.kind,
+             &kinds_->model(all.kind),
+             &request.offers->kinds[kind].offers,
+             static_cast<std::int32_t>(std::min(count, kMostOffered)),
+             all.token_ids + first,
+             all.parents == nullptr ? nullptr : all.parents + first,
+             all.confidences == nullptr ? nullptr : all.confidences + first};
+    const std::string fault = count > kMostOffered
+                                  ? "there may be at most " + std::to_string(kMostOffered) +
+                                        " tokens, got " + std::to_string(count)
+                                  : fault_of(offer, config_.vocabulary);
+    if (fault.empty()) {
+      ++read.size;
+      given |= std::uint32_t{1} << kind;
+    } else if (refuse) {
+      throw InvalidValueError("the offer \"" + kinds_->names()[kind] + "\": " + fault);
+    } else {
+      num_refused_offers_.fetch_add(1, std::memory_order_relaxed);
+    }
+  }
+  if (request.offers != nullptr) request.offers->given = given;
+  return read.size > 0;
+}
+
+void Engine::wants(OfferKind kind, const RequestId* ids, std::int64_t rows,
+                   const ProposeOptions& options, double time, bool* wanted) {
+  check_limits(options, rows);
+  check_weights(options, rows);
+  check_time(time);
+  if (kind < 0 || kind >= kinds_->size()) {
+    throw InvalidValueError("the kind of offers must be one of the engine's " +
+                            std::to_string(kinds_->size()) + ", got " + std::to_string(kind));
+  }
+  const StepCost cost = options.cost.value_or(StepCost::constant(config_.token_cost));
+  const std::int64_t stride = most_drafted_;
+  ProposeOptions plain = options;
+  plain.num_offers = 0;
+  const DraftBatch own = propose_batch(ids, rows, plain);
+  OfferModel& model = kinds_->model(kind);
+  double gain = 0.0;
+  double rate = 0.0;
+  std::int64_t longest = 0;
+  double offered_longest = 0.0;
+  double offered_drafted = 0.0;
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const auto r = static_cast<std::size_t>(row);
+    wanted[row] = false;
+    const std::int32_t drafted = own.offsets[r + 1] - own.offsets[r];
+    longest = std::max<std::int64_t>(longest, drafted);
+    const std::optional<RequestTable::Locked> found = requests_->find(ids[row]);
+    if (!found) continue;
+    Request& request = **found;
+    request.proposed = false;
+    request.guessed = 0;
+    request.drafted = 0;
+    request.step_time = 1.0;
+    if (request.offers == nullptr) request.offers = std::make_unique<OfferState>();
+    const float* probabilities = own.columns.probabilities + own.offsets[r];
+    const float promised = std::accumulate(probabilities, probabilities + drafted, 0.0f);
+    request.offers->own = promised;
+    const double weight =
+        options.weights == nullptr ? 1.0 : static_cast<double>(options.weights[row]);
+    rate += weight * request.rate.value();
+    const std::int32_t limit = limit_of(options, row);
+    const OfferState& state = *request.offers;
+    const StepPromises::Promise with =
+        model.steps().promise(promised, state.kinds[static_cast<std::size_t>(kind)].steps);
+    const StepPromises::Promise without =
+        kinds_->plain_steps().promise(promised, state.plain_steps);
+    const double more = static_cast<double>(with.accepted) - static_cast<double>(without.accepted);
+    wanted[row] = limit > 0 && more > 0.0;
+    const double most =
+        wanted[row]
+            ? std::min(static_cast<double>(with.drafted),
+                       static_cast<double>(std::min(static_cast<std::int64_t>(limit), stride)))
+            : drafted;
+    offered_longest = std::max(offered_longest, most);
+    offered_drafted += most;
+    if (wanted[row]) gain += weight * more;
+  }
+  if (rows == 0) return;
+  const auto width = [&](double each, double sum) {
+    return static_cast<std::int64_t>(
+        std::lround(options.padded ? static_cast<double>(rows) * each : sum));
+  };
+  const double step = cost.relative(
+      rows, width(static_cast<double>(longest), static_cast<double>(own.offsets.back())));
+  const double offered_step = cost.relative(rows, width(offered_longest, offered_drafted));
+  const bool pays = gain > rate * (cost.part_of_step(rows, time) + offered_step - step);
+  if (!model.asks(pays)) {
+    std::fill_n(wanted, rows, false);
+  } else if (!pays) {
+    for (std::int64_t row = 0; row < rows; ++row) {
+      wanted[row] = limit_of(options, row) > 0 && requests_->find(ids[row]).has_value();
+    }
+  }
+}
+
 std::int32_t Engine::propose(RequestId id, const ProposeOptions& options,
                              const DraftColumns& draft) {
   check_limits(options, 1);
+  const bool offered = options.num_offers > 0;
+  if (offered) check_offers(options, 1);
   const StepCost cost = options.cost.value_or(StepCost::constant(config_.token_cost));
   const RequestTable::Locked request = requests_->lock(id);
   const double rate = kPremium * request->rate.value();
   const double least = cost.is_constant() ? cost.least_chance(1, rate)
                                           : cost.least_of_batch(1, rate, false, most_drafted_);
-  std::int32_t count = guess(*request, limit_of(options, 0), static_cast<float>(least));
+  RowOffers offers;
+  const bool any = offered && read_offers(*request, options, 0, true, offers);
+  std::int32_t count =
+      guess(*request, limit_of(options, 0), static_cast<float>(least), any ? &offers : nullptr);
   // At a constant cost the guess ended where no more pays.
   if (config_.calibrated() && !cost.is_constant()) {
     keep_what_pays(cost, rate, false, request->draft.probabilities, 1, count, &count);
   }
   request->drafted = count;
   request->step_time = cost.relative(1, count);
+  if (offered) request->step_time += time_of_offers(cost, 1, options);
   request->draft.copy_to(draft, count);
   return count;
 }
@@ -207,6 +416,9 @@ std::int32_t Engine::propose(RequestId id, const ProposeOptions& options,
 DraftBatch Engine::propose_batch(const RequestId* ids, std::int64_t rows,
                                  const ProposeOptions& options) {
   check_limits(options, rows);
+  check_weights(options, rows);
+  const bool offered = options.num_offers > 0;
+  if (offered) check_offers(options, rows);
   const StepCost cost = options.cost.value_or(StepCost::constant(config_.token_cost));
   const std::int64_t stride = most_drafted_;
   // Every row's whole guess, a stride apart; what is kept then moves together.
@@ -214,29 +426,48 @@ DraftBatch Engine::propose_batch(const RequestId* ids, std::int64_t rows,
       new std::int32_t[static_cast<std::size_t>(DraftColumns::words(rows * stride))]);
   const DraftColumns all = DraftColumns::in(memory.get(), rows * stride);
   std::vector<std::int32_t> counts(static_cast<std::size_t>(rows));
+  const auto weight_of = [&](std::int64_t row) {
+    return options.weights == nullptr ? 1.0 : static_cast<double>(options.weights[row]);
+  };
   double rate = 0.0;
   for (std::int64_t row = 0; row < rows; ++row) {
     if (const std::optional<RequestTable::Locked> found = requests_->find(ids[row])) {
-      rate += kPremium * (*found)->rate.value();
+      rate += weight_of(row) * kPremium * (*found)->rate.value();
     }
   }
-  const auto least = static_cast<float>(cost.least_of_batch(rows, rate, options.padded, stride));
+  const double least = cost.least_of_batch(rows, rate, options.padded, stride);
+  RowOffers offers;
   for (std::int64_t row = 0; row < rows; ++row) {
     const std::optional<RequestTable::Locked> found = requests_->find(ids[row]);
     if (!found) continue;
     Request& request = **found;
-    counts[static_cast<std::size_t>(row)] = guess(request, limit_of(options, row), least);
+    const bool any = offered && read_offers(request, options, row, false, offers);
+    counts[static_cast<std::size_t>(row)] =
+        guess(request, limit_of(options, row), static_cast<float>(least / weight_of(row)),
+              any ? &offers : nullptr);
     request.draft.copy_to(all.from(row * stride), request.guessed);
   }
   if (rows > 0 && config_.calibrated()) {
-    keep_what_pays(cost, rate, options.padded, all.probabilities, rows, stride, counts.data());
+    std::vector<float> worth;
+    if (options.weights != nullptr) {
+      worth.resize(static_cast<std::size_t>(rows * stride));
+      for (std::int64_t row = 0; row < rows; ++row) {
+        for (std::int32_t i = 0; i < counts[static_cast<std::size_t>(row)]; ++i) {
+          const std::int64_t place = row * stride + i;
+          worth[static_cast<std::size_t>(place)] = options.weights[row] * all.probabilities[place];
+        }
+      }
+    }
+    keep_what_pays(cost, rate, options.padded, worth.empty() ? all.probabilities : worth.data(),
+                   rows, stride, counts.data());
   }
 
   std::vector<std::int32_t> offsets(static_cast<std::size_t>(rows) + 1);
   std::partial_sum(counts.begin(), counts.end(), offsets.begin() + 1);
   const std::int32_t longest = rows > 0 ? *std::max_element(counts.begin(), counts.end()) : 0;
-  const double step_time = cost.relative(std::max<std::int64_t>(rows, 1),
-                                         options.padded ? rows * longest : offsets.back());
+  const std::int64_t wide = std::max<std::int64_t>(rows, 1);
+  double step_time = cost.relative(wide, options.padded ? rows * longest : offsets.back());
+  if (offered) step_time += time_of_offers(cost, wide, options);
   for (std::int64_t row = 0; row < rows; ++row) {
     const auto r = static_cast<std::size_t>(row);
     all.from(row * stride).copy_to(all.from(offsets[r]), counts[r]);
@@ -290,6 +521,26 @@ void Engine::count_ahead(Request& request, std::int32_t guessed, const Token* em
   }
 }
 
+// Learns what a step with offers brought, where somebody asked before whether they pay.
+void Engine::learn_offers(Request& request, const Token* emitted, std::int64_t count,
+                          std::int32_t drafted) noexcept {
+  OfferState& state = *request.offers;
+  const std::uint32_t given = std::exchange(state.given, 0);
+  const float own = std::exchange(state.own, -1.0f);
+  if (own < 0.0f || count == 0) return;
+  const auto accepted = static_cast<float>(request.draft.accepted(drafted, emitted, count).tokens);
+  const auto verified = static_cast<float>(drafted);
+  const float without =
+      given == 0 ? accepted : static_cast<float>(request.drafter->accepted_without_offers());
+  kinds_->plain_steps().learn(own, without, verified, state.plain_steps);
+  for (std::size_t kind = 0; kind < state.kinds.size(); ++kind) {
+    if ((given >> kind & 1) == 0) continue;
+    kinds_->model(static_cast<OfferKind>(kind))
+        .steps()
+        .learn(own, accepted, verified, state.kinds[kind].steps);
+  }
+}
+
 void Engine::observe(RequestId id, const Token* emitted, std::int64_t count) {
   take(id, emitted, count, nullptr);
 }
@@ -307,6 +558,7 @@ void Engine::take(RequestId id, const Token* emitted, std::int64_t count,
   const double step_time = std::exchange(request.step_time, 1.0);
   const std::int32_t guessed = std::exchange(request.guessed, 0);
   if (proposed) request.drafter->learn(emitted, count);
+  if (request.offers != nullptr) learn_offers(request, emitted, count, drafted);
 
   std::int64_t taken = 0;
   std::optional<MemoryLimitError> refused;

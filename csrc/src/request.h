@@ -1,6 +1,7 @@
 // One generation: its text, who drafts for it, and what was last proposed.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 
@@ -9,6 +10,7 @@
 #include "fastdraft/draft.h"
 #include "fastdraft/token.h"
 #include "memory.h"
+#include "offer_model.h"
 #include "suffix_automaton.h"
 
 namespace fastdraft {
@@ -30,6 +32,20 @@ class EmissionRate {
 
   double tokens_;
   double time_ = kWeight;
+};
+
+// What a request knows of offers, once there was one or one was asked about.
+struct OfferState {
+  struct OfKind {
+    OfferRecord offers;
+    StepRecord steps;
+  };
+  std::array<OfKind, static_cast<std::size_t>(kMostOfferKinds)> kinds;
+  StepRecord plain_steps;
+  // Of the last step: the tokens that it promised without offers, or less than 0 if nobody asked;
+  // and the kinds that were offered, a bit for each.
+  float own = -1.0f;
+  std::uint32_t given = 0;
 };
 
 // Not thread-safe; the engine locks each request.
@@ -62,6 +78,8 @@ struct Request {
   std::int32_t guessed = 0;
   std::int32_t drafted = 0;
   double step_time = 1.0;
+
+  std::unique_ptr<OfferState> offers;
 
   EmissionRate rate;
   double paced = 0.0;  // the tokens of all steps that the rate counts

@@ -14,6 +14,7 @@ from fastdraft.continuations import Continuations
 from fastdraft.datastore import Datastore
 from fastdraft.engine import Draft, DraftBatch, Engine, Source
 from fastdraft.memory import Memory
+from fastdraft.offers import Offers
 from fastdraft.stats import DraftStats
 
 __version__ = "0.1.0"
@@ -27,6 +28,7 @@ __all__ = [
     "DraftStats",
     "Engine",
     "Memory",
+    "Offers",
     "Source",
     "__version__",
 ]

@@ -6,6 +6,7 @@ import collections.abc
 import fastdraft.calibration
 import fastdraft.config
 import fastdraft.continuations
+import fastdraft.offers
 import fastdraft.stats
 import numpy
 import numpy.typing
@@ -334,7 +335,7 @@ class Engine:
         
         A request that has several rows takes them in their order, as it would from several calls.
         """
-    def propose(self, request: typing.SupportsInt | typing.SupportsIndex, *, limit: typing.SupportsInt | typing.SupportsIndex | None = None, token_cost: typing.SupportsFloat | typing.SupportsIndex | None = None, cost: typing.Annotated[numpy.typing.ArrayLike, numpy.float64] | None = None) -> Draft:
+    def propose(self, request: typing.SupportsInt | typing.SupportsIndex, *, limit: typing.SupportsInt | typing.SupportsIndex | None = None, token_cost: typing.SupportsFloat | typing.SupportsIndex | None = None, cost: typing.Annotated[numpy.typing.ArrayLike, numpy.float64] | None = None, offers: fastdraft.offers.Offers | collections.abc.Sequence[fastdraft.offers.Offers] | None = None) -> Draft:
         """
         The draft for the request's next step.
         
@@ -347,10 +348,12 @@ class Engine:
             default the config's.
         cost: instead of it, the step cost as a row of times: cost[n - 1] is the time of a target forward
             over n tokens, in any unit. It goes on past its end with its last slope.
+        offers: what others guess, of one row: `Offers`, or several of different kinds. Only the default
+            drafter takes them.
         
         O(lookahead). Raises UnknownRequestError or InvalidValueError.
         """
-    def propose_batch(self, requests: numpy.typing.ArrayLike, *, limits: numpy.typing.ArrayLike | None = None, token_cost: typing.SupportsFloat | typing.SupportsIndex | None = None, cost: typing.Annotated[numpy.typing.ArrayLike, numpy.float64] | None = None, padded: bool = False) -> DraftBatch:
+    def propose_batch(self, requests: numpy.typing.ArrayLike, *, limits: numpy.typing.ArrayLike | None = None, token_cost: typing.SupportsFloat | typing.SupportsIndex | None = None, cost: typing.Annotated[numpy.typing.ArrayLike, numpy.float64] | None = None, padded: bool = False, weights: typing.Annotated[numpy.typing.ArrayLike, numpy.float64] | None = None, offers: fastdraft.offers.Offers | collections.abc.Sequence[fastdraft.offers.Offers] | None = None) -> DraftBatch:
         """
         The drafts for the next step of a batch, chosen together.
         
@@ -361,6 +364,11 @@ class Engine:
         token_cost, cost: as in `propose`; the forward runs over all rows, len(requests) tokens without
             drafts.
         padded: whether the forward pads every row to the longest draft, so that each row pays for it.
+        weights: for each request how much its tokens are worth beside the others', above 0, as for one that
+            must not be late; by default all alike.
+        offers: what others guess: `Offers` with a row for each request, or several of different kinds, 4
+            at most. Only the default drafter takes them. A row's wrong offer is left out and counted by
+            `num_refused_offers`.
         
         A request that is not running, as one that another thread has just ended, gets an empty draft.
         
@@ -369,6 +377,21 @@ class Engine:
     def stats(self, request: typing.SupportsInt | typing.SupportsIndex) -> fastdraft.stats.DraftStats:
         """
         The counts of a running request. Raises UnknownRequestError.
+        """
+    def wants(self, kind: str, requests: numpy.typing.ArrayLike, *, time: typing.SupportsFloat | typing.SupportsIndex = 0.0, limits: numpy.typing.ArrayLike | None = None, token_cost: typing.SupportsFloat | typing.SupportsIndex | None = None, cost: typing.Annotated[numpy.typing.ArrayLike, numpy.float64] | None = None, padded: bool = False, weights: typing.Annotated[numpy.typing.ArrayLike, numpy.float64] | None = None) -> numpy.typing.NDArray[numpy.bool]:
+        """
+        Whether it pays to make an offer for the next step, for each request; bool (requests,).
+        
+        Ask before a drafter of your own runs, once a step. Offers pay where the tokens that they add to the
+        engine's own drafts are worth the time that making and verifying them takes. That is learned from
+        the steps that had offers. Now and then the answer is yes to learn whether it still holds. The last
+        drafts of the requests are forgotten; a request that is not running gets no.
+        
+        kind: of the offers, as in `Offers`.
+        time: what making them takes, for all rows together, as in `Offers`.
+        limits, token_cost, cost, padded, weights: as in `propose_batch`.
+        
+        O(requests * lookahead). Releases the GIL. Raises InvalidValueError.
         """
     @property
     def config(self) -> fastdraft.config.DraftConfig:
@@ -386,9 +409,19 @@ class Engine:
         How many tokens of datastores were left out of drafts since they are not below the config's `vocabulary`. More than 0: a datastore of another tokenizer, or one with ids that stand for images.
         """
     @property
+    def num_refused_offers(self) -> int:
+        """
+        How many rows' offers were left out of batches since they were wrong: too long, foreign ids, bad parents or confidences.
+        """
+    @property
     def num_requests(self) -> int:
         """
         How many requests are running.
+        """
+    @property
+    def offer_kinds(self) -> tuple:
+        """
+        The kinds of offers that the engine has met, in order: a draft token of kind i has the source Source.OFFER + i.
         """
 def check_config(config: fastdraft.config.DraftConfig) -> None:
     """

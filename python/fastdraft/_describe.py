@@ -57,12 +57,12 @@ def batch(self: DraftBatch) -> str:
 
 def draft_as_html(self: Draft) -> str:
     """`Draft._repr_html_`: a table, for notebooks."""
-    from fastdraft.engine import Source
+    from fastdraft.engine import source_name
 
     columns = (self.tolist(), self.parents.tolist(), self.probabilities.tolist(), self.sources)
     rows = "".join(
         f"<tr><td>{place}</td><td>{token}</td><td>{'' if parent < 0 else parent}</td>"
-        f"<td>{chance:.3f}</td><td>{escape(Source(source).name.lower())}</td></tr>"
+        f"<td>{chance:.3f}</td><td>{escape(source_name(source))}</td></tr>"
         for place, (token, parent, chance, source) in enumerate(zip(*columns, strict=True))
     )
     heads = "".join(
@@ -72,9 +72,9 @@ def draft_as_html(self: Draft) -> str:
 
 
 def _sources(self: Draft) -> list[str]:
-    from fastdraft.engine import Source
+    from fastdraft.engine import source_name
 
-    return [Source(each).name.lower() for each in dict.fromkeys(self.sources.tolist())]
+    return list(dict.fromkeys(map(source_name, self.sources.tolist())))
 
 
 def _cut(values: list[object] | list[int] | list[float] | list[str]) -> str:

@@ -6,7 +6,7 @@ from enum import IntEnum
 
 from fastdraft._core import Draft, DraftBatch, Engine
 
-__all__ = ["Draft", "DraftBatch", "Engine", "Source"]
+__all__ = ["Draft", "DraftBatch", "Engine", "Source", "source_name"]
 
 
 class Source(IntEnum):
@@ -18,3 +18,11 @@ class Source(IntEnum):
     """The request's prediction, whether or not other text agrees with it."""
     DATASTORE = 2
     """A datastore."""
+    OFFER = 3
+    """An offer of the first kind; 3 + i stands for the kind `Engine.offer_kinds[i]`. The engine did
+    not find the token itself."""
+
+
+def source_name(source: int) -> str:
+    """The name of a draft token's source; "offer" for those of all kinds of offers."""
+    return Source(min(source, Source.OFFER)).name.lower()

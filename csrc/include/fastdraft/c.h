@@ -191,6 +191,27 @@ FASTDRAFT_C_API fastdraft_status fastdraft_add_request(fastdraft_engine* engine,
                                                        const fastdraft_request_options* options,
                                                        fastdraft_request* request);
 
+/* What another drafter, such as EAGLE, guesses for the next step of each row: a tree of tokens, row
+ * r's from offsets[r] to offsets[r + 1] - 1. A row without tokens has no offer. A batch leaves out
+ * a row's offer with more than 1,024 tokens, an id outside the vocabulary, a parent that is not
+ * before its child or a confidence that is not from 0 to 1; fastdraft_propose refuses it. */
+typedef struct fastdraft_offers {
+  size_t size;
+  int32_t kind; /* of fastdraft_engine_offer_kind */
+  const int32_t* token_ids;
+  int64_t count;
+  const int64_t* offsets;   /* one more than rows */
+  const int32_t* parents;   /* as in fastdraft_draft; NULL: chains */
+  const float* confidences; /* how sure the drafter is of each token, 0 to 1; NULL: unknown */
+  double time; /* what making them took, in the unit of `cost`; with a constant token cost as a
+                  fraction of a step without drafts */
+} fastdraft_offers;
+
+/* The number of a kind of offers, by its name of 1 to 64 bytes. An engine takes 16 kinds, and only
+ * with the drafter FASTDRAFT_CALIBRATED. */
+FASTDRAFT_C_API fastdraft_status fastdraft_engine_offer_kind(fastdraft_engine* engine,
+                                                             const char* name, int32_t* kind);
+
 typedef struct fastdraft_propose_options {
   size_t size;
   const int32_t* limits; /* for each request the most tokens to draft; NULL: the config's limits */
@@ -199,12 +220,27 @@ typedef struct fastdraft_propose_options {
   double token_cost;     /* instead of the config's, if has_token_cost is not 0 */
   int32_t has_token_cost;
   int32_t padded; /* 1: the forward pads each row of a batch to the longest draft */
+  /* For each row, how much its tokens are worth beside the others', above 0; NULL: all alike. */
+  const float* weights;
+  const fastdraft_offers* offers; /* `num_offers` of different kinds, 4 at most */
+  int64_t num_offers;
 } fastdraft_propose_options;
 
+/* Whether it pays to make an offer of a kind for the next step, which takes `time` for all rows
+ * together, as in fastdraft_offers: 1 or 0 for each row is written to `wanted`. Call it once a
+ * step, before the drafter runs and before fastdraft_propose_batch. The last drafts of the requests
+ * are forgotten. */
+FASTDRAFT_C_API fastdraft_status fastdraft_wants(fastdraft_engine* engine, int32_t kind,
+                                                 const fastdraft_request* requests, int64_t rows,
+                                                 const fastdraft_propose_options* options,
+                                                 double time, uint8_t* wanted);
+
+/* From FASTDRAFT_SOURCE_OFFER on: FASTDRAFT_SOURCE_OFFER and the kind of the offer. */
 enum {
   FASTDRAFT_SOURCE_CONTEXT = 0,
   FASTDRAFT_SOURCE_PREDICTION = 1,
-  FASTDRAFT_SOURCE_DATASTORE = 2
+  FASTDRAFT_SOURCE_DATASTORE = 2,
+  FASTDRAFT_SOURCE_OFFER = 3
 };
 
 /* Where a proposal is written: arrays of the caller's with room for `capacity` tokens each. That

@@ -10,8 +10,8 @@
 
 namespace fastdraft {
 
-// Where a draft token was found.
-enum class Source : std::uint8_t { kContext = 0, kPrediction = 1, kDatastore = 2 };
+// Where a draft token was found. From kOffer on: in an offer, see source_of in offers.h.
+enum class Source : std::uint8_t { kContext = 0, kPrediction = 1, kDatastore = 2, kOffer = 3 };
 
 // The tokens guessed for one step, or those of a batch one row after another,
 // as columns. A token's parent is its predecessor's index in the row, or -1 for

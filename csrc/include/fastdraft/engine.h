@@ -7,6 +7,8 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "fastdraft/calibration.h"
@@ -15,6 +17,7 @@
 #include "fastdraft/datastore.h"
 #include "fastdraft/draft.h"
 #include "fastdraft/export.h"
+#include "fastdraft/offers.h"
 #include "fastdraft/step_cost.h"
 #include "fastdraft/token.h"
 
@@ -23,8 +26,10 @@ namespace fastdraft {
 class AcceptanceModel;
 class EmissionRate;
 class MemoryBudget;
+class OfferKinds;
 class RequestTable;
 struct Request;
+struct RowOffers;
 
 using RequestId = std::int64_t;
 
@@ -33,6 +38,12 @@ struct ProposeOptions {
   std::optional<StepCost> cost;          // empty: the config's token_cost
   const std::int32_t* limits = nullptr;  // for each row, the most draft tokens; null: the lookahead
   bool padded = false;                   // each row is padded to the longest draft
+  // For each row, how much its tokens are worth, above 0: what pays is weighed by it, so a batch
+  // verifies more for the rows that must not be late. Only ratios count. Null: all alike.
+  const float* weights = nullptr;
+  // What others guess: `num_offers` of different kinds, kMostOffers at most.
+  const Offers* offers = nullptr;
+  std::int64_t num_offers = 0;
 };
 
 // A failed row of a batch, and its error.
@@ -69,14 +80,40 @@ class FASTDRAFT_EXPORT Engine {
 
   // Writes the draft for the request's next step to `draft`, which has room for
   // most_drafted() tokens, and returns its length; 0 where no token pays. Throws
-  // UnknownRequestError, or InvalidValueError for a limit below 0. O(lookahead).
+  // UnknownRequestError, or InvalidValueError for a limit below 0 and for offers with more than
+  // kMostOffered tokens, an id outside the vocabulary, a parent that is not before its child or a
+  // confidence that is not from 0 to 1. O(lookahead + offered tokens).
   std::int32_t propose(RequestId id, const ProposeOptions& options, const DraftColumns& draft);
 
   // The drafts of `rows` requests, chosen together: the tokens most likely to
   // be accepted anywhere in the batch, as many as pay. A row whose request is
   // unknown gets an empty draft: another thread may just have ended it.
-  // Throws InvalidValueError for a limit below 0 before any change.
+  // Throws InvalidValueError for a limit below 0 before any change. A row's offer that `propose`
+  // would refuse is left out and counted by num_refused_offers(); what is wrong with all offers of
+  // a kind, as falling offsets, throws.
   DraftBatch propose_batch(const RequestId* ids, std::int64_t rows, const ProposeOptions& options);
+
+  // The kind of offers of this name; new names are added, kMostOfferKinds at most. Throws
+  // InvalidValueError for a name that is empty or longer than 64 bytes, and where the drafter is
+  // not the calibrated one, which alone takes offers.
+  OfferKind offer_kind(std::string_view name);
+  // The names of the kinds, in their order.
+  std::vector<std::string> offer_kinds() const;
+  // How many rows' offers were left out of batches since they were wrong.
+  std::int64_t num_refused_offers() const noexcept {
+    return num_refused_offers_.load(std::memory_order_relaxed);
+  }
+
+  // Whether it pays to make an offer of a kind for the next step, before it is made: wanted[r] for
+  // row r. `time` is what making them takes for all rows together, as Offers::time. Offers pay
+  // where the tokens that they add, as learned from earlier steps whose drafts promised as much
+  // without them, are worth the time that making and verifying them takes. Now and then the answer
+  // is yes to learn whether it still holds. Call it once a step, before propose_batch.
+  //
+  // The last draft of each request is forgotten. An unknown request gets no. Throws
+  // InvalidValueError. O(rows * lookahead).
+  void wants(OfferKind kind, const RequestId* ids, std::int64_t rows, const ProposeOptions& options,
+             double time, bool* wanted);
 
   // Takes the tokens that the target emitted in a step: compares them with the
   // last draft, learns, and appends them. O(1) amortised a token. Throws
@@ -138,12 +175,18 @@ class FASTDRAFT_EXPORT Engine {
   friend struct EngineTestAccess;
 
   std::unique_ptr<Request> remove(RequestId id);
-  std::int32_t guess(Request& request, std::int32_t limit, float least);
+  std::int32_t guess(Request& request, std::int32_t limit, float least,
+                     const RowOffers* offers = nullptr);
+  void check_offers(const ProposeOptions& options, std::int64_t rows) const;
+  bool read_offers(Request& request, const ProposeOptions& options, std::int64_t row, bool refuse,
+                   RowOffers& read);
   void take(RequestId id, const Token* emitted, std::int64_t count, const std::int32_t* verified);
   static void count_step(Request& request, const Token* emitted, std::int64_t count,
                          std::int32_t drafted) noexcept;
   static void count_ahead(Request& request, std::int32_t guessed, const Token* emitted,
                           std::int64_t count, std::int32_t drafted) noexcept;
+  void learn_offers(Request& request, const Token* emitted, std::int64_t count,
+                    std::int32_t drafted) noexcept;
   std::int32_t leave_out_foreign(const DraftColumns& draft, std::int32_t count);
   void check_room(const Request& request, RequestId id, std::int64_t count) const;
   std::int32_t limit_of(const ProposeOptions& options, std::int64_t row) const noexcept;
@@ -153,8 +196,10 @@ class FASTDRAFT_EXPORT Engine {
   const Stores stores_;
   const std::unique_ptr<MemoryBudget> budget_;
   const std::unique_ptr<AcceptanceModel> acceptance_;  // null where the drafter learns nothing
+  const std::unique_ptr<OfferKinds> kinds_;
   const std::unique_ptr<RequestTable> requests_;
   std::atomic<std::int64_t> num_foreign_{0};
+  std::atomic<std::int64_t> num_refused_offers_{0};
 
   mutable std::mutex rate_mutex_;
   const std::unique_ptr<EmissionRate> rate_;  // of the requests that ended

@@ -34,6 +34,12 @@ class FASTDRAFT_EXPORT StepCost {
     return time(rows + drafted) / time(rows);
   }
 
+  // `time`, in the unit of the curve, as a part of a forward over `rows` requests without drafts;
+  // at a constant cost it is such a part already.
+  double part_of_step(std::int64_t rows, double time) const noexcept {
+    return curve_ == nullptr ? time : time / this->time(rows);
+  }
+
   // The least chance of acceptance with which a draft token pays at a constant
   // cost, beside `rows` requests that emit `rate` tokens in the time of a step
   // without drafts.

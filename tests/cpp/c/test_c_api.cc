@@ -130,6 +130,40 @@ TEST(CApiTest, DraftsWhatARepeatingTextGoesOnWith) {
   EXPECT_EQ(stats.num_tokens, 0);
 }
 
+TEST(CApiTest, DraftsWhatOthersOffer) {
+  const Engine engine = make_engine();
+  const fastdraft_request request = add(engine, {1, 2, 3});
+  std::int32_t kind = -1;
+  ASSERT_EQ(fastdraft_engine_offer_kind(engine.get(), "eagle", &kind), FASTDRAFT_OK);
+  EXPECT_EQ(kind, 0);
+  std::uint8_t wanted = 7;
+  ASSERT_EQ(fastdraft_wants(engine.get(), kind, &request, 1, nullptr, 0.1, &wanted), FASTDRAFT_OK);
+  EXPECT_LE(wanted, 1);
+  const Tokens tokens = {7, 8};
+  std::vector<std::int64_t> offsets = {0, 2};
+  std::vector<float> confidences = {0.95f, 0.9f};
+  auto offers = sized<fastdraft_offers>();
+  offers.kind = kind;
+  offers.token_ids = tokens.data();
+  offers.count = 2;
+  offers.offsets = offsets.data();
+  offers.confidences = confidences.data();
+  auto options = sized<fastdraft_propose_options>();
+  options.offers = &offers;
+  options.num_offers = 1;
+  Draft draft(16);
+  ASSERT_EQ(fastdraft_propose(engine.get(), request, &options, &draft.c), FASTDRAFT_OK);
+  EXPECT_EQ(draft.tokens(), tokens);
+  EXPECT_EQ(draft.sources[0], FASTDRAFT_SOURCE_OFFER);
+  confidences[1] = 1.5f;
+  expect_invalid(fastdraft_propose(engine.get(), request, &options, &draft.c), "got 1.5");
+  offsets[1] = 1;
+  expect_invalid(fastdraft_propose(engine.get(), request, &options, &draft.c), "got 0 .. 1");
+  offers.offsets = nullptr;
+  expect_invalid(fastdraft_propose(engine.get(), request, &options, &draft.c), "must not be NULL");
+  expect_invalid(fastdraft_engine_offer_kind(engine.get(), "", &kind), "1 to 64 bytes");
+}
+
 TEST(CApiTest, WritesOnlyTheColumnsThatAreGiven) {
   const Engine engine = make_engine();
   const fastdraft_request request = add(engine, periodic(100));

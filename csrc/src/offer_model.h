@@ -1,0 +1,144 @@
+// What the offers of one kind are worth beside the engine's own evidence.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+
+namespace fastdraft {
+
+// Of a kind's recent offers for a request: the places that were judged, and those of them where the
+// target emitted a token that was offered.
+struct OfferRecord {
+  float judged = 0.0f;
+  float right = 0.0f;
+};
+
+// The tokens that recent steps of a request had accepted, and what was expected of them.
+struct StepRecord {
+  float accepted = 2.0f;
+  float expected = 2.0f;
+};
+
+// The tokens that a step has accepted on average, by the tokens that the engine's own draft
+// promises in it: learned, since what is promised for these requests may be too much or too little.
+//
+// Thread-safe without locks: two threads that learn at once may lose a step.
+class StepPromises {
+ public:
+  struct Promise {
+    float accepted;
+    float drafted;
+  };
+
+  // Before anything is learned a step has `least` tokens accepted, or what is promised if that is
+  // more, and verifies `unsure` more.
+  StepPromises(float least, float unsure) noexcept : least_(least), unsure_(unsure) {}
+
+  // Of a step of the request with this record, whose own draft promises `own` tokens.
+  Promise promise(float own, const StepRecord& record) const noexcept;
+  // Learns what became of such a step.
+  void learn(float own, float accepted, float drafted, StepRecord& record) noexcept;
+
+ private:
+  static constexpr std::size_t kClasses = 10;
+  struct Mean {
+    std::atomic<float> count{0.0f};
+    std::atomic<float> accepted{0.0f};
+    std::atomic<float> drafted{0.0f};
+  };
+
+  static std::size_t class_of(float own) noexcept;
+
+  const float least_;
+  const float unsure_;
+  std::array<Mean, kClasses> means_;
+};
+
+// The chance that the target emits a token that was offered, or that another one was offered for.
+//
+// `before` is the weight (log-odds) of the token by everything else: the engine's own evidence, and
+// the offers of other kinds that were weighed before. The chance is the logistic function of that
+// weight plus a few learned ones, so what is learned is what the offer adds to the evidence: a
+// drafter that is right where copies are right too adds little, one that is right where they
+// fail adds much. Averages for each drafter alone cannot tell the two apart.
+//
+// Logistic regression by online gradient descent, as AcceptanceModel; each weight's step shrinks
+// with the number of its lessons (J. Duchi et al., Adaptive Subgradient Methods, 2011), since a
+// kind's prior knows little of it.
+//
+// Thread-safe without locks: two threads that learn at once may lose a step.
+class OfferModel {
+ public:
+  enum Feature : std::uint8_t { kSituation, kConfidence, kBoth, kRecord, kDepth, kFeatures };
+
+  // Who expects the token, and how sure the best evidence is: the offer and others, by their
+  // weight; the offer alone, by the weight of the best other token; others alone, by their weight.
+  static constexpr int kSureness = 8;
+  static constexpr int kSituations = 3 * (kSureness + 1);
+  // No confidence, and twelve classes of it, finer where it is high.
+  static constexpr int kConfidences = 13;
+  static constexpr int kRecords = 6;
+  static constexpr int kDepths = 8;
+  static constexpr std::array<int, kFeatures> kValues = {
+      kSituations, 2 * kConfidences, kSituations * kConfidences, 2 * kRecords, 2 * kDepths};
+
+  using Evidence = std::array<std::uint16_t, kFeatures>;
+
+  // What is known of a token at a place where tokens are offered.
+  struct Token {
+    bool offered;
+    bool known;        // whether anything else expects it
+    float before;      // its weight without the offer; of an unknown one 0
+    bool rivalled;     // whether anything else expects another token
+    float rival;       // the weight of the best of these
+    float confidence;  // of the offer in it, or in the best token that it offers instead; NaN: none
+    std::int32_t depth;  // how many tokens of the draft lead to it
+  };
+
+  OfferModel();
+
+  static Evidence evidence(const Token& token, const OfferRecord& record) noexcept;
+
+  // What the offer adds to the weight of a token.
+  float weigh(const Evidence& evidence) const noexcept {
+    float sum = 0.0f;
+    for (const std::uint16_t place : evidence) {
+      sum += weights_[place].load(std::memory_order_relaxed);
+    }
+    return sum;
+  }
+
+  // Learns whether the target emitted the token.
+  void learn(const Evidence& evidence, float before, bool accepted) noexcept;
+
+  // What steps with offers come to.
+  StepPromises& steps() noexcept { return steps_; }
+  const StepPromises& steps() const noexcept { return steps_; }
+
+  // Whether to ask for offers that do not seem to pay, to learn whether they still do not: after 16
+  // such answers, then after twice as many each time. `pays`: whether they seem to.
+  bool asks(bool pays) noexcept;
+
+ private:
+  static constexpr std::array<int, kFeatures> kFirst = [] {
+    std::array<int, kFeatures> first{};
+    int sum = 0;
+    for (std::size_t i = 0; i < kFeatures; ++i) {
+      first[i] = sum;
+      sum += kValues[i];
+    }
+    return first;
+  }();
+  static constexpr std::size_t kWeights =
+      static_cast<std::size_t>(kFirst[kFeatures - 1] + kValues[kFeatures - 1]);
+  std::array<std::atomic<float>, kWeights> weights_;
+  std::array<std::atomic<float>, kWeights> lessons_{};
+  StepPromises steps_;
+  std::atomic<std::int32_t> idle_{0};
+  std::atomic<std::int32_t> patience_;
+};
+
+}  // namespace fastdraft

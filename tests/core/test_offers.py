@@ -1,0 +1,328 @@
+"""Guesses from outside: held against the oracle, wrong ones, and whether they pay."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastdraft import Datastore, DraftConfig, Engine, Offers, Source
+from fastdraft.errors import InvalidValueError
+from oracles.acceptance_model import AcceptanceModel
+from oracles.emission_rate import EmissionRate
+from oracles.offers import Offer, OfferedDrafter, OfferModel
+
+KINDS = ("eagle", "runners-up")
+
+motifs = st.lists(st.integers(0, 3), min_size=1, max_size=6)
+runs = st.tuples(motifs, st.integers(1, 6), motifs).map(lambda r: r[0] * r[1] + r[2])
+texts = st.lists(runs, max_size=3).map(lambda parts: list(chain(*parts))[:60])
+# For each token: the token, its parent counted back from the one before it, and the confidence.
+offered = st.lists(
+    st.tuples(st.integers(0, 5), st.just(0) | st.integers(0, 4), st.floats(0, 1, width=32)),
+    max_size=8,
+)
+steps = st.lists(
+    st.tuples(
+        st.lists(offered, min_size=2, max_size=2),
+        st.booleans(),
+        st.integers(0, 20),
+        st.lists(st.integers(0, 5), max_size=3),
+    ),
+    max_size=8,
+)
+
+
+def tree_of(nodes: list[tuple[int, int, float]]) -> tuple[list[int], list[int], list[float]]:
+    parents = [max(at - 1 - back, -1) for at, (_, back, _) in enumerate(nodes)]
+    return [token for token, _, _ in nodes], parents, [sure for _, _, sure in nodes]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    prompt=texts,
+    prediction=st.just([]) | texts,
+    document=texts,
+    steps=steps,
+    lookahead=st.integers(1, 8),
+    tree_budget=st.none() | st.integers(1, 20),
+    token_cost=st.just(0.0) | st.floats(0.001, 0.3),
+)
+def test_drafts_are_the_oracles(
+    prompt: list[int],
+    prediction: list[int],
+    document: list[int],
+    steps: list[tuple[list[list[tuple[int, int, float]]], bool, int, list[int]]],
+    lookahead: int,
+    tree_budget: int | None,
+    token_cost: float,
+) -> None:
+    store = Datastore(max_bytes=1 << 20)
+    store.add(document, prompt_size=len(document) // 2)
+    config = DraftConfig(lookahead=lookahead, tree_budget=tree_budget, token_cost=token_cost)
+    engine = Engine(config, datastores=[store])
+    request = engine.add_request(prompt, prediction=prediction)
+    drafter = OfferedDrafter(
+        prompt,
+        AcceptanceModel(engine.calibration().weights),
+        lookahead=lookahead,
+        tree=tree_budget is not None,
+        prediction=prediction,
+        stores=[store],
+    )
+    models = [OfferModel() for _ in KINDS]
+    records = [[0.0, 0.0] for _ in KINDS]
+    for kind in KINDS:
+        engine.propose(request, offers=Offers(kind, [0]))  # so that they are numbered in order
+    rate = EmissionRate()
+    most = tree_budget or lookahead
+    for trees, told, follow, more in steps:
+        offers, known = [], []
+        for k, nodes in enumerate(trees):
+            tokens, parents, sure = tree_of(nodes)
+            confidences = sure if told else None
+            offers.append(Offers(KINDS[k], tokens, None, parents, confidences))
+            if tokens:
+                source = Source.OFFER + k
+                known.append(Offer(tokens, parents, confidences, models[k], source, records[k]))
+        draft = engine.propose(request, offers=offers)
+        drafter.offers = known
+        drafter.follow(draft, most, least=token_cost * rate.price)
+        emitted = drafter.path_to(follow % (len(draft) + 1) - 1) + more
+        engine.observe(request, emitted)
+        drafter.observe(emitted)
+        if emitted:
+            rate.add(min(len(emitted), most + 1), 1 + token_cost * len(draft))
+    for name, weights in engine.calibration().weights.items():
+        assert weights == pytest.approx(drafter.acceptance.weights[name], abs=1e-4)
+
+
+def test_an_offer_fills_what_the_engine_does_not_know() -> None:
+    engine = Engine(DraftConfig(token_cost=0.02))
+    request = engine.add_request([1, 2, 3])
+    assert len(engine.propose(request)) == 0
+    draft = engine.propose(request, offers=Offers("eagle", [7, 8], confidences=[0.95, 0.9]))
+    assert draft.tolist() == [7, 8]
+    assert draft.parents.tolist() == [-1, 0]
+    assert draft.sources.tolist() == [Source.OFFER, Source.OFFER]
+    assert "sources=offer" in repr(draft)
+    assert engine.offer_kinds == ("eagle",)
+
+
+def test_what_an_offer_is_worth_is_learned_beside_the_engines_evidence() -> None:
+    """Offers that are right where copies fail, and wrong where copies are right."""
+    engine = Engine(DraftConfig(token_cost=0.02))
+    random = np.random.default_rng(5)
+    chances: dict[str, list[tuple[float, bool]]] = {"copied": [], "new": []}
+    for _ in range(60):
+        phrase = random.integers(0, 1000, 12).tolist()
+        request = engine.add_request(phrase + phrase[:4])
+        for place in range(4, 12):
+            copied = place < 8
+            target = phrase[place] if copied else int(random.integers(1000, 2000))
+            says = int(random.integers(2000, 3000)) if copied else target
+            draft = engine.propose(request, limit=1, offers=Offers("eagle", [says]))
+            if len(draft):
+                hit = draft.tolist()[0] == target
+                chances["copied" if copied else "new"].append((draft.probabilities[0], hit))
+            engine.observe(request, [target])
+        engine.cancel(request)
+    right = [hit for _, hit in chances["copied"][-40:]]
+    assert np.mean(right) > 0.9
+    # Where nothing matches any more the offer's token is trusted.
+    assert np.mean([hit for _, hit in chances["new"][-40:]]) > 0.5
+
+
+def test_a_batch_takes_offers_for_some_rows_and_kinds() -> None:
+    engine = Engine(DraftConfig(token_cost=0.0))
+    requests = [engine.add_request([token]) for token in (1, 2, 3)]
+    first = Offers.of_rows("first", [[5], [], [6, 7]], confidences=[[0.9], [], [0.9, 0.9]])
+    second = Offers.of_rows("second", [[], [8], [6, 9]], parents=[[], [-1], [-1, 0]])
+    drafts = engine.propose_batch(requests, offers=[first, second])
+    assert [row[0] for row in drafts.tolist()] == [5, 8, 6]
+    assert drafts.sources.tolist()[:2] == [Source.OFFER, Source.OFFER + 1]
+    assert engine.offer_kinds == ("first", "second")
+    assert engine.num_refused_offers == 0
+
+
+def test_no_offer_changes_nothing() -> None:
+    engines = [Engine(), Engine()]
+    text = [1, 2, 3, 4, 1, 2, 3, 4, 1, 2]
+    for engine in engines:
+        requests = [engine.add_request(text)]
+        for token in (3, 4, 1):
+            empty = Offers.of_rows("eagle", [[]])
+            offers = empty if engine is engines[0] else None
+            drafts = engine.propose_batch(requests, offers=offers)
+            assert drafts.tolist() == [[*text[2:], *text[2:]][: len(drafts.token_ids)]] or token
+            engine.observe_batch(requests, [token], [0, 1])
+    assert engines[0].calibration() == engines[1].calibration()
+
+
+def test_time_spent_on_offers_counts() -> None:
+    """A step with a dear offer is a slow one, so a token has to promise less afterwards."""
+    lengths = []
+    for time in (0.0, 3.0):
+        engine = Engine(DraftConfig(token_cost=0.1, lookahead=16))
+        request = engine.add_request([1, 2, 3])
+        for token in range(100, 160):
+            engine.propose(request, offers=Offers("eagle", [4], time=time))
+            engine.observe(request, [token])
+        offer = Offers("other", [5] * 16, confidences=[0.7] * 16)
+        lengths.append(len(engine.propose(request, offers=offer)))
+    assert lengths[0] < lengths[1]
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"token_ids": [3, 100]}, "token ids must be from 0 to below 100, got 100 at index 1"),
+    ({"token_ids": [-1]}, "token ids must be from 0 to below 100, got -1 at index 0"),
+    ({"token_ids": [3, 4], "parents": [-1, 1]}, "got 1 at index 1"),
+    ({"token_ids": [3], "parents": [-2]}, "got -2 at index 0"),
+    ({"token_ids": [3], "confidences": [float("nan")]}, "confidences must be from 0 to 1, got nan"),
+    ({"token_ids": [3], "confidences": [1.5]}, "confidences must be from 0 to 1, got 1.5"),
+    ({"token_ids": [3] * 1025}, "at most 1024 tokens, got 1025"),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), WRONG)
+def test_a_wrong_offer_is_refused_or_left_out_of_a_batch(
+    fields: dict[str, Any], message: str
+) -> None:
+    engine = Engine(DraftConfig(vocabulary=100, token_cost=0.0))
+    good, bad = engine.add_request([1]), engine.add_request([2, 3, 2])
+    with pytest.raises(InvalidValueError, match='the offer "eagle"') as raised:
+        engine.propose(bad, offers=Offers("eagle", **fields))
+    assert message in str(raised.value)
+    plain = engine.propose(bad).tolist()
+    size = len(fields["token_ids"])
+    batch = {
+        "token_ids": [7, *fields["token_ids"]],
+        "offsets": [0, 1, 1 + size],
+        "parents": [-1, *fields.get("parents", range(-1, size - 1))],
+        "confidences": [0.9, *fields.get("confidences", [0.9] * size)],
+    }
+    drafts = engine.propose_batch([good, bad], offers=Offers("eagle", **batch))
+    assert drafts.tolist() == [[7], plain]
+    assert engine.num_refused_offers == 1
+
+
+@pytest.mark.parametrize(
+    ("offers", "error", "message"),
+    [
+        (Offers("eagle", [1], [0, 1]), InvalidValueError, "one more entry than the 2 requests"),
+        (Offers("eagle", [1], [0, 1, 2]), InvalidValueError, "number of their token_ids, 1"),
+        (Offers("eagle", [1], [0, 3, 1]), InvalidValueError, "offsets must rise, got 3"),
+        (Offers("eagle", [1, 2], [0, 1, 2], [-1]), InvalidValueError, "each of 2 token_ids, got 1"),
+        (Offers("eagle", [1], [0, 1, 1], confidences=[]), InvalidValueError, "got 0"),
+        (Offers("eagle", [1], [0, 1, 1], time=-1.0), InvalidValueError, "at least 0, got -1"),
+        (Offers("eagle", [1], [0, 1, 1], time=float("nan")), InvalidValueError, "got nan"),
+        (Offers("", [1], [0, 1, 1]), InvalidValueError, "1 to 64 bytes, got 0"),
+        (Offers("e" * 65, [1], [0, 1, 1]), InvalidValueError, "1 to 64 bytes, got 65"),
+        ([Offers("a", [], [0, 0, 0])] * 2, InvalidValueError, 'got two of "a"'),
+        ([Offers(str(i), [], [0, 0, 0]) for i in range(5)], InvalidValueError, "got 5"),
+        ([7], TypeError, "offers must be Offers or a list of them, got 7"),
+        (7, TypeError, "offers must be Offers or a list of them, got 7"),
+    ],
+)
+def test_offers_that_are_wrong_as_a_whole_are_refused(
+    offers: Any, error: type[Exception], message: str
+) -> None:
+    engine = Engine()
+    requests = [engine.add_request([1]), engine.add_request([2])]
+    with pytest.raises(error, match=message):
+        engine.propose_batch(requests, offers=offers)
+
+
+def test_an_engine_takes_sixteen_kinds() -> None:
+    engine = Engine()
+    request = engine.add_request([1])
+    for number in range(16):
+        engine.propose(request, offers=Offers(f"kind {number}", [2]))
+    with pytest.raises(InvalidValueError, match='at most 16 kinds, got one more, "kind 16"'):
+        engine.propose(request, offers=Offers("kind 16", [2]))
+
+
+def test_other_drafters_take_none() -> None:
+    engine = Engine(DraftConfig.prompt_lookup())
+    request = engine.add_request([1])
+    with pytest.raises(InvalidValueError, match="only the default drafter takes them"):
+        engine.propose(request, offers=Offers("eagle", [2]))
+
+
+def test_a_request_that_is_gone_gets_nothing() -> None:
+    engine = Engine(DraftConfig(token_cost=0.0))
+    request, gone = engine.add_request([1]), engine.add_request([2])
+    engine.cancel(gone)
+    offers = Offers.of_rows("eagle", [[5], [6]])
+    assert engine.propose_batch([request, gone], offers=offers).tolist() == [[5], []]
+    assert engine.wants("eagle", [gone], time=0.0).tolist() == [False]
+
+
+def asks(*, right: float, time: float, steps: int = 400) -> float:
+    """How often an engine asks a drafter in the last quarter of the steps, on new text."""
+    engine = Engine(DraftConfig(token_cost=0.01))
+    random = np.random.default_rng(3)
+    request = engine.add_request([1, 2, 3])
+    asked = []
+    for _ in range(steps):
+        target = random.integers(0, 10_000, 5).tolist()
+        wanted = engine.wants("eagle", [request], time=time)
+        assert wanted.dtype == bool
+        asked.append(bool(wanted[0]))
+        offers = None
+        if asked[-1]:
+            hits = np.logical_and.accumulate(random.random(4) < right)
+            says = [t if hit else 0 for t, hit in zip(target, hits, strict=False)]
+            offers = Offers.of_rows("eagle", [says], time=time)
+        draft = engine.propose_batch([request], offers=offers).tolist()[0]
+        accepted = 0
+        while accepted < len(draft) and draft[accepted] == target[accepted]:
+            accepted += 1
+        engine.observe(request, target[: accepted + 1])
+    return float(np.mean(asked[-steps // 4 :]))
+
+
+def test_a_drafter_is_asked_where_it_pays() -> None:
+    assert asks(right=0.8, time=0.2) > 0.9
+    assert asks(right=0.1, time=0.5) < 0.1
+    assert asks(right=0.8, time=5.0) < 0.1
+
+
+def test_wants_refuses_wrong_values() -> None:
+    engine = Engine()
+    request = engine.add_request([1])
+    with pytest.raises(InvalidValueError, match="at least 0, got -1"):
+        engine.wants("eagle", [request], time=-1.0)
+    with pytest.raises(InvalidValueError, match="limits must be 0 or greater, got -3"):
+        engine.wants("eagle", [request], limits=[-3])
+    assert engine.wants("eagle", [request], limits=[0]).tolist() == [False]
+    assert engine.wants("eagle", []).tolist() == []
+
+
+def test_weights_share_the_budget() -> None:
+    def lengths(weights: list[float] | None) -> list[int]:
+        engine = Engine(DraftConfig(lookahead=16))
+        text = [*range(40), *range(6)]
+        requests = [engine.add_request(text) for _ in range(4)]
+        drafts = engine.propose_batch(requests, token_cost=0.3, weights=weights)
+        return np.diff(drafts.offsets).tolist()
+
+    alike = lengths(None)
+    assert lengths([1.0] * 4) == lengths([5.0] * 4) == alike
+    first, *others = lengths([20.0, 1.0, 1.0, 1.0])
+    assert first > alike[0]
+    assert all(other <= alike[1] for other in others)
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
+def test_wrong_weights_are_refused(weight: float) -> None:
+    engine = Engine()
+    requests = [engine.add_request([1]), engine.add_request([2])]
+    with pytest.raises(InvalidValueError, match="weights must be finite and above 0"):
+        engine.propose_batch(requests, weights=[1.0, weight])
+    with pytest.raises(InvalidValueError, match="weights must have one entry"):
+        engine.propose_batch(requests, weights=[1.0])
