@@ -42,9 +42,12 @@ std::uint64_t hash(const AcceptanceModel::Evidence& evidence) noexcept {
 
 AcceptanceModel::AcceptanceModel() { set_weights(kPrior); }
 
-float AcceptanceModel::count_lesson(std::uint64_t kind, Moment moment, Moment now) noexcept {
+float AcceptanceModel::count_lesson(Kinds& kinds, std::uint64_t kind, Moment moment,
+                                    Moment now) noexcept {
   static_assert(std::atomic<Lessons>::is_always_lock_free);
-  std::atomic<Lessons>& place = lessons_[kind >> (64 - kLog2Kinds)];
+  // The low bits are the mark.
+  std::atomic<Lessons>& place =
+      kinds[kind >> 16 & (num_kinds_.load(std::memory_order_relaxed) - 1)];
   const auto mark = static_cast<std::uint16_t>(kind);
   const Lessons known = place.load(std::memory_order_relaxed);
   // Compares the difference, since moments wrap around.
@@ -55,15 +58,33 @@ float AcceptanceModel::count_lesson(std::uint64_t kind, Moment moment, Moment no
   return static_cast<float>(count);
 }
 
+// Makes room for the kinds of `outcomes`. Only those since a prediction matter: with few requests
+// in flight few places are in use, which stay in the nearest cache.
+void AcceptanceModel::make_room(std::uint32_t outcomes) noexcept {
+  constexpr std::uint64_t kRoom = 8;  // places for each
+  std::size_t size = num_kinds_.load(std::memory_order_relaxed);
+  if (kRoom * outcomes <= size || size == kMostKinds) return;
+  // What is known stays where it is and is copied to where it may be looked for from now on.
+  for (Kinds* kinds : {&alike_, &copies_}) {
+    for (std::size_t i = 0; i < size; ++i) {
+      (*kinds)[size + i].store((*kinds)[i].load(std::memory_order_relaxed),
+                               std::memory_order_relaxed);
+    }
+  }
+  num_kinds_.store(2 * size, std::memory_order_relaxed);
+}
+
 void AcceptanceModel::learn(const Evidence& evidence, Token token, float predicted, Moment moment,
-                            bool accepted) noexcept {
+                            bool accepted, float error) noexcept {
   const Moment now = now_.load(std::memory_order_relaxed);
   now_.store(now + 1, std::memory_order_relaxed);
+  make_room(now - moment);
   const std::uint64_t kind = hash(evidence);
-  const float alike = count_lesson(kind, moment, now);
-  const float copies = count_lesson(mix(kind, static_cast<std::uint64_t>(token)), moment, now);
+  const float alike = count_lesson(alike_, kind, moment, now);
+  const float copies =
+      count_lesson(copies_, mix(kind, static_cast<std::uint64_t>(token)), moment, now);
   const float rate = alike == 1.0f ? kRate : kRate / std::max(std::sqrt(alike), copies);
-  const float step = rate * ((accepted ? 1.0f : 0.0f) - chance(weigh(evidence)));
+  const float step = rate * error;
   for (const std::uint16_t place : evidence) {
     std::atomic<float>& weight = weights_[place];
     weight.store(weight.load(std::memory_order_relaxed) + step, std::memory_order_relaxed);

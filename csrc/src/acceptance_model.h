@@ -1,9 +1,9 @@
 // How likely a draft token is to be accepted.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
@@ -103,17 +103,32 @@ class AcceptanceModel {
     return (weight(0) + weight(4) + weight(8)) + (weight(1) + weight(5) + weight(9)) +
            (weight(2) + weight(6) + weight(10)) + (weight(3) + weight(7) + weight(11));
   }
-  // The chance of evidence of this weight.
-  static float chance(float weight) noexcept { return 1.0f / (1.0f + std::exp(-weight)); }
+  // The chance of evidence of this weight: the logistic function, within 1e-5. Between the entries
+  // of a table it follows a line, less what the line is too high by its second derivative.
+  static float chance(float weight) noexcept {
+    constexpr float kCurvature = 0.5f / (kChancesPerUnit * kChancesPerUnit);
+    const float place = (std::clamp(weight, -kSurely, kSurely) + kSurely) * kChancesPerUnit;
+    const auto entry = static_cast<int>(place);
+    const float* from = &kChances[static_cast<std::size_t>(entry)];
+    const float part = place - static_cast<float>(entry);
+    const float line = from[0] + part * (from[1] - from[0]);
+    return line - kCurvature * part * (1.0f - part) * line * (1.0f - line) * (1.0f - 2.0f * line);
+  }
 
   // The number of outcomes learned so far, modulo 2^32.
   using Moment = std::uint32_t;
   Moment now() const noexcept { return now_.load(std::memory_order_relaxed); }
 
+  // By how much the chance of the evidence, with the current weights, is wrong.
+  float error(const Evidence& evidence, bool accepted) const noexcept {
+    return (accepted ? 1.0f : 0.0f) - chance(weigh(evidence));
+  }
+
   // Learns whether the target emitted `token` next. `predicted` is the chance that was
-  // predicted at `moment`.
-  void learn(const Evidence& evidence, Token token, float predicted, Moment moment,
-             bool accepted) noexcept;
+  // predicted at `moment`, and `error` the current one. The errors of one node's candidates are
+  // best asked for before any of them is learned: then none waits for another's step.
+  void learn(const Evidence& evidence, Token token, float predicted, Moment moment, bool accepted,
+             float error) noexcept;
 
   std::array<float, kWeights> weights() const noexcept;
   void set_weights(const float* weights) noexcept;
@@ -133,6 +148,23 @@ class AcceptanceModel {
     return first;
   }();
 
+  static constexpr float kSurely = 16.0f;  // a chance of 1, for a float
+  static constexpr int kChancesPerUnit = 8;
+  static constexpr auto kChances = [] {
+    constexpr double kGrowth = 1.1331484530668263;  // e^(1 / kChancesPerUnit)
+    constexpr double kFirst = 8886110.520507872;    // e^kSurely
+    std::array<float, 2 * static_cast<std::size_t>(kSurely) * kChancesPerUnit + 2> chances{};
+    double inverse = kFirst;  // of the odds
+    for (float& chance : chances) {
+      chance = static_cast<float>(1.0 / (1.0 + inverse));
+      inverse /= kGrowth;
+    }
+    chances.front() = 0.0f;
+    chances[chances.size() - 2] = 1.0f;
+    chances.back() = 1.0f;
+    return chances;
+  }();
+
   // Outcomes of one kind: when the last one was learned, and how many in a
   // row were each predicted before the previous one was learned.
   struct Lessons {
@@ -140,7 +172,10 @@ class AcceptanceModel {
     std::uint16_t count = 0;
     std::uint16_t mark = 0;  // part of the hash, to notice another kind in this place
   };
-  static constexpr int kLog2Kinds = 13;
+  static constexpr std::size_t kFewestKinds = 64;
+  static constexpr std::size_t kMostKinds = 4096;
+  // Indexed by the kind's hash. Kinds that share a place overwrite each other.
+  using Kinds = std::array<std::atomic<Lessons>, kMostKinds>;
 
   struct Counts {
     std::atomic<double> predicted{0};
@@ -150,12 +185,14 @@ class AcceptanceModel {
 
   // Counts one more outcome of the kind with this hash. Returns how many have been
   // learned since `moment`, this one included.
-  float count_lesson(std::uint64_t kind, Moment moment, Moment now) noexcept;
+  float count_lesson(Kinds& kinds, std::uint64_t kind, Moment moment, Moment now) noexcept;
+  void make_room(std::uint32_t outcomes) noexcept;
 
   std::array<std::atomic<float>, kWeights> weights_;
   std::atomic<Moment> now_{0};
-  // Indexed by the kind's hash. Kinds that share a place overwrite each other.
-  std::array<std::atomic<Lessons>, std::size_t{1} << kLog2Kinds> lessons_{};
+  std::atomic<std::size_t> num_kinds_{kFewestKinds};  // places in use of each of the next two
+  Kinds alike_{};                                     // kinds of evidence
+  Kinds copies_{};                                    // the same with the token
   std::array<Counts, kBuckets> reliability_;
 };
 

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <memory>
 #include <optional>
@@ -69,12 +70,7 @@ class CalibratedDrafter final : public Drafter {
     std::size_t node = 0;
     for (std::int64_t i = 0; i < count; ++i) {
       if (with_offers) path = follow_without_offers(nodes_[node].following, path, emitted[i]);
-      for (std::size_t c = nodes_[node].following.first; c < nodes_[node].following.last; ++c) {
-        const Candidate& candidate = candidates_[c];
-        acceptance_.learn(candidate.evidence, candidate.token,
-                          AcceptanceModel::chance(candidate.weight), moment_,
-                          candidate.token == emitted[i]);
-      }
+      learn_of(nodes_[node].following, emitted[i]);
       if (with_offers) offered_->candidates.learn(offered_->nodes[node].following, emitted[i]);
       std::size_t child = node + 1;
       while (child < num_nodes_ && (nodes_[child].parent != static_cast<std::int32_t>(node) ||
@@ -113,6 +109,22 @@ class CalibratedDrafter final : public Drafter {
       return path != other.path ? path < other.path : candidate > other.candidate;
     }
   };
+
+  // Learns which of one node's candidates was emitted.
+  void learn_of(Candidates::Range following, Token emitted) noexcept {
+    std::array<float, Candidates::kMost> errors;
+    for (std::size_t c = following.first; c < following.last; ++c) {
+      const Candidate& candidate = candidates_[c];
+      errors[c - following.first] =
+          acceptance_.error(candidate.evidence, candidate.token == emitted);
+    }
+    for (std::size_t c = following.first; c < following.last; ++c) {
+      const Candidate& candidate = candidates_[c];
+      acceptance_.learn(candidate.evidence, candidate.token,
+                        AcceptanceModel::chance(candidate.weight), moment_,
+                        candidate.token == emitted, errors[c - following.first]);
+    }
+  }
 
   // What a draft with offers holds besides, once there has been one.
   struct OfferedDraft {

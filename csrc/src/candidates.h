@@ -62,6 +62,9 @@ struct Candidate {
 // Not thread-safe.
 class Candidates {
  public:
+  // The most that follow one node.
+  static constexpr std::size_t kMost = MatchedTexts::kMost + 2;
+
   // Those that follow one node: candidates first .. last - 1.
   struct Range {
     std::size_t first;
@@ -119,7 +122,7 @@ class Candidates {
   ExpectedText copy_;
   ExpectedText prediction_;
   std::vector<Candidate> candidates_;
-  std::array<Group, MatchedTexts::kMost + 2> groups_;
+  std::array<Group, kMost> groups_;
   int num_groups_ = 0;
 
   // While all sources agree on one token after another.

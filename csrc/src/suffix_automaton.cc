@@ -1,8 +1,15 @@
 #include "suffix_automaton.h"
 
+#include <algorithm>
+
 #include "fastdraft/error.h"
 
 namespace fastdraft {
+namespace {
+
+constexpr std::int64_t kRoomToGenerate = 2048;
+
+}  // namespace
 
 SuffixAutomaton::SuffixAutomaton(MemoryBudget& budget)
     : text_(budget), leaves_(budget), inner_(budget), transitions_(budget) {
@@ -11,8 +18,11 @@ SuffixAutomaton::SuffixAutomaton(MemoryBudget& budget)
 }
 
 void SuffixAutomaton::append(const Token* tokens, std::int64_t count) {
-  text_.reserve(text_.size() + count);
-  leaves_.reserve(leaves_.size() + count);
+  // With room for what is generated after a prompt: the first tokens of it need not wait until a
+  // long text has moved to a larger block.
+  const std::int64_t room = count + std::min<std::int64_t>(count / 4, kRoomToGenerate);
+  text_.reserve(text_.size() + room);
+  leaves_.reserve(leaves_.size() + room);
   for (std::int64_t i = 0; i < count; ++i) append(tokens[i]);
 }
 

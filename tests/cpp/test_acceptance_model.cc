@@ -25,6 +25,12 @@ Evidence evidence_of(const std::array<int, kCount>& values) {
   return evidence;
 }
 
+void learn(AcceptanceModel& acceptance, const Evidence& evidence, Token token, float predicted,
+           AcceptanceModel::Moment moment, bool accepted) {
+  acceptance.learn(evidence, token, predicted, moment, accepted,
+                   acceptance.error(evidence, accepted));
+}
+
 TEST(AcceptanceModel, GivesEachValueOfEachFeatureAWeightOfItsOwn) {
   std::array<int, AcceptanceModel::kWeights> uses{};
   for (std::size_t i = 0; i < AcceptanceModel::kFeatures; ++i) {
@@ -65,8 +71,8 @@ TEST(AcceptanceModel, TellsTheLogisticFunctionOfTheWeights) {
   weights[evidence[0]] = 1.5f;
   weights[evidence[1]] = -0.5f;
   acceptance.set_weights(weights.data());
-  EXPECT_FLOAT_EQ(AcceptanceModel::chance(acceptance.weigh(evidence)),
-                  1.0f / (1.0f + std::exp(-1.0f)));
+  EXPECT_NEAR(AcceptanceModel::chance(acceptance.weigh(evidence)), 1.0f / (1.0f + std::exp(-1.0f)),
+              1e-5f);
   EXPECT_EQ(acceptance.weights(), weights);
   weights[evidence[2]] = 1000.0f;
   acceptance.set_weights(weights.data());
@@ -74,6 +80,22 @@ TEST(AcceptanceModel, TellsTheLogisticFunctionOfTheWeights) {
   weights[evidence[2]] = -1000.0f;
   acceptance.set_weights(weights.data());
   EXPECT_EQ(AcceptanceModel::chance(acceptance.weigh(evidence)), 0.0f);
+}
+
+TEST(AcceptanceModel, ItsTableIsTheLogisticFunction) {
+  float before = 0.0f;
+  for (double weight = -20.0; weight <= 20.0; weight += 0.01) {
+    const double exact = 1.0 / (1.0 + std::exp(-weight));
+    const float chance = AcceptanceModel::chance(static_cast<float>(weight));
+    const double told = static_cast<double>(chance);
+    EXPECT_NEAR(told, exact, 1e-5) << weight;
+    if (weight > -15.8) {
+      EXPECT_NEAR(told / exact, 1.0, 1e-4) << weight;
+    }
+    EXPECT_GE(chance, before) << weight;
+    EXPECT_LE(chance, 1.0f) << weight;
+    before = chance;
+  }
 }
 
 // By as much as the chance was wrong.
@@ -86,7 +108,7 @@ TEST(AcceptanceModel, LearnsOnlyWhatTheEvidenceTells) {
   for (const bool accepted : {true, false, true}) {
     const auto before = acceptance.weights();
     const float predicted = AcceptanceModel::chance(acceptance.weigh(evidence));
-    acceptance.learn(evidence, 1, predicted, acceptance.now(), accepted);
+    learn(acceptance, evidence, 1, predicted, acceptance.now(), accepted);
     const auto after = acceptance.weights();
     const float error = (accepted ? 1.0f : 0.0f) - predicted;
     if (rate == 0.0f) rate = (after[evidence[0]] - before[evidence[0]]) / error;
@@ -107,7 +129,7 @@ TEST(AcceptanceModel, ConvergesToWhatItSeesAndFollowsAChange) {
     for (int i = 0; i < 2 * steps; ++i) {
       const float predicted = AcceptanceModel::chance(acceptance.weigh(evidence));
       if (i >= steps) sum += static_cast<double>(predicted);
-      acceptance.learn(evidence, 1, predicted, acceptance.now(), accepted(random));
+      learn(acceptance, evidence, 1, predicted, acceptance.now(), accepted(random));
     }
     return sum / steps;
   };
@@ -125,7 +147,7 @@ float weight_after(AcceptanceModel& acceptance, const Evidence& evidence, int ac
   const int rows = accepted + refused;
   for (int i = 0; i < rows; ++i) {
     const bool comes = (i + 1) * accepted / rows > i * accepted / rows;
-    acceptance.learn(evidence, copies ? 1 : i, predicted, moment, comes);
+    learn(acceptance, evidence, copies ? 1 : i, predicted, moment, comes);
   }
   return acceptance.weigh(evidence);
 }
@@ -182,7 +204,7 @@ TEST(AcceptanceModel, OutcomesThatAreLearnedBeforeTheNextChanceIsToldCountInFull
   Token token = 0;
   const auto move = [&](AcceptanceModel::Moment moment) {
     const float before = acceptance.weigh(evidence);
-    acceptance.learn(evidence, ++token, AcceptanceModel::chance(before), moment, true);
+    learn(acceptance, evidence, ++token, AcceptanceModel::chance(before), moment, true);
     return (acceptance.weigh(evidence) - before) / (1.0f - AcceptanceModel::chance(before));
   };
   const float full = move(acceptance.now());
@@ -190,7 +212,7 @@ TEST(AcceptanceModel, OutcomesThatAreLearnedBeforeTheNextChanceIsToldCountInFull
   const AcceptanceModel::Moment moment = acceptance.now();
   EXPECT_NEAR(move(moment), full, 1e-5f);
   // Another evidence is other news.
-  acceptance.learn(other, 1, 0.5f, moment, true);
+  learn(acceptance, other, 1, 0.5f, moment, true);
   EXPECT_NEAR(move(moment), full / std::sqrt(2.0f), 1e-5f);
   EXPECT_NEAR(move(moment), full / std::sqrt(3.0f), 1e-5f);
   EXPECT_NEAR(move(acceptance.now()), full, 1e-5f);
@@ -198,10 +220,10 @@ TEST(AcceptanceModel, OutcomesThatAreLearnedBeforeTheNextChanceIsToldCountInFull
 
 TEST(AcceptanceModel, WeightsWithoutAChanceAreCountedSomewhere) {
   AcceptanceModel acceptance;
-  acceptance.learn(evidence_of<1>({1}), 1, std::numeric_limits<float>::quiet_NaN(),
-                   acceptance.now(), true);
-  acceptance.learn(evidence_of<1>({1}), 1, -1.0f, acceptance.now(), true);
-  acceptance.learn(evidence_of<1>({1}), 1, 2.0f, acceptance.now(), true);
+  learn(acceptance, evidence_of<1>({1}), 1, std::numeric_limits<float>::quiet_NaN(),
+        acceptance.now(), true);
+  learn(acceptance, evidence_of<1>({1}), 1, -1.0f, acceptance.now(), true);
+  learn(acceptance, evidence_of<1>({1}), 1, 2.0f, acceptance.now(), true);
   double all = 0.0;
   for (const ReliabilityBucket& bucket : acceptance.reliability()) all += bucket.count;
   EXPECT_EQ(all, 3.0);
@@ -218,9 +240,9 @@ TEST(AcceptanceModel, KeepsApartWhatOneFeatureTellsApart) {
   double mean_seldom = 0.0;
   for (int i = 0; i < 10000; ++i) {
     const float first = AcceptanceModel::chance(acceptance.weigh(often));
-    acceptance.learn(often, 1, first, acceptance.now(), nine(random));
+    learn(acceptance, often, 1, first, acceptance.now(), nine(random));
     const float second = AcceptanceModel::chance(acceptance.weigh(seldom));
-    acceptance.learn(seldom, 1, second, acceptance.now(), two(random));
+    learn(acceptance, seldom, 1, second, acceptance.now(), two(random));
     if (i < 5000) continue;
     mean_often += static_cast<double>(first) / 5000;
     mean_seldom += static_cast<double>(second) / 5000;
@@ -233,7 +255,7 @@ TEST(AcceptanceModel, CountsWhatWasToldAndWhatCame) {
   AcceptanceModel acceptance;
   const Evidence evidence = evidence_of<1>({1});
   for (const float predicted : {0.0f, 0.049f, 0.26f, 0.95f, 1.0f}) {
-    acceptance.learn(evidence, 1, predicted, acceptance.now(), predicted > 0.25f);
+    learn(acceptance, evidence, 1, predicted, acceptance.now(), predicted > 0.25f);
   }
   const auto buckets = acceptance.reliability();
   double all = 0.0;

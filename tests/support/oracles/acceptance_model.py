@@ -22,13 +22,24 @@ class AcceptanceModel:
     def chance(self, evidence: Mapping[str, int]) -> float:
         return 1 / (1 + math.exp(-sum(self.weights[name][v] for name, v in evidence.items())))
 
-    def learn(self, evidence: Mapping[str, int], token: int, moment: int, accepted: bool) -> None:
-        kind = tuple(evidence.values())
-        alike, copies = self.count(kind, moment), self.count((*kind, token), moment)
-        self.now += 1
-        step = self.RATE / max(math.sqrt(alike), copies) * (accepted - self.chance(evidence))
-        for name, value in evidence.items():
-            self.weights[name][value] += step
+    def learn(
+        self,
+        evidence: Sequence[Mapping[str, int]],
+        tokens: Sequence[int],
+        moment: int,
+        emitted: int,
+    ) -> None:
+        """Learns which of one node's candidates was emitted, from errors that are taken at once."""
+        errors = [
+            (token == emitted) - self.chance(values)
+            for token, values in zip(tokens, evidence, strict=True)
+        ]
+        for token, values, error in zip(tokens, evidence, errors, strict=True):
+            kind = tuple(values.values())
+            alike, copies = self.count(kind, moment), self.count((*kind, token), moment)
+            self.now += 1
+            for name, value in values.items():
+                self.weights[name][value] += self.RATE / max(math.sqrt(alike), copies) * error
 
     def count(self, kind: tuple[int, ...], moment: int) -> int:
         """How many outcomes of the kind there were since `moment`, with this one."""

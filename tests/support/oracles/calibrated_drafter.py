@@ -139,9 +139,13 @@ class CalibratedDrafter:
     def learn(self, emitted: Sequence[int]) -> None:
         index = 0
         for token in emitted:
-            for candidate in self.nodes[index].following:
-                accepted = candidate.token == token
-                self.acceptance.learn(candidate.evidence, candidate.token, self.moment, accepted)
+            following = self.nodes[index].following
+            self.acceptance.learn(
+                [candidate.evidence for candidate in following],
+                [candidate.token for candidate in following],
+                self.moment,
+                token,
+            )
             children = (
                 child
                 for child, node in enumerate(self.nodes[1:], 1)
