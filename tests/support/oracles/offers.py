@@ -165,10 +165,13 @@ class OfferedDrafter(CalibratedDrafter):
         index = 0
         for token in emitted:
             node = self.nodes[index]
-            for candidate in self.own.get(index, []):
-                self.acceptance.learn(
-                    candidate.evidence, candidate.token, self.moment, candidate.token == token
-                )
+            own = self.own.get(index, [])
+            self.acceptance.learn(
+                [candidate.evidence for candidate in own],
+                [candidate.token for candidate in own],
+                self.moment,
+                token,
+            )
             judged: dict[int, tuple[Offer, bool]] = {}
             for each in node.following:
                 for offer, offered, evidence, before in getattr(each, "told", []):
