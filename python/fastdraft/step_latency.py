@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 import threading
 import weakref
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -206,14 +207,28 @@ class StepLatency:
         with self._lock:
             return self._curve(rows).wants_plain_step()
 
-    def best_widths(self, rows: int, widest: int = _LONGEST) -> tuple[_Array, NDArray[np.int64]]:
+    def best_widths(
+        self, rows: int, widest: int = _LONGEST, *, sizes: Sequence[int] | None = None
+    ) -> tuple[_Array, NDArray[np.int64]]:
         """What to pay for drafts when a forward may be padded to a width that is cheaper.
+
+        Args:
+            rows: The rows of the forward.
+            widest: The most tokens a row.
+            sizes: The only widths that a forward may have, rising from 1, in place of `widest`. A
+                narrower forward is padded to the next one and costs as much; `None` for any width.
 
         Returns:
             The seconds of a step that has room for 1 .. `widest` tokens a row, float64, and the
             width to give its forward, int64; both of shape (widest,). Cost O(widest).
         """
+        if sizes is not None:
+            widest = sizes[-1]
         seconds = self._curve(rows).seconds(widest)
+        runs = np.arange(1, widest + 1)
+        if sizes is not None:
+            runs = np.array(sizes)[np.searchsorted(sizes, runs)]
+            seconds = seconds[runs - 1]
         from_right = seconds[::-1]
         cheapest = np.minimum.accumulate(from_right)
         # The running minimum belongs to the width that renewed it last.
@@ -223,7 +238,7 @@ class StepLatency:
         # A step without drafts is never padded: its time is known best, and others are judged by
         # it.
         own[0] = True
-        return np.where(own, seconds, best), np.where(own, np.arange(1, widest + 1), widths)
+        return np.where(own, seconds, best), runs[np.where(own, np.arange(widest), widths - 1)]
 
     def seconds_by_tokens(self, rows: int, widest: int = _LONGEST) -> _Array:
         """What a step takes by the tokens of all its rows, for batches that are not padded.

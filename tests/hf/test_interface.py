@@ -566,7 +566,7 @@ def test_a_vocabulary_masked_whole_is_an_error(model: Any) -> None:
         ({"penalty_alpha": 0.6, "top_k": 4}, "got contrastive_search"),
         ({"prompt_lookup_num_tokens": 5}, "got assisted_generation; choose what drafts"),
         ({"use_cache": False}, "key-value cache, got use_cache=False"),
-        ({"cache_implementation": "static"}, "DynamicCache, got StaticCache"),
+        ({"cache_implementation": "offloaded"}, "DynamicCache, got offloaded DynamicCache"),
         ({"return_dict_in_generate": True, "output_hidden_states": True}, "output_hidden_states"),
         ({"synced_gpus": True}, "synced_gpus must be off"),
         ({"streamer": _Recorder()}, "batch of 1 row, got 2 rows"),

@@ -6,13 +6,20 @@ always does and then calls what `speculate` returns in place of its own loop.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers import (
+    DynamicCache,
+    GenerationConfig,
+    LogitsProcessorList,
+    StaticCache,
+    StoppingCriteriaList,
+)
 
 from fastdraft import DraftConfig, Engine
 from fastdraft.drafters import AssistantModel, Drafter, Staged
@@ -28,6 +35,14 @@ from fastdraft.hf.prefill import forward_kwargs, prefill
 from fastdraft.hf.probe import require_draftable
 from fastdraft.hf.requirements import require_supported
 from fastdraft.hf.rows import row_seeds, row_texts
+from fastdraft.hf.static import (
+    StaticModel,
+    StaticRowCache,
+    compiled_call,
+    compiling,
+    require_fixed_shapes,
+)
+from fastdraft.hf.step import CachedModel
 from fastdraft.hf.withheld import (
     UNKNOWN,
     option,
@@ -69,7 +84,8 @@ def generate(
         inputs: As for `model.generate`, like all keywords that are not named here:
             `attention_mask`, `generation_config` and its fields, `logits_processor`,
             `stopping_criteria`, `stop_strings` and `token_healing` with `tokenizer`, `streamer`,
-            and so on. Processors and criteria must be functions of what they are called with, since
+            `cache_implementation="static"` with `compile_config`, and so on. A static cache is not
+            returned. Processors and criteria must be functions of what they are called with, since
             they are called for every position of a draft; criteria get no scores.
         drafter: What drafts; `None` for an engine with the default configuration. The engine of a
             configuration stays with the model and learns from one generation to the next; pass an
@@ -204,11 +220,24 @@ class _Speculation:
         config, count = generation_config, input_ids.shape[0]
         require_supported(model, config, model_kwargs, withheld, rows=count)
         prepared = model_kwargs["past_key_values"]
-        cache = RowCache(prepared, new_tokens=config.max_length - input_ids.shape[1])
+        is_static = type(prepared) is StaticCache
+        cache: Any
+        if is_static:
+            cache = StaticRowCache(prepared)
+        else:
+            cache = RowCache(prepared, new_tokens=config.max_length - input_ids.shape[1])
         processors = PositionProcessors(logits_processor)
         criteria = PositionCriteria(stopping_criteria, count)
         padding = pad_token_id(config, criteria, count)
         masks = Masks(model, visible=model_kwargs.get("attention_mask"), rows=count)
+        stepping: Callable[..., CachedModel] = CachedModel
+        timed = model
+        if is_static:
+            require_fixed_shapes(model, config, model_kwargs, masks)
+            timed = compiled_call(model, config, model_kwargs)
+            stepping = functools.partial(StaticModel, call=timed, batch=count)
+            # What the model is asked over where its modules do not tell.
+            prepared = DynamicCache(config=model.config.get_text_config(decoder=True))
         copies = config.num_return_sequences
         predictions = row_texts("prediction", self.prediction, count, copies, model)
         templates = row_texts("templates", self.templates, count, copies, model)
@@ -231,6 +260,7 @@ class _Speculation:
             model_kwargs,
             cache=cache,
             masks=masks,
+            stepping=stepping,
             drafter=drafter,
             predictions=predictions,
             templates=templates,
@@ -245,14 +275,14 @@ class _Speculation:
             criteria=criteria,
             do_sample=seeds is not None,
             drafter=drafter,
-            cost=StepLatency.of(model, model.device.type),
+            cost=StepLatency.of(timed, model.device.type),
             streamer=streamer,
             keep_scores=wants_dict and bool(config.output_scores),
             keep_logits=wants_dict and bool(config.output_logits),
         )
         if models is not None:
             models.scoring = decoding.shaped
-        with model._optimize_model_for_decode():
+        with model._optimize_model_for_decode(), compiling(is_compiled=timed is not model):
             decoding.run(first_logits)
         if streamer is not None:
             streamer.end()
@@ -260,7 +290,7 @@ class _Speculation:
             models.warn_of_size()
 
         given = getattr(prepared, "_is_user_defined", False)
-        hands_cache_over = count == 1 and (given or wants_dict)
+        hands_cache_over = count == 1 and (given or wants_dict) and not is_static
         if hands_cache_over:
             cache.write_back(prepared, rows[0].cached)
         sequences = padded_sequences(decoding, padding).to(input_ids.device)

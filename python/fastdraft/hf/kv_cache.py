@@ -32,13 +32,13 @@ from transformers.cache_utils import (
 
 from fastdraft.errors import InvalidValueError
 
-__all__ = ["Frame", "RowCache", "on_host", "places_after"]
+__all__ = ["SHARING", "Frame", "RowCache", "on_host", "places_after"]
 
 # A buffer has room for so much more than it needs, as a share of that.
 _SLACK: Final = 16
 
 # Layers that use the keys and values of another layer; transformers 5.19 has no entry for them.
-_SHARING: tuple[type, ...] = tuple(
+SHARING: tuple[type, ...] = tuple(
     kind for kind in (getattr(cache_utils, "DummyLayer", None),) if kind is not None
 )
 
@@ -358,7 +358,7 @@ def places_after(ended: Sequence[bool]) -> list[int]:
 
 
 def _row_layer(layer: Any, index: int) -> Any:
-    if isinstance(layer, _SHARING):
+    if isinstance(layer, SHARING):
         return layer
     if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
         raise InvalidValueError(

@@ -95,7 +95,8 @@ class Decoding:
 
     def _step(self) -> None:
         rows = self._running
-        seconds, widths = self.cost.best_widths(len(rows))
+        batch = self.target.rows_in_forward(len(rows))
+        seconds, widths = self.cost.best_widths(batch, sizes=self.target.widths)
         drafts = self._propose(seconds)
         longest = int(drafts.counts.max())
         # A wider forward can be the faster one; its further tokens are padding.
@@ -105,22 +106,24 @@ class Decoding:
             width = min(width, *(1 + row.room for row in rows))
         width = max(width, longest + 1)
 
+        is_warm = self.target.is_warm(width)
         started = time.perf_counter()
-        cached = [row.cached for row in rows]
+        indices, cached = [row.index for row in rows], [row.cached for row in rows]
         logits = self.target.forward(
             [
                 [int(self.text[row.index, self.length(row) - 1]), *draft]
                 for row, draft in zip(rows, drafts.by_row(), strict=True)
             ],
-            rows=[row.index for row in rows],
+            rows=indices,
             cached=cached,
             width=width,
             trees=None if drafts.are_chains else drafts.sees(width),
         )
         emitted = self._choose(logits, drafts)
         if emitted.kept is not None:
-            self.target.cache.compact(cached, emitted.kept, self.target.device)
-        self.cost.observe(len(rows), width, time.perf_counter() - started)
+            self.target.compact(indices, cached, emitted.kept)
+        if is_warm:
+            self.cost.observe(batch, width, time.perf_counter() - started)
         self._conclude(emitted, drafts.offsets)
 
     def _propose(self, seconds: NDArray[np.float64]) -> FlatDrafts:
@@ -128,7 +131,10 @@ class Decoding:
         rows = self._running
         limits = np.full(len(rows), UNLIMITED, dtype=np.int32)
         weighs_cost = getattr(self.drafter, "weighs_cost", True)
-        if weighs_cost and self.cost.wants_plain_step(len(rows)):
+        if self.target.widths is not None:
+            limits[:] = self.target.widths[-1] - 1
+        in_forward = self.target.rows_in_forward(len(rows))
+        if weighs_cost and self.cost.wants_plain_step(in_forward):
             limits[:] = 0
         for slot, row in enumerate(rows):
             # The step emits one token more than it drafts.
@@ -309,7 +315,7 @@ class Decoding:
             staying = places_after(ended)
             self._running = [rows[slot] for slot in staying]
             if staying:
-                self.target.cache.keep(staying)
+                self.target.keep(staying)
 
     def _stopped(self, emitted: _Emitted) -> tuple[list[int], list[bool]]:
         """How many emitted tokens each row keeps, and whether the row ends with them."""

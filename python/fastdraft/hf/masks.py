@@ -7,6 +7,7 @@ own mask, and its fast paths stay open. Otherwise the mask is made here, in the 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,7 +29,7 @@ class Masks:
 
     Attributes:
         visible: The same, bool.
-        takes_trees: Whether the model's attention takes the masks of trees.
+        needed: What the masks made here need and the model lacks; `None` where it takes them.
 
     Raises:
         InvalidValueError: The rows need a mask and the model's attention takes none of this form.
@@ -64,8 +65,13 @@ class Masks:
             needed = "positions that do not depend on the mask, got ALiBi"
         if needed is not None and (visible is not None or rows > 1):
             raise InvalidValueError(f"batches and padded prompts need {needed}")
-        self.takes_trees = needed is None
+        self.needed = needed
         self._windows = {kind: window if kind == "sliding_attention" else None for kind in kinds}
+
+    @property
+    def takes_trees(self) -> bool:
+        """Whether the model's attention takes the masks of trees."""
+        return self.needed is None
 
     def of(
         self,
@@ -102,50 +108,102 @@ class Masks:
             [lengths, *(frame.firsts for frame in of_kinds.values())], device=device
         )
         starts = numbers[0][:, None]
-        if trees is None:
-            steps = torch.arange(width, device=device)
-        else:
-            steps = trees.to(device).sum(-1) - 1
+        arange = functools.partial(torch.arange, device=device)
+        steps = arange(width) if trees is None else trees.to(device).sum(-1) - 1
         queries = starts + steps  # (rows, width), the tokens' places in their texts
         masks = {}
         for firsts, (kind, frame) in zip(numbers[1:], of_kinds.items(), strict=True):
-            columns = firsts[:, None] + torch.arange(frame.columns, device=device)
-            seen, keys = self._seen(rows, columns, starts, queries, trees)
-            window = self._windows[kind]
-            if window is not None:
-                seen &= keys[:, None] > queries[..., None] - window
-            masks[kind] = self._in_form(seen[:, None])
+            columns = firsts[:, None] + arange(frame.columns)
+            slots = None if trees is None else starts - columns[:, :1] + arange(width)
+            visible = None if self.visible is None else self.visible[list(rows)]
+            masks[kind] = self._mask(kind, columns, starts, queries, trees, slots, visible)
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
-    def _seen(
+    def fixed(
         self,
-        rows: Sequence[int],
+        lengths: torch.Tensor,
+        depths: torch.Tensor,
+        *,
+        columns: Mapping[bool, int],
+        trees: torch.Tensor | None = None,
+    ) -> torch.Tensor | dict[str, torch.Tensor]:
+        """The mask of a forward over a `StaticRowCache`, all its columns and all rows.
+
+        Nothing is read back from the device.
+
+        Args:
+            lengths: (rows,) int64, the tokens of each row in the cache.
+            depths: (rows, width) int64, by how much the position of each new token is further on.
+            columns: The columns of the cache's layers, by whether these have a sliding window.
+            trees: As in `of`, on the device of `lengths`.
+        """
+        starts = lengths[:, None]
+        queries = starts + depths
+        steps = torch.arange(depths.shape[1], device=lengths.device)
+        last = starts + depths.shape[1] - 1
+        masks = {}
+        for kind, window in self._windows.items():
+            count = columns.get(window is not None, columns.get(False))
+            assert count is not None
+            # A column holds the newest token that is written there; none yet where negative.
+            tokens = last - (last - torch.arange(count, device=lengths.device)) % count
+            slots = None if trees is None else (starts + steps) % count
+            visible = self.visible
+            masks[kind] = self._mask(kind, tokens, starts, queries, trees, slots, visible)
+        return masks if len(masks) > 1 else next(iter(masks.values()))
+
+    def _mask(
+        self,
+        kind: str,
         columns: torch.Tensor,
         starts: torch.Tensor,
         queries: torch.Tensor,
         trees: torch.Tensor | None,
+        slots: torch.Tensor | None,
+        visible: torch.Tensor | None,
+    ) -> torch.Tensor:
+        seen, keys = self._seen(columns, starts, queries, trees, slots, visible)
+        window = self._windows[kind]
+        if window is not None:
+            seen &= keys[:, None] > queries[..., None] - window
+        return self._in_form(seen[:, None])
+
+    def _seen(
+        self,
+        columns: torch.Tensor,
+        starts: torch.Tensor,
+        queries: torch.Tensor,
+        trees: torch.Tensor | None,
+        slots: torch.Tensor | None,
+        visible: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """What each query sees without windows, (rows, width, columns), and the keys' places.
 
         Args:
-            columns: (rows, columns), the tokens that were written to the columns, in that order.
-            starts: (rows, 1), how many of them stand before the first query.
+            columns: (rows, columns), the tokens that were written to the columns, in that order;
+                negative where there is none.
+            starts: (rows, 1), how many tokens stand before the first query.
+            queries: (rows, width), the place of each query in its text.
+            trees: As in `of`.
+            slots: (rows, width), the column of each query; `None` without trees.
+            visible: (rows, columns of the prompts); `None` for all.
         """
         keys = columns
-        if trees is None:
+        if trees is None or slots is None:
             seen = keys[:, None] <= queries[..., None]
         else:
             # A token of a tree stands in one column and takes the place in the text of another.
             width = queries.shape[1]
-            slots = starts - columns[:, :1] + torch.arange(width, device=columns.device)
             keys = columns.scatter(1, slots, queries)
             seen = (columns < starts)[:, None].repeat(1, width, 1)
             sees = trees.to(columns.device)
             seen.scatter_(2, slots[:, None].expand(-1, width, -1), sees)
-        if self.visible is not None:
-            prompts = self.visible[list(rows)].to(columns.device)
+        shown = columns >= 0
+        if visible is not None:
+            prompts = visible.to(columns.device)
             last = prompts.shape[1] - 1
-            seen &= (prompts.gather(1, columns.clamp(max=last)) | (columns > last))[:, None]
+            shown &= prompts.gather(1, columns.clamp(min=0, max=last)) | (columns > last)
+        seen &= shown[:, None]
         return seen, keys
 
     def _in_form(self, seen: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from transformers import GenerationConfig
 
 from fastdraft.drafters import Drafter
 from fastdraft.errors import InvalidValueError
-from fastdraft.hf.kv_cache import RowCache, on_host
+from fastdraft.hf.kv_cache import on_host
 from fastdraft.hf.masks import Masks
 from fastdraft.hf.rows import UNLIMITED, Row, cancel_requests
 from fastdraft.hf.step import CachedModel
@@ -32,14 +32,19 @@ def prefill(
     config: GenerationConfig,
     model_kwargs: dict[str, Any],
     *,
-    cache: RowCache,
+    cache: Any,
     masks: Masks,
+    stepping: Callable[..., CachedModel],
     drafter: Drafter,
     predictions: Sequence[NDArray[np.int64] | None],
     templates: Sequence[NDArray[np.int64] | None],
     seeds: Sequence[int],
 ) -> tuple[CachedModel, torch.Tensor, list[Row]]:
     """Runs the model on the prompts and adds a request for each of them to the drafter.
+
+    Args:
+        cache: A `RowCache` or `StaticRowCache`, empty unless it continues an earlier one.
+        stepping: Makes what runs the steps from there on, as `CachedModel` is made.
 
     Returns:
         The model with the prompts in `cache`; the logits after each prompt, (rows, vocabulary) on
@@ -59,7 +64,7 @@ def prefill(
     position_ids = model_kwargs.get("position_ids")
     # Where the model places the first new token, (..., rows or 1, 1).
     first = on_host([[columns]]) if position_ids is None else position_ids[..., -1:] + 1
-    target = CachedModel(
+    target = stepping(
         model,
         cache=cache,
         masks=masks,

@@ -8,20 +8,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from fastdraft.hf.drafts import FlatDrafts
-from fastdraft.hf.kv_cache import RowCache, on_host
+from fastdraft.hf.kv_cache import on_host
 from fastdraft.hf.masks import Masks
 from fastdraft.hf.rows import UNLIMITED
 from fastdraft.hf.vocabulary import vocabulary_size
 from fastdraft.verification import Verified, verify_greedy, verify_rejection, verify_sampled
 
-__all__ = ["CachedModel", "verify"]
+__all__ = ["CachedModel", "lines_of", "padded", "verify"]
 
 
 @dataclass
@@ -30,7 +30,7 @@ class CachedModel:
 
     Attributes:
         model: The model.
-        cache: Holds the keys and values of each row.
+        cache: A `RowCache` or `StaticRowCache`, the keys and values of each row.
         masks: Makes the attention masks that the model cannot make itself.
         first_positions: (..., rows or 1, 1) int64, the position of the first token in the cache, of
             each row or of all; `None` for a model that places tokens by the cache's length.
@@ -40,10 +40,13 @@ class CachedModel:
             placed there too.
         device: The device of the model's inputs.
         vocabulary: How many token ids the model takes.
+        widths: The tokens a row that a forward may have, rising from 1; `None` for any number.
     """
 
+    widths: ClassVar[tuple[int, ...] | None] = None
+
     model: Any
-    cache: RowCache
+    cache: Any
     masks: Masks
     first_positions: torch.Tensor | None
     kwargs: dict[str, Any]
@@ -62,6 +65,22 @@ class CachedModel:
         take the positions of tokens from the caller.
         """
         return self.masks.takes_trees and self.first_positions is not None
+
+    def rows_in_forward(self, running: int) -> int:
+        """How many rows a forward has where so many have not ended."""
+        return running
+
+    def is_warm(self, width: int) -> bool:
+        """Whether the time of a forward of this width says what it costs."""
+        return True
+
+    def compact(self, rows: Sequence[int], cached: Sequence[int], kept: torch.Tensor) -> None:
+        """Moves accepted tokens behind each other, as `RowCache.compact`, in the running rows."""
+        self.cache.compact(cached, kept, self.device)
+
+    def keep(self, slots: Sequence[int]) -> None:
+        """Drops the rows that have ended, as `RowCache.keep`."""
+        self.cache.keep(slots)
 
     def forward(
         self,
@@ -86,12 +105,8 @@ class CachedModel:
             floors: As in `RowCache.prepare`.
         """
         device = self.device
-        sizes = np.array([len(row) for row in tokens])
-        width = width or int(sizes.max())
-        # Padding repeats a row's last token, at its position: one further on may not exist.
-        steps = np.minimum(np.arange(width), sizes[:, None] - 1)  # (rows, width)
-        flat = np.fromiter(chain.from_iterable(tokens), np.int64, int(sizes.sum()))
-        input_ids = flat[(sizes.cumsum() - sizes)[:, None] + steps]
+        width = width or max(map(len, tokens))
+        input_ids, steps, used = padded(tokens, width)
 
         self.cache.prepare(cached, width, device, floors=floors)
         kwargs = dict(self.kwargs)
@@ -105,10 +120,9 @@ class CachedModel:
             if first.shape[-2] > 1:
                 first = first[..., rows, :]
             kwargs["position_ids"] = first + torch.from_numpy(offsets).to(first.device)
-        used = np.arange(width) < sizes[:, None]
         columns = None
         if wanted is not None:
-            used &= np.arange(width) >= (sizes - wanted)[:, None]
+            used &= np.arange(width) >= (used.sum(1) - wanted)[:, None]
             columns = np.flatnonzero(used.any(0))
             used = used[:, columns]
         if "logits_to_keep" in kwargs:
@@ -121,14 +135,31 @@ class CachedModel:
         if columns is not None and logits.shape[1] == width > len(columns):
             # A model that cannot choose gives all.
             logits = logits[:, torch.from_numpy(columns).to(logits.device)]
-        return _lines(logits.flatten(0, 1), np.flatnonzero(used)).to(self.home)
+        return lines_of(logits.flatten(0, 1), np.flatnonzero(used)).to(self.home)
 
 
-def _lines(logits: torch.Tensor, indices: NDArray[np.int64]) -> torch.Tensor:
+def padded(
+    tokens: Sequence[Sequence[int]], width: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+    """The tokens of each row, padded to `width`.
+
+    Returns:
+        The token ids; by how much each one's position is further on than the row's first, for
+        chains; and which are no padding. All of shape (rows, width).
+    """
+    sizes = np.array([len(row) for row in tokens])
+    # Padding repeats a row's last token, at its position: one further on may not exist.
+    steps = np.minimum(np.arange(width), sizes[:, None] - 1)
+    flat = np.fromiter(chain.from_iterable(tokens), np.int64, int(sizes.sum()))
+    input_ids = flat[(sizes.cumsum() - sizes)[:, None] + steps]
+    return input_ids, steps, np.arange(width) < sizes[:, None]
+
+
+def lines_of(logits: torch.Tensor, indices: NDArray[np.int64]) -> torch.Tensor:
     """Lines of `logits`, of which they are a view where all lie side by side."""
-    first, last = int(indices[0]), int(indices[-1])
-    if last - first < len(indices):
-        return logits[first : last + 1]
+    first = int(indices[0])
+    if np.array_equal(indices, np.arange(first, first + len(indices))):
+        return logits[first : first + len(indices)]
     # By index: the size of a mask's selection is not known before the device has computed it.
     return logits[torch.from_numpy(indices).to(logits.device)]
 

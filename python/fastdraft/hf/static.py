@@ -1,0 +1,370 @@
+"""Steps of fixed shapes: a static cache, and forwards that can be compiled.
+
+`generate` with `cache_implementation="static"` promises buffers that never grow and never move, so
+that the model's forward can be compiled, and on a GPU captured as a graph. A step with drafts keeps
+that promise: every row stays in the batch until the last one ends, and a forward has one of a few
+widths, `WIDTHS`. Each width is compiled once, through the model's own `get_compiled_call`. What
+changes from step to step, tokens, lengths and masks, are tensors that the forward is given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import torch
+from transformers import GenerationConfig
+from transformers.cache_utils import (
+    Cache,
+    CacheLayerMixin,
+    StaticCache,
+    StaticLayer,
+    StaticSlidingWindowLayer,
+)
+
+from fastdraft.errors import FastdraftError, InvalidValueError
+from fastdraft.hf.kv_cache import SHARING
+from fastdraft.hf.masks import Masks
+from fastdraft.hf.step import CachedModel, lines_of, padded
+
+__all__ = [
+    "WIDTHS",
+    "StaticModel",
+    "StaticRowCache",
+    "compiled_call",
+    "compiling",
+    "require_fixed_shapes",
+]
+
+WIDTHS: Final = (1, 4, 8, 16, 32)
+"""Tokens a row that a forward may have. Each takes a compilation, so they are few."""
+
+# A first run compiles; on a GPU the second warms up and the third records a graph.
+_COLD_RUNS: Final = {"cpu": 1}
+_COLD_RUNS_ELSEWHERE: Final = 3
+
+_COMPILATIONS: Final = 128
+
+# How often each compiled forward has run, by the shape of its tokens and cache.
+_runs: weakref.WeakKeyDictionary[Any, Counter[tuple[int, ...]]] = weakref.WeakKeyDictionary()
+
+
+@dataclass
+class _Places:
+    """Where the next forward writes; shared by the layers that hold the same tokens.
+
+    Attributes:
+        columns: The columns of a layer's buffers. Token t of a row stands in column t % columns.
+        rows, at: (rows, 1) and (rows, width) int64; `None` for the prompt.
+        length: Tokens of the longest row before it, an int for the prompt, later a tensor: a number
+            that changes from step to step would be compiled into the forward.
+    """
+
+    columns: int
+    rows: torch.Tensor | None = None
+    at: torch.Tensor | None = None
+    length: Any = 0
+
+
+class _StaticRowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+    """The keys and values of one layer, (rows, heads, columns, head size) each.
+
+    A layer with a sliding window holds the window and the widest draft, as a ring: what a draft
+    overwrites is out of every later query's sight, even if the draft is rejected.
+    """
+
+    keys: Any
+    values: Any
+
+    def __init__(self, places: _Places, *, is_sliding: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.places = places
+        self.is_sliding = is_sliding
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        # Zeros: a masked column still takes part in probabilities x values, where 0 x NaN is NaN.
+        self.keys, self.values = (
+            states.new_zeros((*states.shape[:2], self.places.columns, states.shape[3]))
+            for states in (key_states, value_states)
+        )
+        for buffer in (self.keys, self.values):
+            torch._dynamo.mark_static(buffer)
+            # Written in place by every forward, which a CUDA graph allows where it does not move.
+            torch._dynamo.mark_static_address(buffer)
+        self.is_initialized = True
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        rows, at = self.places.rows, self.places.at
+        if rows is None or at is None:
+            return self._begin(key_states, value_states)
+        # Layers may be spread over devices.
+        rows, at = rows.to(self.keys.device), at.to(self.keys.device)
+        self.keys[rows, :, at] = key_states.transpose(1, 2)
+        self.values[rows, :, at] = value_states.transpose(1, 2)
+        return self.keys, self.values
+
+    def _begin(
+        self, key_states: torch.Tensor, value_states: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Takes the prompts, which see themselves alone."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        length = key_states.shape[-2]
+        held = min(length, self.places.columns)
+        at = torch.arange(length - held, length, device=key_states.device) % self.places.columns
+        self.keys[:, :, at] = key_states[:, :, length - held :]
+        self.values[:, :, at] = value_states[:, :, length - held :]
+        self.places.length = length
+        return key_states, value_states
+
+    def move(self, rows: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        for buffer in (self.keys, self.values):
+            at = [index.to(buffer.device) for index in (rows, sources, targets)]
+            buffer[at[0], :, at[2]] = buffer[at[0], :, at[1]]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """For the prompts; later forwards are given their masks."""
+        return query_length, 0
+
+    def get_seq_length(self) -> Any:
+        return self.places.length
+
+    def get_max_length(self) -> int:
+        return self.places.columns
+
+
+class StaticRowCache(Cache):
+    """A cache of fixed buffers whose rows have lengths of their own.
+
+    Args:
+        prepared: The cache that `generate` made. Its layers say what the model needs, and its
+            length how long a text may become.
+
+    Attributes:
+        places: Where forwards write, by whether a layer has a sliding window.
+
+    Raises:
+        InvalidValueError: The cache cannot be decoded from, with what to do instead.
+    """
+
+    def __init__(self, prepared: StaticCache) -> None:
+        if getattr(prepared, "_is_user_defined", False):
+            raise InvalidValueError(
+                "past_key_values must be a DynamicCache, got StaticCache; leave it out and pass "
+                "cache_implementation='static'"
+            )
+        if prepared.offloading:
+            raise InvalidValueError(
+                "a static cache must stay on the model's device, got offloaded StaticCache; use "
+                "cache_implementation='static'"
+            )
+        longest = prepared.get_max_length()
+        self.places: dict[bool, _Places] = {}
+        layers = [self._layer(layer, index, longest) for index, layer in enumerate(prepared.layers)]
+        super().__init__(layers=layers)
+
+    def _layer(self, layer: Any, index: int, longest: int) -> Any:
+        if isinstance(layer, SHARING):
+            return layer
+        if type(layer) not in (StaticLayer, StaticSlidingWindowLayer):
+            raise InvalidValueError(
+                "a static cache needs layers of full or sliding attention, "
+                f"got layer {index} with {type(layer).__name__}; leave cache_implementation unset"
+            )
+        # Of a layer with a window, its length or the window, whichever is shorter.
+        columns = layer.max_cache_len + WIDTHS[-1] - 1
+        is_sliding = type(layer) is StaticSlidingWindowLayer and layer.max_cache_len < longest
+        places = self.places.setdefault(is_sliding, _Places(columns))
+        if places.columns != columns:
+            raise InvalidValueError(
+                "a static cache needs sliding windows of one size, got "
+                f"{places.columns - WIDTHS[-1] + 1} and {layer.max_cache_len}; "
+                "leave cache_implementation unset"
+            )
+        return _StaticRowLayer(places, is_sliding=is_sliding)
+
+    def prepare(self, lengths: torch.Tensor, width: int) -> None:
+        """Says where the next forward writes: row b from token lengths[b] on, `width` tokens."""
+        tokens = lengths[:, None] + torch.arange(width, device=lengths.device)
+        rows = torch.arange(len(lengths), device=lengths.device)[:, None]
+        longest = lengths.max()
+        for places in self.places.values():
+            places.rows, places.at, places.length = rows, tokens % places.columns, longest
+            for tensor in (places.rows, places.at):
+                torch._dynamo.mark_static(tensor)
+
+    def compact(self, rows: Sequence[int], lengths: Sequence[int], kept: Any) -> None:
+        """Moves what the latest forward wrote, so that accepted tokens stand behind each other.
+
+        Args:
+            rows: The rows that took part.
+            lengths: Tokens of each before the forward.
+            kept: (rows, tokens) int64, which of a row's new tokens is to stand in each of the
+                places from there on.
+        """
+        kept = np.asarray(kept)
+        slots, places = np.nonzero(kept != np.arange(kept.shape[1]))
+        if len(slots) == 0:
+            return
+        starts = np.asarray(lengths)[slots]
+        moves = np.stack([np.asarray(rows)[slots], starts + kept[slots, places], starts + places])
+        for layer in self.layers:
+            if isinstance(layer, _StaticRowLayer):
+                device, columns = layer.keys.device, layer.places.columns
+                of, sources, targets = torch.from_numpy(moves).to(device)
+                layer.move(of, sources % columns, targets % columns)
+
+
+@dataclass
+class StaticModel(CachedModel):
+    """A causal language model whose forwards have fixed shapes. Its cache is a `StaticRowCache`.
+
+    Attributes:
+        call: The model, or its compiled forward.
+        batch: The number of rows in every forward; those that have ended are padding.
+    """
+
+    call: Callable[..., Any] = field(kw_only=True)
+    batch: int = field(kw_only=True)
+    widths = WIDTHS
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._lengths = np.zeros(self.batch, dtype=np.int64)
+        self._is_compiled = self.call is not self.model
+        self._runs: Counter[tuple[int, ...]] = Counter()
+        if self._is_compiled:
+            self._runs = _runs.setdefault(self.call, self._runs)
+
+    def rows_in_forward(self, running: int) -> int:
+        return self.batch
+
+    def is_warm(self, width: int) -> bool:
+        """Whether a forward of this width has been compiled, and its time says what it costs."""
+        cold = _COLD_RUNS.get(self.device.type, _COLD_RUNS_ELSEWHERE)
+        return not self._is_compiled or self._runs[self._shape(width)] >= cold
+
+    def _shape(self, width: int) -> tuple[int, ...]:
+        return (self.batch, width, *(each.columns for each in self.cache.places.values()))
+
+    def forward(
+        self,
+        tokens: Sequence[Sequence[int]],
+        *,
+        rows: Sequence[int],
+        cached: Sequence[int],
+        width: int | None = None,
+        wanted: Sequence[int] | None = None,
+        trees: torch.Tensor | None = None,
+        floors: Sequence[int] | None = None,
+    ) -> torch.Tensor:
+        width = width or max(map(len, tokens))
+        if width not in self.widths:
+            raise FastdraftError(
+                f"a forward of fixed shapes takes {', '.join(map(str, self.widths))} tokens a row, "
+                f"got {width}: did the drafter keep to its limits?"
+            )
+        input_ids, steps, used = padded(tokens, width)
+        self._lengths[rows] = cached
+        # Tokens, depths, and as bits which tokens of the forward each one sees: one copy in.
+        host = np.zeros((3 if trees is not None else 2, self.batch, width + 1), dtype=np.int64)
+        host[0, :, width] = self._lengths
+        host[0, rows, :width] = input_ids
+        if trees is None:
+            host[1, rows, :width] = steps
+        else:
+            host[1, rows, :width] = (trees.sum(-1) - 1).numpy()
+            host[2, :, :width] = 1
+            host[2, rows, :width] = trees.numpy() @ (1 << np.arange(width, dtype=np.int64))
+        device = torch.from_numpy(host).to(self.device)
+        ids, depths, lengths = device[0, :, :width], device[1, :, :width], device[0, :, width]
+        sees = None
+        if trees is not None:
+            bits = torch.arange(width, device=self.device)
+            sees = (device[2, :, :width, None] >> bits & 1).bool()
+
+        self.cache.prepare(lengths, width)
+        kwargs = dict(self.kwargs)
+        kwargs["attention_mask"] = self.masks.fixed(
+            lengths,
+            depths,
+            columns={is_sliding: each.columns for is_sliding, each in self.cache.places.items()},
+            trees=sees,
+        )
+        first: Any = self.first_positions
+        kwargs["position_ids"] = first + (lengths[:, None] + depths).to(first.device)
+        if "logits_to_keep" in kwargs:
+            # All: a number that changes with the width would be compiled as one of any value.
+            kwargs["logits_to_keep"] = 0
+        inputs = self.model.prepare_inputs_for_generation(ids, past_key_values=self.cache, **kwargs)
+        if self._is_compiled:
+            for tensor in _tensors(inputs):
+                torch._dynamo.mark_static(tensor)
+        logits: torch.Tensor = self.call(**inputs, return_dict=True).logits
+        self._runs[self._shape(width)] += 1
+        lines = (np.asarray(rows)[:, None] * width + np.arange(width))[used]
+        return lines_of(logits.flatten(0, 1), lines).to(self.home)
+
+    def compact(self, rows: Sequence[int], cached: Sequence[int], kept: torch.Tensor) -> None:
+        self.cache.compact(rows, cached, kept)
+
+    def keep(self, slots: Sequence[int]) -> None:
+        """Every row keeps its place."""
+
+
+def require_fixed_shapes(
+    model: Any, config: GenerationConfig, model_kwargs: dict[str, Any], masks: Masks
+) -> None:
+    """Raises InvalidValueError for what steps of fixed shapes cannot do, and says what to do."""
+    otherwise = "leave cache_implementation unset"
+    if masks.needed is not None:
+        raise InvalidValueError(f"a static cache needs {masks.needed}; {otherwise}")
+    if model_kwargs.get("position_ids") is None:
+        raise InvalidValueError(
+            f"a static cache needs a model that takes position_ids, got {type(model).__name__}; "
+            f"{otherwise}"
+        )
+    if config.prefill_chunk_size is not None:
+        raise InvalidValueError(
+            "prefill_chunk_size must be unset with a static cache, got "
+            f"{config.prefill_chunk_size}; or {otherwise}"
+        )
+
+
+def compiled_call(
+    model: Any, config: GenerationConfig, model_kwargs: dict[str, Any]
+) -> Callable[..., Any]:
+    """The model's compiled forward where plain `generate` compiles, else the model."""
+    call: Callable[..., Any] = model
+    if model._valid_auto_compile_criteria(model_kwargs, config):
+        call = model.get_compiled_call(config.compile_config)
+    return call
+
+
+@contextlib.contextmanager
+def compiling(*, is_compiled: bool) -> Iterator[None]:
+    """Allows as many compilations as there are widths, for several models and batches.
+
+    Behind PyTorch's limit, 8 a process for the forwards of all models, nothing would be compiled.
+    """
+    if not is_compiled:
+        yield
+        return
+    limit = max(torch._dynamo.config.recompile_limit, _COMPILATIONS)
+    with torch._dynamo.config.patch(recompile_limit=limit):
+        yield
+
+
+def _tensors(inputs: Any) -> list[torch.Tensor]:
+    if isinstance(inputs, torch.Tensor):
+        return [inputs]
+    if isinstance(inputs, dict):
+        return [tensor for value in inputs.values() for tensor in _tensors(value)]
+    return []

@@ -1,0 +1,373 @@
+"""Steps of fixed shapes: a static cache, and forwards compiled once for each width."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from scipy import stats
+from torch._dynamo.utils import counters
+from transformers import (
+    CompileConfig,
+    StaticCache,
+)
+
+from assistants import bent
+from fastdraft import hf
+from fastdraft.drafters import AssistantModel
+from fastdraft.errors import FastdraftError, InvalidValueError
+from fastdraft.hf.static import WIDTHS
+from fastdraft.step_latency import StepLatency
+from hf_models import (
+    EOS,
+    FAMILIES,
+    VOCABULARY,
+    Forester,
+    Generous,
+    Silent,
+    TreeBatch,
+    assert_same_tokens,
+    edited,
+    repetitive_batch,
+    tiny_model,
+)
+
+NEW = 48
+PROMPT = 30
+STATIC: dict[str, Any] = {"cache_implementation": "static"}
+
+
+@pytest.fixture(scope="module")
+def llama() -> Any:
+    return tiny_model("llama")
+
+
+@pytest.fixture
+def compilations() -> Iterator[Any]:
+    """Counts the graphs that are compiled, in a process that has none yet."""
+    torch._dynamo.reset()
+    counters.clear()
+    yield lambda: counters["stats"]["unique_graphs"]
+    torch._dynamo.reset()
+
+
+def _compiled(backend: str = "eager") -> dict[str, Any]:
+    config = CompileConfig(fullgraph=True, backend=backend, mode=None)
+    # transformers compiles on GPUs alone otherwise.
+    config._compile_all_devices = True
+    return {**STATIC, "compile_config": config}
+
+
+def _greedy(model: Any, inputs: dict[str, torch.Tensor], **options: Any) -> torch.Tensor:
+    output: torch.Tensor = model.generate(**inputs, do_sample=False, **options)
+    return output
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_chains_give_the_tokens_of_generate(family: str, rows: int) -> None:
+    model, inputs = tiny_model(family), repetitive_batch(rows)
+    options = {"max_new_tokens": NEW}
+    expected = _greedy(model, inputs, **options)
+    predictions = [edited(row[PROMPT:]) for row in expected]
+    output = hf.generate(
+        model,
+        **inputs,
+        do_sample=False,
+        **options,
+        **STATIC,
+        drafter=Generous(),
+        prediction=predictions,
+    )
+    assert_same_tokens(model, expected, output.sequences, attention_mask=inputs["attention_mask"])
+    assert output.stats.steps < output.stats.emitted
+    assert output.stats.emitted == sum(row.emitted for row in output.row_stats)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_trees_give_the_tokens_of_generate(family: str, rows: int) -> None:
+    model, inputs = tiny_model(family), repetitive_batch(rows)
+    # Longer than prompt, window and widest draft, so that rings go round.
+    options = {"max_new_tokens": 90, "eos_token_id": None}
+    expected = _greedy(model, inputs, **options)
+    forester = Forester([row[PROMPT:].tolist() for row in expected], nodes=20)
+    output = hf.generate(model, **inputs, do_sample=False, **options, **STATIC, drafter=forester)
+    assert_same_tokens(model, expected, output.sequences, attention_mask=inputs["attention_mask"])
+    assert forester.moved > len(forester.accepted) / 8
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_prompts_longer_than_the_window_and_its_ring(attention: str) -> None:
+    model = tiny_model("gemma3", attention=attention)
+    inputs = repetitive_batch(3, longest=100)
+    options = {"max_new_tokens": 60, "eos_token_id": None}
+    expected = _greedy(model, inputs, **options)
+    forester = Forester([row[100:].tolist() for row in expected], nodes=20)
+    output = hf.generate(model, **inputs, do_sample=False, **options, **STATIC, drafter=forester)
+    assert_same_tokens(model, expected, output.sequences, attention_mask=inputs["attention_mask"])
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_each_width_is_compiled_once(llama: Any, rows: int, compilations: Any) -> None:
+    inputs = repetitive_batch(rows)
+    options = {"max_new_tokens": NEW, "eos_token_id": None}
+    expected = _greedy(llama, inputs, **options)
+    truths = [row[PROMPT:].tolist() for row in expected]
+    options |= {"do_sample": False, **_compiled()}
+    for seed in range(4):
+        forester = Forester(truths, nodes=30, seed=seed)
+        output = hf.generate(llama, **inputs, **options, drafter=forester)
+        assert torch.equal(output.sequences, expected)
+        output = hf.generate(
+            llama, **inputs, **options, drafter=Generous(), prediction=list(map(np.array, truths))
+        )
+        assert torch.equal(output.sequences, expected)
+    assert 1 < compilations() <= len(WIDTHS)
+    # Other texts of any length that fits, and of other drafts, need no further one.
+    before = compilations()
+    shorter = repetitive_batch(rows, seed=5, longest=20)
+    hf.generate(llama, **shorter, **{**options, "max_new_tokens": 30}, drafter=Silent())
+    assert compilations() == before
+
+
+@pytest.mark.parametrize("family", ["gemma3", "qwen2"])
+def test_windows_compile_too(family: str, compilations: Any) -> None:
+    model, inputs = tiny_model(family), repetitive_batch(3)
+    expected = _greedy(model, inputs, max_new_tokens=NEW, eos_token_id=None)
+    for seed in range(2):
+        output = hf.generate(
+            model,
+            **inputs,
+            do_sample=False,
+            max_new_tokens=NEW,
+            eos_token_id=None,
+            **_compiled("aot_eager"),
+            drafter=Forester([row[PROMPT:].tolist() for row in expected], seed=seed),
+        )
+        assert torch.equal(output.sequences, expected)
+    assert 1 < compilations() <= len(WIDTHS)
+
+
+def test_inductor(llama: Any, compilations: Any) -> None:
+    inputs = repetitive_batch(2)
+    expected = _greedy(llama, inputs, max_new_tokens=NEW, eos_token_id=None)
+    output = hf.generate(
+        llama,
+        **inputs,
+        do_sample=False,
+        max_new_tokens=NEW,
+        eos_token_id=None,
+        **_compiled("inductor"),
+        drafter=Generous(),
+        prediction=[edited(row[PROMPT:]) for row in expected],
+    )
+    assert_same_tokens(llama, expected, output.sequences, attention_mask=inputs["attention_mask"])
+    assert output.stats.accepted > NEW / 2
+    assert 1 < compilations() <= len(WIDTHS)
+
+
+def test_models_that_ask_for_a_static_cache_themselves(compilations: Any) -> None:
+    model, inputs = tiny_model("llama"), repetitive_batch(1)
+    expected = _greedy(model, inputs, max_new_tokens=NEW)
+    for name, value in _compiled().items():
+        setattr(model.generation_config, name, value)
+    output = hf.generate(model, **inputs, do_sample=False, max_new_tokens=NEW)
+    assert torch.equal(output.sequences, expected)
+    assert compilations() > 0
+    decode = hf.speculate(drafter=Generous())
+    sequences = model.generate(
+        **inputs, do_sample=False, max_new_tokens=NEW, custom_generate=decode
+    )
+    assert torch.equal(sequences, expected)
+
+
+def test_nothing_is_compiled_where_generate_would_not(llama: Any, compilations: Any) -> None:
+    inputs = repetitive_batch(1)
+    options = {"do_sample": False, "max_new_tokens": 8, "drafter": Generous()}
+    hf.generate(llama, **inputs, **options, **STATIC)
+    hf.generate(llama, **inputs, **options, **_compiled(), disable_compile=True)
+    assert compilations() == 0
+
+
+def test_a_seed_gives_the_same_tokens_as_without_fixed_shapes(llama: Any) -> None:
+    inputs = repetitive_batch(3)
+    options = {"do_sample": True, "top_k": 0, "max_new_tokens": NEW, "eos_token_id": None}
+    plain = hf.generate(llama, **inputs, **options, seed=5, drafter=Silent())
+    predictions = [edited(row[PROMPT:]) for row in plain.sequences]
+    for more in (STATIC, {**STATIC, "repetition_penalty": 1.2}):
+        options |= more
+        expected = hf.generate(
+            llama, **inputs, **{**options, "cache_implementation": None}, seed=5, drafter=Silent()
+        )
+        output = hf.generate(
+            llama, **inputs, **options, seed=5, drafter=Generous(), prediction=predictions
+        )
+        assert torch.equal(output.sequences, expected.sequences)
+
+
+def test_samples_have_the_models_distribution(llama: Any) -> None:
+    ids = repetitive_batch(1)["input_ids"]
+    draws, new = 400, 3
+    options = {"max_new_tokens": new, "do_sample": True, "top_k": 4, "eos_token_id": None}
+    counts: dict[tuple[int, ...], np.ndarray] = {}
+    greedy = _greedy(llama, {"input_ids": ids}, max_new_tokens=new)[0, PROMPT:]
+    for kind in range(2):
+        many = {"input_ids": ids.repeat(draws, 1), "attention_mask": torch.ones(draws, PROMPT)}
+        torch.manual_seed(9)
+        if kind == 0:
+            sampled = llama.generate(**many, **options)
+        else:
+            sampled = hf.generate(
+                llama, **many, **options, **STATIC, drafter=Generous(), prediction=greedy
+            ).sequences
+        for row in sampled[:, PROMPT:].tolist():
+            counts.setdefault(tuple(row), np.zeros(2))[kind] += 1
+    table = np.array(list(counts.values()))
+    often = table.sum(1) >= 10
+    table = np.vstack([table[often], table[~often].sum(0) + 1])
+    assert len(table) > 4
+    assert stats.chi2_contingency(table.T).pvalue > 1e-4
+
+
+def test_draft_models_draft_for_a_static_target(llama: Any) -> None:
+    inputs = repetitive_batch(3)
+    expected = _greedy(llama, inputs, max_new_tokens=NEW)
+    output = hf.generate(
+        llama,
+        **inputs,
+        do_sample=False,
+        max_new_tokens=NEW,
+        **STATIC,
+        drafter=AssistantModel(bent(llama)),
+    )
+    assert_same_tokens(llama, expected, output.sequences, attention_mask=inputs["attention_mask"])
+    assert output.stats.accepted > 0
+
+
+def test_scores_and_logits_are_those_of_generate(llama: Any) -> None:
+    inputs = repetitive_batch(2)
+    options = {
+        "do_sample": False,
+        "max_new_tokens": 20,
+        "eos_token_id": None,
+        "return_dict_in_generate": True,
+        "output_scores": True,
+        "output_logits": True,
+    }
+    expected = llama.generate(**inputs, **options)
+    forester = Forester([row[PROMPT:].tolist() for row in expected.sequences])
+    output = hf.generate(llama, **inputs, **options, **STATIC, drafter=forester)
+    for ours, theirs in zip(output.scores, expected.scores, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    for ours, theirs in zip(output.logits, expected.logits, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    # A static cache ends with the generation.
+    assert output.past_key_values is None
+
+
+def test_the_last_places_of_a_model_are_used() -> None:
+    model = tiny_model("opt", attention="eager")
+    inputs = repetitive_batch(2, longest=200)
+    options = {"max_length": 256, "eos_token_id": None}
+    expected = _greedy(model, inputs, **options)
+    forester = Forester([row[200:].tolist() for row in expected], nodes=30)
+    output = hf.generate(model, **inputs, do_sample=False, **options, **STATIC, drafter=forester)
+    assert_same_tokens(model, expected, output.sequences, attention_mask=inputs["attention_mask"])
+    assert output.sequences.shape[1] == 256
+
+
+def test_drafts_fill_the_width_that_is_paid_for() -> None:
+    cost = StepLatency("cpu")
+    for width, seconds in ((1, 1.0), (4, 1.5), (8, 4.0), (16, 3.0), (32, 8.0)):
+        for _ in range(200):
+            cost.observe(1, width, seconds)
+    seconds, widths = cost.best_widths(1, sizes=WIDTHS)
+    assert len(seconds) == WIDTHS[-1]
+    assert set(widths.tolist()) <= set(WIDTHS)
+    assert widths[0] == 1
+    # 5 to 8 tokens are padded to 16, which takes less time than 8.
+    assert widths[1:4].tolist() == [4] * 3
+    assert widths[4:16].tolist() == [16] * 12
+    assert widths[16:].tolist() == [32] * 16
+    for first, last in ((1, 4), (4, 16), (16, 32)):
+        assert np.ptp(seconds[first:last]) == 0.0
+    assert np.all(np.diff(seconds) >= 0)
+
+
+class _Boundless(Generous):
+    """Drafts more than it was allowed to."""
+
+    def propose_batch(self, requests: Any, **_: Any) -> Any:
+        count = WIDTHS[-1]
+        return TreeBatch(
+            np.full(count, 5, np.int32),
+            np.arange(-1, count - 1, dtype=np.int32),
+            np.full(count, 0.5, np.float32),
+            np.array([0, count], np.int32),
+        )
+
+
+def test_a_draft_that_is_too_wide_is_an_error(llama: Any) -> None:
+    with pytest.raises(FastdraftError, match="1, 4, 8, 16, 32 tokens a row, got 33: did the"):
+        hf.generate(llama, **repetitive_batch(1), max_new_tokens=8, **STATIC, drafter=_Boundless())
+
+
+def _hybrid() -> Any:
+    config = transformers.BambaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        attn_layer_indices=[1],
+        mamba_n_heads=8,
+        mamba_d_state=8,
+        mamba_d_head="auto",
+        mamba_n_groups=1,
+    )
+    return transformers.BambaForCausalLM(config).eval()
+
+
+def _alibi() -> Any:
+    config = transformers.FalconConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        alibi=True,
+        eos_token_id=EOS,
+    )
+    return transformers.FalconForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "message"),
+    [
+        (None, {"prefill_chunk_size": 8}, "prefill_chunk_size must be unset with a static cache"),
+        (None, {"cache_implementation": "offloaded_static"}, "must stay on the model's device"),
+        (_hybrid, {}, "recurrent state cannot take back"),
+        (_alibi, {}, "ALiBi.*; leave cache_implementation unset"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_any_work(
+    llama: Any, make: Any, options: dict[str, Any], message: str
+) -> None:
+    model = llama if make is None else make()
+    forwards: list[int] = []
+    handle = model.register_forward_hook(lambda *_: forwards.append(1))
+    with pytest.raises(InvalidValueError, match=message):
+        hf.generate(model, **repetitive_batch(1), max_new_tokens=8, **{**STATIC, **options})
+    handle.remove()
+    assert not forwards
+
+
+def test_a_static_cache_of_the_callers_is_refused(llama: Any) -> None:
+    cache = StaticCache(config=llama.config, max_cache_len=64)
+    with pytest.raises(InvalidValueError, match="got StaticCache; leave it out and pass"):
+        hf.generate(llama, **repetitive_batch(1), max_new_tokens=8, past_key_values=cache)
