@@ -115,7 +115,13 @@ void register_datastore(py::module_& module) {
               return Datastore::open(path, expected, verify);
             }),
             py::kw_only(), py::arg("path"), py::arg("fingerprint"), py::arg("verify"));
-  store.def("_save", &Datastore::save, py::arg("path"), py::call_guard<py::gil_scoped_release>());
+  store.def("_save", &Datastore::save, py::arg("path"), py::arg("first") = 0,
+            py::call_guard<py::gil_scoped_release>());
+  store.def("add_all", &Datastore::add_all, py::arg("source"),
+            py::call_guard<py::gil_scoped_release>(),
+            R"(Adds all documents of another datastore, live or frozen, to a live one.
+
+Raises what `add` raises, and InvalidValueError for the store itself.)");
   store.def("add", &add, py::arg("token_ids"), py::kw_only(), py::arg("prompt_size") = py::none(),
             R"(Adds a document to a live store.
 

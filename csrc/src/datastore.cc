@@ -50,14 +50,14 @@ std::int64_t Datastore::Reader::copy(std::int64_t position, Token* out, std::int
   return copied;
 }
 
-void Datastore::save(const std::string& path) const {
+std::int64_t Datastore::save(const std::string& path, std::int64_t first) const {
   // So much is copied while text that is added has to wait.
   constexpr std::int64_t kStep = 4096;
   DatastoreWriter writer(path, fingerprint());
   std::vector<Token> step;
   bool output = false;  // of all tokens of the step
-  std::int64_t position = 0;
-  std::int64_t end = Reader(*this).end();
+  std::int64_t position = std::max<std::int64_t>(first, 0);
+  const std::int64_t end = Reader(*this).end();
   while (position < end) {
     {
       const Reader reader(*this);
@@ -91,6 +91,7 @@ void Datastore::save(const std::string& path) const {
   }
   if (closed()) throw DatastoreClosedError("the datastore is closed");
   writer.finish();
+  return end;
 }
 
 }  // namespace fastdraft

@@ -85,6 +85,10 @@ class FrozenDatastore final : public Datastore {
     throw DatastoreError("a frozen datastore takes no more text: " + path_);
   }
 
+  void add_all(const Datastore&) override {
+    throw DatastoreError("a frozen datastore takes no more text: " + path_);
+  }
+
   void close() override {
     const std::unique_lock<PhaseFairMutex> lock(*mutex_);
     closed_.store(true, std::memory_order_relaxed);

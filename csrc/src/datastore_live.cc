@@ -4,6 +4,7 @@
 #include <shared_mutex>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "datastore_index.h"
 #include "fastdraft/datastore.h"
@@ -39,6 +40,7 @@ class LiveDatastore final : public Datastore {
   }
 
   void add(const Token* tokens, std::int64_t size, std::int64_t prompt_size) override;
+  void add_all(const Datastore& source) override;
   void close() override {
     const std::unique_lock<PhaseFairMutex> lock(*mutex_);
     closed_.store(true, std::memory_order_relaxed);
@@ -89,6 +91,8 @@ class LiveDatastore final : public Datastore {
   }
   std::int64_t stored_prefix(const Token* tokens, std::int64_t size) const;
   std::int64_t find_prefix(const Token* tokens, std::int64_t size) const;
+  void append(const Token* tokens, std::int64_t start, std::int64_t size, std::int64_t common,
+              std::int64_t prompt_size);
   std::int64_t add_slice(const Token* tokens, std::int64_t first, std::int64_t last,
                          std::int64_t common, std::int64_t prompt_size);
 
@@ -209,7 +213,13 @@ void LiveDatastore::add(const Token* tokens, std::int64_t size, std::int64_t pro
   const std::scoped_lock adding(adding_);
   const std::int64_t common = stored_prefix(tokens, size);
   if (common == size && !closed()) return;
-  const std::int64_t start = std::max<std::int64_t>(0, common - kContextTokens);
+  append(tokens, std::max<std::int64_t>(0, common - kContextTokens), size, common, prompt_size);
+}
+
+// Appends a document's tokens from tokens[start] on, of which those before tokens[common] are
+// context. One thread at a time.
+void LiveDatastore::append(const Token* tokens, std::int64_t start, std::int64_t size,
+                           std::int64_t common, std::int64_t prompt_size) {
   std::unique_lock<PhaseFairMutex> lock(*mutex_);
   check_open();
   log_.append(document_mark(common - start), false);
@@ -227,6 +237,64 @@ void LiveDatastore::add(const Token* tokens, std::int64_t size, std::int64_t pro
     }
     first = add_slice(tokens, first, std::min(size, first + kSliceTokens), common, prompt_size);
   }
+}
+
+void LiveDatastore::add_all(const Datastore& source) {
+  if (&source == this) throw InvalidValueError("source must be another datastore, got the same");
+  // So much is copied while text that is added to the source has to wait.
+  constexpr std::int64_t kStep = 4096;
+  std::vector<Token> document;
+  std::int64_t context = 0;
+  std::int64_t prompt_size = 0;
+  const auto add_document = [&] {
+    const auto size = static_cast<std::int64_t>(document.size());
+    // What is context alone is held elsewhere.
+    if (size > context) {
+      if (context == 0) {
+        add(document.data(), size, prompt_size);
+      } else {
+        const std::scoped_lock adding(adding_);
+        append(document.data(), 0, size, context, prompt_size);
+      }
+    }
+    document.clear();
+    context = 0;
+    prompt_size = 0;
+  };
+  std::vector<Token> step;
+  std::vector<bool> outputs;
+  std::int64_t position = 0;
+  const std::int64_t end = Reader(source).end();
+  while (position < end) {
+    bool left = false;  // what came before has left the source since
+    {
+      const Reader reader(source);
+      if (source.closed()) throw DatastoreClosedError("the datastore is closed");
+      left = position < reader.begin();
+      position = std::max(position, reader.begin());
+      std::int64_t count = 0;
+      const Token* tokens = reader.run(position, &count);
+      count = std::min({count, kStep, end - position});
+      if (count <= 0) break;
+      step.assign(tokens, tokens + count);
+      outputs.resize(step.size());
+      for (std::int64_t i = 0; i < count; ++i) {
+        outputs[static_cast<std::size_t>(i)] = reader.output(position + i);
+      }
+    }
+    if (left) add_document();
+    position += static_cast<std::int64_t>(step.size());
+    for (std::size_t i = 0; i < step.size(); ++i) {
+      if (step[i] < 0) {
+        add_document();
+        context = std::min(mark_context(step[i]), kContextTokens);
+        continue;
+      }
+      document.push_back(step[i]);
+      if (!outputs[i]) prompt_size = static_cast<std::int64_t>(document.size());
+    }
+  }
+  add_document();
 }
 
 }  // namespace

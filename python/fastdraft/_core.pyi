@@ -99,7 +99,7 @@ class Datastore:
         """
     def _find(self, token_ids: numpy.typing.ArrayLike, most: typing.SupportsInt | typing.SupportsIndex, links: typing.SupportsInt | typing.SupportsIndex, least: typing.SupportsInt | typing.SupportsIndex) -> list[tuple[int, int, bool]]:
         ...
-    def _save(self, path: str) -> None:
+    def _save(self, path: str, first: typing.SupportsInt | typing.SupportsIndex = 0) -> int:
         ...
     def add(self, token_ids: numpy.typing.ArrayLike, *, prompt_size: typing.SupportsInt | typing.SupportsIndex | None = None) -> None:
         """
@@ -116,6 +116,12 @@ class Datastore:
         O(1) amortised a token. Requests that look something up meanwhile wait for microseconds. Raises
         InvalidValueError, DatastoreClosedError, DatastoreError for a frozen store, or MemoryLimitError
         where the machine has no memory, and then the document's first tokens were added.
+        """
+    def add_all(self, source: Datastore) -> None:
+        """
+        Adds all documents of another datastore, live or frozen, to a live one.
+        
+        Raises what `add` raises, and InvalidValueError for the store itself.
         """
     def close(self) -> None:
         """

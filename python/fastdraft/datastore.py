@@ -125,18 +125,26 @@ class Datastore(_core.Datastore):
         )
         return store
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], *, first: int = 0) -> int:
         """Writes the store to a file that `open` takes, in place of the one there, if any.
 
         The file takes its name when it is complete and on the disk: after an error the one that
         was there is as it was. Text that enters or leaves meanwhile may or may not be in it. While
         it runs it takes about 20 bytes of memory for each token, of 2^25 tokens at most.
 
+        Args:
+            path: The file.
+            first: Text before this position is left out.
+
+        Returns:
+            The position behind the text that was written: `first` of a later call that writes what
+            has entered since.
+
         Raises:
             DatastoreError: The file cannot be written: a full disk, no such folder.
             DatastoreClosedError: The store was closed.
         """
-        self._save(os.fspath(path))
+        return self._save(os.fspath(path), first)
 
     def find(
         self, token_ids: ArrayLike, *, most: int = 8, links: int = 32, least: int = 1

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 
 from fastdraft.datastore import Datastore
 from fastdraft.errors import DatastoreClosedError, InvalidValueError
+from fastdraft.memory_folder import MemoryFolder, Saver
 
 __all__ = ["Memory"]
 
@@ -81,13 +82,21 @@ class Memory:
     Args:
         max_bytes: The most bytes of all stores together; 0 remembers nothing.
         fingerprint: Of the tokenizer, for all stores.
+        folder: Where the memory is saved in the background, and found again after a start. Close
+            the memory at the end, or lose what entered since the last save.
 
     Raises:
         InvalidValueError: `max_bytes` is too little for one store, or `fingerprint` is not 32
             bytes.
     """
 
-    def __init__(self, max_bytes: int, *, fingerprint: bytes | None = None) -> None:
+    def __init__(
+        self,
+        max_bytes: int,
+        *,
+        fingerprint: bytes | None = None,
+        folder: MemoryFolder | None = None,
+    ) -> None:
         if max_bytes:
             Datastore(max_bytes=max_bytes, fingerprint=fingerprint).close()
         self.max_bytes = max_bytes
@@ -101,6 +110,9 @@ class Memory:
         self._ages: list[tuple[int, int, Hashable, _Held]] = []
         self._moments = itertools.count()
         self._lock = threading.RLock()
+        self._saver = None
+        if folder is not None and max_bytes:
+            self._saver = Saver(folder, max_bytes, self._make_room_for)
 
     def of(self, namespace: Hashable = None) -> list[Datastore]:
         """The store of a namespace, with room for text; none without memory.
@@ -168,23 +180,51 @@ class Memory:
     def forget(self, namespace: Hashable) -> bool:
         """Closes the namespace's store and its corpora; whether there were any.
 
-        Requests that are running go on without them, and their text does not enter.
+        Requests that are running go on without them, and their text does not enter. What was saved
+        of it is removed when this returns. Raises OSError where that fails.
         """
-        with self._lock:
-            names = [
-                name
-                for name in self._held
-                if name == namespace or (isinstance(name, _Corpus) and name.namespace == namespace)
-            ]
-            for name in names:
-                self._drop(name)
-            return bool(names)
+        dropped: list[Hashable] = []
+
+        def drop() -> None:
+            with self._lock:
+                for name in list(self._held):
+                    of = name.namespace if isinstance(name, _Corpus) else name
+                    if of == namespace:
+                        dropped.append(name)
+                        self._drop(name)
+
+        if self._saver is not None:
+            return self._saver.forget(namespace, drop) or bool(dropped)
+        drop()
+        return bool(dropped)
 
     def clear(self) -> None:
-        """Forgets everything, and closes the stores."""
-        with self._lock:
-            for name in list(self._held):
-                self._drop(name)
+        """Forgets everything, saved text too, and closes the stores."""
+        if self._saver is None:
+            self._drop_all()
+        else:
+            self._saver.clear(self._drop_all)
+
+    def save(self) -> None:
+        """Saves what has entered since the last save; nothing without a folder.
+
+        It is done in the background anyway. When this returns, the text that had entered before is
+        on the disk.
+        """
+        if self._saver is not None:
+            self._saver.save()
+
+    def close(self) -> None:
+        """Saves, and closes the stores; what was saved stays. Closing twice does nothing."""
+        saver, self._saver = self._saver, None
+        if saver is not None:
+            saver.close()
+        self._drop_all()
+
+    @property
+    def faults(self) -> int:
+        """The number of errors of saving and reading what was saved."""
+        return 0 if self._saver is None else self._saver.faults
 
     @property
     def namespaces(self) -> list[Hashable]:
@@ -205,6 +245,7 @@ class Memory:
     def _use(self, name: Hashable, room: int) -> _Held:
         """The store, with `room` bytes beyond what it holds as far as they can be had."""
         held = self._held.get(name)
+        made = False
         if held is not None and held.store.closed:
             self._drop(name)
             held = None
@@ -218,6 +259,7 @@ class Memory:
                 self._ages = [entry for entry in self._ages if self._held.get(entry[2]) is entry[3]]
                 heapq.heapify(self._ages)
             heapq.heappush(self._ages, (moment, moment, name, held))
+            made = True
         held.use(moment)
         self._held.move_to_end(name)
         self._roomy[name] = None
@@ -226,7 +268,16 @@ class Memory:
         if wanted > 0:
             self._make_room(wanted, held)
             self._set_limit(held, held.limit + min(wanted, self.max_bytes - self._limits))
+        if made and self._saver is not None and not isinstance(name, _Corpus):
+            self._saver.begin(name, held.store)
         return held
+
+    def _make_room_for(self, name: Hashable, store: Datastore, room: int) -> None:
+        """Gives a namespace room for saved text, if the store is still its own."""
+        with self._lock:
+            held = self._held.get(name)
+            if held is not None and held.store is store:
+                self._use(name, room)
 
     def _make_room(self, wanted: int, user: _Held | None) -> None:
         """Lowers the limits of other stores until `wanted` bytes are free, or `user`'s text is the
@@ -265,11 +316,18 @@ class Memory:
         self._limits += held.limit
         return held.limit
 
+    def _drop_all(self) -> None:
+        with self._lock:
+            for name in list(self._held):
+                self._drop(name)
+
     def _drop(self, name: Hashable) -> None:
         held = self._held.pop(name)
         self._roomy.pop(name, None)
         self._limits -= held.limit
         held.store.close()
+        if self._saver is not None and not isinstance(name, _Corpus):
+            self._saver.end(name)
 
 
 @functools.cache

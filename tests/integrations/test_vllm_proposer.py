@@ -13,7 +13,7 @@ import pytest
 
 from fastdraft import Datastore
 from fastdraft.errors import InvalidValueError
-from fastdraft.integrations.host import NAMESPACE
+from fastdraft.integrations.host import NAMESPACE, Namespace
 from fastdraft.integrations.vllm import FastdraftProposer, Settings, proposer
 from fastdraft.integrations.vllm.ledger import FOLDER_VARIABLE, Ledger, LedgerReader, new_ticket
 from fastdraft.integrations.vllm.requests import SALT
@@ -257,6 +257,25 @@ def test_salts_and_names_remember_apart() -> None:
     assert drafted(**{NAMESPACE: "everybody"}) == 0
     assert drafted(**{SALT: "another"}) > 20
     assert drafter.faults == 0
+
+
+def test_memory_survives_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = [*range(300, 340)]
+    settings = {"token_cost": 0.0, "memory_folder": str(tmp_path)}
+    with pytest.raises(InvalidValueError, match="needs a key in the environment's FASTDRAFT_MEMO"):
+        FastdraftProposer(config(**settings))
+    monkeypatch.setenv("FASTDRAFT_MEMORY_KEY", "an operator's key")
+    for expected in (False, True):
+        drafter = FastdraftProposer(config(**settings))
+        host = Host(drafter, introduce=True)
+        drafter.memory.of(Namespace(salt="s"))
+        drafter.memory.save()  # what was saved has been read
+        host.add("a", Job(text[:10], text[10:], extra_args={SALT: "s"}))
+        host.run()
+        assert (drafter.stats.accepted > 20) == expected
+        drafter.memory.close()
+    with pytest.raises(InvalidValueError, match="memory_folder must be left out with external_lau"):
+        FastdraftProposer(config(executor="external_launcher", **settings))
 
 
 def test_memory_of_many_adapters_stays_within_its_bytes() -> None:
@@ -619,6 +638,7 @@ def test_a_broken_step_is_forgotten_by_the_next(caplog: pytest.LogCaptureFixture
     [
         ({"memory": 1}, "mapping with keys of .*'memory_bytes'.* got {'memory': 1}"),
         ({"shared_namespaces": "one"}, "shared_namespaces must be a list of names, got 'one'"),
+        ({"memory_folder": 5}, "memory_folder must be a path, got 5"),
         ({"memory_bytes": -1}, "memory_bytes must be at least 0, got -1"),
         ({"memory_bytes": "1 GB"}, "memory_bytes must be an integer, got '1 GB'"),
         ({"datastores": "code.fds"}, "datastores must be a list of paths, got 'code.fds'"),

@@ -129,11 +129,17 @@ class FASTDRAFT_EXPORT Datastore {
   // the system has no memory, and then the document's first tokens have been added.
   virtual void add(const Token* tokens, std::int64_t size, std::int64_t prompt_size) = 0;
 
+  // Adds the documents of another store, in their order, to a live one. Those that begin with
+  // context in `source` do so here. Throws what `add` throws, and InvalidValueError for the store
+  // itself.
+  virtual void add_all(const Datastore& source) = 0;
+
   // Writes the store as a frozen one, in place of the file at `path` if there is
   // one, at once: an error or an interrupt leaves that as it was. Text that is added
-  // or leaves meanwhile may or may not be in it. Needs about 20 bytes a token of
-  // memory, for 2^25 tokens at most. Throws DatastoreError or DatastoreClosedError.
-  void save(const std::string& path) const;
+  // or leaves meanwhile may or may not be in it. Only text from the position `first` on is
+  // written. Needs about 20 bytes a token of memory, for 2^25 tokens at most. Returns the position
+  // behind the text that was written. Throws DatastoreError or DatastoreClosedError.
+  std::int64_t save(const std::string& path, std::int64_t first = 0) const;
 
   // Frees what the store holds. To readers it is an empty store from now on, and
   // requests go on without it.

@@ -6,26 +6,33 @@ Both adapters are made of it: the proposer of the V1 model runner, and the specu
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastdraft import Datastore, DraftConfig, DraftStats, Engine, Memory
+from fastdraft.errors import InvalidValueError
 from fastdraft.integrations.host import PREDICTION, UNLIMITED, HostRequests, Text
 from fastdraft.integrations.vllm.ledger import Ledger, Totals
 from fastdraft.integrations.vllm.rows import Request
 from fastdraft.integrations.vllm.settings import Settings
+from fastdraft.memory_folder import MemoryFolder
 
-__all__ = ["SALT", "TICKET", "VllmRequests", "VllmText", "is_first_rank"]
+__all__ = ["KEY_VARIABLE", "SALT", "TICKET", "VllmRequests", "VllmText", "is_first_rank"]
 
 TICKET = "prediction_ticket"
 """In a request's `extra_args`: under what the ledger notes what became of the prediction."""
 
 SALT = "fastdraft_cache_salt"
 """In a request's `extra_args`: its `cache_salt`, put there by the entry point alone."""
+
+KEY_VARIABLE = "FASTDRAFT_MEMORY_KEY"
+"""In the environment: the operator's key for the names of what is saved."""
 
 # The least tokens of output that allow for a draft: the one that comes with the prompt, one of a
 # draft and the one that follows it.
@@ -65,11 +72,22 @@ class VllmRequests(HostRequests[VllmTextT]):
         frozen = [Datastore.open(path) for path in settings.datastores]
         vocabulary = int(self._model_config.get_vocab_size())
         config = replace(config, max_bytes=settings.max_bytes, vocabulary=vocabulary)
-        memory = Memory(settings.memory_bytes)
-        engine = Engine(config, datastores=frozen)
-        super().__init__(engine, memory, frozen, shared=settings.shared_namespaces)
         parallel = getattr(vllm_config, "parallel_config", None)
         rank = getattr(parallel, "data_parallel_rank", 0)
+        folder = None
+        if settings.memory_folder is not None and drafts:
+            if not os.environ.get(KEY_VARIABLE):
+                raise InvalidValueError(
+                    f"memory_folder needs a key in the environment's {KEY_VARIABLE}, got none"
+                )
+            folder = MemoryFolder(
+                Path(settings.memory_folder) / f"engine-{rank}",
+                key=os.environ[KEY_VARIABLE],
+                model=str(getattr(self._model_config, "model", "")),
+            )
+        memory = Memory(settings.memory_bytes, folder=folder)
+        engine = Engine(config, datastores=frozen)
+        super().__init__(engine, memory, frozen, shared=settings.shared_namespaces)
         self._ledger = Ledger.from_environment(engine=rank) if drafts else None
         self._steps = 0
         self._seconds = 0.0
