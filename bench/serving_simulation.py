@@ -315,7 +315,7 @@ class FastdraftV2(Drafter):
         return 0.0
 
     def end(self, row: int, request: Running, now: float) -> None:
-        self.news.append(_News(now + COPY_MS, lambda: self.drafter.finish(row, request.state[0])))
+        self.news.append(_News(now + COPY_MS, lambda: self.drafter.finish(request.state[0])))
 
     def _run_until(self, now: float) -> None:
         """The thread takes what has arrived whenever it is free."""

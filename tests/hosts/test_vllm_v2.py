@@ -273,7 +273,7 @@ class Run:
         return [
             late.num_requests,
             late.engine.num_requests,
-            sum(text is not None for text in late._at),
+            len(self.speculator.drafter._requests),
         ]
 
     def long_prompt(self) -> dict[str, Any]:
