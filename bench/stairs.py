@@ -17,7 +17,7 @@ tokens emitted - rate * time greatest, for the rate of late. Compared are
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 
@@ -100,7 +100,7 @@ def serve(
             kept = np.full(rows, LOOKAHEAD)
         tokens = int(rows + kept.sum())
         seconds = host.run(tokens + prompts, even=tokens == widest and not prompts)
-        decoded = {row: 1 + int(kept[row]) for row in range(rows)}
+        decoded: dict[Hashable, int] = {row: 1 + int(kept[row]) for row in range(rows)}
         times.add_forward({**decoded, "prompt": prompts} if prompts else decoded)
         times.observe(decoded, rows, seconds, 1 + LOOKAHEAD)
         step = float((1 + np.minimum(kept, right)).sum())

@@ -265,22 +265,24 @@ class StepLatency:
         own[0] = True
         return np.where(own, seconds, best), np.where(own, np.arange(1, widest + 1), widths)
 
-    def seconds_by_tokens(self, rows: int, widest: int = _LONGEST) -> _Array:
-        """What a step takes by the tokens of all its rows, for batches that are not padded.
+    def seconds_by_tokens(
+        self, rows: int, widest: int = _LONGEST, *, hopeful: bool = False
+    ) -> _Array:
+        """What a step takes by the tokens of all its rows, for batches whose rows differ in length.
+
+        hopeful: less where little is known, so that it will be tried.
 
         Returns:
             Seconds, float64 of shape (rows * widest,): entry n - 1 for a forward over n tokens,
             which takes at least what one token a row takes. It is what `propose_batch` takes as
             its `cost`. Cost O(rows * widest).
         """
+        tokens, curve = np.arange(1.0, rows * widest + 1), self._curve(rows)
         if len(self._sizes):
-            tokens = np.maximum(np.arange(1.0, rows * widest + 1), rows)
-            return self._curve(rows).seconds(self._widths(rows, tokens), hopeful=True)
-        tokens = np.arange(1.0, rows * widest + 1)
-        widths = np.arange(1.0, widest + 1)
-        seconds: _Array = np.interp(
-            tokens, tokens[rows - 1 :: rows], self._curve(rows).seconds(widths)
-        )
+            widths = self._widths(rows, np.maximum(tokens, rows))
+            return curve.seconds(widths, hopeful=hopeful)
+        known = curve.seconds(np.arange(1.0, widest + 1), hopeful=hopeful)
+        seconds: _Array = np.interp(tokens, tokens[rows - 1 :: rows], known)
         return seconds
 
     def seconds_in_one_graph(self, rows: int, width: int) -> float:

@@ -45,6 +45,7 @@ class StepTimes:
         self, device_type: str, sizes: Sequence[int] = (), *, even_graphs: bool = False
     ) -> None:
         self._cost = StepLatency(device_type, sizes)
+        self._is_stairs = bool(sizes)
         # Larger steps run in no graph.
         self._largest_even = max(sizes, default=0) if even_graphs else 0
         self._even = 0.0  # seconds of the next step with the longest draft in every row
@@ -112,7 +113,8 @@ class StepTimes:
         # The tokens of prompts and of rows without drafts are in the forward too.
         prompts = round(self._prompt_tokens)
         widest = lookahead + 1 + -(-prompts // rows)
-        seconds = self._cost.seconds_by_tokens(rows, widest)[prompts + rows - drafted :]
+        times = self._cost.seconds_by_tokens(rows, widest, hopeful=self._is_stairs)
+        seconds = times[prompts + rows - drafted :]
         if not even or prompts or drafted < rows or rows * (1 + lookahead) > self._largest_even:
             return seconds
         self._seconds = seconds

@@ -120,7 +120,7 @@ class TreeBuffers:
             *fields, requests = (field.numpy() for field in _trees_in(flat, places, nodes))
             self._flat[Snapshot(0, Continuations(*fields), requests)] = flat
         self.snapshots = list(self._flat)
-        self._buffers = [torch.zeros_like(flat, device=device) for _ in range(3)]
+        self._buffers = [torch.zeros(size, dtype=torch.int32, device=device) for _ in range(3)]
         self._trees = [_trees_in(buffer, places, nodes) for buffer in self._buffers]
         self._newest = self._in_use = 0
         self._stream: Any = _cuda.Stream(device) if self._cuda else None
