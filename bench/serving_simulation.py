@@ -13,8 +13,8 @@ count: beside the steps where they run in the background, between the steps wher
 - fastdraft v1: synchronous; an engine that is called between the steps.
 - fastdraft v2: asynchronous; the background drafter, whose continuations are aligned on the device.
   Drafts are cut to the tokens that pay, and rows may have different numbers of them.
-- fastdraft v2, padded: the same where full graphs want as many draft tokens for every row as for
-  ngram_gpu, or none at all: the host chooses between the two by what recent drafts told.
+- fastdraft v2, padded: the same where full graphs want as many draft tokens for every row: the host
+  chooses among a few numbers, none at all included, by what recent drafts had accepted.
 - fastdraft v2, launched: as v2, but the device uses what had arrived when the step was launched,
   one step before.
 
@@ -40,14 +40,17 @@ import numpy as np
 import baselines
 from fastdraft import Continuations, Datastore, DraftConfig, Engine
 from fastdraft.background import BackgroundDrafter
+from fastdraft.integrations.vllm.lengths import DraftLengths
 from fastdraft.replay import Record
 from fastdraft.replay.peers import PEERS
 from fastdraft.replay.trace import accepted_prefix
+from fastdraft.step_latency import StepLatency
 from harness import Row, about, finish, parser, recorded_families, show
 from staleness import PREMIUM, Chances, Scan, Tree, Variant, align, sample, scan_text
 
 LOOKAHEAD = 16
 NODES = 128
+LENGTHS = (1, 2, 3, 5, 8, 12, 16)
 ALIGN_MS = 0.01
 COPY_MS = 0.05
 
@@ -315,7 +318,7 @@ class FastdraftV2(Drafter):
         return 0.0
 
     def end(self, row: int, request: Running, now: float) -> None:
-        self.news.append(_News(now + COPY_MS, lambda: self.drafter.finish(row, request.state[0])))
+        self.news.append(_News(now + COPY_MS, lambda: self.drafter.finish(request.state[0])))
 
     def _run_until(self, now: float) -> None:
         """The thread takes what has arrived whenever it is free."""
@@ -335,26 +338,28 @@ class FastdraftV2(Drafter):
 
 
 class FastdraftV2Padded(FastdraftV2):
-    """The same, with as many draft tokens for every row as NgramGpu has, or none."""
+    """The same, with as many draft tokens for every row, a number that follows the batch."""
 
-    def __init__(self, server: Server, rows: int) -> None:
+    def __init__(self, server: Server, rows: int, lengths: Sequence[int]) -> None:
         super().__init__(server, rows)
-        self.expected = (1.0, 1.0)  # tokens that drafts told to be accepted, and drafts, decaying
+        self.lengths = DraftLengths(lengths, StepLatency("cuda"))
 
     def draft(self, rows: Mapping[int, Running], now: float) -> tuple[list[list[int]], float]:
         # The host launches a step before it knows that step's drafts.
-        tokens, count = self.expected
-        most = NgramGpu.padded
-        gain = (1 + tokens / count / PREMIUM) / self.server.step(len(rows) * (1 + most))
-        self.padded = most if gain > 1 / self.server.step(len(rows)) else 0
-        drafts, took = super().draft(rows, now)
-        return drafts if self.padded else [[] for _ in rows], took
+        self.padded = self.lengths.choose(round(len(rows) * self.server.weight))
+        return super().draft(rows, now)
 
     def cut(self, draft: list[int], paths: list[float], price: float) -> list[int]:
-        tokens, count = self.expected
-        most = NgramGpu.padded
-        self.expected = 0.99 * tokens + sum(paths[:most]), 0.99 * count + 1
-        return draft[:most]
+        return draft[: self.padded]
+
+    def observe(
+        self, rows: Mapping[int, Running], emitted: list[list[int]], drafted: list[int], now: float
+    ) -> float:
+        weight = self.server.weight
+        accepted = np.repeat([len(each) - 1 for each in emitted], round(weight))
+        seconds = (now - self.ends[-1]) / 1e3
+        self.lengths.observe(round(len(rows) * weight), self.padded, accepted, seconds)
+        return super().observe(rows, emitted, drafted, now)
 
 
 def _trees(snapshot: Any) -> dict[int, tuple[int, Tree]]:
@@ -419,7 +424,7 @@ def drafters(server: Server, rows: int, longest: int) -> Iterator[tuple[str, Dra
     yield "suffix", Suffix(server, longest)
     yield "fastdraft v1", FastdraftV1(server)
     yield "fastdraft v2", FastdraftV2(server, rows)
-    yield "fastdraft v2, padded", FastdraftV2Padded(server, rows)
+    yield "fastdraft v2, padded", FastdraftV2Padded(server, rows, LENGTHS)
     yield "fastdraft v2, launched", FastdraftV2(server, rows, launched=True)
 
 
@@ -432,6 +437,8 @@ def measure(families: Mapping[str, Sequence[Record]], options: argparse.Namespac
             longest = max(len(each.prompt_ids) + len(each.output_ids) for each in records)
             row: Row = {"at_once": at_once, "family": family}
             for name, drafter in drafters(server, replayed, longest):
+                if options.drafters and name not in ("plain", *options.drafters):
+                    continue
                 speed, per_step = serve(records, drafter, server, replayed)
                 row[name] = {"tokens_per_second": round(speed, 1), "tokens": round(per_step, 3)}
                 if isinstance(drafter, FastdraftV2):
@@ -503,11 +510,8 @@ def main() -> None:
     made.add_argument(
         "--async-gain", type=float, default=0.2, help="what a step gains by asynchronous scheduling"
     )
-    made.add_argument(
-        "--padded", type=int, default=NgramGpu.padded, help="draft tokens of padded rows"
-    )
+    made.add_argument("--drafters", nargs="*", default=[], help="names; all of them by default")
     options = made.parse_args()
-    NgramGpu.padded = options.padded
     for failure in baselines.ensure():
         raise SystemExit(f"suffix decoding is not available: {failure}")
     results = about(**{k: v for k, v in vars(options).items() if k not in ("json", "data")})

@@ -5,6 +5,7 @@
 #include <limits>
 #include <numeric>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <variant>
 
@@ -554,13 +555,13 @@ void Engine::learn_offers(Request& request, const Token* emitted, std::int64_t c
 }
 
 void Engine::observe(RequestId id, const Token* emitted, std::int64_t count) {
-  take(id, emitted, count, nullptr);
+  take(id, emitted, count, nullptr, nullptr);
 }
 
 // `verified`: how many draft tokens the host had the target verify; null: the drafted ones of the
-// last guess.
+// last guess. `came`: what the last guess is compared with; null: the emitted tokens.
 void Engine::take(RequestId id, const Token* emitted, std::int64_t count,
-                  const std::int32_t* verified) {
+                  const std::int32_t* verified, const std::vector<Token>* came) {
   check_tokens(emitted, count, "emitted_ids");
   const RequestTable::Locked locked = requests_->lock(id);
   Request& request = *locked;
@@ -569,7 +570,10 @@ void Engine::take(RequestId id, const Token* emitted, std::int64_t count,
   const std::int32_t drafted = std::exchange(request.drafted, 0);
   const double step_time = std::exchange(request.step_time, 1.0);
   const std::int32_t guessed = std::exchange(request.guessed, 0);
-  if (proposed) request.drafter->learn(emitted, count);
+  if (proposed && came == nullptr) request.drafter->learn(emitted, count);
+  if (proposed && came != nullptr) {
+    request.drafter->learn(came->data(), static_cast<std::int64_t>(came->size()));
+  }
   if (request.offers != nullptr) learn_offers(request, emitted, count, drafted);
 
   std::int64_t taken = 0;
@@ -615,6 +619,28 @@ std::vector<RowError> Engine::observe_batch(const RequestId* ids, std::int64_t r
   return failed;
 }
 
+namespace {
+
+// What each request with several rows emitted in all of them. Its guess was made before the first,
+// which uses it up; so the first has to learn from the tokens of all.
+std::unordered_map<RequestId, std::vector<Token>> tokens_of_several_rows(
+    const RequestId* ids, std::int64_t rows, const Token* emitted, const std::int64_t* offsets) {
+  std::unordered_map<RequestId, std::vector<Token>> tokens;
+  std::vector<RequestId> sorted(ids, ids + rows);
+  std::sort(sorted.begin(), sorted.end());
+  auto same = std::adjacent_find(sorted.begin(), sorted.end());
+  for (; same != sorted.end(); same = std::adjacent_find(same + 1, sorted.end())) tokens[*same];
+  if (tokens.empty()) return tokens;
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const auto found = tokens.find(ids[row]);
+    if (found == tokens.end()) continue;
+    found->second.insert(found->second.end(), emitted + offsets[row], emitted + offsets[row + 1]);
+  }
+  return tokens;
+}
+
+}  // namespace
+
 std::vector<RowError> Engine::continue_batch(const RequestId* ids, std::int64_t rows,
                                              const Token* emitted, const std::int64_t* offsets,
                                              const std::int32_t* drafted,
@@ -633,11 +659,14 @@ std::vector<RowError> Engine::continue_batch(const RequestId* ids, std::int64_t 
     }
   }
   // First all rows learn, then all guess by what was learned.
+  const auto several = tokens_of_several_rows(ids, rows, emitted, offsets);
   std::vector<RowError> failed;
   for (std::int64_t row = 0; row < rows; ++row) {
     const std::int32_t verified = drafted == nullptr ? 0 : drafted[row];
+    const auto came = several.find(ids[row]);
     try {
-      take(ids[row], emitted + offsets[row], offsets[row + 1] - offsets[row], &verified);
+      take(ids[row], emitted + offsets[row], offsets[row + 1] - offsets[row], &verified,
+           came == several.end() ? nullptr : &came->second);
     } catch (const std::exception&) {
       failed.push_back({row, std::current_exception()});
     }

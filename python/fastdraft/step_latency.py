@@ -10,6 +10,11 @@ measurements on shared machines. So the logarithm of a step's time is taken as a
 Kalman filter keeps both. The shape starts from a typical curve, its points are correlated with
 their neighbours, so that one measurement teaches about widths nearby, and it slowly returns to
 where it started, so that one bad hour is not forever.
+
+A host with captured graphs pads each forward to the next size that was captured: its steps are
+stairs, and tokens up to the next size are free. Where the host says its sizes, the curve is learned
+and asked at padded tokens alone. Forwards of one form, such as those where each row has the same
+number of tokens, may run in one graph as a whole and be cheaper: how much is one more variable.
 """
 
 from __future__ import annotations
@@ -28,9 +33,14 @@ __all__ = ["StepLatency"]
 _Array = NDArray[np.float64]
 
 # Widths (tokens a row) with a point of the curve; between them it is linear, beyond them
-# proportional.
-_WIDTHS = np.array([1, 2, 3, 4, 5, 6, 8, 12, 17, 24, 33, 48, 65], dtype=np.float64)
-_LONGEST = int(_WIDTHS[-1])
+# proportional. Those below 1 are for rows that share a curve with more rows; those beyond the
+# longest draft for steps that read prompts too.
+_WIDTHS = np.array(
+    [0.5, 0.75, 1, 2, 3, 4, 5, 6, 8, 12, 17, 24, 33, 48, 65, 96, 129, 192, 257], dtype=np.float64
+)
+_PLAIN = int(np.searchsorted(_WIDTHS, 1.0))
+_LONGEST = 65
+_WIDEST = int(_WIDTHS[-1])
 
 # Standard deviations, all of a logarithm, so about relative errors.
 _MEASUREMENT = 0.10  # at least; a busy machine shows in how steps without drafts scatter
@@ -40,6 +50,13 @@ _FIRST_MEASUREMENT = 0.5  # a width's first forward also pays for set-up: memory
 _SHAPE = 0.6
 _LEVEL_DRIFT = 0.03
 _SHAPE_RETURN = 1.0 / 800.0  # part of the way back to the typical curve, a step
+# What was never tried is never learned. Stairs lead to places that are better than all nearby, so a
+# step is hoped to be faster by so many standard deviations.
+_HOPE = 0.5
+# A forward in one graph is cheaper by about so much, before anything is measured; and how sure that
+# is. Graphs save the launches of kernels, which is much for a small model and nothing for a large.
+_GRAPH = -0.05
+_GRAPH_DEVIATION = 0.15
 _LARGEST_SURPRISE = 2.5  # a measurement counts as at most this many standard deviations off
 _CHANGED = 0.5  # what a width's second surprise in a row adds, in doubt about all that was known
 
@@ -71,21 +88,24 @@ class _Curve:
 
     def __init__(self, rows: int, device_type: str) -> None:
         time = _typical(rows * _WIDTHS, device_type)
-        self.typical: _Array = np.log(time / time[0])[1:]
-        points = len(self.typical)
-        octaves = np.log2(_WIDTHS[1:])
+        # The variables: the logarithm of the seconds of a step without drafts, in the place of its
+        # width; the other widths' logarithms relative to it; and what one graph adds.
+        self.typical: _Array = np.append(np.log(time / time[_PLAIN]), _GRAPH)
+        points = len(_WIDTHS)
+        octaves = np.log2(_WIDTHS)
         # What is wrong about one width is mostly wrong about all, and a little about its own
         # kernels.
         octaves_apart = octaves[:, None] - octaves[None, :]
         nearness = 0.85 * np.exp(-0.5 * (octaves_apart / 3) ** 2) + 0.15 * np.eye(points)
-        # The first variable is the level, the logarithm of the seconds of a step without drafts.
-        self.mean: _Array = np.concatenate([[0.0], self.typical])
+        self.mean: _Array = self.typical.copy()
         self.start: _Array = np.zeros((points + 1, points + 1))
-        self.start[1:, 1:] = _SHAPE**2 * nearness
+        self.start[:-1, :-1] = _SHAPE**2 * nearness
+        self.start[-1, -1] = _GRAPH_DEVIATION**2
+        self.start[_PLAIN] = self.start[:, _PLAIN] = 0.0
         self.covariance = self.start.copy()
-        self.covariance[0, 0] = 1e4
+        self.covariance[_PLAIN, _PLAIN] = 1e4
         self.change = self.start / _SHAPE**2
-        self.change[0, 0] = 1.0
+        self.change[_PLAIN, _PLAIN] = 1.0
         self.scatter = _MEASUREMENT
         self.seen: set[int] = set()
         self.doubted: set[int] = set()
@@ -102,31 +122,36 @@ class _Curve:
         self._patience = _PLAIN_AGAIN
         return True
 
-    def observe(self, width: float, seconds: float, prompts: float) -> None:
+    def observe(
+        self, width: float, seconds: float, *, plain: bool, prompts: bool, one_graph: bool
+    ) -> None:
         self.steps_since_plain += 1
-        if width - prompts <= 1:
+        if plain:
             self.steps_since_plain = 0
             self.plain_steps += 1
             self._patience = 0
-        # Beyond the widths of drafts the time is proportional to the tokens as far as anybody asks.
-        if not prompts or width <= _LONGEST:
-            self._learn(width, seconds, prompts)
+        # How the time grows beyond that is another matter.
+        if not prompts or width <= _WIDEST:
+            self._learn(width, seconds, plain=plain, prompts=prompts, one_graph=one_graph)
 
-    def _learn(self, width: float, seconds: float, prompts: float) -> None:
+    def _learn(
+        self, width: float, seconds: float, *, plain: bool, prompts: bool, one_graph: bool
+    ) -> None:
         stay = 1 - _SHAPE_RETURN
-        self.mean[1:] = self.typical + stay * (self.mean[1:] - self.typical)
-        self.covariance[1:] *= stay
-        self.covariance[:, 1:] *= stay
+        returns = np.full(len(self.mean), stay)
+        returns[_PLAIN] = 1.0
+        self.mean += (1 - returns) * (self.typical - self.mean)
+        self.covariance *= np.outer(returns, returns)
         self.covariance += (1 - stay**2) * self.start
-        self.covariance[0, 0] += _LEVEL_DRIFT**2
+        self.covariance[_PLAIN, _PLAIN] += _LEVEL_DRIFT**2
 
-        weights = _weights(width)
+        weights = _weights(width, one_graph)
         forward = math.ceil(width)
         noise = self.noise if forward in self.seen else max(self.noise, _FIRST_MEASUREMENT)
         if prompts:
             noise = math.hypot(noise, _PROMPTS)
         surprise = math.log(seconds) - float(weights @ self.mean)
-        if forward == 1 and forward in self.seen:
+        if plain and not prompts and forward in self.seen:
             # 1.25 times the mean deviation is the standard deviation of a normal distribution.
             scatter = 1.25 * min(abs(surprise), 1.0)
             self.scatter += _SCATTER_RATE * (scatter - self.scatter)
@@ -154,26 +179,37 @@ class _Curve:
         """The largest surprise that counts in full."""
         return _LARGEST_SURPRISE * math.sqrt(float(weights @ self.covariance @ weights) + noise**2)
 
-    def seconds(self, width: int) -> _Array:
-        """Seconds of a step by width 1 .. `width`."""
-        logarithms = np.interp(
-            np.arange(1, width + 1), _WIDTHS, np.concatenate([[0.0], self.mean[1:]])
-        )
-        beyond = np.maximum(np.arange(1, width + 1) / _LONGEST, 1.0)
-        seconds: _Array = np.exp(self.mean[0] + logarithms) * beyond
+    def seconds(self, widths: _Array, *, hopeful: bool = False) -> _Array:
+        """Seconds of steps by their widths; `hopeful` ones where little is known."""
+        shape = self.mean[:-1].copy()
+        if hopeful:
+            shape -= _HOPE * np.sqrt(np.diag(self.covariance)[:-1])
+        shape[_PLAIN] = 0.0
+        beyond = np.maximum(widths / _WIDEST, 1.0)
+        seconds: _Array = np.exp(self.mean[_PLAIN] + np.interp(widths, _WIDTHS, shape)) * beyond
         return seconds
 
+    def seconds_in_one_graph(self, width: float) -> float:
+        """Hopeful seconds of a step that runs in one graph."""
+        weights = _weights(width, True)
+        logarithm = float(weights @ self.mean)
+        weights[_PLAIN] = 0.0
+        hope = _HOPE * math.sqrt(float(weights @ self.covariance @ weights))
+        return math.exp(logarithm - hope) * max(width / _WIDEST, 1.0)
 
-def _weights(width: float) -> _Array:
+
+def _weights(width: float, one_graph: bool) -> _Array:
     """How much each variable counts in a step of this width."""
-    weights = np.zeros(len(_WIDTHS))
-    weights[0] = 1.0
+    weights = np.zeros(len(_WIDTHS) + 1)
+    weights[-1] = float(one_graph)
     right = min(int(np.searchsorted(_WIDTHS, width)), len(_WIDTHS) - 1)
-    if right > 0:
-        share = min((width - _WIDTHS[right - 1]) / (_WIDTHS[right] - _WIDTHS[right - 1]), 1.0)
-        weights[right] = share
-        if right > 1:
-            weights[right - 1] = 1.0 - share
+    left = max(right - 1, 0)
+    share = 1.0
+    if left < right:
+        share = min((width - _WIDTHS[left]) / (_WIDTHS[right] - _WIDTHS[left]), 1.0)
+    weights[left] += 1.0 - share
+    weights[right] += share
+    weights[_PLAIN] = 1.0
     return weights
 
 
@@ -182,12 +218,15 @@ class StepLatency:
 
     Args:
         device_type: Where the model computes, as in `torch.device.type`; chooses the typical curve.
+        sizes: The numbers of tokens to which the host pads a forward, as it has captured graphs of
+            them. One over more tokens than the largest is not padded. None: nothing is padded.
     """
 
     _of_model: ClassVar[weakref.WeakKeyDictionary[Any, StepLatency]] = weakref.WeakKeyDictionary()
 
-    def __init__(self, device_type: str) -> None:
+    def __init__(self, device_type: str, sizes: Sequence[int] = ()) -> None:
         self._device_type = device_type
+        self._sizes = np.array(sorted(sizes), dtype=np.float64)
         self._curves: dict[int, _Curve] = {}
         self._lock = threading.Lock()
 
@@ -224,7 +263,7 @@ class StepLatency:
         """
         if sizes is not None:
             widest = sizes[-1]
-        seconds = self._curve(rows).seconds(widest)
+        seconds = self._curve(rows).seconds(np.arange(1.0, widest + 1))
         runs = np.arange(1, widest + 1)
         if sizes is not None:
             runs = np.array(sizes)[np.searchsorted(sizes, runs)]
@@ -240,36 +279,76 @@ class StepLatency:
         own[0] = True
         return np.where(own, seconds, best), runs[np.where(own, np.arange(widest), widths - 1)]
 
-    def seconds_by_tokens(self, rows: int, widest: int = _LONGEST) -> _Array:
-        """What a step takes by the tokens of all its rows, for batches that are not padded.
+    def seconds_by_tokens(
+        self, rows: int, widest: int = _LONGEST, *, hopeful: bool = False
+    ) -> _Array:
+        """What a step takes by the tokens of all its rows, for batches whose rows differ in length.
+
+        hopeful: less where little is known, so that it will be tried.
 
         Returns:
             Seconds, float64 of shape (rows * widest,): entry n - 1 for a forward over n tokens,
             which takes at least what one token a row takes. It is what `propose_batch` takes as
             its `cost`. Cost O(rows * widest).
         """
-        tokens = np.arange(1, rows * widest + 1)
-        seconds: _Array = np.interp(
-            tokens, tokens[rows - 1 :: rows], self._curve(rows).seconds(widest)
-        )
+        tokens, curve = np.arange(1.0, rows * widest + 1), self._curve(rows)
+        if len(self._sizes):
+            widths = self._widths(rows, np.maximum(tokens, rows))
+            return curve.seconds(widths, hopeful=hopeful)
+        known = curve.seconds(np.arange(1.0, widest + 1), hopeful=hopeful)
+        seconds: _Array = np.interp(tokens, tokens[rows - 1 :: rows], known)
         return seconds
 
-    def observe(self, rows: int, width: float, seconds: float, *, prompt_tokens: float = 0) -> None:
+    def seconds_in_one_graph(self, rows: int, width: int) -> float:
+        """What a step takes where each row has `width` tokens and all run in one graph."""
+        widths = self._widths(rows, np.array([rows * width], np.float64))
+        return self._curve(rows).seconds_in_one_graph(float(widths[0]))
+
+    def observe(
+        self,
+        rows: int,
+        width: float,
+        seconds: float,
+        *,
+        prompt_tokens: float = 0,
+        one_graph: bool = False,
+    ) -> None:
         """Learns from a step of `rows` rows of `width` tokens that took `seconds`.
 
         Where the rows differ in length, `width` is their mean. A forward that reads prompts too
         teaches what its tokens take, if not as exactly: `prompt_tokens` says how many of all its
-        tokens are theirs.
+        tokens are theirs. `one_graph` says that the forward ran in one graph as a whole.
         """
         if seconds > 0:
+            widths = self._widths(rows, np.array([rows * width], np.float64))
             with self._lock:
-                self._curve(rows).observe(width, seconds, prompt_tokens / rows)
+                self._curve(rows).observe(
+                    float(widths[0]),
+                    seconds,
+                    plain=width - prompt_tokens / rows <= 1,
+                    prompts=prompt_tokens > 0,
+                    one_graph=one_graph,
+                )
+
+    def _widths(self, rows: int, tokens: _Array) -> _Array:
+        """Where forwards stand on the curve of `rows`, by the tokens in them."""
+        if not len(self._sizes):
+            return tokens / rows
+        place = np.searchsorted(self._sizes, tokens)
+        padded = np.append(self._sizes, np.inf)[place]
+        # All numbers of rows that share a curve pad to the same sizes.
+        return np.where(np.isinf(padded), tokens, padded) / _shared(rows)
 
     def _curve(self, rows: int) -> _Curve:
         # Numbers of rows within a power of two share a curve; a new one is measured from the
         # typical curve.
-        key = 1 << max(rows - 1, 0).bit_length()
+        key = _shared(rows)
         curve = self._curves.get(key)
         if curve is None:
             curve = self._curves[key] = _Curve(key, self._device_type)
         return curve
+
+
+def _shared(rows: int) -> int:
+    """The largest number of rows that shares a curve with `rows`."""
+    return 1 << max(rows - 1, 0).bit_length()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from fastdraft import Continuations, Datastore, DraftConfig, Engine
-from fastdraft.background import BackgroundDrafter, Snapshot
+from fastdraft.background import BackgroundDrafter, Report, Snapshot
 from fastdraft.errors import InvalidValueError
 
 ROWS, NODES = 3, 12
@@ -24,8 +24,9 @@ CONFIG = DraftConfig(lookahead=6, tree_budget=NODES)
 class Reports:
     """A request as the host knows it: its text, and the reports of its steps."""
 
-    def __init__(self, number: int, prompt: list[int]) -> None:
+    def __init__(self, number: int, prompt: list[int], prompt_size: int | None = None) -> None:
         self.number = number
+        self.prompt_size = len(prompt) if prompt_size is None else prompt_size
         self.text = list(prompt)
         self.told = len(prompt)  # how far the drafter can know the text
         self.on_the_way: list[tuple[int, list[int]]] = []
@@ -55,6 +56,7 @@ class LateReports(RuleBasedStateMachine):
         self.drafter = BackgroundDrafter(self.engine, rows=ROWS, nodes=NODES, start=False)
         self.rows: dict[int, Reports] = {}
         self.strays: list[tuple[int, int, int, list[int]]] = []  # of requests that have ended
+        self.suspended: list[Reports] = []
         self.held: list[tuple[Snapshot, list[Any], int]] = []
         self.version = 0
 
@@ -85,7 +87,7 @@ class LateReports(RuleBasedStateMachine):
         each.text += emitted
 
     @precondition(lambda self: any(each.on_the_way for each in self.rows.values()))
-    @rule(data=st.data(), fate=st.sampled_from(["arrives", "arrives", "twice", "lost"]))
+    @rule(data=st.data(), fate=st.sampled_from(["arrives", "arrives", "later", "twice", "lost"]))
     def report(self, data: st.DataObject, fate: str) -> None:
         """Any of the reports of any rows arrive together, or are lost."""
         rows = [row for row, each in self.rows.items() if each.on_the_way]
@@ -102,14 +104,45 @@ class LateReports(RuleBasedStateMachine):
                 column.append(value)
             columns[3] += tokens
             offsets.append(offsets[-1] + len(tokens))
-        if fate != "lost":
-            places, numbers, positions, tokens = columns
+        places, numbers, positions, tokens = columns
+        if fate == "later":
+            arrays = [np.array(column, np.int64) for column in (places, numbers, positions)]
+            nothing = np.zeros(len(places), np.int64)
+            report = Report(*arrays, np.array(tokens, np.int32), np.array(offsets), nothing)
+            self.drafter.expect(lambda: report)
+        elif fate != "lost":
             self.drafter.observe(places, numbers, positions, tokens, offsets)
 
     @rule(row=st.integers(0, ROWS - 1), how=st.sampled_from(["finish", "cancel"]))
     def end(self, row: int, how: str) -> None:
         each = self.forget(row)
-        getattr(self.drafter, how)(row, each.number if each else 1)
+        getattr(self.drafter, how)(each.number if each else 0)
+
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data())
+    def suspend(self, data: st.DataObject) -> None:
+        """A request is preempted: what is on its way may arrive or not."""
+        row = data.draw(st.sampled_from(sorted(self.rows)))
+        self.suspended.append(self.rows[row])
+        self.forget(row)
+        self.drafter.suspend(self.suspended[-1].number)
+
+    @precondition(lambda self: self.suspended)
+    @rule(data=st.data(), row=st.integers(0, ROWS - 1), takes_back=st.integers(0, 3))
+    def resume(self, data: st.DataObject, row: int, takes_back: int) -> None:
+        """It comes back in any row; the host may have taken tokens back."""
+        each = self.suspended.pop(data.draw(st.integers(0, len(self.suspended) - 1)))
+        self.forget(row)
+        size = max(len(each.text) - takes_back, each.prompt_size)
+        text = each.text[:size]
+        number = self.drafter.resume(row, each.number, list(text))
+        self.rows[row] = Reports(number, text, prompt_size=each.prompt_size)
+
+    @precondition(lambda self: self.suspended)
+    @rule(data=st.data(), how=st.sampled_from(["finish", "cancel"]))
+    def end_suspended(self, data: st.DataObject, how: str) -> None:
+        each = self.suspended.pop(data.draw(st.integers(0, len(self.suspended) - 1)))
+        getattr(self.drafter, how)(each.number)
 
     @rule()
     def run(self) -> None:
@@ -174,9 +207,12 @@ class LateReports(RuleBasedStateMachine):
         assert snapshot.requests.tolist() == numbers
         for row, each in self.rows.items():
             assert snapshot.continuations.base[row] == len(each.text)
+        for each in self.suspended:
+            self.drafter.cancel(each.number)
+        drain(self.drafter)
         assert self.engine.num_requests == len(self.rows)
-        for row, each in self.rows.items():
-            self.drafter.finish(row, each.number)
+        for each in self.rows.values():
+            self.drafter.finish(each.number)
         drain(self.drafter)
         assert self.engine.num_requests == 0
 
@@ -217,8 +253,8 @@ def test_finished_texts_enter_their_stores_and_cancelled_ones_do_not() -> None:
     numbers = [drafter.add(row, [1, 2, 3], datastores=[store]) for row in (0, 1)]
     drain(drafter)
     drafter.observe([0], numbers[:1], [3], [4, 5], [0, 2])
-    drafter.cancel(1, numbers[1])
-    drafter.finish(0, numbers[0])
+    drafter.cancel(numbers[1])
+    drafter.finish(numbers[0])
     drain(drafter)
     assert store.num_documents == 1
     reader = Engine(CONFIG, datastores=[store])
@@ -265,12 +301,13 @@ def test_a_request_that_fails_is_drafted_for_no_more(caplog: pytest.LogCaptureFi
     assert snapshot.continuations.count[0] == snapshot.continuations.count[2] == 0
     assert snapshot.continuations.base[1] == 4
     assert drafter.counts.faults == 2
-    assert not drafter.disabled
     assert engine.num_requests == 1
     assert len(caplog.records) <= 1
 
 
-def test_any_other_error_ends_the_drafting_for_all(caplog: pytest.LogCaptureFixture) -> None:
+def test_any_other_error_costs_the_requests_in_the_call_their_drafts(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     class Failing:
         """An engine whose batch call fails as a whole, which the real one never does here."""
 
@@ -294,16 +331,17 @@ def test_any_other_error_ends_the_drafting_for_all(caplog: pytest.LogCaptureFixt
     for position in (4, 5):
         drafter.observe([0], [number], [position], [1], [0, 1])
         drain(drafter)
-    assert drafter.disabled
     assert drafter.counts.faults == 1
     assert len(caplog.records) == 1
     snapshot = drafter.acquire()
     assert snapshot.requests.tolist() == [0, 0]
     assert not snapshot.continuations.count.any()
     assert engine.num_requests == 0
-    drafter.add(1, [1])
-    assert not drafter.run_once()
-    assert engine.num_requests == 0
+    # Later ones are drafted for.
+    engine.fails = False
+    number = drafter.add(1, [1])
+    drain(drafter)
+    assert drafter.acquire().requests.tolist() == [0, number]
 
 
 def test_news_wait_for_a_free_snapshot() -> None:
@@ -425,7 +463,7 @@ def test_real_threads_never_see_half_a_snapshot() -> None:
                 return bool(told)
 
             wait_until(is_told)
-            drafter.finish(row, number)
+            drafter.finish(number)
 
     writers = [threading.Thread(target=write, args=(row,)) for row in range(rows)]
     reader = threading.Thread(target=read)
@@ -455,3 +493,127 @@ def test_stop_ends_a_busy_thread_and_may_be_repeated() -> None:
     drafter.observe([0], [number], [0], [1], [0, 1])
     assert not drafter.run_once()
     assert drafter.acquire().version == version
+
+
+def test_steps_of_one_request_that_are_taken_together_all_teach() -> None:
+    """As if the target had emitted them in one step; all steps are counted."""
+    prompt, first, second = [1, 2, 3, 1, 2], [3, 1], [2, 0, 3]
+    together = BackgroundDrafter(Engine(CONFIG), rows=2, nodes=NODES, start=False)
+    at_once = BackgroundDrafter(Engine(CONFIG), rows=2, nodes=NODES, start=False)
+    for drafter in (together, at_once):
+        numbers = [drafter.add(row, prompt) for row in (0, 1)]
+        drain(drafter)
+        if drafter is at_once:
+            tokens = first + second
+            drafter.observe([0, 1], numbers, [5, 5], [*tokens, 3], [0, 5, 6])
+        else:
+            drafter.observe([0, 1], numbers, [5, 5], [*first, 3], [0, 2, 3])
+            drafter.observe([0], numbers[:1], [7], second, [0, 3])
+        drain(drafter)
+    assert together._engine.calibration() == at_once._engine.calibration()
+    assert together.counts.steps == 3
+
+
+def test_a_report_that_repeats_earlier_tokens_is_counted_once() -> None:
+    engine = Engine(CONFIG)
+    drafter = BackgroundDrafter(engine, rows=1, nodes=NODES, start=False)
+    number = drafter.add(0, [1, 2])
+    drain(drafter)
+    drafter.observe([0], [number], [2], [1, 2, 1], [0, 3], drafted=[4])
+    drafter.observe([0], [number], [2], [1, 2, 1, 2, 2], [0, 5], drafted=[3])
+    drafter.observe([0], [number], [1], [2, 1, 2, 1, 2, 2], [0, 6], drafted=[3])
+    drain(drafter)
+    [request] = drafter._requests.values()
+    stats = engine.stats(request.id)
+    assert (stats.emitted, stats.drafted, stats.steps) == (5, 7, 2)
+    assert (drafter.counts.steps, drafter.counts.repeated) == (2, 1)
+
+
+def test_a_report_that_cannot_be_read_costs_itself(caplog: pytest.LogCaptureFixture) -> None:
+    drafter = BackgroundDrafter(Engine(CONFIG), rows=1, nodes=NODES, start=False)
+    number = drafter.add(0, [1, 2])
+    drain(drafter)
+
+    def broken() -> Report:
+        raise RuntimeError("no device")
+
+    drafter.expect(broken)
+    drafter.observe([0], [number], [2], [1], [0, 1])
+    drain(drafter)
+    assert drafter.counts.faults == len(caplog.records) == 1
+    assert drafter.acquire().continuations.base[0] == 3
+
+
+def test_an_expected_report_is_waited_for_after_all_else_is_published() -> None:
+    seen: list[int] = []
+    drafter = BackgroundDrafter(
+        Engine(CONFIG),
+        rows=1,
+        nodes=NODES,
+        published=lambda snapshot: seen.append(int(snapshot.continuations.base[0])),
+        start=False,
+    )
+    number = drafter.add(0, [1, 2])
+    drain(drafter)
+    drafter.observe([0], [number], [2], [1], [0, 1])
+
+    def read() -> Report:
+        assert seen == [2, 3]
+        one = np.array([0]), np.array([number]), np.array([3])
+        return Report(*one, np.array([2], np.int32), np.array([0, 1]), np.array([0]))
+
+    drafter.expect(read)
+    drain(drafter)
+    assert seen == [2, 3, 4]
+    assert drafter.counts.faults == 0
+
+
+def test_a_request_may_be_refused_without_a_fault() -> None:
+    class Refusing:
+        def add_request(self, prompt_ids: Any, **options: Any) -> None:
+            assert options == {"why": "no"}
+
+        def finish(self, request: int) -> None:
+            raise AssertionError("it was never added")
+
+        cancel = finish
+
+    engine: Any = Refusing()
+    drafter = BackgroundDrafter(engine, rows=1, nodes=NODES, start=False)
+    number = drafter.add(0, [1, 2], why="no")
+    drafter.observe([0], [number], [2], [1], [0, 1])
+    drain(drafter)
+    drafter.suspend(number)
+    drafter.resume(0, number, [1, 2])
+    drafter.finish(number)
+    drain(drafter)
+    assert drafter.counts.faults == 0
+    assert not drafter._requests and not drafter._at
+
+
+def test_what_is_published_may_fail(caplog: pytest.LogCaptureFixture) -> None:
+    def broken(_: Snapshot) -> None:
+        raise RuntimeError("no device")
+
+    drafter = BackgroundDrafter(Engine(CONFIG), rows=1, nodes=NODES, published=broken, start=False)
+    drafter.add(0, [1, 2])
+    drain(drafter)
+    assert drafter.counts.faults == len(caplog.records) == 1
+
+
+def test_drain_waits_for_a_thread() -> None:
+    drafter = BackgroundDrafter(Engine(CONFIG), rows=1, nodes=NODES)
+    number = drafter.add(0, [1, 2] * 1000)
+    free = threading.Event()
+
+    def read() -> Report:
+        assert free.wait(20)
+        one = np.array([0]), np.array([number]), np.array([2000])
+        return Report(*one, np.array([1], np.int32), np.array([0, 1]), np.array([0]))
+
+    drafter.expect(read)
+    assert not drafter.drain(timeout=0.05)
+    free.set()
+    assert drafter.drain(timeout=20)
+    assert drafter.acquire().continuations.base[0] == 2001
+    assert drafter.stop(timeout=20)

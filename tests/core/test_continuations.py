@@ -113,6 +113,22 @@ def test_rows_of_one_request_take_their_tokens_in_order() -> None:
     assert row_of(out, 0)[0][0] == 3
 
 
+def test_all_rows_of_a_request_teach() -> None:
+    """The guess before them is compared with what all of them emitted."""
+    calibrations = []
+    for rows in ([[3, 1, 2, 0], [4]], [[3, 1], [4], [2], [0]]):
+        engine = Engine(DraftConfig(lookahead=4, tree_budget=8))
+        ids = [engine.add_request([1, 2, 3, 1, 2]), engine.add_request([4, 4, 4])]
+        out = Continuations.allocate(4, 8)
+        engine.continue_batch(ids, [], [0, 0, 0], out)
+        owners = [ids[0], ids[1], ids[0], ids[0]][: len(rows)]
+        emitted, offsets = flat(rows)
+        engine.continue_batch(owners, emitted, offsets, out)
+        calibrations.append(engine.calibration())
+        assert engine.stats(ids[0]).steps == len(rows) - 1
+    assert calibrations[0] == calibrations[1]
+
+
 def test_of_several_rows_that_go_to_one_place_the_last_one_stays() -> None:
     engine = Engine(DraftConfig(lookahead=4, tree_budget=8))
     request = engine.add_request([1, 2, 3])

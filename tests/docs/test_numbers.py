@@ -75,6 +75,22 @@ def test_no_peer_is_ahead_in_any_cell() -> None:
     assert f"{max(parts):.3f}" == "0.996"
 
 
+def test_the_stairs() -> None:
+    page = ROOT / "docs" / "explanation" / "step-cost.md"
+    expected = [
+        [
+            str(row["at_once"]),
+            str(row["prompt_tokens"]),
+            f"{row['learned']:.0f}",
+            f"{row['oracle']:.0f}",
+            f"{row['of_oracle']:.3f}",
+            f"{row['smooth_of_oracle']:.3f}",
+        ]
+        for row in results("stairs")["rows"]
+    ]
+    assert rows_of(page)[1:] == expected
+
+
 def test_the_front_page() -> None:
     front = ROOT / "README.md"
     assert row_of(front, "modelled speed") == [

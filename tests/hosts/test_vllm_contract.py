@@ -170,6 +170,7 @@ def test_the_config_has_what_is_read(source: Path) -> None:
     }
     assert names >= {
         "additional_config",
+        "compilation_config",
         "device_config",
         "model_config",
         "parallel_config",
@@ -186,6 +187,12 @@ def test_the_config_has_what_is_read(source: Path) -> None:
     assert "pipeline_parallel_size: int" in parallel
     speculative = (source / "config" / "speculative.py").read_text(encoding="utf-8")
     assert "num_speculative_tokens_per_batch_size: list" in speculative
+    # The sizes that steps are padded to.
+    compilation = module(source, "config/compilation.py")
+    assert "cudagraph_capture_sizes: list[int]" in ast.unparse(compilation)
+    assert "cudagraph_mode: CUDAGraphMode" in ast.unparse(compilation)
+    for name in ("separate_routine", "decode_mode", "mixed_mode"):
+        assert parameters(body(body(compilation, "CUDAGraphMode"), name)) == ["self"]
     # Among whom memory is divided.
     assert "lora_config" in names
     assert "max_loras: int" in (source / "config" / "lora.py").read_text(encoding="utf-8")

@@ -8,6 +8,7 @@ FASTDRAFT_DEMO_MODEL names the folder of the demo model.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -194,6 +195,16 @@ def test_ranks_of_a_model_in_parts_agree(plain: dict[str, Any]) -> None:
     assert_all_same(plain["alone"], result["outputs"])
 
 
+def test_lengths_of_drafts_follow_the_batch(plain: dict[str, Any]) -> None:
+    """The scheduler asks for each step; what it verifies changes, and the tokens do not."""
+    result = scenario("lengths")
+    assert set(result["chosen"]) <= {0, 2, LOOKAHEAD}
+    assert len(set(result["chosen"])) > 1
+    assert result["told"] > 20
+    assert result["faults"] == 0
+    assert_all_same(plain["alone"] * 2, result["outputs"])
+
+
 # What runs in the processes.
 
 
@@ -218,7 +229,12 @@ def start(mode: str) -> Any:
             "prompt_lookup_min": 2,
             "prompt_lookup_max": 4,
         }
-    if mode in ("drafting", "crowded", "ranks"):
+    if mode == "lengths":
+        options["speculative_config"]["num_speculative_tokens_per_batch_size"] = [
+            [1, 2, LOOKAHEAD],
+            [3, 4, 2],
+        ]
+    if mode in ("drafting", "crowded", "ranks", "lengths"):
         options["additional_config"] = {"fastdraft": {"speculator": True}}
     return LLM(
         os.environ["FASTDRAFT_DEMO_MODEL"],
@@ -273,7 +289,7 @@ class Run:
         return [
             late.num_requests,
             late.engine.num_requests,
-            sum(text is not None for text in late._at),
+            len(self.speculator.drafter._requests),
         ]
 
     def long_prompt(self) -> dict[str, Any]:
@@ -460,6 +476,37 @@ def in_parts(run: Run) -> dict[str, Any]:
     return {"outputs": run.tokens(PROMPTS), "accepted": run.accepted}
 
 
+def in_changing_lengths(run: Run) -> dict[str, Any]:
+    """Every choice is taken from a script, so that all of them are verified."""
+    from fastdraft.integrations.vllm.lengths import DraftLengths
+
+    told: list[int] = []
+    script = itertools.cycle([LOOKAHEAD, 2, 0, LOOKAHEAD, LOOKAHEAD, 2])
+    observe, chosen = DraftLengths.observe, []
+
+    def choose(_: Any, rows: int) -> int:
+        assert 1 <= rows <= 4
+        chosen.append(next(script))
+        return chosen[-1]
+
+    def record(lengths: Any, rows: int, length: int, *args: Any, **kwargs: Any) -> None:
+        observe(lengths, rows, length, *args, **kwargs)
+        told.append(length)
+
+    with (
+        mock.patch.object(DraftLengths, "choose", choose),
+        mock.patch.object(DraftLengths, "observe", record),
+    ):
+        outputs = run.tokens(PROMPTS * 2)
+    assert set(told) <= set(chosen) | {0}
+    return {
+        "outputs": outputs,
+        "chosen": chosen,
+        "told": len(told),
+        "faults": run.speculator.faults,
+    }
+
+
 def main(mode: str) -> None:
     run = Run(mode)
     found = {
@@ -467,6 +514,7 @@ def main(mode: str) -> None:
         "drafting": with_drafts,
         "crowded": in_a_crowd,
         "ranks": in_parts,
+        "lengths": in_changing_lengths,
         "asked for no more": lambda run: {"speculator": type(run.speculator).__name__},
     }[mode](run)
     run.core.shutdown()

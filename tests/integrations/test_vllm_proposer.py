@@ -17,7 +17,8 @@ from fastdraft.integrations.host import NAMESPACE, Namespace
 from fastdraft.integrations.vllm import FastdraftProposer, Settings, proposer
 from fastdraft.integrations.vllm.ledger import FOLDER_VARIABLE, Ledger, LedgerReader, new_ticket
 from fastdraft.integrations.vllm.requests import SALT
-from vllm_host import VOCABULARY, Clock, Host, Job, config
+from fastdraft.integrations.vllm.step_times import captured_sizes
+from vllm_host import VOCABULARY, Clock, Host, Job, StairsClock, config, graphs
 
 CYCLE = list(range(100, 120))
 
@@ -453,6 +454,68 @@ def test_the_cost_is_learned_while_prompts_keep_coming(
         assert late > 1
     # Where drafts pay, hardly a step goes without to learn the cost of one.
     assert np.mean(np.array(drafted) == 0) < 0.1 or not pays
+
+
+def serve_on_stairs(
+    monkeypatch: pytest.MonkeyPatch, mode: str, pieces: float, **options: Any
+) -> tuple[StairsClock, FastdraftProposer]:
+    """Five requests with errors, whose forwards are padded to 8, 24, 40 or 45 tokens."""
+    sizes = [8, 24, 40, 45]
+    clock = StairsClock(sizes, even=5 * 9, pieces=pieces)
+    monkeypatch.setattr(proposer, "time", clock)
+    drafter = FastdraftProposer(config(length=4096, graphs=graphs(sizes, mode)))
+    host = Host(drafter, length=4096, introduce=True)
+    host.clock = clock
+    random = np.random.default_rng(0)
+    for number in range(5):
+        job = Job(CYCLE * 3, cycle_with_errors(random, 0.3)[:500], **options)
+        host.add(str(number), job)
+    while all(job.said < len(job.output) for job in host.jobs.values()):
+        host.step()
+    assert drafter.faults == 0
+    return clock, drafter
+
+
+def test_free_places_up_to_a_captured_size_are_filled(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, _ = serve_on_stairs(monkeypatch, "PIECEWISE", 1.0)
+    late = clock.seen[len(clock.seen) // 2 :]
+    on_an_edge = [tokens in clock.sizes or tokens == 5 for tokens in late]
+    assert np.mean(on_an_edge) > 0.7
+
+
+@pytest.mark.parametrize(("pieces", "even"), [(2.0, True), (1.0, False)])
+def test_all_rows_get_the_longest_draft_where_its_graph_is_faster(
+    pieces: float, even: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, drafter = serve_on_stairs(monkeypatch, "FULL and PIECEWISE", pieces)
+    late = clock.seen[len(clock.seen) // 2 :]
+    share = np.mean([tokens == clock.even for tokens in late])
+    assert share > 0.8 if even else share < 0.5
+    assert drafter.stats.accepted > 1000
+
+
+def test_rows_that_may_not_get_the_longest_draft_get_none_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limit = {"fastdraft_lookahead": 3}
+    clock, _ = serve_on_stairs(monkeypatch, "FULL and PIECEWISE", 2.0, extra_args=limit)
+    assert max(clock.seen[1:]) <= 5 * 4
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("FULL and PIECEWISE", ([1, 2, 4], True)),
+        ("FULL and NONE", ([], False)),
+        ("PIECEWISE", ([1, 2, 4], False)),
+        ("FULL", ([1, 2, 4], False)),
+        ("NONE", ([], False)),
+    ],
+)
+def test_captured_sizes_are_vllms(mode: str, expected: tuple[list[int], bool]) -> None:
+    assert captured_sizes(config(graphs=graphs([1, 2, 4], mode))) == expected
+    assert captured_sizes(config(graphs=graphs([], mode))) == ([], False)
+    assert captured_sizes(config()) == ([], False)
 
 
 def test_prompts_that_keep_coming_do_not_stop_drafts(monkeypatch: pytest.MonkeyPatch) -> None:

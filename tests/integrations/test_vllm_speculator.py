@@ -18,7 +18,6 @@ from fastdraft.integrations.vllm import transfers
 from fastdraft.integrations.vllm.ledger import FOLDER_VARIABLE, LedgerReader, new_ticket
 from fastdraft.integrations.vllm.requests import SALT
 from fastdraft.integrations.vllm.speculator import FastdraftSpeculator
-from fastdraft.integrations.vllm.thread import TaskThread
 from fastdraft.integrations.vllm.transfers import COPIES, Ends, TreeBuffers
 from vllm_v2_host import VOCABULARY, Job, V2Host, v2_config
 
@@ -39,8 +38,23 @@ def assert_empty(host: V2Host) -> None:
     requests = late(host)
     assert requests.num_requests == requests.engine.num_requests == 0
     assert requests.engine.num_bytes == 0
-    assert all(text is None for text in requests._at)
-    assert (requests._ids == -1).all()
+    assert_no_rows(host.speculator)
+
+
+def assert_no_rows(speculator: FastdraftSpeculator) -> None:
+    assert speculator.drafter is not None
+    snapshot = speculator.drafter.acquire()
+    speculator.drafter.release(snapshot)
+    assert not snapshot.requests.any() and not snapshot.continuations.count.any()
+    assert not speculator._numbers and not speculator._preempted
+    assert not speculator.drafter._requests and not speculator.drafter._at
+
+
+def text_in_engine(host: V2Host, name: str) -> tuple[int, int]:
+    """The engine's id of a request that is running, and the tokens that it has of its text."""
+    assert host.speculator.drafter is not None
+    request = host.speculator.drafter._requests[host.speculator._numbers[name]]
+    return request.id, late(host).engine.num_tokens(request.id)
 
 
 def apart(**more: Any) -> dict[str, Any]:
@@ -128,10 +142,6 @@ def test_random_requests_leave_nothing_behind(lag: int | str) -> None:
     assert 0 < late(host).memory.bytes <= 1 << 20
 
 
-def emitted_text(host: V2Host, name: str) -> list[int]:
-    return host.jobs[name].text
-
-
 @pytest.mark.parametrize("seed", range(8))
 def test_copies_that_are_lost_late_or_doubled_never_make_a_wrong_text(seed: int) -> None:
     """The engine's texts are those of the host, as far as they go; else it has none."""
@@ -154,30 +164,26 @@ def test_copies_that_are_lost_late_or_doubled_never_make_a_wrong_text(seed: int)
         add_request=engine.add_request,
         cancel=engine.cancel,
         stats=engine.stats,
+        num_tokens=engine.num_tokens,
         num_foreign=0,
         num_requests=0,
         num_bytes=0,
     )
     for _ in range(30):
         host.step()
-        tasks = host.thread.tasks
-        steps = [task for task in tasks if task[0] == late(host).step]
-        if steps and random.random() < 0.3:  # lost
-            lost = steps[int(random.integers(len(steps)))]
-            tasks.remove(lost)
-            lost[1][0].free()
+        steps = host.thread.steps()
+        if steps and random.random() < 0.3:
+            host.thread.lose(steps[int(random.integers(len(steps)))])
         elif steps and random.random() < 0.3:  # late: after the next ones
-            moved = steps[0]
-            tasks.remove(moved)
-            tasks.append(moved)
+            host.thread.tasks.remove(steps[0])
+            host.thread.tasks.append(steps[0])
         host.thread.run(int(random.integers(0, 3)))
     host.thread.run()
     assert host.speculator.faults == 0
-    for name, text in late(host)._texts.items():
-        if text.request is not None:
-            output = host.jobs[name].output
-            said = seen[text.request]
-            assert said == output[: len(said)]
+    for name in host.running:
+        request, length = text_in_engine(host, name)
+        assert seen[request] == host.jobs[name].output[: len(seen[request])]
+        assert length == 40 + len(seen[request])
     assert seen
 
 
@@ -185,9 +191,8 @@ def lose_steps(host: V2Host, steps: int) -> None:
     """Runs steps of which the engine never hears."""
     for _ in range(steps):
         host.step()
-        for _, (copy, *_rest) in host.thread.tasks:
-            copy.free()
-        host.thread.tasks.clear()
+        for task in host.thread.steps():
+            host.thread.lose(task)
 
 
 def test_a_gap_is_healed_by_the_next_copy() -> None:
@@ -198,8 +203,7 @@ def test_a_gap_is_healed_by_the_next_copy() -> None:
     lose_steps(host, 2)
     host.step()
     host.thread.run()
-    request = late(host)._texts["a"].request
-    assert late(host).engine.num_tokens(request) == len(host.jobs["a"].text)
+    assert text_in_engine(host, "a")[1] == len(host.jobs["a"].text)
 
 
 def test_a_request_that_lost_too_much_goes_on_without_continuations() -> None:
@@ -210,7 +214,9 @@ def test_a_request_that_lost_too_much_goes_on_without_continuations() -> None:
     lose_steps(host, 20)
     host.step()
     host.thread.run()
-    assert late(host)._texts["a"].request is None
+    assert host.speculator.drafter is not None
+    [behind] = host.speculator.drafter.behind().values()
+    assert behind == (host.speculator._numbers["a"], text_in_engine(host, "a")[1])
     # Its own text is drafted from all the same.
     assert max(host.step().values()) == 9
     host.run()
@@ -224,7 +230,7 @@ def test_all_copies_in_use_cost_drafts_alone(monkeypatch: pytest.MonkeyPatch) ->
     host.add("a", Job(CYCLE * 3, CYCLE * 30, extra_args=apart()))
     for _ in range(15):
         host.step()
-    assert sum(call == late(host).step for call, _ in host.thread.tasks) == 8
+    assert len(host.thread.steps()) == 8
     host.run()
     assert host.speculator.faults == 0
 
@@ -235,8 +241,7 @@ def test_a_thread_that_is_busy_for_long_loses_nothing() -> None:
     for _ in range(100):
         host.step()
     host.thread.run()
-    request = late(host)._texts["a"].request
-    assert late(host).engine.num_tokens(request) == len(host.jobs["a"].text)
+    assert text_in_engine(host, "a")[1] == len(host.jobs["a"].text)
 
 
 def test_a_place_that_changes_hands_keeps_no_tree() -> None:
@@ -267,15 +272,14 @@ def test_tokens_that_the_host_takes_back_are_forgotten() -> None:
     host.resume("a")
     host.step()
     host.thread.run()
-    request = late(host)._texts["a"].request
-    assert late(host).engine.num_tokens(request) == len(job.text)
+    request, length = text_in_engine(host, "a")
+    assert length == len(job.text)
     # One that comes back as it was goes on with what the engine has.
     host.preempt("a")
     host.resume("a")
     host.step()
     host.thread.run()
-    assert late(host)._texts["a"].request == request
-    assert late(host).engine.num_tokens(request) == len(job.text)
+    assert text_in_engine(host, "a") == (request, len(job.text))
     host.run()
     assert_empty(host)
 
@@ -453,7 +457,7 @@ def test_ranks_share_the_first_ones_drafts(monkeypatch: pytest.MonkeyPatch) -> N
         assert shared == [(1, 8), (1, 8)]
     assert second.speculator.late is None
     assert second.speculator.stats.emitted == second.speculator.faults == 0
-    assert second.thread.tasks == []
+    assert second.speculator.drafter is None
 
 
 def test_a_dummy_run_does_nothing() -> None:
@@ -465,7 +469,7 @@ def test_a_dummy_run_does_nothing() -> None:
     assert drafts.tolist() == [[0] * 8] * 3
     host.speculator.init_cudagraph_manager(None)
     host.speculator.capture()
-    assert host.thread.tasks == []
+    assert not host.thread.tasks
 
 
 def test_a_runner_that_changed_leaves_the_own_text(caplog: pytest.LogCaptureFixture) -> None:
@@ -502,10 +506,11 @@ def test_trees_are_never_written_while_they_are_read() -> None:
     trees = TreeBuffers(torch.device("cpu"), 2, 4)
     taken = trees.take()
     for number in range(1, 6):
-        trees.host.base[:] = number
-        trees.requests[:] = number
-        trees.host.probabilities[:] = number / 8
-        trees.publish()
+        snapshot = trees.snapshots[number % 3]
+        snapshot.continuations.base[:] = number
+        snapshot.requests[:] = number
+        snapshot.continuations.probabilities[:] = number / 8
+        trees.publish(snapshot)
     assert taken.bases.tolist() == [0, 0]
     trees.release()
     newest = trees.take()
@@ -525,16 +530,3 @@ def test_ends_are_copied() -> None:
     assert copies[0].wait().tolist() == [[1, 2], [3, 4]]
     copies[0].free()
     assert ends.send(values) is not None
-
-
-def test_a_thread_runs_in_order_and_ends(caplog: pytest.LogCaptureFixture) -> None:
-    thread, seen = TaskThread("test"), []
-    for number in range(5):
-        thread.submit(seen.append, number)
-        thread.submit(lambda: 1 / 0)
-    assert thread.drain(10)
-    assert seen == [0, 1, 2, 3, 4]
-    assert "a task failed" in caplog.text
-    thread.close()
-    assert not thread._thread.is_alive()
-    assert not thread.drain(0.01)

@@ -28,6 +28,35 @@ class Clock:
         self.now += 0.01 * (1 + self.slope * (tokens - 1))
 
 
+class StairsClock(Clock):
+    """Forwards are padded to the next of some sizes, and slower where no graph holds them."""
+
+    def __init__(self, sizes: list[int], even: int, pieces: float) -> None:
+        super().__init__(0.002)
+        self.sizes, self.even, self.pieces = sizes, even, pieces
+        self.seen: list[int] = []
+
+    def forward(self, tokens: int) -> None:
+        self.seen.append(tokens)
+        before = self.now
+        super().forward(next((size for size in self.sizes if size >= tokens), tokens))
+        if tokens != self.even:
+            self.now = before + self.pieces * (self.now - before)
+
+
+def graphs(sizes: list[int], mode: str) -> Any:
+    """A `CompilationConfig` of vLLM: `mode` is that of even steps and that of others."""
+    own, _, others = mode.rpartition(" and ")
+    return SimpleNamespace(
+        cudagraph_capture_sizes=sizes,
+        cudagraph_mode=SimpleNamespace(
+            separate_routine=lambda: bool(own),
+            decode_mode=lambda: SimpleNamespace(name=own or others),
+            mixed_mode=lambda: SimpleNamespace(name=others),
+        ),
+    )
+
+
 def config(
     *,
     lookahead: int = 8,
@@ -38,9 +67,11 @@ def config(
     adapters: int | None = None,
     hybrid: bool = False,
     attention_free: bool = False,
+    graphs: Any = None,
     **settings: Any,
 ) -> Any:
     return SimpleNamespace(
+        compilation_config=graphs,
         lora_config=None if adapters is None else SimpleNamespace(max_loras=adapters),
         additional_config={"fastdraft": settings},
         model_config=SimpleNamespace(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections import deque
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 
+from fastdraft.background import BackgroundDrafter
+from fastdraft.integrations.vllm import speculator as speculator_module
 from fastdraft.integrations.vllm.speculator import FastdraftSpeculator
 from vllm_host import VOCABULARY, Job, config
 from waiting import no_waiting
@@ -29,29 +33,42 @@ def v2_config(
 
 
 class ByHand:
-    """In the place of a speculator's thread: runs its tasks when it is told to."""
+    """A background drafter without a thread, whose queue is worked off when a test says so."""
 
-    def __init__(self) -> None:
-        self.tasks: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
+    def __init__(self, drafter: BackgroundDrafter | None) -> None:
+        self.drafter = drafter
 
-    def submit(self, call: Callable[..., object], *args: Any) -> None:
-        self.tasks.append((call, args))
+    @property
+    def tasks(self) -> deque[Any]:
+        """What is queued; a test may take entries out and put them in."""
+        return deque() if self.drafter is None else self.drafter._queue
+
+    def steps(self) -> list[Any]:
+        """The reports of steps among the tasks."""
+        return [task for task in self.tasks if hasattr(task, "read")]
+
+    def lose(self, task: Any) -> None:
+        """The report of a step never arrives."""
+        self.tasks.remove(task)
+        copy, *_ = task.read.args
+        copy.free()
 
     def run(self, most: int | None = None) -> None:
-        """Runs tasks in order, all or the first few."""
-        for _ in range(len(self.tasks) if most is None else min(most, len(self.tasks))):
-            call, args = self.tasks.pop(0)
-            call(*args)
-
-    def close(self) -> None:
-        self.run()
+        """Works tasks off in order, all or the first few."""
+        if self.drafter is None:
+            return
+        tasks = list(self.tasks)
+        count = len(tasks) if most is None else most
+        self.drafter._queue = deque(tasks[:count])
+        assert self.drafter.drain()
+        self.drafter._queue = deque(tasks[count:])
 
 
 class V2Host:
     """Rows that fill, move and empty, and a target that says what each job is to say.
 
     Args:
-        speculator: What drafts; its thread is replaced.
+        speculator_config: Of the speculator; its drafter has no thread.
         rows: The most requests that run at once.
         length: The longest text.
     """
@@ -61,11 +78,10 @@ class V2Host:
         self.total_len = SimpleNamespace(gpu=torch.zeros(rows, dtype=torch.int32))
         self.req_id_to_index: dict[str, int] = {}
         self.free = list(range(rows))
-        self.speculator = FastdraftSpeculator(speculator_config, torch.device("cpu"), self)
-        self.thread = ByHand()
-        if self.speculator.late is not None:
-            self.speculator._thread.close()
-        self.speculator._thread = self.thread  # type: ignore[assignment]
+        by_hand = functools.partial(BackgroundDrafter, start=False)
+        with mock.patch.object(speculator_module, "BackgroundDrafter", by_hand):
+            self.speculator = FastdraftSpeculator(speculator_config, torch.device("cpu"), self)
+        self.thread = ByHand(self.speculator.drafter)
         self.jobs: dict[str, Job] = {}
         self.waiting: list[str] = []
         self.finished: set[str] = set()

@@ -141,7 +141,8 @@ class FASTDRAFT_EXPORT Engine {
   // A row that fails does not affect the others; it gets no continuations. Returns these rows, in
   // order. Throws InvalidValueError before any change: falling offsets, a place outside `out`, or
   // `drafted` below 0. O(out.nodes) a row. Rows of one request take their tokens in order; of
-  // several rows that go to one place only the last one's continuations are computed.
+  // several rows that go to one place only the last one's continuations are computed. The drafter
+  // learns from all rows of a request.
   [[nodiscard]] std::vector<RowError> continue_batch(
       const RequestId* ids, std::int64_t rows, const Token* emitted, const std::int64_t* offsets,
       const std::int32_t* drafted, const std::int64_t* places, const Continuations& out);
@@ -183,7 +184,8 @@ class FASTDRAFT_EXPORT Engine {
   void check_offers(const ProposeOptions& options, std::int64_t rows) const;
   bool read_offers(Request& request, const ProposeOptions& options, std::int64_t row, bool refuse,
                    RowOffers& read);
-  void take(RequestId id, const Token* emitted, std::int64_t count, const std::int32_t* verified);
+  void take(RequestId id, const Token* emitted, std::int64_t count, const std::int32_t* verified,
+            const std::vector<Token>* came);
   static void count_step(Request& request, const Token* emitted, std::int64_t count,
                          std::int32_t drafted) noexcept;
   static void count_ahead(Request& request, std::int32_t guessed, const Token* emitted,

@@ -11,6 +11,7 @@ import logging
 from typing import Any
 
 from fastdraft.integrations.vllm.ledger import share_folder
+from fastdraft.integrations.vllm.lengths import follow_batches
 from fastdraft.integrations.vllm.proposer import FastdraftProposer
 from fastdraft.integrations.vllm.requests import SALT
 from fastdraft.integrations.vllm.settings import Settings
@@ -27,7 +28,13 @@ def register() -> None:
     it knows rows by their text then.
     """
     share_folder()
-    hooks = (_introduce_runners, _introduce_v2_runners, _offer_speculator, _mark_salted_requests)
+    hooks = (
+        _introduce_runners,
+        _introduce_v2_runners,
+        _introduce_schedulers,
+        _offer_speculator,
+        _mark_salted_requests,
+    )
     for hook in hooks:
         try:
             hook()
@@ -55,6 +62,12 @@ def _introduce_v2_runners() -> None:
             attach(runner)
 
     _after_init(GPUModelRunner, introduce)
+
+
+def _introduce_schedulers() -> None:
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    _after_init(Scheduler, follow_batches)
 
 
 def _offer_speculator() -> None:

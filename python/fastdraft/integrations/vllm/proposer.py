@@ -21,7 +21,7 @@ from fastdraft import DraftConfig
 from fastdraft.integrations.vllm.requests import VllmRequests, VllmText, is_first_rank
 from fastdraft.integrations.vllm.rows import RowsByContent, RowsOfRunner
 from fastdraft.integrations.vllm.settings import Settings, check
-from fastdraft.integrations.vllm.step_times import StepTimes
+from fastdraft.integrations.vllm.step_times import StepTimes, captured_sizes
 
 __all__ = ["FastdraftProposer"]
 
@@ -71,7 +71,9 @@ class FastdraftProposer(VllmRequests[_Text]):
         super().__init__(vllm_config, settings, config, drafts=self._drafts)
         self._times = None
         if settings.token_cost is None and not together:
-            self._times = StepTimes(vllm_config.device_config.device_type)
+            sizes, even_graphs = captured_sizes(vllm_config)
+            device_type = vllm_config.device_config.device_type
+            self._times = StepTimes(device_type, sizes, even_graphs=even_graphs)
         self._rows: RowsOfRunner | RowsByContent = RowsByContent()
         self._ended_at = 0.0
 
@@ -188,7 +190,7 @@ class FastdraftProposer(VllmRequests[_Text]):
                 decoded[key] = text.scheduled
             texts.append(text)
         if self._times is not None:
-            self._times.observe(decoded, len(drafts), seconds)
+            self._times.observe(decoded, len(drafts), seconds, 1 + self._lookahead)
         self._take_emitted(texts, rows, now, token_ids)
         self._draft(texts, rows, drafts)
 
@@ -220,14 +222,19 @@ class FastdraftProposer(VllmRequests[_Text]):
         ]
         if not live:
             return
-        cost = None
-        if self._times is not None:
-            cost = self._times.curve(len(drafts), len(live), self._lookahead)
-            if cost is None:
-                return
         # One token follows every draft, and must have room too.
         limits = [min(max(text.longest - text.length - 1, 0), text.lookahead) for text, _ in live]
+        cost = None
+        if self._times is not None:
+            even = min(limits) >= self._lookahead
+            cost = self._times.curve(len(drafts), len(live), self._lookahead, even=even)
+            if cost is None:
+                return
         batch = self._propose([text for text, _ in live], limits, cost)
-        for (text, row), draft in zip(live, batch.tolist(), strict=True):
+        chosen = batch.tolist()
+        if self._times is not None and self._times.is_better_even(len(live) + len(batch.token_ids)):
+            # What stands behind a draft's end is verified for nothing, and the step is faster.
+            chosen = [draft + [0] * (self._lookahead - len(draft)) for draft in chosen]
+        for (text, row), draft in zip(live, chosen, strict=True):
             text.scheduled += len(draft)
             drafts[row] = draft

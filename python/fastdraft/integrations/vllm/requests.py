@@ -154,8 +154,12 @@ class VllmRequests(HostRequests[VllmTextT]):
         if ended:
             self._memory_bytes = None
         for text in ended:
-            if text.row is not None and self._ledger is not None:
-                self._ledger.close(text.row)
+            self._close(text)
+
+    def _close(self, text: VllmTextT) -> None:
+        """Ends a request's row in the ledger."""
+        if text.row is not None and self._ledger is not None:
+            self._ledger.close(text.row)
 
     def _conclude(self, text: VllmTextT, stats: DraftStats) -> None:
         super()._conclude(text, stats)

@@ -1,15 +1,14 @@
 """vLLM's V2 speculator: drafts that the model runner never waits for.
 
 After each step one kernel drafts on the device, from continuations that have arrived, and says
-where the texts end now. That is copied to the host on a stream of its own. A thread there tells the
-engine, and sends the next continuations. So they are a step or two old when they are used; the
-kernel aligns them with what was emitted meanwhile.
+where the texts end now. That is copied to the host on a stream of its own. The thread of a
+`BackgroundDrafter` tells the engine, and sends the next continuations. So they are a step or two
+old when they are used; the kernel aligns them with what was emitted meanwhile.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 import logging
 from collections.abc import Callable, Iterable
 from typing import Any, Final
@@ -20,13 +19,13 @@ from torch import Tensor
 
 from fastdraft import DraftStats
 from fastdraft.alignment import Aligner, Texts
+from fastdraft.background import BackgroundDrafter, Snapshot
 from fastdraft.errors import InvalidValueError
 from fastdraft.integrations.host import longest_draft
 from fastdraft.integrations.vllm.lookup import LateRequests
 from fastdraft.integrations.vllm.requests import is_first_rank
 from fastdraft.integrations.vllm.rows import Request
 from fastdraft.integrations.vllm.settings import Settings, check_speculator
-from fastdraft.integrations.vllm.thread import TaskThread
 from fastdraft.integrations.vllm.transfers import Ends, TreeBuffers
 
 __all__ = ["FastdraftSpeculator"]
@@ -37,7 +36,6 @@ _NODES: Final = 128
 _STEPS_BACK: Final = 4
 # The requests with which vLLM warms its kernels up.
 _WARM_UP: Final = ("_warmup_", "_v2_mixed_warmup_")
-_LARGEST_NUMBER: Final = 2**31 - 1
 
 _logger = logging.getLogger(__name__)
 
@@ -53,7 +51,8 @@ class FastdraftSpeculator:
     Attributes:
         draft_token_confidence_probs: (max_num_seqs, num_speculative_tokens) float32, the chance of
             each draft token if those before it are right, for vLLM's adaptive verification.
-        late: What the engine's thread keeps; None where another rank drafts.
+        late: The requests of the engine's thread; None where another rank drafts.
+        drafter: The thread; None where another rank drafts.
     """
 
     num_query_per_req = 1
@@ -96,21 +95,30 @@ class FastdraftSpeculator:
         self._columns = torch.zeros(2, places, dtype=torch.int32, device=device)
         # On the host; row 0: numbers of requests, row 1: their longest drafts.
         self._column_values = np.zeros((2, places), dtype=np.int32)
-        self._numbers = itertools.count(1)
+        # By request id: the drafter's number. And those that gave their places up.
+        self._numbers: dict[str, int] = {}
+        self._preempted: set[str] = set()
         self._faults = 0
         self.late: LateRequests | None = None
+        self.drafter: BackgroundDrafter | None = None
         if is_first_rank():
             self._trees = TreeBuffers(device, places, _NODES)
             self._ends = Ends(device, places, self._aligner.output.ends.shape[1])
             # What two steps may emit, and the draft after them.
             depth = 3 * (lookahead + 1)
-            self.late = LateRequests(vllm_config, settings, self._trees, depth=depth)
-            self._thread = TaskThread("fastdraft")
+            self.late = LateRequests(
+                vllm_config, settings, places=places, nodes=_NODES, depth=depth
+            )
+            self.drafter = BackgroundDrafter(
+                self.late, snapshots=self._trees.snapshots, published=self._send
+            )
 
     @property
     def faults(self) -> int:
         """The number of drafting errors."""
-        return self._faults + (0 if self.late is None else self.late.faults)
+        if self.late is None or self.drafter is None:
+            return self._faults
+        return self._faults + self.late.faults + self.drafter.counts.faults
 
     @property
     def stats(self) -> DraftStats:
@@ -125,7 +133,7 @@ class FastdraftSpeculator:
 
     def drain(self, timeout: float = 60.0) -> bool:
         """Waits until the engine's thread has done all that was asked; whether it has."""
-        return self.late is None or self._thread.drain(timeout)
+        return self.drafter is None or self.drafter.drain(timeout)
 
     def attach(self, runner: Any) -> None:
         """Hears of requests from the model runner that owns the speculator.
@@ -134,8 +142,9 @@ class FastdraftSpeculator:
             runner: A `vllm.v1.worker.gpu.model_runner.GPUModelRunner`. With one that lacks what is
                 needed, drafts come from each request's own text alone, with a warning.
         """
-        if self.late is None:
+        if self.drafter is None:
             return
+        stop = self.drafter.stop
         try:
             add, finish = runner.add_requests, runner.finish_requests
             self._states.req_id_to_index  # noqa: B018
@@ -162,7 +171,7 @@ class FastdraftSpeculator:
 
             @functools.wraps(shutdown)
             def shut_down() -> None:
-                self._thread.close()
+                stop()
                 shutdown()
 
             runner.shutdown = shut_down
@@ -224,37 +233,63 @@ class FastdraftSpeculator:
             self._trees.release()
         copy = self._ends.send(aligned.ends)
         if copy is not None:
-            assert self.late is not None
-            places = input_batch.idx_mapping_np[:rows].copy()
-            self._thread.submit(self.late.step, copy, places)
+            assert self.late is not None and self.drafter is not None
+            places = input_batch.idx_mapping_np[:rows].astype(np.int64)
+            numbers = self._column_values[0, places].astype(np.int64)
+            self.drafter.expect(functools.partial(self.late.read, copy, places, numbers))
+
+    def _send(self, snapshot: Snapshot) -> None:
+        """Publishes trees and counts, on the drafter's thread."""
+        assert self.late is not None
+        self._trees.publish(snapshot)
+        self.late.publish()
 
     def _enter(self, requests: Iterable[Any]) -> None:
         """Requests have got places."""
-        assert self.late is not None
         for request in requests:
             place = self._states.req_id_to_index[request.req_id]
-            number = next(self._numbers) % _LARGEST_NUMBER
-            self._column_values[:, place] = number, 0
+            self._column_values[:, place] = 0
             known = _known(request)
-            if known is None:
-                continue
-            try:
-                longest = min(longest_draft(known.params), self._lookahead)
-            except InvalidValueError:
-                longest = 0  # the engine's thread counts and tells
-            self._column_values[1, place] = longest
-            tokens = request.prefill_token_ids
-            self._thread.submit(self.late.enter, request.req_id, number, place, known, tokens)
+            if known is not None:
+                self._column_values[0, place] = self._begin(request, known, place)
+                try:
+                    longest = min(longest_draft(known.params), self._lookahead)
+                except InvalidValueError:
+                    longest = 0  # the drafter's thread counts and tells
+                self._column_values[1, place] = longest
         self._send_columns()
+
+    def _begin(self, request: Any, known: Request, place: int) -> int:
+        """Tells the drafter of a request that is new, or was preempted; gives its number."""
+        assert self.drafter is not None
+        name, tokens = request.req_id, request.prefill_token_ids
+        number = self._numbers.get(name)
+        if number is not None and name in self._preempted:
+            self._preempted.discard(name)
+            self._numbers[name] = self.drafter.resume(place, number, tokens)
+            return self._numbers[name]
+        if number is not None:
+            # The host has changed the prompt.
+            self.drafter.cancel(number)
+        length, size = len(tokens), known.prompt_size
+        number = self.drafter.add(place, request.prompt_token_ids, request=known, length=length)
+        self._numbers[name] = number
+        if length > size:
+            self.drafter.observe([place], [number], [size], tokens[size:], [0, length - size])
+        return number
 
     def _leave(self, scheduler_output: Any) -> None:
         """Requests have ended, or were preempted."""
-        assert self.late is not None
-        preempted = getattr(scheduler_output, "preempted_req_ids", None)
-        if preempted:
-            self._thread.submit(self.late.leave, sorted(preempted))
-        if scheduler_output.finished_req_ids:
-            self._thread.submit(self.late.end, sorted(scheduler_output.finished_req_ids))
+        assert self.drafter is not None
+        for name in sorted(getattr(scheduler_output, "preempted_req_ids", None) or ()):
+            if name in self._numbers:
+                self._preempted.add(name)
+                self.drafter.suspend(self._numbers[name])
+        for name in sorted(scheduler_output.finished_req_ids):
+            self._preempted.discard(name)
+            number = self._numbers.pop(name, None)
+            if number is not None:
+                self.drafter.finish(number)
 
     def _send_columns(self) -> None:
         """Sends numbers and longest drafts to the device, ahead of the next step."""

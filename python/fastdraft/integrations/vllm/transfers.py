@@ -1,4 +1,4 @@
-"""What passes between the device and the thread that looks up continuations: nobody else waits.
+"""What passes between the device and the background drafter's thread: nobody else waits.
 
 Two ways: the ends of the texts come from the device, and trees go there. On a CUDA device both are
 copied on streams of their own, from and to pinned memory. On a CPU the same steps are plain copies.
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fastdraft import Continuations
 from fastdraft.alignment import Trees
+from fastdraft.background import Snapshot
 
 __all__ = ["COPIES", "Ends", "EndsCopy", "TreeBuffers"]
 
@@ -95,7 +96,7 @@ class Ends:
 
 
 class TreeBuffers:
-    """The newest trees on the device. One thread writes and publishes, another takes them.
+    """The newest trees on the device. One thread publishes, another takes them.
 
     Neither waits for the other. Of three buffers one holds the newest trees, one may be in use, and
     one is free to be written.
@@ -106,36 +107,38 @@ class TreeBuffers:
         nodes: the most nodes of a tree.
 
     Attributes:
-        host: the trees to publish, in memory for `Engine.continue_batch` to write to.
-        requests: (places,) int32, the number of the request that each tree is for.
+        snapshots: for a `BackgroundDrafter` to write to, in memory that the device copies from.
     """
 
     def __init__(self, device: torch.device, places: int, nodes: int) -> None:
         self._cuda = device.type == "cuda"
         # All fields in one piece of memory, so that one copy carries them.
         size = 3 * places * (1 + nodes)
-        self._flat = torch.zeros(size, dtype=torch.int32, pin_memory=self._cuda)
-        *fields, requests = _trees_in(self._flat, places, nodes)
-        self.host = Continuations(*(field.numpy() for field in fields))
-        self.requests: NDArray[np.int32] = requests.numpy()
-        self._buffers = [torch.zeros_like(self._flat, device=device) for _ in range(3)]
+        self._flat: dict[Snapshot, Tensor] = {}
+        for _ in range(3):
+            flat = torch.zeros(size, dtype=torch.int32, pin_memory=self._cuda)
+            *fields, requests = (field.numpy() for field in _trees_in(flat, places, nodes))
+            self._flat[Snapshot(0, Continuations(*fields), requests)] = flat
+        self.snapshots = list(self._flat)
+        self._buffers = [torch.zeros(size, dtype=torch.int32, device=device) for _ in range(3)]
         self._trees = [_trees_in(buffer, places, nodes) for buffer in self._buffers]
         self._newest = self._in_use = 0
         self._stream: Any = _cuda.Stream(device) if self._cuda else None
         self._arrived: Any = _cuda.Event(blocking=True) if self._cuda else None
         self._used: list[Any] = [_cuda.Event() if self._cuda else None for _ in range(3)]
 
-    def publish(self) -> None:
-        """Copies `host` to the device, and makes it the newest. Waits for the copy."""
+    def publish(self, snapshot: Snapshot) -> None:
+        """Copies one of `snapshots` to the device, and makes it the newest. Waits for the copy."""
+        flat = self._flat[snapshot]
         free = next(each for each in range(3) if each not in (self._newest, self._in_use))
         if self._cuda:
             self._stream.wait_event(self._used[free])
             with _cuda.stream(self._stream):
-                self._buffers[free].copy_(self._flat, non_blocking=True)
+                self._buffers[free].copy_(flat, non_blocking=True)
                 self._arrived.record(self._stream)
             self._arrived.synchronize()
         else:
-            self._buffers[free].copy_(self._flat)
+            self._buffers[free].copy_(flat)
         self._newest = free
 
     def take(self) -> Trees:

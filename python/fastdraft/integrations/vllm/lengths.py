@@ -1,0 +1,192 @@
+"""How many draft tokens each row of a step gets, where all rows get the same number.
+
+vLLM's V2 model runner verifies as many tokens for each row, and its scheduler has to say how many
+before the drafts are known. So what decides is what recent drafts had accepted, by their depth, and
+what steps of each length take.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fastdraft.integrations.vllm.settings import Settings
+from fastdraft.integrations.vllm.step_times import captured_sizes
+from fastdraft.step_latency import StepLatency
+
+__all__ = ["DraftLengths", "follow_batches"]
+
+_logger = logging.getLogger(__name__)
+
+# After so many drafts what was counted is worth half.
+_HALF_LIFE: Final = 256.0
+# How many drafts the guess is worth that a token is accepted as often as the one before it; and
+# how often the first one is, before anything is known.
+_GUESSED: Final = 4.0
+_FIRST: Final = 0.6
+# A length has to be better than none by so much: estimates of what looks best are too high.
+_MARGIN: Final = 1.02
+# While nothing is drafted nothing is learned: a step with the shortest drafts is taken after so
+# many steps, and after twice as many each time that it changes nothing.
+_FIRST_PROBE: Final = 32
+_LAST_PROBE: Final = 1024
+
+
+class DraftLengths:
+    """Chooses the length of the drafts of each step.
+
+    Args:
+        lengths: Those to choose among, beside 0.
+        latency: What steps take; is told of each step.
+
+    Raises:
+        ValueError: There is none above 0.
+    """
+
+    def __init__(self, lengths: Iterable[int], latency: StepLatency) -> None:
+        self._lengths = np.array(sorted({0, *lengths}))
+        longest = int(self._lengths.max())
+        if longest < 1:
+            raise ValueError(f"lengths must have one of at least 1, got {self._lengths.tolist()}")
+        self._latency = latency
+        # By depth: the drafts of late whose tokens before it were right, and those that it was too.
+        self._tried: NDArray[np.float64] = np.zeros(longest)
+        self._right: NDArray[np.float64] = np.zeros(longest)
+        self._pause = self._steps_left = _FIRST_PROBE
+
+    def choose(self, rows: int) -> int:
+        """The number of draft tokens for each row of the next step. Ask once a step. O(longest)."""
+        if self._latency.wants_plain_step(rows):
+            return 0
+        widest = int(self._lengths[-1]) + 1
+        seconds = self._latency.seconds_by_tokens(rows, widest, hopeful=True)
+        speeds = self._tokens()[self._lengths] / seconds[rows * (1 + self._lengths) - 1]
+        best = int(np.argmax(speeds))
+        if speeds[best] > _MARGIN * speeds[0]:
+            self._pause = self._steps_left = _FIRST_PROBE
+            return int(self._lengths[best])
+        self._steps_left -= 1
+        if self._steps_left > 0:
+            return 0
+        self._pause = self._steps_left = min(2 * self._pause, _LAST_PROBE)
+        return int(self._lengths[1])
+
+    def observe(
+        self, rows: int, length: int, accepted: ArrayLike, seconds: float, *, prompt_tokens: int = 0
+    ) -> None:
+        """Learns from a step.
+
+        Args:
+            rows: All rows of the step.
+            length: The draft tokens of those that had drafts.
+            accepted: How many of these were right, by row.
+            seconds: What it took; 0 where that says nothing.
+            prompt_tokens: How many of its tokens were of prompts.
+        """
+        right = np.bincount(np.asarray(accepted, dtype=np.int64), minlength=length + 1)
+        drafts = int(right.sum())
+        if length and drafts:
+            # reached[i]: the drafts of which at least i tokens were right.
+            reached = right[::-1].cumsum()[::-1]
+            decay = 0.5 ** (drafts / _HALF_LIFE)
+            self._tried[:length] = decay * self._tried[:length] + reached[:length]
+            self._right[:length] = decay * self._right[:length] + reached[1 : length + 1]
+        tokens = rows + length * drafts + prompt_tokens
+        self._latency.observe(rows, tokens / rows, seconds, prompt_tokens=prompt_tokens)
+
+    def _tokens(self) -> NDArray[np.float64]:
+        """The tokens that a row is expected to emit, by the length of its draft."""
+        expected, path, chance = [1.0], 1.0, _FIRST
+        for tried, right in zip(self._tried.tolist(), self._right.tolist(), strict=True):
+            chance = (right + _GUESSED * chance) / (tried + _GUESSED)
+            path *= chance
+            expected.append(expected[-1] + path)
+        return np.array(expected)
+
+
+class _Lengths:
+    """In the place of a scheduler's list of lengths by the number of rows."""
+
+    def __init__(self, lengths: DraftLengths) -> None:
+        self._lengths = lengths
+
+    def __getitem__(self, rows: int) -> int:
+        return self._lengths.choose(rows)
+
+
+def follow_batches(scheduler: Any) -> None:
+    """Has a scheduler choose the length of drafts step by step.
+
+    Does nothing without the V2 speculator, without a list of lengths, and with adaptive
+    verification, whose drafts differ in length.
+
+    Args:
+        scheduler: A `vllm.v1.core.sched.scheduler.Scheduler` that was just made.
+    """
+    config = scheduler.vllm_config
+    speculative = getattr(config, "speculative_config", None)
+    # vLLM takes the list away where the length has to stay: with data parallelism.
+    by_batch_size = getattr(speculative, "num_speculative_tokens_per_batch_size", None)
+    if not by_batch_size or not Settings.of(config).speculator:
+        return
+    if getattr(speculative, "enable_adaptive_verification", False):
+        return
+    allowed = {int(length) for *_, length in by_batch_size}
+    if max(allowed) < 1:
+        return
+    sizes, _ = captured_sizes(config)
+    lengths = DraftLengths(allowed, StepLatency(config.device_config.device_type, sizes))
+    update, last = scheduler.update_from_output, _Last()
+
+    @functools.wraps(update)
+    def update_from_output(scheduler_output: Any, model_runner_output: Any) -> Any:
+        try:
+            _observe(lengths, last, scheduler_output, model_runner_output)
+        except Exception:
+            if not last.failed:
+                _logger.warning("fastdraft cannot tell how long drafts should be", exc_info=True)
+            last.failed = True
+        return update(scheduler_output, model_runner_output)
+
+    scheduler.update_from_output = update_from_output
+    scheduler.dynamic_sd_lookup = _Lengths(lengths)
+
+
+@dataclass
+class _Last:
+    """The last step: when its output came, and whose it was."""
+
+    ended_at: float = 0.0
+    requests: frozenset[str] = frozenset()
+    failed: bool = False
+
+
+def _observe(lengths: DraftLengths, last: _Last, scheduled: Any, output: Any) -> None:
+    """Learns from a step of vLLM, of a `SchedulerOutput` and a `ModelRunnerOutput`."""
+    now = time.perf_counter()
+    tokens, drafts = scheduled.num_scheduled_tokens, scheduled.scheduled_spec_decode_tokens
+    # If all requests are new, the host may have waited for them.
+    goes_on = not last.requests.isdisjoint(tokens)
+    seconds = now - last.ended_at if goes_on else 0.0
+    last.ended_at, last.requests = now, frozenset(tokens)
+    if not tokens:
+        return
+    length = max(map(len, drafts.values()), default=0)
+    emitted = (
+        len(output.sampled_token_ids[output.req_id_to_index[key]])
+        for key, draft in drafts.items()
+        if len(draft) == length
+    )
+    accepted = [min(count - 1, length) for count in emitted if count > 0]
+    others = sum(tokens.values()) - len(accepted) * (1 + length)
+    rows_without = len(tokens) - len(accepted)
+    lengths.observe(
+        len(tokens), length, accepted, seconds, prompt_tokens=max(others - rows_without, 0)
+    )
