@@ -46,15 +46,30 @@ float AcceptanceModel::count_lesson(Kinds& kinds, std::uint64_t kind, Moment mom
                                     Moment now) noexcept {
   static_assert(std::atomic<Lessons>::is_always_lock_free);
   // The low bits are the mark.
-  std::atomic<Lessons>& place =
-      kinds[kind >> 16 & (num_kinds_.load(std::memory_order_relaxed) - 1)];
+  const std::size_t sets = num_kinds_.load(std::memory_order_relaxed) / kWays;
+  std::atomic<Lessons>* set = &kinds[kWays * (kind >> 16 & (sets - 1))];
   const auto mark = static_cast<std::uint16_t>(kind);
-  const Lessons known = place.load(std::memory_order_relaxed);
+  // The kind's own place, or that of the kind that was learned longest ago.
+  std::size_t way = 0;
+  std::uint32_t greatest_age = 0;
+  Lessons known;
+  for (std::size_t i = 0; i < kWays; ++i) {
+    const Lessons here = set[i].load(std::memory_order_relaxed);
+    if (here.count > 0 && here.mark == mark) {
+      way = i;
+      known = here;
+      break;
+    }
+    const std::uint32_t age = here.count > 0 ? now - here.last : ~std::uint32_t{0};
+    if (age > greatest_age) {
+      greatest_age = age;
+      way = i;
+    }
+  }
   // Compares the difference, since moments wrap around.
-  const bool since =
-      known.count > 0 && known.mark == mark && static_cast<std::int32_t>(known.last - moment) >= 0;
+  const bool since = known.count > 0 && static_cast<std::int32_t>(known.last - moment) >= 0;
   const int count = since ? std::min(known.count + 1, 0xFFFF) : 1;
-  place.store({now, static_cast<std::uint16_t>(count), mark}, std::memory_order_relaxed);
+  set[way].store({now, static_cast<std::uint16_t>(count), mark}, std::memory_order_relaxed);
   return static_cast<float>(count);
 }
 

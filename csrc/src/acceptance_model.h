@@ -172,9 +172,11 @@ class AcceptanceModel {
     std::uint16_t count = 0;
     std::uint16_t mark = 0;  // part of the hash, to notice another kind in this place
   };
-  static constexpr std::size_t kFewestKinds = 64;
+  static constexpr std::size_t kFewestKinds = 128;
   static constexpr std::size_t kMostKinds = 4096;
-  // Indexed by the kind's hash. Kinds that share a place overwrite each other.
+  // Sets of places, indexed by the kind's hash. Where a set is full, the newest kind overwrites the
+  // oldest.
+  static constexpr std::size_t kWays = 4;
   using Kinds = std::array<std::atomic<Lessons>, kMostKinds>;
 
   struct Counts {
