@@ -45,8 +45,9 @@ OfferModel::OfferModel()
     : steps_(kFirstAccepted, kFirstDrafted - kFirstAccepted), patience_(kFirstPatience) {
   for (auto& weight : weights_) weight.store(0.0f, std::memory_order_relaxed);
   const auto set = [&](Feature feature, int value, float weight) {
-    weights_[static_cast<std::size_t>(kFirst[feature] + value)].store(weight,
-                                                                      std::memory_order_relaxed);
+    const std::size_t place =
+        static_cast<std::size_t>(kFirst[feature]) + static_cast<std::size_t>(value);
+    weights_[place].store(weight, std::memory_order_relaxed);
   };
   for (int i = 0; i < kConfidences; ++i) {
     const float low = i < 2 ? 0.0f : kEdges[static_cast<std::size_t>(i) - 2];

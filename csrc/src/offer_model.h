@@ -132,8 +132,8 @@ class OfferModel {
     }
     return first;
   }();
-  static constexpr std::size_t kWeights =
-      static_cast<std::size_t>(kFirst[kFeatures - 1] + kValues[kFeatures - 1]);
+  static constexpr std::size_t kWeights = static_cast<std::size_t>(kFirst[kFeatures - 1]) +
+                                          static_cast<std::size_t>(kValues[kFeatures - 1]);
   std::array<std::atomic<float>, kWeights> weights_;
   std::array<std::atomic<float>, kWeights> lessons_{};
   StepPromises steps_;

@@ -15,7 +15,7 @@ void OfferedCandidates::begin(const RowOffers& offers) {
     links.next.assign(static_cast<std::size_t>(offer.count), -1);
     // From the last one on, so that siblings are listed in their order.
     for (std::int32_t i = offer.count - 1; i >= 0; --i) {
-      std::int32_t& first = links.first[static_cast<std::size_t>(offer.parent(i) + 1)];
+      std::int32_t& first = links.first[static_cast<std::size_t>(offer.parent(i)) + 1];
       links.next[static_cast<std::size_t>(i)] = first;
       first = i;
     }
@@ -52,7 +52,7 @@ void OfferedCandidates::weigh(std::size_t k, std::int32_t node, std::int32_t dep
   constexpr float kNone = -std::numeric_limits<float>::infinity();
   const RowOffer& offer = offers_.offers[k];
   const Links& links = links_[k];
-  std::int32_t child = links.first[static_cast<std::size_t>(node + 1)];
+  std::int32_t child = links.first[static_cast<std::size_t>(node) + 1];
   if (child < 0) return;
   const std::size_t known = candidates_.size();
   // The weights of the best two tokens that something else expects.

@@ -84,10 +84,11 @@ TEST(AcceptanceModel, TellsTheLogisticFunctionOfTheWeights) {
 
 TEST(AcceptanceModel, ItsTableIsTheLogisticFunction) {
   float before = 0.0f;
-  for (double weight = -20.0; weight <= 20.0; weight += 0.01) {
+  for (int i = -2000; i <= 2000; ++i) {
+    const double weight = i / 100.0;
     const double exact = 1.0 / (1.0 + std::exp(-weight));
     const float chance = AcceptanceModel::chance(static_cast<float>(weight));
-    const double told = static_cast<double>(chance);
+    const auto told = static_cast<double>(chance);
     EXPECT_NEAR(told, exact, 1e-5) << weight;
     if (weight > -15.8) {
       EXPECT_NEAR(told / exact, 1.0, 1e-4) << weight;
