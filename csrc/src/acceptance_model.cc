@@ -49,26 +49,24 @@ float AcceptanceModel::count_lesson(Kinds& kinds, std::uint64_t kind, Moment mom
   const std::size_t sets = num_kinds_.load(std::memory_order_relaxed) / kWays;
   std::atomic<Lessons>* set = &kinds[kWays * (kind >> 16 & (sets - 1))];
   const auto mark = static_cast<std::uint16_t>(kind);
-  // The kind's own place, or that of the kind that was learned longest ago.
-  std::size_t way = 0;
-  std::uint32_t greatest_age = 0;
-  Lessons known;
-  for (std::size_t i = 0; i < kWays; ++i) {
-    const Lessons here = set[i].load(std::memory_order_relaxed);
-    if (here.count > 0 && here.mark == mark) {
-      way = i;
-      known = here;
-      break;
-    }
-    const std::uint32_t age = here.count > 0 ? now - here.last : ~std::uint32_t{0};
-    if (age > greatest_age) {
-      greatest_age = age;
-      way = i;
-    }
-  }
+  // The kind's own place, or that of the older kind. Without branches: which it is, is as good as
+  // random, and a branch guessed wrong costs more than the rest.
+  static_assert(kWays == 2);
+  const Lessons first = set[0].load(std::memory_order_relaxed);
+  const Lessons second = set[1].load(std::memory_order_relaxed);
+  const auto is_of_kind = [mark](Lessons lessons) {
+    return static_cast<unsigned>(lessons.mark == mark) & static_cast<unsigned>(lessons.count > 0);
+  };
+  const unsigned in_first = is_of_kind(first);
+  const unsigned in_second = is_of_kind(second);
+  const auto second_is_older = static_cast<unsigned>(now - second.last > now - first.last);
+  const unsigned way = in_second | (second_is_older & ~in_first & 1u);
+  const std::uint32_t last = in_second != 0 ? second.last : first.last;
+  const std::uint32_t known = in_second != 0 ? second.count : first.count;
   // Compares the difference, since moments wrap around.
-  const bool since = known.count > 0 && static_cast<std::int32_t>(known.last - moment) >= 0;
-  const int count = since ? std::min(known.count + 1, 0xFFFF) : 1;
+  const unsigned since =
+      (in_first | in_second) & static_cast<unsigned>(static_cast<std::int32_t>(last - moment) >= 0);
+  const std::uint32_t count = 1 + since * std::min<std::uint32_t>(known, 0xFFFE);
   set[way].store({now, static_cast<std::uint16_t>(count), mark}, std::memory_order_relaxed);
   return static_cast<float>(count);
 }
@@ -76,7 +74,7 @@ float AcceptanceModel::count_lesson(Kinds& kinds, std::uint64_t kind, Moment mom
 // Makes room for the kinds of `outcomes`. Only those since a prediction matter: with few requests
 // in flight few places are in use, which stay in the nearest cache.
 void AcceptanceModel::make_room(std::uint32_t outcomes) noexcept {
-  constexpr std::uint64_t kRoom = 8;  // places for each
+  constexpr std::uint64_t kRoom = 16;  // places for each
   std::size_t size = num_kinds_.load(std::memory_order_relaxed);
   if (kRoom * outcomes <= size || size == kMostKinds) return;
   // What is known stays where it is and is copied to where it may be looked for from now on.

@@ -172,11 +172,10 @@ class AcceptanceModel {
     std::uint16_t count = 0;
     std::uint16_t mark = 0;  // part of the hash, to notice another kind in this place
   };
-  static constexpr std::size_t kFewestKinds = 128;
+  static constexpr std::size_t kFewestKinds = 256;
   static constexpr std::size_t kMostKinds = 4096;
-  // Sets of places, indexed by the kind's hash. Where a set is full, the newest kind overwrites the
-  // oldest.
-  static constexpr std::size_t kWays = 4;
+  // Sets of places, indexed by the kind's hash. A full set gives up its older kind.
+  static constexpr std::size_t kWays = 2;
   using Kinds = std::array<std::atomic<Lessons>, kMostKinds>;
 
   struct Counts {
