@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fastdraft import Datastore, DraftConfig, Engine, Offers, Source
@@ -51,6 +51,16 @@ def tree_of(nodes: list[tuple[int, int, float]]) -> tuple[list[int], list[int], 
     lookahead=st.integers(1, 8),
     tree_budget=st.none() | st.integers(1, 20),
     token_cost=st.just(0.0) | st.floats(0.001, 0.3),
+)
+# A confidence on the edge of two classes.
+@example(
+    prompt=[],
+    prediction=[],
+    document=[],
+    steps=[([[], [(0, 0, float(np.float32(0.7)))]], True, 0, [])],
+    lookahead=1,
+    tree_budget=None,
+    token_cost=0.0,
 )
 def test_drafts_are_the_oracles(
     prompt: list[int],

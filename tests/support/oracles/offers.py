@@ -8,11 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from fastdraft import Source
 from oracles.calibrated_drafter import CalibratedDrafter, Node
 from oracles.candidates import Candidate
 
-EDGES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
+# As single-precision numbers, like confidences.
+EDGES = tuple(
+    float(np.float32(edge)) for edge in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
+)
 SURENESS = 8
 
 
