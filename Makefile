@@ -22,6 +22,11 @@ MINUTES ?= 60
 DEMO ?=
 # A folder of recorded requests, for the benchmarks that replay some: `make bench DATA=FOLDER`.
 DATA ?=
+# Options of bench/gpu.py; anything in GPU_REHEARSAL rehearses on the CPU.
+GPU ?=
+GPU_REHEARSAL ?=
+# What a GPU machine without a network lacks: `make gpu-carry` fills the folder.
+CARRY ?= .carry
 
 export PATH := $(abspath $(VENV)/bin):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -46,7 +51,7 @@ HAS_PYTHON_H := import os, sys, sysconfig; \
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-cpp test-arm64 test-install test-python test-kernels \
   test-interpreted test-compiled test-oldest check lint format fuzz campaign stubs wheel wheels \
-  package bench plots bench-serving docs docs-links clean
+  package bench plots bench-serving gpu gpu-carry docs docs-links clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -166,6 +171,21 @@ bench-serving: build/hosts/vllm/.ready build/dist/.stamp $(VENV)/.bench ## Measu
 	  OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind VLLM_CPU_KVCACHE_SPACE=2 \
 	  build/hosts/vllm/bin/python bench/serving.py live --data $(DATA)
 
+# Where the folder was carried to and nothing else was made, the machine's own Python and torch run.
+ifeq ($(wildcard $(VENV))$(wildcard $(CARRY)/.complete),$(CARRY)/.complete)
+GPU_NEEDS := build/gpu/site/.stamp
+GPU_PYTHON := PYTHONPATH=$(abspath build/gpu/site) $(PYTHON)
+else
+GPU_NEEDS := $(VENV)/.test $(VENV)/.triton
+GPU_PYTHON := python
+endif
+
+gpu: $(GPU_NEEDS) ## Check and measure all on a GPU; elsewhere a rehearsal
+	$(GPU_PYTHON) bench/gpu.py $(if $(GPU_REHEARSAL),--rehearsal) $(GPU)
+
+gpu-carry: $(VENV)/.python ## Fetch what a GPU machine without a network lacks: CARRY
+	tools/gpu_carry.sh $(CARRY)
+
 docs: $(VENV)/.docs ## Build the documentation: build/docs; warnings are errors
 	sphinx-build --fail-on-warning --keep-going --quiet docs build/docs
 
@@ -221,6 +241,12 @@ $(VENV)/.package: $(VENV)/.tools $(VENV)/.torch pyproject.toml $(CORE_FILES)
 
 $(VENV)/.test $(VENV)/.lint $(VENV)/.bench $(VENV)/.docs: $(VENV)/.package
 	pip install -qq 'fastdraft[$(patsubst .%,%,$(notdir $@))]'
+	touch $@
+
+build/gpu/site/.stamp: $(PACKAGE_FILES)
+	$(PYTHON) -m pip install -q --no-index --no-deps --upgrade --target build/gpu/site $(CARRY)/*.whl
+	PYTHONPATH=$(abspath build/gpu/site) $(PYTHON) -m pip install -q --no-index --no-deps \
+	  --no-build-isolation --upgrade --target build/gpu/site .
 	touch $@
 
 # After the editable package: the wheel takes what that has compiled.

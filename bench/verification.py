@@ -27,7 +27,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import product
+from itertools import chain, product
 from types import SimpleNamespace
 from typing import Any
 
@@ -439,6 +439,7 @@ def is_right(rows: list[Row]) -> bool:
 
 
 WAITS = ("Synchronize", "cudaMemcpy", "hipMemcpy", "aten::item", "aten::_local_scalar_dense")
+NO_CACHE = "PYTORCH_NO_CUDA_MEMORY_CACHING"
 ALLOCATES = ("cudaMalloc", "cudaFree", "hipMalloc", "hipFree")
 
 
@@ -460,20 +461,15 @@ def everything(operands: Operands) -> dict[str, Any]:
     }
 
 
-def profiled(verb: str, device: torch.device, *, with_everything: bool) -> Row:
-    """What one warm call with a workspace launches, allocates and waits for."""
-    sizes = Sizes(8, 10, 128_256, torch.bfloat16)
-    operands = Operands(verb, sizes, device, seed=0)
-    options = everything(operands) if with_everything else {}
-    workspace = make_workspace(sizes, device)
-    call = fastdraft_entry(verb, operands, workspace=workspace, **options)
+def profile_call(call: Call, device: torch.device) -> Row:
+    """What a call launches, allocates and waits for, once it is warm."""
     call()
     torch.cuda.synchronize(device)
     before = torch.cuda.memory_stats(device)["allocation.all.allocated"]
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
         torch.cuda.set_sync_debug_mode("error")
-        with torch.profiler.record_function("verify"):
+        with torch.profiler.record_function("the call"):
             call()
         torch.cuda.set_sync_debug_mode("default")
         torch.cuda.synchronize(device)
@@ -481,49 +477,58 @@ def profiled(verb: str, device: torch.device, *, with_everything: bool) -> Row:
     events: Any = profile.events()
     host = [event for event in events if event.device_type.name == "CPU"]
     gpu = [event for event in events if event.device_type.name != "CPU"]
-    whole = next(event for event in host if event.name == "verify").time_range
+    whole = next(event for event in host if event.name == "the call").time_range
     called = [event.name for event in host if whole.start <= event.time_range.start <= whole.end]
     return {
-        "verb": verb + " with everything" * with_everything,
-        "launches": [event.name for event in gpu if event.name != "verify"],
+        "launches": [event.name for event in gpu if event.name != "the call"],
         "allocations": allocated + sum(name.startswith(ALLOCATES) for name in called),
         "waits": [name for name in called if any(wait in name for wait in WAITS)],
     }
 
 
-def sanitize() -> int:
-    """Runs the checks under each tool of compute-sanitizer; the last exit status that is not 0."""
+def profiled(verb: str, device: torch.device, *, with_everything: bool) -> Row:
+    """What one warm call with a workspace launches, allocates and waits for."""
+    sizes = Sizes(8, 10, 128_256, torch.bfloat16)
+    operands = Operands(verb, sizes, device, seed=0)
+    options = everything(operands) if with_everything else {}
+    workspace = make_workspace(sizes, device)
+    call = fastdraft_entry(verb, operands, workspace=workspace, **options)
+    return {"verb": verb + " with everything" * with_everything, **profile_call(call, device)}
+
+
+def sanitize(arguments: argparse.Namespace) -> int:
+    """Runs the checks under each tool of compute-sanitizer; 1 if one of them found something."""
     tool = shutil.which("compute-sanitizer") or shutil.which(
         "/usr/local/cuda/bin/compute-sanitizer"
     )
     if tool is None:
         sys.exit("--sanitize needs compute-sanitizer, of the CUDA toolkit, on PATH")
     # What lies behind a tensor is to be out of bounds, not PyTorch's own.
-    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    failed = 0
+    environment = {**os.environ, NO_CACHE: "1"}
+    checks = [sys.executable, __file__, "--check", *["--quick"] * arguments.quick]
+    report = harness.about(correct=True, tools=[])
     for name in ("memcheck", "racecheck", "synccheck"):
         print(f"compute-sanitizer --tool {name}", flush=True)
-        command = [tool, "--tool", name, "--error-exitcode", "9", sys.executable, __file__]
-        status = subprocess.run([*command, "--check"], env=environment, check=False).returncode
-        failed = status or failed
-    return failed
+        command = [tool, "--tool", name, "--error-exitcode", "9", *checks]
+        status = subprocess.run(command, env=environment, check=False).returncode
+        report["tools"].append({"tool": name, "status": status})
+        report["correct"] = report["correct"] and status == 0
+        harness.finish(arguments, report)
+    return int(not report["correct"])
 
 
 def cases(arguments: argparse.Namespace) -> Iterator[tuple[str, Sizes]]:
     if arguments.device == "cpu":
-        grid: Any = product(VERBS, (1, 4), (4,), (1_000, 5_003), (torch.float32,))
-    elif arguments.quick:
-        grid = product(VERBS, (1, 32), (4,), (128_256,), (torch.bfloat16, torch.float32))
+        grid = [product((1, 4), (4,), (1_000, 5_003), (torch.float32,))]
     else:
-        grid = product(
-            VERBS,
-            (1, 8, 32, 128),
-            (4, 10, 16),
-            VOCABULARIES,
-            (torch.bfloat16, torch.float32),
-        )
-    for verb, *sizes in grid:
-        yield verb, Sizes(*sizes)
+        grid = [product((1, 32), (4,), (128_256,), (torch.bfloat16, torch.float32))]
+        if not arguments.quick:
+            dtypes = (torch.bfloat16, torch.float32)
+            grid.append(product((1, 8, 32, 128), (4, 10, 16), VOCABULARIES, dtypes))
+    # The quick ones first, and all verbs of a size together, since time may end between any two.
+    for sizes in dict.fromkeys(chain.from_iterable(grid)):
+        for verb in VERBS:
+            yield verb, Sizes(*sizes)
 
 
 def time_case(verb: str, sizes: Sizes, device: torch.device, bandwidth: float) -> Row:
@@ -627,10 +632,12 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a few sizes alone")
     parser.add_argument("--check", action="store_true", help="the checks alone, nothing timed")
     parser.add_argument("--sanitize", action="store_true", help="them under compute-sanitizer")
+    parser.add_argument("--seconds", type=float, help="start to time no case after so long")
     arguments = parser.parse_args()
     if arguments.sanitize:
-        sys.exit(sanitize())
+        sys.exit(sanitize(arguments))
 
+    begin = time.monotonic()
     torch.set_num_threads(1)
     device = torch.device(arguments.device)
     on_gpu = device.type == "cuda"
@@ -639,12 +646,16 @@ def main() -> None:
     print(
         f"\n{'beside the float64 reference':31}{'emitted':>8}{'different':>11}{'logprob error':>15}"
     )
-    report["checks"] = check(
-        device, (*VOCABULARIES, 50_257) if on_gpu else (1_000, 5_003), 8 if arguments.check else 64
-    )
-    if not is_right(report["checks"]):
-        sys.exit("more than rounding differs from the float64 reference")
+    vocabularies: tuple[int, ...] = (1_000, 5_003)
     if on_gpu:
+        vocabularies = (32_000, 50_257) if arguments.quick else (*VOCABULARIES, 50_257)
+    report["checks"] = check(device, vocabularies, 8 if arguments.check else 64)
+    report["correct"] = is_right(report["checks"])
+    harness.finish(arguments, report)
+    if not report["correct"]:
+        sys.exit("more than rounding differs from the float64 reference")
+    # compute-sanitizer and a profiler both want the driver's hooks.
+    if on_gpu and NO_CACHE not in os.environ:
         report["profile"] = [
             profiled(verb, device, with_everything=with_everything)
             for with_everything in (False, True)
@@ -654,7 +665,9 @@ def main() -> None:
         for row in report["profile"]:
             counts = len(row["launches"]), row["allocations"], len(row["waits"])
             print("{:28}{:8}{:13}{:7}".format(row["verb"], *counts))
-        if any(row["allocations"] or row["waits"] for row in report["profile"]):
+        report["correct"] = not any(row["allocations"] or row["waits"] for row in report["profile"])
+        harness.finish(arguments, report)
+        if not report["correct"]:
             sys.exit("a call with a workspace allocates or waits")
     if arguments.check:
         return
@@ -666,9 +679,12 @@ def main() -> None:
         f"{'verb':10}{'B':>4}{'K':>4}{'V':>9} {'logits':9}{'floor us':>9}{'eager':>10}{'graph':>9}"
         f"{'floors':>7}" + "".join(f"{name:>11}{'times':>7}" for name in PEERS)
     )
-    report["rows"] = []
+    report["rows"], report["left_out"] = [], 0
     told: set[str] = set()
     for verb, sizes in cases(arguments):
+        if arguments.seconds is not None and time.monotonic() - begin > arguments.seconds:
+            report["left_out"] += 1
+            continue
         row = time_case(verb, sizes, device, bandwidth)
         print_case(row, sizes)
         for name in PEERS:
@@ -677,6 +693,9 @@ def main() -> None:
                 told.add(reason)
                 print(f"{name}: {reason}", file=sys.stderr)
         report["rows"].append(row)
+        harness.finish(arguments, report)
+    if report["left_out"]:
+        print(f"{report['left_out']} cases did not fit into {arguments.seconds} seconds")
     report["summary"] = summary(report["rows"])
     print(f"\n{results_text(report['summary'])}")
     harness.finish(arguments, report)

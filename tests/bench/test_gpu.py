@@ -1,0 +1,121 @@
+"""`make gpu` runs parts that may fail, and writes one JSON and one page."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+import gpu
+import gpu_correctness
+import gpu_graphs
+from gpu import Part
+
+SCRIPTS = {
+    "passed": "finish(correct=True)",
+    "wrong": "finish(correct=False); sys.exit(1)",
+    "error": "finish(correct=True); raise RuntimeError('the device is lost')",
+    "out of time": "finish(correct=True); time.sleep(600)",
+}
+
+
+def part(folder, status, **more):
+    script = folder / f"{status}.py"
+    script.write_text(
+        "import json, sys, time\n"
+        "def finish(**found):\n"
+        "    open(sys.argv[sys.argv.index('--json') + 1], 'w').write(json.dumps(found))\n"
+        f"{SCRIPTS[status]}\n"
+    )
+    return Part(status, status, str(script), 60, lambda result: [f"found {result}"], **more)
+
+
+def run(tmp_path, monkeypatch, parts, *arguments):
+    monkeypatch.setattr(gpu, "PARTS", tuple(parts))
+    status = gpu.main(["--rehearsal", "--out", str(tmp_path / "out"), *arguments])
+    report = json.loads((tmp_path / "out" / "gpu.json").read_text())
+    return status, report, (tmp_path / "out" / "gpu.md").read_text()
+
+
+def test_each_part_survives_the_others(tmp_path, monkeypatch):
+    parts = [part(tmp_path, status) for status in SCRIPTS]
+    parts[3] = replace(parts[3], seconds=6)
+    status, report, page = run(tmp_path, monkeypatch, parts)
+    assert status == 1
+    assert {name: found["status"] for name, found in report["parts"].items()} == {
+        name: name for name in SCRIPTS
+    }
+    # What was found before the end stays.
+    assert report["parts"]["out of time"]["result"] == {"correct": True}
+    assert "the device is lost" in page and "found {'correct': False}" in page
+
+
+def test_parts_that_cannot_run_say_why(tmp_path, monkeypatch):
+    parts = [
+        part(tmp_path, "passed"),
+        replace(part(tmp_path, "wrong"), rehearsal=None),
+        replace(part(tmp_path, "error"), missing=lambda: "it needs a CUDA device"),
+    ]
+    status, report, page = run(tmp_path, monkeypatch, parts)
+    assert status == 0
+    assert [found["status"] for found in report["parts"].values()] == ["passed"] + ["not run"] * 2
+    assert "there is nothing to rehearse" in page and "it needs a CUDA device" in page
+
+
+def test_results_name_where_they_come_from(tmp_path, monkeypatch):
+    _, report, page = run(tmp_path, monkeypatch, [part(tmp_path, "passed")])
+    assert report["rehearsal"] is True and report["gpu"] is None
+    assert {"machine", "commit", "command", "versions"} <= report.keys()
+    assert page.count(gpu.REHEARSED) == 2  # on top, and at the part
+
+
+def test_no_rehearsal_among_the_results(capsys):
+    with pytest.raises(SystemExit):
+        gpu.main(["--rehearsal", "--out", str(gpu.HERE / "results")])
+    assert "figures mean nothing" in capsys.readouterr().err
+
+
+def test_a_part_is_rehearsed(tmp_path, monkeypatch):
+    parts = [each for each in gpu.PARTS if each.name == "times"]
+    status, report, page = run(tmp_path, monkeypatch, parts)
+    assert status == 0
+    found = report["parts"]["times"]
+    assert found["status"] == "passed" and found["result"]["rows"]
+    assert "| greedy | 1 | 4 | 1000 | float32 |" in page
+
+
+def test_operations_are_called_on_two_sets_of_operands():
+    device = torch.device("cpu")
+    with gpu_graphs.kernels("reference"):
+        rows = [gpu_graphs.attempt(make, device, 3, 1e9) for make in gpu_graphs.operations(device)]
+    assert {"greedy", "filtered", "rejection", "tree masks and paths", "align"} <= {
+        row["operation"] for row in rows
+    }
+    assert gpu_graphs.is_right(rows)
+    assert not gpu_graphs.is_right([*rows, {**rows[0], "different": 1}])
+    assert not gpu_graphs.is_right([*rows, {**rows[0], "replay": {"allocations": 1}}])
+    assert not gpu_graphs.is_right([*rows, {"operation": "greedy", "error": "lost"}])
+    assert rows[-1]["floor_us"] > 0
+    page = "\n".join(gpu.graph_lines({"rows": [*rows, {"operation": "broken", "error": "lost"}]}))
+    assert "| broken | lost |" in page
+
+
+def test_the_two_sets_give_different_results():
+    device = torch.device("cpu")
+    with gpu_graphs.kernels("reference"):
+        for make in gpu_graphs.operations(device):
+            operation, results = make(), []
+            for number in range(2):
+                operation.load(number)
+                results.append(gpu_graphs.copies(operation.call()))
+            assert int(gpu_graphs.count_different(*results)), operation.name
+
+
+def test_failures_of_tests_are_told(tmp_path):
+    test = tmp_path / "test_some.py"
+    test.write_text("def test_right(): pass\ndef test_wrong(): assert 1 == 2, 'one is not two'\n")
+    found = gpu_correctness.run([str(test), "-p", "no:cacheprovider"], {})
+    assert (found["passed"], found["failed"], found["status"]) == (1, 1, 1)
+    assert "one is not two" in "\n".join(gpu.correctness_lines(found))
