@@ -17,6 +17,7 @@ import argparse
 import importlib.util
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -65,6 +66,7 @@ class Part:
             rehearse.
         missing: Why it cannot run here, if so.
         takes_seconds: Whether it can be told how long it has.
+        takes_data: Whether it can be given a folder of recorded requests.
     """
 
     name: str
@@ -76,6 +78,7 @@ class Part:
     rehearsal: tuple[str, ...] | None = ()
     missing: Callable[[], str | None] = lambda: None
     takes_seconds: bool = False
+    takes_data: bool = False
 
 
 def cell(value: Any, digits: int = 2) -> str:
@@ -160,6 +163,57 @@ def time_lines(result: Row) -> Lines:
     return lines
 
 
+def generation_lines(result: Row) -> Lines:
+    lines = [f"Each number: {result.get('note')}.", ""]
+    rows = result.get("rows", [])
+    plain: dict[tuple[Any, ...], float] = {}
+    for row in rows:
+        if row["way"].startswith("plain") and "tokens_per_second" in row:
+            key = row["model"], row["batch"], row["family"]
+            plain[key] = max(plain.get(key, 0.0), row["tokens_per_second"])
+    cells = []
+    for row in rows:
+        case = [row["model"], row["batch"], row.get("family"), row["way"]]
+        if "unavailable" in row:
+            cells.append([*case, row["unavailable"]])
+            continue
+        best = plain.get((row["model"], row["batch"], row["family"]))
+        speed, peak = row["tokens_per_second"], row.get("peak_bytes")
+        times = None if best is None else speed / best
+        memory = None if peak is None else peak / 2**30
+        steps = [row["forwards"], row["tokens_per_step"]]
+        cells.append([*case, speed, times, *steps, memory, row["equal"]])
+    heads = ["model", "batch", "requests", "way", "tokens/s", "times the better plain"]
+    heads += ["steps", "tokens a step and row", "peak GiB", "output equal"]
+    lines += table(heads, cells)
+    left = [
+        f"{each['model']} at batch {each['batch']}, {each['way']}"
+        for each in result.get("left_out", [])
+    ]
+    return [*lines, "", f"Did not fit: {'; '.join(left)}."] if left else lines
+
+
+def host_path_lines(result: Row) -> Lines:
+    rows = []
+    for row in result.get("transfers", []):
+        where = ", ".join(f"{place} {count:.2f}" for place, count in row.get("places", {}).items())
+        where = row.get("unavailable", where)
+        rows.append([row["of"], row["batch"], row.get("steps"), row.get("waits_a_step"), where])
+    heads = ["generation", "rows", "steps", "blocking transfers a step", "where"]
+    lines = table(heads, rows)
+    beside = result.get("beside_a_step")
+    if beside is not None:
+        ratio = beside["ratio"]
+        lines += [
+            "",
+            f"A step takes {beside['without_ms']:.3f} ms without drafts and "
+            f"{beside['with_ms']:.3f} ms with drafts aligned on the device: "
+            f"{ratio['ratio']:.3f} times "
+            f"({ratio['low']:.3f} to {ratio['high']:.3f}).",
+        ]
+    return lines
+
+
 def no_sanitizer() -> str | None:
     if not torch.cuda.is_available():
         return "it needs a CUDA device"
@@ -191,6 +245,25 @@ PARTS = (
         time_lines,
         rehearsal=("--device", "cpu"),
         takes_seconds=True,
+    ),
+    Part(
+        "generation",
+        "Whole generations, with and without drafts",
+        "gpu_generation.py",
+        220,
+        generation_lines,
+        rehearsal=("--rehearsal",),
+        takes_seconds=True,
+        takes_data=True,
+    ),
+    Part(
+        "host-path",
+        "What a step waits for",
+        "gpu_host_path.py",
+        45,
+        host_path_lines,
+        rehearsal=("--rehearsal",),
+        takes_data=True,
     ),
     Part(
         "sanitizers",
@@ -346,6 +419,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="PART",
         help=f"which of {', '.join(names)}",
     )
+    parser.add_argument("--data", type=Path, help="a folder of recorded requests (the sample)")
+    parser.add_argument(
+        "--generation", default="", metavar="OPTIONS", help="of bench/gpu_generation.py"
+    )
     parser.add_argument("--rehearsal", action="store_true", help="tiny sizes on the CPU")
     parser.add_argument("--seconds", type=float, help=f"in all (default: {SECONDS})")
     parser.add_argument(
@@ -361,12 +438,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rehearsal=rehearsal, gpu=None if rehearsal else gpu(), versions=versions(), parts={}
     )
     begin = time.monotonic()
-    for part in PARTS:
-        if part.name not in options.parts:
-            continue
+    chosen = [part for part in PARTS if part.name in options.parts]
+    for part in chosen:
+        # What the parts before it have left is the last one's.
         left = whole - (time.monotonic() - begin)
-        print(f"\n{part.title}, {min(part.seconds, left):.0f} s at most", flush=True)
-        found = run(part, min(part.seconds, left), rehearsal=rehearsal, folder=options.out)
+        bound = left if part is chosen[-1] else min(part.seconds, left)
+        more = []
+        if part.takes_data and options.data is not None:
+            more += ["--data", str(options.data)]
+        if part.name == "generation":
+            more += shlex.split(options.generation)
+        print(f"\n{part.title}, {bound:.0f} s at most", flush=True)
+        found = run(part, bound, rehearsal=rehearsal, folder=options.out, options=more)
         report["parts"][part.name] = found
         print(f"{found['status']}, {found['seconds']:.0f} s {found.get('reason', '')}", flush=True)
         # After each part: whoever stops the command has what is done.

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 import gpu
 import gpu_correctness
+import gpu_generation
 import gpu_graphs
+from fastdraft.replay import Record
 from gpu import Part
 
 SCRIPTS = {
@@ -119,3 +122,62 @@ def test_failures_of_tests_are_told(tmp_path):
     found = gpu_correctness.run([str(test), "-p", "no:cacheprovider"], {})
     assert (found["passed"], found["failed"], found["status"]) == (1, 1, 1)
     assert "one is not two" in "\n".join(gpu.correctness_lines(found))
+
+
+def record(prompt, output, reference=None):
+    ids = [
+        None if each is None else np.array(each, np.int32) for each in (prompt, output, reference)
+    ]
+    return Record("", *ids)
+
+
+def test_requests_have_token_ids_of_their_own():
+    records = [
+        ("copy", record([7, 8, 7, 9], [8, 7, 8], [9, 4])),
+        ("story", record([7, 3], [3, 7])),
+        ("too many tokens", record(range(40), [1])),
+    ]
+    requests, said, owner, end = gpu_generation.renumbered(records, new_tokens=3, vocabulary=30)
+    # 4, 7, 8, 9 are 0 to 3; then 3 and 7 are 4 and 5.
+    assert requests == [
+        gpu_generation.Request("copy", [1, 2, 1, 3], [2, 1, 2], [3, 0]),
+        gpu_generation.Request("story", [5, 4], [4, 5, end], None),
+    ]
+    assert said.tolist() == [[1, 2, 1, 3, 2, 1, 2, end], [5, 4, 4, 5, end, end, end, end]]
+    assert owner[:6].tolist() == [0, 0, 0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("way", gpu_generation.WAYS)
+def test_a_forced_model_says_what_the_records_say(way):
+    device = torch.device("cpu")
+    text = list(range(5, 40)) * 2
+    records = [("copy", record(text, text[:30])), ("end", record([3, 5, 5], [5, 6]))]
+    requests, said, owner, end = gpu_generation.renumbered(
+        records, new_tokens=24, vocabulary=16_000
+    )
+    model = gpu_generation.forced_model("tiny", said, owner, device=device, dtype=torch.float32)
+    sizes = {"new_tokens": 24, "columns": 160, "end": end}
+    for group in (requests[:1], requests if way != "prompt lookup" else requests[1:]):
+        row = gpu_generation.generate(way, model, group, **sizes)
+        assert row["equal"] and row["tokens"] == sum(len(each.output) for each in group)
+        assert row["tokens_per_step"] <= row["tokens"]
+    row = gpu_generation.generate(way, model, requests[:1], **sizes)
+    assert (row["forwards"] < 12) == (not way.startswith("plain"))
+    page = "\n".join(
+        gpu.generation_lines(
+            {"rows": [{"model": "tiny", "batch": 1, "way": way, "family": "copy", **row}]}
+        )
+    )
+    assert f"| tiny | 1 | copy | {way} |" in page
+
+
+def test_what_a_step_waits_for_is_rehearsed(tmp_path, monkeypatch):
+    parts = [each for each in gpu.PARTS if each.name == "host-path"]
+    status, report, page = run(tmp_path, monkeypatch, parts)
+    assert status == 0
+    found = report["parts"]["host-path"]["result"]
+    assert not [row for row in found["transfers"] if "unavailable" in row]
+    # A CPU waits for nothing, so nothing was counted.
+    assert {row["waits_a_step"] for row in found["transfers"]} == {None}
+    assert found["beside_a_step"]["trees_published"] > 0
+    assert "A step takes" in page
