@@ -365,7 +365,10 @@ def test_steps_with_prompts_are_measured_by_their_tokens(
     proposer = proposer_of(crowded)
     times, cost, seen = StepTimes("cpu"), StepLatency("cpu"), []
 
-    def observe(rows: int, width: float, seconds: float, *, prompt_tokens: int) -> None:
+    def observe(
+        rows: int, width: float, seconds: float, *, prompt_tokens: int, one_graph: bool
+    ) -> None:
+        assert not one_graph
         seen.append((rows, round(rows * width), prompt_tokens))
         StepLatency.observe(cost, rows, width, seconds, prompt_tokens=prompt_tokens)
 
