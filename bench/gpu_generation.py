@@ -21,7 +21,7 @@ import itertools
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import harness
 from fastdraft import hf
+from fastdraft.demo.measure import counting_forwards
 from fastdraft.replay import Record
 from fastdraft.replay.samples import read_sample
 from harness import Row
@@ -211,17 +212,6 @@ WAYS: dict[str, tuple[bool, dict[str, Any]]] = {
 transformers, on GPUs alone."""
 
 
-@contextmanager
-def counted(model: Any) -> Iterator[list[None]]:
-    """A list that grows with each forward of a model that is not compiled."""
-    forwards: list[None] = []
-    hook = model.register_forward_pre_hook(lambda *_: forwards.append(None))
-    try:
-        yield forwards
-    finally:
-        hook.remove()
-
-
 def generate(
     way: str, model: Any, requests: Sequence[Request], *, end: int, new_tokens: int, columns: int
 ) -> Row:
@@ -240,7 +230,7 @@ def generate(
     begin = time.perf_counter()
     # A hook would break the graph of what is compiled.
     is_static = "cache_implementation" in options
-    with nullcontext() if is_static else counted(model) as forwards:
+    with nullcontext() if is_static else counting_forwards(model) as forwards:
         if drafts:
             predictions = [each.prediction for each in requests]
             output = hf.generate(model, prediction=predictions, **inputs, **options)

@@ -23,6 +23,7 @@ __all__ = [
     "Generation",
     "Mode",
     "Streamer",
+    "counting_forwards",
     "explain_difference",
     "generate",
     "greedy_options",
@@ -143,7 +144,7 @@ def generate(
     prompt_tokens = inputs["input_ids"].shape[1]
     drafter = RecordingEngine()
     stats = None
-    with _counting_forwards(model) as forwards:
+    with counting_forwards(model) as forwards:
         started = time.perf_counter()
         if mode is Mode.FASTDRAFT:
             output = hf.generate(model, drafter=drafter, prediction=prediction, **options)
@@ -177,7 +178,7 @@ def greedy_options(model: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def _counting_forwards(model: Any) -> Iterator[list[None]]:
+def counting_forwards(model: Any) -> Iterator[list[None]]:
     """Yields a list that grows by one item with each forward of `model`."""
     forwards: list[None] = []
     hook = model.register_forward_pre_hook(lambda *_: forwards.append(None))
