@@ -50,9 +50,13 @@ OfferModel::OfferModel()
     weights_[place].store(weight, std::memory_order_relaxed);
   };
   for (int i = 0; i < kConfidences; ++i) {
-    const float low = i < 2 ? 0.0f : kEdges[static_cast<std::size_t>(i) - 2];
-    const float high = i == kConfidences - 1 ? 1.0f : kEdges[static_cast<std::size_t>(i) - 1];
-    const float chance = i == 0 ? kUnsaid : first_chance(0.5f * (low + high));
+    float chance = kUnsaid;
+    if (i > 0) {
+      const auto edge = static_cast<std::size_t>(i - 1);
+      const float low = edge == 0 ? 0.0f : kEdges[edge - 1];
+      const float high = edge == kEdges.size() ? 1.0f : kEdges[edge];
+      chance = first_chance(0.5f * (low + high));
+    }
     set(kConfidence, i, log_odds(chance));                    // for the offered token
     set(kConfidence, kConfidences + i, std::log1p(-chance));  // against the others
   }
