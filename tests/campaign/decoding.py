@@ -254,7 +254,7 @@ class _Widths(StepLatency):
     def wants_plain_step(self, rows: int) -> bool:
         return self._chance.random() < 0.05
 
-    def best_widths(self, rows: int, widest: int = 32) -> tuple[Any, Any]:
+    def best_widths(self, rows: int, widest: int = 32, *, sizes: Any = None) -> tuple[Any, Any]:
         widths = np.arange(1, widest + 1, dtype=np.int64)
         widths[1:] = np.maximum(widths[1:], self._stretch)
         return widths.astype(np.float64), widths
