@@ -57,7 +57,7 @@ class StepPromises {
   std::array<Mean, kClasses> means_;
 };
 
-// The chance that the target emits a token that was offered, or that another one was offered for.
+// The chance that the target emits a token at a place where an offer has that token, or another.
 //
 // `before` is the weight (log-odds) of the token by everything else: the engine's own evidence, and
 // the offers of other kinds that were weighed before. The chance is the logistic function of that

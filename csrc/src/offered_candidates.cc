@@ -55,7 +55,7 @@ void OfferedCandidates::weigh(std::size_t k, std::int32_t node, std::int32_t dep
   std::int32_t child = links.first[static_cast<std::size_t>(node) + 1];
   if (child < 0) return;
   const std::size_t known = candidates_.size();
-  // The weights of the best two tokens that something else expects.
+  // The two highest weights among the candidates found without this offer.
   float best = kNone;
   float second = kNone;
   for (std::size_t c = first; c < known; ++c) {

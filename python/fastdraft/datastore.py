@@ -137,8 +137,7 @@ class Datastore(_core.Datastore):
             first: Text before this position is left out.
 
         Returns:
-            The position behind the text that was written: `first` of a later call that writes what
-            has entered since.
+            The end of the written text. Pass it as `first` later to write only what was added since.
 
         Raises:
             DatastoreError: The file cannot be written: a full disk, no such folder.

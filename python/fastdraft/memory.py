@@ -103,7 +103,7 @@ class Memory:
         self._fingerprint = fingerprint
         self._room = max(_least_bytes(), min(max_bytes // 8, _ROOM), max_bytes // 32)
         self._limits = 0  # of all stores together
-        # In the order of their last use; `_roomy` are those that may have bytes to spare.
+        # The least recently used first. `_roomy`: the names of stores that may have bytes to spare.
         self._held: OrderedDict[Hashable, _Held] = OrderedDict()
         self._roomy: OrderedDict[Hashable, None] = OrderedDict()
         # Of each store an entry, with an age that it had or has: ages only rise.

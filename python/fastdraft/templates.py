@@ -139,8 +139,8 @@ def call_messages(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
 def tool_call_ids(tokenizer: Any, tools: Sequence[Mapping[str, Any]]) -> list[int]:
     """The tokens of a call of each tool, as the tokenizer's chat template writes calls.
 
-    If the tokenizer has no chat template, or one that leaves calls out, the form is that of most
-    open models: `<tool_call>{"name": ..., "arguments": ...}</tool_call>`.
+    If the tokenizer has no chat template, or one that does not write calls, they are written as most
+    open models do: `<tool_call>{"name": ..., "arguments": ...}</tool_call>`.
 
     Args:
         tokenizer: One of transformers, or what is called as one.

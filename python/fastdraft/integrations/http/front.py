@@ -36,7 +36,7 @@ from fastdraft.integrations.http.templates import RequestTemplates, ServerError
 __all__ = ["Front"]
 
 _COMPLETIONS: Final = ("/v1/chat/completions", "/v1/completions")
-# What a body has to hold to be read at all.
+# A body with none of these passes without being parsed.
 _OF_INTEREST: Final = (b'"prediction', b'"fastdraft', b'"tools"', b'"json_schema"')
 
 logger = logging.getLogger(__name__)

@@ -95,7 +95,7 @@ class FastdraftSpeculator:
         self._columns = torch.zeros(2, places, dtype=torch.int32, device=device)
         # On the host; row 0: numbers of requests, row 1: their longest drafts.
         self._column_values = np.zeros((2, places), dtype=np.int32)
-        # By request id: the drafter's number. And those that gave their places up.
+        # The drafter's number of each request id, and the ids that are preempted.
         self._numbers: dict[str, int] = {}
         self._preempted: set[str] = set()
         self._faults = 0
