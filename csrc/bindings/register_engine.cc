@@ -150,7 +150,10 @@ class OffersOfCall {
   // arrays that do not belong together.
   OffersOfCall(PythonEngine& engine, const std::optional<OffersObject>& given, std::int64_t rows) {
     if (!given) return;
-    const py::object type = from_python("fastdraft.offers", "Offers");
+    // Looked up once, as in as_stats: this runs in every step.
+    PYBIND11_CONSTINIT static py::gil_safe_call_once_and_store<py::object> stored;
+    stored.call_once_and_store_result([] { return from_python("fastdraft.offers", "Offers"); });
+    const py::object& type = stored.get_stored();
     if (py::isinstance(*given, type)) {
       add(engine, *given, rows);
       return;

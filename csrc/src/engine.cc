@@ -266,6 +266,13 @@ OfferKind Engine::offer_kind(std::string_view name) {
 
 std::vector<std::string> Engine::offer_kinds() const { return kinds_->names(); }
 
+void Engine::check_kind(OfferKind kind) const {
+  if (kind < 0 || kind >= kinds_->size()) {
+    throw InvalidValueError("the kind of offers must be one of the engine's " +
+                            std::to_string(kinds_->size()) + ", got " + std::to_string(kind));
+  }
+}
+
 void Engine::check_offers(const ProposeOptions& options, std::int64_t rows) const {
   if (options.num_offers > kMostOffers) {
     throw InvalidValueError("a call takes at most " + std::to_string(kMostOffers) +
@@ -274,11 +281,7 @@ void Engine::check_offers(const ProposeOptions& options, std::int64_t rows) cons
   std::uint32_t given = 0;
   for (std::int64_t k = 0; k < options.num_offers; ++k) {
     const Offers& offers = options.offers[k];
-    if (offers.kind < 0 || offers.kind >= kinds_->size()) {
-      throw InvalidValueError("the kind of offers must be one of the engine's " +
-                              std::to_string(kinds_->size()) + ", got " +
-                              std::to_string(offers.kind));
-    }
+    check_kind(offers.kind);
     const std::uint32_t bit = std::uint32_t{1} << static_cast<std::uint32_t>(offers.kind);
     if ((given & bit) != 0) {
       throw InvalidValueError("offers must be of different kinds, got two of \"" +
@@ -333,10 +336,7 @@ void Engine::wants(OfferKind kind, const RequestId* ids, std::int64_t rows,
   check_limits(options, rows);
   check_weights(options, rows);
   check_time(time);
-  if (kind < 0 || kind >= kinds_->size()) {
-    throw InvalidValueError("the kind of offers must be one of the engine's " +
-                            std::to_string(kinds_->size()) + ", got " + std::to_string(kind));
-  }
+  check_kind(kind);
   const StepCost cost = options.cost.value_or(StepCost::constant(config_.token_cost));
   const std::int64_t stride = most_drafted_;
   ProposeOptions plain = options;

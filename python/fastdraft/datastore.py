@@ -137,7 +137,7 @@ class Datastore(_core.Datastore):
             first: Text before this position is left out.
 
         Returns:
-            The end of the written text. Pass it as `first` later to write only what was added since.
+            The end of the written text. Pass it as `first` later to write only what was added.
 
         Raises:
             DatastoreError: The file cannot be written: a full disk, no such folder.

@@ -139,7 +139,7 @@ def call_messages(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
 def tool_call_ids(tokenizer: Any, tools: Sequence[Mapping[str, Any]]) -> list[int]:
     """The tokens of a call of each tool, as the tokenizer's chat template writes calls.
 
-    If the tokenizer has no chat template, or one that does not write calls, they are written as most
+    If the tokenizer has no chat template, or one that writes no calls, they are written as most
     open models do: `<tool_call>{"name": ..., "arguments": ...}</tool_call>`.
 
     Args:

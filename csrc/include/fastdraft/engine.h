@@ -181,6 +181,7 @@ class FASTDRAFT_EXPORT Engine {
                           float least);
   static void forget_guess(Request& request) noexcept;
   std::int32_t conclude_guess(Request& request);
+  void check_kind(OfferKind kind) const;
   void check_offers(const ProposeOptions& options, std::int64_t rows) const;
   bool read_offers(Request& request, const ProposeOptions& options, std::int64_t row, bool refuse,
                    RowOffers& read);
