@@ -166,8 +166,9 @@ class AcceptanceModel {
   }();
 
   // Outcomes of one kind: when the last one was learned, and how many in a
-  // row were each predicted before the previous one was learned.
-  struct Lessons {
+  // row were each predicted before the previous one was learned. Clang calls a
+  // library for atomics that it does not see aligned to their size.
+  struct alignas(8) Lessons {
     Moment last = 0;
     std::uint16_t count = 0;
     std::uint16_t mark = 0;  // part of the hash, to notice another kind in this place
