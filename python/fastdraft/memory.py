@@ -222,6 +222,11 @@ class Memory:
         self._drop_all()
 
     @property
+    def saved(self) -> bool:
+        """Whether it has a folder."""
+        return self._saver is not None
+
+    @property
     def faults(self) -> int:
         """The number of errors of saving and reading what was saved."""
         return 0 if self._saver is None else self._saver.faults

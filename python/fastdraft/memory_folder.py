@@ -24,7 +24,7 @@ from typing import Any
 from fastdraft.datastore import Datastore
 from fastdraft.errors import DatastoreClosedError, DatastoreError, InvalidValueError
 
-__all__ = ["MemoryFolder", "Saver"]
+__all__ = ["MemoryFolder", "Saver", "digest", "secret_of"]
 
 _LEAST_KEY = 16
 _LEAST_ROOM = 1 << 20
@@ -64,9 +64,7 @@ class MemoryFolder:
         interval: float = 60.0,
         bytes_per_second: float = 32e6,
     ) -> None:
-        secret = key.encode() if isinstance(key, str) else bytes(key)
-        if len(secret) < _LEAST_KEY:
-            raise InvalidValueError(f"key must have at least {_LEAST_KEY} bytes, got {len(secret)}")
+        secret = secret_of(key)
         for name, value in (("interval", interval), ("bytes_per_second", bytes_per_second)):
             if not value > 0:
                 raise InvalidValueError(f"{name} must be greater than 0, got {value!r}")
@@ -86,8 +84,7 @@ class MemoryFolder:
 
     def folder_of(self, namespace: Hashable) -> Path:
         """Where a namespace's files are. Raises InvalidValueError for a name that is no data."""
-        name = json.dumps(["memory", self._model, _plain(namespace)], ensure_ascii=True)
-        return self.path / hmac.new(self._secret, name.encode(), hashlib.sha256).hexdigest()
+        return self.path / digest(self._secret, "memory", self._model, namespace)
 
     def files(self, namespace: Hashable) -> list[Path]:
         """The namespace's files, in the order in which they were written."""
@@ -342,6 +339,21 @@ class Saver:
                 break
             shutil.rmtree(folder)
             total -= sizes[folder]
+
+
+def secret_of(key: bytes | str) -> bytes:
+    """The operator's key as bytes. Raises InvalidValueError where it is too short."""
+    secret = key.encode() if isinstance(key, str) else bytes(key)
+    if len(secret) < _LEAST_KEY:
+        raise InvalidValueError(f"key must have at least {_LEAST_KEY} bytes, got {len(secret)}")
+    return secret
+
+
+def digest(secret: bytes, *parts: Hashable) -> str:
+    """The HMAC-SHA-256 of names, 64 hexadecimal digits. Raises InvalidValueError for a name that
+    is no data."""
+    text = json.dumps([_plain(part) for part in parts], ensure_ascii=True)
+    return hmac.new(secret, text.encode(), hashlib.sha256).hexdigest()
 
 
 def _plain(name: Hashable) -> Any:

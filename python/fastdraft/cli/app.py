@@ -9,6 +9,7 @@ from fastdraft.cli.datastore import datastore
 from fastdraft.cli.demo import demo
 from fastdraft.cli.doctor import doctor
 from fastdraft.cli.generate import generate
+from fastdraft.cli.memory import memory
 from fastdraft.cli.proxy import proxy
 from fastdraft.cli.replay import replay
 from fastdraft.errors import FastdraftError
@@ -21,6 +22,7 @@ EXTRAS = {
     "transformers": "hf",
     "accelerate": "demo",
     "filelock": "cli",
+    "fsspec": "fleet",
     "gguf": "demo",
     "httpx": "proxy",
     "matplotlib": "plot",
@@ -58,5 +60,5 @@ def app() -> None:
     """
 
 
-for command in (datastore, demo, doctor, generate, proxy, replay):
+for command in (datastore, demo, doctor, generate, memory, proxy, replay):
     app.add_command(command)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
+import os
 import sys
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,11 +15,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fastdraft import Datastore, DraftBatch, DraftStats, Engine, Memory
+from fastdraft.datastore import fingerprint
 from fastdraft.errors import FastdraftError, InvalidValueError
+from fastdraft.fleet import Replica
 
 __all__ = [
     "CORPUS",
     "CORPUS_ID",
+    "KEY_VARIABLE",
     "LOOKAHEAD",
     "NAMESPACE",
     "PREDICTION",
@@ -29,6 +34,7 @@ __all__ = [
     "Namespace",
     "Text",
     "longest_draft",
+    "share",
 ]
 
 # Keys of a request's own parameters.
@@ -48,6 +54,9 @@ SWITCH: Final = "fastdraft"
 """"off" indexes and drafts nothing for the request."""
 LOOKAHEAD: Final = "fastdraft_lookahead"
 """The longest draft that the request wants."""
+
+KEY_VARIABLE: Final = "FASTDRAFT_MEMORY_KEY"
+"""In the environment: the operator's key for what is saved or published."""
 
 UNLIMITED: Final = int(np.iinfo(np.int32).max)
 """More tokens than any text has."""
@@ -109,6 +118,45 @@ def longest_draft(params: Mapping[str, Any]) -> int:
     return 0 if switch in ("off", False) else min(longest, UNLIMITED)
 
 
+def share(
+    memory: Memory, url: str, *, model: str, tokenizer: str, revision: str | None = None
+) -> Replica:
+    """Shares a host's memory with the other replicas of a fleet.
+
+    Args:
+        memory: The host's.
+        url: Where replicas publish.
+        model: The name of the target.
+        tokenizer: The folder of its tokenizer, or its name on the Hugging Face hub.
+        revision: Of the tokenizer there.
+
+    Raises:
+        InvalidValueError: There is no key in the environment's `KEY_VARIABLE`, or a bad URL.
+    """
+    key = os.environ.get(KEY_VARIABLE)
+    if not key:
+        raise InvalidValueError(
+            f"a fleet needs a key in the environment's {KEY_VARIABLE}, got none"
+        )
+    replica = Replica(memory, url, key=key, model=model, fingerprint=_mark(tokenizer, revision))
+    atexit.register(replica.close)
+    return replica
+
+
+def _mark(tokenizer: str, revision: str | None) -> bytes | None:
+    """The fingerprint of a tokenizer that is on the disk; None for one without a tokenizer.json."""
+    local = os.path.join(tokenizer, "tokenizer.json")
+    path: object = local
+    if not os.path.exists(local):
+        try:
+            from huggingface_hub import try_to_load_from_cache
+
+            path = try_to_load_from_cache(tokenizer, "tokenizer.json", revision=revision)
+        except (ImportError, ValueError):
+            return None
+    return fingerprint(path) if isinstance(path, str) else None
+
+
 class HostRequests(Generic[TextT]):
     """The requests of one host at one engine, by the host's names for them.
 
@@ -120,10 +168,12 @@ class HostRequests(Generic[TextT]):
         memory: Where the text of finished requests goes, for later ones to be drafted from.
         frozen: Datastores that all requests are drafted from.
         shared: Names of namespaces, of the base model and without a salt, that all requests read.
+        replica: Shares the memory with other processes.
 
     Attributes:
         engine: What drafts.
         memory: Where the text of finished requests goes.
+        replica: Shares the memory with other processes.
         faults: The number of drafting errors.
     """
 
@@ -134,9 +184,11 @@ class HostRequests(Generic[TextT]):
         frozen: Sequence[Datastore] = (),
         *,
         shared: Sequence[str] = (),
+        replica: Replica | None = None,
     ) -> None:
         self.engine = engine
         self.memory = memory
+        self.replica = replica
         self.faults = 0
         self._frozen = frozen
         self._shared = [Namespace(name=name) for name in shared]
@@ -189,7 +241,10 @@ class HostRequests(Generic[TextT]):
             named = Namespace(adapter, salt, _text(params, NAMESPACE))
             namespace = None if named == Namespace() else named
             own = self.memory.of(namespace)
-            read = self.memory.find(name for name in self._shared if name != namespace)
+            shared = [name for name in self._shared if name != namespace]
+            read = self.memory.find(shared)
+            if self.replica is not None:
+                read += self.replica.find([namespace, *shared])
             corpus_id = _text(params, CORPUS_ID)
             if corpus_id is not None:
                 read += self.memory.corpus(namespace, corpus_id, params.get(CORPUS))

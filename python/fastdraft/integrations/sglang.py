@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from fastdraft import Datastore, DraftConfig, Engine, Memory
 from fastdraft.errors import InvalidValueError
+from fastdraft.fleet import Replica
 from fastdraft.integrations.host import (
     LOOKAHEAD,
     PREDICTION,
@@ -26,6 +27,7 @@ from fastdraft.integrations.host import (
     SWITCH,
     HostRequests,
     Text,
+    share,
 )
 
 __all__ = ["LOOKAHEAD", "NAME", "PREDICTION", "REMEMBER", "SWITCH", "Corpus", "register"]
@@ -69,6 +71,7 @@ class Corpus(HostRequests[_Text]):
         draft_token_num: int,
         max_bfs_breadth: int = 2,
         vocabulary: int | None = None,
+        server_args: Any = None,
         **_: Any,
     ) -> None:
         """Makes a corpus as SGLang's worker makes its own.
@@ -77,13 +80,15 @@ class Corpus(HostRequests[_Text]):
             draft_token_num: The nodes of a tree, its root included.
             max_bfs_breadth: 1 drafts chains, for attention backends that take no others.
             vocabulary: The number of tokens that the target knows.
+            server_args: The server's own, which name the model.
 
-        The last one is fastdraft's own. What the worker has no option for comes from the
+        The last two are fastdraft's own. What the worker has no option for comes from the
         environment: `FASTDRAFT_MEMORY_BYTES`, the most memory for the text of finished requests,
         from which later ones are drafted, 1 GiB by default and 0 for none; `FASTDRAFT_DATASTORES`,
         paths of frozen datastores, joined as in `PATH`; `FASTDRAFT_SHARED_NAMESPACES`, names of
-        namespaces that all requests read, separated by commas; `FASTDRAFT_MAX_BYTES`, the most
-        memory for the indexes of running requests.
+        namespaces that all requests read, separated by commas; `FASTDRAFT_FLEET_URL`, where the
+        memory is shared with other replicas, with the key in `FASTDRAFT_MEMORY_KEY`;
+        `FASTDRAFT_MAX_BYTES`, the most memory for the indexes of running requests.
 
         Raises:
             InvalidValueError: A value out of its range.
@@ -109,7 +114,13 @@ class Corpus(HostRequests[_Text]):
             )
         )
         names = os.environ.get("FASTDRAFT_SHARED_NAMESPACES", "").split(",")
-        super().__init__(engine, memory, frozen, shared=[name for name in names if name])
+        super().__init__(
+            engine,
+            memory,
+            frozen,
+            shared=[name for name in names if name],
+            replica=_replica(memory, server_args),
+        )
         self._width = draft_token_num
 
     def begin(self, reqs: Iterable[Any]) -> None:
@@ -256,6 +267,28 @@ def _ancestors(parents: _Ints) -> _Ints:
     return mask.astype(np.int64)
 
 
+def _replica(memory: Memory, server_args: Any) -> Replica | None:
+    """Shares the memory where the environment says so. Raises InvalidValueError."""
+    url = os.environ.get("FASTDRAFT_FLEET_URL")
+    if not url or not memory.max_bytes:
+        return None
+    ranks = getattr(server_args, "tp_size", 1)
+    if ranks > 1:
+        # Each rank would read what is published at its own time.
+        raise InvalidValueError(
+            f"FASTDRAFT_FLEET_URL must not be set with tp_size {ranks}, whose ranks must all draft "
+            f"the same, got {url!r}"
+        )
+    model = str(getattr(server_args, "model_path", ""))
+    return share(
+        memory,
+        url,
+        model=model,
+        tokenizer=str(getattr(server_args, "tokenizer_path", None) or model),
+        revision=getattr(server_args, "revision", None),
+    )
+
+
 def _bytes(variable: str) -> int | None:
     """A number of bytes from the environment; None where it is not set."""
     value = os.environ.get(variable)
@@ -322,6 +355,7 @@ def _worker() -> type:
             corpus = functools.partial(
                 Corpus,
                 vocabulary=target_worker.model_runner.model_config.vocab_size,
+                server_args=server_args,
             )
             with _corpus_of(ngram_worker, corpus):
                 super().__init__(server_args, *args, target_worker=target_worker, **kwargs)

@@ -17,22 +17,26 @@ from numpy.typing import NDArray
 
 from fastdraft import Datastore, DraftConfig, DraftStats, Engine, Memory
 from fastdraft.errors import InvalidValueError
-from fastdraft.integrations.host import PREDICTION, UNLIMITED, HostRequests, Text
+from fastdraft.integrations.host import (
+    KEY_VARIABLE,
+    PREDICTION,
+    UNLIMITED,
+    HostRequests,
+    Text,
+    share,
+)
 from fastdraft.integrations.vllm.ledger import Ledger, Totals
 from fastdraft.integrations.vllm.rows import Request
 from fastdraft.integrations.vllm.settings import Settings
 from fastdraft.memory_folder import MemoryFolder
 
-__all__ = ["KEY_VARIABLE", "SALT", "TICKET", "VllmRequests", "VllmText", "is_first_rank"]
+__all__ = ["SALT", "TICKET", "VllmRequests", "VllmText", "is_first_rank"]
 
 TICKET = "prediction_ticket"
 """In a request's `extra_args`: under what the ledger notes what became of the prediction."""
 
 SALT = "fastdraft_cache_salt"
 """In a request's `extra_args`: its `cache_salt`, put there by the entry point alone."""
-
-KEY_VARIABLE = "FASTDRAFT_MEMORY_KEY"
-"""In the environment: the operator's key for the names of what is saved."""
 
 # The least tokens of output that allow for a draft: the one that comes with the prompt, one of a
 # draft and the one that follows it.
@@ -86,8 +90,18 @@ class VllmRequests(HostRequests[VllmTextT]):
                 model=str(getattr(self._model_config, "model", "")),
             )
         memory = Memory(settings.memory_bytes, folder=folder)
+        replica = None
+        if settings.fleet_url is not None and drafts and settings.memory_bytes:
+            model = str(getattr(self._model_config, "model", ""))
+            replica = share(
+                memory,
+                settings.fleet_url,
+                model=model,
+                tokenizer=str(getattr(self._model_config, "tokenizer", model)),
+                revision=getattr(self._model_config, "tokenizer_revision", None),
+            )
         engine = Engine(config, datastores=frozen)
-        super().__init__(engine, memory, frozen, shared=settings.shared_namespaces)
+        super().__init__(engine, memory, frozen, shared=settings.shared_namespaces, replica=replica)
         self._ledger = Ledger.from_environment(engine=rank) if drafts else None
         self._steps = 0
         self._seconds = 0.0

@@ -26,6 +26,9 @@ class Settings:
     memory_folder: str | None = None
     """Where the memory is saved, with the key in the environment's `FASTDRAFT_MEMORY_KEY`; None
     saves nothing."""
+    fleet_url: str | None = None
+    """Where the memory is shared with other replicas, with the key in the environment's
+    `FASTDRAFT_MEMORY_KEY`; None shares nothing."""
     max_bytes: int | None = None
     """The most memory for the indexes of running requests; beyond it new ones go undrafted."""
     token_cost: float | None = None
@@ -54,6 +57,13 @@ class Settings:
             raise InvalidValueError(f"memory_bytes must be at least 0, got {self.memory_bytes}")
         if not isinstance(self.memory_folder, (str, os.PathLike, type(None))):
             raise InvalidValueError(f"memory_folder must be a path, got {self.memory_folder!r}")
+        if not isinstance(self.fleet_url, (str, type(None))):
+            raise InvalidValueError(f"fleet_url must be a URL, got {self.fleet_url!r}")
+        if self.fleet_url and self.memory_folder:
+            raise InvalidValueError(
+                "memory_folder must be left out with fleet_url, where what is published is there "
+                f"after a start, got {str(self.memory_folder)!r}"
+            )
         if not isinstance(self.speculator, bool):
             raise InvalidValueError(f"speculator must be True or False, got {self.speculator!r}")
         if isinstance(self.datastores, str) or not all(
@@ -77,13 +87,15 @@ def check(vllm_config: Any) -> None:
             'the method "custom_class", got True'
         )
     parallel = getattr(vllm_config, "parallel_config", None)
-    folder = Settings.of(vllm_config).memory_folder
-    if folder and getattr(parallel, "distributed_executor_backend", None) == "external_launcher":
-        # Saved text is read in the background, by each rank at its own time.
-        raise InvalidValueError(
-            "memory_folder must be left out with external_launcher, whose ranks must all draft the "
-            f"same, got {str(folder)!r}"
-        )
+    if getattr(parallel, "distributed_executor_backend", None) == "external_launcher":
+        for name in ("memory_folder", "fleet_url"):
+            value = getattr(Settings.of(vllm_config), name)
+            if value:
+                # Text is read in the background, by each rank at its own time.
+                raise InvalidValueError(
+                    f"{name} must be left out with external_launcher, whose ranks must all draft "
+                    f"the same, got {str(value)!r}"
+                )
     stages = getattr(parallel, "pipeline_parallel_size", 1)
     if stages > 1:
         # vLLM's V1 model runner schedules a request's next step before it has the token of this

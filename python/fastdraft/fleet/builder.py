@@ -1,0 +1,287 @@
+"""The builder of a fleet: joins what replicas published to stores, and says which there are."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from fastdraft.datastore import Datastore
+from fastdraft.errors import DatastoreError, InvalidValueError
+from fastdraft.fleet.published import Entry, Manifest, Published, Segment, StoreFile
+
+__all__ = ["Builder"]
+
+# Of a namespace: each is looked up for every token, so there are few. A store is written again
+# when so many times fewer bytes come after it.
+_MOST_STORES = 4
+_GROWTH = 4
+# When there is too much, so much less than allowed is kept: the next time is far off then.
+_KEPT = 0.75
+# A live store takes a little more than a file.
+_LEAST_ROOM = 1 << 20
+_ATTEMPTS = 16
+
+_logger = logging.getLogger(__name__)
+
+
+def _age(item: tuple[str, Entry]) -> int:
+    return item[1].written
+
+
+@dataclass
+class _Work:
+    """What an attempt has done, to be undone where another builder was first."""
+
+    stores: list[tuple[str, StoreFile]] = field(default_factory=list)
+    stale: list[tuple[str, str]] = field(default_factory=list)
+    """Segments with forgotten text."""
+
+
+class Builder:
+    """Joins the segments of one model to stores.
+
+    Any number of builders may work at once, or be killed: a manifest takes its number when all that
+    it names is there; of two that take the same number the second begins anew. Segments are removed
+    when a manifest that names them has been followed by another. Segments that no manifest names
+    are found the next time. Not thread-safe; use one for each thread.
+
+    Args:
+        published: Of the model.
+        max_bytes: The most bytes of all stores, and of those of one namespace: about 21 a token.
+            Beyond it the namespaces whose text changed longest ago leave, but for pinned ones; of a
+            namespace the oldest text. As much memory is taken where a namespace has as much.
+        folder: For temporary files.
+
+    Attributes:
+        number: Of the manifest that was seen or written last.
+        refused: Segments, stores and manifests that were damaged, foreign or not there.
+    """
+
+    def __init__(
+        self,
+        published: Published,
+        *,
+        max_bytes: int = 8 << 30,
+        folder: str | None = None,
+    ) -> None:
+        if max_bytes < 2 * _LEAST_ROOM:
+            raise InvalidValueError(
+                f"max_bytes must be at least {2 * _LEAST_ROOM}, got {max_bytes}"
+            )
+        self.number = 0
+        self.refused = 0
+        self._name = secrets.token_hex(8)  # so that no other builder's store has the same one
+        self._published = published
+        self._max_bytes = max_bytes
+        self._folder = folder
+
+    def build(self) -> Manifest:
+        """Puts what replicas have published since into stores.
+
+        Returns the manifest that says so, or the last one where there was nothing new. O(new text),
+        amortised by a factor that grows with the logarithm of all text.
+
+        Raises:
+            OSError: The store fails, or the disk is full. Nothing is lost.
+            DatastoreError: Other builders were first again and again.
+        """
+
+        def attempt(base: Manifest, number: int, work: _Work) -> Manifest:
+            found = self._published.segments()
+            namespaces = dict(base.namespaces)
+            for name, segments in found.items():
+                entry = namespaces.get(name, Entry())
+                known = set(entry.segments)
+                stale = base.forgotten.get(name, 0)
+                work.stale += [(name, each.file) for each in segments if each.seen < stale]
+                fresh = [each for each in segments if each.file not in known and each.seen >= stale]
+                if fresh:
+                    left = tuple(each.file for each in segments if each.file in known)
+                    entry = replace(entry, segments=left)
+                    namespaces[name] = self._joined(name, entry, fresh, number, work)
+            if namespaces == base.namespaces and base.number:
+                return base
+            return replace(base, number=number, namespaces=self._bounded(namespaces))
+
+        return self._change(attempt)
+
+    def forget(self, namespaces: Iterable[str]) -> Manifest:
+        """Removes all text of namespaces, by what stands for them: see `Published.id_of`.
+
+        When this returns, no file holds any of it. Replicas forget what they have of it when they
+        follow the manifest. Raises as `build`.
+        """
+        names = list(namespaces)
+
+        def attempt(base: Manifest, number: int, _work: _Work) -> Manifest:
+            return replace(
+                base,
+                number=number,
+                namespaces={n: each for n, each in base.namespaces.items() if n not in names},
+                forgotten={**base.forgotten, **dict.fromkeys(names, number)},
+            )
+
+        manifest = self._change(attempt)
+        segments, stores = self._published.segments(), self._published.stores()
+        for name in names:
+            for segment in segments.get(name, []):
+                if segment.seen < manifest.number:
+                    self._published.remove_segment(name, segment.file)
+            for file in stores.get(name, {}):
+                if int(file[:20]) <= manifest.number:
+                    self._published.remove_store(name, file)
+        return manifest
+
+    def pin(self, namespaces: Iterable[str], *, pinned: bool = True) -> Manifest:
+        """Keeps namespaces when there is too much text, or no longer. Raises as `build`."""
+        names = list(namespaces)
+
+        def attempt(base: Manifest, number: int, _work: _Work) -> Manifest:
+            changed = {
+                name: replace(base.namespaces.get(name, Entry(written=number)), pinned=pinned)
+                for name in names
+            }
+            return replace(base, number=number, namespaces={**base.namespaces, **changed})
+
+        return self._change(attempt)
+
+    def latest(self) -> Manifest:
+        """The last manifest; number 0 before the first. Raises OSError."""
+        return self._latest()[0]
+
+    def _latest(self) -> tuple[Manifest, int]:
+        latest = self._published.latest()
+        for error in latest.wrong:
+            self._refuse(error)
+        manifest = latest.manifest or Manifest()
+        self.number = manifest.number
+        return manifest, latest.free
+
+    def _change(self, attempt: Callable[[Manifest, int, _Work], Manifest]) -> Manifest:
+        for _ in range(_ATTEMPTS):
+            base, number = self._latest()
+            work = _Work()
+            try:
+                manifest = attempt(base, number, work)
+            except BaseException:
+                self._undo(work)
+                raise
+            if manifest is base:
+                self._remove(work.stale)
+                return base
+            # After an error it may be there all the same, and what it names has to stay.
+            if self._published.write(manifest):
+                self.number = manifest.number
+                self._clean(base, manifest, work)
+                return manifest
+            self._undo(work)
+        raise DatastoreError(f"other builders were first {_ATTEMPTS} times; try again")
+
+    def _undo(self, work: _Work) -> None:
+        with contextlib.suppress(OSError):  # what stays is removed by a later build
+            for name, store in work.stores:
+                self._published.remove_store(name, store.file)
+
+    def _joined(
+        self, name: str, entry: Entry, fresh: list[Segment], number: int, work: _Work
+    ) -> Entry:
+        """A namespace with further segments."""
+        stores = list(entry.stores)
+        joined: list[StoreFile] = []
+        size = sum(each.bytes for each in fresh)
+        while stores and (stores[-1].bytes <= _GROWTH * size or len(stores) >= _MOST_STORES):
+            joined.insert(0, stores.pop())
+            size += joined[0].bytes
+        limit = self._max_bytes
+        if sum(each.bytes for each in stores) + size > self._max_bytes:
+            joined, stores = stores + joined, []
+            size = sum(each.bytes for each in (*joined, *fresh))
+            limit = int(_KEPT * self._max_bytes)
+        room = min(2 * size + _LEAST_ROOM, limit)
+        taken: list[str] = []
+        with tempfile.TemporaryDirectory(prefix="fastdraft-build-", dir=self._folder) as folder:
+            path = Path(folder)
+            with Datastore(max_bytes=room) as live:
+                for store in joined:
+                    try:
+                        with self._published.open_store(name, store, path) as source:
+                            live.add_all(source)
+                    except (DatastoreError, FileNotFoundError) as error:
+                        self._refuse(error)
+                for segment in fresh:
+                    try:
+                        with self._published.open_segment(name, segment, path) as source:
+                            live.add_all(source)
+                    except FileNotFoundError:
+                        continue  # another builder has taken it
+                    except DatastoreError as error:
+                        self._refuse(error)
+                        continue
+                    taken.append(segment.file)
+                if not taken:
+                    return entry
+                live.save(path / "store.fds")
+                tokens = len(live)
+            (path / "store.fds").chmod(0o600)
+            made = self._published.put_store(name, number, self._name, path / "store.fds", tokens)
+        work.stores.append((name, made))
+        return replace(
+            entry,
+            stores=(*stores, made),
+            segments=(*entry.segments, *taken),
+            written=number,
+        )
+
+    def _bounded(self, namespaces: dict[str, Entry]) -> dict[str, Entry]:
+        """The namespaces without those whose text changed longest ago, where there is too much."""
+        total = sum(entry.bytes for entry in namespaces.values())
+        for name, entry in sorted(namespaces.items(), key=_age):
+            if total <= self._max_bytes:
+                break
+            if not entry.pinned:
+                total -= entry.bytes
+                # What it was made of must not come again.
+                namespaces[name] = replace(entry, stores=())
+        return {
+            name: entry
+            for name, entry in namespaces.items()
+            if entry.stores or entry.segments or entry.pinned
+        }
+
+    def _clean(self, base: Manifest, manifest: Manifest, work: _Work) -> None:
+        """Removes what nothing names any more; what cannot be removed now goes the next time."""
+        try:
+            self._remove(work.stale)
+            self._remove(
+                (name, file) for name, entry in base.namespaces.items() for file in entry.segments
+            )
+            named = {
+                (name, store.file)
+                for each in (base, manifest)
+                for name, entry in each.namespaces.items()
+                for store in entry.stores
+            }
+            for name, files in self._published.stores().items():
+                for file in files:
+                    # One of a later number may be of a builder that is at work.
+                    if (name, file) not in named and int(file[:20]) <= base.number:
+                        self._published.remove_store(name, file)
+            self._published.remove_old_manifests(manifest.number)
+        except OSError as error:
+            _logger.warning("fastdraft: what is of no more use stays for now: %s", error)
+
+    def _remove(self, segments: Iterable[tuple[str, str]]) -> None:
+        for name, file in segments:
+            self._published.remove_segment(name, file)
+
+    def _refuse(self, error: Exception) -> None:
+        self.refused += 1
+        if self.refused == 1:
+            _logger.warning(
+                "fastdraft: a file is left out: %s; further ones are only counted", error
+            )
