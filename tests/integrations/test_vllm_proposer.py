@@ -13,6 +13,8 @@ import pytest
 
 from fastdraft import Datastore
 from fastdraft.errors import InvalidValueError
+from fastdraft.fleet import Builder, groups
+from fastdraft.fleet.objects import Objects
 from fastdraft.integrations.host import NAMESPACE, Namespace
 from fastdraft.integrations.vllm import FastdraftProposer, Settings, proposer
 from fastdraft.integrations.vllm.ledger import FOLDER_VARIABLE, Ledger, LedgerReader, new_ticket
@@ -277,6 +279,40 @@ def test_memory_survives_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         drafter.memory.close()
     with pytest.raises(InvalidValueError, match="memory_folder must be left out with external_lau"):
         FastdraftProposer(config(executor="external_launcher", **settings))
+
+
+def test_replicas_share_their_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = [*range(300, 340)]
+    settings = {"token_cost": 0.0, "fleet_url": str(tmp_path)}
+    with pytest.raises(InvalidValueError, match="needs a key in the environment's FASTDRAFT_MEMO"):
+        FastdraftProposer(config(**settings))
+    monkeypatch.setenv("FASTDRAFT_MEMORY_KEY", "an operator's key")
+    replicas = [FastdraftProposer(config(**settings)) for _ in range(2)]
+
+    def accepted(drafter: FastdraftProposer, **params: str) -> int:
+        before = drafter.stats.accepted
+        host = Host(drafter, introduce=True)
+        host.add("a", Job(text[:10], text[10:], extra_args=params))
+        host.run()
+        assert drafter.replica is not None and drafter.replica.refresh()
+        for published in groups(Objects(str(tmp_path)), b"an operator's key"):
+            Builder(published).build()
+        return drafter.stats.accepted - before
+
+    assert accepted(replicas[0], **{SALT: "s"}) == 0
+    assert accepted(replicas[1], **{SALT: "another"}) == 0
+    for drafter in replicas:
+        assert drafter.replica is not None
+        drafter.replica.find([Namespace(salt="s")])
+        drafter.replica.refresh()
+    assert accepted(replicas[1], **{SALT: "s"}) > 20
+    for drafter in replicas:
+        assert drafter.replica is not None and not drafter.replica.faults
+        drafter.replica.close()
+    with pytest.raises(InvalidValueError, match="fleet_url must be left out with external_launch"):
+        FastdraftProposer(config(executor="external_launcher", **settings))
+    with pytest.raises(InvalidValueError, match="memory_folder must be left out with fleet_url"):
+        FastdraftProposer(config(memory_folder=str(tmp_path), **settings))
 
 
 def test_memory_of_many_adapters_stays_within_its_bytes() -> None:
@@ -702,6 +738,7 @@ def test_a_broken_step_is_forgotten_by_the_next(caplog: pytest.LogCaptureFixture
         ({"memory": 1}, "mapping with keys of .*'memory_bytes'.* got {'memory': 1}"),
         ({"shared_namespaces": "one"}, "shared_namespaces must be a list of names, got 'one'"),
         ({"memory_folder": 5}, "memory_folder must be a path, got 5"),
+        ({"fleet_url": 5}, "fleet_url must be a URL, got 5"),
         ({"memory_bytes": -1}, "memory_bytes must be at least 0, got -1"),
         ({"memory_bytes": "1 GB"}, "memory_bytes must be an integer, got '1 GB'"),
         ({"datastores": "code.fds"}, "datastores must be a list of paths, got 'code.fds'"),

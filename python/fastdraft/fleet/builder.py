@@ -198,9 +198,9 @@ class Builder:
             joined.insert(0, stores.pop())
             size += joined[0].bytes
         limit = self._max_bytes
-        if sum(each.bytes for each in stores) + size > self._max_bytes:
-            joined, stores = stores + joined, []
-            size = sum(each.bytes for each in (*joined, *fresh))
+        others = sum(each.bytes for each in stores)
+        if others + size > self._max_bytes:
+            joined, stores, size = stores + joined, [], others + size
             limit = int(_KEPT * self._max_bytes)
         room = min(2 * size + _LEAST_ROOM, limit)
         taken: list[str] = []
@@ -239,7 +239,7 @@ class Builder:
 
     def _bounded(self, namespaces: dict[str, Entry]) -> dict[str, Entry]:
         """The namespaces without those whose text changed longest ago, where there is too much."""
-        total = sum(entry.bytes for entry in namespaces.values())
+        total = Manifest(namespaces=namespaces).bytes
         for name, entry in sorted(namespaces.items(), key=_age):
             if total <= self._max_bytes:
                 break

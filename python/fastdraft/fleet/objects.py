@@ -138,7 +138,9 @@ class Objects:
     def _beside(self, name: str) -> Any:
         """A temporary name in a local file's folder, which is made."""
         folder = Path(self._path(name)).parent
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        missing = [each for each in (folder, *folder.parents) if not each.exists()]
+        for each in reversed(missing):
+            each.mkdir(mode=0o700, exist_ok=True)
         begun = folder / f"{secrets.token_hex(8)}.tmp"
         try:
             yield begun

@@ -92,6 +92,7 @@ class Replica:
         ModuleNotFoundError: fsspec, or what it needs for the URL, is not installed.
 
     Attributes:
+        memory: What the replica's requests said.
         published_tokens: Tokens that are published, once and for all.
         dropped_tokens: Tokens that left the live stores before they could be published, about.
         faults: Errors by kind: "publish", "follow".
@@ -122,7 +123,7 @@ class Replica:
         self.published_tokens = 0
         self.dropped_tokens = 0
         self.faults: Counter[str] = Counter()
-        self._memory = memory
+        self.memory = memory
         self._published = Published.of(Objects(url), secret, model, fingerprint)
         self._interval = interval
         self._max_bytes = memory.max_bytes if max_bytes is None else max_bytes
@@ -249,11 +250,11 @@ class Replica:
     # --- Publishing ---
 
     def _publish(self) -> None:
-        names = self._memory.namespaces
+        names = self.memory.namespaces
         for gone in self._cuts.keys() - set(names):
             del self._cuts[gone]
         for namespace in names:
-            for store in self._memory.find([namespace]):
+            for store in self.memory.find([namespace]):
                 cut = self._cuts.get(namespace)
                 if cut is None or cut.store is not store:
                     cut = self._cuts[namespace] = _Cut(store)
@@ -296,7 +297,7 @@ class Replica:
             self._fault("follow", error)
         found = latest.manifest
         if found is not None:
-            for namespace in self._memory.namespaces:
+            for namespace in self.memory.namespaces:
                 self._forget(namespace, found, before.number)
             self._manifest = found
         self._fetch()
@@ -308,7 +309,7 @@ class Replica:
         except InvalidValueError:
             return
         if manifest.forgotten.get(name, 0) > before:
-            self._memory.forget(namespace)
+            self.memory.forget(namespace)
             self._cuts.pop(namespace, None)
 
     def _fetch(self) -> None:
