@@ -79,6 +79,14 @@ class Text:
     namespace: Namespace | None = None
     """Whose text it shares; None: of all that name no namespace."""
 
+    @property
+    def namespace_class(self) -> str:
+        """Whether it shares text with those of its namespace, "named", with those that name none,
+        "unnamed", or with none, "apart"."""
+        if not self.remembered:
+            return "apart"
+        return "unnamed" if self.namespace is None else "named"
+
 
 class Namespace(NamedTuple):
     """Whose text a request shares. All parts have to be the same."""
@@ -194,6 +202,7 @@ class HostRequests(Generic[TextT]):
         self._shared = [Namespace(name=name) for name in shared]
         self._texts: dict[Hashable, TextT] = {}
         self._finished = DraftStats()
+        self._finished_by_class: dict[str, DraftStats] = {}
         self._warned_of_foreign = False
 
     @property
@@ -303,6 +312,8 @@ class HostRequests(Generic[TextT]):
     def _conclude(self, text: TextT, stats: DraftStats) -> None:
         """Takes the counts of a request that the engine has ended."""
         self._finished += stats
+        name = text.namespace_class
+        self._finished_by_class[name] = self._finished_by_class.get(name, DraftStats()) + stats
 
     def _give_up(self, text: TextT) -> None:
         """Leaves the request without drafts from here on."""

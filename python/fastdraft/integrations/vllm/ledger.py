@@ -48,6 +48,19 @@ class Totals(NamedTuple):
     requests: float = 0.0
     request_bytes: float = 0.0
     datastore_bytes: float = 0.0
+    memory_faults: float = 0.0
+    publish_faults: float = 0.0
+    follow_faults: float = 0.0
+    published_tokens: float = 0.0
+    dropped_tokens: float = 0.0
+    published_bytes: float = 0.0
+    manifest_number: float = 0.0
+    unnamed_prediction: float = 0.0
+    unnamed_text: float = 0.0
+    named_prediction: float = 0.0
+    named_text: float = 0.0
+    apart_prediction: float = 0.0
+    apart_text: float = 0.0
 
 
 def share_folder() -> None:

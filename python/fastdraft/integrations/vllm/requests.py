@@ -159,8 +159,33 @@ class VllmRequests(HostRequests[VllmTextT]):
                 requests=self.engine.num_requests,
                 request_bytes=self.engine.num_bytes,
                 datastore_bytes=self._memory_bytes,
+                memory_faults=self.memory.faults,
+                **self._fleet_totals(),
+                **self._hits(),
             )
         )
+
+    def _fleet_totals(self) -> dict[str, float]:
+        """What the replica did, by field of Totals."""
+        replica = self.replica
+        if replica is None:
+            return {}
+        return {
+            "publish_faults": replica.faults["publish"],
+            "follow_faults": replica.faults["follow"],
+            "published_tokens": replica.published_tokens,
+            "dropped_tokens": replica.dropped_tokens,
+            "published_bytes": replica.bytes,
+            "manifest_number": replica.manifest.number,
+        }
+
+    def _hits(self) -> dict[str, float]:
+        """Accepted tokens of finished requests, by field of Totals."""
+        hits: dict[str, float] = {}
+        for name, stats in self._finished_by_class.items():
+            hits[f"{name}_prediction"] = stats.accepted_prediction_tokens
+            hits[f"{name}_text"] = stats.accepted - stats.accepted_prediction_tokens
+        return hits
 
     def _end(self, keys: Iterable[Hashable]) -> None:
         ended = [self._texts[key] for key in keys if key in self._texts]
