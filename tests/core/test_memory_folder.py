@@ -158,6 +158,30 @@ def test_names_that_look_alike_are_kept_apart(tmp_path: Path) -> None:
     folder.close()
 
 
+def test_no_byte_of_what_is_forgotten_is_on_the_disk(tmp_path: Path) -> None:
+    memory = open_memory(tmp_path)
+    secret = list(range(60_000, 60_100))
+    for name, text in (("secret", secret), ("plain", [1] * 100)):
+        memory.of(name)[0].add(text)
+        memory.save()
+
+    def held() -> bool:
+        pairs = [
+            a.to_bytes(width, "little") + (a + 1).to_bytes(width, "little")
+            for a in secret[:-1]
+            for width in (2, 4)
+        ]
+        files = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+        return any(pair in content for pair in pairs for content in files)
+
+    assert held()
+    memory.forget("secret")
+    assert not held() and "secret" not in memory.namespaces
+    memory.save()
+    memory.close()
+    assert not held()
+
+
 def test_what_is_forgotten_is_on_no_disk(tmp_path: Path) -> None:
     memory = open_memory(tmp_path)
     for name in ("a", "b"):

@@ -612,7 +612,7 @@ names = st.one_of(
 values = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), names),
     lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(names, inner, max_size=4)),
-    max_leaves=12,
+    max_leaves=6,
 )
 entries = st.fixed_dictionaries(
     {
@@ -636,7 +636,7 @@ manifests = st.one_of(
 
 
 @given(manifests)
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 def test_a_hostile_manifest_is_refused_even_with_the_key(value: Any) -> None:
     """What is taken names files of its own folder alone."""
     published = Published(Objects("memory://nothing"), KEY, "0" * 64)
