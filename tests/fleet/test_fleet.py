@@ -628,8 +628,12 @@ manifests = st.one_of(
         {
             "format": st.sampled_from([1, 1, 1, 2, "1", None]),
             "number": st.sampled_from([1, 1, 1, 2, True]),
-            "namespaces": st.dictionaries(names, st.one_of(entries, values), max_size=3),
-            "forgotten": st.dictionaries(names, st.one_of(st.integers(), values), max_size=3),
+            "namespaces": st.one_of(
+                st.dictionaries(names, st.one_of(entries, values), max_size=3), values
+            ),
+            "forgotten": st.one_of(
+                st.dictionaries(names, st.one_of(st.integers(), values), max_size=3), values
+            ),
         }
     ),
 )

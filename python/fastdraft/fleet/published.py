@@ -217,7 +217,7 @@ class Published:
             raise DatastoreError(f"manifest {number} is not of this key, group and number")
         try:
             return _manifest(number, json.loads(body))
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+        except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
             raise DatastoreError(f"manifest {number} is no manifest: {error!r}") from error
 
     # --- Stores and segments ---
@@ -304,7 +304,10 @@ def groups(objects: Objects, secret: bytes) -> list[Published]:
 
 
 def _manifest(number: int, value: Any) -> Manifest:
-    """A manifest from JSON. Raises ValueError, TypeError or KeyError."""
+    """A manifest from JSON.
+
+    Raises AttributeError, KeyError, TypeError or ValueError where it has another form.
+    """
     if value["format"] != FORMAT or value["number"] != number:
         raise ValueError(f"format {value['format']!r}, number {value['number']!r}")
     namespaces = {_checked(_ID, name): _entry(each) for name, each in value["namespaces"].items()}

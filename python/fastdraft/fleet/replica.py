@@ -219,7 +219,9 @@ class Replica:
                 break
             if time.monotonic() >= due:
                 failures = 0 if self.refresh() else failures + 1
-                pause = min(self._interval * 2**failures, max(self._interval, _LONGEST_PAUSE))
+                pause = min(
+                    self._interval * 2 ** min(failures, 32), max(self._interval, _LONGEST_PAUSE)
+                )
                 # Replicas that start together do not stay together.
                 due = time.monotonic() + pause * random.uniform(0.75, 1.0)
             else:
@@ -297,20 +299,27 @@ class Replica:
             self._fault("follow", error)
         found = latest.manifest
         if found is not None:
-            for namespace in self.memory.namespaces:
-                self._forget(namespace, found, before.number)
+            new = {name for name, at in found.forgotten.items() if at > before.number}
+            if new:
+                self._forget(new)
             self._manifest = found
         self._fetch()
 
-    def _forget(self, namespace: Hashable, manifest: Manifest, before: int) -> None:
-        """Forgets what was said before the manifest that says so."""
-        try:
-            name = self._published.id_of(namespace)
-        except InvalidValueError:
-            return
-        if manifest.forgotten.get(name, 0) > before:
-            self.memory.forget(namespace)
-            self._cuts.pop(namespace, None)
+    def _forget(self, names: set[str]) -> None:
+        """Forgets what was said in namespaces, live and mapped."""
+        for namespace in self.memory.namespaces:
+            try:
+                name = self._published.id_of(namespace)
+            except InvalidValueError:
+                continue
+            if name in names:
+                self.memory.forget(namespace)
+                self._cuts.pop(namespace, None)
+        with self._lock:
+            opened = [self._open.pop(name) for name in self._open.keys() & names]
+        for each in opened:
+            for store in each.stores:
+                store.close()
 
     def _fetch(self) -> None:
         """Maps the stores of the manifest, of the namespaces that were used last, and of no other.
@@ -340,11 +349,8 @@ class Replica:
             with self._lock:
                 self._open[name] = fetched
         with self._lock:
-            dropped = {name: self._open.pop(name) for name in self._open.keys() - kept}
-        for name, opened in dropped.items():
-            if name in self._manifest.forgotten:
-                for store in opened.stores:
-                    store.close()
+            for name in self._open.keys() - kept:
+                del self._open[name]
         if failed is not None:
             raise failed
 
