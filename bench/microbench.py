@@ -10,19 +10,24 @@ Each round takes another position of the text, so that no branch predictor learn
 from __future__ import annotations
 
 import itertools
+import operator
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from fastdraft import DraftConfig, Engine
+from fastdraft.integrations.vllm import FastdraftProposer
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 import corpus
+from vllm_host import VOCABULARY, config
 
 CONTEXTS = (1_000, 10_000, 100_000, 1_000_000)
 ROUNDS = 2_000
@@ -95,3 +100,33 @@ def test_add_request(benchmark: Benchmark, text: np.ndarray, context: int) -> No
 
     # A fresh engine each time, or the rounds would be those of an engine that fills up.
     benchmark.pedantic(lambda prompt: Engine().add_request(prompt), setup=prompt, rounds=5)
+
+
+@pytest.mark.parametrize("token_cost", [None, 0.02], ids=["measures the cost", "told the cost"])
+def test_vllm_step(benchmark: Benchmark, text: np.ndarray, token_cost: float | None) -> None:
+    """A call of vLLM's proposer with a single request, of which the target says the text."""
+    proposer = FastdraftProposer(config(lookahead=16, length=1 << 20, token_cost=token_cost))
+    tokens = (text[None, : 3_000 + 17 * ROUNDS] % VOCABULARY).astype(np.int32)
+    length = np.array([3_000], dtype=np.int32)
+    request = SimpleNamespace(
+        prompt_token_ids=tokens[0, : length[0]].tolist(), sampling_params=SimpleNamespace()
+    )
+    runner = SimpleNamespace(
+        input_batch=SimpleNamespace(req_ids=["0"]),
+        requests={"0": request},
+        execute_model=lambda _: None,
+    )
+    proposer.attach(runner)
+    draft: list[int] = []
+
+    def emitted() -> tuple[tuple[list[list[int]], np.ndarray, np.ndarray], dict[str, Any]]:
+        following = tokens[0, length[0] :][: len(draft) + 1].tolist()
+        accepted = sum(itertools.accumulate(map(operator.eq, draft, following), operator.and_))
+        length[0] += accepted + 1
+        runner.execute_model(SimpleNamespace(num_scheduled_tokens={"0": len(draft) + 1}))
+        return ([following[: accepted + 1]], length, tokens), {}
+
+    def step(*arguments: Any) -> None:
+        [draft[:]] = proposer.propose(*arguments)
+
+    benchmark.pedantic(step, setup=emitted, rounds=ROUNDS)

@@ -19,6 +19,7 @@ number of tokens, may run in one graph as a whole and be cheaper: how much is on
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 import weakref
@@ -50,6 +51,9 @@ _FIRST_MEASUREMENT = 0.5  # a width's first forward also pays for set-up: memory
 _SHAPE = 0.6
 _LEVEL_DRIFT = 0.03
 _SHAPE_RETURN = 1.0 / 800.0  # part of the way back to the typical curve, a step
+# What stays of each variable in a step; the level returns nowhere.
+_STAYS = np.where(np.arange(len(_WIDTHS) + 1) == _PLAIN, 1.0, 1.0 - _SHAPE_RETURN)
+_COVARIANCE_STAYS = np.outer(_STAYS, _STAYS)
 # What was never tried is never learned. Stairs lead to places that are better than all nearby, so a
 # step is hoped to be faster by so many standard deviations.
 _HOPE = 0.5
@@ -104,6 +108,10 @@ class _Curve:
         self.start[_PLAIN] = self.start[:, _PLAIN] = 0.0
         self.covariance = self.start.copy()
         self.covariance[_PLAIN, _PLAIN] = 1e4
+        # What a step adds to what stays of the mean and of the covariance.
+        self._returned: _Array = (1.0 - _STAYS) * self.typical
+        self._renewed: _Array = (1.0 - (1.0 - _SHAPE_RETURN) ** 2) * self.start
+        self._renewed[_PLAIN, _PLAIN] = _LEVEL_DRIFT**2
         self.change = self.start / _SHAPE**2
         self.change[_PLAIN, _PLAIN] = 1.0
         self.scatter = _MEASUREMENT
@@ -137,13 +145,10 @@ class _Curve:
     def _learn(
         self, width: float, seconds: float, *, plain: bool, prompts: bool, one_graph: bool
     ) -> None:
-        stay = 1 - _SHAPE_RETURN
-        returns = np.full(len(self.mean), stay)
-        returns[_PLAIN] = 1.0
-        self.mean += (1 - returns) * (self.typical - self.mean)
-        self.covariance *= np.outer(returns, returns)
-        self.covariance += (1 - stay**2) * self.start
-        self.covariance[_PLAIN, _PLAIN] += _LEVEL_DRIFT**2
+        self.mean *= _STAYS
+        self.mean += self._returned
+        self.covariance *= _COVARIANCE_STAYS
+        self.covariance += self._renewed
 
         weights = _weights(width, one_graph)
         forward = math.ceil(width)
@@ -155,19 +160,21 @@ class _Curve:
             # 1.25 times the mean deviation is the standard deviation of a normal distribution.
             scatter = 1.25 * min(abs(surprise), 1.0)
             self.scatter += _SCATTER_RATE * (scatter - self.scatter)
-        bound = self._bound(weights, noise)
-        if abs(surprise) <= bound:
+        gain = self.covariance @ weights
+        variance = float(weights @ gain) + noise**2
+        if abs(surprise) <= _LARGEST_SURPRISE * math.sqrt(variance):
             self.doubted.discard(forward)
         elif forward not in self.doubted:
             # Something else had the machine for a moment, or so it seems at first.
             self.doubted.add(forward)
         else:
             self.covariance += _CHANGED**2 * self.change
-            bound = self._bound(weights, noise)
-        gain = self.covariance @ weights
-        variance = float(weights @ gain) + noise**2
+            gain = self.covariance @ weights
+            variance = float(weights @ gain) + noise**2
+        # The largest surprise that counts in full.
+        bound = _LARGEST_SURPRISE * math.sqrt(variance)
         self.mean += gain * (min(max(surprise, -bound), bound) / variance)
-        self.covariance -= np.outer(gain, gain) / variance
+        self.covariance -= gain[:, None] * (gain / variance)
 
         self.seen.add(forward)
 
@@ -175,31 +182,30 @@ class _Curve:
     def noise(self) -> float:
         return max(self.scatter, _MEASUREMENT)
 
-    def _bound(self, weights: _Array, noise: float) -> float:
-        """The largest surprise that counts in full."""
-        return _LARGEST_SURPRISE * math.sqrt(float(weights @ self.covariance @ weights) + noise**2)
-
     def seconds(self, widths: _Array, *, hopeful: bool = False) -> _Array:
         """Seconds of steps by their widths; `hopeful` ones where little is known."""
         shape = self.mean[:-1].copy()
         if hopeful:
             shape -= _HOPE * np.sqrt(np.diag(self.covariance)[:-1])
         shape[_PLAIN] = 0.0
-        beyond = np.maximum(widths / _WIDEST, 1.0)
-        seconds: _Array = np.exp(self.mean[_PLAIN] + np.interp(widths, _WIDTHS, shape)) * beyond
+        seconds: _Array = np.exp(self.mean[_PLAIN] + np.interp(widths, _WIDTHS, shape))
+        # The widths rise.
+        if widths[-1] > _WIDEST:
+            seconds *= np.maximum(widths / _WIDEST, 1.0)
         return seconds
 
     def seconds_in_one_graph(self, width: float) -> float:
         """Hopeful seconds of a step that runs in one graph."""
-        weights = _weights(width, True)
+        weights = _weights(width, True).copy()
         logarithm = float(weights @ self.mean)
         weights[_PLAIN] = 0.0
         hope = _HOPE * math.sqrt(float(weights @ self.covariance @ weights))
         return math.exp(logarithm - hope) * max(width / _WIDEST, 1.0)
 
 
+@functools.lru_cache(maxsize=256)
 def _weights(width: float, one_graph: bool) -> _Array:
-    """How much each variable counts in a step of this width."""
+    """How much each variable counts in a step of this width; not to be written to."""
     weights = np.zeros(len(_WIDTHS) + 1)
     weights[-1] = float(one_graph)
     right = min(int(np.searchsorted(_WIDTHS, width)), len(_WIDTHS) - 1)
@@ -296,6 +302,8 @@ class StepLatency:
             widths = self._widths(rows, np.maximum(tokens, rows))
             return curve.seconds(widths, hopeful=hopeful)
         known = curve.seconds(np.arange(1.0, widest + 1), hopeful=hopeful)
+        if rows == 1:
+            return known
         seconds: _Array = np.interp(tokens, tokens[rows - 1 :: rows], known)
         return seconds
 

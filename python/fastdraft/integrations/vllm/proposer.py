@@ -8,6 +8,7 @@ It does not say which row belongs to which request. The model runner knows, and 
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import time
 from collections.abc import Hashable
@@ -203,14 +204,10 @@ class FastdraftProposer(VllmRequests[_Text]):
             for text, row, end in zip(texts, rows, now, strict=True)
             if text.request is not None
         ]
-        starts = np.array([text.length for text, _, _ in live], dtype=np.int64)
-        counts = np.array([end for _, _, end in live], dtype=np.int64) - starts
-        offsets = np.zeros(len(live) + 1, dtype=np.int64)
-        np.cumsum(counts, out=offsets[1:])
-        columns = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], counts)
-        places = np.array([row for _, row, _ in live], dtype=np.int64)
-        emitted = token_ids[np.repeat(places, counts), columns]
-        self._observe([text for text, _, _ in live], emitted, offsets)
+        if live:
+            emitted = [token_ids[row, text.length : end] for text, row, end in live]
+            offsets = [0, *itertools.accumulate(map(len, emitted))]
+            self._observe([text for text, _, _ in live], np.concatenate(emitted), offsets)
         for text, end in zip(texts, now, strict=True):
             text.length = end
 

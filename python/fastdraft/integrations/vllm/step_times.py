@@ -20,6 +20,8 @@ __all__ = ["StepTimes", "captured_sizes"]
 # A step's prompt tokens are averaged over recent steps; the latest one has this weight.
 _PROMPT_RATE = 1 / 8
 
+_NONE: NDArray[np.float64] = np.zeros(0)
+
 
 def captured_sizes(vllm_config: Any) -> tuple[list[int], bool]:
     """The sizes of the graphs that steps of any form are padded to; and whether steps whose rows
@@ -49,7 +51,7 @@ class StepTimes:
         # Larger steps run in no graph.
         self._largest_even = max(sizes, default=0) if even_graphs else 0
         self._even = 0.0  # seconds of the next step with the longest draft in every row
-        self._seconds: NDArray[np.float64] = np.zeros(0)
+        self._seconds = _NONE
         # The tokens by row of each forward since the last step. A step with more than one forward
         # is not measured.
         self._forwards: deque[Mapping[Hashable, int]] = deque(maxlen=2)
@@ -107,7 +109,7 @@ class StepTimes:
             even: Whether every row may get the longest draft. Where a graph of such steps is
                 cheaper, `is_better_even` says so of what was drafted.
         """
-        self._seconds = np.zeros(0)
+        self._seconds = _NONE
         if self._cost.wants_plain_step(rows):
             return None
         # The tokens of prompts and of rows without drafts are in the forward too.
