@@ -79,7 +79,11 @@ class AcceptanceModel {
   }
 
   static int length_value(std::int32_t length) noexcept {
-    return length < 32 ? kLengthValue[static_cast<std::size_t>(length)] : kLengths - 1;
+    return kLengthValue[static_cast<std::size_t>(std::min(length, kLongest))];
+  }
+  // How many tokens longer the next length of another value is.
+  static std::int32_t alike_after(std::int32_t length) noexcept {
+    return kAlikeAfter[static_cast<std::size_t>(std::min(length, kLongest))];
   }
   static int count_value(std::int32_t count) noexcept {
     return count < 3 ? count : count < 5 ? 3 : 4;
@@ -135,9 +139,19 @@ class AcceptanceModel {
   std::array<ReliabilityBucket, kBuckets> reliability() const noexcept;
 
  private:
-  static constexpr std::array<std::uint8_t, 32> kLengthValue = {0, 1, 2, 3, 4, 5, 5, 6, 6, 6, 7,
-                                                                7, 7, 7, 7, 7, 8, 8, 8, 8, 8, 8,
-                                                                8, 8, 8, 8, 8, 8, 8, 8, 8, 8};
+  static constexpr std::int32_t kLongest = 32;
+  static constexpr std::array<std::uint8_t, kLongest + 1> kLengthValue = {
+      0, 1, 2, 3, 4, 5, 5, 6, 6, 6, 7, 7, 7, 7, 7, 7, 8,
+      8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 9};
+  // The longest ones are alike for good: longer than any draft.
+  static constexpr std::array<std::int32_t, kLongest + 1> kAlikeAfter = [] {
+    std::array<std::int32_t, kLongest + 1> after{};
+    after[kLongest] = std::int32_t{1} << 30;
+    for (std::size_t i = kLongest; i-- > 0;) {
+      after[i] = kLengthValue[i + 1] == kLengthValue[i] ? after[i + 1] + 1 : 1;
+    }
+    return after;
+  }();
   static constexpr std::array<int, kFeatures> kFirst = [] {
     std::array<int, kFeatures> first{};
     int sum = 0;

@@ -244,12 +244,13 @@ class CalibratedDrafter final : public Drafter {
   std::int32_t grow_chain(const Choices& choices, std::int32_t limit, float least,
                           const DraftColumns& draft) {
     limit = std::min(limit, lookahead_);
+    DraftNode* const nodes = nodes_.data();
     std::int32_t count = 0;
+    float path = 1.0f;
     float weight = 0.0f;
     float chance = 0.0f;
     while (count < limit) {
-      const auto node = static_cast<std::size_t>(count);
-      const Candidates::Range following = choices.following(node);
+      const Candidates::Range following = choices.following(static_cast<std::size_t>(count));
       if (following.first == following.last) break;
       std::size_t chosen = following.first;
       const Candidate* best = &choices[chosen];
@@ -264,12 +265,18 @@ class CalibratedDrafter final : public Drafter {
         weight = best->weight;
         chance = AcceptanceModel::chance(weight);
       }
-      const float path = nodes_[node].path * chance;
+      path *= chance;
       if (path < least) break;
-      count = draft_candidate(node, *best, path, draft);
+      draft.token_ids[count] = best->token;
+      draft.parents[count] = count - 1;
+      draft.probabilities[count] = path;
+      draft.sources[count] = best->source;
+      nodes[count + 1] = {count, best->token, count + 1, path, best->agreement, {0, 0}};
+      ++count;
       choices.draft(chosen);
       if (count < limit) choices.expand(static_cast<std::size_t>(count));
     }
+    num_nodes_ = static_cast<std::size_t>(count) + 1;
     return count;
   }
 

@@ -1,58 +1,35 @@
 #include "candidates.h"
 
+#include <algorithm>
+#include <limits>
+
 namespace fastdraft {
 
 Agreement Candidates::begin(const ExpectedText& copy, const ExpectedText& prediction) noexcept {
   copy_ = copy;
   prediction_ = prediction;
-  repeating_ = false;
-  candidates_.clear();
+  run_end_ = 0;
+  size_ = 0;
   return {~MatchSet{0}, true, true};
 }
 
-Candidates::Range Candidates::expand(std::int32_t depth, const Agreement& agreement) {
-  const std::size_t first = candidates_.size();
-  Expected expected{agreement.copy ? copy_.token(depth) : -1,
-                    agreement.prediction ? prediction_.token(depth) : -1, -1, -1};
-  if (repeating_ && repeat(depth, expected)) return {first, candidates_.size()};
-  num_groups_ = 0;
-  int total = 0;
-  std::int32_t longest_of_context = 0;
-  std::int32_t longest_of_stores = 0;
-  const Token* latest_of_context = nullptr;
-  for (int i = 0; i < matches_.size(); ++i) {
-    if ((agreement.matches >> i & 1) == 0) continue;
-    const MatchedText& match = matches_[i];
-    const Token token = match.token(depth);
-    if (token < 0) continue;
-    const std::int32_t length = std::min(match.length + depth, Datastore::kLongestMatch);
-    Group& group = group_of(token);
-    group.agreement.matches |= MatchSet{1} << i;
-    ++total;
-    if (match.stored) {
-      group.store_length = std::max(group.store_length, length);
-      ++group.store_count;
-      group.output_of_store |= match.output;
-      // They come in this order: of the longest, each store's latest first.
-      if (length > longest_of_stores) {
-        longest_of_stores = length;
-        expected.latest_of_stores = token;
-      }
-    } else {
-      group.context_length = std::max(group.context_length, length);
-      ++group.context_count;
-      group.output_of_context |= match.output;
-      if (length > longest_of_context ||
-          (length == longest_of_context && match.next > latest_of_context)) {
-        longest_of_context = length;
-        expected.latest_of_context = token;
-        latest_of_context = match.next;
-      }
-    }
+// Finds and weighs the tokens that may follow, if the node is not in a run.
+void Candidates::find(std::int32_t depth, const Agreement& agreement) {
+  // For a run after them too.
+  constexpr std::size_t kRoom = kMost + kLongestRun;
+  if (candidates_.size() < size_ + kRoom) candidates_.resize(2 * size_ + kRoom);
+  Node node{depth,
+            agreement.copy ? copy_.token(depth) : -1,
+            agreement.prediction ? prediction_.token(depth) : -1,
+            -1,
+            -1,
+            0};
+  group_sources(agreement, node);
+  if (num_groups_ == 1) {
+    weigh(groups_[0], 0, node, candidates_[size_++]);
+    if (!tree_) begin_run(depth);
+    return;
   }
-  if (expected.copy >= 0) group_of(expected.copy).agreement.copy = true;
-  if (expected.prediction >= 0) group_of(expected.prediction).agreement.prediction = true;
-
   // The longest match of all, and the longest of any other token.
   std::int32_t best = 0;
   std::int32_t second = 0;
@@ -65,11 +42,48 @@ Candidates::Range Candidates::expand(std::int32_t depth, const Agreement& agreem
     const Group& group = groups_[static_cast<std::size_t>(i)];
     const bool dominated = best >= MatchedTexts::kStrong && group.length() <= kWeak;
     if (dominated && !tree_ && !group.agreement.copy && !group.agreement.prediction) continue;
-    weigh(group, depth, total, group.length() == best ? second : best, expected);
+    weigh(group, group.length() == best ? second : best, node, candidates_[size_++]);
   }
-  repeating_ = !tree_ && num_groups_ == 1;
-  if (repeating_) begin_repeating();
-  return {first, candidates_.size()};
+}
+
+// Groups the sources by the token that they expect.
+void Candidates::group_sources(const Agreement& agreement, Node& node) noexcept {
+  num_groups_ = 0;
+  std::int32_t longest_of_context = 0;
+  std::int32_t longest_of_stores = 0;
+  const Token* latest_of_context = nullptr;
+  for (int i = 0; i < matches_.size(); ++i) {
+    if ((agreement.matches >> i & 1) == 0) continue;
+    const MatchedText& match = matches_[i];
+    const Token token = match.token(node.depth);
+    if (token < 0) continue;
+    const std::int32_t length = std::min(match.length + node.depth, Datastore::kLongestMatch);
+    Group& group = group_of(token);
+    group.agreement.matches |= MatchSet{1} << i;
+    ++node.total;
+    if (match.stored) {
+      group.store_length = std::max(group.store_length, length);
+      ++group.store_count;
+      group.output_of_store |= match.output;
+      // They come in this order: of the longest, each store's latest first.
+      if (length > longest_of_stores) {
+        longest_of_stores = length;
+        node.latest_of_stores = token;
+      }
+    } else {
+      group.context_length = std::max(group.context_length, length);
+      ++group.context_count;
+      group.output_of_context |= match.output;
+      if (length > longest_of_context ||
+          (length == longest_of_context && match.next > latest_of_context)) {
+        longest_of_context = length;
+        node.latest_of_context = token;
+        latest_of_context = match.next;
+      }
+    }
+  }
+  if (node.copy >= 0) group_of(node.copy).agreement.copy = true;
+  if (node.prediction >= 0) group_of(node.prediction).agreement.prediction = true;
 }
 
 Candidates::Group& Candidates::group_of(Token token) noexcept {
@@ -83,96 +97,127 @@ Candidates::Group& Candidates::group_of(Token token) noexcept {
   return group;
 }
 
-// From the next node on all sources of groups_[0] may agree.
-void Candidates::begin_repeating() noexcept {
-  repeated_values_ = {-1, -1, -1, -1};
-  num_agreeing_ = 0;
+// All sources agree on the only token at this depth. Finds for how long they go on to agree: in a
+// long copy for all that is drafted.
+void Candidates::begin_run(std::int32_t depth) noexcept {
+  grouped_at_ = depth;
+  run_begin_ = depth + 1;
+  weighed_until_ = run_begin_;
+  std::int32_t length = kLongestRun;
+  bool first = true;
+  // Cuts the run to what a source of `count` tokens expects. Where it has a period, it begins again
+  // at its end.
+  const auto follow = [&](const Token* next, std::int32_t count, bool period) {
+    std::int32_t done = 0;
+    while (done < length) {
+      std::int32_t at = run_begin_ + done;
+      if (at >= count) {
+        if (!period) break;
+        at %= count;
+      }
+      const std::int32_t part = std::min(length - done, count - at);
+      Token* run = run_.data() + done;
+      if (first) {
+        std::copy_n(next + at, part, run);
+        done += part;
+      } else {
+        const auto same = static_cast<std::int32_t>(common_prefix(next + at, run, part));
+        done += same;
+        if (same < part) break;
+      }
+    }
+    first = false;
+    length = done;
+  };
+  const Agreement& agreement = groups_[0].agreement;
   for (int i = 0; i < matches_.size(); ++i) {
-    if ((groups_[0].agreement.matches >> i & 1) == 0) continue;
-    agreeing_[static_cast<std::size_t>(num_agreeing_++)] = static_cast<std::uint8_t>(i);
+    if ((agreement.matches >> i & 1) == 0) continue;
+    follow(matches_[i].next, matches_[i].count, !matches_[i].stored);
   }
+  if (agreement.copy) follow(copy_.next, copy_.count, false);
+  if (agreement.prediction) follow(prediction_.next, prediction_.count, false);
+  run_end_ = run_begin_ + length;
 }
 
-// If all sources agreed on the last token, they may agree on the next one too. It is then weighed
-// as the last one was, with longer matches. Returns whether they agree; in a long copy they do
-// for nearly every token.
-bool Candidates::repeat(std::int32_t depth, Expected expected) {
+// Weighs a token of a run whose evidence differs from that of the token before in lengths.
+void Candidates::weigh_again(std::int32_t depth, Candidate& candidate) noexcept {
+  using A = AcceptanceModel;
   Group& group = groups_[0];
-  Token token = std::max(expected.copy, expected.prediction);
-  for (int i = 0; i < num_agreeing_; ++i) {
-    const Token next = matches_[agreeing_[static_cast<std::size_t>(i)]].token(depth);
-    if (next < 0) return false;
-    token = next;
-    if (next != matches_[agreeing_[0]].token(depth)) return false;
-  }
-  if (token < 0 || (expected.copy >= 0 && expected.copy != token) ||
-      (expected.prediction >= 0 && expected.prediction != token)) {
-    return false;
-  }
-  const auto values = [&] {
-    return std::array<int, 4>{AcceptanceModel::length_value(group.context_length),
-                              AcceptanceModel::length_value(group.store_length),
-                              copy_.value(depth, expected.copy, token),
-                              prediction_.value(depth, expected.prediction, token)};
+  weighed_until_ = std::numeric_limits<std::int32_t>::max();
+  // Of a source that matches so many tokens.
+  const auto until = [&](std::int32_t length) {
+    weighed_until_ = std::min(weighed_until_, depth + A::alike_after(length));
   };
-  group.token = token;
-  group.agreement.copy = expected.copy >= 0;
-  group.agreement.prediction = expected.prediction >= 0;
+  const std::int32_t longer = depth - grouped_at_;
+  grouped_at_ = depth;
   if (group.context_count > 0) {
-    group.context_length = std::min(group.context_length + 1, Datastore::kLongestMatch);
-    expected.latest_of_context = token;
+    group.context_length = std::min(group.context_length + longer, Datastore::kLongestMatch);
+    until(group.context_length);
   }
   if (group.store_count > 0) {
-    group.store_length = std::min(group.store_length + 1, Datastore::kLongestMatch);
-    expected.latest_of_stores = token;
+    group.store_length = std::min(group.store_length + longer, Datastore::kLongestMatch);
+    until(group.store_length);
   }
-  if (values() == repeated_values_) {
-    Candidate again = candidates_.back();
-    again.token = token;
-    candidates_.push_back(again);
-  } else {
-    repeated_values_ = values();
-    weigh(group, depth, group.context_count + group.store_count, 0, expected);
+  if (group.agreement.copy) {
+    candidate.evidence[A::kCopy] = A::place(A::kCopy, copy_.value(depth, true));
+    until(copy_.place.length + depth);
   }
-  return true;
+  if (group.agreement.prediction) {
+    candidate.evidence[A::kPrediction] = A::place(A::kPrediction, prediction_.value(depth, true));
+    until(prediction_.place.length + depth);
+  }
+  weigh_lengths(group, 0, candidate);
 }
 
-void Candidates::weigh(const Group& group, std::int32_t depth, int total, std::int32_t rival_length,
-                       const Expected& expected) {
-  const auto relation = [&](Token token) { return token < 0 ? 0 : token == group.token ? 1 : 2; };
-  const int context = AcceptanceModel::length_value(group.context_length);
-  const int store = AcceptanceModel::length_value(group.store_length);
-  const int rival = AcceptanceModel::length_value(rival_length);
-  const int fifths = 5 * (group.context_count + group.store_count);
-  // fifths / total, and less than a division.
-  const int share = total == 0 ? 0
-                               : (fifths >= total) + (fifths >= 2 * total) + (fifths >= 3 * total) +
-                                     (fifths >= 4 * total) + (fifths >= 5 * total);
-  const int of = total < 3 ? total : total < 6 ? 3 : total < 10 ? 4 : 5;
-  Candidate& candidate = candidates_.emplace_back();
-  candidate.token = group.token;
-  candidate.agreement = group.agreement;
+// Weighs a candidate whose other evidence is known.
+void Candidates::weigh_lengths(const Group& group, std::int32_t rival_length,
+                               Candidate& candidate) const noexcept {
+  using A = AcceptanceModel;
+  const int context = A::length_value(group.context_length);
+  const int store = A::length_value(group.store_length);
+  const int rival = A::length_value(rival_length);
+  const int longest = std::max(context, store);
+  const int written = 2 * group.output_of_context + group.output_of_store;
+  A::Evidence& evidence = candidate.evidence;
+  evidence[A::kContextLength] = A::place(A::kContextLength, context);
+  evidence[A::kStoreLength] = A::place(A::kStoreLength, store);
+  evidence[A::kRivalLength] = A::place(A::kRivalLength, rival);
+  evidence[A::kBothLengths] = A::place(A::kBothLengths, context * A::kLengths + store);
+  evidence[A::kLengthAndRival] = A::place(A::kLengthAndRival, longest * A::kLengths + rival);
+  evidence[A::kOutput] = A::place(A::kOutput, written * A::kLengths + longest);
+  candidate.weight = acceptance_.weigh(evidence);
   candidate.source = group.agreement.prediction                  ? Source::kPrediction
                      : group.store_length > group.context_length ? Source::kDatastore
                                                                  : Source::kContext;
+}
+
+void Candidates::weigh(const Group& group, std::int32_t rival_length, const Node& node,
+                       Candidate& candidate) const noexcept {
   using A = AcceptanceModel;
-  const int longest = std::max(context, store);
-  const int written = 2 * group.output_of_context + group.output_of_store;
-  candidate.evidence = {
-      A::place(A::kContextLength, context),
-      A::place(A::kStoreLength, store),
-      A::place(A::kRivalLength, rival),
-      A::place(A::kContextCount, A::count_value(group.context_count)),
-      A::place(A::kStoreCount, A::count_value(group.store_count)),
-      A::place(A::kLatest,
-               relation(expected.latest_of_context) + 3 * relation(expected.latest_of_stores)),
-      A::place(A::kCopy, copy_.value(depth, expected.copy, group.token)),
-      A::place(A::kPrediction, prediction_.value(depth, expected.prediction, group.token)),
-      A::place(A::kBothLengths, context * A::kLengths + store),
-      A::place(A::kShare, share + A::kShares * of),
-      A::place(A::kLengthAndRival, longest * A::kLengths + rival),
-      A::place(A::kOutput, written * A::kLengths + longest)};
-  candidate.weight = acceptance_.weigh(candidate.evidence);
+  const auto relation = [&](Token token) { return token < 0 ? 0 : token == group.token ? 1 : 2; };
+  const int total = node.total;
+  const int count = group.context_count + group.store_count;
+  // 5 * count / total, and less than a division.
+  const auto fifths = [&] {
+    return (5 * count >= total) + (5 * count >= 2 * total) + (5 * count >= 3 * total) +
+           (5 * count >= 4 * total);
+  };
+  const int share = count == 0 ? 0 : count == total ? 5 : fifths();
+  const int of = total < 3 ? total : total < 6 ? 3 : total < 10 ? 4 : 5;
+  candidate.token = group.token;
+  candidate.agreement = group.agreement;
+  A::Evidence& evidence = candidate.evidence;
+  evidence[A::kContextCount] = A::place(A::kContextCount, A::count_value(group.context_count));
+  evidence[A::kStoreCount] = A::place(A::kStoreCount, A::count_value(group.store_count));
+  evidence[A::kLatest] =
+      A::place(A::kLatest, relation(node.latest_of_context) + 3 * relation(node.latest_of_stores));
+  evidence[A::kCopy] =
+      A::place(A::kCopy, node.copy < 0 ? 0 : copy_.value(node.depth, group.agreement.copy));
+  evidence[A::kPrediction] =
+      A::place(A::kPrediction,
+               node.prediction < 0 ? 0 : prediction_.value(node.depth, group.agreement.prediction));
+  evidence[A::kShare] = A::place(A::kShare, share + A::kShares * of);
+  weigh_lengths(group, rival_length, candidate);
 }
 
 }  // namespace fastdraft

@@ -32,13 +32,11 @@ struct ExpectedText {
   // The token `depth` tokens on; -1: none.
   Token token(std::int32_t depth) const noexcept { return depth < count ? next[depth] : -1; }
 
-  // The value of the features kCopy and kPrediction for `candidate`, where `expected` is what
-  // token(depth) is, or -1: nothing is expected, the token after a guess, after a match, or
-  // another one.
-  int value(std::int32_t depth, Token expected, Token candidate) const noexcept {
-    if (expected < 0) return 0;
+  // The value of the features kCopy and kPrediction for a candidate, where a token is expected at
+  // this depth: the candidate, after a guess or after a match, or another one.
+  int value(std::int32_t depth, bool is_candidate) const noexcept {
     const int length = AcceptanceModel::length_value(place.length + depth);
-    if (expected != candidate) return 8 + std::min(3, length / 3);
+    if (!is_candidate) return 8 + std::min(3, length / 3);
     const bool guessed = depth == 0 && place.footing == CopyCursor::Footing::kGuessed;
     return guessed ? 1 : 2 + std::min(4, length / 2);
   }
@@ -51,7 +49,8 @@ struct Agreement {
   bool prediction;
 };
 
-struct Candidate {
+// A cache line, since many are copied.
+struct alignas(64) Candidate {
   Token token;
   float weight;  // of the evidence: more is likelier
   Agreement agreement;
@@ -80,10 +79,18 @@ class Candidates {
 
   // Weighs the tokens that may follow a node, `depth` tokens below the root. For a chain, call
   // this for its nodes in order: each is the best candidate of the one before.
-  Range expand(std::int32_t depth, const Agreement& agreement);
+  Range expand(std::int32_t depth, const Agreement& agreement) {
+    const std::size_t first = size_;
+    if (depth < run_end_) {
+      repeat(depth);
+    } else {
+      find(depth, agreement);
+    }
+    return {first, size_};
+  }
 
   // For a chain that goes on with a token that is not among these.
-  void leave() noexcept { repeating_ = false; }
+  void leave() noexcept { run_end_ = 0; }
 
   const Candidate& operator[](std::size_t i) const noexcept { return candidates_[i]; }
 
@@ -102,34 +109,53 @@ class Candidates {
     std::int32_t length() const noexcept { return std::max(context_length, store_length); }
   };
 
-  // What the sources expect after a node; -1: nothing.
-  struct Expected {
+  // What the candidates of one node share.
+  struct Node {
+    std::int32_t depth;
+    // What the sources expect; -1: nothing.
     Token copy;
     Token prediction;
     Token latest_of_context;  // by the latest of the longest matches
     Token latest_of_stores;
+    int total;  // of the matches
   };
 
+  void find(std::int32_t depth, const Agreement& agreement);
+  void group_sources(const Agreement& agreement, Node& node) noexcept;
   Group& group_of(Token token) noexcept;
-  bool repeat(std::int32_t depth, Expected expected);
-  void begin_repeating() noexcept;
-  void weigh(const Group& group, std::int32_t depth, int total, std::int32_t rival_length,
-             const Expected& expected);
+  void weigh(const Group& group, std::int32_t rival_length, const Node& node,
+             Candidate& candidate) const noexcept;
+  void weigh_lengths(const Group& group, std::int32_t rival_length,
+                     Candidate& candidate) const noexcept;
+  void begin_run(std::int32_t depth) noexcept;
+  void weigh_again(std::int32_t depth, Candidate& candidate) noexcept;
+
+  // The next token of a run is a candidate as the one before, with longer matches.
+  void repeat(std::int32_t depth) noexcept {
+    Candidate* candidate = candidates_.data() + size_++;
+    *candidate = candidate[-1];
+    candidate->token = run_[static_cast<std::size_t>(depth - run_begin_)];
+    if (depth == weighed_until_) weigh_again(depth, *candidate);
+  }
 
   const AcceptanceModel& acceptance_;
   const MatchedTexts& matches_;
   const bool tree_;
   ExpectedText copy_;
   ExpectedText prediction_;
-  std::vector<Candidate> candidates_;
+  std::vector<Candidate> candidates_;  // the first size_ are those of the draft
+  std::size_t size_ = 0;
   std::array<Group, kMost> groups_;
   int num_groups_ = 0;
 
-  // While all sources agree on one token after another.
-  bool repeating_ = false;
-  std::array<int, 4> repeated_values_{};
-  std::array<std::uint8_t, MatchedTexts::kMost> agreeing_;  // the matches
-  int num_agreeing_ = 0;
+  // While all sources agree on one token after another: those tokens, from the depth run_begin_ up
+  // to run_end_.
+  static constexpr std::int32_t kLongestRun = 16;
+  std::array<Token, kLongestRun> run_{};
+  std::int32_t run_begin_ = 0;
+  std::int32_t run_end_ = 0;
+  std::int32_t grouped_at_ = 0;     // the depth of the lengths of groups_[0]
+  std::int32_t weighed_until_ = 0;  // the next depth with other evidence
 };
 
 }  // namespace fastdraft

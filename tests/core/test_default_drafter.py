@@ -48,7 +48,7 @@ def corpus() -> Iterator[Datastore]:
     prediction=st.just([]) | texts,
     documents=st.none() | st.lists(texts, max_size=4),
     steps=steps,
-    lookahead=st.integers(1, 8),
+    lookahead=st.integers(1, 8) | st.just(20),
     tree_budget=st.none() | st.integers(1, 20),
     token_cost=st.just(0.0) | st.floats(0.001, 0.3),
 )

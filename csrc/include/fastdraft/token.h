@@ -33,6 +33,18 @@ inline std::int64_t common_suffix(const Token* a, const Token* b, std::int64_t m
   return length;
 }
 
+// How many of the tokens from `a` on are those from `b` on, `most` at most.
+inline std::int64_t common_prefix(const Token* a, const Token* b, std::int64_t most) noexcept {
+  constexpr std::int64_t kStep = 4;  // compared at once
+  std::int64_t length = 0;
+  while (length + kStep <= most &&
+         std::memcmp(a + length, b + length, kStep * sizeof(Token)) == 0) {
+    length += kStep;
+  }
+  while (length < most && a[length] == b[length]) ++length;
+  return length;
+}
+
 // Throws InvalidValueError for a negative token, or one that is not below
 // `vocabulary`; `what` names the tokens.
 FASTDRAFT_EXPORT void check_tokens(const Token* tokens, std::int64_t count, const char* what,
