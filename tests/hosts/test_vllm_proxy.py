@@ -1,13 +1,16 @@
 """The proxy before a real vLLM server, whose own middleware is off; OpenAI's client before it.
 
-FASTDRAFT_DEMO_MODEL names the folder of the demo model.
+FASTDRAFT_DEMO_MODEL names the folder of the demo model. FASTDRAFT_VLLM_RUST names the program of
+vLLM's frontend in Rust, which wheels for CPUs leave out.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import openai
 import pytest
@@ -29,16 +32,29 @@ TOOLS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+RUST = os.environ.get("FASTDRAFT_VLLM_RUST")
+IN_RUST = pytest.param(
+    RUST, id="rust", marks=pytest.mark.skipif(RUST is None, reason="FASTDRAFT_VLLM_RUST is not set")
+)
+
+
+@pytest.fixture(scope="module", params=[pytest.param(None, id="python"), IN_RUST])
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
     """The proxy. The folder of the ledger is shared, as an operator would."""
     folder = tmp_path_factory.mktemp("ledger")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FASTDRAFT_VLLM_LEDGER", str(folder))
         settings = {"token_cost": 0.01}
+        frontend = None if request.param is None else Path(request.param).resolve()
         with (
             serving(
-                tmp_path_factory.mktemp("drafting"), settings, middleware=None, ledger=folder
+                tmp_path_factory.mktemp("drafting"),
+                settings,
+                middleware=None,
+                ledger=folder,
+                frontend=frontend,
             ) as vllm,
             running(create(vllm.url)) as url,
         ):

@@ -123,6 +123,13 @@ def test_a_prediction_is_accepted(drafting: dict[str, Any], plain: dict[str, Any
     assert rejected > 0
 
 
+def test_vllm_counts_the_draft_tokens_of_each_request(drafting: dict[str, Any]) -> None:
+    """With `per_request_spec_decode_metrics`, which needs nothing of ours."""
+    accepted, drafted = drafting["counted"]
+    assert accepted == drafting["accepted"]
+    assert accepted < drafted <= LOOKAHEAD * len(PROMPTS) * TOKENS
+
+
 def test_a_request_may_switch_drafts_off(drafting: dict[str, Any], plain: dict[str, Any]) -> None:
     assert_same(plain["alone"][0], drafting["off"])
     # vLLM verifies as many tokens for each row. Here they repeat the last one, which may be right.
@@ -196,10 +203,10 @@ def test_ranks_of_a_model_in_parts_agree(plain: dict[str, Any]) -> None:
 
 
 def test_lengths_of_drafts_follow_the_batch(plain: dict[str, Any]) -> None:
-    """The scheduler asks for each step; what it verifies changes, and the tokens do not."""
+    """By default the scheduler asks for each step; what it verifies changes, the tokens do not."""
     result = scenario("lengths")
-    assert set(result["chosen"]) <= {0, 2, LOOKAHEAD}
-    assert len(set(result["chosen"])) > 1
+    assert result["named"] == [[1, 1, LOOKAHEAD], [2, 2, 3], [3, 3, 1], [4, 4, 0]]
+    assert set(result["chosen"]) == {0, 1, 3, LOOKAHEAD}
     assert result["told"] > 20
     assert result["faults"] == 0
     assert_all_same(plain["alone"] * 2, result["outputs"])
@@ -229,11 +236,10 @@ def start(mode: str) -> Any:
             "prompt_lookup_min": 2,
             "prompt_lookup_max": 4,
         }
-    if mode == "lengths":
-        options["speculative_config"]["num_speculative_tokens_per_batch_size"] = [
-            [1, 2, LOOKAHEAD],
-            [3, 4, 2],
-        ]
+    if mode in ("drafting", "crowded"):
+        # The same drafts however fast steps are.
+        options["speculative_config"]["num_speculative_tokens_per_batch_size"] = [(1, 4, LOOKAHEAD)]
+        options["per_request_spec_decode_metrics"] = "summary"
     if mode in ("drafting", "crowded", "ranks", "lengths"):
         options["additional_config"] = {"fastdraft": {"speculator": True}}
     return LLM(
@@ -328,7 +334,15 @@ def with_drafts(run: Run) -> dict[str, Any]:
     speculator = run.speculator
     late = speculator.late
     apart = {"fastdraft_remember": 0}
-    found: dict[str, Any] = {"alone": run.alone(PROMPTS), "accepted": run.accepted}
+    first = [run.say([prompt])[0].outputs[0] for prompt in PROMPTS]
+    found: dict[str, Any] = {
+        "alone": [list(each.token_ids) for each in first],
+        "accepted": run.accepted,
+    }
+    counts = [each.spec_decode_metrics.to_dict() for each in first]
+    found["counted"] = [
+        sum(each[f"num_{what}_tokens"] for each in counts) for what in ("accepted_draft", "draft")
+    ]
     found["again"] = run.alone(PROMPTS)
     found["accepted again"] = run.accepted - found["accepted"]
     found["at once"] = run.tokens(PROMPTS * 2)
@@ -478,10 +492,11 @@ def in_parts(run: Run) -> dict[str, Any]:
 
 def in_changing_lengths(run: Run) -> dict[str, Any]:
     """Every choice is taken from a script, so that all of them are verified."""
+    speculative = run.llm.llm_engine.vllm_config.speculative_config
     from fastdraft.integrations.vllm.lengths import DraftLengths
 
     told: list[int] = []
-    script = itertools.cycle([LOOKAHEAD, 2, 0, LOOKAHEAD, LOOKAHEAD, 2])
+    script = itertools.cycle([LOOKAHEAD, 3, 0, LOOKAHEAD, 1, LOOKAHEAD, 3])
     observe, chosen = DraftLengths.observe, []
 
     def choose(_: Any, rows: int) -> int:
@@ -501,6 +516,7 @@ def in_changing_lengths(run: Run) -> dict[str, Any]:
     assert set(told) <= set(chosen) | {0}
     return {
         "outputs": outputs,
+        "named": speculative.num_speculative_tokens_per_batch_size,
         "chosen": chosen,
         "told": len(told),
         "faults": run.speculator.faults,

@@ -181,3 +181,19 @@ def test_chances_are_taken_by_adaptive_verification(source: Path) -> None:
     assert "confidence_probs[:num_reqs]" in manager
     config = ast.unparse(body(module(source, "config/vllm.py"), "VllmConfig"))
     assert "Adaptive verification is not currently compatible with LoRA" in config
+
+
+def test_lengths_of_drafts_are_named_before_graphs_are_chosen(source: Path) -> None:
+    """In the one place where vLLM knows its runner, and has not looked at the lengths yet."""
+    config = body(module(source, "config/vllm.py"), "VllmConfig")
+    text = ast.unparse(body(config, "__post_init__"))
+    given = text.index("self._maybe_disable_dynamic_sd_for_data_parallel()")
+    assert given < text.index("self._maybe_override_dynamic_sd_cudagraph_mode()")
+    assert given < text.index("self._set_cudagraph_sizes()")
+    assert "uses_dynamic_speculative_decoding" not in text
+    assert parameters(body(config, "_maybe_disable_dynamic_sd_for_data_parallel")) == ["self"]
+    scheduler = body(module(source, "v1/core/sched/scheduler.py"), "Scheduler")
+    assert "self.dynamic_sd_lookup[len(num_scheduled_tokens)]" in ast.unparse(scheduler)
+    # Graphs of each length that is named, none at all included.
+    graphs = (source / GPU / "cudagraph_utils.py").read_text(encoding="utf-8")
+    assert "for num_spec in dense_schedule[1:]" in graphs

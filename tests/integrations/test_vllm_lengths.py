@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 import logging
+import pickle
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from fastdraft.errors import InvalidValueError
 from fastdraft.integrations.vllm import lengths as lengths_module
-from fastdraft.integrations.vllm.lengths import DraftLengths, follow_batches
+from fastdraft.integrations.vllm.lengths import (
+    DraftLengths,
+    DraftSchedule,
+    follow_batches,
+    give_lengths,
+)
 from fastdraft.step_latency import StepLatency
 from vllm_v2_host import v2_config
 
@@ -81,6 +91,87 @@ def test_there_must_be_a_length() -> None:
         DraftLengths([0], StepLatency("cuda"))
 
 
+@given(st.integers(1, 64), st.integers(1, 600))
+def test_a_schedule_names_each_length_for_some_rows(longest: int, rows: int) -> None:
+    """As vLLM reads it: ranges that follow one another from 1 on, the last one to the most rows."""
+    schedule = DraftSchedule(longest, rows)
+    begins, ends, lengths = zip(*schedule, strict=True)
+    assert begins == (1, *(end + 1 for end in ends[:-1]))
+    assert ends[-1] == rows
+    assert all(begin <= end for begin, end, _ in schedule)
+    assert lengths[0] == longest
+    assert list(lengths) == sorted(set(lengths), reverse=True)
+    assert rows == 1 or lengths[-1] == 0
+
+
+def test_longer_drafts_are_named_for_fewer_rows() -> None:
+    assert DraftSchedule(8, 256) == [
+        (1, 31, 8),
+        (32, 63, 4),
+        (64, 127, 2),
+        (128, 255, 1),
+        (256, 256, 0),
+    ]
+    assert DraftSchedule(8, 3) == [(1, 1, 8), (2, 2, 4), (3, 3, 0)]
+    assert DraftSchedule(8, 1) == [(1, 1, 8)]
+
+
+def test_a_schedule_reaches_other_processes() -> None:
+    schedule = DraftSchedule(8, 256)
+    for other in (pickle.loads(pickle.dumps(schedule)), copy.deepcopy(schedule)):
+        assert isinstance(other, DraftSchedule)
+        assert other == schedule
+
+
+def vllm_config(
+    *, v2: bool = True, replicas: int = 1, method: str = "ngram_gpu", **options: Any
+) -> Any:
+    made = v2_config(**options)
+    made.use_v2_model_runner = v2
+    made.parallel_config.data_parallel_size = replicas
+    made.speculative_config.method = method
+    return made
+
+
+def test_lengths_are_given_where_the_user_named_none() -> None:
+    made = vllm_config(speculator=True, lookahead=6, rows=4)
+    for _ in range(2):
+        give_lengths(made)
+        given_lengths = made.speculative_config.num_speculative_tokens_per_batch_size
+        assert given_lengths == DraftSchedule(6, 4)
+        assert isinstance(given_lengths, DraftSchedule)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"speculator": True, "v2": False},
+        {"speculator": True, "replicas": 2},
+        {"speculator": True, "adaptive": True},
+        {"speculator": True, "by_batch_size": [(1, 4, 6)]},
+        {"speculator": True, "method": "ngram"},
+    ],
+)
+def test_elsewhere_vllm_keeps_what_it_was_given(options: Any) -> None:
+    made = vllm_config(**options)
+    give_lengths(made)
+    named = made.speculative_config.num_speculative_tokens_per_batch_size
+    assert named == options.get("by_batch_size")
+    assert not isinstance(named, DraftSchedule)
+
+
+def test_a_configuration_without_drafts_stays_as_it_is() -> None:
+    made = vllm_config(speculator=True)
+    made.speculative_config = None
+    give_lengths(made)
+
+
+def test_a_bad_setting_is_named_early() -> None:
+    with pytest.raises(InvalidValueError, match="speculator must be True or False, got 'yes'"):
+        give_lengths(vllm_config(speculator="yes"))
+
+
 class Scheduler:
     """vLLM's, as far as it is read."""
 
@@ -115,7 +206,7 @@ def a_step(
 def test_a_scheduler_asks_and_tells(good: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(lengths_module.time, "perf_counter", lambda: clock.now)
-    scheduler = Scheduler([[1, 4, 6], [5, 8, 2]], speculator=True)
+    scheduler = Scheduler(DraftSchedule(6, 3), speculator=True)
     follow_batches(scheduler)
     chosen = []
     for step in range(300):
@@ -126,29 +217,28 @@ def test_a_scheduler_asks_and_tells(good: bool, monkeypatch: pytest.MonkeyPatch)
         a_step(scheduler, drafts, dict.fromkeys("abcd", right), prompt=20 * (step % 7 == 0))
         chosen.append(length)
     assert scheduler.updated == 300
-    assert set(chosen) <= {0, 2, 6}
+    assert set(chosen) <= {0, 3, 6}
     late = np.mean(chosen[100:])
     assert late > 5 if good else late < 0.5
 
 
 @pytest.mark.parametrize(
-    ("by_batch_size", "options"),
+    "by_batch_size",
     [
-        (None, {"speculator": True}),
-        ([[1, 4, 6]], {}),
-        ([[1, 4, 0]], {"speculator": True}),
-        ([[1, 4, 6]], {"speculator": True, "adaptive": True}),
+        None,
+        [[1, 4, 6]],
+        [(1, 1, 6), (2, 2, 3), (3, 3, 0)],
     ],
 )
-def test_other_schedulers_stay_as_they_are(by_batch_size: Any, options: Any) -> None:
-    scheduler = Scheduler(by_batch_size, **options)
+def test_a_list_of_the_users_own_is_vllms_to_follow(by_batch_size: Any) -> None:
+    scheduler = Scheduler(by_batch_size, speculator=True)
     follow_batches(scheduler)
     assert scheduler.dynamic_sd_lookup == "vLLM's own"
     assert "update_from_output" not in vars(scheduler)
 
 
 def test_a_changed_scheduler_goes_on(caplog: pytest.LogCaptureFixture) -> None:
-    scheduler = Scheduler([[1, 4, 6]], speculator=True)
+    scheduler = Scheduler(DraftSchedule(6, 2), speculator=True)
     follow_batches(scheduler)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):

@@ -31,6 +31,15 @@ V1 = {
 }
 
 
+# `vllm serve`, which asks for the version of a package that vLLM for CPUs calls otherwise.
+_SERVE = """
+from vllm.entrypoints.cli.serve import ServeSubcommand
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+ServeSubcommand.cmd(make_arg_parser(FlexibleArgumentParser()).parse_args())
+"""
+
+
 @dataclass(frozen=True)
 class Server:
     url: str
@@ -75,11 +84,13 @@ def serving(
     variables: Mapping[str, str] = os.environ,
     middleware: str | None = "fastdraft.integrations.vllm.PredictionMiddleware",
     ledger: Path | None = None,
+    frontend: Path | None = None,
 ) -> Iterator[Server]:
     """A server with settings of fastdraft, until the block ends.
 
     variables: Of its environment.
     ledger: The folder of its ledgers; None for one of its own.
+    frontend: The program of vLLM's frontend in Rust; None for the one in Python.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -99,6 +110,8 @@ def serving(
     if middleware is not None:
         arguments["--middleware"] = middleware
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager"]
+    if frontend is not None:
+        command[1:3] = ["-c", _SERVE]
     for pair in arguments.items():
         command.extend(pair)
     server = Server(f"http://127.0.0.1:{port}", folder / "server.log")
@@ -109,6 +122,9 @@ def serving(
         "VLLM_LOGGING_LEVEL": "INFO",
         "VLLM_NO_USAGE_STATS": "1",
     }
+    if frontend is not None:
+        environment["VLLM_USE_RUST_FRONTEND"] = "1"
+        environment["VLLM_RUST_FRONTEND_PATH"] = str(frontend)
     # Nor does the server share the ledger of engines in this process.
     environment.pop("FASTDRAFT_VLLM_LEDGER", None)
     if ledger is not None:

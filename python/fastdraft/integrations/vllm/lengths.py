@@ -21,7 +21,7 @@ from fastdraft.integrations.vllm.settings import Settings
 from fastdraft.integrations.vllm.step_times import captured_sizes
 from fastdraft.step_latency import StepLatency
 
-__all__ = ["DraftLengths", "follow_batches"]
+__all__ = ["DraftLengths", "DraftSchedule", "default_lengths", "follow_batches", "give_lengths"]
 
 _logger = logging.getLogger(__name__)
 
@@ -111,6 +111,64 @@ class DraftLengths:
         return np.array(expected)
 
 
+class DraftSchedule(list[tuple[int, int, int]]):
+    """vLLM's `num_speculative_tokens_per_batch_size` where fastdraft gave it, not the user.
+
+    vLLM captures graphs of the lengths that it names. Which of them a step takes is fastdraft's
+    choice then; without fastdraft's scheduler the number of rows decides.
+
+    Args:
+        longest: The longest draft.
+        rows: The most rows of a step. Each length needs a number of rows of its own.
+    """
+
+    def __init__(self, longest: int, rows: int) -> None:
+        lengths = default_lengths(longest)
+        if len(lengths) > rows:
+            lengths = [*lengths[: rows - 1], 0] if rows > 1 else [longest]
+        # As many rows as have a graph: where drafts are half as long, twice as many.
+        ends = [max(i, (rows - 1) >> (len(lengths) - 1 - i)) for i in range(1, len(lengths))]
+        begins = [1, *(end + 1 for end in ends)]
+        super().__init__(zip(begins, [*ends, rows], lengths, strict=True))
+
+
+def default_lengths(longest: int) -> list[int]:
+    """Those to choose among where the user names none: each half of the one before it, and 0."""
+    lengths = [longest]
+    while lengths[-1]:
+        lengths.append(lengths[-1] // 2)
+    return lengths
+
+
+def give_lengths(vllm_config: Any) -> None:
+    """Gives vLLM lengths of drafts to choose among, if the user named none.
+
+    Does nothing without the V2 speculator, with adaptive verification, whose drafts differ in
+    length, and with data parallelism, where vLLM cannot change the length.
+
+    Args:
+        vllm_config: A `vllm.config.VllmConfig` that is being made, before it chooses the sizes of
+            its graphs.
+
+    Raises:
+        InvalidValueError: `additional_config["fastdraft"]` has an unknown key or a bad value.
+    """
+    speculative = vllm_config.speculative_config
+    if getattr(speculative, "method", None) != "ngram_gpu":
+        return
+    if (
+        not Settings.of(vllm_config).speculator
+        or not vllm_config.use_v2_model_runner
+        or speculative.num_speculative_tokens_per_batch_size is not None
+        or getattr(speculative, "enable_adaptive_verification", False)
+        or vllm_config.parallel_config.data_parallel_size > 1
+    ):
+        return
+    speculative.num_speculative_tokens_per_batch_size = DraftSchedule(
+        int(speculative.num_speculative_tokens), int(vllm_config.scheduler_config.max_num_seqs)
+    )
+
+
 class _Lengths:
     """In the place of a scheduler's list of lengths by the number of rows."""
 
@@ -124,23 +182,17 @@ class _Lengths:
 def follow_batches(scheduler: Any) -> None:
     """Has a scheduler choose the length of drafts step by step.
 
-    Does nothing without the V2 speculator, without a list of lengths, and with adaptive
-    verification, whose drafts differ in length.
+    Does nothing where `give_lengths` gave none: a list of the user's own is vLLM's to follow.
 
     Args:
         scheduler: A `vllm.v1.core.sched.scheduler.Scheduler` that was just made.
     """
     config = scheduler.vllm_config
     speculative = getattr(config, "speculative_config", None)
-    # vLLM takes the list away where the length has to stay: with data parallelism.
-    by_batch_size = getattr(speculative, "num_speculative_tokens_per_batch_size", None)
-    if not by_batch_size or not Settings.of(config).speculator:
+    schedule = getattr(speculative, "num_speculative_tokens_per_batch_size", None)
+    if not isinstance(schedule, DraftSchedule):
         return
-    if getattr(speculative, "enable_adaptive_verification", False):
-        return
-    allowed = {int(length) for *_, length in by_batch_size}
-    if max(allowed) < 1:
-        return
+    allowed = {length for *_, length in schedule}
     sizes, _ = captured_sizes(config)
     lengths = DraftLengths(allowed, StepLatency(config.device_config.device_type, sizes))
     update, last = scheduler.update_from_output, _Last()

@@ -11,7 +11,7 @@ import logging
 from typing import Any
 
 from fastdraft.integrations.vllm.ledger import share_folder
-from fastdraft.integrations.vllm.lengths import follow_batches
+from fastdraft.integrations.vllm.lengths import follow_batches, give_lengths
 from fastdraft.integrations.vllm.proposer import FastdraftProposer
 from fastdraft.integrations.vllm.requests import SALT
 from fastdraft.integrations.vllm.settings import Settings
@@ -32,6 +32,7 @@ def register() -> None:
         _introduce_runners,
         _introduce_v2_runners,
         _introduce_schedulers,
+        _name_lengths,
         _offer_speculator,
         _mark_salted_requests,
     )
@@ -68,6 +69,23 @@ def _introduce_schedulers() -> None:
     from vllm.v1.core.sched.scheduler import Scheduler
 
     _after_init(Scheduler, follow_batches)
+
+
+def _name_lengths() -> None:
+    """Names lengths of drafts in each configuration, just before vLLM decides what they change."""
+    from vllm.config import VllmConfig
+
+    original = VllmConfig._maybe_disable_dynamic_sd_for_data_parallel
+    if getattr(original, "calls_fastdraft", False):
+        return
+
+    @functools.wraps(original)
+    def decide(self: Any) -> None:
+        give_lengths(self)
+        original(self)
+
+    decide.calls_fastdraft = True  # type: ignore[attr-defined]
+    VllmConfig._maybe_disable_dynamic_sd_for_data_parallel = decide
 
 
 def _offer_speculator() -> None:
