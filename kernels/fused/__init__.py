@@ -7,7 +7,7 @@ operands. They run wherever Triton does.
 from __future__ import annotations
 
 from fastdraft.kernels.fused.align import align
-from fastdraft.kernels.fused.greedy import verify_greedy
+from fastdraft.kernels.fused.greedy import choose, verify_greedy
 from fastdraft.kernels.fused.processors import observe, patch, raw_logprobs
 from fastdraft.kernels.fused.rejection import verify_rejection
 from fastdraft.kernels.fused.sampled import verify_sampled
@@ -15,6 +15,7 @@ from fastdraft.kernels.fused.tree import compaction_indices, tree_attention_mask
 
 __all__ = [
     "align",
+    "choose",
     "compaction_indices",
     "observe",
     "patch",

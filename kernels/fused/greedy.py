@@ -13,6 +13,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from fastdraft.kernels.fused import config, sampled
 from fastdraft.kernels.fused.acceptance import accept
@@ -36,7 +37,7 @@ from fastdraft.kernels.fused.rows import (
     unpack,
     values_of,
 )
-from fastdraft.kernels.operands import Batch, Emitted
+from fastdraft.kernels.operands import Batch, Emitted, Sampling
 from fastdraft.kernels.workspace import Scratch, take_output
 
 
@@ -146,3 +147,13 @@ def verify_greedy(batch: Batch) -> Emitted:
             num_warps=config.WARPS,
         )
     return output
+
+
+def choose(logits: Tensor, sampling: Sampling | None) -> Tensor:
+    """The reference's `choose`: a verification of as many requests as rows, without drafts."""
+    nothing = torch.empty(0, dtype=torch.int32, device=logits.device)
+    offsets = torch.zeros(len(logits) + 1, dtype=torch.int64, device=logits.device)
+    batch = Batch(logits, nothing, offsets, max_draft=0)
+    if sampling is None:
+        return verify_greedy(batch).token_ids[:, 0]
+    return sampled.verify_sampled(batch, sampling).token_ids[:, 0]

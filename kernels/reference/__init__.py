@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastdraft.kernels.reference.acceptance import (
     accept,
     accept_tree,
+    choose,
     verify_greedy,
     verify_sampled,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "accept_tree",
     "align",
     "argmax",
+    "choose",
     "compaction_indices",
     "draw",
     "exponential",

@@ -34,6 +34,16 @@ def verify_sampled(batch: Batch, sampling: Sampling) -> Emitted:
     return emit(draw(batch.logits, of_rows, batch.allowed, **batch.wanted), batch)
 
 
+def choose(logits: Tensor, sampling: Sampling | None) -> Tensor:
+    """The target's own token of each row of logits, integers (rows,), -1 for an empty row.
+
+    sampling: of rows; None for the largest logit. What the operations above compare drafts with,
+    for a loop that compares them on the host.
+    """
+    chosen = argmax(logits) if sampling is None else draw(logits, sampling)
+    return torch.where(chosen.maxima == -torch.inf, -1, chosen.tokens)
+
+
 def emit(chosen: Chosen, batch: Batch) -> Emitted:
     """What is emitted where the target chose these tokens, one for each row of the batch."""
     path = None

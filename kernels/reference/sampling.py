@@ -150,14 +150,19 @@ def weigh(x: Tensor, *, maximum: Tensor, warpers: Warpers) -> Tensor:
     if top_k is not None:
         bounded = (top_k > 0) & (top_k < x[0].numel())
         need = torch.where(bounded, top_k, torch.inf).to(x.dtype)
-        few = int(torch.where(bounded, top_k, 1).max()) if _reads_back(x) else 0
-        _remove_below(_threshold(x, None, need, maximum, few=few), x, weights)
+        if _reads_back(x):
+            few = int(torch.where(bounded, top_k, 1).max())
+            lowest = x.flatten(1).topk(few).values.gather(1, top_k.clamp(1, few)[:, None] - 1)
+            lowest = torch.where(bounded, lowest[:, 0], -torch.inf)
+        else:
+            lowest = _threshold(x, None, need, maximum, few=0)
+        _remove_below(lowest, x, weights)
     if top_p is not None:
         need = torch.where(top_p < 1, top_p * weights.sum(-1).sum(-1), torch.inf).to(x.dtype)
         _remove_below(_threshold(x, weights, need, maximum, few=_NUCLEUS), x, weights)
     if min_p is not None:
-        lowest = maximum + temperature * min_p.double().log()
-        _remove_below(lowest.to(x.dtype), x, weights)
+        lowest = (maximum + temperature * min_p.double().log()).to(x.dtype)
+        _remove_below(lowest, x, weights)
     return weights
 
 

@@ -224,25 +224,34 @@ class StepLatency:
 
     Args:
         device_type: Where the model computes, as in `torch.device.type`; chooses the typical curve.
-        sizes: The numbers of tokens to which the host pads a forward, as it has captured graphs of
-            them. One over more tokens than the largest is not padded. None: nothing is padded.
+        sizes: The numbers of tokens to which the host pads a forward, as it has captured or
+            compiled graphs of them. Where they are of all rows together, a forward over more tokens
+            than the largest is not padded. None: nothing is padded.
+        a_row: Whether they are of each row instead; then no forward has more than the largest.
     """
 
-    _of_model: ClassVar[weakref.WeakKeyDictionary[Any, StepLatency]] = weakref.WeakKeyDictionary()
+    _of_model: ClassVar[
+        weakref.WeakKeyDictionary[Any, dict[tuple[str, tuple[int, ...]], StepLatency]]
+    ] = weakref.WeakKeyDictionary()
 
-    def __init__(self, device_type: str, sizes: Sequence[int] = ()) -> None:
+    def __init__(self, device_type: str, sizes: Sequence[int] = (), *, a_row: bool = False) -> None:
         self._device_type = device_type
         self._sizes = np.array(sorted(sizes), dtype=np.float64)
+        self._a_row = a_row
         self._curves: dict[int, _Curve] = {}
         self._lock = threading.Lock()
 
     @classmethod
-    def of(cls, model: object, device_type: str) -> StepLatency:
-        """What is known of `model` from earlier generations; kept as long as the model lives."""
-        cost = cls._of_model.get(model)
-        if cost is None or cost._device_type != device_type:
-            cost = cls._of_model[model] = cls(device_type)
-        return cost
+    def of(cls, model: object, device_type: str, widths: Sequence[int] = ()) -> StepLatency:
+        """What is known of `model` from earlier generations; kept as long as the model lives.
+
+        widths: The tokens a row that its forwards may have; empty for any number.
+        """
+        known = cls._of_model.setdefault(model, {})
+        key = device_type, tuple(widths)
+        if key not in known:
+            known[key] = cls(device_type, widths, a_row=True)
+        return known[key]
 
     def wants_plain_step(self, rows: int) -> bool:
         """Whether the next step should go without drafts, to learn what that costs.
@@ -252,28 +261,23 @@ class StepLatency:
         with self._lock:
             return self._curve(rows).wants_plain_step()
 
-    def best_widths(
-        self, rows: int, widest: int = _LONGEST, *, sizes: Sequence[int] | None = None
-    ) -> tuple[_Array, NDArray[np.int64]]:
+    def best_widths(self, rows: int, widest: int = _LONGEST) -> tuple[_Array, NDArray[np.int64]]:
         """What to pay for drafts when a forward may be padded to a width that is cheaper.
 
         Args:
             rows: The rows of the forward.
-            widest: The most tokens a row.
-            sizes: The only widths that a forward may have, rising from 1, in place of `widest`. A
-                narrower forward is padded to the next one and costs as much; `None` for any width.
+            widest: The most tokens a row; no more than the largest of the sizes where these are of
+                each row.
 
         Returns:
             The seconds of a step that has room for 1 .. `widest` tokens a row, float64, and the
             width to give its forward, int64; both of shape (widest,). Cost O(widest).
         """
-        if sizes is not None:
-            widest = sizes[-1]
-        seconds = self._curve(rows).seconds(np.arange(1.0, widest + 1))
-        runs = np.arange(1, widest + 1)
-        if sizes is not None:
-            runs = np.array(sizes)[np.searchsorted(sizes, runs)]
-            seconds = seconds[runs - 1]
+        if self._a_row and len(self._sizes):
+            widest = min(widest, int(self._sizes[-1]))
+        padded = self._padded(rows, rows * np.arange(1.0, widest + 1))
+        seconds = self._curve(rows).seconds(self._widths(rows, padded))
+        runs = (padded / rows).astype(np.int64)
         from_right = seconds[::-1]
         cheapest = np.minimum.accumulate(from_right)
         # The running minimum belongs to the width that renewed it last.
@@ -298,10 +302,11 @@ class StepLatency:
             its `cost`. Cost O(rows * widest).
         """
         tokens, curve = np.arange(1.0, rows * widest + 1), self._curve(rows)
-        if len(self._sizes):
+        if len(self._sizes) and not self._a_row:
             widths = self._widths(rows, np.maximum(tokens, rows))
             return curve.seconds(widths, hopeful=hopeful)
-        known = curve.seconds(np.arange(1.0, widest + 1), hopeful=hopeful)
+        widths = self._widths(rows, rows * np.arange(1.0, widest + 1))
+        known = curve.seconds(widths, hopeful=hopeful)
         if rows == 1:
             return known
         seconds: _Array = np.interp(tokens, tokens[rows - 1 :: rows], known)
@@ -338,14 +343,20 @@ class StepLatency:
                     one_graph=one_graph,
                 )
 
+    def _padded(self, rows: int, tokens: _Array) -> _Array:
+        """The tokens that forwards over `tokens` tokens really have."""
+        if not len(self._sizes):
+            return tokens
+        sizes = self._sizes * rows if self._a_row else self._sizes
+        padded = np.append(sizes, np.inf)[np.searchsorted(sizes, tokens)]
+        return np.where(np.isinf(padded), tokens, padded)
+
     def _widths(self, rows: int, tokens: _Array) -> _Array:
         """Where forwards stand on the curve of `rows`, by the tokens in them."""
-        if not len(self._sizes):
-            return tokens / rows
-        place = np.searchsorted(self._sizes, tokens)
-        padded = np.append(self._sizes, np.inf)[place]
+        if self._a_row or not len(self._sizes):
+            return self._padded(rows, tokens) / rows
         # All numbers of rows that share a curve pad to the same sizes.
-        return np.where(np.isinf(padded), tokens, padded) / _shared(rows)
+        return self._padded(rows, tokens) / _shared(rows)
 
     def _curve(self, rows: int) -> _Curve:
         # Numbers of rows within a power of two share a curve; a new one is measured from the

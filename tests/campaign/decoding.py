@@ -249,12 +249,12 @@ class _Widths(StepLatency):
 
     @classmethod
     def of_model(cls, model: Any, seed: int) -> None:
-        StepLatency._of_model[model] = cls(seed)
+        StepLatency._of_model[model] = {("cpu", ()): cls(seed)}
 
     def wants_plain_step(self, rows: int) -> bool:
         return self._chance.random() < 0.05
 
-    def best_widths(self, rows: int, widest: int = 32, *, sizes: Any = None) -> tuple[Any, Any]:
+    def best_widths(self, rows: int, widest: int = 32) -> tuple[Any, Any]:
         widths = np.arange(1, widest + 1, dtype=np.int64)
         widths[1:] = np.maximum(widths[1:], self._stretch)
         return widths.astype(np.float64), widths

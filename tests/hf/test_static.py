@@ -282,11 +282,11 @@ def test_the_last_places_of_a_model_are_used() -> None:
 
 
 def test_drafts_fill_the_width_that_is_paid_for() -> None:
-    cost = StepLatency("cpu")
+    cost = StepLatency("cpu", WIDTHS, a_row=True)
     for width, seconds in ((1, 1.0), (4, 1.5), (8, 4.0), (16, 3.0), (32, 8.0)):
         for _ in range(200):
             cost.observe(1, width, seconds)
-    seconds, widths = cost.best_widths(1, sizes=WIDTHS)
+    seconds, widths = cost.best_widths(1)
     assert len(seconds) == WIDTHS[-1]
     assert set(widths.tolist()) <= set(WIDTHS)
     assert widths[0] == 1

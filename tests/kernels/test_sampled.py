@@ -198,3 +198,19 @@ def test_log_sums(dtype, vocabulary):
     again = log_sums(batch._replace(logits=apart, workspace=workspace))
     torch.testing.assert_close(again, expected, rtol=1e-6, atol=2e-5, equal_nan=True)
     assert not workspace._buffers["row_arrivals"].any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("filters", [(), ("top_k",), ("top_p", "min_p")], ids=str)
+def test_choices_are_the_reference(dtype, filters):
+    logits = odd_rows(len(TEMPERATURES), 1500, dtype, seed=9)
+    options = {name: torch.tensor(FILTERS[name]) for name in filters}
+    warpers = Warpers(torch.tensor(TEMPERATURES), **options)
+    numbers = torch.arange(len(logits))
+    sampling = Sampling(warpers, seeds=numbers, positions=numbers + 40)
+    for drawn_by in (None, sampling):
+        expected = reference.choose(logits, drawn_by)
+        got = fused.choose(logits, drawn_by)
+        usable = expected >= 0
+        assert torch.equal(got >= 0, usable)
+        assert torch.equal(got[usable].long(), expected[usable])

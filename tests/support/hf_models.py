@@ -335,7 +335,7 @@ class _InSteps(StepLatency):
     def wants_plain_step(self, rows: int) -> bool:
         return False
 
-    def best_widths(self, rows: int, widest: int = 32, *, sizes: Any = None) -> tuple[Any, Any]:
+    def best_widths(self, rows: int, widest: int = 32) -> tuple[Any, Any]:
         widths = np.maximum(np.arange(1, widest + 1), self._width)
         widths[0] = 1
         return widths * 1.0, widths
@@ -343,4 +343,4 @@ class _InSteps(StepLatency):
 
 def charge_in_steps(model: Any, width: int) -> None:
     """Makes generations with `model` take any forward of 2 to `width` tokens for one of `width`."""
-    StepLatency._of_model[model] = _InSteps(width)
+    StepLatency._of_model[model] = {("cpu", ()): _InSteps(width)}

@@ -1,4 +1,4 @@
-"""A guard for code that must not wait for a device: what reads a tensor back raises.
+"""Guards for code that must not wait for a device: one raises where a tensor is read, one counts.
 
 On a CPU such calls do not wait, and the guard finds them all the same. On a CUDA device PyTorch's
 own mode finds the rest.
@@ -35,22 +35,26 @@ class Waited(AssertionError):
 
 
 class _Guard(TorchDispatchMode):
+    def __init__(self, waits: Callable[[str], None]) -> None:
+        super().__init__()
+        self._waits = waits
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         name = func.overloadpacket.__name__
         if name in _OPERATIONS:
-            raise Waited(f"{name} waits for the device")
+            self._waits(f"{name} waits for the device")
         if name == "index" and any(
             each is not None and each.dtype == torch.bool for each in args[1]
         ):
-            raise Waited("an index of booleans waits for the device")
+            self._waits("an index of booleans waits for the device")
         if name in ("copy_", "_to_copy"):
             there = kwargs.get("device") if name == "_to_copy" else args[1].device
             waits = not (kwargs.get("non_blocking") or (name == "copy_" and args[2:3] == (True,)))
             if waits and there is not None and torch.device(there).type != args[0].device.type:
-                raise Waited("a blocking copy waits for the device")
+                self._waits("a blocking copy waits for the device")
         return func(*args, **kwargs)
 
 
@@ -58,17 +62,53 @@ class _Guard(TorchDispatchMode):
 def no_waiting() -> Iterator[None]:
     """Raises `Waited` where a value is read back from a tensor, or a copy blocks. In one thread."""
 
-    def refuse(name: str) -> Callable[..., Any]:
-        def call(*_: Any, **__: Any) -> Any:
-            raise Waited(f"Tensor.{name} waits for the device")
-
-        return call
+    def refuse(reason: str) -> None:
+        raise Waited(reason)
 
     if torch.cuda.is_available():
         torch.cuda.set_sync_debug_mode("error")
     try:
-        with _Guard(), mock.patch.multiple(torch.Tensor, **{name: refuse(name) for name in _READS}):
+        with _noticing(refuse):
             yield
     finally:
         if torch.cuda.is_available():
             torch.cuda.set_sync_debug_mode("default")
+
+
+@contextmanager
+def counted_waits() -> Iterator[list[str]]:
+    """Lists each time that a value is read back from a tensor, or a copy blocks. In one thread.
+
+    One read that goes through others, as `tolist` does, counts once.
+    """
+    waits: list[str] = []
+    with _noticing(waits.append):
+        yield waits
+
+
+@contextmanager
+def _noticing(waits: Callable[[str], None]) -> Iterator[None]:
+    inside = [False]
+
+    def noticed(reason: str) -> None:
+        if not inside[0]:
+            waits(reason)
+
+    def reading(name: str) -> Callable[..., Any]:
+        real = getattr(torch.Tensor, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            noticed(f"Tensor.{name} waits for the device")
+            before, inside[0] = inside[0], True
+            try:
+                return real(*args, **kwargs)
+            finally:
+                inside[0] = before
+
+        return call
+
+    with (
+        _Guard(noticed),
+        mock.patch.multiple(torch.Tensor, **{name: reading(name) for name in _READS}),
+    ):
+        yield

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from fastdraft.drafters import Drafts
 from fastdraft.drafters.estimator import Belief
-from fastdraft.hf.kv_cache import on_host
-from fastdraft.verification import tree_attention_mask
+from fastdraft.errors import InvalidValueError
 
 __all__ = ["FlatDrafts", "RowDraft"]
 
@@ -121,18 +120,99 @@ class FlatDrafts:
             {at: self.draft_logits[row] for at, row in enumerate(rows) if row in self.draft_logits},
         )
 
-    def sees(self, width: int) -> torch.Tensor:
-        """Which tokens of a forward see which: a row's last token, its draft, padding.
-
-        Returns:
-            (rows, width, width) bool on the CPU, [b, i, j] where token i sees token j of its row.
+    @cached_property
+    def depths(self) -> NDArray[np.int64]:
+        """How many draft tokens lead to each line of logits, itself counted: (drafted + rows,).
 
         Raises:
             InvalidValueError: A parent does not stand before its child.
         """
-        # Copies, since a drafter may hand out read-only arrays.
-        parents, offsets = on_host(self.parents), on_host(self.offsets)
-        return tree_attention_mask(parents, offsets, max_draft=width - 1)
+        lines = np.arange(len(self.token_ids) + len(self.counts))
+        if self.are_chains:
+            return lines - np.repeat(self.first_lines, self.counts + 1)
+        return (
+            np.concatenate(
+                [
+                    sees.sum(-1)[: count + 1]
+                    for sees, count in zip(self._sees, self.counts, strict=True)
+                ]
+            )
+            - 1
+        )
+
+    @cached_property
+    def first_lines(self) -> NDArray[np.int64]:
+        """The line of logits of each row's last token; those of its draft follow: (rows,)."""
+        return self.offsets[:-1].astype(np.int64) + np.arange(len(self.counts))
+
+    def are_lines_of(self, rows: Sequence[int]) -> NDArray[np.bool_]:
+        """Which lines of logits belong to some rows, bool (drafted + rows,)."""
+        return np.isin(np.repeat(np.arange(len(self.counts)), self.counts + 1), rows)
+
+    def sees(self, width: int) -> NDArray[np.bool_]:
+        """Which tokens of a forward see which: a row's last token, its draft, padding.
+
+        Returns:
+            (rows, width, width) bool, [b, i, j] where token i sees token j of its row.
+
+        Raises:
+            InvalidValueError: A parent does not stand before its child.
+        """
+        own = self._sees
+        sees = np.zeros((len(own), width, width), dtype=bool)
+        sees[:, np.arange(width), np.arange(width)] = True
+        sees[:, : own.shape[1], : own.shape[1]] |= own
+        return sees
+
+    @cached_property
+    def _sees(self) -> NDArray[np.bool_]:
+        """`sees` of the narrowest forward."""
+        width = int(self.counts.max()) + 1
+        sees = np.zeros((len(self.counts), width, width), dtype=bool)
+        sees[:, np.arange(width), np.arange(width)] = True
+        for row, start, count in zip(
+            sees, self.offsets.tolist(), self.counts.tolist(), strict=False
+        ):
+            for index, parent in enumerate(self.parents[start : start + count].tolist()):
+                if not -1 <= parent < index:
+                    raise InvalidValueError(
+                        "parents must stand before their children, from -1 to "
+                        f"{index - 1} for draft token {index}, got {parent}"
+                    )
+                row[index + 1] |= row[parent + 1]
+        return sees
+
+    def accepted(self, chosen: Sequence[int]) -> list[list[int]]:
+        """The draft tokens of each row that the target chose too, as indices within its draft.
+
+        Args:
+            chosen: The target's token after each line's token, -1 for none.
+
+        Raises:
+            InvalidValueError: Children of one parent have the same token.
+        """
+        paths = []
+        token_ids, parents = self.token_ids.tolist(), self.parents.tolist()
+        starts = self.offsets.tolist()
+        for row, (start, end) in enumerate(pairwise(starts)):
+            children: dict[tuple[int, int], int] = {}
+            for index, edge in enumerate(
+                zip(parents[start:end], token_ids[start:end], strict=True)
+            ):
+                if children.setdefault(edge, index) != index:
+                    raise InvalidValueError(
+                        "children of one parent must have different tokens, got "
+                        f"{edge[1]} twice for parent {edge[0]}"
+                    )
+            path: list[int] = []
+            last: int | None = -1
+            while last is not None:
+                line = start + row + last + 1
+                if last >= 0:
+                    path.append(last)
+                last = children.get((last, chosen[line]))
+            paths.append(path)
+        return paths
 
     def best_chains(self) -> FlatDrafts:
         """The chain in each draft that promises most accepted tokens.
@@ -143,7 +223,7 @@ class FlatDrafts:
             InvalidValueError: A parent does not stand before its child.
         """
         width = int(self.counts.max()) + 1
-        sees = self.sees(width).numpy()
+        sees = self._sees
         places = np.arange(width)
         used = (places > 0) & (places <= self.counts[:, None])  # (rows, width)
         probabilities = np.zeros(used.shape, dtype=np.float64)

@@ -30,7 +30,7 @@ from fastdraft.hf.kv_cache import RowCache
 from fastdraft.hf.loop import Decoding
 from fastdraft.hf.masks import Masks
 from fastdraft.hf.output import SpeculativeOutput, by_step, pad_token_id, padded_sequences
-from fastdraft.hf.positions import PositionCriteria, PositionProcessors
+from fastdraft.hf.positions import PositionCriteria, PositionProcessors, Warping
 from fastdraft.hf.prefill import forward_kwargs, prefill
 from fastdraft.hf.probe import require_draftable
 from fastdraft.hf.requirements import require_supported
@@ -226,6 +226,11 @@ class _Speculation:
             cache = StaticRowCache(prepared)
         else:
             cache = RowCache(prepared, new_tokens=config.max_length - input_ids.shape[1])
+        wants_dict = bool(config.return_dict_in_generate)
+        keep_scores = wants_dict and bool(config.output_scores)
+        warping = Warping()
+        if config.do_sample and not keep_scores:
+            logits_processor, warping = Warping.split(logits_processor)
         processors = PositionProcessors(logits_processor)
         criteria = PositionCriteria(stopping_criteria, count)
         padding = pad_token_id(config, criteria, count)
@@ -266,18 +271,18 @@ class _Speculation:
             templates=templates,
             seeds=seeds or [0] * count,
         )
-        wants_dict = bool(config.return_dict_in_generate)
         decoding = Decoding(
             target,
             text=input_ids.numpy(force=True),
             rows=rows,
             processors=processors,
+            warping=warping,
             criteria=criteria,
             do_sample=seeds is not None,
             drafter=drafter,
-            cost=StepLatency.of(timed, model.device.type),
+            cost=StepLatency.of(timed, model.device.type, target.widths or ()),
             streamer=streamer,
-            keep_scores=wants_dict and bool(config.output_scores),
+            keep_scores=keep_scores,
             keep_logits=wants_dict and bool(config.output_logits),
         )
         if models is not None:

@@ -20,7 +20,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import cache_utils
 from transformers.cache_utils import (
     Cache,
@@ -32,7 +34,7 @@ from transformers.cache_utils import (
 
 from fastdraft.errors import InvalidValueError
 
-__all__ = ["SHARING", "Frame", "RowCache", "on_host", "places_after"]
+__all__ = ["SHARING", "Frame", "RowCache", "on_device", "on_host", "places_after"]
 
 # A buffer has room for so much more than it needs, as a share of that.
 _SLACK: Final = 16
@@ -177,13 +179,13 @@ class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             shifts = [new - before for new, before in zip(bases, old, strict=True)]
             moves = shifts[0]
             if min(shifts) < max(shifts):
-                columns = on_host(shifts)[:, None] + _counted(capacity)
-                moves = columns.clamp(max=max(self.capacity - 1, 0)).to(device)
+                columns = np.array(shifts)[:, None] + np.arange(capacity)
+                (moves,) = on_device(device, columns.clip(max=max(self.capacity - 1, 0)))
         places = None
         if min(starts) < max(starts):
-            columns = on_host(starts)[:, None] + _counted(width)  # (rows, width)
-            rows = _counted(len(starts))[:, None].expand_as(columns)
-            places = (rows.to(device), columns.to(device))
+            columns = np.array(starts)[:, None] + np.arange(width)  # (rows, width)
+            row_of, column_of = on_device(device, np.arange(len(starts))[:, None], columns)
+            places = (row_of, column_of)
         first = 0 if self.window is None else max(min(starts) - self.window + 1, 0)
         seen = (first, max(starts) + width)
         return _Plan(bases, capacity, moves, min(starts), places, seen, length=max(lengths) + width)
@@ -290,21 +292,22 @@ class RowCache(Cache):
                 layer.plan = plan
                 layer.length = max(lengths)
 
-    def compact(self, lengths: Sequence[int], kept: torch.Tensor, device: torch.device) -> None:
+    def compact(
+        self, lengths: Sequence[int], kept: NDArray[np.int64], device: torch.device
+    ) -> None:
         """Moves what the latest forward wrote, so that accepted tokens stand behind each other.
 
         Args:
             lengths: Where the forward wrote in each row, as in `prepare`.
-            kept: (rows, tokens) int64, which of a row's new tokens is to stand in each of the
-                places from there on.
+            kept: (rows, tokens), which of a row's new tokens is to stand in each of the places
+                from there on.
         """
-        rows, places = (kept != _counted(kept.shape[1])).nonzero(as_tuple=True)
+        rows, places = np.nonzero(kept != np.arange(kept.shape[1]))
         if len(rows) == 0:
             return
         for layers in self._by_window().values():
-            starts = (on_host(lengths) - on_host(layers[0].bases))[rows]
-            sources, targets = starts + kept[rows, places], starts + places
-            indices = [index.to(device) for index in (rows, sources, targets)]
+            starts = (np.array(lengths) - np.array(layers[0].bases))[rows]
+            indices = on_device(device, rows, starts + kept[rows, places], starts + places)
             for layer in layers:
                 layer.move(*indices)
 
@@ -396,8 +399,18 @@ def on_host(values: Any) -> torch.Tensor:
     return torch.tensor(values, device="cpu")
 
 
-def _counted(count: int) -> torch.Tensor:
-    return torch.arange(count, device="cpu")
+def on_device(device: torch.device, *arrays: NDArray[np.int64]) -> list[torch.Tensor]:
+    """Numbers of the host on a device: all in one copy, which nobody waits for."""
+    if device.type == "cpu":
+        return [torch.from_numpy(array) for array in arrays]
+    numbers = torch.from_numpy(np.concatenate([array.ravel() for array in arrays]))
+    is_cuda = device.type == "cuda"
+    if is_cuda:
+        # From other memory the driver would wait for all that the device has still to do.
+        numbers = numbers.pin_memory()
+    numbers = numbers.to(device, non_blocking=is_cuda)
+    parts = torch.split(numbers, [array.size for array in arrays])
+    return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
 
 
 def _moved(buffer: torch.Tensor, plan: _Plan) -> torch.Tensor:

@@ -19,13 +19,12 @@ from numpy.typing import NDArray
 from fastdraft.drafters import Drafter
 from fastdraft.errors import FastdraftError
 from fastdraft.hf.drafts import FlatDrafts, RowDraft
-from fastdraft.hf.kv_cache import on_host, places_after
-from fastdraft.hf.positions import PositionCriteria, PositionProcessors, Positions
+from fastdraft.hf.kv_cache import on_device, on_host, places_after
+from fastdraft.hf.positions import PositionCriteria, PositionProcessors, Positions, Warping
 from fastdraft.hf.rows import UNLIMITED, Row, cancel_requests
-from fastdraft.hf.step import CachedModel, verify
+from fastdraft.hf.step import CachedModel, choose, lines_of, verify
 from fastdraft.hf.vocabulary import require_known_ids
 from fastdraft.step_latency import StepLatency
-from fastdraft.verification import compaction_indices
 
 __all__ = ["Decoding"]
 
@@ -41,7 +40,7 @@ class _Emitted:
     tokens: list[list[int]]
     scores: torch.Tensor  # (draft tokens + rows, vocabulary)
     logits: torch.Tensor
-    kept: torch.Tensor | None  # (rows, longest draft + 1) int64
+    kept: NDArray[np.int64] | None  # (rows, longest draft + 1)
 
 
 @dataclass
@@ -52,7 +51,8 @@ class Decoding:
         target: The target model, the prompts in its cache.
         text: (rows, columns) int64, the padded prompts; grows by the emitted tokens.
         rows: One for each row of `text`.
-        processors: The logits processors.
+        processors: The logits processors, but for those of `warping`.
+        warping: The last of them, where verification applies these itself.
         criteria: The stopping criteria.
         do_sample: Whether tokens are drawn, or the most probable is taken.
         drafter: The drafter.
@@ -66,6 +66,7 @@ class Decoding:
     text: NDArray[np.int64]
     rows: list[Row]
     processors: PositionProcessors
+    warping: Warping
     criteria: PositionCriteria
     do_sample: bool
     drafter: Drafter
@@ -96,7 +97,7 @@ class Decoding:
     def _step(self) -> None:
         rows = self._running
         batch = self.target.rows_in_forward(len(rows))
-        seconds, widths = self.cost.best_widths(batch, sizes=self.target.widths)
+        seconds, widths = self.cost.best_widths(batch)
         drafts = self._propose(seconds)
         longest = int(drafts.counts.max())
         # A wider forward can be the faster one; its further tokens are padding.
@@ -163,7 +164,7 @@ class Decoding:
         rows = self._running
         scores = logits
         if self.processors and drafts.are_chains:
-            scores = self.shaped(
+            scores = self._processed(
                 logits, [row.index for row in rows], drafts.by_row(), (drafts.counts + 1).tolist()
             )
         elif self.processors:
@@ -183,36 +184,44 @@ class Decoding:
 
     def _verify(
         self, scores: torch.Tensor, drafts: FlatDrafts
-    ) -> tuple[list[list[int]], torch.Tensor | None]:
+    ) -> tuple[list[list[int]], NDArray[np.int64] | None]:
         """The tokens that each row emits, and where there are trees, `_Emitted.kept`."""
         rows, counts = self._running, drafts.counts
-        every = range(len(rows))
-        tokens: list[list[int]] = [[] for _ in rows]
-        kept = None
-        if not drafts.are_chains:
-            kept = on_host(np.arange(counts.max() + 1)).repeat(len(rows), 1)
-        groups = [list(every)]
-        others = [slot for slot in every if slot not in drafts.draft_logits and counts[slot]]
-        if drafts.draft_logits and others:
+        seeds = np.array([row.seed for row in rows]) if self.do_sample else None
+        firsts = np.array([row.prompt_tokens + row.emitted for row in rows])
+        drawn = sorted(drafts.draft_logits)
+        emitted: dict[int, list[int]] = {}
+        if drawn:
             # Drafts that were sampled and those that were not are verified apart.
-            groups = [[slot for slot in every if slot not in others], others]
-        for slots in groups:
-            part, lines = drafts, scores
-            if len(groups) > 1:
-                part = drafts.of(slots)
-                of_slots = np.isin(np.repeat(every, counts + 1), slots)
-                lines = scores[on_host(np.flatnonzero(of_slots)).to(scores.device)]
+            part = drafts.of(drawn)
             verified = verify(
-                lines,
+                self.warping(lines_of(scores, np.flatnonzero(drafts.are_lines_of(drawn)))),
                 part,
-                seeds=[rows[slot].seed for slot in slots] if self.do_sample else None,
-                positions=[rows[slot].prompt_tokens + rows[slot].emitted for slot in slots],
+                seeds=None if seeds is None else seeds[drawn].tolist(),
+                positions=firsts[drawn].tolist(),
             )
-            for slot, emitted in zip(slots, verified.tolist(), strict=True):
-                tokens[slot] = emitted
-            if kept is not None:
-                indices = compaction_indices(verified.path.cpu())
-                kept[slots, : indices.shape[1]] = indices
+            emitted = dict(zip(drawn, verified.tolist(), strict=True))
+        if len(drawn) == len(rows):
+            return list(emitted.values()), None
+        lines = counts + 1
+        chosen = choose(
+            scores,
+            seeds=None if seeds is None else np.repeat(seeds, lines),
+            positions=np.repeat(firsts, lines) + drafts.depths,
+            warping=self.warping,
+        )
+        paths = drafts.accepted(chosen)
+        tokens: list[list[int]] = []
+        for slot, (path, first) in enumerate(zip(paths, drafts.first_lines.tolist(), strict=True)):
+            own = [chosen[first], *(chosen[first + 1 + index] for index in path)]
+            if own[-1] < 0:
+                del own[-1]
+            tokens.append(emitted.get(slot, own))
+        if drafts.are_chains:
+            return tokens, None
+        kept = np.tile(np.arange(counts.max() + 1), (len(rows), 1))
+        for line, path in zip(kept, paths, strict=True):
+            line[1 : len(path) + 1] = np.array(path, dtype=np.int64) + 1
         return tokens, kept
 
     def shaped(
@@ -231,6 +240,16 @@ class Decoding:
             counts: How many positions each row has: the last one behind its tail, the others before
                 it.
         """
+        return self.warping(self._processed(logits, rows, tails, counts))
+
+    def _processed(
+        self,
+        logits: torch.Tensor,
+        rows: Sequence[int],
+        tails: Sequence[Sequence[int]],
+        counts: Sequence[int],
+    ) -> torch.Tensor:
+        """`shaped` without the warpers that verification applies itself."""
         if not self.processors:
             return logits
         of_rows: list[int] = []
@@ -272,11 +291,11 @@ class Decoding:
         lines = self.text[of_rows, : max(lengths)]
         for line, first, path in zip(lines, firsts, paths, strict=True):
             line[first : first + len(path)] = path
-        text = torch.from_numpy(lines).to(device)
+        (text,) = on_device(device, lines)
         return Positions(text, of_rows, lengths, lines=range(len(lines)), batch=batch)
 
     def _text_on(self, device: torch.device, columns: int) -> torch.Tensor:
-        return torch.from_numpy(self.text[:, :columns]).to(device)
+        return on_device(device, self.text[:, :columns])[0]
 
     def _conclude(self, emitted: _Emitted, offsets: NDArray[np.int32]) -> None:
         """Appends what was emitted, tells the drafter and the streamer, and lets rows end."""
@@ -298,7 +317,7 @@ class Decoding:
             first = int(offsets[slot]) + slot
             lines: slice | torch.Tensor = slice(first, first + count)
             if emitted.kept is not None:
-                lines = first + emitted.kept[slot, :count]
+                (lines,) = on_device(emitted.scores.device, first + emitted.kept[slot, :count])
             if self.keep_scores:
                 row.scores.extend(emitted.scores[lines].clone())
             if self.keep_logits:

@@ -7,14 +7,15 @@ own mask, and its fast paths stay open. Otherwise the mask is made here, in the 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fastdraft.errors import InvalidValueError
-from fastdraft.hf.kv_cache import Frame
+from fastdraft.hf.kv_cache import Frame, on_device
 
 __all__ = ["Masks"]
 
@@ -66,6 +67,8 @@ class Masks:
         if needed is not None and (visible is not None or rows > 1):
             raise InvalidValueError(f"batches and padded prompts need {needed}")
         self.needed = needed
+        # Of rows and what may be seen of their prompts.
+        self._chosen: tuple[list[int], torch.Tensor] | None = None
         self._windows = {kind: window if kind == "sliding_attention" else None for kind in kinds}
 
     @property
@@ -81,7 +84,7 @@ class Masks:
         device: torch.device,
         *,
         frames: Mapping[int | None, Frame],
-        trees: torch.Tensor | None = None,
+        trees: NDArray[np.bool_] | None = None,
     ) -> torch.Tensor | dict[str, torch.Tensor] | None:
         """The mask of a forward over `width` new tokens a row.
 
@@ -104,20 +107,34 @@ class Masks:
             return None
         whole = frames.get(None, Frame([0] * len(rows), longest + width))
         of_kinds = {kind: frames.get(window, whole) for kind, window in self._windows.items()}
-        numbers = torch.tensor(
-            [lengths, *(frame.firsts for frame in of_kinds.values())], device=device
-        )
-        starts = numbers[0][:, None]
-        arange = functools.partial(torch.arange, device=device)
-        steps = arange(width) if trees is None else trees.to(device).sum(-1) - 1
-        queries = starts + steps  # (rows, width), the tokens' places in their texts
+        depths = np.arange(width) if trees is None else trees.sum(-1) - 1
+        starts = np.array(lengths)[:, None]
+        numbers = [starts, starts + depths]  # of the queries, their places in their texts
+        numbers += [np.array(frame.firsts)[:, None] for frame in of_kinds.values()]
+        if trees is not None:
+            numbers.append(trees.astype(np.int64))
+        first_new, queries, *firsts = on_device(device, *numbers)
+        sees = None if trees is None else firsts.pop().bool()
+        visible = self._visible_of(rows)
         masks = {}
-        for firsts, (kind, frame) in zip(numbers[1:], of_kinds.items(), strict=True):
-            columns = firsts[:, None] + arange(frame.columns)
-            slots = None if trees is None else starts - columns[:, :1] + arange(width)
-            visible = None if self.visible is None else self.visible[list(rows)]
-            masks[kind] = self._mask(kind, columns, starts, queries, trees, slots, visible)
+        for first, (kind, frame) in zip(firsts, of_kinds.items(), strict=True):
+            columns = torch.arange(frame.columns, device=device)
+            if any(frame.firsts):
+                columns = first + columns
+            slots = None
+            if sees is not None:
+                slots = first_new - first + torch.arange(width, device=device)
+            masks[kind] = self._mask(kind, columns, first_new, queries, sees, slots, visible)
         return masks if len(masks) > 1 else next(iter(masks.values()))
+
+    def _visible_of(self, rows: Sequence[int]) -> torch.Tensor | None:
+        """What may be seen of some rows' prompts. The rows change when one ends."""
+        if self.visible is None:
+            return None
+        chosen = list(rows)
+        if self._chosen is None or self._chosen[0] != chosen:
+            self._chosen = chosen, self.visible[chosen]
+        return self._chosen[1]
 
     def fixed(
         self,
@@ -165,7 +182,7 @@ class Masks:
         seen, keys = self._seen(columns, starts, queries, trees, slots, visible)
         window = self._windows[kind]
         if window is not None:
-            seen &= keys[:, None] > queries[..., None] - window
+            seen &= keys[..., None, :] > queries[..., None] - window
         return self._in_form(seen[:, None])
 
     def _seen(
@@ -181,23 +198,26 @@ class Masks:
 
         Args:
             columns: (rows, columns), the tokens that were written to the columns, in that order;
-                negative where there is none.
+                negative where there is none. (columns,) where column t holds token t of each row.
             starts: (rows, 1), how many tokens stand before the first query.
             queries: (rows, width), the place of each query in its text.
-            trees: As in `of`.
+            trees: (rows, width, width) bool, as in `of`.
             slots: (rows, width), the column of each query; `None` without trees.
             visible: (rows, columns of the prompts); `None` for all.
         """
         keys = columns
         if trees is None or slots is None:
-            seen = keys[:, None] <= queries[..., None]
+            seen = keys[..., None, :] <= queries[..., None]
         else:
             # A token of a tree stands in one column and takes the place in the text of another.
             width = queries.shape[1]
-            keys = columns.scatter(1, slots, queries)
+            keys = columns.expand(len(starts), -1).scatter(1, slots, queries)
             seen = (columns < starts)[:, None].repeat(1, width, 1)
-            sees = trees.to(columns.device)
-            seen.scatter_(2, slots[:, None].expand(-1, width, -1), sees)
+            seen.scatter_(2, slots[:, None].expand(-1, width, -1), trees)
+        if columns.dim() == 1:
+            if visible is not None:
+                seen[..., : visible.shape[1]] &= visible.to(seen.device)[:, None]
+            return seen, keys
         shown = columns >= 0
         if visible is not None:
             prompts = visible.to(columns.device)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -30,8 +30,9 @@ from transformers.generation.stopping_criteria import (
 )
 
 from fastdraft.errors import InvalidValueError
+from fastdraft.kernels.operands import Warpers
 
-__all__ = ["PositionCriteria", "PositionProcessors", "Positions"]
+__all__ = ["PositionCriteria", "PositionProcessors", "Positions", "Warping"]
 
 # These read the scores alone, so one call takes all positions. What a class of the caller's reads
 # is not known, whatever it inherits from: types are compared, here and below.
@@ -120,6 +121,72 @@ class Positions:
             else:
                 groups.append((positions, list(range(len(lines))), self.text[lines, :length]))
         return groups
+
+
+# In the order in which verification applies them, with the names of what they hold.
+_WARPERS = {
+    processors.TemperatureLogitsWarper: "temperature",
+    processors.TopKLogitsWarper: "top_k",
+    processors.TopPLogitsWarper: "top_p",
+    processors.MinPLogitsWarper: "min_p",
+}
+
+
+@dataclass(frozen=True)
+class Warping:
+    """The warpers that verification applies itself, while it reads the logits.
+
+    Attributes:
+        warpers: The same, as transformers applies them.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    warpers: LogitsProcessorList = field(default_factory=LogitsProcessorList)
+
+    @classmethod
+    def split(cls, processors: LogitsProcessorList) -> tuple[LogitsProcessorList, Warping]:
+        """The processors without the last ones that verification applies itself, and these."""
+        order = list(_WARPERS)
+        start, found = len(processors), dict[str, Any]()
+        while start > 0 and type(last := processors[start - 1]) in order and _removes(last):
+            kind = type(last)
+            found[_WARPERS[kind]] = getattr(last, _WARPERS[kind])
+            del order[order.index(kind) :]
+            start -= 1
+        rest, fused = processors[:start], processors[start:]
+        return LogitsProcessorList(rest), cls(**found, warpers=LogitsProcessorList(fused))
+
+    def __call__(self, scores: torch.Tensor) -> torch.Tensor:
+        """The scores (positions, vocabulary) as transformers' warpers give them."""
+        if not self.warpers:
+            return scores
+        text: Any = torch.empty((len(scores), 0), dtype=torch.int64, device=scores.device)
+        warped: torch.Tensor = self.warpers(text, scores.to(torch.float32))
+        return warped
+
+    def of_lines(self, lines: int, device: torch.device) -> Warpers:
+        """The operands of verification for so many lines of scores."""
+
+        def each(value: float, off: float, dtype: torch.dtype) -> torch.Tensor | None:
+            if value == off:
+                return None
+            return torch.full((lines,), value, dtype=dtype, device=device)
+
+        return Warpers(
+            torch.full((lines,), self.temperature, dtype=torch.float32, device=device),
+            each(self.top_k, 0, torch.int64),
+            each(self.top_p, 1.0, torch.float32),
+            each(self.min_p, 0.0, torch.float32),
+        )
+
+
+def _removes(warper: Any) -> bool:
+    """Whether a warper gives what it filters no probability, and keeps no more than it must."""
+    gives_nothing = getattr(warper, "filter_value", -torch.inf) == -torch.inf
+    return gives_nothing and getattr(warper, "min_tokens_to_keep", 1) == 1
 
 
 class PositionProcessors:

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import GenerationConfig
 from transformers.cache_utils import (
     Cache,
@@ -28,7 +29,7 @@ from transformers.cache_utils import (
 )
 
 from fastdraft.errors import FastdraftError, InvalidValueError
-from fastdraft.hf.kv_cache import SHARING
+from fastdraft.hf.kv_cache import SHARING, on_device
 from fastdraft.hf.masks import Masks
 from fastdraft.hf.step import CachedModel, lines_of, padded
 
@@ -200,26 +201,27 @@ class StaticRowCache(Cache):
             for tensor in (places.rows, places.at):
                 torch._dynamo.mark_static(tensor)
 
-    def compact(self, rows: Sequence[int], lengths: Sequence[int], kept: Any) -> None:
+    def compact(self, rows: Sequence[int], lengths: Sequence[int], kept: NDArray[np.int64]) -> None:
         """Moves what the latest forward wrote, so that accepted tokens stand behind each other.
 
         Args:
             rows: The rows that took part.
             lengths: Tokens of each before the forward.
-            kept: (rows, tokens) int64, which of a row's new tokens is to stand in each of the
-                places from there on.
+            kept: (rows, tokens), which of a row's new tokens is to stand in each of the places
+                from there on.
         """
-        kept = np.asarray(kept)
         slots, places = np.nonzero(kept != np.arange(kept.shape[1]))
         if len(slots) == 0:
             return
         starts = np.asarray(lengths)[slots]
         moves = np.stack([np.asarray(rows)[slots], starts + kept[slots, places], starts + places])
-        for layer in self.layers:
-            if isinstance(layer, _StaticRowLayer):
-                device, columns = layer.keys.device, layer.places.columns
-                of, sources, targets = torch.from_numpy(moves).to(device)
-                layer.move(of, sources % columns, targets % columns)
+        layers = [layer for layer in self.layers if isinstance(layer, _StaticRowLayer)]
+        for ring in self.places.values():
+            wrapped = np.stack([moves[0], moves[1] % ring.columns, moves[2] % ring.columns])
+            (indices,) = on_device(layers[0].keys.device, wrapped)
+            for layer in layers:
+                if layer.places is ring:
+                    layer.move(*indices)
 
 
 @dataclass
@@ -262,7 +264,7 @@ class StaticModel(CachedModel):
         cached: Sequence[int],
         width: int | None = None,
         wanted: Sequence[int] | None = None,
-        trees: torch.Tensor | None = None,
+        trees: NDArray[np.bool_] | None = None,
         floors: Sequence[int] | None = None,
     ) -> torch.Tensor:
         width = width or max(map(len, tokens))
@@ -280,10 +282,10 @@ class StaticModel(CachedModel):
         if trees is None:
             host[1, rows, :width] = steps
         else:
-            host[1, rows, :width] = (trees.sum(-1) - 1).numpy()
+            host[1, rows, :width] = trees.sum(-1) - 1
             host[2, :, :width] = 1
-            host[2, rows, :width] = trees.numpy() @ (1 << np.arange(width, dtype=np.int64))
-        device = torch.from_numpy(host).to(self.device)
+            host[2, rows, :width] = trees @ (1 << np.arange(width, dtype=np.int64))
+        (device,) = on_device(self.device, host)
         ids, depths, lengths = device[0, :, :width], device[1, :, :width], device[0, :, width]
         sees = None
         if trees is not None:
@@ -312,7 +314,7 @@ class StaticModel(CachedModel):
         lines = (np.asarray(rows)[:, None] * width + np.arange(width))[used]
         return lines_of(logits.flatten(0, 1), lines).to(self.home)
 
-    def compact(self, rows: Sequence[int], cached: Sequence[int], kept: torch.Tensor) -> None:
+    def compact(self, rows: Sequence[int], cached: Sequence[int], kept: NDArray[np.int64]) -> None:
         self.cache.compact(rows, cached, kept)
 
     def keep(self, slots: Sequence[int]) -> None:

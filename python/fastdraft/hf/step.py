@@ -15,13 +15,16 @@ import torch
 from numpy.typing import NDArray
 
 from fastdraft.hf.drafts import FlatDrafts
-from fastdraft.hf.kv_cache import on_host
+from fastdraft.hf.kv_cache import on_device, on_host
 from fastdraft.hf.masks import Masks
+from fastdraft.hf.positions import Warping
 from fastdraft.hf.rows import UNLIMITED
 from fastdraft.hf.vocabulary import vocabulary_size
+from fastdraft.kernels.operands import Sampling
 from fastdraft.verification import Verified, verify_greedy, verify_rejection, verify_sampled
+from fastdraft.verification.backend import kernels_for
 
-__all__ = ["CachedModel", "lines_of", "padded", "verify"]
+__all__ = ["CachedModel", "choose", "lines_of", "padded", "verify"]
 
 
 @dataclass
@@ -56,6 +59,19 @@ class CachedModel:
     def __post_init__(self) -> None:
         self.device: torch.device = self.model.device
         self.vocabulary = vocabulary_size(self.model)
+        # Of rows and the positions of their first tokens.
+        self._chosen: tuple[list[int], torch.Tensor] | None = None
+
+    def _first_positions_of(self, rows: Sequence[int]) -> torch.Tensor:
+        """`first_positions` of some rows, which change when one ends."""
+        first = self.first_positions
+        assert first is not None
+        if first.shape[-2] == 1:
+            return first
+        chosen = list(rows)
+        if self._chosen is None or self._chosen[0] != chosen:
+            self._chosen = chosen, first[..., chosen, :]
+        return self._chosen[1]
 
     @property
     def takes_trees(self) -> bool:
@@ -74,7 +90,7 @@ class CachedModel:
         """Whether the time of a forward of this width says what it costs."""
         return True
 
-    def compact(self, rows: Sequence[int], cached: Sequence[int], kept: torch.Tensor) -> None:
+    def compact(self, rows: Sequence[int], cached: Sequence[int], kept: NDArray[np.int64]) -> None:
         """Moves accepted tokens behind each other, as `RowCache.compact`, in the running rows."""
         self.cache.compact(cached, kept, self.device)
 
@@ -90,7 +106,7 @@ class CachedModel:
         cached: Sequence[int],
         width: int | None = None,
         wanted: Sequence[int] | None = None,
-        trees: torch.Tensor | None = None,
+        trees: NDArray[np.bool_] | None = None,
         floors: Sequence[int] | None = None,
     ) -> torch.Tensor:
         """The logits (positions, vocabulary) after the tokens, each row's together.
@@ -113,28 +129,26 @@ class CachedModel:
         kwargs["attention_mask"] = self.masks.of(
             rows, cached, width, device, frames=self.cache.frames, trees=trees
         )
+        depths = steps if trees is None else trees.sum(-1) - 1
+        offsets = np.minimum(depths + np.array(cached)[:, None], self.last_offset)
+        ids, places = on_device(device, input_ids, offsets)
         if self.first_positions is not None:
-            depths = steps if trees is None else (trees.sum(-1) - 1).numpy()
-            offsets = np.minimum(depths + np.array(cached)[:, None], self.last_offset)
-            first = self.first_positions
-            if first.shape[-2] > 1:
-                first = first[..., rows, :]
-            kwargs["position_ids"] = first + torch.from_numpy(offsets).to(first.device)
+            first = self._first_positions_of(rows)
+            kwargs["position_ids"] = first + places.to(first.device)
         columns = None
         if wanted is not None:
             used &= np.arange(width) >= (used.sum(1) - wanted)[:, None]
             columns = np.flatnonzero(used.any(0))
             used = used[:, columns]
         if "logits_to_keep" in kwargs:
-            whole = columns is None or len(columns) == width
-            kwargs["logits_to_keep"] = width if whole else torch.from_numpy(columns).to(device)
-        inputs = self.model.prepare_inputs_for_generation(
-            torch.from_numpy(input_ids).to(device), past_key_values=self.cache, **kwargs
-        )
+            kwargs["logits_to_keep"] = width
+            if columns is not None and len(columns) < width:
+                (kwargs["logits_to_keep"],) = on_device(device, columns)
+        inputs = self.model.prepare_inputs_for_generation(ids, past_key_values=self.cache, **kwargs)
         logits: torch.Tensor = self.model(**inputs, return_dict=True).logits
         if columns is not None and logits.shape[1] == width > len(columns):
             # A model that cannot choose gives all.
-            logits = logits[:, torch.from_numpy(columns).to(logits.device)]
+            logits = logits[:, on_device(logits.device, columns)[0]]
         return lines_of(logits.flatten(0, 1), np.flatnonzero(used)).to(self.home)
 
 
@@ -161,7 +175,31 @@ def lines_of(logits: torch.Tensor, indices: NDArray[np.int64]) -> torch.Tensor:
     if np.array_equal(indices, np.arange(first, first + len(indices))):
         return logits[first : first + len(indices)]
     # By index: the size of a mask's selection is not known before the device has computed it.
-    return logits[torch.from_numpy(indices).to(logits.device)]
+    return logits[on_device(logits.device, indices)[0]]
+
+
+@torch.no_grad()
+def choose(
+    scores: torch.Tensor,
+    *,
+    seeds: NDArray[np.int64] | None,
+    positions: NDArray[np.int64],
+    warping: Warping,
+) -> list[int]:
+    """The target's own token for each line of scores, -1 where all are -inf. Waits for the device.
+
+    Args:
+        scores: (lines, vocabulary).
+        seeds: (lines,), of the random numbers that a token is drawn with; `None` for the likeliest.
+        positions: (lines,), the position of each token, for the same.
+        warping: Of the distribution that a token is drawn from.
+    """
+    sampling = None
+    if seeds is not None:
+        drawn_by = on_device(scores.device, seeds, positions)
+        sampling = Sampling(warping.of_lines(len(scores), scores.device), *drawn_by)
+    chosen: list[int] = kernels_for(scores).choose(scores, sampling).tolist()
+    return chosen
 
 
 def verify(

@@ -1,0 +1,75 @@
+"""How often a step of the decoding loop waits for the device: once, to read the tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers.generation.streamers import BaseStreamer
+
+from fastdraft import hf
+from fastdraft.hf.loop import Decoding
+from fastdraft.kernels.reference import sampling
+from hf_models import Forester, Generous, edited, repetitive_batch, tiny_model
+from waiting import counted_waits
+
+NEW, PROMPT = 40, 30
+
+
+class _Deaf(BaseStreamer):
+    def put(self, value: torch.Tensor) -> None:
+        pass
+
+    def end(self) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def llama() -> Any:
+    return tiny_model("llama")
+
+
+@pytest.mark.parametrize(
+    ("rows", "options"),
+    [
+        (1, {}),
+        (3, {}),
+        (1, {"streamer": _Deaf()}),
+        (1, {"do_sample": True, "seed": 3}),
+        (3, {"do_sample": True, "seed": 3, "temperature": 0.8, "top_p": 0.9}),
+        (1, {"cache_implementation": "static"}),
+        (3, {"cache_implementation": "static"}),
+    ],
+    ids=lambda value: str(value) if isinstance(value, int) else "-".join(value) or "greedy",
+)
+@pytest.mark.parametrize("drafts", ["chains", "trees"])
+def test_a_step_waits_once(
+    llama: Any, rows: int, options: dict[str, Any], drafts: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = repetitive_batch(rows)
+    expected = llama.generate(**inputs, do_sample=False, max_new_tokens=NEW, eos_token_id=None)[
+        :, PROMPT:
+    ]
+    steps: list[list[str]] = []
+    step = Decoding._step
+
+    def counting(decoding: Decoding) -> None:
+        with counted_waits() as waits:
+            step(decoding)
+        steps.append(waits)
+
+    monkeypatch.setattr(Decoding, "_step", counting)
+    # On a CPU the reference reads values to do less, which waits for nothing there.
+    monkeypatch.setattr(sampling, "_reads_back", lambda _: False)
+    more: dict[str, Any] = {"drafter": Forester(expected.tolist())}
+    if drafts == "chains":
+        more = {"drafter": Generous(), "prediction": [edited(row) for row in expected]}
+    output = hf.generate(
+        llama,
+        **inputs,
+        **{"do_sample": False, "max_new_tokens": NEW, "eos_token_id": None, **options, **more},
+    )
+    assert output.stats.accepted > 0
+    assert [waits for waits in steps if len(waits) > 1] == []
+    assert all(steps)
