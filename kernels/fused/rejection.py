@@ -424,6 +424,9 @@ def rejection_kernel(
 
     if not last_to_arrive(scratch.request_arrivals + request, programs, C.WAIT):
         return
+    # Read again: in registers through the loop above they would leave too few for it.
+    heat = tl.load(temperature + request)
+    scale = scale_of(heat)
     seed = tl.load(seeds + request)
     index = tl.arange(0, C.BLOCK)
     last = sure
