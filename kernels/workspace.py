@@ -34,7 +34,6 @@ class Shape(Enum):
     ROWS_PARTS = "rows, chunks, parts"
     ROWS_TOUCHED = "rows, touched"
     REQUESTS = "requests"
-    REQUESTS_CHUNKS = "requests, chunks"
     REQUESTS_DRAFT = "requests, max_draft"
     REQUESTS_EMITTED = "requests, max_draft + 1"
 
@@ -46,7 +45,6 @@ class Shape(Enum):
             Shape.ROWS_PARTS: (size.rows, chunks, PARTS),
             Shape.ROWS_TOUCHED: (size.rows, size.touched),
             Shape.REQUESTS: (size.requests,),
-            Shape.REQUESTS_CHUNKS: (size.requests, chunks),
             Shape.REQUESTS_DRAFT: (size.requests, size.max_draft),
             Shape.REQUESTS_EMITTED: (size.requests, size.max_draft + 1),
         }
@@ -83,12 +81,15 @@ BUFFERS: Final = {
     "part_list": Buffer(Shape.ROWS_PARTS, torch.int32),
     # What processors overwrite.
     "before": Buffer(Shape.ROWS_TOUCHED),
-    # Rejection sampling: the packed key of each row's maximum and the draft token, if it is
-    # accepted; the same statistics of the draft logits; of the residual, the chunks' sums.
+    # Rejection sampling: the packed key of each row's maximum and the draft token; the logarithm of
+    # its p / q; what is known of keeping the draft tokens before the row; the same statistics of
+    # the draft logits; of the residual, the chunks' sums.
     "row_tests": Buffer(Shape.ROWS, torch.int64),
+    "row_ratios": Buffer(Shape.ROWS),
+    "row_log_k": Buffer(Shape.ROWS),
     "draft_maximum": Buffer(Shape.ROWS_CHUNKS),
     "draft_sum": Buffer(Shape.ROWS_CHUNKS),
-    "residual_sum": Buffer(Shape.REQUESTS_CHUNKS),
+    "residual_sum": Buffer(Shape.ROWS_CHUNKS),
     # Results.
     "token_ids": Buffer(Shape.REQUESTS_EMITTED, torch.int32),
     "lengths": Buffer(Shape.REQUESTS, torch.int32),
@@ -179,6 +180,8 @@ class Scratch(NamedTuple):
     part_maximum: Tensor | None = None
     part_list: Tensor | None = None
     row_tests: Tensor | None = None
+    row_ratios: Tensor | None = None
+    row_log_k: Tensor | None = None
     draft_maximum: Tensor | None = None
     draft_sum: Tensor | None = None
     residual_sum: Tensor | None = None

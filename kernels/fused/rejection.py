@@ -2,11 +2,13 @@
 
 The first launch goes over the logits and the draft's distribution together and leaves the
 statistics of both, as sampled verification does for the logits; probabilities need none. The
-program that leaves a row's last ones tests the row's draft token. With filters, `threshold` comes
-first, and a launch over the rows tests. The last launch is over the requests: each of its programs
-looks for the first token refused, and leaves the residual's sums in some chunks of that one row;
-the last one to do so draws from the residual as rows are drawn from their statistics, or where all
-were accepted the bonus token, and writes what the request emits.
+program that leaves a row's last ones compares p and q of the row's draft token, and the one that
+does so for a request's last row finds out which numbers of tokens may be kept. With filters,
+`threshold` comes first, and a launch over the rows compares. The last launch is over the requests:
+each of its programs leaves the residual's sums in some chunks of the rows after these numbers of
+tokens, on average little more than one row. The last one to do so decides how many tokens are kept,
+draws from that row's residual as rows are drawn from their statistics, or after the whole draft the
+bonus token, and writes what the request emits.
 
 `fastdraft.kernels.reference.rejection` has the formulas. q is multiplied by the sum of the target's
 weights there too, so no probability is made of a weight.
@@ -78,8 +80,9 @@ from fastdraft.kernels.workspace import Scratch, take_output
 
 # Two rows in the registers at a time, and much besides, want twice the threads.
 _LAST_WARPS: Final = 2 * config.WARPS
-# The index that stands for no token.
-_REFUSED = tl.constexpr(0x7FFFFFFF)
+# In place of log k: a number of tokens that is not kept, and the whole draft, which is.
+_REFUSED = tl.constexpr(1.0)
+_WHOLE = tl.constexpr(2.0)
 
 
 @triton.jit
@@ -128,7 +131,8 @@ def _log_q(place, draft, at, token, scratch, BLOCK: tl.constexpr):
 
 @triton.jit
 def _test(place, logits, allowed, draft, drafts, draws, scratch, C):
-    """Leaves in `row_tests` whether a row accepts its draft token. allowed: the row's mask."""
+    """Leaves in `row_ratios` the logarithm of p / q of a row's draft token, NaN where the draft
+    ends before it. allowed: the row's mask."""
     row, request = place.row, place.request
     at = row - request
     drafted = tl.load(drafts.draft_ids + at).to(tl.int64)
@@ -138,7 +142,6 @@ def _test(place, logits, allowed, draft, drafts, draws, scratch, C):
     divisor = divisor_of(heat)
     left = statistics_of(place, logits, scratch)
     keys, key, weights = totals(left, LOG2_E / divisor, logits, C.BLOCK)
-    by_argmax = (heat == 0) | (key >= INFINITE_KEY) | (key <= EMPTY_KEY)
 
     x = tl.load(values_of(logits, row) + token.to(tl.int64) * logits.token_stride).to(tl.float32)
     x = tl.where(_is_allowed(allowed, token, C.ALLOWED), x, float("-inf"))
@@ -148,19 +151,79 @@ def _test(place, logits, allowed, draft, drafts, draws, scratch, C):
         never = never | (x < tl.load(scratch.lowest + row))
     log_p = tl.where(never, float("-inf"), above - tl.log(tl.sum(weights)))
     log_q = _log_q(place, draft, at, token, scratch, C.BLOCK)
-    seed = tl.load(draws.seeds + request)
-    position = tl.load(draws.positions + request) + (row - place.first)
-    index = tl.zeros((1,), tl.int32)
-    noise = tl.sum(exponential_noise(seed, position, index, ACCEPT_STREAM))
-    accepted = noise > log_q - log_p
-    if by_argmax:
-        accepted = token == _first_of(keys, key, place, logits, allowed, C)
-    accepted = accepted & known & (key > EMPTY_KEY)
-    tl.store(scratch.row_tests + row, pack(key, tl.where(accepted, token, _REFUSED)))
+    ratio = log_p - log_q
+    drawn = known & (key > EMPTY_KEY)
+    if heat == 0:
+        ratio = tl.where(
+            token == _first_of(keys, key, place, logits, allowed, C), 0.0, -float("inf")
+        )
+    else:
+        drawn = drawn & (key < INFINITE_KEY) & (log_q > float("-inf"))
+    tl.store(scratch.row_ratios + row, tl.where(drawn, ratio, float("nan")))
+    tl.store(scratch.row_tests + row, pack(key, token))
     if scratch.row_logprobs is not None:
         tl.store(scratch.row_logprobs + row, log_p)
     if scratch.row_raw_logprobs is not None:
         tl.store(scratch.row_raw_logprobs + row, log_raw(place, logits, token, scratch, C.BLOCK))
+
+
+@triton.jit
+def _plan(place, draws, scratch, C):
+    """Leaves in `row_log_k`, for each number of a request's draft tokens, log k if that number may
+    be kept, else `_REFUSED`; `_WHOLE` at the draft's end. It is certain where it is 0 or `_WHOLE`.
+    """
+    first, size = place.first, place.size
+    end = size
+    for block in range(0, size, C.SLOTS):
+        slot = block + tl.arange(0, C.SLOTS)
+        ratios = scratch.row_ratios + first + slot
+        ratio = tl.load(ratios, mask=slot < size, other=0.0, cache_modifier=".cg")
+        end = tl.minimum(end, tl.min(tl.where(ratio != ratio, slot, size)))
+
+    seed = tl.load(draws.seeds + place.request)
+    position = tl.load(draws.positions + place.request)
+    # log k is how far the sum of the log ratios is below the largest one so far, from 0 up.
+    before = (size * 0).to(tl.float32)
+    highest = before
+    for block in range(0, size + 1, C.SLOTS):
+        slot = block + tl.arange(0, C.SLOTS)
+        ratios = scratch.row_ratios + first + slot - 1
+        drawn = (slot > 0) & (slot <= end)
+        ratio = tl.load(ratios, mask=drawn, other=0.0, cache_modifier=".cg")
+        sums = before + tl.cumsum(ratio)
+        so_far = tl.where(slot[None, :] <= slot[:, None], sums[None, :], -float("inf"))
+        log_k = sums - tl.maximum(tl.max(so_far, 1), highest)
+        passed = exponential_noise(seed, position, slot, ACCEPT_STREAM) > -log_k
+        passed = passed & (slot <= end)
+        left = tl.where(passed, tl.where(slot == end, _WHOLE, log_k), _REFUSED)
+        tl.store(scratch.row_log_k + first + slot, left, mask=slot <= size)
+        before = tl.sum(tl.where(slot == block + C.SLOTS - 1, sums, 0.0))
+        highest = tl.maximum(highest, tl.max(sums))
+
+
+@triton.jit
+def _test_and_plan(place, logits, allowed, draft, drafts, draws, scratch, C):
+    """`_test` of a row with a draft token, and of a request's last one `_plan`."""
+    at = place.row - place.request
+    if (at >= 0) & (at < drafts.drafted):
+        _test(place, logits, allowed, draft, drafts, draws, scratch, C)
+    else:
+        tl.store(scratch.row_ratios + place.row, float("nan"))
+    if last_to_arrive(scratch.request_arrivals + place.request, place.size, C.WAIT):
+        _plan(place, draws, scratch, C)
+
+
+@triton.jit
+def _planned(slot, first, size, scratch):
+    """What `_plan` has left for the slots; a request without a draft is whole at once."""
+    left = tl.load(scratch.row_log_k + first + slot, mask=slot <= size, other=_REFUSED)
+    return tl.where(slot == size, tl.where(size == 0, _WHOLE, left), left)
+
+
+@triton.jit
+def _next(slot, log_k, after, size):
+    """The first slot beyond `after` that may be kept; size + 1 for none."""
+    return tl.min(tl.where((slot > after) & (log_k != _REFUSED), slot, size + 1))
 
 
 @triton.jit
@@ -169,7 +232,7 @@ def _residual(x, q, maximum, scale, lowest, draft_maximum, factor, FILTERS: tl.c
     """max(w - factor q, 0) of the logits x and the draft's distribution q, 0 where q is not a
     number.
 
-    factor: the sum of w, of logits divided by the sum of the draft's weights; NaN leaves nothing.
+    factor: the sum of w over k, of logits divided by the sum of the draft's weights.
     """
     weight = tl.exp2((x - maximum) * scale)
     weight = tl.where(weight > NEGLIGIBLE, weight, 0.0)
@@ -182,6 +245,28 @@ def _residual(x, q, maximum, scale, lowest, draft_maximum, factor, FILTERS: tl.c
         q = tl.where(q < 0, 0.0, q)  # past the vocabulary it is -inf
     left = weight - q * factor
     return tl.where(left > 0, left, 0.0)
+
+
+@triton.jit
+def _against(place, log_k, scale, logits, draft, drafts, scratch, C):
+    """A row that a number of draft tokens leads to, and the next one's distribution.
+
+    Gives (whether that token was refused, its index, the key of the row's maximum, the sum of its
+    weights, the factor that `_residual` takes, the largest of the draft's logits).
+    """
+    slot = place.row - place.first
+    at = drafted_at(place, slot + 1)
+    refused = (slot < place.size) & (log_k <= 0) & (at >= 0) & (at < drafts.drafted)
+    at = tl.where(refused, at, 0).to(tl.int64)
+    _, key, weights = totals(statistics_of(place, logits, scratch), scale, logits, C.BLOCK)
+    total = tl.sum(weights)
+    factor = total * tl.exp(-log_k)
+    draft_top = total
+    if scratch.draft_sum is not None:
+        draft_key, draft_weights = _draft_totals(place, draft, scratch, C.BLOCK)
+        draft_top = value_of(draft_key)
+        factor = factor / tl.sum(draft_weights)
+    return refused, at, key, total, factor, draft_top
 
 
 @triton.jit(do_not_specialize=PER_BATCH, do_not_specialize_on_alignment=ANY_ALIGNMENT)
@@ -205,7 +290,7 @@ def rejection_statistics_kernel(
     tiles,
     C,
 ):
-    """Row statistics of the logits and the draft's distribution, and without filters the tests."""
+    """Row statistics of the logits and the draft's distribution, and without filters the plans."""
     program = tl.program_id(0)
     part = program % programs
     drafts = Drafts(draft_ids, parents, offsets, rows, requests, drafted, max_draft)
@@ -226,11 +311,11 @@ def rejection_statistics_kernel(
                 draft, values_of(draft, at), left.sum, part, tiles, LOG2_E, left, left, left.sum,
                 C.CHUNKS, False, False, False,
             )  # fmt: skip
-    if scratch.lowest is not None or not has_draft:
+    if scratch.lowest is not None or row - place.first >= place.size:
         return
     if last_to_arrive(scratch.row_arrivals + row, programs, C.WAIT):
         draws = Draws(temperature, seeds, positions)
-        _test(place, logits, allowed, draft, drafts, draws, scratch, C)
+        _test_and_plan(place, logits, allowed, draft, drafts, draws, scratch, C)
 
 
 @triton.jit(do_not_specialize=PER_BATCH, do_not_specialize_on_alignment=ANY_ALIGNMENT)
@@ -252,15 +337,14 @@ def rejection_test_kernel(
     max_draft,
     C,
 ):
-    """The tests of the rows, from filtered statistics."""
+    """The plans of the requests, from filtered statistics."""
     drafts = Drafts(draft_ids, parents, offsets, rows, requests, drafted, max_draft)
     place, used = locate(tl.program_id(0), drafts, C.REQUESTS)
-    at = place.row - place.request
-    if not (used & (place.row - place.first < place.size) & (at >= 0) & (at < drafted)):
+    if not (used & (place.row - place.first < place.size)):
         return
     allowed += place.row.to(tl.int64) * allowed_stride
     draws = Draws(temperature, seeds, positions)
-    _test(place, logits, allowed, draft, drafts, draws, scratch, C)
+    _test_and_plan(place, logits, allowed, draft, drafts, draws, scratch, C)
 
 
 @triton.jit(do_not_specialize=PER_BATCH, do_not_specialize_on_alignment=ANY_ALIGNMENT)
@@ -285,7 +369,7 @@ def rejection_kernel(
     tiles,
     C,
 ):
-    """What each request emits, from the tests of its rows."""
+    """What each request emits, from its plan."""
     FILTERS: tl.constexpr = scratch.lowest is not None
     DRAFT_LOGITS: tl.constexpr = scratch.draft_sum is not None
     program = tl.program_id(0)
@@ -297,65 +381,89 @@ def rejection_kernel(
     end = tl.minimum(tl.load(offsets + request + 1) + request + 1, rows).to(tl.int32)
     size = tl.minimum(tl.maximum(end - first - 1, 0), max_draft)
 
-    last = size
-    for block in range(0, size, C.SLOTS):
+    sure = size * 0
+    for block in range(0, size + 1, C.SLOTS):
         slot = block + tl.arange(0, C.SLOTS)
-        inside = slot < size
-        row_key, token = unpack(tl.load(scratch.row_tests + first + slot, mask=inside, other=0))
-        failed = inside & (token >= logits.vocabulary)
-        last = tl.minimum(last, tl.min(tl.where(failed, slot, size)))
+        log_k = _planned(slot, first, size, scratch)
+        certain = (log_k == 0) | (log_k == _WHOLE)
+        sure = tl.maximum(sure, tl.max(tl.where(certain, slot, 0)))
 
-    place = Place(first + last, request, first, size)
-    row = place.row
-    at = drafted_at(place, last + 1)
-    refused = (last < size) & (at >= 0) & (at < drafted)
-    at = tl.where(refused, at, 0).to(tl.int64)
     chunks = tl.cdiv(logits.vocabulary, CHUNK)
-    values = values_of(logits, row)
-    odds = values_of(draft, at)
-    left_sum = scratch.residual_sum + row_chunks(request, logits)
-    allowed += row.to(tl.int64) * allowed_stride
     heat = tl.load(temperature + request)
     scale = scale_of(heat)
-    bound = float("-inf")
-    if FILTERS:
-        bound = tl.load(scratch.lowest + row)
-    _, key, weights = totals(statistics_of(place, logits, scratch), scale, logits, C.BLOCK)
-    total = tl.sum(weights)
-    maximum = value_of(key)
-    by_argmax = (heat == 0) | (key >= INFINITE_KEY) | (key <= EMPTY_KEY)
-    from_residual = refused & (by_argmax == 0)
-    chunk_stream = tl.where(refused, RESIDUAL_CHUNK_STREAM, CHUNK_STREAM)
-    token_stream = tl.where(refused, RESIDUAL_TOKEN_STREAM, TOKEN_STREAM)
-
-    # NaN where no residual is wanted, or none can be had.
-    factor = maximum * float("nan")
-    draft_top = factor
-    if from_residual:
-        guess = tl.load(draft_ids + at).to(tl.int64)
-        known = (guess >= 0) & (guess < logits.vocabulary)
-        own = tl.load(odds + tl.where(known, guess, 0) * draft.token_stride).to(tl.float32)
-        factor = tl.where(known & (own == own), total, float("nan"))
-        if DRAFT_LOGITS:
-            draft_key, draft_weights = _draft_totals(place, draft, scratch, C.BLOCK)
-            draft_top = value_of(draft_key)
-            factor = factor / tl.sum(draft_weights)
-        end_tile = tl.minimum((part + 1) * tiles, tl.cdiv(chunks, C.CHUNKS))
-        for tile in range(part * tiles, end_tile):
-            unit = tile_units(tile, logits, C.CHUNKS)
-            x = load_allowed(logits, values, allowed, unit, C.ALLOWED)
-            q = load_units(draft, odds, unit, False)
-            left = _residual(x, q, maximum, scale, bound, draft_top, factor, FILTERS, DRAFT_LOGITS)
-            chunk = tl.arange(0, C.CHUNKS) + tile * C.CHUNKS
-            left = tl.sum(tl.sum(tl.sum(left, 3), 0), 1)
-            tl.store(left_sum + chunk, left, mask=chunk < chunks)
+    end_tile = tl.minimum((part + 1) * tiles, tl.cdiv(chunks, C.CHUNKS))
+    for block in range(0, size + 1, C.SLOTS):
+        slot = block + tl.arange(0, C.SLOTS)
+        log_k = _planned(slot, first, size, scratch)
+        kept = _next(slot, log_k, sure - 1, size)
+        while kept <= size:
+            place = Place(first + kept, request, first, size)
+            own_log_k = tl.sum(tl.where(slot == kept, log_k, 0.0))
+            refused, at, key, total, factor, draft_top = _against(
+                place, own_log_k, scale, logits, draft, drafts, scratch, C
+            )
+            if refused & (heat != 0):
+                bound = float("-inf")
+                if FILTERS:
+                    bound = tl.load(scratch.lowest + place.row)
+                values = values_of(logits, place.row)
+                odds = values_of(draft, at)
+                mask = allowed + place.row.to(tl.int64) * allowed_stride
+                left_sum = scratch.residual_sum + row_chunks(place.row, logits)
+                for tile in range(part * tiles, end_tile):
+                    unit = tile_units(tile, logits, C.CHUNKS)
+                    x = load_allowed(logits, values, mask, unit, C.ALLOWED)
+                    q = load_units(draft, odds, unit, False)
+                    left = _residual(
+                        x, q, value_of(key), scale, bound, draft_top, factor, FILTERS, DRAFT_LOGITS
+                    )
+                    chunk = tl.arange(0, C.CHUNKS) + tile * C.CHUNKS
+                    left = tl.sum(tl.sum(tl.sum(left, 3), 0), 1)
+                    tl.store(left_sum + chunk, left, mask=chunk < chunks)
+            kept = _next(slot, log_k, kept, size)
 
     if not last_to_arrive(scratch.request_arrivals + request, programs, C.WAIT):
         return
+    # Read again: in registers through the loop above they would leave too few for it.
+    heat = tl.load(temperature + request)
+    scale = scale_of(heat)
     seed = tl.load(seeds + request)
-    position = tl.load(positions + request) + last
     index = tl.arange(0, C.BLOCK)
-    left_chunks = tl.where(factor == factor, chunks, 0)
+    last = sure
+    for block in range(0, size + 1, C.SLOTS):
+        slot = block + tl.arange(0, C.SLOTS)
+        log_k = _planned(slot, first, size, scratch)
+        noise = exponential_noise(seed, tl.load(positions + request), slot, ACCEPT_STREAM)
+        kept = _next(slot, log_k, sure, size)
+        while kept <= size:
+            place = Place(first + kept, request, first, size)
+            left_sum = scratch.residual_sum + row_chunks(place.row, logits)
+            left = tl.load(left_sum + index, mask=index < chunks, other=0.0, cache_modifier=".cg")
+            _, _, weights = totals(statistics_of(place, logits, scratch), scale, logits, C.BLOCK)
+            below = tl.exp(-tl.sum(tl.where(slot == kept, log_k, 0.0))) - 1
+            needed = tl.log(1 + tl.sum(weights) * below / tl.sum(left))
+            if tl.sum(tl.where(slot == kept, noise, 0.0)) > needed:
+                last = kept
+            kept = _next(slot, log_k, kept, size)
+
+    place = Place(first + last, request, first, size)
+    row = place.row
+    own_log_k = tl.sum(_planned(last + tl.zeros((1,), tl.int32), first, size, scratch))
+    refused, at, key, total, factor, draft_top = _against(
+        place, own_log_k, scale, logits, draft, drafts, scratch, C
+    )
+    maximum = value_of(key)
+    bound = float("-inf")
+    if FILTERS:
+        bound = tl.load(scratch.lowest + row)
+    values = values_of(logits, row)
+    odds = values_of(draft, at)
+    allowed += row.to(tl.int64) * allowed_stride
+    left_sum = scratch.residual_sum + row_chunks(row, logits)
+    chunk_stream = tl.where(refused, RESIDUAL_CHUNK_STREAM, CHUNK_STREAM)
+    token_stream = tl.where(refused, RESIDUAL_TOKEN_STREAM, TOKEN_STREAM)
+    position = tl.load(positions + request) + last
+    left_chunks = tl.where(refused & (heat != 0), chunks, 0)
     left = tl.load(left_sum + index, mask=index < left_chunks, other=0.0, cache_modifier=".cg")
     if tl.max(left) > 0:
         ratio = left / exponential_noise(seed, position, index, RESIDUAL_CHUNK_STREAM)
@@ -389,6 +497,7 @@ def rejection_kernel(
         is_last = slot == last + stopped * (max_draft + 1)
         row_key, token = unpack(tl.load(scratch.row_tests + first + slot, mask=taken, other=0))
         nan = tl.maximum(nan, tl.max((taken & (row_key == NAN_KEY)).to(tl.int32)))
+        token = tl.minimum(token, logits.vocabulary - 1)  # in range whatever the offsets hold
         token = tl.where(taken, token, tl.where(is_last, found, -1))
         tl.store(output.token_ids + emitted + slot, token, mask=inside)
         if output.logprobs is not None:
@@ -409,8 +518,9 @@ def verify_rejection(
     """The reference's `verify_rejection`, of logits of 16 or 32 bits.
 
     Two launches without filters, four with one. The logits and a draft's logits are read once, a
-    draft's probabilities where the draft tokens are; one row of both for each request again. The
-    results are the workspace's buffers, if there is one.
+    draft's probabilities where the draft tokens are; for each request again the row of both that
+    its last token comes from, and those after which it might have ended. The results are the
+    workspace's buffers, if there is one.
     """
     logits, warpers = batch.logits, sampling.warpers
     output = take_output(batch)
@@ -422,6 +532,8 @@ def verify_rejection(
         "chunk_sum",
         "row_arrivals",
         "row_tests",
+        "row_ratios",
+        "row_log_k",
         "residual_sum",
         "request_arrivals",
     )

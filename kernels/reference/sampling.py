@@ -150,7 +150,7 @@ def weigh(x: Tensor, *, maximum: Tensor, warpers: Warpers) -> Tensor:
     if top_k is not None:
         bounded = (top_k > 0) & (top_k < x[0].numel())
         need = torch.where(bounded, top_k, torch.inf).to(x.dtype)
-        if _reads_back(x):
+        if reads_back(x):
             few = int(torch.where(bounded, top_k, 1).max())
             lowest = x.flatten(1).topk(few).values.gather(1, top_k.clamp(1, few)[:, None] - 1)
             lowest = torch.where(bounded, lowest[:, 0], -torch.inf)
@@ -313,7 +313,7 @@ def _remove_below(lowest: Tensor, x: Tensor, weights: Tensor) -> None:
     weights.mul_(torch.ge(x, lowest[:, None, None], out=torch.empty_like(x)))
 
 
-def _reads_back(x: Tensor) -> bool:
+def reads_back(x: Tensor) -> bool:
     """Whether a value may steer what is computed next: on a CPU, where that waits for nothing."""
     return x.device.type == "cpu"
 
@@ -332,7 +332,7 @@ def _threshold(
     """
     row = x.flatten(1)
     columns = row.shape[1] // _COLUMN_HEIGHT
-    if not _reads_back(x) or few >= columns or row.shape[1] % _COLUMN_HEIGHT:
+    if not reads_back(x) or few >= columns or row.shape[1] % _COLUMN_HEIGHT:
         return _bisect(x, weights, need, maximum)
     table = x.view(len(x), _COLUMN_HEIGHT, columns)
     best = table.amax(1).topk(few, sorted=True)

@@ -33,6 +33,7 @@ from fastdraft.verification import (
     verify_rejection,
     verify_sampled,
 )
+from oracles.rejection import keep_chances
 from rejection_cases import drawn
 
 ACCEPT, RESIDUAL_TOKEN, RESIDUAL_CHUNK = 2, 3, 4
@@ -63,35 +64,42 @@ def race_oracle(weights, seed, position, chunk_stream, token_stream):
 
 def rejection_oracle(rows, draft, distributions, seed, position, options):
     """What a request emits, and its status: one row, one token at a time, with plain numbers."""
-    emitted, status = [], 0
-    for j, row in enumerate(rows):
-        if is_empty(row):
-            return emitted, status | Status.EMPTY
-        is_nan = any(math.isnan(x) for x in row)
-        status |= Status.NAN * is_nan
-        if j == len(draft):
-            return [*emitted, draw_oracle(row, seed, position + j, *options)], status
-        if options[0] == 0 or is_nan or INF in row:
-            emitted.append(argmax_oracle(row))
-            if emitted[-1] != draft[j]:
-                return emitted, status
-            continue
-        weights = weights_oracle(row, *options)
-        p = [weight / sum(weights) for weight in weights]
-        q = distributions[j]
-        if not 0 <= draft[j] < len(row) or math.isnan(q[draft[j]]):
-            q = [0.0] * len(row)  # no distribution to have drawn it from
-        elif p[draft[j]] > 0 and (
-            q[draft[j]] == 0
-            or noise_oracle(seed, position + j, ACCEPT, 0) > math.log(q[draft[j]] / p[draft[j]])
-        ):
-            emitted.append(draft[j])
-            continue
-        residual = [a - b if a > b else 0.0 for a, b in zip(p, q, strict=True)]
-        left = residual if max(residual) > 0 else p
-        token = race_oracle(left, seed, position + j, RESIDUAL_CHUNK, RESIDUAL_TOKEN)
-        return [*emitted, token], status
-    raise AssertionError("the bonus row ends it")
+
+    def has_softmax(row):
+        return not is_empty(row) and all(x == x and x != INF for x in row)
+
+    def drawn(j):
+        row, q = rows[j], distributions[j]
+        return has_softmax(row) and 0 <= draft[j] < len(row) and q[draft[j]] > 0
+
+    residual = None
+    if options[0] == 0:
+        matches = [
+            not is_empty(rows[j]) and argmax_oracle(rows[j]) == draft[j] for j in range(len(draft))
+        ]
+        last = [*matches, False].index(False)
+    else:
+        end = [*map(drawn, range(len(draft))), False].index(False)
+        weights = [weights_oracle(row, *options) for row in rows[:end]]
+        p = [[weight / sum(row) for weight in row] for row in weights]
+        # After the end any distribution does: all of it is left.
+        p.append([1.0] + [0.0] * (len(rows[0]) - 1))
+        _, chances, residuals = keep_chances(p, distributions, draft[:end])
+        last = max(
+            j
+            for j, chance in enumerate(chances)
+            if j == 0
+            or (chance > 0 and noise_oracle(seed, position, ACCEPT, j) > -math.log(chance))
+        )
+        if last < end:
+            residual = residuals[last] if max(residuals[last]) > 0 else p[last]
+    status = Status.NAN * any(math.isnan(x) for row in rows[: last + 1] for x in row)
+    if is_empty(rows[last]):
+        return draft[:last], status | Status.EMPTY
+    if residual is None:
+        return [*draft[:last], draw_oracle(rows[last], seed, position + last, *options)], status
+    token = race_oracle(residual, seed, position + last, RESIDUAL_CHUNK, RESIDUAL_TOKEN)
+    return [*draft[:last], token], status
 
 
 LATTICE = [x / 4 for x in range(-12, 13)]
@@ -403,6 +411,8 @@ def test_a_draft_token_without_a_distribution_leaves_the_targets_alone(form, dis
     ],
 )
 def test_odd_rows(rows, draft, emitted, status, temperature):
+    if temperature and any(math.isnan(x) or x == INF for x in rows[0]):
+        emitted = emitted[:1]  # such a row has no distribution, and ends the draft
     verified = verify_rejection(
         torch.tensor(rows),
         torch.tensor(draft),

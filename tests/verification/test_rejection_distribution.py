@@ -13,6 +13,7 @@ from test_verification_distribution import OPTIONS, SIGNIFICANT, N, check_counts
 
 from fastdraft.kernels.reference import sampling
 from fastdraft.verification import verify_rejection
+from oracles.rejection import keep_chances
 from rejection_cases import drawn
 
 VOCABULARY = 12
@@ -50,8 +51,9 @@ def draft_and_verify(
 
 
 def check_distributions(verified, distributions, draft_distributions):
-    """Each token reached has the target's distribution; drafts are accepted as often as can be."""
+    """Each token reached has the target's distribution; drafts are kept as often as can be."""
     lengths = verified.lengths.long()
+    kept = kept_lengths(distributions, draft_distributions)
     for j, distribution in enumerate(distributions):
         reached = lengths > j
         tried, accepted = int(reached.sum()), int((lengths > j + 1).sum())
@@ -60,12 +62,26 @@ def check_distributions(verified, distributions, draft_distributions):
             assert counts[distribution.argmax()] == tried
         elif tried >= 1000:
             check_counts(counts, distribution)
-        if j < len(draft_distributions) and tried:
-            overlap = np.minimum(distribution, draft_distributions[j]).sum()
-            if overlap < 1 - 1e-6:
-                assert stats.binomtest(accepted, tried, overlap).pvalue > SIGNIFICANT
+        if j + 1 < len(kept):
+            chance = kept[j + 1]
+            if 1e-9 < chance < 1 - 1e-6:
+                assert stats.binomtest(accepted, len(lengths), chance).pvalue > SIGNIFICANT
             else:
-                assert accepted == tried
+                assert accepted == round(chance) * len(lengths)
+
+
+def kept_lengths(distributions, draft_distributions):
+    """The chance that at least 0, 1, ... draft tokens are kept, of rows that do not depend on them,
+    as far as the drafts can be counted."""
+    chances, drawn, kept = [1.0], np.ones(1), np.ones(1)
+    for p, q in zip(distributions, draft_distributions, strict=False):
+        possible = q > 0
+        if len(kept) * possible.sum() > 10**6:
+            break
+        kept = np.minimum(np.outer(kept, p[possible] / q[possible]), 1).ravel()
+        drawn = np.outer(drawn, q[possible]).ravel()
+        chances.append(float(drawn @ kept))
+    return chances
 
 
 @pytest.fixture(params=[4, 1024])
@@ -174,7 +190,7 @@ def test_what_was_accepted_does_not_steer_what_follows():
 )
 def test_decoding_by_drafts_has_the_distribution_of_plain_decoding(drafted, target, shape):
     # Two Markov chains over 4 tokens; a text of 4 tokens grows as a serving loop would have it, by
-    # steps that keep their seed, so a position may be drafted in several of them.
+    # steps that keep their seed, so a position may be drafted in several of them, each time anew.
     vocabulary, length = 4, 4
     transitions, guesses = rows(vocabulary, vocabulary), rows(vocabulary, vocabulary, seed=18)
     seeds = torch.arange(N)
@@ -186,7 +202,7 @@ def test_decoding_by_drafts_has_the_distribution_of_plain_decoding(drafted, targ
         ids, distributions = [last], []
         for i in range(drafted):
             token, distribution = drawn(
-                guesses[ids[-1]], seeds=seeds[going], positions=at[going] + 1 + i, **shape
+                guesses[ids[-1]], seeds=seeds[going], positions=64 * at[going] + i, **shape
             )
             ids.append(token.long())
             distributions.append(distribution)
@@ -225,3 +241,49 @@ def test_recovered_tokens_have_the_distribution_of_the_residual(monkeypatch):
     residual = np.maximum(p - q, 0)
     recovered = verified.token_ids[verified.lengths == 1, 0]
     check_counts(np.bincount(recovered, minlength=vocabulary), residual / residual.sum())
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_rule_gives_the_targets_joint_distribution_and_never_fewer_tokens(seed):
+    # All drafts counted: the law of a text of `drafted` + 1 tokens that a verification begins and
+    # the target goes on with.
+    random = np.random.default_rng(seed)
+    vocabulary, drafted = 2 + seed % 3, 1 + seed // 4
+    tables = {}
+
+    def step(kind, text):
+        """A distribution for each text, with zeros here and there."""
+        if (kind, text) not in tables:
+            weights = random.dirichlet([0.7] * vocabulary) * (random.random(vocabulary) < 0.8)
+            weights[random.integers(vocabulary)] += 0.05
+            tables[kind, text] = weights / weights.sum()
+        return tables[kind, text]
+
+    def chance(kind, text):
+        return np.prod([step(kind, text[:at])[token] for at, token in enumerate(text)])
+
+    texts = list(itertools.product(range(vocabulary), repeat=drafted + 1))
+    law, kept, one_by_one = dict.fromkeys(texts, 0.0), 0.0, 0.0
+    for draft in itertools.product(range(vocabulary), repeat=drafted):
+        if (drawn := chance("draft", draft)) == 0:
+            continue
+        p = [step("target", draft[:j]) for j in range(drafted + 1)]
+        q = [step("draft", draft[:j]) for j in range(drafted)]
+        at_least, chances, residuals = keep_chances(p, q, draft)
+        ratios = [min(1, p[j][draft[j]] / q[j][draft[j]]) for j in range(drafted)]
+        kept += drawn * sum(at_least[1:])
+        one_by_one += drawn * np.cumprod(ratios).sum()
+        for j in range(drafted, -1, -1):
+            ends = drawn * (chances[j] if j else 1.0)
+            drawn -= ends
+            if ends == 0:
+                continue
+            for text in texts:
+                if text[:j] == draft[:j]:
+                    token = residuals[j][text[j]] / sum(residuals[j])
+                    rest = [step("target", text[:at])[text[at]] for at in range(j + 1, drafted + 1)]
+                    law[text] += ends * token * np.prod(rest)
+    assert [*law.values()] == pytest.approx([chance("target", text) for text in texts], abs=1e-12)
+    assert kept >= one_by_one - 1e-12
+    if drafted == 1:
+        assert kept == pytest.approx(one_by_one)

@@ -25,7 +25,7 @@ class AssistantModel:
     sampling, tokens are drawn from the small model's distribution q, shaped by the logits
     processors of the generation as the target's p is, and verified by speculative sampling: the
     output has exactly the target's distribution, but which tokens a seed gives depends on the
-    drafts (Leviathan et al., 2023; Chen et al., 2023).
+    drafts (Leviathan et al., 2023; Chen et al., 2023; by blocks as in Sun et al., 2025).
 
     It keeps what it measures: how often its tokens are accepted and how long they take. It may
     serve any number of generations, one after another or in several threads.

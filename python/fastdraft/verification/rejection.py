@@ -44,15 +44,22 @@ def verify_rejection(
 ) -> Verified:
     """Accepts drafts drawn from known distributions, as often as lossless verification can.
 
-    A draft token d is accepted with probability min(1, p(d) / q(d)), p being the target's
-    distribution after temperature and filters, and q the distribution that d was drawn from; the
-    first one refused is replaced by a token of the residual, max(p - q, 0) normalised (Leviathan,
-    Kalman and Matias, Fast inference from transformers via speculative decoding, 2023). What is
-    emitted has exactly the distribution p, if each draft token was drawn from its q, given the ones
-    before it, with noise that is independent of this one. `verify_sampled` draws it so, of a draft
-    model's logits without drafts, in one launch on a device, with seeds that are not these.
+    With p the target's distribution after temperature and filters, and q those that the draft
+    tokens d were drawn from, the first j tokens are accepted with probability k_j = min(1, k_(j-1)
+    p(d_j) / q(d_j)), k_0 = 1: a draft is verified as a block (Sun et al., Block verification
+    accelerates speculative decoding, 2025). That accepts at least as many tokens on average as
+    testing them one by one does, with the same drafts, and more where drafts are long and p and q
+    differ in places. What is emitted has exactly the distribution p.
 
-    A bonus token, after a whole draft or none, is the one that `verify_sampled` gives there.
+    For that, each draft token must be drawn from its q, given the ones before it, with noise that
+    is independent of this one *and of that of all earlier steps*: the number of accepted tokens
+    depends on the rejected ones, so a step that drew them again by the same random numbers would be
+    biased. `verify_sampled` draws them, of a draft model's logits without drafts, in one launch on
+    a device; with seeds that are not these, and other ones in each step.
+
+    A bonus token, after a whole draft or none, is the one that `verify_sampled` gives there. A
+    draft token's acceptance depends on the request's seed, the position of its next token and its
+    own rows, not on the rest of the batch.
 
     Args:
         logits, draft_ids, offsets: the ragged batch, as the module describes it; the drafts are
@@ -69,9 +76,9 @@ def verify_rejection(
     Raises:
         InvalidValueError: an operand has a wrong type, shape or device, or a value out of range;
             draft_probs and draft_logits are both given or both missing; a draft token cannot have
-            been drawn from its distribution. Where that cannot be checked, on a device, a draft
-            token outside the vocabulary, or of probability NaN, is refused, and the token in its
-            place is drawn from p.
+            been drawn from its distribution. Where that cannot be checked, on a device, the draft
+            ends before a token outside the vocabulary, or of probability 0 or NaN. It also ends
+            before a row of the target with NaN, or whose maximum is infinite.
 
     Time is linear in the logits and in the draft's.
     """

@@ -4,9 +4,10 @@ A stage drafts by generating: forward after forward, it emits tokens of its own 
 lower stage, a smaller model or the engine, drafts for it in turn. The stage verifies these drafts
 as the target verifies its own.
 
-A stage seeds its random numbers from the request's seed, its own level and the length of the text.
-They are independent of the numbers that verify its tokens, and change in every step. So a decision
-that depends on a rejected draft cannot bias a later one.
+A stage seeds its random numbers from the request's seed, its own level, the length of the text and
+the number of tokens behind it that it drafts for. They are independent of the numbers that verify
+its tokens, and change in every step of the model above. Verification by blocks needs that: how many
+tokens it accepts depends on those that it rejects.
 """
 
 from __future__ import annotations
@@ -263,7 +264,7 @@ class Stage:
         lower = self._lower_drafts(active, tails, drafts, wanted)
         started = time.perf_counter()
         logits, width, caught_up = self._forward(tails, lower)
-        scores, offsets, emitted = self._verify(tails, lower, logits)
+        scores, offsets, emitted = self._verify(pending, tails, lower, logits)
         confidences = (scores.amax(-1) - torch.logsumexp(scores, -1)).exp().tolist()
         estimator = self._schedule.estimator
         for slot, request in enumerate(active):
@@ -370,7 +371,11 @@ class Stage:
         return tokens[equal:]
 
     def _verify(
-        self, tails: dict[int, list[int]], lower: dict[int, RowDraft], logits: torch.Tensor
+        self,
+        pending: dict[int, list[int]],
+        tails: dict[int, list[int]],
+        lower: dict[int, RowDraft],
+        logits: torch.Tensor,
     ) -> tuple[torch.Tensor, NDArray[np.int32], list[list[int]]]:
         """The scores (positions, vocabulary), float32, where each request's lower draft begins, and
         the tokens that each request emits."""
@@ -384,7 +389,12 @@ class Stage:
         seeds = None
         if self.seeds is not None:
             seeds = [
-                _mixed(self.seeds[request], self.level, len(self.texts[request]))
+                _mixed(
+                    self.seeds[request],
+                    self.level,
+                    len(self.texts[request]),
+                    len(pending[request]),
+                )
                 for request in tails
             ]
         positions = [len(self.texts[request]) + len(tail) for request, tail in tails.items()]
@@ -399,14 +409,14 @@ class Stage:
         self._model.cache.keep(staying)
 
 
-def _mixed(seed: int, level: int, length: int) -> int:
-    """A seed of 63 bits for a level of staged drafting and a length of the text.
+def _mixed(seed: int, level: int, length: int, pending: int) -> int:
+    """A seed of 63 bits for a level of staged drafting, a length of the text and one behind it.
 
     The finaliser of SplitMix64 (Steele, Lea and Flood, Fast splittable pseudorandom number
     generators, 2014), once for each number.
     """
     mixed = seed & _MASK
-    for number in (level + 1, length):
+    for number in (level + 1, length, pending):
         mixed = (mixed + (number + 1) * 0x9E3779B97F4A7C15) & _MASK
         mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
         mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
