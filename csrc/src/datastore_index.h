@@ -112,14 +112,14 @@ struct alignas(64) Bucket {
 static_assert(sizeof(Bucket) == 64);
 
 // The best occurrences so far, in the caller's memory: the longest first, of
-// equally long ones the latest.
+// equally long ones those that were offered first.
 class BestOccurrences {
  public:
   BestOccurrences(Occurrence* out, int most) noexcept : out_(out), most_(most) {}
 
   void offer(const Occurrence& found) noexcept {
     int place = count_;
-    while (place > 0 && better(found, out_[place - 1])) --place;
+    while (place > 0 && found.length > out_[place - 1].length) --place;
     if (place == most_) return;
     count_ = std::min(count_ + 1, most_);
     std::copy_backward(out_ + place, out_ + count_ - 1, out_ + count_);
@@ -128,16 +128,12 @@ class BestOccurrences {
 
   int count() const noexcept { return count_; }
   bool full() const noexcept { return count_ == most_; }
-  // Whether no earlier occurrence can be better.
+  // Whether none that is offered later can be better.
   bool settled() const noexcept {
     return full() && out_[most_ - 1].length == Datastore::kLongestMatch;
   }
 
  private:
-  static bool better(const Occurrence& a, const Occurrence& b) noexcept {
-    return a.length != b.length ? a.length > b.length : a.next > b.next;
-  }
-
   Occurrence* out_;
   int most_;
   int count_ = 0;

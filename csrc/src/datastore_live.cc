@@ -12,6 +12,7 @@
 #include "live_log.h"
 #include "live_table.h"
 #include "phase_fair_mutex.h"
+#include "running_texts.h"
 
 namespace fastdraft {
 namespace {
@@ -24,7 +25,9 @@ constexpr std::int64_t kSliceTokens = 128;
 class LiveDatastore final : public Datastore {
  public:
   LiveDatastore(std::int64_t max_bytes, const std::optional<Fingerprint>& fingerprint)
-      : Datastore(fingerprint), log_(max_bytes, static_cast<std::int64_t>(sizeof(*this))) {
+      : Datastore(fingerprint),
+        log_(max_bytes, static_cast<std::int64_t>(sizeof(*this))),
+        running_([this](std::int64_t bytes) { return charge_running(bytes); }) {
     constexpr auto kTables = static_cast<std::int64_t>(kNumOrders + 1);
     const std::int64_t least =
         log_.bytes() + LiveLog::kBlockBytes +
@@ -42,11 +45,15 @@ class LiveDatastore final : public Datastore {
   void add(const Token* tokens, std::int64_t size, std::int64_t prompt_size) override;
   void add_all(const Datastore& source) override;
   void close() override {
-    const std::unique_lock<PhaseFairMutex> lock(*mutex_);
-    closed_.store(true, std::memory_order_relaxed);
-    log_.release();
-    for (LiveTable& table : orders_) table.close();
-    prefixes_.close();
+    {
+      const std::unique_lock<PhaseFairMutex> lock(*mutex_);
+      closed_.store(true, std::memory_order_relaxed);
+      log_.release();
+      for (LiveTable& table : orders_) table.close();
+      prefixes_.close();
+      running_bytes_ = 0;
+    }
+    running_.clear();
   }
 
   bool frozen() const noexcept override { return false; }
@@ -67,6 +74,7 @@ class LiveDatastore final : public Datastore {
     return log_.max_bytes();
   }
   std::int64_t limit(std::int64_t max_bytes) override;
+  RunningTexts* running() noexcept override { return &running_; }
 
  protected:
   int find(const Token* text, std::int64_t size, Occurrence* out, int most, int links,
@@ -96,11 +104,34 @@ class LiveDatastore final : public Datastore {
   std::int64_t add_slice(const Token* tokens, std::int64_t first, std::int64_t last,
                          std::int64_t common, std::int64_t prompt_size);
 
+  bool charge_running(std::int64_t bytes);
+
   PhaseFairMutex adding_;  // one document after another, as they come
   LiveLog log_;
   std::array<LiveTable, kNumOrders> orders_;
   LiveTable prefixes_;
+  std::int64_t running_bytes_ = 0;  // of those that the log counts
+  RunningTexts running_;
 };
+
+// Running texts take a quarter of the limit at most, the place of the oldest text as need be.
+bool LiveDatastore::charge_running(std::int64_t bytes) {
+  constexpr std::int64_t kPart = 4;
+  const std::unique_lock<PhaseFairMutex> lock(*mutex_);
+  if (closed()) return false;
+  if (bytes > 0) {
+    if (running_bytes_ + bytes > log_.max_bytes() / kPart) return false;
+    try {
+      log_.charge(bytes);
+    } catch (const MemoryLimitError&) {
+      return false;
+    }
+  } else {
+    log_.refund(-bytes);
+  }
+  running_bytes_ += bytes;
+  return true;
+}
 
 int LiveDatastore::find(const Token* text, std::int64_t size, Occurrence* out, int most, int links,
                         std::int32_t least) const {
@@ -199,13 +230,21 @@ std::int64_t LiveDatastore::limit(std::int64_t max_bytes) {
   if (max_bytes < 0) {
     throw InvalidValueError("max_bytes must be at least 0, got " + std::to_string(max_bytes));
   }
-  std::unique_lock<PhaseFairMutex> lock(*mutex_);
-  check_open();
-  while (!log_.limit(max_bytes)) {
-    mutex_->pass();
+  const auto shrink = [&] {
+    const std::unique_lock<PhaseFairMutex> lock(*mutex_);
     check_open();
+    while (!log_.limit(max_bytes)) {
+      mutex_->pass();
+      check_open();
+    }
+    return std::pair{log_.max_bytes(), running_bytes_ > 0};
+  };
+  auto [limit, shared] = shrink();
+  if (limit > max_bytes && shared) {
+    running_.clear();
+    limit = shrink().first;
   }
-  return log_.max_bytes();
+  return limit;
 }
 
 void LiveDatastore::add(const Token* tokens, std::int64_t size, std::int64_t prompt_size) {

@@ -194,6 +194,11 @@ RequestId Engine::add_request(const Token* prompt, std::int64_t prompt_size,
   request->prompt_size = prompt_size;
   request->stores = std::move(seen);
   request->num_entered = entered;
+  for (std::size_t i = 0; i < entered; ++i) {
+    RunningTexts* running = request->stores[i]->running();
+    if (running == nullptr) continue;
+    request->running.push_back(std::make_unique<RunningTexts::Text>(*running, &request->context));
+  }
   const DrafterInputs inputs{request->context,  prediction,        prediction_size, request->stores,
                              config_.lookahead, acceptance_.get(), *budget_};
   request->drafter =
@@ -587,6 +592,9 @@ void Engine::take(RequestId id, const Token* emitted, std::int64_t count,
   } catch (const MemoryLimitError& error) {
     refused = error;
   }
+  for (const auto& text : request.running) {
+    text->grow(request.text(), request.size(), request.prompt_size);
+  }
   if (taken > 0 && verified == nullptr) count_step(request, emitted, taken, drafted);
   if (taken > 0 && verified != nullptr) {
     count_ahead(request, guessed, emitted, taken, *verified);
@@ -701,6 +709,8 @@ std::int64_t Engine::num_tokens(RequestId id) { return requests_->lock(id)->size
 
 DraftCounts Engine::finish(RequestId id) {
   const std::unique_ptr<Request> request = remove(id);
+  // Taken out before it enters, lest others find it twice.
+  request->running.clear();
   for (std::size_t i = 0; i < request->num_entered; ++i) {
     const auto& store = request->stores[i];
     if (store->frozen()) continue;

@@ -144,6 +144,7 @@ class LiveLog {
   void add_slab(Slab slab);
   // Counts `bytes` more; old chunks leave as needed. Throws MemoryLimitError.
   void charge(std::int64_t bytes);
+  void refund(std::int64_t bytes) noexcept { bytes_ -= bytes; }
   // An array of twice as many pointers, counted in the place of the one it follows. Throws
   // MemoryLimitError.
   template <typename T>

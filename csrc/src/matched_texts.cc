@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "running_texts.h"
+
 namespace fastdraft {
 
 MatchedTexts::MatchedTexts(const DrafterInputs& inputs, bool tree)
@@ -69,10 +71,19 @@ void MatchedTexts::find_last_token() noexcept {
 // repeated suffix. On the recorded requests that, and leaving out the last token's other
 // occurrences, costs a thousandth of the speed, and saves a third of the time.
 //
-// All datastores share most_stored() places, so that none hides what another one has.
-void MatchedTexts::find_in(const Datastore& store, std::int32_t shortest) {
+// All datastores share most_stored() places, so that none hides what another one has. A live one is
+// two: what it holds, and what other running requests have written.
+void MatchedTexts::find_in(Datastore& store, std::int32_t shortest) {
+  find_in(Datastore::Reader(store), shortest);
+  const RunningTexts* running = store.running();
+  if (running != nullptr && running->has_others(&context_)) {
+    find_in(RunningTexts::Reader(*running, &context_), shortest);
+  }
+}
+
+template <typename Reader>
+void MatchedTexts::find_in(const Reader& reader, std::int32_t shortest) {
   std::array<Occurrence, kStoredOfTree> found;
-  const Datastore::Reader reader(store);
   const int count = reader.find(context_.text(), context_.size(), found.data(), most_stored(),
                                 tree_ ? 2 * kStoredOfTree : Datastore::kLinks, shortest);
   std::int32_t rank = 0;

@@ -68,7 +68,9 @@ class MatchedTexts {
   void add_of_context(std::int32_t position, std::int32_t length) noexcept;
   void find_suffixes() noexcept;
   void find_last_token() noexcept;
-  void find_in(const Datastore& store, std::int32_t shortest);
+  void find_in(Datastore& store, std::int32_t shortest);
+  template <typename Reader>
+  void find_in(const Reader& reader, std::int32_t shortest);
 
   const SuffixAutomaton& context_;
   const std::int64_t prompt_size_;

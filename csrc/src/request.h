@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "drafter.h"
 #include "fastdraft/datastore.h"
@@ -11,6 +12,7 @@
 #include "fastdraft/token.h"
 #include "memory.h"
 #include "offer_model.h"
+#include "running_texts.h"
 #include "suffix_automaton.h"
 
 namespace fastdraft {
@@ -67,6 +69,8 @@ struct Request {
   std::int64_t prompt_size = 0;
   Stores stores;                // those it was given, and then those that it only reads
   std::size_t num_entered = 0;  // the first so many are those that its text enters
+  std::vector<std::unique_ptr<RunningTexts::Text>>
+      running;  // its text in these, but in frozen ones
   std::unique_ptr<Drafter> drafter;
 
   // The last proposal, until it is observed: whether there is one, its tokens, how

@@ -332,9 +332,10 @@ def test_steps_without_a_draft_teach_too() -> None:
 @pytest.mark.parametrize("tree_budget", [None, 24])
 def test_a_batch_is_drafted_as_its_rows_are(tree_budget: int | None) -> None:
     random = np.random.default_rng(5)
-    store = store_of(*(random.integers(0, 4, 60) for _ in range(5)))
+    documents = [random.integers(0, 4, 60) for _ in range(5)]
     config = DraftConfig(lookahead=6, tree_budget=tree_budget, token_cost=0.03)
-    singly, together = (Engine(config, datastores=[store]) for _ in range(2))
+    # In one store they would see each other's running requests.
+    singly, together = (Engine(config, datastores=[store_of(*documents)]) for _ in range(2))
     ids = []
     for size in range(12):
         prompt = random.integers(0, 4, 8 * size)

@@ -28,6 +28,7 @@ from fastdraft.errors import (
 from oracles.acceptance_model import AcceptanceModel
 from oracles.calibrated_drafter import CalibratedDrafter
 from oracles.prompt_lookup import prompt_lookup
+from oracles.running_texts import RunningTexts
 
 
 def texts(max_size: int = 80) -> st.SearchStrategy[list[int]]:
@@ -78,22 +79,29 @@ def test_prompt_lookup_is_transformers(
 
 
 class EngineAgainstLists(RuleBasedStateMachine):
-    """Any order of calls, against drafters that share what they learned."""
+    """Any order of calls, against drafters that share what they learned, and perhaps a store."""
 
-    @initialize(lookahead=st.integers(1, 8), tree_budget=st.none() | st.integers(1, 12))
-    def start(self, lookahead: int, tree_budget: int | None) -> None:
+    @initialize(
+        lookahead=st.integers(1, 8),
+        tree_budget=st.none() | st.integers(1, 12),
+        shares=st.booleans(),
+    )
+    def start(self, lookahead: int, tree_budget: int | None, shares: bool) -> None:
         self.lookahead = lookahead
         self.tree = tree_budget is not None
         self.most = tree_budget or lookahead
         self.limit = 120
+        self.stores = [Datastore(max_bytes=1 << 22)] if shares else []
         self.engine = Engine(
             DraftConfig(
                 lookahead=lookahead,
                 tree_budget=tree_budget,
                 token_cost=0,
                 max_request_tokens=self.limit,
-            )
+            ),
+            datastores=self.stores,
         )
+        self.running = RunningTexts()
         self.acceptance = AcceptanceModel(self.engine.calibration().weights)
         self.drafters: dict[int, CalibratedDrafter] = {}
         self.counts: dict[int, list[int]] = {}
@@ -115,6 +123,7 @@ class EngineAgainstLists(RuleBasedStateMachine):
                 a + b for a, b in zip(self.counts[request], counts, strict=True)
             ]
         drafter.observe(emitted)
+        self.running.observe(request, emitted)
 
     @rule(prompt=texts(40), prediction=st.none() | texts(20))
     def add(self, prompt: list[int], prediction: list[int] | None) -> None:
@@ -127,7 +136,11 @@ class EngineAgainstLists(RuleBasedStateMachine):
             lookahead=self.lookahead,
             tree=self.tree,
             prediction=prediction or [],
+            stores=[
+                source for store in self.stores for source in (store, self.running.others(request))
+            ],
         )
+        self.running.add(request, prompt)
         self.counts[request] = [0] * 7
 
     @precondition(lambda self: self.drafters)
@@ -184,6 +197,7 @@ class EngineAgainstLists(RuleBasedStateMachine):
         else:
             assert self.engine.finish(request) == stats
         del self.drafters[request]
+        self.running.end(request)
         self.ended.append(request)
         with pytest.raises(UnknownRequestError, match=f"unknown request {request}:"):
             self.engine.finish(request)

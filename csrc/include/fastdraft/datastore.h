@@ -18,6 +18,7 @@
 namespace fastdraft {
 
 class PhaseFairMutex;
+class RunningTexts;
 
 // A place in a store where the last tokens of some text occur.
 struct Occurrence {
@@ -160,6 +161,11 @@ class FASTDRAFT_EXPORT Datastore {
   // InvalidValueError below 0, DatastoreError for a frozen store, or DatastoreClosedError.
   virtual std::int64_t limit(std::int64_t max_bytes) = 0;
   const std::optional<Fingerprint>& fingerprint() const noexcept { return fingerprint_; }
+
+  // For engines: what the requests that run have written so far and will enter a live store when
+  // they finish. Its bytes are the store's, a quarter of the limit at most. It is not among the
+  // documents, and is not saved. Null for a frozen store.
+  virtual RunningTexts* running() noexcept { return nullptr; }
 
  protected:
   explicit Datastore(const std::optional<Fingerprint>& fingerprint);

@@ -64,7 +64,8 @@ class FASTDRAFT_EXPORT Engine {
   // Indexes the prompt and, where there is one, the prediction. The prediction's tokens
   // must be below the vocabulary; those of a prompt need not, since some stand for images.
   // The request is drafted from `stores` and no others; null: the engine's. It is drafted from
-  // `read_only` too, whose live ones its text does not enter.
+  // `read_only` too, whose live ones its text does not enter. Of a live store it sees what the
+  // other running requests have written so far, and they see what it writes.
   //
   // `templates` is text that parts of the output may look like, such as the form of a call
   // of each of the request's tools, one text after another. It is indexed as if it stood
@@ -154,7 +155,7 @@ class FASTDRAFT_EXPORT Engine {
   // other than to read; one that is closed or out of memory is left out.
   DraftCounts finish(RequestId id);
 
-  // Ends the request; its text enters no datastore.
+  // Ends the request; its text enters no datastore, and no other request sees it any more.
   DraftCounts cancel(RequestId id);
 
   // What was learned from all requests; empty where the drafter learns nothing.

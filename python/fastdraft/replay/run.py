@@ -105,7 +105,8 @@ def replay_family(
         records: The family.
         at_once: How many requests run at a time, as in a server: in each step all of them propose,
             then all of them observe, and where some end, the next ones of the family begin. A
-            session's next request begins when its last one has ended.
+            session's next request begins when its last one has ended, unless both have the same
+            prompt: then they are samples, which run side by side.
         prediction: Whether to pass each record's reference to the drafter.
         on_request: Called after each request with the tokens of its output.
         traced: The ids of the requests to follow step by step.
@@ -117,16 +118,22 @@ def replay_family(
     has_room = True
     while waiting or running:
         if has_room:
-            busy = {decoding.session for decoding in running} - {None}
-            later = []
+            prompts = {d.record.session: d.record.prompt_ids for d in running}
+            later: list[Record] = []
+            held_up: set[str | None] = set()
             for record in waiting:
-                if len(running) < at_once and record.session not in busy:
+                session = record.session
+                is_sample = session is None or (
+                    session not in held_up
+                    and np.array_equal(prompts.get(session, record.prompt_ids), record.prompt_ids)
+                )
+                if len(running) < at_once and is_sample:
                     trace = _new_trace(record) if record.id in traced else None
                     running.append(_Decoding(peer, record, prediction, counts, trace))
+                    prompts[session] = record.prompt_ids
                 else:
                     later.append(record)
-                if record.session is not None:
-                    busy.add(record.session)
+                    held_up.add(session)
             waiting = later
         going = [decoding for decoding in running if not decoding.has_ended]
         for decoding in going:
@@ -206,7 +213,7 @@ class _Decoding:
     """A running request: `propose` and `observe` in turn until it has ended, then `finish`.
 
     Attributes:
-        session: The record's.
+        record: What is replayed.
         done: How many tokens of its output have been emitted.
         trace: Gets each step, where there is one.
     """
@@ -220,7 +227,7 @@ class _Decoding:
         trace: Trace | None = None,
     ) -> None:
         self._peer = peer
-        self.session = record.session
+        self.record = record
         self._output: list[int] = record.output_ids.tolist()
         self._counts = counts
         prefill = self._output[:1]

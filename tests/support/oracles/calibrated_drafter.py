@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from fastdraft import Datastore, Draft, DraftBatch, Source
+from fastdraft import Draft, DraftBatch, Source
 from oracles.acceptance_model import AcceptanceModel
 from oracles.candidates import Candidate, find_candidates
 from oracles.copy_cursor import OwnCopy, Prediction
-from oracles.matches import find_matches
+from oracles.matches import Store, find_matches
 
 
 @dataclass
@@ -39,7 +39,7 @@ class CalibratedDrafter:
         lookahead: int,
         tree: bool = False,
         prediction: Sequence[int] = (),
-        stores: Sequence[Datastore] = (),
+        stores: Sequence[Store] = (),
     ) -> None:
         self.text = list(prompt)
         self.prompt_size = len(self.text)

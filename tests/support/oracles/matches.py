@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fastdraft import Datastore
+from oracles.running_texts import Others
 from oracles.suffixes import common_suffix, copied, is_marked
+
+Store = Datastore | Others
 
 SUFFIXES, LONGEST = 3, 32
 STRONG = 4  # beside a repeated suffix of this length a chain looks up no single tokens
@@ -27,7 +30,7 @@ class Match:
 def find_matches(
     text: Sequence[int],
     prompt_size: int,
-    stores: Sequence[Datastore],
+    stores: Sequence[Store],
     *,
     lookahead: int,
     tree: bool,
@@ -61,7 +64,7 @@ def find_matches(
 
 
 def find_stored(
-    text: Sequence[int], stores: Sequence[Datastore], least: int, lookahead: int, tree: bool
+    text: Sequence[int], stores: Sequence[Store], least: int, lookahead: int, tree: bool
 ) -> list[Match]:
     most, links = (32, 64) if tree else (8, 7)
     ranked: list[tuple[int, int, Match]] = []
