@@ -5,7 +5,6 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <type_traits>
 #include <vector>
 
 #include "datastore_file.h"
@@ -48,19 +47,19 @@ class CodedTail {
   }
 
  private:
-  template <std::int64_t kWidth>
+  template <std::size_t kWidth>
   std::int64_t common_in(const std::uint8_t* stored, std::int64_t most) const noexcept {
     constexpr std::int64_t kStep = 4;  // compared at once
-    const std::uint8_t* text = bytes_.data() + size_ * kWidth;
-    const auto equal = [&](std::int64_t before, auto bytes) {
-      return std::memcmp(stored - before * kWidth, text - before * kWidth, bytes) == 0;
-    };
+    constexpr auto kBytes = static_cast<std::int64_t>(kWidth);
+    const std::uint8_t* text = end();
     std::int64_t length = 0;
     while (length + kStep <= most &&
-           equal(length + kStep, std::integral_constant<std::size_t, kStep * kWidth>())) {
+           std::memcmp(stored - (length + kStep) * kBytes, text - (length + kStep) * kBytes,
+                       kStep * kWidth) == 0) {
       length += kStep;
     }
-    while (length < most && equal(length + 1, std::integral_constant<std::size_t, kWidth>())) {
+    while (length < most &&
+           std::memcmp(stored - (length + 1) * kBytes, text - (length + 1) * kBytes, kWidth) == 0) {
       ++length;
     }
     return length;
