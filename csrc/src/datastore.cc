@@ -30,22 +30,17 @@ Datastore::Reader::Reader(const Datastore& store) : store_(&store) { store.mutex
 Datastore::Reader::~Reader() { store_->mutex_->unlock_shared(); }
 
 Token Datastore::Reader::at(std::int64_t position) const {
-  std::int64_t count = 0;
-  const Token* token = run(position, &count);
-  const bool is_token = count > 0 && *token >= 0 && *token <= store_->largest_token_;
-  return is_token ? *token : Token{-1};
+  Token token = -1;
+  return copy(position, &token, 1) == 1 ? token : Token{-1};
 }
 
 std::int64_t Datastore::Reader::copy(std::int64_t position, Token* out, std::int64_t most) const {
   std::int64_t copied = 0;
   while (copied < most) {
-    std::int64_t count = 0;
-    const Token* tokens = run(position + copied, &count);
-    const Token* end = tokens + std::min(count, most - copied);
-    for (; tokens != end && *tokens >= 0 && *tokens <= store_->largest_token_; ++tokens) {
-      out[copied++] = *tokens;
-    }
-    if (count == 0 || tokens != end) break;
+    const std::int64_t count = read(position + copied, out + copied, most - copied);
+    const std::int64_t end = copied + count;
+    while (copied < end && out[copied] >= 0 && out[copied] <= store_->largest_token_) ++copied;
+    if (count == 0 || copied != end) break;
   }
   return copied;
 }
@@ -68,13 +63,13 @@ std::int64_t Datastore::save(const std::string& path, std::int64_t first) const 
         position = reader.begin();
         continue;
       }
-      std::int64_t count = 0;
-      const Token* tokens = reader.run(position, &count);
-      count = std::min({count, kStep, end - position});
+      step.resize(static_cast<std::size_t>(std::min(kStep, end - position)));
+      const std::int64_t count =
+          reader.read(position, step.data(), static_cast<std::int64_t>(step.size()));
       output = reader.output(position);
       std::int64_t alike = 1;
       while (alike < count && reader.output(position + alike) == output) ++alike;
-      step.assign(tokens, tokens + alike);
+      step.resize(static_cast<std::size_t>(alike));
     }
     position += static_cast<std::int64_t>(step.size());
     for (auto at = step.begin(); at != step.end();) {

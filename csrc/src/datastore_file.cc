@@ -69,12 +69,67 @@ std::uint32_t crc32(const void* data, std::int64_t bytes, std::uint32_t checksum
   return ~value;
 }
 
+namespace {
+
+template <int kWidth>
+void encode_as(const Token* tokens, std::int64_t count, std::uint8_t* out) noexcept {
+  for (std::int64_t i = 0; i < count; ++i) {
+    const auto bits = static_cast<std::uint32_t>(tokens[i]);
+    for (int byte = 0; byte < kWidth; ++byte) {
+      *out++ = static_cast<std::uint8_t>(bits >> (8 * byte));
+    }
+  }
+}
+
+template <int kWidth>
+void decode_as(const std::uint8_t* bytes, std::int64_t count, Token* out) noexcept {
+  // Marks are the numbers above the largest token.
+  const auto largest = static_cast<std::uint32_t>(TokenCode::largest(kWidth));
+  for (std::int64_t i = 0; i < count; ++i) {
+    std::uint32_t bits = 0;
+    for (int byte = 0; byte < kWidth; ++byte) {
+      bits |= static_cast<std::uint32_t>(*bytes++) << (8 * byte);
+    }
+    if (kWidth < 4 && bits > largest) bits |= 0xFFFFFFFFu << (8 * (kWidth % 4));
+    out[i] = static_cast<Token>(bits);
+  }
+}
+
+}  // namespace
+
+std::int64_t TokenCode::width_for(Token largest) noexcept {
+  std::int64_t width = 2;
+  while (largest > TokenCode::largest(width)) ++width;
+  return width;
+}
+
+Token TokenCode::largest(std::int64_t width) noexcept {
+  constexpr std::int64_t kMarks = kContextTokens + 1;
+  return width >= 4 ? std::numeric_limits<Token>::max()
+                    : static_cast<Token>((std::int64_t{1} << (8 * width)) - 1 - kMarks);
+}
+
+void TokenCode::encode(const Token* tokens, std::int64_t count, std::int64_t width,
+                       std::uint8_t* out) noexcept {
+  if (width == 2) return encode_as<2>(tokens, count, out);
+  if (width == 3) return encode_as<3>(tokens, count, out);
+  encode_as<4>(tokens, count, out);
+}
+
+void TokenCode::decode(const std::uint8_t* bytes, std::int64_t count, std::int64_t width,
+                       Token* out) noexcept {
+  if (width == 2) return decode_as<2>(bytes, count, out);
+  if (width == 3) return decode_as<3>(bytes, count, out);
+  decode_as<4>(bytes, count, out);
+}
+
 SegmentLayout::SegmentLayout(const SegmentEntry& entry) noexcept : tokens(entry.offset) {
-  std::int64_t at = tokens + entry.size * static_cast<std::int64_t>(sizeof(Token));
-  for (std::size_t order = 0; order < previous.size(); ++order) {
-    previous[order] = aligned(at);
-    buckets[order] =
-        aligned(previous[order] + entry.size * static_cast<std::int64_t>(sizeof(std::uint32_t)));
+  outputs = aligned(tokens + entry.size * entry.token_bytes);
+  std::int64_t at = outputs + (entry.size + 7) / 8;
+  for (std::size_t order = 0; order < postings.size(); ++order) {
+    postings[order] = aligned(at);
+    buckets[order] = aligned(postings[order] +
+                             entry.postings[order] * static_cast<std::int64_t>(sizeof(Posting)));
     at = buckets[order] + entry.buckets[order] * static_cast<std::int64_t>(sizeof(Bucket));
   }
   end = at;

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <memory>
 #include <mutex>
@@ -18,23 +19,120 @@ namespace {
 // The writer makes none but the last shorter.
 constexpr std::int64_t kLeastSegment = DatastoreWriter::kLeastSegmentTokens - kLeastRoom;
 
+// The last tokens of the text that is looked up, as a segment codes its own.
+class CodedTail {
+ public:
+  CodedTail(const Token* text, std::int64_t size) noexcept : text_end_(text + size), most_(size) {
+    most_ = std::min<std::int64_t>(most_, Datastore::kLongestMatch);
+  }
+
+  // Codes the text in tokens of `width` bytes. It is cut where a token does not fit, since no
+  // segment of that width holds it.
+  void code_in(std::int64_t width) noexcept {
+    if (width == width_) return;
+    width_ = width;
+    size_ = 0;
+    while (size_ < most_ && text_end_[-1 - size_] <= TokenCode::largest(width)) ++size_;
+    TokenCode::encode(text_end_ - size_, size_, width, bytes_.data());
+  }
+
+  std::int64_t size() const noexcept { return size_; }
+  const std::uint8_t* end() const noexcept { return bytes_.data() + size_ * width_; }
+  // How many of the tokens before `stored` are the text's last ones, `most` at most.
+  std::int64_t common(const std::uint8_t* stored, std::int64_t most) const noexcept {
+    most = std::min(most, size_);
+    if (width_ == 2) return common_in<2>(stored, most);
+    if (width_ == 3) return common_in<3>(stored, most);
+    return common_in<4>(stored, most);
+  }
+
+ private:
+  template <std::size_t kWidth>
+  std::int64_t common_in(const std::uint8_t* stored, std::int64_t most) const noexcept {
+    constexpr std::int64_t kStep = 4;  // compared at once
+    constexpr auto kBytes = static_cast<std::int64_t>(kWidth);
+    const std::uint8_t* text = end();
+    std::int64_t length = 0;
+    while (length + kStep <= most &&
+           std::memcmp(stored - (length + kStep) * kBytes, text - (length + kStep) * kBytes,
+                       kStep * kWidth) == 0) {
+      length += kStep;
+    }
+    while (length < most &&
+           std::memcmp(stored - (length + 1) * kBytes, text - (length + 1) * kBytes, kWidth) == 0) {
+      ++length;
+    }
+    return length;
+  }
+
+  const Token* text_end_;
+  std::int64_t most_;
+  std::int64_t width_ = 0;
+  std::int64_t size_ = 0;
+  std::array<std::uint8_t, sizeof(Token) * Datastore::kLongestMatch> bytes_;
+};
+
 // A part of a store with an index of its own. A number in the file may have
 // any value: unnoticed damage must not lead outside.
 struct Segment {
   std::int64_t base;  // the position of its first token
   std::int64_t size;
-  const Token* tokens;
-  std::array<const Link*, kNumOrders> links;
+  std::int64_t width;  // bytes of a token
+  const std::uint8_t* tokens;
+  const std::uint8_t* outputs;  // a bit a token
+  std::array<const std::uint32_t*, kNumOrders> postings;
+  std::array<std::int64_t, kNumOrders> num_postings;
   std::array<const Bucket*, kNumOrders> buckets;
   std::array<std::int64_t, kNumOrders> num_buckets;
 
   const Bucket* home(std::size_t order, std::uint64_t hash) const noexcept {
     return buckets[order] + Bucket::home(hash, num_buckets[order]);
   }
+  const std::uint8_t* token(std::int64_t at) const noexcept { return tokens + at * width; }
+  bool output(std::int64_t at) const noexcept { return (outputs[at / 8] >> (at % 8) & 1) != 0; }
 
-  // The latest position behind the n-gram of this order that ends the text, or -1.
-  std::int64_t find(std::size_t order, std::uint64_t hash, const Token* text_end) const noexcept {
+  // For `walk`: the postings of an n-gram, the latest first.
+  class Postings {
+   public:
+    Postings() = default;
+    Postings(const Segment& segment, const std::uint32_t* first, const std::uint32_t* end,
+             const CodedTail& text) noexcept
+        : segment_(&segment), text_(&text), at_(first), end_(end) {
+      for (int ahead = 0; ahead < kAhead; ++ahead) prefetch_text(ahead);
+    }
+
+    bool valid() const noexcept { return at_ != end_; }
+    Occurrence take() noexcept {
+      prefetch_text(kAhead);
+      const Posting posting(*at_);
+      at_ = posting.last() ? end_ : at_ + 1;
+      const std::int64_t at = posting.position();
+      if (at >= segment_->size) return {0, 0, false};
+      const std::int64_t most = std::min(std::int64_t{Datastore::kLongestMatch}, at);
+      return {segment_->base + at,
+              static_cast<std::int32_t>(text_->common(segment_->token(at), most)),
+              posting.output()};
+    }
+
+   private:
+    static constexpr int kAhead = 4;
+
+    void prefetch_text(int ahead) const noexcept {
+      if (end_ - at_ <= ahead) return;
+      const std::int64_t at = Posting(at_[ahead]).position();
+      if (at > 0 && at < segment_->size) prefetch(segment_->token(at) - 1);
+    }
+
+    const Segment* segment_ = nullptr;
+    const CodedTail* text_ = nullptr;
+    const std::uint32_t* at_ = nullptr;
+    const std::uint32_t* end_ = nullptr;
+  };
+
+  // Where the n-gram of this order that ends the text stands. The text is coded as the tokens.
+  Postings find(std::size_t order, std::uint64_t hash, const CodedTail& text) const noexcept {
     const std::int32_t length = Datastore::kOrders[order];
+    if (text.size() < length) return {};
     const std::uint8_t tag = Bucket::tag(hash);
     const Bucket* bucket = home(order, hash);
     const std::int64_t most = std::min(num_buckets[order], Bucket::kMostLooked);
@@ -42,34 +140,24 @@ struct Segment {
     for (std::int64_t looked = 0; looked < most; ++looked) {
       for (int i = 0; i < Bucket::kEntries; ++i) {
         if (bucket->tags[i] != tag) continue;
-        if (++compared > Bucket::kMostCompared) return -1;
-        const std::int64_t at = bucket->positions[i];
-        if (at >= length && at < size &&
-            std::equal(text_end - length, text_end, tokens + at - length)) {
-          return base + at;
+        if (++compared > Bucket::kMostCompared) return {};
+        const std::uint32_t* first = &bucket->positions[i];
+        const std::uint32_t* end = first + 1;
+        if (const Posting entry(*first); entry.is_list()) {
+          if (entry.first() >= num_postings[order]) continue;
+          first = postings[order] + entry.first();
+          end = postings[order] + num_postings[order];
+        }
+        const std::int64_t at = Posting(*first).position();
+        if (at >= length && at < size && text.common(token(at), length) == length) {
+          return {*this, first, end, text};
         }
       }
-      if (!bucket->full()) return -1;
+      if (!bucket->full()) return {};
       ++bucket;
       if (bucket == buckets[order] + num_buckets[order]) bucket = buckets[order];
     }
-    return -1;
-  }
-
-  // For `walk`.
-  std::int32_t common(std::int64_t position, const Token* text,
-                      std::int64_t text_size) const noexcept {
-    const std::int64_t at = position - base;
-    const std::int64_t most = std::min({std::int64_t{Datastore::kLongestMatch}, text_size, at});
-    return static_cast<std::int32_t>(common_suffix(tokens + at, text + text_size, most));
-  }
-  bool output(std::size_t order, std::int64_t position) const noexcept {
-    return links[order][position - base].output();
-  }
-  std::int64_t previous(std::size_t order, std::int64_t position) const noexcept {
-    const std::int64_t distance = links[order][position - base].distance();
-    const std::int64_t at = position - base - distance;
-    return distance == 0 || at < Datastore::kOrders[order] ? -1 : base + at;
+    return {};
   }
 };
 
@@ -111,30 +199,33 @@ class FrozenDatastore final : public Datastore {
            std::int32_t least) const override {
     if (most <= 0) return 0;
     BestOccurrences best(out, most);
+    CodedTail tail(text, size);
     for (std::size_t order = 0; order < kNumOrders && kOrders[order] >= least; ++order) {
       if (best.full() || links == 0) break;
       const std::int32_t length = kOrders[order];
       if (size < length) continue;
-      const Token* end = text + size;
-      const std::uint64_t hash = hash_tokens(end - length, length, 0);
+      const std::uint64_t hash = hash_tokens(text + size - length, length, 0);
       for (const Segment& segment : segments_) prefetch(segment.home(order, hash));
       for (auto segment = segments_.rbegin(); segment != segments_.rend() && links > 0; ++segment) {
-        walk(*segment, order, segment->find(order, hash, end), text, size, &links, &best);
+        tail.code_in(segment->width);
+        walk(segment->find(order, hash, tail), order, &links, &best);
       }
     }
     return best.count();
   }
 
-  const Token* run(std::int64_t position, std::int64_t* count) const override {
-    *count = 0;
-    if (position < 0 || position >= end_) return nullptr;
+  std::int64_t read(std::int64_t position, Token* out, std::int64_t most) const override {
+    if (position < 0 || position >= end_) return 0;
     const Segment& segment = segment_of(position);
-    *count = segment.base + segment.size - position;
-    return segment.tokens + (position - segment.base);
+    const std::int64_t at = position - segment.base;
+    const std::int64_t count = std::min(most, segment.size - at);
+    TokenCode::decode(segment.token(at), count, segment.width, out);
+    return count;
   }
 
   bool output(std::int64_t position) const override {
-    return segment_of(position).output(0, position);
+    const Segment& segment = segment_of(position);
+    return segment.output(position - segment.base);
   }
   std::int64_t begin() const override { return 0; }
   std::int64_t end() const override { return end_; }
@@ -170,14 +261,11 @@ class FrozenDatastore final : public Datastore {
     if (header_.version != FileHeader::kVersion) {
       refuse("written in version " + std::to_string(header_.version) +
              " of the format, this fastdraft reads version " +
-             std::to_string(FileHeader::kVersion));
+             std::to_string(FileHeader::kVersion) +
+             (header_.version < FileHeader::kVersion ? ": build it again" : ""));
     }
     if (header_.checksum != crc32(&header_, offsetof(FileHeader, checksum))) {
       refuse("the checksum of its header is wrong: damaged");
-    }
-    if (header_.token_bytes != sizeof(Token)) {
-      refuse("its tokens have " + std::to_string(header_.token_bytes) +
-             " bytes, this fastdraft reads " + std::to_string(sizeof(Token)));
     }
     std::array<std::int32_t, 8> orders{};
     std::copy(kOrders.begin(), kOrders.end(), orders.begin());
@@ -244,18 +332,23 @@ class FrozenDatastore final : public Datastore {
   std::int64_t add_segment(const SegmentEntry& entry) {
     // Nothing in a file is larger than the file, so the sums below cannot overflow.
     bool fits = entry.offset <= header_.directory_offset && entry.size > 0 &&
-                entry.size <= header_.directory_offset / 4;
-    for (const std::int64_t buckets : entry.buckets) {
-      fits = fits && buckets > 0 && buckets <= header_.directory_offset / 64;
+                entry.size <= header_.directory_offset / 2 && TokenCode::valid(entry.token_bytes);
+    for (std::size_t order = 0; order < kNumOrders; ++order) {
+      fits = fits && entry.postings[order] >= 0 &&
+             entry.postings[order] <= header_.directory_offset / 4 && entry.buckets[order] > 0 &&
+             entry.buckets[order] <= header_.directory_offset / 64;
     }
     const SegmentLayout layout(fits ? entry : SegmentEntry{});
     if (!fits || layout.end > header_.directory_offset) refuse("its directory is damaged");
     Segment segment{};
     segment.base = end_;
     segment.size = entry.size;
-    segment.tokens = section<Token>(layout.tokens);
+    segment.width = entry.token_bytes;
+    segment.tokens = section<std::uint8_t>(layout.tokens);
+    segment.outputs = section<std::uint8_t>(layout.outputs);
     for (std::size_t order = 0; order < kNumOrders; ++order) {
-      segment.links[order] = section<Link>(layout.previous[order]);
+      segment.postings[order] = section<std::uint32_t>(layout.postings[order]);
+      segment.num_postings[order] = entry.postings[order];
       segment.buckets[order] = section<Bucket>(layout.buckets[order]);
       segment.num_buckets[order] = entry.buckets[order];
     }

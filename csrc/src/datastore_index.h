@@ -139,26 +139,21 @@ class BestOccurrences {
   int count_ = 0;
 };
 
-// Offers the occurrences of the n-gram of order kOrders[order] that ends the text to `best`, from
-// `position` on backwards, `*links` at most, and counts `*links` down.
-// Log: `common(position, text, size)`, how many tokens before the position are the text's
-// last ones, Datastore::kLongestMatch at most; `previous(order, position)`, where the n-gram stood
-// before, or -1; `output(order, position)`.
-template <typename Log>
-void walk(const Log& log, std::size_t order, std::int64_t position, const Token* text,
-          std::int64_t size, int* links, BestOccurrences* best) {
+// Offers the occurrences of the n-gram of order kOrders[order] that ends the text to `best`, the
+// latest first, `*links` at most, and counts `*links` down.
+// Places: `valid()`, and `take()`, the Occurrence at this place, whose length is
+// kLongestMatch at most; it moves on to the one before.
+template <typename Places>
+void walk(Places places, std::size_t order, int* links, BestOccurrences* best) {
   // Longer ones have been met: the latest occurrences of the longer n-gram are
   // among those, and no others of the latest of this one are as long.
   const std::int32_t longer =
       order == 0 ? Datastore::kLongestMatch + 1 : Datastore::kOrders[order - 1];
-  for (; position >= 0 && *links > 0 && !best->settled(); --*links) {
-    // Asked for first, so that the memory's answers to both come at once.
-    const std::int64_t before = log.previous(order, position);
-    const std::int32_t length = log.common(position, text, size);
-    // Damage in a file; elsewhere a chain is one n-gram's.
-    if (length < Datastore::kOrders[order]) return;
-    if (length < longer) best->offer({position, length, log.output(order, position)});
-    position = before;
+  for (; places.valid() && *links > 0 && !best->settled(); --*links) {
+    const Occurrence place = places.take();
+    // Damage in a file; elsewhere all places are one n-gram's.
+    if (place.length < Datastore::kOrders[order]) return;
+    if (place.length < longer) best->offer(place);
   }
 }
 

@@ -79,10 +79,13 @@ class LiveDatastore final : public Datastore {
  protected:
   int find(const Token* text, std::int64_t size, Occurrence* out, int most, int links,
            std::int32_t least) const override;
-  const Token* run(std::int64_t position, std::int64_t* count) const override {
-    *count = 0;
-    const bool held = position >= log_.begin() && position < log_.end();
-    return held ? log_.run(position, count) : nullptr;
+  std::int64_t read(std::int64_t position, Token* out, std::int64_t most) const override {
+    if (position < log_.begin() || position >= log_.end()) return 0;
+    std::int64_t count = 0;
+    const Token* tokens = log_.run(position, &count);
+    count = std::min(count, most);
+    std::copy_n(tokens, count, out);
+    return count;
   }
   bool output(std::int64_t position) const override { return log_.output(0, position); }
   std::int64_t begin() const override { return log_.begin(); }
@@ -149,7 +152,7 @@ int LiveDatastore::find(const Token* text, std::int64_t size, Occurrence* out, i
     if (size < kOrders[order]) continue;
     const std::int64_t latest = orders_[order].find(
         hashes[order], [&](std::int64_t at) { return log_.matches(at, last, kOrders[order]); });
-    walk(log_, order, latest, text, size, &links, &best);
+    walk(LiveLog::Chain(log_, order, latest, text, size), order, &links, &best);
   }
   return best.count();
 }
@@ -311,11 +314,11 @@ void LiveDatastore::add_all(const Datastore& source) {
       if (source.closed()) throw DatastoreClosedError("the datastore is closed");
       left = position < reader.begin();
       position = std::max(position, reader.begin());
-      std::int64_t count = 0;
-      const Token* tokens = reader.run(position, &count);
-      count = std::min({count, kStep, end - position});
+      step.resize(static_cast<std::size_t>(kStep));
+      const std::int64_t count =
+          reader.read(position, step.data(), std::min(kStep, end - position));
       if (count <= 0) break;
-      step.assign(tokens, tokens + count);
+      step.resize(static_cast<std::size_t>(count));
       outputs.resize(step.size());
       for (std::int64_t i = 0; i < count; ++i) {
         outputs[static_cast<std::size_t>(i)] = reader.output(position + i);

@@ -23,30 +23,21 @@ std::int64_t buckets_for(std::int64_t entries) noexcept {
   return entries * 5 / (4 * Bucket::kEntries) + 1;
 }
 
-// The index of one order over a segment: `previous` for its tokens, and the table.
+// The index of one order over a segment: the postings of its n-grams, and the table.
 class OrderIndex {
  public:
   OrderIndex(const std::vector<Token>& tokens, const std::vector<bool>& outputs, std::int32_t order)
-      : tokens_(tokens), order_(order), previous_(outputs.begin(), outputs.end()) {
-    std::vector<Bucket> roomy(static_cast<std::size_t>(buckets_for(size())));
-    const std::int64_t distinct = chain(&roomy);
-    buckets_ = std::vector<Bucket>(static_cast<std::size_t>(buckets_for(distinct)));
-    for (const Bucket& bucket : roomy) {
-      for (int i = 0; i < Bucket::kEntries && bucket.tags[i] != 0; ++i) {
-        enter(bucket.positions[i], &buckets_);
-      }
-    }
+      : tokens_(tokens), order_(order) {
+    const std::vector<std::uint32_t> numbers = number();
+    const std::vector<std::uint32_t> entries = list(numbers, outputs);
+    enter(numbers, entries);
   }
 
-  const std::vector<Link>& previous() const noexcept { return previous_; }
+  const std::vector<std::uint32_t>& postings() const noexcept { return postings_; }
   const std::vector<Bucket>& buckets() const noexcept { return buckets_; }
 
  private:
   std::int64_t size() const noexcept { return static_cast<std::int64_t>(tokens_.size()); }
-
-  std::uint64_t hash(std::int64_t position) const noexcept {
-    return hash_tokens(tokens_.data() + position - order_, order_, 0);
-  }
 
   // Calls visit(position) for each position that the index knows, ascending.
   template <typename Visit>
@@ -62,30 +53,47 @@ class OrderIndex {
     }
   }
 
-  // Enters all positions and fills `previous_`. Returns how many n-grams there are.
-  std::int64_t chain(std::vector<Bucket>* table) {
-    const auto buckets = static_cast<std::int64_t>(table->size());
-    std::int64_t distinct = 0;
+  // Calls visit(position, hash) for those that are wanted(position), when the bucket of their
+  // n-gram has had time to come.
+  template <typename Wanted, typename Visit>
+  void for_each_hash(const std::vector<Bucket>& table, Wanted wanted, Visit visit) const {
+    const auto buckets = static_cast<std::int64_t>(table.size());
     std::int64_t positions[kAhead] = {};
     std::uint64_t hashes[kAhead] = {};
     std::int64_t count = 0;
-    const auto put = [&](std::int64_t i) { distinct += this->put(positions[i], hashes[i], table); };
     for_each_position([&](std::int64_t position) {
+      if (!wanted(position)) return;
       const std::int64_t i = count % kAhead;
-      if (count >= kAhead) put(i);
+      if (count >= kAhead) visit(positions[i], hashes[i]);
       positions[i] = position;
-      hashes[i] = hash(position);
-      prefetch(table->data() + Bucket::home(hashes[i], buckets));
+      hashes[i] = hash_tokens(tokens_.data() + position - order_, order_, 0);
+      prefetch(table.data() + Bucket::home(hashes[i], buckets));
       ++count;
     });
     for (auto i = std::max<std::int64_t>(0, count - kAhead); i < count; ++i) {
-      put(i % kAhead);
+      visit(positions[i % kAhead], hashes[i % kAhead]);
     }
-    return distinct;
   }
 
-  // Returns whether the n-gram is new.
-  bool put(std::int64_t position, std::uint64_t hash, std::vector<Bucket>* table) {
+  // Numbers the n-grams in the order of their first occurrences. Returns the number of the one
+  // before each position.
+  std::vector<std::uint32_t> number() {
+    std::vector<std::uint32_t> numbers(tokens_.size(), kNone);
+    // For as many n-grams as there may be. A bucket holds where each occurred first.
+    std::vector<Bucket> table(static_cast<std::size_t>(buckets_for(size())));
+    for_each_hash(
+        table, [](std::int64_t) { return true; },
+        [&](std::int64_t position, std::uint64_t hash) {
+          const std::int64_t first = first_of(position, hash, &table);
+          numbers[static_cast<std::size_t>(position)] =
+              first == position ? distinct_++ : numbers[static_cast<std::size_t>(first)];
+        });
+    return numbers;
+  }
+
+  // Where the n-gram before `position` occurred first; there, if it is new.
+  std::int64_t first_of(std::int64_t position, std::uint64_t hash,
+                        std::vector<Bucket>* table) const {
     const std::uint8_t tag = Bucket::tag(hash);
     const Token* last = tokens_.data() + position;
     for (auto at =
@@ -96,31 +104,78 @@ class OrderIndex {
         if (bucket.tags[i] == 0) {
           bucket.tags[i] = tag;
           bucket.positions[i] = static_cast<std::uint32_t>(position);
-          return true;
+          return position;
         }
-        const std::uint32_t known = bucket.positions[i];
+        const std::int64_t known = bucket.positions[i];
         if (bucket.tags[i] == tag &&
             std::equal(last - order_, last, tokens_.data() + known - order_)) {
-          previous_[static_cast<std::size_t>(position)].set_distance(position - known);
-          bucket.positions[i] = static_cast<std::uint32_t>(position);
-          return false;
+          return known;
         }
       }
     }
   }
 
-  // Enters the position of an n-gram that is not in the table.
-  void enter(std::uint32_t position, std::vector<Bucket>* table) const {
-    const std::uint64_t hash = this->hash(position);
-    auto at =
-        static_cast<std::size_t>(Bucket::home(hash, static_cast<std::int64_t>(table->size())));
-    while ((*table)[at].full()) at = at + 1 == table->size() ? 0 : at + 1;
-    (*table)[at].enter(hash, position);
+  // Writes the postings of n-grams that occur more than once. Returns the table's entries by the
+  // n-gram's number.
+  std::vector<std::uint32_t> list(const std::vector<std::uint32_t>& numbers,
+                                  const std::vector<bool>& outputs) {
+    std::vector<std::uint8_t> kept(distinct_);
+    for_each_position([&](std::int64_t position) {
+      std::uint8_t& count = kept[numbers[static_cast<std::size_t>(position)]];
+      if (count < Posting::kMost) ++count;
+    });
+    std::vector<std::uint32_t> entries(distinct_);
+    std::int64_t first = 0;
+    for (std::size_t i = 0; i < distinct_; ++i) {
+      if (kept[i] == 1) continue;
+      entries[i] = Posting::list(first).bits();
+      first += kept[i];
+    }
+    postings_.resize(static_cast<std::size_t>(first));
+    std::vector<std::uint8_t> missing = kept;  // of each list
+    for (std::int64_t position = size() - 1; position >= 0; --position) {
+      const std::uint32_t number = numbers[static_cast<std::size_t>(position)];
+      if (number == kNone || missing[number] == 0) continue;
+      const bool output = outputs[static_cast<std::size_t>(position)];
+      --missing[number];
+      const std::uint32_t posting = Posting(position, output, missing[number] == 0).bits();
+      if (kept[number] == 1) {
+        entries[number] = posting;
+      } else {
+        const std::int64_t place =
+            Posting(entries[number]).first() + kept[number] - missing[number] - 1;
+        postings_[static_cast<std::size_t>(place)] = posting;
+      }
+    }
+    return entries;
   }
+
+  // Makes the table, for as many n-grams as there are.
+  void enter(const std::vector<std::uint32_t>& numbers, const std::vector<std::uint32_t>& entries) {
+    buckets_ = std::vector<Bucket>(static_cast<std::size_t>(buckets_for(distinct_)));
+    std::uint32_t found = 0;
+    std::uint32_t entered = 0;
+    for_each_hash(
+        buckets_,
+        [&](std::int64_t position) {
+          const bool first = numbers[static_cast<std::size_t>(position)] == found;
+          if (first) ++found;
+          return first;
+        },
+        [&](std::int64_t, std::uint64_t hash) {
+          auto at = static_cast<std::size_t>(
+              Bucket::home(hash, static_cast<std::int64_t>(buckets_.size())));
+          while (buckets_[at].full()) at = at + 1 == buckets_.size() ? 0 : at + 1;
+          buckets_[at].enter(hash, entries[entered++]);
+        });
+  }
+
+  static constexpr std::uint32_t kNone = 0xFFFFFFFFu;  // the number of a position that is unknown
 
   const std::vector<Token>& tokens_;
   const std::int32_t order_;
-  std::vector<Link> previous_;
+  std::uint32_t distinct_ = 0;
+  std::vector<std::uint32_t> postings_;
   std::vector<Bucket> buckets_;
 };
 
@@ -139,7 +194,7 @@ class DatastoreWriter::FileWriter {
     header_.magic = FileHeader::kMagic;
     header_.version = FileHeader::kVersion;
     header_.byte_order = FileHeader::kByteOrder;
-    header_.token_bytes = sizeof(Token);
+    header_.most_postings = Posting::kMost;
     header_.num_orders = static_cast<std::uint32_t>(Datastore::kOrders.size());
     std::copy(Datastore::kOrders.begin(), Datastore::kOrders.end(), header_.orders.begin());
     header_.has_fingerprint = fingerprint ? 1 : 0;
@@ -221,16 +276,36 @@ class DatastoreWriter::FileWriter {
     write_aligned(tokens_.data(), 0);
     entry.offset = offset_;
     entry.size = static_cast<std::int64_t>(tokens_.size());
-    write(tokens_.data(), bytes_of(tokens_));
+    entry.token_bytes = TokenCode::width_for(*std::max_element(tokens_.begin(), tokens_.end()));
+    write_tokens(entry.token_bytes);
+    write_outputs();
     for (std::size_t i = 0; i < Datastore::kOrders.size(); ++i) {
       const OrderIndex index(tokens_, outputs_, Datastore::kOrders[i]);
-      write_aligned(index.previous().data(), bytes_of(index.previous()));
+      write_aligned(index.postings().data(), bytes_of(index.postings()));
       write_aligned(index.buckets().data(), bytes_of(index.buckets()));
+      entry.postings[i] = static_cast<std::int64_t>(index.postings().size());
       entry.buckets[i] = static_cast<std::int64_t>(index.buckets().size());
     }
     segments_.push_back(entry);
     tokens_.clear();
     outputs_.clear();
+  }
+
+  void write_tokens(std::int64_t width) {
+    std::vector<std::uint8_t> coded(static_cast<std::size_t>(kStep * width));
+    for (std::int64_t at = 0; at < static_cast<std::int64_t>(tokens_.size()); at += kStep) {
+      const std::int64_t count = std::min(kStep, static_cast<std::int64_t>(tokens_.size()) - at);
+      TokenCode::encode(tokens_.data() + at, count, width, coded.data());
+      write(coded.data(), count * width);
+    }
+  }
+
+  void write_outputs() {
+    std::vector<std::uint8_t> bits((outputs_.size() + 7) / 8);
+    for (std::size_t i = 0; i < outputs_.size(); ++i) {
+      bits[i / 8] = static_cast<std::uint8_t>(bits[i / 8] | (outputs_[i] ? 1 : 0) << (i % 8));
+    }
+    write_aligned(bits.data(), bytes_of(bits));
   }
 
   void write_aligned(const void* data, std::int64_t bytes) {
@@ -259,6 +334,8 @@ class DatastoreWriter::FileWriter {
     checksum_ = 0;
     in_block_ = 0;
   }
+
+  static constexpr std::int64_t kStep = 4096;  // tokens coded at once
 
   OutputFile file_;
   const std::int64_t segment_tokens_;

@@ -111,7 +111,6 @@ class LiveLog {
     return end_ - (static_cast<std::uint32_t>(end_) - position);
   }
 
-  // For `walk`.
   std::int32_t common(std::int64_t position, const Token* text, std::int64_t size) const noexcept;
   bool output(std::size_t order, std::int64_t position) const noexcept {
     return link(order, position).output();
@@ -121,6 +120,29 @@ class LiveLog {
     const std::int64_t before = position - distance;
     return distance == 0 || before - Datastore::kOrders[order] < begin_ ? -1 : before;
   }
+
+  // For `walk`: the chain of an n-gram's occurrences from `position` on, or -1.
+  class Chain {
+   public:
+    Chain(const LiveLog& log, std::size_t order, std::int64_t position, const Token* text,
+          std::int64_t size) noexcept
+        : log_(log), order_(order), position_(position), text_(text), size_(size) {}
+
+    bool valid() const noexcept { return position_ >= 0; }
+    Occurrence take() noexcept {
+      const std::int64_t position = position_;
+      // Asked for first, so that the memory's answers to both come at once.
+      position_ = log_.previous(order_, position);
+      return {position, log_.common(position, text_, size_), log_.output(order_, position)};
+    }
+
+   private:
+    const LiveLog& log_;
+    const std::size_t order_;
+    std::int64_t position_;
+    const Token* const text_;
+    const std::int64_t size_;
+  };
 
   // Memory for a chunk or for a page of a table, which is as large; the oldest chunk's where the
   // limit is reached and there are more than `keep`. Throws MemoryLimitError.

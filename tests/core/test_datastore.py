@@ -139,7 +139,7 @@ documents = st.builds(
     document,
     st.integers(0, 2**32),
     st.integers(0, 40) | st.integers(0, 1500),
-    st.sampled_from([1, 2, 5, 300, 2**31 - 1]),
+    st.sampled_from([1, 2, 5, 300, 2**16, 2**24, 2**31 - 1]),
 )
 # A document of its own, or one that goes on after the beginning of one before.
 turns = st.tuples(documents, st.none() | st.tuples(st.integers(0, 50), st.floats(0, 1)))
@@ -303,6 +303,47 @@ def test_threads_share_a_store() -> None:
         assert store.find(text[:2000])[0].length == LONGEST
 
 
+def _write(path: Path, texts: list[list[int]], segment_tokens: int) -> None:
+    with DatastoreWriter(path, segment_tokens=segment_tokens) as writer:
+        for text in texts:
+            writer.begin_document()
+            writer.append(text)
+
+
+# The largest tokens of two and of three bytes; what is above stands for the ends of documents.
+WIDEST = [2**16 - 66, 2**24 - 66, 2**31 - 1]
+
+
+@pytest.mark.parametrize("largest", [*WIDEST, *(token + 1 for token in WIDEST[:2])])
+def test_a_frozen_store_holds_any_token(tmp_path: Path, largest: int) -> None:
+    path = tmp_path / "store.fds"
+    text = [largest - i * i % 70 for i in range(1500)]
+    small = list(range(1100))
+    # The second document is another segment, of tokens of another width.
+    _write(path, [text, small], 1600)
+    store = Datastore.open(path, verify=True)
+    assert store.read(1, 2000).tolist() == text
+    for end in (1, 2, 5, 40, 1000):
+        (found, *_) = store.find(text[:end], most=100)
+        assert found.length == min(end, LONGEST)
+        assert store.read(found.next, 1).tolist() == [text[found.next - 1]]
+    (found, *_) = store.find([2**31 - 1, *small[:9]])
+    assert (found.length, store.read(found.next, 3).tolist()) == (9, [9, 10, 11])
+    # These have the bytes of a document's end.
+    width = 2 + (largest > WIDEST[0]) + (largest > WIDEST[1])
+    if width < 4:
+        assert store.find([256**width - 1]) == store.find([256**width - 65]) == []
+
+
+def test_a_frozen_store_knows_the_latest_places_of_an_ngram(tmp_path: Path) -> None:
+    _write(tmp_path / "store.fds", [[7] * 3000], 1024)
+    store = Datastore.open(tmp_path / "store.fds")
+    found = [place.next for place in store.find([7], most=1000, links=1000)]
+    # The last segment holds 59 tokens behind its context.
+    kept = {3195: 59, 3071: 64, 2047: 64, 1023: 64}
+    assert found == [latest - i for latest, count in kept.items() for i in range(count)]
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.lists(documents, max_size=8), st.integers(1024, 3000), st.data())
 def test_frozen_store_is_a_list(
@@ -415,6 +456,9 @@ def test_another_process_reads_the_same(frozen_path: Path) -> None:
     assert result.stdout.splitlines() == [str(occurrence) for occurrence in found]
 
 
+ENTRY = 72  # bytes of a segment in the directory
+
+
 def directory_offset(path: Path) -> int:
     return int.from_bytes(path.read_bytes()[120:128], sys.byteorder)
 
@@ -451,8 +495,11 @@ def test_foreign_and_newer_files_are_refused(frozen_path: Path, tmp_path: Path) 
     with pytest.raises(DatastoreError, match="not a regular file"):
         Datastore.open(os.devnull)
     newer = damage(frozen_path, lambda content: content.__setitem__(8, 9))
-    with pytest.raises(DatastoreError, match=r"version 9 of the format, .* reads version 1"):
+    with pytest.raises(DatastoreError, match=r"version 9 of the format, .* reads version 2$"):
         Datastore.open(newer)
+    older = damage(frozen_path, lambda content: content.__setitem__(8, 1))
+    with pytest.raises(DatastoreError, match=r"version 1 of .* reads version 2: build it again$"):
+        Datastore.open(older)
     expected = r"another tokenizer: its fingerprint is (66){32}, expected (67){32}"
     with pytest.raises(DatastoreError, match=expected):
         Datastore.open(frozen_path, fingerprint=b"g" * 32)
@@ -530,11 +577,15 @@ def test_damaged_tags_do_not_make_lookups_long(tmp_path: Path, tag: int) -> None
     build(path, [text])
     content = np.fromfile(path, np.uint8)
     offset = directory_offset(path)
-    begin, size, *buckets = content[offset : offset + 40].view(np.int64).tolist()
-    end = begin + size * 4
-    for count in buckets:
-        links = -(-end // 64) * 64
-        table = -(-(links + size * 4) // 64) * 64
+    begin, size, width, *counts = content[offset : offset + ENTRY].view(np.int64).tolist()
+
+    def aligned(at: int) -> int:
+        return -(-at // 64) * 64
+
+    assert width == 4
+    end = aligned(begin + size * width) + -(-size // 8)
+    for postings, count in zip(counts[:3], counts[3:], strict=True):
+        table = aligned(aligned(end) + postings * 4)
         end = table + count * 64
         tags = content[table:end].reshape(count, 64)[:, :12]
         assert 0.7 < (tags != 0).mean() < 0.9
@@ -555,7 +606,7 @@ def test_damaged_tags_do_not_make_lookups_long(tmp_path: Path, tag: int) -> None
 
 def test_directories_that_no_writer_leaves_are_refused(frozen_path: Path, tmp_path: Path) -> None:
     offset = directory_offset(frozen_path)
-    entry = frozen_path.read_bytes()[offset : offset + 40]
+    entry = frozen_path.read_bytes()[offset : offset + ENTRY]
     segments = int.from_bytes(frozen_path.read_bytes()[112:120], sys.byteorder)
     assert segments > 2
 
@@ -565,7 +616,7 @@ def test_directories_that_no_writer_leaves_are_refused(frozen_path: Path, tmp_pa
         seal(content)
 
     def swap_two(content: bytearray) -> None:
-        content[offset : offset + 80] = content[offset + 40 : offset + 80] + entry
+        content[offset : offset + 2 * ENTRY] = content[offset + ENTRY : offset + 2 * ENTRY] + entry
         seal(content)
 
     for change in (repeat_one, swap_two):
@@ -576,12 +627,12 @@ def test_directories_that_no_writer_leaves_are_refused(frozen_path: Path, tmp_pa
     build(tmp_path / "short.fds", [])
     header = (tmp_path / "short.fds").read_bytes()[:4096]
     for count in (1, 2):
-        body = bytes(448 * count)
+        body = bytes(320 * count)
         content = bytearray(header + body)
         content[112:120] = count.to_bytes(8, sys.byteorder)
         content[120:128] = len(content).to_bytes(8, sys.byteorder)
         for index in range(count):
-            content += np.array([4096 + 448 * index, 1, 1, 1, 1]).tobytes()
+            content += np.array([4096 + 320 * index, 1, 2, 0, 0, 0, 1, 1, 1]).tobytes()
         content += zlib.crc32(body).to_bytes(4, sys.byteorder)
         seal(content)
         (tmp_path / "short.fds").write_bytes(content)

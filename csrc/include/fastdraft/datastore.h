@@ -87,17 +87,18 @@ class FASTDRAFT_EXPORT Datastore {
     // Returns how many. From the longest order n on, it looks at the latest
     // occurrences of the text's last n tokens that a token of the same document
     // follows, `links` of them over all orders, of which those below `least` are left
-    // out. O(links), and for a frozen store O(segments).
+    // out. A segment of a frozen store knows the latest 64 occurrences of an n-gram. O(links), and
+    // for a frozen store O(segments).
     int find(const Token* text, std::int64_t size, Occurrence* out, int most, int links = kLinks,
              std::int32_t least = 1) const {
       return store_->find(text, size, out, most, links, least);
     }
 
-    // The tokens from `position` on that lie side by side, and how many; null and
-    // 0 where the position is not in the store. A negative one is a document's end,
-    // and in a damaged file there may be any. Valid while the reader lives.
-    const Token* run(std::int64_t position, std::int64_t* count) const {
-      return store_->run(position, count);
+    // Copies the tokens from `position` on, `most` at most, and returns how many: fewer where
+    // they do not lie side by side, 0 where the position is not in the store. A negative one is a
+    // document's end, and in a damaged file there may be any.
+    std::int64_t read(std::int64_t position, Token* out, std::int64_t most) const {
+      return store_->read(position, out, most);
     }
 
     // The token at `position`; -1 at a document's end and where the position is not
@@ -173,7 +174,7 @@ class FASTDRAFT_EXPORT Datastore {
   // Under the lock, shared or exclusive.
   virtual int find(const Token* text, std::int64_t size, Occurrence* out, int most, int links,
                    std::int32_t least) const = 0;
-  virtual const Token* run(std::int64_t position, std::int64_t* count) const = 0;
+  virtual std::int64_t read(std::int64_t position, Token* out, std::int64_t most) const = 0;
   virtual bool output(std::int64_t position) const = 0;
   virtual std::int64_t begin() const = 0;
   virtual std::int64_t end() const = 0;
