@@ -37,7 +37,8 @@ Token Datastore::Reader::at(std::int64_t position) const {
 std::int64_t Datastore::Reader::copy(std::int64_t position, Token* out, std::int64_t most) const {
   std::int64_t copied = 0;
   while (copied < most) {
-    const std::int64_t count = read(position + copied, out + copied, most - copied);
+    const std::int64_t wanted = most - copied;
+    const std::int64_t count = std::min(read(position + copied, out + copied, wanted), wanted);
     const std::int64_t end = copied + count;
     while (copied < end && out[copied] >= 0 && out[copied] <= store_->largest_token_) ++copied;
     if (count == 0 || copied != end) break;

@@ -216,7 +216,7 @@ def test_damaged_files_are_left_out(
     content = bytearray(path.read_bytes())
     if damage == "flipped":
         content[5000] ^= 1
-    path.write_bytes({"short": content[:6000], "foreign": b"x" * 5000}.get(damage, content))
+    path.write_bytes({"short": content[:-1], "foreign": b"x" * 5000}.get(damage, content))
     assert restored(tmp_path) == [[0] * 100, [2] * 100]
     assert "saved text is left out" in caplog.text
     # The next save wrote one sound file in their place.
