@@ -215,12 +215,18 @@ TEST(Engine, ObservesTheLimitsOfACall) {
 // Text over few tokens, which occurs everywhere, and what speaks for it.
 class EngineDrafts : public ::testing::TestWithParam<std::int32_t> {
  protected:
-  EngineDrafts() : store_(Datastore::live(kStoreBytes)) {
+  EngineDrafts() {
     if (GetParam() > 0) config_.drafter = CalibratedConfig{GetParam()};
     config_.lookahead = 6;
+  }
+
+  // Engines that are to draft the same need one each, as requests share what they write.
+  static std::shared_ptr<Datastore> make_store() {
+    auto store = Datastore::live(kStoreBytes);
     for (std::uint32_t seed = 0; seed < 5; ++seed) {
-      add_to(*store_, testing::random_text(60, 4, seed + 90));
+      add_to(*store, testing::random_text(60, 4, seed + 90));
     }
+    return store;
   }
 
   static RequestId add_row(Engine& engine, std::uint32_t seed) {
@@ -229,15 +235,14 @@ class EngineDrafts : public ::testing::TestWithParam<std::int32_t> {
   }
 
   EngineConfig config_;
-  std::shared_ptr<Datastore> store_;
 };
 
 INSTANTIATE_TEST_SUITE_P(ChainsAndTrees, EngineDrafts, ::testing::Values(0, 1, 24));
 
 TEST_P(EngineDrafts, ABatchAsItsRows) {
   config_.token_cost = 0.05;
-  Engine singly(config_, {store_});
-  Engine together(config_, {store_});
+  Engine singly(config_, {make_store()});
+  Engine together(config_, {make_store()});
   std::vector<RequestId> ids;
   for (std::uint32_t seed = 0; seed < 30; ++seed) {
     ids.push_back(add_row(singly, seed));
@@ -286,7 +291,7 @@ TEST_P(EngineDrafts, ABatchAsItsRows) {
 
 TEST_P(EngineDrafts, TheMostProbableFirstAndParentsBeforeChildren) {
   config_.token_cost = 0.0;
-  Engine engine(config_, {store_});
+  Engine engine(config_, {make_store()});
   std::int32_t deepest = 0;
   for (std::uint32_t seed = 0; seed < 30; ++seed) {
     const RequestId id = add_row(engine, seed);
@@ -327,7 +332,7 @@ TEST_P(EngineDrafts, TheMostProbableFirstAndParentsBeforeChildren) {
 
 // The same drafts as of whole guesses, cut afterwards.
 TEST_P(EngineDrafts, NoMoreIsGuessedThanCanPay) {
-  Engine engine(config_, {store_});
+  Engine engine(config_, {make_store()});
   std::mt19937 random(5);
   std::vector<RequestId> ids;
   for (std::uint32_t seed = 0; seed < 12; ++seed) ids.push_back(add_row(engine, seed));
@@ -403,9 +408,9 @@ TEST_P(EngineDrafts, NoMoreIsGuessedThanCanPay) {
 // that follow them.
 TEST_P(EngineDrafts, NothingThatTheTargetDoesNotKnow) {
   config_.token_cost = 0.0;
-  Engine free(config_, {store_});
+  Engine free(config_, {make_store()});
   config_.vocabulary = 3;  // of four tokens
-  Engine engine(config_, {store_});
+  Engine engine(config_, {make_store()});
   std::int64_t foreign = 0;
   std::int64_t drafted = 0;
   for (std::uint32_t seed = 0; seed < 30; ++seed) {

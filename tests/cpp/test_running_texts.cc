@@ -109,7 +109,7 @@ TEST_F(RunningTextsTest, TextsLeaveInAnyOrder) {
     // Those of the others that have the same text, and no more.
     std::size_t alike = 0;
     for (std::size_t j = 0; j < kTexts; ++j) {
-      alike += running[j] != nullptr && all[j] == all[i] ? 1 : 0;
+      if (running[j] != nullptr && all[j] == all[i]) ++alike;
     }
     EXPECT_GE(following(*store, nullptr, all[i], 300, 1000).size(), alike);
   }
