@@ -61,7 +61,7 @@ def test_a_step_waits_once(
 
     monkeypatch.setattr(Decoding, "_step", counting)
     # On a CPU the reference reads values to do less, which waits for nothing there.
-    monkeypatch.setattr(sampling, "_reads_back", lambda _: False)
+    monkeypatch.setattr(sampling, "reads_back", lambda _: False)
     more: dict[str, Any] = {"drafter": Forester(expected.tolist())}
     if drafts == "chains":
         more = {"drafter": Generous(), "prediction": [edited(row) for row in expected]}
