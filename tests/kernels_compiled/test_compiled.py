@@ -27,7 +27,7 @@ MOST_REGISTERS = 128
 # Three programs, where each logit has an address of its own.
 MOST_REGISTERS_ODD = 168
 # Bytes that the compiler may put aside, outside loops, so that more threads run at a time.
-MOST_SCRATCH = 16
+MOST_SCRATCH = 24
 # Instructions in all of kernels that a step waits for and that read little: latency is what counts.
 MOST_INSTRUCTIONS = {"align_kernel": 1000}
 # How much more than expected.json a kernel may take.
