@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Callable
@@ -21,16 +22,13 @@ __all__ = ["memory"]
 _KEY = "FASTDRAFT_MEMORY_KEY"
 
 
-def _published(url: str, key: str | None) -> list[Published]:
+def _published(url: str) -> list[Published]:
     """What is published under a URL, of each model. Raises InvalidValueError."""
+    # No option: arguments are seen by all users of a machine.
+    key = os.environ.get(_KEY)
     if not key:
         raise InvalidValueError(f"the operator's key must be in the environment's {_KEY}, got none")
     return groups(Objects(url), secret_of(key))
-
-
-def _common(command: Callable[..., Any]) -> Callable[..., Any]:
-    key = click.option("--key", envvar=_KEY, hidden=True)
-    return click.argument("url")(key(command))
 
 
 def _named(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -78,7 +76,7 @@ def memory() -> None:
 
 
 @memory.command()
-@_common
+@click.argument("url")
 @click.option(
     "--every", type=click.FloatRange(min=0.1), metavar="SECONDS", help="Build again and again."
 )
@@ -89,7 +87,7 @@ def memory() -> None:
     show_default=True,
     help="The most bytes of the stores of a model; the oldest text leaves first.",
 )
-def build(url: str, key: str | None, every: float | None, max_bytes: int) -> None:
+def build(url: str, every: float | None, max_bytes: int) -> None:
     """Join what replicas have published to stores, which they read from then on.
 
     Run one builder for a fleet, with --every 10 or so. Further ones do no harm.
@@ -97,7 +95,7 @@ def build(url: str, key: str | None, every: float | None, max_bytes: int) -> Non
     builders: dict[str, Builder] = {}
     while True:
         try:
-            found = _published(url, key)
+            found = _published(url)
             if not found and every is None:
                 raise InvalidValueError(f"nothing is published under {url} with this key")
             for published in found:
@@ -122,10 +120,10 @@ def build(url: str, key: str | None, every: float | None, max_bytes: int) -> Non
 
 
 @memory.command()
-@_common
-def ls(url: str, key: str | None) -> None:
+@click.argument("url")
+def ls(url: str) -> None:
     """List the namespaces, by what stands for their names."""
-    for published in _published(url, key):
+    for published in _published(url):
         manifest = Builder(published).latest()
         click.echo(f"model {published.group}, manifest {manifest.number}")
         for name, entry in sorted(manifest.namespaces.items()):
@@ -137,10 +135,10 @@ def ls(url: str, key: str | None) -> None:
 
 
 @memory.command()
-@_common
-def du(url: str, key: str | None) -> None:
+@click.argument("url")
+def du(url: str) -> None:
     """Show the bytes of stores, and of segments that wait for the builder."""
-    for published in _published(url, key):
+    for published in _published(url):
         manifest = Builder(published).latest()
         stores = published.stores()
         segments = published.segments()
@@ -160,13 +158,13 @@ def du(url: str, key: str | None) -> None:
 
 
 @memory.command()
-@_common
+@click.argument("url")
 @_named
 @click.option("--off", is_flag=True, help="No longer.")
-def pin(url: str, key: str | None, off: bool, **named: Any) -> None:
+def pin(url: str, off: bool, **named: Any) -> None:
     """Keep a namespace when there is more text than allowed."""
     found = False
-    for published in _published(url, key):
+    for published in _published(url):
         builder = Builder(published)
         names = set(_ids(published, **named)) & builder.latest().namespaces.keys()
         if names:
@@ -178,13 +176,13 @@ def pin(url: str, key: str | None, off: bool, **named: Any) -> None:
 
 
 @memory.command()
-@_common
+@click.argument("url")
 @_named
-def forget(url: str, key: str | None, **named: Any) -> None:
+def forget(url: str, **named: Any) -> None:
     """Remove all text of a namespace: what is published now, and from replicas when they refresh.
 
     What a request says after that is remembered again.
     """
-    for published in _published(url, key):
+    for published in _published(url):
         manifest = Builder(published).forget(_ids(published, **named))
         click.echo(f"{published.group[:16]}: forgotten by manifest {manifest.number}")
