@@ -32,8 +32,9 @@ struct ExpectedText {
   // The token `depth` tokens on; -1: none.
   Token token(std::int32_t depth) const noexcept { return depth < count ? next[depth] : -1; }
 
-  // The value of the features kCopy and kPrediction for a candidate, where a token is expected at
-  // this depth: the candidate, after a guess or after a match, or another one.
+  // The value of the features kCopy and kPrediction for a candidate, where this text expects a
+  // token at this depth. It depends on whether that is the candidate, on the length of the match,
+  // and on whether the place in the text is a match or a guess.
   int value(std::int32_t depth, bool is_candidate) const noexcept {
     const int length = AcceptanceModel::length_value(place.length + depth);
     if (!is_candidate) return 8 + std::min(3, length / 3);

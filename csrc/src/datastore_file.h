@@ -2,10 +2,11 @@
 // does for it.
 //
 //   header       4,096 bytes, FileHeader and zeros
-//   segments     for each: its tokens, documents behind their marks, in as few bytes
-//                each as the largest takes; a bit for each that tells whether it was
-//                a model's output; then for each order the postings and the buckets of a
-//                hash table; each section from a multiple of 64 bytes on
+//   segments     each has these sections, each from a multiple of 64 bytes on:
+//                its tokens, with a mark before each document; every token takes
+//                2, 3 or 4 bytes, as the segment's largest token needs;
+//                a bit for each token, 1 for a model's output;
+//                for each order the postings and the buckets of a hash table
 //   directory    a SegmentEntry for each segment, then the CRC-32 of each MiB of
 //                the segments
 #pragma once

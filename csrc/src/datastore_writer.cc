@@ -79,7 +79,7 @@ class OrderIndex {
   // before each position.
   std::vector<std::uint32_t> number() {
     std::vector<std::uint32_t> numbers(tokens_.size(), kNone);
-    // For as many n-grams as there may be. A bucket holds where each occurred first.
+    // It has room for an n-gram at each position. Its entries are first occurrences.
     std::vector<Bucket> table(static_cast<std::size_t>(buckets_for(size())));
     for_each_hash(
         table, [](std::int64_t) { return true; },

@@ -71,8 +71,8 @@ void MatchedTexts::find_last_token() noexcept {
 // repeated suffix. On the recorded requests that, and leaving out the last token's other
 // occurrences, costs a thousandth of the speed, and saves a third of the time.
 //
-// All datastores share most_stored() places, so that none hides what another one has. A live one is
-// two: what it holds, and what other running requests have written.
+// All datastores share most_stored() places, so that none hides what another one has. A live one
+// is searched twice: what it holds, and what other running requests have written.
 void MatchedTexts::find_in(Datastore& store, std::int32_t shortest) {
   find_in(Datastore::Reader(store), shortest);
   const RunningTexts* running = store.running();

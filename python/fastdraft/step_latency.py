@@ -51,7 +51,8 @@ _FIRST_MEASUREMENT = 0.5  # a width's first forward also pays for set-up: memory
 _SHAPE = 0.6
 _LEVEL_DRIFT = 0.03
 _SHAPE_RETURN = 1.0 / 800.0  # part of the way back to the typical curve, a step
-# What stays of each variable in a step; the level returns nowhere.
+# The part of each variable that a step keeps. The shape returns to the typical curve, the level
+# does not.
 _STAYS = np.where(np.arange(len(_WIDTHS) + 1) == _PLAIN, 1.0, 1.0 - _SHAPE_RETURN)
 _COVARIANCE_STAYS = np.outer(_STAYS, _STAYS)
 # What was never tried is never learned. Stairs lead to places that are better than all nearby, so a

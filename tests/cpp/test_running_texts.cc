@@ -89,7 +89,7 @@ TEST_F(RunningTextsTest, NoneEntersWhereOneRequestRuns) {
             std::vector<Tokens>{Tokens(tokens.begin() + 490, tokens.begin() + 500)});
 }
 
-// Each text that leaves leaves the others as they are, in whichever order.
+// When a text is taken out, the others stay as they are. The order does not matter.
 TEST_F(RunningTextsTest, TextsLeaveInAnyOrder) {
   constexpr std::size_t kTexts = 12;
   const std::int64_t bytes = store->bytes();
