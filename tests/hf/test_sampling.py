@@ -10,6 +10,9 @@ import torch
 from scipy import stats
 from transformers import (
     LogitsProcessorList,
+    NoBadWordsLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -94,7 +97,16 @@ def test_copies_of_a_prompt_are_sampled_independently(model: Any) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"temperature": 0.6, "top_k": 20, "top_p": 0.8}, {"temperature": 1.5}],
+    [
+        {},
+        {"temperature": 0.6, "top_k": 20, "top_p": 0.8},
+        {"temperature": 1.5},
+        {
+            "sequence_bias": {(24,): 1.5},
+            "repetition_penalty": 1.2,
+            "bad_words_ids": [[57], [24, 52]],
+        },
+    ],
     ids=lambda options: "-".join(options) or "plain",
 )
 @pytest.mark.parametrize("drafter", [Generous, Silent])
@@ -120,6 +132,17 @@ def test_samples_have_the_models_distribution(
         assert output.stats.drafted - output.stats.accepted > 300
     with torch.no_grad():
         logits = model(output.sequences).logits[:, 29:-1].flatten(0, 1)
+    if "repetition_penalty" in options:
+        processors = LogitsProcessorList(
+            [
+                SequenceBiasLogitsProcessor(options["sequence_bias"]),
+                RepetitionPenaltyLogitsProcessor(options["repetition_penalty"]),
+                NoBadWordsLogitsProcessor(options["bad_words_ids"]),
+            ]
+        )
+        of_steps = logits.view(copies, length, -1)
+        for step in range(length):
+            of_steps[:, step] = processors(output.sequences[:, : 30 + step], of_steps[:, step])
     warpers = LogitsProcessorList()
     if "temperature" in options:
         warpers.append(TemperatureLogitsWarper(options["temperature"]))

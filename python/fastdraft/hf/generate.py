@@ -231,7 +231,7 @@ class _Speculation:
         warping = Warping()
         if config.do_sample and not keep_scores:
             logits_processor, warping = Warping.split(logits_processor)
-        processors = PositionProcessors(logits_processor)
+        processors = PositionProcessors(logits_processor, rows=count, columns=input_ids.shape[1])
         criteria = PositionCriteria(stopping_criteria, count)
         padding = pad_token_id(config, criteria, count)
         masks = Masks(model, visible=model_kwargs.get("attention_mask"), rows=count)

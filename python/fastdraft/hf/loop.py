@@ -7,6 +7,7 @@ another.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from fastdraft.drafters import Drafter
 from fastdraft.errors import FastdraftError
 from fastdraft.hf.drafts import FlatDrafts, RowDraft
+from fastdraft.hf.fused_processors import Texts
 from fastdraft.hf.kv_cache import on_device, on_host, places_after
 from fastdraft.hf.positions import PositionCriteria, PositionProcessors, Positions, Warping
 from fastdraft.hf.rows import UNLIMITED, Row, cancel_requests
@@ -163,13 +165,16 @@ class Decoding:
         """
         rows = self._running
         scores = logits
-        if self.processors and drafts.are_chains:
-            scores = self._processed(
-                logits, [row.index for row in rows], drafts.by_row(), (drafts.counts + 1).tolist()
+        if self.processors:
+            texts = Texts(
+                self.text, [row.index for row in rows], list(map(self.length, rows)), drafts
             )
-        elif self.processors:
-            positions = self._tree_positions(drafts, logits.device)
-            scores = self.processors(positions, logits.to(torch.float32, copy=True))
+            # A copy, since processors may write to what they are given.
+            scores = self.processors(
+                logits.to(torch.float32, copy=True),
+                functools.partial(self._positions, drafts, logits.device),
+                texts,
+            )
         elif self.keep_scores or logits.dtype == torch.float64:
             scores = logits.to(torch.float32)  # as plain decoding has them
         tokens, kept = self._verify(scores, drafts)
@@ -240,39 +245,45 @@ class Decoding:
             counts: How many positions each row has: the last one behind its tail, the others before
                 it.
         """
-        return self.warping(self._processed(logits, rows, tails, counts))
+        if not self.processors:
+            return self.warping(logits)
+        positions = functools.partial(
+            self._chain_positions, rows, tails, counts, device=logits.device
+        )
+        # A copy, since processors may write to what they are given.
+        return self.warping(self.processors(logits.to(torch.float32, copy=True), positions))
 
-    def _processed(
+    def _positions(self, drafts: FlatDrafts, device: torch.device) -> Positions:
+        """The positions of a step, for processors that are called."""
+        if not drafts.are_chains:
+            return self._tree_positions(drafts, device)
+        rows = [row.index for row in self._running]
+        return self._chain_positions(
+            rows, drafts.by_row(), (drafts.counts + 1).tolist(), device=device
+        )
+
+    def _chain_positions(
         self,
-        logits: torch.Tensor,
         rows: Sequence[int],
         tails: Sequence[Sequence[int]],
         counts: Sequence[int],
-    ) -> torch.Tensor:
-        """`shaped` without the warpers that verification applies itself."""
-        if not self.processors:
-            return logits
+        *,
+        device: torch.device,
+    ) -> Positions:
+        """The positions of tails, as in `shaped`, which are written behind the text."""
         of_rows: list[int] = []
         lengths: list[int] = []
-        columns = 0
-        if self.processors.read_text:
-            starts = [self.length(self.rows[row]) for row in rows]
-            self._write(rows, starts, tails)
-            for row, start, tail, count in zip(rows, starts, tails, counts, strict=True):
-                end = start + len(tail)
-                of_rows += [row] * count
-                lengths += range(end - count + 1, end + 1)
-            columns = max(lengths)
-        text = self._text_on(logits.device, columns)
-        positions = Positions(text, of_rows, lengths, batch=len(self.rows))
-        # A copy, since processors may write to what they are given.
-        return self.processors(positions, logits.to(torch.float32, copy=True))
+        starts = [self.length(self.rows[row]) for row in rows]
+        self._write(rows, starts, tails)
+        for row, start, tail, count in zip(rows, starts, tails, counts, strict=True):
+            end = start + len(tail)
+            of_rows += [row] * count
+            lengths += range(end - count + 1, end + 1)
+        text = self._text_on(device, max(lengths))
+        return Positions(text, of_rows, lengths, batch=len(self.rows))
 
     def _tree_positions(self, drafts: FlatDrafts, device: torch.device) -> Positions:
         """A line of text for each position: the row's, and the draft tokens that lead there."""
-        batch = len(self.rows)
-        if not self.processors.read_text:
-            return Positions(self._text_on(device, 0), [], [], batch=batch)
         of_rows: list[int] = []
         firsts: list[int] = []
         paths: list[list[int]] = []
@@ -292,7 +303,7 @@ class Decoding:
         for line, first, path in zip(lines, firsts, paths, strict=True):
             line[first : first + len(path)] = path
         (text,) = on_device(device, lines)
-        return Positions(text, of_rows, lengths, lines=range(len(lines)), batch=batch)
+        return Positions(text, of_rows, lengths, lines=range(len(lines)), batch=len(self.rows))
 
     def _text_on(self, device: torch.device, columns: int) -> torch.Tensor:
         return on_device(device, self.text[:, :columns])[0]
@@ -301,6 +312,7 @@ class Decoding:
         """Appends what was emitted, tells the drafter and the streamer, and lets rows end."""
         rows = self._running
         self._write([row.index for row in rows], list(map(self.length, rows)), emitted.tokens)
+        self.processors.observe([row.index for row in rows], emitted.tokens)
         counts, ended = self._stopped(emitted)
         emitted_ids = np.array(
             [

@@ -1,20 +1,23 @@
-"""Logits processors and stopping criteria, called for every position of a draft.
+"""Logits processors and stopping criteria, at every position of a draft.
 
-A processor of transformers is called with the text so far and the scores of the next token. A step
-that verifies a draft has several such positions a row, so each processor sees, for each of them,
-the text followed by the draft tokens that lead there, as it would in plain decoding. Positions with
-a text of equal length share a call. Processors and criteria must be functions of what they are
-called with; one that remembers its earlier calls would take the drafts that were rejected for text.
+The usual processors are applied by verification itself, see `fastdraft.hf.fused_processors`; the
+others are called. A processor of transformers is called with the text so far and the scores of the
+next token. A step that verifies a draft has several such positions a row, so each processor sees,
+for each of them, the text followed by the draft tokens that lead there, as it would in plain
+decoding. Positions with a text of equal length share a call. Processors and criteria must be
+functions of what they are called with; one that remembers its earlier calls would take the drafts
+that were rejected for text.
 """
 
 from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import (
     LogitsProcessor,
@@ -30,6 +33,8 @@ from transformers.generation.stopping_criteria import (
 )
 
 from fastdraft.errors import InvalidValueError
+from fastdraft.hf.fused_processors import FusedProcessors, Texts
+from fastdraft.hf.kv_cache import on_device
 from fastdraft.kernels.operands import Warpers
 
 __all__ = ["PositionCriteria", "PositionProcessors", "Positions", "Warping"]
@@ -115,12 +120,18 @@ class Positions:
                 line_of_row = [lines[0]] * self.batch
                 for row, line in zip(rows, lines, strict=True):
                     line_of_row[row] = line
-                groups.append((positions, rows, self.text[line_of_row, :length]))
-            elif len(lines) == 1:
-                groups.append((positions, [0], self.text[lines[0] : lines[0] + 1, :length]))
+                groups.append((positions, rows, self._lines(line_of_row, length)))
             else:
-                groups.append((positions, list(range(len(lines))), self.text[lines, :length]))
+                groups.append((positions, list(range(len(lines))), self._lines(lines, length)))
         return groups
+
+    def _lines(self, lines: list[int], length: int) -> torch.Tensor:
+        """The first tokens of some lines of text."""
+        if len(lines) == 1:
+            return self.text[lines[0] : lines[0] + 1, :length]
+        # An index of the host's would be copied while the host waits.
+        (index,) = on_device(self.text.device, np.array(lines))
+        return self.text[index, :length]
 
 
 # In the order in which verification applies them, with the names of what they hold.
@@ -163,8 +174,7 @@ class Warping:
         """The scores (positions, vocabulary) as transformers' warpers give them."""
         if not self.warpers:
             return scores
-        text: Any = torch.empty((len(scores), 0), dtype=torch.int64, device=scores.device)
-        warped: torch.Tensor = self.warpers(text, scores.to(torch.float32))
+        warped: torch.Tensor = self.warpers(_no_text(scores), scores.to(torch.float32))
         return warped
 
     def of_lines(self, lines: int, device: torch.device) -> Warpers:
@@ -189,62 +199,125 @@ def _removes(warper: Any) -> bool:
     return gives_nothing and getattr(warper, "min_tokens_to_keep", 1) == 1
 
 
+@dataclass(frozen=True)
+class _Run:
+    """Neighbouring processors that are applied together: as `fused` does it, or by being called."""
+
+    processors: LogitsProcessorList
+    fused: FusedProcessors | None = None
+
+    @property
+    def reads_text(self) -> bool:
+        return any(type(each) not in _WITHOUT_TEXT for each in self.processors)
+
+    @property
+    def in_place(self) -> bool:
+        """Whether each row of the batch must stand at its own index."""
+        return any(not _ignores_row_index(each) for each in self.processors)
+
+
 class PositionProcessors:
     """The logits processors of a generation.
+
+    Args:
+        processors: The processors, in the order in which transformers applies them.
+        rows: The rows of the batch.
+        columns: The tokens of each prompt, padding included.
 
     Raises:
         InvalidValueError: A processor keeps a memory from call to call.
     """
 
-    def __init__(self, processors: LogitsProcessorList) -> None:
+    def __init__(self, processors: LogitsProcessorList, *, rows: int, columns: int) -> None:
         for processor in processors:
             if isinstance(processor, _WITH_MEMORY):
                 raise InvalidValueError(
                     "logits processors must be functions of text and scores, got "
                     f"{type(processor).__name__}, which remembers earlier calls"
                 )
-        self._runs: list[tuple[bool, Any]] = []
+        self._runs: list[_Run] = []
         for processor in processors:
+            last = self._runs[-1] if self._runs else None
+            if last is not None and last.fused is not None and last.fused.take(processor):
+                continue
+            fused = FusedProcessors(rows, columns)
+            if fused.take(processor):
+                self._runs.append(_Run(fused.processors, fused))
+                continue
             reads_text = type(processor) not in _WITHOUT_TEXT
-            if not self._runs or self._runs[-1][0] != reads_text:
-                self._runs.append((reads_text, LogitsProcessorList()))
-            self._runs[-1][1].append(processor)
-        self._in_place = any(not _ignores_row_index(each) for each in processors)
+            if last is None or last.fused is not None or last.reads_text != reads_text:
+                self._runs.append(_Run(LogitsProcessorList()))
+            self._runs[-1].processors.append(processor)
 
     def __bool__(self) -> bool:
         return bool(self._runs)
 
-    @property
-    def read_text(self) -> bool:
-        return any(reads_text for reads_text, _ in self._runs)
+    def observe(self, rows: Sequence[int], emitted: Sequence[Sequence[int]]) -> None:
+        """Tells what the rows of the latest step have emitted."""
+        for run in self._runs:
+            if run.fused is not None:
+                run.fused.observe(rows, emitted)
 
-    def __call__(self, positions: Positions, scores: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self,
+        scores: torch.Tensor,
+        positions: Callable[[], Positions],
+        texts: Texts | None = None,
+    ) -> torch.Tensor:
         """The processed scores (positions, vocabulary), of the type that the processors return.
 
-        May write to `scores`.
+        Args:
+            scores: May be written to.
+            positions: Makes the positions, for processors that read them.
+            texts: The same as texts and drafts, where the positions are those of a whole step; its
+                known processors are then applied without being called.
         """
-        for reads_text, run in self._runs:
-            if not reads_text:
-                scores = run(positions.text[:, :0], scores)
+        made: Positions | None = None
+        is_own = True
+        for run in self._runs:
+            if run.fused is not None and texts is not None and scores.dtype == torch.float32:
+                if not is_own:
+                    # What a processor returns may be its own.
+                    scores = scores.clone(memory_format=torch.contiguous_format)
+                    is_own = True
+                if run.fused.patch(scores, texts):
+                    continue
+            is_own = False
+            if not run.reads_text:
+                scores = run.processors(_no_text(scores), scores)
                 continue
-            groups = positions.by_length(in_place=self._in_place)
-            _, indices, text = groups[0]
-            if len(groups) == 1 and indices == list(range(len(text))):
-                scores = run(text, scores)
-                continue
-            parts = []
-            for members, indices, text in groups:
-                of_group = scores[members]
-                if len(text) != len(members):
-                    full = of_group[:1].repeat(len(text), 1)
-                    full[indices] = of_group
-                    of_group = full
-                parts.append(run(text, of_group)[indices])
-            dtype = functools.reduce(torch.promote_types, (part.dtype for part in parts))
-            scores = torch.empty_like(scores, dtype=dtype)
-            for (members, _, _), part in zip(groups, parts, strict=True):
-                scores[members] = part.to(dtype)
+            made = made or positions()
+            scores = _with_text(run, made, scores)
         return scores
+
+
+def _with_text(run: _Run, positions: Positions, scores: torch.Tensor) -> torch.Tensor:
+    """The scores as processors that read the text give them: one call for each length of text."""
+    call: Callable[[Any, Any], torch.Tensor] = run.processors
+    groups = positions.by_length(in_place=run.in_place)
+    _, indices, text = groups[0]
+    if len(groups) == 1 and indices == list(range(len(text))):
+        return call(text, scores)
+    places, parts = [], []
+    for members, indices, text in groups:
+        place, index = on_device(scores.device, np.array(members), np.array(indices))
+        of_group = scores[place]
+        if len(text) != len(members):
+            full = of_group[:1].repeat(len(text), 1)
+            full[index] = of_group
+            of_group = full
+        places.append(place)
+        parts.append(call(text, of_group)[index])
+    dtype = functools.reduce(torch.promote_types, (part.dtype for part in parts))
+    scores = torch.empty_like(scores, dtype=dtype)
+    for place, part in zip(places, parts, strict=True):
+        scores[place] = part.to(dtype)
+    return scores
+
+
+def _no_text(scores: torch.Tensor) -> Any:
+    """Texts without tokens, for processors that do not read them."""
+    return torch.empty((len(scores), 0), dtype=torch.int64, device=scores.device)
 
 
 def _ignores_row_index(processor: LogitsProcessor) -> bool:
