@@ -1,3 +1,4 @@
+#include <pybind11/functional.h>
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -37,7 +38,8 @@ void check_open(const Datastore& store) {
   if (store.closed()) throw DatastoreClosedError("the datastore is closed");
 }
 
-void add(Datastore& store, const Integers& token_ids, std::optional<std::int64_t> prompt_size) {
+void add(Datastore& store, const Integers& token_ids, std::optional<std::int64_t> prompt_size,
+         const Datastore::Grow& grow) {
   const IntegerArray<Token> tokens(token_ids, "token_ids");
   if (prompt_size && (*prompt_size < 0 || *prompt_size > tokens.size())) {
     throw InvalidValueError("prompt_size must be 0 to the number of token_ids, " +
@@ -46,7 +48,7 @@ void add(Datastore& store, const Integers& token_ids, std::optional<std::int64_t
   }
   // Even a short document may have to wait for a long one.
   const py::gil_scoped_release release;
-  store.add(tokens.data(), tokens.size(), prompt_size.value_or(tokens.size()));
+  store.add(tokens.data(), tokens.size(), prompt_size.value_or(tokens.size()), grow);
 }
 
 void append(DatastoreWriter& writer, const Integers& token_ids) {
@@ -117,17 +119,23 @@ void register_datastore(py::module_& module) {
             py::kw_only(), py::arg("path"), py::arg("fingerprint"), py::arg("verify"));
   store.def("_save", &Datastore::save, py::arg("path"), py::arg("first") = 0,
             py::call_guard<py::gil_scoped_release>());
-  store.def("add_all", &Datastore::add_all, py::arg("source"),
-            py::call_guard<py::gil_scoped_release>(),
+  store.def("add_all", &Datastore::add_all, py::arg("source"), py::kw_only(),
+            py::arg("grow") = py::none(), py::call_guard<py::gil_scoped_release>(),
             R"(Adds all documents of another datastore, live or frozen, to a live one.
+
+source: the other store.
+grow: as for `add`.
 
 Raises what `add` raises, and InvalidValueError for the store itself.)");
   store.def("add", &add, py::arg("token_ids"), py::kw_only(), py::arg("prompt_size") = py::none(),
+            py::arg("grow") = py::none(),
             R"(Adds a document to a live store.
 
 token_ids: a list or a row of integers, 0 or greater.
 prompt_size: the tokens from here on are a model's output, which later outputs are more like than
     prompts are; by default none are.
+grow: called, from 128 tokens to the next, before the oldest text would have to leave; it may raise
+    the store's limit, and then nothing leaves.
 
 The oldest text leaves as far as `max_bytes` asks. What of the document's beginning already stands
 in the store as a document's beginning is not stored again: from 32 tokens on, to the token. The

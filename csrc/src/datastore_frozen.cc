@@ -169,11 +169,11 @@ class FrozenDatastore final : public Datastore {
     read_directory(verify);
   }
 
-  void add(const Token*, std::int64_t, std::int64_t) override {
+  void add(const Token*, std::int64_t, std::int64_t, const Grow&) override {
     throw DatastoreError("a frozen datastore takes no more text: " + path_);
   }
 
-  void add_all(const Datastore&) override {
+  void add_all(const Datastore&, const Grow&) override {
     throw DatastoreError("a frozen datastore takes no more text: " + path_);
   }
 

@@ -42,8 +42,9 @@ class LiveDatastore final : public Datastore {
     prefixes_.open(log_, 0, seed());
   }
 
-  void add(const Token* tokens, std::int64_t size, std::int64_t prompt_size) override;
-  void add_all(const Datastore& source) override;
+  void add(const Token* tokens, std::int64_t size, std::int64_t prompt_size,
+           const Grow& grow) override;
+  void add_all(const Datastore& source, const Grow& grow) override;
   void close() override {
     {
       const std::unique_lock<PhaseFairMutex> lock(*mutex_);
@@ -102,8 +103,9 @@ class LiveDatastore final : public Datastore {
   }
   std::int64_t stored_prefix(const Token* tokens, std::int64_t size) const;
   std::int64_t find_prefix(const Token* tokens, std::int64_t size) const;
+  std::int64_t most_slice_bytes() const noexcept;
   void append(const Token* tokens, std::int64_t start, std::int64_t size, std::int64_t common,
-              std::int64_t prompt_size);
+              std::int64_t prompt_size, const Grow& grow);
   std::int64_t add_slice(const Token* tokens, std::int64_t first, std::int64_t last,
                          std::int64_t common, std::int64_t prompt_size);
 
@@ -250,25 +252,45 @@ std::int64_t LiveDatastore::limit(std::int64_t max_bytes) {
   return limit;
 }
 
-void LiveDatastore::add(const Token* tokens, std::int64_t size, std::int64_t prompt_size) {
+void LiveDatastore::add(const Token* tokens, std::int64_t size, std::int64_t prompt_size,
+                        const Grow& grow) {
   check_tokens(tokens, size, "token_ids");
   const std::scoped_lock adding(adding_);
   const std::int64_t common = stored_prefix(tokens, size);
   if (common == size && !closed()) return;
-  append(tokens, std::max<std::int64_t>(0, common - kContextTokens), size, common, prompt_size);
+  append(tokens, std::max<std::int64_t>(0, common - kContextTokens), size, common, prompt_size,
+         grow);
+}
+
+// What a slice takes at most. It ends where a page was rebuilt, so that is a chunk, and with its
+// last token a page of each table and all directories anew.
+std::int64_t LiveDatastore::most_slice_bytes() const noexcept {
+  constexpr auto kBlocks = static_cast<std::int64_t>(1 + kNumOrders + 1);
+  std::int64_t directories = log_.directory_bytes() + prefixes_.directory_bytes();
+  for (const LiveTable& table : orders_) directories += table.directory_bytes();
+  return kBlocks * LiveLog::kBlockBytes + 2 * directories;
 }
 
 // Appends a document's tokens from tokens[start] on, of which those before tokens[common] are
 // context. One thread at a time.
 void LiveDatastore::append(const Token* tokens, std::int64_t start, std::int64_t size,
-                           std::int64_t common, std::int64_t prompt_size) {
+                           std::int64_t common, std::int64_t prompt_size, const Grow& grow) {
   std::unique_lock<PhaseFairMutex> lock(*mutex_);
+  const auto make_room = [&] {
+    if (!grow || log_.max_bytes() - log_.bytes() >= most_slice_bytes()) return;
+    lock.unlock();
+    grow();
+    lock.lock();
+    check_open();
+  };
   check_open();
+  make_room();
   log_.append(document_mark(common - start), false);
   for (std::int64_t first = start; first < size;) {
     if (first > start) {
       mutex_->pass();
       check_open();
+      make_room();
     }
     if (log_.wants_slab()) {
       lock.unlock();
@@ -281,7 +303,7 @@ void LiveDatastore::append(const Token* tokens, std::int64_t start, std::int64_t
   }
 }
 
-void LiveDatastore::add_all(const Datastore& source) {
+void LiveDatastore::add_all(const Datastore& source, const Grow& grow) {
   if (&source == this) throw InvalidValueError("source must be another datastore, got the same");
   // So much is copied while text that is added to the source has to wait.
   constexpr std::int64_t kStep = 4096;
@@ -293,10 +315,10 @@ void LiveDatastore::add_all(const Datastore& source) {
     // What is context alone is held elsewhere.
     if (size > context) {
       if (context == 0) {
-        add(document.data(), size, prompt_size);
+        add(document.data(), size, prompt_size, grow);
       } else {
         const std::scoped_lock adding(adding_);
-        append(document.data(), 0, size, context, prompt_size);
+        append(document.data(), 0, size, context, prompt_size, grow);
       }
     }
     document.clear();

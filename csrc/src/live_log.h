@@ -69,6 +69,7 @@ class LiveLog {
   std::int64_t num_tokens() const noexcept { return num_tokens_; }
   std::int64_t bytes() const noexcept { return bytes_; }
   std::int64_t max_bytes() const noexcept { return max_bytes_; }
+  std::int64_t directory_bytes() const noexcept { return bytes_of(ring_.size()); }
 
   // Of positions that are held.
   Token token(std::int64_t position) const noexcept {

@@ -88,6 +88,7 @@ class LiveTable {
     }
   }
 
+  std::int64_t directory_bytes() const noexcept { return LiveLog::bytes_of(directory_.size()); }
   // How often a full page was cleared of old entries or split.
   std::int64_t rebuilt() const noexcept { return rebuilt_; }
 

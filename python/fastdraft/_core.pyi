@@ -101,13 +101,15 @@ class Datastore:
         ...
     def _save(self, path: str, first: typing.SupportsInt | typing.SupportsIndex = 0) -> int:
         ...
-    def add(self, token_ids: numpy.typing.ArrayLike, *, prompt_size: typing.SupportsInt | typing.SupportsIndex | None = None) -> None:
+    def add(self, token_ids: numpy.typing.ArrayLike, *, prompt_size: typing.SupportsInt | typing.SupportsIndex | None = None, grow: collections.abc.Callable[[], None] = None) -> None:
         """
         Adds a document to a live store.
         
         token_ids: a list or a row of integers, 0 or greater.
         prompt_size: the tokens from here on are a model's output, which later outputs are more like than
             prompts are; by default none are.
+        grow: called, from 128 tokens to the next, before the oldest text would have to leave; it may raise
+            the store's limit, and then nothing leaves.
         
         The oldest text leaves as far as `max_bytes` asks. What of the document's beginning already stands
         in the store as a document's beginning is not stored again: from 32 tokens on, to the token. The
@@ -117,9 +119,12 @@ class Datastore:
         InvalidValueError, DatastoreClosedError, DatastoreError for a frozen store, or MemoryLimitError
         where the machine has no memory, and then the document's first tokens were added.
         """
-    def add_all(self, source: Datastore) -> None:
+    def add_all(self, source: Datastore, *, grow: collections.abc.Callable[[], None] = None) -> None:
         """
         Adds all documents of another datastore, live or frozen, to a live one.
+        
+        source: the other store.
+        grow: as for `add`.
         
         Raises what `add` raises, and InvalidValueError for the store itself.
         """

@@ -11,7 +11,6 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import numpy as np
 from numpy.typing import ArrayLike
 
 from fastdraft.datastore import Datastore
@@ -23,8 +22,6 @@ __all__ = ["Memory"]
 # A store that is used gets room for so many bytes of new text: an answer's and its prompt's. In a
 # small memory it gets an eighth, in a large one a 32nd part.
 _ROOM = 1 << 20
-# What a token takes in a store of any size, with the pages of its index half empty.
-_TOKEN_BYTES = 32
 # A store's age is known to so many tokens.
 _MARK_TOKENS = 4096
 
@@ -166,10 +163,9 @@ class Memory:
                 return [held.store]
             if token_ids is None or not self.max_bytes:
                 return []
-            tokens = np.asarray(token_ids)
-            held = self._use(name, tokens.size * _TOKEN_BYTES)
+            held = self._use(name, self._room)
             try:
-                held.store.add(tokens)
+                held.store.add(token_ids, grow=lambda: self._make_room_for(name, held.store))
             except InvalidValueError:
                 self._drop(name)
                 raise
@@ -277,12 +273,12 @@ class Memory:
             self._saver.begin(name, held.store)
         return held
 
-    def _make_room_for(self, name: Hashable, store: Datastore, room: int) -> None:
-        """Gives a namespace room for saved text, if the store is still its own."""
+    def _make_room_for(self, name: Hashable, store: Datastore) -> None:
+        """Gives a namespace's store room for more text, if the store is still its own."""
         with self._lock:
             held = self._held.get(name)
             if held is not None and held.store is store:
-                self._use(name, room)
+                self._use(name, self._room)
 
     def _make_room(self, wanted: int, user: _Held | None) -> None:
         """Lowers the limits of other stores until `wanted` bytes are free, or `user`'s text is the

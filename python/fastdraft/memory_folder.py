@@ -23,11 +23,11 @@ from typing import Any
 
 from fastdraft.datastore import Datastore
 from fastdraft.errors import DatastoreClosedError, DatastoreError, InvalidValueError
+from fastdraft.folders import lock
 
 __all__ = ["MemoryFolder", "Saver", "digest", "secret_of"]
 
 _LEAST_KEY = 16
-_LEAST_ROOM = 1 << 20
 # Files of a namespace beyond which its text is written as one.
 _MOST_FILES = 16
 _SUFFIX = ".fds"
@@ -75,10 +75,14 @@ class MemoryFolder:
         self._model = model
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._owner = _lock(self.path / "lock")
+            self._owner = lock(self.path / "lock", os.O_CREAT | os.O_RDWR)
             # What a killed process had begun.
             for begun in self.path.glob("*/*.tmp"):
                 begun.unlink()
+        except BlockingIOError as error:
+            raise DatastoreError(
+                f"cannot use the folder {self.path}: another process uses it"
+            ) from error
         except OSError as error:
             raise DatastoreError(f"cannot use the folder {self.path}: {error}") from error
 
@@ -170,7 +174,7 @@ class Saver:
     Args:
         folder: Where they are saved.
         max_bytes: The most bytes that the disk may hold of namespaces that nobody uses.
-        make_room: Gives a namespace's store room for so many bytes of saved text.
+        make_room: Gives a namespace's store room for more saved text.
 
     Attributes:
         faults: The number of errors.
@@ -180,7 +184,7 @@ class Saver:
         self,
         folder: MemoryFolder,
         max_bytes: int,
-        make_room: Callable[[Hashable, Datastore, int], None],
+        make_room: Callable[[Hashable, Datastore], None],
     ) -> None:
         self.faults = 0
         self._make_room = make_room
@@ -289,15 +293,17 @@ class Saver:
         if not each.fresh:
             return
         each.fresh = False
+
+        def grow() -> None:
+            self._make_room(namespace, each.store)
+
         for path in self._folder.current(namespace):
-            # A live store takes a little more than a file.
-            self._make_room(namespace, each.store, 2 * path.stat().st_size + _LEAST_ROOM)
             # Checked as a whole: a damaged file is left out, and goes with the next save.
             try:
                 with Datastore.open(
                     path, fingerprint=each.store.fingerprint, verify=True
                 ) as source:
-                    each.store.add_all(source)
+                    each.store.add_all(source, grow=grow)
             except DatastoreClosedError:
                 raise
             except DatastoreError as error:
@@ -368,21 +374,6 @@ def _plain(name: Hashable) -> Any:
         "a namespace that is saved must be a text, a number, bytes, or a tuple of these, got "
         f"{name!r}"
     )
-
-
-def _lock(path: Path) -> int | None:
-    """Holds a file for this process until it is closed. Raises OSError."""
-    owner = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
-    try:
-        import fcntl
-    except ImportError:
-        return owner  # Windows: nobody is kept out
-    try:
-        fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(owner)
-        raise OSError("another process uses it") from error
-    return owner
 
 
 def _sync(folder: Path) -> None:

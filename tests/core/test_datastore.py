@@ -891,6 +891,38 @@ def test_command_line_refuses_what_makes_no_sense(
         assert message in failed.output
 
 
+def test_a_store_that_may_grow_loses_nothing() -> None:
+    text = np.random.default_rng(0).integers(0, 2**31, 100_000)
+    source = Datastore()
+    source.add(text[:50_000])
+    source.add(text[50_000:])
+    store, calls = Datastore(max_bytes=1 << 17), []
+
+    def grow() -> None:
+        calls.append(store.begin)
+        store.limit(store.bytes + (1 << 17))
+
+    store.add_all(source, grow=grow)
+    store.add(text[::-1].copy(), grow=grow)
+    assert len(store) == 200_000 and calls == [0] * len(calls)
+    # Only as it is needed.
+    assert store.bytes > store.max_bytes - (1 << 18) and len(calls) > 40
+    # Where the limit stays, the oldest text leaves.
+    limit = store.max_bytes
+    store.add(text + 1, grow=lambda: None)
+    assert store.begin > 0 and store.bytes <= limit
+
+
+def test_what_grow_does_wrong_ends_the_call_alone() -> None:
+    store = Datastore(max_bytes=1 << 17)
+    with pytest.raises(ZeroDivisionError):
+        store.add(range(100_000), grow=lambda: 1 // 0)
+    store.add([1, 2, 3, 4])
+    assert store.find([1, 2, 3])
+    with pytest.raises(DatastoreClosedError):
+        store.add(range(100_000), grow=store.close)
+
+
 def test_what_a_model_wrote_is_known_in_live_and_in_frozen_stores(tmp_path: Path) -> None:
     live = Datastore(max_bytes=1 << 20)
     live.add([1, 2, 3, 4, 5, 6], prompt_size=3)

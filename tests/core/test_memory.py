@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -218,6 +219,13 @@ def test_a_corpus_in_use_stays_while_text_comes_and_goes() -> None:
     [large] = memory.corpus(None, "large", range(100_000))
     assert 1000 < len(large) < 100_000 and text_of(large)[-1] == 99_999
     assert memory.bytes <= memory.max_bytes
+
+
+def test_a_corpus_is_whole_where_the_memory_has_room() -> None:
+    memory = Memory(32 << 20)
+    tokens = np.random.default_rng(0).integers(0, 2**31, 300_000)  # no n-gram twice
+    [corpus] = memory.corpus(None, "repo", tokens)
+    assert len(corpus) == 300_000
 
 
 def test_without_memory_there_are_no_stores() -> None:

@@ -7,6 +7,7 @@ import stat
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -75,6 +76,29 @@ def test_a_start_reads_more_than_a_store_has_room_for_at_first(tmp_path: Path) -
         memory.of("tenant")[0].add(document)
     memory.close()
     assert restored(tmp_path) == entered
+
+
+@pytest.mark.parametrize("alphabet", [2, 100_000])
+def test_much_text_is_read_whole_and_takes_no_more_room_than_it_needs(
+    tmp_path: Path, alphabet: int
+) -> None:
+    text = np.random.default_rng(0).integers(0, alphabet, 300_000)
+    folder = MemoryFolder(tmp_path, key=KEY, interval=3600)
+    with Datastore() as live:
+        for part in np.split(text, 100):
+            live.add(part)
+        folder.write("much", live, 0, whole=True)
+        needed = live.bytes
+    # The other's text is older, and would leave first.
+    memory = Memory(needed + (3 << 20), folder=folder)
+    [other] = memory.of("other")
+    other.add(np.arange(15_000))
+    memory.save()
+    [store] = memory.of("much")
+    memory.save()
+    assert len(store) == 300_000 and store.begin == 0
+    assert len(other) == 15_000
+    memory.close()
 
 
 def test_many_saves_become_one_file_and_text_that_left_goes(tmp_path: Path) -> None:

@@ -14,15 +14,17 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastdraft import Engine, Memory
+from fastdraft import Datastore, Engine, Memory
 from fastdraft.errors import DatastoreError, InvalidValueError
 from fastdraft.fleet import Builder, Manifest, Published, Replica
 from fastdraft.fleet.objects import Objects
 from fastdraft.fleet.published import Entry, StoreFile
+from fastdraft.folders import TemporaryFolder
 from fastdraft.memory_folder import MemoryFolder
 from fleets import KEY, builder, contents, join, only, texts
 
@@ -185,6 +187,21 @@ def test_the_oldest_text_leaves_when_there_is_too_much(tmp_path: Path) -> None:
 
 def texts_of(manifest: Manifest, url: str, name: str) -> tuple[StoreFile, ...]:
     return manifest.namespaces.get(only(url).id_of(name), Entry()).stores
+
+
+@pytest.mark.parametrize("alphabet", [2, 100_000])
+@pytest.mark.parametrize("shift", [0, 70_000])
+def test_much_text_is_joined_whole(tmp_path: Path, alphabet: int, shift: int) -> None:
+    """However many bytes a token takes in a file, and whatever live stores take."""
+    published = Published.of(Objects(tmp_path / "fleet"), KEY, "model", None)
+    name, chance = published.id_of("t"), np.random.default_rng(0)
+    for sequence in range(2):
+        with Datastore() as live:
+            live.add(chance.integers(0, alphabet, 150_000) + shift * sequence)
+            live.save(tmp_path / "segment.fds")
+        published.put_segment(name, "0" * 16, sequence, 0, tmp_path / "segment.fds")
+    [entry] = Builder(published).build().namespaces.values()
+    assert entry.tokens == 300_000 and len(entry.stores) == 1
 
 
 # --- Several builders, and killed ones ---
@@ -470,6 +487,36 @@ def test_a_killed_replica_loses_nothing_that_was_acknowledged(
     for first in (0, 1000, 2000):
         own = [number for number in numbers if first <= number < first + 1000]
         assert own == sorted(own)
+
+
+KILLED = f"""
+import os, shutil, sys
+from fastdraft import Memory
+from fastdraft.fleet import Replica
+
+memory = Memory(8 << 20)
+memory.of("tenant")[0].add([1, 2, 3])
+shutil.copyfileobj = lambda *_: os.kill(os.getpid(), 9)
+Replica(memory, sys.argv[1], key={KEY!r}, model="model", folder=sys.argv[2]).refresh()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL")
+def test_what_a_killed_replica_leaves_on_disks_is_removed(tmp_path: Path) -> None:
+    url, folder = tmp_path / "fleet", tmp_path / "temporary"
+    folder.mkdir()
+    with TemporaryFolder("fastdraft-fleet-", folder) as living:
+        subprocess.run([sys.executable, "-c", KILLED, str(url), str(folder)])
+        assert len(list(folder.glob("*/segment.fds"))) == len(list(url.rglob("*.tmp"))) == 1
+        replica = join(str(url), folder=folder)
+        assert list(folder.iterdir()) == [living.path]
+        say(replica, "tenant", [4, 5, 6])
+        assert replica.refresh()
+        builder(str(url), folder=folder).build()
+        assert not list(url.rglob("*.tmp"))
+        assert read(replica, "tenant") == [[4, 5, 6]]
+        # It was not closed, and leaves nothing.
+        assert list(folder.iterdir()) == [living.path]
 
 
 # --- Forgetting ---

@@ -5,6 +5,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <mutex>
@@ -52,6 +53,9 @@ class FASTDRAFT_EXPORT Datastore {
   static constexpr std::int32_t kLongestMatch = 32;
 
   static constexpr std::int64_t kDefaultMaxBytes = std::int64_t{2} << 30;
+
+  // Makes room in a live store that is nearly full.
+  using Grow = std::function<void()>;
 
   // An empty live store, which holds at most `max_bytes` at all times. Throws
   // InvalidValueError where that is too little to hold anything.
@@ -129,12 +133,16 @@ class FASTDRAFT_EXPORT Datastore {
   // 128 tokens at a time. Tokens must not be negative. Throws
   // DatastoreError for a frozen store, DatastoreClosedError, or MemoryLimitError where
   // the system has no memory, and then the document's first tokens have been added.
-  virtual void add(const Token* tokens, std::int64_t size, std::int64_t prompt_size) = 0;
+  //
+  // `grow` is called each time before the oldest text would have to leave, without the store's
+  // lock: it may raise the limit, and then nothing leaves. What it throws is passed on.
+  virtual void add(const Token* tokens, std::int64_t size, std::int64_t prompt_size,
+                   const Grow& grow = nullptr) = 0;
 
   // Adds the documents of another store, in their order, to a live one. Those that begin with
   // context in `source` do so here. Throws what `add` throws, and InvalidValueError for the store
   // itself.
-  virtual void add_all(const Datastore& source) = 0;
+  virtual void add_all(const Datastore& source, const Grow& grow = nullptr) = 0;
 
   // Writes the store as a frozen one, in place of the file at `path` if there is
   // one, at once: an error or an interrupt leaves that as it was. Text that is added

@@ -5,14 +5,22 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
-import tempfile
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fastdraft.datastore import Datastore
 from fastdraft.errors import DatastoreError, InvalidValueError
-from fastdraft.fleet.published import Entry, Manifest, Published, Segment, StoreFile
+from fastdraft.fleet.published import (
+    TEMPORARY,
+    Entry,
+    Manifest,
+    Published,
+    Segment,
+    StoreFile,
+)
+from fastdraft.folders import TemporaryFolder
 
 __all__ = ["Builder"]
 
@@ -22,8 +30,7 @@ _MOST_STORES = 4
 _GROWTH = 4
 # When there is too much, so much less than allowed is kept: the next time is far off then.
 _KEPT = 0.75
-# A live store takes a little more than a file.
-_LEAST_ROOM = 1 << 20
+_LEAST_BYTES = 2 << 20
 _ATTEMPTS = 16
 
 _logger = logging.getLogger(__name__)
@@ -45,17 +52,21 @@ class _Work:
 class Builder:
     """Joins the segments of one model to stores.
 
-    Any number of builders may work at once, or be killed: a manifest takes its number when all that
-    it names is there; of two that take the same number the second begins anew. Segments are removed
-    when a manifest that names them has been followed by another. Segments that no manifest names
-    are found the next time. Not thread-safe; use one for each thread.
+    Any number of builders may work at once, or be killed. A builder uploads the stores first, and
+    then the manifest that names them; the manifest's number is free for one builder alone, and a
+    second one begins anew. Segments are removed one manifest later than the one that names them.
+    Segments that no manifest names are found the next time. Not thread-safe; use one for each
+    thread.
+
+    Joining takes about 21 bytes of memory for each token of the stores and segments that are joined
+    at once: of a namespace's text at most.
 
     Args:
         published: Of the model.
-        max_bytes: The most bytes of all stores, and of those of one namespace: about 21 a token.
-            Beyond it the namespaces whose text changed longest ago leave, but for pinned ones; of a
-            namespace the oldest text. As much memory is taken where a namespace has as much.
-        folder: For temporary files.
+        max_bytes: The most bytes of all stores, and of those of one namespace: 8 to 10 a token of
+            most text. Beyond it the namespaces whose text changed longest ago leave, but for pinned
+            ones; of a namespace the oldest text.
+        folder: Where to make temporary folders; by default where the system does.
 
     Attributes:
         number: Of the manifest that was seen or written last.
@@ -69,10 +80,8 @@ class Builder:
         max_bytes: int = 8 << 30,
         folder: str | None = None,
     ) -> None:
-        if max_bytes < 2 * _LEAST_ROOM:
-            raise InvalidValueError(
-                f"max_bytes must be at least {2 * _LEAST_ROOM}, got {max_bytes}"
-            )
+        if max_bytes < _LEAST_BYTES:
+            raise InvalidValueError(f"max_bytes must be at least {_LEAST_BYTES}, got {max_bytes}")
         self.number = 0
         self.refused = 0
         self._name = secrets.token_hex(8)  # so that no other builder's store has the same one
@@ -197,25 +206,25 @@ class Builder:
         while stores and (stores[-1].bytes <= _GROWTH * size or len(stores) >= _MOST_STORES):
             joined.insert(0, stores.pop())
             size += joined[0].bytes
-        limit = self._max_bytes
         others = sum(each.bytes for each in stores)
-        if others + size > self._max_bytes:
-            joined, stores, size = stores + joined, [], others + size
-            limit = int(_KEPT * self._max_bytes)
-        room = min(2 * size + _LEAST_ROOM, limit)
+        most = self._max_bytes - others
+        if size > most:
+            joined, stores = stores + joined, []
+            most = int(_KEPT * self._max_bytes)
         taken: list[str] = []
-        with tempfile.TemporaryDirectory(prefix="fastdraft-build-", dir=self._folder) as folder:
-            path = Path(folder)
-            with Datastore(max_bytes=room) as live:
+        with TemporaryFolder(TEMPORARY, self._folder) as folder:
+            path = folder.path / "store.fds"
+            # It takes what its text needs; the file alone is bounded.
+            with Datastore(max_bytes=sys.maxsize) as live:
                 for store in joined:
                     try:
-                        with self._published.open_store(name, store, path) as source:
+                        with self._published.open_store(name, store, folder.path) as source:
                             live.add_all(source)
                     except (DatastoreError, FileNotFoundError) as error:
                         self._refuse(error)
                 for segment in fresh:
                     try:
-                        with self._published.open_segment(name, segment, path) as source:
+                        with self._published.open_segment(name, segment, folder.path) as source:
                             live.add_all(source)
                     except FileNotFoundError:
                         continue  # another builder has taken it
@@ -225,10 +234,9 @@ class Builder:
                     taken.append(segment.file)
                 if not taken:
                     return entry
-                live.save(path / "store.fds")
-                tokens = len(live)
-            (path / "store.fds").chmod(0o600)
-            made = self._published.put_store(name, number, self._name, path / "store.fds", tokens)
+                tokens = _save(live, path, most)
+            path.chmod(0o600)
+            made = self._published.put_store(name, number, self._name, path, tokens)
         work.stores.append((name, made))
         return replace(
             entry,
@@ -272,6 +280,7 @@ class Builder:
                     if (name, file) not in named and int(file[:20]) <= base.number:
                         self._published.remove_store(name, file)
             self._published.remove_old_manifests(manifest.number)
+            self._published.remove_begun()
         except OSError as error:
             _logger.warning("fastdraft: what is of no more use stays for now: %s", error)
 
@@ -285,3 +294,18 @@ class Builder:
             _logger.warning(
                 "fastdraft: a file is left out: %s; further ones are only counted", error
             )
+
+
+def _save(live: Datastore, path: Path, most: int) -> int:
+    """Writes a live store to a file of `most` bytes at most, without its oldest text as need be.
+
+    Returns the tokens that were written.
+    """
+    first = live.begin
+    live.save(path)
+    while (size := path.stat().st_size) > most:
+        # Some text takes less than the rest, so this may have to be done again.
+        first = live.end - int((live.end - first) * 0.98 * most / size)
+        live.save(path, first=first)
+    with Datastore.open(path) as saved:
+        return len(saved)

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from fastdraft.errors import DatastoreError, InvalidValueError
+from fastdraft.folders import lock
 
 __all__ = ["Objects"]
 
 _PIECE = 1 << 23
+_BEGUN = ".tmp"
 
 
 class Objects:
@@ -98,7 +100,7 @@ class Objects:
         if not self._local:
             self._files.put_file(os.fspath(path), self._path(name))
             return
-        with self._beside(name) as begun, _new(begun) as out, path.open("rb") as source:
+        with self._beside(name) as (begun, out), path.open("rb") as source:
             shutil.copyfileobj(source, out)
             out.flush()
             os.fsync(out.fileno())
@@ -116,7 +118,7 @@ class Objects:
             except FileExistsError:
                 return False
             return True
-        with self._beside(name) as begun, _new(begun) as out:
+        with self._beside(name) as (begun, out):
             out.write(content)
             out.flush()
             os.fsync(out.fileno())
@@ -131,21 +133,36 @@ class Objects:
         with contextlib.suppress(FileNotFoundError):
             self._files.rm_file(self._path(name))
 
+    def remove_begun(self) -> None:
+        """Removes what killed processes had begun to write to a local folder."""
+        if not self._local:
+            return
+        for begun in Path(self._root).rglob(f"*{_BEGUN}"):
+            with contextlib.suppress(OSError):
+                held = lock(begun, os.O_RDWR)
+                if held is not None:
+                    begun.unlink(missing_ok=True)
+                    os.close(held)
+
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
 
     @contextlib.contextmanager
     def _beside(self, name: str) -> Any:
-        """A temporary name in a local file's folder, which is made."""
+        """A new file of a temporary name in a local file's folder, which is made."""
         folder = Path(self._path(name)).parent
         missing = [each for each in (folder, *folder.parents) if not each.exists()]
         for each in reversed(missing):
             each.mkdir(mode=0o700, exist_ok=True)
-        begun = folder / f"{secrets.token_hex(8)}.tmp"
-        try:
-            yield begun
-        finally:
-            begun.unlink(missing_ok=True)
+        begun = folder / f"{secrets.token_hex(8)}{_BEGUN}"
+        with _new(begun) as out:
+            held = lock(begun, os.O_RDWR)  # from `remove_begun`
+            try:
+                yield begun, out
+            finally:
+                begun.unlink(missing_ok=True)
+                if held is not None:
+                    os.close(held)
 
 
 def _new(path: Path) -> Any:

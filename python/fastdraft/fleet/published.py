@@ -20,6 +20,8 @@ from fastdraft.memory_folder import digest
 __all__ = ["Entry", "Latest", "Manifest", "Published", "Segment", "StoreFile", "groups"]
 
 FORMAT = 1
+TEMPORARY = "fastdraft-fleet-"
+"""What the names of temporary folders begin with."""
 _MOST_MANIFEST = 1 << 26
 _MOST_FILE = 1 << 40
 _MOST_NUMBER = 10**20
@@ -287,6 +289,10 @@ class Published:
 
     def remove_store(self, namespace: str, file: str) -> None:
         self._objects.remove(f"{self.group}/stores/{namespace}/{file}")
+
+    def remove_begun(self) -> None:
+        """Removes what killed replicas and builders had begun to write, where these are files."""
+        self._objects.remove_begun()
 
     def _segment_mac(
         self, namespace: str, replica: str, sequence: int, seen: int, content: str

@@ -7,8 +7,6 @@ import math
 import os
 import random
 import secrets
-import shutil
-import tempfile
 import threading
 import time
 from collections import Counter, OrderedDict
@@ -19,7 +17,8 @@ from pathlib import Path
 from fastdraft.datastore import Datastore
 from fastdraft.errors import DatastoreClosedError, DatastoreError, InvalidValueError
 from fastdraft.fleet.objects import Objects
-from fastdraft.fleet.published import Manifest, Published, StoreFile
+from fastdraft.fleet.published import TEMPORARY, Manifest, Published, StoreFile
+from fastdraft.folders import TemporaryFolder
 from fastdraft.memory import Memory
 from fastdraft.memory_folder import secret_of
 
@@ -83,8 +82,8 @@ class Replica:
         interval: The seconds between two looks.
         max_bytes: The most bytes of mapped stores; by default as many as the memory's. Namespaces
             that were used longest ago go without.
-        folder: Where files are kept while they are written or fetched; a temporary folder by
-            default. What is mapped takes its bytes there, under no name.
+        folder: Where files are kept while they are written or fetched; by default where the system
+            keeps temporary files. What is mapped takes its bytes there, under no name.
 
     Raises:
         InvalidValueError: A value out of its range, or a memory with a folder: what is published is
@@ -127,8 +126,9 @@ class Replica:
         self._published = Published.of(Objects(url), secret, model, fingerprint)
         self._interval = interval
         self._max_bytes = memory.max_bytes if max_bytes is None else max_bytes
+        self._folder = folder
         try:
-            self._folder = Path(tempfile.mkdtemp(prefix="fastdraft-fleet-", dir=folder))
+            TemporaryFolder(TEMPORARY, folder).close()
         except OSError as error:
             raise DatastoreError(f"cannot use the folder {folder}: {error}") from error
         # Of this life: a replica that starts anew is another one.
@@ -229,7 +229,6 @@ class Replica:
                     self._guard("follow", self._fetch)
         with self._turn:
             self._guard("publish", self._publish)
-            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _guard(self, kind: str, call: Callable[[], None]) -> bool:
         try:
@@ -255,17 +254,18 @@ class Replica:
         names = self.memory.namespaces
         for gone in self._cuts.keys() - set(names):
             del self._cuts[gone]
-        for namespace in names:
-            for store in self.memory.find([namespace]):
-                cut = self._cuts.get(namespace)
-                if cut is None or cut.store is not store:
-                    cut = self._cuts[namespace] = _Cut(store)
-                try:
-                    self._publish_one(namespace, cut)
-                except DatastoreClosedError:
-                    continue  # forgotten, or used least recently
+        with TemporaryFolder(TEMPORARY, self._folder) as folder:
+            for namespace in names:
+                for store in self.memory.find([namespace]):
+                    cut = self._cuts.get(namespace)
+                    if cut is None or cut.store is not store:
+                        cut = self._cuts[namespace] = _Cut(store)
+                    try:
+                        self._publish_one(namespace, cut, folder.path / "segment.fds")
+                    except DatastoreClosedError:
+                        continue  # forgotten, or used least recently
 
-    def _publish_one(self, namespace: Hashable, cut: _Cut) -> None:
+    def _publish_one(self, namespace: Hashable, cut: _Cut, path: Path) -> None:
         begin, end = cut.store.begin, cut.store.end
         if end <= cut.end:
             return
@@ -273,7 +273,6 @@ class Replica:
             name = self._published.id_of(namespace)
         except InvalidValueError:
             return
-        path = self._folder / "segment.fds"
         # The number first: after a later one, text from before it may have to be forgotten.
         seen = self._manifest.number
         try:
@@ -332,36 +331,37 @@ class Replica:
         left = self._max_bytes
         failed: Exception | None = None
         kept: set[str] = set()
-        for name in wanted:
-            entry = entries.get(name)
-            if entry is None or entry.bytes > left:
-                continue
-            left -= entry.bytes
-            kept.add(name)
-            opened = self._open.get(name)
-            if opened is not None and opened.files == entry.stores:
-                continue
-            try:
-                fetched = self._fetch_one(name, entry.stores, opened)
-            except Exception as error:
-                failed = failed or error
-                continue
-            with self._lock:
-                self._open[name] = fetched
+        with TemporaryFolder(TEMPORARY, self._folder) as folder:
+            for name in wanted:
+                entry = entries.get(name)
+                if entry is None or entry.bytes > left:
+                    continue
+                left -= entry.bytes
+                kept.add(name)
+                opened = self._open.get(name)
+                if opened is not None and opened.files == entry.stores:
+                    continue
+                try:
+                    fetched = self._fetch_one(name, entry.stores, opened, folder.path)
+                except Exception as error:
+                    failed = failed or error
+                    continue
+                with self._lock:
+                    self._open[name] = fetched
         with self._lock:
             for name in self._open.keys() - kept:
                 del self._open[name]
         if failed is not None:
             raise failed
 
-    def _fetch_one(self, name: str, files: tuple[StoreFile, ...], opened: _Open | None) -> _Open:
+    def _fetch_one(
+        self, name: str, files: tuple[StoreFile, ...], opened: _Open | None, folder: Path
+    ) -> _Open:
         known = {} if opened is None else dict(zip(opened.files, opened.stores, strict=True))
         return _Open(
             files,
             [
-                known[file]
-                if file in known
-                else self._published.open_store(name, file, self._folder)
+                known[file] if file in known else self._published.open_store(name, file, folder)
                 for file in files
             ],
         )

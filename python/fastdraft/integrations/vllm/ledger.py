@@ -14,7 +14,6 @@ import mmap
 import os
 import re
 import secrets
-import shutil
 import tempfile
 from collections import deque
 from pathlib import Path
@@ -22,6 +21,8 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fastdraft.folders import TemporaryFolder
 
 __all__ = ["FOLDER_VARIABLE", "Ledger", "LedgerReader", "Totals", "new_ticket", "share_folder"]
 
@@ -75,41 +76,13 @@ def share_folder() -> None:
     # In memory if possible: writing to a file waits while the system writes it back to a disk.
     memory = Path("/dev/shm")
     parent = memory if os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
-    for other in parent.glob(f"{_PREFIX}*"):
-        lock = _lock(other)
-        if lock is not None:
-            shutil.rmtree(other, ignore_errors=True)
-            os.close(lock)
     try:
-        folder = tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
-        _lock(Path(folder))
+        folder = TemporaryFolder(_PREFIX, parent)
     except OSError:
         # Without a folder nothing is reported; everything else works.
         return
-    os.environ[FOLDER_VARIABLE] = folder
-    maker = os.getpid()
-
-    def remove() -> None:
-        if os.getpid() == maker:
-            shutil.rmtree(folder, ignore_errors=True)
-
-    atexit.register(remove)
-
-
-def _lock(folder: Path) -> int | None:
-    """Makes `folder` this process's, until it closes the descriptor or ends; None if another's."""
-    import fcntl  # not everywhere where this module can be imported
-
-    try:
-        descriptor = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        return None
-    return descriptor
+    os.environ[FOLDER_VARIABLE] = str(folder.path)
+    atexit.register(folder.close)
 
 
 def new_ticket() -> str:

@@ -1,0 +1,113 @@
+"""Temporary folders that the next process removes where their own was killed, and file locks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+__all__ = ["TemporaryFolder", "lock"]
+
+
+class TemporaryFolder:
+    """A new folder for this user alone, mode 0700, which `close` removes.
+
+    A process that was killed leaves its folders behind; the next one that makes a folder of the
+    same prefix in the same place removes them. It knows a dead process's folder by its lock, which
+    the system releases. Where there are no such locks (Windows, some network disks), it stays.
+
+    Args:
+        prefix: What its name begins with. It must be used for such folders only.
+        parent: Where to make it; by default where the system keeps temporary files.
+
+    Raises:
+        OSError: It cannot be made.
+
+    Attributes:
+        path: The folder.
+    """
+
+    def __init__(self, prefix: str, parent: str | os.PathLike[str] | None = None) -> None:
+        place = Path(tempfile.gettempdir() if parent is None else parent)
+        for other in place.glob(f"{prefix}*"):
+            _remove_dead(other)
+        self._maker = os.getpid()
+        # Until it is locked, another process may take it for a dead one's.
+        while True:
+            self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
+            try:
+                self._lock = lock(self.path, os.O_RDONLY)
+            except (BlockingIOError, FileNotFoundError):
+                continue
+            if self.path.exists():
+                break
+            self._unlock()
+
+    def close(self) -> None:
+        """Removes the folder and all in it; does nothing in a fork of the process that made it."""
+        if os.getpid() == self._maker:
+            shutil.rmtree(self.path, ignore_errors=True)
+        self._unlock()
+
+    def _unlock(self) -> None:
+        held, self._lock = self._lock, None
+        if held is not None:
+            os.close(held)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def lock(path: Path, flags: int) -> int | None:
+    """Locks a file or a folder for this process, until it closes the descriptor or ends.
+
+    Args:
+        path: What to lock.
+        flags: How to open it, as for `os.open`; a new file is for its owner alone.
+
+    Returns:
+        The descriptor; None where the system has no such locks: Windows, some network disks.
+
+    Raises:
+        BlockingIOError: Another process has the lock.
+        OSError: The path cannot be opened.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        return None
+    descriptor = os.open(path, flags, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _remove_dead(folder: Path) -> None:
+    try:
+        held = lock(folder, os.O_RDONLY)
+    except OSError:
+        return  # in use, another user's, or gone
+    if held is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(held)
