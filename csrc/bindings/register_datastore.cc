@@ -39,7 +39,7 @@ void check_open(const Datastore& store) {
 }
 
 void add(Datastore& store, const Integers& token_ids, std::optional<std::int64_t> prompt_size,
-         const Datastore::Grow& grow) {
+         const std::optional<Datastore::Grow>& grow) {
   const IntegerArray<Token> tokens(token_ids, "token_ids");
   if (prompt_size && (*prompt_size < 0 || *prompt_size > tokens.size())) {
     throw InvalidValueError("prompt_size must be 0 to the number of token_ids, " +
@@ -48,7 +48,8 @@ void add(Datastore& store, const Integers& token_ids, std::optional<std::int64_t
   }
   // Even a short document may have to wait for a long one.
   const py::gil_scoped_release release;
-  store.add(tokens.data(), tokens.size(), prompt_size.value_or(tokens.size()), grow);
+  store.add(tokens.data(), tokens.size(), prompt_size.value_or(tokens.size()),
+            grow.value_or(nullptr));
 }
 
 void append(DatastoreWriter& writer, const Integers& token_ids) {
@@ -119,9 +120,14 @@ void register_datastore(py::module_& module) {
             py::kw_only(), py::arg("path"), py::arg("fingerprint"), py::arg("verify"));
   store.def("_save", &Datastore::save, py::arg("path"), py::arg("first") = 0,
             py::call_guard<py::gil_scoped_release>());
-  store.def("add_all", &Datastore::add_all, py::arg("source"), py::kw_only(),
-            py::arg("grow") = py::none(), py::call_guard<py::gil_scoped_release>(),
-            R"(Adds all documents of another datastore, live or frozen, to a live one.
+  store.def(
+      "add_all",
+      [](Datastore& self, const Datastore& source, const std::optional<Datastore::Grow>& grow) {
+        self.add_all(source, grow.value_or(nullptr));
+      },
+      py::arg("source"), py::kw_only(), py::arg("grow") = py::none(),
+      py::call_guard<py::gil_scoped_release>(),
+      R"(Adds all documents of another datastore, live or frozen, to a live one.
 
 source: the other store.
 grow: as for `add`.
@@ -207,6 +213,15 @@ token_ids: a list or a row of integers, 0 or greater.
 
 O(1) a token; where a segment is full it is indexed and written, which takes seconds. Raises
 InvalidValueError, DatastoreError where the file cannot be written, or DatastoreClosedError.)");
+  writer.def(
+      "append_all", [](DatastoreWriter& self, const Datastore& source) { self.append_all(source); },
+      py::arg("source"), py::call_guard<py::gil_scoped_release>(),
+      R"(Appends all documents of a store, frozen or live.
+
+source: the store. Of a frozen one that was written from documents, the file becomes what it would
+    have become of these documents, bit for bit.
+
+O(1) a token. Raises DatastoreError where the file cannot be written, or DatastoreClosedError.)");
   writer.def("finish", &DatastoreWriter::finish, py::call_guard<py::gil_scoped_release>(),
              R"(Completes the file and puts it in its place.
 

@@ -47,45 +47,8 @@ std::int64_t Datastore::Reader::copy(std::int64_t position, Token* out, std::int
 }
 
 std::int64_t Datastore::save(const std::string& path, std::int64_t first) const {
-  // So much is copied while text that is added has to wait.
-  constexpr std::int64_t kStep = 4096;
   DatastoreWriter writer(path, fingerprint());
-  std::vector<Token> step;
-  bool output = false;  // of all tokens of the step
-  std::int64_t position = std::max<std::int64_t>(first, 0);
-  const std::int64_t end = Reader(*this).end();
-  while (position < end) {
-    {
-      const Reader reader(*this);
-      if (closed()) throw DatastoreClosedError("the datastore is closed");
-      if (position < reader.begin()) {
-        // What came before has left since, or never was held.
-        writer.begin_document();
-        position = reader.begin();
-        continue;
-      }
-      step.resize(static_cast<std::size_t>(std::min(kStep, end - position)));
-      const std::int64_t count =
-          reader.read(position, step.data(), static_cast<std::int64_t>(step.size()));
-      output = reader.output(position);
-      std::int64_t alike = 1;
-      while (alike < count && reader.output(position + alike) == output) ++alike;
-      step.resize(static_cast<std::size_t>(alike));
-    }
-    position += static_cast<std::int64_t>(step.size());
-    for (auto at = step.begin(); at != step.end();) {
-      // What is no token is damage, which ends a document too.
-      const auto mark = std::find_if(
-          at, step.end(), [this](Token token) { return token < 0 || token > largest_token_; });
-      writer.append(step.data() + (at - step.begin()), mark - at, output);
-      if (mark != step.end()) {
-        writer.begin_document(*mark < 0 ? std::min(mark_context(*mark), kContextTokens)
-                                        : std::int64_t{0});
-      }
-      at = mark == step.end() ? mark : mark + 1;
-    }
-  }
-  if (closed()) throw DatastoreClosedError("the datastore is closed");
+  const std::int64_t end = writer.append_all(*this, first);
   writer.finish();
   return end;
 }

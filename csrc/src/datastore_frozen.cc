@@ -227,6 +227,18 @@ class FrozenDatastore final : public Datastore {
     const Segment& segment = segment_of(position);
     return segment.output(position - segment.base);
   }
+  std::int64_t repeated(std::int64_t position) const override {
+    const Segment& segment = segment_of(position);
+    Token mark = -1;
+    if (position == 0 || segment.base != position || read(position, &mark, 1) != 1) return 0;
+    if (mark >= document_mark(0) || mark < document_mark(kContextTokens)) return 0;
+    const std::int64_t context = std::min(mark_context(mark), position);
+    std::array<Token, kContextTokens> before{};
+    std::array<Token, kContextTokens> again{};
+    const bool alike = read(position - context, before.data(), context) == context &&
+                       read(position + 1, again.data(), context) == context && before == again;
+    return alike ? context : 0;
+  }
   std::int64_t begin() const override { return 0; }
   std::int64_t end() const override { return end_; }
 

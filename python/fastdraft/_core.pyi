@@ -101,7 +101,7 @@ class Datastore:
         ...
     def _save(self, path: str, first: typing.SupportsInt | typing.SupportsIndex = 0) -> int:
         ...
-    def add(self, token_ids: numpy.typing.ArrayLike, *, prompt_size: typing.SupportsInt | typing.SupportsIndex | None = None, grow: collections.abc.Callable[[], None] = None) -> None:
+    def add(self, token_ids: numpy.typing.ArrayLike, *, prompt_size: typing.SupportsInt | typing.SupportsIndex | None = None, grow: collections.abc.Callable[[], None] | None = None) -> None:
         """
         Adds a document to a live store.
         
@@ -119,7 +119,7 @@ class Datastore:
         InvalidValueError, DatastoreClosedError, DatastoreError for a frozen store, or MemoryLimitError
         where the machine has no memory, and then the document's first tokens were added.
         """
-    def add_all(self, source: Datastore, *, grow: collections.abc.Callable[[], None] = None) -> None:
+    def add_all(self, source: Datastore, *, grow: collections.abc.Callable[[], None] | None = None) -> None:
         """
         Adds all documents of another datastore, live or frozen, to a live one.
         
@@ -202,6 +202,15 @@ class DatastoreWriter:
         
         O(1) a token; where a segment is full it is indexed and written, which takes seconds. Raises
         InvalidValueError, DatastoreError where the file cannot be written, or DatastoreClosedError.
+        """
+    def append_all(self, source: Datastore) -> None:
+        """
+        Appends all documents of a store, frozen or live.
+        
+        source: the store. Of a frozen one that was written from documents, the file becomes what it would
+            have become of these documents, bit for bit.
+        
+        O(1) a token. Raises DatastoreError where the file cannot be written, or DatastoreClosedError.
         """
     def begin_document(self) -> None:
         """

@@ -70,6 +70,8 @@ class Datastore(_core.Datastore):
     [5, 6]
     """
 
+    _path: str | None = None  # of a frozen store's file
+
     @_explained
     def __init__(self, *, max_bytes: int = 2 << 30, fingerprint: Fingerprint | None = None) -> None:
         """Makes an empty live store.
@@ -123,7 +125,14 @@ class Datastore(_core.Datastore):
         _core.Datastore.__init__(
             store, path=os.fspath(path), fingerprint=fingerprint, verify=verify
         )
+        store._path = os.path.abspath(path)
         return store
+
+    def __reduce__(self) -> tuple[Callable[..., Datastore], tuple[str]]:
+        """Another process opens the file of a frozen store; a live one cannot be pickled."""
+        if self._path is None:
+            raise TypeError("a live datastore cannot be pickled: save it, and open the file")
+        return functools.partial(Datastore.open, fingerprint=self.fingerprint), (self._path,)
 
     def save(self, path: str | os.PathLike[str], *, first: int = 0) -> int:
         """Writes the store to a file that `open` takes, in place of the one there, if any.

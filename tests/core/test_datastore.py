@@ -923,6 +923,76 @@ def test_what_grow_does_wrong_ends_the_call_alone() -> None:
         store.add(range(100_000), grow=store.close)
 
 
+@given(
+    st.lists(st.lists(st.integers(0, 3000), max_size=5), min_size=1, max_size=4),
+    st.sampled_from([1, 3, 70_000]),
+)
+@settings(deadline=None, max_examples=40)
+def test_stores_are_joined_to_what_their_documents_make(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[list[int]], alphabet: int
+) -> None:
+    """With segments of 1,024 tokens, so that documents go on from one to the next."""
+    folder, chance = tmp_path_factory.mktemp("stores"), np.random.default_rng(0)
+    with (
+        DatastoreWriter(folder / "whole.fds", segment_tokens=1024) as whole,
+        DatastoreWriter(folder / "joined.fds", segment_tokens=1024) as joined,
+    ):
+        for number, each in enumerate(sizes):
+            path = folder / f"{number}.fds"
+            with DatastoreWriter(path, segment_tokens=1024) as part:
+                for size in each:
+                    document = chance.integers(0, alphabet, size)
+                    for writer in (whole, part):
+                        writer.begin_document()
+                        writer.append(document)
+            joined.append_all(Datastore.open(path))
+    assert (folder / "joined.fds").read_bytes() == (folder / "whole.fds").read_bytes()
+
+
+def test_a_saved_store_is_copied_as_it_is(tmp_path: Path) -> None:
+    live = Datastore()
+    chat = np.random.default_rng(0).integers(0, 1000, 500)
+    for end in (100, 250, 500):
+        live.add(chat[:end], prompt_size=end - 60)
+    live.save(tmp_path / "saved.fds")
+    with DatastoreWriter(tmp_path / "live.fds") as writer:
+        writer.append_all(live)
+    with DatastoreWriter(tmp_path / "copy.fds") as writer:
+        writer.append_all(Datastore.open(tmp_path / "saved.fds"))
+    saved = (tmp_path / "saved.fds").read_bytes()
+    assert (tmp_path / "live.fds").read_bytes() == saved
+    assert (tmp_path / "copy.fds").read_bytes() == saved
+    live.close()
+    with (
+        pytest.raises(DatastoreClosedError),
+        DatastoreWriter(tmp_path / "none.fds") as writer,
+    ):
+        writer.append_all(live)
+    assert not (tmp_path / "none.fds").exists()
+
+
+def test_command_line_merges(tmp_path: Path, tokenizer_file: Path) -> None:
+    np.save(tmp_path / "x.npy", np.arange(20))
+    (tmp_path / "y.txt").write_text("a store holds text")
+    option = ("--tokenizer", tokenizer_file)
+    for name, inputs in {"x": ["x.npy"], "y": ["y.txt"], "xy": ["x.npy", "y.txt"]}.items():
+        built = command("build", tmp_path / f"{name}.fds", *(tmp_path / i for i in inputs), *option)
+        assert built.exit_code == 0, built.output
+    out = tmp_path / "out.fds"
+    merged = command("merge", out, tmp_path / "x.fds", tmp_path / "y.fds")
+    assert merged.exit_code == 0, merged.output
+    assert "24 tokens in 2 documents" in merged.output
+    assert out.read_bytes() == (tmp_path / "xy.fds").read_bytes()
+    assert command("build", tmp_path / "other.fds", tmp_path / "x.npy").exit_code == 0
+    refused = command("merge", out, tmp_path / "x.fds", tmp_path / "other.fds")
+    assert refused.exit_code == 1 and "other.fds must be of the tokenizer of" in refused.output
+    damaged = bytearray(out.read_bytes())
+    damaged[4100] ^= 1
+    (tmp_path / "damaged.fds").write_bytes(damaged)
+    refused = command("merge", out, tmp_path / "damaged.fds")
+    assert refused.exit_code == 1 and "damaged.fds" in refused.output
+
+
 def test_what_a_model_wrote_is_known_in_live_and_in_frozen_stores(tmp_path: Path) -> None:
     live = Datastore(max_bytes=1 << 20)
     live.add([1, 2, 3, 4, 5, 6], prompt_size=3)

@@ -113,8 +113,15 @@ class FASTDRAFT_EXPORT Datastore {
     // Returns how many.
     std::int64_t copy(std::int64_t position, Token* out, std::int64_t most) const;
 
+    // No token is greater; what is, is damage.
+    Token largest_token() const { return store_->largest_token_; }
+
     // Whether the token at `position`, one that is held, was a model's output.
     bool output(std::int64_t position) const { return store_->output(position); }
+
+    // How many tokens behind the mark at `position` repeat those before it, as the document goes on
+    // there in another segment of a file; 0: another document begins.
+    std::int64_t repeated(std::int64_t position) const { return store_->repeated(position); }
 
     // The positions held: begin() .. end() - 1.
     std::int64_t begin() const { return store_->begin(); }
@@ -184,6 +191,7 @@ class FASTDRAFT_EXPORT Datastore {
                    std::int32_t least) const = 0;
   virtual std::int64_t read(std::int64_t position, Token* out, std::int64_t most) const = 0;
   virtual bool output(std::int64_t position) const = 0;
+  virtual std::int64_t repeated(std::int64_t) const { return 0; }
   virtual std::int64_t begin() const = 0;
   virtual std::int64_t end() const = 0;
 
@@ -225,6 +233,12 @@ class FASTDRAFT_EXPORT DatastoreWriter {
   // Appends tokens to the document, a model's `output` or not. They must not be negative.
   // O(1) a token. Throws DatastoreError.
   void append(const Token* tokens, std::int64_t size, bool output = false);
+
+  // Appends the documents of a store from the position `first` on. Of a frozen store that was
+  // written from documents, these are the same again: the file becomes what it would have become
+  // of the documents, bit for bit. Returns the position behind what was appended. Throws
+  // DatastoreError or DatastoreClosedError.
+  std::int64_t append_all(const Datastore& source, std::int64_t first = 0);
 
   // Completes the file and puts it at `path`. Throws DatastoreError.
   void finish();

@@ -26,6 +26,7 @@ EXTRAS = {
     "gguf": "demo",
     "httpx": "proxy",
     "matplotlib": "plot",
+    "ray": "ray",
     "tokenizers": "cli",
     "uvicorn": "proxy",
 }

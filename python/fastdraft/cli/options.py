@@ -17,6 +17,7 @@ __all__ = [
     "check_folder",
     "command_line",
     "model_options",
+    "ray_option",
     "read_text",
     "write_text",
 ]
@@ -50,6 +51,15 @@ def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
     ):
         command = option(command)
     return command
+
+
+ray_option = click.option(
+    "--ray",
+    "address",
+    metavar="ADDRESS",
+    help="Work on the Ray cluster at this address, or on the one that 'auto' finds; fastdraft and "
+    "the files must be on all of its nodes.",
+)
 
 
 def read_text(path: Path) -> str:

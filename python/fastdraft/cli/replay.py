@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,9 +18,11 @@ from fastdraft.cli.options import (
     NUMBER,
     check_folder,
     command_line,
+    ray_option,
     write_text,
 )
 from fastdraft.cli.replay_record import record
+from fastdraft.cluster import Cluster
 from fastdraft.demo import ensure_model
 from fastdraft.replay import (
     DRAFTERS,
@@ -136,6 +139,7 @@ TABLE_WIDTH = 120
     type=FILE,
     help="For --plot: results of --json to draw beside, at the same token costs.",
 )
+@ray_option
 @click.pass_context
 def replay(
     context: click.Context,
@@ -159,6 +163,7 @@ def replay(
     json_file: Path | None,
     plot: Path | None,
     against: Path | None,
+    address: str | None,
 ) -> None:
     """Replay recorded requests and measure draft quality, exactly and without a model.
 
@@ -169,6 +174,8 @@ def replay(
 
     With --at-once N, N requests take their steps together, and a request enters the memory when it
     ends. Steps and token cost are still those of each request.
+
+    With --ray, the families are replayed side by side on a cluster. The counts are the same.
     """
     if context.invoked_subcommand is not None:
         return
@@ -182,6 +189,8 @@ def replay(
         raise click.UsageError("--against needs --plot")
     if shown is not None and at_once > 1:
         raise click.UsageError("--show follows one request: it takes no --at-once")
+    if shown is not None and address is not None:
+        raise click.UsageError("--show follows one request: it takes no --ray")
     if "predicted-outputs" in drafters and not prediction:
         raise click.UsageError("--drafter predicted-outputs needs --prediction")
     check_folder("--json", json_file)
@@ -247,7 +256,9 @@ def replay(
 
     total = sum(len(each.output_ids) for records in families.values() for each in records)
     followed: list[Trace] = []
-    with progress(total * len(settings)) as advance:
+    with ExitStack() as stack:
+        cluster = None if address is None else stack.enter_context(Cluster(address))
+        advance = stack.enter_context(progress(total * len(settings)))
         results = replay_families(
             settings,
             families,
@@ -257,6 +268,7 @@ def replay(
             traced={} if html is None else choose(families, MOST_TOKENS // len(settings)),
             decode=decode,
             on_trace=followed.append,
+            cluster=cluster,
         )
     report.show(console, results)
     if json_file is not None:

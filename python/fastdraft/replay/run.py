@@ -7,7 +7,7 @@ would. The first output token comes with prefill and is not counted.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fastdraft.cluster import Cluster
 from fastdraft.replay.peers import Peer
 from fastdraft.replay.records import Record
 from fastdraft.replay.results import FamilyResult, ReplayResult
@@ -41,6 +42,7 @@ def replay(
     traced: Mapping[str, AbstractSet[str]] | None = None,
     decode: Decode | None = None,
     on_trace: Callable[[Trace], object] | None = None,
+    cluster: Cluster | None = None,
 ) -> list[ReplayResult]:
     """Replays all families with each setting; each family begins with a fresh drafter.
 
@@ -55,7 +57,32 @@ def replay(
         traced: By family, the ids of the requests to follow step by step.
         decode: Turns token ids into text, for the traces.
         on_trace: Called with the trace of each request of `traced` when it ends.
+        cluster: Where to replay, each family by a task of its own; else here. Counts are the same,
+            times are those of its nodes. Datastores must be frozen ones.
     """
+    traced = traced or {}
+
+    def on_cluster(
+        task: tuple[Setting, Sequence[Record], AbstractSet[str]],
+    ) -> Iterator[tuple[FamilyResult, list[Trace]]]:
+        setting, records, ids = task
+        traces: list[Trace] = []
+        result = replay_family(
+            setting.start(records),
+            records,
+            at_once=at_once,
+            prediction=prediction,
+            traced=ids,
+            on_trace=traces.append,
+        )
+        yield result, traces
+
+    tasks = (
+        (setting, records, traced.get(name, frozenset()))
+        for setting in settings
+        for name, records in families.items()
+    )
+    done = iter(()) if cluster is None else cluster.run(on_cluster, tasks)
     results = []
     for setting in settings:
         found: dict[str, FamilyResult] = {}
@@ -70,15 +97,21 @@ def replay(
                     on_trace(replace(trace, title=f"{family}, {title}", decode=decode))
 
             report(0)
-            found[name] = replay_family(
-                setting.start(records),
-                records,
-                at_once=at_once,
-                prediction=prediction,
-                on_request=report,
-                traced=(traced or {}).get(name, frozenset()),
-                on_trace=follow,
-            )
+            if cluster is None:
+                found[name] = replay_family(
+                    setting.start(records),
+                    records,
+                    at_once=at_once,
+                    prediction=prediction,
+                    on_request=report,
+                    traced=traced.get(name, frozenset()),
+                    on_trace=follow,
+                )
+                continue
+            found[name], traces = next(done)
+            report(sum(len(each.output_ids) for each in records))
+            for trace in traces:
+                follow(trace)
         results += [
             ReplayResult(
                 setting.drafter, cost, setting.lookahead, setting.tree_budget, at_once, found

@@ -1,0 +1,94 @@
+"""Work over many files on a Ray cluster."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from fastdraft.errors import InvalidValueError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+__all__ = ["Cluster"]
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+class Cluster:
+    """A Ray cluster, which runs a function for many items on all of its nodes.
+
+    Ray schedules the tasks, moves what they return, and runs a task again where its node is lost.
+    fastdraft must be installed on all nodes, in the same version, and files must be there under the
+    same paths. A process uses one cluster at a time.
+
+    Args:
+        address: As `ray.init` takes it: "auto", or the address of the head, such as
+            "10.0.0.1:6379".
+
+    Raises:
+        InvalidValueError: No cluster answers there.
+        ModuleNotFoundError: ray is not installed.
+    """
+
+    def __init__(self, address: str) -> None:
+        import ray
+
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise InvalidValueError(f"no Ray cluster answers at {address!r}: {error}") from error
+        self._ray: Any = ray
+
+    def run(
+        self, function: Callable[[_Item], Iterator[_Result]], items: Iterable[_Item]
+    ) -> Iterator[_Result]:
+        """Yields what the function yields for each item, in the order of the items.
+
+        As many items are begun as the cluster has CPUs, and one more. What they yield waits in
+        Ray's object stores, which move to disks what memory does not hold.
+
+        Args:
+            function: What to run, with one CPU. It must always yield the same for an item: it is
+                run again where its node is lost.
+            items: Its arguments.
+
+        Raises:
+            What the function raises.
+        """
+        # No task may wait until its results are taken: it would keep the CPU that an earlier item
+        # needs when its node is lost.
+        task = self._ray.remote(num_cpus=1, num_returns="streaming")(function)
+        most = 1 + int(self._ray.cluster_resources().get("CPU", 1))
+        begun: deque[Any] = deque()
+        left = iter(items)
+        while True:
+            begun += (task.remote(item) for item in islice(left, most - len(begun)))
+            if not begun:
+                return
+            for result in begun.popleft():
+                try:
+                    yield self._ray.get(result)
+                except self._ray.exceptions.RayTaskError as error:
+                    raise error.cause from None
+
+    def close(self) -> None:
+        """Leaves the cluster, which goes on."""
+        self._ray.shutdown()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

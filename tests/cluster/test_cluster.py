@@ -1,0 +1,156 @@
+"""Work on a Ray cluster of two nodes, one of which is killed: the same as in one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from fastdraft.cli.app import app
+from fastdraft.cluster import Cluster
+from fastdraft.datastore import build
+from fastdraft.errors import InvalidValueError
+
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'fastdraft[ray]'")
+
+
+@pytest.fixture(scope="module")
+def local() -> Iterator[Any]:
+    """A cluster of a head and one more node, with a core each."""
+    from ray.cluster_utils import Cluster as LocalCluster
+
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    size = {"num_cpus": 1, "object_store_memory": 100 << 20}
+    cluster = LocalCluster(
+        initialize_head=True, head_node_args={**size, "include_dashboard": False}
+    )
+    cluster.add_node(**size)
+    yield cluster
+    cluster.shutdown()
+
+
+def fastdraft(*arguments: object) -> Result:
+    done = CliRunner().invoke(app, [*map(str, arguments)])
+    assert done.exit_code == 0, done.output
+    return done
+
+
+def test_results_come_in_the_order_of_the_items(local: Any) -> None:
+    def twice(item: int) -> Iterator[tuple[int, int]]:
+        for number in range(item % 7):
+            yield item, number
+
+    with Cluster(local.address) as cluster:
+        found = list(cluster.run(twice, range(20)))
+    assert found == [(item, number) for item in range(20) for number in range(item % 7)]
+
+
+def test_errors_are_those_of_the_function(local: Any) -> None:
+    def fail(item: int) -> Iterator[int]:
+        yield item
+        raise InvalidValueError(f"nothing may be {item}")
+
+    with (
+        Cluster(local.address) as cluster,
+        pytest.raises(InvalidValueError, match=r"^nothing may be 3$"),
+    ):
+        list(cluster.run(fail, [3]))
+    with pytest.raises(InvalidValueError, match="no Ray cluster answers at 'nowhere'"):
+        Cluster("nowhere")
+
+
+def test_a_store_is_the_same_and_so_is_what_merge_makes(local: Any, tmp_path: Path) -> None:
+    tokenizer = Tokenizer(models.WordLevel({str(word): word for word in range(50)}, unk_token="0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    chance = np.random.default_rng(0)
+    inputs = []
+    for number in range(6):
+        inputs.append(tmp_path / f"{number}.txt")
+        words = chance.integers(0, 50, 20_000)
+        inputs[-1].write_text("\n".join(map(str, words)))
+    inputs.append(tmp_path / "6.jsonl")
+    lines = [{"text": "1 2 3"}, {"text": [7, 8, 9]}, {"text": ""}, {"text": "4 5"}]
+    inputs[-1].write_text("".join(json.dumps(line) + "\n" for line in lines))
+    np.save(tmp_path / "7.npy", chance.integers(0, 50, (30, 100)))
+    inputs.append(tmp_path / "7.npy")
+    option = ("--tokenizer", tmp_path / "tokenizer.json")
+    fastdraft("datastore", "build", tmp_path / "one.fds", *inputs, *option)
+    fastdraft("datastore", "build", tmp_path / "a.fds", *inputs[:3], *option)
+    fastdraft("datastore", "build", tmp_path / "b.fds", *inputs[3:], *option)
+    fastdraft(
+        *("datastore", "build", tmp_path / "ray.fds", *inputs, *option, "--ray", local.address)
+    )
+    fastdraft("datastore", "merge", tmp_path / "merged.fds", tmp_path / "a.fds", tmp_path / "b.fds")
+    one = (tmp_path / "one.fds").read_bytes()
+    assert (tmp_path / "ray.fds").read_bytes() == one
+    assert (tmp_path / "merged.fds").read_bytes() == one
+
+
+def test_a_replay_counts_the_same(local: Any, tmp_path: Path) -> None:
+    chance = np.random.default_rng(0)
+    for name in "abc":
+        with (tmp_path / f"{name}.jsonl").open("w") as file:
+            for number in range(12):
+                prompt, output = chance.integers(0, 20, (2, 60)).tolist()
+                record = {
+                    "id": str(number),
+                    "prompt_ids": prompt,
+                    "output_ids": prompt[:40] + output,
+                }
+                file.write(json.dumps(record) + "\n")
+    build(tmp_path / "store.fds", [chance.integers(0, 20, 500)])
+    counts = []
+    for number, more in enumerate(([], ["--ray", local.address])):
+        path = tmp_path / f"{number}.json"
+        fastdraft(
+            *("replay", "--data", tmp_path, "--datastore", tmp_path / "store.fds"),
+            *(
+                "--drafter",
+                "default",
+                "--drafter",
+                "ngram",
+                "--token-cost",
+                0,
+                "--token-cost",
+                0.05,
+            ),
+            *("--at-once", 2, "--json", path, "--html", path.with_suffix(".html"), *more),
+        )
+        runs = json.loads(path.read_text())["runs"]
+        for run in runs:
+            for family in run["families"].values():
+                for timed in [key for key in family if "_ns" in key]:
+                    del family[timed]
+        counts.append(runs)
+        assert path.with_suffix(".html").stat().st_size > 1000
+    assert counts[0] == counts[1]
+    assert len(counts[0]) == 4 and set(counts[0][0]["families"]) == set("abc")
+
+
+def test_a_node_that_is_killed_changes_nothing(local: Any) -> None:
+    """The last test: afterwards there is one node."""
+    [node] = local.worker_nodes
+
+    def work(item: int) -> Iterator[tuple[int, int, Any]]:
+        for number in range(10):
+            time.sleep(0.05)
+            # Large enough to be lost with its node.
+            yield item, number, np.full(1 << 16, item * number)
+
+    with Cluster(local.address) as cluster:
+        found = []
+        for item, number, content in cluster.run(work, range(6)):
+            if (item, number) == (0, 5):
+                local.remove_node(node, allow_graceful=False)
+            assert (content == item * number).all()
+            found.append((item, number))
+    assert found == [(item, number) for item in range(6) for number in range(10)]
