@@ -26,9 +26,10 @@ background, between the steps where the host waits.
   launched, one step before.
 
 At most `--rows` requests are replayed at once. With more at once each stands for several like it:
-their tokens and the drafters' times count so many times. All drafters serve the same requests to
-the last one, so towards the end of a family fewer run at once. What steps take is learned over all
-families; everything else begins anew with each. Prefill is left out, for all alike.
+their tokens and the drafters' times count so many times. All drafters serve the same requests in
+the same order. A family is measured until a row ends and no request waits for its place: a server
+under load is full. What steps take is learned over all families; everything else begins anew with
+each. Prefill is left out, for all alike.
 """
 
 from __future__ import annotations
@@ -450,23 +451,24 @@ def _trees(snapshot: Any) -> dict[int, tuple[int, Tree]]:
 def serve(
     records: Sequence[Record], drafter: Drafter, server: Server, rows: int
 ) -> tuple[float, float]:
-    """Serves the requests, `rows` at a time. Returns tokens a second, and tokens a row and step."""
-    waiting = deque(enumerate(records))
+    """Serves the requests, `rows` at a time, until one of these has no request.
+
+    Returns tokens a second, and tokens a row and step.
+    """
+    waiting = deque(
+        (key, record) for key, record in enumerate(records) if len(record.output_ids) >= 2
+    )
+    rows = min(rows, len(waiting))
     running: dict[int, Running] = {}
     now, emitted_tokens, row_steps = 0.0, 0, 0
     drafts: list[list[int]] = []
-    while waiting or running:
-        for row in range(rows):
-            if row not in running and waiting:
-                key, record = waiting.popleft()
-                text = np.concatenate([record.prompt_ids, record.output_ids])
-                prompt = len(record.prompt_ids)
-                if len(record.output_ids) < 2:
-                    continue
-                running[row] = Running(key, prompt, text, prompt + 1)
-                drafter.start(row, running[row], now)
-        if not running:
-            continue
+    while len(running) + len(waiting) >= rows:
+        for row in sorted(set(range(rows)) - running.keys()):
+            key, record = waiting.popleft()
+            text = np.concatenate([record.prompt_ids, record.output_ids])
+            prompt = len(record.prompt_ids)
+            running[row] = Running(key, prompt, text, prompt + 1)
+            drafter.start(row, running[row], now)
         drafts, waited = drafter.draft(running, now)
         tokens, one_graph = drafter.verified(drafts)
         now += waited + server.step(tokens, one_graph=one_graph)
@@ -586,11 +588,11 @@ def report(rows: Sequence[Row]) -> list[Row]:
 
 def main() -> None:
     made = parser(__doc__)
-    add_requests(made, most=12)
+    add_requests(made, most=64)
     add_server(made)
     made.add_argument("--most-tokens", type=int, default=150, help="of an answer")
     made.add_argument("--at-once", type=int, nargs="+", default=[1, 4, 16, 64, 256])
-    made.add_argument("--rows", type=int, default=8, help="the most that are replayed at once")
+    made.add_argument("--rows", type=int, default=16, help="the most that are replayed at once")
     made.add_argument("--pieces", type=float, default=1.12, help="times a step without a graph")
     made.add_argument(
         "--async-gain", type=float, default=0.2, help="what a step gains by asynchronous scheduling"

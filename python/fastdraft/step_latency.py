@@ -55,9 +55,9 @@ _SHAPE_RETURN = 1.0 / 800.0  # part of the way back to the typical curve, a step
 # does not.
 _STAYS = np.where(np.arange(len(_WIDTHS) + 1) == _PLAIN, 1.0, 1.0 - _SHAPE_RETURN)
 _COVARIANCE_STAYS = np.outer(_STAYS, _STAYS)
-# What was never tried is never learned. Stairs lead to places that are better than all nearby, so a
-# step is hoped to be faster by so many standard deviations.
-_HOPE = 0.5
+# What is not tried is not learned. Stairs lead to places that are better than all nearby, so a
+# step, also one without drafts, is hoped to be faster by so many standard deviations.
+_HOPE = 0.25
 # A forward in one graph is cheaper by about so much, before anything is measured; and how sure that
 # is. Graphs save the launches of kernels, which is much for a small model and nothing for a large.
 _GRAPH = -0.05
@@ -185,23 +185,36 @@ class _Curve:
 
     def seconds(self, widths: _Array, *, hopeful: bool = False) -> _Array:
         """Seconds of steps by their widths; `hopeful` ones where little is known."""
-        shape = self.mean[:-1].copy()
+        level = self.mean[_PLAIN]
+        logarithms = level + self.mean[:-1]
+        logarithms[_PLAIN] = level
         if hopeful:
-            shape -= _HOPE * np.sqrt(np.diag(self.covariance)[:-1])
-        shape[_PLAIN] = 0.0
-        seconds: _Array = np.exp(self.mean[_PLAIN] + np.interp(widths, _WIDTHS, shape))
+            logarithms -= _HOPE * self._deviations()
+        seconds: _Array = np.exp(np.interp(widths, _WIDTHS, logarithms))
         # The widths rise.
         if widths[-1] > _WIDEST:
             seconds *= np.maximum(widths / _WIDEST, 1.0)
         return seconds
 
+    def _deviations(self) -> _Array:
+        """The standard deviations of the logarithms of a step's seconds, by its width.
+
+        That of a step without drafts too: while drafts go on it is not measured, and what they
+        gain over it becomes less and less certain.
+        """
+        variances = np.diag(self.covariance)[:-1].copy()
+        plain = variances[_PLAIN]
+        variances += plain + 2.0 * self.covariance[:-1, _PLAIN]
+        variances[_PLAIN] = plain
+        deviations: _Array = np.minimum(np.sqrt(np.maximum(variances, 0.0)), _SHAPE)
+        return deviations
+
     def seconds_in_one_graph(self, width: float) -> float:
         """Hopeful seconds of a step that runs in one graph."""
-        weights = _weights(width, True).copy()
-        logarithm = float(weights @ self.mean)
-        weights[_PLAIN] = 0.0
-        hope = _HOPE * math.sqrt(float(weights @ self.covariance @ weights))
-        return math.exp(logarithm - hope) * max(width / _WIDEST, 1.0)
+        weights = _weights(width, True)
+        variance = max(float(weights @ self.covariance @ weights), 0.0)
+        hope = _HOPE * min(math.sqrt(variance), _SHAPE)
+        return math.exp(float(weights @ self.mean) - hope) * max(width / _WIDEST, 1.0)
 
 
 @functools.lru_cache(maxsize=256)
