@@ -65,8 +65,8 @@ test: test-cpp test-kernels test-python ## Run the whole test suite: C++ plain a
 
 test-cpp: $(VENV)/.gtest ## Run the C++ tests: plain, under ASan and UBSan, under TSan
 	for preset in dev asan tsan; do \
-	  cmake --preset $$preset && cmake --build --preset $$preset && ctest --preset $$preset \
-	  || exit 1; \
+	  cmake --preset $$preset && cmake --build --preset $$preset --target tests \
+	  && ctest --preset $$preset || exit 1; \
 	done
 
 test-arm64: $(VENV)/.tools ## Run the C++ tests for 64-bit Arm in an emulator

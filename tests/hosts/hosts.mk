@@ -16,7 +16,7 @@ test-hosts: $(HOSTS:%=test-%) ## Run the adapters in real serving stacks
 
 $(HOSTS:%=test-%): test-%: build/hosts/%/.ready build/dist/.stamp
 	cd build/hosts/$* && $(INSTALL_WHEEL)
-	$(DEMO_MODEL) build/hosts/$*/bin/python -m pytest -n $(JOBS) --dist loadfile \
+	$(DEMO_MODEL) build/hosts/$*/bin/python -m pytest -n $(JOBS) --dist loadfile --durations 12 \
 	  tests/hosts/test_$(subst -,_,$*)*.py
 
 test-vllm: export FASTDRAFT_VLLM_SOURCE = build/hosts/vllm-next
