@@ -9,6 +9,10 @@
 #include "fastdraft/datastore.h"
 #include "fastdraft/token.h"
 
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
 namespace fastdraft {
 
 inline constexpr std::size_t kNumOrders = Datastore::kOrders.size();
@@ -17,6 +21,17 @@ inline constexpr std::size_t kNumOrders = Datastore::kOrders.size();
 inline void prefetch([[maybe_unused]] const void* memory) noexcept {
 #if defined(__GNUC__)
   __builtin_prefetch(memory);
+#endif
+}
+
+// The place of the lowest bit that is set; there must be one.
+inline int lowest_bit(std::uint32_t bits) noexcept {
+#if defined(__GNUC__)
+  return __builtin_ctz(bits);
+#else
+  int place = 0;
+  while ((bits >> place & 1) == 0) ++place;
+  return place;
 #endif
 }
 
@@ -90,6 +105,18 @@ struct alignas(64) Bucket {
   std::uint32_t positions[kEntries];
 
   bool full() const noexcept { return tags[kEntries - 1] != 0; }
+  // A bit for each entry with this tag, the lowest for the first.
+  std::uint32_t with_tag(std::uint8_t tag) const noexcept {
+#if defined(__SSE2__)
+    const __m128i all = _mm_load_si128(reinterpret_cast<const __m128i*>(tags));
+    const __m128i same = _mm_cmpeq_epi8(all, _mm_set1_epi8(static_cast<char>(tag)));
+    return static_cast<std::uint32_t>(_mm_movemask_epi8(same)) & ((1u << kEntries) - 1);
+#else
+    std::uint32_t found = 0;
+    for (int i = 0; i < kEntries; ++i) found |= (tags[i] == tag ? 1u : 0u) << i;
+    return found;
+#endif
+  }
   // Into a bucket that is not full.
   void enter(std::uint64_t hash, std::int64_t position) noexcept {
     int i = 0;

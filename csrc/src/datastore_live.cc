@@ -203,6 +203,11 @@ std::int64_t LiveDatastore::add_slice(const Token* tokens, std::int64_t first, s
       orders_[order].prefetch(hashes[order][i - first]);
     }
   }
+  for (std::size_t order = 0; order < kNumOrders; ++order) {
+    for (auto i = std::max<std::int64_t>({first, common, kOrders[order]}); i < last; ++i) {
+      orders_[order].prefetch_text(hashes[order][i - first]);
+    }
+  }
   const std::int64_t rebuilt = pages_rebuilt();
   for (std::int64_t i = first; i < last; ++i) {
     if (pages_rebuilt() != rebuilt) return i;

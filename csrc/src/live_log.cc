@@ -53,15 +53,6 @@ bool LiveLog::limit(std::int64_t max_bytes) noexcept {
   return true;
 }
 
-bool LiveLog::matches(std::int64_t position, const Token* last, std::int64_t count) const noexcept {
-  if (position - count < begin_) return false;
-  Token copy[kContextTokens];
-  const Token* tokens = before(position, count, copy);
-  std::int64_t i = 0;
-  while (i < count && tokens[i] == last[i - count]) ++i;
-  return i == count;
-}
-
 std::int64_t LiveLog::prefix_window(std::int64_t position) const noexcept {
   if (position - kPrefixStep - 1 < begin_) return 0;
   if (token(position - kPrefixStep - 1) < 0) return kPrefixStep;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <new>
 #include <vector>
@@ -102,8 +103,30 @@ class LiveLog {
       fastdraft::prefetch(chunk(at).tokens + at % kChunkTokens);
     }
   }
+  // The same of a few tokens.
+  void prefetch_around(std::int64_t position, std::int64_t count) const noexcept {
+    if (position - count < begin_) return;
+    fastdraft::prefetch(&chunk(position - count).tokens[(position - count) % kChunkTokens]);
+    fastdraft::prefetch(&chunk(position - 1).tokens[(position - 1) % kChunkTokens]);
+  }
   // Whether the `count` tokens before `position` are held and those before `last`.
-  bool matches(std::int64_t position, const Token* last, std::int64_t count) const noexcept;
+  bool matches(std::int64_t position, const Token* last, std::int64_t count) const noexcept {
+    if (position - count < begin_) return false;
+    Token copy[kContextTokens];
+    const Token* tokens = before(position, count, copy);
+    const Token* wanted = last - count;
+    // A constant size compares without a loop.
+    switch (count) {
+      case 1:
+        return *tokens == *wanted;
+      case 2:
+        return std::memcmp(tokens, wanted, 2 * sizeof(Token)) == 0;
+      case 4:
+        return std::memcmp(tokens, wanted, 4 * sizeof(Token)) == 0;
+      default:
+        return std::equal(tokens, tokens + count, wanted);
+    }
+  }
   // How many tokens before `position` the table of documents' beginnings hashes; 0: they are not
   // held.
   std::int64_t prefix_window(std::int64_t position) const noexcept;

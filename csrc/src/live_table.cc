@@ -55,19 +55,22 @@ LiveTable::Page* LiveTable::make_room(Page* page, std::uint64_t hash) {
     }
     for (int i = 0; i < Bucket::kEntries && bucket.tags[i] != 0; ++i) {
       const std::int64_t position = log_->expand(bucket.positions[i]);
-      if (is_held(position)) enter(position);
+      if (is_held(position)) reenter(position);
     }
   }
   return this->page(hash);
 }
 
 // Enters a position that is not in the table, in a page with room.
-void LiveTable::enter(std::int64_t position) noexcept {
+void LiveTable::reenter(std::int64_t position) noexcept {
   const std::int64_t window = window_ > 0 ? window_ : log_->prefix_window(position);
   if (window == 0) return;
   Token copy[kContextTokens];
   const std::uint64_t hash = this->hash(log_->before(position, window, copy), window);
-  Page& page = *this->page(hash);
+  enter(hash, position, *page(hash));
+}
+
+void LiveTable::enter(std::uint64_t hash, std::int64_t position, Page& page) noexcept {
   std::int64_t at = Bucket::home(hash, Page::kBuckets);
   while (page.buckets[at].full()) at = after(at);
   page.buckets[at].enter(hash, position);

@@ -38,6 +38,17 @@ class LiveTable {
     fastdraft::prefetch(page(hash)->buckets + Bucket::home(hash, Page::kBuckets));
   }
 
+  // Asks for the text that `put` compares the tokens with; their bucket should be here by now.
+  void prefetch_text(std::uint64_t hash) const noexcept {
+    const Page* page = this->page(hash);
+    const Bucket& bucket = page->buckets[Bucket::home(hash, Page::kBuckets)];
+    std::uint32_t same = bucket.with_tag(Bucket::tag(hash));
+    if (same == 0) fastdraft::prefetch(page);  // where it will be counted
+    for (; same != 0; same &= same - 1) {
+      log_->prefetch_around(log_->expand(bucket.positions[lowest_bit(same)]), window_);
+    }
+  }
+
   // The position of the tokens with this hash for which `matches(position)`
   // holds, or -1.
   template <typename Matches>
@@ -46,9 +57,8 @@ class LiveTable {
     const std::uint8_t tag = Bucket::tag(hash);
     for (std::int64_t at = Bucket::home(hash, Page::kBuckets);; at = after(at)) {
       const Bucket& bucket = page.buckets[at];
-      for (int i = 0; i < Bucket::kEntries; ++i) {
-        if (bucket.tags[i] != tag) continue;
-        const std::int64_t position = log_->expand(bucket.positions[i]);
+      for (std::uint32_t same = bucket.with_tag(tag); same != 0; same &= same - 1) {
+        const std::int64_t position = log_->expand(bucket.positions[lowest_bit(same)]);
         if (is_held(position) && matches(position)) return position;
       }
       if (!bucket.full()) return -1;
@@ -61,30 +71,35 @@ class LiveTable {
   std::int64_t put(std::uint64_t hash, std::int64_t position, Matches matches) {
     const std::uint8_t tag = Bucket::tag(hash);
     Page* page = this->page(hash);
-    if (page->used >= Page::kFull) page = make_room(page, hash);
-    std::uint8_t* free_tag = nullptr;
-    std::uint32_t* free_position = nullptr;
+    // Where it is entered: in the place of one that has left, or in a free one.
+    Bucket* free_bucket = nullptr;
+    int free_place = 0;
     for (std::int64_t at = Bucket::home(hash, Page::kBuckets);; at = after(at)) {
       Bucket& bucket = page->buckets[at];
-      for (int i = 0; i < Bucket::kEntries; ++i) {
-        const bool free = bucket.tags[i] == 0;
-        const std::int64_t known = free ? -1 : log_->expand(bucket.positions[i]);
-        if (free || !is_held(known)) {
-          if (free_tag == nullptr) {
-            free_tag = bucket.tags + i;
-            free_position = bucket.positions + i;
-            page->used += free ? 1 : 0;
-          }
-          if (!free) continue;
-          *free_tag = tag;
-          *free_position = static_cast<std::uint32_t>(position);
+      for (std::uint32_t same = bucket.with_tag(tag); same != 0; same &= same - 1) {
+        std::uint32_t& entry = bucket.positions[lowest_bit(same)];
+        const std::int64_t known = log_->expand(entry);
+        if (!is_held(known) || !matches(known)) continue;
+        entry = static_cast<std::uint32_t>(position);
+        return known;
+      }
+      if (free_bucket == nullptr && log_->begin() > 0) {
+        free_place = place_of_left(bucket);
+        if (free_place < Bucket::kEntries) free_bucket = &bucket;
+      }
+      if (bucket.full()) continue;
+      if (free_bucket == nullptr) {
+        if (page->used >= Page::kFull) {
+          enter(hash, position, *make_room(page, hash));
           return -1;
         }
-        if (bucket.tags[i] == tag && matches(known)) {
-          bucket.positions[i] = static_cast<std::uint32_t>(position);
-          return known;
-        }
+        free_bucket = &bucket;
+        free_place = lowest_bit(bucket.with_tag(0));
+        ++page->used;
       }
+      free_bucket->tags[free_place] = tag;
+      free_bucket->positions[free_place] = static_cast<std::uint32_t>(position);
+      return -1;
     }
   }
 
@@ -112,10 +127,20 @@ class LiveTable {
     return bucket + 1 == Page::kBuckets ? 0 : bucket + 1;
   }
   Page* page(std::uint64_t hash) const noexcept { return directory_[hash >> (64 - depth_)]; }
+  // The first entry that has left; kEntries: none.
+  int place_of_left(const Bucket& bucket) const noexcept {
+    int i = 0;
+    while (i < Bucket::kEntries &&
+           (bucket.tags[i] == 0 || is_held(log_->expand(bucket.positions[i])))) {
+      ++i;
+    }
+    return i;
+  }
   bool is_held(std::int64_t position) const noexcept { return position - reach_ >= log_->begin(); }
   Page* add_page(int depth);
   Page* make_room(Page* page, std::uint64_t hash);
-  void enter(std::int64_t position) noexcept;
+  void reenter(std::int64_t position) noexcept;
+  static void enter(std::uint64_t hash, std::int64_t position, Page& page) noexcept;
 
   LiveLog* log_ = nullptr;
   std::int64_t window_ = 0;
