@@ -197,6 +197,7 @@ class OffersOfCall {
     Offers offers;
     offers.kind = engine.offer_kind(given.attr("kind").cast<std::string>());
     offers.time = given.attr("time").cast<double>();
+    offers.drawn = given.attr("drawn").cast<bool>();
     offers.token_ids = arrays.token_ids.data();
     if (given.attr("offsets").is_none()) {
       throw InvalidValueError("offsets of offers must be given for a batch");
@@ -255,6 +256,15 @@ void check_rows(std::int64_t given, std::int64_t rows, const char* what) {
   }
 }
 
+std::vector<float> numbers_of_rows(const Curve& given, std::int64_t rows, const char* what) {
+  if (given.ndim() != 1) {
+    throw InvalidValueError(std::string(what) + " must be one row of numbers, got " +
+                            std::to_string(given.ndim()) + " dimensions");
+  }
+  check_rows(given.size(), rows, what);
+  return {given.data(), given.data() + given.size()};
+}
+
 // The options of a batch, with their arrays.
 struct BatchOptions {
   BatchOptions(const std::optional<Integers>& limits, const std::optional<double>& token_cost,
@@ -268,12 +278,7 @@ struct BatchOptions {
       options.limits = most.data();
     }
     if (weights) {
-      if (weights->ndim() != 1) {
-        throw InvalidValueError("weights must be one row of numbers, got " +
-                                std::to_string(weights->ndim()) + " dimensions");
-      }
-      check_rows(weights->size(), rows, "weights");
-      of_rows.assign(weights->data(), weights->data() + weights->size());
+      of_rows = numbers_of_rows(*weights, rows, "weights");
       options.weights = of_rows.data();
     }
   }
@@ -299,14 +304,18 @@ DraftBatch propose_batch(PythonEngine& engine, const Integers& requests,
 py::array_t<bool> wants(PythonEngine& engine, const std::string& kind, const Integers& requests,
                         double time, const std::optional<Integers>& limits,
                         const std::optional<double>& token_cost, const std::optional<Curve>& cost,
-                        bool padded, const std::optional<Curve>& weights) {
+                        bool padded, const std::optional<Curve>& weights,
+                        const std::optional<Curve>& expected) {
   const IntegerArray<RequestId> ids(requests, "requests");
   const BatchOptions known(limits, token_cost, cost, padded, weights, ids.size());
+  const std::vector<float> promised =
+      expected ? numbers_of_rows(*expected, ids.size(), "expected") : std::vector<float>();
   const OfferKind number = engine.offer_kind(kind);
   py::array_t<bool> wanted(static_cast<py::ssize_t>(ids.size()));
   bool* out = wanted.mutable_data();
   const py::gil_scoped_release release;
-  engine.wants(number, ids.data(), ids.size(), known.options, time, out);
+  engine.wants(number, ids.data(), ids.size(), known.options, time, out,
+               expected ? promised.data() : nullptr);
   return wanted;
 }
 
@@ -568,6 +577,7 @@ O(requests * lookahead), with a sort of the candidates for a cost curve. Raises 
       "wants", &wants, py::arg("kind"), py::arg("requests"), py::kw_only(), py::arg("time") = 0.0,
       py::arg("limits") = py::none(), py::arg("token_cost") = py::none(),
       py::arg("cost") = py::none(), py::arg("padded") = false, py::arg("weights") = py::none(),
+      py::arg("expected") = py::none(),
       R"(Whether it pays to make an offer for the next step, for each request; bool (requests,).
 
 Ask before a drafter of your own runs, once a step. Offers pay where the tokens that they add to the
@@ -578,6 +588,8 @@ drafts of the requests are forgotten; a request that is not running gets no.
 kind: of the offers, as in `Offers`.
 time: what making them takes, for all rows together, as in `Offers`.
 limits, token_cost, cost, padded, weights: as in `propose_batch`.
+expected: for each request how many tokens the drafter expects to be accepted of its offer; they
+    need not be calibrated. By default it does not say.
 
 O(requests * lookahead). Releases the GIL. Raises InvalidValueError.)");
   engine.def("observe", &observe, py::arg("request"), py::arg("emitted_ids"),

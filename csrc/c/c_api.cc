@@ -238,8 +238,8 @@ struct ReadOptions {
                               std::to_string(given.offsets[0]) + " .. " +
                               std::to_string(given.offsets[rows]));
     }
-    offers.push_back(
-        {given.kind, given.offsets, given.token_ids, given.parents, given.confidences, given.time});
+    offers.push_back({given.kind, given.offsets, given.token_ids, given.parents, given.confidences,
+                      given.time, given.drawn != 0});
   }
 
   ProposeOptions options;

@@ -60,7 +60,10 @@ class CalibratedDrafter final : public Drafter {
     offered_->candidates.begin(offers);
     offered_->nodes.clear();
     offered_->nodes.push_back({offered_->candidates.root(), {0, 0}});
-    return grow(Offered{*this, *offered_}, limit, least, draft);
+    const Offered choices{*this, *offered_};
+    const int drawn = offers.drawn();
+    if (drawn == offers.size) return grow(choices, limit, least, draft);
+    return follow(choices, offers.offers[static_cast<std::size_t>(drawn)], limit, draft);
   }
 
   void learn(const Token* emitted, std::int64_t count) override {
@@ -277,6 +280,25 @@ class CalibratedDrafter final : public Drafter {
       if (count < limit) choices.expand(static_cast<std::size_t>(count));
     }
     num_nodes_ = static_cast<std::size_t>(count) + 1;
+    return count;
+  }
+
+  // Drafts an offer as it is.
+  std::int32_t follow(const Offered& choices, const RowOffer& offer, std::int32_t limit,
+                      const DraftColumns& draft) {
+    begin(limit);
+    choices.expand(0);
+    limit = std::min(limit, lookahead_);
+    float path = 1.0f;
+    std::int32_t count = 0;
+    while (count < std::min(limit, offer.count)) {
+      std::size_t chosen = choices.following(static_cast<std::size_t>(count)).first;
+      while (choices[chosen].token != offer.token_ids[count]) ++chosen;
+      path *= AcceptanceModel::chance(choices[chosen].weight);
+      count = draft_candidate(static_cast<std::size_t>(count), choices[chosen], path, draft);
+      choices.draft(chosen);
+      if (count < limit) choices.expand(static_cast<std::size_t>(count));
+    }
     return count;
   }
 

@@ -73,6 +73,19 @@ void check_time(double time) {
   }
 }
 
+void check_expected(const float* expected, std::int64_t rows) {
+  if (expected == nullptr) return;
+  const float* end = expected + rows;
+  const float* wrong = std::find_if(expected, end, [](float tokens) {
+    return !(tokens >= 0.0f && tokens <= static_cast<float>(kMostOffered));  // NaN too
+  });
+  if (wrong != end) {
+    throw InvalidValueError("expected must be from 0 to " + std::to_string(kMostOffered) +
+                            " tokens, got " + std::to_string(*wrong) + " at index " +
+                            std::to_string(wrong - expected));
+  }
+}
+
 // What is wrong with one row's offer; empty: nothing.
 std::string fault_of(const RowOffer& offer, std::int64_t vocabulary) {
   for (std::int32_t i = 0; i < offer.count; ++i) {
@@ -85,6 +98,10 @@ std::string fault_of(const RowOffer& offer, std::int64_t vocabulary) {
     if (offer.parents != nullptr && (offer.parents[i] < -1 || offer.parents[i] >= i)) {
       return "parents must be -1 or an index before their child's, got " +
              std::to_string(offer.parents[i]) + at;
+    }
+    if (offer.drawn && offer.parent(i) != i - 1) {
+      return "drawn tokens must be a chain, got the parent " + std::to_string(offer.parents[i]) +
+             at;
     }
     if (offer.confidences != nullptr &&
         !(offer.confidences[i] >= 0.0f && offer.confidences[i] <= 1.0f)) {
@@ -311,6 +328,7 @@ bool Engine::read_offers(Request& request, const ProposeOptions& options, std::i
     if (count == 0) continue;
     if (request.offers == nullptr) request.offers = std::make_unique<OfferState>();
     const auto kind = static_cast<std::size_t>(all.kind);
+    request.offers->kinds[kind].spent = all.time;
     RowOffer& offer = read.offers[static_cast<std::size_t>(read.size)];
     offer = {all.kind,
              &kinds_->model(all.kind),
@@ -318,7 +336,8 @@ bool Engine::read_offers(Request& request, const ProposeOptions& options, std::i
              static_cast<std::int32_t>(std::min(count, kMostOffered)),
              all.token_ids + first,
              all.parents == nullptr ? nullptr : all.parents + first,
-             all.confidences == nullptr ? nullptr : all.confidences + first};
+             all.confidences == nullptr ? nullptr : all.confidences + first,
+             all.drawn};
     const std::string fault = count > kMostOffered
                                   ? "there may be at most " + std::to_string(kMostOffered) +
                                         " tokens, got " + std::to_string(count)
@@ -337,10 +356,12 @@ bool Engine::read_offers(Request& request, const ProposeOptions& options, std::i
 }
 
 void Engine::wants(OfferKind kind, const RequestId* ids, std::int64_t rows,
-                   const ProposeOptions& options, double time, bool* wanted) {
+                   const ProposeOptions& options, double time, bool* wanted,
+                   const float* expected) {
   check_limits(options, rows);
   check_weights(options, rows);
   check_time(time);
+  check_expected(expected, rows);
   check_kind(kind);
   const StepCost cost = options.cost.value_or(StepCost::constant(config_.token_cost));
   const std::int64_t stride = most_drafted_;
@@ -349,7 +370,8 @@ void Engine::wants(OfferKind kind, const RequestId* ids, std::int64_t rows,
   const DraftBatch own = propose_batch(ids, rows, plain);
   OfferModel& model = kinds_->model(kind);
   double gain = 0.0;
-  double rate = 0.0;
+  double spent = 0.0;
+  double emitted = 0.0;  // without the offers
   std::int64_t longest = 0;
   double offered_longest = 0.0;
   double offered_drafted = 0.0;
@@ -368,14 +390,16 @@ void Engine::wants(OfferKind kind, const RequestId* ids, std::int64_t rows,
     request.offers->own = promised;
     const double weight =
         options.weights == nullptr ? 1.0 : static_cast<double>(options.weights[row]);
-    rate += weight * request.rate.value();
     const std::int32_t limit = limit_of(options, row);
-    const OfferState& state = *request.offers;
-    const StepPromises::Promise with =
-        model.steps().promise(promised, state.kinds[static_cast<std::size_t>(kind)].steps);
+    OfferState& state = *request.offers;
+    OfferState::OfKind& of_kind = state.kinds[static_cast<std::size_t>(kind)];
+    of_kind.promised = expected == nullptr ? promised : std::max(promised, expected[row]);
+    of_kind.time = time;
+    const StepPromises::Promise with = model.steps().promise(of_kind.promised, of_kind.steps);
     const StepPromises::Promise without =
         kinds_->plain_steps().promise(promised, state.plain_steps);
     const double more = static_cast<double>(with.accepted) - static_cast<double>(without.accepted);
+    emitted += weight * (1.0 + static_cast<double>(without.accepted));
     wanted[row] = limit > 0 && more > 0.0;
     const double most =
         wanted[row]
@@ -384,7 +408,10 @@ void Engine::wants(OfferKind kind, const RequestId* ids, std::int64_t rows,
             : drafted;
     offered_longest = std::max(offered_longest, most);
     offered_drafted += most;
-    if (wanted[row]) gain += weight * more;
+    if (!wanted[row]) continue;
+    gain += weight * more;
+    // The row whose offer takes longest.
+    spent = std::max(spent, static_cast<double>(with.spent));
   }
   if (rows == 0) return;
   const auto width = [&](double each, double sum) {
@@ -394,7 +421,11 @@ void Engine::wants(OfferKind kind, const RequestId* ids, std::int64_t rows,
   const double step = cost.relative(
       rows, width(static_cast<double>(longest), static_cast<double>(own.offsets.back())));
   const double offered_step = cost.relative(rows, width(offered_longest, offered_drafted));
-  const bool pays = gain > rate * (cost.part_of_step(rows, time) + offered_step - step);
+  // The price of time is the rate of this very step without offers, not that of all steps: a hard
+  // passage has to be passed, and its tokens cost what they take here.
+  const double rate = emitted / step;
+  const double more_time = spent * cost.part_of_step(rows, time) + offered_step - step;
+  const bool pays = gain > rate * more_time;
   if (!model.asks(pays)) {
     std::fill_n(wanted, rows, false);
   } else if (!pays) {
@@ -420,7 +451,8 @@ std::int32_t Engine::propose(RequestId id, const ProposeOptions& options,
       any ? guess_with(offers, *request, limit_of(options, 0), static_cast<float>(least))
           : guess(*request, limit_of(options, 0), static_cast<float>(least));
   // At a constant cost the guess ended where no more pays.
-  if (config_.calibrated() && !cost.is_constant()) {
+  const bool drawn = any && offers.drawn() < offers.size;
+  if (config_.calibrated() && !cost.is_constant() && !drawn) {
     keep_what_pays(cost, rate, false, request->draft.probabilities, 1, count, &count);
   }
   request->drafted = count;
@@ -454,6 +486,7 @@ DraftBatch Engine::propose_batch(const RequestId* ids, std::int64_t rows,
   }
   const double least = cost.least_of_batch(rows, rate, options.padded, stride);
   RowOffers offers;
+  std::vector<std::pair<std::size_t, std::int32_t>> drawn;  // rows, and what they draft
   for (std::int64_t row = 0; row < rows; ++row) {
     const std::optional<RequestTable::Locked> found = requests_->find(ids[row]);
     if (!found) continue;
@@ -464,6 +497,7 @@ DraftBatch Engine::propose_batch(const RequestId* ids, std::int64_t rows,
     counts[static_cast<std::size_t>(row)] = any ? guess_with(offers, request, limit, least_of_row)
                                                 : guess(request, limit, least_of_row);
     request.draft.copy_to(all.from(row * stride), request.guessed);
+    if (any && offers.drawn() < offers.size) drawn.emplace_back(row, request.guessed);
   }
   if (rows > 0 && config_.calibrated()) {
     std::vector<float> worth;
@@ -478,6 +512,7 @@ DraftBatch Engine::propose_batch(const RequestId* ids, std::int64_t rows,
     }
     keep_what_pays(cost, rate, options.padded, worth.empty() ? all.probabilities : worth.data(),
                    rows, stride, counts.data());
+    for (const auto& [row, count] : drawn) counts[row] = count;
   }
 
   std::vector<std::int32_t> offsets(static_cast<std::size_t>(rows) + 1);
@@ -550,12 +585,17 @@ void Engine::learn_offers(Request& request, const Token* emitted, std::int64_t c
   const auto verified = static_cast<float>(drafted);
   const float without =
       given == 0 ? accepted : static_cast<float>(request.drafter->accepted_without_offers());
-  kinds_->plain_steps().learn(own, without, verified, state.plain_steps);
-  for (std::size_t kind = 0; kind < state.kinds.size(); ++kind) {
-    if ((given >> kind & 1) == 0) continue;
-    kinds_->model(static_cast<OfferKind>(kind))
+  kinds_->plain_steps().learn(own, {without, verified, 0.0f}, state.plain_steps);
+  for (std::size_t k = 0; k < state.kinds.size(); ++k) {
+    OfferState::OfKind& kind = state.kinds[k];
+    const float promised = std::exchange(kind.promised, -1.0f);
+    const double time = std::exchange(kind.time, 0.0);
+    if ((given >> k & 1) == 0) continue;
+    const double part = time > 0.0 ? std::min(kind.spent / time, 16.0) : 1.0;
+    kinds_->model(static_cast<OfferKind>(k))
         .steps()
-        .learn(own, accepted, verified, state.kinds[kind].steps);
+        .learn(promised < 0.0f ? own : promised, {accepted, verified, static_cast<float>(part)},
+               kind.steps);
   }
 }
 

@@ -121,12 +121,13 @@ StepPromises::Promise StepPromises::promise(float own, const StepRecord& record)
            (kFirstCount + count);
   };
   return {shrunk(first, mean.accepted) * record.accepted / record.expected,
-          shrunk(first + unsure_, mean.drafted)};
+          shrunk(first + unsure_, mean.drafted),
+          shrunk(1.0f, mean.spent) * record.spent / record.expected};
 }
 
-void StepPromises::learn(float own, float accepted, float drafted, StepRecord& record) noexcept {
+void StepPromises::learn(float own, const Promise& came, StepRecord& record) noexcept {
   constexpr float kMemory = 200.0f;
-  const float expected = promise(own, {}).accepted;
+  const Promise expected = promise(own, {});
   Mean& mean = means_[class_of(own)];
   const float count = std::min(mean.count.load(std::memory_order_relaxed) + 1.0f, kMemory);
   mean.count.store(count, std::memory_order_relaxed);
@@ -134,13 +135,16 @@ void StepPromises::learn(float own, float accepted, float drafted, StepRecord& r
     const float known = value.load(std::memory_order_relaxed);
     value.store(known + (to - known) / count, std::memory_order_relaxed);
   };
-  move(mean.accepted, accepted);
-  move(mean.drafted, drafted);
+  move(mean.accepted, came.accepted);
+  move(mean.drafted, came.drafted);
+  move(mean.spent, came.spent);
   // The last ten steps count, and as much as two tokens of each that were what was expected.
   constexpr float kDecay = 0.9f;
   constexpr float kPrior = 2.0f * (1.0f - kDecay);
-  record.accepted = kDecay * record.accepted + kPrior + accepted;
-  record.expected = kDecay * record.expected + kPrior + expected;
+  record.accepted = kDecay * record.accepted + kPrior + came.accepted;
+  record.expected = kDecay * record.expected + kPrior + expected.accepted;
+  const float part = came.spent / std::max(expected.spent, 1e-3f);
+  record.spent = kDecay * record.spent + kPrior + part * expected.accepted;
 }
 
 bool OfferModel::asks(bool pays) noexcept {

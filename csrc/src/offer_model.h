@@ -16,10 +16,12 @@ struct OfferRecord {
   float right = 0.0f;
 };
 
-// The tokens that recent steps of a request had accepted, and what was expected of them.
+// The tokens that recent steps of a request had accepted, and what was expected of them; and the
+// time that they spent on offers, each step counted for as many tokens as were expected of it.
 struct StepRecord {
   float accepted = 2.0f;
   float expected = 2.0f;
+  float spent = 2.0f;
 };
 
 // The tokens that a step has accepted on average, by the tokens that the engine's own draft
@@ -31,6 +33,7 @@ class StepPromises {
   struct Promise {
     float accepted;
     float drafted;
+    float spent;  // the time of the offers, as a part of what it was said to be
   };
 
   // Before anything is learned a step has `least` tokens accepted, or what is promised if that is
@@ -40,7 +43,7 @@ class StepPromises {
   // Of a step of the request with this record, whose own draft promises `own` tokens.
   Promise promise(float own, const StepRecord& record) const noexcept;
   // Learns what became of such a step.
-  void learn(float own, float accepted, float drafted, StepRecord& record) noexcept;
+  void learn(float own, const Promise& came, StepRecord& record) noexcept;
 
  private:
   static constexpr std::size_t kClasses = 10;
@@ -48,6 +51,7 @@ class StepPromises {
     std::atomic<float> count{0.0f};
     std::atomic<float> accepted{0.0f};
     std::atomic<float> drafted{0.0f};
+    std::atomic<float> spent{0.0f};
   };
 
   static std::size_t class_of(float own) noexcept;

@@ -41,6 +41,11 @@ struct OfferState {
   struct OfKind {
     OfferRecord offers;
     StepRecord steps;
+    // Of the last step: the tokens that the engine's own draft or the drafter promised, less than 0
+    // if nobody asked; the time that the offer was to take, and what it took.
+    float promised = -1.0f;
+    double time = 0.0;
+    double spent = 0.0;
   };
   std::array<OfKind, static_cast<std::size_t>(kMostOfferKinds)> kinds;
   StepRecord plain_steps;

@@ -398,7 +398,7 @@ class Engine:
         """
         The counts of a running request. Raises UnknownRequestError.
         """
-    def wants(self, kind: str, requests: numpy.typing.ArrayLike, *, time: typing.SupportsFloat | typing.SupportsIndex = 0.0, limits: numpy.typing.ArrayLike | None = None, token_cost: typing.SupportsFloat | typing.SupportsIndex | None = None, cost: typing.Annotated[numpy.typing.ArrayLike, numpy.float64] | None = None, padded: bool = False, weights: typing.Annotated[numpy.typing.ArrayLike, numpy.float64] | None = None) -> numpy.typing.NDArray[numpy.bool]:
+    def wants(self, kind: str, requests: numpy.typing.ArrayLike, *, time: typing.SupportsFloat | typing.SupportsIndex = 0.0, limits: numpy.typing.ArrayLike | None = None, token_cost: typing.SupportsFloat | typing.SupportsIndex | None = None, cost: typing.Annotated[numpy.typing.ArrayLike, numpy.float64] | None = None, padded: bool = False, weights: typing.Annotated[numpy.typing.ArrayLike, numpy.float64] | None = None, expected: typing.Annotated[numpy.typing.ArrayLike, numpy.float64] | None = None) -> numpy.typing.NDArray[numpy.bool]:
         """
         Whether it pays to make an offer for the next step, for each request; bool (requests,).
         
@@ -410,6 +410,8 @@ class Engine:
         kind: of the offers, as in `Offers`.
         time: what making them takes, for all rows together, as in `Offers`.
         limits, token_cost, cost, padded, weights: as in `propose_batch`.
+        expected: for each request how many tokens the drafter expects to be accepted of its offer; they
+            need not be calibrated. By default it does not say.
         
         O(requests * lookahead). Releases the GIL. Raises InvalidValueError.
         """

@@ -31,6 +31,10 @@ class Offers:
             to 1, such as its probability. They need not be calibrated. By default it does not say.
         time: What making the offers took, for all rows together: in the unit of the cost curve, or
             with a constant token cost as a fraction of a step without drafts.
+        drawn: Whether each token was drawn at random from the drafter's distribution, to be
+            verified against it by `verify_rejection`. A row with such an offer, a chain, drafts
+            just that: to choose among drawn tokens, or to cut them by what they are, would bias the
+            output. So ask `wants` first.
     """
 
     kind: str
@@ -39,6 +43,7 @@ class Offers:
     parents: ArrayLike | None = None
     confidences: ArrayLike | None = None
     time: float = 0.0
+    drawn: bool = False
 
     def __post_init__(self) -> None:
         if self.offsets is None:
@@ -53,6 +58,7 @@ class Offers:
         parents: Sequence[Sequence[int]] | None = None,
         confidences: Sequence[Sequence[float]] | None = None,
         time: float = 0.0,
+        drawn: bool = False,
     ) -> Offers:
         """The same from a list for each row."""
         return cls(
@@ -62,4 +68,5 @@ class Offers:
             None if parents is None else [parent for row in parents for parent in row],
             None if confidences is None else [each for row in confidences for each in row],
             time,
+            drawn,
         )

@@ -30,6 +30,7 @@ steps = st.lists(
     st.tuples(
         st.lists(offered, min_size=2, max_size=2),
         st.booleans(),
+        st.booleans(),
         st.integers(0, 20),
         st.lists(st.integers(0, 5), max_size=3),
     ),
@@ -57,7 +58,7 @@ def tree_of(nodes: list[tuple[int, int, float]]) -> tuple[list[int], list[int], 
     prompt=[],
     prediction=[],
     document=[],
-    steps=[([[], [(0, 0, float(np.float32(0.7)))]], True, 0, [])],
+    steps=[([[], [(0, 0, float(np.float32(0.7)))]], True, False, 0, [])],
     lookahead=1,
     tree_budget=None,
     token_cost=0.0,
@@ -66,7 +67,7 @@ def test_drafts_are_the_oracles(
     prompt: list[int],
     prediction: list[int],
     document: list[int],
-    steps: list[tuple[list[list[tuple[int, int, float]]], bool, int, list[int]]],
+    steps: list[tuple[list[list[tuple[int, int, float]]], bool, bool, int, list[int]]],
     lookahead: int,
     tree_budget: int | None,
     token_cost: float,
@@ -90,18 +91,25 @@ def test_drafts_are_the_oracles(
         engine.propose(request, offers=Offers(kind, [0]))  # so that they are numbered in order
     rate = EmissionRate()
     most = tree_budget or lookahead
-    for trees, told, follow, more in steps:
+    for trees, told, drawn, follow, more in steps:
         offers, known = [], []
         for k, nodes in enumerate(trees):
-            tokens, parents, sure = tree_of(nodes)
+            # The second kind's tokens may be drawn, and then are a chain.
+            of_chain = drawn and k == 1
+            tokens, parents, sure = tree_of([(t, 0 if of_chain else b, s) for t, b, s in nodes])
             confidences = sure if told else None
-            offers.append(Offers(KINDS[k], tokens, None, parents, confidences))
+            offers.append(Offers(KINDS[k], tokens, None, parents, confidences, drawn=of_chain))
             if tokens:
                 source = Source.OFFER + k
                 known.append(Offer(tokens, parents, confidences, models[k], source, records[k]))
         draft = engine.propose(request, offers=offers)
         drafter.offers = known
-        drafter.follow(draft, most, least=token_cost * rate.price)
+        drafter.follow(
+            draft,
+            most,
+            least=token_cost * rate.price,
+            drawn=known[-1].token_ids if drawn and trees[1] else None,
+        )
         emitted = drafter.path_to(follow % (len(draft) + 1) - 1) + more
         engine.observe(request, emitted)
         drafter.observe(emitted)
@@ -109,6 +117,28 @@ def test_drafts_are_the_oracles(
             rate.add(min(len(emitted), most + 1), 1 + token_cost * len(draft))
     for name, weights in engine.calibration().weights.items():
         assert weights == pytest.approx(drafter.acceptance.weights[name], abs=1e-4)
+
+
+@pytest.mark.parametrize("cost", [None, np.arange(1.0, 60.0)])
+@pytest.mark.parametrize("tree_budget", [None, 12])
+def test_drawn_tokens_are_drafted_as_they_are(tree_budget: int | None, cost: Any) -> None:
+    """However little they promise, beside rows that draft what pays."""
+    engine = Engine(DraftConfig(lookahead=4, tree_budget=tree_budget, token_cost=0.9))
+    text = [*range(10), *range(6)]
+    requests = [engine.add_request(text) for _ in range(3)]
+    drawn = [[6, 50, 51], [], [60] * 9]
+    sure = [[0.0] * len(row) for row in drawn]
+    offers = Offers.of_rows("small", drawn, confidences=sure, drawn=True)
+    for padded in (False, True):
+        drafts = engine.propose_batch(requests, offers=offers, cost=cost, padded=padded)
+        own = drafts.tolist()[1]
+        assert own == text[6 : 6 + len(own)]
+        assert drafts.tolist() == [[6, 50, 51], own, [60] * 4]
+        assert drafts.parents.tolist()[:3] == [-1, 0, 1]
+        cut = engine.propose_batch(requests, offers=offers, cost=cost, limits=[2, 0, 1])
+        assert cut.tolist() == [[6, 50], [], [60]]
+    alone = Offers("small", [50, 51], confidences=[0.0, 0.0], drawn=True)
+    assert engine.propose(requests[0], offers=alone, cost=cost).tolist() == [50, 51]
 
 
 def test_an_offer_fills_what_the_engine_does_not_know() -> None:
@@ -195,6 +225,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"token_ids": [3], "confidences": [float("nan")]}, "confidences must be from 0 to 1, got nan"),
     ({"token_ids": [3], "confidences": [1.5]}, "confidences must be from 0 to 1, got 1.5"),
     ({"token_ids": [3] * 1025}, "at most 1024 tokens, got 1025"),
+    (
+        {"token_ids": [3, 4], "parents": [-1, -1], "drawn": True},
+        "drawn tokens must be a chain, got the parent -1 at index 1",
+    ),
 ]
 
 
@@ -214,6 +248,7 @@ def test_a_wrong_offer_is_refused_or_left_out_of_a_batch(
         "offsets": [0, 1, 1 + size],
         "parents": [-1, *fields.get("parents", range(-1, size - 1))],
         "confidences": [0.9, *fields.get("confidences", [0.9] * size)],
+        "drawn": fields.get("drawn", False),
     }
     drafts = engine.propose_batch([good, bad], offers=Offers("eagle", **batch))
     assert drafts.tolist() == [[7], plain]
@@ -302,6 +337,27 @@ def test_a_drafter_is_asked_where_it_pays() -> None:
     assert asks(right=0.8, time=5.0) < 0.1
 
 
+def test_what_a_drafter_expects_and_the_time_that_it_takes_are_corrected() -> None:
+    """It is asked in the steps of which it says that they pay, though it promises too much, and
+    though its drafts take a quarter of the time that they are said to take."""
+    engine = Engine(DraftConfig(token_cost=0.01))
+    request = engine.add_request([1, 2, 3])
+    random = np.random.default_rng(3)
+    asked: dict[bool, list[bool]] = {True: [], False: []}
+    for step in range(600):
+        easy = bool(random.random() < 0.5)
+        target = random.integers(0, 10_000, 5).tolist()
+        [wanted] = engine.wants("small", [request], time=4.0, expected=[6.0 if easy else 2.0])
+        if step >= 300:
+            asked[easy].append(bool(wanted))
+        says = target[:4] if easy else [0] * 4
+        offers = Offers("small", says, [0, 4], time=1.0, drawn=True) if wanted else None
+        draft = engine.propose_batch([request], offers=offers).tolist()[0]
+        engine.observe(request, target if easy and len(draft) == 4 else target[:1])
+    assert np.mean(asked[True]) > 0.9
+    assert np.mean(asked[False]) < 0.2
+
+
 def test_wants_refuses_wrong_values() -> None:
     engine = Engine()
     request = engine.add_request([1])
@@ -309,6 +365,11 @@ def test_wants_refuses_wrong_values() -> None:
         engine.wants("eagle", [request], time=-1.0)
     with pytest.raises(InvalidValueError, match="limits must be 0 or greater, got -3"):
         engine.wants("eagle", [request], limits=[-3])
+    for wrong in (-1.0, 1025.0, float("nan")):
+        with pytest.raises(InvalidValueError, match="expected must be from 0 to 1024 tokens"):
+            engine.wants("eagle", [request], expected=[wrong])
+    with pytest.raises(InvalidValueError, match="expected must have one entry for each of the 1"):
+        engine.wants("eagle", [request], expected=[1.0, 1.0])
     assert engine.wants("eagle", [request], limits=[0]).tolist() == [False]
     assert engine.wants("eagle", []).tolist() == []
 

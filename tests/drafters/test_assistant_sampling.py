@@ -20,6 +20,7 @@ from transformers import (
 from assistants import bent, shortened
 from fastdraft import DraftConfig, DraftStats, hf
 from fastdraft.drafters import AssistantModel, Staged
+from fastdraft.hf.draft_models.engine import EngineRequests
 from hf_models import VOCABULARY, TreeBatch, repetitive_batch
 
 LENGTH, COPIES = 8, 1500
@@ -122,6 +123,23 @@ def _drafters(model: Any, small: Any) -> dict[str, Any]:
     }
 
 
+def _let_everything_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every other draft is the model's and every other one the engine's, whatever they cost."""
+    propose = EngineRequests.propose
+
+    def wants(_: EngineRequests, __: str, requests: Any, **___: Any) -> list[bool]:
+        coins = np.random.default_rng(len(steps)).random(len(requests)) < 0.5
+        steps.append(coins.mean())
+        return coins.tolist()
+
+    def costless(self: EngineRequests, requests: Any, **options: Any) -> Any:
+        return propose(self, requests, **{**options, "cost": None, "token_cost": 0.0})
+
+    steps: list[float] = []
+    monkeypatch.setattr(EngineRequests, "wants", wants)
+    monkeypatch.setattr(EngineRequests, "propose", costless)
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -137,7 +155,11 @@ def _drafters(model: Any, small: Any) -> dict[str, Any]:
         "staged on lookups",
     ],
 )
-def test_no_way_of_drafting_bends_the_distribution(model: Any, small: Any, name: str) -> None:
+def test_no_way_of_drafting_bends_the_distribution(
+    model: Any, small: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name.startswith("with"):
+        _let_everything_pay(monkeypatch)
     prediction = model.generate(
         repetitive_batch(1)["input_ids"],
         do_sample=False,

@@ -105,9 +105,7 @@ def test_the_heuristic_schedule_counts_for_each_request() -> None:
     assert schedule.numbers([2], time) == [5]
 
 
-def test_draft_time_counts_wider_forwards_from_the_width_that_there_is() -> None:
+def test_draft_time_counts_wider_forwards() -> None:
     step = np.array([1.0, 1.5, 1.5, 2.0, 3.0])
     assert DraftTime(step=step, draft=0.25).more(0, 3).tolist() == [0.75, 1.0, 1.75]
     assert DraftTime(step=step, draft=0.25).more(2, 2).tolist() == [0.75, 2.0]
-    wide = DraftTime(step=step, draft=0.25, width=4)
-    assert wide.more(0, 4).tolist() == [0.25, 0.5, 0.75, 2.0]

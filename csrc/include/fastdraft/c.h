@@ -203,8 +203,10 @@ typedef struct fastdraft_offers {
   const int64_t* offsets;   /* one more than rows */
   const int32_t* parents;   /* as in fastdraft_draft; NULL: chains */
   const float* confidences; /* how sure the drafter is of each token, 0 to 1; NULL: unknown */
-  double time; /* what making them took, in the unit of `cost`; with a constant token cost as a
-                  fraction of a step without drafts */
+  double time;   /* what making them took, in the unit of `cost`; with a constant token cost as a
+                    fraction of a step without drafts */
+  int32_t drawn; /* 1: each token was drawn at random from the drafter's distribution, to be
+                    verified against that. A row with such an offer, a chain, drafts just that. */
 } fastdraft_offers;
 
 /* The number of a kind of offers, by its name of 1 to 64 bytes. An engine takes 16 kinds, and only

@@ -111,10 +111,13 @@ class FASTDRAFT_EXPORT Engine {
   // without them, are worth the time that making and verifying them takes. Now and then the answer
   // is yes to learn whether it still holds. Call it once a step, before propose_batch.
   //
+  // `expected`: for each row, how many tokens the drafter expects to be accepted of its offer, 0 to
+  // kMostOffered; they need not be calibrated. Null: it does not say.
+  //
   // The last draft of each request is forgotten. An unknown request gets no. Throws
   // InvalidValueError. O(rows * lookahead).
   void wants(OfferKind kind, const RequestId* ids, std::int64_t rows, const ProposeOptions& options,
-             double time, bool* wanted);
+             double time, bool* wanted, const float* expected = nullptr);
 
   // Takes the tokens that the target emitted in a step: compares them with the
   // last draft, learns, and appends them. O(1) amortised a token. Throws

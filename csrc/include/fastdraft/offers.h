@@ -38,6 +38,10 @@ struct Offers {
   // What it took to make them, for all rows together: in the unit of the cost curve, or, at a
   // constant token cost, as a part of a step without drafts.
   double time = 0.0;
+  // Whether the drafter drew each token at random from its distribution, to be verified against
+  // that. Then a row with such an offer, a chain, drafts just that: to choose among drawn tokens
+  // would bias the output.
+  bool drawn = false;
 };
 
 }  // namespace fastdraft

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from fastdraft import DraftConfig, Engine
-from fastdraft.drafters.estimator import AcceptanceEstimator
 from fastdraft.drafters.schedule import SCHEDULES, Schedule
 from fastdraft.errors import InvalidValueError
 
@@ -42,14 +41,13 @@ class AssistantModel:
             model's largest probability is below it.
         tokenizer: The model's tokenizer. Compared with the target's where `hf.generate` is given
             that one as `tokenizer`; needed where the vocabularies differ in size.
-        lookup: An engine that drafts beside the model, or the configuration of a new one: its draft
-            is taken where it promises more than the model's. None for the model alone, which cannot
-            use a prediction.
+        lookup: An engine beside the model, or the configuration of a new one: it decides when the
+            model drafts, and drafts from both. It has to be of the default drafter. None for the
+            model alone, which cannot use a prediction.
 
     Attributes:
         schedule: Decides how many tokens the model drafts, and keeps what that has learned.
         lookup: The engine, or None.
-        lookup_estimator: Estimates the acceptance of the engine's tokens from its probabilities.
         model, confidence_threshold, tokenizer: As passed.
 
     Raises:
@@ -92,8 +90,12 @@ class AssistantModel:
         self.confidence_threshold = float(threshold)
         self.tokenizer = tokenizer
         self.lookup = Engine(lookup) if isinstance(lookup, DraftConfig) else lookup
-        # The engine's probabilities have been calibrated on recordings.
-        self.lookup_estimator = AcceptanceEstimator(lambda probability: probability)
+        if self.lookup is not None:
+            config = self.lookup.config
+            if (config.max_ngram, config.ngram_order, config.recovery) != (None, None, None):
+                raise InvalidValueError(
+                    f"lookup must be of the default drafter, which takes offers, got {config!r}"
+                )
 
 
 class Staged:

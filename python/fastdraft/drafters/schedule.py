@@ -39,23 +39,21 @@ class DraftTime:
     Attributes:
         step: float64 (widths,), seconds of a target step by the tokens a row in its forward.
         draft: Seconds of one more draft token, in all rows together.
-        width: The least width of the target's forward: another row's draft needs it.
         running: The rows in the target's forward, drafted for by this model or not.
     """
 
     step: NDArray[np.float64]
     draft: float
-    width: int = 1
     running: int = 1
 
     def target(self, drafted: int) -> float:
         """Seconds of the target's step with so many draft tokens."""
-        return float(self.step[min(max(drafted + 1, self.width), len(self.step)) - 1])
+        return float(self.step[min(drafted, len(self.step) - 1)])
 
     def more(self, drafted: int, further: int) -> NDArray[np.float64]:
         """Seconds that 1 .. `further` draft tokens behind `drafted` ones take. float64."""
         counts = np.arange(1, further + 1)
-        widths = np.maximum(drafted + 1 + counts, self.width).clip(max=len(self.step))
+        widths = (drafted + 1 + counts).clip(max=len(self.step))
         seconds: NDArray[np.float64] = (
             counts * self.draft + self.step[widths - 1] - self.target(drafted)
         )
@@ -94,9 +92,31 @@ class Schedule:
         self.estimator = AcceptanceEstimator(lambda confidence: 0.2 + 0.75 * confidence)
         self._clocks: dict[int, _Clock] = {}
 
-    def numbers(self, requests: Sequence[Hashable], time: DraftTime) -> list[int]:
-        """The most tokens to draft in this step for each of `requests`, 0 for none."""
+    def numbers(
+        self, requests: Sequence[Hashable], time: DraftTime, *, found_to_pay: bool = False
+    ) -> list[int]:
+        """The most tokens to draft in this step for each of `requests`, 0 for none.
+
+        `found_to_pay`: whether it is known already that drafting pays; the schedule decides
+        otherwise.
+        """
         return [self.num_tokens] * len(requests)
+
+    def expected(
+        self, requests: Sequence[Hashable], time: DraftTime
+    ) -> tuple[int, NDArray[np.float64]]:
+        """What drafting for `requests` may come to: the tokens of the longest draft, and the
+        accepted ones of each, float64 (requests,)."""
+        numbers = self.numbers(requests, time)
+        gains = [
+            self.estimator.gains(request, self.estimator.begin(request), number)[-1]
+            for request, number in zip(requests, numbers, strict=True)
+        ]
+        return max(numbers), np.array(gains)
+
+    def pass_by(self, request: Hashable) -> None:
+        """Passes a step of the request without a draft of the model."""
+        self.estimator.pass_by(request)
 
     def goes_on(
         self,
@@ -105,6 +125,7 @@ class Schedule:
         time: DraftTime,
         *,
         most: int,
+        behind: float = 0.0,
     ) -> bool:
         """Whether to draft another token behind `drafted` ones.
 
@@ -113,12 +134,9 @@ class Schedule:
             drafted: How long the longest draft is, at least 1.
             time: How long drafting takes.
             most: How many more may follow, at least 1.
+            behind: The tokens that the engine promises behind these drafts, without more of them.
         """
         return True
-
-    def rate(self, requests: Sequence[Hashable], time: DraftTime) -> float:
-        """Tokens a second that a row grows by where the model drafts for `requests`."""
-        return float(self._rates(requests, time)[-1])
 
     def observe(
         self, request: Hashable, confidences: Sequence[float], accepted: int, drafted: int
@@ -146,20 +164,6 @@ class Schedule:
         """Drops what is known of a request that has ended."""
         self.estimator.forget(request)
 
-    def _rates(self, requests: Sequence[Hashable], time: DraftTime) -> NDArray[np.float64]:
-        """Tokens a second that a row grows by with 1 .. `num_tokens` draft tokens."""
-        begun = [(request, self.estimator.begin(request)) for request in requests]
-        grown = 1 + self._gains(begun, self.num_tokens) / time.running
-        rates: NDArray[np.float64] = grown / (time.target(0) + time.more(0, self.num_tokens))
-        return rates
-
-    def _gains(self, beliefs: Sequence[tuple[Hashable, Belief]], most: int) -> NDArray[np.float64]:
-        """The tokens that 1 .. `most` more draft tokens in each of these drafts add together."""
-        gains = np.zeros(most)
-        for request, belief in beliefs:
-            gains += self.estimator.gains(request, belief, most)
-        return gains
-
 
 class Heuristic(Schedule):
     """Assisted generation's: two tokens more where all were accepted, else one less, at least 1.
@@ -172,7 +176,9 @@ class Heuristic(Schedule):
         super().__init__(num_tokens)
         self._of_request: dict[Hashable, int] = {}
 
-    def numbers(self, requests: Sequence[Hashable], time: DraftTime) -> list[int]:
+    def numbers(
+        self, requests: Sequence[Hashable], time: DraftTime, *, found_to_pay: bool = False
+    ) -> list[int]:
         return [self._of_request.get(request, self.num_tokens) for request in requests]
 
     def observe(
@@ -198,20 +204,32 @@ class Adaptive(Schedule):
         self._idle = 0
         self._next_trial = _FIRST_TRIAL
 
-    def numbers(self, requests: Sequence[Hashable], time: DraftTime) -> list[int]:
+    def numbers(
+        self, requests: Sequence[Hashable], time: DraftTime, *, found_to_pay: bool = False
+    ) -> list[int]:
         number = self.num_tokens
         plain = 1 / time.target(0)
-        self._rate = self.rate(requests, time)
-        if self._rate > plain:
+        self._rate = max(float(self._rates(requests, time).max()), plain)
+        if found_to_pay or self._rate > plain:
             self._idle, self._next_trial = 0, _FIRST_TRIAL
             return [number] * len(requests)
         for request in requests:
-            self.estimator.pass_by(request)
+            self.pass_by(request)
         self._idle += 1
         if self._idle < self._next_trial:
             return [0] * len(requests)
         self._idle, self._next_trial = 0, min(2 * self._next_trial, _LAST_TRIAL)
         return [min(_TRIAL_TOKENS, number)] * len(requests)
+
+    def expected(
+        self, requests: Sequence[Hashable], time: DraftTime
+    ) -> tuple[int, NDArray[np.float64]]:
+        number = 1 + int(self._rates(requests, time).argmax())
+        gains = [
+            self.estimator.gains(request, self.estimator.begin(request), number)[-1]
+            for request in requests
+        ]
+        return number, np.array(gains)
 
     def goes_on(
         self,
@@ -220,13 +238,24 @@ class Adaptive(Schedule):
         time: DraftTime,
         *,
         most: int,
+        behind: float = 0.0,
     ) -> bool:
-        gains = self._gains(beliefs, most) / time.running
+        gains = (self._gains(beliefs, most) - behind) / time.running
         return bool((gains > self._rate * time.more(drafted, most)).any())
 
-    def rate(self, requests: Sequence[Hashable], time: DraftTime) -> float:
-        best = float(self._rates(requests, time).max())
-        return max(best, 1 / time.target(0))
+    def _rates(self, requests: Sequence[Hashable], time: DraftTime) -> NDArray[np.float64]:
+        """Tokens a second that a row grows by with 1 .. `num_tokens` draft tokens."""
+        begun = [(request, self.estimator.begin(request)) for request in requests]
+        grown = 1 + self._gains(begun, self.num_tokens) / time.running
+        rates: NDArray[np.float64] = grown / (time.target(0) + time.more(0, self.num_tokens))
+        return rates
+
+    def _gains(self, beliefs: Sequence[tuple[Hashable, Belief]], most: int) -> NDArray[np.float64]:
+        """The tokens that 1 .. `most` more draft tokens in each of these drafts add together."""
+        gains = np.zeros(most)
+        for request, belief in beliefs:
+            gains += self.estimator.gains(request, belief, most)
+        return gains
 
 
 def _size(rows: int) -> int:

@@ -21,48 +21,34 @@ __all__ = ["FlatDrafts", "RowDraft"]
 
 @dataclass
 class RowDraft:
-    """The draft of one row: a chain, or a tree where the engine drafted it.
+    """What a draft model drafted for one row: a chain.
 
     Attributes:
         token_ids: The draft tokens.
-        parents: The index of each one's parent, -1 for the text's last token.
-        probabilities: That each token and all that lead to it are accepted.
-        confidences: How sure the drafter was of each token where its parent is accepted: for a
-            model its largest probability.
-        predicted: The indices of tokens that come from the prediction.
-        logits: Where a model sampled, the logits whose softmax each token was drawn from.
-        belief: What a model's schedule knows of the draft.
+        probabilities: That each token and all before it are accepted.
+        confidences: The model's largest probability at each token's place.
+        logits: Where the model sampled, the logits whose softmax each token was drawn from.
+        belief: What the model's schedule knows of the draft.
     """
 
     token_ids: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
     probabilities: list[float] = field(default_factory=list)
     confidences: list[float] = field(default_factory=list)
-    predicted: frozenset[int] = frozenset()
     logits: list[torch.Tensor] = field(default_factory=list)
     belief: Belief | None = None
 
-    def judged(self, emitted: Sequence[int]) -> tuple[list[int], list[int]]:
-        """The indices of the accepted tokens, and of all that verification judged."""
-        accepted: list[int] = []
-        last = -1
-        for index, (token, parent) in enumerate(zip(self.token_ids, self.parents, strict=True)):
-            if len(accepted) == len(emitted):
-                break
-            if parent == last and token == emitted[len(accepted)]:
-                accepted.append(index)
-                last = index
-        if len(accepted) == len(emitted):
-            return accepted, accepted
-        return accepted, accepted + [i for i, parent in enumerate(self.parents) if parent == last]
+    def accepted(self, emitted: Sequence[int]) -> int:
+        """How many of the draft tokens were emitted."""
+        pairs = zip(self.token_ids, emitted, strict=False)
+        count = min(len(self.token_ids), len(emitted))
+        return next((at for at, (own, token) in enumerate(pairs) if own != token), count)
 
     def cut(self, known: int) -> None:
-        """Drops the first token from `known` on and all behind it. For chains."""
+        """Drops the first token from `known` on and all behind it."""
         end = next((at for at, token in enumerate(self.token_ids) if token >= known), None)
         if end is not None:
-            for column in (self.token_ids, self.parents, self.probabilities, self.confidences):
+            for column in (self.token_ids, self.probabilities, self.confidences, self.logits):
                 del column[end:]
-            del self.logits[end:]
 
 
 @dataclass(frozen=True)
@@ -90,7 +76,7 @@ class FlatDrafts:
 
         return cls(
             flat("token_ids", np.int32),
-            flat("parents", np.int32),
+            np.array([at - 1 for draft in drafts for at in range(len(draft.token_ids))], np.int32),
             flat("probabilities", np.float32),
             np.cumsum([0, *(len(draft.token_ids) for draft in drafts)], dtype=np.int32),
             {row: torch.stack(draft.logits) for row, draft in enumerate(drafts) if draft.logits},

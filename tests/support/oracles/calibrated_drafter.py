@@ -82,10 +82,12 @@ class CalibratedDrafter:
         *,
         least: float = 0.0,
         row: slice = slice(None),
+        drawn: Sequence[int] | None = None,
     ) -> None:
         """Asserts that `draft` is what to draft: `limit` tokens at most, none below `least`.
 
-        Of a batch, that its tokens of `row` are.
+        Of a batch, that its tokens of `row` are. If there are `drawn` tokens, that it is the chain
+        of these.
         """
         self.begin(limit)
         columns = (draft.token_ids, draft.parents, draft.probabilities, draft.sources)
@@ -94,10 +96,16 @@ class CalibratedDrafter:
             waiting = self.waiting()
             chosen = waiting[parent, token]
             best = max(candidate.path for candidate in waiting.values())
-            assert chosen.path >= max(best, least) - self.TIE, (chosen, best, least)
+            if drawn is None:
+                assert chosen.path >= max(best, least) - self.TIE, (chosen, best, least)
             assert abs(chosen.path - probability) < self.TIE, (chosen, probability)
             assert chosen.source == source, (chosen, source)
             self.append(parent, token)
+        if drawn is not None:
+            chain = list(drawn)[: min(limit, self.lookahead)]
+            assert draft.token_ids[row].tolist() == chain
+            assert draft.parents[row].tolist() == list(range(-1, len(chain) - 1))
+            return
         waiting = self.waiting()
         assert not waiting or least > 0, waiting
         for candidate in waiting.values():

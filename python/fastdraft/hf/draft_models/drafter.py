@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from typing import Any, Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fastdraft import DraftStats
+from fastdraft import DraftBatch, DraftStats, Offers
 from fastdraft.drafters import AssistantModel, Staged
-from fastdraft.drafters.estimator import Belief
-from fastdraft.drafters.schedule import DraftTime
 from fastdraft.hf.draft_models.engine import EngineRequests, EngineStage
 from fastdraft.hf.draft_models.stage import Scoring, Stage
 from fastdraft.hf.drafts import FlatDrafts, RowDraft
@@ -22,12 +23,15 @@ from fastdraft.stats import AssistantStats
 
 __all__ = ["ModelDrafter"]
 
+_KIND: Final = "assistant"
+
 
 class ModelDrafter:
     """Drafts for the rows of one generation, with draft models and with the engine.
 
-    A `Drafter`. In each step the engine drafts for a row where its draft promises more than the
-    model's, which takes time of its own, and else the model does. A model that fails is left out of
+    A `Drafter`. In each step the engine says for which rows the model's draft pays, and gets it as
+    an offer. Greedily the engine drafts from both. When sampling, such a row drafts just what the
+    model drew: choosing among drawn tokens would bias the output. A model that fails is left out of
     the rest of the generation.
 
     Args:
@@ -60,14 +64,13 @@ class ModelDrafter:
         lookup = models[-1].lookup
         self.scoring: Scoring | None = None
         self.weighs_cost = models[-1].schedule.weighs_cost or lookup is not None
+        self._samples = seeds is not None
         self._lookup = None if lookup is None else EngineRequests(lookup)
-        self._lookup_estimator = models[-1].lookup_estimator
         self._engine_stage = None if staged.engine is None else EngineStage(staged.engine)
         self._engines = [each for each in (self._lookup, self._engine_stage) if each is not None]
         self._texts: list[list[int]] = []
-        self._stats: list[DraftStats] = []
-        self._found: dict[int, RowDraft] = {}  # the engine's drafts of this step
-        self._drafts: dict[int, RowDraft] = {}  # those that are verified
+        self._stats: list[DraftStats] = []  # without an engine beside the models
+        self._drafts: dict[int, RowDraft] = {}  # the model's, of this step
 
         # Their parameters, and in the end the target's.
         self._sizes = [_parameters(each) for each in (*(each.model for each in models), target)]
@@ -112,34 +115,93 @@ class ModelDrafter:
         """As `Drafter.propose_batch`. Needs limits and a cost, whose whole widths it reads."""
         assert cost is not None and limits is not None
         step = cost[len(requests) - 1 :: len(requests)]
-        self._found = dict.fromkeys(requests, RowDraft())
-        if self._lookup is not None:
-            self._found = self._lookup.drafts(requests, limits=limits, cost=cost, padded=padded)
-        self._drafts = dict(self._found)
-        self._draft(dict(zip(requests, limits.tolist(), strict=True)), step)
-        return FlatDrafts.of_rows([self._drafts[request] for request in requests])
-
-    def _draft(self, limits: dict[int, int], step: NDArray[np.float64]) -> None:
-        """Lets the model draft where that promises more than what the engine found."""
-        stage = self._stage
-        if stage is None:
-            return
-        time = stage.time(step)
+        most = dict(zip(requests, limits.tolist(), strict=True))
+        engine, stage = self._lookup, self._stage
+        if engine is None:
+            self._draft(most, step, len(requests))
+            return FlatDrafts.of_rows([self._drafts.get(each, RowDraft()) for each in requests])
+        options: dict[str, Any] = {"limits": limits, "cost": cost, "padded": padded}
         asked: dict[int, int] = {}
-        width = 1
-        for request, limit in limits.items():
-            found = self._found[request]
-            if found.token_ids and self._rate(request, found, time) >= stage.rate(request, time):
-                width = max(width, 1 + len(found.token_ids))
-            elif limit > 0:
-                asked[request] = limit
+        if stage is not None:
+            seconds, expected = stage.expected(requests, step)
+            wanted = engine.wants(_KIND, requests, time=seconds, expected=expected, **options)
+            for request, yes in zip(requests, wanted, strict=True):
+                if yes:
+                    asked[request] = min(most[request], engine.longest)
+                else:
+                    stage.pass_by(request)
+        merges = not self._samples and not engine.drafts_trees
+        behind = partial(self._promised_behind, requests, options) if merges else None
+        seconds = self._draft(asked, step, len(requests), found_to_pay=True, behind=behind)
+        batch = self._propose(requests, self._drafts, seconds, options)
+        logits = {
+            row: torch.stack(self._drafts[request].logits)
+            for row, request in enumerate(requests)
+            if self._samples and request in self._drafts
+        }
+        return replace(FlatDrafts.of_batch(batch), draft_logits=logits)
+
+    def _propose(
+        self,
+        requests: Sequence[int],
+        found: dict[int, RowDraft],
+        seconds: float,
+        options: dict[str, Any],
+    ) -> DraftBatch:
+        """The engine's drafts, where the model found these and took so many seconds."""
+        assert self._lookup is not None
+        drafts = [found.get(request, RowDraft()) for request in requests]
+        offers = Offers.of_rows(
+            _KIND,
+            [draft.token_ids for draft in drafts],
+            confidences=[draft.confidences for draft in drafts],
+            time=seconds,
+            drawn=self._samples,
+        )
+        return self._lookup.propose(requests, offers=offers, **options)
+
+    def _promised_behind(
+        self, requests: Sequence[int], options: dict[str, Any], found: dict[int, RowDraft]
+    ) -> dict[int, float]:
+        """How many tokens the engine promises behind the model's drafts so far. For chains.
+
+        A draft is left out where the engine prefers another token to one of the model's.
+        """
+        batch = self._propose(requests, found, 0.0, options)
+        probabilities = batch.probabilities.tolist()
+        promised = {}
+        for request, tokens, (start, end) in zip(
+            requests, batch.tolist(), pairwise(batch.offsets.tolist()), strict=True
+        ):
+            own = found[request].token_ids if request in found else []
+            if own and tokens[: len(own)] == own[: len(tokens)]:
+                promised[request] = sum(probabilities[start + len(own) : end])
+        return promised
+
+    def _draft(
+        self,
+        limits: dict[int, int],
+        step: NDArray[np.float64],
+        running: int,
+        *,
+        found_to_pay: bool = False,
+        behind: Callable[[dict[int, RowDraft]], dict[int, float]] | None = None,
+    ) -> float:
+        """Lets the model draft for these rows, which sets `_drafts`. Returns the seconds it took.
+
+        `found_to_pay`: whether the engine has found that it pays.
+        """
+        self._drafts = {}
+        if self._stage is None or not limits:
+            return 0.0
         try:
-            drafts = stage.draft(
-                {request: [] for request in asked},
-                asked,
+            drafts, seconds = self._stage.draft(
+                {request: [] for request in limits},
+                limits,
                 step=step,
-                running=len(limits),
-                width=width,
+                running=running,
+                found_to_pay=found_to_pay,
+                behind=behind,
             )
         except Exception as error:
             # Out of memory, or whatever a model may raise: the target can do without its drafts.
@@ -151,23 +213,9 @@ class ModelDrafter:
             self._stage = None
             for each in self._stages:
                 each.close()
-            return
-        self._drafts |= {request: draft for request, draft in drafts.items() if draft.token_ids}
-
-    def _rate(self, request: int, found: RowDraft, time: DraftTime) -> float:
-        """Tokens a second with a draft of the engine, as in `Schedule.rate`.
-
-        The engine's own probabilities are calibrated over all requests. For this one they may be
-        too high, and the model could draft instead: so its recent acceptance counts here.
-        """
-        estimator = self._lookup_estimator
-        empty = estimator.begin((self, request))
-        beliefs: list[Belief] = []
-        for parent, confidence in zip(found.parents, found.confidences, strict=True):
-            before = beliefs[parent] if parent >= 0 else empty
-            beliefs.append(estimator.extended(before, confidence))
-        emitted = 1 + float(sum(belief.sum() for belief in beliefs))
-        return emitted / time.target(len(beliefs))
+            return 0.0
+        self._drafts = {request: draft for request, draft in drafts.items() if draft.token_ids}
+        return seconds
 
     def observe_batch(
         self,
@@ -179,48 +227,33 @@ class ModelDrafter:
         for engine in self._engines:
             engine.observe(requests, emitted_ids, offsets)
         for slot, request in enumerate(requests):
-            self._observe(request, emitted_ids[offsets[slot] : offsets[slot + 1]].tolist())
-
-    def _observe(self, request: int, emitted: list[int]) -> None:
-        nothing = RowDraft()
-        found, draft = self._found.pop(request, nothing), self._drafts.pop(request, nothing)
-        if self._lookup is not None:
-            # Learns from a draft of the engine, whether or not it was verified.
-            key = (self, request)
-            if found.token_ids:
-                accepted, judged = found.judged(emitted)
-                confidences = [found.confidences[index] for index in judged]
-                self._lookup_estimator.observe(key, confidences, len(accepted))
-            else:
-                self._lookup_estimator.pass_by(key)
-        if self._stage is not None and draft is not found:
-            self._stage.learn(request, draft, emitted)
-        accepted, _ = draft.judged(emitted)
-        predicted = len(draft.predicted.intersection(accepted))
-        self._stats[request] += DraftStats(
-            steps=1,
-            emitted=len(emitted),
-            drafts=int(bool(draft.token_ids)),
-            drafted=len(draft.token_ids),
-            accepted=len(accepted),
-            accepted_prediction_tokens=predicted,
-            rejected_prediction_tokens=len(draft.predicted) - predicted,
-        )
-        self._texts[request] += emitted
+            emitted = emitted_ids[offsets[slot] : offsets[slot + 1]].tolist()
+            draft = self._drafts.pop(request, RowDraft())
+            if self._stage is not None and draft.token_ids:
+                self._stage.learn(request, draft, emitted)
+            if self._lookup is None:
+                self._stats[request] += DraftStats(
+                    steps=1,
+                    emitted=len(emitted),
+                    drafts=int(bool(draft.token_ids)),
+                    drafted=len(draft.token_ids),
+                    accepted=draft.accepted(emitted),
+                )
+            self._texts[request] += emitted
 
     def finish(self, request: int) -> DraftStats:
         """As `Drafter.finish`."""
-        self._end(request, cancelled=False)
-        return self._stats[request]
+        stats = [engine.finish(request) for engine in self._engines]
+        self._end(request)
+        return self._stats[request] if self._lookup is None else stats[0]
 
     def cancel(self, request: int) -> None:
         """As `Drafter.cancel`."""
-        self._end(request, cancelled=True)
-
-    def _end(self, request: int, *, cancelled: bool) -> None:
         for engine in self._engines:
-            engine.end(request, cancelled=cancelled)
-        self._lookup_estimator.forget((self, request))
+            engine.cancel(request)
+        self._end(request)
+
+    def _end(self, request: int) -> None:
         for stage in self._stages:
             stage.end(request)
 

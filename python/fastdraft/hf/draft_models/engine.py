@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdraft import DraftBatch, Engine, Source
+from fastdraft import DraftBatch, DraftStats, Engine
 from fastdraft.hf.drafts import FlatDrafts, RowDraft
 
 __all__ = ["EngineRequests", "EngineStage"]
@@ -22,46 +21,46 @@ class EngineRequests:
         self._engine = engine
         self._ids: list[int] = []
 
+    @property
+    def drafts_trees(self) -> bool:
+        return self._engine.config.tree_budget is not None
+
+    @property
+    def longest(self) -> int:
+        """The most tokens of a chain."""
+        config = self._engine.config
+        return min(config.lookahead, config.tree_budget or config.lookahead)
+
     def add(self, prompt_ids: Any, prediction: Any, templates: Any) -> None:
         """Adds the next request."""
         request = self._engine.add_request(prompt_ids, prediction=prediction, templates=templates)
         self._ids.append(request)
 
+    def wants(self, kind: str, requests: Sequence[int], **options: Any) -> list[bool]:
+        """As `Engine.wants`."""
+        wanted: list[bool] = self._engine.wants(kind, self._of(requests), **options).tolist()
+        return wanted
+
     def propose(self, requests: Sequence[int], **options: Any) -> DraftBatch:
         """As `Engine.propose_batch`."""
-        return self._engine.propose_batch([self._ids[each] for each in requests], **options)
+        return self._engine.propose_batch(self._of(requests), **options)
 
     def observe(
         self, requests: Sequence[int], emitted_ids: NDArray[np.int32], offsets: NDArray[np.int32]
     ) -> None:
         """As `Engine.observe_batch`."""
-        self._engine.observe_batch([self._ids[each] for each in requests], emitted_ids, offsets)
+        self._engine.observe_batch(self._of(requests), emitted_ids, offsets)
 
-    def end(self, request: int, *, cancelled: bool) -> None:
-        """Finishes or cancels a request."""
-        (self._engine.cancel if cancelled else self._engine.finish)(self._ids[request])
+    def finish(self, request: int) -> DraftStats:
+        """As `Engine.finish`."""
+        return self._engine.finish(self._ids[request])
 
-    def drafts(self, requests: Sequence[int], **options: Any) -> dict[int, RowDraft]:
-        """The engine's draft for each of `requests`."""
-        batch = self.propose(requests, **options)
-        token_ids, parents = batch.token_ids.tolist(), batch.parents.tolist()
-        probabilities = batch.probabilities.tolist()
-        predicted = batch.sources == Source.PREDICTION
-        drafts = {}
-        for request, (start, end) in zip(requests, pairwise(batch.offsets.tolist()), strict=True):
-            draft = drafts[request] = RowDraft(
-                token_ids[start:end],
-                parents[start:end],
-                probabilities[start:end],
-                predicted=frozenset(np.flatnonzero(predicted[start:end]).tolist()),
-            )
-            before = [*draft.probabilities, 1.0]  # the text's last token is parent -1
-            draft.confidences = [
-                # At the end of a long draft both probabilities may be rounded to 0.
-                min(probability / (before[parent] or 1.0), 1.0)
-                for probability, parent in zip(draft.probabilities, draft.parents, strict=True)
-            ]
-        return drafts
+    def cancel(self, request: int) -> None:
+        """As `Engine.cancel`."""
+        self._engine.cancel(self._ids[request])
+
+    def _of(self, requests: Sequence[int]) -> list[int]:
+        return [self._ids[each] for each in requests]
 
 
 class EngineStage(EngineRequests):
@@ -81,7 +80,7 @@ class EngineStage(EngineRequests):
         *,
         step: NDArray[np.float64],
         running: int,
-    ) -> dict[int, RowDraft]:
+    ) -> tuple[dict[int, RowDraft], float]:
         """As `Stage.draft`."""
         asked = [request for request in pending if request not in self._chains]
         if asked:
@@ -93,9 +92,8 @@ class EngineStage(EngineRequests):
         for request, tokens in pending.items():
             chain, start = self._chains[request], len(tokens)
             follows = chain[:start] == tokens
-            ids = chain[start : start + limits[request]] if follows else []
-            found[request] = RowDraft(ids, list(range(-1, len(ids) - 1)))
-        return found
+            found[request] = RowDraft(chain[start : start + limits[request]] if follows else [])
+        return found, 0.0
 
     def learn(self, request: int, draft: RowDraft, emitted: Sequence[int]) -> None:
         """As `Stage.learn`: the engine learns nothing here."""

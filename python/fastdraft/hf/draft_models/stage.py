@@ -135,23 +135,30 @@ class Stage:
         """Frees the cache; nothing can be drafted from then on."""
         self._model.cache.layers.clear()
 
-    def rate(self, request: int, time: DraftTime) -> float:
-        """As `Schedule.rate`, of one request; 0 where the model cannot take its text."""
-        if not self._takes(request) or not self._room(request):
-            return 0.0
-        return self._schedule.rate([self._key(request)], time)
+    def expected(
+        self, requests: Sequence[int], step: NDArray[np.float64]
+    ) -> tuple[float, NDArray[np.float64]]:
+        """What drafting for all of `requests` may come to: its seconds, and the tokens of each that
+        are accepted, float64 (requests,). `step` is that of `draft`."""
+        time = self._time(step, running=len(requests))
+        number, accepted = self._schedule.expected([self._key(each) for each in requests], time)
+        return number * time.draft, accepted
+
+    def pass_by(self, request: int) -> None:
+        """Passes a step of the request without a draft."""
+        self._schedule.pass_by(self._key(request))
 
     def _key(self, request: int) -> tuple[object, int]:
         """The request's key in the schedule, which serves other generations too."""
         return self._generation, request
 
-    def time(self, step: NDArray[np.float64], *, width: int = 1, running: int = 1) -> DraftTime:
+    def _time(self, step: NDArray[np.float64], *, running: int) -> DraftTime:
         """How long drafting takes. The arguments are those of `DraftTime`."""
         self._target_seconds = float(step[0])
         seconds = self._schedule.seconds(len(self._slots))
         if seconds is None:
             seconds = min(self.ratio, 1.0) * self._target_seconds
-        return DraftTime(step=step, draft=seconds, width=width, running=running)
+        return DraftTime(step=step, draft=seconds, running=running)
 
     @property
     def stats(self) -> AssistantStats:
@@ -184,24 +191,27 @@ class Stage:
         *,
         step: NDArray[np.float64],
         running: int,
-        width: int = 1,
-    ) -> dict[int, RowDraft]:
-        """Drafts behind the text and the pending tokens.
+        found_to_pay: bool = False,
+        behind: Callable[[dict[int, RowDraft]], dict[int, float]] | None = None,
+    ) -> tuple[dict[int, RowDraft], float]:
+        """Drafts behind the text and the pending tokens, and the seconds that it should take.
 
         Args:
             pending: For each request to draft for, the tokens behind its text that the stages above
                 have drafted already.
             limits: The most tokens to draft for each.
             step: Seconds of a forward of the model above by the tokens a row in it.
-            running, width: As in `DraftTime`.
+            running: As in `DraftTime`.
+            found_to_pay: As in `Schedule.numbers`.
+            behind: Tells what the engine promises behind drafts; those that it leaves out end.
         """
         drafts = {request: RowDraft() for request in pending}
-        time_of = self.time(step, width=width, running=running)
+        time_of = self._time(step, running=running)
         able = [request for request in pending if limits[request] > 0 and self._takes(request)]
         if not able:
-            return drafts
+            return drafts, 0.0
         keys = [self._key(request) for request in able]
-        numbers = self._schedule.numbers(keys, time_of)
+        numbers = self._schedule.numbers(keys, time_of, found_to_pay=found_to_pay)
         wanted = {
             request: min(number, limits[request], self._room(request))
             for request, number in zip(able, numbers, strict=True)
@@ -219,13 +229,20 @@ class Stage:
             depth = longest
             rooms = {each: wanted[each] - len(drafts[each].token_ids) for each in active}
             active = [request for request in active if rooms[request] > 0]
+            promised = 0.0
+            if behind is not None and active:
+                found = behind(drafts)
+                active = [request for request in active if request in found]
+                promised = sum(found[request] for request in active)
             beliefs = [
                 (self._key(request), belief)
                 for request in active
                 if (belief := drafts[request].belief) is not None
             ]
             most = max(rooms.values())
-            if not active or not self._schedule.goes_on(beliefs, depth, time_of, most=most):
+            if not active or not self._schedule.goes_on(
+                beliefs, depth, time_of, most=most, behind=promised
+            ):
                 break
         # A first forward that reads much more than the last token says nothing about the others.
         reads = caught_up > _CATCHING_UP
@@ -233,19 +250,18 @@ class Stage:
         if counted > 0:
             seconds = (time.perf_counter() - since) / counted
             self._schedule.observe_time(len(self._slots), seconds)
-        return drafts
+        return drafts, depth * time_of.draft
 
     def learn(self, request: int, draft: RowDraft, emitted: Sequence[int]) -> None:
         """Learns from the tokens that were emitted where it had drafted `draft`."""
-        indices, judged = draft.judged(emitted)
-        confidences = [draft.confidences[index] for index in judged]
-        drafted = len(draft.token_ids)
-        self._schedule.observe(self._key(request), confidences, len(indices), drafted)
+        accepted, drafted = draft.accepted(emitted), len(draft.token_ids)
+        judged = min(accepted + 1, drafted, len(emitted))
+        self._schedule.observe(self._key(request), draft.confidences[:judged], accepted, drafted)
         self._drafts += 1
         self._drafted += drafted
-        for counts, places in ((self._judged, judged), (self._accepted, indices)):
-            counts.extend([0] * (len(places) - len(counts)))
-            for place in places:
+        for counts, number in ((self._judged, judged), (self._accepted, accepted)):
+            counts.extend([0] * (number - len(counts)))
+            for place in range(number):
                 counts[place] += 1
 
     def _round(
@@ -277,7 +293,6 @@ class Stage:
                 stopped = not confidence >= self.assistant.confidence_threshold
                 if stopped:
                     break
-                draft.parents.append(len(draft.token_ids) - 1)
                 draft.token_ids.append(token)
                 draft.confidences.append(confidence)
                 if draft.belief is None:
@@ -310,7 +325,7 @@ class Stage:
         # The forward emits one token more than is drafted for it.
         limits = {each: wanted[each] - len(drafts[each].token_ids) - 1 for each in active}
         step, _ = self._cost.best_widths(len(self._slots))
-        lower = self.lower.draft(tails, limits, step=step, running=len(active))
+        lower, _ = self.lower.draft(tails, limits, step=step, running=len(active))
         for draft in lower.values():
             # The model cannot take other ids, which the engine may draft.
             draft.cut(self.vocabulary.known)
