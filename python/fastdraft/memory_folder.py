@@ -23,7 +23,7 @@ from typing import Any
 
 from fastdraft.datastore import Datastore
 from fastdraft.errors import DatastoreClosedError, DatastoreError, InvalidValueError
-from fastdraft.folders import lock
+from fastdraft.files import lock
 
 __all__ = ["MemoryFolder", "Saver", "digest", "secret_of"]
 

@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 
 from fastdraft import Datastore, Engine, Memory
 from fastdraft.errors import DatastoreError, InvalidValueError
+from fastdraft.files import TemporaryFolder
 from fastdraft.fleet import Builder, Manifest, Published, Replica
 from fastdraft.fleet.objects import Objects
 from fastdraft.fleet.published import Entry, StoreFile
-from fastdraft.folders import TemporaryFolder
 from fastdraft.memory_folder import MemoryFolder
 from fleets import KEY, builder, contents, join, only, texts
 

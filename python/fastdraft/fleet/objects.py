@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fastdraft.errors import DatastoreError, InvalidValueError
-from fastdraft.folders import lock
+from fastdraft.files import lock
 
 __all__ = ["Objects"]
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from fastdraft.datastore import Datastore
 from fastdraft.errors import DatastoreError
+from fastdraft.files import sha256
 from fastdraft.fleet.objects import Objects
 from fastdraft.memory_folder import digest
 
@@ -250,7 +251,7 @@ class Published:
         self, namespace: str, replica: str, sequence: int, seen: int, path: Path
     ) -> Segment:
         """Publishes a file as a segment. When this returns it is there."""
-        mac = self._segment_mac(namespace, replica, sequence, seen, _sha256(path))
+        mac = self._segment_mac(namespace, replica, sequence, seen, sha256(path))
         file = f"{replica}-{sequence:020d}-{seen:020d}-{mac}.fds"
         self._objects.put(f"{self.group}/segments/{namespace}/{file}", path)
         return Segment(replica, sequence, seen, file, path.stat().st_size)
@@ -259,7 +260,7 @@ class Published:
         self, namespace: str, number: int, builder: str, path: Path, tokens: int
     ) -> StoreFile:
         """Uploads a file as a store for the manifest of a number."""
-        mac = self._store_mac(namespace, number, builder, _sha256(path))
+        mac = self._store_mac(namespace, number, builder, sha256(path))
         file = f"{number:020d}-{builder}-{mac}.fds"
         self._objects.put(f"{self.group}/stores/{namespace}/{file}", path)
         return StoreFile(file, path.stat().st_size, tokens)
@@ -354,14 +355,6 @@ def _count(value: Any, most: int) -> int:
 def _parts(name: str, count: int) -> list[str]:
     parts = name.split("/")
     return parts if len(parts) == count else [""] * count
-
-
-def _sha256(path: Path) -> str:
-    content = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(1 << 20):
-            content.update(piece)
-    return content.hexdigest()
 
 
 def _open(name: str, path: Path, expected: str, mac: str) -> Datastore:

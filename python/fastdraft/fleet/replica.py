@@ -16,9 +16,9 @@ from pathlib import Path
 
 from fastdraft.datastore import Datastore
 from fastdraft.errors import DatastoreClosedError, DatastoreError, InvalidValueError
+from fastdraft.files import TemporaryFolder
 from fastdraft.fleet.objects import Objects
 from fastdraft.fleet.published import TEMPORARY, Manifest, Published, StoreFile
-from fastdraft.folders import TemporaryFolder
 from fastdraft.memory import Memory
 from fastdraft.memory_folder import secret_of
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdraft.folders import TemporaryFolder
+from fastdraft.files import TemporaryFolder
 
 __all__ = ["FOLDER_VARIABLE", "Ledger", "LedgerReader", "Totals", "new_ticket", "share_folder"]
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from fastdraft.folders import TemporaryFolder
+from fastdraft.files import TemporaryFolder
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no locks of folders")
 
 KILLED = """
 import os, sys
-from fastdraft.folders import TemporaryFolder
+from fastdraft.files import TemporaryFolder
 folder = TemporaryFolder("test-", sys.argv[1])
 (folder.path / "file").write_bytes(b"text")
 os.kill(os.getpid(), 9)

@@ -1,7 +1,8 @@
-"""Temporary folders that the next process removes where their own was killed, and file locks."""
+"""Files on this machine: temporary folders that outlast no process for long, locks, digests."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import tempfile
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-__all__ = ["TemporaryFolder", "lock"]
+__all__ = ["TemporaryFolder", "lock", "sha256"]
 
 
 class TemporaryFolder:
@@ -101,6 +102,15 @@ def lock(path: Path, flags: int) -> int | None:
         os.close(descriptor)
         return None
     return descriptor
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file's content, 64 hexadecimal digits. Raises OSError."""
+    content = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            content.update(piece)
+    return content.hexdigest()
 
 
 def _remove_dead(folder: Path) -> None:
