@@ -159,11 +159,13 @@ std::optional<Fingerprint> read_fingerprint(const std::uint8_t* bytes) {
   return fingerprint;
 }
 
-Stores read_stores(fastdraft_datastore* const* datastores, std::int64_t count) {
-  check_array(datastores, count, "datastores");
+Stores read_stores(fastdraft_datastore* const* datastores, std::int64_t count,
+                   const std::string& name) {
+  check_array(datastores, count, name.c_str());
+  const std::string each = "each of " + name;
   Stores stores;
   for (std::int64_t i = 0; i < count; ++i) {
-    stores.push_back(required(datastores[i], "each of datastores").store);
+    stores.push_back(required(datastores[i], each.c_str()).store);
   }
   return stores;
 }
@@ -361,6 +363,22 @@ fastdraft_status fastdraft_datastore_add(fastdraft_datastore* datastore, const i
   });
 }
 
+fastdraft_status fastdraft_datastore_add_all(fastdraft_datastore* datastore,
+                                             const fastdraft_datastore* source) {
+  return guarded([&] {
+    fastdraft::Datastore& store = *required(datastore, "datastore").store;
+    store.add_all(*required(source, "source").store);
+  });
+}
+
+fastdraft_status fastdraft_datastore_limit(fastdraft_datastore* datastore, int64_t max_bytes,
+                                           int64_t* limit) {
+  return guarded([&] {
+    const std::int64_t set = required(datastore, "datastore").store->limit(max_bytes);
+    if (limit != nullptr) *limit = set;
+  });
+}
+
 fastdraft_status fastdraft_datastore_save(const fastdraft_datastore* datastore, const char* path) {
   return guarded([&] {
     required(path, "path");
@@ -408,8 +426,8 @@ fastdraft_status fastdraft_engine_create(const fastdraft_config* config,
                                          int64_t num_datastores, fastdraft_engine** engine) {
   return guarded([&] {
     fastdraft_engine*& handle = required(engine, "engine");
-    handle = new fastdraft_engine{
-        fastdraft::Engine(read_config(config), read_stores(datastores, num_datastores))};
+    handle = new fastdraft_engine{fastdraft::Engine(
+        read_config(config), read_stores(datastores, num_datastores, "datastores"))};
   });
 }
 
@@ -440,10 +458,11 @@ fastdraft_status fastdraft_add_request(fastdraft_engine* engine, const int32_t* 
     const fastdraft_request_options known = read_optional(options, "options");
     check_array(known.prediction, known.prediction_size, "options.prediction");
     check_array(known.templates, known.templates_size, "options.templates");
-    const Stores stores = read_stores(known.datastores, known.num_datastores);
+    const Stores stores = read_stores(known.datastores, known.num_datastores, "datastores");
+    const Stores read_only = read_stores(known.read_only, known.num_read_only, "read_only");
     id = core.add_request(prompt, prompt_size, known.prediction, known.prediction_size,
                           known.datastores == nullptr ? nullptr : &stores, known.templates,
-                          known.templates_size);
+                          known.templates_size, known.num_read_only == 0 ? nullptr : &read_only);
   });
 }
 

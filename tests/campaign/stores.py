@@ -64,6 +64,12 @@ def _opened(chance: random.Random, path: Path, texts: list[list[int]]) -> str:
                 _check(store.read(occurrence.next, 40), largest)
             _check(store.read(chance.randint(-5, len(store) + 5), 1 << 40), largest)
             _check_time(started, "a lookup")
+        copy = path.with_suffix(".copy")
+        with DatastoreWriter(copy) as writer:
+            writer.append_all(store)
+        with Datastore.open(copy, verify=True) as copied:
+            _check(copied.read(chance.randint(-5, len(copied) + 5), 1 << 40), largest)
+        copy.unlink()
         engine = Engine(
             DraftConfig(token_cost=0, tree_budget=chance.choice([None, 16])), datastores=[store]
         )

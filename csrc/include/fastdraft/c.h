@@ -92,6 +92,16 @@ FASTDRAFT_C_API fastdraft_status fastdraft_datastore_add(fastdraft_datastore* da
                                                          const int32_t* token_ids, int64_t count,
                                                          int64_t prompt_size);
 
+/* Adds the documents of another store, live or frozen, to a live one. */
+FASTDRAFT_C_API fastdraft_status fastdraft_datastore_add_all(fastdraft_datastore* datastore,
+                                                             const fastdraft_datastore* source);
+
+/* Sets the most bytes that a live store may hold; the oldest documents leave as needed. The index
+ * keeps its memory and the latest 1,024 tokens stay: where that is more, it is the limit. Writes
+ * the limit to `limit` unless that is NULL. */
+FASTDRAFT_C_API fastdraft_status fastdraft_datastore_limit(fastdraft_datastore* datastore,
+                                                           int64_t max_bytes, int64_t* limit);
+
 /* Writes the store to a file, and replaces an earlier file at `path` only once it is complete. */
 FASTDRAFT_C_API fastdraft_status fastdraft_datastore_save(const fastdraft_datastore* datastore,
                                                           const char* path);
@@ -183,6 +193,9 @@ typedef struct fastdraft_request_options {
   int64_t num_datastores;
   const int32_t* templates; /* text that parts of the output may look like, one after another */
   int64_t templates_size;
+  /* Further datastores to draft from, which the request's text does not enter. */
+  fastdraft_datastore* const* read_only;
+  int64_t num_read_only;
 } fastdraft_request_options;
 
 /* Starts a request with a prompt and writes its id to `request`. `options` may be NULL. */

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <thread>
 #include <vector>
@@ -356,6 +357,63 @@ TEST(CApiTest, SharesDatastoresAndWritesThemToFiles) {
                FASTDRAFT_DATASTORE_ERROR, path);
 }
 
+TEST(CApiTest, ReadOnlyStoresAreDraftedFromAndKeepTheirText) {
+  const Store shared = make_store();
+  const Store own = make_store();
+  const Engine engine = make_engine();
+  const Tokens document = periodic(60, 60);
+  ASSERT_EQ(fastdraft_datastore_add(shared.get(), document.data(), 60, 10), FASTDRAFT_OK);
+  fastdraft_datastore* const datastores[] = {own.get()};
+  fastdraft_datastore* const read_only[] = {shared.get()};
+  auto options = sized<fastdraft_request_options>();
+  options.datastores = datastores;
+  options.num_datastores = 1;
+  options.read_only = read_only;
+  options.num_read_only = 1;
+  const fastdraft_request request =
+      add(engine, Tokens(document.begin(), document.begin() + 9), &options);
+  Draft draft(16);
+  ASSERT_EQ(fastdraft_propose(engine.get(), request, nullptr, &draft.c), FASTDRAFT_OK);
+  ASSERT_GT(draft.c.count, 0);
+  EXPECT_EQ(draft.token_ids[0], document[9]);
+  ASSERT_EQ(fastdraft_finish(engine.get(), request, nullptr), FASTDRAFT_OK);
+  auto stats = sized<fastdraft_datastore_stats>();
+  ASSERT_EQ(fastdraft_datastore_get_stats(shared.get(), &stats), FASTDRAFT_OK);
+  EXPECT_EQ(stats.num_documents, 1);
+  ASSERT_EQ(fastdraft_datastore_get_stats(own.get(), &stats), FASTDRAFT_OK);
+  EXPECT_EQ(stats.num_documents, 1);
+
+  fastdraft_request refused = -1;
+  options.read_only = nullptr;
+  expect_invalid(fastdraft_add_request(engine.get(), nullptr, 0, &options, &refused),
+                 "read_only must not be NULL");
+}
+
+TEST(CApiTest, AStoreTakesAnotherOnesTextAndALimit) {
+  const Store from = make_store();
+  const Store to = make_store();
+  Tokens text(20'000);
+  std::iota(text.begin(), text.end(), 0);
+  const auto size = static_cast<std::int64_t>(text.size());
+  ASSERT_EQ(fastdraft_datastore_add(from.get(), text.data(), 5'000, 0), FASTDRAFT_OK);
+  ASSERT_EQ(fastdraft_datastore_add_all(to.get(), from.get()), FASTDRAFT_OK);
+  auto stats = sized<fastdraft_datastore_stats>();
+  ASSERT_EQ(fastdraft_datastore_get_stats(to.get(), &stats), FASTDRAFT_OK);
+  EXPECT_EQ(stats.num_tokens, 5'000);
+  expect_invalid(fastdraft_datastore_add_all(to.get(), to.get()), "source must be another");
+
+  std::int64_t limit = -1;
+  ASSERT_EQ(fastdraft_datastore_limit(to.get(), 300'000, &limit), FASTDRAFT_OK);
+  EXPECT_EQ(limit, 300'000);
+  ASSERT_EQ(fastdraft_datastore_add(to.get(), text.data(), size, 0), FASTDRAFT_OK);
+  ASSERT_EQ(fastdraft_datastore_limit(to.get(), 0, nullptr), FASTDRAFT_OK);
+  ASSERT_EQ(fastdraft_datastore_get_stats(to.get(), &stats), FASTDRAFT_OK);
+  EXPECT_LE(stats.num_bytes, 300'000);
+  EXPECT_LT(stats.num_tokens, size);
+  EXPECT_GT(stats.num_tokens, 0);
+  expect_invalid(fastdraft_datastore_limit(to.get(), -1, nullptr), "max_bytes");
+}
+
 TEST(CApiTest, AStoreOutlivesItsHandleWhileAnEngineUsesIt) {
   Store store = make_store();
   const Engine engine = make_engine(nullptr, {store.get()});
@@ -529,6 +587,8 @@ TEST(CApiTest, RefusesNullHandlesAndResults) {
   expect_invalid(fastdraft_datastore_add(nullptr, nullptr, 0, 0), store_part);
   expect_invalid(fastdraft_datastore_save(nullptr, "x"), store_part);
   expect_invalid(fastdraft_datastore_close(nullptr), store_part);
+  expect_invalid(fastdraft_datastore_add_all(nullptr, nullptr), store_part);
+  expect_invalid(fastdraft_datastore_limit(nullptr, 0, nullptr), store_part);
   expect_invalid(fastdraft_datastore_get_stats(nullptr, &store_stats), store_part);
   expect_invalid(fastdraft_datastore_live(1 << 20, nullptr, nullptr), store_part);
   expect_invalid(fastdraft_datastore_open("x", nullptr, 0, nullptr), store_part);
