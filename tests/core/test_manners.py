@@ -121,7 +121,7 @@ def test_a_calibration_says_how_well_it_fits() -> None:
             ["requests", "limits", "token_cost", "cost", "padded", "weights", "offers"],
         ),
         (Datastore, ["max_bytes", "fingerprint"]),
-        (Datastore.add, ["self", "token_ids", "prompt_size"]),
+        (Datastore.add, ["self", "token_ids", "prompt_size", "grow"]),
         (Draft.tolist, ["self"]),
         (DraftBatch.tolist, ["self"]),
     ],
