@@ -1,0 +1,126 @@
+"""Building a frozen datastore of text on a Ray cluster: time and memory by workers.
+
+The text is made of stretches of real source code. Each worker is a node of its own on this machine,
+with one core; the command that builds is not among them. Without workers it is one process without
+Ray, which tokenises on one core as well.
+
+    python bench/cluster.py --tokenizer FOLDER --megabytes 400 --json bench/results/cluster.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import corpus
+import harness
+from harness import Row
+
+FILES = 16
+STRETCH = 4000  # characters
+
+
+def write_texts(folder: Path, megabytes: int) -> list[Path]:
+    """Files of `megabytes` in all, UTF-8."""
+    text = "".join(corpus._texts())
+    chance = random.Random(0)
+    paths = [folder / f"{number:02d}.txt" for number in range(FILES)]
+    for path in paths:
+        with path.open("w", encoding="utf-8") as file:
+            for _ in range(megabytes * 1_000_000 // FILES // STRETCH):
+                start = chance.randrange(len(text) - STRETCH)
+                file.write(text[start : start + STRETCH])
+    return paths
+
+
+def workers_bytes() -> int:
+    """The memory of Ray's workers, what they share counted once."""
+    total = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if (process / "cmdline").read_bytes().startswith(b"ray::"):
+                rollup = (process / "smaps_rollup").read_text()
+                total += 1024 * int(re.findall(r"^Pss: +(\d+)", rollup, re.MULTILINE)[0])
+        except OSError:
+            continue  # it has ended
+    return total
+
+
+def measure(inputs: list[Path], out: Path, tokenizer: Path, workers: int) -> Row:
+    """One build, with a cluster of so many workers; 0: without Ray."""
+    command = [sys.executable, "-m", "fastdraft.cli", "datastore", "build", str(out)]
+    command += [*map(str, inputs), "--tokenizer", str(tokenizer)]
+    environment = os.environ | {"TOKENIZERS_PARALLELISM": "false"}
+    cluster: Any = None
+    if workers:
+        from ray.cluster_utils import Cluster
+
+        cluster = Cluster(
+            initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}
+        )
+        for _ in range(workers):
+            cluster.add_node(num_cpus=1, object_store_memory=200 << 20)
+        command += ["--ray", cluster.address]
+    most, done = [0], threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.5):
+            most[0] = max(most[0], workers_bytes())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    begin = time.perf_counter()
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        said = process.stdout.read()
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    seconds = time.perf_counter() - begin
+    done.set()
+    watcher.join()
+    if cluster is not None:
+        cluster.shutdown()
+    assert process.returncode == 0, said
+    tokens = int(re.findall(r"([\d,]+) tokens", said)[0].replace(",", ""))
+    return {
+        "workers": workers,
+        "tokens": tokens,
+        "seconds": seconds,
+        "us_a_token": seconds * 1e6 / tokens,
+        "command_peak_rss_bytes": usage.ru_maxrss * 1024,
+        "workers_peak_pss_bytes": most[0],
+        "file_bytes": out.stat().st_size,
+        "sha256": hashlib.sha256(out.read_bytes()).hexdigest(),
+    }
+
+
+def main() -> None:
+    parser = harness.parser(__doc__)
+    parser.add_argument("--tokenizer", type=Path, required=True, metavar="FOLDER")
+    parser.add_argument("--megabytes", type=int, default=400, help="of text")
+    parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2])
+    options: argparse.Namespace = parser.parse_args()
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    about = harness.about()
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        inputs = write_texts(Path(folder), options.megabytes)
+        for workers in options.workers:
+            rows.append(measure(inputs, Path(folder) / "out.fds", options.tokenizer, workers))
+            print(rows[-1], flush=True)
+    assert len({row["sha256"] for row in rows}) == 1, "the files differ"
+    harness.finish(options, {**about, "runs": rows})
+
+
+if __name__ == "__main__":
+    main()
