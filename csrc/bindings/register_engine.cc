@@ -16,6 +16,7 @@
 #include "fastdraft/engine.h"
 #include "fastdraft/error.h"
 #include "numpy.h"
+#include "offer_model.h"
 #include "register.h"
 #include "signatures.h"
 #include "typed_object.h"
@@ -464,6 +465,11 @@ std::unique_ptr<PythonEngine> make_engine(const std::optional<ConfigObject>& con
     using Weights = py::array_t<float, py::array::c_style | py::array::forcecast>;
     const Weights weights = calibration->attr("_flat")();
     engine->set_weights(weights.data(), weights.size());
+    std::vector<OfferCalibration> offers;
+    for (const auto& [kind, values] : py::dict(calibration->attr("offers"))) {
+      offers.push_back({kind.cast<std::string>(), values.cast<std::vector<float>>()});
+    }
+    engine->set_offers(offers, calibration->attr("plain_steps").cast<std::vector<float>>());
   }
   return engine;
 }
@@ -479,7 +485,12 @@ CalibrationObject calibration_of(const PythonEngine& engine) {
   }
   const py::array_t<float> weights(static_cast<py::ssize_t>(learned->weights.size()),
                                    learned->weights.data());
-  return from_python("fastdraft.calibration", "Calibration").attr("_from_flat")(weights, buckets);
+  py::dict offers;
+  for (const OfferCalibration& each : learned->offers) {
+    offers[py::str(each.kind)] = py::cast(each.values);
+  }
+  return from_python("fastdraft.calibration", "Calibration")
+      .attr("_from_flat")(weights, buckets, offers, py::cast(learned->plain_steps));
 }
 
 }  // namespace
@@ -664,6 +675,17 @@ Raises InvalidValueError where the drafter learns nothing: all but the default o
   }
   module.attr("FEATURES") = features;
   module.attr("MOST_WEIGHT") = AcceptanceModel::kMostWeight;
+  using Range = py::typing::Tuple<float, float>;
+  py::typing::List<Range> offers;
+  for (std::size_t i = 0; i < OfferModel::kSaved; ++i) {
+    offers.append(py::make_tuple(OfferModel::least(i), OfferModel::most(i)));
+  }
+  module.attr("OFFER_RANGES") = offers;
+  py::typing::List<Range> steps;
+  for (std::size_t i = 0; i < StepPromises::kSaved; ++i) {
+    steps.append(py::make_tuple(0.0f, StepPromises::most(i)));
+  }
+  module.attr("STEP_RANGES") = steps;
   FastMethod<PythonEngine, FastPropose>::install(engine, "propose");
   FastMethod<PythonEngine, FastObserve>::install(engine, "observe");
   def_described(engine, "__repr__", "engine", [](const py::handle& self) {

@@ -249,8 +249,17 @@ std::int32_t Engine::leave_out_foreign(const DraftColumns& draft, std::int32_t c
 
 // The drafter's guess, in the request's draft.
 std::int32_t Engine::guess(Request& request, std::int32_t limit, float least) {
+  const bool known = request.kept >= 0 && request.limit == limit && request.least == least;
+  const std::int32_t kept = request.kept;
   forget_guess(request);
   if (request.offers != nullptr) request.offers->given = 0;
+  if (known) {
+    request.guessed = kept;
+    request.proposed = true;
+    return kept;
+  }
+  request.limit = limit;
+  request.least = least;
   request.guessed = request.drafter->guess(limit, least, request.draft);
   return conclude_guess(request);
 }
@@ -266,6 +275,7 @@ std::int32_t Engine::guess_with(const RowOffers& offers, Request& request, std::
 // If the drafter throws, the request has no proposal.
 void Engine::forget_guess(Request& request) noexcept {
   request.proposed = false;
+  request.kept = -1;
   request.guessed = 0;
   request.drafted = 0;
   request.step_time = 1.0;
@@ -383,7 +393,10 @@ void Engine::wants(OfferKind kind, const RequestId* ids, std::int64_t rows,
     const std::optional<RequestTable::Locked> found = requests_->find(ids[row]);
     if (!found) continue;
     Request& request = **found;
+    // Of another guess that a call from elsewhere made since, nothing is kept.
+    const std::int32_t guessed = request.proposed ? request.guessed : -1;
     forget_guess(request);
+    request.kept = guessed;
     if (request.offers == nullptr) request.offers = std::make_unique<OfferState>();
     const float* probabilities = own.columns.probabilities + own.offsets[r];
     const float promised = std::accumulate(probabilities, probabilities + drafted, 0.0f);
@@ -591,7 +604,8 @@ void Engine::learn_offers(Request& request, const Token* emitted, std::int64_t c
     const float promised = std::exchange(kind.promised, -1.0f);
     const double time = std::exchange(kind.time, 0.0);
     if ((given >> k & 1) == 0) continue;
-    const double part = time > 0.0 ? std::min(kind.spent / time, 16.0) : 1.0;
+    const double part =
+        time > 0.0 ? std::min(kind.spent / time, double{StepPromises::kLongestTime}) : 1.0;
     kinds_->model(static_cast<OfferKind>(k))
         .steps()
         .learn(promised < 0.0f ? own : promised, {accepted, verified, static_cast<float>(part)},
@@ -612,6 +626,7 @@ void Engine::take(RequestId id, const Token* emitted, std::int64_t count,
   Request& request = *locked;
   check_room(request, id, count);
   const bool proposed = std::exchange(request.proposed, false);
+  request.kept = -1;
   const std::int32_t drafted = std::exchange(request.drafted, 0);
   const double step_time = std::exchange(request.step_time, 1.0);
   const std::int32_t guessed = std::exchange(request.guessed, 0);
@@ -780,7 +795,43 @@ std::optional<Calibration> Engine::calibration() const {
   if (acceptance_ == nullptr) return std::nullopt;
   const auto weights = acceptance_->weights();
   const auto reliability = acceptance_->reliability();
-  return Calibration{{weights.begin(), weights.end()}, {reliability.begin(), reliability.end()}};
+  Calibration learned{
+      {weights.begin(), weights.end()}, {reliability.begin(), reliability.end()}, {}, {}};
+  for (const std::string& kind : kinds_->names()) {
+    std::vector<float> values(OfferModel::kSaved);
+    kinds_->model(static_cast<OfferKind>(learned.offers.size())).write(values.data());
+    learned.offers.push_back({kind, std::move(values)});
+  }
+  learned.plain_steps.resize(StepPromises::kSaved);
+  kinds_->plain_steps().write(learned.plain_steps.data());
+  return learned;
+}
+
+void Engine::set_offers(const std::vector<OfferCalibration>& offers,
+                        const std::vector<float>& plain_steps) {
+  const auto check = [](const std::vector<float>& values, std::size_t size, const auto& least,
+                        const auto& most) {
+    if (values.size() != size) {
+      throw InvalidValueError("what was learned of offers must have " + std::to_string(size) +
+                              " numbers, got " + std::to_string(values.size()));
+    }
+    for (std::size_t i = 0; i < size; ++i) {
+      if (values[i] >= least(i) && values[i] <= most(i)) continue;  // no NaN
+      throw InvalidValueError("what was learned of offers must be from " +
+                              std::to_string(least(i)) + " to " + std::to_string(most(i)) +
+                              ", got " + std::to_string(values[i]) + " at index " +
+                              std::to_string(i));
+    }
+  };
+  for (const OfferCalibration& each : offers) {
+    check(each.values, OfferModel::kSaved, &OfferModel::least, &OfferModel::most);
+  }
+  const auto zero = [](std::size_t) { return 0.0f; };
+  if (!plain_steps.empty()) check(plain_steps, StepPromises::kSaved, zero, &StepPromises::most);
+  for (const OfferCalibration& each : offers) {
+    kinds_->model(offer_kind(each.kind)).read(each.values.data());
+  }
+  if (!plain_steps.empty()) kinds_->plain_steps().read(plain_steps.data());
 }
 
 void Engine::set_weights(const float* weights, std::int64_t count) {

@@ -31,6 +31,7 @@ class OfferKinds {
 
   // What steps without offers come to.
   StepPromises& plain_steps() noexcept { return plain_steps_; }
+  const StepPromises& plain_steps() const noexcept { return plain_steps_; }
 
  private:
   mutable std::mutex mutex_;

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 
+#include "acceptance_model.h"
+#include "fastdraft/offers.h"
+
 namespace fastdraft {
 namespace {
 
@@ -14,6 +17,8 @@ constexpr std::array<float, 11> kEdges = {0.1f, 0.2f, 0.3f, 0.4f,  0.5f, 0.6f,
 
 // How sure a drafter that gives no confidence is taken to be before anything is learned.
 constexpr float kUnsaid = 0.6f;
+
+constexpr float kMemory = 200.0f;  // steps of a class
 
 constexpr std::int32_t kFirstPatience = 16;
 constexpr std::int32_t kLastPatience = 512;
@@ -105,6 +110,52 @@ void OfferModel::learn(const Evidence& evidence, float before, bool accepted) no
   }
 }
 
+float OfferModel::least(std::size_t i) noexcept {
+  return i < kWeights ? -static_cast<float>(AcceptanceModel::kMostWeight) : 0.0f;
+}
+
+float OfferModel::most(std::size_t i) noexcept {
+  constexpr float kMostLessons = 1 << 24;  // where a float stops counting
+  if (i < kWeights) return static_cast<float>(AcceptanceModel::kMostWeight);
+  return i < 2 * kWeights ? kMostLessons : StepPromises::most(i - 2 * kWeights);
+}
+
+void OfferModel::write(float* values) const noexcept {
+  for (const auto* each : {&weights_, &lessons_}) {
+    for (const std::atomic<float>& value : *each) *values++ = value.load(std::memory_order_relaxed);
+  }
+  steps_.write(values);
+}
+
+void OfferModel::read(const float* values) noexcept {
+  for (auto* each : {&weights_, &lessons_}) {
+    for (std::atomic<float>& value : *each) value.store(*values++, std::memory_order_relaxed);
+  }
+  steps_.read(values);
+}
+
+float StepPromises::most(std::size_t i) noexcept {
+  constexpr std::array<float, 4> kMost = {kMemory, 2.0f * kMostOffered, 2.0f * kMostOffered,
+                                          kLongestTime};
+  return kMost[i % kMost.size()];
+}
+
+void StepPromises::write(float* values) const noexcept {
+  for (const Mean& mean : means_) {
+    for (const auto* each : {&mean.count, &mean.accepted, &mean.drafted, &mean.spent}) {
+      *values++ = each->load(std::memory_order_relaxed);
+    }
+  }
+}
+
+void StepPromises::read(const float* values) noexcept {
+  for (Mean& mean : means_) {
+    for (auto* each : {&mean.count, &mean.accepted, &mean.drafted, &mean.spent}) {
+      each->store(*values++, std::memory_order_relaxed);
+    }
+  }
+}
+
 std::size_t StepPromises::class_of(float own) noexcept {
   constexpr std::array<float, kClasses - 1> kOwn = {0.1f, 0.25f, 0.5f, 0.8f, 1.2f,
                                                     2.0f, 3.5f,  6.0f, 10.0f};
@@ -126,7 +177,6 @@ StepPromises::Promise StepPromises::promise(float own, const StepRecord& record)
 }
 
 void StepPromises::learn(float own, const Promise& came, StepRecord& record) noexcept {
-  constexpr float kMemory = 200.0f;
   const Promise expected = promise(own, {});
   Mean& mean = means_[class_of(own)];
   const float count = std::min(mean.count.load(std::memory_order_relaxed) + 1.0f, kMemory);

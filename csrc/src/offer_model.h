@@ -36,6 +36,16 @@ class StepPromises {
     float spent;  // the time of the offers, as a part of what it was said to be
   };
 
+  // What was learned, as numbers: each from 0 to most(i).
+  static constexpr std::size_t kClasses = 10;
+  static constexpr std::size_t kSaved = 4 * kClasses;
+  static float most(std::size_t i) noexcept;
+  void write(float* values) const noexcept;
+  void read(const float* values) noexcept;
+
+  // The most times that a step's offers count to have taken of what they were said to take.
+  static constexpr float kLongestTime = 16.0f;
+
   // Before anything is learned a step has `least` tokens accepted, or what is promised if that is
   // more, and verifies `unsure` more.
   StepPromises(float least, float unsure) noexcept : least_(least), unsure_(unsure) {}
@@ -46,7 +56,6 @@ class StepPromises {
   void learn(float own, const Promise& came, StepRecord& record) noexcept;
 
  private:
-  static constexpr std::size_t kClasses = 10;
   struct Mean {
     std::atomic<float> count{0.0f};
     std::atomic<float> accepted{0.0f};
@@ -89,6 +98,19 @@ class OfferModel {
   static constexpr std::array<int, kFeatures> kValues = {
       kSituations, 2 * kConfidences, kSituations * kConfidences, 2 * kRecords, 2 * kDepths};
 
+  static constexpr std::array<int, kFeatures> kFirst = [] {
+    std::array<int, kFeatures> first{};
+    int sum = 0;
+    for (std::size_t i = 0; i < kFeatures; ++i) {
+      first[i] = sum;
+      sum += kValues[i];
+    }
+    return first;
+  }();
+  static constexpr std::size_t kWeights = static_cast<std::size_t>(kFirst[kFeatures - 1]) +
+                                          static_cast<std::size_t>(kValues[kFeatures - 1]);
+  static constexpr std::size_t kSaved = 2 * kWeights + StepPromises::kSaved;
+
   using Evidence = std::array<std::uint16_t, kFeatures>;
 
   // What is known of a token at a place where tokens are offered.
@@ -118,6 +140,12 @@ class OfferModel {
   // Learns whether the target emitted the token.
   void learn(const Evidence& evidence, float before, bool accepted) noexcept;
 
+  // What was learned, as numbers: each from least(i) to most(i).
+  static float least(std::size_t i) noexcept;
+  static float most(std::size_t i) noexcept;
+  void write(float* values) const noexcept;
+  void read(const float* values) noexcept;
+
   // What steps with offers come to.
   StepPromises& steps() noexcept { return steps_; }
   const StepPromises& steps() const noexcept { return steps_; }
@@ -127,17 +155,6 @@ class OfferModel {
   bool asks(bool pays) noexcept;
 
  private:
-  static constexpr std::array<int, kFeatures> kFirst = [] {
-    std::array<int, kFeatures> first{};
-    int sum = 0;
-    for (std::size_t i = 0; i < kFeatures; ++i) {
-      first[i] = sum;
-      sum += kValues[i];
-    }
-    return first;
-  }();
-  static constexpr std::size_t kWeights = static_cast<std::size_t>(kFirst[kFeatures - 1]) +
-                                          static_cast<std::size_t>(kValues[kFeatures - 1]);
   std::array<std::atomic<float>, kWeights> weights_;
   std::array<std::atomic<float>, kWeights> lessons_{};
   StepPromises steps_;

@@ -84,6 +84,11 @@ struct Request {
   const std::unique_ptr<std::int32_t[]> draft_memory;
   const DraftColumns draft;
   bool proposed = false;
+  // Of a guess that was forgotten, though the text is still the same: its tokens, and what it was
+  // made for. Less than 0: none.
+  std::int32_t kept = -1;
+  std::int32_t limit = 0;
+  float least = 0.0f;
   std::int32_t guessed = 0;
   std::int32_t drafted = 0;
   double step_time = 1.0;

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Any
@@ -18,9 +18,12 @@ from fastdraft.errors import InvalidValueError
 
 __all__ = ["Calibration", "ReliabilityBucket"]
 
-_VERSION = 1
+_VERSION = 2
+_READ = (1, 2)  # version 1 has nothing of offers
 _FEATURES: Mapping[str, int] = dict(_core.FEATURES)
 _MOST = _core.MOST_WEIGHT
+_OFFER_RANGES: Sequence[tuple[float, float]] = _core.OFFER_RANGES
+_STEP_RANGES: Sequence[tuple[float, float]] = _core.STEP_RANGES
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,10 @@ class Calibration:
     reliability: tuple[ReliabilityBucket, ...] = field(default=())
     """Predicted and observed acceptance since the engine began, by rising prediction; buckets
     without tokens are left out. An engine that begins with this calibration starts its own."""
+    offers: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """By kind of offers, what was learned of it, as numbers that an engine reads."""
+    plain_steps: tuple[float, ...] = ()
+    """The same of steps without offers, which `Engine.wants` compares with. Empty: nothing."""
 
     def __post_init__(self) -> None:
         sizes = {name: len(values) for name, values in self.weights.items()}
@@ -72,6 +79,10 @@ class Calibration:
                     raise InvalidValueError(
                         f"weights must be from -{_MOST} to {_MOST}, got {value!r} of {name}"
                     )
+        for kind, values in self.offers.items():
+            _check_ranges(values, _OFFER_RANGES, f"offers of {kind!r}")
+        if self.plain_steps:
+            _check_ranges(self.plain_steps, _STEP_RANGES, "plain_steps")
 
     def __repr__(self) -> str:
         count = sum(bucket.count for bucket in self.reliability)
@@ -91,6 +102,8 @@ class Calibration:
             "fastdraft_calibration": _VERSION,
             "weights": {name: list(values) for name, values in self.weights.items()},
             "reliability": [asdict(bucket) for bucket in self.reliability],
+            "offers": {kind: list(values) for kind, values in self.offers.items()},
+            "plain_steps": list(self.plain_steps),
         }
         with open(path, "w", encoding="utf-8") as file:
             file.write(json.dumps(content, indent=1) + "\n")
@@ -107,24 +120,33 @@ class Calibration:
         except ValueError as error:
             raise InvalidValueError(f"{path} is no calibration: {error}") from error
         version = content.get("fastdraft_calibration") if isinstance(content, dict) else None
-        if version != _VERSION:
+        if version not in _READ:
             raise InvalidValueError(
-                f"{path} must be a calibration of version {_VERSION}, got version {version!r}"
+                f"{path} must be a calibration of version {_VERSION} or earlier, "
+                f"got version {version!r}"
             )
         try:
             weights = {name: tuple(values) for name, values in content["weights"].items()}
             buckets = tuple(ReliabilityBucket(**bucket) for bucket in content["reliability"])
+            knows_offers = version > 1
+            learned = content["offers"] if knows_offers else {}
+            offers = {kind: tuple(values) for kind, values in learned.items()}
+            plain_steps = tuple(content["plain_steps"]) if knows_offers else ()
         except (KeyError, TypeError, AttributeError) as error:
             raise InvalidValueError(f"{path} is a damaged calibration: {error!r}") from error
-        return cls(weights, buckets)
+        return cls(weights, buckets, offers, plain_steps)
 
     # The core calls these two.
 
     @classmethod
     def _from_flat(
-        cls, flat: NDArray[np.float32], reliability: list[tuple[float, float, float]]
+        cls,
+        flat: NDArray[np.float32],
+        reliability: list[tuple[float, float, float]],
+        offers: Mapping[str, list[float]],
+        plain_steps: list[float],
     ) -> Calibration:
-        """From the core's weights, and its sums over each bucket."""
+        """From the core's weights, its sums over each bucket, and what it learned of offers."""
         values = iter(np.clip(flat, -_MOST, _MOST).tolist())
         weights = {name: tuple(islice(values, size)) for name, size in _FEATURES.items()}
         buckets = (
@@ -132,8 +154,26 @@ class Calibration:
             for predicted, accepted, count in reliability
             if count > 0
         )
-        return cls(weights, tuple(buckets))
+        of_kinds = {kind: _clipped(each, _OFFER_RANGES) for kind, each in offers.items()}
+        return cls(weights, tuple(buckets), of_kinds, _clipped(plain_steps, _STEP_RANGES))
 
     def _flat(self) -> list[float]:
         """The weights as the core counts them."""
         return [weight for name in _FEATURES for weight in self.weights[name]]
+
+
+def _check_ranges(values: Sequence[Any], ranges: Sequence[tuple[float, float]], what: str) -> None:
+    if len(values) != len(ranges):
+        raise InvalidValueError(f"{what} must be {len(ranges)} numbers, got {len(values)}")
+    for value, (least, most) in zip(values, ranges, strict=True):
+        if not isinstance(value, (int, float)) or not least <= value <= most:
+            raise InvalidValueError(
+                f"{what} must be numbers from {least:g} to {most:g} there, got {value!r}"
+            )
+
+
+def _clipped(values: Iterable[float], ranges: Sequence[tuple[float, float]]) -> tuple[float, ...]:
+    """The values within their ranges, beyond which a file is refused."""
+    return tuple(
+        min(max(value, least), most) for value, (least, most) in zip(values, ranges, strict=True)
+    )

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastdraft import Calibration, DraftConfig, Engine
+from fastdraft import Calibration, DraftConfig, Engine, Offers, _core
 from fastdraft.errors import InvalidValueError
 
 
@@ -131,6 +131,77 @@ def test_weights_have_the_features_of_every_engine() -> None:
     assert lengths == tuple(sorted(lengths))  # the prior trusts long matches more
 
 
+def serve_offers(engine: Engine, steps: int = 30) -> None:
+    """Offers that are right, and worth asking for."""
+    request = engine.add_request([1, 2, 3])
+    for step in range(steps):
+        target = [100 + 3 * step, 101 + 3 * step, 102 + 3 * step]
+        engine.wants("eagle", [request], time=0.1)
+        engine.propose(request, offers=Offers("eagle", target[:2], confidences=[0.5, 0.5]))
+        engine.observe(request, target)
+    engine.cancel(request)
+
+
+def test_what_was_learned_of_offers_is_saved(tmp_path: Path) -> None:
+    def chance(engine: Engine) -> float:
+        request = engine.add_request([7])
+        offer = Offers("eagle", [8], confidences=[0.5])
+        return float(engine.propose(request, token_cost=0.0, offers=offer).probabilities[0])
+
+    engine = Engine()
+    serve_offers(engine)
+    path = tmp_path / "calibration.json"
+    engine.calibration().save(path)
+    again = Engine(calibration=Calibration.load(path))
+    assert again.offer_kinds == ("eagle",)
+    assert again.calibration().offers == engine.calibration().offers
+    assert again.calibration().plain_steps == engine.calibration().plain_steps
+    assert chance(again) == chance(engine) > chance(Engine()) + 0.1
+
+
+def test_a_calibration_of_version_1_is_read(tmp_path: Path) -> None:
+    engine = Engine()
+    serve_offers(engine)
+    path = tmp_path / "calibration.json"
+    engine.calibration().save(path)
+    content = json.loads(path.read_text())
+    content["fastdraft_calibration"] = 1
+    del content["offers"], content["plain_steps"]
+    path.write_text(json.dumps(content))
+    read = Calibration.load(path)
+    assert (read.weights, read.offers) == (engine.calibration().weights, {})
+    assert Engine(calibration=read).offer_kinds == ()
+
+
+@pytest.mark.parametrize("largest", [0, 1])
+def test_the_largest_numbers_of_offers_draft_and_learn(largest: int) -> None:
+    """Whatever a file holds within the bounds, probabilities stay probabilities."""
+    learned = Engine().calibration()
+    ranges = _core.OFFER_RANGES
+    values = tuple(each[largest] for each in ranges)
+    mixed = tuple(each[place % 2] for place, each in enumerate(ranges))
+    steps = tuple(each[largest] for each in _core.STEP_RANGES)
+    for offers in (values, mixed):
+        engine = Engine(calibration=Calibration(learned.weights, (), {"eagle": offers}, steps))
+        serve_offers(engine)
+        request = engine.add_request([7])
+        offer = Offers("eagle", [8, 9], confidences=[0.9, 0.1])
+        draft = engine.propose(request, token_cost=0.0, offers=offer)
+        assert all(0 <= chance <= 1 for chance in draft.probabilities)
+        engine.calibration()
+
+
+@pytest.mark.parametrize(
+    ("kinds", "message"),
+    [([""], "1 to 64 bytes, got 0"), (["e" * 65], "got 65"), (map(str, range(17)), "at most 16")],
+)
+def test_kinds_that_no_engine_takes_are_refused(kinds: Any, message: str) -> None:
+    values = tuple(least for least, _ in _core.OFFER_RANGES)
+    calibration = Calibration(Engine().calibration().weights, (), dict.fromkeys(kinds, values))
+    with pytest.raises(InvalidValueError, match=message):
+        Engine(calibration=calibration)
+
+
 def damage(change: Callable[[dict[str, Any]], object]) -> Callable[[str], str]:
     def damaged(text: str) -> str:
         content = json.loads(text)
@@ -146,9 +217,34 @@ def damage(change: Callable[[dict[str, Any]], object]) -> Callable[[str], str]:
         (lambda text: text[: len(text) // 2], r"calibration\.json is no calibration: "),
         (lambda text: text[:0], r"calibration\.json is no calibration: "),
         (lambda text: "\xff" + text, r"calibration\.json is no calibration: "),
-        (lambda text: f"[{text}]", r"calibration of version 1, got version None"),
-        (damage(dict.clear), r"calibration of version 1, got version None"),
-        (damage(lambda c: c.update(fastdraft_calibration=2)), r"version 1, got version 2"),
+        (lambda text: f"[{text}]", r"calibration of version 2 or earlier, got version None"),
+        (damage(dict.clear), r"calibration of version 2 or earlier, got version None"),
+        (damage(lambda c: c.update(fastdraft_calibration=3)), r"or earlier, got version 3"),
+        (damage(lambda c: c.pop("offers")), r"damaged calibration: KeyError\('offers'\)"),
+        (damage(lambda c: c.pop("plain_steps")), r"damaged calibration: KeyError"),
+        (damage(lambda c: c.update(offers=[1])), r"damaged calibration: "),
+        (damage(lambda c: c.update(offers={"eagle": 1})), r"damaged calibration: "),
+        (damage(lambda c: c["offers"]["eagle"].pop()), r"offers of 'eagle' must be 904 numbers"),
+        (
+            damage(lambda c: c["offers"]["eagle"].__setitem__(0, math.nan)),
+            r"offers of 'eagle' must be numbers from -1000 to 1000 there, got nan",
+        ),
+        (
+            damage(lambda c: c["offers"]["eagle"].__setitem__(500, -1)),
+            r"offers of 'eagle' must be numbers from 0 to .* there, got -1",
+        ),
+        (
+            damage(lambda c: c["offers"]["eagle"].__setitem__(0, 10**400)),
+            r"offers of 'eagle' must be numbers from -1000 to 1000 there, got 1000",
+        ),
+        (
+            damage(lambda c: c["offers"]["eagle"].__setitem__(0, "1")),
+            r"offers of 'eagle' must be numbers .* got '1'",
+        ),
+        (
+            damage(lambda c: c["plain_steps"].__setitem__(0, 1e9)),
+            r"plain_steps must be numbers from 0 to 200 there, got 1000000000.0",
+        ),
         (damage(lambda c: c.pop("weights")), r"is a damaged calibration: KeyError\('weights'\)"),
         (damage(lambda c: c.pop("reliability")), r"damaged calibration: KeyError"),
         (damage(lambda c: c.update(weights=[1])), r"damaged calibration: "),
@@ -185,6 +281,7 @@ def test_damaged_files_are_named(
     path = tmp_path / "calibration.json"
     engine = Engine()
     serve(engine, markov_text(200, 3))
+    serve_offers(engine)
     engine.calibration().save(path)
     path.write_text(damaged(path.read_text(encoding="utf-8")), encoding="latin-1")
     with pytest.raises(InvalidValueError, match=message):

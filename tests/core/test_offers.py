@@ -200,7 +200,8 @@ def test_no_offer_changes_nothing() -> None:
             drafts = engine.propose_batch(requests, offers=offers)
             assert drafts.tolist() == [[*text[2:], *text[2:]][: len(drafts.token_ids)]] or token
             engine.observe_batch(requests, [token], [0, 1])
-    assert engines[0].calibration() == engines[1].calibration()
+    first, second = (engine.calibration() for engine in engines)
+    assert (first.weights, first.reliability) == (second.weights, second.reliability)
 
 
 def test_time_spent_on_offers_counts() -> None:
@@ -356,6 +357,33 @@ def test_what_a_drafter_expects_and_the_time_that_it_takes_are_corrected() -> No
         engine.observe(request, target if easy and len(draft) == 4 else target[:1])
     assert np.mean(asked[True]) > 0.9
     assert np.mean(asked[False]) < 0.2
+
+
+@pytest.mark.parametrize("tree_budget", [None, 8])
+def test_asking_changes_no_draft(tree_budget: int | None) -> None:
+    """What `wants` found serves the next call for the same, and that call alone."""
+    random = np.random.default_rng(7)
+    asked, plain = (Engine(DraftConfig(lookahead=6, tree_budget=tree_budget)) for _ in range(2))
+    pairs = [(asked.add_request([1, 2]), plain.add_request([1, 2])) for _ in range(3)]
+    first, second = map(list, zip(*pairs, strict=True))
+    for _ in range(200):
+        token_cost = float(random.choice([0.0, 0.05]))
+        limits = random.integers(0, 7, 3).tolist()
+        asked.wants("eagle", first, token_cost=float(random.choice([0.0, 0.05])), limits=limits)
+        again = random.integers(0, 7, 3).tolist() if random.random() < 0.3 else limits
+        if random.random() < 0.2:
+            asked.propose(first[0], token_cost=0.0)
+        drafts, expected = (
+            engine.propose_batch(requests, token_cost=token_cost, limits=again)
+            for engine, requests in ((asked, first), (plain, second))
+        )
+        assert drafts.tolist() == expected.tolist()
+        assert drafts.probabilities.tolist() == expected.probabilities.tolist()
+        rows = [random.integers(0, 3, random.integers(1, 4)).tolist() for _ in range(3)]
+        offsets = np.cumsum([0, *map(len, rows)])
+        for engine, requests in ((asked, first), (plain, second)):
+            engine.observe_batch(requests, list(chain(*rows)), offsets)
+    assert asked.calibration().weights == plain.calibration().weights
 
 
 def test_wants_refuses_wrong_values() -> None:

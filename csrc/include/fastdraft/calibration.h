@@ -1,6 +1,7 @@
 // What an engine has learned about which draft tokens are accepted.
 #pragma once
 
+#include <string>
 #include <vector>
 
 namespace fastdraft {
@@ -13,9 +14,17 @@ struct ReliabilityBucket {
   double count = 0;      // how many tokens
 };
 
+// What was learned of the offers of one kind, as numbers that OfferModel writes and reads.
+struct OfferCalibration {
+  std::string kind;
+  std::vector<float> values;
+};
+
 struct Calibration {
   std::vector<float> weights;                  // of the acceptance model, feature by feature
   std::vector<ReliabilityBucket> reliability;  // since the engine began, by rising probability
+  std::vector<OfferCalibration> offers;        // in the order of the kinds
+  std::vector<float> plain_steps;              // what steps without offers come to
 };
 
 }  // namespace fastdraft

@@ -166,6 +166,11 @@ class FASTDRAFT_EXPORT Engine {
   // Goes on from the weights of a calibration. Throws InvalidValueError: another
   // number of them, one that is too large, or a drafter that learns nothing.
   void set_weights(const float* weights, std::int64_t count);
+  // Goes on from what a calibration has of offers; its kinds are added. Throws InvalidValueError as
+  // offer_kind, or where the numbers are not as many or not in the range of those that
+  // `calibration` gives.
+  void set_offers(const std::vector<OfferCalibration>& offers,
+                  const std::vector<float>& plain_steps);
 
   std::int64_t num_requests() const noexcept;
   std::int64_t bytes() const noexcept;  // of the indexes of all running requests
