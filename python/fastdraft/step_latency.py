@@ -253,6 +253,7 @@ class StepLatency:
         self._sizes = np.array(sorted(sizes), dtype=np.float64)
         self._a_row = a_row
         self._curves: dict[int, _Curve] = {}
+        self._points: dict[tuple[int, int], tuple[_Array, NDArray[np.int64]]] = {}
         self._lock = threading.Lock()
 
     @classmethod
@@ -289,19 +290,35 @@ class StepLatency:
         """
         if self._a_row and len(self._sizes):
             widest = min(widest, int(self._sizes[-1]))
-        padded = self._padded(rows, rows * np.arange(1.0, widest + 1))
-        seconds = self._curve(rows).seconds(self._widths(rows, padded))
-        runs = (padded / rows).astype(np.int64)
+        points, runs = self._points_of(rows, widest)
+        seconds = self._curve(rows).seconds(points)
         from_right = seconds[::-1]
         cheapest = np.minimum.accumulate(from_right)
-        # The running minimum belongs to the width that renewed it last.
-        renewed = np.maximum.accumulate(np.where(from_right <= cheapest, np.arange(widest), 0))
-        best, widths = cheapest[::-1], widest - renewed[::-1]
+        best = cheapest[::-1]
         own = best > _WORTH_PADDING * seconds
         # A step without drafts is never padded: its time is known best, and others are judged by
         # it.
         own[0] = True
+        if own.all():
+            return seconds, runs
+        # The running minimum belongs to the width that renewed it last.
+        renewed = np.maximum.accumulate(np.where(from_right <= cheapest, np.arange(widest), 0))
+        widths = widest - renewed[::-1]
         return np.where(own, seconds, best), runs[np.where(own, np.arange(widest), widths - 1)]
+
+    def _points_of(self, rows: int, widest: int) -> tuple[_Array, NDArray[np.int64]]:
+        """Where forwards of 1 .. `widest` tokens a row stand on the curve, and their own widths.
+
+        Not to be written to.
+        """
+        key = rows, widest
+        if key not in self._points:
+            padded = self._padded(rows, rows * np.arange(1.0, widest + 1))
+            found = self._widths(rows, padded), (padded / rows).astype(np.int64)
+            for each in found:
+                each.flags.writeable = False
+            self._points[key] = found
+        return self._points[key]
 
     def seconds_by_tokens(
         self, rows: int, widest: int = _LONGEST, *, hopeful: bool = False

@@ -246,6 +246,7 @@ class RowCache(Cache):
         self.layers.extend(_row_layer(layer, index) for index, layer in enumerate(prepared.layers))
         self.frames: dict[int | None, Frame] = {}
         self._prepared: DynamicCache | None = prepared
+        self._grouped: tuple[int, dict[int | None, list[_RowLayer]]] = 0, {}
         self._new_tokens = new_tokens
         self._most: int | None = None
 
@@ -346,11 +347,14 @@ class RowCache(Cache):
 
     def _by_window(self) -> dict[int | None, list[_RowLayer]]:
         """The layers by their windows: those of one window hold the same tokens."""
-        by_window: dict[int | None, list[_RowLayer]] = {}
-        for layer in self.layers:
-            if isinstance(layer, _RowLayer):
-                by_window.setdefault(layer.window, []).append(layer)
-        return by_window
+        if self._grouped[0] != len(self.layers):
+            # The first forward may add layers.
+            by_window: dict[int | None, list[_RowLayer]] = {}
+            for layer in self.layers:
+                if isinstance(layer, _RowLayer):
+                    by_window.setdefault(layer.window, []).append(layer)
+            self._grouped = len(self.layers), by_window
+        return self._grouped[1]
 
 
 def places_after(ended: Sequence[bool]) -> list[int]:

@@ -192,29 +192,28 @@ class Decoding:
     ) -> tuple[list[list[int]], NDArray[np.int64] | None]:
         """The tokens that each row emits, and where there are trees, `_Emitted.kept`."""
         rows, counts = self._running, drafts.counts
-        seeds = np.array([row.seed for row in rows]) if self.do_sample else None
-        firsts = np.array([row.prompt_tokens + row.emitted for row in rows])
+        seeds = positions = None
+        if self.do_sample:
+            seeds = np.array([row.seed for row in rows])
+            positions = np.array([row.prompt_tokens + row.emitted for row in rows])
         drawn = sorted(drafts.draft_logits)
         emitted: dict[int, list[int]] = {}
         if drawn:
             # Drafts that were sampled and those that were not are verified apart.
-            part = drafts.of(drawn)
             verified = verify(
                 self.warping(lines_of(scores, np.flatnonzero(drafts.are_lines_of(drawn)))),
-                part,
+                drafts.of(drawn),
                 seeds=None if seeds is None else seeds[drawn].tolist(),
-                positions=firsts[drawn].tolist(),
+                positions=None if positions is None else positions[drawn].tolist(),
             )
             emitted = dict(zip(drawn, verified.tolist(), strict=True))
         if len(drawn) == len(rows):
             return list(emitted.values()), None
-        lines = counts + 1
-        chosen = choose(
-            scores,
-            seeds=None if seeds is None else np.repeat(seeds, lines),
-            positions=np.repeat(firsts, lines) + drafts.depths,
-            warping=self.warping,
-        )
+        if seeds is not None and positions is not None:
+            lines = counts + 1
+            seeds = np.repeat(seeds, lines)
+            positions = np.repeat(positions, lines) + drafts.depths
+        chosen = choose(scores, seeds=seeds, positions=positions, warping=self.warping)
         paths = drafts.accepted(chosen)
         tokens: list[list[int]] = []
         for slot, (path, first) in enumerate(zip(paths, drafts.first_lines.tolist(), strict=True)):
@@ -328,7 +327,7 @@ class Decoding:
         for slot, (row, count) in enumerate(zip(rows, counts, strict=True)):
             first = int(offsets[slot]) + slot
             lines: slice | torch.Tensor = slice(first, first + count)
-            if emitted.kept is not None:
+            if emitted.kept is not None and (self.keep_scores or self.keep_logits):
                 (lines,) = on_device(emitted.scores.device, first + emitted.kept[slot, :count])
             if self.keep_scores:
                 row.scores.extend(emitted.scores[lines].clone())

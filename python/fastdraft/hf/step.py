@@ -149,7 +149,10 @@ class CachedModel:
         if columns is not None and logits.shape[1] == width > len(columns):
             # A model that cannot choose gives all.
             logits = logits[:, on_device(logits.device, columns)[0]]
-        return lines_of(logits.flatten(0, 1), np.flatnonzero(used)).to(self.home)
+        flat = logits.flatten(0, 1)
+        if not used.all():
+            flat = lines_of(flat, np.flatnonzero(used))
+        return flat.to(self.home)
 
 
 def padded(
@@ -161,6 +164,9 @@ def padded(
         The token ids; by how much each one's position is further on than the row's first, for
         chains; and which are no padding. All of shape (rows, width).
     """
+    if all(len(row) == width for row in tokens):
+        ids = np.array(tokens, np.int64)
+        return ids, np.broadcast_to(np.arange(width), ids.shape), np.ones(ids.shape, np.bool_)
     sizes = np.array([len(row) for row in tokens])
     # Padding repeats a row's last token, at its position: one further on may not exist.
     steps = np.minimum(np.arange(width), sizes[:, None] - 1)
@@ -178,12 +184,11 @@ def lines_of(logits: torch.Tensor, indices: NDArray[np.int64]) -> torch.Tensor:
     return logits[on_device(logits.device, indices)[0]]
 
 
-@torch.no_grad()
 def choose(
     scores: torch.Tensor,
     *,
     seeds: NDArray[np.int64] | None,
-    positions: NDArray[np.int64],
+    positions: NDArray[np.int64] | None,
     warping: Warping,
 ) -> list[int]:
     """The target's own token for each line of scores, -1 where all are -inf. Waits for the device.
@@ -196,6 +201,7 @@ def choose(
     """
     sampling = None
     if seeds is not None:
+        assert positions is not None
         drawn_by = on_device(scores.device, seeds, positions)
         sampling = Sampling(warping.of_lines(len(scores), scores.device), *drawn_by)
     chosen: list[int] = kernels_for(scores).choose(scores, sampling).tolist()
@@ -207,7 +213,7 @@ def verify(
     drafts: FlatDrafts,
     *,
     seeds: Sequence[int] | None,
-    positions: Sequence[int],
+    positions: Sequence[int] | None,
 ) -> Verified:
     """Verifies the drafts of a step: greedily without seeds, else by sampling.
 
