@@ -14,6 +14,7 @@ from fastdraft.drafters import Drafter
 from fastdraft.errors import InvalidValueError
 from fastdraft.hf.kv_cache import on_host
 from fastdraft.hf.masks import Masks
+from fastdraft.hf.requirements import IMAGE_INPUTS
 from fastdraft.hf.rows import UNLIMITED, Row, cancel_requests
 from fastdraft.hf.step import CachedModel
 
@@ -22,7 +23,7 @@ __all__ = ["forward_kwargs", "prefill"]
 
 def forward_kwargs(model_kwargs: dict[str, Any]) -> dict[str, Any]:
     """What every forward takes besides tokens, positions, mask and cache."""
-    own = ("attention_mask", "position_ids", "inputs_embeds", "past_key_values")
+    own = {"attention_mask", "position_ids", "inputs_embeds", "past_key_values", *IMAGE_INPUTS}
     return {key: value for key, value in model_kwargs.items() if key not in own}
 
 
@@ -82,11 +83,18 @@ def prefill(
     shown = np.ones((len(text), columns), dtype=bool)
     if masks.visible is not None:
         shown = masks.visible.numpy(force=True)
+    placeholders = [
+        getattr(model.config, name)
+        for name in ("image_token_id", "image_token_index")
+        if getattr(model.config, name, None) is not None
+    ]
     rows: list[Row] = []
     try:
         for index, line in enumerate(text):
             # More columns than tokens were shown where the prompt was given as embeddings.
             prompt = line[shown[index, columns - len(line) :]]
+            # Nothing is to be drafted from what stands for an image.
+            prompt = prompt[~np.isin(prompt, placeholders)]
             request = drafter.add_request(
                 prompt, prediction=predictions[index], **_given(templates=templates[index])
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 from transformers import GenerationConfig
@@ -11,7 +11,35 @@ from transformers.generation.configuration_utils import GenerationMode
 from fastdraft.drafters.assistant import require_model
 from fastdraft.errors import InvalidValueError
 
-__all__ = ["require_supported"]
+__all__ = ["IMAGE_INPUTS", "require_supported"]
+
+# What a prompt with images takes besides its tokens. The forwards behind it take nothing of it.
+IMAGE_INPUTS: Final = frozenset(
+    {
+        "image_grid_thw",
+        "image_sizes",
+        "mm_encoder_outputs",
+        "mm_token_type_ids",
+        "pixel_attention_mask",
+        "pixel_values",
+        "token_type_ids",
+    }
+)
+# Models that keep what they know of images in the key-value cache, where placeholders in the text
+# stand for it.
+_WITH_IMAGES: Final = (
+    "gemma3",
+    "idefics3",
+    "internvl",
+    "llava",
+    "llava_next",
+    "mistral3",
+    "paligemma",
+    "qwen2_5_vl",
+    "qwen2_vl",
+    "qwen3_vl",
+    "smolvlm",
+)
 
 
 def require_supported(
@@ -40,12 +68,7 @@ def require_supported(
             "synced_gpus must be off: ranks would take unequal numbers of steps"
         )
     _require_positions(model, config)
-    for name, value in model_kwargs.items():
-        known = ("attention_mask", "position_ids", "inputs_embeds")
-        if isinstance(value, torch.Tensor) and name not in known:
-            raise InvalidValueError(
-                f"inputs must be text or its embeddings, got {name} of shape {tuple(value.shape)}"
-            )
+    _require_known_inputs(model, model_kwargs)
     cache = model_kwargs.get("past_key_values")
     if cache is None:
         raise InvalidValueError("fastdraft needs a key-value cache, got use_cache=False")
@@ -61,6 +84,22 @@ def require_supported(
         raise InvalidValueError(
             f"a batch needs a model that takes position_ids, got {type(model).__name__}"
         )
+
+
+def _require_known_inputs(model: Any, model_kwargs: dict[str, Any]) -> None:
+    given = [name for name, value in model_kwargs.items() if isinstance(value, torch.Tensor)]
+    # What `generate` has encoded already, by its kind.
+    given += model_kwargs.get("mm_encoder_outputs") or {}
+    known = {"attention_mask", "position_ids", "inputs_embeds"}
+    kind = model.config.model_type
+    if kind in _WITH_IMAGES:
+        known |= {"image", *IMAGE_INPUTS}
+    for name in given:
+        if name not in known:
+            raise InvalidValueError(
+                "inputs must be text or its embeddings, or text with images for "
+                f"{', '.join(_WITH_IMAGES)}; got {name} for {kind}"
+            )
 
 
 def _require_mode(config: GenerationConfig, assistant_model: Any) -> None:
