@@ -32,6 +32,7 @@ class Batch(NamedTuple):
         where token t may come; None where all tokens may.
     logprobs, raw_logprobs: whether the result has them.
     workspace: the memory that fused kernels use; None for new memory. The reference ignores it.
+    likeliest: how many of each row's likeliest tokens the result has; 0 for none.
     """
 
     logits: Tensor
@@ -43,6 +44,7 @@ class Batch(NamedTuple):
     logprobs: bool = False
     raw_logprobs: bool = False
     workspace: Workspace | None = None
+    likeliest: int = 0
 
     @property
     def requests(self) -> int:
@@ -181,6 +183,19 @@ class Status(IntFlag):
     """A row was -inf throughout: it gave no token, and verification ended before it."""
 
 
+class Likeliest(NamedTuple):
+    """The likeliest tokens of each row, with the mask and the temperature, before filters.
+
+    token_ids: int32 (rows, n), the likeliest first, of equal ones the lowest id first; -1 for what
+        cannot come, which is everything where a row has NaN or +inf. Rows that no request owns
+        hold any values.
+    probabilities: float32 (rows, n), at temperature 1 for an argmax; 0 where there is no token.
+    """
+
+    token_ids: Tensor
+    probabilities: Tensor
+
+
 class Emitted(NamedTuple):
     """What a verification emits. Fused kernels write it in this form.
 
@@ -193,6 +208,7 @@ class Emitted(NamedTuple):
         distribution that it was chosen from, for an argmax the softmax at temperature 1; NaN after
         the last token, and where a row has no softmax. None unless asked for.
     raw_logprobs: the same under the softmax of the logits as they came, with all tokens allowed.
+    likeliest: of every row of logits, also of those that were not reached. None unless asked for.
     """
 
     token_ids: Tensor
@@ -201,6 +217,7 @@ class Emitted(NamedTuple):
     path: Tensor | None
     logprobs: Tensor | None
     raw_logprobs: Tensor | None
+    likeliest: Likeliest | None = None
 
 
 class Texts(NamedTuple):
@@ -286,7 +303,9 @@ class Kernels(Protocol):
         self, batch: Batch, sampling: Sampling, draft_distribution: DraftDistribution
     ) -> Emitted: ...
 
-    def choose(self, logits: Tensor, sampling: Sampling | None) -> Tensor: ...
+    def choose(
+        self, logits: Tensor, sampling: Sampling | None, *, likeliest: int = 0
+    ) -> tuple[Tensor, Likeliest | None]: ...
 
     def patch(self, batch: Batch, processors: Processors) -> Touched | None: ...
 

@@ -14,6 +14,8 @@ from fastdraft.kernels.reference import CHUNK
 
 # Parts of a chunk that filters look at on their own.
 PARTS: Final = 16
+# The most of a row's likeliest tokens.
+LIKELIEST: Final = 8
 
 
 class Size(NamedTuple):
@@ -33,6 +35,7 @@ class Shape(Enum):
     ROWS_CHUNKS = "rows, chunks"
     ROWS_PARTS = "rows, chunks, parts"
     ROWS_TOUCHED = "rows, touched"
+    ROWS_LIKELIEST = "rows, likeliest"
     REQUESTS = "requests"
     REQUESTS_DRAFT = "requests, max_draft"
     REQUESTS_EMITTED = "requests, max_draft + 1"
@@ -44,6 +47,7 @@ class Shape(Enum):
             Shape.ROWS_CHUNKS: (size.rows, chunks),
             Shape.ROWS_PARTS: (size.rows, chunks, PARTS),
             Shape.ROWS_TOUCHED: (size.rows, size.touched),
+            Shape.ROWS_LIKELIEST: (size.rows, LIKELIEST),
             Shape.REQUESTS: (size.requests,),
             Shape.REQUESTS_DRAFT: (size.requests, size.max_draft),
             Shape.REQUESTS_EMITTED: (size.requests, size.max_draft + 1),
@@ -97,6 +101,8 @@ BUFFERS: Final = {
     "path": Buffer(Shape.REQUESTS_DRAFT, torch.int32),
     "logprobs": Buffer(Shape.REQUESTS_EMITTED),
     "raw_logprobs": Buffer(Shape.REQUESTS_EMITTED),
+    "likeliest_ids": Buffer(Shape.ROWS_LIKELIEST, torch.int32),
+    "likeliest_probabilities": Buffer(Shape.ROWS_LIKELIEST),
 }
 
 

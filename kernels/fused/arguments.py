@@ -22,7 +22,9 @@ from fastdraft.kernels.fused import config
 from fastdraft.kernels.operands import Batch
 
 # Operands that a kernel is not compiled anew for: they change from one batch to the next.
-PER_BATCH = ("rows", "requests", "drafted", "max_draft", "allowed_stride", "programs", "tiles")
+PER_BATCH = (
+    *("rows", "requests", "drafted", "max_draft", "allowed_stride", "programs", "tiles", "count"),
+)
 # Nor for how these lie, of which only few values are read.
 ANY_ALIGNMENT = (
     "draft_ids",

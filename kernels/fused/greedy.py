@@ -5,7 +5,8 @@ logits and where it was, then looks into the best unit for the token, and raises
 a packed key and token, to what it found: an atomic maximum, so the order of programs does not
 matter. The program that finishes a request's last part compares the results with the draft.
 
-Log-probabilities need sums of exponentials: the kernel of sampled verification has them.
+Log-probabilities need sums of exponentials: the kernel of sampled verification has them. So do the
+likeliest tokens.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from fastdraft.kernels.fused.rows import (
     unpack,
     values_of,
 )
-from fastdraft.kernels.operands import Batch, Emitted, Sampling
+from fastdraft.kernels.operands import Batch, Emitted, Likeliest, Sampling
 from fastdraft.kernels.workspace import Scratch, take_output
 
 
@@ -127,7 +128,7 @@ def verify_greedy(batch: Batch) -> Emitted:
 
     The results are the workspace's buffers, if there is one.
     """
-    if batch.logprobs or batch.raw_logprobs:
+    if batch.logprobs or batch.raw_logprobs or batch.likeliest:
         return sampled.verify_in_one_launch(batch, None)
     logits = batch.logits
     output = take_output(batch)
@@ -149,11 +150,12 @@ def verify_greedy(batch: Batch) -> Emitted:
     return output
 
 
-def choose(logits: Tensor, sampling: Sampling | None) -> Tensor:
+def choose(
+    logits: Tensor, sampling: Sampling | None, *, likeliest: int = 0
+) -> tuple[Tensor, Likeliest | None]:
     """The reference's `choose`: a verification of as many requests as rows, without drafts."""
     nothing = torch.empty(0, dtype=torch.int32, device=logits.device)
     offsets = torch.zeros(len(logits) + 1, dtype=torch.int64, device=logits.device)
-    batch = Batch(logits, nothing, offsets, max_draft=0)
-    if sampling is None:
-        return verify_greedy(batch).token_ids[:, 0]
-    return sampled.verify_sampled(batch, sampling).token_ids[:, 0]
+    batch = Batch(logits, nothing, offsets, max_draft=0, likeliest=likeliest)
+    emitted = sampled.verify_sampled(batch, sampling) if sampling else verify_greedy(batch)
+    return emitted.token_ids[:, 0], emitted.likeliest

@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from fastdraft.kernels.fused import config, threshold
+from fastdraft.kernels.fused import config, likeliest, threshold
 from fastdraft.kernels.fused.acceptance import accept
 from fastdraft.kernels.fused.arguments import (
     ANY_ALIGNMENT,
@@ -199,8 +199,9 @@ def finish_kernel(
 def verify_sampled(batch: Batch, sampling: Sampling) -> Emitted:
     """The reference's `verify_sampled`, of logits of 16 or 32 bits.
 
-    One launch without filters, three with one; the logits are read once, and a chunk of each row
-    again. The results are the workspace's buffers, if there is one.
+    One launch without filters, three with one, and one more for the likeliest tokens; the logits
+    are read once, and a chunk of each row again. The results are the workspace's buffers, if there
+    is one.
     """
     if not sampling.warpers.has_filters:
         return verify_in_one_launch(batch, sampling)
@@ -209,6 +210,7 @@ def verify_sampled(batch: Batch, sampling: Sampling) -> Emitted:
         batch, *threshold.BUFFERS, "chunk_maximum", "chunk_sum", "row_results", "request_arrivals"
     )
     row_statistics(batch, sampling.warpers.temperature, scratch)
+    found = likeliest.launch(batch, sampling, scratch)
     threshold.launch(batch, sampling.warpers, scratch)
     with torch.cuda.device_of(batch.logits):
         finish_kernel[(len(batch.logits),)](
@@ -223,24 +225,23 @@ def verify_sampled(batch: Batch, sampling: Sampling) -> Emitted:
             C=Config.of(batch),
             num_warps=config.WARPS,
         )
-    return output
+    return output._replace(likeliest=found)
 
 
 def verify_in_one_launch(batch: Batch, sampling: Sampling | None) -> Emitted:
-    """Verification without filters; the argmax of all rows without sampling."""
+    """Verification without filters; the argmax of all rows without sampling.
+
+    One launch more for the likeliest tokens, if the batch asks for them.
+    """
     logits, output = batch.logits, take_output(batch)
+    scratch = Scratch.take(
+        batch, "chunk_maximum", "chunk_sum", "row_results", "row_arrivals", "request_arrivals"
+    )
     programs, tiles = config.split_chunks(*logits.shape)
     with torch.cuda.device_of(logits):
         sampled_kernel[(len(logits) * programs,)](
             Rows.of(logits, config.unit(logits)),
-            Scratch.take(
-                batch,
-                "chunk_maximum",
-                "chunk_sum",
-                "row_results",
-                "row_arrivals",
-                "request_arrivals",
-            ),
+            scratch,
             output,
             **drafts_of(batch),
             **mask_of(batch),
@@ -253,4 +254,4 @@ def verify_in_one_launch(batch: Batch, sampling: Sampling | None) -> Emitted:
             C=Config.of(batch),
             num_warps=config.WARPS,
         )
-    return output
+    return output._replace(likeliest=likeliest.launch(batch, sampling, scratch))

@@ -5,14 +5,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fastdraft.kernels.operands import Batch, Emitted, Sampling, Status
-from fastdraft.kernels.reference.sampling import Chosen, argmax, draw
+from fastdraft.kernels.operands import Batch, Emitted, Likeliest, Sampling, Status
+from fastdraft.kernels.reference.sampling import Chosen, argmax, draw, likeliest_of
 from fastdraft.kernels.reference.trees import doubled, in_slots, parent_slots, tree_depths
 
 
 def verify_greedy(batch: Batch) -> Emitted:
     """Greedy verification."""
-    return emit(argmax(batch.logits, batch.allowed, **batch.wanted), batch)
+    emitted = emit(argmax(batch.logits, batch.allowed, **batch.wanted), batch)
+    if not batch.likeliest:
+        return emitted
+    return emitted._replace(
+        likeliest=likeliest_of(batch.logits, batch.likeliest, allowed=batch.allowed)
+    )
 
 
 def verify_sampled(batch: Batch, sampling: Sampling) -> Emitted:
@@ -31,17 +36,30 @@ def verify_sampled(batch: Batch, sampling: Sampling) -> Emitted:
         depth = depths[request, depth.clamp(max=batch.max_draft)]
     of_rows = sampling.of(request)
     of_rows = of_rows._replace(positions=of_rows.positions + depth)
-    return emit(draw(batch.logits, of_rows, batch.allowed, **batch.wanted), batch)
+    emitted = emit(draw(batch.logits, of_rows, batch.allowed, **batch.wanted), batch)
+    if not batch.likeliest:
+        return emitted
+    temperature = of_rows.warpers.temperature
+    return emitted._replace(
+        likeliest=likeliest_of(batch.logits, batch.likeliest, temperature, allowed=batch.allowed)
+    )
 
 
-def choose(logits: Tensor, sampling: Sampling | None) -> Tensor:
+def choose(
+    logits: Tensor, sampling: Sampling | None, *, likeliest: int = 0
+) -> tuple[Tensor, Likeliest | None]:
     """The target's own token of each row of logits, integers (rows,), -1 for an empty row.
 
     sampling: of rows; None for the largest logit. What the operations above compare drafts with,
-    for a loop that compares them on the host.
+    for a loop that compares them on the host. Beside it, so many of each row's likeliest tokens;
+    None for none.
     """
     chosen = argmax(logits) if sampling is None else draw(logits, sampling)
-    return torch.where(chosen.maxima == -torch.inf, -1, chosen.tokens)
+    tokens = torch.where(chosen.maxima == -torch.inf, -1, chosen.tokens)
+    if not likeliest:
+        return tokens, None
+    temperature = None if sampling is None else sampling.warpers.temperature
+    return tokens, likeliest_of(logits, likeliest, temperature)
 
 
 def emit(chosen: Chosen, batch: Batch) -> Emitted:

@@ -46,7 +46,7 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from fastdraft.kernels.operands import Sampling, Warpers
+from fastdraft.kernels.operands import Likeliest, Sampling, Warpers
 from fastdraft.kernels.reference.noise import CHUNK_STREAM, TOKEN_STREAM, exponential_noise
 
 CHUNK: Final = 1024
@@ -219,6 +219,42 @@ def draw(
         raw = log_softmax_of(token, x) if raw_logprobs else None
         parts.append(Chosen(token, maximum, logprob, raw))
     return join(parts)
+
+
+def likeliest_of(
+    logits: Tensor,
+    count: int,
+    temperature: Tensor | None = None,
+    allowed: Tensor | None = None,
+) -> Likeliest:
+    """The `count` likeliest tokens of each row of logits (rows, vocabulary).
+
+    temperature: float32 (rows,), 0 counts as 1, like None; allowed: as in `mask`.
+    """
+    parts = []
+    for part in slabs(len(logits), logits):
+        x = as_float(logits[part])
+        x = chunked(x if allowed is None else mask(x, allowed[part]))
+        heat = torch.ones_like(x[:, 0, 0])
+        if temperature is not None:
+            heat = torch.where(temperature[part] == 0, heat, temperature[part].to(x.dtype))
+        maximum = x.amax(-1).amax(-1)
+        sums = total(weigh(x, maximum=maximum, warpers=Warpers(heat)))
+        # The chunks of the largest maxima hold them all; of equal chunks the first.
+        order = x.amax(-1).sort(descending=True, stable=True).indices[:, :count].sort().values
+        rest = x.gather(1, order[:, :, None].expand(-1, -1, x.shape[2]))
+        tokens, chances = [], []
+        for _ in range(count):
+            place, value = _largest(rest)
+            rest.flatten(1).scatter_(1, place[:, None], -torch.inf)
+            chunk = order.gather(1, place[:, None] // x.shape[2])[:, 0]
+            token = chunk * x.shape[2] + place % x.shape[2]
+            can_come = maximum.isfinite() & (value > -torch.inf)
+            chance = ((value - maximum).double() / heat).exp() / sums
+            tokens.append(torch.where(can_come, token, -1).int())
+            chances.append(torch.where(can_come, chance, 0.0).float())
+        parts.append(Likeliest(torch.stack(tokens, 1), torch.stack(chances, 1)))
+    return Likeliest(*map(torch.cat, zip(*parts, strict=True)))
 
 
 def race(

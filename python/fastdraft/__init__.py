@@ -16,6 +16,7 @@ from fastdraft.engine import Draft, DraftBatch, Engine, Source
 from fastdraft.memory import Memory
 from fastdraft.offers import Offers
 from fastdraft.stats import DraftStats
+from fastdraft.successors import Successors
 
 __version__ = "0.1.0"
 __all__ = [
@@ -30,5 +31,6 @@ __all__ = [
     "Memory",
     "Offers",
     "Source",
+    "Successors",
     "__version__",
 ]

@@ -11,7 +11,7 @@ import fastdraft.stats
 import numpy
 import numpy.typing
 import typing
-__all__: list[str] = ['Datastore', 'DatastoreWriter', 'Draft', 'DraftBatch', 'Engine', 'FEATURES', 'MAX_REQUEST_TOKENS', 'MOST_WEIGHT', 'OFFER_RANGES', 'STEP_RANGES', 'check_config']
+__all__: list[str] = ['Datastore', 'DatastoreWriter', 'Draft', 'DraftBatch', 'Engine', 'FEATURES', 'MAX_REQUEST_TOKENS', 'MOST_WEIGHT', 'OFFER_RANGES', 'STEP_RANGES', 'Successors', 'check_config']
 class Draft:
     """
     The tokens guessed for one step of a request, as read-only columns.
@@ -237,6 +237,21 @@ class DatastoreWriter:
     def num_tokens(self) -> int:
         """
         The tokens appended so far.
+        """
+class Successors:
+    """
+    The core of fastdraft.Successors.
+    """
+    def __init__(self, *, slots: typing.SupportsInt | typing.SupportsIndex) -> None:
+        ...
+    def _learn(self, contexts: numpy.typing.ArrayLike, token_ids: numpy.typing.ArrayLike, probabilities: typing.Annotated[numpy.typing.ArrayLike, numpy.float32]) -> None:
+        ...
+    def _trees(self, ends: numpy.typing.ArrayLike) -> tuple:
+        ...
+    @property
+    def slots(self) -> int:
+        """
+        How many contexts the table has room for.
         """
 class Engine:
     """

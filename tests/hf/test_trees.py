@@ -13,9 +13,10 @@ from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, Sto
 from transformers.generation.stopping_criteria import StoppingCriteria
 from transformers.generation.streamers import BaseStreamer
 
-from fastdraft import DraftConfig, hf
+from fastdraft import DraftConfig, Engine, hf
 from fastdraft.errors import InvalidValueError
 from fastdraft.hf.drafts import FlatDrafts
+from fastdraft.step_latency import StepLatency
 from hf_models import (
     EOS,
     FAMILIES,
@@ -436,3 +437,42 @@ def test_padding_of_a_tree_sees_itself_alone() -> None:
     assert (sees.sum(-1) - 1).tolist() == [[0, 1, 1, 2, 0], [0, 1, 0, 0, 0]]
     assert sees[0, 3].tolist() == [True, False, True, True, False]
     assert sees[1, 3].tolist() == [False, False, False, True, False]
+
+
+class _Flat(StepLatency):
+    """A device on which a draft token costs nothing that can be measured."""
+
+    def best_widths(self, rows: int, widest: int = 33) -> tuple[Any, Any]:
+        return 1 + 1e-4 * np.arange(widest), np.arange(1, widest + 1)
+
+    def wants_plain_step(self, rows: int) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize(
+    "options", [{}, {"do_sample": True, "seed": 5, "temperature": 0.7}], ids=str
+)
+def test_what_logits_expect_is_drafted_where_drafts_are_cheap(
+    rows: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The output is the same; it takes fewer steps than with the likeliest tokens left out."""
+    model = tiny_model("llama")
+    StepLatency._of_model[model] = {("cpu", ()): _Flat("cpu")}
+    inputs = repetitive_batch(rows)
+    common = {"do_sample": False, "max_new_tokens": 64, "eos_token_id": None, **options}
+
+    def decode(engine: Any) -> Any:
+        return hf.generate(model, **inputs, **common, drafter=engine)
+
+    chains = decode(Engine())
+    engine = Engine(DraftConfig(tree_budget=32))
+    output = decode(engine)
+    assert output.sequences.tolist() == chains.sequences.tolist()
+    assert engine.offer_kinds == ("successors",)
+    monkeypatch.setattr("fastdraft.hf.loop._CHEAP", -1)
+    without = Engine(DraftConfig(tree_budget=32))
+    plain = decode(without)
+    assert plain.sequences.tolist() == chains.sequences.tolist()
+    assert without.offer_kinds == ()
+    assert output.stats.accepted > plain.stats.accepted

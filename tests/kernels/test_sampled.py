@@ -209,8 +209,10 @@ def test_choices_are_the_reference(dtype, filters):
     numbers = torch.arange(len(logits))
     sampling = Sampling(warpers, seeds=numbers, positions=numbers + 40)
     for drawn_by in (None, sampling):
-        expected = reference.choose(logits, drawn_by)
-        got = fused.choose(logits, drawn_by)
+        expected, likeliest = reference.choose(logits, drawn_by, likeliest=3)
+        got, likeliest_too = fused.choose(logits, drawn_by, likeliest=3)
+        assert torch.equal(likeliest.token_ids, likeliest_too.token_ids)
+        assert fused.choose(logits, drawn_by)[1] is None
         usable = expected >= 0
         assert torch.equal(got >= 0, usable)
         assert torch.equal(got[usable].long(), expected[usable])

@@ -143,6 +143,8 @@ def launches(*, every_variant: bool) -> dict[str, Callable[[], None]]:
             "sampled mask": partial(sampled, dtype, allowed=allowed()),
             "sampled filters": partial(sampled, dtype, **FILTERS),
             "sampled logprobs": partial(sampled, dtype, **LOGPROBS),
+            "greedy likeliest": partial(greedy, dtype, likeliest=8),
+            "sampled likeliest": partial(sampled, dtype, likeliest=8, allowed=allowed()),
             "rejection logits": partial(rejection, dtype, "draft_logits"),
             "rejection probs": partial(rejection, dtype, "draft_probs"),
             "rejection filters": partial(rejection, dtype, "draft_probs", **FILTERS),

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from fastdraft.drafters import Drafter
+from fastdraft.engine import Engine
 from fastdraft.errors import FastdraftError
 from fastdraft.hf.drafts import FlatDrafts, RowDraft
 from fastdraft.hf.fused_processors import Texts
@@ -26,9 +27,15 @@ from fastdraft.hf.positions import PositionCriteria, PositionProcessors, Positio
 from fastdraft.hf.rows import UNLIMITED, Row, cancel_requests
 from fastdraft.hf.step import CachedModel, choose, lines_of, verify
 from fastdraft.hf.vocabulary import require_known_ids
+from fastdraft.offers import Offers
 from fastdraft.step_latency import StepLatency
+from fastdraft.successors import Successors
 
 __all__ = ["Decoding"]
+
+# Where a draft token costs more than this part of a step, the likeliest tokens gain nothing.
+_CHEAP = 0.01
+_LIKELIEST = 8
 
 
 @dataclass(frozen=True)
@@ -80,6 +87,13 @@ class Decoding:
     def __post_init__(self) -> None:
         self._running = list(self.rows)
         self._columns: int = self.text.shape[1]
+        # What the logits say may follow, for trees; how many tokens of each line it takes now.
+        self._successors: Successors | None = None
+        self._likeliest = 0
+        if isinstance(self.drafter, Engine) and self.target.takes_trees:
+            self._tree_budget = self.drafter.config.tree_budget
+            if self._tree_budget is not None:
+                self._successors = Successors()
 
     def length(self, row: Row) -> int:
         """Tokens of `row`, padding included."""
@@ -146,15 +160,50 @@ class Decoding:
             limits[slot] = min(limits[slot], row.room)
         # Time by the tokens of all rows; only whole widths come up, the rest is in between.
         tokens = np.arange(1, len(rows) * len(seconds) + 1)
+        offers = self._offers(seconds)
         batch = self.drafter.propose_batch(
             [row.request for row in rows],
             limits=limits,
             cost=np.interp(tokens, tokens[len(rows) - 1 :: len(rows)], seconds),
             padded=True,
+            **({} if offers is None else {"offers": offers}),
         )
         require_known_ids(batch.token_ids, self.target.vocabulary)
         drafts = FlatDrafts.of_batch(batch)
         return drafts if drafts.are_chains or self.target.takes_trees else drafts.best_chains()
+
+    def _offers(self, seconds: NDArray[np.float64]) -> Offers | None:
+        """What the logits so far say may follow each row, where drafts are cheap trees."""
+        if self._successors is None:
+            return None
+        assert self._tree_budget is not None
+        width = min(self._tree_budget, len(seconds) - 1)
+        is_cheap = seconds[width] - seconds[0] <= _CHEAP * width * seconds[0]
+        self._likeliest = _LIKELIEST if is_cheap else 0
+        return self._successors.offers(self._ends(3)) if is_cheap else None
+
+    def _ends(self, count: int) -> NDArray[np.int64]:
+        """The last tokens of each row, (rows, count), -1 for those before its first column."""
+        lengths = np.array([self.length(row) for row in self._running])
+        columns = lengths[:, None] + np.arange(-count, 0)
+        indices = np.array([row.index for row in self._running])[:, None]
+        return np.where(columns < 0, -1, self.text[indices, columns.clip(0)])
+
+    def _learn(
+        self, drafts: FlatDrafts, token_ids: NDArray[np.int32], probabilities: NDArray[np.float32]
+    ) -> None:
+        """Learns the likeliest tokens of each line of logits."""
+        assert self._successors is not None
+        firsts = drafts.first_lines
+        contexts = np.empty((len(token_ids), 2), np.int64)
+        contexts[firsts] = self._ends(2)
+        drafted = np.ones(len(token_ids), bool)
+        drafted[firsts] = False
+        contexts[drafted, 1] = drafts.token_ids
+        parents = np.repeat(firsts, drafts.counts) + 1 + drafts.parents
+        contexts[drafted, 0] = contexts[parents, 1]
+        known = np.where(token_ids < self.target.vocabulary, token_ids, -1)
+        self._successors.learn(contexts, known, probabilities.clip(0, 1))
 
     def _choose(self, logits: torch.Tensor, drafts: FlatDrafts) -> _Emitted:
         """The tokens that the target emits in this step; reading them waits for the device.
@@ -213,7 +262,15 @@ class Decoding:
             lines = counts + 1
             seeds = np.repeat(seeds, lines)
             positions = np.repeat(positions, lines) + drafts.depths
-        chosen = choose(scores, seeds=seeds, positions=positions, warping=self.warping)
+        chosen, likely, chances = choose(
+            scores,
+            seeds=seeds,
+            positions=positions,
+            warping=self.warping,
+            likeliest=self._likeliest,
+        )
+        if self._successors is not None and self._likeliest:
+            self._learn(drafts, likely, chances)
         paths = drafts.accepted(chosen)
         tokens: list[list[int]] = []
         for slot, (path, first) in enumerate(zip(paths, drafts.first_lines.tolist(), strict=True)):

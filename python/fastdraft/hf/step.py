@@ -190,7 +190,8 @@ def choose(
     seeds: NDArray[np.int64] | None,
     positions: NDArray[np.int64] | None,
     warping: Warping,
-) -> list[int]:
+    likeliest: int = 0,
+) -> tuple[list[int], NDArray[np.int32], NDArray[np.float32]]:
     """The target's own token for each line of scores, -1 where all are -inf. Waits for the device.
 
     Args:
@@ -198,14 +199,24 @@ def choose(
         seeds: (lines,), of the random numbers that a token is drawn with; `None` for the likeliest.
         positions: (lines,), the position of each token, for the same.
         warping: Of the distribution that a token is drawn from.
+        likeliest: How many of each line's likeliest tokens to find.
+
+    Returns:
+        The tokens; the likeliest tokens of each line, (lines, likeliest), -1 for what cannot come;
+        and their probabilities.
     """
     sampling = None
     if seeds is not None:
         assert positions is not None
         drawn_by = on_device(scores.device, seeds, positions)
         sampling = Sampling(warping.of_lines(len(scores), scores.device), *drawn_by)
-    chosen: list[int] = kernels_for(scores).choose(scores, sampling).tolist()
-    return chosen
+    chosen, found = kernels_for(scores).choose(scores, sampling, likeliest=likeliest)
+    if found is not None:  # in one read
+        chances = found.probabilities.view(torch.int32)
+        chosen = torch.cat([chosen[:, None].int(), found.token_ids, chances], dim=1)
+    read = chosen.int().numpy(force=True).reshape(len(scores), 1 + 2 * likeliest)
+    tokens: list[int] = read[:, 0].tolist()
+    return tokens, read[:, 1 : 1 + likeliest], read[:, 1 + likeliest :].copy().view(np.float32)
 
 
 def verify(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fastdraft.errors import InvalidValueError
 from fastdraft.kernels.operands import Batch, Sampling, Warpers
-from fastdraft.kernels.workspace import Size, Workspace
+from fastdraft.kernels.workspace import LIKELIEST, Size, Workspace
 
 LOGIT_TYPES: Final = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 INTEGER_TYPES: Final = (torch.int32, torch.int64)
@@ -50,6 +50,7 @@ def check_batch(
     raw_logprobs: bool,
     max_draft: int | None,
     workspace: Workspace | None,
+    likeliest: int = 0,
 ) -> Batch:
     """Checks a ragged batch; gives it on the logits' device.
 
@@ -91,6 +92,8 @@ def check_batch(
     for name, value in (("logprobs", logprobs), ("raw_logprobs", raw_logprobs)):
         if not isinstance(value, bool):
             raise InvalidValueError(f"{name} must be True or False, got {value!r}")
+    if not (isinstance(likeliest, Integral) and 0 <= likeliest <= LIKELIEST):
+        raise InvalidValueError(f"likeliest must be from 0 to {LIKELIEST}, got {likeliest!r}")
     return Batch(
         logits,
         _place(draft_ids, logits.device, draft_ids.dtype),
@@ -101,6 +104,7 @@ def check_batch(
         logprobs,
         raw_logprobs,
         workspace,
+        int(likeliest),
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fastdraft.kernels.operands import Batch, Emitted, Kernels, Status, Touched
+from fastdraft.kernels.operands import Batch, Emitted, Kernels, Likeliest, Status, Touched
 from fastdraft.kernels.workspace import Workspace
 from fastdraft.verification.backend import kernels_for
 from fastdraft.verification.checks import check_batch, check_sampling
@@ -28,6 +28,10 @@ class Verified:
         greedy request, with processors and mask, at temperature 1. NaN after the last token, and
         where a row with NaN or +inf has no probabilities. None unless asked for.
     raw_logprobs: the same under the softmax of the model's own logits.
+    likeliest: the likeliest tokens of each row of logits, in the order of the rows: token_ids int32
+        (rows, n), and probabilities float32 (rows, n), with processors, mask and temperature,
+        before filters; for a greedy request at temperature 1. -1 and 0 for what cannot come. None
+        unless asked for.
     """
 
     token_ids: Tensor
@@ -36,6 +40,7 @@ class Verified:
     _tree_path: Tensor | None = None
     logprobs: Tensor | None = None
     raw_logprobs: Tensor | None = None
+    likeliest: Likeliest | None = None
 
     @property
     def path(self) -> Tensor:
@@ -70,6 +75,7 @@ def verify_greedy(
     processors: Processors | None = None,
     logprobs: bool = False,
     raw_logprobs: bool = False,
+    likeliest: int = 0,
     max_draft: int | None = None,
     workspace: Workspace | None = None,
 ) -> Verified:
@@ -84,6 +90,9 @@ def verify_greedy(
             that they touch are overwritten.
         logprobs, raw_logprobs: whether the result has them. When there are processors, the raw ones
             take a second pass over the logits, and memory for what the processors touch.
+        likeliest: how many of each row's likeliest tokens the result has, at most 8. Rows of
+            refused draft tokens have them too. On a device they take another launch, which reads
+            as many chunks of 1,024 logits again.
         max_draft: the result has max_draft + 1 columns. Without it, that of the longest draft, or
             when the offsets are on a device, the workspace's, or without one that of all drafted
             tokens together. On a device, a longer draft is cut to max_draft tokens.
@@ -105,6 +114,7 @@ def verify_greedy(
         raw_logprobs=raw_logprobs,
         max_draft=max_draft,
         workspace=workspace,
+        likeliest=likeliest,
     )
     kernels = kernels_for(logits)
     batch, touched = process(kernels, batch, processors)
@@ -128,6 +138,7 @@ def verify_sampled(
     processors: Processors | None = None,
     logprobs: bool = False,
     raw_logprobs: bool = False,
+    likeliest: int = 0,
     max_draft: int | None = None,
     workspace: Workspace | None = None,
 ) -> Verified:
@@ -153,7 +164,8 @@ def verify_sampled(
         positions: int32 or int64 (requests,), the absolute position, from 0, of the token that
             follows the text's last one. A request whose seed stays the same draws independent
             tokens at different positions.
-        allowed, processors, logprobs, raw_logprobs, max_draft, workspace: as in `verify_greedy`.
+        allowed, processors, logprobs, raw_logprobs, likeliest, max_draft, workspace: as in
+            `verify_greedy`.
 
     Raises:
         InvalidValueError: an operand has a wrong type, shape or device, or a value out of range.
@@ -171,6 +183,7 @@ def verify_sampled(
         raw_logprobs=raw_logprobs,
         max_draft=max_draft,
         workspace=workspace,
+        likeliest=likeliest,
     )
     sampling = check_sampling(
         batch,
