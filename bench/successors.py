@@ -21,7 +21,7 @@ from fastdraft.demo import ensure_model
 from fastdraft.step_latency import StepLatency
 from harness import Row, about, add_requests, finish, parser, recorded_families, show
 
-MODES = {"without": -1.0, "with": 0.01}  # the dearest draft token for which they are used
+MODES = {"without": -1.0, "with": 0.005}  # the dearest draft token for which they are used
 LONGEST_PROMPT = 600
 
 
