@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
 from transformers.generation.streamers import BaseStreamer
 
-from fastdraft import hf
+from fastdraft import DraftConfig, Engine, hf
 from fastdraft.hf.loop import Decoding
 from fastdraft.kernels.reference import sampling
 from fastdraft.verification import processors
@@ -54,7 +55,7 @@ def llama() -> Any:
     ],
     ids=lambda value: str(value) if isinstance(value, int) else "-".join(value) or "greedy",
 )
-@pytest.mark.parametrize("drafts", ["chains", "trees"])
+@pytest.mark.parametrize("drafts", ["chains", "trees", "logits"])
 def test_a_step_waits_once(
     llama: Any, rows: int, options: dict[str, Any], drafts: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,6 +79,9 @@ def test_a_step_waits_once(
     more: dict[str, Any] = {"drafter": Forester(expected.tolist())}
     if drafts == "chains":
         more = {"drafter": Generous(), "prediction": [edited(row) for row in expected]}
+    if drafts == "logits":
+        monkeypatch.setattr("fastdraft.hf.loop._CHEAP", math.inf)
+        more = {"drafter": Engine(DraftConfig(tree_budget=8))}
     output = hf.generate(
         llama,
         **inputs,
