@@ -9,6 +9,7 @@ modelled speed: tokens / (steps + token cost x draft tokens). Both modes decode 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import geometric_mean
 from typing import Any
 from unittest import mock
@@ -16,7 +17,7 @@ from unittest import mock
 import numpy as np
 import torch
 
-from fastdraft import DraftConfig, Engine, hf
+from fastdraft import DraftConfig, DraftStats, Engine, hf
 from fastdraft.demo import ensure_model
 from fastdraft.step_latency import StepLatency
 from harness import Row, about, add_requests, finish, parser, recorded_families, show
@@ -39,9 +40,9 @@ class Modelled(StepLatency):
         return False
 
 
-def decode(model: Any, prompt: list[int], engine: Engine, most: int) -> hf.SpeculativeOutput:
+def decode(model: Any, prompt: list[int], engine: Engine, most: int) -> DraftStats:
     ids = torch.tensor([prompt])
-    return hf.generate(
+    output = hf.generate(
         model,
         input_ids=ids,
         attention_mask=torch.ones_like(ids),
@@ -51,6 +52,8 @@ def decode(model: Any, prompt: list[int], engine: Engine, most: int) -> hf.Specu
         pad_token_id=0,
         drafter=engine,
     )
+    assert output.stats is not None
+    return output.stats
 
 
 def main() -> None:
@@ -77,7 +80,7 @@ def main() -> None:
             ):
                 for record in records[: options.most]:
                     prompt = record.prompt_ids[-LONGEST_PROMPT:].tolist()
-                    stats = decode(model, prompt, engine, options.tokens).stats
+                    stats = decode(model, prompt, engine, options.tokens)
                     steps += stats.steps
                     emitted += stats.emitted
                     drafted += stats.drafted
@@ -96,13 +99,10 @@ def main() -> None:
             key: geometric_mean(row[mode][key] for row in found)
             for key in ("tokens_per_step", "speed")
         }
-    columns = {
-        f"{title}, {mode}": (mode, key)
-        for title, key in (("tokens a step", "tokens_per_step"), ("speed", "speed"))
-        for mode in MODES
-    }
-    columns = {"family": ("family",), **columns, "ratio": ("ratio",)}
-    show("with the likeliest tokens", columns, [*found, mean])
+    columns: dict[str, Sequence[str]] = {"family": "family"}
+    for title, key in (("tokens a step", "tokens_per_step"), ("speed", "speed")):
+        columns.update({f"{title}, {mode}": (mode, key) for mode in MODES})
+    show("with the likeliest tokens", {**columns, "ratio": "ratio"}, [*found, mean])
     finish(options, {**machine, "rows": found, "mean": mean})
 
 
