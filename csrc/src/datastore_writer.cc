@@ -441,8 +441,9 @@ std::int64_t DatastoreWriter::append_all(const Datastore& source, std::int64_t f
         }
         const bool output = reader.output(position + i);
         const std::int64_t begin = i;
-        do ++i;
-        while (i < count && is_token(i) && reader.output(position + i) == output);
+        do {
+          ++i;
+        } while (i < count && is_token(i) && reader.output(position + i) == output);
         runs.push_back({begin, i - begin, output, 0});
       }
       position += std::max<std::int64_t>(i, 1);

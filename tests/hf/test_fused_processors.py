@@ -26,6 +26,18 @@ class _Own(stock.RepetitionPenaltyLogitsProcessor):
     """A class of the caller's, which is called whatever it inherits from."""
 
 
+def _takes_numbers_by_row() -> bool:
+    """Whether this transformers lets a penalty ignore another number of tokens in each row."""
+    try:
+        stock.RepetitionPenaltyLogitsProcessor(1.2, torch.tensor([1]))
+    except ValueError:
+        return False
+    return True
+
+
+BY_ROW = _takes_numbers_by_row()
+
+
 def _processor(draw: random.Random, rows: int) -> Any:
     def tokens(most: int, least: int = 1) -> list[int]:
         return [draw.randrange(VOCABULARY) for _ in range(draw.randint(least, most))]
@@ -33,13 +45,9 @@ def _processor(draw: random.Random, rows: int) -> Any:
     def value() -> float:
         return draw.choice([0.7, -1.3, 2.1, -float("inf")])
 
-    ignored = draw.choice(
-        [
-            None,
-            draw.randrange(COLUMNS),
-            torch.tensor([draw.randrange(COLUMNS) for _ in range(rows)]),
-        ]
-    )
+    ignored: Any = draw.choice([None, draw.randrange(COLUMNS)])
+    if BY_ROW and draw.random() < 0.3:
+        ignored = torch.tensor([draw.randrange(COLUMNS) for _ in range(rows)])
     makers: list[Any] = [
         lambda: stock.SequenceBiasLogitsProcessor(
             {(token,): value() for token in tokens(4)} | {tuple(tokens(3, 2)): -float("inf")}

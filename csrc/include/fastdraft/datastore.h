@@ -144,12 +144,16 @@ class FASTDRAFT_EXPORT Datastore {
   // `grow` is called each time before the oldest text would have to leave, without the store's
   // lock: it may raise the limit, and then nothing leaves. What it throws is passed on.
   virtual void add(const Token* tokens, std::int64_t size, std::int64_t prompt_size,
-                   const Grow& grow = nullptr) = 0;
+                   const Grow& grow) = 0;
+  void add(const Token* tokens, std::int64_t size, std::int64_t prompt_size) {
+    add(tokens, size, prompt_size, nullptr);
+  }
 
   // Adds the documents of another store, in their order, to a live one. Those that begin with
   // context in `source` do so here. Throws what `add` throws, and InvalidValueError for the store
   // itself.
-  virtual void add_all(const Datastore& source, const Grow& grow = nullptr) = 0;
+  virtual void add_all(const Datastore& source, const Grow& grow) = 0;
+  void add_all(const Datastore& source) { add_all(source, nullptr); }
 
   // Writes the store as a frozen one, in place of the file at `path` if there is
   // one, at once: an error or an interrupt leaves that as it was. Text that is added
