@@ -11,6 +11,7 @@
 #include "fastdraft/datastore.h"
 #include "fastdraft/draft.h"
 #include "fastdraft/engine.h"
+#include "fastdraft/successors.h"
 
 namespace fastdraft::bindings {
 
@@ -47,6 +48,9 @@ class type_caster<fastdraft::DraftBatch> : public InitialisedCaster<fastdraft::D
 template <>
 class type_caster<fastdraft::DatastoreWriter>
     : public InitialisedCaster<fastdraft::DatastoreWriter> {};
+
+template <>
+class type_caster<fastdraft::Successors> : public InitialisedCaster<fastdraft::Successors> {};
 
 template <>
 class type_caster<fastdraft::Datastore> : public InitialisedCaster<fastdraft::Datastore> {};

@@ -8,6 +8,7 @@
 
 #include "fastdraft/error.h"
 #include "fastdraft/successors.h"
+#include "initialised.h"
 #include "numpy.h"
 #include "register.h"
 

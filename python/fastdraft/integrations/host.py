@@ -257,6 +257,8 @@ class HostRequests(Generic[TextT]):
             corpus_id = _text(params, CORPUS_ID)
             if corpus_id is not None:
                 read += self.memory.corpus(namespace, corpus_id, params.get(CORPUS))
+            # Where the memory holds few stores, one may have left to make room for another.
+            own, read = ([store for store in each if not store.closed] for each in (own, read))
             text.namespace = namespace
             text.remembered = bool(own)
         text.request = self.engine.add_request(
