@@ -246,3 +246,13 @@ def test_a_changed_scheduler_goes_on(caplog: pytest.LogCaptureFixture) -> None:
             assert scheduler.update_from_output(nothing, nothing) == "outputs"
     assert len(caplog.records) == 1
     assert scheduler.dynamic_sd_lookup[4] in (0, 6)
+
+
+def test_new_requests_are_not_judged_by_earlier_ones() -> None:
+    chooser = DraftLengths(LENGTHS, StepLatency("cuda"))
+    for accepted in [0] * 200:
+        length = chooser.choose(1)
+        chooser.observe(1, length, [accepted] if length else [], seconds(1, length, 1e-3))
+    assert not any(chooser.choose(1) for _ in range(8))
+    chooser.forget(1.0)
+    assert chooser.choose(1) > 0

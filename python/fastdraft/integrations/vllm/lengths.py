@@ -101,6 +101,14 @@ class DraftLengths:
         tokens = rows + length * drafts + prompt_tokens
         self._latency.observe(rows, tokens / rows, seconds, prompt_tokens=prompt_tokens)
 
+    def forget(self, part: float) -> None:
+        """Forgets a part, 0 to 1, of what drafts had accepted: so many of the rows are new.
+
+        What other requests accepted says little of them. One may have a prediction, say.
+        """
+        self._tried *= 1.0 - part
+        self._right *= 1.0 - part
+
     def _tokens(self) -> NDArray[np.float64]:
         """The tokens that a row is expected to emit, by the length of its draft."""
         expected, path, chance = [1.0], 1.0, _FIRST
@@ -225,11 +233,12 @@ def _observe(lengths: DraftLengths, last: _Last, scheduled: Any, output: Any) ->
     now = time.perf_counter()
     tokens, drafts = scheduled.num_scheduled_tokens, scheduled.scheduled_spec_decode_tokens
     # If all requests are new, the host may have waited for them.
-    goes_on = not last.requests.isdisjoint(tokens)
-    seconds = now - last.ended_at if goes_on else 0.0
+    known = last.requests & tokens.keys()
+    seconds = now - last.ended_at if known else 0.0
     last.ended_at, last.requests = now, frozenset(tokens)
     if not tokens:
         return
+    lengths.forget(1.0 - len(known) / len(tokens))
     length = max(map(len, drafts.values()), default=0)
     emitted = (
         len(output.sampled_token_ids[output.req_id_to_index[key]])
