@@ -71,7 +71,7 @@ class LiveTable {
   std::int64_t put(std::uint64_t hash, std::int64_t position, Matches matches) {
     const std::uint8_t tag = Bucket::tag(hash);
     Page* page = this->page(hash);
-    // Where it is entered: in the place of one that has left, or in a free one.
+    // Where the position goes: in place of an entry whose text has left, else in a free place.
     Bucket* free_bucket = nullptr;
     int free_place = 0;
     for (std::int64_t at = Bucket::home(hash, Page::kBuckets);; at = after(at)) {

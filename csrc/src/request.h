@@ -41,8 +41,9 @@ struct OfferState {
   struct OfKind {
     OfferRecord offers;
     StepRecord steps;
-    // Of the last step: the tokens that the engine's own draft or the drafter promised, less than 0
-    // if nobody asked; the time that the offer was to take, and what it took.
+    // All three are of the last step. `promised` is the number of tokens that the engine's own
+    // draft or the drafter expected to be accepted, below 0 if `wants` was not called. `time` is
+    // what the offer was expected to take, `spent` what it took.
     float promised = -1.0f;
     double time = 0.0;
     double spent = 0.0;

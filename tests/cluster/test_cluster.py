@@ -143,7 +143,7 @@ def test_a_node_that_is_killed_changes_nothing(local: Any) -> None:
     def work(item: int) -> Iterator[tuple[int, int, Any]]:
         for number in range(10):
             time.sleep(0.05)
-            # Large enough to be lost with its node.
+            # Ray keeps large results on the node that made them, so they are lost with it.
             yield item, number, np.full(1 << 16, item * number)
 
     with Cluster(local.address) as cluster:

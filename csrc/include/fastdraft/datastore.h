@@ -141,8 +141,9 @@ class FASTDRAFT_EXPORT Datastore {
   // DatastoreError for a frozen store, DatastoreClosedError, or MemoryLimitError where
   // the system has no memory, and then the document's first tokens have been added.
   //
-  // `grow` is called each time before the oldest text would have to leave, without the store's
-  // lock: it may raise the limit, and then nothing leaves. What it throws is passed on.
+  // `grow` is called each time the store is too full for the next tokens, before its oldest text
+  // leaves. It may raise the limit; then nothing leaves. The store's lock is not held meanwhile.
+  // What it throws is passed on.
   virtual void add(const Token* tokens, std::int64_t size, std::int64_t prompt_size,
                    const Grow& grow) = 0;
   void add(const Token* tokens, std::int64_t size, std::int64_t prompt_size) {

@@ -31,7 +31,7 @@ class FASTDRAFT_EXPORT Successors {
   static constexpr std::int32_t kDepth = 6;
   // The least probability of a path, as a product of those in the table.
   static constexpr float kLeast = 0.004f;
-  // The tokens of a text that a tree depends on.
+  // How many of a text's last tokens decide what its tree holds.
   static constexpr std::int64_t kEnd = 3;
 
   // Holds 72 bytes for each slot, in whole powers of two: at least one slot. Throws

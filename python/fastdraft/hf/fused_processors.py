@@ -196,7 +196,7 @@ class FusedProcessors:
         )
         longest = made.tail.shape[1]
         if longest and any(self._ignored):
-            # Banned sequences may begin in what is not penalised.
+            # A banned sequence may begin among the first tokens, which the penalty ignores.
             tail = np.full((rows, longest), -1, np.int32)
             for of_row, line in zip(tail, lines, strict=True):
                 last = line[-longest:]
