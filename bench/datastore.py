@@ -40,6 +40,7 @@ DOCUMENT = 2_000
 QUERY_TOKENS = 200_000
 PROMPT = 100
 LOOKUPS = 20_000
+COLD_LOOKUPS = 1_000
 ROUND_TOKENS = 1_000_000  # what is added and built anew in each round
 
 
@@ -90,6 +91,22 @@ def lookups(
         store.find(text, most=4)
         times.append(clock() - begin)
     return harness.percentiles(times)
+
+
+def cold_lookups(path: Path, queries: NDArray[np.int32], count: int) -> dict[str, float]:
+    """Lookups at scattered places in a store of which nothing is in memory, and how often one had
+    to wait for the disk."""
+    with path.open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    with Datastore.open(path) as store:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+        times: list[int] = []
+        for end in np.random.default_rng(0).integers(32, len(queries), count).tolist():
+            begin = time.perf_counter_ns()
+            store.find(queries[end - 32 : end], most=4)
+            times.append(time.perf_counter_ns() - begin)
+        faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt - before
+    return {**harness.percentiles(times), "reads_a_lookup": faults / count}
 
 
 def side(tokens: Path, count: int, folder: Path) -> Callable[[int], Row]:
@@ -178,13 +195,14 @@ def main() -> None:
         command += ["--count", str(arguments.count), "--build", str(tokens), str(path)]
         built = subprocess.run(command, check=True, capture_output=True, text=True)
         report["build"] = json.loads(built.stdout)
+        queries = np.fromfile(tokens, np.int32, offset=arguments.count * 4)
+        report["python_lookup_cold"] = cold_lookups(path, queries, COLD_LOOKUPS)
         begin = time.perf_counter()
         store = Datastore.open(path)
         report["open_ms"] = (time.perf_counter() - begin) * 1e3
         begin = time.perf_counter()
         Datastore.open(path, verify=True).close()
         report["verify_gb_a_second"] = os.path.getsize(path) / 1e9 / (time.perf_counter() - begin)
-        queries = np.fromfile(tokens, np.int32, offset=arguments.count * 4)
         report["python_lookup"] = lookups(store, queries)
         core = subprocess.run(
             [str(arguments.core), str(tokens), str(path)],

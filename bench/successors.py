@@ -33,10 +33,10 @@ class Modelled(StepLatency):
         super().__init__("cpu")
         self._token_cost = token_cost
 
-    def best_widths(self, rows: int, widest: int = 129) -> tuple[Any, Any]:
+    def best_widths(self, rows: Any, widest: Any = 129) -> tuple[Any, Any]:
         return 1 + self._token_cost * np.arange(widest), np.arange(1, widest + 1)
 
-    def wants_plain_step(self, rows: int) -> bool:
+    def wants_plain_step(self, rows: Any) -> bool:
         return False
 
 

@@ -11,6 +11,7 @@
 #include "fastdraft/datastore.h"
 #include "fastdraft/draft.h"
 #include "fastdraft/engine.h"
+#include "fastdraft/step_latency.h"
 #include "fastdraft/successors.h"
 
 namespace fastdraft::bindings {
@@ -48,6 +49,9 @@ class type_caster<fastdraft::DraftBatch> : public InitialisedCaster<fastdraft::D
 template <>
 class type_caster<fastdraft::DatastoreWriter>
     : public InitialisedCaster<fastdraft::DatastoreWriter> {};
+
+template <>
+class type_caster<fastdraft::StepLatency> : public InitialisedCaster<fastdraft::StepLatency> {};
 
 template <>
 class type_caster<fastdraft::Successors> : public InitialisedCaster<fastdraft::Successors> {};

@@ -11,7 +11,7 @@ import fastdraft.stats
 import numpy
 import numpy.typing
 import typing
-__all__: list[str] = ['Datastore', 'DatastoreWriter', 'Draft', 'DraftBatch', 'Engine', 'FEATURES', 'MAX_REQUEST_TOKENS', 'MOST_WEIGHT', 'OFFER_RANGES', 'STEP_RANGES', 'Successors', 'check_config']
+__all__: list[str] = ['Datastore', 'DatastoreWriter', 'Draft', 'DraftBatch', 'Engine', 'FEATURES', 'MAX_REQUEST_TOKENS', 'MOST_WEIGHT', 'OFFER_RANGES', 'STEP_RANGES', 'StepLatency', 'Successors', 'check_config']
 class Draft:
     """
     The tokens guessed for one step of a request, as read-only columns.
@@ -237,6 +237,54 @@ class DatastoreWriter:
     def num_tokens(self) -> int:
         """
         The tokens appended so far.
+        """
+class StepLatency:
+    """
+    The core of fastdraft.StepLatency.
+    """
+    def __init__(self, device_type: str, sizes: numpy.typing.ArrayLike = (), *, a_row: bool = False) -> None:
+        ...
+    def best_widths(self, rows: typing.SupportsInt | typing.SupportsIndex, widest: typing.SupportsInt | typing.SupportsIndex = 65) -> tuple[numpy.typing.NDArray[numpy.float64], numpy.typing.NDArray[numpy.int64]]:
+        """
+        What to pay for drafts when a forward may be padded to a width that is cheaper.
+        
+        rows: the rows of the forward.
+        widest: the most tokens a row; no more than the largest of the sizes where these are of each row.
+        
+        Returns the seconds of a step that has room for 1 .. `widest` tokens a row, float64, and the width
+        to give its forward, int64; both of shape (widest,). O(widest). Raises InvalidValueError.
+        """
+    def observe(self, rows: typing.SupportsInt | typing.SupportsIndex, width: typing.SupportsFloat | typing.SupportsIndex, seconds: typing.SupportsFloat | typing.SupportsIndex, *, prompt_tokens: typing.SupportsFloat | typing.SupportsIndex = 0.0, one_graph: bool = False) -> None:
+        """
+        Learns from a step of `rows` rows of `width` tokens that took `seconds`.
+        
+        Where the rows differ in length, `width` is their mean. A step that took no time teaches nothing. A
+        forward that reads prompts too teaches what its tokens take, if not as exactly: `prompt_tokens` says
+        how many of all its tokens are theirs. `one_graph` says that the forward ran in one graph as a
+        whole. O(1). Raises InvalidValueError.
+        """
+    def seconds_by_tokens(self, rows: typing.SupportsInt | typing.SupportsIndex, widest: typing.SupportsInt | typing.SupportsIndex = 65, *, hopeful: bool = False) -> numpy.typing.NDArray[numpy.float64]:
+        """
+        What a step takes by the tokens of all its rows, for batches whose rows differ in length.
+        
+        hopeful: less where little is known, so that it will be tried.
+        
+        Returns seconds, float64 of shape (rows * widest,): entry n - 1 for a forward over n tokens, which
+        takes at least what one token a row takes. It is what `propose_batch` takes as its `cost`.
+        O(rows * widest). Raises InvalidValueError.
+        """
+    def seconds_in_one_graph(self, rows: typing.SupportsInt | typing.SupportsIndex, width: typing.SupportsInt | typing.SupportsIndex) -> float:
+        """
+        What a step takes where each row has `width` tokens and all run in one graph.
+        
+        Raises InvalidValueError.
+        """
+    def wants_plain_step(self, rows: typing.SupportsInt | typing.SupportsIndex) -> bool:
+        """
+        Whether the next step should go without drafts, to learn what that costs.
+        
+        To be asked once a step. One that is not measured then is wanted again some steps later. Raises
+        InvalidValueError.
         """
 class Successors:
     """

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from fastdraft.errors import InvalidValueError
 from fastdraft.step_latency import StepLatency
+from step_latency_reference import StepLatencyReference
 
 # Milliseconds by width with the bump of small matrix products: 2 to 4 tokens cost more than 5.
 _BUMPY = np.interp(
@@ -181,3 +186,67 @@ def test_a_model_keeps_its_cost_and_takes_it_with_it() -> None:
     del model
     gc.collect()
     assert len(StepLatency._of_model) < remembered
+
+
+_ROWS = st.sampled_from([1, 2, 3, 8, 17])
+_WIDTHS = st.one_of(st.integers(1, 70), st.floats(0.25, 400.0))
+
+
+@given(
+    device=st.sampled_from(["cpu", "cuda"]),
+    sizes=st.lists(st.integers(1, 300), max_size=8),
+    a_row=st.booleans(),
+    steps=st.lists(
+        st.tuples(_ROWS, _WIDTHS, st.floats(1e-4, 2.0), st.integers(0, 40), st.booleans()),
+        max_size=60,
+    ),
+    rows=_ROWS,
+    widest=st.sampled_from([1, 2, 17, 65, 300]),
+)
+def test_it_computes_what_the_reference_computes(
+    device: str,
+    sizes: list[int],
+    a_row: bool,
+    steps: list[tuple[int, float, float, int, bool]],
+    rows: int,
+    widest: int,
+) -> None:
+    both = StepLatency(device, sizes, a_row=a_row), StepLatencyReference(device, sizes, a_row=a_row)
+    for step_rows, width, seconds, prompt_tokens, one_graph in steps:
+        for latency in both:
+            latency.observe(
+                step_rows, width, seconds, prompt_tokens=prompt_tokens, one_graph=one_graph
+            )
+        plain, expected_plain = [latency.wants_plain_step(step_rows) for latency in both]
+        assert plain == expected_plain
+    for hopeful in (False, True):
+        found, expected = [
+            latency.seconds_by_tokens(rows, widest, hopeful=hopeful) for latency in both
+        ]
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+    (found, widths), (expected, expected_widths) = [
+        latency.best_widths(rows, widest) for latency in both
+    ]
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    np.testing.assert_array_equal(widths, expected_widths)
+    found, expected = [latency.seconds_in_one_graph(rows, widest) for latency in both]
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda cost: cost.wants_plain_step(0), "rows must be at least 1, got 0"),
+        (lambda cost: cost.observe(1, 0.0, 0.1), "width must be above 0"),
+        (lambda cost: cost.observe(1, 1.0, float("nan")), "seconds must be finite"),
+        (lambda cost: cost.observe(1, 1.0, float("inf")), "seconds must be finite"),
+        (lambda cost: cost.best_widths(1, 0), "widest must be at least 1, got 0"),
+        (lambda cost: cost.seconds_by_tokens(-1), "rows must be at least 1, got -1"),
+        (lambda cost: cost.seconds_in_one_graph(1, 0), "width must be at least 1, got 0"),
+        (lambda _: StepLatency("cpu", [4, 0]), "sizes must be at least 1, got 0"),
+    ],
+)
+def test_wrong_values_are_refused(call: Callable[[StepLatency], object], message: str) -> None:
+    cost = StepLatency("cpu")
+    with pytest.raises(InvalidValueError, match=message):
+        call(cost)

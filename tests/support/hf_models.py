@@ -332,10 +332,10 @@ class _InSteps(StepLatency):
         super().__init__("cpu")
         self._width = width
 
-    def wants_plain_step(self, rows: int) -> bool:
+    def wants_plain_step(self, rows: Any) -> bool:
         return False
 
-    def best_widths(self, rows: int, widest: int = 32) -> tuple[Any, Any]:
+    def best_widths(self, rows: Any, widest: Any = 32) -> tuple[Any, Any]:
         widths = np.maximum(np.arange(1, widest + 1), self._width)
         widths[0] = 1
         return widths * 1.0, widths

@@ -1,0 +1,90 @@
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fastdraft/step_latency.h"
+#include "initialised.h"
+#include "numpy.h"
+#include "register.h"
+
+namespace fastdraft::bindings {
+namespace {
+
+namespace py = pybind11;
+
+std::unique_ptr<StepLatency> make(const std::string& device_type, const Integers& sizes,
+                                  bool a_row) {
+  const IntegerArray<std::int64_t> given(sizes, "sizes");
+  const auto device =
+      device_type == "cpu" ? StepLatency::Device::kCpu : StepLatency::Device::kAccelerator;
+  return std::make_unique<StepLatency>(
+      device, std::vector<std::int64_t>(given.data(), given.data() + given.size()), a_row);
+}
+
+template <typename T>
+py::array_t<T> array(const std::vector<T>& values) {
+  return py::array_t<T>(static_cast<py::ssize_t>(values.size()), values.data());
+}
+
+py::typing::Tuple<py::array_t<double>, py::array_t<std::int64_t>> best_widths(StepLatency& latency,
+                                                                              std::int64_t rows,
+                                                                              std::int64_t widest) {
+  const StepLatency::Widths found = latency.best_widths(rows, widest);
+  return py::make_tuple(array(found.seconds), array(found.widths));
+}
+
+}  // namespace
+
+void register_step_latency(py::module_& module) {
+  py::class_<StepLatency> latency(module, "StepLatency", "The core of fastdraft.StepLatency.");
+  latency.def(py::init(&make), py::arg("device_type"), py::arg("sizes") = py::tuple(),
+              py::kw_only(), py::arg("a_row") = false);
+  latency.def("wants_plain_step", &StepLatency::wants_plain_step, py::arg("rows"),
+              R"(Whether the next step should go without drafts, to learn what that costs.
+
+To be asked once a step. One that is not measured then is wanted again some steps later. Raises
+InvalidValueError.)");
+  latency.def("observe", &StepLatency::observe, py::arg("rows"), py::arg("width"),
+              py::arg("seconds"), py::kw_only(), py::arg("prompt_tokens") = 0.0,
+              py::arg("one_graph") = false,
+              R"(Learns from a step of `rows` rows of `width` tokens that took `seconds`.
+
+Where the rows differ in length, `width` is their mean. A step that took no time teaches nothing. A
+forward that reads prompts too teaches what its tokens take, if not as exactly: `prompt_tokens` says
+how many of all its tokens are theirs. `one_graph` says that the forward ran in one graph as a
+whole. O(1). Raises InvalidValueError.)");
+  latency.def("best_widths", &best_widths, py::arg("rows"),
+              py::arg("widest") = StepLatency::kLongest,
+              R"(What to pay for drafts when a forward may be padded to a width that is cheaper.
+
+rows: the rows of the forward.
+widest: the most tokens a row; no more than the largest of the sizes where these are of each row.
+
+Returns the seconds of a step that has room for 1 .. `widest` tokens a row, float64, and the width
+to give its forward, int64; both of shape (widest,). O(widest). Raises InvalidValueError.)");
+  latency.def(
+      "seconds_by_tokens",
+      [](StepLatency& self, std::int64_t rows, std::int64_t widest, bool hopeful) {
+        return array(self.seconds_by_tokens(rows, widest, hopeful));
+      },
+      py::arg("rows"), py::arg("widest") = StepLatency::kLongest, py::kw_only(),
+      py::arg("hopeful") = false,
+      R"(What a step takes by the tokens of all its rows, for batches whose rows differ in length.
+
+hopeful: less where little is known, so that it will be tried.
+
+Returns seconds, float64 of shape (rows * widest,): entry n - 1 for a forward over n tokens, which
+takes at least what one token a row takes. It is what `propose_batch` takes as its `cost`.
+O(rows * widest). Raises InvalidValueError.)");
+  latency.def("seconds_in_one_graph", &StepLatency::seconds_in_one_graph, py::arg("rows"),
+              py::arg("width"),
+              R"(What a step takes where each row has `width` tokens and all run in one graph.
+
+Raises InvalidValueError.)");
+}
+
+}  // namespace fastdraft::bindings
