@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from fastdraft import Datastore, DraftBatch, DraftStats, Engine, Memory
 from fastdraft.datastore import fingerprint
@@ -362,6 +362,6 @@ def _text(params: Mapping[str, Any], key: str) -> str | None:
     return value
 
 
-def _ids(texts: Iterable[Text]) -> NDArray[np.int64]:
+def _ids(texts: Iterable[Text]) -> list[Any]:
     """The engine's ids of requests that are drafted for."""
-    return np.array([text.request for text in texts], dtype=np.int64)
+    return [text.request for text in texts]

@@ -207,7 +207,8 @@ class FastdraftProposer(VllmRequests[_Text]):
         if live:
             emitted = [token_ids[row, text.length : end] for text, row, end in live]
             offsets = [0, *itertools.accumulate(map(len, emitted))]
-            self._observe([text for text, _, _ in live], np.concatenate(emitted), offsets)
+            together = emitted[0] if len(emitted) == 1 else np.concatenate(emitted)
+            self._observe([text for text, _, _ in live], together, offsets)
         for text, end in zip(texts, now, strict=True):
             text.length = end
 
@@ -221,7 +222,7 @@ class FastdraftProposer(VllmRequests[_Text]):
             return
         # One token follows every draft, and must have room too.
         limits = [min(max(text.longest - text.length - 1, 0), text.lookahead) for text, _ in live]
-        cost = None
+        cost, even = None, False
         if self._times is not None:
             even = min(limits) >= self._lookahead
             cost = self._times.curve(len(drafts), len(live), self._lookahead, even=even)
@@ -229,7 +230,11 @@ class FastdraftProposer(VllmRequests[_Text]):
                 return
         batch = self._propose([text for text, _ in live], limits, cost)
         chosen = batch.tolist()
-        if self._times is not None and self._times.is_better_even(len(live) + len(batch.token_ids)):
+        if (
+            even
+            and self._times is not None
+            and self._times.is_better_even(len(live) + len(batch.token_ids))
+        ):
             # What stands behind a draft's end is verified for nothing, and the step is faster.
             chosen = [draft + [0] * (self._lookahead - len(draft)) for draft in chosen]
         for (text, row), draft in zip(live, chosen, strict=True):

@@ -6,6 +6,7 @@ only where each row has 1 + num_speculative_tokens tokens; other steps are launc
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
@@ -72,19 +73,14 @@ class StepTimes:
             rows: All rows of the step.
             longest: The tokens of a row with the longest draft.
         """
-        forwards = list(self._forwards)
+        forwards = len(self._forwards)
+        forward = self._forwards.popleft() if forwards else decoded
         self._forwards.clear()
-        if not decoded:
+        # Without the runner, the size of a forward is known only if it reads no prompt.
+        if not decoded or forwards > 1 or (not forwards and len(decoded) < rows):
             return
-        if len(forwards) == 1:
-            [forward] = forwards
-            tokens = sum(forward.values())
-            prompt_tokens = tokens - sum(forward.get(key, 0) for key in decoded)
-        elif not forwards and len(decoded) == rows:
-            # Without the runner, the size of a forward is known only if it reads no prompt.
-            tokens, prompt_tokens = sum(decoded.values()), 0
-        else:
-            return
+        tokens = sum(forward.values())
+        prompt_tokens = tokens - sum(map(forward.get, decoded, itertools.repeat(0)))
         self._prompt_tokens += _PROMPT_RATE * (prompt_tokens - self._prompt_tokens)
         even = (
             tokens == rows * longest == sum(decoded.values()) and max(decoded.values()) == longest
