@@ -42,7 +42,7 @@ LiveTable::Page* LiveTable::make_room(Page* page, std::uint64_t hash) {
     Page* upper = add_page(page->depth + 1);
     ++page->depth;
     const std::size_t pages = std::size_t{1} << (depth_ - page->depth);
-    const std::size_t first = static_cast<std::size_t>(hash >> (64 - depth_)) & ~(2 * pages - 1);
+    const std::size_t first = (spread(hash) >> (32 - depth_)) & ~(2 * pages - 1);
     std::fill_n(directory_.begin() + static_cast<std::ptrdiff_t>(first + pages), pages, upper);
   }
   const Page full = *page;
