@@ -21,6 +21,8 @@ inline constexpr std::size_t kNumOrders = Datastore::kOrders.size();
 inline void prefetch([[maybe_unused]] const void* memory) noexcept {
 #if defined(__GNUC__)
   __builtin_prefetch(memory);
+  // GCC leaves out calls of functions that do nothing but this: it takes them for pure.
+  asm volatile("");
 #endif
 }
 
