@@ -87,7 +87,7 @@ test-interpreted: $(VENV)/.test $(VENV)/.triton
 	TRITON_INTERPRET=1 $(PYTEST) tests/kernels
 
 test-compiled: $(VENV)/.test $(VENV)/.triton
-	$(PYTEST) tests/kernels_compiled
+	$(PYTEST) --dist loadgroup tests/kernels_compiled
 
 test-oldest: $(VENV)/.test ## Run the Hugging Face tests with the oldest transformers allowed
 	pip install -qq --no-deps --upgrade --target build/transformers-oldest \

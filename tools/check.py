@@ -122,7 +122,7 @@ def test(tests: set[str], jobs: str) -> None:
     if kernels:
         run(*pytest, *kernels, OMP_NUM_THREADS="1", TRITON_INTERPRET="1")
     if compiled:
-        run(*pytest, *compiled, OMP_NUM_THREADS="1")
+        run(*pytest, "--dist", "loadgroup", *compiled, OMP_NUM_THREADS="1")
 
 
 def main() -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import struct
 import subprocess
 import tempfile
 from pathlib import Path
 
 import triton
+from triton.backends.nvidia.compiler import sm_arch_from_capability
 from triton.compiler import CompiledKernel
 
 WIDE_LOADS = {
@@ -52,14 +54,23 @@ class Compiled:
     exponentials: float | None
 
 
-def examine(kernel: CompiledKernel, logit_bytes: int) -> Compiled:
+def code_of(kernels: list[CompiledKernel]) -> list[list[Instruction]]:
+    """The instructions of each of some kernels for the same target.
+
+    All at once, since NVIDIA's disassembler takes ten times as long to start as for a kernel.
+    """
+    target = kernels[0].metadata.target
+    if target.backend == "cuda":
+        return _cuda_code([kernel.asm["cubin"] for kernel in kernels], target.arch)
+    return [_hip_code(kernel.asm["amdgcn"]) for kernel in kernels]
+
+
+def examine(kernel: CompiledKernel, code: list[Instruction], logit_bytes: int) -> Compiled:
     backend = kernel.metadata.target.backend
     if backend == "cuda":
         registers, scratch = _cuda_resources(kernel.asm["cubin"])
-        code = _cuda_code(kernel.asm["cubin"])
     else:
         registers, scratch = _hip_resources(kernel.asm["amdgcn"])
-        code = _hip_code(kernel.asm["amdgcn"])
     wide = WIDE_LOADS[backend]
     loops = [
         _loop(code, instruction.jump, last)
@@ -163,29 +174,57 @@ def _reached(start: int, edges: dict[int, set[int]]) -> set[int]:
     return reached
 
 
-def _cuobjdump(cubin: bytes, option: str) -> str:
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
+def _nvidia(tool: str, *options: str, file: bytes) -> str:
+    """What a tool that Triton brings says of a file."""
+    with tempfile.NamedTemporaryFile() as written:
+        written.write(file)
+        written.flush()
         return subprocess.run(
-            [tool, option, file.name], check=True, capture_output=True, text=True
+            [Path(triton.__file__).parent / "backends/nvidia/bin" / tool, *options, written.name],
+            check=True,
+            capture_output=True,
+            text=True,
         ).stdout
 
 
 def _cuda_resources(cubin: bytes) -> tuple[int, int]:
-    text = _cuobjdump(cubin, "--dump-resource-usage")
+    text = _nvidia("cuobjdump", "--dump-resource-usage", file=cubin)
     usage = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", text)}
     return usage["REG"], usage["STACK"] + usage["LOCAL"]
 
 
-def _cuda_code(cubin: bytes) -> list[Instruction]:
+def _cuda_text(cubin: bytes) -> bytes:
+    """The machine code of the one kernel in a cubin, which is an ELF file."""
+    (start,) = struct.unpack_from("<Q", cubin, 0x28)
+    size, count, of_names = struct.unpack_from("<3H", cubin, 0x3A)
+    # name, type, flags, address, offset, size
+    headers = [struct.unpack_from("<2I4Q", cubin, start + size * place) for place in range(count)]
+    names = headers[of_names][4]
+    (text,) = (
+        cubin[offset : offset + length]
+        for name, _, _, _, offset, length in headers
+        if cubin.startswith(b".text.", names + name)
+    )
+    return text
+
+
+def _cuda_code(cubins: list[bytes], capability: int) -> list[list[Instruction]]:
+    texts = [_cuda_text(cubin) for cubin in cubins]
+    # sm_90a is SM90a here.
+    architecture = sm_arch_from_capability(capability).replace("sm_", "SM")
+    said = _nvidia("nvdisasm", "--binary", architecture, file=b"".join(texts))
     line = re.compile(r"\s+/\*([0-9a-f]+)\*/\s+(@!?\w+ )?\s*([A-Z][\w.]*)\s*(.*?)\s*;")
-    found = [
-        match.groups()
-        for match in map(line.match, _cuobjdump(cubin, "-sass").splitlines())
-        if match
-    ]
+    lines = [match.groups() for match in map(line.match, said.splitlines()) if match]
+    found = []
+    end = 0
+    for text in texts:
+        start, end = end, end + len(text)
+        found.append([each for each in lines if start <= int(each[0], 16) < end])
+    return [_instructions(each) for each in found]
+
+
+def _instructions(found: list[tuple[str, str | None, str, str]]) -> list[Instruction]:
+    """Of lines: place, predicate, name, operands."""
     index = {int(place, 16): number for number, (place, *_) in enumerate(found)}
     code = []
     for _, predicate, name, operands in found:

@@ -6,7 +6,7 @@ import dataclasses
 from functools import partial
 
 import pytest
-from assembly import examine, waits_before_arrivals
+from assembly import code_of, examine, waits_before_arrivals
 from launches import (
     BEYOND_MEMORY,
     ODD,
@@ -34,7 +34,7 @@ MOST_INSTRUCTIONS = {"align_kernel": 1000}
 SLACK = 1.1
 
 
-def compiled():
+def kernels():
     """What is compiled for each target, named after the first launch that asks for it."""
     for target_name, target in TARGETS.items():
         met = set()
@@ -45,14 +45,40 @@ def compiled():
                 if each.key not in met:
                     met.add(each.key)
                     name = f"{each.name} / {launch_name}"
-                    yield pytest.param(name, target_name, each, id=f"{name} / {target_name}")
+                    batch = f"{target_name} {launch_name.split()[-1]}"
+                    yield pytest.param(
+                        batch,
+                        name,
+                        target_name,
+                        each,
+                        id=f"{name} / {target_name}",
+                        marks=pytest.mark.xdist_group(batch),
+                    )
 
 
-@pytest.mark.parametrize(("name", "target", "specialisation"), list(compiled()))
-def test_compiled(name, target, specialisation, expected, record_property):
+@pytest.fixture(scope="session")
+def batch(request):
+    """Kernels for a target that are looked at together: each one and its code.
+
+    Of those that are in the batch, the kernels of the tests that run.
+    """
+    asked = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
+    found = {
+        params["specialisation"]: params["specialisation"].compile(TARGETS[params["target"]])
+        for params in asked
+        if params.get("batch") == request.param
+    }
+    codes = code_of([*found.values()])
+    return {each: (found[each], code) for each, code in zip(found, codes, strict=True)}
+
+
+@pytest.mark.parametrize(
+    ("batch", "name", "target", "specialisation"), list(kernels()), indirect=["batch"]
+)
+def test_compiled(batch, name, target, specialisation, expected, record_property):
     logit_bytes = specialisation.logit_bytes or 4
-    kernel = specialisation.compile(TARGETS[target])
-    took = examine(kernel, logit_bytes)
+    kernel, code = batch[specialisation]
+    took = examine(kernel, code, logit_bytes)
     record_property("compiled", (name, target, dataclasses.asdict(took)))
 
     assert took.scratch <= MOST_SCRATCH, f"a thread puts {took.scratch} bytes aside"
@@ -79,5 +105,5 @@ def test_compiled(name, target, specialisation, expected, record_property):
         now = getattr(took, field)
         assert value is None or now is None or now <= value * SLACK, (
             f"{field}: {now}, where {value} was expected. If that is meant, renew what is: "
-            "python -m pytest -n 2 tests/kernels_compiled --renew"
+            "python -m pytest -n 2 --dist loadgroup tests/kernels_compiled --renew"
         )
