@@ -20,6 +20,7 @@
 #include "fastdraft/engine.h"
 #include "fastdraft/error.h"
 #include "fastdraft/step_cost.h"
+#include "fastdraft/successors.h"
 #include "fastdraft/version.h"
 
 // NOLINTBEGIN(readability-identifier-naming): C names.
@@ -29,6 +30,10 @@ struct fastdraft_datastore {
 
 struct fastdraft_engine {
   fastdraft::Engine engine;
+};
+
+struct fastdraft_successors {
+  fastdraft::Successors table;
 };
 // NOLINTEND(readability-identifier-naming)
 
@@ -107,6 +112,9 @@ void check_array(const T* values, std::int64_t size, const char* name) {
 // The structs as the first version of this header has them: no caller's is smaller.
 template <typename T>
 constexpr std::size_t kFirstSize = sizeof(T);
+static_assert(FASTDRAFT_SUCCESSORS_MOST == fastdraft::Successors::kMost);
+static_assert(FASTDRAFT_SUCCESSORS_NODES == fastdraft::Successors::kNodes);
+static_assert(FASTDRAFT_SUCCESSORS_END == fastdraft::Successors::kEnd);
 
 template <typename T>
 void check_struct(const T* given, const char* name) {
@@ -443,6 +451,7 @@ fastdraft_status fastdraft_engine_get_stats(const fastdraft_engine* engine,
     known.num_bytes = core.bytes();
     known.num_foreign = core.num_foreign();
     known.most_drafted = core.most_drafted();
+    known.num_refused_offers = core.num_refused_offers();
     write_struct(known, stats);
   });
 }
@@ -510,17 +519,66 @@ fastdraft_status fastdraft_engine_offer_kind(fastdraft_engine* engine, const cha
 fastdraft_status fastdraft_wants(fastdraft_engine* engine, int32_t kind,
                                  const fastdraft_request* requests, int64_t rows,
                                  const fastdraft_propose_options* options, double time,
-                                 uint8_t* wanted) {
+                                 const float* expected, uint8_t* wanted) {
   return guarded([&] {
     fastdraft::Engine& core = required(engine, "engine").engine;
     check_array(requests, rows, "requests");
     check_array(wanted, rows, "wanted");
     const ReadOptions read(options, rows);
     const std::unique_ptr<bool[]> answers(new bool[static_cast<std::size_t>(rows)]);
-    core.wants(kind, requests, rows, read.options, time, answers.get());
+    core.wants(kind, requests, rows, read.options, time, answers.get(), expected);
     std::copy_n(answers.get(), rows, wanted);
   });
 }
+
+fastdraft_status fastdraft_successors_create(int64_t slots, fastdraft_successors** successors) {
+  return guarded([&] {
+    fastdraft_successors*& handle = required(successors, "successors");
+    handle = new fastdraft_successors{fastdraft::Successors(slots)};
+  });
+}
+
+fastdraft_status fastdraft_successors_learn(fastdraft_successors* successors,
+                                            const int32_t* contexts, int64_t rows,
+                                            const int32_t* token_ids, const float* probabilities,
+                                            int64_t count) {
+  return guarded([&] {
+    fastdraft::Successors& table = required(successors, "successors").table;
+    check_array(contexts, rows, "contexts");
+    const std::int64_t tokens = count > 0 ? rows : 0;
+    check_array(token_ids, tokens, "token_ids");
+    check_array(probabilities, tokens, "probabilities");
+    table.learn(contexts, rows, token_ids, probabilities, count);
+  });
+}
+
+fastdraft_status fastdraft_successors_trees(const fastdraft_successors* successors,
+                                            const int32_t* ends, int64_t rows,
+                                            fastdraft_trees* trees) {
+  return guarded([&] {
+    using fastdraft::Successors;
+    const Successors& table = required(successors, "successors").table;
+    check_array(ends, rows, "ends");
+    check_struct(trees, "trees");
+    required(trees->offsets, "trees.offsets");
+    if (trees->capacity / Successors::kNodes < rows) {
+      throw InvalidValueError(
+          "trees.capacity must be at least " + std::to_string(Successors::kNodes) +
+          " for each of " + std::to_string(rows) + " rows, got " + std::to_string(trees->capacity));
+    }
+    check_array(trees->token_ids, rows, "trees.token_ids");
+    check_array(trees->parents, rows, "trees.parents");
+    check_array(trees->confidences, rows, "trees.confidences");
+    const Successors::Trees found = table.trees(ends, rows);
+    std::copy(found.offsets.begin(), found.offsets.end(), trees->offsets);
+    std::copy(found.token_ids.begin(), found.token_ids.end(), trees->token_ids);
+    std::copy(found.parents.begin(), found.parents.end(), trees->parents);
+    std::copy(found.confidences.begin(), found.confidences.end(), trees->confidences);
+    trees->count = found.offsets.back();
+  });
+}
+
+void fastdraft_successors_destroy(fastdraft_successors* successors) { delete successors; }
 
 fastdraft_status fastdraft_observe(fastdraft_engine* engine, fastdraft_request request,
                                    const int32_t* emitted, int64_t count) {

@@ -174,6 +174,7 @@ typedef struct fastdraft_engine_stats {
   int64_t num_bytes;    /* that the indexes of the running requests hold */
   int64_t num_foreign;  /* datastore tokens not drafted, since they are outside the vocabulary */
   int64_t most_drafted; /* the most tokens that one draft can have */
+  int64_t num_refused_offers; /* rows' offers that batches left out since they were wrong */
 } fastdraft_engine_stats;
 
 FASTDRAFT_C_API fastdraft_status fastdraft_engine_get_stats(const fastdraft_engine* engine,
@@ -242,13 +243,62 @@ typedef struct fastdraft_propose_options {
 } fastdraft_propose_options;
 
 /* Whether it pays to make an offer of a kind for the next step, which takes `time` for all rows
- * together, as in fastdraft_offers: 1 or 0 for each row is written to `wanted`. Call it once a
- * step, before the drafter runs and before fastdraft_propose_batch. The last drafts of the requests
- * are forgotten. */
+ * together, as in fastdraft_offers: 1 or 0 for each row is written to `wanted`. `expected`: for
+ * each row how many tokens the drafter expects to be accepted of its offer, 0 to 1,024, which need
+ * not be calibrated; NULL: it does not say. Call it once a step, before the drafter runs and before
+ * fastdraft_propose_batch. The last drafts of the requests are forgotten. */
 FASTDRAFT_C_API fastdraft_status fastdraft_wants(fastdraft_engine* engine, int32_t kind,
                                                  const fastdraft_request* requests, int64_t rows,
                                                  const fastdraft_propose_options* options,
-                                                 double time, uint8_t* wanted);
+                                                 double time, const float* expected,
+                                                 uint8_t* wanted);
+
+/* What the target's logits said may follow a text, to be offered as trees where a draft token costs
+ * little: Token Recycling (Luo et al., 2024) and LogitSpec (Liu et al., 2025). The Python class
+ * fastdraft.Successors describes it. Several threads may use one table. Requests that must not see
+ * each other's text need one each. */
+typedef struct fastdraft_successors fastdraft_successors;
+
+#define FASTDRAFT_SUCCESSORS_MOST 8   /* tokens after a context */
+#define FASTDRAFT_SUCCESSORS_NODES 48 /* tokens of a tree */
+#define FASTDRAFT_SUCCESSORS_END 3    /* tokens of a text that decide what its tree holds */
+
+/* Creates a table with room for `slots` contexts, rounded up to a power of two, 1 to 2^24; each
+ * takes 72 bytes. */
+FASTDRAFT_C_API fastdraft_status fastdraft_successors_create(int64_t slots,
+                                                             fastdraft_successors** successors);
+
+/* Learns what may follow. Row r of `contexts` (rows, 2) holds the last two tokens at a position, -1
+ * for one that does not exist; row r of `token_ids` and `probabilities` (rows, count), `count` at
+ * most FASTDRAFT_SUCCESSORS_MOST, the tokens that may follow, -1 after the last, and how likely
+ * each is, 0 to 1. */
+FASTDRAFT_C_API fastdraft_status fastdraft_successors_learn(fastdraft_successors* successors,
+                                                            const int32_t* contexts, int64_t rows,
+                                                            const int32_t* token_ids,
+                                                            const float* probabilities,
+                                                            int64_t count);
+
+/* Where trees are written: arrays of the caller's with room for `capacity` tokens each, at least
+ * FASTDRAFT_SUCCESSORS_NODES for each row, and `offsets` for rows + 1 entries. They are those of
+ * fastdraft_offers. */
+typedef struct fastdraft_trees {
+  size_t size;
+  int64_t capacity;
+  int64_t count; /* the number of tokens that were written */
+  int64_t* offsets;
+  int32_t* token_ids;
+  int32_t* parents;
+  float* confidences;
+} fastdraft_trees;
+
+/* The trees that may follow texts. Row r of `ends` (rows, FASTDRAFT_SUCCESSORS_END) holds a text's
+ * last tokens, -1 for those that do not exist. */
+FASTDRAFT_C_API fastdraft_status fastdraft_successors_trees(const fastdraft_successors* successors,
+                                                            const int32_t* ends, int64_t rows,
+                                                            fastdraft_trees* trees);
+
+/* Ends the handle; NULL is ignored. */
+FASTDRAFT_C_API void fastdraft_successors_destroy(fastdraft_successors* successors);
 
 /* From FASTDRAFT_SOURCE_OFFER on: FASTDRAFT_SOURCE_OFFER and the kind of the offer. */
 enum {

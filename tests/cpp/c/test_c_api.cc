@@ -138,7 +138,8 @@ TEST(CApiTest, DraftsWhatOthersOffer) {
   ASSERT_EQ(fastdraft_engine_offer_kind(engine.get(), "eagle", &kind), FASTDRAFT_OK);
   EXPECT_EQ(kind, 0);
   std::uint8_t wanted = 7;
-  ASSERT_EQ(fastdraft_wants(engine.get(), kind, &request, 1, nullptr, 0.1, &wanted), FASTDRAFT_OK);
+  ASSERT_EQ(fastdraft_wants(engine.get(), kind, &request, 1, nullptr, 0.1, nullptr, &wanted),
+            FASTDRAFT_OK);
   EXPECT_LE(wanted, 1);
   const Tokens tokens = {7, 8};
   std::vector<std::int64_t> offsets = {0, 2};
@@ -163,6 +164,131 @@ TEST(CApiTest, DraftsWhatOthersOffer) {
   offers.offsets = nullptr;
   expect_invalid(fastdraft_propose(engine.get(), request, &options, &draft.c), "must not be NULL");
   expect_invalid(fastdraft_engine_offer_kind(engine.get(), "", &kind), "1 to 64 bytes");
+}
+
+TEST(CApiTest, AsksADrafterByWhatItExpects) {
+  const auto answer = [](const std::vector<float>& expected) {
+    const Engine engine = make_engine();
+    const std::vector<fastdraft_request> requests = {add(engine, {1, 2, 3}), add(engine, {4, 5})};
+    std::int32_t kind = -1;
+    EXPECT_EQ(fastdraft_engine_offer_kind(engine.get(), "eagle", &kind), FASTDRAFT_OK);
+    std::vector<std::uint8_t> wanted = {7, 7};
+    EXPECT_EQ(fastdraft_wants(engine.get(), kind, requests.data(), 2, nullptr, 2.5,
+                              expected.empty() ? nullptr : expected.data(), wanted.data()),
+              FASTDRAFT_OK);
+    return wanted;
+  };
+  // 2.5 steps are too much for the usual offer, and not for 9 tokens.
+  EXPECT_EQ(answer({}), (std::vector<std::uint8_t>{0, 0}));
+  EXPECT_EQ(answer({0.0f, 0.0f}), (std::vector<std::uint8_t>{0, 0}));
+  EXPECT_EQ(answer({9.0f, 9.0f}), (std::vector<std::uint8_t>{1, 1}));
+
+  const Engine engine = make_engine();
+  const fastdraft_request request = add(engine, {1, 2, 3});
+  std::int32_t kind = -1;
+  ASSERT_EQ(fastdraft_engine_offer_kind(engine.get(), "eagle", &kind), FASTDRAFT_OK);
+  std::uint8_t wanted = 7;
+  for (const float wrong : {-1.0f, 1025.0f, std::nanf("")}) {
+    expect_invalid(fastdraft_wants(engine.get(), kind, &request, 1, nullptr, 0.1, &wrong, &wanted),
+                   "expected must be from 0 to 1024");
+  }
+  EXPECT_EQ(wanted, 7);
+}
+
+TEST(CApiTest, CountsTheOffersThatABatchLeavesOut) {
+  const Engine engine = make_engine();
+  const fastdraft_request request = add(engine, {1, 2, 3});
+  std::int32_t kind = -1;
+  ASSERT_EQ(fastdraft_engine_offer_kind(engine.get(), "eagle", &kind), FASTDRAFT_OK);
+  const std::int32_t wrong = -4;
+  const std::vector<std::int64_t> offsets = {0, 1};
+  auto offers = sized<fastdraft_offers>();
+  offers.kind = kind;
+  offers.token_ids = &wrong;
+  offers.count = 1;
+  offers.offsets = offsets.data();
+  auto options = sized<fastdraft_propose_options>();
+  options.offers = &offers;
+  options.num_offers = 1;
+  Draft draft(16);
+  std::vector<std::int64_t> bounds(2);
+  ASSERT_EQ(fastdraft_propose_batch(engine.get(), &request, 1, &options, &draft.c, bounds.data()),
+            FASTDRAFT_OK);
+  auto stats = sized<fastdraft_engine_stats>();
+  ASSERT_EQ(fastdraft_engine_get_stats(engine.get(), &stats), FASTDRAFT_OK);
+  EXPECT_EQ(stats.num_refused_offers, 1);
+}
+
+TEST(CApiTest, OffersWhatTheLogitsSaid) {
+  fastdraft_successors* table = nullptr;
+  ASSERT_EQ(fastdraft_successors_create(16, &table), FASTDRAFT_OK);
+  const Tokens contexts = {1, 2, 2, 3};
+  const Tokens token_ids = {3, 4, 5, -1};
+  const std::vector<float> chances = {0.5f, 0.25f, 0.75f, 0.0f};
+  ASSERT_EQ(
+      fastdraft_successors_learn(table, contexts.data(), 2, token_ids.data(), chances.data(), 2),
+      FASTDRAFT_OK);
+  const Tokens ends = {0, 1, 2, 7, 8, -1};
+  constexpr std::int64_t kRoom = 2 * std::int64_t{FASTDRAFT_SUCCESSORS_NODES};
+  std::vector<std::int64_t> offsets(3, -1);
+  Tokens found(kRoom);
+  Tokens parents(kRoom);
+  std::vector<float> confidences(kRoom);
+  auto trees = sized<fastdraft_trees>();
+  trees.capacity = kRoom;
+  trees.offsets = offsets.data();
+  trees.token_ids = found.data();
+  trees.parents = parents.data();
+  trees.confidences = confidences.data();
+  ASSERT_EQ(fastdraft_successors_trees(table, ends.data(), 2, &trees), FASTDRAFT_OK);
+  EXPECT_EQ(trees.count, 3);
+  EXPECT_EQ(offsets, (std::vector<std::int64_t>{0, 3, 3}));
+  EXPECT_EQ(Tokens(found.begin(), found.begin() + 3), (Tokens{3, 5, 4}));
+  EXPECT_EQ(Tokens(parents.begin(), parents.begin() + 3), (Tokens{-1, 0, -1}));
+  EXPECT_EQ(std::vector<float>(confidences.begin(), confidences.begin() + 3),
+            (std::vector<float>{0.5f, 0.75f, 0.25f}));
+
+  // As they are, they are an offer.
+  auto config = default_config();
+  config.tree_budget = 8;
+  config.token_cost = 0.001;
+  const Engine engine = make_engine(&config);
+  const std::vector<fastdraft_request> requests = {add(engine, {0, 1, 2}), add(engine, {7, 8, 9})};
+  auto offers = sized<fastdraft_offers>();
+  ASSERT_EQ(fastdraft_engine_offer_kind(engine.get(), "successors", &offers.kind), FASTDRAFT_OK);
+  offers.token_ids = trees.token_ids;
+  offers.count = trees.count;
+  offers.offsets = trees.offsets;
+  offers.parents = trees.parents;
+  offers.confidences = trees.confidences;
+  auto options = sized<fastdraft_propose_options>();
+  options.offers = &offers;
+  options.num_offers = 1;
+  Draft draft(16);
+  std::vector<std::int64_t> bounds(3);
+  ASSERT_EQ(
+      fastdraft_propose_batch(engine.get(), requests.data(), 2, &options, &draft.c, bounds.data()),
+      FASTDRAFT_OK);
+  EXPECT_EQ(bounds, (std::vector<std::int64_t>{0, 3, 3}));
+  EXPECT_EQ(draft.tokens(), (Tokens{3, 5, 4}));
+
+  trees.capacity = kRoom - 1;
+  expect_invalid(fastdraft_successors_trees(table, ends.data(), 2, &trees), "got 95");
+  trees.capacity = kRoom;
+  trees.parents = nullptr;
+  expect_invalid(fastdraft_successors_trees(table, ends.data(), 2, &trees), "trees.parents");
+  expect_invalid(fastdraft_successors_trees(nullptr, ends.data(), 2, &trees), "successors");
+  expect_invalid(fastdraft_successors_learn(table, contexts.data(), 2, nullptr, nullptr, 2),
+                 "token_ids");
+  expect_invalid(
+      fastdraft_successors_learn(table, contexts.data(), 2, token_ids.data(), chances.data(), 9),
+      "at most 8");
+  expect_invalid(
+      fastdraft_successors_learn(table, contexts.data(), -1, token_ids.data(), chances.data(), 2),
+      "length of contexts");
+  fastdraft_successors_destroy(table);
+  fastdraft_successors_destroy(nullptr);
+  expect_invalid(fastdraft_successors_create(0, &table), "slots must be 1");
 }
 
 TEST(CApiTest, WritesOnlyTheColumnsThatAreGiven) {
