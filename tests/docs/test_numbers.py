@@ -120,6 +120,22 @@ def test_the_front_page() -> None:
     assert row_of(front, "vLLM, 16 requests") == ["1.00", f"{suffix} (Arctic)", ours]
 
 
+def test_what_each_source_adds() -> None:
+    means = {each["drafts"]: each["gains"] for each in results("sources")["means"]}
+    page = ROOT / "docs" / "benchmarks" / "quality.md"
+    cells: dict[str, list[str]] = {}
+    for drafts in ("chains, 1 at once", "trees, 64 at once"):
+        known = {each["source"]: each for each in means[drafts]}
+        for each in means["trees, 64 at once"]:
+            row = cells.setdefault(each["source"], [str(each["families"])])
+            for cost in ("0.003", "0.02", "0.05", "0.2"):
+                figures = known.get(each["source"], {}).get(cost)
+                mean, worst = figures.split(" / ")[:2] if figures else ("", "")
+                row.append(f"{float(mean):.2f} / {float(worst):.2f}" if mean else "")
+    for source, row in cells.items():
+        assert [source, *row] in rows_of(page)
+
+
 def test_the_front_page_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
