@@ -1,10 +1,11 @@
-"""Building a frozen datastore of text on a Ray cluster: time and memory by workers.
+"""Building a frozen datastore on a Ray cluster: time and memory by workers.
 
-The text is made of stretches of real source code. Each worker is a node of its own on this machine,
-with one core; the command that builds is not among them. Without workers it is one process without
-Ray, which tokenises on one core as well.
+The text is made of stretches of real source code, and comes as text or as token ids. Each worker is
+a node of its own on this machine, with one core; the command that builds is not among them. Without
+workers it is one process without Ray, which tokenises on one core as well.
 
     python bench/cluster.py --tokenizer FOLDER --megabytes 400 --json bench/results/cluster.json
+    python bench/cluster.py --ids 1000000000
 """
 
 from __future__ import annotations
@@ -22,8 +23,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import corpus
+import datastore
 import harness
+from datastore import DOCUMENT
 from harness import Row
 
 FILES = 16
@@ -43,6 +48,18 @@ def write_texts(folder: Path, megabytes: int) -> list[Path]:
     return paths
 
 
+def write_ids(folder: Path, count: int) -> list[Path]:
+    """Files of `count` token ids in all, as bench/datastore.py makes them, a document a row."""
+    text = corpus.tokens(1_000_000)
+    paths = [folder / f"{number:02d}.npy" for number in range(FILES)]
+    for seed, path in enumerate(paths):
+        made = path.with_suffix(".bin")
+        datastore.synthesise(made, text, count // FILES // DOCUMENT * DOCUMENT, seed)
+        np.save(path, np.fromfile(made, np.int32).reshape(-1, DOCUMENT))
+        made.unlink()
+    return paths
+
+
 def workers_bytes() -> int:
     """The memory of Ray's workers, what they share counted once."""
     total = 0
@@ -56,10 +73,12 @@ def workers_bytes() -> int:
     return total
 
 
-def measure(inputs: list[Path], out: Path, tokenizer: Path, workers: int) -> Row:
+def measure(inputs: list[Path], out: Path, tokenizer: Path | None, workers: int) -> Row:
     """One build, with a cluster of so many workers; 0: without Ray."""
     command = [sys.executable, "-m", "fastdraft.cli", "datastore", "build", str(out)]
-    command += [*map(str, inputs), "--tokenizer", str(tokenizer)]
+    command += map(str, inputs)
+    if tokenizer is not None:
+        command += ["--tokenizer", str(tokenizer)]
     environment = os.environ | {"TOKENIZERS_PARALLELISM": "false"}
     cluster: Any = None
     if workers:
@@ -106,15 +125,21 @@ def measure(inputs: list[Path], out: Path, tokenizer: Path, workers: int) -> Row
 
 def main() -> None:
     parser = harness.parser(__doc__)
-    parser.add_argument("--tokenizer", type=Path, required=True, metavar="FOLDER")
+    parser.add_argument("--tokenizer", type=Path, metavar="FOLDER")
     parser.add_argument("--megabytes", type=int, default=400, help="of text")
+    parser.add_argument("--ids", type=int, metavar="COUNT", help="token ids in place of text")
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2])
     options: argparse.Namespace = parser.parse_args()
+    if (options.tokenizer is None) == (options.ids is None):
+        parser.error("either --tokenizer or --ids must be given")
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     about = harness.about()
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        inputs = write_texts(Path(folder), options.megabytes)
+        if options.ids is None:
+            inputs = write_texts(Path(folder), options.megabytes)
+        else:
+            inputs = write_ids(Path(folder), options.ids)
         for workers in options.workers:
             rows.append(measure(inputs, Path(folder) / "out.fds", options.tokenizer, workers))
             print(rows[-1], flush=True)

@@ -44,9 +44,9 @@ COLD_LOOKUPS = 1_000
 ROUND_TOKENS = 1_000_000  # what is added and built anew in each round
 
 
-def synthesise(path: Path, text: NDArray[np.int32], count: int) -> None:
+def synthesise(path: Path, text: NDArray[np.int32], count: int, seed: int = 0) -> None:
     """Writes `count` tokens, documents of `DOCUMENT` one after another, int32."""
-    random = np.random.default_rng(0)
+    random = np.random.default_rng(seed)
     with path.open("wb") as file:
         for _ in range(0, count, 1000 * DOCUMENT):
             starts = random.integers(0, len(text) - DOCUMENT, 1000)
