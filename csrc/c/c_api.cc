@@ -20,6 +20,7 @@
 #include "fastdraft/engine.h"
 #include "fastdraft/error.h"
 #include "fastdraft/step_cost.h"
+#include "fastdraft/step_latency.h"
 #include "fastdraft/successors.h"
 #include "fastdraft/version.h"
 
@@ -30,6 +31,10 @@ struct fastdraft_datastore {
 
 struct fastdraft_engine {
   fastdraft::Engine engine;
+};
+
+struct fastdraft_step_latency {
+  fastdraft::StepLatency curves;
 };
 
 struct fastdraft_successors {
@@ -530,6 +535,49 @@ fastdraft_status fastdraft_wants(fastdraft_engine* engine, int32_t kind,
     std::copy_n(answers.get(), rows, wanted);
   });
 }
+
+fastdraft_status fastdraft_step_latency_create(int32_t on_cpu, const int64_t* sizes,
+                                               int64_t num_sizes, int32_t a_row,
+                                               fastdraft_step_latency** latency) {
+  return guarded([&] {
+    using fastdraft::StepLatency;
+    fastdraft_step_latency*& handle = required(latency, "latency");
+    check_array(sizes, num_sizes, "sizes");
+    const auto device = on_cpu != 0 ? StepLatency::Device::kCpu : StepLatency::Device::kAccelerator;
+    const std::vector<std::int64_t> given(sizes, sizes + num_sizes);
+    handle = new fastdraft_step_latency{StepLatency(device, given, a_row != 0)};
+  });
+}
+
+fastdraft_status fastdraft_step_latency_wants_plain(fastdraft_step_latency* latency, int64_t rows,
+                                                    int32_t* wanted) {
+  return guarded([&] {
+    fastdraft::StepLatency& curves = required(latency, "latency").curves;
+    int32_t& answer = required(wanted, "wanted");
+    answer = curves.wants_plain_step(rows) ? 1 : 0;
+  });
+}
+
+fastdraft_status fastdraft_step_latency_observe(fastdraft_step_latency* latency, int64_t rows,
+                                                double width, double seconds, double prompt_tokens,
+                                                int32_t one_graph) {
+  return guarded([&] {
+    required(latency, "latency")
+        .curves.observe(rows, width, seconds, prompt_tokens, one_graph != 0);
+  });
+}
+
+fastdraft_status fastdraft_step_latency_seconds(fastdraft_step_latency* latency, int64_t rows,
+                                                int64_t widest, int32_t hopeful, double* seconds) {
+  return guarded([&] {
+    fastdraft::StepLatency& curves = required(latency, "latency").curves;
+    double& first = required(seconds, "seconds");
+    const std::vector<double> found = curves.seconds_by_tokens(rows, widest, hopeful != 0);
+    std::copy(found.begin(), found.end(), &first);
+  });
+}
+
+void fastdraft_step_latency_destroy(fastdraft_step_latency* latency) { delete latency; }
 
 fastdraft_status fastdraft_successors_create(int64_t slots, fastdraft_successors** successors) {
   return guarded([&] {

@@ -253,6 +253,42 @@ FASTDRAFT_C_API fastdraft_status fastdraft_wants(fastdraft_engine* engine, int32
                                                  double time, const float* expected,
                                                  uint8_t* wanted);
 
+/* The measured latency of one model's steps: what drafts cost on this machine. The Python class
+ * fastdraft.StepLatency describes it. Several threads may use one. `rows` and `widest` are from 1
+ * to 2^20. */
+typedef struct fastdraft_step_latency fastdraft_step_latency;
+
+/* `on_cpu` other than 0: the model computes on a CPU, which chooses the curve to begin with.
+ * `sizes`: the numbers of tokens to which the host pads a forward, of all rows together, or of each
+ * row if `a_row` is not 0; none: nothing is padded. */
+FASTDRAFT_C_API fastdraft_status fastdraft_step_latency_create(int32_t on_cpu, const int64_t* sizes,
+                                                               int64_t num_sizes, int32_t a_row,
+                                                               fastdraft_step_latency** latency);
+
+/* Whether the next step should go without drafts, to learn what that costs: writes 1 or 0. Call it
+ * once a step. */
+FASTDRAFT_C_API fastdraft_status fastdraft_step_latency_wants_plain(fastdraft_step_latency* latency,
+                                                                    int64_t rows, int32_t* wanted);
+
+/* Learns from a step of `rows` rows of `width` tokens, their mean where they differ, that took
+ * `seconds`. `prompt_tokens` of all its tokens were read of prompts. `one_graph` other than 0: the
+ * forward ran in one graph as a whole. */
+FASTDRAFT_C_API fastdraft_status fastdraft_step_latency_observe(fastdraft_step_latency* latency,
+                                                                int64_t rows, double width,
+                                                                double seconds,
+                                                                double prompt_tokens,
+                                                                int32_t one_graph);
+
+/* Writes rows * widest numbers to `seconds`: entry n - 1 is what a forward over n tokens takes, and
+ * at least what one token a row takes. It is a `cost` of fastdraft_propose_options. `hopeful` other
+ * than 0: less where little is known, so that it will be tried. */
+FASTDRAFT_C_API fastdraft_status fastdraft_step_latency_seconds(fastdraft_step_latency* latency,
+                                                                int64_t rows, int64_t widest,
+                                                                int32_t hopeful, double* seconds);
+
+/* Ends the handle; NULL is ignored. */
+FASTDRAFT_C_API void fastdraft_step_latency_destroy(fastdraft_step_latency* latency);
+
 /* What the target's logits said may follow a text, to be offered as trees where a draft token costs
  * little: Token Recycling (Luo et al., 2024) and LogitSpec (Liu et al., 2025). The Python class
  * fastdraft.Successors describes it. Several threads may use one table. Requests that must not see

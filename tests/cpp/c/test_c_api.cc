@@ -817,6 +817,40 @@ TEST(CApiTest, RefusesBadProposals) {
                  "requests");
 }
 
+TEST(CApiTest, MeasuresSteps) {
+  fastdraft_step_latency* handle = nullptr;
+  const std::int64_t sizes[] = {1, 4, 8};
+  ASSERT_EQ(fastdraft_step_latency_create(0, sizes, 3, 0, &handle), FASTDRAFT_OK);
+  const std::unique_ptr<fastdraft_step_latency, decltype(&fastdraft_step_latency_destroy)> latency(
+      handle, &fastdraft_step_latency_destroy);
+  std::int32_t wanted = -1;
+  ASSERT_EQ(fastdraft_step_latency_wants_plain(handle, 1, &wanted), FASTDRAFT_OK);
+  EXPECT_EQ(wanted, 1);
+  for (int i = 0; i < 40; ++i) {
+    ASSERT_EQ(fastdraft_step_latency_observe(handle, 1, 1.0, 0.01, 0.0, 0), FASTDRAFT_OK);
+    ASSERT_EQ(fastdraft_step_latency_observe(handle, 1, 4.0, 0.02, 0.0, 0), FASTDRAFT_OK);
+  }
+  ASSERT_EQ(fastdraft_step_latency_wants_plain(handle, 1, &wanted), FASTDRAFT_OK);
+  EXPECT_EQ(wanted, 0);
+  std::vector<double> seconds(5, -1.0);
+  ASSERT_EQ(fastdraft_step_latency_seconds(handle, 1, 4, 0, seconds.data()), FASTDRAFT_OK);
+  EXPECT_NEAR(seconds[0], 0.01, 0.0005);
+  EXPECT_NEAR(seconds[1], 0.02, 0.001);
+  EXPECT_EQ(seconds[1], seconds[3]);
+  EXPECT_EQ(seconds[4], -1.0);  // no more than rows * widest are written
+
+  expect_invalid(fastdraft_step_latency_create(0, nullptr, 1, 0, &handle), "sizes");
+  const std::int64_t wrong = 0;
+  expect_invalid(fastdraft_step_latency_create(0, &wrong, 1, 0, &handle), "sizes");
+  expect_invalid(fastdraft_step_latency_create(0, nullptr, 0, 0, nullptr), "latency");
+  expect_invalid(fastdraft_step_latency_wants_plain(latency.get(), 0, &wanted), "rows");
+  expect_invalid(fastdraft_step_latency_wants_plain(latency.get(), 1, nullptr), "wanted");
+  expect_invalid(fastdraft_step_latency_observe(latency.get(), 1, -1.0, 0.1, 0.0, 0), "width");
+  expect_invalid(fastdraft_step_latency_seconds(latency.get(), 1, 4, 0, nullptr), "seconds");
+  expect_invalid(fastdraft_step_latency_seconds(nullptr, 1, 4, 0, seconds.data()), "latency");
+  fastdraft_step_latency_destroy(nullptr);
+}
+
 TEST(CApiTest, RefusesUnknownRequests) {
   const Engine engine = make_engine();
   const fastdraft_request ended = add(engine, periodic(10));
