@@ -332,3 +332,15 @@ class Kernels(Protocol):
         padding: int | None,
         output: Aligned,
     ) -> Aligned: ...
+
+    def cached_attention(
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        seen: Tensor,
+        *,
+        scale: float,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor: ...

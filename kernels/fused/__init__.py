@@ -1,4 +1,4 @@
-"""Verification on a device in one to three launches: Triton kernels that read the logits once.
+"""Operations on a device in one to four launches: Triton kernels that read what is large once.
 
 The functions are those of `fastdraft.kernels.reference`, which defines what they do, with the same
 operands. They run wherever Triton does.
@@ -7,6 +7,7 @@ operands. They run wherever Triton does.
 from __future__ import annotations
 
 from fastdraft.kernels.fused.align import align
+from fastdraft.kernels.fused.attention import cached_attention
 from fastdraft.kernels.fused.greedy import choose, verify_greedy
 from fastdraft.kernels.fused.processors import observe, patch, raw_logprobs
 from fastdraft.kernels.fused.rejection import verify_rejection
@@ -15,6 +16,7 @@ from fastdraft.kernels.fused.tree import compaction_indices, tree_attention_mask
 
 __all__ = [
     "align",
+    "cached_attention",
     "choose",
     "compaction_indices",
     "observe",

@@ -10,6 +10,7 @@ from fastdraft.kernels.reference.acceptance import (
     verify_sampled,
 )
 from fastdraft.kernels.reference.align import align
+from fastdraft.kernels.reference.attention import attention, cached_attention, visible_columns
 from fastdraft.kernels.reference.noise import exponential, exponential_noise, philox
 from fastdraft.kernels.reference.processors import observe, patch, raw_logprobs
 from fastdraft.kernels.reference.rejection import verify_rejection
@@ -31,6 +32,8 @@ __all__ = [
     "accept_tree",
     "align",
     "argmax",
+    "attention",
+    "cached_attention",
     "choose",
     "compaction_indices",
     "draw",
@@ -47,5 +50,6 @@ __all__ = [
     "verify_greedy",
     "verify_rejection",
     "verify_sampled",
+    "visible_columns",
     "weigh",
 ]

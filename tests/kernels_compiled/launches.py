@@ -118,6 +118,16 @@ def continuations(places: int = 64, longest: int = 32_768, nodes: int = 128) -> 
     aligner.align(texts, trees, column(), column())
 
 
+def attention(
+    dtype: torch.dtype, width: int, head_size: int = 128, rows: int = 1, **options: Any
+) -> None:
+    """Of 32 heads, four of which share one of the cache's: in parts where the rows are few."""
+    query = torch.zeros(rows, width, 32, head_size, dtype=dtype).transpose(1, 2)
+    keys, values = (torch.zeros(rows, 8, 4096, head_size, dtype=dtype) for _ in range(2))
+    seen = torch.zeros(rows, 1, width, 3, dtype=torch.int64)
+    fused.cached_attention(query, keys, values, seen, scale=head_size**-0.5, **options)
+
+
 def odd(dtype: torch.dtype, vocabulary: int, step: int) -> None:
     """Rows that are not aligned to 16 bytes, or whose logits do not lie side by side."""
     verify_greedy(**batch(dtype, vocabulary, step))
@@ -151,7 +161,13 @@ def launches(*, every_variant: bool) -> dict[str, Callable[[], None]]:
             "processors": partial(processed, dtype),
             "processors logprobs": partial(processed, dtype, **LOGPROBS, **TREE),
         }
+        if name == "bf16" or every_variant:
+            calls["attention, a token"] = partial(attention, dtype, 1)
+            calls["attention, a tree"] = partial(attention, dtype, 32)
         if every_variant:
+            more = {"softcap": 30.0, "sinks": torch.zeros(32)}
+            calls["attention, many rows"] = partial(attention, dtype, 8, rows=64, **more)
+            calls["attention, large heads"] = partial(attention, dtype, 64, 256, **more)
             calls["sampled everything"] = partial(sampled, dtype, **EVERYTHING, **TREE)
             calls["rejection everything"] = partial(rejection, dtype, "draft_probs", **EVERYTHING)
         found.update({f"{call} {name}": launch for call, launch in calls.items()})

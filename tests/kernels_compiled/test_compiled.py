@@ -26,6 +26,9 @@ EXPONENTIALS_A_BYTE = INSTRUCTIONS_A_BYTE / 8
 MOST_REGISTERS = 128
 # Three programs, where each logit has an address of its own.
 MOST_REGISTERS_ODD = 168
+# Attention keeps queries, scores and sums in registers: two programs of four warps. AMD has twice
+# as many a thread.
+MOST_REGISTERS_ATTENTION = {"cuda": 200, "hip": 256}
 # Bytes that the compiler may put aside, outside loops, so that more threads run at a time.
 MOST_SCRATCH = 24
 # Instructions in all of kernels that a step waits for and that read little: latency is what counts.
@@ -82,7 +85,11 @@ def test_compiled(batch, name, target, specialisation, expected, record_property
     record_property("compiled", (name, target, dataclasses.asdict(took)))
 
     assert took.scratch <= MOST_SCRATCH, f"a thread puts {took.scratch} bytes aside"
-    assert took.registers <= (MOST_REGISTERS_ODD if name.endswith(ODD) else MOST_REGISTERS)
+    most = MOST_REGISTERS_ODD if name.endswith(ODD) else MOST_REGISTERS
+    if specialisation.name == "attention_kernel":
+        most = MOST_REGISTERS_ATTENTION[TARGETS[target].backend]
+        assert took.put_aside == 0, "a thread puts values aside in a loop"
+    assert took.registers <= most
     if specialisation.name in OVER_THE_VOCABULARY and not name.endswith(ODD):
         assert took.put_aside == 0, "a thread puts values aside in a loop"
         assert took.wide_loads > 0, "the logits are not read 16 bytes at a time"

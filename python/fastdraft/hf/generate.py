@@ -25,6 +25,7 @@ from fastdraft import DraftConfig, Engine
 from fastdraft.drafters import AssistantModel, Drafter, Staged
 from fastdraft.drafters.assistant import require_model
 from fastdraft.errors import InvalidValueError
+from fastdraft.hf.attention import attending, takes_sights
 from fastdraft.hf.draft_models import ModelDrafter
 from fastdraft.hf.kv_cache import RowCache
 from fastdraft.hf.loop import Decoding
@@ -236,11 +237,12 @@ class _Speculation:
         padding = pad_token_id(config, criteria, count)
         masks = Masks(model, visible=model_kwargs.get("attention_mask"), rows=count)
         stepping: Callable[..., CachedModel] = CachedModel
-        timed = model
+        timed, padding_left = model, None
         if is_static:
             require_fixed_shapes(model, config, model_kwargs, masks)
             timed = compiled_call(model, config, model_kwargs)
-            stepping = functools.partial(StaticModel, call=timed, batch=count)
+            padding_left = masks.padding() if takes_sights(model) else None
+            stepping = functools.partial(StaticModel, call=timed, batch=count, padding=padding_left)
             # What the model is asked over where its modules do not tell.
             prepared = DynamicCache(config=model.config.get_text_config(decoder=True))
         copies = config.num_return_sequences
@@ -287,7 +289,11 @@ class _Speculation:
         )
         if models is not None:
             models.scoring = decoding.shaped
-        with model._optimize_model_for_decode(), compiling(is_compiled=timed is not model):
+        with (
+            model._optimize_model_for_decode(),
+            compiling(is_compiled=timed is not model),
+            attending(model, by_sights=padding_left is not None),
+        ):
             decoding.run(first_logits)
         if streamer is not None:
             streamer.end()

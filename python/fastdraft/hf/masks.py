@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from fastdraft.errors import InvalidValueError
+from fastdraft.hf.attention import ATTENTION
 from fastdraft.hf.kv_cache import Frame, on_device
 
 __all__ = ["Masks"]
@@ -58,7 +59,7 @@ class Masks:
             kinds = ["full_attention"]
         unknown = [kind for kind in kinds if kind not in ("full_attention", "sliding_attention")]
         needed = None
-        if implementation not in ("sdpa", "eager"):
+        if implementation not in ("sdpa", "eager", ATTENTION):
             needed = f"attn_implementation 'sdpa' or 'eager', got {implementation!r}"
         elif unknown:
             needed = f"layers with full or sliding attention, got {unknown[0]!r}"
@@ -168,6 +169,49 @@ class Masks:
             visible = self.visible
             masks[kind] = self._mask(kind, tokens, starts, queries, trees, slots, visible)
         return masks if len(masks) > 1 else next(iter(masks.values()))
+
+    def padding(self) -> NDArray[np.int64] | None:
+        """How many columns at the front of each prompt are padding, (rows,) or (1,).
+
+        None where a prompt has columns behind its first token that must not be seen.
+        """
+        if self.visible is None:
+            return np.zeros(1, np.int64)
+        visible = self.visible.numpy(force=True)
+        first = visible.argmax(1)
+        hidden_behind = (np.cumsum(visible, 1) > 0) & ~visible
+        return None if hidden_behind.any() else first.astype(np.int64)
+
+    def sights(
+        self,
+        lengths: torch.Tensor,
+        depths: torch.Tensor,
+        new: torch.Tensor,
+        padding: torch.Tensor,
+    ) -> torch.Tensor | dict[str, torch.Tensor]:
+        """What stands in the place of `fixed` for attention by lengths.
+
+        Args:
+            lengths, depths: As in `fixed`.
+            new: (rows, width) int64, as bits which of the new tokens each of them sees.
+            padding: On the device of `lengths`, as in `padding`.
+
+        Returns:
+            (rows, 1, width, 3) int64, `seen` of `fastdraft.kernels.reference.attention`; a dict of
+            these by layer type when the layers differ.
+        """
+        starts = lengths[:, None].expand_as(depths)
+        width = depths.shape[1]
+        sights = {}
+        for kind, window in self._windows.items():
+            first, near = padding[:, None].expand_as(depths), new
+            if window is not None:
+                first = torch.maximum(first, starts + depths - (window - 1))
+                if window < width:
+                    is_near = depths[:, :, None] - depths[:, None] < window
+                    near = new & (is_near << torch.arange(width, device=new.device)).sum(-1)
+            sights[kind] = torch.stack([starts, first, near], dim=-1)[:, None]
+        return sights if len(sights) > 1 else next(iter(sights.values()))
 
     def _mask(
         self,

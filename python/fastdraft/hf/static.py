@@ -231,10 +231,12 @@ class StaticModel(CachedModel):
     Attributes:
         call: The model, or its compiled forward.
         batch: The number of rows in every forward; those that have ended are padding.
+        padding: As `Masks.padding` gives it where attention goes by lengths; `None` for masks.
     """
 
     call: Callable[..., Any] = field(kw_only=True)
     batch: int = field(kw_only=True)
+    padding: NDArray[np.int64] | None = field(kw_only=True, default=None)
     widths = WIDTHS
 
     def __post_init__(self) -> None:
@@ -244,6 +246,9 @@ class StaticModel(CachedModel):
         self._runs: Counter[tuple[int, ...]] = Counter()
         if self._is_compiled:
             self._runs = _runs.setdefault(self.call, self._runs)
+        self._padding: torch.Tensor | None = None
+        if self.padding is not None:
+            (self._padding,) = on_device(self.device, self.padding)
 
     def rows_in_forward(self, running: int) -> int:
         return self.batch
@@ -276,30 +281,38 @@ class StaticModel(CachedModel):
         input_ids, steps, used = padded(tokens, width)
         self._lengths[rows] = cached
         # Tokens, depths, and as bits which tokens of the forward each one sees: one copy in.
-        host = np.zeros((3 if trees is not None else 2, self.batch, width + 1), dtype=np.int64)
+        needs_bits = trees is not None or self._padding is not None
+        host = np.zeros((2 + needs_bits, self.batch, width + 1), dtype=np.int64)
+        if needs_bits:
+            host[2, :, :width] = 1
         host[0, :, width] = self._lengths
         host[0, rows, :width] = input_ids
         if trees is None:
             host[1, rows, :width] = steps
+            if needs_bits:
+                host[2, rows, :width] = (2 << steps) - 1
         else:
             host[1, rows, :width] = trees.sum(-1) - 1
-            host[2, :, :width] = 1
             host[2, rows, :width] = trees @ (1 << np.arange(width, dtype=np.int64))
         (device,) = on_device(self.device, host)
         ids, depths, lengths = device[0, :, :width], device[1, :, :width], device[0, :, width]
-        sees = None
-        if trees is not None:
-            bits = torch.arange(width, device=self.device)
-            sees = (device[2, :, :width, None] >> bits & 1).bool()
 
         self.cache.prepare(lengths, width)
         kwargs = dict(self.kwargs)
-        kwargs["attention_mask"] = self.masks.fixed(
-            lengths,
-            depths,
-            columns={is_sliding: each.columns for is_sliding, each in self.cache.places.items()},
-            trees=sees,
-        )
+        if self._padding is not None:
+            new = device[2, :, :width]
+            kwargs["attention_mask"] = self.masks.sights(lengths, depths, new, self._padding)
+        else:
+            sees = None
+            if trees is not None:
+                bits = torch.arange(width, device=self.device)
+                sees = (device[2, :, :width, None] >> bits & 1).bool()
+            kwargs["attention_mask"] = self.masks.fixed(
+                lengths,
+                depths,
+                columns={each: places.columns for each, places in self.cache.places.items()},
+                trees=sees,
+            )
         first: Any = self.first_positions
         kwargs["position_ids"] = first + (lengths[:, None] + depths).to(first.device)
         if "logits_to_keep" in kwargs:

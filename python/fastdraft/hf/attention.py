@@ -1,0 +1,170 @@
+"""Attention by lengths in place of masks, as an attention function of transformers: 'fastdraft'.
+
+A mask of a step over a static cache has a value for each new token and each column, and where there
+is one, transformers copies the keys and values for each query head that shares them. This function
+takes what `Masks.sights` makes instead: three numbers for each new token, which are `seen` of
+`fastdraft.kernels.reference.attention`. They travel in the mask's place, as a tensor of four
+dimensions, which models hand on as it is, and are told from masks by their type, int64.
+
+All other masks are served too, those of prompts and of models that other loops decode, so the
+function may stand in for 'sdpa' at any time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from fastdraft.errors import InvalidValueError
+from fastdraft.kernels import reference
+from fastdraft.verification.backend import kernels_for
+
+__all__ = ["ATTENTION", "attending", "takes_sights"]
+
+ATTENTION: Final = "fastdraft"
+"""The function's name for `attn_implementation`."""
+
+# What layers hand to attention functions that this one knows nothing of.
+_UNKNOWN: Final = re.compile(r"\b(position_bias|block_indices|indices|sinks)=")
+
+_lock = threading.Lock()
+# Of configurations that use the function for the time being, by id: what they used before, and how
+# many generations use them.
+_using: dict[int, list[Any]] = {}
+
+
+def takes_sights(model: Any) -> bool:
+    """Whether the model's forwards over a static cache take lengths in place of masks.
+
+    They do where the user has chosen the function, and in place of 'sdpa' where Triton has a kernel
+    for it; never in place of 'eager'. Models whose layers do not look the function up, or hand it
+    what it does not know, keep their masks.
+    """
+    config = model.config.get_text_config(decoder=True)
+    if config._attn_implementation == "sdpa":
+        probe = torch.empty(0, dtype=model.dtype, device=model.device)
+        if kernels_for(probe) is reference:
+            return False
+    elif config._attn_implementation != ATTENTION:
+        return False
+    layers = [
+        each for each in model.modules() if hasattr(each, "layer_idx") and hasattr(each, "config")
+    ]
+    return bool(
+        getattr(model, "_supports_attention_backend", False)
+        and layers
+        and all(each.config is config for each in layers)
+        and not any(map(_hands_over_more, {type(each) for each in layers}))
+    )
+
+
+def _hands_over_more(kind: type) -> bool:
+    try:
+        return bool(_UNKNOWN.search(inspect.getsource(sys.modules[kind.__module__])))
+    except (KeyError, OSError, TypeError):
+        return True  # Nobody knows.
+
+
+@contextlib.contextmanager
+def attending(model: Any, *, by_sights: bool) -> Iterator[None]:
+    """Lets the model attend by this function, if so; generations at a time share the change."""
+    if not by_sights:
+        yield
+        return
+    config = model.config.get_text_config(decoder=True)
+    with _lock:
+        use = _using.setdefault(id(config), [config._attn_implementation, 0])
+        use[1] += 1
+        config._attn_implementation = ATTENTION
+    try:
+        yield
+    finally:
+        with _lock:
+            use[1] -= 1
+            if use[1] == 0:
+                del _using[id(config)]
+                config._attn_implementation = use[0]
+
+
+def _cached_attention(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    seen: Tensor,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    kernels = kernels_for(query)
+    return kernels.cached_attention(
+        query, keys, values, seen, scale=scale, softcap=softcap, sinks=sinks
+    )
+
+
+# For a compiler one call, of which it knows the result's shape.
+_operation = torch.library.custom_op(
+    "fastdraft::cached_attention",
+    _cached_attention,
+    mutates_args=(),
+    schema=(
+        "(Tensor query, Tensor keys, Tensor values, Tensor seen, float scale, float? softcap, "
+        "Tensor? sinks) -> Tensor"
+    ),
+)
+
+
+@_operation.register_fake
+def _(query: Tensor, _keys: Tensor, values: Tensor, *_: Any) -> Tensor:
+    rows, heads, width, _size = query.shape
+    return query.new_empty(rows, width, heads, values.shape[3])
+
+
+def _attention_forward(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """As transformers calls attention functions: the result is (rows, tokens, heads, size)."""
+    softcap, sinks = kwargs.get("softcap"), kwargs.get("s_aux")
+    scale = query.shape[3] ** -0.5 if scaling is None else scaling
+    if attention_mask is not None and attention_mask.dtype == torch.int64:
+        # Calls of an operation cost time of their own where nothing is compiled.
+        call = _operation if torch.compiler.is_compiling() else _cached_attention
+        return call(query, key, value, attention_mask, scale, softcap, sinks), None
+    if softcap is None and sinks is None:
+        attended: tuple[Tensor, None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+        )
+        return attended
+    if dropout > 0:
+        raise InvalidValueError(f"{ATTENTION!r} attention has no dropout, got {dropout}")
+    visible = attention_mask
+    if visible is None:
+        tokens, columns = query.shape[2], key.shape[2]
+        visible = torch.ones(tokens, columns, dtype=torch.bool, device=query.device)
+        if kwargs.get("is_causal", getattr(module, "is_causal", True)):
+            visible = visible.tril(columns - tokens)
+    result = reference.attention(
+        query, key, value, visible, scale=scale, softcap=softcap, sinks=sinks
+    )
+    return result.transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(ATTENTION, _attention_forward)
+AttentionMaskInterface.register(ATTENTION, sdpa_mask)
