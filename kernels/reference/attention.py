@@ -74,13 +74,13 @@ def attention(
 
     Returns (rows, heads, width, value size).
     """
-    heads, width = query.shape[1:3]
+    rows, heads, width, size = query.shape
+    key_heads, columns, value_size = keys.shape[1], keys.shape[2], values.shape[3]
     exact = torch.promote_types(query.dtype, torch.float32)
-    group = heads // keys.shape[1]
     # The heads that share a key head are so many queries more of one head: nothing is repeated.
-    packed = query.to(exact).unflatten(1, (-1, group)).flatten(2, 3)
+    packed = query.to(exact).reshape(rows, key_heads, -1, size)
     scores = (packed @ keys.to(exact).transpose(2, 3)) * scale
-    scores = scores.unflatten(2, (group, width)).flatten(1, 2)
+    scores = scores.view(rows, heads, width, columns)
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     # Not -inf: a query that sees nothing, as padding does, gets an average, and no NaN.
@@ -88,7 +88,6 @@ def attention(
     if sinks is not None:
         sink = sinks.to(exact)[:, None, None].expand(*scores.shape[:-1], 1)
         scores = torch.cat([scores, sink], dim=-1)
-    weights = scores.softmax(-1)[..., : keys.shape[2]]
-    packed = weights.unflatten(1, (-1, group)).flatten(2, 3)
-    attended = (packed @ values.to(exact)).unflatten(2, (group, width)).flatten(1, 2)
+    weights = scores.softmax(-1)[..., :columns].reshape(rows, key_heads, -1, columns)
+    attended = (weights @ values.to(exact)).view(rows, heads, width, value_size)
     return attended.to(query.dtype)

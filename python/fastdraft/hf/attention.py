@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import re
-import sys
 import threading
 from collections.abc import Iterator
 from typing import Any, Final
@@ -37,6 +36,9 @@ ATTENTION: Final = "fastdraft"
 
 # What layers hand to attention functions that this one knows nothing of.
 _UNKNOWN: Final = re.compile(r"\b(position_bias|block_indices|indices|sinks)=")
+# How they hand on the mask, and what else may happen to it; that of an encoder is another matter.
+_HANDED_ON: Final = re.compile(r"attention_interface\([^)]*\battention_mask\b")
+_CHANGED: Final = re.compile(r"\battention_mask\s*([\[+*]|=(?!\s*(encoder_)?attention_mask\b))")
 
 _lock = threading.Lock()
 # Of configurations that use the function for the time being, by id: what they used before, and how
@@ -48,8 +50,8 @@ def takes_sights(model: Any) -> bool:
     """Whether the model's forwards over a static cache take lengths in place of masks.
 
     They do where the user has chosen the function, and in place of 'sdpa' where Triton has a kernel
-    for it; never in place of 'eager'. Models whose layers do not look the function up, or hand it
-    what it does not know, keep their masks.
+    for it; never in place of 'eager'. Models whose layers do not look the function up, hand it what
+    it does not know, or do more with a mask than to pass it on, keep their masks.
     """
     config = model.config.get_text_config(decoder=True)
     if config._attn_implementation == "sdpa":
@@ -59,21 +61,30 @@ def takes_sights(model: Any) -> bool:
     elif config._attn_implementation != ATTENTION:
         return False
     layers = [
-        each for each in model.modules() if hasattr(each, "layer_idx") and hasattr(each, "config")
+        each
+        for each in model.modules()
+        if hasattr(each, "layer_idx") and "Attention" in type(each).__name__
     ]
     return bool(
         getattr(model, "_supports_attention_backend", False)
         and layers
-        and all(each.config is config for each in layers)
-        and not any(map(_hands_over_more, {type(each) for each in layers}))
+        and all(getattr(each, "config", None) is config for each in layers)
+        and all(map(_hands_the_mask_on, {type(each) for each in layers}))
     )
 
 
-def _hands_over_more(kind: type) -> bool:
+def _hands_the_mask_on(layer: Any) -> bool:
+    """Whether all that the layer does with its mask is to pass it to the attention function.
+
+    As transformers does where it asks whether a model has such functions at all: by the source.
+    """
     try:
-        return bool(_UNKNOWN.search(inspect.getsource(sys.modules[kind.__module__])))
-    except (KeyError, OSError, TypeError):
-        return True  # Nobody knows.
+        source = inspect.getsource(layer.forward)
+    except (OSError, TypeError):
+        return False
+    return bool(
+        _HANDED_ON.search(source) and not _CHANGED.search(source) and not _UNKNOWN.search(source)
+    )
 
 
 @contextlib.contextmanager

@@ -60,7 +60,7 @@ class Masks:
         unknown = [kind for kind in kinds if kind not in ("full_attention", "sliding_attention")]
         needed = None
         if implementation not in ("sdpa", "eager", ATTENTION):
-            needed = f"attn_implementation 'sdpa' or 'eager', got {implementation!r}"
+            needed = f"attn_implementation 'sdpa', 'eager' or {ATTENTION!r}, got {implementation!r}"
         elif unknown:
             needed = f"layers with full or sliding attention, got {unknown[0]!r}"
         elif getattr(config, "alibi", False):

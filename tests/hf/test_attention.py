@@ -1,0 +1,334 @@
+"""Attention by lengths: what it sees, what it says, and where it takes the place of masks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch._dynamo.utils import counters
+from transformers import CompileConfig
+
+from fastdraft import hf
+from fastdraft.errors import InvalidValueError
+from fastdraft.hf import attention
+from fastdraft.hf.attention import ATTENTION, attending, takes_sights
+from fastdraft.hf.masks import Masks
+from fastdraft.hf.static import WIDTHS
+from fastdraft.kernels import reference
+from hf_models import (
+    EOS,
+    FAMILIES,
+    PAD,
+    VOCABULARY,
+    Forester,
+    Generous,
+    assert_same_tokens,
+    drawn,
+    edited,
+    repetitive_batch,
+    tiny_model,
+)
+
+NEW = 48
+PROMPT = 30
+STATIC: dict[str, Any] = {"do_sample": False, "cache_implementation": "static"}
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """What the attention by lengths was called with."""
+    found: list[torch.Tensor] = []
+    real = attention._cached_attention
+
+    def called(query: torch.Tensor, keys: torch.Tensor, values: Any, seen: Any, *rest: Any) -> Any:
+        found.append(seen)
+        return real(query, keys, values, seen, *rest)
+
+    monkeypatch.setattr(attention, "_cached_attention", called)
+    return found
+
+
+@pytest.fixture
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where Triton has a kernel: the reference, which is no `reference` any more."""
+    kernels = SimpleNamespace(cached_attention=reference.cached_attention)
+    monkeypatch.setattr(attention, "kernels_for", lambda _: kernels)
+
+
+def _masked(family: str, inputs: dict[str, torch.Tensor], **options: Any) -> Any:
+    model = tiny_model(family)
+    return model, model.generate(**inputs, do_sample=False, **options)
+
+
+def _by_lengths(family: str) -> Any:
+    return tiny_model(family, attention=ATTENTION)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    rows=st.integers(1, 4),
+    width=st.sampled_from([1, 2, 4, 8, 32]),
+    window=st.integers(1, 40),
+    longest=st.integers(1, 80),
+    is_tree=st.booleans(),
+    is_padded=st.booleans(),
+)
+def test_each_token_sees_what_the_mask_shows(
+    seed: int, rows: int, width: int, window: int, longest: int, is_tree: bool, is_padded: bool
+) -> None:
+    random = np.random.default_rng(seed)
+    config = SimpleNamespace(
+        _attn_implementation=ATTENTION,
+        sliding_window=window,
+        layer_types=["full_attention", "sliding_attention"],
+    )
+    model = SimpleNamespace(
+        config=SimpleNamespace(get_text_config=lambda **_: config), dtype=torch.float32
+    )
+    lengths = random.integers(1, longest + 1, rows)
+    visible = None
+    if is_padded:
+        prompts = int(lengths.min())
+        visible = torch.from_numpy(np.arange(prompts) >= random.integers(0, prompts, rows)[:, None])
+    masks = Masks(model, visible=visible, rows=rows)
+    sizes = random.integers(1, width + 1, rows)
+    depths = np.minimum(np.arange(width), sizes[:, None] - 1)
+    bits = (2 << depths) - 1
+    trees = None
+    if is_tree:
+        sees = np.zeros((rows, width, width), bool)
+        for row, slot in np.ndindex(rows, width):
+            if slot:
+                sees[row, slot] = sees[row, random.integers(max(slot - 3, 0), slot)]
+            sees[row, slot, slot] = True
+        depths, bits = sees.sum(-1) - 1, sees @ (1 << np.arange(width))
+        trees = torch.from_numpy(sees)
+    columns = {False: longest + width, True: window + WIDTHS[-1] - 1}
+    starts, deep = torch.from_numpy(lengths), torch.from_numpy(depths)
+    expected = masks.fixed(starts, deep, columns=columns, trees=trees)
+    padding = masks.padding()
+    assert padding is not None
+    sights = masks.sights(starts, deep, torch.from_numpy(bits), torch.from_numpy(padding))
+    assert isinstance(expected, dict)
+    assert isinstance(sights, dict)
+    for kind, mask in expected.items():
+        count = columns[kind == "sliding_attention"]
+        assert torch.equal(reference.visible_columns(sights[kind], count), mask)
+
+
+def test_padding_stands_at_the_front_or_masks_are_made() -> None:
+    model = tiny_model("llama")
+    assert Masks(model, visible=None, rows=3).padding().tolist() == [0]
+    shown = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
+    assert Masks(model, visible=shown, rows=2).padding().tolist() == [2, 0]
+    shown[1, 2] = 0
+    assert Masks(model, visible=shown, rows=2).padding() is None
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_chains_give_the_tokens_of_generate(
+    family: str, rows: int, calls: list[torch.Tensor]
+) -> None:
+    inputs = repetitive_batch(rows)
+    model, expected = _masked(family, inputs, max_new_tokens=NEW)
+    output = hf.generate(
+        _by_lengths(family),
+        **inputs,
+        **STATIC,
+        max_new_tokens=NEW,
+        drafter=Generous(),
+        prediction=[edited(row[PROMPT:]) for row in expected],
+    )
+    assert calls
+    assert_same_tokens(model, expected, output.sequences, attention_mask=inputs["attention_mask"])
+    assert output.stats.accepted > 0
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_trees_give_the_tokens_of_generate(
+    family: str, rows: int, calls: list[torch.Tensor]
+) -> None:
+    inputs = repetitive_batch(rows)
+    # Longer than prompt, window and widest draft, so that rings go round.
+    options = {"max_new_tokens": 90, "eos_token_id": None}
+    model, expected = _masked(family, inputs, **options)
+    forester = Forester([row[PROMPT:].tolist() for row in expected], nodes=20)
+    output = hf.generate(_by_lengths(family), **inputs, **STATIC, **options, drafter=forester)
+    assert_same_tokens(model, expected, output.sequences, attention_mask=inputs["attention_mask"])
+    assert forester.moved > len(forester.accepted) / 8
+    # Three numbers for each token, in place of a mask.
+    assert {seen.shape[3] for seen in calls} == {3}
+
+
+def _gpt_oss(implementation: str) -> Any:
+    config = transformers.GptOssConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        sliding_window=11,
+        layer_types=["sliding_attention", "full_attention"],
+        max_position_embeddings=256,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        eos_token_id=EOS,
+        pad_token_id=PAD,
+        tie_word_embeddings=False,
+    )
+    config._attn_implementation = implementation
+    model = drawn(transformers.AutoModelForCausalLM.from_config, config)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.sinks.normal_()
+    return model
+
+
+@pytest.mark.parametrize("cache", [None, "static"])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_sinks(rows: int, cache: str | None, calls: list[torch.Tensor]) -> None:
+    inputs = repetitive_batch(rows)
+    options = {"max_new_tokens": 60, "eos_token_id": None, "do_sample": False}
+    model = _gpt_oss("eager")
+    expected = model.generate(**inputs, **options)
+    forester = Forester([row[PROMPT:].tolist() for row in expected], nodes=20)
+    output = hf.generate(
+        _gpt_oss(ATTENTION), **inputs, **options, cache_implementation=cache, drafter=forester
+    )
+    assert_same_tokens(model, expected, output.sequences, attention_mask=inputs["attention_mask"])
+    assert bool(calls) == (cache == "static")
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gemma3"])
+def test_models_that_use_it_always(family: str) -> None:
+    """Plain decoding, and drafts without a static cache: with masks."""
+    inputs = repetitive_batch(3)
+    model, expected = _masked(family, inputs, max_new_tokens=NEW)
+    chosen = _by_lengths(family)
+    plain = chosen.generate(**inputs, do_sample=False, max_new_tokens=NEW)
+    assert_same_tokens(model, expected, plain, attention_mask=inputs["attention_mask"])
+    output = hf.generate(
+        chosen,
+        **inputs,
+        do_sample=False,
+        max_new_tokens=NEW,
+        drafter=Forester([row[PROMPT:].tolist() for row in expected]),
+    )
+    assert_same_tokens(model, expected, output.sequences, attention_mask=inputs["attention_mask"])
+
+
+@pytest.mark.usefixtures("fast")
+def test_it_takes_the_place_of_sdpa_for_the_time_of_a_generation(
+    calls: list[torch.Tensor],
+) -> None:
+    model, inputs = tiny_model("llama"), repetitive_batch(2)
+    used: list[str] = []
+    model.register_forward_pre_hook(lambda *_: used.append(model.config._attn_implementation))
+    expected = model.generate(**inputs, do_sample=False, max_new_tokens=20)
+    used.clear()
+    output = hf.generate(model, **inputs, **STATIC, max_new_tokens=20)
+    assert calls
+    assert torch.equal(output.sequences, expected)
+    assert set(used) == {"sdpa", ATTENTION}
+    assert model.config._attn_implementation == "sdpa"
+    # An error ends it too.
+    with pytest.raises(ZeroDivisionError), attending(model, by_sights=True):
+        raise ZeroDivisionError
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_generations_at_a_time_share_it() -> None:
+    model = tiny_model("llama")
+    first, second = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with attending(model, by_sights=True):
+            first.set()
+            second.wait(10)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    first.wait(10)
+    with attending(model, by_sights=True):
+        second.set()
+        thread.join()
+        assert model.config._attn_implementation == ATTENTION
+    assert model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.usefixtures("fast")
+def test_where_masks_stay(calls: list[torch.Tensor]) -> None:
+    inputs = repetitive_batch(2)
+    inputs["attention_mask"][0, 7] = 0  # in the midst of a prompt
+    for model in (tiny_model("llama"), tiny_model("llama", attention="eager")):
+        expected = model.generate(**inputs, do_sample=False, max_new_tokens=20)
+        output = hf.generate(model, **inputs, **STATIC, max_new_tokens=20)
+        assert torch.equal(output.sequences, expected)
+    assert not calls
+    # Scores with a bias, and a mask that the layer changes.
+    config = transformers.DogeConfig(
+        vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=1, num_attention_heads=2
+    )
+    assert not takes_sights(transformers.AutoModelForCausalLM.from_config(config))
+    config = transformers.GPTJConfig(vocab_size=VOCABULARY, n_embd=32, n_layer=1, n_head=2)
+    assert not takes_sights(transformers.AutoModelForCausalLM.from_config(config))
+    assert takes_sights(tiny_model("llama"))
+    assert not takes_sights(tiny_model("llama", attention="eager"))
+
+
+def test_nothing_changes_without_a_kernel() -> None:
+    assert not takes_sights(tiny_model("llama"))
+
+
+def test_dropout_is_refused_where_nothing_else_can_drop() -> None:
+    model = _gpt_oss(ATTENTION).train()
+    model.config.attention_dropout = 0.5
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.5
+    with pytest.raises(InvalidValueError, match=r"has no dropout, got 0\.5"):
+        model(torch.ones(1, 4, dtype=torch.int64))
+
+
+@pytest.fixture
+def compilations() -> Iterator[Any]:
+    torch._dynamo.reset()
+    counters.clear()
+    yield lambda: counters["stats"]["unique_graphs"]
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_each_width_is_compiled_once(family: str, compilations: Any) -> None:
+    inputs = repetitive_batch(3)
+    options: dict[str, Any] = {"max_new_tokens": NEW, "eos_token_id": None}
+    model, expected = _masked(family, inputs, **options)
+    compile_config = CompileConfig(fullgraph=True, backend="aot_eager", mode=None)
+    compile_config._compile_all_devices = True
+    chosen = _by_lengths(family)
+    for seed in range(2):
+        output = hf.generate(
+            chosen,
+            **inputs,
+            **STATIC,
+            **options,
+            compile_config=compile_config,
+            drafter=Forester([row[PROMPT:].tolist() for row in expected], seed=seed),
+        )
+        assert_same_tokens(
+            model, expected, output.sequences, attention_mask=inputs["attention_mask"]
+        )
+    assert 1 < compilations() <= len(WIDTHS)
