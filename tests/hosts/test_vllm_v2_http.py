@@ -28,7 +28,7 @@ APART = {"vllm_xargs": {"fastdraft_remember": 0}}
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     variables = {
         **os.environ,
-        "PYTHONPATH": str(SUPPORT / "triton_on_cpu"),
+        "PYTHONPATH": os.pathsep.join([str(SUPPORT / "triton_on_cpu"), str(SUPPORT)]),
         "TRITON_INTERPRET": "1",
         "VLLM_USE_V2_MODEL_RUNNER": "1",
     }

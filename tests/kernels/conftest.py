@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 import random
@@ -17,36 +16,6 @@ if not INTERPRETED and not torch.cuda.is_available():
     raise pytest.UsageError(
         "tests/kernels needs a process with TRITON_INTERPRET=1, or a CUDA or ROCm device"
     )
-
-
-def _patch_language_once():
-    """Makes the interpreter patch triton.language once a launch.
-
-    By itself it does so again at every call of a function of a kernel, which takes nearly half of
-    all its time.
-    """
-    from triton import language
-    from triton.runtime import interpreter
-
-    patch_language = interpreter._patch_lang
-    patched = set()
-
-    @functools.cache
-    def names_of_language(function):
-        values = function.__globals__.values()
-        return tuple(any(v is module for v in values) for module in (language, language.core))
-
-    def patch_once(function):
-        names = names_of_language(function)
-        if names in patched:
-            return None  # within a launch: only the launch itself restores
-        scope = patch_language(function)
-        patched.add(names)
-        restore = scope.restore
-        scope.restore = lambda: (patched.clear(), restore())
-        return scope
-
-    interpreter._patch_lang = patch_once
 
 
 def _multiply_bfloat16():
@@ -72,7 +41,11 @@ def _multiply_bfloat16():
 
 
 if INTERPRETED:
-    _patch_language_once()
+    from triton.runtime import interpreter
+
+    from triton_interpreter import speed_up
+
+    speed_up(interpreter)
     _multiply_bfloat16()
 
 

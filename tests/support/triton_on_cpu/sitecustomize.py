@@ -1,13 +1,15 @@
 """Lets vLLM's V2 model runner start on a CPU, where its Triton kernels are interpreted.
 
 vLLM uses Triton only where a driver is active, and Triton has none for a CPU. Python imports this
-module at the start of each process that has the folder on its PYTHONPATH, the engine's too.
+module at the start of each process that has the folder on its PYTHONPATH, the engine's too. The
+folder above it is to be there as well.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 
 
@@ -35,13 +37,30 @@ class _Driver:
         return GPUTarget("cpu", 0, 1)
 
 
+def _add_driver(backends: ModuleType) -> None:
+    backends.backends["cpu"] = SimpleNamespace(driver=_Driver, compiler=None)
+
+
+def _save_time(interpreter: ModuleType) -> None:
+    from triton_interpreter import speed_up, trust_integers
+
+    speed_up(interpreter)
+    trust_integers(interpreter)
+
+
 class _Finder:
-    """Adds the driver to `triton.backends` when that is first imported, and not before."""
+    """Changes modules of Triton when they are first imported, and not before."""
+
+    def __init__(self) -> None:
+        self._changes: dict[str, Callable[[ModuleType], None]] = {
+            "triton.backends": _add_driver,
+            "triton.runtime.interpreter": _save_time,
+        }
 
     def find_spec(self, name: str, path: object, target: ModuleType | None = None) -> object:
-        if name != "triton.backends":
+        change = self._changes.pop(name, None)
+        if change is None:
             return None
-        sys.meta_path.remove(self)  # type: ignore[arg-type]
         from importlib.util import find_spec
 
         spec = find_spec(name)
@@ -50,7 +69,7 @@ class _Finder:
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
-            module.backends["cpu"] = SimpleNamespace(driver=_Driver, compiler=None)
+            change(module)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
