@@ -197,6 +197,26 @@ class Measured:
         return (run for repeats in self.runs for run in repeats)
 
 
+class ModelledClock:
+    """Time that passes in forwards alone: 1 for the target's over one token, 0.06 for each token
+    more, and `draft` of that for a draft model's.
+
+    About what the demo's models take on a CPU, and the same on a busy machine.
+    """
+
+    TOKEN = 0.06
+
+    def __init__(self, draft: float) -> None:
+        self._draft = draft
+        self._now = 0.0
+
+    def __call__(self) -> float:
+        return self._now
+
+    def pass_forward(self, tokens: int, *, of_target: bool) -> None:
+        self._now += (1.0 if of_target else self._draft) * (1 + self.TOKEN * (tokens - 1))
+
+
 class _Forwards:
     """Seconds of the models' forwards, by the tokens in them. A forward is waited for."""
 
@@ -229,7 +249,10 @@ class _Forwards:
             self._started = now()
 
         def after(_module: Any, _arguments: Any, kwargs: Row, _output: Any) -> None:
-            seconds.append((kwargs["input_ids"].shape[1], now() - self._started))
+            width = kwargs["input_ids"].shape[1]
+            if isinstance(self._clock, ModelledClock):
+                self._clock.pass_forward(width, of_target=seconds is self.target)
+            seconds.append((width, now() - self._started))
 
         return [
             model.register_forward_pre_hook(before),
@@ -253,7 +276,12 @@ class Experiment:
             raise SystemExit(f"--json must be in a folder that exists, got {options.json}")
         self.options = options
         self.target = _load(options.target, options)
-        self._clock = time.process_time if options.processor_time else time.perf_counter
+        self._clock: Callable[[], float] = time.perf_counter
+        if options.processor_time:
+            self._clock = time.process_time
+        if options.modelled is not None:
+            # What schedules and the step's latency are learned from too.
+            self._clock = time.perf_counter = ModelledClock(options.modelled)
         self._forwards = _Forwards(self._clock)
         self._drafts: dict[str, Any] = {}
         self._warm: set[str] = set()
@@ -316,7 +344,7 @@ class Experiment:
         temperature: float,
         title: str,
     ) -> dict[str, Measured]:
-        """Every mode on every prompt; the i-th prompt is answered with seed i when sampling.
+        """Every mode on every prompt. When sampling, each answer to it has another seed.
 
         Prompts are left out to which one of the modes says too little to be timed.
         """
@@ -339,7 +367,8 @@ class Experiment:
                 for place, sample in enumerate(inputs):
                     start = (repeat + place) % len(modes)
                     for mode in [*modes[start:], *modes[:start]]:
-                        run = self._run(mode, sample, seed=place, temperature=temperature)
+                        seed = repeat * len(prompts) + place
+                        run = self._run(mode, sample, seed=seed, temperature=temperature)
                         for width, seconds in self._forwards.target:
                             forwards[mode.name].setdefault(width, []).append(seconds)
                         if run.timed:
@@ -475,6 +504,13 @@ def options_of(description: str | None, **defaults: Any) -> argparse.ArgumentPar
         help="longer prompts are left out",
     )
     add("--processor-time", action="store_true", help="count this process's, on a busy machine")
+    add(
+        "--modelled",
+        type=float,
+        metavar="C",
+        help="count modelled time: 1 + 0.06 (n - 1) for a target forward over n tokens, and C "
+        "times that for a draft model's",
+    )
     add("--plot", type=Path, metavar="FILE", help="in place of build/reproduce/NAME.png")
     return parser
 
