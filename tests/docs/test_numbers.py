@@ -136,6 +136,17 @@ def test_what_each_source_adds() -> None:
         assert [source, *row] in rows_of(page)
 
 
+def test_what_block_verification_keeps() -> None:
+    cells: dict[int, list[str]] = {}
+    for each in results("block_verification")["rows"]:
+        more = f"{each['more']:.3f} ± {each['standard error']:.3f}" if each["gamma"] > 1 else "0"
+        text = f"{each['by token']:.3f} / {each['by block']:.3f}, {more}"
+        cells.setdefault(each["gamma"], []).append(text)
+    page = ROOT / "docs" / "benchmarks" / "generation.md"
+    for gamma, row in cells.items():
+        assert [str(gamma), *row] in rows_of(page)
+
+
 def test_the_front_page_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
