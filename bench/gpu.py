@@ -163,6 +163,23 @@ def time_lines(result: Row) -> Lines:
     return lines
 
 
+def attention_lines(result: Row) -> Lines:
+    ways = ("fastdraft", "masked", "masked, grouped", "flex")
+    rows, reasons = [], set()
+    for row in result.get("rows", []):
+        times = [row[way].get("graph_us", row[way].get("eager_us")) for way in ways]
+        reasons |= {(way, row[way]["unavailable"]) for way in ways if "unavailable" in row[way]}
+        sizes = [row["rows"], row["width"], row["context"]]
+        ours = row["fastdraft"]
+        errors = [f"{ours[name]:.1e}" for name in ("error", "replay_error") if name in ours]
+        rows.append([*sizes, row["floor_us"], *times, ", ".join(errors)])
+    heads = ["rows", "new tokens", "context", "floor us", *(f"{way} us" for way in ways)]
+    lines = table([*heads, "error, of a replay too"], rows)
+    if result.get("left_out"):
+        lines += ["", f"{result['left_out']} cases did not fit into the time."]
+    return lines + [line for way, why in sorted(reasons) for line in ("", f"{way}: {why}")]
+
+
 def generation_lines(result: Row) -> Lines:
     lines = [f"Each number: {result.get('note')}.", ""]
     rows = result.get("rows", [])
@@ -244,6 +261,15 @@ PARTS = (
         110,
         time_lines,
         rehearsal=("--device", "cpu"),
+        takes_seconds=True,
+    ),
+    Part(
+        "attention",
+        "Attention of a step to a static cache, caches cold, against one read of what is seen",
+        "attention.py",
+        60,
+        attention_lines,
+        missing=no_triton,
         takes_seconds=True,
     ),
     Part(

@@ -90,6 +90,16 @@ def test_a_part_is_rehearsed(tmp_path, monkeypatch):
     assert "| greedy | 1 | 4 | 1000 | float32 |" in page
 
 
+def test_attention_is_rehearsed(tmp_path, monkeypatch):
+    parts = [each for each in gpu.PARTS if each.name == "attention"]
+    status, report, page = run(tmp_path, monkeypatch, parts)
+    assert status == 0
+    (row,) = report["parts"]["attention"]["result"]["rows"]
+    assert all(row[way]["error"] < 1e-5 for way in ("fastdraft", "masked", "masked, grouped"))
+    assert "| 2 | 4 | 32 |" in page
+    assert "flex: RuntimeError" in page
+
+
 def test_operations_are_called_on_two_sets_of_operands():
     device = torch.device("cpu")
     with gpu_graphs.kernels("reference"):
