@@ -436,12 +436,19 @@ void continue_batch(PythonEngine& engine, const Integers& requests, const Intege
   if (!failed.empty()) raise_rows(failed);
 }
 
+py::tuple as_tuple(const CountsBySource& counts) {
+  py::tuple values(counts.size());
+  for (std::size_t i = 0; i < counts.size(); ++i) values[i] = counts[i];
+  return values;
+}
+
 StatsObject as_stats(const DraftCounts& counts) {
   // Looked up once: an import by name costs as much as half of a `finish`.
   PYBIND11_CONSTINIT static py::gil_safe_call_once_and_store<py::object> type;
   type.call_once_and_store_result([] { return from_python("fastdraft.stats", "DraftStats"); });
   return type.get_stored()(counts.steps, counts.emitted, counts.drafts, counts.drafted,
-                           counts.accepted, counts.accepted_prediction, counts.rejected_prediction);
+                           counts.accepted, counts.accepted_prediction, counts.rejected_prediction,
+                           as_tuple(counts.accepted_by_source));
 }
 
 StatsObject finish(PythonEngine& engine, RequestId request) {

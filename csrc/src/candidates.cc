@@ -61,8 +61,11 @@ void Candidates::group_sources(const Agreement& agreement, Node& node) noexcept 
     Group& group = group_of(token);
     group.agreement.matches |= MatchSet{1} << i;
     ++node.total;
-    if (match.stored) {
-      group.store_length = std::max(group.store_length, length);
+    if (match.stored()) {
+      if (length > group.store_length) {
+        group.store_length = length;
+        group.source_of_store = match.source;
+      }
       ++group.store_count;
       group.output_of_store |= match.output;
       // They come in this order: of the longest, each store's latest first.
@@ -71,7 +74,10 @@ void Candidates::group_sources(const Agreement& agreement, Node& node) noexcept 
         node.latest_of_stores = token;
       }
     } else {
-      group.context_length = std::max(group.context_length, length);
+      if (length > group.context_length) {
+        group.context_length = length;
+        group.source_of_context = match.source;
+      }
       ++group.context_count;
       group.output_of_context |= match.output;
       if (length > longest_of_context ||
@@ -93,7 +99,7 @@ Candidates::Group& Candidates::group_of(Token token) noexcept {
     }
   }
   Group& group = groups_[static_cast<std::size_t>(num_groups_++)];
-  group = {token, 0, 0, 0, 0, {0, false, false}, false, false};
+  group = {token, 0, 0, 0, 0, {0, false, false}, false, false, Source::kContext, Source::kContext};
   return group;
 }
 
@@ -132,7 +138,7 @@ void Candidates::begin_run(std::int32_t depth) noexcept {
   const Agreement& agreement = groups_[0].agreement;
   for (int i = 0; i < matches_.size(); ++i) {
     if ((agreement.matches >> i & 1) == 0) continue;
-    follow(matches_[i].next, matches_[i].count, !matches_[i].stored);
+    follow(matches_[i].next, matches_[i].count, !matches_[i].stored());
   }
   if (agreement.copy) follow(copy_.next, copy_.count, false);
   if (agreement.prediction) follow(prediction_.next, prediction_.count, false);
@@ -187,8 +193,8 @@ void Candidates::weigh_lengths(const Group& group, std::int32_t rival_length,
   evidence[A::kOutput] = A::place(A::kOutput, written * A::kLengths + longest);
   candidate.weight = acceptance_.weigh(evidence);
   candidate.source = group.agreement.prediction                  ? Source::kPrediction
-                     : group.store_length > group.context_length ? Source::kDatastore
-                                                                 : Source::kContext;
+                     : group.store_length > group.context_length ? group.source_of_store
+                                                                 : group.source_of_context;
 }
 
 void Candidates::weigh(const Group& group, std::int32_t rival_length, const Node& node,

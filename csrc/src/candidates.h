@@ -105,7 +105,8 @@ class Candidates {
     std::int32_t context_length, store_length;  // of the longest matches
     std::int32_t context_count, store_count;    // of the matches
     Agreement agreement;
-    bool output_of_context, output_of_store;  // whether a model wrote it anywhere there
+    bool output_of_context, output_of_store;    // whether a model wrote it anywhere there
+    Source source_of_context, source_of_store;  // of the longest matches, the first of equals
 
     std::int32_t length() const noexcept { return std::max(context_length, store_length); }
   };

@@ -55,6 +55,8 @@ struct DrafterInputs {
   std::int32_t lookahead;
   AcceptanceModel* acceptance;  // shared by all requests; only CalibratedConfig needs one
   MemoryBudget& budget;
+  std::size_t num_entered = 0;      // the first so many stores are those that its text enters
+  std::int64_t templates_size = 0;  // the first so many tokens of the context are templates
 };
 
 // The drafter of a request. Throws MemoryLimitError.

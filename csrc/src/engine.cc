@@ -216,8 +216,9 @@ RequestId Engine::add_request(const Token* prompt, std::int64_t prompt_size,
     if (running == nullptr) continue;
     request->running.push_back(std::make_unique<RunningTexts::Text>(*running, &request->context));
   }
-  const DrafterInputs inputs{request->context,  prediction,        prediction_size, request->stores,
-                             config_.lookahead, acceptance_.get(), *budget_};
+  const DrafterInputs inputs{request->context, prediction,        prediction_size,
+                             request->stores,  config_.lookahead, acceptance_.get(),
+                             *budget_,         entered,           templates_size};
   request->drafter =
       std::visit([&](const auto& config) { return make_drafter(config, inputs); }, config_.drafter);
   return requests_->add(std::move(request));
@@ -235,7 +236,7 @@ std::int32_t Engine::leave_out_foreign(const DraftColumns& draft, std::int32_t c
     const std::int32_t parent =
         draft.parents[i] < 0 ? -1 : places[static_cast<std::size_t>(draft.parents[i])];
     if (foreign(draft.token_ids[i])) {
-      if (draft.sources[i] == Source::kDatastore) {
+      if (is_stored(draft.sources[i])) {
         num_foreign_.fetch_add(1, std::memory_order_relaxed);
       }
     } else if (parent != kLeftOut) {
@@ -557,8 +558,12 @@ void Engine::count_step(Request& request, const Token* emitted, std::int64_t cou
   counts.drafts += drafted > 0 ? 1 : 0;
   counts.drafted += drafted;
   counts.accepted += accepted.tokens;
-  counts.accepted_prediction += accepted.of_prediction;
-  counts.rejected_prediction += of_prediction - accepted.of_prediction;
+  const std::int64_t confirmed = accepted.by_source[index_of(Source::kPrediction)];
+  counts.accepted_prediction += confirmed;
+  counts.rejected_prediction += of_prediction - confirmed;
+  for (std::size_t i = 0; i < kNumSources; ++i) {
+    counts.accepted_by_source[i] += accepted.by_source[i];
+  }
 }
 
 // Counts a step that verified `drafted` tokens of the host's choice: the target accepted all that
@@ -582,6 +587,7 @@ void Engine::count_ahead(Request& request, std::int32_t guessed, const Token* em
     const bool expected = tree.sources[i] == Source::kPrediction;
     (depth < accepted ? counts.accepted_prediction : counts.rejected_prediction) +=
         expected ? 1 : 0;
+    if (depth < accepted) ++counts.accepted_by_source[index_of(tree.sources[i])];
     parent = i;
     ++depth;
   }

@@ -9,8 +9,10 @@ namespace fastdraft {
 
 MatchedTexts::MatchedTexts(const DrafterInputs& inputs, bool tree)
     : context_(inputs.context),
+      templates_size_(inputs.templates_size),
       prompt_size_(inputs.context.size()),
       stores_(inputs.stores),
+      num_entered_(inputs.num_entered),
       lookahead_(inputs.lookahead),
       tree_(tree) {
   if (!stores_.empty()) {
@@ -27,7 +29,9 @@ void MatchedTexts::find() {
   if (repeated < kStrong) find_last_token();
   if (repeated < kClear) {
     const std::int32_t shortest = std::clamp(repeated, 1, Datastore::kOrders.front());
-    for (const auto& store : stores_) find_in(*store, shortest);
+    for (std::size_t i = 0; i < stores_.size(); ++i) {
+      find_in(*stores_[i], i < num_entered_, shortest);
+    }
   }
 }
 
@@ -40,7 +44,7 @@ void MatchedTexts::add_of_context(std::int32_t position, std::int32_t length) no
       next,
       static_cast<std::int32_t>(context_.size()) - position,
       std::min(length, Datastore::kLongestMatch),
-      false,
+      position < templates_size_ ? Source::kTemplate : Source::kContext,
       position >= prompt_size_,
       0};
 }
@@ -73,16 +77,18 @@ void MatchedTexts::find_last_token() noexcept {
 //
 // All datastores share most_stored() places, so that none hides what another one has. A live one
 // is searched twice: what it holds, and what other running requests have written.
-void MatchedTexts::find_in(Datastore& store, std::int32_t shortest) {
-  find_in(Datastore::Reader(store), shortest);
+void MatchedTexts::find_in(Datastore& store, bool entered, std::int32_t shortest) {
+  // No text enters a frozen one, and none runs there.
   const RunningTexts* running = store.running();
+  const bool own = entered && running != nullptr;
+  find_in(Datastore::Reader(store), own ? Source::kDatastore : Source::kReadOnly, shortest);
   if (running != nullptr && running->has_others(&context_)) {
-    find_in(RunningTexts::Reader(*running, &context_), shortest);
+    find_in(RunningTexts::Reader(*running, &context_), Source::kRunning, shortest);
   }
 }
 
 template <typename Reader>
-void MatchedTexts::find_in(const Reader& reader, std::int32_t shortest) {
+void MatchedTexts::find_in(const Reader& reader, Source source, std::int32_t shortest) {
   std::array<Occurrence, kStoredOfTree> found;
   const int count = reader.find(context_.text(), context_.size(), found.data(), most_stored(),
                                 tree_ ? 2 * kStoredOfTree : Datastore::kLinks, shortest);
@@ -109,7 +115,7 @@ void MatchedTexts::find_in(const Reader& reader, std::int32_t shortest) {
       ++size_;
     }
     std::copy_backward(at, full ? last - 1 : last, full ? last : last + 1);
-    *at = {tokens, copied, place.length, true, place.output, rank};
+    *at = {tokens, copied, place.length, source, place.output, rank};
   }
 }
 

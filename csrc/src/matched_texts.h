@@ -8,6 +8,7 @@
 
 #include "drafter.h"
 #include "fastdraft/datastore.h"
+#include "fastdraft/draft.h"
 #include "suffix_automaton.h"
 
 namespace fastdraft {
@@ -20,15 +21,17 @@ struct MatchedText {
   std::int32_t count;
   std::int32_t
       length;  // how many of the request's last tokens precede it, Datastore::kLongestMatch at most
-  bool stored;  // whether it is in a datastore
+  Source source;
   bool output;  // whether a model wrote it
   // In a datastore: how many later matches of this length the datastore has.
   std::int32_t rank;
 
+  // Whether it is in a datastore.
+  bool stored() const noexcept { return is_stored(source); }
   // The token `depth` tokens on; -1: none.
   Token token(std::int32_t depth) const noexcept {
     if (depth < count) return next[depth];
-    return stored ? -1 : next[depth % count];
+    return stored() ? -1 : next[depth % count];
   }
 };
 
@@ -68,13 +71,15 @@ class MatchedTexts {
   void add_of_context(std::int32_t position, std::int32_t length) noexcept;
   void find_suffixes() noexcept;
   void find_last_token() noexcept;
-  void find_in(Datastore& store, std::int32_t shortest);
+  void find_in(Datastore& store, bool entered, std::int32_t shortest);
   template <typename Reader>
-  void find_in(const Reader& reader, std::int32_t shortest);
+  void find_in(const Reader& reader, Source source, std::int32_t shortest);
 
   const SuffixAutomaton& context_;
+  const std::int64_t templates_size_;
   const std::int64_t prompt_size_;
   const Stores& stores_;
+  const std::size_t num_entered_;  // the first so many stores are those that the text enters
   const std::int32_t lookahead_;
   const bool tree_;
   std::array<MatchedText, kMost> matches_;

@@ -17,9 +17,15 @@ class Source(IntEnum):
     PREDICTION = 1
     """The request's prediction, whether or not other text agrees with it."""
     DATASTORE = 2
-    """A datastore."""
-    OFFER = 3
-    """An offer of the first kind; 3 + i stands for the kind `Engine.offer_kinds[i]`. The engine did
+    """A datastore that the request's own text enters: what earlier requests said."""
+    READ_ONLY = 3
+    """A datastore that it only reads: a frozen one, a corpus, or what a fleet has published."""
+    RUNNING = 4
+    """What another request, which still runs, has written."""
+    TEMPLATE = 5
+    """A template."""
+    OFFER = 6
+    """An offer of the first kind; 6 + i stands for the kind `Engine.offer_kinds[i]`. The engine did
     not find the token itself."""
 
 

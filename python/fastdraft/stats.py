@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, fields
 
 __all__ = ["AssistantStats", "DraftStats"]
@@ -29,6 +30,11 @@ class DraftStats:
     """Those of them that were drafted from the prediction."""
     rejected_prediction_tokens: int = 0
     """Tokens drafted from the prediction that the target did not emit."""
+    accepted_by_source: tuple[int, ...] = (0,) * 7
+    """The accepted ones by where they were found: `accepted_by_source[Source.READ_ONLY]`. Those of
+    all kinds of offers are the last number. The sum is `accepted`, but some cannot be told where
+    the host verified what it had drafted before (`Engine.continue_batch`), and none where no engine
+    drafts."""
 
     @property
     def mean_accepted_tokens(self) -> float:
@@ -46,7 +52,10 @@ class DraftStats:
         return self.accepted / self.drafted if self.drafted else 0.0
 
     def __add__(self, other: DraftStats) -> DraftStats:
-        return DraftStats(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+        *names, _ = (field.name for field in fields(self))
+        counts = {name: getattr(self, name) + getattr(other, name) for name in names}
+        by_source = map(operator.add, self.accepted_by_source, other.accepted_by_source)
+        return DraftStats(**counts, accepted_by_source=tuple(by_source))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike
 
-from fastdraft import Datastore, DraftConfig, Engine, Source
+from fastdraft import Datastore, DraftConfig, Engine, Offers, Source
 from fastdraft.errors import DatastoreClosedError, InvalidValueError
 from oracles.acceptance_model import AcceptanceModel
 from oracles.calibrated_drafter import CalibratedDrafter
@@ -219,6 +219,44 @@ def test_tokens_are_labelled_with_where_they_were_found() -> None:
     # The service bills for what its caller predicted, wherever else it stands.
     assert sources(PROMPT, DOCUMENT[6:], [DOCUMENT]) == {Source.PREDICTION}
     assert sources([*DOCUMENT, *PROMPT], DOCUMENT[6:], []) == {Source.PREDICTION}
+
+
+def test_stores_templates_and_running_requests_are_told_apart(tmp_path: Path) -> None:
+    engine = Engine(DraftConfig(lookahead=3, token_cost=0))
+    drafts = {
+        Source.DATASTORE: {"datastores": [store_of(DOCUMENT)]},
+        Source.READ_ONLY: {"read_only": [store_of(DOCUMENT)], "datastores": [store_of()]},
+        Source.TEMPLATE: {"templates": DOCUMENT},
+    }
+    cases = [*drafts.items(), (Source.READ_ONLY, {"datastores": [frozen_of(tmp_path, DOCUMENT)]})]
+    for source, given_to in cases:
+        request = engine.add_request(PROMPT, **given_to)
+        draft = engine.propose(request)
+        assert set(draft.sources.tolist()) == {source}
+        engine.observe(request, [*draft.token_ids.tolist(), 77])
+        counts = engine.finish(request).accepted_by_source
+        assert counts[source] == sum(counts) == len(draft) > 0
+    # What another request, still running, has written: whether its text enters or is only read.
+    store = store_of()
+    writer = engine.add_request([50], datastores=[store])
+    running = [
+        engine.add_request(PROMPT, datastores=[store]),
+        engine.add_request(PROMPT, datastores=[], read_only=[store]),
+    ]
+    engine.observe(writer, DOCUMENT)
+    for request in running:
+        assert set(engine.propose(request).sources.tolist()) == {Source.RUNNING}
+
+
+def test_offers_of_all_kinds_are_counted_together() -> None:
+    engine = Engine(DraftConfig(lookahead=3, token_cost=0))
+    for kind in ("one", "other"):
+        request = engine.add_request([1, 2])
+        draft = engine.propose(request, offers=Offers(kind, [40, 41], confidences=[1.0, 1.0]))
+        engine.observe(request, [*draft.token_ids.tolist(), 9])
+        stats = engine.finish(request)
+        assert stats.accepted_by_source == (0,) * 6 + (stats.accepted,)
+        assert stats.accepted == len(draft.token_ids) > 0
 
 
 def test_finished_requests_enter_live_stores_and_cancelled_ones_do_not(tmp_path: Path) -> None:

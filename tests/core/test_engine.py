@@ -119,6 +119,9 @@ class EngineAgainstLists(RuleBasedStateMachine):
         if emitted:
             counts = [1, len(emitted), drafted > 0, drafted, len(accepted)]
             counts += [confirmed, predicted - confirmed]
+            counts += [
+                sum(node.candidate.source == source for node in accepted) for source in Source
+            ]
             self.counts[request] = [
                 a + b for a, b in zip(self.counts[request], counts, strict=True)
             ]
@@ -141,7 +144,7 @@ class EngineAgainstLists(RuleBasedStateMachine):
             ],
         )
         self.running.add(request, prompt)
-        self.counts[request] = [0] * 7
+        self.counts[request] = [0] * (7 + len(Source))
 
     @precondition(lambda self: self.drafters)
     @rule(data=st.data(), limit=st.none() | st.integers(0, 10))
@@ -210,7 +213,9 @@ class EngineAgainstLists(RuleBasedStateMachine):
         assert (self.engine.num_bytes > 0) == bool(self.drafters)
         for request, drafter in self.drafters.items():
             assert self.engine.num_tokens(request) == len(drafter.text)
-            assert self.engine.stats(request) == DraftStats(*self.counts[request])
+            assert self.engine.stats(request) == DraftStats(
+                *self.counts[request][:7], accepted_by_source=tuple(self.counts[request][7:])
+            )
 
 
 TestEngineAgainstLists = EngineAgainstLists.TestCase

@@ -427,7 +427,7 @@ TEST_P(EngineDrafts, NothingThatTheTargetDoesNotKnow) {
         const bool known =
             std::all_of(path.begin(), path.end(), [](Token token) { return token < 3; });
         places.push_back(known ? static_cast<std::int32_t>(expected.tokens.size()) : -1);
-        foreign += all.tokens[i] == 3 && all.sources[i] == Source::kDatastore ? 1 : 0;
+        foreign += all.tokens[i] == 3 && is_stored(all.sources[i]) ? 1 : 0;
         if (!known) continue;
         const std::int32_t parent = all.parents[i];
         expected.tokens.push_back(all.tokens[i]);
@@ -440,7 +440,7 @@ TEST_P(EngineDrafts, NothingThatTheTargetDoesNotKnow) {
         const DraftBatch batch = engine.propose_batch(&id, 1, {});
         draft = Draft(batch.columns, batch.offsets[1]);
         for (std::size_t i = 0; i < all.tokens.size(); ++i) {
-          foreign += all.tokens[i] == 3 && all.sources[i] == Source::kDatastore ? 1 : 0;
+          foreign += all.tokens[i] == 3 && is_stored(all.sources[i]) ? 1 : 0;
         }
       }
       ASSERT_EQ(draft.tokens, expected.tokens);

@@ -19,7 +19,7 @@ import warnings
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -29,6 +29,7 @@ from doctor import doctor
 from fastdraft import Datastore
 from fastdraft.errors import InvalidValueError
 from fastdraft.integrations import sglang as adapter
+from fastdraft.integrations.metrics import SOURCES
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -429,6 +430,7 @@ class _Target:
     """Says what the scripts say; anything else than their text gets another answer."""
 
     _OFF = 5
+    OPTIONS: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, name: str, model: str, overlap: bool) -> None:
         from sglang.srt.configs.model_config import ModelConfig
@@ -440,6 +442,7 @@ class _Target:
             speculative_num_draft_tokens=_NODES,
             speculative_ngram_capacity=100_000,
             disable_overlap_schedule=not overlap,
+            **self.OPTIONS,
         )
         publish(arguments, role="scheduler")
         self.model_runner = types.SimpleNamespace(
@@ -677,6 +680,34 @@ def test_the_prompt_is_drafted_from_at_once(
     for _ in range(3):
         server.step()
     assert len(req.output_ids) > 12
+
+
+@pytest.mark.usefixtures("published")
+def test_metrics_are_among_those_of_the_host(
+    algorithm: Any,
+    model: str,
+    texts: list[tuple[list[int], list[int]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from prometheus_client import REGISTRY
+    from sglang.srt.runtime_context import get_parallel
+
+    monkeypatch.setattr(_Target, "OPTIONS", {"enable_metrics": True})
+    with get_parallel().override(tp_rank=0, dp_rank=None):
+        server = _Server(algorithm, model, overlap=False)
+    _serve(server, texts)
+    server.worker.clear_cache_pool()
+
+    def value(name: str, **labels: str) -> float:
+        found = REGISTRY.get_sample_value(f"fastdraft_{name}", {"engine": "0", **labels})
+        assert found is not None, name
+        return found
+
+    hits = [value("accepted_tokens_total", namespace="unnamed", source=each) for each in SOURCES]
+    assert sum(hits) == server.worker.ngram_corpus.stats.accepted > 20
+    assert hits[SOURCES.index("context")] > 0
+    assert value("steps_total") > 2
+    assert value("requests") == value("faults_total") == 0
 
 
 # --- Requests ---

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from fastdraft.integrations.metrics import FIELDS
 from fastdraft.integrations.vllm import ledger as ledgers
-from fastdraft.integrations.vllm.ledger import Ledger, LedgerReader, Totals, new_ticket
+from fastdraft.integrations.vllm.ledger import Ledger, LedgerReader, new_ticket
 from fastdraft.integrations.vllm.middleware import PredictionMiddleware
 
 if os.name != "posix":
@@ -636,8 +637,10 @@ def test_streams_without_a_prediction_are_untouched(folder: Path) -> None:
 
 
 def test_metrics_are_added_to_those_of_the_server(folder: Path) -> None:
-    Ledger(folder, engine=0).publish(Totals(5, 2, 1, 100, 0.25, 3, 4096, 1 << 20))
-    Ledger(folder, engine=1).publish(Totals(steps=7))
+    Ledger(folder, engine=0).publish(
+        dict(zip(FIELDS, (5, 2, 1, 100, 0.25, 3, 4096, 1 << 20), strict=False))
+    )
+    Ledger(folder, engine=1).publish({"steps": 7})
     app = PredictionMiddleware(Server())
     headers = ((b"accept", b"application/openmetrics-text"), (b"accept-encoding", b"gzip"))
     got = ask(app, b"", path="/metrics", method="GET", headers=headers)
@@ -713,8 +716,8 @@ def test_engines_are_told_apart_and_added_up(folder: Path) -> None:
     assert reader.prediction_tokens(ticket) == (7, 1)
     restarted = Ledger(folder, engine=1)
     for ledger, steps in ((first, 1), (second, 2), (restarted, 3)):
-        ledger.publish(Totals(steps=steps))
-    assert {engine: totals.steps for engine, totals in reader.totals().items()} == {
+        ledger.publish({"steps": steps})
+    assert {engine: totals["steps"] for engine, totals in reader.totals().items()} == {
         "0": 1.0,
         "1": 5.0,
     }

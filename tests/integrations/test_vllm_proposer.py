@@ -180,11 +180,11 @@ def test_prediction_is_drafted_and_counted(tmp_path: Path, monkeypatch: pytest.M
     counts = (stats.accepted_prediction_tokens, stats.rejected_prediction_tokens)
     assert reader.prediction_tokens(ticket) == counts
     totals = reader.totals()["0"]
-    assert (totals.accepted_prediction_tokens, totals.rejected_prediction_tokens) == counts
-    assert totals.requests == totals.faults == totals.request_bytes == 0
-    assert totals.datastore_bytes > 0
-    assert totals.steps > 5
-    assert totals.seconds > 0
+    assert (totals["accepted_prediction_tokens"], totals["rejected_prediction_tokens"]) == counts
+    assert totals["requests"] == totals["faults"] == totals["request_bytes"] == 0
+    assert totals["datastore_bytes"] > 0
+    assert totals["steps"] > 5
+    assert totals["seconds"] > 0
 
 
 def test_finished_requests_are_remembered_unless_told_otherwise(tmp_path: Path) -> None:

@@ -100,9 +100,9 @@ def test_a_prediction_is_drafted_and_counted(
     counts = LedgerReader(tmp_path).prediction_tokens(ticket)
     assert counts is not None and counts[0] > 35
     [totals] = LedgerReader(tmp_path).totals().values()
-    assert totals.accepted_prediction_tokens == counts[0]
-    assert totals.faults == totals.requests == 0
-    assert totals.steps == host.steps
+    assert totals["accepted_prediction_tokens"] == counts[0]
+    assert totals["faults"] == totals["requests"] == 0
+    assert totals["steps"] == host.steps
 
 
 @pytest.mark.parametrize("lag", [0, 1, 2, "any"])

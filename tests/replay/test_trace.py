@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastdraft import Datastore, DraftConfig, Engine
+from fastdraft import Datastore, DraftConfig, Engine, Source
 from fastdraft.cli.app import app
 from fastdraft.replay import (
     EnginePeer,
@@ -29,7 +29,7 @@ from fastdraft.replay import (
 )
 from fastdraft.replay.picture import MOST_LINES, picture
 from fastdraft.replay.samples import SAMPLE
-from fastdraft.replay.trace import draft_texts, token_texts
+from fastdraft.replay.trace import draft_texts, origin_of, token_texts
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -228,3 +228,11 @@ def test_chances_are_those_of_the_drafter() -> None:
     trace = trace_request(EnginePeer(engine), families["code_edit"][0])
     chances = [step.chances for step in trace.steps if step.chances]
     assert any(0.1 <= each[-1] < 1 for each in chances)
+
+
+def test_every_source_has_an_origin() -> None:
+    origins = {source: origin_of(source) for source in Source}
+    assert set(origins.values()) == {"context", "prediction", "datastore", "draft"}
+    stored = {source for source, origin in origins.items() if origin == "datastore"}
+    assert stored == {Source.DATASTORE, Source.READ_ONLY, Source.RUNNING}
+    assert origin_of(Source.OFFER + 3) == "draft"

@@ -340,8 +340,11 @@ FASTDRAFT_C_API void fastdraft_successors_destroy(fastdraft_successors* successo
 enum {
   FASTDRAFT_SOURCE_CONTEXT = 0,
   FASTDRAFT_SOURCE_PREDICTION = 1,
-  FASTDRAFT_SOURCE_DATASTORE = 2,
-  FASTDRAFT_SOURCE_OFFER = 3
+  FASTDRAFT_SOURCE_DATASTORE = 2, /* one that the request's text enters */
+  FASTDRAFT_SOURCE_READ_ONLY = 3, /* one that it only reads */
+  FASTDRAFT_SOURCE_RUNNING = 4,   /* what another running request has written */
+  FASTDRAFT_SOURCE_TEMPLATE = 5,
+  FASTDRAFT_SOURCE_OFFER = 6
 };
 
 /* Where a proposal is written: arrays of the caller's with room for `capacity` tokens each. That

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -11,7 +12,30 @@
 namespace fastdraft {
 
 // Where a draft token was found. From kOffer on: in an offer, see source_of in offers.h.
-enum class Source : std::uint8_t { kContext = 0, kPrediction = 1, kDatastore = 2, kOffer = 3 };
+enum class Source : std::uint8_t {
+  kContext = 0,
+  kPrediction = 1,
+  kDatastore = 2,  // a datastore that the request's text enters
+  kReadOnly = 3,   // one that it only reads
+  kRunning = 4,    // what another running request has written
+  kTemplate = 5,
+  kOffer = 6
+};
+inline constexpr std::size_t kNumSources = 7;
+
+// Whether it is text of a datastore, or of a request that runs on one.
+constexpr bool is_stored(Source source) noexcept {
+  return source >= Source::kDatastore && source <= Source::kRunning;
+}
+
+// Counts of tokens by their source, those of all kinds of offers together.
+using CountsBySource = std::array<std::int64_t, kNumSources>;
+
+// The index of a source's counts.
+constexpr std::size_t index_of(Source source) noexcept {
+  const auto index = static_cast<std::size_t>(source);
+  return index < kNumSources ? index : kNumSources - 1;
+}
 
 // The tokens guessed for one step, or those of a batch one row after another,
 // as columns. A token's parent is its predecessor's index in the row, or -1 for
@@ -58,7 +82,7 @@ struct DraftColumns {
   // the longest path from the root that the emitted tokens begin with. O(drafted).
   struct Accepted {
     std::int32_t tokens = 0;
-    std::int32_t of_prediction = 0;
+    CountsBySource by_source{};
   };
   Accepted accepted(std::int32_t drafted, const Token* emitted, std::int64_t count) const noexcept {
     Accepted path;
@@ -67,7 +91,7 @@ struct DraftColumns {
       if (parents[i] != parent || token_ids[i] != emitted[path.tokens]) continue;
       parent = i;
       ++path.tokens;
-      path.of_prediction += sources[i] == Source::kPrediction ? 1 : 0;
+      ++path.by_source[index_of(sources[i])];
     }
     return path;
   }
@@ -82,6 +106,7 @@ struct DraftCounts {
   std::int64_t accepted = 0;
   std::int64_t accepted_prediction = 0;
   std::int64_t rejected_prediction = 0;
+  CountsBySource accepted_by_source{};
 };
 
 // The drafts of a batch: row r's tokens are offsets[r] .. offsets[r + 1].

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers.generation.streamers import BaseStreamer
 
-from fastdraft import DraftBatch, DraftStats, Engine, Source, hf
-from fastdraft.replay.trace import Step, Trace, accepted_path
+from fastdraft import DraftBatch, DraftStats, Engine, hf
+from fastdraft.replay.trace import Step, Trace, accepted_path, origin_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -109,7 +109,7 @@ class RecordingEngine(Engine):
             self.first_ids += emitted
         else:
             tokens, parents = draft.token_ids.tolist(), draft.parents.tolist()
-            sources = [Source(source).name.lower() for source in draft.sources.tolist()]
+            sources = [*map(origin_of, draft.sources.tolist())]
             accepted = accepted_path(tokens, parents, emitted)
             chances = draft.probabilities.tolist()
             self.steps.append(Step(tokens, parents, sources, chances, accepted, emitted))

@@ -95,6 +95,7 @@ class Replica:
         published_tokens: Tokens that are published, once and for all.
         dropped_tokens: Tokens that left the live stores before they could be published, about.
         faults: Errors by kind: "publish", "follow".
+        refreshed: Called after each look, mostly in the replica's thread; None calls nothing.
     """
 
     def __init__(
@@ -122,6 +123,7 @@ class Replica:
         self.published_tokens = 0
         self.dropped_tokens = 0
         self.faults: Counter[str] = Counter()
+        self.refreshed: Callable[[], None] | None = None
         self.memory = memory
         self._published = Published.of(Objects(url), secret, model, fingerprint)
         self._interval = interval
@@ -181,7 +183,9 @@ class Replica:
         with self._turn:
             followed = self._guard("follow", self._follow)
             published = self._guard("publish", self._publish)
-            return followed and published
+        if self.refreshed is not None:
+            self.refreshed()
+        return followed and published
 
     def close(self, timeout: float = 10.0) -> None:
         """Publishes, for at most `timeout` seconds, and ends the thread; the memory stays open.

@@ -18,6 +18,7 @@ from fastdraft import Datastore, DraftBatch, DraftStats, Engine, Memory
 from fastdraft.datastore import fingerprint
 from fastdraft.errors import FastdraftError, InvalidValueError
 from fastdraft.fleet import Replica
+from fastdraft.integrations.metrics import SOURCES, Totals, hits_field
 
 __all__ = [
     "CORPUS",
@@ -35,6 +36,7 @@ __all__ = [
     "Text",
     "longest_draft",
     "share",
+    "watch",
 ]
 
 # Keys of a request's own parameters.
@@ -151,6 +153,24 @@ def share(
     return replica
 
 
+def watch(replica: Replica, report: Callable[[Totals], None]) -> None:
+    """Has `report` take the replica's totals after each of its looks, in its thread."""
+
+    def refreshed() -> None:
+        report(
+            {
+                "publish_faults": replica.faults["publish"],
+                "follow_faults": replica.faults["follow"],
+                "published_tokens": replica.published_tokens,
+                "dropped_tokens": replica.dropped_tokens,
+                "published_bytes": replica.bytes,
+                "manifest_number": replica.manifest.number,
+            }
+        )
+
+    replica.refreshed = refreshed
+
+
 def _mark(tokenizer: str, revision: str | None) -> bytes | None:
     """The fingerprint of a tokenizer that is on the disk; None for one without a tokenizer.json."""
     local = os.path.join(tokenizer, "tokenizer.json")
@@ -202,7 +222,10 @@ class HostRequests(Generic[TextT]):
         self._shared = [Namespace(name=name) for name in shared]
         self._texts: dict[Hashable, TextT] = {}
         self._finished = DraftStats()
-        self._finished_by_class: dict[str, DraftStats] = {}
+        self._hits: dict[str, float] = {}  # accepted tokens of finished requests, by field
+        self._steps = 0  # calls for drafts
+        self._seconds = 0.0  # the time in them
+        self._memory_bytes: int | None = None  # of the memory; None: not counted since a change
         self._warned_of_foreign = False
 
     @property
@@ -214,6 +237,30 @@ class HostRequests(Generic[TextT]):
             if text.request is not None
         )
         return sum(running, self._finished)
+
+    def totals(self, stats: DraftStats) -> dict[str, float]:
+        """What was done since the start, and what is held now: values of `metrics.FIELDS`, without
+        those of a fleet, which change while no requests come: see `watch`.
+
+        Args:
+            stats: The counts of all requests, or those of predictions alone.
+
+        O(stores) after a change of the memory, else O(1).
+        """
+        if self._memory_bytes is None:
+            self._memory_bytes = self.memory.bytes
+        return {
+            "accepted_prediction_tokens": stats.accepted_prediction_tokens,
+            "rejected_prediction_tokens": stats.rejected_prediction_tokens,
+            "faults": self.faults,
+            "steps": self._steps,
+            "seconds": self._seconds,
+            "requests": self.engine.num_requests,
+            "request_bytes": self.engine.num_bytes,
+            "datastore_bytes": self._memory_bytes,
+            "memory_faults": self.memory.faults,
+            **self._hits,
+        }
 
     @property
     def num_requests(self) -> int:
@@ -261,6 +308,7 @@ class HostRequests(Generic[TextT]):
             own, read = ([store for store in each if not store.closed] for each in (own, read))
             text.namespace = namespace
             text.remembered = bool(own)
+        self._memory_bytes = None
         text.request = self.engine.add_request(
             token_ids,
             prediction=params.get(PREDICTION),
@@ -301,6 +349,7 @@ class HostRequests(Generic[TextT]):
         """Ends requests; unknown ones are skipped."""
         for key in keys:
             text = self._texts.pop(key, None)
+            self._memory_bytes = None
             if text is not None and text.request is not None:
                 self._guard([text], self._finish, text)
 
@@ -314,8 +363,10 @@ class HostRequests(Generic[TextT]):
     def _conclude(self, text: TextT, stats: DraftStats) -> None:
         """Takes the counts of a request that the engine has ended."""
         self._finished += stats
-        name = text.namespace_class
-        self._finished_by_class[name] = self._finished_by_class.get(name, DraftStats()) + stats
+        found = (*stats.accepted_by_source, stats.accepted - sum(stats.accepted_by_source))
+        for source, count in zip(SOURCES, found, strict=True):
+            field = hits_field(text.namespace_class, source)
+            self._hits[field] = self._hits.get(field, 0.0) + count
 
     def _give_up(self, text: TextT) -> None:
         """Leaves the request without drafts from here on."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -28,7 +30,9 @@ from fastdraft.integrations.host import (
     HostRequests,
     Text,
     share,
+    watch,
 )
+from fastdraft.integrations.metrics import Totals, prometheus
 
 __all__ = ["LOOKAHEAD", "NAME", "PREDICTION", "REMEMBER", "SWITCH", "Corpus", "register"]
 
@@ -38,6 +42,7 @@ NAME = "FASTDRAFT"
 _Ints = NDArray[np.int64]
 
 _MEMORY_BYTES = 1 << 30
+_REPORT_INTERVAL = 1.0  # in seconds
 
 
 @dataclass(slots=True)
@@ -72,6 +77,7 @@ class Corpus(HostRequests[_Text]):
         max_bfs_breadth: int = 2,
         vocabulary: int | None = None,
         server_args: Any = None,
+        report: Callable[[Totals], None] | None = None,
         **_: Any,
     ) -> None:
         """Makes a corpus as SGLang's worker makes its own.
@@ -81,8 +87,10 @@ class Corpus(HostRequests[_Text]):
             max_bfs_breadth: 1 drafts chains, for attention backends that take no others.
             vocabulary: The number of tokens that the target knows.
             server_args: The server's own, which name the model.
+            report: Takes the totals, once a second while there are requests, and when there are
+                none any more.
 
-        The last two are fastdraft's own. What the worker has no option for comes from the
+        The last three are fastdraft's own. What the worker has no option for comes from the
         environment: `FASTDRAFT_MEMORY_BYTES`, the most memory for the text of finished requests,
         from which later ones are drafted, 1 GiB by default and 0 for none; `FASTDRAFT_DATASTORES`,
         paths of frozen datastores, joined as in `PATH`; `FASTDRAFT_SHARED_NAMESPACES`, names of
@@ -122,6 +130,11 @@ class Corpus(HostRequests[_Text]):
             replica=_replica(memory, server_args),
         )
         self._width = draft_token_num
+        self._report = report
+        self._reported_at = -math.inf
+        self._guard([], self._tell)
+        if self.replica is not None and report is not None:
+            watch(self.replica, report)
 
     def begin(self, reqs: Iterable[Any]) -> None:
         """Takes up those requests of a batch that are new.
@@ -182,6 +195,7 @@ class Corpus(HostRequests[_Text]):
 
         One call of the engine for what was emitted and one for the drafts; O(requests * nodes^2).
         """
+        started = time.perf_counter()
         tokens = np.zeros((len(req_ids), self._width), dtype=np.int64)
         tokens[:, 0] = [tail[-1] for tail in batch_tokens]
         parents = np.tile(np.maximum(np.arange(-1, self._width - 1), 0), (len(req_ids), 1))
@@ -191,6 +205,9 @@ class Corpus(HostRequests[_Text]):
             if (text := self._texts.get(rid)) is not None and text.request is not None
         ]
         self._guard([row.text for row in rows], self._step, rows, tokens, parents)
+        self._steps += 1
+        self._seconds += time.perf_counter() - started
+        self._guard([], self._tell)
         return tokens.reshape(-1), _ancestors(parents).reshape(-1)
 
     def _step(self, rows: list[_Row], tokens: _Ints, parents: _Ints) -> None:
@@ -233,6 +250,16 @@ class Corpus(HostRequests[_Text]):
         Those that had to wait begin anew when they come back.
         """
         self._end(req_ids)
+        self._guard([], self._tell)
+
+    def _tell(self) -> None:
+        """Reports the totals, where it is time to."""
+        now = time.monotonic()
+        if self._report is not None and (
+            not self._texts or now - self._reported_at >= _REPORT_INTERVAL
+        ):
+            self._reported_at = now
+            self._report(self.totals(self.stats))
 
     def _finish(self, text: _Text) -> None:
         assert text.request is not None
@@ -248,6 +275,8 @@ class Corpus(HostRequests[_Text]):
             self._give_up(text)
         self._texts.clear()
         self.memory.clear()
+        self._memory_bytes = None
+        self._guard([], self._tell)
 
 
 def _ancestors(parents: _Ints) -> _Ints:
@@ -287,6 +316,19 @@ def _replica(memory: Memory, server_args: Any) -> Replica | None:
         tokenizer=str(getattr(server_args, "tokenizer_path", None) or model),
         revision=getattr(server_args, "revision", None),
     )
+
+
+def _report(server_args: Any) -> Callable[[Totals], None] | None:
+    """Puts totals among the host's own metrics; None where it has none, and on further ranks."""
+    if not getattr(server_args, "enable_metrics", False):
+        return None
+    from sglang.srt.runtime_context import get_parallel
+
+    parallel = get_parallel()
+    if parallel.tp_rank:
+        return None
+    engine = str(parallel.dp_rank or 0)
+    return lambda totals: prometheus().report(engine, totals)
 
 
 def _bytes(variable: str) -> int | None:
@@ -356,6 +398,7 @@ def _worker() -> type:
                 Corpus,
                 vocabulary=target_worker.model_runner.model_config.vocab_size,
                 server_args=server_args,
+                report=_report(server_args),
             )
             with _corpus_of(ngram_worker, corpus):
                 super().__init__(server_args, *args, target_worker=target_worker, **kwargs)

@@ -19,8 +19,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdraft import Datastore, Engine, Source
+from fastdraft import Datastore, Engine
 from fastdraft.errors import FastdraftError
+from fastdraft.replay.trace import origin_of
 
 __all__ = [
     "PEERS",
@@ -119,7 +120,7 @@ class EnginePeer(Peer):
             partial(engine.observe, request),
             tokens=lambda draft: draft.tolist(),
             parents=lambda draft: draft.parents.tolist(),
-            sources=lambda draft: [Source(each).name.lower() for each in draft.sources.tolist()],
+            sources=lambda draft: [*map(origin_of, draft.sources.tolist())],
             chances=(lambda draft: draft.probabilities.tolist()) if estimates else None,
             finish=partial(engine.finish, request),
         )

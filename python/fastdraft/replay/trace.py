@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from html import escape
 from itertools import groupby
 
+from fastdraft.engine import Source
 from fastdraft.stats import DraftStats
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "accepted_path",
     "accepted_prefix",
     "draft_texts",
+    "origin_of",
     "token_texts",
 ]
 
@@ -35,6 +37,15 @@ DRAFT = "draft"
 
 ORIGINS = (TARGET, "context", "prediction", "datastore", DRAFT)
 """All origins of a token."""
+
+_ORIGINS = {
+    Source.CONTEXT: "context",
+    Source.TEMPLATE: "context",
+    Source.PREDICTION: "prediction",
+    Source.DATASTORE: "datastore",
+    Source.READ_ONLY: "datastore",
+    Source.RUNNING: "datastore",
+}
 
 Decode = Callable[["list[int]"], str]
 """Turns token ids into their text."""
@@ -50,6 +61,11 @@ _STYLES = {
     "datastore": "background:#9fd8f0;border-bottom:2px dotted #0b5f86",
     "draft": "background:#e3c4f2;border-bottom:2px solid #7a3f98",
 }
+
+
+def origin_of(source: int) -> str:
+    """The origin that a draft token's source is shown as, of `ORIGINS`."""
+    return _ORIGINS[Source(source)] if source < Source.OFFER else DRAFT
 
 
 def accepted_path(

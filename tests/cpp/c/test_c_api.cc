@@ -454,7 +454,7 @@ TEST(CApiTest, SharesDatastoresAndWritesThemToFiles) {
   ASSERT_EQ(fastdraft_propose(engine.get(), add(engine, prompt), nullptr, &draft.c), FASTDRAFT_OK);
   ASSERT_GT(draft.c.count, 0);
   EXPECT_EQ(draft.token_ids[0], 30);
-  EXPECT_EQ(draft.sources[0], FASTDRAFT_SOURCE_DATASTORE);
+  EXPECT_EQ(draft.sources[0], FASTDRAFT_SOURCE_READ_ONLY);
   fastdraft_datastore* handle = nullptr;
   auto options = sized<fastdraft_request_options>();
   options.datastores = &handle;

@@ -94,7 +94,8 @@ def find_candidates(
             "length_and_rival": 10 * max(context, store) + rival,
             "output": 10 * (2 * written[0] + written[1]) + max(context, store),
         }
-        source = Source.DATASTORE if in_store > in_text else Source.CONTEXT
+        nearest = max(both[in_store > in_text], key=reach, default=None)
+        source = Source.CONTEXT if nearest is None else nearest.source
         if token == of_prediction:
             source = Source.PREDICTION
         candidates.append(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fastdraft import Datastore
+from fastdraft import Datastore, Source
 from oracles.running_texts import Others
 from oracles.suffixes import common_suffix, copied, is_marked
 
@@ -23,8 +23,13 @@ class Match:
     following: list[int]  # the tokens that follow it, as far as they are known
     length: int
     end: int
-    stored: bool  # whether it is in a datastore
+    source: Source
     output: bool  # whether a model wrote what follows
+
+    @property
+    def stored(self) -> bool:
+        """Whether it is in a datastore."""
+        return self.source != Source.CONTEXT
 
 
 def find_matches(
@@ -53,7 +58,7 @@ def find_matches(
             copied(text, end + 1, lookahead + 1),
             min(lengths[end], LONGEST),
             end,
-            stored=False,
+            source=Source.CONTEXT,
             output=end + 1 >= prompt_size,
         )
         for end in dict.fromkeys(ends)
@@ -69,11 +74,15 @@ def find_stored(
     most, links = (32, 64) if tree else (8, 7)
     ranked: list[tuple[int, int, Match]] = []
     for store in stores:
+        if isinstance(store, Datastore):
+            source = Source.READ_ONLY if store.frozen else Source.DATASTORE
+        else:
+            source = Source.RUNNING
         found = store.find(text, most=most, links=links, least=least)
         lengths = [occurrence.length for occurrence in found]
         for index, (end, length, output) in enumerate(found):
             following = store.read(end, lookahead).tolist()
-            match = Match(following, length, end, stored=True, output=output)
+            match = Match(following, length, end, source, output=output)
             ranked.append((-length, index - lengths.index(length), match))
     # The longest; of equally long ones the latest of each store, then the second latest.
     ranked.sort(key=lambda item: item[:2])

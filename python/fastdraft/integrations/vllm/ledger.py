@@ -17,14 +17,14 @@ import secrets
 import tempfile
 from collections import deque
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastdraft.files import TemporaryFolder
+from fastdraft.integrations.metrics import FIELDS, Totals
 
-__all__ = ["FOLDER_VARIABLE", "Ledger", "LedgerReader", "Totals", "new_ticket", "share_folder"]
+__all__ = ["FOLDER_VARIABLE", "Ledger", "LedgerReader", "new_ticket", "share_folder"]
 
 FOLDER_VARIABLE = "FASTDRAFT_VLLM_LEDGER"
 """The environment variable that names the folder of a server's ledgers."""
@@ -35,33 +35,8 @@ _TOTALS_BYTES = 4096
 _BYTES = _TOTALS_BYTES + 2 * 8 * _ROWS
 _PREFIX = "fastdraft-ledger-"
 _SUFFIX = ".ledger"
+_PLACES = {field: place for place, field in enumerate(FIELDS)}
 _TICKET = re.compile("[0-9a-f]{16}")
-
-
-class Totals(NamedTuple):
-    """What one engine did since it started, and what it holds now; `metrics` describes each."""
-
-    accepted_prediction_tokens: float = 0.0
-    rejected_prediction_tokens: float = 0.0
-    faults: float = 0.0
-    steps: float = 0.0
-    seconds: float = 0.0
-    requests: float = 0.0
-    request_bytes: float = 0.0
-    datastore_bytes: float = 0.0
-    memory_faults: float = 0.0
-    publish_faults: float = 0.0
-    follow_faults: float = 0.0
-    published_tokens: float = 0.0
-    dropped_tokens: float = 0.0
-    published_bytes: float = 0.0
-    manifest_number: float = 0.0
-    unnamed_prediction: float = 0.0
-    unnamed_text: float = 0.0
-    named_prediction: float = 0.0
-    named_text: float = 0.0
-    apart_prediction: float = 0.0
-    apart_text: float = 0.0
 
 
 def share_folder() -> None:
@@ -100,7 +75,7 @@ class _Page:
         access = mmap.ACCESS_WRITE if create else mmap.ACCESS_READ
         with path.open("r+b" if create else "rb") as file:
             mapped = mmap.mmap(file.fileno(), _BYTES, access=access)
-        self.totals: NDArray[np.float64] = np.frombuffer(mapped, np.float64, len(Totals._fields))
+        self.totals: NDArray[np.float64] = np.frombuffer(mapped, np.float64, len(FIELDS))
         self.tickets: NDArray[np.uint64] = np.frombuffer(mapped, np.uint64, _ROWS, _TOTALS_BYTES)
         # Accepted tokens in the upper half, rejected ones in the lower: both change at once.
         self.counts: NDArray[np.uint64] = np.frombuffer(
@@ -109,7 +84,7 @@ class _Page:
 
 
 class Ledger:
-    """The ledger of one drafting process, to write to. Not for several threads at once."""
+    """The ledger of one drafting process, to write to. But for `publish`, from one thread."""
 
     def __init__(self, folder: Path, *, engine: int = 0) -> None:
         """Starts a ledger in `folder`.
@@ -159,8 +134,12 @@ class Ledger:
         self._free.append(row)
 
     def publish(self, totals: Totals) -> None:
-        """Notes what the process did in all."""
-        self._page.totals[:] = totals
+        """Notes what the process did in all; the fields that are not given stay.
+
+        Several threads may do so at once, each for fields of its own.
+        """
+        for field, value in totals.items():
+            self._page.totals[_PLACES[field]] = value
 
 
 class LedgerReader:
@@ -196,12 +175,14 @@ class LedgerReader:
     def totals(self) -> dict[str, Totals]:
         """The totals by engine."""
         self._look_for_pages()
-        by_engine: dict[str, Totals] = {}
+        by_engine: dict[str, NDArray[np.float64]] = {}
         for name, page in sorted(self._pages.items()):
             engine = name.split("-", 1)[0]
-            before = by_engine.get(engine, Totals())
-            by_engine[engine] = Totals(*(page.totals + before).tolist())
-        return by_engine
+            by_engine[engine] = page.totals + by_engine.get(engine, 0.0)
+        return {
+            engine: dict(zip(FIELDS, values.tolist(), strict=True))
+            for engine, values in by_engine.items()
+        }
 
     def _look_for_pages(self) -> None:
         try:

@@ -12,8 +12,8 @@ from fastdraft.integrations.http.answers import WholeAnswer
 from fastdraft.integrations.http.asgi import App, Json, Receive, Scope, Send, without
 from fastdraft.integrations.http.front import Front
 from fastdraft.integrations.http.servers import VLLM
+from fastdraft.integrations.metrics import exposition
 from fastdraft.integrations.vllm.ledger import FOLDER_VARIABLE, LedgerReader, new_ticket
-from fastdraft.integrations.vllm.metrics import exposition
 from fastdraft.integrations.vllm.requests import TICKET
 
 __all__ = ["PredictionMiddleware"]

@@ -24,8 +24,9 @@ from fastdraft.integrations.host import (
     HostRequests,
     Text,
     share,
+    watch,
 )
-from fastdraft.integrations.vllm.ledger import Ledger, Totals
+from fastdraft.integrations.vllm.ledger import Ledger
 from fastdraft.integrations.vllm.rows import Request
 from fastdraft.integrations.vllm.settings import Settings
 from fastdraft.memory_folder import MemoryFolder
@@ -103,9 +104,8 @@ class VllmRequests(HostRequests[VllmTextT]):
         engine = Engine(config, datastores=frozen)
         super().__init__(engine, memory, frozen, shared=settings.shared_namespaces, replica=replica)
         self._ledger = Ledger.from_environment(engine=rank) if drafts else None
-        self._steps = 0
-        self._seconds = 0.0
-        self._memory_bytes: int | None = None  # of the memory; None: not counted since a change
+        if replica is not None and self._ledger is not None:
+            watch(replica, self._ledger.publish)
 
     def _start(
         self, text: VllmTextT, request: Request | None, token_ids: NDArray[np.int32], length: int
@@ -131,7 +131,6 @@ class VllmRequests(HostRequests[VllmTextT]):
         if text.longest - length < _LEAST_ROOM:
             return
         add = functools.partial(self._add, adapter=request.adapter, salt=params.get(SALT))
-        self._memory_bytes = None
         self._guard([text], add, text, token_ids[:size], params)
         text.predicts = predicts and text.request is not None
 
@@ -139,59 +138,17 @@ class VllmRequests(HostRequests[VllmTextT]):
         """Writes the counts of predictions and the totals into the ledger. O(requests)."""
         if self._ledger is None:
             return
-        accepted = self._finished.accepted_prediction_tokens
-        rejected = self._finished.rejected_prediction_tokens
+        stats = self._finished
         for text in self._texts.values():
             if text.predicts and text.request is not None:
-                stats = self.engine.stats(text.request)
-                accepted += stats.accepted_prediction_tokens
-                rejected += stats.rejected_prediction_tokens
-                self._record(text, stats)
-        if self._memory_bytes is None:
-            self._memory_bytes = self.memory.bytes
-        self._ledger.publish(
-            Totals(
-                accepted_prediction_tokens=accepted,
-                rejected_prediction_tokens=rejected,
-                faults=self.faults,
-                steps=self._steps,
-                seconds=self._seconds,
-                requests=self.engine.num_requests,
-                request_bytes=self.engine.num_bytes,
-                datastore_bytes=self._memory_bytes,
-                memory_faults=self.memory.faults,
-                **self._fleet_totals(),
-                **self._hits(),
-            )
-        )
-
-    def _fleet_totals(self) -> dict[str, float]:
-        """What the replica did, by field of Totals."""
-        replica = self.replica
-        if replica is None:
-            return {}
-        return {
-            "publish_faults": replica.faults["publish"],
-            "follow_faults": replica.faults["follow"],
-            "published_tokens": replica.published_tokens,
-            "dropped_tokens": replica.dropped_tokens,
-            "published_bytes": replica.bytes,
-            "manifest_number": replica.manifest.number,
-        }
-
-    def _hits(self) -> dict[str, float]:
-        """Accepted tokens of finished requests, by field of Totals."""
-        hits: dict[str, float] = {}
-        for name, stats in self._finished_by_class.items():
-            hits[f"{name}_prediction"] = stats.accepted_prediction_tokens
-            hits[f"{name}_text"] = stats.accepted - stats.accepted_prediction_tokens
-        return hits
+                running = self.engine.stats(text.request)
+                stats += running
+                self._record(text, running)
+        self._ledger.publish(self.totals(stats))
 
     def _end(self, keys: Iterable[Hashable]) -> None:
         ended = [self._texts[key] for key in keys if key in self._texts]
         super()._end(keys)
-        if ended:
-            self._memory_bytes = None
         for text in ended:
             self._close(text)
 
