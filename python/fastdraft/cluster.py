@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = ["Cluster"]
+
+# How long the head of a cluster may take to answer, in seconds.
+_PATIENCE = 5.0
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -41,8 +45,9 @@ class Cluster:
         import ray
 
         try:
+            _require_answer(address)
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             raise InvalidValueError(f"no Ray cluster answers at {address!r}: {error}") from error
         self._ray: Any = ray
 
@@ -92,3 +97,10 @@ class Cluster:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _require_answer(address: str) -> None:
+    """Raises OSError where an address with a port cannot be reached: Ray tries for 40 seconds."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if colon and port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_PATIENCE).close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,6 +66,21 @@ def test_errors_are_those_of_the_function(local: Any) -> None:
         list(cluster.run(fail, [3]))
     with pytest.raises(InvalidValueError, match="no Ray cluster answers at 'nowhere'"):
         Cluster("nowhere")
+
+
+@pytest.mark.parametrize("form", ["127.0.0.1:{}", "ray://127.0.0.1:{}", "[::1]:{}"])
+def test_a_cluster_that_is_gone_is_refused_at_once(
+    form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def init(**_: object) -> None:
+        raise AssertionError("Ray tries for 40 seconds")
+
+    monkeypatch.setattr("ray.init", init)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = form.format(free.getsockname()[1])  # bound, and nobody listens
+        with pytest.raises(InvalidValueError, match=r"no Ray cluster answers at .*: .*refused"):
+            Cluster(address)
 
 
 def test_a_store_is_the_same_and_so_is_what_merge_makes(local: Any, tmp_path: Path) -> None:
