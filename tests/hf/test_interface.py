@@ -20,7 +20,8 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
-from fastdraft import Datastore, DraftBatch, DraftConfig, DraftStats, Engine, hf
+from fastdraft import Datastore, DraftBatch, DraftConfig, DraftStats, Engine, Source, hf
+from fastdraft.drafters import AssistantModel
 from fastdraft.errors import FastdraftError, InvalidValueError
 from fastdraft.hf.generate import _engine as engine
 from fastdraft.hf.generate import _engines as engines
@@ -754,3 +755,45 @@ def test_a_datastore_of_another_tokenizer_is_named_before_it_reaches_the_model()
     ):
         hf.generate(model, **inputs, max_new_tokens=60, do_sample=False, drafter=engine)
     assert engine.num_requests == 0
+
+
+@pytest.mark.parametrize("route", ["generate", "speculate"])
+def test_datastores_that_are_only_read(route: str) -> None:
+    model = tiny_model("llama")
+    inputs = {"input_ids": torch.tensor([[7, 11, 13]])}
+    options = {"max_new_tokens": 60, "do_sample": False, "eos_token_id": None}
+    plain = model.generate(**inputs, **options)
+    own, corpus = Datastore(max_bytes=1 << 20), Datastore(max_bytes=1 << 20)
+    corpus.add(plain[0].tolist())
+    drafting = {
+        "drafter": Engine(DraftConfig(token_cost=0), datastores=[own]),
+        "read_only": [corpus],
+    }
+    if route == "generate":
+        output = hf.generate(model, **inputs, **options, **drafting)
+    else:
+        loop = hf.speculate(**drafting)
+        output = model.generate(
+            **inputs, **options, custom_generate=loop, return_dict_in_generate=True
+        )
+    assert torch.equal(output.sequences, plain)
+    assert output.stats.accepted_by_source[Source.READ_ONLY] > 10
+    # The text enters the engine's store alone.
+    assert len(corpus) == plain.shape[1] and len(own) > 40
+
+
+@pytest.mark.parametrize("wrong", [5, ["path.fds"], Datastore(max_bytes=1 << 20)])
+def test_what_is_read_must_be_datastores(wrong: Any) -> None:
+    inputs = repetitive_batch(1)
+    with pytest.raises(InvalidValueError, match="read_only must be a list of Datastores, got"):
+        hf.generate(tiny_model("llama"), **inputs, max_new_tokens=4, read_only=wrong)
+
+
+def test_models_without_an_engine_read_no_datastores() -> None:
+    model = tiny_model("llama")
+    drafter = AssistantModel(model, lookup=None)
+    store = Datastore(max_bytes=1 << 20)
+    with pytest.raises(InvalidValueError, match="read_only must be left out where models draft"):
+        hf.generate(
+            model, **repetitive_batch(1), max_new_tokens=4, drafter=drafter, read_only=[store]
+        )

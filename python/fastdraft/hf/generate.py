@@ -21,7 +21,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from fastdraft import DraftConfig, Engine
+from fastdraft import Datastore, DraftConfig, Engine
 from fastdraft.drafters import AssistantModel, Drafter, Staged
 from fastdraft.drafters.assistant import require_model
 from fastdraft.errors import InvalidValueError
@@ -66,6 +66,7 @@ def generate(
     drafter: DraftConfig | Drafter | AssistantModel | Staged | None = None,
     prediction: Any = None,
     templates: Any = None,
+    read_only: Sequence[Datastore] | None = None,
     seed: int | Sequence[int] | None = None,
     generator: torch.Generator | None = None,
     **kwargs: Any,
@@ -99,6 +100,8 @@ def generate(
             sequence or `None` for each row.
         templates: Token ids of text that parts of the output may look like, in the same forms: see
             `fastdraft.templates` for those of tool calls. Only the default drafter takes them.
+        read_only: Datastores that all rows may be drafted from, besides the engine's, and that
+            their text does not enter.
         seed: For sampling; row b of the output draws from `seed + b`, or a list has one seed a row.
             A sample depends on its seed, its position and its logits, not on the rest of the batch
             and not on drafts, unless models draft.
@@ -123,6 +126,7 @@ def generate(
         drafter=drafter,
         prediction=prediction,
         templates=templates,
+        read_only=read_only,
         seed=seed,
         generator=generator,
         tokenizer=tokenizer,
@@ -146,6 +150,7 @@ def speculate(
     drafter: DraftConfig | Drafter | AssistantModel | Staged | None = None,
     prediction: Any = None,
     templates: Any = None,
+    read_only: Sequence[Datastore] | None = None,
     seed: int | Sequence[int] | None = None,
     generator: torch.Generator | None = None,
     tokenizer: Any = None,
@@ -167,6 +172,7 @@ def speculate(
         drafter=drafter,
         prediction=prediction,
         templates=templates,
+        read_only=read_only,
         seed=seed,
         generator=generator,
         tokenizer=tokenizer,
@@ -179,8 +185,8 @@ class _Speculation:
     """What `model.generate` calls in place of its own loop.
 
     Attributes:
-        drafter, prediction, templates, seed, generator, tokenizer, streamer: The arguments of
-            `speculate`.
+        drafter, prediction, templates, read_only, seed, generator, tokenizer, streamer: The
+            arguments of `speculate`.
         arguments: The keywords of `generate`.
         stands_for: A copy of the model that `generate` runs on, and the model itself.
         always_dict: Whether to return a `SpeculativeOutput` unasked.
@@ -189,6 +195,7 @@ class _Speculation:
     drafter: DraftConfig | Drafter | AssistantModel | Staged | None
     prediction: Any
     templates: Any
+    read_only: Sequence[Datastore] | None
     seed: int | Sequence[int] | None
     generator: torch.Generator | None
     tokenizer: Any
@@ -203,6 +210,13 @@ class _Speculation:
             raise InvalidValueError(
                 "drafter must be a DraftConfig, an AssistantModel, a Staged or have the calls of "
                 f"Drafter, got {self.drafter!r}"
+            )
+        if self.read_only is not None and not (
+            isinstance(self.read_only, Sequence)
+            and all(isinstance(store, Datastore) for store in self.read_only)
+        ):
+            raise InvalidValueError(
+                f"read_only must be a list of Datastores, got {self.read_only!r}"
             )
 
     def __call__(
@@ -271,6 +285,7 @@ class _Speculation:
             drafter=drafter,
             predictions=predictions,
             templates=templates,
+            read_only=self.read_only,
             seeds=seeds or [0] * count,
         )
         decoding = Decoding(

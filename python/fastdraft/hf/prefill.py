@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import GenerationConfig
 
+from fastdraft import Datastore
 from fastdraft.drafters import Drafter
 from fastdraft.errors import InvalidValueError
 from fastdraft.hf.kv_cache import on_host
@@ -39,6 +40,7 @@ def prefill(
     drafter: Drafter,
     predictions: Sequence[NDArray[np.int64] | None],
     templates: Sequence[NDArray[np.int64] | None],
+    read_only: Sequence[Datastore] | None,
     seeds: Sequence[int],
 ) -> tuple[CachedModel, torch.Tensor, list[Row]]:
     """Runs the model on the prompts and adds a request for each of them to the drafter.
@@ -96,7 +98,9 @@ def prefill(
             # Nothing is to be drafted from what stands for an image.
             prompt = prompt[~np.isin(prompt, placeholders)]
             request = drafter.add_request(
-                prompt, prediction=predictions[index], **_given(templates=templates[index])
+                prompt,
+                prediction=predictions[index],
+                **_given(templates=templates[index], read_only=read_only),
             )
             places = UNLIMITED if end is None else end - furthest[index]
             prompt_tokens = int(shown[index].sum())

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from fastdraft import DraftBatch, DraftStats, Offers
 from fastdraft.drafters import AssistantModel, Staged
+from fastdraft.errors import InvalidValueError
 from fastdraft.hf.draft_models.engine import EngineRequests, EngineStage
 from fastdraft.hf.draft_models.stage import Scoring, Stage
 from fastdraft.hf.drafts import FlatDrafts, RowDraft
@@ -96,10 +97,15 @@ class ModelDrafter:
         """What the drafts of each model were worth so far, the smallest model first."""
         return [stage.stats for stage in self._stages]
 
-    def add_request(self, prompt_ids: Any, *, prediction: Any = None, templates: Any = None) -> int:
-        """As `Drafter.add_request`; requests are numbered from 0."""
+    def add_request(self, prompt_ids: Any, **options: Any) -> int:
+        """As `Engine.add_request`; requests are numbered from 0."""
+        if options.get("read_only") and not self._engines:
+            raise InvalidValueError(
+                "read_only must be left out where models draft without an engine, got "
+                f"{options['read_only']!r}"
+            )
         for engine in self._engines:
-            engine.add(prompt_ids, prediction, templates)
+            engine.add(prompt_ids, **options)
         self._texts.append(np.asarray(prompt_ids).tolist())
         self._stats.append(DraftStats())
         return len(self._texts) - 1

@@ -31,10 +31,9 @@ class EngineRequests:
         config = self._engine.config
         return min(config.lookahead, config.tree_budget or config.lookahead)
 
-    def add(self, prompt_ids: Any, prediction: Any, templates: Any) -> None:
-        """Adds the next request."""
-        request = self._engine.add_request(prompt_ids, prediction=prediction, templates=templates)
-        self._ids.append(request)
+    def add(self, prompt_ids: Any, **options: Any) -> None:
+        """Adds the next request, as `Engine.add_request`."""
+        self._ids.append(self._engine.add_request(prompt_ids, **options))
 
     def wants(self, kind: str, requests: Sequence[int], **options: Any) -> list[bool]:
         """As `Engine.wants`."""
