@@ -45,6 +45,12 @@ SHARING: tuple[type, ...] = tuple(
 )
 
 
+# Layers that also hold the keys by which a model chooses what to attend to.
+_INDEXED: tuple[type, ...] = tuple(
+    kind for kind in (getattr(cache_utils, "DynamicIndexedLayer", None),) if kind is not None
+)
+
+
 @dataclass(frozen=True)
 class Frame:
     """What a forward sees of a layer: columns, and of each row which token its first one holds."""
@@ -215,6 +221,28 @@ class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return -1
 
 
+class _IndexedRowLayer(_RowLayer):  # type: ignore[no-untyped-call]
+    """A layer with an indexer's keys, which are one more layer's of one head without values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.index = _RowLayer()
+
+    def update_indexer(self, indexer_key_states: torch.Tensor) -> torch.Tensor:
+        """The keys of all tokens, (rows, columns, size), as `update` has them."""
+        self.index.plan = self.plan
+        states = indexer_key_states[:, None]
+        return self.index.update(states, states[..., :0])[0][:, 0]
+
+    def move(self, rows: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        super().move(rows, sources, targets)
+        self.index.move(rows, sources, targets)
+
+    def keep(self, slots: Sequence[int]) -> None:
+        super().keep(slots)
+        self.index.keep(slots)
+
+
 class RowCache(Cache):
     """The cache of a batch whose rows grow and end at different times.
 
@@ -342,6 +370,11 @@ class RowCache(Cache):
                 target.lazy_initialization(*layer.buffers)
             layer.keys = layer.values = None
             held = slice(start - layer.bases[0], length - layer.bases[0])
+            if isinstance(layer, _IndexedRowLayer):
+                layer.index.keys = layer.index.values = None
+                keys = layer.index.buffers.pop(0)[:1, 0, held].clone()
+                target.lazy_initialization_indexer(keys)
+                target.indexer_keys = keys
             target.values = layer.buffers.pop()[:1, :, held].clone()
             target.keys = layer.buffers.pop()[:1, :, held].clone()
 
@@ -367,13 +400,13 @@ def places_after(ended: Sequence[bool]) -> list[int]:
 def _row_layer(layer: Any, index: int) -> Any:
     if isinstance(layer, SHARING):
         return layer
-    if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
+    if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer, *_INDEXED):
         raise InvalidValueError(
             "model must have a state that can take back a rejected token, "
             f"got layer {index} with {type(layer).__name__}"
         )
     window = layer.sliding_window if isinstance(layer, DynamicSlidingWindowLayer) else None
-    row_layer = _RowLayer(window)
+    row_layer = _IndexedRowLayer() if type(layer) in _INDEXED else _RowLayer(window)
     seen = layer.get_seq_length()
     if seen:
         held = layer.keys.shape[-2]
@@ -388,6 +421,18 @@ def _row_layer(layer: Any, index: int) -> Any:
         row_layer.bases = [seen - held] * layer.keys.shape[0]
         row_layer.length = seen
         row_layer.is_initialized = True
+        if isinstance(row_layer, _IndexedRowLayer):
+            if layer.indexer_keys is None or layer.indexer_keys.shape[1] != held:
+                raise InvalidValueError(
+                    f"past_key_values must hold the indexer's keys of its {held} tokens, got layer "
+                    f"{index} without"
+                )
+            index_layer = row_layer.index
+            index_layer.keys = layer.indexer_keys[:, None]
+            index_layer.values = index_layer.keys[..., :0]
+            index_layer.buffers = [index_layer.keys, index_layer.values]
+            index_layer.bases, index_layer.length = list(row_layer.bases), seen
+            index_layer.is_initialized = True
     return row_layer
 
 
@@ -396,6 +441,9 @@ def _empty(layer: Any) -> None:
     layer.is_initialized = False
     if isinstance(layer, DynamicSlidingWindowLayer):
         layer.cumulative_length = 0
+    if type(layer) in _INDEXED:
+        layer.indexer_keys = None
+        layer.is_indexer_initialized = False
 
 
 def on_host(values: Any) -> torch.Tensor:

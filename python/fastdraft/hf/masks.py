@@ -8,7 +8,7 @@ own mask, and its fast paths stay open. Otherwise the mask is made here, in the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -19,6 +19,9 @@ from fastdraft.hf.attention import ATTENTION
 from fastdraft.hf.kv_cache import Frame, on_device
 
 __all__ = ["Masks"]
+
+# Of layers whose masks are made here. Of what they may see, indexed ones choose themselves.
+_KINDS: Final = ("full_attention", "sliding_attention", "indexed_attention")
 
 
 class Masks:
@@ -57,7 +60,7 @@ class Masks:
             kinds = ["chunked_attention"]
         else:
             kinds = ["full_attention"]
-        unknown = [kind for kind in kinds if kind not in ("full_attention", "sliding_attention")]
+        unknown = [kind for kind in kinds if kind not in _KINDS]
         needed = None
         if implementation not in ("sdpa", "eager", ATTENTION):
             needed = f"attn_implementation 'sdpa', 'eager' or {ATTENTION!r}, got {implementation!r}"

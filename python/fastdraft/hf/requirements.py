@@ -41,6 +41,9 @@ _WITH_IMAGES: Final = (
     "smolvlm",
 )
 
+# Models whose layers choose by an indexer's keys what they attend to, all of few enough tokens.
+_INDEXED: Final = ("axk2", "deepseek_v32", "glm_moe_dsa", "hy_v4")
+
 
 def require_supported(
     model: Any,
@@ -68,6 +71,7 @@ def require_supported(
             "synced_gpus must be off: ranks would take unequal numbers of steps"
         )
     _require_positions(model, config)
+    _require_everything_indexed(model, config)
     _require_known_inputs(model, model_kwargs)
     cache = model_kwargs.get("past_key_values")
     if cache is None:
@@ -130,3 +134,21 @@ def _require_positions(model: Any, config: GenerationConfig) -> None:
                     "embeddings, which change with the length of the text beyond it, "
                     f"got {config.max_length}"
                 )
+
+
+def _require_everything_indexed(model: Any, config: GenerationConfig) -> None:
+    """Refuses texts of which an indexer would choose: tokens that tie for the last place do so at
+    the whim of rounding, and what is chosen then is no small difference."""
+    text_config = model.config.get_text_config(decoder=True)
+    if "indexed_attention" not in (getattr(text_config, "layer_types", None) or ()):
+        return
+    kind = text_config.model_type
+    if kind not in _INDEXED:
+        raise InvalidValueError(
+            f"models with indexed attention must be one of {', '.join(_INDEXED)}, got {kind}"
+        )
+    if config.max_length > text_config.index_topk:
+        raise InvalidValueError(
+            f"max_length must be at most {text_config.index_topk} with indexed attention, which "
+            f"chooses among more tokens, got {config.max_length}"
+        )
