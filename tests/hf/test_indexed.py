@@ -66,7 +66,9 @@ def test_a_cache_is_handed_over_with_its_index(model: Any) -> None:
     inputs = repetitive_batch(1)
     options = {**OPTIONS, "return_dict_in_generate": True}
     plain = model.generate(**inputs, **options)
-    first = hf.generate(model, **inputs, **options, drafter=Generous())
+    forester = Forester([plain.sequences[0, PROMPT:].tolist()])
+    first = hf.generate(model, **inputs, **options, drafter=forester)
+    assert forester.moved > 0
     for ours, theirs in zip(
         first.past_key_values.layers, plain.past_key_values.layers, strict=True
     ):
