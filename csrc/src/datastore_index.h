@@ -45,25 +45,6 @@ constexpr Token document_mark(std::int64_t context) noexcept {
 }
 constexpr std::int64_t mark_context(Token mark) noexcept { return -1 - std::int64_t{mark}; }
 
-// How far back an n-gram occurred before, with a bit that tells whether the token that
-// follows it here was a model's output: where one is looked at, the other is at hand.
-class Link {
- public:
-  static constexpr std::int64_t kFarthest = 0x7FFFFFFF;
-
-  explicit Link(bool output = false) noexcept : bits_(output ? kOutput : 0) {}
-  void set_distance(std::int64_t distance) noexcept {
-    bits_ = (bits_ & kOutput) | static_cast<std::uint32_t>(distance);
-  }
-  std::int64_t distance() const noexcept { return bits_ & ~kOutput; }  // 0: nowhere
-  bool output() const noexcept { return (bits_ & kOutput) != 0; }
-
- private:
-  static constexpr std::uint32_t kOutput = 0x80000000u;
-  std::uint32_t bits_;
-};
-static_assert(sizeof(Link) == 4);
-
 // How many tokens of context a document's later part is given, and the most that its mark may
 // tell: an occurrence is compared over half as many, so blocks of 32 can be checked over both
 // themselves and what came before.
@@ -103,7 +84,10 @@ struct alignas(64) Bucket {
   static constexpr int kMostCompared = 64;
 
   std::uint8_t tags[kEntries];  // 0: free; the used ones come first
-  std::uint8_t unused[4];
+  // A bit for each entry, in live stores only: whether its position is the address of a list of
+  // positions, and whether the token at its position was a model's output. 0 in files.
+  std::uint16_t lists;
+  std::uint16_t outputs;
   std::uint32_t positions[kEntries];
 
   bool full() const noexcept { return tags[kEntries - 1] != 0; }
@@ -111,7 +95,10 @@ struct alignas(64) Bucket {
   std::uint32_t with_tag(std::uint8_t tag) const noexcept {
 #if defined(__SSE2__)
     const __m128i all = _mm_load_si128(reinterpret_cast<const __m128i*>(tags));
-    const __m128i same = _mm_cmpeq_epi8(all, _mm_set1_epi8(static_cast<char>(tag)));
+    // Of four bytes at once: a byte that the compiler keeps in memory would be read as four, which
+    // waits until all that was written before has reached the cache.
+    const std::uint32_t four = std::uint32_t{tag} * 0x01010101u;
+    const __m128i same = _mm_cmpeq_epi8(all, _mm_set1_epi32(static_cast<int>(four)));
     return static_cast<std::uint32_t>(_mm_movemask_epi8(same)) & ((1u << kEntries) - 1);
 #else
     std::uint32_t found = 0;

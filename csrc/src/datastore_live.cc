@@ -9,6 +9,7 @@
 #include "datastore_index.h"
 #include "fastdraft/datastore.h"
 #include "fastdraft/error.h"
+#include "live_lists.h"
 #include "live_log.h"
 #include "live_table.h"
 #include "phase_fair_mutex.h"
@@ -20,8 +21,42 @@ namespace {
 // Readers wait for so many tokens at most: microseconds.
 constexpr std::int64_t kSliceTokens = 128;
 
-// A log, and an index for each order: it finds the latest occurrence of an n-gram, and the log
-// tells how far back the one before lies. One more index knows the beginnings of documents.
+// For `walk`: the places of an n-gram in the log.
+class LivePlaces {
+ public:
+  LivePlaces(const LiveLog& log, const LiveLists::Places& places, std::int64_t length,
+             const Token* text, std::int64_t size) noexcept
+      : log_(log), places_(places), length_(length), text_(text), size_(size) {
+    for (int ahead = 0; ahead < kAhead; ++ahead) prefetch_text(ahead);
+  }
+
+  bool valid() const noexcept {
+    return places_.left() > 0 && places_[0].position(log_) - length_ >= log_.begin();
+  }
+  Occurrence take() noexcept {
+    prefetch_text(kAhead);
+    const LiveLists::Place place = places_[0];
+    places_.next();
+    const std::int64_t position = place.position(log_);
+    return {position, log_.common(position, text_, size_), place.output()};
+  }
+
+ private:
+  static constexpr int kAhead = 7;
+
+  void prefetch_text(int ahead) const noexcept {
+    if (places_.left() > ahead) log_.prefetch_around(places_[ahead].position(log_), length_);
+  }
+
+  const LiveLog& log_;
+  LiveLists::Places places_;
+  const std::int64_t length_;
+  const Token* const text_;
+  const std::int64_t size_;
+};
+
+// A log, and an index for each order, which finds the latest occurrences of an n-gram. One more
+// index knows the beginnings of documents.
 class LiveDatastore final : public Datastore {
  public:
   LiveDatastore(std::int64_t max_bytes, const std::optional<Fingerprint>& fingerprint)
@@ -31,14 +66,17 @@ class LiveDatastore final : public Datastore {
     constexpr auto kTables = static_cast<std::int64_t>(kNumOrders + 1);
     const std::int64_t least =
         log_.bytes() + LiveLog::kBlockBytes +
-        kTables * (LiveLog::kBlockBytes + LiveLog::bytes_of(LiveLog::kFirstPointers));
+        (kTables + 1) * (LiveLog::kBlockBytes + LiveLog::bytes_of(LiveLog::kFirstPointers));
     if (max_bytes < least) {
       throw InvalidValueError("max_bytes must be at least " + std::to_string(least) + ", got " +
                               std::to_string(max_bytes));
     }
     std::random_device seeds;
     const auto seed = [&] { return (std::uint64_t{seeds()} << 32) | seeds(); };
-    for (std::size_t i = 0; i < kNumOrders; ++i) orders_[i].open(log_, kOrders[i], seed());
+    lists_.open(log_);
+    for (std::size_t i = 0; i < kNumOrders; ++i) {
+      orders_[i].open(log_, kOrders[i], seed(), &lists_, i);
+    }
     prefixes_.open(log_, 0, seed());
   }
 
@@ -52,6 +90,7 @@ class LiveDatastore final : public Datastore {
       log_.release();
       for (LiveTable& table : orders_) table.close();
       prefixes_.close();
+      lists_.close();
       running_bytes_ = 0;
     }
     running_.clear();
@@ -88,7 +127,7 @@ class LiveDatastore final : public Datastore {
     std::copy_n(tokens, count, out);
     return count;
   }
-  bool output(std::int64_t position) const override { return log_.output(0, position); }
+  bool output(std::int64_t position) const override { return log_.output(position); }
   std::int64_t begin() const override { return log_.begin(); }
   std::int64_t end() const override { return log_.end(); }
 
@@ -110,12 +149,21 @@ class LiveDatastore final : public Datastore {
                          std::int64_t common, std::int64_t prompt_size);
 
   bool charge_running(std::int64_t bytes);
+  bool lists_left() const noexcept;
+  void clean_lists() noexcept;
+  bool merge_pages() noexcept;
+  template <typename Put>
+  void enter(Put put);
+  void make_room_for_lists();
 
   PhaseFairMutex adding_;  // one document after another, as they come
   LiveLog log_;
   std::array<LiveTable, kNumOrders> orders_;
   LiveTable prefixes_;
-  std::int64_t running_bytes_ = 0;  // of those that the log counts
+  LiveLists lists_;
+  double cleaned_ = 0.0;  // for so much of what has left the log, lists have been cleaned
+  std::array<double, kNumOrders + 1> merged_{};  // and pages of each table looked at
+  std::int64_t running_bytes_ = 0;               // of those that the log counts
   RunningTexts running_;
 };
 
@@ -126,6 +174,13 @@ bool LiveDatastore::charge_running(std::int64_t bytes) {
   if (closed()) return false;
   if (bytes > 0) {
     if (running_bytes_ + bytes > log_.max_bytes() / kPart) return false;
+    while (log_.bytes() + bytes > log_.max_bytes()) {
+      if (lists_left()) {
+        clean_lists();
+      } else if (!log_.drop_block()) {
+        break;
+      }
+    }
     try {
       log_.charge(bytes);
     } catch (const MemoryLimitError&) {
@@ -152,9 +207,9 @@ int LiveDatastore::find(const Token* text, std::int64_t size, Occurrence* out, i
   for (std::size_t order = 0; order < kNumOrders && kOrders[order] >= least; ++order) {
     if (best.full() || links == 0) break;
     if (size < kOrders[order]) continue;
-    const std::int64_t latest = orders_[order].find(
-        hashes[order], [&](std::int64_t at) { return log_.matches(at, last, kOrders[order]); });
-    walk(LiveLog::Chain(log_, order, latest, text, size), order, &links, &best);
+    LiveLists::Place single;
+    const LiveLists::Places places = orders_[order].find_places(hashes[order], last, &single);
+    walk(LivePlaces(log_, places, kOrders[order], text, size), order, &links, &best);
   }
   return best.count();
 }
@@ -190,6 +245,97 @@ std::int64_t LiveDatastore::stored_prefix(const Token* tokens, std::int64_t size
   return length;
 }
 
+// Whether less of the lists has been cleaned than text has left.
+bool LiveDatastore::lists_left() const noexcept {
+  return lists_.num_blocks() > 0 &&
+         (log_.left() - cleaned_) * static_cast<double>(lists_.num_blocks()) >= 1.0;
+}
+
+// Cleans the oldest block of lists: what has left goes, and the others move together. Readers wait
+// about as long as for a page that is rebuilt.
+void LiveDatastore::clean_lists() noexcept {
+  constexpr int kAtOnce = 64;
+  std::array<LiveLists::Leaving, kAtOnce> leaving;
+  std::array<std::uint64_t, kAtOnce> hashes;
+  const auto latest = [&](const LiveLists::Leaving& list) { return list.places[0].position(log_); };
+  const auto is_held = [&](const LiveLists::Leaving& list) {
+    return latest(list) - kOrders[list.order] >= log_.begin();
+  };
+  cleaned_ += 1.0 / static_cast<double>(lists_.num_blocks());
+  LiveLists::Block oldest;
+  lists_.begin_cleaning(&oldest);
+  while (const int count = lists_.next_leaving(leaving.data(), kAtOnce)) {
+    const auto* end = leaving.begin() + count;
+    for (const auto* list = leaving.begin(); list != end; ++list) {
+      log_.prefetch_around(latest(*list), kOrders[list->order]);
+    }
+    auto* hash = hashes.begin();
+    for (const auto* list = leaving.begin(); list != end; ++list, ++hash) {
+      if (!is_held(*list)) continue;
+      const std::int64_t length = kOrders[list->order];
+      Token copy[kOrders.front()];
+      *hash = orders_[list->order].hash(log_.before(latest(*list), length, copy), length);
+      orders_[list->order].prefetch(*hash);
+    }
+    hash = hashes.begin();
+    for (const auto* list = leaving.begin(); list != end; ++list, ++hash) {
+      if (!is_held(*list)) continue;
+      LiveLists::Place live[LiveLists::kMostPlaces];
+      const int places = lists_.copy_live(list->places, live);
+      orders_[list->order].move_list(*hash, list->address, live, places, [&] {
+        return lists_.make(list->order, list->check, live, places);
+      });
+    }
+  }
+  lists_.end_cleaning();
+}
+
+// Looks at a page that may be given up, of the tables' as many as text has left. Returns whether
+// there was one to look at.
+bool LiveDatastore::merge_pages() noexcept {
+  for (std::size_t i = 0; i < merged_.size(); ++i) {
+    LiveTable& table = i < kNumOrders ? orders_[i] : prefixes_;
+    const double part = 1.0 / static_cast<double>(table.num_pages());
+    merged_[i] = std::max(merged_[i], log_.left() - 1.0);
+    if (log_.left() - merged_[i] < part) continue;
+    merged_[i] += part;
+    table.merge_next();
+    return true;
+  }
+  return false;
+}
+
+// Gives lists a block more. Where there is no memory but the last chunk's, the oldest
+// quarter of the text leaves until its lists fit.
+void LiveDatastore::make_room_for_lists() {
+  while (!lists_.has_room()) {
+    if (lists_left()) {
+      clean_lists();
+      continue;
+    }
+    try {
+      lists_.add_block();
+    } catch (const MemoryLimitError&) {
+      if (log_.end() - log_.begin() < 2) throw;
+      log_.forget_quarter();
+    }
+  }
+}
+
+// Calls put(). Where there is no memory for a page but the last chunk's, the oldest quarter of the
+// text leaves until none is needed.
+template <typename Put>
+void LiveDatastore::enter(Put put) {
+  for (;;) {
+    try {
+      return put();
+    } catch (const MemoryLimitError&) {
+      if (log_.end() - log_.begin() < 2) throw;
+      log_.forget_quarter();
+    }
+  }
+}
+
 // Appends a document's tokens from tokens[first] on, up to tokens[last - 1], and indexes what
 // comes from tokens[common] on; under the lock. Returns how far it came: where a page had to be
 // rebuilt, readers have waited long enough.
@@ -211,26 +357,30 @@ std::int64_t LiveDatastore::add_slice(const Token* tokens, std::int64_t first, s
   const std::int64_t rebuilt = pages_rebuilt();
   for (std::int64_t i = first; i < last; ++i) {
     if (pages_rebuilt() != rebuilt) return i;
-    log_.append(tokens[i], i >= prompt_size);
+    if (!lists_.has_room()) {
+      if (i > first) return i;
+      make_room_for_lists();
+    }
+    const bool output = i >= prompt_size;
+    log_.append(tokens[i], output);
     if (i < common) continue;
     const std::int64_t position = log_.end() - 1;
     for (std::size_t order = 0; order < kNumOrders; ++order) {
       const std::int32_t length = kOrders[order];
       if (i < length) continue;
-      const std::int64_t before =
-          orders_[order].put(hashes[order][i - first], position,
-                             [&](std::int64_t at) { return log_.matches(at, tokens + i, length); });
-      const std::int64_t distance = position - before;
-      if (before >= 0 && distance <= Link::kFarthest) {
-        log_.link(order, position).set_distance(distance);
-      }
+      enter([&] {
+        orders_[order].put(hashes[order][i - first], position, output,
+                           [&](std::int64_t at) { return log_.matches(at, tokens + i, length); });
+      });
     }
     if ((i + 1) % LiveLog::kPrefixStep == 0) {
       const std::int64_t window = std::min(i + 1, kContextTokens);
-      prefixes_.put(
-          prefixes_.hash(tokens + i + 1 - window, window), log_.end(), [&](std::int64_t at) {
-            return log_.matches(at, tokens + i + 1, window) && log_.prefix_window(at) == window;
-          });
+      const std::uint64_t hash = prefixes_.hash(tokens + i + 1 - window, window);
+      enter([&] {
+        prefixes_.put(hash, log_.end(), false, [&](std::int64_t at) {
+          return log_.matches(at, tokens + i + 1, window) && log_.prefix_window(at) == window;
+        });
+      });
     }
   }
   return last;
@@ -243,10 +393,16 @@ std::int64_t LiveDatastore::limit(std::int64_t max_bytes) {
   const auto shrink = [&] {
     const std::unique_lock<PhaseFairMutex> lock(*mutex_);
     check_open();
-    while (!log_.limit(max_bytes)) {
+    while (log_.bytes() > max_bytes) {
+      if (lists_left()) {
+        clean_lists();
+      } else if (!merge_pages() && !log_.drop_block()) {
+        break;
+      }
       mutex_->pass();
       check_open();
     }
+    log_.limit(max_bytes);
     return std::pair{log_.max_bytes(), running_bytes_ > 0};
   };
   auto [limit, shared] = shrink();
@@ -268,10 +424,11 @@ void LiveDatastore::add(const Token* tokens, std::int64_t size, std::int64_t pro
 }
 
 // What a slice takes at most. It ends where a page was rebuilt, so that is a chunk, and with its
-// last token a page of each table and all directories anew.
+// last token a page of each table and all directories anew; and a block of lists.
 std::int64_t LiveDatastore::most_slice_bytes() const noexcept {
-  constexpr auto kBlocks = static_cast<std::int64_t>(1 + kNumOrders + 1);
-  std::int64_t directories = log_.directory_bytes() + prefixes_.directory_bytes();
+  constexpr auto kBlocks = static_cast<std::int64_t>(1 + kNumOrders + 1 + 1);
+  std::int64_t directories =
+      log_.directory_bytes() + prefixes_.directory_bytes() + lists_.directory_bytes();
   for (const LiveTable& table : orders_) directories += table.directory_bytes();
   return kBlocks * LiveLog::kBlockBytes + 2 * directories;
 }
@@ -297,6 +454,7 @@ void LiveDatastore::append(const Token* tokens, std::int64_t start, std::int64_t
       check_open();
       make_room();
     }
+    if (lists_left()) clean_lists();
     if (log_.wants_slab()) {
       lock.unlock();
       LiveLog::Slab slab = LiveLog::allocate_slab();

@@ -25,7 +25,9 @@ void LiveLog::append(Token token, bool output) {
   const std::int64_t at = end_ % kChunkTokens;
   Chunk& chunk = this->chunk(end_);
   chunk.tokens[at] = token;
-  for (auto& previous : chunk.previous) previous[at] = Link(output);
+  const std::uint32_t bit = std::uint32_t{1} << (at % 32);
+  std::uint32_t& outputs = chunk.outputs[at / 32];
+  outputs = output ? outputs | bit : outputs & ~bit;
   ++end_;
   num_tokens_ += token >= 0 ? 1 : 0;
 }
@@ -36,6 +38,7 @@ void LiveLog::release() noexcept {
   slabs_.clear();
   used_of_slab_ = kSlabBlocks;
   given_back_ = {};
+  kept_ = nullptr;
   ring_ = {};
   num_chunks_ = 0;
   num_tokens_ = 0;
@@ -43,14 +46,23 @@ void LiveLog::release() noexcept {
   bytes_ = 0;
 }
 
-bool LiveLog::limit(std::int64_t max_bytes) noexcept {
-  // The last chunk is being written.
-  if (bytes_ > max_bytes && num_chunks_ > 1) {
-    free_block(drop_oldest());
-    return false;
+bool LiveLog::drop_block() noexcept {
+  if (kept_ != nullptr) {
+    free_block(std::exchange(kept_, kept_->next));
+    return true;
   }
-  max_bytes_ = std::max(max_bytes, bytes_);
+  if (num_chunks_ <= 1) return false;
+  free_block(drop_oldest());
   return true;
+}
+
+void LiveLog::forget_quarter() noexcept {
+  const std::int64_t middle = begin_ + (end_ - begin_ + 3) / 4;
+  while (num_chunks_ > 1 && middle / kChunkTokens > begin_ / kChunkTokens) {
+    free_block(drop_oldest());
+  }
+  forget(middle);
+  left_ += 1.0;
 }
 
 std::int64_t LiveLog::prefix_window(std::int64_t position) const noexcept {
@@ -69,6 +81,7 @@ std::int32_t LiveLog::common(std::int64_t position, const Token* text,
 }
 
 void* LiveLog::allocate_block(std::int64_t keep) {
+  if (kept_ != nullptr) return std::exchange(kept_, kept_->next);
   if (used_of_slab_ < kSlabBlocks) {
     return slabs_.back().get() + used_of_slab_++ * static_cast<std::int64_t>(sizeof(Chunk));
   }
@@ -119,8 +132,8 @@ void LiveLog::add_slab(Slab slab) {
 }
 
 // Gives a block's memory back to the system.
-void LiveLog::free_block(Chunk* block) noexcept {
-  const auto found = std::find(blocks_.begin(), blocks_.end(), static_cast<void*>(block));
+void LiveLog::free_block(void* block) noexcept {
+  const auto found = std::find(blocks_.begin(), blocks_.end(), block);
   if (found == blocks_.end()) {
     discard_pages(block, sizeof(Chunk));
     given_back_.push_back(block);
@@ -133,21 +146,24 @@ void LiveLog::free_block(Chunk* block) noexcept {
   bytes_ -= kBlockBytes;
 }
 
+// The tokens before `position`, which is in the oldest chunk or where that ends, leave.
+void LiveLog::forget(std::int64_t position) noexcept {
+  const Token* tokens = chunk(begin_).tokens + begin_ % kChunkTokens;
+  num_tokens_ -=
+      std::count_if(tokens, tokens + (position - begin_), [](Token token) { return token >= 0; });
+  begin_ = position;
+}
+
 // The oldest chunk leaves the log. Its memory is the caller's.
 LiveLog::Chunk* LiveLog::drop_oldest() noexcept {
   Chunk* oldest = &chunk(begin_);
-  const std::int64_t next = std::min(end_, (begin_ / kChunkTokens + 1) * kChunkTokens);
-  num_tokens_ -= std::count_if(oldest->tokens, oldest->tokens + (next - begin_),
-                               [](Token token) { return token >= 0; });
-  begin_ = next;
-  --num_chunks_;
+  forget(std::min(end_, (begin_ / kChunkTokens + 1) * kChunkTokens));
+  left_ += 1.0 / static_cast<double>(num_chunks_--);
   return oldest;
 }
 
 void LiveLog::charge(std::int64_t bytes) {
-  // The last chunk is being written.
-  while (bytes_ + bytes > max_bytes_ && num_chunks_ > 1) {
-    free_block(drop_oldest());
+  while (bytes_ + bytes > max_bytes_ && drop_block()) {
   }
   if (bytes_ + bytes > max_bytes_) {
     throw MemoryLimitError("max_bytes is " + std::to_string(max_bytes_) + ": " +

@@ -20,16 +20,16 @@ namespace fastdraft {
 // Not thread-safe; const calls may overlap.
 class LiveLog {
  public:
-  static constexpr std::int64_t kChunkTokens = 1024;
+  static constexpr std::int64_t kChunkTokens = 31 * 32;
   // The beginnings of documents are known at every so many tokens.
   static constexpr std::int64_t kPrefixStep = kContextTokens / 2;
 
-  // A stretch of the log. For the n-gram of each order that ends before a token, how
-  // far back the token lies that followed it the time before; 0: nowhere.
+  // A stretch of the log, and a bit for each token: whether it was a model's output.
   struct alignas(64) Chunk {
     Token tokens[kChunkTokens];
-    Link previous[kNumOrders][kChunkTokens];
+    std::uint32_t outputs[kChunkTokens / 32];
   };
+  static_assert(sizeof(Chunk) == 4096);
 
   // What a chunk takes by itself: the allocator's header, the bytes lost to alignment and the place
   // in a list are in it.
@@ -60,9 +60,14 @@ class LiveLog {
   void append(Token token, bool output);
   // Frees all memory, that of the tables too.
   void release() noexcept;
-  // Takes one step towards a limit of `max_bytes`: the oldest chunk leaves, or the limit is set, to
-  // what is held if that is more. Returns whether it is set.
-  bool limit(std::int64_t max_bytes) noexcept;
+  // Sets the limit, to what is held if that is more.
+  void limit(std::int64_t max_bytes) noexcept { max_bytes_ = std::max(max_bytes, bytes_); }
+  // Gives memory back to the system: a block that was kept, or the oldest chunk's. Returns whether
+  // there was one but the last, which is being written.
+  bool drop_block() noexcept;
+  // The older half of the tokens leaves, which counts as all: all that it leads to is to be
+  // cleaned.
+  void forget_quarter() noexcept;
 
   std::int64_t begin() const noexcept { return begin_; }
   std::int64_t end() const noexcept { return end_; }
@@ -70,17 +75,18 @@ class LiveLog {
   std::int64_t num_tokens() const noexcept { return num_tokens_; }
   std::int64_t bytes() const noexcept { return bytes_; }
   std::int64_t max_bytes() const noexcept { return max_bytes_; }
+  std::int64_t num_chunks() const noexcept { return num_chunks_; }
+  // The text that has left, in parts of what there was at the time: for each chunk 1 / num_chunks.
+  double left() const noexcept { return left_; }
   std::int64_t directory_bytes() const noexcept { return bytes_of(ring_.size()); }
 
   // Of positions that are held.
   Token token(std::int64_t position) const noexcept {
     return chunk(position).tokens[position % kChunkTokens];
   }
-  Link& link(std::size_t order, std::int64_t position) noexcept {
-    return chunk(position).previous[order][position % kChunkTokens];
-  }
-  const Link& link(std::size_t order, std::int64_t position) const noexcept {
-    return chunk(position).previous[order][position % kChunkTokens];
+  bool output(std::int64_t position) const noexcept {
+    const std::int64_t at = position % kChunkTokens;
+    return (chunk(position).outputs[at / 32] >> (at % 32) & 1) != 0;
   }
   // The tokens from `position` on that lie side by side, and how many.
   const Token* run(std::int64_t position, std::int64_t* count) const noexcept {
@@ -136,41 +142,11 @@ class LiveLog {
   }
 
   std::int32_t common(std::int64_t position, const Token* text, std::int64_t size) const noexcept;
-  bool output(std::size_t order, std::int64_t position) const noexcept {
-    return link(order, position).output();
-  }
-  std::int64_t previous(std::size_t order, std::int64_t position) const noexcept {
-    const std::int64_t distance = link(order, position).distance();
-    const std::int64_t before = position - distance;
-    return distance == 0 || before - Datastore::kOrders[order] < begin_ ? -1 : before;
-  }
-
-  // For `walk`: the chain of an n-gram's occurrences from `position` on, or -1.
-  class Chain {
-   public:
-    Chain(const LiveLog& log, std::size_t order, std::int64_t position, const Token* text,
-          std::int64_t size) noexcept
-        : log_(log), order_(order), position_(position), text_(text), size_(size) {}
-
-    bool valid() const noexcept { return position_ >= 0; }
-    Occurrence take() noexcept {
-      const std::int64_t position = position_;
-      // Asked for first, so that the memory's answers to both come at once.
-      position_ = log_.previous(order_, position);
-      return {position, log_.common(position, text_, size_), log_.output(order_, position)};
-    }
-
-   private:
-    const LiveLog& log_;
-    const std::size_t order_;
-    std::int64_t position_;
-    const Token* const text_;
-    const std::int64_t size_;
-  };
-
-  // Memory for a chunk or for a page of a table, which is as large; the oldest chunk's where the
-  // limit is reached and there are more than `keep`. Throws MemoryLimitError.
+  // Memory for a chunk, a page of a table or a block of lists, which are as large; the oldest
+  // chunk's where the limit is reached and there are more than `keep`. Throws MemoryLimitError.
   void* allocate_block(std::int64_t keep);
+  // Takes a block back, for the next that is allocated.
+  void keep_block(void* block) noexcept { kept_ = new (block) Kept{kept_}; }
   // Memory for many blocks. The system clears it at once, which takes up to milliseconds: call this
   // without the store's lock. Null where there is no memory.
   struct FreeSlab {
@@ -213,8 +189,13 @@ class LiveLog {
   Chunk& chunk(std::int64_t position) const noexcept {
     return *ring_[static_cast<std::size_t>(position / kChunkTokens) & (ring_.size() - 1)];
   }
+  struct Kept {
+    Kept* next;
+  };
+
+  void free_block(void* block) noexcept;
   Chunk* drop_oldest() noexcept;
-  void free_block(Chunk* block) noexcept;
+  void forget(std::int64_t position) noexcept;
 
   std::int64_t max_bytes_;
   std::int64_t bytes_;
@@ -228,8 +209,10 @@ class LiveLog {
   std::vector<Slab> slabs_;
   std::int64_t used_of_slab_ = kSlabBlocks;
   std::vector<void*> given_back_;  // with room for all blocks of slabs
+  Kept* kept_ = nullptr;           // blocks that are not used, but counted
   std::vector<Chunk*> ring_;       // by the chunk's number, modulo the size, a power of two
   std::int64_t num_chunks_ = 0;
+  double left_ = 0.0;
 };
 
 }  // namespace fastdraft

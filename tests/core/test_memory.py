@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fastdraft import Datastore, Engine, Memory
 from fastdraft.errors import DatastoreClosedError, DatastoreError, InvalidValueError
 
-LEAST = 91_000  # a little more than a store with one chunk of text takes
+LEAST = 36_000  # a little more than a store with one chunk of text takes
 
 
 def text_of(store: Datastore) -> list[int]:

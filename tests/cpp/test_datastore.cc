@@ -103,7 +103,7 @@ class Folder {
 
 TEST(Datastore, FindsWhatStandsAnywhereAsTextLeaves) {
   for (std::uint32_t seed = 0; seed < 6; ++seed) {
-    const auto store = Datastore::live((128 << 10) + (static_cast<int>(seed) << 15));
+    const auto store = Datastore::live((48 << 10) + (static_cast<int>(seed) << 14));
     for (std::uint32_t round = 0; round < 12; ++round) {
       const Tokens text = testing::random_text(400 + 97 * round, static_cast<Token>(2 + 9 * seed),
                                                100 * seed + round);
@@ -182,12 +182,11 @@ TEST(Datastore, ALowerLimitLetsTextGo) {
     for (Token i = 0; i < tokens; ++i) text.push_back(i % 5000);
     add(*store, text);
     const std::int64_t held = store->bytes();
-    std::int64_t before = store->num_tokens();
     for (const std::int64_t limit : {held - held / 8, held - held / 4, held - held / 2}) {
+      const std::int64_t before = store->num_tokens();
       EXPECT_EQ(store->limit(limit), limit);
       EXPECT_LE(store->bytes(), limit);
       EXPECT_LT(store->num_tokens(), before);
-      before = store->num_tokens();
       add(*store, Tokens(text.begin(), text.begin() + 4000));
       EXPECT_LE(store->bytes(), limit);
       expect_equal(find(*store, {1, 2, 3, 4}, 4), look_everywhere(*store, {1, 2, 3, 4}, 4));

@@ -28,7 +28,7 @@ void expect_tokens(const LiveLog& log) {
   ASSERT_EQ(log.num_tokens(), log.end() - log.begin());
   for (std::int64_t position = log.begin(); position < log.end(); ++position) {
     ASSERT_EQ(log.token(position), token_at(position));
-    ASSERT_EQ(log.output(0, position), position % 3 == 0);
+    ASSERT_EQ(log.output(position), position % 3 == 0);
   }
 }
 
