@@ -11,7 +11,7 @@
 namespace fastdraft {
 namespace {
 
-constexpr std::int64_t kLimit = LiveLog::kSmallStore + 3 * LiveLog::kSlabBytes + 50'000;
+constexpr std::int64_t kLogLimit = LiveLog::kSmallStore + 3 * LiveLog::kSlabBytes + 50'000;
 
 Token token_at(std::int64_t position) { return static_cast<Token>(position * 2654435761 % 50'000); }
 
@@ -35,7 +35,7 @@ void expect_tokens(const LiveLog& log) {
 // Beyond kSmallStore memory comes by the slab, then by the block again to the limit, then from the
 // oldest chunks.
 TEST(LiveLog, HoldsItsTokensWhateverTheMemoryIsTakenFrom) {
-  LiveLog log(kLimit, 0);
+  LiveLog log(kLogLimit, 0);
   std::int64_t bytes = 0;
   int slabs = 0;
   while (log.begin() == 0) {
@@ -54,7 +54,7 @@ TEST(LiveLog, HoldsItsTokensWhateverTheMemoryIsTakenFrom) {
 // What else the store needs, as wider directories, comes from the oldest chunks too: their memory
 // goes back to the system, and is taken again later.
 TEST(LiveLog, GivesMemoryOfItsOldestTokensUp) {
-  LiveLog log(kLimit, 0);
+  LiveLog log(kLogLimit, 0);
   while (log.begin() == 0) ASSERT_NO_FATAL_FAILURE(append(log, 1));
   const std::int64_t held = log.end() - log.begin();
   // More than all blocks that were allocated one by one.
@@ -64,7 +64,7 @@ TEST(LiveLog, GivesMemoryOfItsOldestTokensUp) {
   EXPECT_LT(log.end() - log.begin(), held);
   ASSERT_NO_FATAL_FAILURE(expect_tokens(log));
   EXPECT_FALSE(log.wants_slab());
-  EXPECT_THROW(log.charge(kLimit), MemoryLimitError);
+  EXPECT_THROW(log.charge(kLogLimit), MemoryLimitError);
   EXPECT_EQ(log.num_tokens(), log.end() - log.begin());
   ASSERT_NO_FATAL_FAILURE(append(log, held));
   ASSERT_NO_FATAL_FAILURE(expect_tokens(log));
@@ -78,9 +78,9 @@ TEST(LiveLog, GivesMemoryOfItsOldestTokensUp) {
 
 // Blocks that tables take are as good as any.
 TEST(LiveLog, GivesBlocksThatDoNotOverlap) {
-  LiveLog log(kLimit, 0);
+  LiveLog log(kLogLimit, 0);
   std::vector<std::uint8_t*> blocks;
-  while (log.bytes() + LiveLog::kBlockBytes + LiveLog::kSlabBytes < kLimit) {
+  while (log.bytes() + LiveLog::kBlockBytes + LiveLog::kSlabBytes < kLogLimit) {
     if (log.wants_slab()) log.add_slab(LiveLog::allocate_slab());
     blocks.push_back(static_cast<std::uint8_t*>(log.allocate_block(0)));
     std::memset(blocks.back(), static_cast<int>(blocks.size() % 251), sizeof(LiveLog::Chunk));

@@ -19,7 +19,7 @@ namespace {
 
 using testing::Tokens;
 
-RequestId add(Engine& engine, const Tokens& prompt) {
+RequestId begin(Engine& engine, const Tokens& prompt) {
   return engine.add_request(prompt.data(), static_cast<std::int64_t>(prompt.size()), nullptr, 0);
 }
 
@@ -32,7 +32,7 @@ EngineConfig config(double token_cost) {
 
 TEST(Offers, FillWhatTheEngineDoesNotKnow) {
   Engine engine(config(0.02));
-  const std::array<RequestId, 2> ids = {add(engine, {1, 2, 3}), add(engine, {4, 5, 6})};
+  const std::array<RequestId, 2> ids = {begin(engine, {1, 2, 3}), begin(engine, {4, 5, 6})};
   const Tokens tokens = {7, 8, 9};
   const std::vector<std::int64_t> offsets = {0, 2, 3};
   const std::vector<float> confidences = {0.95f, 0.9f, 0.01f};
@@ -58,7 +58,7 @@ TEST(Offers, FillWhatTheEngineDoesNotKnow) {
 
 TEST(Offers, WrongOnesAreLeftOutOfABatchAndRefusedAlone) {
   Engine engine(config(0.0));
-  const RequestId id = add(engine, {1, 2, 3});
+  const RequestId id = begin(engine, {1, 2, 3});
   const Tokens tokens = {7, 8};
   const std::vector<std::int64_t> offsets = {0, 2};
   Offers offers;
@@ -96,7 +96,7 @@ TEST(Offers, ThreadsNameKindsAndOfferAtOnce) {
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&engine, t] {
-      const RequestId id = add(engine, {1, 2, 3, t});
+      const RequestId id = begin(engine, {1, 2, 3, t});
       const Tokens tokens = {1, 2, 3};
       const std::vector<std::int64_t> offsets = {0, 3};
       for (int step = 0; step < 200; ++step) {

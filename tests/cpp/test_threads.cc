@@ -20,7 +20,7 @@ namespace {
 
 using testing::Tokens;
 
-RequestId add(Engine& engine, const Tokens& prompt) {
+RequestId add_predicted(Engine& engine, const Tokens& prompt) {
   return engine.add_request(prompt.data(), static_cast<std::int64_t>(prompt.size()), prompt.data(),
                             static_cast<std::int64_t>(prompt.size()));
 }
@@ -38,7 +38,7 @@ TEST(Threads, RequestsOfDifferentThreadsShareAnEngine) {
     for (std::uint32_t round = 0; round < 20; ++round) {
       const Tokens text = testing::random_text(200, 5, thread * 100 + round);
       std::vector<RequestId> ids;
-      for (int i = 0; i < 4; ++i) ids.push_back(add(engine, text));
+      for (int i = 0; i < 4; ++i) ids.push_back(add_predicted(engine, text));
       for (std::uint32_t step = 0; step < 10; ++step) {
         const DraftBatch batch = engine.propose_batch(ids.data(), 4, {});
         const Tokens next = testing::random_text(4, 5, step);
@@ -62,7 +62,7 @@ TEST(Threads, BatchesGoOnAtOnce) {
   run_threads(4, [&](std::uint32_t thread) {
     for (std::uint32_t round = 0; round < 10; ++round) {
       const Tokens text = testing::random_text(100, 5, thread * 100 + round);
-      const std::vector<RequestId> ids{add(engine, text), add(engine, text)};
+      const std::vector<RequestId> ids{add_predicted(engine, text), add_predicted(engine, text)};
       std::vector<std::int32_t> base(2);
       std::vector<std::int32_t> count(2);
       std::vector<std::int32_t> nodes(4 * kNodes);
@@ -96,8 +96,9 @@ TEST(Threads, BatchesGoOnAtOnce) {
 TEST(Threads, CallsOnOneRequestTakeTurns) {
   for (std::uint32_t round = 0; round < 20; ++round) {
     Engine engine({});
-    const std::vector<RequestId> ids{add(engine, testing::random_text(100, 3, round)),
-                                     add(engine, testing::random_text(100, 3, round + 1))};
+    const std::vector<RequestId> ids{
+        add_predicted(engine, testing::random_text(100, 3, round)),
+        add_predicted(engine, testing::random_text(100, 3, round + 1))};
     run_threads(4, [&](std::uint32_t thread) {
       const Tokens next = testing::random_text(3, 3, thread);
       std::vector<std::int32_t> memory(static_cast<std::size_t>(DraftColumns::words(16)));
@@ -129,7 +130,7 @@ TEST(Threads, ABatchKeepsTheRowsThatOthersDoNotCancel) {
   for (std::uint32_t round = 0; round < 20; ++round) {
     std::vector<RequestId> ids;
     for (std::int64_t row = 0; row < kRows; ++row) {
-      ids.push_back(add(engine, testing::repeated(40)));
+      ids.push_back(add_predicted(engine, testing::repeated(40)));
     }
     const Tokens next(static_cast<std::size_t>(kRows), 3);
     std::vector<std::int64_t> offsets;
@@ -252,7 +253,8 @@ TEST(Threads, TheBudgetHoldsUnderContention) {
   run_threads(4, [&](std::uint32_t thread) {
     for (std::uint32_t round = 0; round < 50; ++round) {
       try {
-        const RequestId id = add(engine, testing::random_text(1500, 100, thread * 100 + round));
+        const RequestId id =
+            add_predicted(engine, testing::random_text(1500, 100, thread * 100 + round));
         EXPECT_LE(engine.bytes(), config.max_bytes * 3 / 2);  // a refused try counts for a moment
         engine.finish(id);
       } catch (const MemoryLimitError&) {
