@@ -55,7 +55,7 @@ def choose(
     None for none.
     """
     chosen = argmax(logits) if sampling is None else draw(logits, sampling)
-    tokens = torch.where(chosen.maxima == -torch.inf, -1, chosen.tokens)
+    tokens = chosen.tokens.masked_fill(chosen.maxima == -torch.inf, -1)
     if not likeliest:
         return tokens, None
     temperature = None if sampling is None else sampling.warpers.temperature

@@ -451,7 +451,9 @@ VOCABULARIES = [2, 3, 1000, 1023, 1024, 1025, 2047, 2048, 4099, 49152, 50257]
 
 @pytest.mark.parametrize("vocabulary", [*VOCABULARIES, 151936, 300000])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_greedy_is_argmax_for_any_vocabulary(vocabulary, dtype):
+@pytest.mark.parametrize("few", [0, sampling._FEW])
+def test_greedy_is_argmax_for_any_vocabulary(vocabulary, dtype, few, monkeypatch):
+    monkeypatch.setattr(sampling, "_FEW", few)
     torch.manual_seed(vocabulary)
     rows = 3
     # Few distinct values, so that nearly every maximum is a tie.

@@ -85,11 +85,14 @@ class FlatDrafts:
     @cached_property
     def counts(self) -> NDArray[np.int32]:
         """The length of each row's draft."""
-        return np.diff(self.offsets)
+        return self.offsets[1:] - self.offsets[:-1]
 
     @cached_property
     def are_chains(self) -> bool:
         """Whether the parent of each draft token is the one before it."""
+        if len(self.counts) == 1:
+            parents: list[int] = self.parents.tolist()
+            return parents == list(range(-1, len(parents) - 1))
         first = np.repeat(self.offsets[:-1], self.counts)
         return np.array_equal(self.parents, np.arange(-1, len(self.parents) - 1) - first)
 
@@ -167,6 +170,22 @@ class FlatDrafts:
                     )
                 row[index + 1] |= row[parent + 1]
         return sees
+
+    def emitted_of_chains(self, chosen: Sequence[int]) -> list[list[int]]:
+        """What each row emits where its draft is a chain: accepted tokens, then the target's own.
+
+        Args:
+            chosen: The target's token after each line's token, -1 for none.
+        """
+        rows, token_ids = [], self.token_ids.tolist()
+        for row, (start, end) in enumerate(pairwise(self.offsets.tolist())):
+            at = start
+            while at < end and token_ids[at] == chosen[at + row]:
+                at += 1
+            rows.append(
+                [*token_ids[start:at], *([chosen[at + row]] if chosen[at + row] >= 0 else [])]
+            )
+        return rows
 
     def accepted(self, chosen: Sequence[int]) -> list[list[int]]:
         """The draft tokens of each row that the target chose too, as indices within its draft.

@@ -135,18 +135,21 @@ class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
                 self.buffers[index] = _moved(buffer, plan)
                 del buffer
         first, end = plan.seen
-        for buffer, states in zip(self.buffers, (key_states, value_states), strict=True):
-            used = buffer[: len(plan.bases)]
-            if plan.places is None:
-                used[:, :, plan.start : plan.start + states.shape[-2]] = states
-            else:
-                rows, columns = (place.to(used.device) for place in plan.places)
-                used[rows, :, columns] = states.transpose(1, 2)
+        used = self.buffers
+        if used[0].shape[0] > len(plan.bases):
+            used = [buffer[: len(plan.bases)] for buffer in used]
+        if plan.places is None:
+            width = key_states.shape[-2]
+            used[0].narrow(2, plan.start, width).copy_(key_states)
+            used[1].narrow(2, plan.start, width).copy_(value_states)
+        else:
+            rows, columns = (place.to(used[0].device) for place in plan.places)
+            used[0][rows, :, columns] = key_states.transpose(1, 2)
+            used[1][rows, :, columns] = value_states.transpose(1, 2)
         self.bases, self.length = plan.bases, plan.length
         # Some models look at these themselves.
-        self.keys, self.values = (
-            buffer[: len(plan.bases), :, first:end] for buffer in self.buffers
-        )
+        self.keys = used[0].narrow(2, first, end - first)
+        self.values = used[1].narrow(2, first, end - first)
         return self.keys, self.values
 
     def planned(
@@ -291,7 +294,11 @@ class RowCache(Cache):
                 if isinstance(layer, DynamicLayer):
                     _empty(layer)
             self._prepared = None
-        keys, values = super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        if layer_idx < len(self.layers):
+            of_layer: Any = self.layers[layer_idx]
+            keys, values = of_layer.update(key_states, value_states, *args, **kwargs)
+        else:
+            keys, values = super().update(key_states, value_states, layer_idx, *args, **kwargs)
         return keys, values
 
     def prepare(

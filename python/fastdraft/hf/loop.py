@@ -127,10 +127,7 @@ class Decoding:
         started = time.perf_counter()
         indices, cached = [row.index for row in rows], [row.cached for row in rows]
         logits = self.target.forward(
-            [
-                [int(self.text[row.index, self.length(row) - 1]), *draft]
-                for row, draft in zip(rows, drafts.by_row(), strict=True)
-            ],
+            [[row.last_token, *draft] for row, draft in zip(rows, drafts.by_row(), strict=True)],
             rows=indices,
             cached=cached,
             width=width,
@@ -146,25 +143,24 @@ class Decoding:
     def _propose(self, seconds: NDArray[np.float64]) -> FlatDrafts:
         """The drafts of the next step, given the seconds of a forward by the tokens a row."""
         rows = self._running
-        limits = np.full(len(rows), UNLIMITED, dtype=np.int32)
+        most = UNLIMITED if self.target.widths is None else self.target.widths[-1] - 1
         weighs_cost = getattr(self.drafter, "weighs_cost", True)
-        if self.target.widths is not None:
-            limits[:] = self.target.widths[-1] - 1
         in_forward = self.target.rows_in_forward(len(rows))
         if weighs_cost and self.cost.wants_plain_step(in_forward):
-            limits[:] = 0
-        for slot, row in enumerate(rows):
-            # The step emits one token more than it drafts.
-            if self.criteria.max_length is not None:
-                limits[slot] = min(limits[slot], self.criteria.max_length - self.length(row) - 1)
-            limits[slot] = min(limits[slot], row.room)
-        # Time by the tokens of all rows; only whole widths come up, the rest is in between.
-        tokens = np.arange(1, len(rows) * len(seconds) + 1)
+            most = 0
+        # The step emits one token more than it drafts.
+        longest = UNLIMITED if self.criteria.max_length is None else self.criteria.max_length - 1
+        limits = [min(most, longest - self.length(row), row.room) for row in rows]
+        cost = seconds
+        if len(rows) > 1:
+            # By the tokens of all rows; only whole widths come up, the rest is in between.
+            tokens = np.arange(1, len(rows) * len(seconds) + 1)
+            cost = np.interp(tokens, tokens[len(rows) - 1 :: len(rows)], seconds)
         offers = self._offers(seconds)
         batch = self.drafter.propose_batch(
             [row.request for row in rows],
-            limits=limits,
-            cost=np.interp(tokens, tokens[len(rows) - 1 :: len(rows)], seconds),
+            limits=np.array(limits, np.int32),
+            cost=cost,
             padded=True,
             **({} if offers is None else {"offers": offers}),
         )
@@ -227,20 +223,20 @@ class Decoding:
         elif self.keep_scores or logits.dtype == torch.float64:
             scores = logits.to(torch.float32)  # as plain decoding has them
         tokens, kept = self._verify(scores, drafts)
-        for row, emitted in zip(rows, tokens, strict=True):
-            if not emitted:
-                raise FastdraftError(
-                    f"row {row.index} has no token left to emit at position "
-                    f"{row.prompt_tokens + row.emitted}: "
-                    "the logits processors masked the whole vocabulary"
-                )
+        if not all(tokens):
+            row = rows[tokens.index([])]
+            raise FastdraftError(
+                f"row {row.index} has no token left to emit at position "
+                f"{row.prompt_tokens + row.emitted}: "
+                "the logits processors masked the whole vocabulary"
+            )
         return _Emitted(tokens, scores, logits, kept)
 
     def _verify(
         self, scores: torch.Tensor, drafts: FlatDrafts
     ) -> tuple[list[list[int]], NDArray[np.int64] | None]:
         """The tokens that each row emits, and where there are trees, `_Emitted.kept`."""
-        rows, counts = self._running, drafts.counts
+        rows = self._running
         seeds = positions = None
         if self.do_sample:
             seeds = np.array([row.seed for row in rows])
@@ -259,7 +255,7 @@ class Decoding:
         if len(drawn) == len(rows):
             return list(emitted.values()), None
         if seeds is not None and positions is not None:
-            lines = counts + 1
+            lines = drafts.counts + 1
             seeds = np.repeat(seeds, lines)
             positions = np.repeat(positions, lines) + drafts.depths
         chosen, likely, chances = choose(
@@ -271,16 +267,20 @@ class Decoding:
         )
         if self._successors is not None and self._likeliest:
             self._learn(drafts, likely, chances)
+        tokens: list[list[int]]
+        if drafts.are_chains:
+            tokens = drafts.emitted_of_chains(chosen)
+            for slot, own in emitted.items():
+                tokens[slot] = own
+            return tokens, None
         paths = drafts.accepted(chosen)
-        tokens: list[list[int]] = []
+        tokens = []
         for slot, (path, first) in enumerate(zip(paths, drafts.first_lines.tolist(), strict=True)):
             own = [chosen[first], *(chosen[first + 1 + index] for index in path)]
             if own[-1] < 0:
                 del own[-1]
             tokens.append(emitted.get(slot, own))
-        if drafts.are_chains:
-            return tokens, None
-        kept = np.tile(np.arange(counts.max() + 1), (len(rows), 1))
+        kept = np.tile(np.arange(drafts.counts.max() + 1), (len(rows), 1))
         for line, path in zip(kept, paths, strict=True):
             line[1 : len(path) + 1] = np.array(path, dtype=np.int64) + 1
         return tokens, kept
@@ -367,32 +367,26 @@ class Decoding:
     def _conclude(self, emitted: _Emitted, offsets: NDArray[np.int32]) -> None:
         """Appends what was emitted, tells the drafter and the streamer, and lets rows end."""
         rows = self._running
-        self._write([row.index for row in rows], list(map(self.length, rows)), emitted.tokens)
-        self.processors.observe([row.index for row in rows], emitted.tokens)
+        indices = [row.index for row in rows]
+        self._write(indices, list(map(self.length, rows)), emitted.tokens)
+        self.processors.observe(indices, emitted.tokens)
         counts, ended = self._stopped(emitted)
-        emitted_ids = np.array(
-            [
-                t
-                for tokens, count in zip(emitted.tokens, counts, strict=True)
-                for t in tokens[:count]
-            ],
-            np.int32,
+        token_ids: list[int] = []
+        starts = [0]
+        for row, tokens, count in zip(rows, emitted.tokens, counts, strict=True):
+            token_ids += tokens[:count]
+            starts.append(len(token_ids))
+            row.last_token = tokens[count - 1]
+        self.drafter.observe_batch(
+            [row.request for row in rows], np.array(token_ids, np.int32), np.array(starts, np.int32)
         )
-        emitted_offsets = np.cumsum([0, *counts], dtype=np.int32)
-        self.drafter.observe_batch([row.request for row in rows], emitted_ids, emitted_offsets)
 
-        for slot, (row, count) in enumerate(zip(rows, counts, strict=True)):
-            first = int(offsets[slot]) + slot
-            lines: slice | torch.Tensor = slice(first, first + count)
-            if emitted.kept is not None and (self.keep_scores or self.keep_logits):
-                (lines,) = on_device(emitted.scores.device, first + emitted.kept[slot, :count])
-            if self.keep_scores:
-                row.scores.extend(emitted.scores[lines].clone())
-            if self.keep_logits:
-                row.logits.extend(emitted.logits[lines].to(torch.float32, copy=True))
+        if self.keep_scores or self.keep_logits:
+            self._keep_lines(emitted, offsets, counts)
+        for row, count in zip(rows, counts, strict=True):
             row.emitted += count
         if self.streamer is not None:
-            for token in emitted_ids.tolist():
+            for token in token_ids:
                 self.streamer.put(on_host([token]))
 
         if any(ended):
@@ -403,6 +397,20 @@ class Decoding:
             self._running = [rows[slot] for slot in staying]
             if staying:
                 self.target.keep(staying)
+
+    def _keep_lines(
+        self, emitted: _Emitted, offsets: NDArray[np.int32], counts: Sequence[int]
+    ) -> None:
+        """Keeps the scores and logits of the tokens that each row has emitted."""
+        for slot, (row, count) in enumerate(zip(self._running, counts, strict=True)):
+            first = int(offsets[slot]) + slot
+            lines: slice | torch.Tensor = slice(first, first + count)
+            if emitted.kept is not None:
+                (lines,) = on_device(emitted.scores.device, first + emitted.kept[slot, :count])
+            if self.keep_scores:
+                row.scores.extend(emitted.scores[lines].clone())
+            if self.keep_logits:
+                row.logits.extend(emitted.logits[lines].to(torch.float32, copy=True))
 
     def _stopped(self, emitted: _Emitted) -> tuple[list[int], list[bool]]:
         """How many emitted tokens each row keeps, and whether the row ends with them."""

@@ -350,6 +350,8 @@ class PositionCriteria:
         return bool(self._others)
 
     def out_of_time(self) -> bool:
+        if not self._timers:
+            return False
         nothing = torch.empty((1, 0), dtype=torch.int64, device="cpu")
         return any(bool(timer(nothing, None)) for timer in self._timers)
 
@@ -360,11 +362,13 @@ class PositionCriteria:
             emitted: The tokens that one row grew by.
             length: The row's length before them, padding included.
         """
-        room = len(emitted) + 1 if self.max_length is None else self.max_length - length
-        for count, token in enumerate(emitted, 1):
-            if token in self.eos_ids or count >= room:
-                return count
-        return None
+        stop = None
+        if self.max_length is not None and len(emitted) >= self.max_length - length:
+            stop = max(self.max_length - length, 1)
+        if not self.eos_ids.isdisjoint(emitted):
+            first = next(at for at, token in enumerate(emitted, 1) if token in self.eos_ids)
+            stop = first if stop is None else min(first, stop)
+        return stop
 
     def stops(self, positions: Positions) -> list[bool]:
         """Whether each position, its text ending with the token just emitted, ends its row."""

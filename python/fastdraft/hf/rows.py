@@ -33,6 +33,7 @@ class Row:
         seed: The seed of its samples.
         request: Its id at the drafter.
         emitted: How many tokens it has grown by.
+        last_token: The last of them.
         stats: What its drafts were worth, once it has ended.
         scores: The processed scores of its emitted tokens, each (vocabulary,), when they are kept.
         logits: The same before any processor.
@@ -45,6 +46,7 @@ class Row:
     seed: int
     request: int
     emitted: int = 0
+    last_token: int = -1
     stats: DraftStats | None = None
     scores: list[torch.Tensor] = field(default_factory=list)
     logits: list[torch.Tensor] = field(default_factory=list)

@@ -278,7 +278,7 @@ class StaticModel(CachedModel):
                 f"a forward of fixed shapes takes {', '.join(map(str, self.widths))} tokens a row, "
                 f"got {width}: did the drafter keep to its limits?"
             )
-        input_ids, steps, used = padded(tokens, width)
+        input_ids, depths, used = padded(tokens, width)
         self._lengths[rows] = cached
         # Tokens, depths, and as bits which tokens of the forward each one sees: one copy in.
         needs_bits = trees is not None or self._padding is not None
@@ -288,20 +288,21 @@ class StaticModel(CachedModel):
         host[0, :, width] = self._lengths
         host[0, rows, :width] = input_ids
         if trees is None:
-            host[1, rows, :width] = steps
+            host[1, rows, :width] = depths
             if needs_bits:
-                host[2, rows, :width] = (2 << steps) - 1
+                host[2, rows, :width] = (2 << depths) - 1
         else:
             host[1, rows, :width] = trees.sum(-1) - 1
             host[2, rows, :width] = trees @ (1 << np.arange(width, dtype=np.int64))
-        (device,) = on_device(self.device, host)
-        ids, depths, lengths = device[0, :, :width], device[1, :, :width], device[0, :, width]
+        positions = self._positions(host[1, :, :width] + self._lengths[:, None], range(self.batch))
+        device, position_ids = on_device(self.device, host, positions)
+        steps, lengths = device[1, :, :width], device[0, :, width]
 
         self.cache.prepare(lengths, width)
         kwargs = dict(self.kwargs)
         if self._padding is not None:
             new = device[2, :, :width]
-            kwargs["attention_mask"] = self.masks.sights(lengths, depths, new, self._padding)
+            kwargs["attention_mask"] = self.masks.sights(lengths, steps, new, self._padding)
         else:
             sees = None
             if trees is not None:
@@ -309,23 +310,27 @@ class StaticModel(CachedModel):
                 sees = (device[2, :, :width, None] >> bits & 1).bool()
             kwargs["attention_mask"] = self.masks.fixed(
                 lengths,
-                depths,
+                steps,
                 columns={each: places.columns for each, places in self.cache.places.items()},
                 trees=sees,
             )
-        first: Any = self.first_positions
-        kwargs["position_ids"] = first + (lengths[:, None] + depths).to(first.device)
+        kwargs["position_ids"] = position_ids
         if "logits_to_keep" in kwargs:
             # All: a number that changes with the width would be compiled as one of any value.
             kwargs["logits_to_keep"] = 0
-        inputs = self.model.prepare_inputs_for_generation(ids, past_key_values=self.cache, **kwargs)
+        inputs = self._inputs(
+            device[0, :, :width].clone(memory_format=torch.contiguous_format), kwargs
+        )
         if self._is_compiled:
             for tensor in _tensors(inputs):
                 torch._dynamo.mark_static(tensor)
         logits: torch.Tensor = self.call(**inputs, return_dict=True).logits
         self._runs[self._shape(width)] += 1
-        lines = (np.asarray(rows)[:, None] * width + np.arange(width))[used]
-        return lines_of(logits.flatten(0, 1), lines).to(self.home)
+        flat = logits.flatten(0, 1)
+        if used is not None or len(rows) < self.batch:
+            lines = np.asarray(rows)[:, None] * width + np.arange(width)
+            flat = lines_of(flat, lines.ravel() if used is None else lines[used])
+        return flat.to(self.home)
 
     def compact(self, rows: Sequence[int], cached: Sequence[int], kept: NDArray[np.int64]) -> None:
         self.cache.compact(rows, cached, kept)

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from transformers import GenerationMixin
 
 from fastdraft.hf.drafts import FlatDrafts
 from fastdraft.hf.kv_cache import on_device, on_host
@@ -59,19 +60,47 @@ class CachedModel:
     def __post_init__(self) -> None:
         self.device: torch.device = self.model.device
         self.vocabulary = vocabulary_size(self.model)
-        # Of rows and the positions of their first tokens.
-        self._chosen: tuple[list[int], torch.Tensor] | None = None
+        # The host adds to these, and sends tokens and positions in one copy.
+        self._first: NDArray[np.int64] | None = None
+        if self.first_positions is not None:
+            self._first = self.first_positions.numpy(force=True)
+        # The inputs of the first forward, of which few change; None where the model has to be asked
+        # each time.
+        plain = _prepares_plainly(self.model) and not any(name in self.kwargs for name in _CUT)
+        self._known_inputs: dict[str, Any] | None = {} if plain else None
 
-    def _first_positions_of(self, rows: Sequence[int]) -> torch.Tensor:
-        """`first_positions` of some rows, which change when one ends."""
-        first = self.first_positions
+    def _positions(self, offsets: NDArray[np.int64], rows: Sequence[int]) -> NDArray[np.int64]:
+        """The positions of tokens that stand `offsets` behind their rows' first, (..., width)."""
+        first = self._first
         assert first is not None
-        if first.shape[-2] == 1:
-            return first
-        chosen = list(rows)
-        if self._chosen is None or self._chosen[0] != chosen:
-            self._chosen = chosen, first[..., chosen, :]
-        return self._chosen[1]
+        if first.shape[-2] > 1:
+            first = first[..., rows, :]
+        return first + offsets
+
+    def _inputs(self, input_ids: torch.Tensor, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """What the model is called with, as its `prepare_inputs_for_generation` says.
+
+        Args:
+            input_ids: (rows, width), contiguous.
+            kwargs: Those of `self.kwargs`, and what changes from forward to forward.
+        """
+        if self._known_inputs:
+            known = {**self._known_inputs, "input_ids": input_ids}
+            for name in _CHANGING:
+                if kwargs.get(name) is None:
+                    known.pop(name, None)
+                else:
+                    known[name] = kwargs[name]
+            return known
+        inputs: dict[str, Any] = self.model.prepare_inputs_for_generation(
+            input_ids, past_key_values=self.cache, **kwargs
+        )
+        if self._known_inputs is not None:
+            given = {"past_key_values": self.cache, **kwargs}
+            passed_on = all(inputs.get(name) is given.get(name) for name in _PASSED_ON)
+            new = dict.fromkeys(("input_ids", *(name for name in _CHANGING if name in inputs)))
+            self._known_inputs = {**inputs, **new} if passed_on else None
+        return inputs
 
     @property
     def takes_trees(self) -> bool:
@@ -122,57 +151,84 @@ class CachedModel:
         """
         device = self.device
         width = width or max(map(len, tokens))
-        input_ids, steps, used = padded(tokens, width)
+        input_ids, depths, used = padded(tokens, width)
 
         self.cache.prepare(cached, width, device, floors=floors)
         kwargs = dict(self.kwargs)
         kwargs["attention_mask"] = self.masks.of(
             rows, cached, width, device, frames=self.cache.frames, trees=trees
         )
-        depths = steps if trees is None else trees.sum(-1) - 1
-        offsets = np.minimum(depths + np.array(cached)[:, None], self.last_offset)
-        ids, places = on_device(device, input_ids, offsets)
-        if self.first_positions is not None:
-            first = self._first_positions_of(rows)
-            kwargs["position_ids"] = first + places.to(first.device)
+        if trees is not None:
+            depths = trees.sum(-1) - 1
+        arrays = [input_ids]
+        if self._first is not None:
+            offsets = depths + np.array(cached)[:, None]
+            if self.last_offset < UNLIMITED:
+                offsets = np.minimum(offsets, self.last_offset)
+            arrays.append(self._positions(offsets, rows))
+        ids, *positions = on_device(device, *arrays)
+        if positions:
+            kwargs["position_ids"] = positions[0]
         columns = None
         if wanted is not None:
-            used &= np.arange(width) >= (used.sum(1) - wanted)[:, None]
+            sizes = np.array(list(map(len, tokens)))
+            places = np.arange(width)
+            ends = sizes[:, None]
+            used = (places < ends) & (places >= ends - np.array(wanted)[:, None])
             columns = np.flatnonzero(used.any(0))
             used = used[:, columns]
         if "logits_to_keep" in kwargs:
             kwargs["logits_to_keep"] = width
             if columns is not None and len(columns) < width:
                 (kwargs["logits_to_keep"],) = on_device(device, columns)
-        inputs = self.model.prepare_inputs_for_generation(ids, past_key_values=self.cache, **kwargs)
-        logits: torch.Tensor = self.model(**inputs, return_dict=True).logits
+        logits: torch.Tensor = self.model(**self._inputs(ids, kwargs), return_dict=True).logits
         if columns is not None and logits.shape[1] == width > len(columns):
             # A model that cannot choose gives all.
             logits = logits[:, on_device(logits.device, columns)[0]]
         flat = logits.flatten(0, 1)
-        if not used.all():
+        if used is not None and not used.all():
             flat = lines_of(flat, np.flatnonzero(used))
         return flat.to(self.home)
 
 
+# Inputs of a forward that this module makes anew each time, besides the tokens.
+_CHANGING = ("attention_mask", "position_ids", "logits_to_keep")
+_PASSED_ON = ("past_key_values", *_CHANGING)
+# `prepare_inputs_for_generation` cuts these to the tokens' number.
+_CUT = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
+
+
+def _prepares_plainly(model: Any) -> bool:
+    """Whether the model prepares its inputs as transformers does where nobody says otherwise.
+
+    Then its inputs are what it is given, and need not be prepared at every step.
+    """
+    own = getattr(model.prepare_inputs_for_generation, "__func__", None)
+    return own is GenerationMixin.prepare_inputs_for_generation and not model.is_remote_code()
+
+
 def padded(
     tokens: Sequence[Sequence[int]], width: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_] | None]:
     """The tokens of each row, padded to `width`.
 
     Returns:
         The token ids; by how much each one's position is further on than the row's first, for
-        chains; and which are no padding. All of shape (rows, width).
+        chains; and which are no padding, None where all are. All of shape (rows, width).
     """
     if all(len(row) == width for row in tokens):
         ids = np.array(tokens, np.int64)
-        return ids, np.broadcast_to(np.arange(width), ids.shape), np.ones(ids.shape, np.bool_)
+        return ids, np.broadcast_to(np.arange(width), ids.shape), None
     sizes = np.array([len(row) for row in tokens])
     # Padding repeats a row's last token, at its position: one further on may not exist.
     steps = np.minimum(np.arange(width), sizes[:, None] - 1)
     flat = np.fromiter(chain.from_iterable(tokens), np.int64, int(sizes.sum()))
     input_ids = flat[(sizes.cumsum() - sizes)[:, None] + steps]
     return input_ids, steps, np.arange(width) < sizes[:, None]
+
+
+_NO_IDS = np.empty((0, 0), np.int32)
+_NO_CHANCES = np.empty((0, 0), np.float32)
 
 
 def lines_of(logits: torch.Tensor, indices: NDArray[np.int64]) -> torch.Tensor:
@@ -203,7 +259,7 @@ def choose(
 
     Returns:
         The tokens; the likeliest tokens of each line, (lines, likeliest), -1 for what cannot come;
-        and their probabilities.
+        and their probabilities. The latter two have no lines where none are to be found.
     """
     sampling = None
     if seeds is not None:
@@ -211,11 +267,14 @@ def choose(
         drawn_by = on_device(scores.device, seeds, positions)
         sampling = Sampling(warping.of_lines(len(scores), scores.device), *drawn_by)
     chosen, found = kernels_for(scores).choose(scores, sampling, likeliest=likeliest)
-    if found is not None:  # in one read
-        chances = found.probabilities.view(torch.int32)
-        chosen = torch.cat([chosen[:, None].int(), found.token_ids, chances], dim=1)
-    read = chosen.int().numpy(force=True).reshape(len(scores), 1 + 2 * likeliest)
-    tokens: list[int] = read[:, 0].tolist()
+    tokens: list[int]
+    if found is None:
+        tokens = chosen.tolist()
+        return tokens, _NO_IDS, _NO_CHANCES
+    # In one read.
+    chances = found.probabilities.view(torch.int32)
+    read = torch.cat([chosen[:, None].int(), found.token_ids, chances], dim=1).numpy(force=True)
+    tokens = read[:, 0].tolist()
     return tokens, read[:, 1 : 1 + likeliest], read[:, 1 + likeliest :].copy().view(np.float32)
 
 

@@ -1,0 +1,86 @@
+"""How much a step of the decoding loop does besides the model's forward.
+
+Each operation of PyTorch costs microseconds on the host, and on a GPU a launch; so does each new
+list that the host sends. The number of operations between two forwards must not creep up.
+"""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+import pytest
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fastdraft import hf
+from fastdraft.hf.loop import Decoding
+from hf_models import Forester, Generous, edited, repetitive_batch, tiny_model
+
+NEW, PROMPT = 40, 30
+
+
+class _Operations(TorchDispatchMode):
+    """The names of operations, but for those inside a model's forward."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self._inside = False
+        self.names: list[str] = []
+        model.register_forward_pre_hook(lambda *_: self._set(inside=True))
+        model.register_forward_hook(lambda *_: self._set(inside=False))
+
+    def _set(self, *, inside: bool) -> None:
+        self._inside = inside
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if not self._inside:
+            self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("rows", "drafts", "options", "most"),
+    [
+        (1, "chains", {}, 12),
+        (1, "trees", {}, 30),
+        (1, "chains", {"cache_implementation": "static"}, 42),
+        (4, "chains", {}, 28),
+        (4, "trees", {}, 34),
+        (4, "chains", {"cache_implementation": "static"}, 48),
+    ],
+    ids=lambda value: "-".join(value) or "plain" if isinstance(value, dict) else str(value),
+)
+def test_a_step_takes_few_operations(
+    rows: int,
+    drafts: str,
+    options: dict[str, Any],
+    most: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = tiny_model("llama")
+    inputs = repetitive_batch(rows)
+    expected = model.generate(**inputs, do_sample=False, max_new_tokens=NEW, eos_token_id=None)[
+        :, PROMPT:
+    ]
+    operations = _Operations(model)
+    counts: list[int] = []
+    step = Decoding._step
+
+    def counting(decoding: Decoding) -> None:
+        operations.names.clear()
+        with operations:
+            step(decoding)
+        counts.append(len(operations.names))
+
+    monkeypatch.setattr(Decoding, "_step", counting)
+    more: dict[str, Any] = {"drafter": Forester(expected.tolist())}
+    if drafts == "chains":
+        more = {"drafter": Generous(), "prediction": [edited(row) for row in expected]}
+    output = hf.generate(
+        model, **inputs, do_sample=False, max_new_tokens=NEW, eos_token_id=None, **options, **more
+    )
+    assert output.stats.accepted > 0
+    # The median: a buffer that grows, or a row that ends, takes more now and then.
+    assert statistics.median(counts) <= most
