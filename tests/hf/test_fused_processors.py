@@ -16,6 +16,7 @@ from fastdraft.hf import positions
 from fastdraft.hf.drafts import FlatDrafts, RowDraft
 from fastdraft.hf.fused_processors import FusedProcessors, Texts
 from fastdraft.hf.positions import PositionProcessors
+from fastdraft.kernels.reference import sampling
 from hf_models import Forester, Generous, Silent, edited, repetitive_batch, tiny_model
 
 VOCABULARY, COLUMNS = 24, 7
@@ -100,9 +101,13 @@ def _expected(
     return torch.stack(processed)
 
 
+@pytest.mark.parametrize("where", ["host", "device"])
 @pytest.mark.parametrize("drafts", ["chains", "trees"])
 @pytest.mark.parametrize("seed", range(60))
-def test_scores_are_those_of_transformers(seed: int, drafts: str) -> None:
+def test_scores_are_those_of_transformers(
+    seed: int, drafts: str, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampling, "reads_back", lambda _: where == "host")
     draw = random.Random(seed)
     torch.manual_seed(seed)
     rows = draw.randint(1, 4)
@@ -153,7 +158,7 @@ def test_operands_are_made_anew_where_a_text_outgrows_its_room(
 ) -> None:
     monkeypatch.setattr("fastdraft.hf.fused_processors._ROOM", 3)
     for seed in range(8):
-        test_scores_are_those_of_transformers(seed, "trees")
+        test_scores_are_those_of_transformers(seed, "trees", "device", monkeypatch)
 
 
 def test_neighbours_become_one_patch() -> None:

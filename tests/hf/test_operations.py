@@ -17,6 +17,7 @@ from fastdraft.hf.loop import Decoding
 from hf_models import Forester, Generous, edited, repetitive_batch, tiny_model
 
 NEW, PROMPT = 40, 30
+PROCESSED: dict[str, Any] = {"repetition_penalty": 1.1, "suppress_tokens": [96]}
 
 
 class _Operations(TorchDispatchMode):
@@ -45,6 +46,7 @@ class _Operations(TorchDispatchMode):
     [
         (1, "chains", {}, 12),
         (1, "trees", {}, 30),
+        (1, "chains", PROCESSED, 14),
         (1, "chains", {"cache_implementation": "static"}, 42),
         (4, "chains", {}, 28),
         (4, "trees", {}, 34),

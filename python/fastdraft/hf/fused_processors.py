@@ -2,7 +2,8 @@
 
 A generation's processors are a list. Neighbours in it whose effect `Processors` has, in the order
 in which it applies them, are applied together: only the logits that they touch are read, for all
-positions of all drafts at once. The others are called, see `fastdraft.hf.positions`.
+positions of all drafts at once: on a device by its kernels, on a CPU by
+`fastdraft.hf.host_processors`. The others are called, see `fastdraft.hf.positions`.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from transformers import LogitsProcessorList
 from transformers.generation import logits_process as stock
 
 from fastdraft.hf.drafts import FlatDrafts
+from fastdraft.hf.host_processors import HostProcessors
 from fastdraft.hf.kv_cache import on_device
 from fastdraft.kernels.operands import Batch
+from fastdraft.kernels.reference import sampling
 from fastdraft.verification import Processors
 from fastdraft.verification.backend import kernels_for
 
@@ -78,6 +81,7 @@ class FusedProcessors:
         self._highest = -1
         self._made: tuple[list[int], Processors] | None = None  # of these rows
         self._room = 0
+        self._on_host: HostProcessors | None = None
 
     def take(self, processor: Any) -> bool:
         """Adds a processor, unless it is unknown or has to be applied after those it holds."""
@@ -155,6 +159,9 @@ class FusedProcessors:
             return False
         if not self._reads_all and min(texts.lengths) >= self._shortest:
             return True
+        if sampling.reads_back(scores):
+            self._patch_on_host(scores, texts)
+            return True
         if self._made is None or self._made[0] != texts.rows:
             self._made = list(texts.rows), self._operands(texts, scores.device)
             self._room = _ROOM
@@ -168,6 +175,25 @@ class FusedProcessors:
         batch = Batch(scores, ids, offsets, int(drafts.counts.max()), parents)
         kernels_for(scores).patch(batch, self._made[1])
         return True
+
+    def _patch_on_host(self, scores: torch.Tensor, texts: Texts) -> None:
+        if self._on_host is None:
+            self._on_host = HostProcessors(
+                scores.shape[1],
+                bias=self._bias,
+                penalty=self._penalty,
+                ignored=self._ignored,
+                words=self._words,
+                ends=self._ends,
+                shortest=self._shortest,
+            )
+        self._on_host.patch(
+            scores.numpy(force=True),
+            texts.token_ids,
+            rows=texts.rows,
+            lengths=texts.lengths,
+            drafts=texts.drafts,
+        )
 
     @property
     def _reads_all(self) -> bool:
