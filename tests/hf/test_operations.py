@@ -6,15 +6,17 @@ list that the host sends. The number of operations between two forwards must not
 
 from __future__ import annotations
 
+import functools
 import statistics
 from typing import Any
 
 import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import GenerationMixin
 
 from fastdraft import hf
 from fastdraft.hf.loop import Decoding
-from hf_models import Forester, Generous, edited, repetitive_batch, tiny_model
+from hf_models import Forester, Generous, Silent, edited, repetitive_batch, tiny_model
 
 NEW, PROMPT = 40, 30
 PROCESSED: dict[str, Any] = {"repetition_penalty": 1.1, "suppress_tokens": [96]}
@@ -44,7 +46,7 @@ class _Operations(TorchDispatchMode):
 @pytest.mark.parametrize(
     ("rows", "drafts", "options", "most"),
     [
-        (1, "chains", {}, 12),
+        (1, "chains", {}, 10),
         (1, "trees", {}, 30),
         (1, "chains", PROCESSED, 14),
         (1, "chains", {"cache_implementation": "static"}, 42),
@@ -86,3 +88,27 @@ def test_a_step_takes_few_operations(
     assert output.stats.accepted > 0
     # The median: a buffer that grows, or a row that ends, takes more now and then.
     assert statistics.median(counts) <= most
+
+
+@pytest.mark.parametrize("whose", ["transformers'", "the model's own"])
+def test_inputs_are_prepared_anew_only_where_the_model_has_its_own_way(
+    whose: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model("llama")
+    inputs = repetitive_batch(3)
+    options: dict[str, Any] = {"do_sample": False, "max_new_tokens": NEW, "eos_token_id": None}
+    expected = model.generate(**inputs, **options)
+    plain = GenerationMixin.prepare_inputs_for_generation
+    calls: list[int] = []
+
+    @functools.wraps(plain)
+    def counting(self: Any, input_ids: Any, **kwargs: Any) -> Any:
+        calls.append(input_ids.shape[1])
+        return plain(self, input_ids, **kwargs)
+
+    owner = GenerationMixin if whose == "transformers'" else type(model)
+    monkeypatch.setattr(owner, "prepare_inputs_for_generation", counting)
+    output = hf.generate(model, **inputs, **options, drafter=Silent())
+    assert output.sequences.equal(expected)
+    # The prompt, a question to the model beforehand, and steps.
+    assert (len(calls) < 6) == (whose == "transformers'")
