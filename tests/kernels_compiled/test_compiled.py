@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from functools import partial
 
 import pytest
@@ -60,27 +61,31 @@ def kernels():
 
 
 @pytest.fixture(scope="session")
-def batch(request):
-    """Kernels for a target that are looked at together: each one and its code.
+def compiled(request):
+    """The kernels of a batch, by its name: each one and its code.
 
-    Of those that are in the batch, the kernels of the tests that run.
+    A batch is looked at together, and once: of its kernels those of the tests that run.
     """
-    asked = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
-    found = {
-        params["specialisation"]: params["specialisation"].compile(TARGETS[params["target"]])
-        for params in asked
-        if params.get("batch") == request.param
-    }
-    codes = code_of([*found.values()])
-    return {each: (found[each], code) for each, code in zip(found, codes, strict=True)}
+
+    @functools.lru_cache(maxsize=4)  # they take turns where tests run in the order of the file
+    def of_batch(batch):
+        found = {
+            params["specialisation"]: params["specialisation"].compile(TARGETS[params["target"]])
+            for params in (
+                item.callspec.params for item in request.session.items if hasattr(item, "callspec")
+            )
+            if params.get("batch") == batch
+        }
+        codes = code_of([*found.values()])
+        return {each: (found[each], code) for each, code in zip(found, codes, strict=True)}
+
+    return of_batch
 
 
-@pytest.mark.parametrize(
-    ("batch", "name", "target", "specialisation"), list(kernels()), indirect=["batch"]
-)
-def test_compiled(batch, name, target, specialisation, expected, record_property):
+@pytest.mark.parametrize(("batch", "name", "target", "specialisation"), list(kernels()))
+def test_compiled(batch, name, target, specialisation, compiled, expected, record_property):
     logit_bytes = specialisation.logit_bytes or 4
-    kernel, code = batch[specialisation]
+    kernel, code = compiled(batch)[specialisation]
     took = examine(kernel, code, logit_bytes)
     record_property("compiled", (name, target, dataclasses.asdict(took)))
 
