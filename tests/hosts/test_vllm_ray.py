@@ -25,6 +25,8 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from fastdraft.integrations.vllm.ledger import FOLDER_VARIABLE
+
 pytest.importorskip("ray.serve", reason="Ray Serve is not installed: pip install 'ray[serve]'")
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "ray"
@@ -155,6 +157,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         for name, value in variables.items():
             patch.setenv(name, value)  # before the nodes start, whose processes inherit it
+        # An engine in this process may have named a folder of ledgers: replicas make their own.
+        patch.delenv(FOLDER_VARIABLE, raising=False)
         address, exporters = stack.enter_context(two_nodes())
         patch.setenv("RAY_ADDRESS", address)
         stack.enter_context(running([*FASTDRAFT, "memory", "build", url, "--every", "1"], log))
