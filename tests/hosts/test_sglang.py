@@ -13,6 +13,7 @@ import inspect
 import logging
 import os
 import random
+import runpy
 import sys
 import types
 import warnings
@@ -30,6 +31,8 @@ from fastdraft import Datastore
 from fastdraft.errors import InvalidValueError
 from fastdraft.integrations import sglang as adapter
 from fastdraft.integrations.metrics import SOURCES
+
+TORCHVISION_ON_CPU = Path(__file__).parents[1] / "support" / "torchvision_on_cpu"
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -132,11 +135,7 @@ def package() -> Path:
         module.__path__ = []
         module.__getattr__ = _kernel  # type: ignore[method-assign]
         sys.modules[name] = module
-    # torchvision's wheel is built for CUDA, and needs to find these to be imported without.
-    for name in ("nms", "qnms"):
-        torch.library.define(
-            f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-        )
+    runpy.run_path(str(TORCHVISION_ON_CPU / "sitecustomize.py"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         sglang = importlib.import_module("sglang")
@@ -1048,4 +1047,5 @@ def test_predictions_and_tools_reach_the_sampling_parameters(package: Path, mode
 
 
 def test_doctor_finds_this_host() -> None:
-    assert doctor("SGLang") == (0, "0.5.23, loads fastdraft")
+    found = doctor("SGLang", PYTHONPATH=str(TORCHVISION_ON_CPU))
+    assert found == (0, "0.5.23, loads fastdraft")

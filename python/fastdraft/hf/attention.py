@@ -36,6 +36,8 @@ ATTENTION: Final = "fastdraft"
 
 # What layers hand to attention functions that this one knows nothing of.
 _UNKNOWN: Final = re.compile(r"\b(position_bias|block_indices|indices|sinks)=")
+# What this one knows, and 'sdpa' leaves out: the result would be another.
+_LEFT_OUT_BY_SDPA: Final = re.compile(r"\b(softcap|s_aux)=")
 # How they hand on the mask, and what else may happen to it; that of an encoder is another matter.
 _HANDED_ON: Final = re.compile(r"attention_interface\([^)]*\battention_mask\b")
 _CHANGED: Final = re.compile(r"\battention_mask\s*([\[+*]|=(?!\s*(encoder_)?attention_mask\b))")
@@ -54,7 +56,8 @@ def takes_sights(model: Any) -> bool:
     it does not know, or do more with a mask than to pass it on, keep their masks.
     """
     config = model.config.get_text_config(decoder=True)
-    if config._attn_implementation == "sdpa":
+    replaces_sdpa = config._attn_implementation == "sdpa"
+    if replaces_sdpa:
         probe = torch.empty(0, dtype=model.dtype, device=model.device)
         if kernels_for(probe) is reference:
             return False
@@ -69,12 +72,12 @@ def takes_sights(model: Any) -> bool:
         getattr(model, "_supports_attention_backend", False)
         and layers
         and all(getattr(each, "config", None) is config for each in layers)
-        and all(map(_hands_the_mask_on, {type(each) for each in layers}))
+        and all(_is_served(each, replaces_sdpa) for each in {type(each) for each in layers})
     )
 
 
-def _hands_the_mask_on(layer: Any) -> bool:
-    """Whether all that the layer does with its mask is to pass it to the attention function.
+def _is_served(layer: Any, replaces_sdpa: bool) -> bool:
+    """Whether the function serves the layer, which only passes its mask on.
 
     As transformers does where it asks whether a model has such functions at all: by the source.
     """
@@ -82,9 +85,8 @@ def _hands_the_mask_on(layer: Any) -> bool:
         source = inspect.getsource(layer.forward)
     except (OSError, TypeError):
         return False
-    return bool(
-        _HANDED_ON.search(source) and not _CHANGED.search(source) and not _UNKNOWN.search(source)
-    )
+    unknown = _UNKNOWN.search(source) or (replaces_sdpa and _LEFT_OUT_BY_SDPA.search(source))
+    return bool(_HANDED_ON.search(source) and not _CHANGED.search(source) and not unknown)
 
 
 @contextlib.contextmanager
