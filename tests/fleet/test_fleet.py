@@ -790,3 +790,23 @@ def test_what_a_fleet_refuses(tmp_path: Path) -> None:
     published = Published(Objects(str(tmp_path)), KEY, "0" * 64)
     with pytest.raises(InvalidValueError, match="max_bytes must be at least 2097152, got 1"):
         Builder(published, max_bytes=1)
+
+
+def test_what_is_being_written_is_not_removed(tmp_path: Path) -> None:
+    """While another process removes what killed ones have left."""
+    objects, others = Objects(tmp_path), Objects(tmp_path)
+    done = threading.Event()
+
+    def remove() -> None:
+        while not done.is_set():
+            others.remove_begun()
+
+    removing = threading.Thread(target=remove)
+    removing.start()
+    try:
+        for number in range(300):
+            assert objects.create(f"folder/{number}", b"content")
+    finally:
+        done.set()
+        removing.join()
+    assert set(objects.find("folder")) == {f"folder/{number}" for number in range(300)}

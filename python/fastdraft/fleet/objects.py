@@ -154,15 +154,31 @@ class Objects:
         missing = [each for each in (folder, *folder.parents) if not each.exists()]
         for each in reversed(missing):
             each.mkdir(mode=0o700, exist_ok=True)
-        begun = folder / f"{secrets.token_hex(8)}{_BEGUN}"
-        with _new(begun) as out:
-            held = lock(begun, os.O_RDWR)  # from `remove_begun`
-            try:
+        begun, out, held = _begin(folder)
+        try:
+            with out:
                 yield begun, out
-            finally:
-                begun.unlink(missing_ok=True)
-                if held is not None:
-                    os.close(held)
+        finally:
+            begun.unlink(missing_ok=True)
+            if held is not None:
+                os.close(held)
+
+
+def _begin(folder: Path) -> tuple[Path, Any, int | None]:
+    """A new file of a temporary name, to write to, and its lock, which `remove_begun` respects."""
+    while True:
+        begun = folder / f"{secrets.token_hex(8)}{_BEGUN}"
+        out = _new(begun)
+        try:
+            held = lock(begun, os.O_RDWR)
+        except (BlockingIOError, FileNotFoundError):
+            held = -1
+        if held is None or (held >= 0 and begun.exists()):
+            return begun, out, held
+        # Another process took it for a killed one's before it had its lock.
+        out.close()
+        if held >= 0:
+            os.close(held)
 
 
 def _new(path: Path) -> Any:
