@@ -9,7 +9,7 @@ against two.
 
     python bench/assistant.py --json bench/results/assistant.json
 
-On a busy machine `--modelled 0.27` counts modelled time in place of the clock's.
+`--modelled 0.27` counts modelled time, which a busy machine does not change.
 
 By default draft models are made of the target's first layers, two (`fit:2`) and one for the lowest
 stage, fitted to the target's answers to these requests until they repeat about the part of their

@@ -305,8 +305,8 @@ bool LiveDatastore::merge_pages() noexcept {
   return false;
 }
 
-// Gives lists a block more. Where there is no memory but the last chunk's, the oldest
-// quarter of the text leaves until its lists fit.
+// Gives the lists one more block. If only one chunk of text is left to take memory from, the oldest
+// quarter of the text leaves, again and again until the lists fit.
 void LiveDatastore::make_room_for_lists() {
   while (!lists_.has_room()) {
     if (lists_left()) {

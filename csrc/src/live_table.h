@@ -11,9 +11,10 @@
 
 namespace fastdraft {
 
-// From the hash of the tokens before a position of the log to the latest such position, or to the
-// list of the latest ones. A hit is to be compared with the log, so an entry that outlived its text
-// or its list does no harm; it is cleared away when its place is needed.
+// Finds where an n-gram occurs in the log. Its hash leads to the position behind its only
+// occurrence, or to the list of its latest ones. The caller compares each hit with the log, so an
+// entry that outlived its text or its list does no harm; it is cleared away when its place is
+// needed.
 //
 // An extendible hash table (Fagin et al., 1979): a full page is split in two, so growth never
 // stops the store for longer than a page takes.

@@ -33,8 +33,8 @@ def cached_attention(
     """The softmax of the scores times the values, (rows, width, heads, value size).
 
     query: (rows, heads, width, head size), at most 64 wide; keys and values: (rows, key heads,
-        columns, head or value size); as many query heads, side by side, share a key head as it
-        takes.
+        columns, head or value size); consecutive query heads share a key head,
+        heads / key heads each.
     scale: of query times key. softcap: s becomes softcap * tanh(s / softcap) of such a score.
     sinks: (heads,), the score of one more key of each head, whose value is zero.
 

@@ -176,7 +176,7 @@ class Masks:
     def padding(self) -> NDArray[np.int64] | None:
         """How many columns at the front of each prompt are padding, (rows,) or (1,).
 
-        None where a prompt has columns behind its first token that must not be seen.
+        None if a prompt has hidden columns after its first visible token.
         """
         if self.visible is None:
             return np.zeros(1, np.int64)
