@@ -12,6 +12,7 @@ import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -844,6 +845,22 @@ def test_command_line_takes_more_text_than_it_holds(tmp_path: Path, tokenizer_fi
     built = command("build", out, *inputs, "--tokenizer", tokenizer_file, "--dtype", "uint32")
     assert built.exit_code == 0, built.output
     assert "1,130,000 tokens in 2 documents" in built.output
+
+
+def test_command_line_holds_few_of_many_short_documents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = []
+
+    def encode(batch: list[Any], _tokenizer: None) -> list[Any]:
+        sizes.append(len(batch))
+        return batch
+
+    monkeypatch.setattr("fastdraft.cli.datastore._encode", encode)
+    np.save(tmp_path / "short.npy", np.arange(100_000, dtype=np.int32).reshape(-1, 1))
+    built = command("build", tmp_path / "o.fds", tmp_path / "short.npy")
+    assert "100,000 tokens in 100,000 documents" in built.output
+    assert sum(sizes) == 100_000 and max(sizes) <= 1 << 15
 
 
 @pytest.mark.parametrize(
