@@ -81,7 +81,8 @@ def build(
     .bin     token ids one after another, see --dtype
     others   text in UTF-8, one document a file
 
-    The file takes its name when it is complete. Memory stays below about 1 GB, however large the
+    The file takes its name when it is complete. Before, it is OUT.fds.*.tmp; the next build of
+    OUT.fds removes what one that was killed left. Memory stays below about 1 GB, however large the
     inputs are.
 
     With --ray, each input file is read and tokenised on one core of the cluster, and this process
