@@ -783,6 +783,50 @@ def test_a_server_drafts_from_what_another_one_said(
         server.worker.ngram_corpus.replica.close()
 
 
+@pytest.mark.usefixtures("published")
+def test_memory_survives_a_restart(
+    algorithm: Any,
+    model: str,
+    texts: list[tuple[list[int], list[int]]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from sglang.srt.runtime_context import get_parallel
+
+    def start() -> _Server:
+        with get_parallel().override(tp_rank=0, dp_rank=1):
+            return _Server(algorithm, model, overlap=False)
+
+    monkeypatch.setenv("FASTDRAFT_MEMORY_FOLDER", str(tmp_path))
+    with pytest.raises(InvalidValueError, match="needs a key in the environment's FASTDRAFT_MEMOR"):
+        start()
+    monkeypatch.setenv("FASTDRAFT_MEMORY_KEY", "an operator's key")
+    texts = [([7, 7, 7, *output[:6]], output[6:]) for _, output in texts[:3]]
+    forwards = []
+    for _ in range(2):
+        server = start()
+        corpus = server.worker.ngram_corpus
+        corpus.memory.of(None)
+        corpus.memory.save()  # what was saved has been read
+        said = _serve(server, texts)
+        assert all(
+            tokens[: len(output)] == output for tokens, (_, output) in zip(said, texts, strict=True)
+        )
+        corpus.erase_match_state(map(str, range(len(texts))))
+        corpus.memory.close()
+        assert corpus.faults == corpus.memory.faults == 0
+        forwards.append(server.target.forwards)
+    assert 4 * forwards[1] < forwards[0]
+    assert [path.name for path in tmp_path.iterdir()] == ["engine-1"]
+    monkeypatch.setattr(_Target, "OPTIONS", {"tp_size": 2})
+    with pytest.raises(InvalidValueError, match="FOLDER must not be set with tp_size 2"):
+        start()
+    monkeypatch.setattr(_Target, "OPTIONS", {})
+    monkeypatch.setenv("FASTDRAFT_FLEET_URL", str(tmp_path / "fleet"))
+    with pytest.raises(InvalidValueError, match="must be left out with FASTDRAFT_FLEET_URL"):
+        start()
+
+
 # --- Requests ---
 
 
