@@ -11,14 +11,12 @@ workers it is one process without Ray, which tokenises on one core as well.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import os
 import random
 import re
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -29,6 +27,7 @@ import corpus
 import datastore
 import harness
 from datastore import DOCUMENT
+from fastdraft.files import sha256
 from harness import Row
 
 FILES = 16
@@ -73,6 +72,19 @@ def workers_bytes() -> int:
     return total
 
 
+def peak_bytes(pid: int) -> int:
+    """The most memory that a process has had at once, so far; 0: it has ended.
+
+    What `os.wait4` says of a child is at least what its parent had when it started it.
+    """
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    found = re.findall(r"^VmHWM:\s+(\d+)", status, re.MULTILINE)
+    return 1024 * int(found[0]) if found else 0
+
+
 def measure(inputs: list[Path], out: Path, tokenizer: Path | None, workers: int) -> Row:
     """One build, with a cluster of so many workers; 0: without Ray."""
     command = [sys.executable, "-m", "fastdraft.cli", "datastore", "build", str(out)]
@@ -90,23 +102,17 @@ def measure(inputs: list[Path], out: Path, tokenizer: Path | None, workers: int)
         for _ in range(workers):
             cluster.add_node(num_cpus=1, object_store_memory=200 << 20)
         command += ["--ray", cluster.address]
-    most, done = [0], threading.Event()
-
-    def watch() -> None:
-        while not done.wait(0.5):
-            most[0] = max(most[0], workers_bytes())
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
+    command_peak = workers_peak = 0
     begin = time.perf_counter()
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        while process.poll() is None:
+            command_peak = max(command_peak, peak_bytes(process.pid))
+            if workers:
+                workers_peak = max(workers_peak, workers_bytes())
+            time.sleep(0.2)
+        seconds = time.perf_counter() - begin
         assert process.stdout is not None
         said = process.stdout.read()
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    seconds = time.perf_counter() - begin
-    done.set()
-    watcher.join()
     if cluster is not None:
         cluster.shutdown()
     assert process.returncode == 0, said
@@ -116,10 +122,10 @@ def measure(inputs: list[Path], out: Path, tokenizer: Path | None, workers: int)
         "tokens": tokens,
         "seconds": seconds,
         "us_a_token": seconds * 1e6 / tokens,
-        "command_peak_rss_bytes": usage.ru_maxrss * 1024,
-        "workers_peak_pss_bytes": most[0],
+        "command_peak_rss_bytes": command_peak,
+        "workers_peak_pss_bytes": workers_peak,
         "file_bytes": out.stat().st_size,
-        "sha256": hashlib.sha256(out.read_bytes()).hexdigest(),
+        "sha256": sha256(out),
     }
 
 

@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <limits>
 #include <system_error>
 
@@ -20,6 +21,7 @@
 #include <windows.h>
 #else
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -209,16 +211,77 @@ std::int64_t this_process() noexcept {
 #endif
 }
 
+namespace {
+
+#ifdef _WIN32
+
+// A killed writer's file stays.
+void remove_dead(const std::string&) {}
+
+int create(const std::string& name) {
+  return _open(name.c_str(), _O_CREAT | _O_EXCL | _O_RDWR | _O_BINARY, _S_IREAD | _S_IWRITE);
+}
+
+#else
+
+// The folder of a path, with a slash at its end.
+std::string folder_of(const std::string& path) {
+  const std::size_t slash = path.rfind('/');
+  return slash == std::string::npos ? "./" : path.substr(0, slash + 1);
+}
+
+// Whether a file is called as the temporary files of `base` are: base.NUMBER-NUMBER.tmp.
+bool is_temporary_of(const std::string& base, const std::string& name) {
+  if (name.compare(0, base.size(), base) != 0) return false;
+  const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
+  const char* at = name.c_str() + base.size();
+  for (const char before : {'.', '-'}) {
+    if (at[0] != before || !is_digit(at[1])) return false;
+    for (++at; is_digit(*at);) ++at;
+  }
+  return std::strcmp(at, ".tmp") == 0;
+}
+
+// Removes what writers of `path` left that were killed: the system has released their locks.
+void remove_dead(const std::string& path) {
+  const std::string base = path.substr(path.rfind('/') + 1);
+  std::error_code error;  // what cannot be read or removed stays
+  std::filesystem::directory_iterator entry(folder_of(path), error);
+  for (const std::filesystem::directory_iterator end; !error && entry != end;
+       entry.increment(error)) {
+    if (!is_temporary_of(base, entry->path().filename().string())) continue;
+    const char* other = entry->path().c_str();
+    const int file = ::open(other, O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
+    if (file < 0) continue;
+    if (::flock(file, LOCK_EX | LOCK_NB) == 0) std::remove(other);
+    ::close(file);
+  }
+}
+
+// A new file, locked until it is closed; else -1, and errno says why: EEXIST asks for another name.
+// Where there are no locks, as on some network disks, no writer removes another's file.
+int create(const std::string& name) {
+  const int file = ::open(name.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0666);
+  if (file < 0) return file;
+  const bool others = ::flock(file, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+  struct stat status{};
+  if (!others && (::fstat(file, &status) != 0 || status.st_nlink > 0)) return file;
+  // Another writer came before the lock, and took it for a dead one's.
+  ::close(file);
+  errno = EEXIST;
+  return -1;
+}
+
+#endif
+
+}  // namespace
+
 OutputFile::OutputFile(const std::string& path) : path_(path) {
   static std::atomic<int> counter{0};
+  remove_dead(path);
   do {
     temporary_ = path + "." + std::to_string(process_) + "-" + std::to_string(counter++) + ".tmp";
-#ifdef _WIN32
-    file_ =
-        _open(temporary_.c_str(), _O_CREAT | _O_EXCL | _O_RDWR | _O_BINARY, _S_IREAD | _S_IWRITE);
-#else
-    file_ = ::open(temporary_.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0666);
-#endif
+    file_ = create(temporary_);
   } while (file_ < 0 && errno == EEXIST);
   if (file_ < 0) fail("cannot create a file beside");
 }
@@ -273,9 +336,7 @@ void OutputFile::complete(const void* beginning, std::int64_t bytes) {
   file_ = -1;
   // The new name is safe once the folder is; a file system that cannot sync folders
   // has nothing more to offer.
-  const std::size_t slash = path_.rfind('/');
-  const std::string folder = slash == std::string::npos ? "." : path_.substr(0, slash + 1);
-  const int directory = ::open(folder.c_str(), O_RDONLY | O_CLOEXEC);
+  const int directory = ::open(folder_of(path_).c_str(), O_RDONLY | O_CLOEXEC);
   if (directory >= 0) {
     ::fsync(directory);
     ::close(directory);

@@ -142,7 +142,9 @@ std::int64_t this_process() noexcept;
 // that made it may write to it; in a fork of it the destructor leaves the file alone.
 class OutputFile {
  public:
-  // Throws DatastoreError, as do all its methods.
+  // Removes what was left beside `path` by processes that were killed, which it knows by their
+  // locks; on Windows and on disks without locks that stays. Throws DatastoreError, as do all its
+  // methods.
   explicit OutputFile(const std::string& path);
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;

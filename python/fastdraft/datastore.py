@@ -218,6 +218,9 @@ class DatastoreWriter(_core.DatastoreWriter):
     ) -> None:
         """Begins a temporary file beside `path`, which `finish` puts in its place.
 
+        The temporary file of a process that was killed stays, until the next writer of the same
+        path removes it; on Windows and on disks without locks, until you do.
+
         Args:
             path: The file to write, or to replace.
             fingerprint: Of the tokenizer, as `fingerprint` returns it.

@@ -59,6 +59,44 @@ def test_what_is_refused(tmp_path: Path, arguments: tuple[str, ...], message: st
     assert result.exit_code == 1 and message in result.output
 
 
+class LibraryError(Exception):
+    """As botocore has them, which are no OSErrors."""
+
+
+@pytest.fixture
+def gone(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of a store that cannot be reached."""
+
+    def ls(*_: object, **__: object) -> None:
+        raise LibraryError("no connection")
+
+    monkeypatch.setattr("fsspec.implementations.memory.MemoryFileSystem.ls", ls)
+    return "memory://gone"
+
+
+@pytest.mark.parametrize("command", ["build", "ls", "du"])
+def test_a_store_that_is_gone_is_named_in_one_line(command: str, gone: str) -> None:
+    result = fastdraft(command, gone)
+    assert result.exit_code == 1
+    assert result.output == "Error: the store cannot be used: LibraryError: no connection\n"
+
+
+def test_a_builder_outlasts_a_store_that_is_gone(
+    gone: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("time.sleep", sleep)
+    result = fastdraft("build", gone, "--every", "5")
+    assert pauses == [5, 5, 5]
+    assert result.output.count("not built, and tried again: LibraryError: no connection\n") == 3
+
+
 def test_a_namespace_is_named_in_one_way(tmp_path: Path) -> None:
     replica = join(str(tmp_path))
     replica.memory.of(None)[0].add([1, 2, 3])

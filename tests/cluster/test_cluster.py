@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,6 +83,34 @@ def test_a_cluster_that_is_gone_is_refused_at_once(
         address = form.format(free.getsockname()[1])  # bound, and nobody listens
         with pytest.raises(InvalidValueError, match=r"no Ray cluster answers at .*: .*refused"):
             Cluster(address)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_what_workers_read_ahead_is_not_held_here(local: Any, tmp_path: Path) -> None:
+    """Three items of 128 MB each, which is more than the object stores hold."""
+
+    def held() -> int:
+        found = re.search(r"RssAnon:\s+(\d+)", Path("/proc/self/status").read_text())
+        assert found is not None
+        return 1024 * int(found[1])
+
+    def work(item: int) -> Iterator[Any]:
+        for number in range(16):
+            yield np.full(8 << 20, 16 * item + number, np.uint8)
+        (tmp_path / str(item)).touch()
+
+    with Cluster(local.address) as cluster:
+        before = held()
+        results = cluster.run(work, range(3))
+        numbers = [next(results)[0]]
+        while len(list(tmp_path.iterdir())) < 3:
+            time.sleep(0.05)
+        assert held() - before < 32 << 20
+        for content in results:
+            numbers.append(content[0])
+            assert (content == content[0]).all()
+            assert held() - before < 32 << 20
+    assert numbers == list(range(48))
 
 
 def test_a_store_is_the_same_and_so_is_what_merge_makes(local: Any, tmp_path: Path) -> None:

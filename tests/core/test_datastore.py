@@ -12,6 +12,7 @@ import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -718,6 +719,70 @@ print(status, *(len(Datastore.open(path + name, verify=True)) for name in ("", "
     assert names == ["x.fds", "x.fds2", "x.fds3"]
 
 
+def begun(path: Path, then: str) -> subprocess.Popen[str]:
+    """A process that has begun a store at `path`, says so, and goes on with `then`."""
+    program = f"""
+import sys
+from fastdraft.datastore import DatastoreWriter
+writer = DatastoreWriter(sys.argv[1], segment_tokens=1024)
+writer.append(range(5000))
+print("begun", flush=True)
+{then}
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begun\n"
+    return process
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the file of a killed process stays")
+def test_the_next_build_removes_what_a_killed_one_left(tmp_path: Path) -> None:
+    path = tmp_path / "x.fds"
+    others = ["x.fds.1-2.tmp2", "x.fds.1.tmp", "x.fds.-2.tmp", "x.fdsx1-2.tmp", "y.fds.1-2.tmp"]
+    for name in others:
+        (tmp_path / name).touch()
+    for _ in range(2):
+        with begun(path, "input()") as process:
+            process.kill()
+    assert len(list(tmp_path.glob("x.fds.[0-9]*-*.tmp"))) == 1 and not path.exists()
+    build(path, [[1, 2, 3]])
+    assert sorted(file.name for file in tmp_path.iterdir()) == sorted(["x.fds", *others])
+
+
+def test_builds_of_one_path_leave_each_others_files_alone(tmp_path: Path) -> None:
+    path = tmp_path / "x.fds"
+    with begun(path, "input(); writer.finish()") as process, DatastoreWriter(path) as own:
+        own.append([1, 2, 3])
+        with DatastoreWriter(path) as third:
+            third.append([4, 5])
+        assert len(Datastore.open(path)) == 2
+        process.communicate("\n")
+        assert process.returncode == 0
+        assert len(Datastore.open(path)) == 5000
+    assert len(Datastore.open(path)) == 3
+    assert [file.name for file in tmp_path.iterdir()] == ["x.fds"]
+
+
+def test_many_builds_of_one_path_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "x.fds"
+    then = """
+for number in range(300):
+    with DatastoreWriter(sys.argv[1]) as one:
+        one.append(range(number))
+writer.discard()
+"""
+    processes = [begun(path, then) for _ in range(4)]
+    for process in processes:
+        process.communicate()
+        assert process.returncode == 0
+    assert [file.name for file in tmp_path.iterdir()] == ["x.fds"]
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no limit to set")
 def test_a_full_disk_leaves_the_old_file(frozen_path: Path, tmp_path: Path) -> None:
     path = tmp_path / "kept.fds"
@@ -844,6 +909,22 @@ def test_command_line_takes_more_text_than_it_holds(tmp_path: Path, tokenizer_fi
     built = command("build", out, *inputs, "--tokenizer", tokenizer_file, "--dtype", "uint32")
     assert built.exit_code == 0, built.output
     assert "1,130,000 tokens in 2 documents" in built.output
+
+
+def test_command_line_holds_few_of_many_short_documents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = []
+
+    def encode(batch: list[Any], _tokenizer: None) -> list[Any]:
+        sizes.append(len(batch))
+        return batch
+
+    monkeypatch.setattr("fastdraft.cli.datastore._encode", encode)
+    np.save(tmp_path / "short.npy", np.arange(100_000, dtype=np.int32).reshape(-1, 1))
+    built = command("build", tmp_path / "o.fds", tmp_path / "short.npy")
+    assert "100,000 tokens in 100,000 documents" in built.output
+    assert sum(sizes) == 100_000 and max(sizes) <= 1 << 15
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import logging
 import os
 import random
 import runpy
+import subprocess
 import sys
 import types
 import warnings
@@ -37,6 +38,8 @@ TORCHVISION_ON_CPU = Path(__file__).parents[1] / "support" / "torchvision_on_cpu
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 _NODES = 12
+# The command of this Python.
+_FASTDRAFT = (sys.executable, "-c", "from fastdraft.cli import main; main()")
 
 
 def _reconstruct_indices_from_tree_mask(
@@ -607,11 +610,15 @@ def published() -> Iterator[None]:
 
 
 def _serve(
-    server: _Server, texts: list[tuple[list[int], list[int]]], *, aborted: int | None = None
+    server: _Server,
+    texts: list[tuple[list[int], list[int]]],
+    *,
+    aborted: int | None = None,
+    **params: str,
 ) -> list[list[int]]:
     """What a server says, at most four requests at a time, whose rows change places."""
     shuffled = random.Random(7)
-    reqs = [_req(str(number), prompt) for number, (prompt, _) in enumerate(texts)]
+    reqs = [_req(str(number), prompt, **params) for number, (prompt, _) in enumerate(texts)]
     waiting = list(zip(reqs, texts, strict=True))
     for step in range(2000):
         if waiting and len(server.running) < 4:
@@ -627,6 +634,15 @@ def _serve(
         if not waiting and not server.running:
             break
     return [server.truth[req.rid][len(req.origin_input_ids) :] for req in reqs]
+
+
+def _metric(name: str, *, engine: int, **labels: str) -> float:
+    """One of fastdraft's, among those of the host."""
+    from prometheus_client import REGISTRY
+
+    found = REGISTRY.get_sample_value(f"fastdraft_{name}", {"engine": str(engine), **labels})
+    assert found is not None, name
+    return found
 
 
 @pytest.mark.usefixtures("published")
@@ -688,7 +704,6 @@ def test_metrics_are_among_those_of_the_host(
     texts: list[tuple[list[int], list[int]]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from prometheus_client import REGISTRY
     from sglang.srt.runtime_context import get_parallel
 
     monkeypatch.setattr(_Target, "OPTIONS", {"enable_metrics": True})
@@ -697,16 +712,119 @@ def test_metrics_are_among_those_of_the_host(
     _serve(server, texts)
     server.worker.clear_cache_pool()
 
-    def value(name: str, **labels: str) -> float:
-        found = REGISTRY.get_sample_value(f"fastdraft_{name}", {"engine": "0", **labels})
-        assert found is not None, name
-        return found
-
-    hits = [value("accepted_tokens_total", namespace="unnamed", source=each) for each in SOURCES]
+    hits = [
+        _metric("accepted_tokens_total", engine=0, namespace="unnamed", source=each)
+        for each in SOURCES
+    ]
     assert sum(hits) == server.worker.ngram_corpus.stats.accepted > 20
     assert hits[SOURCES.index("context")] > 0
-    assert value("steps_total") > 2
-    assert value("requests") == value("faults_total") == 0
+    assert _metric("steps_total", engine=0) > 2
+    assert _metric("requests", engine=0) == _metric("faults_total", engine=0) == 0
+
+
+@pytest.mark.usefixtures("published")
+def test_a_server_drafts_from_what_another_one_said(
+    algorithm: Any,
+    model: str,
+    texts: list[tuple[list[int], list[int]]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from sglang.srt.runtime_context import get_parallel
+
+    url = (tmp_path / "fleet").as_uri()
+    monkeypatch.setenv("FASTDRAFT_FLEET_URL", url)
+    monkeypatch.setenv("FASTDRAFT_MEMORY_KEY", "an operator's key")
+    monkeypatch.setattr(_Target, "OPTIONS", {"enable_metrics": True})
+    servers = []
+    for rank in (5, 6):
+        with get_parallel().override(tp_rank=0, dp_rank=rank):
+            servers.append(_Server(algorithm, model, overlap=False))
+    writer, reader = servers
+    # No prompt holds anything of its output.
+    texts = [([7, 7, 7, *output[:6]], output[6:]) for _, output in texts]
+    tenant, other = ({"fastdraft_namespace": name} for name in ("tenant", "other"))
+
+    def serve(server: _Server, params: dict[str, str]) -> int:
+        """How many steps the target takes for what the texts say."""
+        begun = server.target.forwards
+        said = _serve(server, texts, **params)
+        assert all(
+            tokens[: len(output)] == output for tokens, (_, output) in zip(said, texts, strict=True)
+        )
+        # The host says so of the last ones at its next step with others.
+        server.worker.ngram_corpus.erase_match_state(map(str, range(len(texts))))
+        return server.target.forwards - begun
+
+    def refresh(server: _Server) -> None:
+        assert server.worker.ngram_corpus.replica.refresh()
+
+    def hits(rank: int, source: str) -> float:
+        return _metric("accepted_tokens_total", engine=rank, namespace="named", source=source)
+
+    alone = serve(writer, tenant)
+    refresh(writer)
+    subprocess.run([*_FASTDRAFT, "memory", "build", url], check=True)
+    # A namespace is fetched once a request of it has come.
+    reader.worker.ngram_corpus.begin([_req("first", [1], **tenant), _req("other", [1], **other)])
+    reader.worker.ngram_corpus.erase_match_state(["first", "other"])
+    refresh(reader)
+    assert hits(6, "read_only") == 0
+    assert serve(reader, other) > 0.8 * alone
+    assert hits(6, "read_only") == 0
+    assert 4 * serve(reader, tenant) < alone
+    assert hits(6, "read_only") > 0.5 * sum(len(output) for _, output in texts)
+    assert hits(5, "read_only") == 0
+    for rank, server in zip((5, 6), servers, strict=True):
+        assert _metric("faults_total", engine=rank) == 0
+        for kind in ("publish", "follow"):
+            assert _metric("fleet_faults_total", engine=rank, kind=kind) == 0
+        assert server.worker.ngram_corpus.faults == 0
+        server.worker.ngram_corpus.replica.close()
+
+
+@pytest.mark.usefixtures("published")
+def test_memory_survives_a_restart(
+    algorithm: Any,
+    model: str,
+    texts: list[tuple[list[int], list[int]]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from sglang.srt.runtime_context import get_parallel
+
+    def start() -> _Server:
+        with get_parallel().override(tp_rank=0, dp_rank=1):
+            return _Server(algorithm, model, overlap=False)
+
+    monkeypatch.setenv("FASTDRAFT_MEMORY_FOLDER", str(tmp_path))
+    with pytest.raises(InvalidValueError, match="needs a key in the environment's FASTDRAFT_MEMOR"):
+        start()
+    monkeypatch.setenv("FASTDRAFT_MEMORY_KEY", "an operator's key")
+    texts = [([7, 7, 7, *output[:6]], output[6:]) for _, output in texts[:3]]
+    forwards = []
+    for _ in range(2):
+        server = start()
+        corpus = server.worker.ngram_corpus
+        corpus.memory.of(None)
+        corpus.memory.save()  # what was saved has been read
+        said = _serve(server, texts)
+        assert all(
+            tokens[: len(output)] == output for tokens, (_, output) in zip(said, texts, strict=True)
+        )
+        corpus.erase_match_state(map(str, range(len(texts))))
+        corpus.memory.close()
+        assert corpus.faults == corpus.memory.faults == 0
+        forwards.append(server.target.forwards)
+    assert 4 * forwards[1] < forwards[0]
+    assert [path.name for path in tmp_path.iterdir()] == ["engine-1"]
+    monkeypatch.setattr(_Target, "OPTIONS", {"tp_size": 2})
+    with pytest.raises(InvalidValueError, match="FOLDER must not be set with tp_size 2"):
+        start()
+    monkeypatch.setattr(_Target, "OPTIONS", {})
+    monkeypatch.setenv("FASTDRAFT_FLEET_URL", str(tmp_path / "fleet"))
+    with pytest.raises(InvalidValueError, match="must be left out with FASTDRAFT_FLEET_URL"):
+        start()
 
 
 # --- Requests ---

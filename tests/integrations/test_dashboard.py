@@ -49,6 +49,47 @@ def test_a_query_asks_for_what_is_there(query: str) -> None:
     assert query.count("(") == query.count(")")
 
 
+def labels_of(query: str) -> set[str] | None:
+    """The labels of what a query gives, None for a scalar; an operator takes only equal ones.
+
+    Of two vectors whose labels differ Prometheus pairs nothing, and the answer is empty.
+    """
+    parts, depth = [""], 0
+    for word in re.split(r"( [-+*/] |[()])", query):
+        depth += {"(": 1, ")": -1}.get(word, 0)
+        if depth == 0 and re.fullmatch(r" [-+*/] ", word):
+            parts.append("")
+        else:
+            parts[-1] += word
+    if len(parts) > 1:
+        found = [labels for part in parts if (labels := labels_of(part)) is not None]
+        assert all(labels == found[0] for labels in found), query
+        return found[0]
+    called = re.fullmatch(r"(\w*)(?: by \((.*?)\) )?\((.*)\)", query)
+    if called is None:
+        return scraped()[query.removesuffix("[5m]")][1] | {"instance"}
+    function, by, inner = called.groups()
+    labels = labels_of(inner)
+    if function in ("sum", "max"):
+        return set(by.split(", ")) if by else set()
+    assert function in ("", "rate", "increase", "scalar"), query
+    return None if function == "scalar" else labels
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_what_a_query_combines_has_the_same_labels(query: str) -> None:
+    labels_of(query)
+
+
+def test_labels_that_differ_are_found() -> None:
+    assert labels_of("scalar(max(fastdraft_requests)) - fastdraft_requests") == {
+        "engine",
+        "instance",
+    }
+    with pytest.raises(AssertionError):
+        labels_of("max(fastdraft_requests) - fastdraft_requests")
+
+
 def test_every_metric_is_on_the_dashboard() -> None:
     asked = set(re.findall(r"fastdraft_\w+", " ".join(QUERIES)))
     assert asked == set(scraped())

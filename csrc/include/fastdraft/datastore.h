@@ -222,8 +222,9 @@ class FASTDRAFT_EXPORT DatastoreWriter {
   static constexpr std::int64_t kSegmentTokens = std::int64_t{1} << 25;
   static constexpr std::int64_t kLeastSegmentTokens = 1024;
 
-  // Begins a temporary file beside `path`. Throws DatastoreError, and InvalidValueError for
-  // a `segment_tokens` outside kLeastSegmentTokens .. kSegmentTokens.
+  // Begins a temporary file beside `path`, and removes those of earlier writers of `path` that
+  // were killed, where the system has locks. Throws DatastoreError, and InvalidValueError for a
+  // `segment_tokens` outside kLeastSegmentTokens .. kSegmentTokens.
   DatastoreWriter(const std::string& path, const std::optional<Fingerprint>& fingerprint,
                   std::int64_t segment_tokens = kSegmentTokens);
   DatastoreWriter(const DatastoreWriter&) = delete;

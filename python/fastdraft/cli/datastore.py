@@ -29,6 +29,8 @@ PIECE_CHARACTERS = 1 << 20
 """Text is tokenised in pieces of about so many, which bounds the memory that it takes."""
 SLICE_TOKENS = 1 << 22
 """Arrays are appended so many tokens at a time."""
+_PART_TOKENS = 64
+"""The least that a part counts for: a short one takes more memory than its tokens."""
 
 
 def tokenizer_option(help_text: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -79,7 +81,8 @@ def build(
     .bin     token ids one after another, see --dtype
     others   text in UTF-8, one document a file
 
-    The file takes its name when it is complete. Memory stays below about 1 GB, however large the
+    The file takes its name when it is complete. Before, it is OUT.fds.*.tmp; the next build of
+    OUT.fds removes what one that was killed left. Memory stays below about 1 GB, however large the
     inputs are.
 
     With --ray, each input file is read and tokenised on one core of the cluster, and this process
@@ -308,7 +311,7 @@ def _batches(parts: Iterator[_Part]) -> Iterator[list[_Part]]:
     size = 0
     for part in parts:
         batch.append(part)
-        size += len(part.content)
+        size += _PART_TOKENS + len(part.content)
         if size >= 2 * PIECE_CHARACTERS:
             yield batch
             batch, size = [], 0

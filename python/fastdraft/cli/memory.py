@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import time
@@ -11,7 +12,7 @@ from typing import Any
 import click
 
 from fastdraft.cli.options import NUMBER
-from fastdraft.errors import FastdraftError, InvalidValueError
+from fastdraft.errors import DatastoreError, FastdraftError, InvalidValueError
 from fastdraft.fleet import Builder, Published, groups
 from fastdraft.fleet.objects import Objects
 from fastdraft.integrations.host import Namespace
@@ -67,7 +68,19 @@ def _ids(
     return [published.id_of(Namespace(adapter, each, namespace)) for each in salts]
 
 
-@click.group()
+class _Group(click.Group):
+    """Says in one line what the store of the URL answers."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except OSError as error:
+            if error.errno == errno.EPIPE:
+                raise  # of the output, which click knows
+            raise DatastoreError(f"the store cannot be used: {error}") from error
+
+
+@click.group(cls=_Group)
 def memory() -> None:
     """What the replicas of a fleet remember together, under a URL such as s3://bucket/folder.
 

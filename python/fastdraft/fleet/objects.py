@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import secrets
 import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
-from fastdraft.errors import DatastoreError, InvalidValueError
+from fastdraft.errors import DatastoreError, FastdraftError, InvalidValueError
 from fastdraft.files import lock
 
 __all__ = ["Objects"]
@@ -18,11 +20,29 @@ __all__ = ["Objects"]
 _PIECE = 1 << 23
 _BEGUN = ".tmp"
 
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+
+def _as_os_errors(call: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """Has errors that the library of a store has of its own, as for no connection, be OSErrors."""
+
+    @functools.wraps(call)
+    def wrapped(*arguments: _Arguments.args, **options: _Arguments.kwargs) -> _Result:
+        try:
+            return call(*arguments, **options)
+        except (FastdraftError, OSError):
+            raise
+        except Exception as error:
+            raise OSError(f"{type(error).__name__}: {error}") from error
+
+    return wrapped
+
 
 class Objects:
     """Files below a URL. Each is written at once and never changed. Thread-safe.
 
-    Names are relative, with slashes. What a store raises is passed on, mostly as an OSError.
+    Names are relative, with slashes. What a store raises comes as an OSError.
 
     Args:
         url: A folder: `s3://bucket/folder`, `gs://...`, `file:///folder`, or a path.
@@ -45,6 +65,7 @@ class Objects:
         protocols = self._files.protocol
         self._local = "file" in ([protocols] if isinstance(protocols, str) else protocols)
 
+    @_as_os_errors
     def find(self, folder: str) -> dict[str, int]:
         """The names of all files below a folder, and their bytes; nothing where it is not there."""
         try:
@@ -58,6 +79,7 @@ class Objects:
             if path.startswith(f"{self._path(folder)}/")
         }
 
+    @_as_os_errors
     def folders(self) -> list[str]:
         """The names of the folders at the top."""
         try:
@@ -70,6 +92,7 @@ class Objects:
             if each["type"] == "directory"
         )
 
+    @_as_os_errors
     def read(self, name: str, most: int) -> bytes:
         """A file of at most `most` bytes. Raises DatastoreError for a longer one."""
         content: bytes = self._files.cat_file(self._path(name), start=0, end=most + 1)
@@ -77,6 +100,7 @@ class Objects:
             raise DatastoreError(f"{name} must have at most {most} bytes")
         return content
 
+    @_as_os_errors
     def fetch(self, name: str, size: int, path: Path) -> str:
         """Copies a file of `size` bytes to a new local one, mode 0600.
 
@@ -95,6 +119,7 @@ class Objects:
                 total = last
         return content.hexdigest()
 
+    @_as_os_errors
     def put(self, name: str, path: Path) -> None:
         """Copies a local file to a name that is its content's own."""
         if not self._local:
@@ -106,6 +131,7 @@ class Objects:
             os.fsync(out.fileno())
             os.replace(begun, self._path(name))
 
+    @_as_os_errors
     def create(self, name: str, content: bytes) -> bool:
         """Writes a file if there is none of its name, and returns whether it did.
 
@@ -128,6 +154,7 @@ class Objects:
                 return False
             return True
 
+    @_as_os_errors
     def remove(self, name: str) -> None:
         """Removes a file, if it is there."""
         with contextlib.suppress(FileNotFoundError):
