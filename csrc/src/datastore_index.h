@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "bits.h"
 #include "fastdraft/datastore.h"
 #include "fastdraft/token.h"
 
@@ -16,26 +17,6 @@
 namespace fastdraft {
 
 inline constexpr std::size_t kNumOrders = Datastore::kOrders.size();
-
-// Asks for memory that is read soon.
-inline void prefetch([[maybe_unused]] const void* memory) noexcept {
-#if defined(__GNUC__)
-  __builtin_prefetch(memory);
-  // GCC leaves out calls of functions that do nothing but this: it takes them for pure.
-  asm volatile("");
-#endif
-}
-
-// The place of the lowest bit that is set; there must be one.
-inline int lowest_bit(std::uint32_t bits) noexcept {
-#if defined(__GNUC__)
-  return __builtin_ctz(bits);
-#else
-  int place = 0;
-  while ((bits >> place & 1) == 0) ++place;
-  return place;
-#endif
-}
 
 // A mark precedes each document in a log. It tells how many of the first tokens are
 // only context: the store also holds them elsewhere, and no n-gram that ends
