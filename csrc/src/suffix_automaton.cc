@@ -11,8 +11,8 @@ namespace {
 
 constexpr std::int64_t kRoomToGenerate = 2048;
 // So many inner states and edges has source code, a token.
-constexpr double kInnerStates = 0.34;
-constexpr double kEdges = 1.25;
+constexpr double kStatesOfCode = 0.34;
+constexpr double kEdgesOfCode = 1.25;
 // States are asked for so many positions ahead.
 constexpr std::int32_t kAhead = 16;
 
@@ -39,10 +39,10 @@ void SuffixAutomaton::append(const Token* tokens, std::int64_t count) {
   text_.populate();
   leaves_.populate();
   const auto expected = static_cast<double>(count);
-  if (inner_.try_reserve(inner_.size() + static_cast<std::int64_t>(kInnerStates * expected))) {
+  if (inner_.try_reserve(inner_.size() + static_cast<std::int64_t>(kStatesOfCode * expected))) {
     inner_.populate();
   }
-  transitions_.try_reserve(static_cast<std::int64_t>(kEdges * expected));
+  transitions_.try_reserve(static_cast<std::int64_t>(kEdgesOfCode * expected));
   try {
     for (std::int64_t i = 0; i < count; ++i) extend(tokens[i]);
   } catch (const MemoryLimitError&) {
