@@ -14,7 +14,7 @@ constexpr std::int64_t kRoomToGenerate = 2048;
 constexpr double kStatesOfCode = 0.34;
 constexpr double kEdgesOfCode = 1.25;
 // States are asked for so many positions ahead.
-constexpr std::int32_t kAhead = 16;
+constexpr std::int32_t kStatesAhead = 16;
 
 }  // namespace
 
@@ -119,7 +119,7 @@ void SuffixAutomaton::mark_from(std::int64_t first) noexcept {
     return link < 0 ? ~link : link;
   };
   for (std::int32_t i = end; i-- > begin;) {
-    if (i >= kAhead) prefetch(&inner_[first_of_path(i - kAhead)]);
+    if (i >= kStatesAhead) prefetch(&inner_[first_of_path(i - kStatesAhead)]);
     for (StateId s = first_of_path(i); s != kRoot && inner_[s].latest_end <= i;
          s = inner_[s].link) {
       inner_[s].latest_end = i;
