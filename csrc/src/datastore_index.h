@@ -46,9 +46,23 @@ inline std::uint64_t hash_tokens(const Token* tokens, std::int64_t count,
   const auto bits = [&](std::int64_t i) -> std::uint64_t {
     return static_cast<std::uint32_t>(tokens[i]);
   };
-  std::int64_t i = 0;
-  for (; i + 2 <= count; i += 2) mix(bits(i) | bits(i + 1) << 32);
-  if (i < count) mix(bits(i));
+  // The lengths of n-grams without a loop.
+  switch (count) {
+    case 4:
+      mix(bits(0) | bits(1) << 32);
+      mix(bits(2) | bits(3) << 32);
+      break;
+    case 2:
+      mix(bits(0) | bits(1) << 32);
+      break;
+    case 1:
+      mix(bits(0));
+      break;
+    default:
+      std::int64_t i = 0;
+      for (; i + 2 <= count; i += 2) mix(bits(i) | bits(i + 1) << 32);
+      if (i < count) mix(bits(i));
+  }
   // The finaliser of MurmurHash3 (A. Appleby, public domain).
   hash *= 0xC4CEB9FE1A85EC53u;
   return hash ^ (hash >> 33);
