@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "bits.h"
 #include "fastdraft/datastore.h"
 #include "fastdraft/token.h"
 
@@ -16,26 +17,6 @@
 namespace fastdraft {
 
 inline constexpr std::size_t kNumOrders = Datastore::kOrders.size();
-
-// Asks for memory that is read soon.
-inline void prefetch([[maybe_unused]] const void* memory) noexcept {
-#if defined(__GNUC__)
-  __builtin_prefetch(memory);
-  // GCC leaves out calls of functions that do nothing but this: it takes them for pure.
-  asm volatile("");
-#endif
-}
-
-// The place of the lowest bit that is set; there must be one.
-inline int lowest_bit(std::uint32_t bits) noexcept {
-#if defined(__GNUC__)
-  return __builtin_ctz(bits);
-#else
-  int place = 0;
-  while ((bits >> place & 1) == 0) ++place;
-  return place;
-#endif
-}
 
 // A mark precedes each document in a log. It tells how many of the first tokens are
 // only context: the store also holds them elsewhere, and no n-gram that ends
@@ -65,9 +46,23 @@ inline std::uint64_t hash_tokens(const Token* tokens, std::int64_t count,
   const auto bits = [&](std::int64_t i) -> std::uint64_t {
     return static_cast<std::uint32_t>(tokens[i]);
   };
-  std::int64_t i = 0;
-  for (; i + 2 <= count; i += 2) mix(bits(i) | bits(i + 1) << 32);
-  if (i < count) mix(bits(i));
+  // The lengths of n-grams without a loop.
+  switch (count) {
+    case 4:
+      mix(bits(0) | bits(1) << 32);
+      mix(bits(2) | bits(3) << 32);
+      break;
+    case 2:
+      mix(bits(0) | bits(1) << 32);
+      break;
+    case 1:
+      mix(bits(0));
+      break;
+    default:
+      std::int64_t i = 0;
+      for (; i + 2 <= count; i += 2) mix(bits(i) | bits(i + 1) << 32);
+      if (i < count) mix(bits(i));
+  }
   // The finaliser of MurmurHash3 (A. Appleby, public domain).
   hash *= 0xC4CEB9FE1A85EC53u;
   return hash ^ (hash >> 33);

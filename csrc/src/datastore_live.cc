@@ -20,6 +20,9 @@ namespace {
 
 // Readers wait for so many tokens at most: microseconds.
 constexpr std::int64_t kSliceTokens = 128;
+// A slice's memory is asked for so many tokens at a time: what is not used soon leaves the nearest
+// cache again.
+constexpr std::int64_t kStepTokens = 16;
 
 // For `walk`: the places of an n-gram in the log.
 class LivePlaces {
@@ -342,21 +345,35 @@ void LiveDatastore::enter(Put put) {
 std::int64_t LiveDatastore::add_slice(const Token* tokens, std::int64_t first, std::int64_t last,
                                       std::int64_t common, std::int64_t prompt_size) {
   std::uint64_t hashes[kNumOrders][kSliceTokens];
-  for (std::size_t order = 0; order < kNumOrders; ++order) {
-    const std::int32_t length = kOrders[order];
-    for (auto i = std::max<std::int64_t>({first, common, length}); i < last; ++i) {
-      hashes[order][i - first] = orders_[order].hash(tokens + i - length, length);
-      orders_[order].prefetch(hashes[order][i - first]);
+  LiveTable::Page* pages[kNumOrders][kSliceTokens];
+  const auto ask_for_buckets = [&](std::int64_t from) {
+    for (std::size_t order = 0; order < kNumOrders; ++order) {
+      const std::int32_t length = kOrders[order];
+      const std::int64_t end = std::min(last, from + kStepTokens);
+      for (auto i = std::max<std::int64_t>({from, common, length}); i < end; ++i) {
+        hashes[order][i - first] = orders_[order].hash(tokens + i - length, length);
+        pages[order][i - first] = orders_[order].prefetched(hashes[order][i - first]);
+      }
     }
-  }
-  for (std::size_t order = 0; order < kNumOrders; ++order) {
-    for (auto i = std::max<std::int64_t>({first, common, kOrders[order]}); i < last; ++i) {
-      orders_[order].prefetch_text(hashes[order][i - first]);
+  };
+  const auto ask_for_texts = [&](std::int64_t from) {
+    for (std::size_t order = 0; order < kNumOrders; ++order) {
+      const std::int64_t end = std::min(last, from + kStepTokens);
+      for (auto i = std::max<std::int64_t>({from, common, kOrders[order]}); i < end; ++i) {
+        orders_[order].prefetch_text(pages[order][i - first], hashes[order][i - first]);
+      }
     }
-  }
+  };
+  ask_for_buckets(first);
+  ask_for_buckets(first + kStepTokens);
+  ask_for_texts(first);
   const std::int64_t rebuilt = pages_rebuilt();
   for (std::int64_t i = first; i < last; ++i) {
     if (pages_rebuilt() != rebuilt) return i;
+    if ((i - first) % kStepTokens == 0) {
+      ask_for_texts(i + kStepTokens);
+      ask_for_buckets(i + 2 * kStepTokens);
+    }
     if (!lists_.has_room()) {
       if (i > first) return i;
       make_room_for_lists();
@@ -365,11 +382,12 @@ std::int64_t LiveDatastore::add_slice(const Token* tokens, std::int64_t first, s
     log_.append(tokens[i], output);
     if (i < common) continue;
     const std::int64_t position = log_.end() - 1;
+    const auto place = static_cast<std::size_t>(i - first);
     for (std::size_t order = 0; order < kNumOrders; ++order) {
       const std::int32_t length = kOrders[order];
       if (i < length) continue;
       enter([&] {
-        orders_[order].put(hashes[order][i - first], position, output,
+        orders_[order].put(pages[order][place], hashes[order][place], position, output,
                            [&](std::int64_t at) { return log_.matches(at, tokens + i, length); });
       });
     }

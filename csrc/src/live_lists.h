@@ -214,11 +214,11 @@ class LiveLists {
   // Whether a list may be of this size here, and have so many places: what stands at an address of
   // long ago may be anything.
   static bool fits(Address address, Header header) noexcept {
-    const unsigned most = header.size() == kSizes - 1
-                              ? 2 * kMostPlaces - 1
-                              : static_cast<unsigned>(capacity(header.size()));
-    return header.is_list() && (address & ((1u << header.size()) - 1)) == 0 && header.state() > 0 &&
-           header.state() <= most;
+    // Of each size in a header; a free place and what is unused hold nothing.
+    constexpr std::array<unsigned, 8> kMostStates{3, 7, 15, 31, 2 * kMostPlaces - 1, 0, 0, 0};
+    static_assert(kMostStates[kSizes - 2] == capacity(kSizes - 2));
+    return (address & ((1u << header.size()) - 1)) == 0 &&
+           header.state() - 1 < kMostStates[header.size()];
   }
   static Places places_of(const List* list) noexcept {
     const Header header = list->header;

@@ -22,6 +22,21 @@ namespace fastdraft {
 // Not thread-safe; const calls may overlap.
 class LiveTable {
  public:
+  // A part of the table, of a chunk's size.
+  struct alignas(64) Page {
+    static constexpr std::int64_t kBuckets = sizeof(LiveLog::Chunk) / sizeof(Bucket) - 1;
+    static constexpr std::int64_t kEntries = kBuckets * Bucket::kEntries;
+    // Searches end at a bucket with a free entry: there must be some.
+    static constexpr std::int64_t kFull = kEntries * 7 / 8;
+    // With fewer entries than this of use, a full page is cleaned instead of split.
+    static constexpr std::int64_t kCrowded = kEntries * 3 / 4;
+
+    int depth;  // how many bits of their hashes all entries share
+    std::int64_t used;
+    alignas(64) Bucket buckets[kBuckets];
+  };
+  static_assert(sizeof(Page) == sizeof(LiveLog::Chunk));
+
   LiveTable() = default;
   ~LiveTable() = default;
   LiveTable(const LiveTable&) = delete;
@@ -38,14 +53,17 @@ class LiveTable {
   std::uint64_t hash(const Token* tokens, std::int64_t count) const noexcept {
     return hash_tokens(tokens, count, seed_);
   }
-  void prefetch(std::uint64_t hash) const noexcept {
-    fastdraft::prefetch(page(hash)->buckets + Bucket::home(hash, Page::kBuckets));
+  void prefetch(std::uint64_t hash) const noexcept { static_cast<void>(prefetched(hash)); }
+  // The hash's page, until the table is rebuilt or merged, and its bucket asked for.
+  Page* prefetched(std::uint64_t hash) const noexcept {
+    Page* page = this->page(hash);
+    fastdraft::prefetch(page->buckets + Bucket::home(hash, Page::kBuckets));
+    return page;
   }
 
   // Asks for the text that `put` compares the tokens with, or the list that it adds to; their
   // bucket should be here by now.
-  void prefetch_text(std::uint64_t hash) const noexcept {
-    const Page* page = this->page(hash);
+  void prefetch_text(const Page* page, std::uint64_t hash) const noexcept {
     const Bucket& bucket = page->buckets[Bucket::home(hash, Page::kBuckets)];
     std::uint32_t same = bucket.with_tag(Bucket::tag(hash));
     if (same == 0) fastdraft::prefetch(page);  // where it will be counted
@@ -96,8 +114,12 @@ class LiveTable {
   // room.
   template <typename Matches>
   void put(std::uint64_t hash, std::int64_t position, bool output, Matches matches) {
+    put(page(hash), hash, position, output, matches);
+  }
+  // The same in the hash's page.
+  template <typename Matches>
+  void put(Page* page, std::uint64_t hash, std::int64_t position, bool output, Matches matches) {
     const std::uint8_t tag = Bucket::tag(hash);
-    Page* page = this->page(hash);
     // Where the position goes: in place of an entry whose text has left, else in a free place.
     Bucket* free_bucket = nullptr;
     int free_place = 0;
@@ -155,21 +177,6 @@ class LiveTable {
   std::int64_t rebuilt() const noexcept { return rebuilt_; }
 
  private:
-  // A part of the table, of a chunk's size.
-  struct alignas(64) Page {
-    static constexpr std::int64_t kBuckets = sizeof(LiveLog::Chunk) / sizeof(Bucket) - 1;
-    static constexpr std::int64_t kEntries = kBuckets * Bucket::kEntries;
-    // Searches end at a bucket with a free entry: there must be some.
-    static constexpr std::int64_t kFull = kEntries * 7 / 8;
-    // With fewer entries than this of use, a full page is cleaned instead of split.
-    static constexpr std::int64_t kCrowded = kEntries * 3 / 4;
-
-    int depth;  // how many bits of their hashes all entries share
-    std::int64_t used;
-    alignas(64) Bucket buckets[kBuckets];
-  };
-  static_assert(sizeof(Page) == sizeof(LiveLog::Chunk));
-
   // What an entry tells.
   struct Entry {
     std::uint32_t position;  // its low 32 bits, or the address of a list

@@ -34,6 +34,16 @@ void advise_huge_pages([[maybe_unused]] void* memory, [[maybe_unused]] std::size
 #endif
 }
 
+void populate_pages([[maybe_unused]] void* memory, [[maybe_unused]] std::size_t bytes) noexcept {
+#if defined(MADV_POPULATE_WRITE)
+  constexpr std::size_t kPage = 4096;
+  constexpr std::size_t kLeast = 16 * kPage;  // for fewer, a call takes as long as they do
+  std::size_t space = bytes;
+  if (bytes < kLeast || std::align(kPage, kPage, memory, space) == nullptr) return;
+  static_cast<void>(madvise(memory, space / kPage * kPage, MADV_POPULATE_WRITE));
+#endif
+}
+
 void discard_pages([[maybe_unused]] void* memory, [[maybe_unused]] std::size_t bytes) noexcept {
 #if defined(__linux__)
   static_cast<void>(madvise(memory, bytes, MADV_DONTNEED));

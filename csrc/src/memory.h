@@ -12,6 +12,8 @@
 #include <type_traits>
 #include <utility>
 
+#include "fastdraft/error.h"
+
 namespace fastdraft {
 
 // Counts the bytes held by all arrays that were made with it and refuses the
@@ -50,6 +52,9 @@ inline constexpr std::size_t kHugePage = std::size_t{2} << 20;
 // an access to a large index then seldom waits for the page's address.
 void advise_huge_pages(void* memory, std::size_t bytes) noexcept;
 
+// Has the system bring the pages of memory that is written soon, all at once.
+void populate_pages(void* memory, std::size_t bytes) noexcept;
+
 // Gives the pages that the memory consists of back to the system. What it held is lost.
 void discard_pages(void* memory, std::size_t bytes) noexcept;
 
@@ -85,6 +90,34 @@ class FlatArray {
   // Makes room for `count` elements in all.
   void reserve(std::int64_t count) {
     if (count > capacity_) grow(count);
+  }
+
+  // The same if there is memory. Returns whether there was.
+  bool try_reserve(std::int64_t count) noexcept {
+    try {
+      reserve(count);
+      return true;
+    } catch (const MemoryLimitError&) {
+      return false;
+    }
+  }
+
+  // Has the system bring the pages of the reserved room at once: one by one, when they are first
+  // written to, takes longer.
+  void populate() noexcept {
+    populate_pages(data_ + size_, static_cast<std::size_t>(capacity_ - size_) * sizeof(T));
+  }
+
+  // Gives back the room for more than `count` elements, of which there are no more.
+  void trim(std::int64_t count) noexcept {
+    assert(count >= size_);
+    count = std::max(count, std::int64_t{kFirstCapacity});
+    if (count >= capacity_) return;
+    void* moved = std::realloc(data_, static_cast<std::size_t>(count) * sizeof(T));
+    if (moved == nullptr) return;
+    data_ = static_cast<T*>(moved);
+    budget_->refund((capacity_ - count) * static_cast<std::int64_t>(sizeof(T)));
+    capacity_ = count;
   }
 
   // Appends within the reserved room.

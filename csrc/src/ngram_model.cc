@@ -19,7 +19,7 @@ NgramModel::Context NgramModel::add(Context context, Token token) {
   for (StateId at = context.ngram; at != kNoState; at = ngrams_[at].shorter) {
     ngrams_.reserve(ngrams_.size() + 1);
     const auto fresh = static_cast<StateId>(ngrams_.size());
-    StateId ngram = transitions_.find_or_insert(ngrams_[at].longer, token, fresh);
+    StateId ngram = transitions_.find_or_insert(ngrams_[at].longer, token, fresh).target;
     if (ngram == kNoState) {
       ngram = fresh;
       ngrams_.push_back({token, 0});

@@ -1,13 +1,20 @@
 #include "suffix_automaton.h"
 
 #include <algorithm>
+#include <utility>
 
+#include "bits.h"
 #include "fastdraft/error.h"
 
 namespace fastdraft {
 namespace {
 
 constexpr std::int64_t kRoomToGenerate = 2048;
+// So many inner states and edges has source code, a token.
+constexpr double kStatesOfCode = 0.34;
+constexpr double kEdgesOfCode = 1.25;
+// States are asked for so many positions ahead.
+constexpr std::int32_t kStatesAhead = 16;
 
 }  // namespace
 
@@ -20,13 +27,40 @@ SuffixAutomaton::SuffixAutomaton(MemoryBudget& budget)
 void SuffixAutomaton::append(const Token* tokens, std::int64_t count) {
   // With room for what is generated after a prompt: the first tokens of it need not wait until a
   // long text has moved to a larger block.
-  const std::int64_t room = count + std::min<std::int64_t>(count / 4, kRoomToGenerate);
-  text_.reserve(text_.size() + room);
-  leaves_.reserve(leaves_.size() + room);
-  for (std::int64_t i = 0; i < count; ++i) append(tokens[i]);
+  const std::int64_t before = text_.size();
+  const std::int64_t more = std::min<std::int64_t>(count / 4, kRoomToGenerate);
+  text_.reserve(before + count + more);
+  leaves_.reserve(before + count + more);
+  // To mark whole paths costs up to the text's length.
+  if (count < before / 4) {
+    for (std::int64_t i = 0; i < count; ++i) append(tokens[i]);
+    return;
+  }
+  text_.populate();
+  leaves_.populate();
+  const auto expected = static_cast<double>(count);
+  if (inner_.try_reserve(inner_.size() + static_cast<std::int64_t>(kStatesOfCode * expected))) {
+    inner_.populate();
+  }
+  transitions_.try_reserve(static_cast<std::int64_t>(kEdgesOfCode * expected));
+  try {
+    for (std::int64_t i = 0; i < count; ++i) extend(tokens[i]);
+  } catch (const MemoryLimitError&) {
+    mark_from(before);
+    throw;
+  }
+  mark_from(before);
+  inner_.trim(inner_.size() + more);
+  transitions_.trim(2 * more);
 }
 
 void SuffixAutomaton::append(Token token) {
+  extend(token);
+  mark_last();
+}
+
+// Appends a token whose position is still to be marked.
+void SuffixAutomaton::extend(Token token) {
   text_.reserve(text_.size() + 1);
   leaves_.reserve(leaves_.size() + 1);
   inner_.reserve(inner_.size() + 1);  // so that references to states stay valid
@@ -43,23 +77,54 @@ void SuffixAutomaton::append(Token token) {
     leaves_.pop_back();
     throw;
   }
-  if (position == 0) return;
+}
 
-  // The position before this one is an earlier end from now on. What ended there before is what
-  // the last state of the path, the token's own, is marked with.
+// The position before the newest one is an earlier end from now on: the states of its path learn
+// of it.
+void SuffixAutomaton::mark_last() noexcept {
+  const auto end = static_cast<std::int32_t>(text_.size()) - 2;
+  if (end < 0) return;
+  // What ended there before is what the last state of the path, the token's own, is marked with.
   std::int32_t previous = -1;
   const auto mark = [&](Inner& state) {
     // A part of the last leaf is marked already, and its strings ended nowhere before.
-    if (state.latest_end < position - 1) previous = state.latest_end;
-    state.latest_end = position - 1;
+    if (state.latest_end < end) previous = state.latest_end;
+    state.latest_end = end;
   };
   // The last leaf ends nowhere else: it is the first state of the walk, and needs no mark.
-  StateId s = link(resolve(kLeaf + position - 1));
+  StateId s = link(resolve(kLeaf + end));
   for (int i = 1; i < kLatestWalk && s != kRoot; ++i, s = inner_[s].link) mark(inner_[s]);
-  if (s != kRoot) {
-    mark(inner_[resolve(transitions_.find(inner_[kRoot].edges, text_[position - 1]))]);
+  if (s != kRoot) mark(inner_[resolve(transitions_.find(inner_[kRoot].edges, text_[end]))]);
+  leaves_[end].previous = previous;
+}
+
+// The same for the positions from the one before `first` on, all at once and with whole paths.
+void SuffixAutomaton::mark_from(std::int64_t first) noexcept {
+  const auto begin = static_cast<std::int32_t>(std::max<std::int64_t>(first, 1)) - 1;
+  const auto end = static_cast<std::int32_t>(text_.size()) - 1;
+  // A token's own state leads from each of its occurrences to the one before. Where it was made
+  // meanwhile it may know the first occurrence before that is reached.
+  for (std::int32_t i = begin; i < end; ++i) {
+    const StateId own = resolve(transitions_.find(inner_[kRoot].edges, text_[i]));
+    std::int32_t previous = -1;
+    if (!is_leaf(own)) {
+      previous = std::exchange(inner_[own].latest_end, i);
+      if (previous >= i) previous = -1;
+    }
+    leaves_[i].previous = previous;
   }
-  leaves_[position - 1].previous = previous;
+  // From the last position on: the states above one that ends later end later too.
+  const auto first_of_path = [&](std::int32_t position) {
+    const StateId link = leaves_[position].link;
+    return link < 0 ? ~link : link;
+  };
+  for (std::int32_t i = end; i-- > begin;) {
+    if (i >= kStatesAhead) prefetch(&inner_[first_of_path(i - kStatesAhead)]);
+    for (StateId s = first_of_path(i); s != kRoot && inner_[s].latest_end <= i;
+         s = inner_[s].link) {
+      inner_[s].latest_end = i;
+    }
+  }
 }
 
 // Gives all suffixes of the text before the newest token an edge to the newest leaf, down to the
@@ -71,8 +136,11 @@ StateId SuffixAutomaton::link_of_newest(StateId before, Token token) {
   StateId p = before;
   try {
     for (; p != kNoState; p = inner_[p].link) {
-      const StateId q = transitions_.find_or_insert(inner_[p].edges, token, newest);
-      if (q != kNoState) return split(p, q, token);
+      // Where there is no edge, it is next; where there is, it may have one to the same state.
+      if (p != kRoot) prefetch(&inner_[inner_[p].link]);
+      const TransitionTable::Found found =
+          transitions_.find_or_insert(inner_[p].edges, token, newest);
+      if (found.target != kNoState) return split(p, found, token);
     }
     return kRoot;
   } catch (const MemoryLimitError&) {
@@ -82,20 +150,22 @@ StateId SuffixAutomaton::link_of_newest(StateId before, Token token) {
   }
 }
 
-// The inner state of the longest string of `p` and `token` after it, to which the edge from `p` to
-// `q` leads. Where longer strings are of the same state, they do not end at the newest token: the
+// The inner state of the longest string of `p` and `token` after it, to which the edge that was
+// found leads. Where longer strings are of the same state, they do not end at the newest token: the
 // string and its suffixes get a state of their own. Throws MemoryLimitError and then changes
 // nothing.
-StateId SuffixAutomaton::split(StateId p, StateId q, Token token) {
+StateId SuffixAutomaton::split(StateId p, TransitionTable::Found found, Token token) {
   const std::int32_t length = inner_[p].length + 1;
-  const StateId target = resolve(q);
+  const StateId target = resolve(found.target);
   const auto fresh = static_cast<StateId>(inner_.size());
+  StateId above = kRoot;
   if (is_leaf(target)) {
     const std::int32_t end = end_of(target);
     StateId& link = leaves_[end].link;
+    above = link;
     const Edges edges{static_cast<std::uint32_t>(text_[end + 1]),
                       static_cast<std::uint32_t>(target + 1)};
-    inner_.push_back({length, link, end, end, edges});
+    inner_.push_back({length, above, end, end, edges});
     if (length == end + 1) {
       link = ~fresh;
       return fresh;
@@ -104,12 +174,16 @@ StateId SuffixAutomaton::split(StateId p, StateId q, Token token) {
   } else {
     if (inner_[target].length == length) return target;
     Inner part = inner_[target];
+    above = part.link;
     part.length = length;
     part.edges = transitions_.copy(part.edges);
     inner_.push_back(part);
     inner_[target].link = fresh;
   }
-  for (; p != kNoState && transitions_.find(inner_[p].edges, token) == q; p = inner_[p].link) {
+  // The target's strings are longer than its link's, so suffixes as long have edges to it.
+  transitions_.redirect(inner_[p].edges, found, fresh);
+  const std::int32_t longest = inner_[above].length;
+  for (p = inner_[p].link; p != kNoState && inner_[p].length >= longest; p = inner_[p].link) {
     transitions_.redirect(inner_[p].edges, token, fresh);
   }
   return fresh;

@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "bits.h"
+
 namespace fastdraft {
 namespace {
 
@@ -64,24 +66,28 @@ StateId TransitionTable::find(const Edges& edges, Token token) const noexcept {
   return edge == nullptr ? kNoState : edge->target;
 }
 
-StateId TransitionTable::find_or_insert(Edges& edges, Token token, StateId target) {
-  if (edges.key == Edges::kEmpty) {
-    edges = {static_cast<std::uint32_t>(token), static_cast<std::uint32_t>(target)};
-    return kNoState;
-  }
+TransitionTable::Found TransitionTable::find_or_insert(Edges& edges, Token token, StateId target) {
   if (!is_block(edges)) {
-    if (edges.key == static_cast<std::uint32_t>(token)) return static_cast<StateId>(edges.value);
+    if (edges.key == static_cast<std::uint32_t>(token)) {
+      return {static_cast<StateId>(edges.value), 0};
+    }
+    if (edges.key == Edges::kEmpty) {
+      edges = {static_cast<std::uint32_t>(token), static_cast<std::uint32_t>(target)};
+      return {kNoState, 0};
+    }
     const std::uint32_t offset = allocate(1);
-    place(offset, 1, 0, {static_cast<Token>(edges.key), static_cast<StateId>(edges.value)});
-    place(offset, 1, 1, {token, target});
+    pool_[offset] = {static_cast<Token>(edges.key), static_cast<StateId>(edges.value)};
+    pool_[offset + 1] = {token, target};
     edges = {block_key(1, 2), offset};
-    return kNoState;
+    return {kNoState, 0};
   }
-  if (const Edge* edge = find_edge(edges, token)) return edge->target;
+  if (const Edge* edge = find_edge(edges, token)) {
+    return {edge->target, static_cast<std::uint32_t>(edge - pool_.data())};
+  }
   if (is_full(log2_capacity_of(edges), count_of(edges))) grow(edges);
   place(edges.value, log2_capacity_of(edges), count_of(edges), {token, target});
   ++edges.key;
-  return kNoState;
+  return {kNoState, 0};
 }
 
 void TransitionTable::redirect(Edges& edges, Token token, StateId target) noexcept {
@@ -92,30 +98,21 @@ void TransitionTable::redirect(Edges& edges, Token token, StateId target) noexce
   }
 }
 
+void TransitionTable::redirect(Edges& edges, Found found, StateId target) noexcept {
+  if (is_block(edges)) {
+    pool_[found.place].target = target;
+  } else {
+    edges.value = static_cast<std::uint32_t>(target);
+  }
+}
+
+// In a hashed block no other edge went past the last one's place.
 void TransitionTable::erase(Edges& edges, Token token) noexcept {
   if (!is_block(edges)) {
     edges = {};
     return;
   }
-  const int log2_capacity = log2_capacity_of(edges);
-  Edge* block = &pool_[edges.value];
-  Edge* hole = find_edge(edges, token);
-  if (log2_capacity <= kLargestScanned) {
-    *hole = block[count_of(edges) - 1];
-  } else {
-    // Backward-shift deletion: close the hole with every later edge of its run
-    // that may move there, so that no probe stops short of an edge.
-    const std::uint32_t mask = (1u << log2_capacity) - 1;
-    auto at = static_cast<std::uint32_t>(hole - block);
-    for (std::uint32_t i = (at + 1) & mask; block[i].token != kFree; i = (i + 1) & mask) {
-      const std::uint32_t wanted = home(block[i].token, log2_capacity);
-      if (((i - wanted) & mask) >= ((i - at) & mask)) {
-        block[at] = block[i];
-        at = i;
-      }
-    }
-    block[at].token = kFree;
-  }
+  find_edge(edges, token)->token = kFree;
   --edges.key;
 }
 
@@ -129,13 +126,13 @@ Edges TransitionTable::copy(const Edges& edges) {
 
 std::uint32_t TransitionTable::allocate(int log2_capacity) {
   // The smallest free block that is large enough; what is not needed of it stays free.
-  for (auto size = static_cast<std::size_t>(log2_capacity); size < free_.size(); ++size) {
-    if (free_[size] == kNoState) continue;
-    const auto offset = static_cast<std::uint32_t>(free_[size]);
-    free_[size] = pool_[offset].target;
-    for (auto half = static_cast<int>(size); half-- > log2_capacity;) {
-      release(offset + (1u << half), half);
-    }
+  if (const std::uint32_t large_enough = has_free_ >> log2_capacity; large_enough != 0) {
+    int size = log2_capacity + lowest_bit(large_enough);
+    StateId& first = free_[static_cast<std::size_t>(size)];
+    const auto offset = static_cast<std::uint32_t>(first);
+    first = pool_[offset].target;
+    if (first == kNoState) has_free_ &= ~(1u << size);
+    while (size-- > log2_capacity) release(offset + (1u << size), size);
     return offset;
   }
   const std::int64_t offset = pool_.size();
@@ -148,6 +145,7 @@ std::uint32_t TransitionTable::allocate(int log2_capacity) {
 void TransitionTable::release(std::uint32_t offset, int log2_capacity) noexcept {
   pool_[offset].target = free_[static_cast<std::size_t>(log2_capacity)];
   free_[static_cast<std::size_t>(log2_capacity)] = static_cast<StateId>(offset);
+  has_free_ |= 1u << log2_capacity;
 }
 
 // Writes an edge that is not there yet into a block with room for it, which

@@ -30,31 +30,46 @@ struct Edges {
 // The blocks of all states with several edges, in one flat array. A block
 // holds 2^k edges; up to eight are scanned, more are hashed with linear
 // probing at a load of at most three quarters. Blocks that a state outgrew
-// are reused by others of their size. find is O(1) expected; insert is O(1)
+// are reused by others. find is O(1) expected; insert is O(1)
 // amortised; copy costs the state's edges, which the automaton pays once for
 // each edge of the copy.
 //
 // Not thread-safe; const calls may overlap.
 class TransitionTable {
  public:
+  // An edge that was looked for: its target, or kNoState where there was none, and its place, which
+  // is its own until edges are added or taken away.
+  struct Found {
+    StateId target;
+    std::uint32_t place;
+  };
+
   explicit TransitionTable(MemoryBudget& budget) noexcept;
 
   // The target of `edges` over `token`, or kNoState.
   StateId find(const Edges& edges, Token token) const noexcept;
 
-  // The target over `token` if there is one; otherwise adds an edge to
-  // `target` and returns kNoState. Throws MemoryLimitError and then leaves
-  // `edges` as it was.
-  StateId find_or_insert(Edges& edges, Token token, StateId target);
+  // The edge over `token` if there is one; otherwise adds one to `target`.
+  // Throws MemoryLimitError and then leaves `edges` as it was.
+  Found find_or_insert(Edges& edges, Token token, StateId target);
 
-  // Sends the edge over `token`, which must exist, to `target`.
+  // Sends an edge to `target`: the one over `token`, which must exist, or one
+  // that was found.
   void redirect(Edges& edges, Token token, StateId target) noexcept;
+  void redirect(Edges& edges, Found found, StateId target) noexcept;
 
-  // Takes the edge over `token`, which must exist, away again.
+  // Takes the edge over `token`, which was added last, away again.
   void erase(Edges& edges, Token token) noexcept;
 
   // The same edges in a block of their own. Throws MemoryLimitError.
   Edges copy(const Edges& edges);
+
+  // Makes room for `count` more edges if there is memory, and has the system bring it.
+  void try_reserve(std::int64_t count) noexcept {
+    if (pool_.try_reserve(pool_.size() + count)) pool_.populate();
+  }
+  // Gives back the room for more than `count` more edges.
+  void trim(std::int64_t count) noexcept { pool_.trim(pool_.size() + count); }
 
   std::int64_t bytes() const noexcept { return pool_.bytes(); }
 
@@ -72,8 +87,9 @@ class TransitionTable {
 
   FlatArray<Edge> pool_;
   // Head of the list of free blocks of each size, linked through the first
-  // edge's target.
+  // edge's target, and a bit for each that is not empty.
   std::array<StateId, 32> free_;
+  std::uint32_t has_free_ = 0;
 };
 
 }  // namespace fastdraft

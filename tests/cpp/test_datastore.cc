@@ -17,6 +17,7 @@
 
 #include "datastore_file.h"
 #include "fastdraft/error.h"
+#include "stores.h"
 #include "texts.h"
 
 namespace fastdraft {
@@ -37,35 +38,6 @@ std::vector<Occurrence> find(const Datastore& store, const Tokens& text, int mos
   const int count =
       reader.find(text.data(), static_cast<std::int64_t>(text.size()), found.data(), most, kLinks);
   found.resize(static_cast<std::size_t>(count));
-  return found;
-}
-
-// By looking at every position, in texts without a common beginning.
-std::vector<Occurrence> look_everywhere(const Datastore& store, const Tokens& text, int most) {
-  const Datastore::Reader reader(store);
-  std::map<std::int64_t, std::int32_t> lengths;
-  int links = kLinks;
-  for (const std::int32_t order : Datastore::kOrders) {
-    if (lengths.size() >= static_cast<std::size_t>(most)) break;
-    for (std::int64_t next = reader.end(); next-- > reader.begin() && links > 0;) {
-      if (reader.at(next) < 0) continue;
-      std::int32_t length = 0;
-      while (length < Datastore::kLongestMatch && length < static_cast<std::int32_t>(text.size()) &&
-             reader.at(next - 1 - length) ==
-                 text[text.size() - 1 - static_cast<std::size_t>(length)]) {
-        ++length;
-      }
-      if (length < order) continue;
-      lengths[next] = length;
-      --links;
-    }
-  }
-  std::vector<Occurrence> found;
-  for (const auto& [next, length] : lengths) found.push_back({next, length, false});
-  std::sort(found.begin(), found.end(), [](const Occurrence& a, const Occurrence& b) {
-    return a.length != b.length ? a.length > b.length : a.next > b.next;
-  });
-  found.resize(std::min(found.size(), static_cast<std::size_t>(most)));
   return found;
 }
 
@@ -112,7 +84,8 @@ TEST(Datastore, FindsWhatStandsAnywhereAsTextLeaves) {
       for (std::size_t size = 1; size < text.size(); size += 131) {
         const Tokens query(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(size));
         for (const int most : {1, 3, 40}) {
-          expect_equal(find(*store, query, most), look_everywhere(*store, query, most));
+          expect_equal(find(*store, query, most),
+                       testing::look_everywhere(*store, query, most, kLinks));
         }
       }
     }
@@ -127,7 +100,7 @@ TEST(Datastore, HardTexts) {
     add(*store, text);
     for (const std::size_t size : {3U, 50U, 2048U, 2049U, 5999U}) {
       const Tokens query(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(size));
-      expect_equal(find(*store, query, 8), look_everywhere(*store, query, 8));
+      expect_equal(find(*store, query, 8), testing::look_everywhere(*store, query, 8, kLinks));
     }
   }
 }
@@ -189,7 +162,8 @@ TEST(Datastore, ALowerLimitLetsTextGo) {
       EXPECT_LT(store->num_tokens(), before);
       add(*store, Tokens(text.begin(), text.begin() + 4000));
       EXPECT_LE(store->bytes(), limit);
-      expect_equal(find(*store, {1, 2, 3, 4}, 4), look_everywhere(*store, {1, 2, 3, 4}, 4));
+      expect_equal(find(*store, {1, 2, 3, 4}, 4),
+                   testing::look_everywhere(*store, {1, 2, 3, 4}, 4, kLinks));
     }
     const std::int64_t least = store->limit(0);
     EXPECT_EQ(store->bytes(), least);

@@ -65,6 +65,53 @@ TEST(SuffixAutomaton, KnowsItOnPeriodicTexts) {
   }
 }
 
+// Every suffix that occurs earlier: where first, and where last.
+void expect_all_ends(const SuffixAutomaton& index, const Tokens& text) {
+  ASSERT_NO_FATAL_FAILURE(expect_answers(index, text));
+  for (Match match = index.repeated_suffix(); match.length > 0; match = index.shorter(match)) {
+    std::vector<std::int32_t> ends;
+    for (std::size_t end = 0; end + 1 < text.size(); ++end) {
+      if (testing::common_suffix(text, text.size(), end + 1) >= match.length) {
+        ends.push_back(static_cast<std::int32_t>(end));
+      }
+    }
+    ASSERT_FALSE(ends.empty());
+    ASSERT_EQ(index.first_end(match.state), ends.front()) << match.length;
+    ASSERT_EQ(index.latest_end(match.state), ends.back()) << match.length;
+  }
+}
+
+// What comes at once is marked at the end, what comes in small parts token by token.
+TEST(SuffixAutomaton, KnowsTheSameOfTokensThatComeInParts) {
+  for (std::uint32_t seed = 0; seed < 300; ++seed) {
+    MemoryBudget budget;
+    SuffixAutomaton index(budget);
+    const Tokens whole = testing::random_text(200, static_cast<Token>(2 + seed % 7), seed);
+    const Tokens parts = testing::random_text(2000, static_cast<Token>(2 + seed % 60), seed + 1000);
+    Tokens text;
+    for (std::size_t part = 0; text.size() < whole.size(); ++part) {
+      const auto first = static_cast<std::ptrdiff_t>(text.size());
+      const auto count = std::min(static_cast<std::ptrdiff_t>(parts[part]),
+                                  static_cast<std::ptrdiff_t>(whole.size()) - first);
+      index.append(whole.data() + first, count);
+      text.insert(text.end(), whole.begin() + first, whole.begin() + first + count);
+      ASSERT_NO_FATAL_FAILURE(expect_all_ends(index, text)) << seed;
+      ASSERT_NO_FATAL_FAILURE(expect_previous(index, text)) << seed;
+    }
+  }
+}
+
+// Where a prompt's paths are longer than kLatestWalk, its ends are exact.
+TEST(SuffixAutomaton, KnowsTheLatestEndsOfAPrompt) {
+  for (const Tokens& text :
+       {testing::repeated(300), testing::fibonacci(400), testing::thue_morse(400)}) {
+    MemoryBudget budget;
+    SuffixAutomaton index(budget);
+    index.append(text.data(), static_cast<std::int64_t>(text.size()));
+    ASSERT_NO_FATAL_FAILURE(expect_all_ends(index, text));
+  }
+}
+
 // Long texts with paths of more than kLatestWalk states, and tokens whose hashes collide in the
 // low and in the high bits.
 TEST(SuffixAutomaton, KnowsWhereEachTokenStoodBefore) {
@@ -187,6 +234,9 @@ TEST(SuffixAutomaton, IndexesAMillionHostileTokens) {
     EXPECT_EQ(index.bytes(), budget.used());
     // Two states and three edges a token, with the slack of arrays and blocks.
     EXPECT_LE(index.bytes(), static_cast<std::int64_t>(80 * kSize));
+    SuffixAutomaton prompt(budget);
+    prompt.append(text.data(), static_cast<std::int64_t>(kSize));
+    EXPECT_EQ(prompt.repeated_suffix().length, index.repeated_suffix().length);
   }
 }
 
@@ -232,7 +282,7 @@ TEST(SuffixAutomaton, TakesTheTokensThatFitWhereAPromptDoesNot) {
       index.append(text.data(), static_cast<std::int64_t>(text.size()));
     } catch (const MemoryLimitError&) {
       const Tokens taken(text.begin(), text.begin() + index.size());
-      ASSERT_NO_FATAL_FAILURE(expect_answers(index, taken));
+      ASSERT_NO_FATAL_FAILURE(expect_all_ends(index, taken));
       ASSERT_NO_FATAL_FAILURE(expect_previous(index, taken));
     }
   }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <limits>
 #include <map>
+#include <optional>
 #include <random>
 #include <vector>
 
@@ -16,6 +17,7 @@ TEST(TransitionTable, AgreesWithMapsUnderInsertEraseRedirectAndCopy) {
   TransitionTable table(budget);
   std::vector<Edges> states(1);
   std::vector<std::map<Token, StateId>> expected(1);
+  std::vector<std::optional<Token>> last(1);  // added to each state, until it has been taken away
   std::mt19937 random(1);
   for (int step = 0; step < 40000; ++step) {
     const std::size_t state = random() % states.size();
@@ -24,7 +26,11 @@ TEST(TransitionTable, AgreesWithMapsUnderInsertEraseRedirectAndCopy) {
     auto& edges = expected[state];
     switch (random() % 8) {
       case 0:
-        if (edges.erase(token) != 0) table.erase(states[state], token);
+        if (last[state]) {
+          table.erase(states[state], *last[state]);
+          edges.erase(*last[state]);
+          last[state].reset();
+        }
         break;
       case 1:
         if (edges.count(token) != 0) {
@@ -37,12 +43,19 @@ TEST(TransitionTable, AgreesWithMapsUnderInsertEraseRedirectAndCopy) {
           const Edges copied = table.copy(states[state]);
           states.push_back(copied);
           expected.push_back(expected[state]);
+          last.push_back(last[state]);
         }
         break;
       default: {
         const auto [place, inserted] = edges.try_emplace(token, target);
-        const StateId before = table.find_or_insert(states[state], token, target);
-        ASSERT_EQ(before, inserted ? kNoState : place->second);
+        const auto found = table.find_or_insert(states[state], token, target);
+        ASSERT_EQ(found.target, inserted ? kNoState : place->second);
+        if (inserted) {
+          last[state] = token;
+        } else if (random() % 2 == 0) {
+          table.redirect(states[state], found, target);
+          place->second = target;
+        }
       }
     }
     const auto found = expected[state].find(token);
@@ -65,7 +78,7 @@ TEST(TransitionTable, TakesTheLargestTokenIds) {
   constexpr Token kLargest = std::numeric_limits<Token>::max();
   for (int i = 0; i < 1000; ++i) {
     ASSERT_EQ(table.find(edges, kLargest - i), kNoState);
-    ASSERT_EQ(table.find_or_insert(edges, kLargest - i, i), kNoState);
+    ASSERT_EQ(table.find_or_insert(edges, kLargest - i, i).target, kNoState);
   }
   for (int i = 0; i < 1000; ++i) ASSERT_EQ(table.find(edges, kLargest - i), i);
 }

@@ -53,7 +53,17 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       if (index.first_end(cut.state) != static_cast<std::int32_t>(end) - 1) std::abort();
     }
   }
-  // Where each token stood before.
+  // The same text at once, and where each token stood before.
+  fastdraft::MemoryBudget enough;
+  fastdraft::SuffixAutomaton prompt(enough);
+  prompt.append(text.data(), static_cast<std::int64_t>(text.size()));
+  const auto expected = fastdraft::testing::find_repeated_suffix(text);
+  const fastdraft::Match match = prompt.repeated_suffix();
+  if (match.length != expected.length) std::abort();
+  if (match.length > 0 && (prompt.first_end(match.state) != expected.first_end ||
+                           prompt.latest_end(match.state) != expected.latest_end)) {
+    std::abort();
+  }
   for (std::int32_t position = 0; position < static_cast<std::int32_t>(text.size()); ++position) {
     std::int32_t before = position - 1;
     while (before >= 0 &&
@@ -61,6 +71,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       --before;
     }
     if (index.previous(position) != before) std::abort();
+    if (prompt.previous(position) != before) std::abort();
   }
   return 0;
 }
