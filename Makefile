@@ -105,8 +105,7 @@ lint: $(VENV)/.lint $(VENV)/.test $(VENV)/.gtest ## Check format, style, types a
 	PYTHONPATH=python lint-imports
 	clang-format --dry-run --Werror $(CXX_FILES)
 	cmake --preset dev
-	echo $(filter-out tests/cpp/fuzz/% examples/%,$(filter %.cc,$(CXX_FILES))) \
-	  | xargs -n 1 -P $(JOBS) clang-tidy --quiet -p build/dev
+	python tools/tidy.py --jobs $(JOBS)
 
 format: $(VENV)/.lint ## Rewrite the sources in the house's format
 	ruff check --fix

@@ -3,26 +3,23 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 #include <cstdio>
-#include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <map>
-#include <numeric>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "datastore_file.h"
 #include "fastdraft/error.h"
 #include "stores.h"
+#include "folder.h"
 #include "texts.h"
 
 namespace fastdraft {
 namespace {
 
+using testing::Folder;
 using testing::Tokens;
 
 void add(Datastore& store, const Tokens& text) {
@@ -48,30 +45,6 @@ void expect_equal(const std::vector<Occurrence>& found, const std::vector<Occurr
     EXPECT_EQ(found[i].length, expected[i].length);
   }
 }
-
-// A folder that goes with the test.
-class Folder {
- public:
-  Folder() : path_(std::filesystem::temp_directory_path() / unique_name()) {
-    std::filesystem::create_directory(path_);
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  ~Folder() { std::filesystem::remove_all(path_); }
-
-  std::string file(const char* name) const { return (path_ / name).string(); }
-  std::int64_t files() const {
-    return std::distance(std::filesystem::directory_iterator(path_), {});
-  }
-
- private:
-  static std::string unique_name() {
-    const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
-    return std::string("fastdraft-") + test->name() + "-" + std::to_string(std::random_device{}());
-  }
-
-  std::filesystem::path path_;
-};
 
 TEST(Datastore, FindsWhatStandsAnywhereAsTextLeaves) {
   for (std::uint32_t seed = 0; seed < 6; ++seed) {
@@ -146,7 +119,6 @@ TEST(Datastore, LimitHoldsWhileEveryKindOfGrowthHappens) {
   EXPECT_GT(store->num_tokens(), kLimit / 60);
 }
 
-// What the class comment allows, for ThreadSanitizer.
 TEST(Datastore, ALowerLimitLetsTextGo) {
   // Small, and large enough for slabs.
   for (const std::int64_t tokens : {std::int64_t{20'000}, std::int64_t{2'000'000}}) {
@@ -173,72 +145,6 @@ TEST(Datastore, ALowerLimitLetsTextGo) {
     EXPECT_LE(store->bytes(), held);
     EXPECT_GT(store->bytes(), held - held / 4);
   }
-}
-
-TEST(Datastore, ThreadsShareAStore) {
-  for (int round = 0; round < 4; ++round) {
-    const auto store = Datastore::live(160 << 10);
-    add(*store, testing::random_text(700, 3, 99));  // so that the first to read finds something
-    const Folder folder;
-    std::atomic<std::int64_t> found{0};
-    std::vector<std::thread> threads;
-    for (std::uint32_t seed = 0; seed < 2; ++seed) {
-      threads.emplace_back([&, seed] {
-        try {
-          for (std::uint32_t i = 0; i < 40; ++i) {
-            add(*store, testing::random_text(700, 3, seed * 100 + i));
-          }
-        } catch (const DatastoreClosedError&) {
-          EXPECT_EQ(round % 2, 1);
-        }
-      });
-      threads.emplace_back([&] {
-        const Tokens text = testing::random_text(300, 3, 17);
-        for (std::int64_t size = 3; size < 300; ++size) {
-          const Datastore::Reader reader(*store);
-          Occurrence out[4];
-          const int count = reader.find(text.data(), size, out, 4);
-          for (int i = 0; i < count; ++i) {
-            Token next[8];
-            found += reader.copy(out[i].next, next, 8);
-            EXPECT_EQ(reader.at(out[i].next - 1), text[static_cast<std::size_t>(size) - 1]);
-          }
-        }
-      });
-    }
-    threads.emplace_back([&] {
-      if (round % 2 == 1) return store->close();
-      store->save(folder.file("copy.fds"));
-      EXPECT_LE(Datastore::open(folder.file("copy.fds"), {}, true)->num_tokens(), 2 * 40 * 700);
-    });
-    for (std::thread& thread : threads) thread.join();
-    EXPECT_GE(found, round % 2 == 0 ? 1 : 0);
-  }
-}
-
-TEST(Datastore, GrowsWhileThreadsRead) {
-  const auto store = Datastore::live(1 << 17);
-  std::atomic<bool> done{false};
-  std::vector<std::thread> readers;
-  for (int i = 0; i < 3; ++i) {
-    readers.emplace_back([&] {
-      const Token text[] = {5, 6, 7};
-      Occurrence found[4];
-      while (!done) Datastore::Reader(*store).find(text, 3, found, 4);
-    });
-  }
-  std::vector<Token> text(30'000);
-  std::iota(text.begin(), text.end(), 0);
-  int calls = 0;
-  store->add(text.data(), static_cast<std::int64_t>(text.size()), 0, [&] {
-    ++calls;
-    EXPECT_EQ(Datastore::Reader(*store).begin(), 0);
-    store->limit(store->bytes() + (1 << 17));
-  });
-  done = true;
-  for (std::thread& reader : readers) reader.join();
-  EXPECT_EQ(store->num_tokens(), 30'000);
-  EXPECT_GT(calls, 5);
 }
 
 TEST(Datastore, FrozenStoreFindsWhatTheLiveOneDoes) {

@@ -7,22 +7,30 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <numeric>
 #include <thread>
 #include <vector>
 
 #include "fastdraft/datastore.h"
 #include "fastdraft/engine.h"
 #include "fastdraft/error.h"
+#include "folder.h"
 #include "texts.h"
 
 namespace fastdraft {
 namespace {
 
+using testing::Folder;
 using testing::Tokens;
 
 RequestId add_predicted(Engine& engine, const Tokens& prompt) {
   return engine.add_request(prompt.data(), static_cast<std::int64_t>(prompt.size()), prompt.data(),
                             static_cast<std::int64_t>(prompt.size()));
+}
+
+void add_text(Datastore& store, const Tokens& text) {
+  const auto size = static_cast<std::int64_t>(text.size());
+  store.add(text.data(), size, size);
 }
 
 void run_threads(int count, const std::function<void(std::uint32_t)>& body) {
@@ -263,6 +271,73 @@ TEST(Threads, TheBudgetHoldsUnderContention) {
     }
   });
   EXPECT_EQ(engine.bytes(), 0);
+}
+
+TEST(Threads, ShareALiveStore) {
+  for (int round = 0; round < 4; ++round) {
+    const auto store = Datastore::live(160 << 10);
+    add_text(*store,
+             testing::random_text(700, 3, 99));  // so that the first to read finds something
+    const Folder folder;
+    std::atomic<std::int64_t> found{0};
+    std::vector<std::thread> threads;
+    for (std::uint32_t seed = 0; seed < 2; ++seed) {
+      threads.emplace_back([&, seed] {
+        try {
+          for (std::uint32_t i = 0; i < 40; ++i) {
+            add_text(*store, testing::random_text(700, 3, seed * 100 + i));
+          }
+        } catch (const DatastoreClosedError&) {
+          EXPECT_EQ(round % 2, 1);
+        }
+      });
+      threads.emplace_back([&] {
+        const Tokens text = testing::random_text(300, 3, 17);
+        for (std::int64_t size = 3; size < 300; ++size) {
+          const Datastore::Reader reader(*store);
+          Occurrence out[4];
+          const int count = reader.find(text.data(), size, out, 4);
+          for (int i = 0; i < count; ++i) {
+            Token next[8];
+            found += reader.copy(out[i].next, next, 8);
+            EXPECT_EQ(reader.at(out[i].next - 1), text[static_cast<std::size_t>(size) - 1]);
+          }
+        }
+      });
+    }
+    threads.emplace_back([&] {
+      if (round % 2 == 1) return store->close();
+      store->save(folder.file("copy.fds"));
+      EXPECT_LE(Datastore::open(folder.file("copy.fds"), {}, true)->num_tokens(), 2 * 40 * 700);
+    });
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_GE(found, round % 2 == 0 ? 1 : 0);
+  }
+}
+
+TEST(Threads, ReadAStoreThatGrows) {
+  const auto store = Datastore::live(1 << 17);
+  std::atomic<bool> done{false};
+  std::vector<std::thread> readers;
+  for (int i = 0; i < 3; ++i) {
+    readers.emplace_back([&] {
+      const Token text[] = {5, 6, 7};
+      Occurrence found[4];
+      while (!done) Datastore::Reader(*store).find(text, 3, found, 4);
+    });
+  }
+  std::vector<Token> text(30'000);
+  std::iota(text.begin(), text.end(), 0);
+  int calls = 0;
+  store->add(text.data(), static_cast<std::int64_t>(text.size()), 0, [&] {
+    ++calls;
+    EXPECT_EQ(Datastore::Reader(*store).begin(), 0);
+    store->limit(store->bytes() + (1 << 17));
+  });
+  done = true;
+  for (std::thread& reader : readers) reader.join();
+  EXPECT_EQ(store->num_tokens(), 30'000);
+  EXPECT_GT(calls, 5);
 }
 
 }  // namespace

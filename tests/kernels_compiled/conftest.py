@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 from pathlib import Path
@@ -19,6 +20,12 @@ def pytest_addoption(parser):
     parser.addoption(
         "--renew", action="store_true", help=f"write what kernels take to {EXPECTED.name}"
     )
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish():
+    # What is imported stays, and is left out where the collector goes over what Triton makes.
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

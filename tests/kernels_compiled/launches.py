@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -134,16 +135,21 @@ def odd(dtype: torch.dtype, vocabulary: int, step: int) -> None:
     verify_sampled(**batch(dtype, vocabulary, step), **sampling(**FILTERS))
 
 
-def launches(*, every_variant: bool) -> dict[str, Callable[[], None]]:
-    """The calls by a name each, ordinary ones first.
+# The targets that compile most. Elsewhere a call is compiled with one type of logits only.
+MAIN = ("sm_90", "gfx942")
+# Of the types that not every target compiles, where one half of the calls is compiled, and where
+# the other: float32 for both vendors, float16, which is compiled much as bfloat16 is, once.
+HALVES = {
+    "fp32": (("sm_90", "sm_100", "gfx950"), ("gfx942", "sm_80", "sm_120")),
+    "fp16": (("gfx942",), ("sm_90",)),
+}
 
-    every_variant: also with float16, which is compiled much as bfloat16 is, with all options
-    together, and with rows that are not aligned.
-    """
+
+def launches() -> dict[str, Callable[[], None]]:
+    """The calls by a name each, which ends in the type of the logits where there is a choice."""
     found: dict[str, Callable[[], None]] = {}
     for name, dtype in DTYPES.items():
-        if name == "fp16" and not every_variant:
-            continue
+        more = {"softcap": 30.0, "sinks": torch.zeros(32)}
         calls = {
             "greedy": partial(greedy, dtype),
             "greedy mask": partial(greedy, dtype, allowed=allowed()),
@@ -160,23 +166,46 @@ def launches(*, every_variant: bool) -> dict[str, Callable[[], None]]:
             "rejection filters": partial(rejection, dtype, "draft_probs", **FILTERS),
             "processors": partial(processed, dtype),
             "processors logprobs": partial(processed, dtype, **LOGPROBS, **TREE),
+            "attention, a token": partial(attention, dtype, 1),
+            "attention, a tree": partial(attention, dtype, 32),
+            "attention, many rows": partial(attention, dtype, 8, rows=64, **more),
+            "attention, large heads": partial(attention, dtype, 64, 256, **more),
+            "sampled everything": partial(sampled, dtype, **EVERYTHING, **TREE),
+            "rejection everything": partial(rejection, dtype, "draft_probs", **EVERYTHING),
         }
-        if name == "bf16" or every_variant:
-            calls["attention, a token"] = partial(attention, dtype, 1)
-            calls["attention, a tree"] = partial(attention, dtype, 32)
-        if every_variant:
-            more = {"softcap": 30.0, "sinks": torch.zeros(32)}
-            calls["attention, many rows"] = partial(attention, dtype, 8, rows=64, **more)
-            calls["attention, large heads"] = partial(attention, dtype, 64, 256, **more)
-            calls["sampled everything"] = partial(sampled, dtype, **EVERYTHING, **TREE)
-            calls["rejection everything"] = partial(rejection, dtype, "draft_probs", **EVERYTHING)
         found.update({f"{call} {name}": launch for call, launch in calls.items()})
     found["trees"] = trees
     found["continuations"] = continuations
-    if every_variant:
-        found["odd vocabulary"] = partial(odd, torch.bfloat16, 50_257, 1)
-        found["strided"] = partial(odd, torch.bfloat16, 50_257, 2)
+    found["odd vocabulary"] = partial(odd, torch.bfloat16, 50_257, 1)
+    found["strided"] = partial(odd, torch.bfloat16, 50_257, 2)
     return found
+
+
+# Calls with all options together, and of shapes that are rare.
+RARE = (
+    "attention, many rows",
+    "attention, large heads",
+    "sampled everything",
+    "rejection everything",
+    *ODD,
+)
+
+
+def is_compiled(launch: str, target: str) -> bool:
+    """Whether the target is one of those for which a launch, given by its name, is compiled.
+
+    Each is compiled for some target, and each that is not rare for every target with some type.
+    """
+    if launch.startswith(RARE) and target not in MAIN:
+        return False
+    call, _, dtype = launch.rpartition(" ")
+    if call.startswith("attention") and target not in MAIN:
+        return dtype == "bf16"  # on the units for matrices, which differ most
+    # By the name, so that another call more does not move those there are.
+    half = zlib.crc32(call.encode()) % 2
+    if dtype in HALVES:
+        return target in HALVES[dtype][half]
+    return dtype != "bf16" or target in MAIN or target not in HALVES["fp32"][half]
 
 
 def on_a_device(launch: Callable[[], None], *, amd: bool) -> None:

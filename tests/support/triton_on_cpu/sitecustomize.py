@@ -42,10 +42,9 @@ def _add_driver(backends: ModuleType) -> None:
 
 
 def _save_time(interpreter: ModuleType) -> None:
-    from triton_interpreter import speed_up, trust_integers
+    from triton_interpreter import speed_up
 
     speed_up(interpreter)
-    trust_integers(interpreter)
 
 
 class _Finder:

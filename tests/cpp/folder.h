@@ -1,0 +1,37 @@
+// A folder that goes with the test.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <iterator>
+#include <random>
+#include <string>
+
+namespace fastdraft::testing {
+
+class Folder {
+ public:
+  Folder() : path_(std::filesystem::temp_directory_path() / unique_name()) {
+    std::filesystem::create_directory(path_);
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  ~Folder() { std::filesystem::remove_all(path_); }
+
+  std::string file(const char* name) const { return (path_ / name).string(); }
+  std::int64_t files() const {
+    return std::distance(std::filesystem::directory_iterator(path_), {});
+  }
+
+ private:
+  static std::string unique_name() {
+    const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
+    return std::string("fastdraft-") + test->name() + "-" + std::to_string(std::random_device{}());
+  }
+
+  std::filesystem::path path_;
+};
+
+}  // namespace fastdraft::testing
