@@ -213,7 +213,7 @@ def rows(requests: Sequence[Request], token_costs: Sequence[float]) -> Iterator[
                 "grammar": grammar,
                 "requests": len(chosen),
                 "token_cost": cost,
-                "beside": (("memory, " if memory else "first, ") + ("templates" * templates)),
+                "beside": ("memory" if memory else "first") + ", templates" * templates,
                 "without": speeds[0],
                 "forced": speeds[1],
                 "gain": speeds[1] / speeds[0],
@@ -237,7 +237,8 @@ def main() -> None:
         {"requests of": name, **row} for name, each in groups.items() for row in rows(each, costs)
     ]
     harness.show("modelled speed, plain = 1", None, found)
-    harness.finish(options, {**about, "rows": found})
+    table = {"columns": list(found[0]), "rows": [list(row.values()) for row in found]}
+    harness.finish(options, {**about, **table})
 
 
 if __name__ == "__main__":
