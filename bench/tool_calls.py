@@ -46,11 +46,12 @@ SPACED = (", ", ": ")
 
 @dataclass(frozen=True)
 class Request:
-    """A recorded request; the templates' tokens by their spacing."""
+    """A recorded request; the templates' tokens by their spacing; the tools that it came with."""
 
     prompt: list[int]
     output: list[int]
     templates: dict[tuple[str, str], list[int]]
+    tools: list[Any]
 
 
 def tools_of(prompt: str) -> list[Any]:
@@ -139,7 +140,10 @@ def encoded(chosen: Sequence[tuple[str, str, list[Any]]]) -> list[Request]:
         for text in (prompt, output, written(tools, COMPACT), written(tools, SPACED))
     ]
     ids = iter([list(each) for each in encode(texts)])
-    return [Request(next(ids), next(ids), {COMPACT: next(ids), SPACED: next(ids)}) for _ in chosen]
+    return [
+        Request(next(ids), next(ids), {COMPACT: next(ids), SPACED: next(ids)}, tools)
+        for _, _, tools in chosen
+    ]
 
 
 def replay(

@@ -171,9 +171,14 @@ StepPromises::Promise StepPromises::promise(float own, const StepRecord& record)
     return (kFirstCount * prior + count * learned.load(std::memory_order_relaxed)) /
            (kFirstCount + count);
   };
-  return {shrunk(first, mean.accepted) * record.accepted / record.expected,
-          shrunk(first + unsure_, mean.drafted),
-          shrunk(1.0f, mean.spent) * record.spent / record.expected};
+  // How many tokens of one step are accepted varies about as much as their mean: the record counts
+  // beside so many steps that went as all do.
+  constexpr float kUsualSteps = 4.0f;
+  const float accepted = shrunk(first, mean.accepted);
+  const float usual = kUsualSteps * accepted;
+  const float expected = record.expected + usual;
+  return {accepted * (record.accepted + usual) / expected, shrunk(first + unsure_, mean.drafted),
+          shrunk(1.0f, mean.spent) * (record.spent + usual) / expected};
 }
 
 void StepPromises::learn(float own, const Promise& came, StepRecord& record) noexcept {

@@ -154,6 +154,11 @@ class DraftConfig:
             vocabulary=vocabulary,
         )
 
+    @property
+    def takes_offers(self) -> bool:
+        """Whether the drafter weighs offers and templates: the default one does."""
+        return (self.max_ngram, self.ngram_order, self.recovery) == (None, None, None)
+
     def __post_init__(self) -> None:
         _core.check_config(self)
 

@@ -359,6 +359,25 @@ def test_what_a_drafter_expects_and_the_time_that_it_takes_are_corrected() -> No
     assert np.mean(asked[False]) < 0.2
 
 
+def test_one_bad_draft_does_not_silence_a_drafter() -> None:
+    """One step says little; several that fail say that it does not pay here."""
+    engine = Engine(DraftConfig(token_cost=0.06))
+    request = engine.add_request([1, 2, 3])
+    asked = []
+    for step in range(10):
+        [wanted] = engine.wants("small", [request], time=1.6, expected=[4.5])
+        asked.append(bool(wanted))
+        first = 100 * (step + 1)
+        offers = None
+        if wanted:
+            says = list(range(first, first + 6))
+            offers = Offers("small", says, confidences=[0.9] * 6, time=1.6)
+        engine.propose_batch([request], offers=offers)
+        engine.observe(request, [first, 99] if wanted else [first])
+    assert asked[:2] == [True, True]
+    assert asked[5:] == [False] * 5
+
+
 @pytest.mark.parametrize("tree_budget", [None, 8])
 def test_asking_changes_no_draft(tree_budget: int | None) -> None:
     """What `wants` found serves the next call for the same, and that call alone."""

@@ -92,7 +92,7 @@ class AssistantModel:
         self.lookup = Engine(lookup) if isinstance(lookup, DraftConfig) else lookup
         if self.lookup is not None:
             config = self.lookup.config
-            if (config.max_ngram, config.ngram_order, config.recovery) != (None, None, None):
+            if not config.takes_offers:
                 raise InvalidValueError(
                     f"lookup must be of the default drafter, which takes offers, got {config!r}"
                 )

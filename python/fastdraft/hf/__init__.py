@@ -12,6 +12,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from fastdraft.hf.generate import generate, speculate
+from fastdraft.hf.grammar import Grammar
 from fastdraft.hf.output import SpeculativeOutput
 
-__all__ = ["SpeculativeOutput", "generate", "speculate"]
+__all__ = ["Grammar", "SpeculativeOutput", "generate", "speculate"]

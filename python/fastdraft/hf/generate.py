@@ -27,6 +27,7 @@ from fastdraft.drafters.assistant import require_model
 from fastdraft.errors import InvalidValueError
 from fastdraft.hf.attention import attending, takes_sights
 from fastdraft.hf.draft_models import ModelDrafter
+from fastdraft.hf.grammar import Grammar
 from fastdraft.hf.kv_cache import RowCache
 from fastdraft.hf.loop import Decoding
 from fastdraft.hf.masks import Masks
@@ -243,6 +244,9 @@ class _Speculation:
             cache = RowCache(prepared, new_tokens=config.max_length - input_ids.shape[1])
         wants_dict = bool(config.return_dict_in_generate)
         keep_scores = wants_dict and bool(config.output_scores)
+        logits_processor = LogitsProcessorList(
+            Grammar.of(each, self.tokenizer) or each for each in logits_processor
+        )
         warping = Warping()
         if config.do_sample and not keep_scores:
             logits_processor, warping = Warping.split(logits_processor)

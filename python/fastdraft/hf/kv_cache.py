@@ -458,7 +458,7 @@ def on_host(values: Any) -> torch.Tensor:
     return torch.tensor(values, device="cpu")
 
 
-def on_device(device: torch.device, *arrays: NDArray[np.int64]) -> list[torch.Tensor]:
+def on_device(device: torch.device, *arrays: NDArray[Any]) -> list[torch.Tensor]:
     """Numbers of the host on a device: all in one copy, which nobody waits for."""
     if device.type == "cpu":
         return [torch.from_numpy(array) for array in arrays]

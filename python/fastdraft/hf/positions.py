@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,7 @@ from transformers.generation.stopping_criteria import (
 
 from fastdraft.errors import InvalidValueError
 from fastdraft.hf.fused_processors import FusedProcessors, Texts
+from fastdraft.hf.grammar import Grammar, texts_of_step
 from fastdraft.hf.kv_cache import on_device
 from fastdraft.kernels.operands import Warpers
 
@@ -92,6 +93,13 @@ class Positions:
     lengths: Sequence[int]
     batch: int
     lines: Sequence[int] | None = None
+
+    def texts(self) -> Iterator[tuple[int, list[int]]]:
+        """For each position its row, and the text before it; waits for the device."""
+        text = self.text.tolist()
+        line_of = self.rows if self.lines is None else self.lines
+        for row, line, length in zip(self.rows, line_of, self.lengths, strict=True):
+            yield row, text[line][:length]
 
     def by_length(self, *, in_place: bool) -> list[tuple[list[int], list[int], torch.Tensor]]:
         """Groups the positions whose text is equally long, shortest first.
@@ -201,10 +209,14 @@ def _removes(warper: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Run:
-    """Neighbouring processors that are applied together: as `fused` does it, or by being called."""
+    """Neighbouring processors that are applied together: as `fused` does it, or by being called.
+
+    A grammar is one of its own.
+    """
 
     processors: LogitsProcessorList
     fused: FusedProcessors | None = None
+    grammar: Grammar | None = None
 
     @property
     def reads_text(self) -> bool:
@@ -237,6 +249,10 @@ class PositionProcessors:
                 )
         self._runs: list[_Run] = []
         for processor in processors:
+            if isinstance(processor, Grammar):
+                processor.begin(rows, columns)
+                self._runs.append(_Run(LogitsProcessorList([processor]), grammar=processor))
+                continue
             last = self._runs[-1] if self._runs else None
             if last is not None and last.fused is not None and last.fused.take(processor):
                 continue
@@ -245,12 +261,18 @@ class PositionProcessors:
                 self._runs.append(_Run(fused.processors, fused))
                 continue
             reads_text = type(processor) not in _WITHOUT_TEXT
-            if last is None or last.fused is not None or last.reads_text != reads_text:
+            is_called = last is not None and last.fused is None and last.grammar is None
+            if last is None or not is_called or last.reads_text != reads_text:
                 self._runs.append(_Run(LogitsProcessorList()))
             self._runs[-1].processors.append(processor)
 
     def __bool__(self) -> bool:
         return bool(self._runs)
+
+    @property
+    def grammars(self) -> list[Grammar]:
+        """The grammars that answers are held to."""
+        return [run.grammar for run in self._runs if run.grammar is not None]
 
     def observe(self, rows: Sequence[int], emitted: Sequence[Sequence[int]]) -> None:
         """Tells what the rows of the latest step have emitted."""
@@ -282,6 +304,14 @@ class PositionProcessors:
                     is_own = True
                 if run.fused.patch(scores, texts):
                     continue
+            if run.grammar is not None:
+                if texts is not None:
+                    lines = texts_of_step(texts.token_ids, texts.rows, texts.lengths, texts.drafts)
+                else:
+                    made = made or positions()
+                    lines = made.texts()
+                scores, is_own = run.grammar.masked(scores, lines), True
+                continue
             is_own = False
             if not run.reads_text:
                 scores = run.processors(_no_text(scores), scores)
