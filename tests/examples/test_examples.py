@@ -6,17 +6,20 @@ import importlib.util
 import json
 import os
 import re
-import subprocess
-import sys
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from forks import Forks
+
 FOLDER = Path(__file__).parents[2] / "examples" / "python"
 SCRIPTS = sorted(path.name for path in FOLDER.glob("*.py"))
 MOST_LINES = 60
+VARIABLES = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 PRINTS = {
     "memory.py": r"second time: \d\d",
@@ -27,19 +30,14 @@ PRINTS = {
 }
 
 
-def run(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(FOLDER / script)],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=False,
-    )
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    with closing(Forks(["torch", "transformers"], VARIABLES)) as forks:
+        yield forks
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_an_example_runs(script: str, tmp_path: Path) -> None:
+def test_an_example_runs(script: str, forks: Forks, tmp_path: Path) -> None:
     if script == "openai_client.py":
         missing = [
             need
@@ -51,9 +49,8 @@ def test_an_example_runs(script: str, tmp_path: Path) -> None:
         ]
         if missing:
             pytest.skip(f"{script} needs {' and '.join(missing)}; tests/hosts runs it with both")
-    done = run(script, tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert re.search(PRINTS.get(script, "accepted"), done.stdout), done.stdout
+    printed = forks.run(FOLDER / script, variables=VARIABLES, log=tmp_path / "log", timeout=300)
+    assert re.search(PRINTS.get(script, "accepted"), printed), printed
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

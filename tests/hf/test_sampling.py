@@ -95,6 +95,7 @@ def test_copies_of_a_prompt_are_sampled_independently(model: Any) -> None:
     assert len(output.row_stats) == 6
 
 
+@pytest.mark.any_transformers
 @pytest.mark.parametrize(
     "options",
     [

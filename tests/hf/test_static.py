@@ -153,6 +153,7 @@ def test_windows_compile_too(family: str, compilations: Any) -> None:
     assert 1 < compilations() <= len(WIDTHS)
 
 
+@pytest.mark.any_transformers
 def test_inductor(llama: Any, compilations: Any) -> None:
     inputs = repetitive_batch(2)
     expected = _greedy(llama, inputs, max_new_tokens=NEW, eos_token_id=None)

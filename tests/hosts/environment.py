@@ -16,6 +16,11 @@ from importlib.metadata import version
 from pathlib import Path
 
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
+# llama.cpp for processors of any kind, without vision models. llama_cpp.cmake says the rest.
+LLAMA_CPP = (
+    "-DLLAVA_BUILD=OFF -DGGML_NATIVE=OFF"
+    f" -DCMAKE_PROJECT_llama_cpp_INCLUDE={Path(__file__).with_name('llama_cpp.cmake').resolve()}"
+)
 REQUIRED = """
 from importlib.metadata import requires
 for line in requires({!r}):
@@ -34,8 +39,7 @@ def make(host: str, folder: Path) -> None:
 
     # Python compiles what is imported; compiling everything takes longer.
     os.environ["PIP_NO_COMPILE"] = "1"
-    # llama.cpp for processors of any kind, without vision models.
-    os.environ["CMAKE_ARGS"] = "-DLLAVA_BUILD=OFF -DGGML_NATIVE=OFF"
+    os.environ["CMAKE_ARGS"] = LLAMA_CPP
 
     def install(packages: list[str], *options: str) -> None:
         if packages:

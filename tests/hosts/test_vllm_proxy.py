@@ -16,6 +16,7 @@ import openai
 import pytest
 
 from fastdraft.integrations.http.proxy import create
+from forks import Forks
 from http_serving import running
 from vllm_server import KEY, MODEL, Server, serving
 
@@ -40,7 +41,9 @@ IN_RUST = pytest.param(
 
 @pytest.fixture(scope="module", params=[pytest.param(None, id="python"), IN_RUST])
 def server(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    vllm_forks: Forks,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Server]:
     """The proxy. The folder of the ledger is shared, as an operator would."""
     folder = tmp_path_factory.mktemp("ledger")
@@ -50,6 +53,7 @@ def server(
         frontend = None if request.param is None else Path(request.param).resolve()
         with (
             serving(
+                vllm_forks,
                 tmp_path_factory.mktemp("drafting"),
                 settings,
                 middleware=None,

@@ -1,7 +1,8 @@
 """Real vLLM with its V2 model runner on the CPU, drafting and not: the same tokens, in fewer steps.
 
 Its Triton kernels run in the interpreter. Triton decides on that once in a process, so each
-scenario below runs in a process of its own, and gives its findings as JSON.
+scenario below runs in a process of its own, and gives its findings as JSON. What vLLM says without
+drafts comes from its other model runner, which needs no interpreter.
 
 FASTDRAFT_DEMO_MODEL names the folder of the demo model.
 """
@@ -11,14 +12,16 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from unittest import mock
 
 import pytest
+
+from forks import Forks
+from vllm_forks import fork_workers, v2_variables
 
 TOKENS = 24
 LONG = 80
@@ -38,45 +41,46 @@ SCHEMA = {
     "required": ["ages"],
 }
 JSON_PROMPT = 'Write {"ages": [31, 32, 33]} again as JSON: {"ages": [31, 32'
-SUPPORT = Path(__file__).parents[1] / "support"
 
 
-def scenario(*arguments: str, timeout: float = 580) -> dict[str, Any]:
-    answer = subprocess.run(
-        [sys.executable, __file__, *arguments],
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(SUPPORT / "triton_on_cpu"), str(SUPPORT)]),
-            "TRITON_INTERPRET": "1",
-            "VLLM_USE_V2_MODEL_RUNNER": "1",
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            "VLLM_LOGGING_LEVEL": "WARNING",
-            # What vLLM compiles for models in parts would look for a real Triton driver.
-            "TORCHDYNAMO_DISABLE": "1",
-        },
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-    )
-    assert answer.returncode == 0, answer.stderr[-4000:]
-    result: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
+class Scenario(Protocol):
+    def __call__(self, name: str) -> dict[str, Any]: ...
+
+
+@pytest.fixture(scope="module")
+def scenario(vllm_v2_forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Scenario:
+    folder = tmp_path_factory.mktemp("scenarios")
+
+    def run(name: str) -> dict[str, Any]:
+        return findings(vllm_v2_forks, v2_variables(), name, folder)
+
+    return run
+
+
+def findings(
+    forks: Forks, variables: dict[str, str], scenario: str, folder: Path
+) -> dict[str, Any]:
+    variables = {**variables, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    log = folder / scenario.replace(" ", "-")
+    output = forks.run(Path(__file__), scenario, variables=variables, log=log, timeout=580)
+    # What follows is said by processes that end.
+    [found] = [line for line in output.splitlines() if line.startswith('{"')]
+    result: dict[str, Any] = json.loads(found)
     return result
 
 
 @pytest.fixture(scope="module")
-def plain() -> dict[str, Any]:
-    return scenario("plain")
+def plain(vllm_forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return findings(vllm_forks, dict(os.environ), "plain", tmp_path_factory.mktemp("plain"))
 
 
 @pytest.fixture(scope="module")
-def drafting(plain: dict[str, Any]) -> dict[str, Any]:
-    assert plain["alone"]
+def drafting(scenario: Scenario) -> dict[str, Any]:
     return scenario("drafting")
 
 
 @pytest.fixture(scope="module")
-def crowded(plain: dict[str, Any]) -> dict[str, Any]:
-    assert plain["alone"]
+def crowded(scenario: Scenario) -> dict[str, Any]:
     return scenario("crowded")
 
 
@@ -95,7 +99,9 @@ def assert_all_same(plain: list[Any], outputs: list[list[int]]) -> None:
         assert_same(expected, output)
 
 
-def test_it_takes_the_place_of_ngram_gpu_only_when_asked(drafting: dict[str, Any]) -> None:
+def test_it_takes_the_place_of_ngram_gpu_only_when_asked(
+    drafting: dict[str, Any], scenario: Scenario
+) -> None:
     assert drafting["runner"] == "vllm.v1.worker.gpu.model_runner.GPUModelRunner"
     assert drafting["speculator"] == "FastdraftSpeculator"
     assert scenario("asked for no more")["speculator"] == "NgramGPUSpeculator"
@@ -177,7 +183,7 @@ def test_nothing_went_wrong(drafting: dict[str, Any]) -> None:
 def test_faults_at_every_call_leave_outputs_equal(
     drafting: dict[str, Any], plain: dict[str, Any]
 ) -> None:
-    assert len(drafting["broken"]) >= 5
+    assert len(drafting["broken"]) == 6
     for outputs, faults in drafting["broken"]:
         assert_all_same(plain["alone"][:2], outputs)
         assert faults > 0
@@ -195,14 +201,14 @@ def test_chunks_and_preemption_change_nothing(
     assert crowded["left"] == [0, 0, 0]
 
 
-def test_ranks_of_a_model_in_parts_agree(plain: dict[str, Any]) -> None:
+def test_ranks_of_a_model_in_parts_agree(plain: dict[str, Any], scenario: Scenario) -> None:
     """Three processes, each with a third of the model, and drafts from the first."""
     result = scenario("ranks")
     assert result["accepted"] > 10
     assert_all_same(plain["alone"], result["outputs"])
 
 
-def test_lengths_of_drafts_follow_the_batch(plain: dict[str, Any]) -> None:
+def test_lengths_of_drafts_follow_the_batch(plain: dict[str, Any], scenario: Scenario) -> None:
     """By default the scheduler asks for each step; what it verifies changes, the tokens do not."""
     result = scenario("lengths")
     assert result["named"] == [[1, 1, LOOKAHEAD], [2, 2, 3], [3, 3, 1], [4, 4, 0]]
@@ -221,6 +227,7 @@ def start(mode: str) -> Any:
     options: dict[str, Any] = {"max_num_seqs": 4}
     if mode == "ranks":
         options["tensor_parallel_size"] = 3
+        fork_workers()
     if mode == "crowded":
         options = {
             "max_num_seqs": 4,
@@ -259,7 +266,7 @@ class Run:
     def __init__(self, mode: str) -> None:
         self.llm = start(mode)
         self.core = self.llm.llm_engine.engine_core.engine_core
-        if mode == "ranks":
+        if mode in ("plain", "ranks"):
             return
         self.runner = self.core.model_executor.driver_worker.worker.model_runner
         self.speculator = self.runner.speculator
@@ -304,19 +311,33 @@ class Run:
 
 
 def plainly(run: Run) -> dict[str, Any]:
+    from vllm import SamplingParams
     from vllm.sampling_params import StructuredOutputsParams
 
-    def said(prompt: Any, **options: Any) -> Any:
-        [output] = run.say([prompt], logprobs=2, **options)
+    json_only = StructuredOutputsParams(json=SCHEMA)
+    asked: list[tuple[Any, dict[str, Any]]] = [
+        *((prompt, {}) for prompt in PROMPTS),
+        (PROMPTS[0], {"repetition_penalty": 1.3}),
+        (JSON_PROMPT, {"structured_outputs": json_only}),
+        (run.long_prompt(), {"max_tokens": LONG}),
+    ]
+    params = [
+        SamplingParams(temperature=0, logprobs=2, **{"max_tokens": TOKENS, **options})
+        for _, options in asked
+    ]
+    # At once, since reading the model takes most of a step.
+    outputs = run.llm.generate([prompt for prompt, _ in asked], params, use_tqdm=False)
+    said = []
+    for output in outputs:
         answer = output.outputs[0]
         chances = [{t: e.logprob for t, e in each.items()} for each in answer.logprobs]
-        return list(answer.token_ids), chances
-
+        said.append((list(answer.token_ids), chances))
+    penalised, json_answer, long = said[len(PROMPTS) :]
     return {
-        "alone": [said(prompt) for prompt in PROMPTS],
-        "penalised": said(PROMPTS[0], repetition_penalty=1.3),
-        "json": said(JSON_PROMPT, structured_outputs=StructuredOutputsParams(json=SCHEMA)),
-        "long": said(run.long_prompt(), max_tokens=LONG),
+        "alone": said[: len(PROMPTS)],
+        "penalised": penalised,
+        "json": json_answer,
+        "long": long,
     }
 
 
@@ -426,8 +447,11 @@ def with_drafts(run: Run) -> dict[str, Any]:
     found["faults"] = speculator.faults
 
     found["broken"] = []
-    for at in (1, 2, 3, 6, 12):
-        for target, name in ((late, "engine"), (speculator._aligner, "align")):
+    for target, name, calls_until in (
+        (late, "engine", (1, 2, 3, 12)),  # two requests are added first
+        (speculator._aligner, "align", (1, 6)),
+    ):
+        for at in calls_until:
             faults = speculator.faults
             with broken(target, name, at):
                 outputs = run.tokens(PROMPTS[:2], extra_args=apart)

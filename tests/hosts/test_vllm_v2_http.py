@@ -5,16 +5,15 @@ FASTDRAFT_DEMO_MODEL names the folder of the demo model.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from forks import Forks
+from vllm_forks import v2_variables
 from vllm_server import MODEL, Server, serving
 
-SUPPORT = Path(__file__).parents[1] / "support"
 V2 = {
     "method": "ngram_gpu",
     "num_speculative_tokens": 6,
@@ -25,15 +24,16 @@ APART = {"vllm_xargs": {"fastdraft_remember": 0}}
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    variables = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(SUPPORT / "triton_on_cpu"), str(SUPPORT)]),
-        "TRITON_INTERPRET": "1",
-        "VLLM_USE_V2_MODEL_RUNNER": "1",
-    }
+def server(vllm_v2_forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("v2")
-    with serving(folder, {"speculator": True}, speculative=V2, variables=variables) as server:
+    with serving(
+        vllm_v2_forks,
+        folder,
+        {"speculator": True},
+        spawn=True,
+        speculative=V2,
+        variables=v2_variables(),
+    ) as server:
         yield server
 
 

@@ -6,12 +6,12 @@ FASTDRAFT_DEMO_MODEL names the folder of the model.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -19,6 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import openai
+
+from forks import Forks
+from vllm_forks import fork_workers
 
 __all__ = ["KEY", "MODEL", "V1", "Server", "serving"]
 
@@ -29,15 +32,6 @@ V1 = {
     "model": "fastdraft.integrations.vllm.FastdraftProposer",
     "num_speculative_tokens": 8,
 }
-
-
-# `vllm serve`, which asks for the version of a package that vLLM for CPUs calls otherwise.
-_SERVE = """
-from vllm.entrypoints.cli.serve import ServeSubcommand
-from vllm.entrypoints.launchers.cli_args import make_arg_parser
-from vllm.utils.argparse_utils import FlexibleArgumentParser
-ServeSubcommand.cmd(make_arg_parser(FlexibleArgumentParser()).parse_args())
-"""
 
 
 @dataclass(frozen=True)
@@ -77,9 +71,11 @@ class Server:
 
 @contextlib.contextmanager
 def serving(
+    forks: Forks,
     folder: Path,
     settings: dict[str, object],
     *,
+    spawn: bool = False,
     speculative: Mapping[str, object] = V1,
     variables: Mapping[str, str] = os.environ,
     middleware: str | None = "fastdraft.integrations.vllm.PredictionMiddleware",
@@ -88,6 +84,7 @@ def serving(
 ) -> Iterator[Server]:
     """A server with settings of fastdraft, until the block ends.
 
+    spawn: Start the engine's process anew, as vLLM does on a CPU; it is forked otherwise.
     variables: Of its environment.
     ledger: The folder of its ledgers; None for one of its own.
     frontend: The program of vLLM's frontend in Rust; None for the one in Python.
@@ -109,16 +106,11 @@ def serving(
     }
     if middleware is not None:
         arguments["--middleware"] = middleware
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager"]
-    if frontend is not None:
-        command[1:3] = ["-c", _SERVE]
-    for pair in arguments.items():
-        command.extend(pair)
+    command = ["--enforce-eager", *itertools.chain(*arguments.items())]
     server = Server(f"http://127.0.0.1:{port}", folder / "server.log")
     environment = {
         **variables,
         "VLLM_CPU_KVCACHE_SPACE": "1",
-        # Tests of offline engines, in the same process, want less.
         "VLLM_LOGGING_LEVEL": "INFO",
         "VLLM_NO_USAGE_STATS": "1",
     }
@@ -129,10 +121,9 @@ def serving(
     environment.pop("FASTDRAFT_VLLM_LEDGER", None)
     if ledger is not None:
         environment["FASTDRAFT_VLLM_LEDGER"] = str(ledger)
-    with server.log.open("w") as log:
-        process = subprocess.Popen(
-            command, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
-        )
+    if not spawn:
+        environment["FORK_WORKERS"] = "1"
+    process = forks.start(Path(__file__), *command, variables=environment, log=server.log)
     try:
         for _ in range(600):
             assert process.poll() is None, server.log.read_text()[-4000:]
@@ -144,10 +135,22 @@ def serving(
         yield server
         assert process.poll() is None, server.log.read_text()[-4000:]
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
-        try:
+        process.kill(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(30)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        process.kill(signal.SIGKILL)
+
+
+def _serve() -> None:
+    """`vllm serve`, which asks for the version of a package that vLLM for CPUs calls otherwise."""
+    from vllm.entrypoints.cli.serve import ServeSubcommand
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    if "FORK_WORKERS" in os.environ:
+        fork_workers()
+    ServeSubcommand.cmd(make_arg_parser(FlexibleArgumentParser()).parse_args())
+
+
+if __name__ == "__main__":
+    _serve()
