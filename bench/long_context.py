@@ -76,7 +76,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.manual_seed(0)
     name = options.model or str(ensure_model())
-    model: Any = AutoModelForCausalLM.from_pretrained(name).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(name)
+    model.eval()
     if not shares_keys(model):
         parser.error("the model must be on 'sdpa' and have query heads that share keys")
     about = harness.about(
