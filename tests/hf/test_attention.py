@@ -27,14 +27,11 @@ from fastdraft.hf.masks import Masks
 from fastdraft.hf.static import WIDTHS
 from fastdraft.kernels import reference
 from hf_models import (
-    EOS,
     FAMILIES,
-    PAD,
     VOCABULARY,
     Forester,
     Generous,
     assert_same_tokens,
-    drawn,
     edited,
     repetitive_batch,
     tiny_model,
@@ -176,26 +173,7 @@ def test_trees_give_the_tokens_of_generate(
 
 
 def _gpt_oss(implementation: str) -> Any:
-    config = transformers.GptOssConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        num_local_experts=4,
-        num_experts_per_tok=2,
-        sliding_window=11,
-        layer_types=["sliding_attention", "full_attention"],
-        max_position_embeddings=256,
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-        eos_token_id=EOS,
-        pad_token_id=PAD,
-        tie_word_embeddings=False,
-    )
-    config._attn_implementation = implementation
-    model = drawn(transformers.AutoModelForCausalLM.from_config, config)
+    model = tiny_model("gpt_oss", attention=implementation)
     with torch.no_grad():
         for layer in model.model.layers:
             layer.self_attn.sinks.normal_()

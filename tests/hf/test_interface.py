@@ -372,7 +372,7 @@ def test_a_cache_goes_from_turn_to_turn(family: str) -> None:
     )
 
 
-WINDOWED = ["mistral", "gemma2", "gemma3", "qwen2"]
+WINDOWED = ["mistral", "gemma2", "gemma3", "qwen2", "phi3", "gpt_oss"]
 
 
 @pytest.mark.parametrize("swapped", [False, True])
