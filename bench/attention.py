@@ -9,6 +9,7 @@ changed. The caches are cold. The floor is what reading the used keys and values
 bandwidth of a copy.
 
     python bench/attention.py --json attention.json
+    python bench/attention.py --check                # small sizes, fastdraft alone, nothing timed
     TRITON_INTERPRET=1 python bench/attention.py     # small sizes: does the script work
 """
 
@@ -234,6 +235,11 @@ def measured(sizes: dict[str, Any], shape: dict[str, Any], cache: int, bandwidth
     return row
 
 
+def checked(sizes: dict[str, Any], shape: dict[str, Any]) -> Row:
+    operands = Operands(**sizes, **shape, seed=0)
+    return {**sizes, "fastdraft": {"error": error(by_lengths(operands)(), exact(operands))}}
+
+
 def is_right(row: Row) -> bool:
     ours = row["fastdraft"]
     return all(ours.get(name, 0.0) <= MOST_ERROR for name in ("error", "replay_error"))
@@ -242,6 +248,7 @@ def is_right(row: Row) -> bool:
 def main() -> None:
     parser = harness.parser(__doc__)
     parser.add_argument("--seconds", type=float, help="start no case after so long")
+    parser.add_argument("--check", action="store_true", help="the results alone, nothing timed")
     arguments = parser.parse_args()
     begin = time.monotonic()
     on_gpu = torch.cuda.is_available()
@@ -258,15 +265,23 @@ def main() -> None:
     if not on_gpu:
         shape = {"heads": 4, "key_heads": 2, "size": 16, "dtype": torch.float32}
         cases = [{"rows": 2, "width": 4, "context": 32}]
+    if arguments.check:
+        cases = [
+            {"rows": rows, "width": width, "context": context}
+            for rows, width, context in ((3, 8, 200), (1, 1, 1000), (2, 32, 64))
+        ]
     shape["device"] = device
     cache = torch.cuda.get_device_properties(device).L2_cache_size if on_gpu else 0
-    bandwidth = copy_bandwidth(device)
+    bandwidth = None if arguments.check else copy_bandwidth(device)
     report = harness.about(correct=True, bandwidth=bandwidth, rows=[], left_out=0)
     for sizes in cases:
         if arguments.seconds is not None and time.monotonic() - begin > arguments.seconds:
             report["left_out"] += 1
             continue
-        row = measured(sizes, shape, cache, bandwidth)
+        if bandwidth is None:
+            row = checked(sizes, shape)
+        else:
+            row = measured(sizes, shape, cache, bandwidth)
         report["rows"].append(row)
         report["correct"] = all(map(is_right, report["rows"]))
         print(row, flush=True)

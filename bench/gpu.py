@@ -132,8 +132,8 @@ def graph_lines(result: Row) -> Lines:
 
 
 def sanitizer_lines(result: Row) -> Lines:
-    rows = [[row["tool"], row["status"] == 0] for row in result.get("tools", [])]
-    return table(["compute-sanitizer", "nothing found"], rows)
+    rows = [[row["tool"], row["kernels"], row["status"] == 0] for row in result.get("tools", [])]
+    return table(["compute-sanitizer", "kernels", "nothing found"], rows)
 
 
 def time_lines(result: Row) -> Lines:

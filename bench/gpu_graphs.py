@@ -1,4 +1,4 @@
-"""Verification and drafting on the device, captured in CUDA graphs and replayed a thousand times.
+"""Verification, drafting and attention on the device, in CUDA graphs replayed a thousand times.
 
 Each operation is called eagerly on two sets of operands, captured in a graph, and replayed on the
 two in turn: every result has to be the eager one, and no replay may allocate. The eager results are
@@ -26,8 +26,10 @@ from unittest import mock
 import torch
 from torch import Tensor
 
+import attention
 import harness
 from fastdraft.alignment import Aligner, Texts, Trees
+from fastdraft.hf.attention import _cached_attention
 from fastdraft.verification import compaction_indices, tree_attention_mask, tree_depths
 from harness import Row
 from verification import (
@@ -57,6 +59,7 @@ class Operation:
         operands: The tensors that the call reads or overwrites.
         others: Two sets of what they may hold, of the same shapes.
         read_bytes: What a call has to read at least, where nothing else measures that.
+        rounding: By how much a float may differ from the reference's.
     """
 
     name: str
@@ -64,6 +67,7 @@ class Operation:
     operands: Results
     others: tuple[Results, Results]
     read_bytes: int | None = None
+    rounding: float = 1e-3
 
     def load(self, number: int) -> None:
         """Copies one of the two sets to the operands."""
@@ -172,6 +176,37 @@ def alignment(
     return Operation("align", call, operands, (flat(1), flat(2)), read)
 
 
+def attending(rows: int, width: int, context: int, device: torch.device) -> Operation:
+    """Attention by lengths, of trees behind texts of unequal length."""
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+
+    def made(seed: int) -> attention.Operands:
+        return attention.Operands(
+            rows,
+            width,
+            context,
+            heads=8,
+            key_heads=2,
+            size=64,
+            dtype=dtype,
+            device=device,
+            seed=seed,
+        )
+
+    def tensors(of: attention.Operands) -> Results:
+        return [of.query, of.keys, of.values, of.seen]
+
+    first = made(1)
+
+    def call() -> Results:
+        query, keys, values, seen = tensors(first)
+        return [_cached_attention(query, keys, values, seen, first.scale, None, None)]
+
+    sets = (copies(tensors(first)), tensors(made(2)))
+    rounding = attention.MOST_ERROR if dtype == torch.bfloat16 else 1e-4
+    return Operation("attention", call, tensors(first), sets, first.read_bytes, rounding)
+
+
 def operations(device: torch.device) -> Iterator[Callable[[], Operation]]:
     """All operations: full sizes on a GPU, small ones elsewhere."""
     on_gpu = device.type == "cuda"
@@ -185,6 +220,7 @@ def operations(device: torch.device) -> Iterator[Callable[[], Operation]]:
     yield lambda: trees(sizes, device)
     rows, longest, nodes = (64, 32_768, 128) if on_gpu else (3, 64, 16)
     yield lambda: alignment(rows, longest, nodes, sizes.vocabulary, device)
+    yield lambda: attending(*((16, 8, 4_096) if on_gpu else (2, 4, 32)), device)
 
 
 def copies(results: Results) -> Results:
@@ -206,6 +242,7 @@ def count_different(results: Results, expected: Results, rounding: float = 0.0) 
 MODULES = (
     *(f"fastdraft.verification.{name}" for name in ("verify", "rejection", "processors", "trees")),
     "fastdraft.alignment",
+    "fastdraft.hf.attention",
 )
 
 
@@ -225,7 +262,8 @@ def beside_the_reference(operation: Operation, expected: list[Results]) -> int:
     with kernels("reference"):
         for number, fused in enumerate(expected):
             operation.load(number)
-            different += int(count_different(fused, operation.call(), rounding=1e-3))
+            found = count_different(fused, operation.call(), rounding=operation.rounding)
+            different += int(found)
     return different
 
 
@@ -270,7 +308,7 @@ def is_right(rows: list[Row]) -> bool:
     A sample of many may differ where float32 cannot tell two tokens apart, so sampled results
     beside the reference do not count here: `bench/verification.py` judges them in number.
     """
-    exact = ("greedy", "tree masks", "align")
+    exact = ("greedy", "tree masks", "align", "attention")
     return not any(
         row.get("error")
         or row["different"]

@@ -4,9 +4,10 @@ A model of random weights, deep and narrow, so that it is bound by overhead as s
 are. Its forwards are timed in both: a step lasts from the start of one forward to the start of the
 next, and what is not forward is the loop's overhead. Times are CPU times, which other processes
 hardly change. The three ways take turns: plain, fastdraft without drafts, and with drafts of a
-fixed length of which a random part is right. Prompts of a batch differ in length, padded on the
-left. Each figure is the median over the steps of a run, and then over the rounds; ratios are those
-of a round.
+fixed length of which a random part is right. *Forward alone* runs the model over as many tokens as
+a step with drafts has, with nothing around it: no loop can be faster. Prompts of a batch differ in
+length, padded on the left. Each figure is the median over the steps of a run, and then over the
+rounds; ratios are those of a round.
 
     python bench/step_overhead.py --json bench/results/step_overhead.json
 """
@@ -20,11 +21,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 import harness
 from fastdraft import DraftStats, hf
-from fastdraft.hf.drafts import FlatDrafts, RowDraft
+from fastdraft.hf.drafts import FlatDrafts
 from harness import Row
 
 VOCABULARY, PROMPT = 1_000, 48
@@ -42,9 +43,18 @@ class Replayer:
     weighs_cost = False
 
     def __init__(self, outputs: Sequence[list[int]], *, lookahead: int, seed: int = 0) -> None:
-        self._outputs = outputs
-        self._lookahead = lookahead
-        self._random = np.random.default_rng(seed)
+        random = np.random.default_rng(seed)
+        # Made beforehand, by the tokens emitted so far: what is measured is the loop.
+        self._drafts: list[list[list[int]]] = []
+        for output in outputs:
+            drafts = [output[begin : begin + lookahead] for begin in range(len(output) + 1)]
+            rights = [int(random.integers(len(draft) + 1)) for draft in drafts]
+            self._drafts.append(
+                [
+                    [*draft[:right], *((token + 1) % VOCABULARY for token in draft[right:])]
+                    for draft, right in zip(drafts, rights, strict=True)
+                ]
+            )
         self._emitted: list[int] = []
 
     def add_request(self, prompt_ids: Any, *, prediction: Any = None) -> int:
@@ -54,16 +64,21 @@ class Replayer:
     def propose_batch(
         self, requests: Sequence[int], *, limits: NDArray[np.int32] | None = None, **_: Any
     ) -> FlatDrafts:
-        drafts = []
         assert limits is not None
+        tokens: list[int] = []
+        parents: list[int] = []
+        offsets = [0]
         for request, limit in zip(requests, limits.tolist(), strict=True):
-            begin = self._emitted[request]
-            tokens = self._outputs[request][begin : begin + min(self._lookahead, limit)]
-            right = int(self._random.integers(len(tokens) + 1))
-            tokens = [*tokens[:right], *((token + 1) % VOCABULARY for token in tokens[right:])]
-            size = len(tokens)
-            drafts.append(RowDraft(tokens, list(range(-1, size - 1)), [0.5] * size))
-        return FlatDrafts.of_rows(drafts)
+            draft = self._drafts[request][self._emitted[request]][:limit]
+            tokens += draft
+            parents += range(-1, len(draft) - 1)
+            offsets.append(len(tokens))
+        return FlatDrafts(
+            np.array(tokens, np.int32),
+            np.array(parents, np.int32),
+            np.full(len(tokens), 0.5, np.float32),
+            np.array(offsets, np.int32),
+        )
 
     def observe_batch(
         self, requests: Sequence[int], emitted_ids: NDArray[np.int32], offsets: NDArray[np.int32]
@@ -120,6 +135,29 @@ def prompts(rows: int) -> dict[str, Any]:
     return {"input_ids": input_ids * attention_mask, "attention_mask": attention_mask}
 
 
+def forward_alone(model: Any, rows: int, *, width: int, cached: int, steps: int) -> float:
+    """Milliseconds of a forward over `width` tokens a row, without any loop."""
+    inputs, cache = prompts(rows), DynamicCache(config=model.config)
+    shown = inputs["attention_mask"]
+    hidden = (1 - shown).sum(1, keepdim=True)
+    shown = torch.nn.functional.pad(shown, (0, cached - PROMPT + width), value=1)
+    found = []
+    with torch.no_grad():
+        input_ids = inputs["input_ids"].repeat(1, -(-cached // PROMPT))[:, :cached]
+        model(input_ids=input_ids, attention_mask=shown[:, :cached], past_key_values=cache)
+        for _ in range(steps):
+            began = time.process_time()
+            model(
+                input_ids=input_ids[:, :width],
+                attention_mask=shown,
+                position_ids=torch.arange(cached, cached + width) - hidden,
+                past_key_values=cache,
+            )
+            found.append((time.process_time() - began) * 1e3)
+            cache.crop(-width)
+    return float(np.median(found))
+
+
 def compare(model: Any, rows: int, *, lookahead: int, new_tokens: int, rounds: int) -> Row:
     """The ways in turn: medians, and the ratios to plain."""
     inputs, forwards = prompts(rows), Forwards(model)
@@ -142,7 +180,14 @@ def compare(model: Any, rows: int, *, lookahead: int, new_tokens: int, rounds: i
         "with drafts": lambda: drafted(lookahead),
     }
     figures: dict[str, list[Row]] = {name: [] for name in ways}
+    alone: list[Row] = []
     for number in range(rounds + 1):
+        if number:
+            cached = PROMPT + new_tokens // 2
+            milliseconds = forward_alone(
+                model, rows, width=1 + lookahead, cached=cached, steps=new_tokens // 4
+            )
+            alone.append({"step_ms": milliseconds})
         for name, run in list(ways.items())[:: 1 if number % 2 else -1]:
             row = forwards.measure(run)
             if number:
@@ -151,6 +196,13 @@ def compare(model: Any, rows: int, *, lookahead: int, new_tokens: int, rounds: i
     for name, of_way in figures.items():
         found[name] = {key: float(np.median([row[key] for row in of_way])) for key in of_way[0]}
         found[name]["to_plain"] = harness.ratio(of_way, figures["plain"], "step_ms")
+    found["with drafts"]["to_forward_alone"] = harness.ratio(
+        figures["with drafts"], alone, "step_ms"
+    )
+    found["forward alone"] = {
+        "step_ms": float(np.median([row["step_ms"] for row in alone])),
+        "to_plain": harness.ratio(alone, figures["plain"], "step_ms"),
+    }
     return found
 
 
@@ -161,15 +213,16 @@ def main() -> None:
     parser.add_argument("--lookahead", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--rows", type=int, action="append", default=[])
+    parser.add_argument("--hidden", type=int, default=16)
     options = parser.parse_args()
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=VOCABULARY,
-        hidden_size=64,
-        intermediate_size=128,
+        hidden_size=options.hidden,
+        intermediate_size=2 * options.hidden,
         num_hidden_layers=options.layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
         max_position_embeddings=1_024,
         initializer_range=0.3,
     )
@@ -177,7 +230,7 @@ def main() -> None:
     model: Any = LlamaForCausalLM(config).double()
     model.eval()
     about = harness.about(
-        model=f"Llama of {options.layers} layers, hidden size 64, random float64",
+        model=f"Llama of {options.layers} layers, hidden size {options.hidden}, random float64",
         threads=torch.get_num_threads(),
     )
     batches = [
@@ -193,7 +246,7 @@ def main() -> None:
     shown = [
         {"rows": batch["rows"], "way": way, **batch[way]}
         for batch in batches
-        for way in ("plain", "without drafts", "with drafts")
+        for way in ("plain", "without drafts", "with drafts", "forward alone")
     ]
     harness.show("Milliseconds", None, shown, digits=3)
     harness.finish(options, {**about, "lookahead": options.lookahead, "batches": batches})

@@ -28,6 +28,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain, product
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -497,7 +498,7 @@ def profiled(verb: str, device: torch.device, *, with_everything: bool) -> Row:
 
 
 def sanitize(arguments: argparse.Namespace) -> int:
-    """Runs the checks under each tool of compute-sanitizer; 1 if one of them found something."""
+    """Runs the checks, and attention's, under each tool of compute-sanitizer; 1 for findings."""
     tool = shutil.which("compute-sanitizer") or shutil.which(
         "/usr/local/cuda/bin/compute-sanitizer"
     )
@@ -505,13 +506,16 @@ def sanitize(arguments: argparse.Namespace) -> int:
         sys.exit("--sanitize needs compute-sanitizer, of the CUDA toolkit, on PATH")
     # What lies behind a tensor is to be out of bounds, not PyTorch's own.
     environment = {**os.environ, NO_CACHE: "1"}
-    checks = [sys.executable, __file__, "--check", *["--quick"] * arguments.quick]
+    checks = {
+        "verification": [__file__, "--check", *["--quick"] * arguments.quick],
+        "attention": [str(Path(__file__).with_name("attention.py")), "--check"],
+    }
     report = harness.about(correct=True, tools=[])
-    for name in ("memcheck", "racecheck", "synccheck"):
-        print(f"compute-sanitizer --tool {name}", flush=True)
-        command = [tool, "--tool", name, "--error-exitcode", "9", *checks]
+    for name, kernels in product(("memcheck", "racecheck", "synccheck"), checks):
+        print(f"compute-sanitizer --tool {name}: {kernels}", flush=True)
+        command = [tool, "--tool", name, "--error-exitcode", "9", sys.executable, *checks[kernels]]
         status = subprocess.run(command, env=environment, check=False).returncode
-        report["tools"].append({"tool": name, "status": status})
+        report["tools"].append({"tool": name, "kernels": kernels, "status": status})
         report["correct"] = report["correct"] and status == 0
         harness.finish(arguments, report)
     return int(not report["correct"])

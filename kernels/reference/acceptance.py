@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fastdraft.kernels.operands import Batch, Emitted, Likeliest, Sampling, Status
-from fastdraft.kernels.reference.sampling import Chosen, argmax, draw, likeliest_of
+from fastdraft.kernels.reference.sampling import (
+    Chosen,
+    argmax,
+    argmax_on_host,
+    draw,
+    likeliest_of,
+)
 from fastdraft.kernels.reference.trees import doubled, in_slots, parent_slots, tree_depths
 
 
@@ -54,6 +61,11 @@ def choose(
     for a loop that compares them on the host. Beside it, so many of each row's likeliest tokens;
     None for none.
     """
+    if sampling is None and not likeliest and (found := argmax_on_host(logits)) is not None:
+        # One call of PyTorch: the loop asks for this at every step.
+        token_ids, maxima = found
+        token_ids[maxima == -np.inf] = -1
+        return torch.from_numpy(token_ids), None
     chosen = argmax(logits) if sampling is None else draw(logits, sampling)
     tokens = chosen.tokens.masked_fill(chosen.maxima == -torch.inf, -1)
     if not likeliest:

@@ -104,7 +104,7 @@ def test_operations_are_called_on_two_sets_of_operands():
     device = torch.device("cpu")
     with gpu_graphs.kernels("reference"):
         rows = [gpu_graphs.attempt(make, device, 3, 1e9) for make in gpu_graphs.operations(device)]
-    assert {"greedy", "filtered", "rejection", "tree masks and paths", "align"} <= {
+    assert {"greedy", "filtered", "rejection", "tree masks and paths", "align", "attention"} <= {
         row["operation"] for row in rows
     }
     assert gpu_graphs.is_right(rows)

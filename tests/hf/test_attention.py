@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -15,23 +16,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._dynamo.utils import counters
 from transformers import CompileConfig
+from transformers.integrations import sdpa_attention
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from fastdraft import hf
 from fastdraft.errors import InvalidValueError
 from fastdraft.hf import attention
-from fastdraft.hf.attention import ATTENTION, attending, takes_sights
+from fastdraft.hf.attention import ATTENTION, attending, shares_keys, takes_sights
 from fastdraft.hf.masks import Masks
 from fastdraft.hf.static import WIDTHS
 from fastdraft.kernels import reference
 from hf_models import (
-    EOS,
     FAMILIES,
-    PAD,
     VOCABULARY,
     Forester,
     Generous,
     assert_same_tokens,
-    drawn,
     edited,
     repetitive_batch,
     tiny_model,
@@ -173,26 +173,7 @@ def test_trees_give_the_tokens_of_generate(
 
 
 def _gpt_oss(implementation: str) -> Any:
-    config = transformers.GptOssConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        num_local_experts=4,
-        num_experts_per_tok=2,
-        sliding_window=11,
-        layer_types=["sliding_attention", "full_attention"],
-        max_position_embeddings=256,
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-        eos_token_id=EOS,
-        pad_token_id=PAD,
-        tie_word_embeddings=False,
-    )
-    config._attn_implementation = implementation
-    model = drawn(transformers.AutoModelForCausalLM.from_config, config)
+    model = tiny_model("gpt_oss", attention=implementation)
     with torch.no_grad():
         for layer in model.model.layers:
             layer.self_attn.sinks.normal_()
@@ -247,7 +228,7 @@ def test_it_takes_the_place_of_sdpa_for_the_time_of_a_generation(
     assert set(used) == {"sdpa", ATTENTION}
     assert model.config._attn_implementation == "sdpa"
     # An error ends it too.
-    with pytest.raises(ZeroDivisionError), attending(model, by_sights=True):
+    with pytest.raises(ZeroDivisionError), attending(model, stands_in=True):
         raise ZeroDivisionError
     assert model.config._attn_implementation == "sdpa"
 
@@ -257,14 +238,14 @@ def test_generations_at_a_time_share_it() -> None:
     first, second = threading.Event(), threading.Event()
 
     def other() -> None:
-        with attending(model, by_sights=True):
+        with attending(model, stands_in=True):
             first.set()
             second.wait(10)
 
     thread = threading.Thread(target=other)
     thread.start()
     first.wait(10)
-    with attending(model, by_sights=True):
+    with attending(model, stands_in=True):
         second.set()
         thread.join()
         assert model.config._attn_implementation == ATTENTION
@@ -295,6 +276,85 @@ def test_where_masks_stay(calls: list[torch.Tensor]) -> None:
     assert takes_sights(gemma2)
     assert takes_sights(tiny_model("llama"))
     assert not takes_sights(tiny_model("llama", attention="eager"))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    rows=st.integers(1, 3),
+    heads=st.integers(1, 3),
+    groups=st.integers(1, 4),
+    width=st.integers(1, 70),
+    columns=st.integers(70, 90),
+    of_rows=st.booleans(),
+    is_additive=st.booleans(),
+)
+def test_heads_that_share_keys_attend_as_with_copies_of_them(
+    seed: int,
+    rows: int,
+    heads: int,
+    groups: int,
+    width: int,
+    columns: int,
+    of_rows: bool,
+    is_additive: bool,
+) -> None:
+    torch.manual_seed(seed)
+    query = torch.randn(rows, width, heads * groups, 4, dtype=torch.float64).transpose(1, 2)
+    key, value = torch.randn(2, rows, heads, columns, 4, dtype=torch.float64)
+    mask = torch.rand(rows if of_rows else 1, 1, width, columns) < 0.6
+    mask[..., 0] = True
+    if is_additive:
+        mask = torch.where(mask, 0.0, -1e30).double()
+    layer: Any = SimpleNamespace(num_key_value_groups=groups, is_causal=True)
+    expected, _ = sdpa_attention_forward(layer, query, key, value, mask, scaling=0.3)
+    found, _ = attention._attention_forward(layer, query, key, value, mask, scaling=0.3)
+    assert found.shape == expected.shape
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("shares", [True, False])
+@pytest.mark.parametrize("drafts", ["chains", "trees"])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_drafts_copy_no_keys(
+    rows: int, drafts: str, shares: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, inputs = tiny_model("llama").double(), repetitive_batch(rows)
+    options: dict[str, Any] = {"do_sample": False, "max_new_tokens": NEW, "eos_token_id": None}
+    expected = model.generate(**inputs, **options)
+    copied: list[int] = []
+    real = sdpa_attention.repeat_kv
+
+    def counting(states: torch.Tensor, groups: int) -> torch.Tensor:
+        if states.shape[2] > PROMPT:
+            copied.append(states.shape[2])
+        return real(states, groups)
+
+    monkeypatch.setattr(sdpa_attention, "repeat_kv", counting)
+    if not shares:
+        generation = importlib.import_module("fastdraft.hf.generate")
+        monkeypatch.setattr(generation, "shares_keys", lambda _: False)
+    outputs = expected[:, PROMPT:]
+    more: dict[str, Any] = {"drafter": Forester(outputs.tolist())}
+    if drafts == "chains":
+        more = {"drafter": Generous(), "prediction": [edited(row) for row in outputs]}
+    output = hf.generate(model, **inputs, **options, **more)
+    assert torch.equal(output.sequences, expected)
+    assert output.stats.accepted > 0
+    assert bool(copied) != shares
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_which_models_share_keys() -> None:
+    assert shares_keys(tiny_model("llama"))
+    assert shares_keys(tiny_model("gemma3"))
+    assert not shares_keys(tiny_model("llama", num_key_value_heads=4))
+    assert not shares_keys(tiny_model("gpt2"))
+    assert not shares_keys(tiny_model("llama", attention="eager"))
+    # Soft caps, which 'sdpa' leaves out.
+    gemma2 = tiny_model("gemma2")
+    gemma2.config._attn_implementation = "sdpa"
+    assert not shares_keys(gemma2)
 
 
 def test_nothing_changes_without_a_kernel() -> None:

@@ -46,13 +46,13 @@ class _Operations(TorchDispatchMode):
 @pytest.mark.parametrize(
     ("rows", "drafts", "options", "most"),
     [
-        (1, "chains", {}, 10),
-        (1, "trees", {}, 30),
-        (1, "chains", PROCESSED, 14),
-        (1, "chains", {"cache_implementation": "static"}, 42),
-        (4, "chains", {}, 28),
-        (4, "trees", {}, 34),
-        (4, "chains", {"cache_implementation": "static"}, 48),
+        (1, "chains", {}, 5),
+        (1, "trees", {}, 24),
+        (1, "chains", PROCESSED, 7),
+        (1, "chains", {"cache_implementation": "static"}, 36),
+        (4, "chains", {}, 18),
+        (4, "trees", {}, 24),
+        (4, "chains", {"cache_implementation": "static"}, 42),
     ],
     ids=lambda value: "-".join(value) or "plain" if isinstance(value, dict) else str(value),
 )

@@ -66,6 +66,15 @@ def _config(family: str, changes: dict[str, Any]) -> Any:
             return transformers.PhiConfig(**_SIZES, **_TOKENS)
         case "phi3":
             return transformers.Phi3Config(**_SIZES, **_TOKENS, sliding_window=_WINDOW)
+        case "gpt_oss":
+            own = {
+                "sliding_window": _WINDOW,
+                "layer_types": ["sliding_attention", "full_attention"],
+                "num_local_experts": 4,
+                "num_experts_per_tok": 2,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+            }
+            return transformers.GptOssConfig(**_SIZES | _TOKENS | own)
         case "gpt2":
             return transformers.GPT2Config(
                 vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=256, **_TOKENS

@@ -7,7 +7,9 @@ takes what `Masks.sights` makes instead: three numbers for each new token, which
 dimensions, which models hand on as it is, and are told from masks by their type, int64.
 
 All other masks are served too, those of prompts and of models that other loops decode, so the
-function may stand in for 'sdpa' at any time.
+function may stand in for 'sdpa' at any time. Where a few new tokens come with a mask, it does what
+'sdpa' does for a single one: query heads that share keys become more queries of one head, and
+nothing is copied.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from fastdraft.errors import InvalidValueError
 from fastdraft.kernels import reference
 from fastdraft.verification.backend import kernels_for
 
-__all__ = ["ATTENTION", "attending", "takes_sights"]
+__all__ = ["ATTENTION", "attending", "shares_keys", "takes_sights"]
 
 ATTENTION: Final = "fastdraft"
 """The function's name for `attn_implementation`."""
@@ -41,6 +43,9 @@ _LEFT_OUT_BY_SDPA: Final = re.compile(r"\b(softcap|s_aux)=")
 # How they hand on the mask, and what else may happen to it; that of an encoder is another matter.
 _HANDED_ON: Final = re.compile(r"attention_interface\([^)]*\battention_mask\b")
 _CHANGED: Final = re.compile(r"\battention_mask\s*([\[+*]|=(?!\s*(encoder_)?attention_mask\b))")
+
+# A prompt has more tokens than that, and work enough to make the copies nothing.
+_FEW: Final = 64
 
 _lock = threading.Lock()
 # Of configurations that use the function for the time being, by id: what they used before, and how
@@ -63,36 +68,58 @@ def takes_sights(model: Any) -> bool:
             return False
     elif config._attn_implementation != ATTENTION:
         return False
+    sources = _sources_of_attention(model)
+    return bool(sources) and all(
+        _is_served(source, replaces_sdpa)
+        and _HANDED_ON.search(source)
+        and not _CHANGED.search(source)
+        for source in sources
+    )
+
+
+def shares_keys(model: Any) -> bool:
+    """Whether query heads share keys, and the function may stand in for 'sdpa' with its masks."""
+    config = model.config.get_text_config(decoder=True)
+    heads = getattr(config, "num_attention_heads", None)
+    if config._attn_implementation != "sdpa" or heads in (
+        None,
+        getattr(config, "num_key_value_heads", None) or heads,
+    ):
+        return False
+    sources = _sources_of_attention(model)
+    return bool(sources) and all(_is_served(source, True) for source in sources)
+
+
+def _sources_of_attention(model: Any) -> list[str]:
+    """The source of each kind of attention layer; none where they do not look functions up.
+
+    As transformers asks whether a model has such functions at all: by the source.
+    """
+    config = model.config.get_text_config(decoder=True)
     layers = [
         each
         for each in model.modules()
         if hasattr(each, "layer_idx") and "Attention" in type(each).__name__
     ]
-    return bool(
-        getattr(model, "_supports_attention_backend", False)
-        and layers
-        and all(getattr(each, "config", None) is config for each in layers)
-        and all(_is_served(each, replaces_sdpa) for each in {type(each) for each in layers})
-    )
-
-
-def _is_served(layer: Any, replaces_sdpa: bool) -> bool:
-    """Whether the function serves the layer, which only passes its mask on.
-
-    As transformers does where it asks whether a model has such functions at all: by the source.
-    """
+    if not getattr(model, "_supports_attention_backend", False) or not all(
+        getattr(each, "config", None) is config for each in layers
+    ):
+        return []
     try:
-        source = inspect.getsource(layer.forward)
+        return [inspect.getsource(kind.forward) for kind in {type(each) for each in layers}]
     except (OSError, TypeError):
-        return False
-    unknown = _UNKNOWN.search(source) or (replaces_sdpa and _LEFT_OUT_BY_SDPA.search(source))
-    return bool(_HANDED_ON.search(source) and not _CHANGED.search(source) and not unknown)
+        return []
+
+
+def _is_served(source: str, replaces_sdpa: bool) -> bool:
+    """Whether the function knows all that a layer hands to it."""
+    return not (_UNKNOWN.search(source) or (replaces_sdpa and _LEFT_OUT_BY_SDPA.search(source)))
 
 
 @contextlib.contextmanager
-def attending(model: Any, *, by_sights: bool) -> Iterator[None]:
+def attending(model: Any, *, stands_in: bool) -> Iterator[None]:
     """Lets the model attend by this function, if so; generations at a time share the change."""
-    if not by_sights:
+    if not stands_in:
         yield
         return
     config = model.config.get_text_config(decoder=True)
@@ -161,6 +188,10 @@ def _attention_forward(
         call = _operation if torch.compiler.is_compiling() else _cached_attention
         return call(query, key, value, attention_mask, scale, softcap, sinks), None
     if softcap is None and sinks is None:
+        if _packs(query, key, attention_mask, kwargs):
+            assert attention_mask is not None
+            packed = _packed(query, key, value, attention_mask, dropout=dropout, scale=scale)
+            return packed.transpose(1, 2).contiguous(), None
         attended: tuple[Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
@@ -177,6 +208,39 @@ def _attention_forward(
         query, key, value, visible, scale=scale, softcap=softcap, sinks=sinks
     )
     return result.transpose(1, 2).contiguous(), None
+
+
+def _packs(query: Tensor, key: Tensor, mask: Tensor | None, kwargs: dict[str, Any]) -> bool:
+    """Whether heads that share keys are to become queries of one head."""
+    return (
+        mask is not None
+        and mask.dim() == 4
+        and mask.shape[1] == 1
+        and query.shape[2] <= _FEW
+        and query.shape[1] > key.shape[1]
+        and kwargs.get("position_bias") is None
+        and kwargs.get("cache") is None
+    )
+
+
+def _packed(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, dropout: float, scale: float
+) -> Tensor:
+    """Masked attention, (rows, heads, tokens, size), over keys and values of fewer heads.
+
+    Repeated for every query head, as 'sdpa' has them, they are a copy of the whole cache.
+    """
+    rows, heads, width, size = query.shape
+    groups = heads // key.shape[1]
+    attended = torch.nn.functional.scaled_dot_product_attention(
+        query.reshape(rows, key.shape[1], groups * width, size),
+        key,
+        value,
+        attn_mask=mask.repeat(1, 1, groups, 1),
+        dropout_p=dropout,
+        scale=scale,
+    )
+    return attended.reshape(rows, heads, width, value.shape[3])
 
 
 AttentionInterface.register(ATTENTION, _attention_forward)

@@ -88,14 +88,18 @@ class FlatDrafts:
         return self.offsets[1:] - self.offsets[:-1]
 
     @cached_property
+    def longest(self) -> int:
+        """The length of the longest draft."""
+        return max(map(len, self.by_row))
+
+    @cached_property
     def are_chains(self) -> bool:
         """Whether the parent of each draft token is the one before it."""
-        if len(self.counts) == 1:
-            parents: list[int] = self.parents.tolist()
-            return parents == list(range(-1, len(parents) - 1))
-        first = np.repeat(self.offsets[:-1], self.counts)
-        return np.array_equal(self.parents, np.arange(-1, len(self.parents) - 1) - first)
+        # Of so few numbers, lists are made and compared sooner than arrays.
+        parents: list[int] = self.parents.tolist()
+        return parents == [at for row in self.by_row for at in range(-1, len(row) - 1)]
 
+    @cached_property
     def by_row(self) -> list[list[int]]:
         """The draft tokens of each row."""
         token_ids = self.token_ids.tolist()
@@ -156,7 +160,7 @@ class FlatDrafts:
     @cached_property
     def _sees(self) -> NDArray[np.bool_]:
         """`sees` of the narrowest forward."""
-        width = int(self.counts.max()) + 1
+        width = self.longest + 1
         sees = np.zeros((len(self.counts), width, width), dtype=bool)
         sees[:, np.arange(width), np.arange(width)] = True
         for row, start, count in zip(
@@ -177,14 +181,18 @@ class FlatDrafts:
         Args:
             chosen: The target's token after each line's token, -1 for none.
         """
-        rows, token_ids = [], self.token_ids.tolist()
-        for row, (start, end) in enumerate(pairwise(self.offsets.tolist())):
-            at = start
-            while at < end and token_ids[at] == chosen[at + row]:
-                at += 1
-            rows.append(
-                [*token_ids[start:at], *([chosen[at + row]] if chosen[at + row] >= 0 else [])]
-            )
+        rows, line = [], 0
+        for draft in self.by_row:
+            end = line
+            for token in draft:
+                if token != chosen[end]:
+                    break
+                end += 1
+            emitted = draft[: end - line]
+            if chosen[end] >= 0:
+                emitted.append(chosen[end])
+            rows.append(emitted)
+            line += len(draft) + 1
         return rows
 
     def accepted(self, chosen: Sequence[int]) -> list[list[int]]:
@@ -227,7 +235,7 @@ class FlatDrafts:
         Raises:
             InvalidValueError: A parent does not stand before its child.
         """
-        width = int(self.counts.max()) + 1
+        width = self.longest + 1
         sees = self._sees
         places = np.arange(width)
         used = (places > 0) & (places <= self.counts[:, None])  # (rows, width)

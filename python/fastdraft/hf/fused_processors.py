@@ -172,7 +172,7 @@ class FusedProcessors:
             arrays.append(drafts.parents.astype(np.int64))
         ids, offsets, *trees = on_device(scores.device, *arrays)
         parents = trees[0] if trees else None
-        batch = Batch(scores, ids, offsets, int(drafts.counts.max()), parents)
+        batch = Batch(scores, ids, offsets, drafts.longest, parents)
         kernels_for(scores).patch(batch, self._made[1])
         return True
 

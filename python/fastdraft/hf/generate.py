@@ -25,7 +25,7 @@ from fastdraft import Datastore, DraftConfig, Engine
 from fastdraft.drafters import AssistantModel, Drafter, Staged
 from fastdraft.drafters.assistant import require_model
 from fastdraft.errors import InvalidValueError
-from fastdraft.hf.attention import attending, takes_sights
+from fastdraft.hf.attention import attending, shares_keys, takes_sights
 from fastdraft.hf.draft_models import ModelDrafter
 from fastdraft.hf.grammar import Grammar
 from fastdraft.hf.kv_cache import RowCache
@@ -311,7 +311,10 @@ class _Speculation:
         with (
             model._optimize_model_for_decode(),
             compiling(is_compiled=timed is not model),
-            attending(model, by_sights=padding_left is not None),
+            attending(
+                model,
+                stands_in=padding_left is not None or (not is_static and shares_keys(model)),
+            ),
         ):
             decoding.run(first_logits)
         if streamer is not None:

@@ -164,9 +164,7 @@ def _paths(drafts: FlatDrafts) -> list[list[list[int]]]:
     """The draft tokens that lead to each line of logits, by row."""
     parents = None if drafts.are_chains else drafts.parents.tolist()
     found: list[list[list[int]]] = []
-    for tokens, (start, end) in zip(
-        drafts.by_row(), pairwise(drafts.offsets.tolist()), strict=True
-    ):
+    for tokens, (start, end) in zip(drafts.by_row, pairwise(drafts.offsets.tolist()), strict=True):
         paths: list[list[int]] = [[]]
         places = range(-1, end - start - 1) if parents is None else parents[start:end]
         for token, parent in zip(tokens, places, strict=True):

@@ -17,8 +17,7 @@ itself whole at every step.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -51,16 +50,14 @@ _INDEXED: tuple[type, ...] = tuple(
 )
 
 
-@dataclass(frozen=True)
-class Frame:
+class Frame(NamedTuple):
     """What a forward sees of a layer: columns, and of each row which token its first one holds."""
 
     firsts: list[int]
     columns: int
 
 
-@dataclass(frozen=True)
-class _Plan:
+class _Plan(NamedTuple):
     """Where a forward writes in the layers of one window, and what it sees of them.
 
     Attributes:
@@ -69,7 +66,7 @@ class _Plan:
         moves: By how many columns the buffers' contents move to the front: of all rows, or which
             column each is to hold, (rows, capacity).
         start: The column to write to; where rows write to different ones, the least.
-        places: (rows, columns) to write to, each (rows, width); None when all write to the same.
+        places: The columns to write to, (rows, 1, width, 1); None when all rows write to the same.
         seen: The columns that are seen: the first, and the one behind the last.
         length: Tokens of the longest row, the new ones too.
     """
@@ -78,7 +75,7 @@ class _Plan:
     capacity: int
     moves: int | torch.Tensor
     start: int
-    places: tuple[torch.Tensor, torch.Tensor] | None
+    places: torch.Tensor | None
     seen: tuple[int, int]
     length: int
 
@@ -143,9 +140,9 @@ class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             used[0].narrow(2, plan.start, width).copy_(key_states)
             used[1].narrow(2, plan.start, width).copy_(value_states)
         else:
-            rows, columns = (place.to(used[0].device) for place in plan.places)
-            used[0][rows, :, columns] = key_states.transpose(1, 2)
-            used[1][rows, :, columns] = value_states.transpose(1, 2)
+            places = plan.places.to(used[0].device)
+            used[0].scatter_(2, places.expand_as(key_states), key_states)
+            used[1].scatter_(2, places.expand_as(value_states), value_states)
         self.bases, self.length = plan.bases, plan.length
         # Some models look at these themselves.
         self.keys = used[0].narrow(2, first, end - first)
@@ -192,9 +189,8 @@ class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
                 (moves,) = on_device(device, columns.clip(max=max(self.capacity - 1, 0)))
         places = None
         if min(starts) < max(starts):
-            columns = np.array(starts)[:, None] + np.arange(width)  # (rows, width)
-            row_of, column_of = on_device(device, np.arange(len(starts))[:, None], columns)
-            places = (row_of, column_of)
+            columns = np.array(starts)[:, None] + np.arange(width)
+            (places,) = on_device(device, columns[:, None, :, None])
         first = 0 if self.window is None else max(min(starts) - self.window + 1, 0)
         seen = (first, max(starts) + width)
         return _Plan(bases, capacity, moves, min(starts), places, seen, length=max(lengths) + width)

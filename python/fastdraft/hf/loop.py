@@ -11,7 +11,7 @@ import functools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -38,8 +38,7 @@ _CHEAP = 0.005
 _LIKELIEST = 8
 
 
-@dataclass(frozen=True)
-class _Emitted:
+class _Emitted(NamedTuple):
     """The tokens that the target emits in a step, and the logits that they were chosen from.
 
     Token i of a row was chosen from the logits after its token `kept[row, i]` in the forward, after
@@ -116,7 +115,7 @@ class Decoding:
         batch = self.target.rows_in_forward(len(rows))
         seconds, widths = self.cost.best_widths(batch)
         drafts = self._propose(seconds)
-        longest = int(drafts.counts.max())
+        longest = drafts.longest
         # A wider forward can be the faster one; its further tokens are padding.
         width = int(widths[longest]) if 0 < longest < len(widths) else longest + 1
         if self.target.first_positions is None:
@@ -128,7 +127,7 @@ class Decoding:
         started = time.perf_counter()
         indices, cached = [row.index for row in rows], [row.cached for row in rows]
         logits = self.target.forward(
-            [[row.last_token, *draft] for row, draft in zip(rows, drafts.by_row(), strict=True)],
+            [[row.last_token, *draft] for row, draft in zip(rows, drafts.by_row, strict=True)],
             rows=indices,
             cached=cached,
             width=width,
@@ -294,7 +293,7 @@ class Decoding:
             if own[-1] < 0:
                 del own[-1]
             tokens.append(emitted.get(slot, own))
-        kept = np.tile(np.arange(drafts.counts.max() + 1), (len(rows), 1))
+        kept = np.tile(np.arange(drafts.longest + 1), (len(rows), 1))
         for line, path in zip(kept, paths, strict=True):
             line[1 : len(path) + 1] = np.array(path, dtype=np.int64) + 1
         return tokens, kept
@@ -329,7 +328,7 @@ class Decoding:
             return self._tree_positions(drafts, device)
         rows = [row.index for row in self._running]
         return self._chain_positions(
-            rows, drafts.by_row(), (drafts.counts + 1).tolist(), device=device
+            rows, drafts.by_row, (drafts.counts + 1).tolist(), device=device
         )
 
     def _chain_positions(
@@ -359,7 +358,7 @@ class Decoding:
         paths: list[list[int]] = []
         parents = drafts.parents.tolist()
         for row, tokens, start in zip(
-            self._running, drafts.by_row(), drafts.offsets.tolist(), strict=False
+            self._running, drafts.by_row, drafts.offsets.tolist(), strict=False
         ):
             root = len(paths)
             paths.append([])

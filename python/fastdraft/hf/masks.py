@@ -263,7 +263,8 @@ class Masks:
             seen.scatter_(2, slots[:, None].expand(-1, width, -1), trees)
         if columns.dim() == 1:
             if visible is not None:
-                seen[..., : visible.shape[1]] &= visible.to(seen.device)[:, None]
+                of_prompts = seen[..., : visible.shape[1]]
+                of_prompts &= visible.to(seen.device)[:, None]
             return seen, keys
         shown = columns >= 0
         if visible is not None:

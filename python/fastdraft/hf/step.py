@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, ClassVar
 
 import numpy as np
@@ -154,10 +153,8 @@ class CachedModel:
         input_ids, depths, used = padded(tokens, width)
 
         self.cache.prepare(cached, width, device, floors=floors)
-        kwargs = dict(self.kwargs)
-        kwargs["attention_mask"] = self.masks.of(
-            rows, cached, width, device, frames=self.cache.frames, trees=trees
-        )
+        mask = self.masks.of(rows, cached, width, device, frames=self.cache.frames, trees=trees)
+        kwargs = {**self.kwargs, "attention_mask": mask}
         if trees is not None:
             depths = trees.sum(-1) - 1
         arrays = [input_ids]
@@ -186,8 +183,8 @@ class CachedModel:
             # A model that cannot choose gives all.
             logits = logits[:, on_device(logits.device, columns)[0]]
         flat = logits.flatten(0, 1)
-        if used is not None and not used.all():
-            flat = lines_of(flat, np.flatnonzero(used))
+        if used is not None:
+            flat = lines_of(flat, used.ravel().nonzero()[0])
         return flat.to(self.home)
 
 
@@ -214,17 +211,17 @@ def padded(
 
     Returns:
         The token ids; by how much each one's position is further on than the row's first, for
-        chains; and which are no padding, None where all are. All of shape (rows, width).
+        chains; and which are no padding, None where all are. All of shape (rows, width), or
+        (1, width) where the rows are alike.
     """
-    if all(len(row) == width for row in tokens):
-        ids = np.array(tokens, np.int64)
-        return ids, np.broadcast_to(np.arange(width), ids.shape), None
-    sizes = np.array([len(row) for row in tokens])
+    steps = np.arange(width)[None]
+    sizes = list(map(len, tokens))
+    if min(sizes) == width:
+        return np.array(tokens, np.int64), steps, None
     # Padding repeats a row's last token, at its position: one further on may not exist.
-    steps = np.minimum(np.arange(width), sizes[:, None] - 1)
-    flat = np.fromiter(chain.from_iterable(tokens), np.int64, int(sizes.sum()))
-    input_ids = flat[(sizes.cumsum() - sizes)[:, None] + steps]
-    return input_ids, steps, np.arange(width) < sizes[:, None]
+    ids = [[*row, *[row[-1]] * (width - size)] for row, size in zip(tokens, sizes, strict=True)]
+    ends = np.array(sizes)[:, None]
+    return np.array(ids, np.int64), np.minimum(steps, ends - 1), steps < ends
 
 
 _NO_IDS = np.empty((0, 0), np.int32)
@@ -233,9 +230,10 @@ _NO_CHANCES = np.empty((0, 0), np.float32)
 
 def lines_of(logits: torch.Tensor, indices: NDArray[np.int64]) -> torch.Tensor:
     """Lines of `logits`, of which they are a view where all lie side by side."""
-    first = int(indices[0])
-    if np.array_equal(indices, np.arange(first, first + len(indices))):
-        return logits[first : first + len(indices)]
+    places: list[int] = indices.tolist()
+    first, count = places[0], len(places)
+    if places == list(range(first, first + count)):
+        return logits if count == len(logits) else logits[first : first + count]
     # By index: the size of a mask's selection is not known before the device has computed it.
     return logits[on_device(logits.device, indices)[0]]
 

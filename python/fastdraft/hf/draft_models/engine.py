@@ -86,7 +86,7 @@ class EngineStage(EngineRequests):
             batch = self.propose(asked, cost=np.repeat(step, running), padded=True)
             drafts = FlatDrafts.of_batch(batch)
             chains = drafts if drafts.are_chains else drafts.best_chains()
-            self._chains |= zip(asked, chains.by_row(), strict=True)
+            self._chains |= zip(asked, chains.by_row, strict=True)
         found = {}
         for request, tokens in pending.items():
             chain, start = self._chains[request], len(tokens)
