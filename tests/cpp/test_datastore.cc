@@ -12,8 +12,8 @@
 
 #include "datastore_file.h"
 #include "fastdraft/error.h"
-#include "stores.h"
 #include "folder.h"
+#include "stores.h"
 #include "texts.h"
 
 namespace fastdraft {
