@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -64,7 +63,7 @@ def choose(
     if sampling is None and not likeliest and (found := argmax_on_host(logits)) is not None:
         # One call of PyTorch: the loop asks for this at every step.
         token_ids, maxima = found
-        token_ids[maxima == -np.inf] = -1
+        token_ids[maxima == -torch.inf] = -1
         return torch.from_numpy(token_ids), None
     chosen = argmax(logits) if sampling is None else draw(logits, sampling)
     tokens = chosen.tokens.masked_fill(chosen.maxima == -torch.inf, -1)

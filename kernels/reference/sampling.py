@@ -43,9 +43,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fastdraft.kernels.operands import Likeliest, Sampling, Warpers
@@ -120,13 +118,13 @@ def argmax(
     return join(parts)
 
 
-def argmax_on_host(logits: Tensor) -> tuple[NDArray[Any], NDArray[Any]] | None:
-    """As `argmax`, the token and the value of each row's maximum; None where numpy is slower."""
+def argmax_on_host(logits: Tensor) -> tuple[Any, Any] | None:
+    """Each row's token and maximum, as numpy arrays; None where PyTorch is faster."""
     if not reads_back(logits) or logits.dtype not in _NUMPY or logits.numel() > _FEW:
         return None
     values = logits.numpy(force=True)
     tokens = values.argmax(1)
-    return tokens, values[np.arange(len(tokens)), tokens]
+    return tokens, values[range(len(tokens)), tokens]
 
 
 def mask(logits: Tensor, allowed: Tensor) -> Tensor:

@@ -131,7 +131,7 @@ def texts_of_step(
         drafts: The drafts.
     """
     parents = drafts.parents.tolist()
-    for slot, (row, length, draft) in enumerate(zip(rows, lengths, drafts.by_row(), strict=True)):
+    for slot, (row, length, draft) in enumerate(zip(rows, lengths, drafts.by_row, strict=True)):
         text = token_ids[row, :length].tolist()
         yield row, text
         paths: list[list[int]] = []
