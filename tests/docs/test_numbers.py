@@ -88,7 +88,8 @@ def test_the_stairs() -> None:
         ]
         for row in results("stairs")["rows"]
     ]
-    assert rows_of(page)[1:] == expected
+    rows = [row for row in rows_of(page) if len(row) == len(expected[0])]
+    assert rows[1:] == expected
 
 
 def test_the_front_page() -> None:
