@@ -242,6 +242,11 @@ $(VENV)/.test $(VENV)/.lint $(VENV)/.bench $(VENV)/.docs: $(VENV)/.package
 	pip install -qq 'fastdraft[$(patsubst .%,%,$(notdir $@))]'
 	touch $@
 
+# For Linux, xgrammar brings a Triton: the newest, if there is none.
+ifeq ($(shell uname),Linux)
+$(VENV)/.test: $(VENV)/.triton
+endif
+
 build/gpu/site/.stamp: $(PACKAGE_FILES)
 	$(PYTHON) -m pip install -q --no-index --no-deps --upgrade --target build/gpu/site $(CARRY)/*.whl
 	PYTHONPATH=$(abspath build/gpu/site) $(PYTHON) -m pip install -q --no-index --no-deps \
