@@ -9,7 +9,6 @@ import contextlib
 import functools
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -89,13 +88,13 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def running(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process, which is interrupted when the block ends."""
+    """A process, which is ended with the block; what it started goes with its cluster."""
     with log.open("a") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, cwd=log.parent)
     try:
         yield process
     finally:
-        process.send_signal(signal.SIGINT)
+        process.terminate()
         try:
             process.wait(60)
         except subprocess.TimeoutExpired:
