@@ -27,12 +27,13 @@ namespace py = pybind11;
 
 namespace {
 
-// The engine of C++, with the configuration that Python made it from.
+// The engine of C++, with what Python made it from.
 struct PythonEngine : Engine {
-  PythonEngine(const ConfigObject& config, const Stores& datastores)
-      : Engine(read_config(config), datastores), config_object(config) {}
+  PythonEngine(const ConfigObject& config, const Stores& datastores, const py::tuple& given)
+      : Engine(read_config(config), datastores), config_object(config), datastore_objects(given) {}
 
   const py::object config_object;
+  const py::tuple datastore_objects;
 };
 
 }  // namespace
@@ -467,7 +468,8 @@ std::unique_ptr<PythonEngine> make_engine(const std::optional<ConfigObject>& con
   if (!py::isinstance(chosen, type)) {
     throw py::type_error("config must be a DraftConfig, got " + std::string(py::repr(chosen)));
   }
-  auto engine = std::make_unique<PythonEngine>(chosen, stores_of(datastores));
+  auto engine =
+      std::make_unique<PythonEngine>(chosen, stores_of(datastores), py::tuple(datastores));
   if (calibration) {
     using Weights = py::array_t<float, py::array::c_style | py::array::forcecast>;
     const Weights weights = calibration->attr("_flat")();
@@ -703,6 +705,12 @@ Raises InvalidValueError where the drafter learns nothing: all but the default o
                                "How many requests are running.");
   engine.def_property_readonly("num_bytes", &Engine::bytes,
                                "The bytes that the indexes of all running requests hold.");
+  engine.def_property_readonly(
+      "datastores",
+      [](const PythonEngine& self) -> py::typing::Tuple<Datastore, py::ellipsis> {
+        return self.datastore_objects;
+      },
+      "The datastores that it was made with.");
   engine.def_property_readonly(
       "offer_kinds",
       [](const PythonEngine& self) { return py::tuple(py::cast(self.offer_kinds())); },

@@ -93,7 +93,8 @@ class Decoding:
         if isinstance(self.drafter, Engine) and self.target.takes_trees:
             self._tree_budget = self.drafter.config.tree_budget
             if self._tree_budget is not None:
-                self._successors = Successors()
+                live = next((each for each in self.drafter.datastores if not each.frozen), None)
+                self._successors = Successors() if live is None else Successors.of(live)
 
     def length(self, row: Row) -> int:
         """Tokens of `row`, padding included."""
