@@ -29,8 +29,10 @@ namespace {
 
 // The engine of C++, with what Python made it from.
 struct PythonEngine : Engine {
-  PythonEngine(const ConfigObject& config, const Stores& datastores, const py::tuple& given)
-      : Engine(read_config(config), datastores), config_object(config), datastore_objects(given) {}
+  PythonEngine(const ConfigObject& config, const Stores& datastores, py::tuple given)
+      : Engine(read_config(config), datastores),
+        config_object(config),
+        datastore_objects(std::move(given)) {}
 
   const py::object config_object;
   const py::tuple datastore_objects;

@@ -7,6 +7,7 @@
 #include <map>
 #include <optional>
 #include <random>
+#include <utility>
 #include <vector>
 
 namespace fastdraft {
@@ -26,10 +27,9 @@ TEST(TransitionTable, AgreesWithMapsUnderInsertEraseRedirectAndCopy) {
     auto& edges = expected[state];
     switch (random() % 8) {
       case 0:
-        if (last[state]) {
-          table.erase(states[state], *last[state]);
-          edges.erase(*last[state]);
-          last[state].reset();
+        if (const std::optional<Token> added = std::exchange(last[state], std::nullopt)) {
+          table.erase(states[state], *added);
+          edges.erase(*added);
         }
         break;
       case 1:
