@@ -92,6 +92,19 @@ def test_the_stairs() -> None:
     assert rows[1:] == expected
 
 
+def test_drafts_behind_long_texts() -> None:
+    forwards = {(row["context"], row["width"]): row for row in results("long_context")["forwards"]}
+    rows = rows_of(ROOT / "docs" / "explanation" / "step-cost.md")
+    for tokens in (256, 2_048, 8_192):
+        one, drafts = forwards[tokens, 1], forwards[tokens, 5]
+        assert [
+            f"{tokens:,}",
+            f"{one['fastdraft_ms']:.0f}",
+            f"{drafts['sdpa_to_one']:.2f}",
+            f"{drafts['fastdraft_to_one']:.2f}",
+        ] in rows
+
+
 def test_the_front_page() -> None:
     front = ROOT / "README.md"
     assert row_of(front, "modelled speed") == [
