@@ -471,8 +471,8 @@ std::unique_ptr<PythonEngine> make_engine(const std::optional<ConfigObject>& con
   if (!py::isinstance(chosen, type)) {
     throw py::type_error("config must be a DraftConfig, got " + std::string(py::repr(chosen)));
   }
-  auto engine =
-      std::make_unique<PythonEngine>(chosen, stores_of(datastores), py::tuple(datastores));
+  const Stores stores = stores_of(datastores);  // first: it says what is wrong with them
+  auto engine = std::make_unique<PythonEngine>(chosen, stores, py::tuple(datastores));
   if (calibration) {
     using Weights = py::array_t<float, py::array::c_style | py::array::forcecast>;
     const Weights weights = calibration->attr("_flat")();
