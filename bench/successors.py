@@ -2,9 +2,7 @@
 
 The demo's model decodes recorded requests greedily, with a step that is taken to cost
 1 + token cost x draft tokens, whatever it takes here. Compared are the tokens of a step, and the
-modelled speed: tokens / (steps + token cost x draft tokens). All modes decode the same text. With
---memory requests of a family also share a datastore and, in the mode "with", its table of likely
-next tokens; in "own" each has its own.
+modelled speed: tokens / (steps + token cost x draft tokens). Both modes decode the same text.
 
     python bench/successors.py --data FOLDER --most 4 --json bench/results/successors.json
 """
@@ -19,12 +17,12 @@ from unittest import mock
 import numpy as np
 import torch
 
-from fastdraft import Datastore, DraftConfig, DraftStats, Engine, Successors, hf
+from fastdraft import DraftConfig, DraftStats, Engine, hf
 from fastdraft.demo import ensure_model
 from fastdraft.step_latency import StepLatency
 from harness import Row, about, add_requests, finish, parser, recorded_families, show
 
-CHEAP = 0.005  # the dearest draft token for which they are used
+MODES = {"without": -1.0, "with": 0.005}  # the dearest draft token for which they are used
 LONGEST_PROMPT = 600
 
 
@@ -66,24 +64,19 @@ def main() -> None:
     options_of.add_argument("--tokens", type=int, default=96, help="of an answer")
     options_of.add_argument("--tree-budget", type=int, default=32)
     options_of.add_argument("--token-cost", type=float, default=0.003)
-    options_of.add_argument("--memory", action="store_true", help="requests share a datastore")
     options = options_of.parse_args()
-    modes = ["without", "own", "with"] if options.memory else ["without", "with"]
     model = AutoModelForCausalLM.from_pretrained(ensure_model())
     found: list[Row] = []
     machine = about()
     for family, records in recorded_families(options.data, names=options.family).items():
         row: Row = {"family": family}
-        for mode in modes:
-            stores = [Datastore()] if options.memory else []
-            engine = Engine(DraftConfig(tree_budget=options.tree_budget), datastores=stores)
+        for mode, cheap in MODES.items():
+            engine = Engine(DraftConfig(tree_budget=options.tree_budget))
             steps = emitted = drafted = 0
             cost = Modelled(options.token_cost)
-            table = (lambda _: Successors()) if mode == "own" else Successors.of
             with (
-                mock.patch("fastdraft.hf.loop._CHEAP", -1.0 if mode == "without" else CHEAP),
+                mock.patch("fastdraft.hf.loop._CHEAP", cheap),
                 mock.patch.object(StepLatency, "of", return_value=cost),
-                mock.patch.object(Successors, "of", table),
             ):
                 for record in records[: options.most]:
                     prompt = record.prompt_ids[-LONGEST_PROMPT:].tolist()
@@ -101,14 +94,14 @@ def main() -> None:
         print(row, flush=True)
         found.append(row)
     mean: Row = {"family": "geometric mean", "ratio": geometric_mean(r["ratio"] for r in found)}
-    for mode in modes:
+    for mode in MODES:
         mean[mode] = {
             key: geometric_mean(row[mode][key] for row in found)
             for key in ("tokens_per_step", "speed")
         }
     columns: dict[str, Sequence[str]] = {"family": "family"}
     for title, key in (("tokens a step", "tokens_per_step"), ("speed", "speed")):
-        columns.update({f"{title}, {mode}": (mode, key) for mode in modes})
+        columns.update({f"{title}, {mode}": (mode, key) for mode in MODES})
     show("with the likeliest tokens", {**columns, "ratio": "ratio"}, [*found, mean])
     finish(options, {**machine, "rows": found, "mean": mean})
 

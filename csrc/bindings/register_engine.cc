@@ -8,7 +8,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "acceptance_model.h"
@@ -28,15 +27,12 @@ namespace py = pybind11;
 
 namespace {
 
-// The engine of C++, with what Python made it from.
+// The engine of C++, with the configuration that Python made it from.
 struct PythonEngine : Engine {
-  PythonEngine(const ConfigObject& config, const Stores& datastores, py::tuple given)
-      : Engine(read_config(config), datastores),
-        config_object(config),
-        datastore_objects(std::move(given)) {}
+  PythonEngine(const ConfigObject& config, const Stores& datastores)
+      : Engine(read_config(config), datastores), config_object(config) {}
 
   const py::object config_object;
-  const py::tuple datastore_objects;
 };
 
 }  // namespace
@@ -471,8 +467,7 @@ std::unique_ptr<PythonEngine> make_engine(const std::optional<ConfigObject>& con
   if (!py::isinstance(chosen, type)) {
     throw py::type_error("config must be a DraftConfig, got " + std::string(py::repr(chosen)));
   }
-  const Stores stores = stores_of(datastores);  // first: it says what is wrong with them
-  auto engine = std::make_unique<PythonEngine>(chosen, stores, py::tuple(datastores));
+  auto engine = std::make_unique<PythonEngine>(chosen, stores_of(datastores));
   if (calibration) {
     using Weights = py::array_t<float, py::array::c_style | py::array::forcecast>;
     const Weights weights = calibration->attr("_flat")();
@@ -708,12 +703,6 @@ Raises InvalidValueError where the drafter learns nothing: all but the default o
                                "How many requests are running.");
   engine.def_property_readonly("num_bytes", &Engine::bytes,
                                "The bytes that the indexes of all running requests hold.");
-  engine.def_property_readonly(
-      "datastores",
-      [](const PythonEngine& self) -> py::typing::Tuple<Datastore, py::ellipsis> {
-        return self.datastore_objects;
-      },
-      "The datastores that it was made with.");
   engine.def_property_readonly(
       "offer_kinds",
       [](const PythonEngine& self) { return py::tuple(py::cast(self.offer_kinds())); },

@@ -484,11 +484,6 @@ class Engine:
         The configuration that the engine was made with.
         """
     @property
-    def datastores(self) -> tuple[Datastore, ...]:
-        """
-        The datastores that it was made with.
-        """
-    @property
     def num_bytes(self) -> int:
         """
         The bytes that the indexes of all running requests hold.

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from typing import Final
-from weakref import WeakKeyDictionary
-
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -27,8 +23,7 @@ class Successors(_core.Successors):
     After Token Recycling (Luo et al., 2024, arXiv:2408.08696) and LogitSpec (Liu et al., 2025,
     arXiv:2507.01449).
 
-    Requests share what they learn from: give requests that must not see each other one each, or
-    that of the live datastore which they enter, `Successors.of`.
+    Requests share what they learn from: give requests that must not see each other one each.
     Calls from several threads take turns.
 
     Args:
@@ -41,23 +36,6 @@ class Successors(_core.Successors):
 
     def __init__(self, *, slots: int = 32768) -> None:
         super().__init__(slots=slots)
-
-    @classmethod
-    def of(cls, store: _core.Datastore) -> Successors:
-        """The table of a live datastore, for the requests that enter it; made when first asked for.
-
-        It shares with them what the text of the store itself shares, and lives as long as the
-        store. Its 2.4 MB are not counted in the store's `max_bytes`, and it is not saved with it.
-
-        Raises:
-            InvalidValueError: The store is frozen.
-        """
-        if store.frozen:
-            raise InvalidValueError(f"store must be a live one, got {store!r}")
-        with _LOCK:
-            if store not in _TABLES:
-                _TABLES[store] = cls()
-            return _TABLES[store]
 
     def learn(self, contexts: ArrayLike, token_ids: ArrayLike, probabilities: ArrayLike) -> None:
         """Learns what may follow. Of equal contexts the last row counts.
@@ -94,10 +72,6 @@ class Successors(_core.Successors):
         """
         token_ids, offsets, parents, confidences = self._trees(_rows(ends, "ends", 3).ravel())
         return Offers(kind, token_ids, offsets, parents, confidences)
-
-
-_TABLES: Final[WeakKeyDictionary[_core.Datastore, Successors]] = WeakKeyDictionary()
-_LOCK: Final = threading.Lock()
 
 
 def _rows(values: ArrayLike, what: str, columns: int | None = None) -> np.ndarray:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 import threading
-import weakref
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastdraft import Datastore, DraftConfig, Engine, Offers, Source, Successors
+from fastdraft import DraftConfig, Engine, Offers, Source, Successors
 from fastdraft.errors import InvalidValueError
 from oracles import successors as oracle
 
@@ -138,18 +135,3 @@ def test_threads_share_a_table():
     for thread in threads:
         thread.join()
     assert not failed
-
-
-def test_a_live_store_has_one_table(tmp_path: Path) -> None:
-    store, other = Datastore(max_bytes=1 << 20), Datastore(max_bytes=1 << 20)
-    table = Successors.of(store)
-    assert Successors.of(store) is table
-    assert Successors.of(other) is not table
-    other.save(tmp_path / "frozen.fds")
-    with pytest.raises(InvalidValueError, match="must be a live one, got <Datastore, frozen"):
-        Successors.of(Datastore.open(tmp_path / "frozen.fds"))
-    # It goes with the store.
-    last = weakref.ref(table)
-    del store, table
-    gc.collect()
-    assert last() is None

@@ -13,7 +13,7 @@ from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, Sto
 from transformers.generation.stopping_criteria import StoppingCriteria
 from transformers.generation.streamers import BaseStreamer
 
-from fastdraft import Datastore, DraftConfig, Engine, Successors, hf
+from fastdraft import DraftConfig, Engine, hf
 from fastdraft.errors import InvalidValueError
 from fastdraft.hf.drafts import FlatDrafts
 from fastdraft.step_latency import StepLatency
@@ -447,34 +447,6 @@ class _Flat(StepLatency):
 
     def wants_plain_step(self, rows: int) -> bool:
         return False
-
-
-def test_what_logits_expect_is_kept_with_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny_model("llama")
-    StepLatency._of_model[model] = {("cpu", ()): _Flat("cpu")}
-    inputs = repetitive_batch(1)
-    offered: list[int] = []
-    offers = Successors.offers
-
-    def count(self: Successors, ends: Any, **options: Any) -> Any:
-        made = offers(self, ends, **options)
-        offered.append(len(made.token_ids))
-        return made
-
-    monkeypatch.setattr(Successors, "offers", count)
-
-    def first_offer(engine: Engine) -> int:
-        offered.clear()
-        hf.generate(model, **inputs, do_sample=False, max_new_tokens=16, drafter=engine)
-        return offered[0]
-
-    trees = DraftConfig(tree_budget=32)
-    store = Datastore(max_bytes=1 << 20)
-    assert first_offer(Engine(trees, datastores=[store])) == 0
-    assert first_offer(Engine(trees, datastores=[store])) > 0
-    assert first_offer(Engine(trees, datastores=[Datastore(max_bytes=1 << 20)])) == 0
-    engine = Engine(trees)
-    assert [first_offer(engine), first_offer(engine)] == [0, 0]
 
 
 @pytest.mark.parametrize("rows", [1, 3])

@@ -93,8 +93,7 @@ class Decoding:
         if isinstance(self.drafter, Engine) and self.target.takes_trees:
             self._tree_budget = self.drafter.config.tree_budget
             if self._tree_budget is not None:
-                live = next((each for each in self.drafter.datastores if not each.frozen), None)
-                self._successors = Successors() if live is None else Successors.of(live)
+                self._successors = Successors()
 
     def length(self, row: Row) -> int:
         """Tokens of `row`, padding included."""
