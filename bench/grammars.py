@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import llguidance
@@ -33,7 +32,7 @@ from fastdraft.demo import ensure_model
 from fastdraft.grammars import ForcedText
 from fastdraft.replay.trace import accepted_path
 from harness import Row
-from tool_calls import SPACED, Request, read, read_bfcl
+from tool_calls import SPACED, Request, parse_options, read, read_bfcl
 
 TOKEN_COSTS = (0.003, 0.02, 0.05)
 OPEN, CLOSE = "<tool_call>\n", "\n</tool_call>"
@@ -225,11 +224,7 @@ def rows(requests: Sequence[Request], token_costs: Sequence[float]) -> Iterator[
 
 
 def main() -> None:
-    parser = harness.parser(__doc__)
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--data", type=Path, metavar="FOLDER")
-    source.add_argument("--bfcl", type=Path, metavar="WHEEL")
-    options = parser.parse_args()
+    options = parse_options(__doc__)
     groups = {"recorded": read(options.data)} if options.bfcl is None else read_bfcl(options.bfcl)
     about = harness.about(requests={name: len(each) for name, each in groups.items()})
     costs = TOKEN_COSTS if options.bfcl is None else TOKEN_COSTS[1:2]

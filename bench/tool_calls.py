@@ -19,6 +19,7 @@ are tried without such spaces ("compact") and with them ("spaced").
 
 from __future__ import annotations
 
+import argparse
 import json
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -186,12 +187,17 @@ def rows(requests: Sequence[Request], token_costs: Sequence[float] = TOKEN_COSTS
             yield row
 
 
-def main() -> None:
-    parser = harness.parser(__doc__)
+def parse_options(description: str | None) -> argparse.Namespace:
+    """Which requests to read: `data`, of a folder, or `bfcl`, of a wheel."""
+    parser = harness.parser(description)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--data", type=Path, metavar="FOLDER")
     source.add_argument("--bfcl", type=Path, metavar="WHEEL")
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = parse_options(__doc__)
     if options.bfcl is not None:
         categories: Mapping[str, list[Request]] = read_bfcl(options.bfcl)
         about = harness.about(

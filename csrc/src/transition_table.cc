@@ -106,7 +106,8 @@ void TransitionTable::redirect(Edges& edges, Found found, StateId target) noexce
   }
 }
 
-// In a hashed block no other edge went past the last one's place.
+// The edge was added last, so no other one was moved on because its place was taken: it is simply
+// freed.
 void TransitionTable::erase(Edges& edges, Token token) noexcept {
   if (!is_block(edges)) {
     edges = {};

@@ -56,7 +56,7 @@ class ForcedText:
             InvalidValueError: `matcher` is neither, or is xgrammar's and there is no tokenizer.
         """
         if hasattr(matcher, "compute_ff_tokens"):
-            # It leaves out the last one itself.
+            # llguidance leaves out the last token itself.
             ended = matcher.is_stopped() or matcher.is_error()
             return [] if ended else [int(token) for token in matcher.compute_ff_tokens()]
         if not hasattr(matcher, "find_jump_forward_string"):

@@ -63,9 +63,9 @@ def _keep_types(interpreter: Any) -> None:
 def _leave_out_what_is_not_looked_at(interpreter: Any) -> None:
     """Leaves out whether an integer operation overflows.
 
-    By itself the interpreter finds that out with six operations of the language for each one, which
-    takes nearly half of what is left of its time, for an assertion that is off unless its options
-    say `debug`, which nothing sets. Kernels may rely on numbers that go round.
+    To find that out, the interpreter runs six more operations for each integer operation: nearly
+    half of its remaining time. Only an assertion needs the answer, which is off without the
+    option `debug`, and nothing sets that. Kernels may rely on integers that wrap around.
     """
     builder = interpreter.interpreter_builder
     assert not builder.options.debug

@@ -270,9 +270,9 @@ class PositionProcessors:
         return bool(self._runs)
 
     @property
-    def grammars(self) -> list[Grammar]:
-        """The grammars that answers are held to."""
-        return [run.grammar for run in self._runs if run.grammar is not None]
+    def grammar(self) -> Grammar | None:
+        """The first of the grammars that answers are held to."""
+        return next((run.grammar for run in self._runs if run.grammar is not None), None)
 
     def observe(self, rows: Sequence[int], emitted: Sequence[Sequence[int]]) -> None:
         """Tells what the rows of the latest step have emitted."""
