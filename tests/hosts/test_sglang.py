@@ -8,6 +8,7 @@ PyTorch, by what its source says of them, and the target says what a script has 
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import inspect
 import logging
@@ -697,6 +698,14 @@ def test_the_prompt_is_drafted_from_at_once(
     assert len(req.output_ids) > 12
 
 
+def _server_of_rank(rank: int | None, algorithm: Any, model: str) -> _Server:
+    """A server of a data parallel rank; None where the host has no ranks."""
+    from sglang.srt.runtime_context import get_parallel
+
+    with get_parallel().override(tp_rank=0, dp_rank=rank):
+        return _Server(algorithm, model, overlap=False)
+
+
 @pytest.mark.usefixtures("published")
 def test_metrics_are_among_those_of_the_host(
     algorithm: Any,
@@ -704,11 +713,8 @@ def test_metrics_are_among_those_of_the_host(
     texts: list[tuple[list[int], list[int]]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from sglang.srt.runtime_context import get_parallel
-
     monkeypatch.setattr(_Target, "OPTIONS", {"enable_metrics": True})
-    with get_parallel().override(tp_rank=0, dp_rank=None):
-        server = _Server(algorithm, model, overlap=False)
+    server = _server_of_rank(None, algorithm, model)
     _serve(server, texts)
     server.worker.clear_cache_pool()
 
@@ -730,16 +736,11 @@ def test_a_server_drafts_from_what_another_one_said(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from sglang.srt.runtime_context import get_parallel
-
     url = (tmp_path / "fleet").as_uri()
     monkeypatch.setenv("FASTDRAFT_FLEET_URL", url)
     monkeypatch.setenv("FASTDRAFT_MEMORY_KEY", "an operator's key")
     monkeypatch.setattr(_Target, "OPTIONS", {"enable_metrics": True})
-    servers = []
-    for rank in (5, 6):
-        with get_parallel().override(tp_rank=0, dp_rank=rank):
-            servers.append(_Server(algorithm, model, overlap=False))
+    servers = [_server_of_rank(rank, algorithm, model) for rank in (5, 6)]
     writer, reader = servers
     # No prompt holds anything of its output.
     texts = [([7, 7, 7, *output[:6]], output[6:]) for _, output in texts]
@@ -791,12 +792,7 @@ def test_memory_survives_a_restart(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from sglang.srt.runtime_context import get_parallel
-
-    def start() -> _Server:
-        with get_parallel().override(tp_rank=0, dp_rank=1):
-            return _Server(algorithm, model, overlap=False)
-
+    start = functools.partial(_server_of_rank, 1, algorithm, model)
     monkeypatch.setenv("FASTDRAFT_MEMORY_FOLDER", str(tmp_path))
     with pytest.raises(InvalidValueError, match="needs a key in the environment's FASTDRAFT_MEMOR"):
         start()
