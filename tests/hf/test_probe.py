@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import peft
 import pytest
 import torch
 import transformers
@@ -293,7 +294,6 @@ def test_models_that_prepare_more_than_the_text_are_refused(kind: str) -> None:
 @pytest.mark.filterwarnings("ignore:Position ids are not supported")
 @pytest.mark.parametrize("kind", ["lora", "prompt", "p", "prefix"])
 def test_tuning_with_peft(kind: str) -> None:
-    peft = pytest.importorskip("peft")
     virtual = {"task_type": "CAUSAL_LM", "num_virtual_tokens": 4}
     match kind:
         case "lora":
