@@ -132,6 +132,8 @@ def graph_lines(result: Row) -> Lines:
 
 
 def sanitizer_lines(result: Row) -> Lines:
+    if "unavailable" in result:
+        return [f"compute-sanitizer does not work here: {result['unavailable']}"]
     rows = [[row["tool"], row["kernels"], row["status"] == 0] for row in result.get("tools", [])]
     return table(["compute-sanitizer", "kernels", "nothing found"], rows)
 
@@ -182,6 +184,8 @@ def attention_lines(result: Row) -> Lines:
 
 def generation_lines(result: Row) -> Lines:
     lines = [f"Each number: {result.get('note')}.", ""]
+    if result.get("context"):
+        lines += [f"Random tokens lengthen prompts to {result['context']:,} tokens.", ""]
     rows = result.get("rows", [])
     plain: dict[tuple[Any, ...], float] = {}
     for row in rows:
@@ -366,7 +370,8 @@ def run(
     if part.takes_seconds:
         # So that it ends by itself, with what it has in order.
         command += ["--seconds", str(int(seconds * 0.8))]
-    environment = dict(os.environ)
+    # What it has printed is in the log when it is stopped.
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     if rehearsal:
         environment |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     begin = time.monotonic()
@@ -452,6 +457,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rehearsal", action="store_true", help="tiny sizes on the CPU")
     parser.add_argument("--seconds", type=float, help=f"in all (default: {SECONDS})")
     parser.add_argument(
+        "--began", type=float, metavar="TIME", help="since when they count, in seconds of the epoch"
+    )
+    parser.add_argument(
         "--out", type=Path, default=Path("build/gpu"), help="the folder to write to"
     )
     options = parser.parse_args(arguments)
@@ -464,6 +472,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rehearsal=rehearsal, gpu=None if rehearsal else gpu(), versions=versions(), parts={}
     )
     begin = time.monotonic()
+    if options.began is not None:
+        # What went before, as building the package, is in the time that was given to all.
+        begin -= max(time.time() - options.began, 0.0)
     chosen = [part for part in PARTS if part.name in options.parts]
     for part in chosen:
         # What the parts before it have left is the last one's.

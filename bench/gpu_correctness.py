@@ -6,57 +6,75 @@ python bench/gpu_correctness.py --rehearsal      # a few of them
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import json
 import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from xml.etree import ElementTree
 
 import torch
 
 import harness
+import outcome_log
 from harness import Row
 
 ROOT = Path(__file__).parents[1]
 FAILURES = 10  # as many are told, and so many end the run
 LONGEST = 600  # characters of a failure
+EVERY = 5.0  # seconds until what has come is kept
 FEW = ("tests/kernels/test_noise.py", "tests/kernels/test_tree.py")
 
 
-def read(report: Path) -> Row:
-    """Counts and the first failures of a report in JUnit's form."""
-    cases = list(ElementTree.parse(report).iter("testcase"))
-    failed = [(case, bad) for case in cases for bad in case if bad.tag in ("failure", "error")]
-    skipped = sum(case.find("skipped") is not None for case in cases)
+def read(log: Path) -> Row:
+    """Counts and the first failures of what `outcome_log` has written so far."""
+    lines = log.read_text("utf-8").splitlines() if log.exists() else []
+    tests = [json.loads(line) for line in lines]
+    failed = [test for test in tests if test["outcome"] == "failed"]
     return {
-        "passed": len(cases) - len(failed) - skipped,
+        "passed": sum(test["outcome"] == "passed" for test in tests),
         "failed": len(failed),
-        "skipped": skipped,
+        "skipped": sum(test["outcome"] == "skipped" for test in tests),
         "failures": [
-            {
-                "test": f"{case.get('classname')}::{case.get('name')}",
-                "message": (bad.get("message") or bad.text or "")[:LONGEST],
-            }
-            for case, bad in failed[:FAILURES]
+            {"test": test["test"], "message": test["message"][:LONGEST]}
+            for test in failed[:FAILURES]
         ],
     }
 
 
-def run(tests: list[str], environment: dict[str, str]) -> Row:
-    """Runs tests in a process of their own, several at a time where pytest-xdist is there."""
+def run(
+    tests: list[str],
+    environment: dict[str, str],
+    *,
+    keep: Callable[[Row], None] = lambda _: None,
+) -> Row:
+    """Runs tests in a process of their own, several at a time where pytest-xdist is there.
+
+    What has come is given to `keep` every few seconds, in case there is no time for the rest.
+    """
     side_by_side = []
     if importlib.util.find_spec("xdist") is not None:
         side_by_side = ["-n", str(min(8, os.cpu_count() or 1)), "--dist", "worksteal"]
     with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-q", f"--maxfail={FAILURES}"]
-        command += [*side_by_side, f"--junit-xml={report}", *tests]
-        done = subprocess.run(command, cwd=ROOT, env=environment, check=False)
-        found = read(report) if report.exists() else {"passed": 0, "failed": 0}
-    found["status"] = done.returncode
-    return found
+        log = Path(folder) / "tests.jsonl"
+        # What a machine's own libraries warn of is no failure.
+        command = [sys.executable, "-m", "pytest", "-q", "-W", "default", f"--maxfail={FAILURES}"]
+        command += [*side_by_side, "-p", outcome_log.__name__, *tests]
+        paths = [str(Path(__file__).parent), environment.get("PYTHONPATH", "")]
+        environment = {
+            **environment,
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+            outcome_log.VARIABLE: str(log),
+        }
+        process = subprocess.Popen(command, cwd=ROOT, env=environment)
+        while process.poll() is None:
+            keep(read(log))
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(EVERY)
+        return {**read(log), "status": process.returncode}
 
 
 def main() -> None:
@@ -67,9 +85,13 @@ def main() -> None:
     if not torch.cuda.is_available():
         environment["TRITON_INTERPRET"] = "1"
     report = harness.about(interpreted=not torch.cuda.is_available())
-    report.update(run([*FEW] if arguments.rehearsal else ["tests/kernels"], environment))
-    report["correct"] = report["status"] == 0
-    harness.finish(arguments, report)
+
+    def keep(found: Row) -> None:
+        report.update(found, correct=not found["failed"] and not found.get("status"))
+        harness.finish(arguments, report)
+
+    tests = [*FEW] if arguments.rehearsal else ["tests/kernels"]
+    keep(run(tests, environment, keep=keep))
     sys.exit(int(not report["correct"]))
 
 

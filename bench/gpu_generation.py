@@ -10,6 +10,7 @@ each request has token ids of its own: a request's tokens are renumbered, which 
 
     python bench/gpu_generation.py --json generation.json
     python bench/gpu_generation.py --models 8B --batches 16 --seconds 500
+    python bench/gpu_generation.py --models 8B --batches 1 --context 32000
     python bench/gpu_generation.py --rehearsal
 """
 
@@ -127,12 +128,14 @@ class Request:
 
 
 def renumbered(
-    records: Sequence[tuple[str, Record]], *, new_tokens: int, vocabulary: int
+    records: Sequence[tuple[str, Record]], *, new_tokens: int, vocabulary: int, context: int = 0
 ) -> tuple[list[Request], Tensor, Tensor, int]:
     """The requests, what the model says, the owner of each token, and the end of text.
 
-    As many records are taken as the vocabulary has ids for.
+    As many records are taken as the vocabulary has ids for. Prompts of fewer than `context` tokens
+    get random ones of their own before them.
     """
+    random = np.random.default_rng(0)
     end = vocabulary - 1
     owner = torch.zeros(vocabulary, dtype=torch.int64)
     requests: list[Request] = []
@@ -146,6 +149,8 @@ def renumbered(
             break
         cuts = np.cumsum([len(each) for each in known])[:-1]
         parts = [part.tolist() for part in np.split(ids + first, cuts)]
+        before = random.integers(len(distinct), size=max(context - len(parts[0]), 0))
+        parts[0] = [*(before + first).tolist(), *parts[0]]
         owner[first : first + len(distinct)] = len(requests)
         first += len(distinct)
         output = [*parts[1], end][:new_tokens]
@@ -170,7 +175,7 @@ def forced_model(
         num_hidden_layers=sizes.layers,
         num_attention_heads=sizes.heads,
         num_key_value_heads=sizes.key_value_heads,
-        max_position_embeddings=32_768,
+        max_position_embeddings=max(32_768, said.shape[1]),
         tie_word_embeddings=sizes.tied,
         bos_token_id=None,
         eos_token_id=sizes.vocabulary - 1,
@@ -307,6 +312,9 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="a folder of recorded requests (the sample)")
     parser.add_argument("--models", nargs="+", choices=SHAPES, default=["8B", "0.5B", "1.5B"])
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 16, 4])
+    parser.add_argument(
+        "--context", type=int, default=0, help="least tokens of a prompt: random ones fill it up"
+    )
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=1)
@@ -330,6 +338,7 @@ def main() -> None:
         note=FORCED,
         dtype=str(dtype),
         new_tokens=options.max_new_tokens,
+        context=options.context,
         rows=[],
         left_out=[],
     )
@@ -337,7 +346,7 @@ def main() -> None:
         new_tokens = options.max_new_tokens
         vocabulary = SHAPES[shape].vocabulary
         requests, said, owner, end = renumbered(
-            records, new_tokens=new_tokens, vocabulary=vocabulary
+            records, new_tokens=new_tokens, vocabulary=vocabulary, context=options.context
         )
         model: Any = None
         # A static cache has room for the longest request and the widest draft.

@@ -6,13 +6,13 @@ cd "$(dirname "$0")/.."
 carry=${1:-.carry}
 most=64  # MiB
 rm -rf "$carry" && mkdir -p "$carry"
-pip download -q -d "$carry" --no-deps --only-binary=:all: --implementation cp \
+pip download -q -d "$carry" --only-binary=:all: --implementation cp \
   --python-version "${PYTHON_VERSION:-3.12}" \
   --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
-  transformers==5.23.0 tokenizers \
-  pybind11 scikit-build-core pathspec packaging ninja \
-  pytest pluggy iniconfig pytest-xdist execnet hypothesis sortedcontainers pygments \
-  click rich markdown-it-py mdurl platformdirs filelock
+  transformers==5.23.0 click rich platformdirs filelock \
+  pybind11 scikit-build-core ninja pytest pytest-xdist hypothesis
+# The machine has its own, which its PyTorch is known to go with.
+rm -f "$carry"/numpy-*
 size=$(du -sm "$carry" | cut -f1)
 echo "$carry holds $size MiB"
 if [ "$size" -gt "$most" ]; then

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ import gpu
 import gpu_correctness
 import gpu_generation
 import gpu_graphs
+import verification
 from fastdraft.replay import Record
 from gpu import Part
 
@@ -135,6 +138,46 @@ def test_failures_of_tests_are_told(tmp_path):
     assert "one is not two" in "\n".join(gpu.correctness_lines(found))
 
 
+def test_what_tests_gave_is_kept_before_the_last_one_ends(tmp_path, monkeypatch):
+    test = tmp_path / "test_some.py"
+    test.write_text(
+        "import time, warnings\n"
+        "def test_first(): warnings.warn('a library is old')\n"
+        "def test_long(): time.sleep(3)\n"
+        "def test_wrong(): assert False\n"
+    )
+    monkeypatch.setattr(gpu_correctness, "EVERY", 0.2)
+    kept = []
+    gpu_correctness.run([str(test), "-p", "no:cacheprovider"], {}, keep=kept.append)
+    assert {"passed": 1, "failed": 0, "skipped": 0, "failures": []} in kept
+
+
+def test_tests_that_cannot_be_read_are_told(tmp_path):
+    test = tmp_path / "test_some.py"
+    test.write_text("import no_such_module\n")
+    found = gpu_correctness.run([str(test), "-p", "no:cacheprovider"], {})
+    assert found["failed"] and found["status"]
+    assert "no_such_module" in found["failures"][0]["message"]
+
+
+def test_a_sanitizer_that_does_not_work_finds_nothing(tmp_path, monkeypatch):
+    tool = tmp_path / "compute-sanitizer"
+    tool.write_text("#!/bin/sh\necho Device not supported\nexit 1\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    file = tmp_path / "found.json"
+    arguments = SimpleNamespace(quick=True, json=file)
+    assert verification.sanitize(arguments) == 0
+    page = "\n".join(gpu.sanitizer_lines(json.loads(file.read_text())))
+    assert "does not work here: Device not supported" in page
+
+
+def test_what_went_before_counts(tmp_path, monkeypatch):
+    options = ["--seconds", "600", "--began", str(time.time() - 590)]
+    _, report, _ = run(tmp_path, monkeypatch, [part(tmp_path, "passed")], *options)
+    assert report["parts"]["passed"]["bound"] < 11
+
+
 def record(prompt, output, reference=None):
     ids = [
         None if each is None else np.array(each, np.int32) for each in (prompt, output, reference)
@@ -156,6 +199,18 @@ def test_requests_have_token_ids_of_their_own():
     ]
     assert said.tolist() == [[1, 2, 1, 3, 2, 1, 2, end], [5, 4, 4, 5, end, end, end, end]]
     assert owner[:6].tolist() == [0, 0, 0, 0, 1, 1]
+
+
+def test_prompts_are_lengthened_by_tokens_of_their_own():
+    records = [("copy", record([7, 8, 7, 9], [8, 7, 8])), ("story", record([7, 3], [3, 7]))]
+    sizes = {"new_tokens": 3, "vocabulary": 30}
+    short = gpu_generation.renumbered(records, **sizes)[0]
+    long, said, owner, _ = gpu_generation.renumbered(records, **sizes, context=20)
+    for index, (one, other) in enumerate(zip(short, long, strict=True)):
+        assert len(other.prompt) == 20
+        assert other.prompt[-len(one.prompt) :] == one.prompt
+        assert {int(owner[token]) for token in other.prompt} == {index}
+        assert said[index, 20:23].tolist() == other.output
 
 
 @pytest.mark.parametrize("way", gpu_generation.WAYS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import threading
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from transformers.integrations import sdpa_attention
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from fastdraft import hf
+from fastdraft.drafters import AssistantModel
 from fastdraft.errors import InvalidValueError
 from fastdraft.hf import attention
 from fastdraft.hf.attention import ATTENTION, attending, shares_keys, takes_sights
@@ -112,13 +114,15 @@ def test_each_token_sees_what_the_mask_shows(
                 sees[row, slot] = sees[row, random.integers(max(slot - 3, 0), slot)]
             sees[row, slot, slot] = True
         depths, bits = sees.sum(-1) - 1, sees @ (1 << np.arange(width))
-        trees = torch.from_numpy(sees)
+        trees = sees
     columns = {False: longest + width, True: window + WIDTHS[-1] - 1}
-    starts, deep = torch.from_numpy(lengths), torch.from_numpy(depths)
-    expected = masks.fixed(starts, deep, columns=columns, trees=trees)
+    numbers = masks.fixed_numbers(lengths, depths, columns=columns, trees=trees)
+    expected = masks.fixed(list(map(torch.from_numpy, numbers)), columns=columns)
     padding = masks.padding()
     assert padding is not None
-    sights = masks.sights(starts, deep, torch.from_numpy(bits), torch.from_numpy(padding))
+    sights = masks.by_kind(
+        list(map(torch.from_numpy, masks.sights(lengths, depths, bits, padding)))
+    )
     assert isinstance(expected, dict)
     assert isinstance(sights, dict)
     for kind, mask in expected.items():
@@ -313,24 +317,55 @@ def test_heads_that_share_keys_attend_as_with_copies_of_them(
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("shares", [True, False])
-@pytest.mark.parametrize("drafts", ["chains", "trees"])
-@pytest.mark.parametrize("rows", [1, 3])
-def test_drafts_copy_no_keys(
-    rows: int, drafts: str, shares: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, inputs = tiny_model("llama").double(), repetitive_batch(rows)
-    options: dict[str, Any] = {"do_sample": False, "max_new_tokens": NEW, "eos_token_id": None}
-    expected = model.generate(**inputs, **options)
-    copied: list[int] = []
+def test_layers_share_a_packed_mask_until_it_changes() -> None:
+    mask = torch.rand(2, 1, 3, 7) < 0.5
+    first = attention._packed_mask(mask, 2, torch.float32)
+    assert attention._packed_mask(mask, 2, torch.float32) is first
+    assert attention._packed_mask(mask, 3, torch.float32).shape == (2, 1, 9, 7)
+    assert attention._packed_mask(mask, 2, torch.float64).dtype == torch.float64
+    mask.logical_not_()
+    inverse = attention._packed_mask(mask, 2, torch.float32)
+    assert torch.equal(inverse == 0, first != 0)
+    # Of these PyTorch does not know whether they have changed.
+    with torch.inference_mode():
+        unknown = mask.clone()
+    first = attention._packed_mask(unknown, 2, torch.float32)
+    with torch.inference_mode():
+        unknown.logical_not_()
+    assert torch.equal(attention._packed_mask(unknown, 2, torch.float32) == 0, first != 0)
+
+
+@pytest.fixture
+def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Of how many tokens keys or values were copied for each query head, behind the prompts."""
+    found: list[int] = []
     real = sdpa_attention.repeat_kv
 
     def counting(states: torch.Tensor, groups: int) -> torch.Tensor:
         if states.shape[2] > PROMPT:
-            copied.append(states.shape[2])
+            found.append(states.shape[2])
         return real(states, groups)
 
     monkeypatch.setattr(sdpa_attention, "repeat_kv", counting)
+    return found
+
+
+@pytest.mark.parametrize("cache", [None, "static"])
+@pytest.mark.parametrize("shares", [True, False])
+@pytest.mark.parametrize("drafts", ["chains", "trees"])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_drafts_copy_no_keys(
+    rows: int,
+    drafts: str,
+    shares: bool,
+    cache: str | None,
+    copied: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, inputs = tiny_model("llama").double(), repetitive_batch(rows)
+    options: dict[str, Any] = {"do_sample": False, "max_new_tokens": NEW, "eos_token_id": None}
+    expected = model.generate(**inputs, **options)
+    copied.clear()
     if not shares:
         generation = importlib.import_module("fastdraft.hf.generate")
         monkeypatch.setattr(generation, "shares_keys", lambda _: False)
@@ -338,11 +373,32 @@ def test_drafts_copy_no_keys(
     more: dict[str, Any] = {"drafter": Forester(outputs.tolist())}
     if drafts == "chains":
         more = {"drafter": Generous(), "prediction": [edited(row) for row in outputs]}
-    output = hf.generate(model, **inputs, **options, **more)
+    output = hf.generate(model, **inputs, **options, **more, cache_implementation=cache)
     assert torch.equal(output.sequences, expected)
     assert output.stats.accepted > 0
     assert bool(copied) != shares
     assert model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_draft_models_copy_no_keys(
+    shares: bool, copied: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Drafts that are accepted whole leave the draft model several tokens to read at a time.
+    model, inputs = tiny_model("llama").double(), repetitive_batch(3)
+    drafter = copy.deepcopy(model)
+    options: dict[str, Any] = {"do_sample": False, "max_new_tokens": NEW, "eos_token_id": None}
+    expected = model.generate(**inputs, **options)
+    copied.clear()
+    if not shares:
+        stage = importlib.import_module("fastdraft.hf.draft_models.stage")
+        monkeypatch.setattr(stage, "shares_keys", lambda _: False)
+    assistant = AssistantModel(drafter, schedule="constant", lookup=None)
+    output = hf.generate(model, **inputs, **options, drafter=assistant)
+    assert torch.equal(output.sequences, expected)
+    assert output.stats.accepted > 0
+    assert bool(copied) != shares
+    assert drafter.config._attn_implementation == "sdpa"
 
 
 def test_which_models_share_keys() -> None:

@@ -48,12 +48,13 @@ class _Operations(TorchDispatchMode):
     ("rows", "drafts", "options", "most"),
     [
         (1, "chains", {}, 5),
-        (1, "trees", {}, 24),
+        (1, "trees", {}, 17),
         (1, "chains", PROCESSED, 7),
-        (1, "chains", {"cache_implementation": "static"}, 36),
-        (4, "chains", {}, 18),
-        (4, "trees", {}, 24),
-        (4, "chains", {"cache_implementation": "static"}, 42),
+        (1, "chains", {"cache_implementation": "static"}, 10),
+        (4, "chains", {}, 14),
+        (4, "trees", {}, 19),
+        (4, "chains", {"cache_implementation": "static"}, 12),
+        (4, "trees", {"cache_implementation": "static"}, 30),
     ],
     ids=lambda value: "-".join(value) or "plain" if isinstance(value, dict) else str(value),
 )

@@ -20,7 +20,9 @@ from assistants import bent
 from fastdraft import hf
 from fastdraft.drafters import AssistantModel
 from fastdraft.errors import FastdraftError, InvalidValueError
-from fastdraft.hf.static import WIDTHS
+from fastdraft.hf import static
+from fastdraft.hf.kv_cache import in_one_copy
+from fastdraft.hf.static import WIDTHS, StaticRowCache
 from fastdraft.step_latency import StepLatency
 from hf_models import (
     EOS,
@@ -112,8 +114,16 @@ def test_prompts_longer_than_the_window_and_its_ring(attention: str) -> None:
     assert_same_tokens(model, expected, output.sequences, attention_mask=inputs["attention_mask"])
 
 
+@pytest.mark.parametrize("is_apart", [False, True])
 @pytest.mark.parametrize("rows", [1, 3])
-def test_each_width_is_compiled_once(llama: Any, rows: int, compilations: Any) -> None:
+def test_each_width_is_compiled_once(
+    llama: Any, rows: int, is_apart: bool, compilations: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_apart:
+        # As on a device with memory of its own: what a step needs is parts of one copy.
+        monkeypatch.setattr(
+            static, "on_device", lambda device, *arrays: in_one_copy(device, arrays)
+        )
     inputs = repetitive_batch(rows)
     options = {"max_new_tokens": NEW, "eos_token_id": None}
     expected = _greedy(llama, inputs, **options)
@@ -133,6 +143,57 @@ def test_each_width_is_compiled_once(llama: Any, rows: int, compilations: Any) -
     shorter = repetitive_batch(rows, seed=5, longest=20)
     hf.generate(llama, **shorter, **{**options, "max_new_tokens": 30}, drafter=Silent())
     assert compilations() == before
+
+
+@pytest.mark.usefixtures("compilations")
+def test_a_compiled_forward_finds_its_cache_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A CUDA graph is recorded anew for other addresses.
+    places: list[list[int]] = []
+    keep = StaticRowCache.keep_buffers
+
+    def noted(cache: StaticRowCache, call: Any) -> None:
+        places.append([layer.keys.data_ptr() for layer in cache.layers])
+        keep(cache, call)
+
+    monkeypatch.setattr(StaticRowCache, "keep_buffers", noted)
+    model = tiny_model("gemma3")
+    options: dict[str, Any] = {"max_new_tokens": NEW, "eos_token_id": None}
+
+    def generated(rows: int, seed: int) -> Any:
+        inputs = repetitive_batch(rows, seed=seed)
+        found = hf.generate(
+            model, **inputs, do_sample=False, **options, **_compiled(), drafter=Generous()
+        )
+        assert torch.equal(found.sequences, _greedy(model, inputs, **options))
+        return found
+
+    for seed in range(3):
+        generated(2, seed)
+    assert places[0] == places[1] == places[2]
+    # Others cannot have them, and those kept last are found again.
+    generated(3, 1)
+    generated(3, 2)
+    assert places[3] == places[4]
+    with torch.inference_mode():
+        generated(3, 2)
+    generated(3, 1)
+    # Two generations at a time have caches of their own.
+    places.clear()
+    held = {}
+
+    class Nested(Generous):
+        def add_request(self, *arguments: Any, **more: Any) -> int:
+            if not held:
+                held["inner"] = True
+                generated(3, 5)
+            return super().add_request(*arguments, **more)
+
+    inputs = repetitive_batch(3, seed=6)
+    found = hf.generate(
+        model, **inputs, do_sample=False, **options, **_compiled(), drafter=Nested()
+    )
+    assert torch.equal(found.sequences, _greedy(model, inputs, **options))
+    assert not set(places[0]) & set(places[1])
 
 
 @pytest.mark.parametrize("family", ["gemma3", "qwen2"])

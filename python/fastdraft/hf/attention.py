@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import math
 import re
 import threading
 from collections.abc import Iterator
@@ -46,6 +47,9 @@ _CHANGED: Final = re.compile(r"\battention_mask\s*([\[+*]|=(?!\s*(encoder_)?atte
 
 # A prompt has more tokens than that, and work enough to make the copies nothing.
 _FEW: Final = 64
+
+# The attribute of a mask under which `_packed_mask` stands.
+_PACKED: Final = "_fastdraft_packed"
 
 _lock = threading.Lock()
 # Of configurations that use the function for the time being, by id: what they used before, and how
@@ -236,11 +240,31 @@ def _packed(
         query.reshape(rows, key.shape[1], groups * width, size),
         key,
         value,
-        attn_mask=mask.repeat(1, 1, groups, 1),
+        attn_mask=_packed_mask(mask, groups, query.dtype),
         dropout_p=dropout,
         scale=scale,
     )
     return attended.reshape(rows, heads, width, value.shape[3])
+
+
+def _packed_mask(mask: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
+    """The mask of the queries of all heads that share keys, to be added.
+
+    All layers of a forward share it: it stays with the mask. A compiler finds that by itself.
+    """
+    keeps = not (torch.compiler.is_compiling() or mask.is_inference())
+    key = (mask._version, groups, dtype) if keeps else None
+    known: tuple[Any, Tensor] | None = getattr(mask, _PACKED, None) if keeps else None
+    if known is not None and known[0] == key:
+        return known[1]
+    # Query heads in the place of the mask's one, behind which the tokens of all of them stand.
+    packed = mask.expand(-1, groups, -1, -1)
+    if mask.dtype == torch.bool:
+        packed = torch.where(packed, torch.zeros((), dtype=dtype, device=mask.device), -math.inf)
+    packed = packed.reshape(len(mask), 1, -1, mask.shape[3])
+    if keeps:
+        setattr(mask, _PACKED, (key, packed))
+    return packed
 
 
 AttentionInterface.register(ATTENTION, _attention_forward)

@@ -259,6 +259,7 @@ class _Speculation:
         if is_static:
             require_fixed_shapes(model, config, model_kwargs, masks)
             timed = compiled_call(model, config, model_kwargs)
+            cache.take_buffers(timed)
             padding_left = masks.padding() if takes_sights(model) else None
             stepping = functools.partial(StaticModel, call=timed, batch=count, padding=padding_left)
             # What the model is asked over where its modules do not tell.
@@ -313,10 +314,12 @@ class _Speculation:
             compiling(is_compiled=timed is not model),
             attending(
                 model,
-                stands_in=padding_left is not None or (not is_static and shares_keys(model)),
+                stands_in=padding_left is not None or shares_keys(model),
             ),
         ):
             decoding.run(first_logits)
+        if timed is not model:
+            cache.keep_buffers(timed)
         if streamer is not None:
             streamer.end()
         if models is not None:

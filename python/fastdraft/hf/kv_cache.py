@@ -66,7 +66,8 @@ class _Plan(NamedTuple):
         moves: By how many columns the buffers' contents move to the front: of all rows, or which
             column each is to hold, (rows, capacity).
         start: The column to write to; where rows write to different ones, the least.
-        places: The columns to write to, (rows, 1, width, 1); None when all rows write to the same.
+        places: The columns to write to, (rows, heads, width, head size) of most layers; None when
+            all rows write to the same.
         seen: The columns that are seen: the first, and the one behind the last.
         length: Tokens of the longest row, the new ones too.
     """
@@ -140,9 +141,11 @@ class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             used[0].narrow(2, plan.start, width).copy_(key_states)
             used[1].narrow(2, plan.start, width).copy_(value_states)
         else:
-            places = plan.places.to(used[0].device)
-            used[0].scatter_(2, places.expand_as(key_states), key_states)
-            used[1].scatter_(2, places.expand_as(value_states), value_states)
+            for buffer, states in zip(used, (key_states, value_states), strict=True):
+                places = plan.places.to(buffer.device)
+                if places.shape != states.shape:
+                    places = places[:, :1, :, :1].expand_as(states)
+                buffer.scatter_(2, places, states)
         self.bases, self.length = plan.bases, plan.length
         # Some models look at these themselves.
         self.keys = used[0].narrow(2, first, end - first)
@@ -191,6 +194,10 @@ class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         if min(starts) < max(starts):
             columns = np.array(starts)[:, None] + np.arange(width)
             (places,) = on_device(device, columns[:, None, :, None])
+            if self.buffers:
+                # Once for all layers that are alike.
+                _, heads, _, size = self.buffers[0].shape
+                places = places.expand(-1, heads, -1, size)
         first = 0 if self.window is None else max(min(starts) - self.window + 1, 0)
         seen = (first, max(starts) + width)
         return _Plan(bases, capacity, moves, min(starts), places, seen, length=max(lengths) + width)
@@ -458,6 +465,11 @@ def on_device(device: torch.device, *arrays: NDArray[Any]) -> list[torch.Tensor]
     """Numbers of the host on a device: all in one copy, which nobody waits for."""
     if device.type == "cpu":
         return [torch.from_numpy(array) for array in arrays]
+    return in_one_copy(device, arrays)
+
+
+def in_one_copy(device: torch.device, arrays: Sequence[NDArray[Any]]) -> list[torch.Tensor]:
+    """As `on_device`, where the device has memory of its own."""
     numbers = torch.from_numpy(np.concatenate([array.ravel() for array in arrays]))
     is_cuda = device.type == "cuda"
     if is_cuda:
@@ -465,7 +477,8 @@ def on_device(device: torch.device, *arrays: NDArray[Any]) -> list[torch.Tensor]
         numbers = numbers.pin_memory()
     numbers = numbers.to(device, non_blocking=is_cuda)
     parts = torch.split(numbers, [array.size for array in arrays])
-    return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
+    # As tensors of their own: what is compiled for a view expects all numbers to be as many again.
+    return [part.view(array.shape).data for part, array in zip(parts, arrays, strict=True)]
 
 
 def _moved(buffer: torch.Tensor, plan: _Plan) -> torch.Tensor:

@@ -8,7 +8,7 @@ own mask, and its fast paths stay open. Otherwise the mask is made here, in the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +22,26 @@ __all__ = ["Masks"]
 
 # Of layers whose masks are made here. Of what they may see, indexed ones choose themselves.
 _KINDS: Final = ("full_attention", "sliding_attention", "indexed_attention")
+
+
+class _New(NamedTuple):
+    """The new tokens of a forward, in the four dimensions of masks.
+
+    Attributes:
+        places: (rows, 1, width, 1), the place of each in its text.
+        starts: (rows, 1, 1, 1), how many tokens stand before them; None where nobody asks.
+        trees: (rows, 1, width, width) bool, as in `Masks.of`.
+    """
+
+    places: torch.Tensor
+    starts: torch.Tensor | None
+    trees: torch.Tensor | None
+
+    @classmethod
+    def of(cls, numbers: Sequence[torch.Tensor]) -> _New:
+        """Of the numbers of `_numbers`, and any behind them, on the device."""
+        places, starts, trees, *_ = *numbers, None, None
+        return cls(places, starts, None if trees is None else trees.bool())
 
 
 class Masks:
@@ -73,6 +93,9 @@ class Masks:
         self.needed = needed
         # Of rows and what may be seen of their prompts.
         self._chosen: tuple[list[int], torch.Tensor] | None = None
+        # Of a static cache: the numbers of columns, by how many there are, and which may be seen.
+        self._columns: dict[int, torch.Tensor] = {}
+        self._shown: torch.Tensor | None = None
         self._windows = {kind: window if kind == "sliding_attention" else None for kind in kinds}
 
     @property
@@ -111,25 +134,37 @@ class Masks:
             return None
         whole = frames.get(None, Frame([0] * len(rows), longest + width))
         of_kinds = {kind: frames.get(window, whole) for kind, window in self._windows.items()}
-        depths = np.arange(width) if trees is None else trees.sum(-1) - 1
-        starts = np.array(lengths)[:, None]
-        numbers = [starts, starts + depths]  # of the queries, their places in their texts
-        numbers += [np.array(frame.firsts)[:, None] for frame in of_kinds.values()]
+        firsts = [np.array(frame.firsts)[:, None, None, None] for frame in of_kinds.values()]
+        starts = np.array(lengths)[:, None, None, None]
+        depths = np.arange(width)[None] if trees is None else trees.sum(-1) - 1
+        numbers = _numbers(starts, depths, trees, needs_starts=trees is not None)
         if trees is not None:
-            numbers.append(trees.astype(np.int64))
-        first_new, queries, *firsts = on_device(device, *numbers)
-        sees = None if trees is None else firsts.pop().bool()
+            firsts += [starts - first + np.arange(width) for first in firsts]
+        sent = on_device(device, *numbers, *firsts)
+        new, others = _New.of(sent[: len(numbers)]), sent[len(numbers) :]
+        slots: Sequence[torch.Tensor | None] = others[len(of_kinds) :] or [None] * len(of_kinds)
         visible = self._visible_of(rows)
-        masks = {}
-        for first, (kind, frame) in zip(firsts, of_kinds.items(), strict=True):
+        masks = []
+        for (kind, frame), first, at in zip(of_kinds.items(), others, slots, strict=False):
             columns = torch.arange(frame.columns, device=device)
             if any(frame.firsts):
                 columns = first + columns
-            slots = None
-            if sees is not None:
-                slots = first_new - first + torch.arange(width, device=device)
-            masks[kind] = self._mask(kind, columns, first_new, queries, sees, slots, visible)
-        return masks if len(masks) > 1 else next(iter(masks.values()))
+            masks.append(self._mask(kind, columns, new, at, visible))
+        return self.by_kind(masks)
+
+    def _visible_in(self, count: int, device: torch.device) -> torch.Tensor | None:
+        """What may be seen of so many columns, behind the prompts all."""
+        if self.visible is None:
+            return None
+        if self._shown is None or self._shown.shape[3] != count:
+            behind = count - self.visible.shape[1]
+            shown = torch.nn.functional.pad(self.visible, (0, behind), value=True)
+            self._shown = shown[:, None, None].to(device)
+        return self._shown
+
+    def by_kind(self, masks: Sequence[torch.Tensor]) -> torch.Tensor | dict[str, torch.Tensor]:
+        """The masks of all kinds of layers, as a forward takes them."""
+        return masks[0] if len(masks) == 1 else dict(zip(self._windows, masks, strict=True))
 
     def _visible_of(self, rows: Sequence[int]) -> torch.Tensor | None:
         """What may be seen of some rows' prompts. The rows change when one ends."""
@@ -137,41 +172,63 @@ class Masks:
             return None
         chosen = list(rows)
         if self._chosen is None or self._chosen[0] != chosen:
-            self._chosen = chosen, self.visible[chosen]
+            self._chosen = chosen, self.visible[chosen][:, None, None]
         return self._chosen[1]
 
-    def fixed(
+    def fixed_numbers(
         self,
-        lengths: torch.Tensor,
-        depths: torch.Tensor,
+        lengths: NDArray[np.int64],
+        depths: NDArray[np.int64],
         *,
         columns: Mapping[bool, int],
-        trees: torch.Tensor | None = None,
+        trees: NDArray[np.bool_] | None = None,
+    ) -> list[NDArray[np.int64]]:
+        """What `fixed` makes the mask of a forward from; to be sent to the device before.
+
+        Args:
+            lengths: (rows,), the tokens of each row in the cache.
+            depths: (rows, width), by how much the position of each new token is further on.
+            columns: The columns of the cache's layers, by whether these have a sliding window.
+            trees: As in `of`.
+        """
+        starts = lengths[:, None, None, None]
+        needs_starts = trees is not None or True in columns
+        numbers = _numbers(starts, depths, trees, needs_starts=needs_starts)
+        if trees is not None:
+            places = starts + np.arange(depths.shape[1])
+            numbers += [places % _columns(columns, window) for window in self._windows.values()]
+        return numbers
+
+    def fixed(
+        self, numbers: Sequence[torch.Tensor], *, columns: Mapping[bool, int]
     ) -> torch.Tensor | dict[str, torch.Tensor]:
         """The mask of a forward over a `StaticRowCache`, all its columns and all rows.
 
         Nothing is read back from the device.
 
         Args:
-            lengths: (rows,) int64, the tokens of each row in the cache.
-            depths: (rows, width) int64, by how much the position of each new token is further on.
-            columns: The columns of the cache's layers, by whether these have a sliding window.
-            trees: As in `of`, on the device of `lengths`.
+            numbers: Those of `fixed_numbers`, on the device.
+            columns: As there.
         """
-        starts = lengths[:, None]
-        queries = starts + depths
-        steps = torch.arange(depths.shape[1], device=lengths.device)
-        last = starts + depths.shape[1] - 1
-        masks = {}
-        for kind, window in self._windows.items():
-            count = columns.get(window is not None, columns.get(False))
-            assert count is not None
-            # A column holds the newest token that is written there; none yet where negative.
-            tokens = last - (last - torch.arange(count, device=lengths.device)) % count
-            slots = None if trees is None else (starts + steps) % count
-            visible = self.visible
-            masks[kind] = self._mask(kind, tokens, starts, queries, trees, slots, visible)
-        return masks if len(masks) > 1 else next(iter(masks.values()))
+        new = _New.of(numbers)
+        device = new.places.device
+        slots: Sequence[torch.Tensor | None] = numbers[3:] or [None] * len(self._windows)
+        masks = []
+        for (kind, window), at in zip(self._windows.items(), slots, strict=True):
+            count = _columns(columns, window)
+            if count not in self._columns:
+                self._columns[count] = torch.arange(count, device=device)
+            tokens = self._columns[count]
+            if window is None or True not in columns:
+                visible = self._visible_in(count, device)
+            else:
+                # A column holds the newest token that is written there; none yet where negative.
+                assert new.starts is not None
+                last = new.starts + (new.places.shape[2] - 1)
+                tokens = last - (last - tokens) % count
+                visible = self._visible_of(range(len(tokens)))
+            masks.append(self._mask(kind, tokens, new, at, visible))
+        return self.by_kind(masks)
 
     def padding(self) -> NDArray[np.int64] | None:
         """How many columns at the front of each prompt are padding, (rows,) or (1,).
@@ -187,92 +244,79 @@ class Masks:
 
     def sights(
         self,
-        lengths: torch.Tensor,
-        depths: torch.Tensor,
-        new: torch.Tensor,
-        padding: torch.Tensor,
-    ) -> torch.Tensor | dict[str, torch.Tensor]:
+        lengths: NDArray[np.int64],
+        depths: NDArray[np.int64],
+        new: NDArray[np.int64],
+        padding: NDArray[np.int64],
+    ) -> list[NDArray[np.int64]]:
         """What stands in the place of `fixed` for attention by lengths.
 
         Args:
-            lengths, depths: As in `fixed`.
-            new: (rows, width) int64, as bits which of the new tokens each of them sees.
-            padding: On the device of `lengths`, as in `padding`.
+            lengths, depths: As in `fixed_numbers`.
+            new: (rows, width), as bits which of the new tokens each of them sees.
+            padding: As in `padding`.
 
         Returns:
-            (rows, 1, width, 3) int64, `seen` of `fastdraft.kernels.reference.attention`; a dict of
-            these by layer type when the layers differ.
+            For each kind of layer (rows, 1, width, 3), `seen` of
+            `fastdraft.kernels.reference.attention`; `by_kind` makes the mask of them.
         """
-        starts = lengths[:, None].expand_as(depths)
+        starts = np.broadcast_to(lengths[:, None], depths.shape)
         width = depths.shape[1]
-        sights = {}
-        for kind, window in self._windows.items():
-            first, near = padding[:, None].expand_as(depths), new
+        sights = []
+        for window in self._windows.values():
+            first, near = np.broadcast_to(padding[:, None], depths.shape), new
             if window is not None:
-                first = torch.maximum(first, starts + depths - (window - 1))
+                first = np.maximum(first, starts + depths - (window - 1))
                 if window < width:
                     is_near = depths[:, :, None] - depths[:, None] < window
-                    near = new & (is_near << torch.arange(width, device=new.device)).sum(-1)
-            sights[kind] = torch.stack([starts, first, near], dim=-1)[:, None]
-        return sights if len(sights) > 1 else next(iter(sights.values()))
+                    near = new & (is_near << np.arange(width)).sum(-1)
+            sights.append(np.stack([starts, first, near], axis=-1)[:, None])
+        return sights
 
     def _mask(
         self,
         kind: str,
         columns: torch.Tensor,
-        starts: torch.Tensor,
-        queries: torch.Tensor,
-        trees: torch.Tensor | None,
+        new: _New,
         slots: torch.Tensor | None,
         visible: torch.Tensor | None,
     ) -> torch.Tensor:
-        seen, keys = self._seen(columns, starts, queries, trees, slots, visible)
-        window = self._windows[kind]
-        if window is not None:
-            seen &= keys[..., None, :] > queries[..., None] - window
-        return self._in_form(seen[:, None])
-
-    def _seen(
-        self,
-        columns: torch.Tensor,
-        starts: torch.Tensor,
-        queries: torch.Tensor,
-        trees: torch.Tensor | None,
-        slots: torch.Tensor | None,
-        visible: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What each query sees without windows, (rows, width, columns), and the keys' places.
+        """The mask of one kind of layer.
 
         Args:
-            columns: (rows, columns), the tokens that were written to the columns, in that order;
-                negative where there is none. (columns,) where column t holds token t of each row.
-            starts: (rows, 1), how many tokens stand before the first query.
-            queries: (rows, width), the place of each query in its text.
-            trees: (rows, width, width) bool, as in `of`.
-            slots: (rows, width), the column of each query; `None` without trees.
-            visible: (rows, columns of the prompts); `None` for all.
+            columns: (columns,) where column t holds token t of each row. (rows, 1, 1, columns)
+                otherwise: the tokens that were written to them, in that order; negative for none.
+            slots: (rows, 1, 1, width), the column of each new token; `None` without trees.
+            visible: (rows, 1, 1, first columns or prompts' columns); `None` for all.
         """
-        keys = columns
-        if trees is None or slots is None:
-            seen = keys[..., None, :] <= queries[..., None]
+        places, starts, trees = new
+        if trees is None or starts is None or slots is None:
+            seen = columns <= places
         else:
-            # A token of a tree stands in one column and takes the place in the text of another.
-            width = queries.shape[1]
-            keys = columns.expand(len(starts), -1).scatter(1, slots, queries)
-            seen = (columns < starts)[:, None].repeat(1, width, 1)
-            seen.scatter_(2, slots[:, None].expand(-1, width, -1), trees)
+            width = places.shape[2]
+            seen = (columns < starts).repeat(1, 1, width, 1)
+            seen.scatter_(3, slots.expand(-1, -1, width, -1), trees)
         if columns.dim() == 1:
             if visible is not None:
-                of_prompts = seen[..., : visible.shape[1]]
-                of_prompts &= visible.to(seen.device)[:, None]
-            return seen, keys
-        shown = columns >= 0
-        if visible is not None:
-            prompts = visible.to(columns.device)
-            last = prompts.shape[1] - 1
-            shown &= prompts.gather(1, columns.clamp(min=0, max=last)) | (columns > last)
-        seen &= shown[:, None]
-        return seen, keys
+                count = visible.shape[3]
+                of_prompts = seen if count == len(columns) else seen[..., :count]
+                of_prompts &= visible.to(seen.device)
+        else:
+            shown = columns >= 0
+            if visible is not None:
+                prompts = visible.to(columns.device)
+                last = prompts.shape[3] - 1
+                shown &= prompts.gather(3, columns.clamp(min=0, max=last)) | (columns > last)
+            seen &= shown
+        window = self._windows[kind]
+        if window is not None:
+            keys = columns
+            if slots is not None:
+                # A token of a tree stands in one column and takes the place of another in the text.
+                keys = columns.expand(len(places), 1, 1, -1)
+                keys = keys.scatter(3, slots, places.transpose(2, 3))
+            seen &= keys > places - window
+        return self._in_form(seen)
 
     def _in_form(self, seen: torch.Tensor) -> torch.Tensor:
         if self._additive_dtype is None:
@@ -280,3 +324,24 @@ class Masks:
         lowest = torch.finfo(self._additive_dtype).min
         allowed = torch.zeros((), dtype=self._additive_dtype, device=seen.device)
         return torch.where(seen, allowed, lowest)
+
+
+def _numbers(
+    starts: NDArray[np.int64],
+    depths: NDArray[np.int64],
+    trees: NDArray[np.bool_] | None,
+    *,
+    needs_starts: bool,
+) -> list[NDArray[np.int64]]:
+    """The numbers of `_New`, on the host: starts (rows, 1, 1, 1), depths (rows or 1, width)."""
+    numbers = [starts + depths[:, None, :, None]]
+    if needs_starts:
+        numbers.append(starts)
+    if trees is not None:
+        numbers.append(trees[:, None].astype(np.int64))
+    return numbers
+
+
+def _columns(columns: Mapping[bool, int], window: int | None) -> int:
+    """How many columns the layers with such a window have."""
+    return columns[window is not None and True in columns]

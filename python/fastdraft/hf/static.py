@@ -10,6 +10,7 @@ changes from step to step, tokens, lengths and masks, are tensors that the forwa
 from __future__ import annotations
 
 import contextlib
+import math
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -51,6 +52,11 @@ _COLD_RUNS_ELSEWHERE: Final = 3
 
 _COMPILATIONS: Final = 128
 
+_Buffers = tuple[torch.Tensor, torch.Tensor]
+
+# Of each compiled forward, the keys and values of the layers of its latest generation. A CUDA graph
+# remembers where they lie: for others, each width would be recorded again.
+_buffers: weakref.WeakKeyDictionary[Any, list[_Buffers]] = weakref.WeakKeyDictionary()
 # How often each compiled forward has run, by the shape of its tokens and cache.
 _runs: weakref.WeakKeyDictionary[Any, Counter[tuple[int, ...]]] = weakref.WeakKeyDictionary()
 
@@ -86,17 +92,14 @@ class _StaticRowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.places = places
         self.is_sliding = is_sliding
+        self.earlier: _Buffers | None = None  # of an earlier generation, to be used again
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        # Zeros: a masked column still takes part in probabilities x values, where 0 x NaN is NaN.
+        earlier, self.earlier = self.earlier or (None, None), None
         self.keys, self.values = (
-            states.new_zeros((*states.shape[:2], self.places.columns, states.shape[3]))
-            for states in (key_states, value_states)
+            _buffer(states, self.places.columns, old)
+            for states, old in zip((key_states, value_states), earlier, strict=True)
         )
-        for buffer in (self.keys, self.values):
-            torch._dynamo.mark_static(buffer)
-            # Written in place by every forward, which a CUDA graph allows where it does not move.
-            torch._dynamo.mark_static_address(buffer)
         self.is_initialized = True
 
     def update(
@@ -166,12 +169,14 @@ class StaticRowCache(Cache):
                 "a static cache must stay on the model's device, got offloaded StaticCache; use "
                 "cache_implementation='static'"
             )
-        longest = prepared.get_max_length()
+        # Where all layers have a window, the cache does not tell.
+        whole = [layer.max_cache_len for layer in prepared.layers if type(layer) is StaticLayer]
+        longest = max(whole, default=math.inf)
         self.places: dict[bool, _Places] = {}
         layers = [self._layer(layer, index, longest) for index, layer in enumerate(prepared.layers)]
         super().__init__(layers=layers)
 
-    def _layer(self, layer: Any, index: int, longest: int) -> Any:
+    def _layer(self, layer: Any, index: int, longest: float) -> Any:
         if isinstance(layer, SHARING):
             return layer
         if type(layer) not in (StaticLayer, StaticSlidingWindowLayer):
@@ -191,15 +196,21 @@ class StaticRowCache(Cache):
             )
         return _StaticRowLayer(places, is_sliding=is_sliding)
 
-    def prepare(self, lengths: torch.Tensor, width: int) -> None:
-        """Says where the next forward writes: row b from token lengths[b] on, `width` tokens."""
-        tokens = lengths[:, None] + torch.arange(width, device=lengths.device)
-        rows = torch.arange(len(lengths), device=lengths.device)[:, None]
-        longest = lengths.max()
-        for places in self.places.values():
-            places.rows, places.at, places.length = rows, tokens % places.columns, longest
-            for tensor in (places.rows, places.at):
-                torch._dynamo.mark_static(tensor)
+    def planned(self, lengths: NDArray[np.int64], width: int) -> list[NDArray[np.int64]]:
+        """What `prepare` takes for a forward of `width` tokens, of row b from lengths[b] on."""
+        tokens = lengths[:, None] + np.arange(width)
+        columns = [tokens % places.columns for places in self.places.values()]
+        return [np.array(lengths.max()), *columns]
+
+    def prepare(self, numbers: Sequence[torch.Tensor]) -> None:
+        """Says where the next forward writes: the numbers of `planned`, on the device."""
+        longest, *columns = numbers
+        for places, at in zip(self.places.values(), columns, strict=True):
+            if places.rows is None:
+                places.rows = torch.arange(len(at), device=at.device)[:, None]
+                torch._dynamo.mark_static(places.rows)
+            places.at, places.length = at, longest
+            torch._dynamo.mark_static(at)
 
     def compact(self, rows: Sequence[int], lengths: Sequence[int], kept: NDArray[np.int64]) -> None:
         """Moves what the latest forward wrote, so that accepted tokens stand behind each other.
@@ -222,6 +233,35 @@ class StaticRowCache(Cache):
             for layer in layers:
                 if layer.places is ring:
                     layer.move(*indices)
+
+    def take_buffers(self, call: Callable[..., Any]) -> None:
+        """Uses those that an earlier generation has kept, where they are of the right size."""
+        layers = [layer for layer in self.layers if isinstance(layer, _StaticRowLayer)]
+        for layer, earlier in zip(layers, _buffers.pop(call, []), strict=False):
+            layer.earlier = earlier
+
+    def keep_buffers(self, call: Callable[..., Any]) -> None:
+        """Keeps them for the next generation, as long as `call` lives. The last ones kept stay."""
+        layers = [layer for layer in self.layers if isinstance(layer, _StaticRowLayer)]
+        _buffers[call] = [(layer.keys, layer.values) for layer in layers]
+
+
+def _buffer(states: torch.Tensor, columns: int, earlier: torch.Tensor | None) -> torch.Tensor:
+    """Zeros for the keys or values of one layer, where `earlier` lies if it fits."""
+    shape = (*states.shape[:2], columns, states.shape[3])
+    # Zeros: a masked column still takes part in probabilities x values, where 0 x NaN is NaN.
+    if (
+        earlier is not None
+        and earlier.shape == shape
+        and (earlier.dtype, earlier.device) == (states.dtype, states.device)
+        and earlier.is_inference() == torch.is_inference_mode_enabled()
+    ):
+        return earlier.zero_()
+    buffer = states.new_zeros(shape)
+    torch._dynamo.mark_static(buffer)
+    # Written in place by every forward, which a CUDA graph allows where it does not move.
+    torch._dynamo.mark_static_address(buffer, guard=False)
+    return buffer
 
 
 @dataclass
@@ -246,9 +286,6 @@ class StaticModel(CachedModel):
         self._runs: Counter[tuple[int, ...]] = Counter()
         if self._is_compiled:
             self._runs = _runs.setdefault(self.call, self._runs)
-        self._padding: torch.Tensor | None = None
-        if self.padding is not None:
-            (self._padding,) = on_device(self.device, self.padding)
 
     def rows_in_forward(self, running: int) -> int:
         return self.batch
@@ -278,49 +315,42 @@ class StaticModel(CachedModel):
                 f"a forward of fixed shapes takes {', '.join(map(str, self.widths))} tokens a row, "
                 f"got {width}: did the drafter keep to its limits?"
             )
-        input_ids, depths, used = padded(tokens, width)
+        own_ids, depths, used = padded(tokens, width)
         self._lengths[rows] = cached
-        # Tokens, depths, and as bits which tokens of the forward each one sees: one copy in.
-        needs_bits = trees is not None or self._padding is not None
-        host = np.zeros((2 + needs_bits, self.batch, width + 1), dtype=np.int64)
-        if needs_bits:
-            host[2, :, :width] = 1
-        host[0, :, width] = self._lengths
-        host[0, rows, :width] = input_ids
-        if trees is None:
-            host[1, rows, :width] = depths
-            if needs_bits:
-                host[2, rows, :width] = (2 << depths) - 1
-        else:
-            host[1, rows, :width] = trees.sum(-1) - 1
-            host[2, rows, :width] = trees @ (1 << np.arange(width, dtype=np.int64))
-        positions = self._positions(host[1, :, :width] + self._lengths[:, None], range(self.batch))
-        device, position_ids = on_device(self.device, host, positions)
-        steps, lengths = device[1, :, :width], device[0, :, width]
-
-        self.cache.prepare(lengths, width)
-        kwargs = dict(self.kwargs)
-        if self._padding is not None:
-            new = device[2, :, :width]
-            kwargs["attention_mask"] = self.masks.sights(lengths, steps, new, self._padding)
-        else:
+        lengths = self._lengths.copy()
+        input_ids, steps = np.zeros((2, self.batch, width), dtype=np.int64)
+        input_ids[rows] = own_ids
+        steps[rows] = depths if trees is None else trees.sum(-1) - 1
+        positions = self._positions(steps + lengths[:, None], range(self.batch))
+        written = self.cache.planned(lengths, width)
+        columns = {each: places.columns for each, places in self.cache.places.items()}
+        if self.padding is None:
             sees = None
             if trees is not None:
-                bits = torch.arange(width, device=self.device)
-                sees = (device[2, :, :width, None] >> bits & 1).bool()
-            kwargs["attention_mask"] = self.masks.fixed(
-                lengths,
-                steps,
-                columns={each: places.columns for each, places in self.cache.places.items()},
-                trees=sees,
-            )
+                sees = np.zeros((self.batch, width, width), dtype=bool)
+                sees[rows] = trees
+            seen = self.masks.fixed_numbers(lengths, steps, columns=columns, trees=sees)
+        else:
+            # As bits which tokens of the forward each one sees.
+            powers = 1 << np.arange(width, dtype=np.int64)
+            bits = np.ones_like(steps)
+            bits[rows] = (2 << depths) - 1 if trees is None else trees @ powers
+            seen = self.masks.sights(lengths, steps, bits, self.padding)
+        # One copy in.
+        sent = on_device(self.device, input_ids, positions, *written, *seen)
+        ids, position_ids = sent[:2]
+        self.cache.prepare(sent[2 : 2 + len(written)])
+        others = sent[2 + len(written) :]
+        kwargs = dict(self.kwargs)
+        if self.padding is None:
+            kwargs["attention_mask"] = self.masks.fixed(others, columns=columns)
+        else:
+            kwargs["attention_mask"] = self.masks.by_kind(others)
         kwargs["position_ids"] = position_ids
         if "logits_to_keep" in kwargs:
             # All: a number that changes with the width would be compiled as one of any value.
             kwargs["logits_to_keep"] = 0
-        inputs = self._inputs(
-            device[0, :, :width].clone(memory_format=torch.contiguous_format), kwargs
-        )
+        inputs = self._inputs(ids, kwargs)
         if self._is_compiled:
             for tensor in _tensors(inputs):
                 torch._dynamo.mark_static(tensor)

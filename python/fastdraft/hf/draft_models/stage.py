@@ -26,6 +26,7 @@ from transformers import DynamicCache
 from fastdraft.drafters import AssistantModel
 from fastdraft.drafters.schedule import DraftTime
 from fastdraft.errors import InvalidValueError
+from fastdraft.hf.attention import attending, shares_keys
 from fastdraft.hf.draft_models.engine import EngineStage
 from fastdraft.hf.drafts import FlatDrafts, RowDraft
 from fastdraft.hf.kv_cache import RowCache, places_after
@@ -125,6 +126,7 @@ class Stage:
             # Beyond it may be rows that do not take part, and tokens that stages above drafted.
             last_offset=UNLIMITED if self._places is None else self._places - 1,
         )
+        self._shares_keys = shares_keys(model)
 
     def end(self, request: int) -> None:
         """Ends a request; its place in the cache becomes free."""
@@ -358,14 +360,15 @@ class Stage:
             wanted.append(1 + len(lower[request].token_ids))
             cached.token_ids += feeds[-1]
             cached.confirmed = len(self.texts[request])
-        logits = self._model.forward(
-            feeds,
-            rows=self._slots,
-            cached=lengths,
-            wanted=wanted,
-            # The last confirmed token may have to be read again.
-            floors=[max(self._cached[request].confirmed - 1, 0) for request in self._slots],
-        )
+        with attending(self._model.model, stands_in=self._shares_keys):
+            logits = self._model.forward(
+                feeds,
+                rows=self._slots,
+                cached=lengths,
+                wanted=wanted,
+                # The last confirmed token may have to be read again.
+                floors=[max(self._cached[request].confirmed - 1, 0) for request in self._slots],
+            )
         return self.vocabulary.target_logits(logits), max(map(len, feeds)), caught_up
 
     def _missing(self, request: int, tail: list[int]) -> list[int]:
