@@ -390,6 +390,7 @@ def run(
     result: Row = {}
     if file.exists():
         result = json.loads(file.read_text("utf-8"))
+        file.unlink()  # it becomes a part of the report
     status = "passed"
     if result.get("correct") is False:
         status = "wrong"
@@ -398,7 +399,9 @@ def run(
     elif code != 0:
         status = "error"
     found: Row = {"status": status, "seconds": time.monotonic() - begin, "bound": seconds}
-    if status != "passed":
+    if status == "passed":
+        log.unlink()
+    else:
         lines = log.read_text("utf-8", errors="replace").splitlines()
         found["error"] = lines[-LAST_LINES:]
     return {**found, "result": result}
