@@ -36,8 +36,7 @@ from fastdraft.replay.measurement import write_results
 from harness import Row
 
 HERE = Path(__file__).parent
-SECONDS = 540  # of a GPU, in all
-REHEARSAL_SECONDS = 110
+SECONDS = 540  # in all
 LAST_LINES = 12  # of a part's output, where it failed
 CLOCKS = (
     "clocks.sm",
@@ -390,6 +389,7 @@ def run(
     result: Row = {}
     if file.exists():
         result = json.loads(file.read_text("utf-8"))
+        file.unlink()  # it becomes a part of the report
     status = "passed"
     if result.get("correct") is False:
         status = "wrong"
@@ -398,7 +398,9 @@ def run(
     elif code != 0:
         status = "error"
     found: Row = {"status": status, "seconds": time.monotonic() - begin, "bound": seconds}
-    if status != "passed":
+    if status == "passed":
+        log.unlink()
+    else:
         lines = log.read_text("utf-8", errors="replace").splitlines()
         found["error"] = lines[-LAST_LINES:]
     return {**found, "result": result}
@@ -467,7 +469,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if rehearsal and options.out.resolve().is_relative_to(HERE / "results"):
         parser.error(f"a rehearsal's figures mean nothing, and may not lie in {options.out}")
     options.out.mkdir(parents=True, exist_ok=True)
-    whole = options.seconds or (REHEARSAL_SECONDS if rehearsal else SECONDS)
+    whole = options.seconds or SECONDS
     report = harness.about(
         rehearsal=rehearsal, gpu=None if rehearsal else gpu(), versions=versions(), parts={}
     )
@@ -478,7 +480,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = [part for part in PARTS if part.name in options.parts]
     for part in chosen:
         # What the parts before it have left is the last one's.
-        left = whole - (time.monotonic() - begin)
+        left = max(whole - (time.monotonic() - begin), 0.0)
         bound = left if part is chosen[-1] else min(part.seconds, left)
         more = []
         if part.takes_data and options.data is not None:

@@ -54,6 +54,12 @@ def test_each_part_survives_the_others(tmp_path, monkeypatch):
     assert {name: found["status"] for name, found in report["parts"].items()} == {
         name: name for name in SCRIPTS
     }
+    # All is in the report; beside it lies what a part that did not pass has printed.
+    assert {file.name for file in (tmp_path / "out").iterdir()} == {
+        "gpu.json",
+        "gpu.md",
+        *(f"{name}.log" for name in SCRIPTS if name != "passed"),
+    }
     # What was found before the end stays.
     assert report["parts"]["out of time"]["result"] == {"correct": True}
     assert "the device is lost" in page and "found {'correct': False}" in page

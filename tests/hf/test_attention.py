@@ -323,6 +323,7 @@ def test_layers_share_a_packed_mask_until_it_changes() -> None:
     assert attention._packed_mask(mask, 2, torch.float32) is first
     assert attention._packed_mask(mask, 3, torch.float32).shape == (2, 1, 9, 7)
     assert attention._packed_mask(mask, 2, torch.float64).dtype == torch.float64
+    first = attention._packed_mask(mask, 2, torch.float32)
     mask.logical_not_()
     inverse = attention._packed_mask(mask, 2, torch.float32)
     assert torch.equal(inverse == 0, first != 0)
