@@ -24,13 +24,30 @@ MatchedTexts::MatchedTexts(const DrafterInputs& inputs, bool tree)
 void MatchedTexts::find() {
   size_ = 0;
   num_stored_ = 0;
-  find_suffixes();
   const std::int32_t repeated = tree_ ? 0 : context_.repeated_suffix().length;
-  if (repeated < kStrong) find_last_token();
-  if (repeated < kClear) {
-    const std::int32_t shortest = std::clamp(repeated, 1, Datastore::kOrders.front());
-    for (std::size_t i = 0; i < stores_.size(); ++i) {
-      find_in(*stores_[i], i < num_entered_, shortest);
+  if (stores_.empty() || repeated >= kClear) {
+    find_suffixes();
+    if (repeated < kStrong) find_last_token();
+    return;
+  }
+  // A chain needs no match shorter than the text's own repeated suffix. On the recorded requests
+  // that, and leaving out the last token's other occurrences, costs a thousandth of the speed, and
+  // saves a third of the time.
+  const std::int32_t shortest = std::clamp(repeated, 1, Datastore::kOrders.front());
+  for (std::size_t i = 0; i < stores_.size(); ++i) {
+    {
+      const Datastore::Reader reader(*stores_[i]);
+      const Datastore::Lookup lookup = reader.begin(context_.text(), context_.size(), shortest);
+      // What the first store will read comes while the text itself is searched.
+      if (i == 0) find_suffixes();
+      reader.go_on(lookup);
+      if (i == 0 && repeated < kStrong) find_last_token();
+      add_stored(reader, lookup, source_of(i));
+    }
+    const RunningTexts* running = stores_[i]->running();
+    if (running != nullptr && running->has_others(&context_)) {
+      const RunningTexts::Reader reader(*running, &context_);
+      add_stored(reader, {context_.text(), context_.size(), shortest, {}}, Source::kRunning);
     }
   }
 }
@@ -71,27 +88,21 @@ void MatchedTexts::find_last_token() noexcept {
   }
 }
 
-// Adds the matches of at least `shortest` tokens: a chain needs none shorter than the text's own
-// repeated suffix. On the recorded requests that, and leaving out the last token's other
-// occurrences, costs a thousandth of the speed, and saves a third of the time.
-//
-// All datastores share most_stored() places, so that none hides what another one has. A live one
-// is searched twice: what it holds, and what other running requests have written.
-void MatchedTexts::find_in(Datastore& store, bool entered, std::int32_t shortest) {
-  // No text enters a frozen one, and none runs there.
-  const RunningTexts* running = store.running();
-  const bool own = entered && running != nullptr;
-  find_in(Datastore::Reader(store), own ? Source::kDatastore : Source::kReadOnly, shortest);
-  if (running != nullptr && running->has_others(&context_)) {
-    find_in(RunningTexts::Reader(*running, &context_), Source::kRunning, shortest);
-  }
+// No text enters a frozen store, and none runs there.
+Source MatchedTexts::source_of(std::size_t store) const noexcept {
+  const bool own = store < num_entered_ && stores_[store]->running() != nullptr;
+  return own ? Source::kDatastore : Source::kReadOnly;
 }
 
+// Adds what a store holds, or what other running requests have written.
+//
+// All datastores share most_stored() places, so that none hides what another one has.
 template <typename Reader>
-void MatchedTexts::find_in(const Reader& reader, Source source, std::int32_t shortest) {
+void MatchedTexts::add_stored(const Reader& reader, const Datastore::Lookup& lookup,
+                              Source source) {
   std::array<Occurrence, kStoredOfTree> found;
-  const int count = reader.find(context_.text(), context_.size(), found.data(), most_stored(),
-                                tree_ ? 2 * kStoredOfTree : Datastore::kLinks, shortest);
+  const int count = reader.find(lookup, found.data(), most_stored(),
+                                tree_ ? 2 * kStoredOfTree : Datastore::kLinks);
   std::int32_t rank = 0;
   for (int i = 0; i < count; ++i) {
     const Occurrence& place = found[static_cast<std::size_t>(i)];
