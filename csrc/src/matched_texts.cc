@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <optional>
 
 #include "running_texts.h"
 
@@ -25,23 +26,27 @@ void MatchedTexts::find() {
   size_ = 0;
   num_stored_ = 0;
   const std::int32_t repeated = tree_ ? 0 : context_.repeated_suffix().length;
-  if (stores_.empty() || repeated >= kClear) {
-    find_suffixes();
-    if (repeated < kStrong) find_last_token();
-    return;
-  }
   // A chain needs no match shorter than the text's own repeated suffix. On the recorded requests
   // that, and leaving out the last token's other occurrences, costs a thousandth of the speed, and
   // saves a third of the time.
   const std::int32_t shortest = std::clamp(repeated, 1, Datastore::kOrders.front());
-  for (std::size_t i = 0; i < stores_.size(); ++i) {
-    {
+  const auto size = repeated < kClear ? stores_.size() : 0;
+  // What the first store will read comes while the text itself is searched.
+  std::optional<Datastore::Reader> first;
+  Datastore::Lookup lookup{};
+  if (size > 0) {
+    lookup = first.emplace(*stores_[0]).begin(context_.text(), context_.size(), shortest);
+  }
+  find_suffixes();
+  if (first) first->go_on(lookup);
+  if (repeated < kStrong) find_last_token();
+  if (first) add_stored(*first, lookup, source_of(0));
+  first.reset();
+  for (std::size_t i = 0; i < size; ++i) {
+    if (i > 0) {
       const Datastore::Reader reader(*stores_[i]);
-      const Datastore::Lookup lookup = reader.begin(context_.text(), context_.size(), shortest);
-      // What the first store will read comes while the text itself is searched.
-      if (i == 0) find_suffixes();
+      lookup = reader.begin(context_.text(), context_.size(), shortest);
       reader.go_on(lookup);
-      if (i == 0 && repeated < kStrong) find_last_token();
       add_stored(reader, lookup, source_of(i));
     }
     const RunningTexts* running = stores_[i]->running();
