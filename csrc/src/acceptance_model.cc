@@ -19,7 +19,7 @@ constexpr float kPrior[] = {
 };
 static_assert(sizeof(kPrior) / sizeof(kPrior[0]) == AcceptanceModel::kWeights);
 
-void add(std::atomic<double>& sum, double value) noexcept {
+void count(std::atomic<double>& sum, double value) noexcept {
   sum.store(sum.load(std::memory_order_relaxed) + value, std::memory_order_relaxed);
 }
 
@@ -87,8 +87,23 @@ void AcceptanceModel::make_room(std::uint32_t outcomes) noexcept {
   num_kinds_.store(2 * size, std::memory_order_relaxed);
 }
 
+// Takes a step: adds it to the evidence's weights.
+void AcceptanceModel::add(const Evidence& evidence, float step) noexcept {
+  const auto move = [&](std::size_t i) {
+    std::atomic<float>& weight = weights_[evidence[i]];
+    weight.store(weight.load(std::memory_order_relaxed) + step, std::memory_order_relaxed);
+  };
+  static_assert(kFeatures == 12);
+  for (std::size_t i = 0; i < kFeatures; i += 4) {
+    move(i);
+    move(i + 1);
+    move(i + 2);
+    move(i + 3);
+  }
+}
+
 void AcceptanceModel::learn(const Evidence& evidence, Token token, float predicted, Moment moment,
-                            bool accepted, float error) noexcept {
+                            bool accepted, float current) noexcept {
   const Moment now = now_.load(std::memory_order_relaxed);
   now_.store(now + 1, std::memory_order_relaxed);
   make_room(now - moment);
@@ -97,18 +112,14 @@ void AcceptanceModel::learn(const Evidence& evidence, Token token, float predict
   const float copies =
       count_lesson(copies_, mix(kind, static_cast<std::uint64_t>(token)), moment, now);
   const float rate = alike == 1.0f ? kRate : kRate / std::max(std::sqrt(alike), copies);
-  const float step = rate * error;
-  for (const std::uint16_t place : evidence) {
-    std::atomic<float>& weight = weights_[place];
-    weight.store(weight.load(std::memory_order_relaxed) + step, std::memory_order_relaxed);
-  }
+  add(evidence, rate * ((accepted ? 1.0f : 0.0f) - current));
   // NaN goes to the first bucket.
   const int bucket =
       predicted > 0.0f ? static_cast<int>(std::min(predicted * kBuckets, kBuckets - 1.0f)) : 0;
   Counts& counts = reliability_[static_cast<std::size_t>(bucket)];
-  add(counts.predicted, static_cast<double>(predicted));
-  add(counts.accepted, accepted ? 1.0 : 0.0);
-  add(counts.count, 1.0);
+  count(counts.predicted, static_cast<double>(predicted));
+  count(counts.accepted, accepted ? 1.0 : 0.0);
+  count(counts.count, 1.0);
 }
 
 std::array<float, AcceptanceModel::kWeights> AcceptanceModel::weights() const noexcept {
@@ -123,6 +134,8 @@ void AcceptanceModel::set_weights(const float* weights) noexcept {
   for (std::size_t i = 0; i < kWeights; ++i) {
     weights_[i].store(weights[i], std::memory_order_relaxed);
   }
+  // What was weighed before weighs something else now.
+  now_.fetch_add(1, std::memory_order_relaxed);
 }
 
 std::array<ReliabilityBucket, AcceptanceModel::kBuckets> AcceptanceModel::reliability()

@@ -119,20 +119,17 @@ class AcceptanceModel {
     return line - kCurvature * part * (1.0f - part) * line * (1.0f - line) * (1.0f - 2.0f * line);
   }
 
-  // The number of outcomes learned so far, modulo 2^32.
+  // How often the weights have changed: the number of outcomes learned so far, and one more each
+  // time that they were set, modulo 2^32.
   using Moment = std::uint32_t;
   Moment now() const noexcept { return now_.load(std::memory_order_relaxed); }
 
-  // By how much the chance of the evidence, with the current weights, is wrong.
-  float error(const Evidence& evidence, bool accepted) const noexcept {
-    return (accepted ? 1.0f : 0.0f) - chance(weigh(evidence));
-  }
-
-  // Learns whether the target emitted `token` next. `predicted` is the chance that was
-  // predicted at `moment`, and `error` the current one. The errors of one node's candidates are
-  // best asked for before any of them is learned: then none waits for another's step.
+  // Learns whether the target emitted `token` next. `predicted` is the chance of the evidence that
+  // was predicted at `moment`, and `current` the one with the current weights. Those of one node's
+  // candidates are best asked for before any of them is learned: then none waits for another's
+  // step.
   void learn(const Evidence& evidence, Token token, float predicted, Moment moment, bool accepted,
-             float error) noexcept;
+             float current) noexcept;
 
   std::array<float, kWeights> weights() const noexcept;
   void set_weights(const float* weights) noexcept;
@@ -203,6 +200,7 @@ class AcceptanceModel {
   // learned since `moment`, this one included.
   float count_lesson(Kinds& kinds, std::uint64_t kind, Moment moment, Moment now) noexcept;
   void make_room(std::uint32_t outcomes) noexcept;
+  void add(const Evidence& evidence, float step) noexcept;
 
   std::array<std::atomic<float>, kWeights> weights_;
   std::atomic<Moment> now_{0};

@@ -115,17 +115,25 @@ class CalibratedDrafter final : public Drafter {
 
   // Learns which of one node's candidates was emitted.
   void learn_of(Candidates::Range following, Token emitted) noexcept {
-    std::array<float, Candidates::kMost> errors;
+    struct Lesson {
+      float predicted;
+      float current;
+    };
+    std::array<Lesson, Candidates::kMost> lessons;
+    // Where nothing has been learned since the guess, all weigh what they did.
+    const bool unchanged = acceptance_.now() == moment_;
     for (std::size_t c = following.first; c < following.last; ++c) {
       const Candidate& candidate = candidates_[c];
-      errors[c - following.first] =
-          acceptance_.error(candidate.evidence, candidate.token == emitted);
+      const float predicted = AcceptanceModel::chance(candidate.weight);
+      lessons[c - following.first] = {
+          predicted,
+          unchanged ? predicted : AcceptanceModel::chance(acceptance_.weigh(candidate.evidence))};
     }
     for (std::size_t c = following.first; c < following.last; ++c) {
       const Candidate& candidate = candidates_[c];
-      acceptance_.learn(candidate.evidence, candidate.token,
-                        AcceptanceModel::chance(candidate.weight), moment_,
-                        candidate.token == emitted, errors[c - following.first]);
+      const auto [predicted, current] = lessons[c - following.first];
+      acceptance_.learn(candidate.evidence, candidate.token, predicted, moment_,
+                        candidate.token == emitted, current);
     }
   }
 

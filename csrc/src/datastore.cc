@@ -38,10 +38,22 @@ std::int64_t Datastore::Reader::copy(std::int64_t position, Token* out, std::int
   std::int64_t copied = 0;
   while (copied < most) {
     const std::int64_t wanted = most - copied;
-    const std::int64_t count = std::min(read(position + copied, out + copied, wanted), wanted);
-    const std::int64_t end = copied + count;
-    while (copied < end && out[copied] >= 0 && out[copied] <= store_->largest_token_) ++copied;
-    if (count == 0 || copied != end) break;
+    const std::int64_t count =
+        std::clamp<std::int64_t>(read(position + copied, out + copied, wanted), 0, wanted);
+    // Negative ones are marks. All at once, since nearly always none is wrong.
+    const auto limit = static_cast<std::uint32_t>(store_->largest_token_);
+    std::uint32_t largest = 0;
+    for (std::int64_t i = 0; i < count; ++i) {
+      largest = std::max(largest, static_cast<std::uint32_t>(out[copied + i]));
+    }
+    if (count > 0 && largest <= limit) {
+      copied += count;
+      continue;
+    }
+    const Token* wrong = std::find_if(out + copied, out + copied + count, [limit](Token token) {
+      return static_cast<std::uint32_t>(token) > limit;
+    });
+    return wrong - out;
   }
   return copied;
 }

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <array>
 #include <mutex>
 #include <random>
@@ -27,35 +28,48 @@ constexpr std::int64_t kStepTokens = 16;
 // For `walk`: the places of an n-gram in the log.
 class LivePlaces {
  public:
+  LivePlaces() = default;
+  // The caller takes `most` at most.
   LivePlaces(const LiveLog& log, const LiveLists::Places& places, std::int64_t length,
-             const Token* text, std::int64_t size) noexcept
-      : log_(log), places_(places), length_(length), text_(text), size_(size) {
-    for (int ahead = 0; ahead < kAhead; ++ahead) prefetch_text(ahead);
+             const Token* text, std::int64_t size, int most) noexcept
+      : log_(&log),
+        places_(places),
+        length_(length),
+        text_(text),
+        size_(size),
+        more_(std::min(places.left(), most)) {
+    const int ahead = std::min(more_, kAhead);
+    for (int i = 0; i < ahead; ++i) prefetch_text(i);
+    more_ -= ahead;
   }
 
   bool valid() const noexcept {
-    return places_.left() > 0 && places_[0].position(log_) - length_ >= log_.begin();
+    return places_.left() > 0 && places_[0].position(*log_) - length_ >= log_->begin();
   }
   Occurrence take() noexcept {
-    prefetch_text(kAhead);
+    if (more_ > 0) {
+      prefetch_text(kAhead);
+      --more_;
+    }
     const LiveLists::Place place = places_[0];
     places_.next();
-    const std::int64_t position = place.position(log_);
-    return {position, log_.common(position, text_, size_), place.output()};
+    const std::int64_t position = place.position(*log_);
+    return {position, log_->common(position, text_, size_), place.output()};
   }
 
  private:
   static constexpr int kAhead = 7;
 
   void prefetch_text(int ahead) const noexcept {
-    if (places_.left() > ahead) log_.prefetch_around(places_[ahead].position(log_), length_);
+    log_->prefetch_from(places_[ahead].position(*log_) - length_);
   }
 
-  const LiveLog& log_;
+  const LiveLog* log_ = nullptr;
   LiveLists::Places places_;
-  const std::int64_t length_;
-  const Token* const text_;
-  const std::int64_t size_;
+  std::int64_t length_ = 0;
+  const Token* text_ = nullptr;
+  std::int64_t size_ = 0;
+  int more_ = 0;  // texts that are still to be asked for
 };
 
 // A log, and an index for each order, which finds the latest occurrences of an n-gram. One more
@@ -120,8 +134,9 @@ class LiveDatastore final : public Datastore {
   RunningTexts* running() noexcept override { return &running_; }
 
  protected:
-  int find(const Token* text, std::int64_t size, Occurrence* out, int most, int links,
-           std::int32_t least) const override;
+  void begin(Lookup& lookup) const override;
+  void go_on(const Lookup& lookup) const override;
+  int find(const Lookup& lookup, Occurrence* out, int most, int links) const override;
   std::int64_t read(std::int64_t position, Token* out, std::int64_t most) const override {
     if (position < log_.begin() || position >= log_.end()) return 0;
     std::int64_t count = 0;
@@ -196,23 +211,51 @@ bool LiveDatastore::charge_running(std::int64_t bytes) {
   return true;
 }
 
-int LiveDatastore::find(const Token* text, std::int64_t size, Occurrence* out, int most, int links,
-                        std::int32_t least) const {
+// Asks for the buckets of the n-grams that end the text.
+void LiveDatastore::begin(Lookup& lookup) const {
+  if (log_.empty()) return;
+  const Token* last = lookup.text + lookup.size;
+  for (std::size_t order = 0; order < kNumOrders && kOrders[order] >= lookup.least; ++order) {
+    if (lookup.size < kOrders[order]) continue;
+    lookup.hashes[order] = orders_[order].hash(last - kOrders[order], kOrders[order]);
+    orders_[order].prefetch(lookup.hashes[order]);
+  }
+}
+
+// Asks for what the buckets lead to.
+void LiveDatastore::go_on(const Lookup& lookup) const {
+  if (log_.empty()) return;
+  for (std::size_t order = 0; order < kNumOrders && kOrders[order] >= lookup.least; ++order) {
+    if (lookup.size < kOrders[order]) continue;
+    orders_[order].prefetch_entries(lookup.hashes[order]);
+  }
+}
+
+int LiveDatastore::find(const Lookup& lookup, Occurrence* out, int most, int links) const {
   if (most <= 0 || log_.empty()) return 0;
-  const Token* last = text + size;
-  std::array<std::uint64_t, kNumOrders> hashes{};
-  for (std::size_t order = 0; order < kNumOrders && kOrders[order] >= least; ++order) {
-    if (size < kOrders[order]) continue;
-    hashes[order] = orders_[order].hash(last - kOrders[order], kOrders[order]);
-    orders_[order].prefetch(hashes[order]);
+  const Token* text = lookup.text;
+  const std::int64_t size = lookup.size;
+  const std::int32_t least = lookup.least;
+  std::array<LivePlaces, kNumOrders> places;
+  std::array<LiveLists::Place, kNumOrders> singles;
+  const auto look_up = [&](std::size_t order, int most_places) {
+    const LiveLists::Places found =
+        orders_[order].find_places(lookup.hashes[order], text + size, &singles[order]);
+    places[order] = LivePlaces(log_, found, kOrders[order], text, size, most_places);
+    return found.left();
+  };
+  std::size_t first = 0;
+  while (first < kNumOrders && kOrders[first] > size) ++first;
+  // The texts that are read if none has left are all asked for before the first is read.
+  std::size_t end = first;
+  for (int found = 0; end < kNumOrders && kOrders[end] >= least && found < links; ++end) {
+    found += look_up(end, links - found);
   }
   BestOccurrences best(out, most);
-  for (std::size_t order = 0; order < kNumOrders && kOrders[order] >= least; ++order) {
+  for (std::size_t order = first; order < kNumOrders && kOrders[order] >= least; ++order) {
     if (best.full() || links == 0) break;
-    if (size < kOrders[order]) continue;
-    LiveLists::Place single;
-    const LiveLists::Places places = orders_[order].find_places(hashes[order], last, &single);
-    walk(LivePlaces(log_, places, kOrders[order], text, size), order, &links, &best);
+    if (order >= end) look_up(order, links);
+    walk(places[order], order, &links, &best);
   }
   return best.count();
 }

@@ -636,6 +636,7 @@ void Engine::take(RequestId id, const Token* emitted, std::int64_t count,
   const std::int32_t drafted = std::exchange(request.drafted, 0);
   const double step_time = std::exchange(request.step_time, 1.0);
   const std::int32_t guessed = std::exchange(request.guessed, 0);
+  if (count > 0) request.context.prefetch_append(emitted[0]);
   if (proposed && came == nullptr) request.drafter->learn(emitted, count);
   if (proposed && came != nullptr) {
     request.drafter->learn(came->data(), static_cast<std::int64_t>(came->size()));

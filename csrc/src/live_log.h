@@ -115,6 +115,14 @@ class LiveLog {
     fastdraft::prefetch(&chunk(position - count).tokens[(position - count) % kChunkTokens]);
     fastdraft::prefetch(&chunk(position - 1).tokens[(position - 1) % kChunkTokens]);
   }
+  // The same of the tokens from `position` on, as many as a cache line holds.
+  void prefetch_from(std::int64_t position) const noexcept {
+    constexpr auto kLine = static_cast<std::int64_t>(64 / sizeof(Token));
+    if (position < begin_) return;
+    const Token* first = chunk(position).tokens + position % kChunkTokens;
+    fastdraft::prefetch(first);
+    fastdraft::prefetch(first + kLine - 1);
+  }
   // Whether the `count` tokens before `position` are held and those before `last`.
   bool matches(std::int64_t position, const Token* last, std::int64_t count) const noexcept {
     if (position - count < begin_) return false;

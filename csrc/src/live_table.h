@@ -64,18 +64,10 @@ class LiveTable {
   // Asks for the text that `put` compares the tokens with, or the list that it adds to; their
   // bucket should be here by now.
   void prefetch_text(const Page* page, std::uint64_t hash) const noexcept {
-    const Bucket& bucket = page->buckets[Bucket::home(hash, Page::kBuckets)];
-    std::uint32_t same = bucket.with_tag(Bucket::tag(hash));
-    if (same == 0) fastdraft::prefetch(page);  // where it will be counted
-    for (; same != 0; same &= same - 1) {
-      const int i = lowest_bit(same);
-      if (has_bit(bucket.lists, i)) {
-        lists_->prefetch(bucket.positions[i]);
-      } else {
-        log_->prefetch_around(log_->expand(bucket.positions[i]), window_);
-      }
-    }
+    if (!prefetch_entries(page, hash)) fastdraft::prefetch(page);  // where it will be counted
   }
+  // Asks for what a search will read behind the bucket, which should be here by now.
+  void prefetch_entries(std::uint64_t hash) const noexcept { prefetch_entries(page(hash), hash); }
 
   // The latest position of the tokens with this hash for which `matches(position)` holds, or -1;
   // of a table without lists.
@@ -177,6 +169,21 @@ class LiveTable {
   std::int64_t rebuilt() const noexcept { return rebuilt_; }
 
  private:
+  // Returns whether there is an entry with the hash's tag in the first bucket.
+  bool prefetch_entries(const Page* page, std::uint64_t hash) const noexcept {
+    const Bucket& bucket = page->buckets[Bucket::home(hash, Page::kBuckets)];
+    const std::uint32_t same = bucket.with_tag(Bucket::tag(hash));
+    for (std::uint32_t left = same; left != 0; left &= left - 1) {
+      const int i = lowest_bit(left);
+      if (has_bit(bucket.lists, i)) {
+        lists_->prefetch(bucket.positions[i]);
+      } else {
+        log_->prefetch_around(log_->expand(bucket.positions[i]), window_);
+      }
+    }
+    return same != 0;
+  }
+
   // What an entry tells.
   struct Entry {
     std::uint32_t position;  // its low 32 bits, or the address of a list

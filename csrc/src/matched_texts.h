@@ -71,9 +71,9 @@ class MatchedTexts {
   void add_of_context(std::int32_t position, std::int32_t length) noexcept;
   void find_suffixes() noexcept;
   void find_last_token() noexcept;
-  void find_in(Datastore& store, bool entered, std::int32_t shortest);
+  Source source_of(std::size_t store) const noexcept;
   template <typename Reader>
-  void find_in(const Reader& reader, Source source, std::int32_t shortest);
+  void add_stored(const Reader& reader, const Datastore::Lookup& lookup, Source source);
 
   const SuffixAutomaton& context_;
   const std::int64_t templates_size_;

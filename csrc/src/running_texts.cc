@@ -8,6 +8,8 @@
 #include <shared_mutex>
 #include <utility>
 
+#include "bits.h"
+
 namespace fastdraft {
 namespace {
 
@@ -87,6 +89,13 @@ RunningTexts::Table::Entry* RunningTexts::entry_of(std::uint64_t hash, const Tok
       return &entry;
     }
   }
+}
+
+// Asks for the memory where the entry is looked for first.
+void RunningTexts::prefetch_entry(std::uint64_t hash, std::size_t order) const noexcept {
+  const Table& table = tables_[order][hash >> (64 - kTableBits)];
+  if (table.used == 0) return;
+  prefetch(&table.entries[static_cast<std::uint32_t>(hash) & (table.entries.size() - 1)]);
 }
 
 RunningTexts::Place RunningTexts::latest(std::uint64_t hash, const Token* end,
@@ -228,6 +237,11 @@ void RunningTexts::Text::enter(const Token* tokens, std::int64_t size, std::int6
     }
   }
   const std::unique_lock<PhaseFairMutex> lock(texts_.mutex_);
+  for (std::size_t order = 0; order < kNumOrders; ++order) {
+    for (std::int64_t i = first; i < end; ++i) {
+      if (is_indexed(order, i)) texts_.prefetch_entry(hashes[order][i - first], order);
+    }
+  }
   if (last_ == kNone) cleared_ = texts_.cleared_;
   has_room_ = cleared_ == texts_.cleared_;
   while (entered_ < end && has_room_) {
@@ -291,10 +305,17 @@ RunningTexts::Text::~Text() {
   }
 }
 
-int RunningTexts::Reader::find(const Token* text, std::int64_t size, Occurrence* out, int most,
-                               int links, std::int32_t least) const {
+int RunningTexts::Reader::find(const Datastore::Lookup& lookup, Occurrence* out, int most,
+                               int links) const {
   if (most <= 0) return 0;
+  const auto [text, size, least, unused] = lookup;
   const Token* end = text + size;
+  std::array<std::uint64_t, kNumOrders> hashes{};
+  for (std::size_t order = 0; order < kNumOrders && Datastore::kOrders[order] >= least; ++order) {
+    if (size < Datastore::kOrders[order]) continue;
+    hashes[order] = texts_.hash(end, order);
+    texts_.prefetch_entry(hashes[order], order);
+  }
   BestOccurrences best(out, most);
   int passed_over = kPassedOver * links;
   std::int32_t longer = Datastore::kLongestMatch + 1;
@@ -302,7 +323,7 @@ int RunningTexts::Reader::find(const Token* text, std::int64_t size, Occurrence*
     if (best.full() || links == 0) break;
     const std::int32_t length = Datastore::kOrders[order];
     if (size < length) continue;
-    Place place = texts_.latest(texts_.hash(end, order), end, order);
+    Place place = texts_.latest(hashes[order], end, order);
     for (; place != kNone && links > 0 && !best.settled();
          place = texts_.links(order, place).earlier) {
       if (texts_.block(place).owner == reader_) {

@@ -110,6 +110,7 @@ class RunningTexts {
   std::int64_t copy_before(Place place, std::int64_t most, Token* end) const noexcept;
   Table::Entry* entry_of(std::uint64_t hash, const Token* end, std::size_t order) noexcept;
   Place latest(std::uint64_t hash, const Token* end, std::size_t order) const noexcept;
+  void prefetch_entry(std::uint64_t hash, std::size_t order) const noexcept;
   bool make_room(Table& table);
   Place add_block(Owner owner);
   void remove_block(std::uint32_t number) noexcept;
@@ -193,8 +194,11 @@ class RunningTexts::Reader {
   // As Datastore::Reader::find: the latest are those that entered last. Of each occurrence `next`
   // is for `copy` alone, and all are of output. Of the reader's own occurrences it passes
   // kPassedOver * links at most. O(links).
+  int find(const Datastore::Lookup& lookup, Occurrence* out, int most, int links) const;
   int find(const Token* text, std::int64_t size, Occurrence* out, int most, int links,
-           std::int32_t least) const;
+           std::int32_t least) const {
+    return find({text, size, least, {}}, out, most, links);
+  }
 
   // Copies the tokens from there on, to the end of what has entered, `most` at most. Returns how
   // many.

@@ -57,6 +57,15 @@ class SuffixAutomaton {
   // The same of many tokens, faster. Where memory ends, those that fit have been appended.
   void append(const Token* tokens, std::int64_t count);
 
+  // Asks for the memory that `append(token)` will read first.
+  void prefetch_append(Token token) const noexcept {
+    if (text_.size() == 0) return;
+    const Inner* state = &inner_[leaves_[text_.size() - 1].link];
+    transitions_.prefetch(state->edges, token);
+    if (state->link == kNoState) return;
+    transitions_.prefetch(inner_[state->link].edges, token);
+  }
+
   // The text, in the order it was appended.
   const Token* text() const noexcept { return text_.data(); }
   std::int64_t size() const noexcept { return text_.size(); }

@@ -56,6 +56,13 @@ TransitionTable::Edge* TransitionTable::find_edge(const Edges& edges, Token toke
   }
 }
 
+void TransitionTable::prefetch(const Edges& edges, Token token) const noexcept {
+  if (!is_block(edges)) return;
+  const int log2_capacity = log2_capacity_of(edges);
+  const std::uint32_t first = log2_capacity <= kLargestScanned ? 0 : home(token, log2_capacity);
+  fastdraft::prefetch(&pool_[edges.value + first]);
+}
+
 StateId TransitionTable::find(const Edges& edges, Token token) const noexcept {
   if (!is_block(edges)) {
     // kEmpty is no token: every token is below 2^31.

@@ -49,6 +49,9 @@ class TransitionTable {
   // The target of `edges` over `token`, or kNoState.
   StateId find(const Edges& edges, Token token) const noexcept;
 
+  // Asks for the memory that a search for an edge over `token` reads first.
+  void prefetch(const Edges& edges, Token token) const noexcept;
+
   // The edge over `token` if there is one; otherwise adds one to `target`.
   // Throws MemoryLimitError and then leaves `edges` as it was.
   Found find_or_insert(Edges& edges, Token token, StateId target);

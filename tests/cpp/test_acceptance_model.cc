@@ -28,7 +28,18 @@ Evidence evidence_of(const std::array<int, kCount>& values) {
 void learn(AcceptanceModel& acceptance, const Evidence& evidence, Token token, float predicted,
            AcceptanceModel::Moment moment, bool accepted) {
   acceptance.learn(evidence, token, predicted, moment, accepted,
-                   acceptance.error(evidence, accepted));
+                   AcceptanceModel::chance(acceptance.weigh(evidence)));
+}
+
+TEST(AcceptanceModel, TellsWhenWeightsHaveChanged) {
+  AcceptanceModel acceptance;
+  const AcceptanceModel::Moment moment = acceptance.now();
+  EXPECT_EQ(acceptance.now(), moment);
+  learn(acceptance, evidence_of<1>({3}), 1, 0.5f, moment, true);
+  const AcceptanceModel::Moment learned = acceptance.now();
+  EXPECT_NE(learned, moment);
+  acceptance.set_weights(acceptance.weights().data());
+  EXPECT_NE(acceptance.now(), learned);
 }
 
 TEST(AcceptanceModel, GivesEachValueOfEachFeatureAWeightOfItsOwn) {

@@ -75,6 +75,14 @@ class FASTDRAFT_EXPORT Datastore {
   Datastore& operator=(const Datastore&) = delete;
   virtual ~Datastore();
 
+  // What `find` looks for.
+  struct Lookup {
+    const Token* text;
+    std::int64_t size;
+    std::int32_t least;
+    std::array<std::uint64_t, kOrders.size()> hashes;  // of the n-grams, where a store keeps them
+  };
+
   // A lock on the store: its text stays as it is while the reader lives. A closed store
   // looks empty. Keep a reader for a moment only: `add` and `close` wait for it, and later
   // readers wait for them. So its thread must not call the store meanwhile, nor make a
@@ -95,7 +103,21 @@ class FASTDRAFT_EXPORT Datastore {
     // for a frozen store O(segments).
     int find(const Token* text, std::int64_t size, Occurrence* out, int most, int links = kLinks,
              std::int32_t least = 1) const {
-      return store_->find(text, size, out, most, links, least);
+      const Lookup lookup = begin(text, size, least);
+      go_on(lookup);
+      return find(lookup, out, most, links);
+    }
+
+    // The same in three steps, for a caller that has other work to do in between: each of the first
+    // two asks for the memory that the next one reads. The text must stay as it is.
+    Lookup begin(const Token* text, std::int64_t size, std::int32_t least) const {
+      Lookup lookup{text, size, least, {}};
+      store_->begin(lookup);
+      return lookup;
+    }
+    void go_on(const Lookup& lookup) const { store_->go_on(lookup); }
+    int find(const Lookup& lookup, Occurrence* out, int most, int links) const {
+      return store_->find(lookup, out, most, links);
     }
 
     // Copies the tokens from `position` on, `most` at most, and returns how many: fewer where
@@ -192,8 +214,9 @@ class FASTDRAFT_EXPORT Datastore {
   explicit Datastore(const std::optional<Fingerprint>& fingerprint);
 
   // Under the lock, shared or exclusive.
-  virtual int find(const Token* text, std::int64_t size, Occurrence* out, int most, int links,
-                   std::int32_t least) const = 0;
+  virtual void begin(Lookup& lookup) const = 0;
+  virtual void go_on(const Lookup& lookup) const = 0;
+  virtual int find(const Lookup& lookup, Occurrence* out, int most, int links) const = 0;
   virtual std::int64_t read(std::int64_t position, Token* out, std::int64_t most) const = 0;
   virtual bool output(std::int64_t position) const = 0;
   virtual std::int64_t repeated(std::int64_t) const { return 0; }
