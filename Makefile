@@ -30,6 +30,8 @@ CARRY ?= .carry
 
 export PATH := $(abspath $(VENV)/bin):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Most of what is installed is never imported. The first import of a module compiles it, and keeps that.
+PIP_INSTALL := pip install -qq --no-compile
 
 CORE_FILES := CMakeLists.txt $(shell find csrc cmake -type f)
 PACKAGE_FILES := $(CORE_FILES) pyproject.toml README.md LICENSE \
@@ -56,7 +58,11 @@ HAS_PYTHON_H := import os, sys, sysconfig; \
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(VENV)/.test $(VENV)/.lint $(VENV)/.gtest $(VENV)/.triton $(VENV)/.browser build/dist/.stamp ## Make the environment and build once
+setup: $(VENV)/.gtest $(VENV)/.browser ## Make the environment and build once
+# The C++ module compiles while torch is fetched. The editable package takes what is compiled.
+	$(MAKE) build/dist/.stamp & wheel=$$!; $(MAKE) $(VENV)/.triton; result=$$?; \
+	  wait $$wheel && exit $$result
+	$(MAKE) $(VENV)/.test $(VENV)/.lint
 
 demo: $(VENV)/.package ## Decode real text with a real model: plain, prompt lookup, fastdraft
 	fastdraft demo $(DEMO)
@@ -90,7 +96,7 @@ test-compiled: $(VENV)/.test $(VENV)/.triton
 	$(PYTEST) --dist loadgroup tests/kernels_compiled
 
 test-oldest: $(VENV)/.test ## Run the Hugging Face tests with the oldest transformers allowed
-	pip install -qq --no-deps --upgrade --target build/transformers-oldest \
+	$(PIP_INSTALL) --no-deps --upgrade --target build/transformers-oldest \
 	  transformers==$(TRANSFORMERS_OLDEST)
 	PYTHONPATH=build/transformers-oldest $(PYTEST) -m "not any_transformers" tests/hf
 
@@ -206,7 +212,7 @@ $(VENV)/.python:
 $(VENV)/.tools: $(VENV)/.python
 	command -v c++ >/dev/null || $(call install,g++)
 	$(PYTHON) -c '$(HAS_PYTHON_H)' || $(call install,python3-dev)
-	pip install -qq build cmake ninja pybind11 scikit-build-core
+	$(PIP_INSTALL) build cmake ninja pybind11 scikit-build-core
 	touch $@
 
 # CMake downloads it where make cannot install it.
@@ -224,24 +230,24 @@ $(VENV)/.browser: $(VENV)/.python
 $(VENV)/.torch: $(VENV)/.python
 	python -c 'import torch' 2>/dev/null || \
 	if [ "$$(uname)" != Linux ] || command -v nvidia-smi >/dev/null; then \
-	  pip install -qq torch==$(TORCH); \
+	  $(PIP_INSTALL) torch==$(TORCH); \
 	else \
-	  pip install -qq torch==$(TORCH)+cpu || \
-	  pip install -qq --index-url $(TORCH_INDEX) torch==$(TORCH); \
+	  $(PIP_INSTALL) torch==$(TORCH)+cpu || \
+	  $(PIP_INSTALL) --index-url $(TORCH_INDEX) torch==$(TORCH); \
 	fi
 	touch $@
 
 $(VENV)/.triton: $(VENV)/.torch
-	python -c 'import triton' 2>/dev/null || pip install -qq triton==$(TRITON)
+	python -c 'import triton' 2>/dev/null || $(PIP_INSTALL) triton==$(TRITON)
 	touch $@
 
 # Editable: the Python files are used where they lie, the C++ module is built again after an edit.
 $(VENV)/.package: $(VENV)/.tools $(VENV)/.torch pyproject.toml $(CORE_FILES)
-	pip install -qq --no-build-isolation --editable '.[demo]'
+	$(PIP_INSTALL) --no-build-isolation --editable '.[demo]'
 	touch $@
 
 $(VENV)/.test $(VENV)/.lint $(VENV)/.bench $(VENV)/.docs: $(VENV)/.package
-	pip install -qq 'fastdraft[$(patsubst .%,%,$(notdir $@))]'
+	$(PIP_INSTALL) 'fastdraft[$(patsubst .%,%,$(notdir $@))]'
 	touch $@
 
 # For Linux, xgrammar brings a Triton: the newest, if there is none.
@@ -255,8 +261,8 @@ build/gpu/site/.stamp: $(PACKAGE_FILES)
 	  --no-build-isolation --upgrade --target build/gpu/site .
 	touch $@
 
-# After the editable package: the wheel takes what that has compiled.
-build/dist/.stamp: $(PACKAGE_FILES) | $(VENV)/.package
+# In the folder that the editable package is compiled in too: the second of the two compiles nothing.
+build/dist/.stamp: $(PACKAGE_FILES) | $(VENV)/.tools
 	rm -rf build/dist
 	python -m build --no-isolation --sdist --wheel --outdir build/dist
 	touch $@

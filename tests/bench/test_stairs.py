@@ -6,10 +6,16 @@ import pytest
 
 import stairs
 
+SIZES = [(1, 0), (8, 0), (20, 0), (200, 0), (1, 100), (20, 100), (200, 100)]
 
-@pytest.mark.parametrize("pieces", [1.0, 1.12, 1.3])
+
+# Between even costs of a piece and very uneven ones, few sizes.
 @pytest.mark.parametrize(
-    ("rows", "prompts"), [(1, 0), (8, 0), (20, 0), (200, 0), (1, 100), (20, 100), (200, 100)]
+    ("rows", "prompts", "pieces"),
+    [
+        *((*size, pieces) for size in SIZES for pieces in (1.0, 1.3)),
+        *((*size, 1.12) for size in ((8, 0), (20, 100))),
+    ],
 )
 def test_within_two_percent_of_the_oracle(rows: int, prompts: int, pieces: float) -> None:
     def speed(choice: str) -> float:

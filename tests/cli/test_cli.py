@@ -16,6 +16,7 @@ import pytest
 import torch
 import transformers
 from click.testing import CliRunner, Result
+from rich.console import Console
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
@@ -30,8 +31,10 @@ from transformers import (
 )
 
 from fastdraft.cli.app import app
-from fastdraft.demo import demo_requests, measure
+from fastdraft.demo import demo_requests, load_target, measure
 from fastdraft.demo import model as demo_model
+from fastdraft.demo.comparison import compare
+from fastdraft.demo.measure import Mode
 from fastdraft.replay.display import waiting
 
 ROOM = 256
@@ -394,24 +397,31 @@ def test_a_demo_model_that_cannot_be_fetched(
     assert [path.suffix for path in tmp_path.iterdir()] in ([".lock"], [])
 
 
-def test_demo_on_the_real_model(tmp_path: Path) -> None:
+def test_the_demo_runs_its_own_requests(short_demo_cache: Path, tmp_path: Path) -> None:
     results = tmp_path / "results.json"
     # As users call it, and `make demo`.
     command = [str(Path(sys.executable).with_name("fastdraft")), "demo", "--json", str(results)]
     command += ["--max-new-tokens", "16", "--repeats", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    variables = {**os.environ, "FASTDRAFT_CACHE": str(short_demo_cache)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(results.read_text("utf-8"))
     names = [request["name"] for request in found["requests"]]
     assert names == [request.name for request in demo_requests()]
-    edit = found["requests"][0]
-    # Of what the model writes first, all is in the old file.
-    assert edit["modes"]["plain"]["forwards"] == 16
-    assert edit["modes"]["fastdraft"]["forwards"] < 8
-    assert edit["text"].strip().startswith("y = 0.30*r")
     shown = re.findall(r"^fastdraft .* ([\d.]+) +[\d.]+x ", done.stdout, re.MULTILINE)
     for request, speed in zip(found["requests"], shown, strict=True):
         assert request["modes"]["fastdraft"]["output"] in ("equal", "equal up to ties")
         # The file has four digits, the table one behind the point.
         measured = request["modes"]["fastdraft"]["tokens_per_second"]
         assert float(speed) == pytest.approx(measured, abs=0.06)
+
+
+def test_the_real_model_copies_the_file_that_it_edits() -> None:
+    target = load_target(None, device="cpu", dtype="auto", threads=None, raw=False)
+    edit = demo_requests()[0]
+    found = compare(target, edit, Console(quiet=True), max_new_tokens=16, repeats=1)
+    # Of what the model writes first, all is in the old file.
+    assert found.best(Mode.PLAIN).forwards == 16
+    assert found.best(Mode.FASTDRAFT).forwards < 8
+    assert target.decode(found.best(Mode.FASTDRAFT).tokens).strip().startswith("y = 0.30*r")
+    assert found.is_exact

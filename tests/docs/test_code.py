@@ -41,12 +41,14 @@ def compile_block(block: Block) -> None:
 )
 def test_python_runs_as_pasted(
     page: Path,
+    short_demo_cache: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     record_property: Callable[[str, object], None],
 ) -> None:
     """In the page's order and in one namespace, as in a notebook."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FASTDRAFT_CACHE", str(short_demo_cache))
     names: dict[str, object] = {"__name__": "__main__"}
     run, others = 0, []
     for block in blocks(page, "python", "py"):

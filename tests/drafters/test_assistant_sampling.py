@@ -23,7 +23,8 @@ from fastdraft.drafters import AssistantModel, Staged
 from fastdraft.hf.draft_models.engine import EngineRequests
 from hf_models import VOCABULARY, TreeBatch, repetitive_batch
 
-LENGTH, COPIES = 8, 1500
+LENGTH, COPIES, PROMPT = 8, 1500, 12
+PROMPT_IDS = repetitive_batch(1, longest=PROMPT)["input_ids"]
 SAMPLE: dict[str, Any] = {"do_sample": True, "top_k": 0, "eos_token_id": None}
 
 
@@ -41,7 +42,7 @@ def _assert_distribution(model: Any, sequences: torch.Tensor, options: dict[str,
     hide in the first or last place of a draft, or tie one token to the next.
     """
     with torch.no_grad():
-        logits = model(sequences).logits[:, 29:-1].flatten(0, 1)
+        logits = model(sequences).logits[:, PROMPT - 1 : -1].flatten(0, 1)
     warpers = LogitsProcessorList()
     if "temperature" in options:
         warpers.append(TemperatureLogitsWarper(options["temperature"]))
@@ -50,7 +51,7 @@ def _assert_distribution(model: Any, sequences: torch.Tensor, options: dict[str,
     if "top_p" in options:
         warpers.append(TopPLogitsWarper(options["top_p"]))
     probabilities = warpers(sequences, logits).double().softmax(-1)
-    tokens = sequences[:, 30:].flatten()
+    tokens = sequences[:, PROMPT:].flatten()
     assert bool((probabilities.gather(-1, tokens[:, None]) > 0).all())
     likely, order = probabilities.sort(dim=-1, descending=True, stable=True)
     place = (order == tokens[:, None]).int().argmax(-1, keepdim=True)
@@ -73,7 +74,7 @@ def _assert_distribution(model: Any, sequences: torch.Tensor, options: dict[str,
 def _sampled(model: Any, drafter: Any, **options: Any) -> Any:
     return hf.generate(
         model,
-        repetitive_batch(1)["input_ids"],
+        PROMPT_IDS,
         **{**SAMPLE, "max_new_tokens": LENGTH, "num_return_sequences": COPIES, **options},
         seed=7,
         drafter=drafter,
@@ -161,11 +162,11 @@ def test_no_way_of_drafting_bends_the_distribution(
     if name.startswith("with"):
         _let_everything_pay(monkeypatch)
     prediction = model.generate(
-        repetitive_batch(1)["input_ids"],
+        PROMPT_IDS,
         do_sample=False,
         max_new_tokens=LENGTH,
         eos_token_id=None,
-    )[0, 30:]
+    )[0, PROMPT:]
     output = _sampled(model, _drafters(model, small)[name], prediction=prediction)
     if name == "itself":
         assert output.stats.accepted > 0.999 * output.stats.drafted > 0
@@ -262,11 +263,11 @@ class _Mixed:
 def test_drawn_drafts_beside_trees(model: Any) -> None:
     """In one batch, each is verified by its own rule, and each row keeps its own path."""
     greedy = model.generate(
-        repetitive_batch(1)["input_ids"],
+        PROMPT_IDS,
         do_sample=False,
         max_new_tokens=LENGTH + 2,
         eos_token_id=None,
-    )[0, 30:].tolist()
+    )[0, PROMPT:].tolist()
     drafter = _Mixed(greedy)
     output = _sampled(model, drafter, temperature=0.5)
     assert min(drafter.accepted.values()) > 200

@@ -45,6 +45,7 @@ PARENTS = torch.tensor([-1, -1, 1, -1, 0])
 OFFSETS = torch.tensor([0, 3, 5])
 
 
+@pytest.mark.any_transformers
 @pytest.mark.parametrize("parents", [None, PARENTS], ids=["chains", "trees"])
 @pytest.mark.parametrize("verb", ["greedy", "sampled", "rejection"])
 @pytest.mark.parametrize("processed", [False, True])
@@ -101,6 +102,7 @@ def test_verification(verb: str, parents: torch.Tensor | None, processed: bool) 
     _assert_same(call)
 
 
+@pytest.mark.any_transformers
 def test_layout_of_trees() -> None:
     _assert_same(lambda: [tree_depths(PARENTS, OFFSETS), tree_attention_mask(PARENTS, OFFSETS)])
 

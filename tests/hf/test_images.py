@@ -208,8 +208,9 @@ OPTIONS = {
 def test_greedy_output_is_that_of_transformers(family: str, rows: int) -> None:
     model, inputs = _model(family), _inputs(family, rows)
     expected = model.generate(**inputs, **OPTIONS)
-    other = model.generate(**_inputs(family, rows, seed=6), **OPTIONS)
-    assert not torch.equal(expected, other)
+    # Other images bring other tokens, soon.
+    other = model.generate(**_inputs(family, rows, seed=6), **{**OPTIONS, "max_new_tokens": 8})
+    assert not torch.equal(expected[:, : PROMPT + 8], other)
     prediction = [edited(row[PROMPT:]) for row in expected]
     for more in (
         {"drafter": Generous(), "prediction": prediction},

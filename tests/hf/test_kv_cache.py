@@ -21,7 +21,7 @@ from fastdraft.errors import InvalidValueError
 from fastdraft.hf import kv_cache
 from fastdraft.hf.kv_cache import RowCache
 from fastdraft.hf.masks import Masks
-from hf_models import Forester, Generous, edited, repetitive_batch, tiny_model
+from hf_models import Forester, Generous, edited, plain_tokens, repetitive_batch, tiny_model
 
 HEADS, SIZE = 2, 3
 
@@ -193,15 +193,15 @@ def test_a_cache_goes_from_turn_to_turn(family: str, trees: bool) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("staged", [False, True])
+@pytest.mark.parametrize("staged", [False, pytest.param(True, marks=pytest.mark.any_transformers)])
 def test_draft_models_lose_nothing_by_windows(
     rows: int, staged: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They draft what they would with all of the text in their caches, whatever is rejected."""
     model = _gemma()
     inputs = repetitive_batch(rows)
-    options = {"do_sample": False, "max_new_tokens": 60, "eos_token_id": None}
-    expected = model.generate(**inputs, **options)
+    options = {"max_new_tokens": 60, "eos_token_id": None}
+    expected = plain_tokens(model, inputs, **options)
     found = []
     init = kv_cache._RowLayer.__init__
     for whole in (False, True):
@@ -215,7 +215,7 @@ def test_draft_models_lose_nothing_by_windows(
             drafter = Staged(
                 [AssistantModel(smaller, schedule="constant", num_tokens=3, lookup=None), drafter]
             )
-        output = hf.generate(model, **inputs, **options, drafter=drafter)
+        output = hf.generate(model, **inputs, **options, do_sample=False, drafter=drafter)
         assert torch.equal(output.sequences, expected)
         found.append((output.row_stats, output.assistants[-1].accepted))
     assert found[0] == found[1]
@@ -241,13 +241,13 @@ _MOST = 1.15  # times what a DynamicCache takes at its peak
     ("family", "rows", "options"),
     [
         ("llama", 1, {}),
-        ("llama", 3, {}),
+        pytest.param("llama", 3, {}, marks=pytest.mark.any_transformers),
         ("llama", 1, {"allowed": 1 << 15}),
         ("llama", 1, {"turns": 2}),
         ("mistral", 1, {}),
-        ("mistral", 3, {}),
+        pytest.param("mistral", 3, {}, marks=pytest.mark.any_transformers),
         ("gemma3", 1, {}),
-        ("gemma3", 3, {}),
+        pytest.param("gemma3", 3, {}, marks=pytest.mark.any_transformers),
         ("gemma3", 1, {"allowed": 1 << 15}),
         ("gemma3", 1, {"turns": 2}),
     ],
@@ -259,7 +259,7 @@ def test_memory_at_its_peak(family: str, rows: int, options: dict[str, Any]) -> 
     assert drafted <= _MOST * plain
 
 
-@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("rows", [1, pytest.param(3, marks=pytest.mark.any_transformers)])
 def test_memory_with_trees(rows: int) -> None:
     def forest(sequences: torch.Tensor, prompt: int) -> dict[str, Any]:
         return {"drafter": Forester([row[prompt:].tolist() for row in sequences], nodes=8)}
@@ -270,6 +270,7 @@ def test_memory_with_trees(rows: int) -> None:
     assert drafted <= _MOST * plain
 
 
+@pytest.mark.any_transformers
 def test_rows_far_apart_keep_their_own_windows() -> None:
     """One row's drafts are always right, the others' never: by its end they are far behind."""
     model = cache_memory.model_of("gemma3", layers=6, window=96)

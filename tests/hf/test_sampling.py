@@ -22,6 +22,7 @@ from fastdraft import hf
 from hf_models import Generous, Silent, edited, repetitive_batch, tiny_model
 
 NEW = 32
+PROMPT = 12  # of the thousands of copies whose distribution is tested
 # top_k=0: nothing is cut off unless a test asks for it.
 SAMPLE: dict[str, Any] = {
     "do_sample": True,
@@ -115,7 +116,7 @@ def test_samples_have_the_models_distribution(
     model: Any, options: dict[str, Any], drafter: type[Generous]
 ) -> None:
     """Every sampled token, put through its conditional distribution function, is uniform."""
-    prompt = repetitive_batch(1)["input_ids"]
+    prompt = repetitive_batch(1, longest=PROMPT)["input_ids"]
     greedy = model.generate(prompt, do_sample=False, max_new_tokens=8, eos_token_id=None)
     copies, length = 3000, 8
     output = hf.generate(
@@ -124,7 +125,7 @@ def test_samples_have_the_models_distribution(
         **{**SAMPLE, "max_new_tokens": length, **options},
         seed=77,
         num_return_sequences=copies,
-        prediction=greedy[0, 30:],
+        prediction=greedy[0, PROMPT:],
         drafter=drafter(),
     )
     if drafter is Generous:
@@ -132,7 +133,7 @@ def test_samples_have_the_models_distribution(
         assert output.stats.accepted > 300
         assert output.stats.drafted - output.stats.accepted > 300
     with torch.no_grad():
-        logits = model(output.sequences).logits[:, 29:-1].flatten(0, 1)
+        logits = model(output.sequences).logits[:, PROMPT - 1 : -1].flatten(0, 1)
     if "repetition_penalty" in options:
         processors = LogitsProcessorList(
             [
@@ -143,7 +144,7 @@ def test_samples_have_the_models_distribution(
         )
         of_steps = logits.view(copies, length, -1)
         for step in range(length):
-            of_steps[:, step] = processors(output.sequences[:, : 30 + step], of_steps[:, step])
+            of_steps[:, step] = processors(output.sequences[:, : PROMPT + step], of_steps[:, step])
     warpers = LogitsProcessorList()
     if "temperature" in options:
         warpers.append(TemperatureLogitsWarper(options["temperature"]))
@@ -151,7 +152,7 @@ def test_samples_have_the_models_distribution(
         warpers.append(TopKLogitsWarper(options["top_k"]))
         warpers.append(TopPLogitsWarper(options["top_p"]))
     probabilities = warpers(prompt, logits).double().softmax(-1)
-    tokens = output.sequences[:, 30:].flatten()
+    tokens = output.sequences[:, PROMPT:].flatten()
     # Likely tokens first, so that a verifier that favours or disfavours them bends the
     # distribution.
     sorted_probabilities, order = probabilities.sort(dim=-1, descending=True, stable=True)

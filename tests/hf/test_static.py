@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from assistants import bent
-from fastdraft import hf
+from fastdraft import DraftConfig, hf
 from fastdraft.drafters import AssistantModel
 from fastdraft.errors import FastdraftError, InvalidValueError
 from fastdraft.hf import static
@@ -34,6 +34,7 @@ from hf_models import (
     TreeBatch,
     assert_same_tokens,
     edited,
+    plain_tokens,
     repetitive_batch,
     tiny_model,
 )
@@ -41,6 +42,10 @@ from hf_models import (
 NEW = 48
 PROMPT = 30
 STATIC: dict[str, Any] = {"cache_implementation": "static"}
+# The masks of a static cache are ours, for a row as for several.
+ROWS = [pytest.param(1, marks=pytest.mark.any_transformers), 3]
+# Drafts that take the two narrow widths, 1 and 4: compiling a width takes a second and more.
+NARROW = DraftConfig(lookahead=3)
 
 
 @pytest.fixture(scope="module")
@@ -64,17 +69,12 @@ def _compiled(backend: str = "eager") -> dict[str, Any]:
     return {**STATIC, "compile_config": config}
 
 
-def _greedy(model: Any, inputs: dict[str, torch.Tensor], **options: Any) -> torch.Tensor:
-    output: torch.Tensor = model.generate(**inputs, do_sample=False, **options)
-    return output
-
-
-@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_chains_give_the_tokens_of_generate(family: str, rows: int) -> None:
     model, inputs = tiny_model(family), repetitive_batch(rows)
     options = {"max_new_tokens": NEW}
-    expected = _greedy(model, inputs, **options)
+    expected = plain_tokens(model, inputs, **options)
     predictions = [edited(row[PROMPT:]) for row in expected]
     output = hf.generate(
         model,
@@ -90,13 +90,13 @@ def test_chains_give_the_tokens_of_generate(family: str, rows: int) -> None:
     assert output.stats.emitted == sum(row.emitted for row in output.row_stats)
 
 
-@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_trees_give_the_tokens_of_generate(family: str, rows: int) -> None:
     model, inputs = tiny_model(family), repetitive_batch(rows)
     # Longer than prompt, window and widest draft, so that rings go round.
     options = {"max_new_tokens": 90, "eos_token_id": None}
-    expected = _greedy(model, inputs, **options)
+    expected = plain_tokens(model, inputs, **options)
     forester = Forester([row[PROMPT:].tolist() for row in expected], nodes=20)
     output = hf.generate(model, **inputs, do_sample=False, **options, **STATIC, drafter=forester)
     assert_same_tokens(model, expected, output.sequences, attention_mask=inputs["attention_mask"])
@@ -108,16 +108,28 @@ def test_prompts_longer_than_the_window_and_its_ring(attention: str) -> None:
     model = tiny_model("gemma3", attention=attention)
     inputs = repetitive_batch(3, longest=100)
     options = {"max_new_tokens": 60, "eos_token_id": None}
-    expected = _greedy(model, inputs, **options)
+    expected = plain_tokens(model, inputs, **options)
     forester = Forester([row[100:].tolist() for row in expected], nodes=20)
     output = hf.generate(model, **inputs, do_sample=False, **options, **STATIC, drafter=forester)
     assert_same_tokens(model, expected, output.sequences, attention_mask=inputs["attention_mask"])
 
 
-@pytest.mark.parametrize("is_apart", [False, True])
-@pytest.mark.parametrize("rows", [1, 3])
+# Drafts of all widths for one row, narrow ones for more: each width takes a second to compile.
+@pytest.mark.parametrize(
+    ("rows", "nodes", "is_apart"),
+    [
+        (1, 30, False),
+        pytest.param(3, 3, False, marks=pytest.mark.any_transformers),
+        pytest.param(3, 3, True, marks=pytest.mark.any_transformers),
+    ],
+)
 def test_each_width_is_compiled_once(
-    llama: Any, rows: int, is_apart: bool, compilations: Any, monkeypatch: pytest.MonkeyPatch
+    llama: Any,
+    rows: int,
+    nodes: int,
+    is_apart: bool,
+    compilations: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if is_apart:
         # As on a device with memory of its own: what a step needs is parts of one copy.
@@ -126,15 +138,16 @@ def test_each_width_is_compiled_once(
         )
     inputs = repetitive_batch(rows)
     options = {"max_new_tokens": NEW, "eos_token_id": None}
-    expected = _greedy(llama, inputs, **options)
+    expected = plain_tokens(llama, inputs, **options)
     truths = [row[PROMPT:].tolist() for row in expected]
     options |= {"do_sample": False, **_compiled()}
     for seed in range(4):
-        forester = Forester(truths, nodes=30, seed=seed)
+        forester = Forester(truths, nodes=nodes, seed=seed)
         output = hf.generate(llama, **inputs, **options, drafter=forester)
         assert torch.equal(output.sequences, expected)
+        engine = Generous(DraftConfig(lookahead=nodes))
         output = hf.generate(
-            llama, **inputs, **options, drafter=Generous(), prediction=list(map(np.array, truths))
+            llama, **inputs, **options, drafter=engine, prediction=list(map(np.array, truths))
         )
         assert torch.equal(output.sequences, expected)
     assert 1 < compilations() <= len(WIDTHS)
@@ -199,7 +212,7 @@ def test_a_compiled_forward_finds_its_cache_where_it_was(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("family", ["gemma3", "qwen2"])
 def test_windows_compile_too(family: str, compilations: Any) -> None:
     model, inputs = tiny_model(family), repetitive_batch(3)
-    expected = _greedy(model, inputs, max_new_tokens=NEW, eos_token_id=None)
+    expected = plain_tokens(model, inputs, max_new_tokens=NEW, eos_token_id=None)
     for seed in range(2):
         output = hf.generate(
             model,
@@ -208,16 +221,17 @@ def test_windows_compile_too(family: str, compilations: Any) -> None:
             max_new_tokens=NEW,
             eos_token_id=None,
             **_compiled("aot_eager"),
-            drafter=Forester([row[PROMPT:].tolist() for row in expected], seed=seed),
+            drafter=Forester([row[PROMPT:].tolist() for row in expected], nodes=3, seed=seed),
         )
         assert torch.equal(output.sequences, expected)
+        assert output.stats.accepted > 0
     assert 1 < compilations() <= len(WIDTHS)
 
 
 @pytest.mark.any_transformers
 def test_inductor(llama: Any, compilations: Any) -> None:
     inputs = repetitive_batch(2)
-    expected = _greedy(llama, inputs, max_new_tokens=NEW, eos_token_id=None)
+    expected = plain_tokens(llama, inputs, max_new_tokens=NEW, eos_token_id=None)
     output = hf.generate(
         llama,
         **inputs,
@@ -225,7 +239,7 @@ def test_inductor(llama: Any, compilations: Any) -> None:
         max_new_tokens=NEW,
         eos_token_id=None,
         **_compiled("inductor"),
-        drafter=Generous(),
+        drafter=Generous(NARROW),
         prediction=[edited(row[PROMPT:]) for row in expected],
     )
     assert_same_tokens(llama, expected, output.sequences, attention_mask=inputs["attention_mask"])
@@ -235,13 +249,13 @@ def test_inductor(llama: Any, compilations: Any) -> None:
 
 def test_models_that_ask_for_a_static_cache_themselves(compilations: Any) -> None:
     model, inputs = tiny_model("llama"), repetitive_batch(1)
-    expected = _greedy(model, inputs, max_new_tokens=NEW)
+    expected = plain_tokens(model, inputs, max_new_tokens=NEW)
     for name, value in _compiled().items():
         setattr(model.generation_config, name, value)
-    output = hf.generate(model, **inputs, do_sample=False, max_new_tokens=NEW)
+    output = hf.generate(model, **inputs, do_sample=False, max_new_tokens=NEW, drafter=NARROW)
     assert torch.equal(output.sequences, expected)
     assert compilations() > 0
-    decode = hf.speculate(drafter=Generous())
+    decode = hf.speculate(drafter=Generous(NARROW))
     sequences = model.generate(
         **inputs, do_sample=False, max_new_tokens=NEW, custom_generate=decode
     )
@@ -277,7 +291,7 @@ def test_samples_have_the_models_distribution(llama: Any) -> None:
     draws, new = 400, 3
     options = {"max_new_tokens": new, "do_sample": True, "top_k": 4, "eos_token_id": None}
     counts: dict[tuple[int, ...], np.ndarray] = {}
-    greedy = _greedy(llama, {"input_ids": ids}, max_new_tokens=new)[0, PROMPT:]
+    greedy = plain_tokens(llama, {"input_ids": ids}, max_new_tokens=new)[0, PROMPT:]
     for kind in range(2):
         many = {"input_ids": ids.repeat(draws, 1), "attention_mask": torch.ones(draws, PROMPT)}
         torch.manual_seed(9)
@@ -298,7 +312,7 @@ def test_samples_have_the_models_distribution(llama: Any) -> None:
 
 def test_draft_models_draft_for_a_static_target(llama: Any) -> None:
     inputs = repetitive_batch(3)
-    expected = _greedy(llama, inputs, max_new_tokens=NEW)
+    expected = plain_tokens(llama, inputs, max_new_tokens=NEW)
     output = hf.generate(
         llama,
         **inputs,
@@ -336,7 +350,7 @@ def test_the_last_places_of_a_model_are_used() -> None:
     model = tiny_model("opt", attention="eager")
     inputs = repetitive_batch(2, longest=200)
     options = {"max_length": 256, "eos_token_id": None}
-    expected = _greedy(model, inputs, **options)
+    expected = plain_tokens(model, inputs, **options)
     forester = Forester([row[200:].tolist() for row in expected], nodes=30)
     output = hf.generate(model, **inputs, do_sample=False, **options, **STATIC, drafter=forester)
     assert_same_tokens(model, expected, output.sequences, attention_mask=inputs["attention_mask"])

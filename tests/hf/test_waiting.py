@@ -13,7 +13,7 @@ from fastdraft import DraftConfig, Engine, hf
 from fastdraft.hf.loop import Decoding
 from fastdraft.kernels.reference import sampling
 from fastdraft.verification import processors
-from hf_models import Forester, Generous, edited, repetitive_batch, tiny_model
+from hf_models import Forester, Generous, edited, plain_tokens, repetitive_batch, tiny_model
 from waiting import counted_waits
 
 NEW, PROMPT = 40, 30
@@ -60,9 +60,7 @@ def test_a_step_waits_once(
     llama: Any, rows: int, options: dict[str, Any], drafts: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inputs = repetitive_batch(rows)
-    expected = llama.generate(**inputs, do_sample=False, max_new_tokens=NEW, eos_token_id=None)[
-        :, PROMPT:
-    ]
+    expected = plain_tokens(llama, inputs, max_new_tokens=NEW, eos_token_id=None)[:, PROMPT:]
     steps: list[list[str]] = []
     step = Decoding._step
 

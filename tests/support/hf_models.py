@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -156,6 +158,38 @@ def repetitive_batch(rows: int, *, seed: int = 0, longest: int = 30) -> dict[str
         input_ids[row, longest - length :] = motif.repeat(longest)[:length]
         attention_mask[row, longest - length :] = 1
     return {"input_ids": input_ids, "attention_mask": attention_mask}
+
+
+_DECODED: dict[tuple[str, ...], torch.Tensor] = {}
+
+
+def plain_tokens(model: Any, inputs: dict[str, torch.Tensor], **options: Any) -> torch.Tensor:
+    """The tokens of `model.generate` under greedy decoding, decoded once in a process.
+
+    Many tests hold the same tokens against other ways of drafting. All that decides them is the
+    key: class, configurations, weights, inputs and options. What JSON cannot write among the
+    options, functions say, is decoded each time.
+    """
+    try:
+        written = json.dumps(options, sort_keys=True)
+    except TypeError:
+        decoded: torch.Tensor = model.generate(**inputs, do_sample=False, **options)
+        return decoded
+    bits = hashlib.sha256()
+    for name, tensor in (*model.state_dict().items(), *inputs.items()):
+        bits.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        bits.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    key = (
+        type(model).__qualname__,
+        str(model.config._attn_implementation),
+        model.config.to_json_string(),
+        model.generation_config.to_json_string(),
+        written,
+        bits.hexdigest(),
+    )
+    if key not in _DECODED:
+        _DECODED[key] = model.generate(**inputs, do_sample=False, **options)
+    return _DECODED[key].clone()
 
 
 class Generous(Engine):

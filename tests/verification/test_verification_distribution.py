@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -76,24 +78,32 @@ def verify_many(logits, draft, *, seeds, position=50, parents=None, **options):
     )
 
 
-@pytest.fixture(params=[8, 1024])
-def chunk(request, monkeypatch):
-    """The draw over several small chunks, and over one."""
-    monkeypatch.setattr(sampling, "CHUNK", request.param)
+def in_chunks(*, first):
+    """All options, drawn over several small chunks and over one in turn.
+
+    A token without drafts and the one after some are drawn by the same code: what one test draws
+    over small chunks, the other draws over one.
+    """
+    sizes = itertools.cycle((8, 1024) if first == 8 else (1024, 8))
+    cases = [
+        pytest.param(options, size, id=f"{name}-{size}")
+        for (name, options), size in zip(OPTIONS.items(), sizes, strict=False)
+    ]
+    return pytest.mark.parametrize(("options", "chunk"), cases)
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.usefixtures("chunk")
-def test_without_drafts(options):
+@in_chunks(first=8)
+def test_without_drafts(options, chunk, monkeypatch):
+    monkeypatch.setattr(sampling, "CHUNK", chunk)
     logits = rows(1)
     verified = verify_many(logits, [], seeds=torch.arange(N), **options)
     counts = np.bincount(verified.token_ids[:, 0], minlength=VOCABULARY)
     check_counts(counts, exact(logits[0], **options))
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.usefixtures("chunk")
-def test_joint_distribution_of_accepted_and_last_token(options):
+@in_chunks(first=1024)
+def test_joint_distribution_of_accepted_and_last_token(options, chunk, monkeypatch):
+    monkeypatch.setattr(sampling, "CHUNK", chunk)
     logits = rows(3)
     distributions = [exact(row, **options) for row in logits]
     # A likely token, then a middling one, so that every outcome occurs.
@@ -196,21 +206,24 @@ BASE = torch.arange(N)
 SAME = torch.zeros(N, dtype=torch.int64)
 
 
+# A column's noise does not depend on its chunk: each case has one size.
 @pytest.mark.parametrize(
-    ("seeds", "positions", "other_seeds", "other_positions"),
+    ("seeds", "positions", "other_seeds", "other_positions", "chunk"),
     [
-        (BASE, SAME, BASE, SAME + 1),
-        (SAME, BASE, SAME, BASE + 1),
-        (BASE, SAME, BASE + 1, SAME),
-        (BASE, SAME, BASE + 2**32, SAME),
-        (BASE, SAME, -BASE - 1, SAME),
-        (BASE, SAME + 3, BASE, SAME + 3 + 2**32),
-        (BASE, SAME + 1, SAME + 1, BASE + 2),
+        (BASE, SAME, BASE, SAME + 1, 8),
+        (SAME, BASE, SAME, BASE + 1, 1024),
+        (BASE, SAME, BASE + 1, SAME, 8),
+        (BASE, SAME, BASE + 2**32, SAME, 1024),
+        (BASE, SAME, -BASE - 1, SAME, 8),
+        (BASE, SAME + 3, BASE, SAME + 3 + 2**32, 1024),
+        (BASE, SAME + 1, SAME + 1, BASE + 2, 8),
     ],
     ids=["next-position", "along-a-text", "next-seed", "high-seed", "minus", "far", "swapped"],
 )
-@pytest.mark.usefixtures("chunk")
-def test_pairs_of_draws_are_independent(seeds, positions, other_seeds, other_positions):
+def test_pairs_of_draws_are_independent(
+    seeds, positions, other_seeds, other_positions, chunk, monkeypatch
+):
+    monkeypatch.setattr(sampling, "CHUNK", chunk)
     logits = rows(1, 20)
     distribution = exact(logits[0])
     pairs = np.zeros((20, 20))

@@ -1,0 +1,44 @@
+"""What tests of several folders share, and is made once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+LAYERS = 2
+
+
+@pytest.fixture(scope="session")
+def short_demo_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for FASTDRAFT_CACHE that holds the demo model's first layers in its place.
+
+    The tokenizer, the sizes and the other files are its own: decoding takes the same way, in a
+    quarter of the time. What the whole model says is tested in tests/hf and tests/cli.
+    """
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    from fastdraft.demo import ensure_model
+
+    whole = ensure_model()
+    short = tmp_path_factory.mktemp("cache") / whole.name
+    shutil.copytree(whole, short, ignore=shutil.ignore_patterns("*.safetensors", "manifest.json"))
+    config = json.loads((short / "config.json").read_text())
+    config["num_hidden_layers"] = LAYERS
+    if config.get("layer_types"):
+        config["layer_types"] = config["layer_types"][:LAYERS]
+    (short / "config.json").write_text(json.dumps(config))
+    with safe_open(whole / "model.safetensors", "pt") as weights:
+        kept = {
+            name: weights.get_tensor(name)
+            for name in weights.keys()  # noqa: SIM118
+            if ".layers." not in name or int(name.split(".layers.")[1].split(".")[0]) < LAYERS
+        }
+    save_file(kept, short / "model.safetensors", metadata={"format": "pt"})
+    digests = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in short.iterdir()}
+    (short / "manifest.json").write_text(json.dumps(digests))
+    return short.parent
