@@ -111,7 +111,7 @@ def _fork(command: list[str], variables: dict[str, str], log: str) -> int:
     sys.argv = command
     sys.path.insert(0, str(Path(command[0]).parent))
     runpy.run_path(command[0], run_name="__main__")
-    _leave()
+    return _leave()
 
 
 def _leave() -> NoReturn:
