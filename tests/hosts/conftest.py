@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +14,14 @@ from forks import Forks
 # Threads that spin for each other on a busy machine take minutes for what takes seconds.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+
+
+@pytest.fixture(scope="session")
+def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny model with the demo model's tokenizer."""
+    from word_model import word_model
+
+    return word_model(tmp_path_factory.mktemp("words"), Path(os.environ["FASTDRAFT_DEMO_MODEL"]))
 
 
 @pytest.fixture(scope="session")

@@ -31,7 +31,7 @@ for line in requires({!r}):
 
 def make(host: str, folder: Path) -> None:
     """Makes the environment of `host` in `folder`."""
-    venv.create(folder, clear=True, with_pip=True)
+    venv.create(folder, clear=True, with_pip=False)  # pip is among what it sees
     python = folder / "bin" / "python"
     [packages] = folder.glob("lib/python*/site-packages")
     own = [path for path in sys.path if path.endswith("site-packages")]

@@ -8,7 +8,7 @@ VLLM_NEXT ?= 0.33.0
 DEMO_MODEL = FASTDRAFT_DEMO_MODEL="$$(python -c \
   'from fastdraft.demo import ensure_model; print(ensure_model())')"
 # Every wheel of fastdraft has the same version, so the new one has to be forced in.
-INSTALL_WHEEL = bin/pip install -qq --no-deps --force-reinstall $(CURDIR)/build/dist/*.whl
+INSTALL_WHEEL = bin/python -m pip install -qq --no-deps --force-reinstall $(CURDIR)/build/dist/*.whl
 
 .PHONY: test-hosts $(HOSTS:%=test-%)
 

@@ -349,20 +349,22 @@ def assert_same_but_for_ties(
     assert gaps.max() <= 2 * rounding, f"token {gaps.argmax()}: {gaps.max()}, {rounding}"
 
 
-@pytest.mark.parametrize("drafter", [None, LOOKUP], ids=["default", "lookup"])
-def test_the_demo_model(demo: Path, drafter: DraftConfig | None) -> None:
-    plain, drafting = open_model(demo, logits_all=True), open_model(demo)
-    draft_model = FastdraftDraftModel(drafting, drafter=drafter)
+def test_the_demo_model(demo: Path) -> None:
+    plain = open_model(demo, n_ctx=256, logits_all=True)
     text = "def area(width, height):\n    return width * height\n\n\ndef volume(width, height, "
-    prompt = plain.tokenize(text.encode())
-    expected, output = decode(plain, prompt, 60), decode(drafting, prompt, 60)
-    assert_same_but_for_ties(plain, prompt, expected, output)
-    if drafter is LOOKUP:
-        assert draft_model.stats.accepted > 10
-
-    prompt = plain.tokenize(b"The three colours of the flag are")
-    expected, output = decode(plain, prompt, 40), decode(drafting, prompt, 40)
-    assert_same_but_for_ties(plain, prompt, expected, output)
+    asked = [(plain.tokenize(text.encode()), 60)]
+    asked += [(plain.tokenize(b"The three colours of the flag are"), 40)]
+    said = [decode(plain, prompt, tokens) for prompt, tokens in asked]
+    for drafter in (None, LOOKUP):
+        drafting = open_model(demo, n_ctx=256)
+        draft_model = FastdraftDraftModel(drafting, drafter=drafter)
+        accepted = []
+        for (prompt, tokens), expected in zip(asked, said, strict=True):
+            output = decode(drafting, prompt, tokens)
+            assert_same_but_for_ties(plain, prompt, expected, output)
+            accepted.append(draft_model.latest_stats.accepted)
+        if drafter is LOOKUP:
+            assert accepted[0] > 10
 
 
 def test_chats_streams_stops_biases_and_logprobs(tiny: Path) -> None:
@@ -405,7 +407,8 @@ def test_chats_streams_stops_biases_and_logprobs(tiny: Path) -> None:
 
 
 def test_a_prediction_in_words(demo: Path) -> None:
-    plain, drafting = open_model(demo, logits_all=True), open_model(demo)
+    plain = open_model(demo, n_ctx=256, logits_all=True)
+    drafting = open_model(demo, n_ctx=256)
     draft_model = FastdraftDraftModel(drafting, drafter=PREDICTION)
     prompt = plain.tokenize(b"The capital of France is")
     expected = decode(plain, prompt, 40)

@@ -1,17 +1,14 @@
 """Predicted outputs over HTTP: OpenAI's own client before a real vLLM server on the CPU.
 
-FASTDRAFT_DEMO_MODEL names the folder of the demo model.
+FASTDRAFT_DEMO_MODEL names the folder of the demo model, whose tokenizer a tiny model has.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import random
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +18,7 @@ import openai
 import pytest
 
 from forks import Forks
-from vllm_server import KEY, MODEL, Server, serving
+from vllm_server import MODEL, Server, serving
 
 # What is drafted comes from the prediction and the request itself, not from those before it.
 APART = {"vllm_xargs": {"fastdraft_remember": 0}}
@@ -38,10 +35,12 @@ TOPICS = [
 
 
 @pytest.fixture(scope="module")
-def server(vllm_forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(
+    words: Path, vllm_forks: Forks, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
     # A fixed cost, since a model of this size on a CPU hardly gains: measured, it drafts little.
     folder, settings = tmp_path_factory.mktemp("drafting"), {"token_cost": 0.01}
-    with serving(vllm_forks, folder, settings, spawn=True) as server:
+    with serving(vllm_forks, words, folder, settings) as server:
         yield server
 
 
@@ -162,7 +161,7 @@ def test_token_ids_may_be_given(server: Server, plain) -> None:
 
 
 def test_json_of_a_schema_is_drafted_before_it_was_written(server: Server) -> None:
-    properties = {name: {"type": "integer"} for name in ("kilometres", "kilograms", "centuries")}
+    properties = {name: {"type": "boolean"} for name in ("kilometres", "kilograms", "centuries")}
     schema = {"type": "object", "properties": properties, "required": list(properties)}
     form = {
         "type": "json_schema",
@@ -183,18 +182,6 @@ def test_json_of_a_schema_is_drafted_before_it_was_written(server: Server) -> No
     assert answer() == expected
     accepted = server.metrics()["vllm:spec_decode_num_accepted_tokens_total"] - without
     assert accepted > without - before
-
-
-def test_the_example_of_a_client(server: Server) -> None:
-    example = Path(__file__).parents[2] / "examples" / "python" / "openai_client.py"
-    done = subprocess.run(
-        [sys.executable, str(example)],
-        env={**os.environ, "VLLM_URL": f"{server.url}/v1", "OPENAI_API_KEY": KEY},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"[1-9]\d* tokens of the prediction accepted", done.stdout), done.stdout
 
 
 def test_drafts_may_be_switched_off(server: Server, plain) -> None:
@@ -315,7 +302,7 @@ def test_abandoned_requests_leave_nothing_behind(server: Server, plain) -> None:
         if patience[index] == 0:
             # Some are still waiting for their turn then, others are at their prompt.
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(request, 0.2 + index / 100)
+                await asyncio.wait_for(request, 0.05 + index / 300)
             return False
         events = 0
         async with await request as stream:
@@ -345,10 +332,10 @@ def test_abandoned_requests_leave_nothing_behind(server: Server, plain) -> None:
 
 
 def test_faults_in_drafting_leave_the_server_answering(
-    plain, vllm_forks: Forks, tmp_path: Path
+    plain, words: Path, vllm_forks: Forks, tmp_path: Path
 ) -> None:
     answers = {}
-    with serving(vllm_forks, tmp_path, {"max_bytes": 1}) as faulty:
+    with serving(vllm_forks, words, tmp_path, {"max_bytes": 1}) as faulty:
         for topic in TOPICS[:3]:
             text = plain[topic].message.content
             answers[topic] = ask(faulty, topic, prediction=predicting(text))

@@ -1,7 +1,8 @@
 """Real vLLM on the CPU, with drafts and without: the same tokens, in fewer steps.
 
-FASTDRAFT_DEMO_MODEL names the folder of the demo model. Greedy outputs alone can be compared: a
-seed's sampled tokens depend on the drafts in vLLM, and only their distribution does not.
+FASTDRAFT_DEMO_MODEL names the folder of the demo model, whose tokenizer a tiny model has. Greedy
+outputs alone can be compared: a seed's sampled tokens depend on the drafts in vLLM, and only their
+distribution does not.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ PROMPTS = [
 SCHEMA = {
     "type": "object",
     "properties": {
-        "name": {"type": "string", "maxLength": 12},
-        "ages": {"type": "array", "items": {"type": "integer"}, "maxItems": 4},
+        "name": {"enum": ["Ann", "Bob"]},
+        "ages": {"type": "array", "items": {"enum": [31, 32, 33]}, "minItems": 3, "maxItems": 4},
     },
     "required": ["name", "ages"],
 }
@@ -70,26 +71,25 @@ def greedy(**kwargs: Any) -> SamplingParams:
     return SamplingParams(temperature=0, **{"max_tokens": TOKENS, **kwargs})
 
 
-def model() -> str:
-    return os.environ["FASTDRAFT_DEMO_MODEL"]
-
-
-def start(*, drafts: bool = True, **kwargs: Any) -> LLM:
+def start(model: Path, *, drafts: bool = True, **kwargs: Any) -> LLM:
     speculative = {
         "method": "custom_class",
         "model": "fastdraft.integrations.vllm.FastdraftProposer",
         "num_speculative_tokens": 16,
     }
     return LLM(
-        model(),
+        str(model),
         dtype="float32",
         enforce_eager=True,
         max_model_len=MODEL_LENGTH,
+        kv_cache_memory_bytes=64 << 20,
         disable_log_stats=False,
         seed=0,
         # Fixed, so that a busy machine drafts too.
         additional_config={"fastdraft": {"token_cost": 0.02}},
         speculative_config=speculative if drafts else None,
+        # This model says spaces where it may.
+        structured_outputs_config={"backend": "xgrammar", "disable_any_whitespace": True},
         **{"max_num_seqs": 8, **kwargs},
     )
 
@@ -165,17 +165,17 @@ class Plain:
 
 
 @pytest.fixture(scope="module")
-def plain() -> Plain:
-    llm = start(drafts=False)
+def plain(words: Path) -> Plain:
+    llm = start(words, drafts=False)
     said = Plain(llm)
     stop(llm)
     return said
 
 
 @pytest.fixture(scope="module")
-def llm(plain: Plain) -> Iterator[LLM]:
+def llm(words: Path, plain: Plain) -> Iterator[LLM]:
     assert plain.alone
-    llm = start()
+    llm = start(words)
     yield llm
     stop(llm)
 
@@ -221,7 +221,7 @@ def test_prediction_is_accepted_and_counted(llm: LLM, plain: Plain) -> None:
     assert_same(expected, tokens_of(run(llm, [PROMPTS[2]], params)[0]))
     settle(llm)
     after = proposer_of(llm).stats
-    assert after.accepted_prediction_tokens >= before.accepted_prediction_tokens + 35
+    assert after.accepted_prediction_tokens >= before.accepted_prediction_tokens + 30
     assert after.rejected_prediction_tokens > before.rejected_prediction_tokens
     assert after.steps - before.steps < 15
 
@@ -346,10 +346,11 @@ def test_nothing_went_wrong(llm: LLM) -> None:
 
 
 @pytest.fixture(scope="module")
-def crowded(llm: LLM) -> Iterator[LLM]:
+def crowded(words: Path, llm: LLM) -> Iterator[LLM]:
     """Prompts in chunks, and too small a cache for what is running."""
     stop(llm)
     crowded = start(
+        words,
         max_num_seqs=6,
         max_num_batched_tokens=160,
         enable_chunked_prefill=True,
@@ -418,9 +419,9 @@ def run_alone(
 
 
 def test_without_the_entry_point_rows_are_known_by_their_text(
-    plain: Plain, vllm_forks: Forks, tmp_path: Path
+    words: Path, plain: Plain, vllm_forks: Forks, tmp_path: Path
 ) -> None:
-    result = run_alone(vllm_forks, tmp_path, {"VLLM_PLUGINS": ""})
+    result = run_alone(vllm_forks, tmp_path, {"VLLM_PLUGINS": ""}, str(words))
     assert result["rows"] == "RowsByContent"
     assert result["faults"] == 0
     assert result["accepted"] > 50
@@ -428,23 +429,25 @@ def test_without_the_entry_point_rows_are_known_by_their_text(
         assert_same(expected, token_ids)
 
 
-def test_ranks_of_a_model_in_parts_agree(plain: Plain, vllm_forks: Forks, tmp_path: Path) -> None:
+def test_ranks_of_a_model_in_parts_agree(
+    words: Path, plain: Plain, vllm_forks: Forks, tmp_path: Path
+) -> None:
     """Three processes, each with a third of the model and a proposer."""
-    result = run_alone(vllm_forks, tmp_path, {}, "3")
+    result = run_alone(vllm_forks, tmp_path, {}, str(words), "3")
     assert result["accepted"] > 20
     for token_ids, expected in zip(result["token_ids"], plain.alone, strict=True):
         assert_same(expected, token_ids, first=TOKENS // 2)
 
 
-def main(ranks: int = 1) -> None:
+def main(model: str, ranks: str = "1") -> None:
     fork_workers()
-    llm = start(tensor_parallel_size=ranks)
-    outputs = run(llm, PROMPTS, greedy(max_tokens=TOKENS if ranks == 1 else TOKENS // 2))
+    llm = start(Path(model), tensor_parallel_size=int(ranks))
+    outputs = run(llm, PROMPTS, greedy(max_tokens=TOKENS if ranks == "1" else TOKENS // 2))
     result: dict[str, Any] = {
         "token_ids": [tokens_of(output) for output in outputs],
         "accepted": metric(llm, "vllm:spec_decode_num_accepted_tokens"),
     }
-    if ranks == 1:
+    if ranks == "1":
         proposer = proposer_of(llm)
         result |= {"rows": type(proposer._rows).__name__, "faults": proposer.faults}
     llm.llm_engine.engine_core.shutdown()
@@ -453,4 +456,4 @@ def main(ranks: int = 1) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    main(*sys.argv[1:])

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,6 +57,7 @@ def server(
         with (
             serving(
                 vllm_forks,
+                os.environ["FASTDRAFT_DEMO_MODEL"],
                 tmp_path_factory.mktemp("drafting"),
                 settings,
                 middleware=None,
@@ -116,6 +120,18 @@ def test_tools_become_templates_by_the_chat_template(server: Server) -> None:
         extra_body={**APART, "tools": TOOLS},
     )
     assert server.metrics()["vllm:spec_decode_num_draft_tokens_total"] > before
+
+
+def test_the_example_of_a_client(server: Server) -> None:
+    example = Path(__file__).parents[2] / "examples" / "python" / "openai_client.py"
+    done = subprocess.run(
+        [sys.executable, str(example)],
+        env={**os.environ, "VLLM_URL": f"{server.url}/v1", "OPENAI_API_KEY": KEY},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"[1-9]\d* tokens of the prediction accepted", done.stdout), done.stdout
 
 
 def test_errors_of_the_server_and_of_the_proxy(server: Server) -> None:

@@ -4,7 +4,7 @@ Its Triton kernels run in the interpreter. Triton decides on that once in a proc
 scenario below runs in a process of its own, and gives its findings as JSON. What vLLM says without
 drafts comes from its other model runner, which needs no interpreter.
 
-FASTDRAFT_DEMO_MODEL names the folder of the demo model.
+FASTDRAFT_DEMO_MODEL names the folder of the demo model, whose tokenizer a tiny model has.
 """
 
 from __future__ import annotations
@@ -48,21 +48,25 @@ class Scenario(Protocol):
 
 
 @pytest.fixture(scope="module")
-def scenario(vllm_v2_forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Scenario:
+def scenario(
+    words: Path, vllm_v2_forks: Forks, tmp_path_factory: pytest.TempPathFactory
+) -> Scenario:
     folder = tmp_path_factory.mktemp("scenarios")
 
     def run(name: str) -> dict[str, Any]:
-        return findings(vllm_v2_forks, v2_variables(), name, folder)
+        return findings(vllm_v2_forks, v2_variables(), name, words, folder)
 
     return run
 
 
 def findings(
-    forks: Forks, variables: dict[str, str], scenario: str, folder: Path
+    forks: Forks, variables: dict[str, str], scenario: str, model: Path, folder: Path
 ) -> dict[str, Any]:
     variables = {**variables, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     log = folder / scenario.replace(" ", "-")
-    output = forks.run(Path(__file__), scenario, variables=variables, log=log, timeout=580)
+    output = forks.run(
+        Path(__file__), scenario, str(model), variables=variables, log=log, timeout=580
+    )
     # What follows is said by processes that end.
     [found] = [line for line in output.splitlines() if line.startswith('{"')]
     result: dict[str, Any] = json.loads(found)
@@ -70,8 +74,11 @@ def findings(
 
 
 @pytest.fixture(scope="module")
-def plain(vllm_forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return findings(vllm_forks, dict(os.environ), "plain", tmp_path_factory.mktemp("plain"))
+def plain(
+    words: Path, vllm_forks: Forks, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("plain")
+    return findings(vllm_forks, dict(os.environ), "plain", words, folder)
 
 
 @pytest.fixture(scope="module")
@@ -221,7 +228,7 @@ def test_lengths_of_drafts_follow_the_batch(plain: dict[str, Any], scenario: Sce
 # What runs in the processes.
 
 
-def start(mode: str) -> Any:
+def start(mode: str, model: str) -> Any:
     from vllm import LLM
 
     options: dict[str, Any] = {"max_num_seqs": 4}
@@ -243,17 +250,18 @@ def start(mode: str) -> Any:
             "prompt_lookup_min": 2,
             "prompt_lookup_max": 4,
         }
-    if mode in ("drafting", "crowded"):
+    if mode in ("drafting", "crowded", "ranks"):
         # The same drafts however fast steps are.
         options["speculative_config"]["num_speculative_tokens_per_batch_size"] = [(1, 4, LOOKAHEAD)]
         options["per_request_spec_decode_metrics"] = "summary"
     if mode in ("drafting", "crowded", "ranks", "lengths"):
         options["additional_config"] = {"fastdraft": {"speculator": True}}
     return LLM(
-        os.environ["FASTDRAFT_DEMO_MODEL"],
+        model,
         dtype="float32",
         enforce_eager=True,
         max_model_len=256,
+        kv_cache_memory_bytes=64 << 20,
         disable_log_stats=False,
         seed=0,
         **options,
@@ -263,8 +271,8 @@ def start(mode: str) -> Any:
 class Run:
     """An LLM and what a scenario asks of it."""
 
-    def __init__(self, mode: str) -> None:
-        self.llm = start(mode)
+    def __init__(self, mode: str, model: str) -> None:
+        self.llm = start(mode, model)
         self.core = self.llm.llm_engine.engine_core.engine_core
         if mode in ("plain", "ranks"):
             return
@@ -547,8 +555,8 @@ def in_changing_lengths(run: Run) -> dict[str, Any]:
     }
 
 
-def main(mode: str) -> None:
-    run = Run(mode)
+def main(mode: str, model: str) -> None:
+    run = Run(mode, model)
     found = {
         "plain": plainly,
         "drafting": with_drafts,

@@ -1,11 +1,12 @@
 """Predicted outputs over HTTP with the V2 model runner: OpenAI's client, a real vLLM server.
 
-FASTDRAFT_DEMO_MODEL names the folder of the demo model.
+FASTDRAFT_DEMO_MODEL names the folder of the demo model, whose tokenizer a tiny model has.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,10 +25,13 @@ APART = {"vllm_xargs": {"fastdraft_remember": 0}}
 
 
 @pytest.fixture(scope="module")
-def server(vllm_v2_forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(
+    words: Path, vllm_v2_forks: Forks, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("v2")
     with serving(
         vllm_v2_forks,
+        words,
         folder,
         {"speculator": True},
         spawn=True,

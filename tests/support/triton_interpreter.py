@@ -17,14 +17,15 @@ def speed_up(interpreter: Any) -> None:
 
 
 def _patch_language_once(interpreter: Any) -> None:
-    """Patches triton.language once a launch.
+    """Patches triton.language once in a process, which compiles nothing.
 
-    By itself the interpreter does so again at every call of a function of a kernel, which takes
-    nearly half of all its time.
+    By itself the interpreter does so again at every launch and at every call of a function of a
+    kernel, and takes it back, which takes more than half of all its time.
     """
     language = interpreter.tl
     patch_language = interpreter._patch_lang
     patched = set()
+    kept = interpreter._LangPatchScope()  # its `restore` has nothing to take back
 
     @functools.cache
     def names_of_language(function: Any) -> tuple[bool, ...]:
@@ -33,13 +34,10 @@ def _patch_language_once(interpreter: Any) -> None:
 
     def patch_once(function: Any) -> Any:
         names = names_of_language(function)
-        if names in patched:
-            return None  # within a launch: only the launch itself restores
-        scope = patch_language(function)
-        patched.add(names)
-        restore = scope.restore
-        scope.restore = lambda: (patched.clear(), restore())
-        return scope
+        if names not in patched:
+            patch_language(function)
+            patched.add(names)
+        return kept
 
     interpreter._patch_lang = patch_once
 

@@ -1,7 +1,4 @@
-"""A real vLLM server on the CPU, with the demo model, in a process of its own.
-
-FASTDRAFT_DEMO_MODEL names the folder of the model.
-"""
+"""A real vLLM server on the CPU, in a process of its own."""
 
 from __future__ import annotations
 
@@ -72,6 +69,7 @@ class Server:
 @contextlib.contextmanager
 def serving(
     forks: Forks,
+    model: Path | str,
     folder: Path,
     settings: dict[str, object],
     *,
@@ -93,7 +91,7 @@ def serving(
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     arguments = {
-        "--model": os.environ["FASTDRAFT_DEMO_MODEL"],
+        "--model": str(model),
         "--served-model-name": MODEL,
         "--host": "127.0.0.1",
         "--port": str(port),
@@ -101,8 +99,11 @@ def serving(
         "--dtype": "float32",
         "--max-model-len": "512",
         "--max-num-seqs": "32",
+        "--kv-cache-memory-bytes": str(256 << 20),
         "--speculative-config": json.dumps(dict(speculative)),
         "--additional-config": json.dumps({"fastdraft": settings}),
+        # A tiny model says spaces where it may.
+        "--structured-outputs-config": '{"backend": "xgrammar", "disable_any_whitespace": true}',
     }
     if middleware is not None:
         arguments["--middleware"] = middleware
@@ -110,7 +111,6 @@ def serving(
     server = Server(f"http://127.0.0.1:{port}", folder / "server.log")
     environment = {
         **variables,
-        "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_LOGGING_LEVEL": "INFO",
         "VLLM_NO_USAGE_STATS": "1",
     }

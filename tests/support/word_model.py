@@ -1,0 +1,90 @@
+"""A tiny model of the demo model's kind, for hosts whose tests ask nothing of what a text means.
+
+It says words of English, follows cycles of them, and slips by what stands before. Its steps take a
+twentieth of the demo model's. Any text of whole words is the tokens that its tokenizer makes of it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+__all__ = ["word_model"]
+
+# In 64 and in three parts, as vLLM divides it.
+_VOCABULARY = 6144
+_WORDS = 768
+_CYCLE = 8
+_HEADS = 3
+_HEAD = 32
+_WIDTH = _HEADS * _HEAD
+_INNER = 2 * _WIDTH
+_LAYERS = 2
+# What the layers add to the cycles: with less it hardly slips, with more it says nothing again.
+_SLIPS = 1.3
+
+
+def word_model(folder: Path, demo: Path) -> Path:
+    """Writes the model to an empty folder.
+
+    demo: The folder of the demo model, whose tokenizer it takes the first tokens of.
+    """
+    for name in ("chat_template.jinja", "generation_config.json", "tokenizer_config.json"):
+        (folder / name).write_text((demo / name).read_text())
+    config = json.loads((demo / "config.json").read_text())
+    config |= {
+        "head_dim": _HEAD,
+        "hidden_size": _WIDTH,
+        "intermediate_size": _INNER,
+        "num_attention_heads": _HEADS,
+        "num_hidden_layers": _LAYERS,
+        "num_key_value_heads": _HEADS,
+        "tie_word_embeddings": False,
+        "vocab_size": _VOCABULARY,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    # Each merge makes the next token, so the first tokens are a tokenizer too.
+    tokenizer = json.loads((demo / "tokenizer.json").read_text())
+    model = tokenizer["model"]
+    tokens = {token: place for token, place in model["vocab"].items() if place < _VOCABULARY}
+    model["vocab"] = tokens
+    model["merges"] = [pair for pair in model["merges"] if "".join(pair) in tokens]
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    words = [place for token, place in tokens.items() if re.fullmatch("Ġ[a-z]{2,}", token)]
+    save_file(_weights(words[:_WORDS]), folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def _weights(words: list[int]) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(7)
+
+    def drawn(rows: int, columns: int, scale: float) -> torch.Tensor:
+        return torch.randn(rows, columns, generator=generator) * scale
+
+    embedding = drawn(_VOCABULARY, _WIDTH, 1.0)
+    # Of what is no word as little is said as a word can slip to; not the same of each.
+    output = drawn(_VOCABULARY, _WIDTH, 0.02)
+    cycles = torch.tensor(words)[torch.randperm(len(words), generator=generator)].view(-1, _CYCLE)
+    output[cycles] = embedding[cycles.roll(1, dims=1)] * 0.15
+    weights = {
+        "model.embed_tokens.weight": embedding,
+        "lm_head.weight": output,
+        "model.norm.weight": torch.ones(_WIDTH),
+    }
+    shapes = {
+        **{f"self_attn.{name}_proj": (_WIDTH, _WIDTH) for name in "qkvo"},
+        "mlp.gate_proj": (_INNER, _WIDTH),
+        "mlp.up_proj": (_INNER, _WIDTH),
+        "mlp.down_proj": (_WIDTH, _INNER),
+    }
+    for layer in range(_LAYERS):
+        for name, (rows, columns) in shapes.items():
+            place = f"model.layers.{layer}.{name}.weight"
+            weights[place] = drawn(rows, columns, _SLIPS * columns**-0.5)
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            weights[f"model.layers.{layer}.{name}.weight"] = torch.ones(_WIDTH)
+    return weights
