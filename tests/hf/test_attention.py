@@ -28,6 +28,7 @@ from fastdraft.hf.attention import ATTENTION, attending, shares_keys, takes_sigh
 from fastdraft.hf.masks import Masks
 from fastdraft.hf.static import WIDTHS
 from fastdraft.kernels import reference
+from fastdraft.step_latency import StepLatency
 from hf_models import (
     FAMILIES,
     VOCABULARY,
@@ -431,7 +432,14 @@ def test_dropout_is_refused_where_nothing_else_can_drop() -> None:
 
 
 @pytest.fixture
-def compilations() -> Iterator[Any]:
+def compilations(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    # A wider forward that happens to be the faster one would be compiled in place of the own one.
+    observe = StepLatency.observe
+    monkeypatch.setattr(
+        StepLatency,
+        "observe",
+        lambda self, rows, width, _: observe(self, rows, width, 1e-3 + 1e-5 * width),
+    )
     torch._dynamo.reset()
     counters.clear()
     yield lambda: counters["stats"]["unique_graphs"]
@@ -460,4 +468,4 @@ def test_each_width_is_compiled_once(family: str, compilations: Any) -> None:
         assert_same_tokens(
             model, expected, output.sequences, attention_mask=inputs["attention_mask"]
         )
-    assert 1 < compilations() <= len(WIDTHS)
+    assert compilations() == 2
