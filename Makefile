@@ -64,7 +64,7 @@ demo: $(VENV)/.package ## Decode real text with a real model: plain, prompt look
 test: test-cpp test-kernels test-python ## Run the whole test suite: C++ plain and sanitised, kernels, Python
 
 test-cpp: $(VENV)/.gtest ## Run the C++ tests: plain, under ASan and UBSan, under TSan
-	for preset in dev asan tsan; do \
+	for preset in plain asan tsan; do \
 	  cmake --preset $$preset && cmake --build --preset $$preset --target tests \
 	  && ctest --preset $$preset || exit 1; \
 	done
