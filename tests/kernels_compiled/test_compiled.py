@@ -39,14 +39,26 @@ MOST_INSTRUCTIONS = {"align_kernel": 1000}
 SLACK = 1.1
 
 
+@functools.cache
+def asked_for(backend):
+    """What each launch asks to have compiled for a vendor's targets, by the launch's name.
+
+    The first of them tells for all: launchers see the vendor, and no launcher asks for the target.
+    """
+    target = next(each for each in TARGETS.values() if each.backend == backend)
+    return {
+        name: specialisations(target, partial(on_a_device, launch, amd=backend == "hip"))
+        for name, launch in launches().items()
+    }
+
+
 def kernels():
     """What is compiled for each target, named after the first launch that asks for it."""
     for target_name, target in TARGETS.items():
         names = {}
         yielded = set()
-        amd = target.backend == "hip"
-        for launch_name, launch in launches().items():
-            for each in specialisations(target, partial(on_a_device, launch, amd=amd)):
+        for launch_name, asked in asked_for(target.backend).items():
+            for each in asked:
                 # Named after one that is not compiled here, it has the same name everywhere.
                 name = names.setdefault(each.key, f"{each.name} / {launch_name}")
                 if each.key in yielded or not is_compiled(launch_name, target_name):
