@@ -41,6 +41,8 @@ __all__ = ["Scoring", "Stage"]
 # A first forward over more tokens than these reads a prompt, or text that others drafted.
 _CATCHING_UP: Final = 3
 _LONGEST: Final = 64
+# Beyond so many tokens a row a forward takes time in proportion to them.
+_WIDEST: Final = 256
 
 _MASK: Final = (1 << 64) - 1
 
@@ -159,8 +161,10 @@ class Stage:
         number, accepted = self._schedule.expected([self._key(each) for each in requests], time)
         missing = [len(self.texts[each]) - self._cached[each].confirmed for each in requests]
         longest = int(np.argmax(missing))
-        seconds, _ = self._cost.best_widths(len(self._slots), max(missing[longest], 1))
-        reading = time.draft * (seconds[-1] / seconds[0] - 1)
+        width = max(missing[longest], 1)
+        known = min(width, _WIDEST)
+        seconds, _ = self._cost.best_widths(len(self._slots), known)
+        reading = time.draft * (width / known * seconds[-1] / seconds[0] - 1)
         steps = limits[longest] / (1 + accepted[longest])
         drafts = 1 + self._cached[requests[longest]].part_drafted * steps
         return number * time.draft, reading / drafts, accepted
