@@ -164,7 +164,8 @@ class Stage:
         width = max(missing[longest], 1)
         known = min(width, _WIDEST)
         seconds, _ = self._cost.best_widths(len(self._slots), known)
-        reading = time.draft * (width / known * seconds[-1] / seconds[0] - 1)
+        # A wider forward may have been measured to be the faster one.
+        reading = time.draft * max(width / known * seconds[-1] / seconds[0] - 1, 0.0)
         steps = limits[longest] / (1 + accepted[longest])
         drafts = 1 + self._cached[requests[longest]].part_drafted * steps
         return number * time.draft, reading / drafts, accepted
