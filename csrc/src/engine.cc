@@ -402,6 +402,7 @@ void Engine::wants(OfferKind kind, const RequestId* ids, std::int64_t rows,
     const float* probabilities = own.columns.probabilities + own.offsets[r];
     const float promised = std::accumulate(probabilities, probabilities + drafted, 0.0f);
     request.offers->own = promised;
+    request.offers->own_drafted = drafted;
     const double weight =
         options.weights == nullptr ? 1.0 : static_cast<double>(options.weights[row]);
     const std::int32_t limit = limit_of(options, row);
@@ -409,9 +410,12 @@ void Engine::wants(OfferKind kind, const RequestId* ids, std::int64_t rows,
     OfferState::OfKind& of_kind = state.kinds[static_cast<std::size_t>(kind)];
     of_kind.promised = expected == nullptr ? promised : std::max(promised, expected[row]);
     of_kind.time = time;
-    const StepPromises::Promise with = model.steps().promise(of_kind.promised, of_kind.steps);
     const StepPromises::Promise without =
-        kinds_->plain_steps().promise(promised, state.plain_steps);
+        kinds_->plain_steps().promise(promised, promised, state.plain_steps);
+    // What is not known of the offers yet is no reason to hope for more of the engine's own draft.
+    of_kind.first = std::max(without.accepted, expected == nullptr ? 0.0f : expected[row]);
+    const StepPromises::Promise with =
+        model.steps().promise(of_kind.promised, of_kind.first, of_kind.steps);
     const double more = static_cast<double>(with.accepted) - static_cast<double>(without.accepted);
     emitted += weight * (1.0 + static_cast<double>(without.accepted));
     wanted[row] = limit > 0 && more > 0.0;
@@ -602,9 +606,12 @@ void Engine::learn_offers(Request& request, const Token* emitted, std::int64_t c
   if (own < 0.0f || count == 0) return;
   const auto accepted = static_cast<float>(request.draft.accepted(drafted, emitted, count).tokens);
   const auto verified = static_cast<float>(drafted);
-  const float without =
-      given == 0 ? accepted : static_cast<float>(request.drafter->accepted_without_offers());
-  kinds_->plain_steps().learn(own, {without, verified, 0.0f}, state.plain_steps);
+  // With an offer there may be a use for tokens that would not have paid without.
+  const float without = given == 0
+                            ? accepted
+                            : static_cast<float>(std::min(
+                                  request.drafter->accepted_without_offers(), state.own_drafted));
+  kinds_->plain_steps().learn(own, own, {without, verified, 0.0f}, state.plain_steps);
   for (std::size_t k = 0; k < state.kinds.size(); ++k) {
     OfferState::OfKind& kind = state.kinds[k];
     const float promised = std::exchange(kind.promised, -1.0f);
@@ -614,8 +621,8 @@ void Engine::learn_offers(Request& request, const Token* emitted, std::int64_t c
         time > 0.0 ? std::min(kind.spent / time, double{StepPromises::kLongestTime}) : 1.0;
     kinds_->model(static_cast<OfferKind>(k))
         .steps()
-        .learn(promised < 0.0f ? own : promised, {accepted, verified, static_cast<float>(part)},
-               kind.steps);
+        .learn(promised < 0.0f ? own : promised, kind.first,
+               {accepted, verified, static_cast<float>(part)}, kind.steps);
   }
 }
 

@@ -162,11 +162,12 @@ std::size_t StepPromises::class_of(float own) noexcept {
   return static_cast<std::size_t>(std::upper_bound(kOwn.begin(), kOwn.end(), own) - kOwn.begin());
 }
 
-StepPromises::Promise StepPromises::promise(float own, const StepRecord& record) const noexcept {
+StepPromises::Promise StepPromises::promise(float own, float first,
+                                            const StepRecord& record) const noexcept {
   constexpr float kFirstCount = 3.0f;
   const Mean& mean = means_[class_of(own)];
   const float count = mean.count.load(std::memory_order_relaxed);
-  const float first = std::max(own, least_);
+  first = std::max(first, least_);
   const auto shrunk = [&](float prior, const std::atomic<float>& learned) {
     return (kFirstCount * prior + count * learned.load(std::memory_order_relaxed)) /
            (kFirstCount + count);
@@ -181,8 +182,8 @@ StepPromises::Promise StepPromises::promise(float own, const StepRecord& record)
           shrunk(1.0f, mean.spent) * (record.spent + usual) / expected};
 }
 
-void StepPromises::learn(float own, const Promise& came, StepRecord& record) noexcept {
-  const Promise expected = promise(own, {});
+void StepPromises::learn(float own, float first, const Promise& came, StepRecord& record) noexcept {
+  const Promise expected = promise(own, first, {});
   Mean& mean = means_[class_of(own)];
   const float count = std::min(mean.count.load(std::memory_order_relaxed) + 1.0f, kMemory);
   mean.count.store(count, std::memory_order_relaxed);

@@ -46,14 +46,15 @@ class StepPromises {
   // The most times that a step's offers count to have taken of what they were said to take.
   static constexpr float kLongestTime = 16.0f;
 
-  // Before anything is learned a step has `least` tokens accepted, or what is promised if that is
-  // more, and verifies `unsure` more.
+  // Before anything is learned a step has at least `least` tokens accepted, and verifies `unsure`
+  // more.
   StepPromises(float least, float unsure) noexcept : least_(least), unsure_(unsure) {}
 
-  // Of a step of the request with this record, whose own draft promises `own` tokens.
-  Promise promise(float own, const StepRecord& record) const noexcept;
+  // Of a step of the request with this record, whose own draft promises `own` tokens; `first` are
+  // expected before anything is learned of such steps.
+  Promise promise(float own, float first, const StepRecord& record) const noexcept;
   // Learns what became of such a step.
-  void learn(float own, const Promise& came, StepRecord& record) noexcept;
+  void learn(float own, float first, const Promise& came, StepRecord& record) noexcept;
 
  private:
   struct Mean {

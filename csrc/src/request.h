@@ -41,18 +41,21 @@ struct OfferState {
   struct OfKind {
     OfferRecord offers;
     StepRecord steps;
-    // All three are of the last step. `promised` is the number of tokens that the engine's own
-    // draft or the drafter expected to be accepted, below 0 if `wants` was not called. `time` is
-    // what the offer was expected to take, `spent` what it took.
+    // All four are of the last step. `promised` is the number of tokens that the engine's own
+    // draft or the drafter expected to be accepted, below 0 if `wants` was not called; `first` is
+    // what was expected before anything was learned. `time` is what the offer was expected to take,
+    // `spent` what it took.
     float promised = -1.0f;
+    float first = 0.0f;
     double time = 0.0;
     double spent = 0.0;
   };
   std::array<OfKind, static_cast<std::size_t>(kMostOfferKinds)> kinds;
   StepRecord plain_steps;
   // Of the last step: the tokens that it promised without offers, or less than 0 if nobody asked;
-  // and the kinds that were offered, a bit for each.
+  // how many it would have drafted; and the kinds that were offered, a bit for each.
   float own = -1.0f;
+  std::int32_t own_drafted = 0;
   std::uint32_t given = 0;
 };
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import chain
 from typing import Any
 
@@ -376,6 +377,39 @@ def test_one_bad_draft_does_not_silence_a_drafter() -> None:
         engine.observe(request, [first, 99] if wanted else [first])
     assert asked[:2] == [True, True]
     assert asked[5:] == [False] * 5
+
+
+def test_tokens_that_would_not_have_paid_are_not_the_engines() -> None:
+    """With an offer the engine's tokens are drafted too; alone they would not have been."""
+    engine = Engine()
+    text = [10, 11, 12, 13, 14]
+    options: Any = {
+        "cost": [1.0, *[2.0] * 16],
+        "limits": [4],
+    }  # the first token is dear, others free
+    for _ in range(3):
+        request = engine.add_request([*text, 2, 10])
+        engine.wants("small", [request], expected=[4.0], **options)
+        assert engine.propose_batch([request], **options).tolist() == [[]]
+        offers = Offers("small", text[1:], confidences=[0.9] * 4)
+        [draft] = engine.propose_batch([request], offers=offers, **options).tolist()
+        assert draft == text[1:]
+        engine.observe(request, [*draft, 3])
+        assert not np.any(engine.calibration().plain_steps[1::4])
+        engine.cancel(request)
+
+
+def test_what_is_not_known_of_a_drafter_gives_no_hope_for_the_engines_draft() -> None:
+    """Long drafts that promise ten tokens have brought two: a drafter that is new and expects one
+    will not change that."""
+    steps = [0.0] * 36 + [200.0, 2.0, 10.0, 0.0]  # those that promise more than ten, in the end
+    calibration = dataclasses.replace(Engine().calibration(), plain_steps=tuple(steps))
+    text = list(range(10, 40))
+    engine = Engine(calibration=calibration)
+    request = engine.add_request([*text, *text, *text[:8]])
+    assert engine.propose_batch([request]).probabilities.sum() > 10
+    assert engine.wants("small", [request], time=0.2, expected=[1.0]).tolist() == [False]
+    assert engine.wants("small", [request], time=0.2, expected=[6.0]).tolist() == [True]
 
 
 @pytest.mark.parametrize("tree_budget", [None, 8])

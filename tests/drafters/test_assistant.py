@@ -6,6 +6,7 @@ import copy
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -16,6 +17,8 @@ from assistants import bent, shortened
 from fastdraft import DraftConfig, DraftStats, Engine, hf
 from fastdraft.drafters import AssistantModel, Staged
 from fastdraft.errors import InvalidValueError
+from fastdraft.hf.draft_models.drafter import ModelDrafter
+from fastdraft.hf.draft_models.engine import EngineRequests
 from hf_models import VOCABULARY, assert_same_tokens, repetitive_batch, tiny_model
 
 NEW = 32
@@ -192,6 +195,35 @@ def test_lookups_that_take_no_offers_are_refused(small: Any) -> None:
     for lookup in (DraftConfig.prompt_lookup(), Engine(DraftConfig.ngram())):
         with pytest.raises(InvalidValueError, match="lookup must be of the default drafter"):
             AssistantModel(small, lookup=lookup)
+
+
+def test_what_it_has_to_read_counts(
+    model: Any, small: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long prompt makes its first draft dear, the more so the fewer drafts are to come."""
+    times: list[float] = []
+
+    def refuse(*_: Any, time: float, **__: Any) -> list[bool]:
+        times.append(time)
+        return [False]
+
+    monkeypatch.setattr(EngineRequests, "wants", refuse)
+    cost = np.linspace(1.0, 2.0, 17)
+
+    def asked(prompt: int, left: int, steps: int = 1) -> float:
+        drafter = ModelDrafter(
+            AssistantModel(small), target=model, tokenizer=None, rows=1, seeds=None
+        )
+        request = drafter.add_request([1] * prompt)
+        for _ in range(steps):
+            drafter.propose_batch([request], limits=np.array([left], np.int32), cost=cost)
+        return times[-1]
+
+    assert asked(200, 40) > 1.2 * asked(1, 40)
+    assert asked(200, 4) > 1.2 * asked(200, 40)
+    # It has drafted in none of ten steps, so it will draft in few of the others.
+    assert asked(200, 40, steps=10) > 1.2 * asked(200, 40)
+    assert asked(1, 40) == asked(1, 4) == asked(1, 40, steps=10)
 
 
 def test_it_learns_from_one_generation_to_the_next(model: Any, small: Any) -> None:

@@ -128,9 +128,12 @@ class ModelDrafter:
             return FlatDrafts.of_rows([self._drafts.get(each, RowDraft()) for each in requests])
         options: dict[str, Any] = {"limits": limits, "cost": cost, "padded": padded}
         asked: dict[int, int] = {}
+        reading = 0.0
         if stage is not None:
-            seconds, expected = stage.expected(requests, step)
-            wanted = engine.wants(_KIND, requests, time=seconds, expected=expected, **options)
+            drafting, reading, expected = stage.expected(requests, step, limits)
+            wanted = engine.wants(
+                _KIND, requests, time=drafting + reading, expected=expected, **options
+            )
             for request, yes in zip(requests, wanted, strict=True):
                 if yes:
                     asked[request] = min(most[request], engine.longest)
@@ -139,7 +142,7 @@ class ModelDrafter:
         merges = not self._samples and not engine.drafts_trees
         behind = partial(self._promised_behind, requests, options) if merges else None
         seconds = self._draft(asked, step, len(requests), found_to_pay=True, behind=behind)
-        batch = self._propose(requests, self._drafts, seconds, options)
+        batch = self._propose(requests, self._drafts, seconds + reading, options)
         logits = {
             row: torch.stack(self._drafts[request].logits)
             for row, request in enumerate(requests)

@@ -42,6 +42,8 @@ __all__ = ["Scoring", "Stage"]
 # A first forward over more tokens than these reads a prompt, or text that others drafted.
 _CATCHING_UP: Final = 3
 _LONGEST: Final = 64
+# Beyond so many tokens a row a forward takes time in proportion to them.
+_WIDEST: Final = 256
 
 _MASK: Final = (1 << 64) - 1
 
@@ -58,10 +60,19 @@ class _Cached:
     Attributes:
         token_ids: The tokens.
         confirmed: How many of them are known to be those of the text.
+        steps: The steps of the request so far, as far as the schedule was asked.
+        drafts: Those in which the model drafted.
     """
 
     token_ids: list[int] = field(default_factory=list)
     confirmed: int = 0
+    steps: int = 0
+    drafts: int = 0
+
+    @property
+    def part_drafted(self) -> float:
+        """In which part of the steps to come the model may draft, by the rule of succession."""
+        return (self.drafts + 1) / (self.steps + 2)
 
 
 @dataclass(eq=False)
@@ -138,16 +149,32 @@ class Stage:
         self._model.cache.layers.clear()
 
     def expected(
-        self, requests: Sequence[int], step: NDArray[np.float64]
-    ) -> tuple[float, NDArray[np.float64]]:
-        """What drafting for all of `requests` may come to: its seconds, and the tokens of each that
-        are accepted, float64 (requests,). `step` is that of `draft`."""
+        self, requests: Sequence[int], step: NDArray[np.float64], limits: NDArray[np.int32]
+    ) -> tuple[float, float, NDArray[np.float64]]:
+        """What drafting for all of `requests` may come to: its seconds, those of reading what the
+        model has not read yet, and the tokens of each that are accepted, float64 (requests,).
+        `step` is that of `draft`.
+
+        What the model has to read first serves later drafts too, so its time is shared out among
+        them. A request has at most `limits` tokens left, and the model drafts in about the part of
+        its steps in which it has drafted so far.
+        """
         time = self._time(step, running=len(requests))
         number, accepted = self._schedule.expected([self._key(each) for each in requests], time)
-        return number * time.draft, accepted
+        missing = [len(self.texts[each]) - self._cached[each].confirmed for each in requests]
+        longest = int(np.argmax(missing))
+        width = max(missing[longest], 1)
+        known = min(width, _WIDEST)
+        seconds, _ = self._cost.best_widths(len(self._slots), known)
+        # A wider forward may have been measured to be the faster one.
+        reading = time.draft * max(width / known * seconds[-1] / seconds[0] - 1, 0.0)
+        steps = limits[longest] / (1 + accepted[longest])
+        drafts = 1 + self._cached[requests[longest]].part_drafted * steps
+        return number * time.draft, reading / drafts, accepted
 
     def pass_by(self, request: int) -> None:
         """Passes a step of the request without a draft."""
+        self._cached[request].steps += 1
         self._schedule.pass_by(self._key(request))
 
     def _key(self, request: int) -> tuple[object, int]:
@@ -259,6 +286,8 @@ class Stage:
         accepted, drafted = draft.accepted(emitted), len(draft.token_ids)
         judged = min(accepted + 1, drafted, len(emitted))
         self._schedule.observe(self._key(request), draft.confidences[:judged], accepted, drafted)
+        self._cached[request].steps += 1
+        self._cached[request].drafts += 1
         self._drafts += 1
         self._drafted += drafted
         for counts, number in ((self._judged, judged), (self._accepted, accepted)):
@@ -310,8 +339,10 @@ class Stage:
                 wanted[request] = len(draft.token_ids)
             if self.lower is not None and lower[request].token_ids:
                 self.lower.learn(request, lower[request], emitted[slot])
-        if self.lower is not None and caught_up <= _CATCHING_UP:
-            self._cost.observe(len(self._slots), width, time.perf_counter() - started)
+        # Tokens to catch up with are read as a prompt's are.
+        read = caught_up - 1 if caught_up > _CATCHING_UP else 0
+        rows, seconds = len(self._slots), time.perf_counter() - started
+        self._cost.observe(rows, width, seconds, prompt_tokens=rows * read)
         return caught_up
 
     def _lower_drafts(
