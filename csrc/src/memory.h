@@ -84,6 +84,7 @@ class FlatArray {
     return data_[i];
   }
   const T* data() const noexcept { return data_; }
+  MemoryBudget& budget() const noexcept { return *budget_; }
   std::int64_t size() const noexcept { return size_; }
   std::int64_t bytes() const noexcept { return capacity_ * static_cast<std::int64_t>(sizeof(T)); }
 

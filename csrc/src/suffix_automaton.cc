@@ -15,6 +15,8 @@ constexpr double kStatesOfCode = 0.34;
 constexpr double kEdgesOfCode = 1.25;
 // States are asked for so many positions ahead.
 constexpr std::int32_t kStatesAhead = 16;
+// A prompt's tokens are listed by id if there are at most so many ids for each of them.
+constexpr std::int64_t kIdsListed = 4;
 
 }  // namespace
 
@@ -98,21 +100,36 @@ void SuffixAutomaton::mark_last() noexcept {
   leaves_[end].previous = previous;
 }
 
+// Tells the positions from `begin` to `end` where their tokens occurred last before.
+void SuffixAutomaton::link_tokens(std::int32_t begin, std::int32_t end) noexcept {
+  if (begin >= end) return;
+  // Where token ids are small enough, a table by id holds the latest position of each.
+  FlatArray<std::int32_t> latest(text_.budget());
+  const Token* const text = text_.data();
+  const std::int64_t ids = std::int64_t{*std::max_element(text + begin, text + end)} + 1;
+  const bool listed = ids <= kIdsListed * (end - begin) && latest.try_reserve(ids);
+  if (listed) latest.extend(ids);
+  for (std::int64_t id = 0; id < latest.size(); ++id) latest[id] = -1;
+  for (std::int32_t i = begin; i < end; ++i) {
+    std::int32_t previous = listed ? std::exchange(latest[text[i]], i) : -1;
+    if (previous < 0) {
+      // The token's own state knows. Where it was made meanwhile it may know this occurrence or a
+      // later one before that is reached.
+      const StateId own = resolve(transitions_.find(inner_[kRoot].edges, text[i]));
+      if (!is_leaf(own)) {
+        previous = std::exchange(inner_[own].latest_end, i);
+        if (previous >= i) previous = -1;
+      }
+    }
+    leaves_[i].previous = previous;
+  }
+}
+
 // The same for the positions from the one before `first` on, all at once and with whole paths.
 void SuffixAutomaton::mark_from(std::int64_t first) noexcept {
   const auto begin = static_cast<std::int32_t>(std::max<std::int64_t>(first, 1)) - 1;
   const auto end = static_cast<std::int32_t>(text_.size()) - 1;
-  // A token's own state leads from each of its occurrences to the one before. Where it was made
-  // meanwhile it may know the first occurrence before that is reached.
-  for (std::int32_t i = begin; i < end; ++i) {
-    const StateId own = resolve(transitions_.find(inner_[kRoot].edges, text_[i]));
-    std::int32_t previous = -1;
-    if (!is_leaf(own)) {
-      previous = std::exchange(inner_[own].latest_end, i);
-      if (previous >= i) previous = -1;
-    }
-    leaves_[i].previous = previous;
-  }
+  link_tokens(begin, end);
   // From the last position on: the states above one that ends later end later too.
   const auto first_of_path = [&](std::int32_t position) {
     const StateId link = leaves_[position].link;

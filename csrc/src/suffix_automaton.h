@@ -165,6 +165,7 @@ class SuffixAutomaton {
 
   void extend(Token token);
   void mark_last() noexcept;
+  void link_tokens(std::int32_t begin, std::int32_t end) noexcept;
   void mark_from(std::int64_t first) noexcept;
   StateId link_of_newest(StateId before, Token token);
   StateId split(StateId p, TransitionTable::Found found, Token token);
