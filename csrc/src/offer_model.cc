@@ -196,11 +196,11 @@ void StepPromises::learn(float own, float first, const Promise& came, StepRecord
   move(mean.spent, came.spent);
   // The last ten steps count, and as much as two tokens of each that were what was expected.
   constexpr float kDecay = 0.9f;
-  constexpr float kPrior = 2.0f * (1.0f - kDecay);
-  record.accepted = kDecay * record.accepted + kPrior + came.accepted;
-  record.expected = kDecay * record.expected + kPrior + expected.accepted;
+  constexpr float kFirst = 2.0f * (1.0f - kDecay);
+  record.accepted = kDecay * record.accepted + kFirst + came.accepted;
+  record.expected = kDecay * record.expected + kFirst + expected.accepted;
   const float part = came.spent / std::max(expected.spent, 1e-3f);
-  record.spent = kDecay * record.spent + kPrior + part * expected.accepted;
+  record.spent = kDecay * record.spent + kFirst + part * expected.accepted;
 }
 
 bool OfferModel::asks(bool pays) noexcept {
