@@ -40,35 +40,65 @@ std::uint64_t hash(const AcceptanceModel::Evidence& evidence) noexcept {
 
 }  // namespace
 
-AcceptanceModel::AcceptanceModel() { set_weights(kPrior); }
+AcceptanceModel::AcceptanceModel() {
+  set_weights(kPrior);
+  for (std::atomic<Token>& token : only_) token.store(-1, std::memory_order_relaxed);
+}
 
-float AcceptanceModel::count_lesson(Kinds& kinds, std::uint64_t kind, Moment moment,
-                                    Moment now) noexcept {
+// The kind's own place, or that of the older kind. Without branches: which it is, is as good as
+// random, and a branch guessed wrong costs more than the rest.
+AcceptanceModel::Place AcceptanceModel::find(const Kinds& kinds, std::uint64_t kind, Moment moment,
+                                             Moment now) const noexcept {
   static_assert(std::atomic<Lessons>::is_always_lock_free);
-  // The low bits are the mark.
-  const std::size_t sets = num_kinds_.load(std::memory_order_relaxed) / kWays;
-  std::atomic<Lessons>* set = &kinds[kWays * (kind >> 16 & (sets - 1))];
-  const auto mark = static_cast<std::uint16_t>(kind);
-  // The kind's own place, or that of the older kind. Without branches: which it is, is as good as
-  // random, and a branch guessed wrong costs more than the rest.
   static_assert(kWays == 2);
-  const Lessons first = set[0].load(std::memory_order_relaxed);
-  const Lessons second = set[1].load(std::memory_order_relaxed);
-  const auto is_of_kind = [mark](Lessons lessons) {
-    return static_cast<unsigned>(lessons.mark == mark) & static_cast<unsigned>(lessons.count > 0);
-  };
-  const unsigned in_first = is_of_kind(first);
-  const unsigned in_second = is_of_kind(second);
+  const std::size_t sets = num_kinds_.load(std::memory_order_relaxed) / kWays;
+  // The low bits are the mark.
+  const std::size_t set = kWays * (kind >> 16 & (sets - 1));
+  const auto mark = static_cast<std::uint16_t>(kind);
+  const Lessons first = kinds[set].load(std::memory_order_relaxed);
+  const Lessons second = kinds[set + 1].load(std::memory_order_relaxed);
+  const auto in_first = static_cast<unsigned>(first.mark == mark);
+  const auto in_second = static_cast<unsigned>(second.mark == mark);
   const auto second_is_older = static_cast<unsigned>(now - second.last > now - first.last);
   const unsigned way = in_second | (second_is_older & ~in_first & 1u);
-  const std::uint32_t last = in_second != 0 ? second.last : first.last;
-  const std::uint32_t known = in_second != 0 ? second.count : first.count;
+  const Moment last = in_second != 0 ? second.last : first.last;
+  const std::uint32_t count = in_second != 0 ? second.count : first.count;
   // Compares the difference, since moments wrap around.
   const unsigned since =
       (in_first | in_second) & static_cast<unsigned>(static_cast<std::int32_t>(last - moment) >= 0);
-  const std::uint32_t count = 1 + since * std::min<std::uint32_t>(known, 0xFFFE);
-  set[way].store({now, static_cast<std::uint16_t>(count), mark}, std::memory_order_relaxed);
-  return static_cast<float>(count);
+  return {set + way, last, since * count};
+}
+
+void AcceptanceModel::put(Kinds& kinds, std::size_t place, std::uint64_t kind, Moment last,
+                          std::uint32_t count) noexcept {
+  const auto most = std::min<std::uint32_t>(count, 0xFFFF);
+  kinds[place].store({last, static_cast<std::uint16_t>(most), static_cast<std::uint16_t>(kind)},
+                     std::memory_order_relaxed);
+}
+
+// Counts `times` more outcomes of the kind with this hash and with this token. Returns the part of
+// a step that the first of them takes, of which others were learned since `moment`.
+float AcceptanceModel::part(std::uint64_t kind, Token token, Moment moment, Moment now,
+                            std::uint32_t times) noexcept {
+  const Place alike = find(alike_, kind, moment, now);
+  put(alike_, alike.index, kind, now, alike.count + times);
+  std::atomic<Token>& only = only_[alike.index];
+  if (alike.count == 0) {
+    only.store(token, std::memory_order_relaxed);
+    return 1.0f;
+  }
+  const auto with = [kind](Token of) { return mix(kind, static_cast<std::uint64_t>(of)); };
+  const Token before = only.load(std::memory_order_relaxed);
+  if (before >= 0) {
+    only.store(-1, std::memory_order_relaxed);
+    const std::uint64_t copy = with(before);
+    put(copies_, find(copies_, copy, moment, now).index, copy, alike.last, alike.count);
+  }
+  const std::uint64_t copy = with(token);
+  const Place copies = find(copies_, copy, moment, now);
+  put(copies_, copies.index, copy, now, copies.count + times);
+  return 1.0f / std::max(std::sqrt(1.0f + static_cast<float>(alike.count)),
+                         1.0f + static_cast<float>(copies.count));
 }
 
 // Makes room for the kinds of `outcomes`. Only those since a prediction matter: with few requests
@@ -78,12 +108,14 @@ void AcceptanceModel::make_room(std::uint32_t outcomes) noexcept {
   std::size_t size = num_kinds_.load(std::memory_order_relaxed);
   if (kRoom * outcomes <= size || size == kMostKinds) return;
   // What is known stays where it is and is copied to where it may be looked for from now on.
-  for (Kinds* kinds : {&alike_, &copies_}) {
+  const auto copy = [size](auto& places) {
     for (std::size_t i = 0; i < size; ++i) {
-      (*kinds)[size + i].store((*kinds)[i].load(std::memory_order_relaxed),
-                               std::memory_order_relaxed);
+      places[size + i].store(places[i].load(std::memory_order_relaxed), std::memory_order_relaxed);
     }
-  }
+  };
+  copy(alike_);
+  copy(only_);
+  copy(copies_);
   num_kinds_.store(2 * size, std::memory_order_relaxed);
 }
 
@@ -102,24 +134,24 @@ void AcceptanceModel::add(const Evidence& evidence, float step) noexcept {
   }
 }
 
-void AcceptanceModel::learn(const Evidence& evidence, Token token, float predicted, Moment moment,
-                            bool accepted, float current) noexcept {
+void AcceptanceModel::learn(const Evidence& evidence, Token token, Moment moment,
+                            const Outcome& outcome) noexcept {
   const Moment now = now_.load(std::memory_order_relaxed);
   now_.store(now + 1, std::memory_order_relaxed);
   make_room(now - moment);
-  const std::uint64_t kind = hash(evidence);
-  const float alike = count_lesson(alike_, kind, moment, now);
-  const float copies =
-      count_lesson(copies_, mix(kind, static_cast<std::uint64_t>(token)), moment, now);
-  const float rate = alike == 1.0f ? kRate : kRate / std::max(std::sqrt(alike), copies);
-  add(evidence, rate * ((accepted ? 1.0f : 0.0f) - current));
+  const auto times = static_cast<float>(outcome.times);
+  const float taken =
+      part(hash(evidence), token, moment, now, static_cast<std::uint32_t>(outcome.times));
+  const float came = outcome.accepted ? 1.0f : 0.0f;
+  add(evidence, kRate * times * taken * (came - outcome.current));
   // NaN goes to the first bucket.
+  const float predicted = outcome.predicted;
   const int bucket =
       predicted > 0.0f ? static_cast<int>(std::min(predicted * kBuckets, kBuckets - 1.0f)) : 0;
   Counts& counts = reliability_[static_cast<std::size_t>(bucket)];
-  count(counts.predicted, static_cast<double>(predicted));
-  count(counts.accepted, accepted ? 1.0 : 0.0);
-  count(counts.count, 1.0);
+  count(counts.predicted, static_cast<double>(times * predicted));
+  count(counts.accepted, static_cast<double>(times * came));
+  count(counts.count, static_cast<double>(times));
 }
 
 std::array<float, AcceptanceModel::kWeights> AcceptanceModel::weights() const noexcept {

@@ -24,7 +24,10 @@ namespace fastdraft {
 // learned since the prediction, the n-th one with the same evidence takes
 // 1 / sqrt(n) of a step, the square-root scaling of step sizes with the batch (A.
 // Krizhevsky, One weird trick for parallelizing convolutional neural networks,
-// 2014); with the same token too, as in copies of one prompt, 1 / n. See
+// 2014); with the same token too, as in copies of one prompt, 1 / n.
+//
+// An outcome that was expected changes the weights little. So only one of four of those is
+// learned, with four times the step: the same gradient in the mean. See
 // docs/explanation/calibration.md.
 //
 // Thread-safe without locks. Two threads that learn at once may lose a step of
@@ -124,12 +127,46 @@ class AcceptanceModel {
   using Moment = std::uint32_t;
   Moment now() const noexcept { return now_.load(std::memory_order_relaxed); }
 
-  // Learns whether the target emitted `token` next. `predicted` is the chance of the evidence that
-  // was predicted at `moment`, and `current` the one with the current weights. Those of one node's
-  // candidates are best asked for before any of them is learned: then none waits for another's
-  // step.
-  void learn(const Evidence& evidence, Token token, float predicted, Moment moment, bool accepted,
-             float current) noexcept;
+  // Says which outcomes are learned.
+  class Sample {
+   public:
+    // How many outcomes the next one stands for, where evidence of this weight was followed by its
+    // token or was not; 0: it is not learned.
+    int next(float weight, bool accepted) noexcept {
+      if ((accepted ? weight : -weight) < kExpected) return 1;
+      if (--left_ > 0) return 0;
+      left_ = draw();
+      return kOf;
+    }
+
+   private:
+    // Evidence that weighs so much made its outcome expected: a chance of 0.88 or more.
+    static constexpr float kExpected = 2.005f;
+    static constexpr int kOf = 4;  // expected ones
+
+    // In how many expected outcomes the next one is learned: 4 in the mean, so that none of several
+    // that take turns is always the one. By a linear congruential generator.
+    int draw() noexcept {
+      random_ = random_ * 1664525u + 1013904223u;
+      return 1 + static_cast<int>((random_ >> 16) * (2 * kOf - 1) >> 16);
+    }
+
+    std::uint32_t random_ = 0;
+    int left_ = kOf;
+  };
+
+  // One outcome that is learned.
+  struct Outcome {
+    bool accepted;    // whether the target emitted the token
+    float predicted;  // the chance that was predicted
+    float current;    // the chance with the current weights
+    int times;        // how many outcomes it stands for
+  };
+
+  // Learns whether the target emitted `token` next, where the chance of the evidence was predicted
+  // at `moment`. The current chances of one node's candidates are best asked for before any of them
+  // is learned: then none waits for another's step.
+  void learn(const Evidence& evidence, Token token, Moment moment, const Outcome& outcome) noexcept;
 
   std::array<float, kWeights> weights() const noexcept;
   void set_weights(const float* weights) noexcept;
@@ -189,6 +226,12 @@ class AcceptanceModel {
   // Sets of places, indexed by the kind's hash. A full set gives up its older kind.
   static constexpr std::size_t kWays = 2;
   using Kinds = std::array<std::atomic<Lessons>, kMostKinds>;
+  // A kind's place, when its last outcome was learned, and how many of its outcomes count.
+  struct Place {
+    std::size_t index;
+    Moment last;
+    std::uint32_t count;
+  };
 
   struct Counts {
     std::atomic<double> predicted{0};
@@ -196,17 +239,22 @@ class AcceptanceModel {
     std::atomic<double> count{0};
   };
 
-  // Counts one more outcome of the kind with this hash. Returns how many have been
-  // learned since `moment`, this one included.
-  float count_lesson(Kinds& kinds, std::uint64_t kind, Moment moment, Moment now) noexcept;
+  Place find(const Kinds& kinds, std::uint64_t kind, Moment moment, Moment now) const noexcept;
+  static void put(Kinds& kinds, std::size_t place, std::uint64_t kind, Moment last,
+                  std::uint32_t count) noexcept;
+  float part(std::uint64_t kind, Token token, Moment moment, Moment now,
+             std::uint32_t times) noexcept;
   void make_room(std::uint32_t outcomes) noexcept;
   void add(const Evidence& evidence, float step) noexcept;
 
   std::array<std::atomic<float>, kWeights> weights_;
   std::atomic<Moment> now_{0};
-  std::atomic<std::size_t> num_kinds_{kFewestKinds};  // places in use of each of the next two
+  std::atomic<std::size_t> num_kinds_{kFewestKinds};  // places in use of each of the next three
   Kinds alike_{};                                     // kinds of evidence
-  Kinds copies_{};                                    // the same with the token
+  // The token of the only outcome that is counted of each of these; -1: they are counted with their
+  // tokens too. So with few requests in flight one table is looked into, not two.
+  std::array<std::atomic<Token>, kMostKinds> only_;
+  Kinds copies_{};  // the same with the token
   std::array<Counts, kBuckets> reliability_;
 };
 

@@ -116,24 +116,26 @@ class CalibratedDrafter final : public Drafter {
   // Learns which of one node's candidates was emitted.
   void learn_of(Candidates::Range following, Token emitted) noexcept {
     struct Lesson {
-      float predicted;
-      float current;
+      const Candidate* candidate;
+      AcceptanceModel::Outcome outcome;
     };
     std::array<Lesson, Candidates::kMost> lessons;
+    std::size_t count = 0;
     // Where nothing has been learned since the guess, all weigh what they did.
     const bool unchanged = acceptance_.now() == moment_;
     for (std::size_t c = following.first; c < following.last; ++c) {
       const Candidate& candidate = candidates_[c];
+      const bool accepted = candidate.token == emitted;
+      const int times = sample_.next(candidate.weight, accepted);
+      if (times == 0) continue;
       const float predicted = AcceptanceModel::chance(candidate.weight);
-      lessons[c - following.first] = {
-          predicted,
-          unchanged ? predicted : AcceptanceModel::chance(acceptance_.weigh(candidate.evidence))};
+      const float current =
+          unchanged ? predicted : AcceptanceModel::chance(acceptance_.weigh(candidate.evidence));
+      lessons[count++] = {&candidate, {accepted, predicted, current, times}};
     }
-    for (std::size_t c = following.first; c < following.last; ++c) {
-      const Candidate& candidate = candidates_[c];
-      const auto [predicted, current] = lessons[c - following.first];
-      acceptance_.learn(candidate.evidence, candidate.token, predicted, moment_,
-                        candidate.token == emitted, current);
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto& [candidate, outcome] = lessons[i];
+      acceptance_.learn(candidate->evidence, candidate->token, moment_, outcome);
     }
   }
 
@@ -344,6 +346,7 @@ class CalibratedDrafter final : public Drafter {
   const std::int32_t lookahead_;
   const bool tree_;
   AcceptanceModel& acceptance_;
+  AcceptanceModel::Sample sample_;
   CopyCursor copy_{-1};  // follows what the output copies from the text itself
   std::optional<Prediction> prediction_;
   MatchedTexts matches_;

@@ -358,13 +358,13 @@ def test_what_the_target_refuses_is_no_longer_drafted_and_what_it_takes_is_again
 def test_steps_without_a_draft_teach_too() -> None:
     engine = Engine()
     request = engine.add_request([1, 2] * 9)
+    before = engine.propose(request, token_cost=0).probabilities[0]
     for _ in range(20):
-        before = engine.propose(request, token_cost=0).probabilities[0]
         engine.observe(request, [])
         assert len(engine.propose(request, token_cost=10)) == 0
         assert len(engine.propose(request, limit=0)) == 0
         engine.observe(request, [1, 2])
-        assert engine.propose(request, token_cost=0).probabilities[0] > before
+    assert engine.propose(request, token_cost=0).probabilities[0] > before
 
 
 @pytest.mark.parametrize("tree_budget", [None, 24])

@@ -27,8 +27,8 @@ Evidence evidence_of(const std::array<int, kCount>& values) {
 
 void learn(AcceptanceModel& acceptance, const Evidence& evidence, Token token, float predicted,
            AcceptanceModel::Moment moment, bool accepted) {
-  acceptance.learn(evidence, token, predicted, moment, accepted,
-                   AcceptanceModel::chance(acceptance.weigh(evidence)));
+  const float current = AcceptanceModel::chance(acceptance.weigh(evidence));
+  acceptance.learn(evidence, token, moment, {accepted, predicted, current, 1});
 }
 
 TEST(AcceptanceModel, TellsWhenWeightsHaveChanged) {
@@ -148,6 +148,46 @@ TEST(AcceptanceModel, ConvergesToWhatItSeesAndFollowsAChange) {
   EXPECT_NEAR(mean(0.75, 5000), 0.75, 0.02);
   EXPECT_NEAR(mean(0.1, 5000), 0.1, 0.02);
   EXPECT_GT(mean(1.0, 500), 0.98);
+}
+
+TEST(AcceptanceModel, LearnsAllSurprisesAndOneOfFourExpectedOutcomesForFour) {
+  AcceptanceModel::Sample sample;
+  for (const float weight : {-1.9f, 0.0f, 1.9f}) {
+    for (int i = 0; i < 100; ++i) {
+      ASSERT_EQ(sample.next(weight, true), 1);
+      ASSERT_EQ(sample.next(weight, false), 1);
+    }
+  }
+  ASSERT_EQ(sample.next(-3.0f, true), 1);
+  ASSERT_EQ(sample.next(3.0f, false), 1);
+  // Where three outcomes take turns, each of them is learned about as often.
+  std::array<int, 3> stand_for{};
+  std::size_t learned = 0;
+  constexpr int kOutcomes = 30'000;
+  for (int i = 0; i < kOutcomes; ++i) {
+    const int times = sample.next(i % 2 == 0 ? 3.0f : -3.0f, i % 2 == 0);
+    ASSERT_TRUE(times == 0 || times == 4);
+    learned += times > 0 ? 1 : 0;
+    stand_for[static_cast<std::size_t>(i) % 3] += times;
+  }
+  EXPECT_NEAR(static_cast<double>(learned), kOutcomes / 4.0, 0.02 * kOutcomes);
+  for (const int count : stand_for) EXPECT_NEAR(count, kOutcomes / 3.0, 0.03 * kOutcomes);
+}
+
+TEST(AcceptanceModel, AnOutcomeThatStandsForFourTakesFourSteps) {
+  const Evidence evidence = evidence_of<1>({4});
+  const auto moved = [&](int times) {
+    AcceptanceModel acceptance;
+    const float before = acceptance.weigh(evidence);
+    const float chance = AcceptanceModel::chance(before);
+    acceptance.learn(evidence, 1, acceptance.now(), {false, chance, chance, times});
+    const auto counts = acceptance.reliability();
+    double count = 0.0;
+    for (const ReliabilityBucket& bucket : counts) count += bucket.count;
+    EXPECT_EQ(count, times);
+    return acceptance.weigh(evidence) - before;
+  };
+  EXPECT_NEAR(moved(4), 4.0f * moved(1), 1e-6f);
 }
 
 // What the weights of the evidence come to after one batch of outcomes, `accepted` and

@@ -9,6 +9,25 @@ from collections.abc import Mapping, Sequence
 from oracles.copy_cursor import CopyCursor
 
 
+class Sample:
+    """Which outcomes are learned: all that surprise, and one of four expected ones, for four."""
+
+    EXPECTED = 2.005  # of the log-odds of what came
+
+    def __init__(self) -> None:
+        self.random, self.left = 0, 4
+
+    def times(self, weight: float, accepted: bool) -> int:
+        if (weight if accepted else -weight) < self.EXPECTED:
+            return 1
+        self.left -= 1
+        if self.left > 0:
+            return 0
+        self.random = (self.random * 1664525 + 1013904223) % 2**32
+        self.left = 1 + ((self.random >> 16) * 7 >> 16)
+        return 4
+
+
 class AcceptanceModel:
     """Logistic regression over one weight for each value of each feature, learned online."""
 
@@ -19,33 +38,43 @@ class AcceptanceModel:
         self.now = 0  # how many outcomes were learned
         self.lessons: dict[tuple[int, ...], tuple[int, int]] = {}  # the last of a kind, how many
 
+    def weigh(self, evidence: Mapping[str, int]) -> float:
+        return sum(self.weights[name][v] for name, v in evidence.items())
+
     def chance(self, evidence: Mapping[str, int]) -> float:
-        return 1 / (1 + math.exp(-sum(self.weights[name][v] for name, v in evidence.items())))
+        return 1 / (1 + math.exp(-self.weigh(evidence)))
 
     def learn(
         self,
-        evidence: Sequence[Mapping[str, int]],
-        tokens: Sequence[int],
+        outcomes: Sequence[tuple[int, Mapping[str, int], float]],
         moment: int,
         emitted: int,
+        sample: Sample,
     ) -> None:
-        """Learns which of one node's candidates was emitted, from errors that are taken at once."""
-        errors = [
-            (token == emitted) - self.chance(values)
-            for token, values in zip(tokens, evidence, strict=True)
-        ]
-        for token, values, error in zip(tokens, evidence, errors, strict=True):
-            kind = tuple(values.values())
-            alike, copies = self.count(kind, moment), self.count((*kind, token), moment)
-            self.now += 1
-            for name, value in values.items():
-                self.weights[name][value] += self.RATE / max(math.sqrt(alike), copies) * error
+        """Learns which of one node's candidates was emitted, from errors that are taken at once.
 
-    def count(self, kind: tuple[int, ...], moment: int) -> int:
-        """How many outcomes of the kind there were since `moment`, with this one."""
+        Each candidate is a token, its evidence, and what that weighed when it was predicted.
+        """
+        lessons = [
+            (token, values, sample.times(weight, token == emitted), self.chance(values))
+            for token, values, weight in outcomes
+        ]
+        for token, values, times, chance in lessons:
+            if times == 0:
+                continue
+            kind = tuple(values.values())
+            alike = self.count(kind, moment, times)
+            copies = self.count((*kind, token), moment, times)
+            self.now += 1
+            step = times * self.RATE / max(math.sqrt(1 + alike), 1 + copies)
+            for name, value in values.items():
+                self.weights[name][value] += step * ((token == emitted) - chance)
+
+    def count(self, kind: tuple[int, ...], moment: int, times: int) -> int:
+        """How many outcomes of the kind there were since `moment`, before these."""
         last, count = self.lessons.get(kind, (-1, 0))
-        count = count + 1 if last >= moment else 1
-        self.lessons[kind] = self.now, count
+        count = count if last >= moment else 0
+        self.lessons[kind] = self.now, count + times
         return count
 
 

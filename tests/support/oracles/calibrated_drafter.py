@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fastdraft import Draft, DraftBatch, Source
-from oracles.acceptance_model import AcceptanceModel
+from oracles.acceptance_model import AcceptanceModel, Sample
 from oracles.candidates import Candidate, find_candidates
 from oracles.copy_cursor import OwnCopy, Prediction
 from oracles.matches import Store, find_matches
@@ -45,6 +45,7 @@ class CalibratedDrafter:
         self.prompt_size = len(self.text)
         self.acceptance = acceptance
         self.lookahead, self.tree, self.stores = lookahead, tree, stores
+        self.sample = Sample()
         self.copy = OwnCopy()
         self.prediction = Prediction(prediction) if prediction else None
         self.nodes: list[Node] = []
@@ -73,6 +74,7 @@ class CalibratedDrafter:
             self.tree,
         )
         for candidate in node.following:
+            candidate.weight = self.acceptance.weigh(candidate.evidence)
             candidate.path = above.path * self.acceptance.chance(candidate.evidence)
 
     def follow(
@@ -149,10 +151,13 @@ class CalibratedDrafter:
         for token in emitted:
             following = self.nodes[index].following
             self.acceptance.learn(
-                [candidate.evidence for candidate in following],
-                [candidate.token for candidate in following],
+                [
+                    (candidate.token, candidate.evidence, candidate.weight)
+                    for candidate in following
+                ],
                 self.moment,
                 token,
+                self.sample,
             )
             children = (
                 child

@@ -29,6 +29,7 @@ class Candidate:
     predicted: bool  # whether the prediction does
     evidence: dict[str, int]
     source: Source
+    weight: float = 0.0  # of the evidence
     path: float = 1.0  # the probability that it is accepted, with all before it
 
 

@@ -80,7 +80,6 @@ class Offer:
 class Weighed(Candidate):
     """A candidate, and what offers said of it."""
 
-    weight: float = 0.0
     places: dict[int, int] = field(default_factory=dict)  # where each offer has it
     told: list[tuple[Offer, bool, list[tuple[Any, ...]], float]] = field(default_factory=list)
 
@@ -103,10 +102,7 @@ class OfferedDrafter(CalibratedDrafter):
         places = above.places if isinstance(above, Weighed) else None
         if node.parent < 0 and node.depth == 0:
             places = dict.fromkeys(range(len(self.offers)), -1)
-        following = [
-            Weighed(**vars(each), weight=log_odds_of(self.acceptance, each))
-            for each in node.following
-        ]
+        following = [Weighed(**vars(each)) for each in node.following]
         for k, offer in enumerate(self.offers):
             children = offer.children(places[k]) if places and k in places else {}
             if children:
@@ -172,10 +168,10 @@ class OfferedDrafter(CalibratedDrafter):
             node = self.nodes[index]
             own = self.own.get(index, [])
             self.acceptance.learn(
-                [candidate.evidence for candidate in own],
-                [candidate.token for candidate in own],
+                [(each.token, each.evidence, each.weight) for each in own],
                 self.moment,
                 token,
+                self.sample,
             )
             judged: dict[int, tuple[Offer, bool]] = {}
             for each in node.following:
@@ -194,8 +190,3 @@ class OfferedDrafter(CalibratedDrafter):
             index = next(children, -1)
             if index < 0:
                 return
-
-
-def log_odds_of(acceptance: Any, candidate: Candidate) -> float:
-    """The weight of the engine's own evidence."""
-    return float(sum(acceptance.weights[name][value] for name, value in candidate.evidence.items()))
