@@ -47,6 +47,8 @@ class CalibratedDrafter final : public Drafter {
     if (prediction_) prediction_->advance(context_.text(), context_.size());
   }
 
+  bool approach(int step) override { return matches_.approach(step); }
+
   std::int32_t guess(std::int32_t limit, float least, const DraftColumns& draft) override {
     if (offered_ != nullptr) offered_->used = false;
     return grow(Own{*this}, limit, least, draft);

@@ -26,6 +26,10 @@ class Drafter {
   // MemoryLimitError, and may then miss the token, nothing more.
   virtual void advance() = 0;
 
+  // Asks for the memory that a guess reads, a part in each of the steps 0, 1, ..., as
+  // SuffixAutomaton::approach does. Returns whether there is more.
+  virtual bool approach(int /*step*/) { return false; }
+
   // Writes the tokens that may be drafted to `draft`, at most `limit`, the most
   // probable first, and returns their number. A parent precedes its children, and
   // siblings differ. Tokens less probable than `least` are not wanted.

@@ -86,6 +86,18 @@ void check_expected(const float* expected, std::int64_t rows) {
   }
 }
 
+void sort_by_row(std::vector<RowError>& errors) {
+  std::sort(errors.begin(), errors.end(),
+            [](const RowError& a, const RowError& b) { return a.row < b.row; });
+}
+
+// The memory of a shorter text is as near as what was asked for.
+bool is_far(const Request& request) noexcept { return request.context.size() >= 8192; }
+
+bool approach_guess(std::int64_t /*row*/, Request& request, int step) {
+  return is_far(request) && request.drafter->approach(step);
+}
+
 // What is wrong with one row's offer; empty: nothing.
 std::string fault_of(const RowOffer& offer, std::int64_t vocabulary) {
   for (std::int32_t i = 0; i < offer.count; ++i) {
@@ -505,9 +517,8 @@ DraftBatch Engine::propose_batch(const RequestId* ids, std::int64_t rows,
   const double least = cost.least_of_batch(rows, rate, options.padded, stride);
   RowOffers offers;
   std::vector<std::pair<std::size_t, std::int32_t>> drawn;  // rows, and what they draft
-  for (std::int64_t row = 0; row < rows; ++row) {
-    const std::optional<RequestTable::Locked> found = requests_->find(ids[row]);
-    if (!found) continue;
+  const auto guess_row = [&](std::int64_t row, const std::optional<RequestTable::Locked>& found) {
+    if (!found) return;
     Request& request = **found;
     const bool any = offered && read_offers(request, options, row, false, offers);
     const std::int32_t limit = limit_of(options, row);
@@ -516,7 +527,8 @@ DraftBatch Engine::propose_batch(const RequestId* ids, std::int64_t rows,
                                                 : guess(request, limit, least_of_row);
     request.draft.copy_to(all.from(row * stride), request.guessed);
     if (any && offers.drawn() < offers.size) drawn.emplace_back(row, request.guessed);
-  }
+  };
+  requests_->visit(ids, rows, approach_guess, guess_row);
   if (rows > 0 && config_.calibrated()) {
     std::vector<float> worth;
     if (options.weights != nullptr) {
@@ -627,16 +639,15 @@ void Engine::learn_offers(Request& request, const Token* emitted, std::int64_t c
 }
 
 void Engine::observe(RequestId id, const Token* emitted, std::int64_t count) {
-  take(id, emitted, count, nullptr, nullptr);
+  check_tokens(emitted, count, "emitted_ids");
+  const RequestTable::Locked request = requests_->lock(id);
+  take(*request, id, emitted, count, nullptr, nullptr);
 }
 
 // `verified`: how many draft tokens the host had the target verify; null: the drafted ones of the
 // last guess. `came`: what the last guess is compared with; null: the emitted tokens.
-void Engine::take(RequestId id, const Token* emitted, std::int64_t count,
+void Engine::take(Request& request, RequestId id, const Token* emitted, std::int64_t count,
                   const std::int32_t* verified, const std::vector<Token>* came) {
-  check_tokens(emitted, count, "emitted_ids");
-  const RequestTable::Locked locked = requests_->lock(id);
-  Request& request = *locked;
   check_room(request, id, count);
   const bool proposed = std::exchange(request.proposed, false);
   request.kept = -1;
@@ -682,18 +693,39 @@ void Engine::take(RequestId id, const Token* emitted, std::int64_t count,
   }
 }
 
-std::vector<RowError> Engine::observe_batch(const RequestId* ids, std::int64_t rows,
-                                            const Token* emitted, const std::int64_t* offsets) {
-  check_offsets(offsets, rows);
+// Calls `take(row, request)` for each row, and gives the errors of those that failed, in order.
+template <typename Take>
+std::vector<RowError> Engine::take_rows(const RequestId* ids, std::int64_t rows,
+                                        const Token* emitted, const std::int64_t* offsets,
+                                        Take take) {
   std::vector<RowError> failed;
-  for (std::int64_t row = 0; row < rows; ++row) {
+  const auto approach = [&](std::int64_t row, Request& request, int step) {
+    // No other token was checked yet, and one that is refused has no way.
+    const bool any = offsets[row] < offsets[row + 1] && emitted[offsets[row]] >= 0;
+    return any && is_far(request) &&
+           request.context.approach(request.approach, emitted[offsets[row]], step);
+  };
+  const auto take_row = [&](std::int64_t row, std::optional<RequestTable::Locked>& request) {
     try {
-      observe(ids[row], emitted + offsets[row], offsets[row + 1] - offsets[row]);
+      check_tokens(emitted + offsets[row], offsets[row + 1] - offsets[row], "emitted_ids");
+      if (!request) RequestTable::throw_unknown(ids[row]);
+      take(row, **request);
     } catch (const std::exception&) {
       failed.push_back({row, std::current_exception()});
     }
-  }
+  };
+  requests_->visit(ids, rows, approach, take_row);
+  sort_by_row(failed);
   return failed;
+}
+
+std::vector<RowError> Engine::observe_batch(const RequestId* ids, std::int64_t rows,
+                                            const Token* emitted, const std::int64_t* offsets) {
+  check_offsets(offsets, rows);
+  return take_rows(ids, rows, emitted, offsets, [&](std::int64_t row, Request& request) {
+    take(request, ids[row], emitted + offsets[row], offsets[row + 1] - offsets[row], nullptr,
+         nullptr);
+  });
 }
 
 namespace {
@@ -737,39 +769,40 @@ std::vector<RowError> Engine::continue_batch(const RequestId* ids, std::int64_t 
   }
   // First all rows learn, then all guess by what was learned.
   const auto several = tokens_of_several_rows(ids, rows, emitted, offsets);
-  std::vector<RowError> failed;
+  std::vector<RowError> failed =
+      take_rows(ids, rows, emitted, offsets, [&](std::int64_t row, Request& request) {
+        const std::int32_t verified = drafted == nullptr ? 0 : drafted[row];
+        const auto came = several.find(ids[row]);
+        take(request, ids[row], emitted + offsets[row], offsets[row + 1] - offsets[row], &verified,
+             came == several.end() ? nullptr : &came->second);
+      });
+  const auto limit = static_cast<std::int32_t>(std::min<std::int64_t>(most_drafted_, out.nodes));
+  // Of several rows that go to one place the last one stays.
+  std::vector<std::int64_t> last(static_cast<std::size_t>(out.rows), -1);
   for (std::int64_t row = 0; row < rows; ++row) {
-    const std::int32_t verified = drafted == nullptr ? 0 : drafted[row];
-    const auto came = several.find(ids[row]);
+    const std::int64_t place = place_of(row);
+    last[static_cast<std::size_t>(place)] = row;
+    out.base[place] = 0;
+    out.count[place] = 0;
+  }
+  for (const RowError& error : failed) {
+    std::int64_t& row = last[static_cast<std::size_t>(place_of(error.row))];
+    if (row == error.row) row = -1;
+  }
+  const auto guess_row = [&](std::int64_t row, std::optional<RequestTable::Locked>& request) {
+    const std::int64_t place = place_of(row);
+    if (last[static_cast<std::size_t>(place)] != row) return;
     try {
-      take(ids[row], emitted + offsets[row], offsets[row + 1] - offsets[row], &verified,
-           came == several.end() ? nullptr : &came->second);
+      if (!request) RequestTable::throw_unknown(ids[row]);
+      const std::int32_t count = guess(**request, limit, 0.0f);
+      out.write(place, (*request)->size(), count, (*request)->draft);
     } catch (const std::exception&) {
       failed.push_back({row, std::current_exception()});
     }
-  }
-  const auto limit = static_cast<std::int32_t>(std::min<std::int64_t>(most_drafted_, out.nodes));
-  std::vector<std::int64_t> last(static_cast<std::size_t>(out.rows));
-  for (std::int64_t row = 0; row < rows; ++row) last[static_cast<std::size_t>(place_of(row))] = row;
-  std::vector<RowError> all;
-  auto next = failed.begin();
-  for (std::int64_t row = 0; row < rows; ++row) {
-    const bool observed = next == failed.end() || next->row != row;
-    if (!observed) all.push_back(*next++);
-    // Of several rows that go to one place the last one stays.
-    if (last[static_cast<std::size_t>(place_of(row))] != row) continue;
-    out.base[place_of(row)] = 0;
-    out.count[place_of(row)] = 0;
-    if (!observed) continue;
-    try {
-      const RequestTable::Locked request = requests_->lock(ids[row]);
-      const std::int32_t count = guess(*request, limit, 0.0f);
-      out.write(place_of(row), request->size(), count, request->draft);
-    } catch (const std::exception&) {
-      all.push_back({row, std::current_exception()});
-    }
-  }
-  return all;
+  };
+  requests_->visit(ids, rows, approach_guess, guess_row);
+  sort_by_row(failed);
+  return failed;
 }
 
 DraftCounts Engine::counts(RequestId id) { return requests_->lock(id)->counts; }

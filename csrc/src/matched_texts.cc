@@ -57,6 +57,21 @@ void MatchedTexts::find() {
   }
 }
 
+bool MatchedTexts::approach(int step) noexcept {
+  if (step < kSuffixes) {
+    way_ = step == 0 ? context_.repeated_suffix() : context_.shorter(way_);
+    if (way_.length > 0) context_.prefetch_ends(way_.state);
+    return true;
+  }
+  if (step == kSuffixes) {
+    if (!tree_ && context_.repeated_suffix().length >= kStrong) return false;
+    position_ = static_cast<std::int32_t>(context_.size()) - 1;
+  }
+  if (position_ >= 0) position_ = context_.previous(position_);
+  if (position_ >= 0) context_.prefetch_position(position_);
+  return position_ >= 0 && step < kSuffixes + (tree_ ? kTokensOfTree : kTokens);
+}
+
 void MatchedTexts::add_of_context(std::int32_t position, std::int32_t length) noexcept {
   const Token* next = context_.text() + position;
   for (int i = 0; i < size_; ++i) {

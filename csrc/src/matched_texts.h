@@ -54,6 +54,9 @@ class MatchedTexts {
 
   MatchedTexts(const DrafterInputs& inputs, bool tree);
 
+  // Asks for the memory that `find` reads of the context; see Drafter::approach.
+  bool approach(int step) noexcept;
+
   // Finds the matches anew: first those in the context, then those in the datastores, the
   // longest first; of equally long ones each store's latest precedes its second latest.
   void find();
@@ -82,6 +85,9 @@ class MatchedTexts {
   const std::size_t num_entered_;  // the first so many stores are those that the text enters
   const std::int32_t lookahead_;
   const bool tree_;
+  // Where `approach` stands: a repeated suffix, then an earlier occurrence of the last token.
+  Match way_;
+  std::int32_t position_ = -1;
   std::array<MatchedText, kMost> matches_;
   int size_ = 0;
   int num_stored_ = 0;

@@ -74,6 +74,7 @@ struct Request {
   const Token* text() const noexcept { return context.text() + templates_size; }
 
   SuffixAutomaton context;  // the templates, and then prompt and output
+  SuffixAutomaton::Approach approach{};
   std::int64_t templates_size = 0;
   std::int64_t prompt_size = 0;
   Stores stores;                // those it was given, and then those that it only reads

@@ -32,15 +32,32 @@ RequestTable::Slot* RequestTable::slot(std::int64_t index) const noexcept {
 }
 
 std::optional<RequestTable::Locked> RequestTable::find(RequestId id) const {
+  return find(id, [](std::unique_lock<std::mutex>& guard) {
+    guard.lock();
+    return true;
+  });
+}
+
+std::optional<RequestTable::Locked> RequestTable::try_find(RequestId id) const {
+  return find(id, [](std::unique_lock<std::mutex>& guard) { return guard.try_lock(); });
+}
+
+template <typename Lock>
+std::optional<RequestTable::Locked> RequestTable::find(RequestId id, Lock lock) const {
   Slot* found = id < 0 ? nullptr : slot(index_of(id));
   if (found == nullptr) return std::nullopt;
-  std::unique_lock<std::mutex> guard(found->mutex);
+  std::unique_lock<std::mutex> guard(found->mutex, std::defer_lock);
+  if (!lock(guard)) return std::nullopt;
   if (found->request == nullptr || found->generation != id >> kIndexBits) return std::nullopt;
   return Locked(*found, std::move(guard));
 }
 
 RequestTable::Locked RequestTable::lock(RequestId id) const {
   if (std::optional<Locked> found = find(id)) return *std::move(found);
+  throw_unknown(id);
+}
+
+void RequestTable::throw_unknown(RequestId id) {
   throw UnknownRequestError("unknown request " + std::to_string(id) +
                             ": it was never added, or has been finished or cancelled");
 }

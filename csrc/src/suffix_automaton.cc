@@ -61,6 +61,51 @@ void SuffixAutomaton::append(Token token) {
   mark_last();
 }
 
+void SuffixAutomaton::prefetch_state(StateId state) const noexcept {
+  if (state == kNoState) return;
+  if (is_leaf(state)) {
+    prefetch(&leaves_[end_of(state)]);
+  } else {
+    prefetch(&inner_[state]);
+  }
+}
+
+void SuffixAutomaton::prefetch_ends(StateId state) const noexcept {
+  const Inner& inner = inner_[state];
+  prefetch_state(inner.link);
+  prefetch(text_.data() + inner.latest_end + 1);
+  prefetch(text_.data() + inner.first_end + 1);
+}
+
+void SuffixAutomaton::prefetch_position(std::int32_t position) const noexcept {
+  prefetch(&leaves_[position]);
+  prefetch(text_.data() + position);
+}
+
+bool SuffixAutomaton::approach(Approach& way, Token token, int step) const noexcept {
+  constexpr int kSteps = 3;  // further ones cost what they save
+  if (text_.size() == 0) return false;
+  if (step == 0) {
+    way = {leaves_[text_.size() - 1].link, kNoState};
+  } else {
+    if (way.target == kNoState) {
+      way.target = transitions_.find(inner_[way.state].edges, token);
+      prefetch_state(way.target);
+    } else if (way.target != kRoot) {
+      // Where a leaf was promoted, its state has the link.
+      const StateId target = resolve(way.target);
+      prefetch_state(target == way.target ? link(target) : target);
+      way.target = kRoot;  // all of it was asked for
+    }
+    way.state = inner_[way.state].link;
+    if (way.state == kNoState) return false;
+  }
+  const Inner& state = inner_[way.state];
+  if (way.target == kNoState) transitions_.prefetch(state.edges, token);
+  prefetch_state(state.link);
+  return step < kSteps;
+}
+
 // Appends a token whose position is still to be marked.
 void SuffixAutomaton::extend(Token token) {
   text_.reserve(text_.size() + 1);

@@ -66,6 +66,22 @@ class SuffixAutomaton {
     transitions_.prefetch(inner_[state->link].edges, token);
   }
 
+  // The way through memory that an append takes, walked before it.
+  struct Approach {
+    StateId state;   // of the path whose strings are given an edge, or are marked
+    StateId target;  // of the first edge that is found; kNoState before
+  };
+
+  // Asks for the memory that `append(token)` reads, a part in each of the steps 0, 1, ...: each is
+  // found in the one before. Returns whether there is more. Steps of several texts taken in turns
+  // do not wait for each other's memory.
+  bool approach(Approach& way, Token token, int step) const noexcept;
+
+  // Asks for what follows the ends of a state (not a leaf), and for its suffix link.
+  void prefetch_ends(StateId state) const noexcept;
+  // Asks for the text before a position, and for the position before that holds the same token.
+  void prefetch_position(std::int32_t position) const noexcept;
+
   // The text, in the order it was appended.
   const Token* text() const noexcept { return text_.data(); }
   std::int64_t size() const noexcept { return text_.size(); }
@@ -153,6 +169,9 @@ class SuffixAutomaton {
     const StateId link = leaves_[end_of(state)].link;
     return link < 0 ? ~link : state;
   }
+  // Asks for a state's memory.
+  void prefetch_state(StateId state) const noexcept;
+
   // Of resolved states; the root has none.
   StateId link(StateId state) const noexcept {
     return is_leaf(state) ? leaves_[end_of(state)].link : inner_[state].link;

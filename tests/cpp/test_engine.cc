@@ -37,6 +37,8 @@ namespace {
 using testing::Tokens;
 
 constexpr std::int64_t kStoreBytes = std::int64_t{1} << 20;
+// So long a text is far: a batch asks for its memory ahead.
+constexpr std::size_t kFar = 9000;
 
 RequestId add(Engine& engine, const Tokens& prompt, const Tokens& prediction = {},
               const Stores* stores = nullptr) {
@@ -229,8 +231,10 @@ class EngineDrafts : public ::testing::TestWithParam<std::int32_t> {
     return store;
   }
 
+  // Of the last rows the text is long enough that a batch asks for its memory ahead.
   static RequestId add_row(Engine& engine, std::uint32_t seed) {
-    return add(engine, testing::random_text(std::size_t{seed} * 10, 4, seed),
+    const std::size_t size = seed < 26 ? std::size_t{seed} * 10 : kFar + seed;
+    return add(engine, testing::random_text(size, 4, seed),
                testing::random_text(std::size_t{seed} % 3 * 20, 4, seed));
   }
 
@@ -864,6 +868,47 @@ TEST(Engine, ARequestWithTwoRowsKeepsItsLimit) {
                                   [&] { std::rethrow_exception(failed[0].error); });
   EXPECT_EQ(engine.num_tokens(id), 18);
   EXPECT_EQ(engine.counts(id).drafted, 2);  // the last row's
+}
+
+// However a batch's requests are locked together.
+TEST(Engine, TakesTheRowsOfARequestInTheirOrder) {
+  Engine engine({});
+  std::vector<RequestId> ids;
+  Tokens emitted;
+  std::vector<std::int64_t> offsets{0};
+  constexpr std::int64_t kRows = 50;
+  const std::vector<RequestId> requests{add(engine, {1}), add(engine, testing::repeated(kFar)),
+                                        add(engine, {})};
+  std::vector<Tokens> expected(requests.size());
+  for (std::int64_t row = 0; row < kRows; ++row) {
+    const auto which = static_cast<std::size_t>(row * row % 7 % 3);
+    ids.push_back(requests[which]);
+    expected[which].push_back(static_cast<Token>(row));
+    emitted.push_back(static_cast<Token>(row));
+    offsets.push_back(row + 1);
+  }
+  ASSERT_TRUE(engine.observe_batch(ids.data(), kRows, emitted.data(), offsets.data()).empty());
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    const Request& request = EngineTestAccess::request(engine, requests[i]);
+    const Token* end = request.text() + request.size();
+    EXPECT_EQ(Tokens(end - expected[i].size(), end), expected[i]) << i;
+  }
+}
+
+TEST(Engine, RefusesTokensOfLongTextsInABatch) {
+  Engine engine({});
+  // Different tokens: the first state's edges are hashed.
+  Tokens text(kFar);
+  std::iota(text.begin(), text.end(), 0);
+  const std::vector<RequestId> ids{add(engine, text), add(engine, text)};
+  const Tokens emitted{1, -1};
+  const std::vector<std::int64_t> offsets{0, 1, 2};
+  const std::vector<RowError> failed =
+      engine.observe_batch(ids.data(), 2, emitted.data(), offsets.data());
+  ASSERT_EQ(failed.size(), 1U);
+  EXPECT_EQ(failed[0].row, 1);
+  EXPECT_EQ(engine.num_tokens(ids[0]), static_cast<std::int64_t>(kFar) + 1);
+  EXPECT_EQ(engine.num_tokens(ids[1]), static_cast<std::int64_t>(kFar));
 }
 
 TEST(Engine, RefusesLimitsAndOffsetsBeforeAnyChange) {

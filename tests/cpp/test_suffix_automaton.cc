@@ -51,6 +51,24 @@ TEST(SuffixAutomaton, KnowsTheLongestRepeatedSuffixAfterEveryToken) {
   }
 }
 
+// Of any text and token, known or not: memory that it does not have is not read.
+TEST(SuffixAutomaton, EndsEveryApproach) {
+  for (const Tokens& text : {testing::random_text(300, 3, 1), testing::random_text(300, 80, 2),
+                             testing::repeated(100), testing::fibonacci(200)}) {
+    MemoryBudget budget;
+    SuffixAutomaton index(budget);
+    for (const Token next : text) {
+      for (const Token token : {next, text.front(), Token{90}}) {
+        SuffixAutomaton::Approach way{};
+        int steps = 0;
+        while (index.approach(way, token, steps)) ++steps;
+        ASSERT_LT(steps, 10);
+      }
+      index.append(next);
+    }
+  }
+}
+
 TEST(SuffixAutomaton, KnowsItOnPeriodicTexts) {
   for (const Tokens& whole :
        {testing::repeated(300), testing::fibonacci(400), testing::thue_morse(400)}) {

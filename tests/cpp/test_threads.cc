@@ -99,6 +99,33 @@ TEST(Threads, BatchesGoOnAtOnce) {
   EXPECT_EQ(engine.num_requests(), 0);
 }
 
+// Whatever the order of their rows.
+TEST(Threads, BatchesOfTheSameRequestsGoOnAtOnce) {
+  constexpr std::int64_t kRows = 40;
+  constexpr int kThreads = 4;
+  constexpr int kSteps = 100;
+  Engine engine({});
+  std::vector<RequestId> ids;
+  for (std::uint32_t row = 0; row < kRows; ++row) {
+    ids.push_back(add_predicted(engine, testing::random_text(row % 8 == 0 ? 9000 : 50, 5, row)));
+  }
+  run_threads(kThreads, [&](std::uint32_t thread) {
+    std::vector<RequestId> mine = ids;
+    std::rotate(mine.begin(), mine.begin() + 7 * thread, mine.end());
+    if (thread % 2 == 1) std::reverse(mine.begin(), mine.end());
+    std::vector<std::int64_t> offsets(kRows + 1);
+    std::iota(offsets.begin(), offsets.end(), 0);
+    for (std::uint32_t step = 0; step < kSteps; ++step) {
+      EXPECT_EQ(engine.propose_batch(mine.data(), kRows, {}).offsets.size(), offsets.size());
+      const Tokens next = testing::random_text(kRows, 5, step);
+      EXPECT_TRUE(engine.observe_batch(mine.data(), kRows, next.data(), offsets.data()).empty());
+    }
+  });
+  for (std::uint32_t row = 0; row < kRows; ++row) {
+    EXPECT_EQ(engine.finish(ids[row]).emitted, kThreads * kSteps);
+  }
+}
+
 // Nothing is promised about the order of calls on one request, only that each
 // is whole: also when it is finished under the others' hands.
 TEST(Threads, CallsOnOneRequestTakeTurns) {

@@ -194,8 +194,11 @@ class FASTDRAFT_EXPORT Engine {
   void check_offers(const ProposeOptions& options, std::int64_t rows) const;
   bool read_offers(Request& request, const ProposeOptions& options, std::int64_t row, bool refuse,
                    RowOffers& read);
-  void take(RequestId id, const Token* emitted, std::int64_t count, const std::int32_t* verified,
-            const std::vector<Token>* came);
+  void take(Request& request, RequestId id, const Token* emitted, std::int64_t count,
+            const std::int32_t* verified, const std::vector<Token>* came);
+  template <typename Take>
+  std::vector<RowError> take_rows(const RequestId* ids, std::int64_t rows, const Token* emitted,
+                                  const std::int64_t* offsets, Take take);
   static void count_step(Request& request, const Token* emitted, std::int64_t count,
                          std::int32_t drafted) noexcept;
   static void count_ahead(Request& request, std::int32_t guessed, const Token* emitted,
