@@ -72,7 +72,7 @@ def test_no_peer_is_ahead_in_any_cell() -> None:
         for family, theirs in families.items()
     ]
     assert len(parts) == 384
-    assert f"{max(parts):.3f}" == "0.996"
+    assert f"{max(parts):.3f}" == "0.994"
 
 
 def test_the_stairs() -> None:
