@@ -24,9 +24,9 @@ inline std::uint64_t load_64(const std::uint8_t* bytes) noexcept {
 }
 
 // The place of the lowest bit that is set; there must be one.
-inline int lowest_bit(std::uint32_t bits) noexcept {
+inline int lowest_bit(std::uint64_t bits) noexcept {
 #if defined(__GNUC__)
-  return __builtin_ctz(bits);
+  return __builtin_ctzll(bits);
 #else
   int place = 0;
   while ((bits >> place & 1) == 0) ++place;
