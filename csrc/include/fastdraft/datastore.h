@@ -199,8 +199,8 @@ class FASTDRAFT_EXPORT Datastore {
   // The limit of a live store, the file's size of a frozen one.
   virtual std::int64_t max_bytes() const noexcept = 0;
   // Sets the limit of a live store; the oldest text leaves as needed. The index keeps its memory,
-  // and the latest 1,024 tokens stay: where that is more than `max_bytes`, it is the limit.
-  // Returns the limit. Readers wait for one chunk of 1,024 tokens at a time. Throws
+  // and the latest 1,364 tokens stay: where that is more than `max_bytes`, it is the limit.
+  // Returns the limit. Readers wait for one chunk of 1,364 tokens at a time. Throws
   // InvalidValueError below 0, DatastoreError for a frozen store, or DatastoreClosedError.
   virtual std::int64_t limit(std::int64_t max_bytes) = 0;
   const std::optional<Fingerprint>& fingerprint() const noexcept { return fingerprint_; }
