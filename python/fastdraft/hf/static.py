@@ -109,8 +109,9 @@ class _Places:
 class _StaticRowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """The keys and values of one layer, (rows, heads, columns, head size) each.
 
-    Forwards see the first rows of the buffers, all of them at the start. A layer with a sliding window holds the window and the widest draft, as a ring: what a draft
-    overwrites is out of every later query's sight, even if the draft is rejected.
+    Forwards see the first rows of the buffers, all of them at the start. A layer with a sliding
+    window holds the window and the widest draft, as a ring: what a draft overwrites is out of every
+    later query's sight, even if the draft is rejected.
     """
 
     keys: Any
@@ -314,7 +315,7 @@ def _buffer(states: torch.Tensor, columns: int, earlier: torch.Tensor | None) ->
 def _first_rows(buffer: torch.Tensor, count: int) -> torch.Tensor:
     """The first rows of a buffer, in its memory.
 
-    A tensor of its own: what is compiled for it serves a batch that has so many rows from the start.
+    A tensor of its own: what is compiled for it serves a batch of so many rows at the start too.
     """
     return buffer if count == len(buffer) else _fixed(buffer[:count].data)
 
@@ -407,7 +408,7 @@ class StaticModel(CachedModel):
         input_ids, steps = np.zeros((2, count, width), dtype=np.int64)
         input_ids[places] = own_ids
         steps[places] = depths if trees is None else trees.sum(-1) - 1
-        positions = self._positions(steps + lengths[:, None], self._rows)
+        positions = self._positions(steps + lengths[:, None], self._rows.tolist())
         written = self.cache.planned(lengths, width)
         columns = {each: held.columns for each, held in self.cache.places.items()}
         if self.padding is None:
