@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,7 @@ from assistants import bent
 from fastdraft import DraftConfig, hf
 from fastdraft.drafters import AssistantModel
 from fastdraft.errors import FastdraftError, InvalidValueError
-from fastdraft.hf import static
+from fastdraft.hf import loop, static
 from fastdraft.hf.kv_cache import in_one_copy
 from fastdraft.hf.static import WIDTHS, Compiled, StaticModel, StaticRowCache
 from fastdraft.step_latency import StepLatency
@@ -161,9 +163,14 @@ def _ending(rows: int = len(LIMITS), *, seed: int = 0) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_rows_that_have_ended_leave(family: str, shapes: set[tuple[int, ...]]) -> None:
-    model, options = tiny_model(family), _ending()
+@pytest.mark.parametrize(
+    ("family", "attention"),
+    [*((family, None) for family in FAMILIES), ("gemma3", "eager"), ("gemma3", "fastdraft")],
+)
+def test_rows_that_have_ended_leave(
+    family: str, attention: str | None, shapes: set[tuple[int, ...]]
+) -> None:
+    model, options = tiny_model(family, attention=attention), _ending()
     expected = model.generate(**options, do_sample=False)
     news = [row[PROMPT:][:limit] for row, limit in zip(expected, LIMITS, strict=True)]
     for more in (
@@ -177,6 +184,42 @@ def test_rows_that_have_ended_leave(family: str, shapes: set[tuple[int, ...]]) -
         assert_same_tokens(model, expected, output.sequences, attention_mask=mask)
         # Good drafts may end two rows at once.
         assert {7, 4, 1} <= {rows for rows, _ in shapes} <= {7, 4, 2, 1}
+
+
+def test_rows_leave_in_inference_mode(llama: Any) -> None:
+    options = _ending(3)
+    expected = llama.generate(**options, do_sample=False)
+    with torch.inference_mode():
+        output = hf.generate(llama, **options, do_sample=False, **STATIC, drafter=Generous())
+    assert_same_tokens(llama, expected, output.sequences, attention_mask=options["attention_mask"])
+
+
+def test_fewer_rows_are_compiled_once_padding_has_taken_as_long(
+    llama: Any, compilations: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticks = itertools.count()
+    clock = SimpleNamespace(perf_counter=lambda: float(next(ticks)))
+    monkeypatch.setattr(static, "time", clock)
+    monkeypatch.setattr(loop, "time", clock)
+    rows: list[int] = []
+    called = StaticModel._called
+
+    def noted(self: StaticModel, inputs: dict[str, Any], shape: tuple[int, ...]) -> torch.Tensor:
+        rows.append(shape[0])
+        return called(self, inputs, shape)
+
+    monkeypatch.setattr(StaticModel, "_called", noted)
+    options = _ending(3)
+    for _ in range(2):
+        hf.generate(llama, **options, do_sample=False, **_compiled(), drafter=Silent())
+    # By this clock a compilation takes a second and a step two, a third of it for padding.
+    first, second, last = sorted(LIMITS[-3:])
+    expected = [3] * (first - 1 + 2) + [2] * (second - first - 2 + 1)
+    expected += [1] * (last - 1 - len(expected))
+    # From then on rows leave at once.
+    expected += [3] * (first - 1) + [2] * (second - first) + [1] * (last - second)
+    assert rows == expected
+    assert compilations() == 3
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
@@ -307,6 +350,11 @@ def test_windows_compile_too(family: str, compilations: Any, shapes: set[tuple[i
         assert torch.equal(output.sequences, expected)
         assert output.stats.accepted > 0
     assert {rows for rows, _ in shapes} == {3, 2, 1}
+    # A batch that has two rows from the start takes what was compiled for two of three.
+    pair = _ending(2)
+    expected = model.generate(**pair, do_sample=False)
+    output = hf.generate(model, **pair, do_sample=False, **_compiled("aot_eager"), drafter=Silent())
+    assert torch.equal(output.sequences, expected)
     assert compilations() == len(shapes)
 
 
@@ -353,17 +401,19 @@ def test_nothing_is_compiled_where_generate_would_not(llama: Any, compilations: 
 
 
 def test_a_seed_gives_the_same_tokens_as_without_fixed_shapes(llama: Any) -> None:
-    inputs = repetitive_batch(3)
-    options = {"do_sample": True, "top_k": 0, "max_new_tokens": NEW, "eos_token_id": None}
-    plain = hf.generate(llama, **inputs, **options, seed=5, drafter=Silent())
+    options = {**_ending(3), "do_sample": True, "top_k": 0}
+    plain = hf.generate(llama, **options, seed=5, drafter=Silent())
     predictions = [edited(row[PROMPT:]) for row in plain.sequences]
-    for more in (STATIC, {**STATIC, "repetition_penalty": 1.2}):
-        options |= more
-        expected = hf.generate(
-            llama, **inputs, **{**options, "cache_implementation": None}, seed=5, drafter=Silent()
-        )
+    for more in ({}, {"repetition_penalty": 1.2}):
+        expected = hf.generate(llama, **options, **more, seed=5, drafter=Silent())
         output = hf.generate(
-            llama, **inputs, **options, seed=5, drafter=Generous(), prediction=predictions
+            llama,
+            **options,
+            **more,
+            **STATIC,
+            seed=5,
+            drafter=Generous(),
+            prediction=predictions,
         )
         assert torch.equal(output.sequences, expected.sequences)
 
