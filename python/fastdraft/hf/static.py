@@ -7,10 +7,10 @@ start or the next power of two from the running ones on; rows that have ended pa
 compiled once, through the model's own `get_compiled_call`. What changes from step to step, tokens,
 lengths and masks, are tensors that the forward is given.
 
-A batch whose rows have ended runs in fewer rows where that is compiled, or has nothing to compile.
-To compile for fewer rows pays only if enough is left to decode, and nobody knows how much. So it is
-compiled once the padding has taken as much time as a compilation takes: whatever comes after, rows
-that leave cost at most twice the time of rows that stay.
+Rows that have ended leave at once where nothing has to be compiled for fewer rows. Else they stay
+until padding has taken as much time as a compilation: whether one pays depends on how much is left
+to decode, now and in later generations, which nobody knows. What compiling for fewer rows has taken
+is made up for before still fewer rows are compiled.
 """
 
 from __future__ import annotations
