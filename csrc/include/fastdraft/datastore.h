@@ -99,8 +99,8 @@ class FASTDRAFT_EXPORT Datastore {
     // Returns how many. From the longest order n on, it looks at the latest
     // occurrences of the text's last n tokens that a token of the same document
     // follows, `links` of them over all orders, of which those below `least` are left
-    // out. A segment of a frozen store knows the latest 64 occurrences of an n-gram. O(links), and
-    // for a frozen store O(segments).
+    // out. A segment of a frozen store knows the latest 64 occurrences of an n-gram, a live store
+    // the latest 31. O(links), and for a frozen store O(segments).
     int find(const Token* text, std::int64_t size, Occurrence* out, int most, int links = kLinks,
              std::int32_t least = 1) const {
       const Lookup lookup = begin(text, size, least);

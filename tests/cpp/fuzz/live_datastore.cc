@@ -69,7 +69,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       const auto end = static_cast<std::ptrdiff_t>(text.size() * part / 7);
       if (end == 0) continue;
       check(*store, Tokens(text.begin(), text.begin() + end), 1 + data[at + 3] % 16,
-            1 + data[at] % 63);
+            1 + data[at] % 31);
     }
   }
   return 0;
