@@ -135,6 +135,7 @@ void register_successors(py::module_& module) {
   successors.def(py::init<std::int64_t>(), py::kw_only(), py::arg("slots"));
   successors.def_property_readonly("slots", &Successors::slots,
                                    "How many contexts the table has room for.");
+  successors.def_property_readonly("num_bytes", &Successors::bytes, "The memory of the table.");
   successors.def("_learn", &learn, py::arg("contexts"), py::arg("token_ids"),
                  py::arg("probabilities"));
   successors.def_static("_learn_each", &learn_each, py::arg("tables"), py::arg("offsets"),

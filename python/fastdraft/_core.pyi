@@ -303,6 +303,11 @@ class Successors:
     def _trees(self, ends: numpy.typing.ArrayLike, nodes: typing.SupportsInt | typing.SupportsIndex) -> tuple:
         ...
     @property
+    def num_bytes(self) -> int:
+        """
+        The memory of the table.
+        """
+    @property
     def slots(self) -> int:
         """
         How many contexts the table has room for.

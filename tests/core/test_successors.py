@@ -112,6 +112,7 @@ def test_an_engine_drafts_them_and_learns_what_they_are_worth():
 
 def test_slots_are_bounded_and_rounded_up():
     assert Successors(slots=5).slots == 8
+    assert Successors(slots=5).num_bytes == 8 * 72
     for slots in (0, -1, 2**24 + 1):
         with pytest.raises(InvalidValueError, match=f"slots must be 1 to 16777216, got {slots}"):
             Successors(slots=slots)

@@ -39,6 +39,8 @@ class FASTDRAFT_EXPORT Successors {
   explicit Successors(std::int64_t slots);
 
   std::int64_t slots() const noexcept { return static_cast<std::int64_t>(slots_.size()); }
+  // The memory of the slots.
+  std::int64_t bytes() const noexcept { return static_cast<std::int64_t>(sizeof(Slot)) * slots(); }
 
   // Learns what may follow. Row r of `contexts` (rows x 2) holds the last two tokens, -1 for one
   // that does not exist; `token_ids` and `probabilities` (rows x count, count at most kMost) the
