@@ -1,15 +1,17 @@
 #include "fastdraft/successors.h"
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <string>
 
+#include "bits.h"
 #include "fastdraft/error.h"
 
 namespace fastdraft {
 namespace {
 
+// How many rows before a context is learned its slots are asked for.
+constexpr std::int64_t kAhead = 4;
 constexpr std::int64_t kMostSlots = std::int64_t{1} << 24;
 
 std::size_t slots_of(std::int64_t slots) {
@@ -80,9 +82,22 @@ const Successors::Slot* Successors::successors_of(Token before, Token last) cons
   return slot != nullptr ? slot : find(-1, last);
 }
 
+void Successors::ask_for(Token before, Token last) const noexcept {
+  for (const Token each : {Token{-1}, before}) {
+    const Slot* const slot = &slots_[place_of(each, last)];
+    prefetch(slot);
+    prefetch(&slot->probabilities[kMost - 1]);
+  }
+}
+
 void Successors::enter(const Token* contexts, std::int64_t rows, const Token* token_ids,
                        const float* probabilities, std::int64_t count) noexcept {
+  const auto ask_for_row = [&](std::int64_t row) {
+    if (row < rows) ask_for(contexts[2 * row], contexts[2 * row + 1]);
+  };
+  for (std::int64_t row = 0; row < kAhead; ++row) ask_for_row(row);
   for (std::int64_t row = 0; row < rows; ++row) {
+    ask_for_row(row + kAhead);
     const Token last = contexts[2 * row + 1];
     if (last < 0) continue;
     const auto enter_behind = [&](Token before) {
@@ -154,24 +169,31 @@ void Successors::grow(const Token* end, std::size_t nodes, Trees& trees,
   waiting.erase(std::remove_if(waiting.begin(), waiting.end(),
                                [](const Waiting& each) { return !(each.path >= kLeast); }),
                 waiting.end());
-  std::make_heap(waiting.begin(), waiting.end());
+  // The likeliest last. A token that as many precede as there is room for is never taken.
+  std::sort(waiting.begin(), waiting.end());
   const std::size_t first = trees.token_ids.size();
-  while (!waiting.empty() && trees.token_ids.size() - first < nodes) {
-    std::pop_heap(waiting.begin(), waiting.end());
+  for (std::size_t room = nodes; !waiting.empty() && room > 0; --room) {
     const Waiting next = waiting.back();
     waiting.pop_back();
     const auto node = static_cast<std::int32_t>(trees.token_ids.size() - first);
     trees.token_ids.push_back(next.token);
     trees.parents.push_back(next.parent);
     trees.confidences.push_back(next.confidence);
-    if (next.depth == kDepth) continue;
+    if (next.depth == kDepth || room == 1) continue;
     slot = successors_of(next.before, next.token);
     for (std::size_t i = 0; slot != nullptr && i < kMost && slot->token_ids[i] >= 0; ++i) {
       const float path = next.path * slot->probabilities[i];
       if (path < kLeast) continue;
-      waiting.push_back({path, order++, next.token, slot->token_ids[i], node, next.depth + 1,
-                         slot->probabilities[i]});
-      std::push_heap(waiting.begin(), waiting.end());
+      const Waiting child{path,
+                          order++,
+                          next.token,
+                          slot->token_ids[i],
+                          node,
+                          next.depth + 1,
+                          slot->probabilities[i]};
+      if (waiting.size() >= room - 1 && child < waiting[waiting.size() - (room - 1)]) continue;
+      waiting.insert(std::lower_bound(waiting.begin(), waiting.end(), child), child);
+      ask_for(child.before, child.token);
     }
   }
 }

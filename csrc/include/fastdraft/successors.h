@@ -67,7 +67,7 @@ class FASTDRAFT_EXPORT Successors {
   // The trees that follow texts. Row r of `ends` (rows x kEnd) holds a text's last tokens, -1 for
   // those that do not exist; a row whose very last one is -1 gets no tree. A row's tokens stand in
   // the order of falling path probabilities; the first `nodes` of them are kept, 1 to kNodes.
-  // O(nodes x kMost x log) a row. Throws InvalidValueError.
+  // O(nodes^2 x kMost) a row. Throws InvalidValueError.
   Trees trees(const Token* ends, std::int64_t rows, std::int32_t nodes = kNodes) const;
 
   // The same from a table for each row, in one call. No table is null; one may come several times.
@@ -86,6 +86,7 @@ class FASTDRAFT_EXPORT Successors {
   std::size_t place_of(Token before, Token last) const noexcept;
   const Slot* find(Token before, Token last) const noexcept;
   const Slot* successors_of(Token before, Token last) const noexcept;
+  void ask_for(Token before, Token last) const noexcept;
   void enter(const Token* contexts, std::int64_t rows, const Token* token_ids,
              const float* probabilities, std::int64_t count) noexcept;
   void grow(const Token* end, std::size_t nodes, Trees& trees, std::vector<Waiting>& waiting) const;

@@ -273,7 +273,7 @@ class Corpus(HostRequests[_Text]):
             before[:, 0] = ends[:, -2]
             self._drafted = _Nodes(
                 texts,
-                np.cumsum([0, *(1 + counts)]),
+                np.append(0, np.cumsum(1 + counts)),
                 np.stack([before[used], last[used]], axis=1).astype(np.int32),
                 (places[:, None] * self._width + np.arange(self._width))[used],
             )
@@ -326,20 +326,19 @@ class Corpus(HostRequests[_Text]):
             # It is there: the host has waited for the tokens that it copied after it.
             nodes.copied.synchronize()
         tables = [text.successors for text in nodes.texts if text.successors is not None]
-        counts = np.diff(nodes.offsets)
-        there = np.array([text.successors is not None for text in nodes.texts])
-        kept = np.repeat(there, counts)
-        read = nodes.likeliest.numpy()[nodes.lines[kept]]
-        token_ids, bits = read[:, :_LIKELIEST], read[:, _LIKELIEST:]
+        offsets, contexts, lines = nodes.offsets, nodes.contexts, nodes.lines
+        if len(tables) < len(nodes.texts):
+            there = np.array([text.successors is not None for text in nodes.texts])
+            counts = np.diff(offsets)
+            kept = np.repeat(there, counts)
+            offsets = np.append(0, np.cumsum(counts[there]))
+            contexts, lines = contexts[kept], lines[kept]
+        read = nodes.likeliest.numpy()[lines]
+        token_ids = read[:, :_LIKELIEST]
         if self._vocabulary is not None:
-            token_ids = np.where(token_ids < self._vocabulary, token_ids, -1)
-        Successors.learn_each(
-            tables,
-            np.cumsum([0, *counts[there]]),
-            nodes.contexts[kept],
-            token_ids,
-            bits.copy().view(np.float32).clip(0, 1),
-        )
+            token_ids[token_ids >= self._vocabulary] = -1
+        chances = read[:, _LIKELIEST:].copy().view(np.float32).clip(0, 1)
+        Successors.learn_each(tables, offsets, contexts, token_ids, chances)
 
     def _forgo_logits(self) -> None:
         """Drafts from text alone from here on."""
