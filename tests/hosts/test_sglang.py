@@ -613,9 +613,12 @@ class _Server:
 
 
 @pytest.fixture
-def published() -> Iterator[None]:
+def published(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Ends what a server has published. Nothing is drafted from logits unless the test says so:
+    on a CPU, finding the likeliest of a whole vocabulary takes most of a step."""
     from sglang.srt.runtime_context import reset_context
 
+    monkeypatch.setenv("FASTDRAFT_LOGITS", "0")
     yield
     reset_context()
 
