@@ -1,9 +1,30 @@
 #include "candidates.h"
 
 #include <algorithm>
+#include <array>
 #include <limits>
 
+#include "bits.h"
+
 namespace fastdraft {
+namespace {
+
+// The value of the feature kShare, by how many matches there are and how many of them go on with
+// the candidate: the fifths that these are of all, for each class of how many there are.
+constexpr auto kShareValues = [] {
+  constexpr int kSizes = MatchedTexts::kMost + 1;
+  std::array<std::array<std::uint8_t, kSizes>, kSizes> values{};
+  for (int total = 1; total < kSizes; ++total) {
+    const int of = total < 3 ? total : total < 6 ? 3 : total < 10 ? 4 : 5;
+    for (int count = 0; count <= total; ++count) {
+      values[static_cast<std::size_t>(total)][static_cast<std::size_t>(count)] =
+          static_cast<std::uint8_t>(5 * count / total + AcceptanceModel::kShares * of);
+    }
+  }
+  return values;
+}();
+
+}  // namespace
 
 Agreement Candidates::begin(const ExpectedText& copy, const ExpectedText& prediction) noexcept {
   copy_ = copy;
@@ -23,6 +44,7 @@ void Candidates::find(std::int32_t depth, const Agreement& agreement) {
             agreement.prediction ? prediction_.token(depth) : -1,
             -1,
             -1,
+            0,
             0};
   group_sources(agreement, node);
   if (num_groups_ == 1) {
@@ -52,14 +74,13 @@ void Candidates::group_sources(const Agreement& agreement, Node& node) noexcept 
   std::int32_t longest_of_context = 0;
   std::int32_t longest_of_stores = 0;
   const Token* latest_of_context = nullptr;
-  for (int i = 0; i < matches_.size(); ++i) {
-    if ((agreement.matches >> i & 1) == 0) continue;
-    const MatchedText& match = matches_[i];
+  for (MatchSet left = agreement.matches & matches_.all(); left != 0; left &= left - 1) {
+    const MatchedText& match = matches_[lowest_bit(left)];
     const Token token = match.token(node.depth);
     if (token < 0) continue;
     const std::int32_t length = std::min(match.length + node.depth, Datastore::kLongestMatch);
     Group& group = group_of(token);
-    group.agreement.matches |= MatchSet{1} << i;
+    group.agreement.matches |= left & -left;
     ++node.total;
     if (match.stored()) {
       if (length > group.store_length) {
@@ -88,19 +109,21 @@ void Candidates::group_sources(const Agreement& agreement, Node& node) noexcept 
       }
     }
   }
+  node.latest_values = (node.latest_of_context < 0 ? 0 : 2) + (node.latest_of_stores < 0 ? 0 : 6);
   if (node.copy >= 0) group_of(node.copy).agreement.copy = true;
   if (node.prediction >= 0) group_of(node.prediction).agreement.prediction = true;
 }
 
 Candidates::Group& Candidates::group_of(Token token) noexcept {
-  for (int i = 0; i < num_groups_; ++i) {
-    if (groups_[static_cast<std::size_t>(i)].token == token) {
-      return groups_[static_cast<std::size_t>(i)];
-    }
+  Group* group = groups_.data();
+  const Group* const last = group + num_groups_;
+  while (group != last && group->token != token) ++group;
+  if (group == last) {
+    ++num_groups_;
+    *group = {token,           0, 0, 0, 0, {0, false, false}, false, false, Source::kContext,
+              Source::kContext};
   }
-  Group& group = groups_[static_cast<std::size_t>(num_groups_++)];
-  group = {token, 0, 0, 0, 0, {0, false, false}, false, false, Source::kContext, Source::kContext};
-  return group;
+  return *group;
 }
 
 // All sources agree on the only token at this depth. Finds for how long they go on to agree: in a
@@ -136,9 +159,9 @@ void Candidates::begin_run(std::int32_t depth) noexcept {
     length = done;
   };
   const Agreement& agreement = groups_[0].agreement;
-  for (int i = 0; i < matches_.size(); ++i) {
-    if ((agreement.matches >> i & 1) == 0) continue;
-    follow(matches_[i].next, matches_[i].count, !matches_[i].stored());
+  for (MatchSet left = agreement.matches; left != 0; left &= left - 1) {
+    const MatchedText& match = matches_[lowest_bit(left)];
+    follow(match.next, match.count, !match.stored());
   }
   if (agreement.copy) follow(copy_.next, copy_.count, false);
   if (agreement.prediction) follow(prediction_.next, prediction_.count, false);
@@ -200,29 +223,23 @@ void Candidates::weigh_lengths(const Group& group, std::int32_t rival_length,
 void Candidates::weigh(const Group& group, std::int32_t rival_length, const Node& node,
                        Candidate& candidate) const noexcept {
   using A = AcceptanceModel;
-  const auto relation = [&](Token token) { return token < 0 ? 0 : token == group.token ? 1 : 2; };
-  const int total = node.total;
-  const int count = group.context_count + group.store_count;
-  // 5 * count / total, and less than a division.
-  const auto fifths = [&] {
-    return (5 * count >= total) + (5 * count >= 2 * total) + (5 * count >= 3 * total) +
-           (5 * count >= 4 * total);
-  };
-  const int share = count == 0 ? 0 : count == total ? 5 : fifths();
-  const int of = total < 3 ? total : total < 6 ? 3 : total < 10 ? 4 : 5;
   candidate.token = group.token;
   candidate.agreement = group.agreement;
   A::Evidence& evidence = candidate.evidence;
   evidence[A::kContextCount] = A::place(A::kContextCount, A::count_value(group.context_count));
   evidence[A::kStoreCount] = A::place(A::kStoreCount, A::count_value(group.store_count));
-  evidence[A::kLatest] =
-      A::place(A::kLatest, relation(node.latest_of_context) + 3 * relation(node.latest_of_stores));
+  evidence[A::kLatest] = A::place(
+      A::kLatest, node.latest_values - static_cast<int>(node.latest_of_context == group.token) -
+                      3 * static_cast<int>(node.latest_of_stores == group.token));
   evidence[A::kCopy] =
       A::place(A::kCopy, node.copy < 0 ? 0 : copy_.value(node.depth, group.agreement.copy));
   evidence[A::kPrediction] =
       A::place(A::kPrediction,
                node.prediction < 0 ? 0 : prediction_.value(node.depth, group.agreement.prediction));
-  evidence[A::kShare] = A::place(A::kShare, share + A::kShares * of);
+  const auto total = static_cast<std::size_t>(node.total);
+  const auto count =
+      static_cast<std::size_t>(group.context_count) + static_cast<std::size_t>(group.store_count);
+  evidence[A::kShare] = A::place(A::kShare, kShareValues[total][count]);
   weigh_lengths(group, rival_length, candidate);
 }
 

@@ -37,9 +37,10 @@ struct ExpectedText {
   // and on whether the place in the text is a match or a guess.
   int value(std::int32_t depth, bool is_candidate) const noexcept {
     const int length = AcceptanceModel::length_value(place.length + depth);
-    if (!is_candidate) return 8 + std::min(3, length / 3);
     const bool guessed = depth == 0 && place.footing == CopyCursor::Footing::kGuessed;
-    return guessed ? 1 : 2 + std::min(4, length / 2);
+    const int if_candidate = guessed ? 1 : 2 + std::min(4, length / 2);
+    const int if_another = 8 + std::min(3, length / 3);
+    return is_candidate ? if_candidate : if_another;
   }
 };
 
@@ -119,7 +120,8 @@ class Candidates {
     Token prediction;
     Token latest_of_context;  // by the latest of the longest matches
     Token latest_of_stores;
-    int total;  // of the matches
+    int latest_values;  // of the feature kLatest where none of these two is the candidate
+    int total;          // of the matches
   };
 
   void find(std::int32_t depth, const Agreement& agreement);

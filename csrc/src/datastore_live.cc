@@ -139,10 +139,8 @@ class LiveDatastore final : public Datastore {
   int find(const Lookup& lookup, Occurrence* out, int most, int links) const override;
   std::int64_t read(std::int64_t position, Token* out, std::int64_t most) const override {
     if (position < log_.begin() || position >= log_.end()) return 0;
-    std::int64_t count = 0;
-    const Token* tokens = log_.run(position, &count);
-    count = std::min(count, most);
-    std::copy_n(tokens, count, out);
+    const std::int64_t count = std::min(most, log_.end() - position);
+    log_.copy(position, count, out);
     return count;
   }
   bool output(std::int64_t position) const override { return log_.output(position); }
@@ -319,8 +317,9 @@ void LiveDatastore::clean_lists() noexcept {
     for (const auto* list = leaving.begin(); list != end; ++list, ++hash) {
       if (!is_held(*list)) continue;
       const std::int64_t length = kOrders[list->order];
-      Token copy[kOrders.front()];
-      *hash = orders_[list->order].hash(log_.before(latest(*list), length, copy), length);
+      Token tokens[kOrders.front()];
+      log_.copy(latest(*list) - length, length, tokens);
+      *hash = orders_[list->order].hash(tokens, length);
       orders_[list->order].prefetch(*hash);
     }
     hash = hashes.begin();
@@ -484,10 +483,11 @@ void LiveDatastore::add(const Token* tokens, std::int64_t size, std::int64_t pro
          grow);
 }
 
-// What a slice takes at most. It ends where a page was rebuilt, so that is a chunk, and with its
-// last token a page of each table and all directories anew; and a block of lists.
+// What a slice takes at most. It ends where a page was rebuilt, so that is a chunk, two blocks for
+// tokens that are not narrow, and with its last token a page of each table and all directories
+// anew; and a block of lists.
 std::int64_t LiveDatastore::most_slice_bytes() const noexcept {
-  constexpr auto kBlocks = static_cast<std::int64_t>(1 + kNumOrders + 1 + 1);
+  constexpr auto kBlocks = static_cast<std::int64_t>(1 + 2 + kNumOrders + 1 + 1);
   std::int64_t directories =
       log_.directory_bytes() + prefixes_.directory_bytes() + lists_.directory_bytes();
   for (const LiveTable& table : orders_) directories += table.directory_bytes();

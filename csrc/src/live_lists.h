@@ -13,7 +13,7 @@
 
 namespace fastdraft {
 
-// The latest places of each n-gram side by side, 63 at most: a list begins with 3 places and moves
+// The latest places of each n-gram side by side, 31 at most: a list begins with 3 places and moves
 // to one of about twice as many when it is full. Lists are allocated in blocks of a chunk's size,
 // and what a list has left serves the next ones.
 //
@@ -27,7 +27,7 @@ class LiveLists {
   // Of a list that is held: its number of 16 bytes since the beginning, modulo 2^32.
   using Address = std::uint32_t;
 
-  static constexpr int kMostPlaces = 63;
+  static constexpr int kMostPlaces = 31;
   // Lists that one token may need.
   static constexpr int kListsOfToken = static_cast<int>(kNumOrders);
 
@@ -148,10 +148,10 @@ class LiveLists {
 
  private:
   static constexpr int kCheckBits = 20;
-  static constexpr int kSizes = 5;  // 2^0 .. 2^4 units
+  static constexpr int kSizes = 4;  // 2^0 .. 2^3 units
   // Sizes in headers: what a list has left, whose state is its size; and nothing from here on.
-  static constexpr unsigned kFree = 5;
-  static constexpr unsigned kUnused = 6;
+  static constexpr unsigned kFree = 4;
+  static constexpr unsigned kUnused = 5;
   static constexpr int kBlockUnits = static_cast<int>(sizeof(LiveLog::Chunk)) / 16;
   static constexpr int kChunkUnits = 1 << (kSizes - 1);
   static constexpr int kUnitBits = 8;
@@ -215,7 +215,7 @@ class LiveLists {
   // long ago may be anything.
   static bool fits(Address address, Header header) noexcept {
     // Of each size in a header; a free place and what is unused hold nothing.
-    constexpr std::array<unsigned, 8> kMostStates{3, 7, 15, 31, 2 * kMostPlaces - 1, 0, 0, 0};
+    constexpr std::array<unsigned, 8> kMostStates{3, 7, 15, 2 * kMostPlaces - 1, 0, 0, 0, 0};
     static_assert(kMostStates[kSizes - 2] == capacity(kSizes - 2));
     return (address & ((1u << header.size()) - 1)) == 0 &&
            header.state() - 1 < kMostStates[header.size()];

@@ -10,26 +10,63 @@ namespace fastdraft {
 
 void LiveLog::append(Token token, bool output) {
   if (end_ % kChunkTokens == 0) {
-    if (num_chunks_ == static_cast<std::int64_t>(ring_.size())) {
-      std::vector<Chunk*> wider = this->wider(ring_);
-      for (std::int64_t i = 0; i < num_chunks_; ++i) {
-        const auto number = static_cast<std::size_t>(begin_ / kChunkTokens + i);
-        wider[number & (wider.size() - 1)] = ring_[number & (ring_.size() - 1)];
-      }
-      ring_.swap(wider);
-    }
+    widen_ring(ring_);
+    widen_ring(highest_);
     auto* chunk = new (allocate_block(0)) Chunk;
-    ring_[static_cast<std::size_t>(end_ / kChunkTokens) & (ring_.size() - 1)] = chunk;
+    ring_[slot(end_, ring_.size())] = chunk;
+    highest_[slot(end_, highest_.size())] = nullptr;
     ++num_chunks_;
   }
   const std::int64_t at = end_ % kChunkTokens;
   Chunk& chunk = this->chunk(end_);
-  chunk.tokens[at] = token;
-  const std::uint32_t bit = std::uint32_t{1} << (at % 32);
-  std::uint32_t& outputs = chunk.outputs[at / 32];
-  outputs = output ? outputs | bit : outputs & ~bit;
+  if (!is_narrow(token) && highest(end_) == nullptr) add_highest();
+  if (num_wide_ > 0) {
+    Highest* highest = highest_[slot(end_, highest_.size())];
+    if (highest != nullptr) highest->of[at] = static_cast<std::int16_t>(token >> kLowBits);
+  }
+  const std::uint32_t bits = static_cast<std::uint32_t>(token) & kLow;
+  std::uint8_t* bytes = chunk.tokens + at * kWidth;
+  bytes[0] = static_cast<std::uint8_t>(bits);
+  bytes[1] = static_cast<std::uint8_t>(bits >> 8);
+  bytes[2] = static_cast<std::uint8_t>(bits >> 16 | (output ? kOutput : 0));
   ++end_;
   num_tokens_ += token >= 0 ? 1 : 0;
+}
+
+// Makes room for one more chunk in a ring.
+template <typename T>
+void LiveLog::widen_ring(std::vector<T*>& ring) {
+  if (num_chunks_ < static_cast<std::int64_t>(ring.size())) return;
+  std::vector<T*> wider = this->wider(ring);
+  const std::int64_t first = begin_ / kChunkTokens * kChunkTokens;
+  for (std::int64_t at = first; at < first + num_chunks_ * kChunkTokens; at += kChunkTokens) {
+    wider[slot(at, wider.size())] = ring[slot(at, ring.size())];
+  }
+  ring.swap(wider);
+}
+
+// For the chunk that is being written, in which all tokens were narrow.
+void LiveLog::add_highest() {
+  const std::int64_t count = end_ % kChunkTokens;
+  Highest* highest = &reserve_;
+  try {
+    highest = new (allocate_block(1)) Highest;
+  } catch (const MemoryLimitError&) {
+    // The system has no memory, and an earlier chunk has the reserve.
+    if (num_chunks_ > 1) {
+      if (count == 0) {
+        --num_chunks_;
+        keep_block(&chunk(end_));
+      }
+      throw;
+    }
+  }
+  const std::uint8_t* coded = chunk(end_).tokens;
+  for (std::int64_t i = 0; i < count; ++i) {
+    highest->of[i] = narrow(load_32(coded + i * kWidth)) < 0 ? -1 : 0;
+  }
+  highest_[slot(end_, highest_.size())] = highest;
+  ++num_wide_;
 }
 
 void LiveLog::release() noexcept {
@@ -40,7 +77,9 @@ void LiveLog::release() noexcept {
   given_back_ = {};
   kept_ = nullptr;
   ring_ = {};
+  highest_ = {};
   num_chunks_ = 0;
+  num_wide_ = 0;
   num_tokens_ = 0;
   begin_ = end_;
   bytes_ = 0;
@@ -69,15 +108,6 @@ std::int64_t LiveLog::prefix_window(std::int64_t position) const noexcept {
   if (position - kPrefixStep - 1 < begin_) return 0;
   if (token(position - kPrefixStep - 1) < 0) return kPrefixStep;
   return position - kContextTokens < begin_ ? 0 : kContextTokens;
-}
-
-std::int32_t LiveLog::common(std::int64_t position, const Token* text,
-                             std::int64_t size) const noexcept {
-  const std::int64_t most =
-      std::min({std::int64_t{Datastore::kLongestMatch}, size, position - begin_});
-  Token copy[Datastore::kLongestMatch];
-  const Token* end = before(position, most, copy) + most;
-  return static_cast<std::int32_t>(common_suffix(end, text + size, most));
 }
 
 void* LiveLog::allocate_block(std::int64_t keep) {
@@ -148,17 +178,19 @@ void LiveLog::free_block(void* block) noexcept {
 
 // The tokens before `position`, which is in the oldest chunk or where that ends, leave.
 void LiveLog::forget(std::int64_t position) noexcept {
-  const Token* tokens = chunk(begin_).tokens + begin_ % kChunkTokens;
-  num_tokens_ -=
-      std::count_if(tokens, tokens + (position - begin_), [](Token token) { return token >= 0; });
-  begin_ = position;
+  for (; begin_ < position; ++begin_) num_tokens_ -= token(begin_) >= 0 ? 1 : 0;
 }
 
 // The oldest chunk leaves the log. Its memory is the caller's.
 LiveLog::Chunk* LiveLog::drop_oldest() noexcept {
   Chunk* oldest = &chunk(begin_);
+  Highest* highest = highest_[slot(begin_, highest_.size())];
   forget(std::min(end_, (begin_ / kChunkTokens + 1) * kChunkTokens));
   left_ += 1.0 / static_cast<double>(num_chunks_--);
+  if (highest != nullptr) {
+    if (highest != &reserve_) keep_block(highest);
+    --num_wide_;
+  }
   return oldest;
 }
 

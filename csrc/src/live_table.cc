@@ -126,8 +126,9 @@ void LiveTable::reenter(Entry entry) noexcept {
   if (!is_held(position)) return;
   const std::int64_t window = window_ > 0 ? window_ : log_->prefix_window(position);
   if (window == 0) return;
-  Token copy[kContextTokens];
-  const std::uint64_t hash = this->hash(log_->before(position, window, copy), window);
+  Token tokens[kContextTokens];
+  log_->copy(position - window, window, tokens);
+  const std::uint64_t hash = this->hash(tokens, window);
   Page& page = *this->page(hash);
   std::int64_t at = Bucket::home(hash, Page::kBuckets);
   while (page.buckets[at].full()) at = after(at);

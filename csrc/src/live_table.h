@@ -27,7 +27,7 @@ class LiveTable {
     static constexpr std::int64_t kBuckets = sizeof(LiveLog::Chunk) / sizeof(Bucket) - 1;
     static constexpr std::int64_t kEntries = kBuckets * Bucket::kEntries;
     // A search goes on to the first bucket with a free entry, so no page may fill up.
-    static constexpr std::int64_t kFull = kEntries * 7 / 8;
+    static constexpr std::int64_t kFull = kEntries * 15 / 16;
     // With fewer entries than this of use, a full page is cleaned instead of split.
     static constexpr std::int64_t kCrowded = kEntries * 3 / 4;
 

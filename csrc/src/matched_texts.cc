@@ -74,9 +74,6 @@ bool MatchedTexts::approach(int step) noexcept {
 
 void MatchedTexts::add_of_context(std::int32_t position, std::int32_t length) noexcept {
   const Token* next = context_.text() + position;
-  for (int i = 0; i < size_; ++i) {
-    if (matches_[static_cast<std::size_t>(i)].next == next) return;
-  }
   matches_[static_cast<std::size_t>(size_++)] = {
       next,
       static_cast<std::int32_t>(context_.size()) - position,
@@ -86,11 +83,22 @@ void MatchedTexts::add_of_context(std::int32_t position, std::int32_t length) no
       0};
 }
 
+// Whether one of the first `size` matches is at this position of the context.
+bool MatchedTexts::found(std::int32_t position, int size) const noexcept {
+  const Token* next = context_.text() + position;
+  for (int i = 0; i < size; ++i) {
+    if (matches_[static_cast<std::size_t>(i)].next == next) return true;
+  }
+  return false;
+}
+
 void MatchedTexts::find_suffixes() noexcept {
   Match match = context_.repeated_suffix();
   for (int i = 0; i < kSuffixes && match.length > 0; ++i) {
-    add_of_context(context_.latest_end(match.state) + 1, match.length);
-    add_of_context(context_.first_end(match.state) + 1, match.length);
+    for (const std::int32_t end :
+         {context_.latest_end(match.state), context_.first_end(match.state)}) {
+      if (!found(end + 1, size_)) add_of_context(end + 1, match.length);
+    }
     match = context_.shorter(match);
   }
 }
@@ -99,11 +107,14 @@ void MatchedTexts::find_last_token() noexcept {
   const auto last = static_cast<std::int32_t>(context_.size()) - 1;
   if (last < 0) return;
   const Token* text = context_.text();
+  const int suffixes = size_;
   std::int32_t position = context_.previous(last);
   for (int i = tree_ ? kTokensOfTree : kTokens; i > 0 && position >= 0; --i) {
-    const std::int64_t length = common_suffix(text + position, text + last,
-                                              std::min(Datastore::kLongestMatch - 1, position));
-    add_of_context(position + 1, static_cast<std::int32_t>(length) + 1);
+    if (!found(position + 1, suffixes)) {
+      const std::int64_t length = common_suffix(text + position, text + last,
+                                                std::min(Datastore::kLongestMatch - 1, position));
+      add_of_context(position + 1, static_cast<std::int32_t>(length) + 1);
+    }
     position = context_.previous(position);
   }
 }

@@ -35,6 +35,9 @@ struct MatchedText {
   }
 };
 
+// Which of the matches.
+using MatchSet = std::uint64_t;
+
 // The matches that one draft is made from. On the recorded requests more of any kind
 // gained less than a thousandth, but for trees, which draft from what is rare too.
 //
@@ -61,7 +64,7 @@ class MatchedTexts {
   // longest first; of equally long ones each store's latest precedes its second latest.
   void find();
 
-  int size() const noexcept { return size_; }
+  MatchSet all() const noexcept { return (MatchSet{1} << size_) - 1; }
   const MatchedText& operator[](int i) const noexcept {
     return matches_[static_cast<std::size_t>(i)];
   }
@@ -71,6 +74,7 @@ class MatchedTexts {
   static constexpr std::int32_t kClear = 8;
 
   int most_stored() const noexcept { return tree_ ? kStoredOfTree : kStored; }
+  bool found(std::int32_t position, int size) const noexcept;
   void add_of_context(std::int32_t position, std::int32_t length) noexcept;
   void find_suffixes() noexcept;
   void find_last_token() noexcept;
@@ -94,8 +98,6 @@ class MatchedTexts {
   std::vector<Token> stored_tokens_;  // copied, since the text may leave the datastore
 };
 
-// Which of up to 64 matches.
-using MatchSet = std::uint64_t;
-static_assert(MatchedTexts::kMost <= 64);
+static_assert(MatchedTexts::kMost < 64);
 
 }  // namespace fastdraft

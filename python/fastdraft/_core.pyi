@@ -138,7 +138,7 @@ class Datastore:
         """
         Sets the limit of a live store, and returns it; the oldest text leaves as needed.
         
-        max_bytes: the new limit. The index keeps its memory, and the latest 1,024 tokens stay: where that
+        max_bytes: the new limit. The index keeps its memory, and the latest 1,364 tokens stay: where that
             is more, it is the limit. Closing the store frees all.
         
         Raises InvalidValueError below 0, DatastoreError for a frozen store, or DatastoreClosedError.

@@ -78,7 +78,7 @@ class Datastore(_core.Datastore):
 
         Args:
             max_bytes: What the store and its index may take of memory, a limit that holds at all
-                times. It takes no more than it needs: about 13 bytes a token.
+                times. It takes no more than it needs: about 12 bytes a token.
             fingerprint: Of the tokenizer, as `fingerprint` returns it; it is saved with the store
                 and checked when the file is opened.
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fastdraft import Datastore, Engine, Memory
 from fastdraft.errors import DatastoreClosedError, DatastoreError, InvalidValueError
 
-LEAST = 36_000  # a little more than a store with one chunk of text takes
+LEAST = 39_000  # a little more than a store with one chunk of text takes
 
 
 def text_of(store: Datastore) -> list[int]:
@@ -261,7 +261,7 @@ def test_a_lower_limit_lets_the_oldest_text_go() -> None:
     assert text_of(store) == list(range(20_000 - kept, 20_000)) and 0 < kept < 20_000
     # The index and the latest text stay.
     least = store.limit(0)
-    assert store.bytes == least == store.max_bytes and 0 < len(store) <= 1024
+    assert store.bytes == least == store.max_bytes and 0 < len(store) <= 1364
     store.add(range(50_000, 60_000))
     assert store.bytes <= least and text_of(store)[-1] == 59_999
     assert store.limit(1 << 20) == 1 << 20

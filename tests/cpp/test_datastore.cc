@@ -28,6 +28,7 @@ void add(Datastore& store, const Tokens& text) {
 }
 
 constexpr int kLinks = 16;
+constexpr std::int64_t kLeastBytes = 40 << 10;
 
 std::vector<Occurrence> find(const Datastore& store, const Tokens& text, int most) {
   std::vector<Occurrence> found(static_cast<std::size_t>(most));
@@ -74,6 +75,37 @@ TEST(Datastore, HardTexts) {
     for (const std::size_t size : {3U, 50U, 2048U, 2049U, 5999U}) {
       const Tokens query(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(size));
       expect_equal(find(*store, query, 8), testing::look_everywhere(*store, query, 8, kLinks));
+    }
+  }
+}
+
+// Tokens at both sides of what three bytes hold, of which documents leave, in the least store too;
+// and read back from a file.
+TEST(Datastore, HoldsTokensOfAnySize) {
+  const Folder folder;
+  for (const Token largest : {(1 << 22) - 1, 1 << 22, (1 << 23) - 1, 1 << 23, 2147483647}) {
+    for (const std::int64_t limit : {kLeastBytes, std::int64_t{200} << 10}) {
+      const auto store = Datastore::live(limit);
+      Tokens text;
+      for (std::uint32_t round = 0; round < 8; ++round) {
+        text = testing::random_text(900, 3 + 9 * static_cast<Token>(round), round);
+        for (Token& token : text) token = largest - token;
+        add(*store, text);
+        ASSERT_LE(store->bytes(), limit);
+        for (std::size_t size = 1; size < text.size(); size += 131) {
+          const Tokens query(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(size));
+          expect_equal(find(*store, query, 9), testing::look_everywhere(*store, query, 9, kLinks));
+        }
+      }
+      store->save(folder.file("store.fds"));
+      const auto frozen = Datastore::open(folder.file("store.fds"), {}, true);
+      const auto again = Datastore::live(limit);
+      again->add_all(*frozen);
+      const Datastore::Reader reader(*again);
+      const std::int64_t held = std::min<std::int64_t>(400, reader.end() - reader.begin() - 1);
+      Tokens copy(static_cast<std::size_t>(held));
+      ASSERT_EQ(reader.copy(reader.end() - held, copy.data(), held), held);
+      EXPECT_TRUE(std::equal(copy.begin(), copy.end(), text.end() - held));
     }
   }
 }

@@ -15,7 +15,7 @@ namespace {
 
 using Place = LiveLists::Place;
 
-// What a list should be: all places ever added. The lists and the log show the latest 63 of them
+// What a list should be: all places ever added. The lists and the log show the latest 31 of them
 // whose text is held.
 struct Known {
   LiveLists::Address address;

@@ -2,8 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstring>
+#include <random>
 #include <vector>
 
 #include "fastdraft/error.h"
@@ -11,7 +14,7 @@
 namespace fastdraft {
 namespace {
 
-constexpr std::int64_t kLogLimit = LiveLog::kSmallStore + 3 * LiveLog::kSlabBytes + 50'000;
+constexpr std::int64_t kLogLimit = LiveLog::kSmallStore + 3 * LiveLog::kSlabBytes + 100'000;
 
 Token token_at(std::int64_t position) { return static_cast<Token>(position * 2654435761 % 50'000); }
 
@@ -49,6 +52,121 @@ TEST(LiveLog, HoldsItsTokensWhateverTheMemoryIsTakenFrom) {
   ASSERT_NO_FATAL_FAILURE(append(log, 2 * (log.end() - log.begin()) + 77));
   ASSERT_NO_FATAL_FAILURE(expect_tokens(log));
   EXPECT_EQ(log.bytes(), bytes);
+}
+
+// Of any size: at both sides of what 23 bits and 31 hold, and marks.
+constexpr std::array<Token, 10> kEdges{-1,
+                                       -1 - static_cast<Token>(kContextTokens),
+                                       0,
+                                       LiveLog::kLargestNarrow,
+                                       LiveLog::kLargestNarrow + 1,
+                                       (1 << 23) - 1,
+                                       1 << 23,
+                                       (1 << 24) - 1,
+                                       1 << 30,
+                                       2147483647};
+
+struct Appended {
+  std::vector<Token> all;  // that were ever appended
+  std::vector<bool> outputs;
+};
+
+void append(LiveLog& log, Appended* tokens, Token token, bool output) {
+  log.append(token, output);
+  tokens->all.push_back(token);
+  tokens->outputs.push_back(output);
+  ASSERT_LE(log.bytes(), log.max_bytes());
+}
+
+// Expects what is held to be what was appended, and comparisons with it to be those of the tokens,
+// also where the text has a token more or another one.
+void expect_tokens(const LiveLog& log, const Appended& tokens, std::mt19937* random) {
+  ASSERT_EQ(log.end(), static_cast<std::int64_t>(tokens.all.size()));
+  const auto first = tokens.all.begin() + log.begin();
+  ASSERT_EQ(log.num_tokens(),
+            std::count_if(first, tokens.all.end(), [](Token t) { return t >= 0; }));
+  std::vector<Token> copy(static_cast<std::size_t>(log.end() - log.begin()));
+  log.copy(log.begin(), log.end() - log.begin(), copy.data());
+  ASSERT_TRUE(std::equal(copy.begin(), copy.end(), first));
+  for (std::int64_t position = log.begin(); position < log.end(); ++position) {
+    const auto at = static_cast<std::size_t>(position);
+    ASSERT_EQ(log.token(position), tokens.all[at]);
+    ASSERT_EQ(log.output(position), tokens.outputs[at]);
+    const std::int64_t held = position - log.begin();
+    Token text[40];
+    const std::int64_t size = std::min(held, static_cast<std::int64_t>((*random)() % 40));
+    std::copy_n(tokens.all.data() + position - size, size, text);
+    std::int64_t same = size;
+    if (size > 0 && (*random)() % 2 == 0) {
+      const auto changed = static_cast<std::int64_t>((*random)() % static_cast<unsigned>(size));
+      const Token other = kEdges[2 + (*random)() % (kEdges.size() - 2)];
+      if (other != text[changed]) same = size - 1 - changed;
+      text[changed] = other;
+    }
+    // No text has a mark.
+    for (std::int64_t i = 0; i < size; ++i) {
+      if (text[size - 1 - i] >= 0) continue;
+      text[size - 1 - i] = text[size - 1 - i] & 0x7FFFFF;
+      same = std::min(same, i);
+    }
+    ASSERT_EQ(log.common(position, text, size), std::min<std::int64_t>(same, 32));
+    for (const std::int64_t count : {1, 2, 4, 31, 32}) {
+      if (count > size) continue;
+      ASSERT_EQ(log.matches(position, text + size, count), same >= count);
+    }
+    ASSERT_FALSE(log.matches(position, text + size, held + 1));
+  }
+}
+
+TEST(LiveLog, HoldsTokensOfAnySize) {
+  std::mt19937 random(0);
+  for (const unsigned large : {0U, 3U, 2000U}) {
+    // No token but narrow ones; often; in some chunks.
+    constexpr std::int64_t kBlocks = 9;
+    LiveLog log(kBlocks * LiveLog::kBlockBytes, 0);
+    Appended tokens;
+    for (std::int64_t i = 0; i < 9 * kBlocks * LiveLog::kChunkTokens / 4; ++i) {
+      const bool edge = large > 0 && random() % large == 0;
+      const Token token = edge ? kEdges[random() % kEdges.size()]
+                               : static_cast<Token>(random() % 3) * (LiveLog::kLargestNarrow / 2);
+      ASSERT_NO_FATAL_FAILURE(append(log, &tokens, token, random() % 2 == 0));
+      if (i % 2999 == 0) {
+        ASSERT_NO_FATAL_FAILURE(expect_tokens(log, tokens, &random));
+      }
+    }
+    EXPECT_GT(log.begin(), 0);
+    ASSERT_NO_FATAL_FAILURE(expect_tokens(log, tokens, &random));
+    while (log.drop_block()) {
+    }
+    ASSERT_NO_FATAL_FAILURE(expect_tokens(log, tokens, &random));
+    EXPECT_EQ(log.num_chunks(), 1);
+    EXPECT_LE(log.bytes(), 2 * LiveLog::kBlockBytes + log.directory_bytes());
+  }
+}
+
+// Also where all memory that there is is one chunk's.
+TEST(LiveLog, HoldsTokensOfAnySizeInOneBlock) {
+  LiveLog log(LiveLog::kBlockBytes + 2 * LiveLog::bytes_of(LiveLog::kFirstPointers), 0);
+  std::mt19937 random(1);
+  Appended tokens;
+  // The first large token ends a chunk, begins one, or stands within.
+  for (const std::int64_t narrow : {LiveLog::kChunkTokens - 1, LiveLog::kChunkTokens,
+                                    LiveLog::kChunkTokens / 2, std::int64_t{0}}) {
+    for (std::int64_t i = 0; i < narrow; ++i) {
+      ASSERT_NO_FATAL_FAILURE(append(log, &tokens, token_at(i), i % 2 == 0));
+    }
+    for (std::int64_t i = 0; i < LiveLog::kChunkTokens; ++i) {
+      const Token token = kEdges[static_cast<std::size_t>(i + 4) % kEdges.size()];
+      ASSERT_NO_FATAL_FAILURE(append(log, &tokens, token, i % 2 == 0));
+      if (i % 100 == 0) {
+        ASSERT_NO_FATAL_FAILURE(expect_tokens(log, tokens, &random));
+      }
+    }
+    while (log.end() % LiveLog::kChunkTokens != 0) {
+      ASSERT_NO_FATAL_FAILURE(append(log, &tokens, 1, false));
+    }
+  }
+  ASSERT_NO_FATAL_FAILURE(expect_tokens(log, tokens, &random));
 }
 
 // What else the store needs, as wider directories, comes from the oldest chunks too: their memory

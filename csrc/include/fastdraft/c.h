@@ -97,7 +97,7 @@ FASTDRAFT_C_API fastdraft_status fastdraft_datastore_add_all(fastdraft_datastore
                                                              const fastdraft_datastore* source);
 
 /* Sets the most bytes that a live store may hold; the oldest documents leave as needed. The index
- * keeps its memory and the latest 1,024 tokens stay: where that is more, it is the limit. Writes
+ * keeps its memory and the latest 1,364 tokens stay: where that is more, it is the limit. Writes
  * the limit to `limit` unless that is NULL. */
 FASTDRAFT_C_API fastdraft_status fastdraft_datastore_limit(fastdraft_datastore* datastore,
                                                            int64_t max_bytes, int64_t* limit);

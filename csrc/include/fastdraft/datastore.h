@@ -99,8 +99,8 @@ class FASTDRAFT_EXPORT Datastore {
     // Returns how many. From the longest order n on, it looks at the latest
     // occurrences of the text's last n tokens that a token of the same document
     // follows, `links` of them over all orders, of which those below `least` are left
-    // out. A segment of a frozen store knows the latest 64 occurrences of an n-gram. O(links), and
-    // for a frozen store O(segments).
+    // out. A segment of a frozen store knows the latest 64 occurrences of an n-gram, a live store
+    // the latest 31. O(links), and for a frozen store O(segments).
     int find(const Token* text, std::int64_t size, Occurrence* out, int most, int links = kLinks,
              std::int32_t least = 1) const {
       const Lookup lookup = begin(text, size, least);
@@ -199,8 +199,8 @@ class FASTDRAFT_EXPORT Datastore {
   // The limit of a live store, the file's size of a frozen one.
   virtual std::int64_t max_bytes() const noexcept = 0;
   // Sets the limit of a live store; the oldest text leaves as needed. The index keeps its memory,
-  // and the latest 1,024 tokens stay: where that is more than `max_bytes`, it is the limit.
-  // Returns the limit. Readers wait for one chunk of 1,024 tokens at a time. Throws
+  // and the latest 1,364 tokens stay: where that is more than `max_bytes`, it is the limit.
+  // Returns the limit. Readers wait for one chunk of 1,364 tokens at a time. Throws
   // InvalidValueError below 0, DatastoreError for a frozen store, or DatastoreClosedError.
   virtual std::int64_t limit(std::int64_t max_bytes) = 0;
   const std::optional<Fingerprint>& fingerprint() const noexcept { return fingerprint_; }

@@ -2,6 +2,7 @@
 // against looking everywhere.
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -19,6 +20,8 @@ using fastdraft::Datastore;
 using fastdraft::Occurrence;
 using fastdraft::testing::Tokens;
 
+// Around what three bytes hold beside the output bit, and what 31 bits hold.
+constexpr std::array<fastdraft::Token, 4> kLargest{(1 << 22) + 1, 1 << 23, 1 << 24, 2147483647};
 constexpr int kSteps = 24;
 constexpr std::int64_t kLeastKilobytes = 40;
 
@@ -38,7 +41,7 @@ void check(const Datastore& store, const Tokens& text, int most, int links) {
 }  // namespace
 
 // The first two bytes are the limit and how many different tokens there are. Each step takes four:
-// what to do, and a document or a limit.
+// what to do, and a document or a limit. Documents may hold the largest tokens that there are.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   if (size < 2) return 0;
   const auto limit = [](std::uint8_t byte) { return (kLeastKilobytes + byte) << 10; };
@@ -52,6 +55,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     } else {
       text = fastdraft::testing::random_text(1 + 8 * std::size_t{data[at + 2]}, vocabulary,
                                              data[at + 1]);
+      if (data[at] % 8 == 1) {
+        for (fastdraft::Token& token : text)
+          token = kLargest[data[at] / 8 % kLargest.size()] - token;
+      }
       // No document begins as another does.
       text.front() = 1'000'000 + step;
       const auto length = static_cast<std::int64_t>(text.size());
@@ -62,7 +69,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       const auto end = static_cast<std::ptrdiff_t>(text.size() * part / 7);
       if (end == 0) continue;
       check(*store, Tokens(text.begin(), text.begin() + end), 1 + data[at + 3] % 16,
-            1 + data[at] % 63);
+            1 + data[at] % 31);
     }
   }
   return 0;
