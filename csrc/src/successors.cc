@@ -1,15 +1,17 @@
 #include "fastdraft/successors.h"
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <string>
 
+#include "bits.h"
 #include "fastdraft/error.h"
 
 namespace fastdraft {
 namespace {
 
+// How many rows before a context is learned its slots are asked for.
+constexpr std::int64_t kAhead = 4;
 constexpr std::int64_t kMostSlots = std::int64_t{1} << 24;
 
 std::size_t slots_of(std::int64_t slots) {
@@ -27,6 +29,21 @@ void check_or_none(const Token* tokens, std::int64_t count, const char* what) {
   if (wrong == tokens + count) return;
   throw InvalidValueError(std::string(what) + " must be -1 or greater, got " +
                           std::to_string(*wrong) + " at index " + std::to_string(wrong - tokens));
+}
+
+void check_learned(const Token* contexts, std::int64_t rows, const float* probabilities,
+                   std::int64_t count) {
+  if (count < 0 || count > Successors::kMost) {
+    throw InvalidValueError("a context has at most " + std::to_string(Successors::kMost) +
+                            " successors, got " + std::to_string(count));
+  }
+  check_or_none(contexts, 2 * rows, "contexts");
+  const float* const end = probabilities + rows * count;
+  const float* const wrong =
+      std::find_if_not(probabilities, end, [](float each) { return each >= 0.0f && each <= 1.0f; });
+  if (wrong == end) return;
+  throw InvalidValueError("probabilities must be from 0 to 1, got " + std::to_string(*wrong) +
+                          " at index " + std::to_string(wrong - probabilities));
 }
 
 }  // namespace
@@ -65,25 +82,25 @@ const Successors::Slot* Successors::successors_of(Token before, Token last) cons
   return slot != nullptr ? slot : find(-1, last);
 }
 
-void Successors::learn(const Token* contexts, std::int64_t rows, const Token* token_ids,
-                       const float* probabilities, std::int64_t count) {
-  if (count < 0 || count > kMost) {
-    throw InvalidValueError("a context has at most " + std::to_string(kMost) + " successors, got " +
-                            std::to_string(count));
+void Successors::ask_for(Token before, Token last) const noexcept {
+  for (const Token each : {Token{-1}, before}) {
+    const Slot* const slot = &slots_[place_of(each, last)];
+    prefetch(slot);
+    prefetch(&slot->probabilities[kMost - 1]);
   }
-  check_or_none(contexts, 2 * rows, "contexts");
-  const float* const end = probabilities + rows * count;
-  const float* const wrong =
-      std::find_if_not(probabilities, end, [](float each) { return each >= 0.0f && each <= 1.0f; });
-  if (wrong != end) {
-    throw InvalidValueError("probabilities must be from 0 to 1, got " + std::to_string(*wrong) +
-                            " at index " + std::to_string(wrong - probabilities));
-  }
-  const std::scoped_lock guard(mutex_);
+}
+
+void Successors::enter(const Token* contexts, std::int64_t rows, const Token* token_ids,
+                       const float* probabilities, std::int64_t count) noexcept {
+  const auto ask_for_row = [&](std::int64_t row) {
+    if (row < rows) ask_for(contexts[2 * row], contexts[2 * row + 1]);
+  };
+  for (std::int64_t row = 0; row < kAhead; ++row) ask_for_row(row);
   for (std::int64_t row = 0; row < rows; ++row) {
+    ask_for_row(row + kAhead);
     const Token last = contexts[2 * row + 1];
     if (last < 0) continue;
-    const auto enter = [&](Token before) {
+    const auto enter_behind = [&](Token before) {
       Slot& slot = slots_[place_of(before, last)];
       slot.before = before;
       slot.last = last;
@@ -91,12 +108,38 @@ void Successors::learn(const Token* contexts, std::int64_t rows, const Token* to
       std::copy_n(token_ids + row * count, count, slot.token_ids);
       std::copy_n(probabilities + row * count, count, slot.probabilities);
     };
-    enter(-1);
-    if (contexts[2 * row] >= 0) enter(contexts[2 * row]);
+    enter_behind(-1);
+    if (contexts[2 * row] >= 0) enter_behind(contexts[2 * row]);
   }
 }
 
-void Successors::grow(const Token* end, Trees& trees, std::vector<Waiting>& waiting) const {
+void Successors::learn(const Token* contexts, std::int64_t rows, const Token* token_ids,
+                       const float* probabilities, std::int64_t count) {
+  check_learned(contexts, rows, probabilities, count);
+  const std::scoped_lock guard(mutex_);
+  enter(contexts, rows, token_ids, probabilities, count);
+}
+
+void Successors::learn_each(Successors* const* tables, std::int64_t size,
+                            const std::int64_t* offsets, const Token* contexts,
+                            const Token* token_ids, const float* probabilities,
+                            std::int64_t count) {
+  for (std::int64_t i = 0; i <= size; ++i) {
+    if (offsets[i] >= (i == 0 ? 0 : offsets[i - 1]) && (i > 0 || offsets[i] == 0)) continue;
+    throw InvalidValueError("offsets must rise from 0, got " + std::to_string(offsets[i]) +
+                            " at index " + std::to_string(i));
+  }
+  check_learned(contexts, offsets[size], probabilities, count);
+  for (std::int64_t i = 0; i < size; ++i) {
+    const std::int64_t first = offsets[i];
+    const std::scoped_lock guard(tables[i]->mutex_);
+    tables[i]->enter(contexts + 2 * first, offsets[i + 1] - first, token_ids + first * count,
+                     probabilities + first * count, count);
+  }
+}
+
+void Successors::grow(const Token* end, std::size_t nodes, Trees& trees,
+                      std::vector<Waiting>& waiting) const {
   waiting.clear();
   std::int32_t order = 0;
   // The root's children: the successors of the text, and the last position's runners-up, whose
@@ -126,40 +169,67 @@ void Successors::grow(const Token* end, Trees& trees, std::vector<Waiting>& wait
   waiting.erase(std::remove_if(waiting.begin(), waiting.end(),
                                [](const Waiting& each) { return !(each.path >= kLeast); }),
                 waiting.end());
-  std::make_heap(waiting.begin(), waiting.end());
+  // The likeliest last. A token that as many precede as there is room for is never taken.
+  std::sort(waiting.begin(), waiting.end());
   const std::size_t first = trees.token_ids.size();
-  while (!waiting.empty() && trees.token_ids.size() - first < kNodes) {
-    std::pop_heap(waiting.begin(), waiting.end());
+  for (std::size_t room = nodes; !waiting.empty() && room > 0; --room) {
     const Waiting next = waiting.back();
     waiting.pop_back();
     const auto node = static_cast<std::int32_t>(trees.token_ids.size() - first);
     trees.token_ids.push_back(next.token);
     trees.parents.push_back(next.parent);
     trees.confidences.push_back(next.confidence);
-    if (next.depth == kDepth) continue;
+    if (next.depth == kDepth || room == 1) continue;
     slot = successors_of(next.before, next.token);
     for (std::size_t i = 0; slot != nullptr && i < kMost && slot->token_ids[i] >= 0; ++i) {
       const float path = next.path * slot->probabilities[i];
       if (path < kLeast) continue;
-      waiting.push_back({path, order++, next.token, slot->token_ids[i], node, next.depth + 1,
-                         slot->probabilities[i]});
-      std::push_heap(waiting.begin(), waiting.end());
+      const Waiting child{path,
+                          order++,
+                          next.token,
+                          slot->token_ids[i],
+                          node,
+                          next.depth + 1,
+                          slot->probabilities[i]};
+      if (waiting.size() >= room - 1 && child < waiting[waiting.size() - (room - 1)]) continue;
+      waiting.insert(std::lower_bound(waiting.begin(), waiting.end(), child), child);
+      ask_for(child.before, child.token);
     }
   }
 }
 
-Successors::Trees Successors::trees(const Token* ends, std::int64_t rows) const {
+template <typename TableOf>
+Successors::Trees Successors::grow_rows(const Token* ends, std::int64_t rows, std::int32_t nodes,
+                                        const TableOf& table_of) {
   check_or_none(ends, kEnd * rows, "ends");
+  if (nodes < 1 || nodes > kNodes) {
+    throw InvalidValueError("nodes must be 1 to " + std::to_string(kNodes) + ", got " +
+                            std::to_string(nodes));
+  }
   Trees trees;
   trees.offsets.reserve(static_cast<std::size_t>(rows) + 1);
   trees.offsets.push_back(0);
   std::vector<Waiting> waiting;
-  const std::scoped_lock guard(mutex_);
   for (std::int64_t row = 0; row < rows; ++row) {
-    if (ends[kEnd * row + kEnd - 1] >= 0) grow(ends + kEnd * row, trees, waiting);
+    if (ends[kEnd * row + kEnd - 1] >= 0) {
+      const Successors& table = table_of(row);
+      const std::scoped_lock guard(table.mutex_);
+      table.grow(ends + kEnd * row, static_cast<std::size_t>(nodes), trees, waiting);
+    }
     trees.offsets.push_back(static_cast<std::int64_t>(trees.token_ids.size()));
   }
   return trees;
+}
+
+Successors::Trees Successors::trees(const Token* ends, std::int64_t rows,
+                                    std::int32_t nodes) const {
+  return grow_rows(ends, rows, nodes, [this](std::int64_t) -> const Successors& { return *this; });
+}
+
+Successors::Trees Successors::trees_each(const Successors* const* tables, const Token* ends,
+                                         std::int64_t rows, std::int32_t nodes) {
+  return grow_rows(ends, rows, nodes,
+                   [tables](std::int64_t row) -> const Successors& { return *tables[row]; });
 }
 
 }  // namespace fastdraft

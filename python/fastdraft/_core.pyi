@@ -290,12 +290,23 @@ class Successors:
     """
     The core of fastdraft.Successors.
     """
+    @staticmethod
+    def _learn_each(tables: tuple, offsets: numpy.typing.ArrayLike, contexts: numpy.typing.ArrayLike, token_ids: numpy.typing.ArrayLike, probabilities: typing.Annotated[numpy.typing.ArrayLike, numpy.float32]) -> None:
+        ...
+    @staticmethod
+    def _trees_each(tables: tuple, ends: numpy.typing.ArrayLike, nodes: typing.SupportsInt | typing.SupportsIndex) -> tuple:
+        ...
     def __init__(self, *, slots: typing.SupportsInt | typing.SupportsIndex) -> None:
         ...
     def _learn(self, contexts: numpy.typing.ArrayLike, token_ids: numpy.typing.ArrayLike, probabilities: typing.Annotated[numpy.typing.ArrayLike, numpy.float32]) -> None:
         ...
-    def _trees(self, ends: numpy.typing.ArrayLike) -> tuple:
+    def _trees(self, ends: numpy.typing.ArrayLike, nodes: typing.SupportsInt | typing.SupportsIndex) -> tuple:
         ...
+    @property
+    def num_bytes(self) -> int:
+        """
+        The memory of the table.
+        """
     @property
     def slots(self) -> int:
         """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -10,6 +12,8 @@ from fastdraft.errors import InvalidValueError
 from fastdraft.offers import Offers
 
 __all__ = ["Successors"]
+
+_NODES = 48  # the most of a tree
 
 
 class Successors(_core.Successors):
@@ -50,28 +54,75 @@ class Successors(_core.Successors):
         Raises:
             InvalidValueError: A shape, id or probability is wrong. Nothing is learned then.
         """
-        contexts, token_ids = _rows(contexts, "contexts", 2), _rows(token_ids, "token_ids")
-        probabilities = np.asarray(probabilities, np.float32)
-        if not len(contexts) == len(token_ids) or token_ids.shape != probabilities.shape:
-            raise InvalidValueError(
-                "token_ids and probabilities must have one shape, with a row for each of "
-                f"{len(contexts)} contexts, got {token_ids.shape} and {probabilities.shape}"
-            )
-        self._learn(contexts.ravel(), token_ids.ravel(), probabilities.ravel())
+        self._learn(*_learned(contexts, token_ids, probabilities))
 
-    def offers(self, ends: ArrayLike, *, kind: str = "successors") -> Offers:
-        """What may follow texts, a tree of at most 48 tokens for each: about 10 us.
+    @staticmethod
+    def learn_each(
+        tables: Iterable[Successors],
+        offsets: ArrayLike,
+        contexts: ArrayLike,
+        token_ids: ArrayLike,
+        probabilities: ArrayLike,
+    ) -> None:
+        """The same for several tables in one call, without the GIL.
+
+        Args:
+            tables: One for each request, for example.
+            offsets: Table i learns rows offsets[i] to offsets[i + 1] - 1 of the arrays: integers,
+                one more than tables, that rise from 0 to the number of rows.
+            contexts: As in `learn`.
+            token_ids: As in `learn`.
+            probabilities: As in `learn`.
+
+        Raises:
+            InvalidValueError: A shape, offset, id or probability is wrong. Nothing is learned then.
+        """
+        learned = _learned(contexts, token_ids, probabilities)
+        _core.Successors._learn_each(tuple(tables), offsets, *learned)
+
+    def offers(self, ends: ArrayLike, *, nodes: int = _NODES, kind: str = "successors") -> Offers:
+        """What may follow texts, a tree for each: about 10 us.
 
         Args:
             ends: (rows, 3) integers, the last three tokens of each text; -1 for one that does not
                 exist. A row whose last one is -1 gets no tree.
+            nodes: The most tokens of a tree, 1 to 48: the first ones on the most probable paths.
             kind: Of the offers.
 
         Raises:
-            InvalidValueError: `ends` has another shape or ids below -1.
+            InvalidValueError: `ends` has another shape or ids below -1, or `nodes` is out of range.
         """
-        token_ids, offsets, parents, confidences = self._trees(_rows(ends, "ends", 3).ravel())
-        return Offers(kind, token_ids, offsets, parents, confidences)
+        return Offers(kind, *self._trees(_rows(ends, "ends", 3).ravel(), nodes))
+
+    @staticmethod
+    def offers_each(
+        tables: Iterable[Successors],
+        ends: ArrayLike,
+        *,
+        nodes: int = _NODES,
+        kind: str = "successors",
+    ) -> Offers:
+        """The same from a table for each row, in one call without the GIL.
+
+        Raises:
+            InvalidValueError: As `offers`, or there is not one table for each row.
+        """
+        ends = _rows(ends, "ends", 3).ravel()
+        return Offers(kind, *_core.Successors._trees_each(tuple(tables), ends, nodes))
+
+
+def _learned(
+    contexts: ArrayLike, token_ids: ArrayLike, probabilities: ArrayLike
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What contexts are followed by, checked and flat."""
+    contexts, token_ids = _rows(contexts, "contexts", 2), _rows(token_ids, "token_ids")
+    probabilities = np.asarray(probabilities, np.float32)
+    if not len(contexts) == len(token_ids) or token_ids.shape != probabilities.shape:
+        raise InvalidValueError(
+            "token_ids and probabilities must have one shape, with a row for each of "
+            f"{len(contexts)} contexts, got {token_ids.shape} and {probabilities.shape}"
+        )
+    return contexts.ravel(), token_ids.ravel(), probabilities.ravel()
 
 
 def _rows(values: ArrayLike, what: str, columns: int | None = None) -> np.ndarray:

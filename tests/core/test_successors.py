@@ -55,8 +55,39 @@ def test_trees_are_those_of_the_oracle(slots, rows, ends):
             contexts, ids, probabilities = zip(*part, strict=True)
             table.learn(contexts, ids, probabilities)
             expected.learn(contexts, ids, probabilities)
-    found = trees_of(table.offers(np.array(ends, int).reshape(-1, 3)))
-    assert found == [expected.tree(end) for end in ends]
+    ends = np.array(ends, int).reshape(-1, 3)
+    trees = [expected.tree(end) for end in ends.tolist()]
+    assert trees_of(table.offers(ends)) == trees
+    for nodes in (1, 5, 47):
+        assert trees_of(table.offers(ends, nodes=nodes)) == [tree[:nodes] for tree in trees]
+
+
+@given(
+    st.integers(1, 8).flatmap(lambda width: st.lists(st.lists(row_of(width), max_size=6))),
+    st.lists(st.tuples(st.integers(0, 3), st.tuples(maybe, maybe, maybe)), max_size=6),
+    st.integers(1, 48),
+)
+def test_one_call_for_several_tables_does_what_one_for_each_does(parts, ends, nodes):
+    """Part i is what table i % 4 learns, so that tables come several times."""
+    alone, together = ([Successors(slots=64) for _ in range(4)] for _ in range(2))
+    for number, part in enumerate(parts):
+        if part:
+            alone[number % 4].learn(*zip(*part, strict=True))
+    rows = [row for part in parts for row in part]
+    if rows:
+        offsets = np.cumsum([0, *map(len, parts)])
+        tables = [together[number % 4] for number in range(len(parts))]
+        Successors.learn_each(tables, offsets, *zip(*rows, strict=True))
+    found = Successors.offers_each(
+        [together[table] for table, _ in ends],
+        np.array([end for _, end in ends], int).reshape(-1, 3),
+        nodes=nodes,
+        kind="logits",
+    )
+    assert found.kind == "logits"
+    assert trees_of(found) == [
+        tree for table, end in ends for tree in trees_of(alone[table].offers([end], nodes=nodes))
+    ]
 
 
 def test_a_runner_up_of_the_last_position_is_offered_first():
@@ -81,6 +112,7 @@ def test_an_engine_drafts_them_and_learns_what_they_are_worth():
 
 def test_slots_are_bounded_and_rounded_up():
     assert Successors(slots=5).slots == 8
+    assert Successors(slots=5).num_bytes == 8 * 72
     for slots in (0, -1, 2**24 + 1):
         with pytest.raises(InvalidValueError, match=f"slots must be 1 to 16777216, got {slots}"):
             Successors(slots=slots)
@@ -114,6 +146,41 @@ def test_wrong_ends_are_refused():
         Successors().offers([[1, 2, -5]])
 
 
+@pytest.mark.parametrize(
+    ("offsets", "message"),
+    [
+        ([0, 1], "one more than 2 tables and end at 2, got 2 that end at 1"),
+        ([], "one more than 2 tables and end at 2, got 0"),
+        ([0, 1, 3], "end at 2, got 3 that end at 3"),
+        ([0, 3, 2], "offsets must rise from 0, got 2 at index 2"),
+        ([1, 1, 2], "offsets must rise from 0, got 1 at index 0"),
+        ([-1, 1, 2], "offsets must rise from 0, got -1 at index 0"),
+    ],
+)
+def test_wrong_offsets_are_refused_and_nothing_learned(offsets, message):
+    tables = [Successors(slots=8), Successors(slots=8)]
+    with pytest.raises(InvalidValueError, match=message):
+        Successors.learn_each(tables, offsets, [[1, 2], [1, 2]], [[3], [3]], [[0.5], [0.5]])
+    assert trees_of(Successors.offers_each(tables, [[0, 1, 2]] * 2)) == [[], []]
+
+
+def test_what_one_call_for_several_tables_refuses():
+    table = Successors(slots=8)
+    with pytest.raises(InvalidValueError, match="probabilities must be from 0 to 1"):
+        Successors.learn_each([table, table], [0, 1, 2], [[1, 2]] * 2, [[3]] * 2, [[0.5], [2.0]])
+    assert trees_of(table.offers([[0, 1, 2]])) == [[]]
+    with pytest.raises(InvalidValueError, match="a row for each of 1 tables, got 2"):
+        Successors.offers_each([table], [[0, 1, 2]] * 2)
+    for nodes in (0, 49):
+        with pytest.raises(InvalidValueError, match=f"nodes must be 1 to 48, got {nodes}"):
+            table.offers([[0, 1, 2]], nodes=nodes)
+    for wrong in (None, 3):
+        with pytest.raises(TypeError, match="tables must be Successors, got <class '"):
+            Successors.offers_each([wrong], [[0, 1, 2]])
+    with pytest.raises(TypeError, match="__init__"):
+        Successors.offers_each([Successors.__new__(Successors)], [[0, 1, 2]])
+
+
 def test_threads_share_a_table():
     table = Successors(slots=64)
     random = np.random.default_rng(0)
@@ -126,6 +193,8 @@ def test_threads_share_a_table():
             for _ in range(50):
                 table.learn(*rows)
                 table.offers(tokens[:, :3])
+                Successors.learn_each([table, table], [0, 100, 200], *rows)
+                Successors.offers_each([table] * 9, tokens[:9, :3], nodes=9)
         except BaseException as error:
             failed.append(error)
 

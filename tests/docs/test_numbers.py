@@ -150,6 +150,18 @@ def test_what_each_source_adds() -> None:
         assert [source, *row] in rows_of(page)
 
 
+def test_logits_in_sglang() -> None:
+    page = ROOT / "docs" / "benchmarks" / "quality.md"
+    found = results("sglang_logits")
+    rows = [*found["rows"], {**found["mean"], "family": "geometric mean, SGLang"}]
+    for row in rows:
+        cells = [f"{row[mode]:.2f}" for mode in ("without", "with", "ratio")]
+        assert [row["family"], *cells] in rows_of(page)
+    for row in found["host"]:
+        cells = [f"{row[mode]:,.0f}" for mode in ("without", "with")]
+        assert [f"{row['batch']} at once", *cells] in rows_of(page)
+
+
 def test_what_block_verification_keeps() -> None:
     cells: dict[int, list[str]] = {}
     for each in results("block_verification")["rows"]:

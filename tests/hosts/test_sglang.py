@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import gc
 import importlib
 import inspect
 import logging
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import types
 import warnings
+import weakref
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -32,7 +34,7 @@ from doctor import doctor
 from fastdraft import Datastore
 from fastdraft.errors import InvalidValueError
 from fastdraft.integrations import sglang as adapter
-from fastdraft.integrations.metrics import SOURCES
+from fastdraft.integrations.metrics import SOURCES, hits_field
 
 TORCHVISION_ON_CPU = Path(__file__).parents[1] / "support" / "torchvision_on_cpu"
 
@@ -333,7 +335,9 @@ def test_the_worker_calls_nothing_that_the_corpus_lacks(package: Path) -> None:
     assert {"batch_get", "batch_put", "erase_match_state", "reset", "synchronize"} <= called
     assert [name for name in sorted(called) if not hasattr(adapter.Corpus, name)] == []
     # What the worker overrides is there to be overridden, and the corpus is made by this name.
-    assert {"_prepare_draft_tokens", "_update_ngram_corpus"} <= set(methods)
+    assert {"_prepare_draft_tokens", "_update_ngram_corpus", "forward_batch_generation"} <= set(
+        methods
+    )
     made = [
         node
         for node in ast.walk(methods["__init__"])
@@ -434,6 +438,8 @@ class _Target:
 
     _OFF = 5
     OPTIONS: ClassVar[dict[str, Any]] = {}
+    HINTS: ClassVar[bool] = False
+    """Whether the token after the next one is the runner-up of each position of the script."""
 
     def __init__(self, name: str, model: str, overlap: bool) -> None:
         from sglang.srt.configs.model_config import ModelConfig
@@ -478,6 +484,7 @@ class _Target:
         positions = batch.spec_info.positions.view(rows, _NODES).tolist()
         masks = batch.spec_info.custom_mask.view(rows, _NODES, _NODES).tolist()
         said = []
+        hinted = []
         for row, req in enumerate(batch.reqs):
             start = int(batch.seq_lens[row])
             for node in range(_NODES):
@@ -486,8 +493,11 @@ class _Target:
                 assert places == list(range(start, start + len(path)))
                 text = self.scripts[req.rid][:start] + [tokens[row][n] for n in path]
                 said.append(self._next(req.rid, text))
+                hinted.append(self._next(req.rid, [*text, said[-1]]))
         logits = torch.zeros(len(said), self.model_runner.model_config.vocab_size)
-        logits[torch.arange(len(said)), said] = 1.0
+        if self.HINTS:
+            logits[torch.arange(len(said)), hinted] = 19.0
+        logits[torch.arange(len(said)), said] = 20.0
         return types.SimpleNamespace(
             logits_output=types.SimpleNamespace(next_token_logits=logits), can_run_cuda_graph=True
         )
@@ -603,9 +613,12 @@ class _Server:
 
 
 @pytest.fixture
-def published() -> Iterator[None]:
+def published(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Ends what a server has published. Nothing is drafted from logits unless the test says so:
+    on a CPU, finding the likeliest of a whole vocabulary takes most of a step."""
     from sglang.srt.runtime_context import reset_context
 
+    monkeypatch.setenv("FASTDRAFT_LOGITS", "0")
     yield
     reset_context()
 
@@ -683,6 +696,45 @@ def test_it_takes_fewer_steps_than_the_hosts_own(
         )
         forwards.append(server.target.forwards)
     assert 2 * forwards[0] < forwards[1]
+
+
+@pytest.fixture
+def news() -> list[tuple[list[int], list[int]]]:
+    """Prompts and outputs in which nothing comes twice, so that text alone tells of no token."""
+    shuffled = random.Random(4)
+    texts = []
+    for _ in range(4):
+        ids = shuffled.sample(range(100, 2000), 60)
+        texts.append((ids[:20], ids[20:]))
+    return texts
+
+
+@pytest.mark.usefixtures("published")
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_server_says_the_same_with_and_without_logits(
+    overlap: bool,
+    algorithm: Any,
+    model: str,
+    texts: list[tuple[list[int], list[int]]],
+    news: list[tuple[list[int], list[int]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_Target, "HINTS", True)
+    for texts_of, gain in ((news, 1.6), (texts[:3], 0.9)):
+        forwards = []
+        for value in ("0", "1"):
+            monkeypatch.setenv("FASTDRAFT_LOGITS", value)
+            server = _Server(algorithm, model, overlap=overlap)
+            corpus = server.worker.ngram_corpus
+            said = _serve(server, texts_of)
+            for tokens, (_, output) in zip(said, texts_of, strict=True):
+                assert tokens[: len(output)] == output
+            forwards.append(server.target.forwards)
+            server.worker.clear_cache_pool()
+            assert corpus.faults == 0
+            hits = corpus.totals(corpus.stats).get(hits_field("unnamed", "offer"), 0)
+            assert (hits > 0) == (value == "1" and texts_of is news)
+        assert forwards[1] * gain <= forwards[0]
 
 
 @pytest.mark.usefixtures("published")
@@ -821,6 +873,143 @@ def test_memory_survives_a_restart(
     monkeypatch.setenv("FASTDRAFT_FLEET_URL", str(tmp_path / "fleet"))
     with pytest.raises(InvalidValueError, match="must be left out with FASTDRAFT_FLEET_URL"):
         start()
+
+
+# --- What the target's logits say ---
+
+
+def _say(corpus: adapter.Corpus, requests: int, likely: dict[int, dict[int, float]]) -> None:
+    """Passes logits on: at some nodes, numbered over all requests, tokens with their chances."""
+    logits = torch.zeros(requests * _NODES, 1000)
+    for node, chances in likely.items():
+        logits[node] = -30
+        for token, chance in chances.items():
+            logits[node, token] = float(np.log(chance))
+    corpus.verified(logits)
+
+
+def _children(tokens: list[int], mask: Any, node: int = 0) -> list[int]:
+    return [tokens[n] for n, parent in enumerate(_parents(mask)) if parent == node]
+
+
+def test_logits_at_rejected_drafts_are_drafted_from(corpus: adapter.Corpus) -> None:
+    texts = [[*range(1, 30), 1, 2], [*range(31, 60), 31, 32]]
+    reqs = [_req(rid, text) for rid, text in zip("ab", texts, strict=True)]
+    rows, masks = _ask(corpus, reqs)
+    assert rows[0][:3] == [2, 3, 4] and rows[1][:3] == [32, 33, 34]
+    # After 3 and 4, which are not accepted, 70 would have come.
+    third = _parents(masks[0]).index(1)
+    assert rows[0][third] == 4
+    likely = {third: {70: 0.9, 72: 0.1}, _NODES: {81: 0.6, 82: 0.4}}
+    _say(corpus, 2, likely)
+    for req, emitted in zip(reqs, (90, 81), strict=True):
+        req.output_ids.append(emitted)
+    rows, masks = _ask(corpus, reqs)
+    # The runner-up of the last position may come one token later.
+    assert 82 in _children(rows[1], masks[1])
+    assert 70 not in rows[0]
+    for req in reqs:
+        req.output_ids.extend([3, 4])
+    rows, masks = _ask(corpus, reqs)
+    assert {70, 72} <= set(_children(rows[0], masks[0]))
+    # What one request's logits say is not drafted in another.
+    assert not {70, 72} & set(rows[1])
+    assert corpus.faults == 0
+    corpus.erase_match_state(["a", "b"])
+
+
+def test_padding_teaches_nothing(corpus: adapter.Corpus) -> None:
+    req = _req("a", [8, 9])
+    [tokens], _ = _ask(corpus, [req])
+    assert tokens == [9] + [0] * (_NODES - 1)
+    _say(corpus, 1, {node: {70: 1.0} for node in range(1, _NODES)})
+    req.output_ids.extend([9, 0])
+    assert 70 not in _ask(corpus, [req])[0][0]
+
+
+def test_logits_are_of_the_requests_that_they_came_from(corpus: adapter.Corpus) -> None:
+    reqs = [_req(rid, [1, 2, 3]) for rid in "abc"]
+    _ask(corpus, reqs)
+    _say(corpus, 3, {row * _NODES: {60 + row: 0.6, 70 + row: 0.4} for row in range(3)})
+    # One ends, one is set aside and comes back, and the last one is now the first.
+    corpus.erase_match_state(["a", "b"])
+    for row, req in enumerate(reqs):
+        req.output_ids.extend([60 + row])
+    rows, masks = _ask(corpus, [reqs[2], reqs[1]])
+    assert 72 in _children(rows[0], masks[0])
+    assert max(rows[1]) < 70
+    assert corpus.faults == 0
+
+
+def test_ids_beyond_the_vocabulary_are_not_drafted() -> None:
+    corpus = adapter.Corpus(draft_token_num=_NODES, vocabulary=100)
+    req = _req("a", [1, 2, 900, 3])
+    _ask(corpus, [req])
+    _say(corpus, 1, {0: {4: 0.5, 50: 0.3, 900: 0.2}})
+    req.output_ids.append(4)
+    [tokens], _ = _ask(corpus, [req])
+    assert 50 in tokens and 900 not in tokens
+    assert corpus.faults == 0
+
+
+def test_what_logits_said_is_freed_and_counted(
+    corpus: adapter.Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reqs = [_req(str(number), [1, 2, 3]) for number in range(4)]
+    reqs[3].sampling_params.custom_params = {adapter.SWITCH: "off"}
+    _ask(corpus, reqs)
+    _say(corpus, 4, {})
+    tables = [weakref.ref(corpus._texts[str(number)].successors) for number in range(3)]
+
+    def held() -> tuple[int, float]:
+        """Tables that are there, and bytes beside the indexes."""
+        gc.collect()
+        more = corpus.totals(corpus.stats)["request_bytes"] - corpus.engine.num_bytes
+        return sum(table() is not None for table in tables), more
+
+    assert held() == (3, 3 * 4096 * 72)
+    corpus.erase_match_state(["0"])
+    assert held() == (2, 2 * 4096 * 72)
+    with monkeypatch.context() as patched:
+        patched.setattr(corpus, "_emitted", lambda _: 1 / 0)
+        _ask(corpus, reqs[1:2])  # goes on without drafts
+    assert held() == (1, 4096 * 72)
+    corpus.reset()
+    assert held() == (0, 0)
+
+
+@pytest.mark.parametrize("why", ["chains", "ranks", "switch"])
+def test_where_nothing_is_drafted_from_logits(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    options: dict[str, Any] = {
+        "chains": {"max_bfs_breadth": 1},
+        "ranks": {"server_args": types.SimpleNamespace(tp_size=2)},
+        "switch": {},
+    }[why]
+    if why == "switch":
+        monkeypatch.setenv("FASTDRAFT_LOGITS", "0")
+    corpus = adapter.Corpus(draft_token_num=_NODES, **options)
+    req = _req("a", [1, 2, 3])
+    _ask(corpus, [req])
+    corpus.verified(None)  # not looked at
+    req.output_ids.extend([4])
+    assert _ask(corpus, [req])[0] == [[4] + [0] * (_NODES - 1)]
+    assert corpus.totals(corpus.stats)["request_bytes"] == corpus.engine.num_bytes
+    assert corpus.faults == 0
+
+
+@pytest.mark.parametrize("logits", [torch.zeros(_NODES + 1, 9), torch.zeros(_NODES, 9), None])
+def test_logits_of_another_form_are_a_fault_once(corpus: adapter.Corpus, logits: Any) -> None:
+    reqs = [_req(rid, [1, 2, 3, 4, 1, 2]) for rid in "ab"]
+    _ask(corpus, reqs)
+    corpus.verified(logits)
+    corpus.verified(logits)
+    for req in reqs:
+        req.output_ids.append(3)
+    rows, _ = _ask(corpus, reqs)
+    corpus.verified(logits)
+    assert [row[:3] for row in rows] == [[3, 4, 1]] * 2
+    assert corpus.faults == 1
+    assert corpus.totals(corpus.stats)["request_bytes"] == corpus.engine.num_bytes
 
 
 # --- Requests ---
@@ -1073,6 +1262,12 @@ def test_without_memory_requests_go_on_without_drafts(monkeypatch: pytest.Monkey
     assert corpus.faults
     corpus.erase_match_state([req.rid for req in reqs])
     assert corpus.num_requests == corpus.engine.num_requests == 0
+
+
+def test_a_bad_switch_of_logits_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FASTDRAFT_LOGITS", "off")
+    with pytest.raises(InvalidValueError, match="FASTDRAFT_LOGITS must be 0 or 1, got 'off'"):
+        adapter.Corpus(draft_token_num=_NODES)
 
 
 @pytest.mark.parametrize("value", ["1G", "-1", "1.5"])

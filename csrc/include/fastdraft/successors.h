@@ -39,6 +39,8 @@ class FASTDRAFT_EXPORT Successors {
   explicit Successors(std::int64_t slots);
 
   std::int64_t slots() const noexcept { return static_cast<std::int64_t>(slots_.size()); }
+  // The memory of the slots.
+  std::int64_t bytes() const noexcept { return static_cast<std::int64_t>(sizeof(Slot)) * slots(); }
 
   // Learns what may follow. Row r of `contexts` (rows x 2) holds the last two tokens, -1 for one
   // that does not exist; `token_ids` and `probabilities` (rows x count, count at most kMost) the
@@ -47,6 +49,12 @@ class FASTDRAFT_EXPORT Successors {
   // nothing.
   void learn(const Token* contexts, std::int64_t rows, const Token* token_ids,
              const float* probabilities, std::int64_t count);
+
+  // The same for several tables in one call: tables[i] learns rows offsets[i] to offsets[i + 1] - 1
+  // of the arrays; offsets (size + 1) rise from 0. No table is null; one may come several times.
+  static void learn_each(Successors* const* tables, std::int64_t size, const std::int64_t* offsets,
+                         const Token* contexts, const Token* token_ids, const float* probabilities,
+                         std::int64_t count);
 
   // Trees for the rows of a batch, with the arrays of Offers.
   struct Trees {
@@ -58,9 +66,13 @@ class FASTDRAFT_EXPORT Successors {
 
   // The trees that follow texts. Row r of `ends` (rows x kEnd) holds a text's last tokens, -1 for
   // those that do not exist; a row whose very last one is -1 gets no tree. A row's tokens stand in
-  // the order of falling path probabilities. O(kNodes x kMost x log) a row. Throws
-  // InvalidValueError.
-  Trees trees(const Token* ends, std::int64_t rows) const;
+  // the order of falling path probabilities; the first `nodes` of them are kept, 1 to kNodes.
+  // O(nodes^2 x kMost) a row. Throws InvalidValueError.
+  Trees trees(const Token* ends, std::int64_t rows, std::int32_t nodes = kNodes) const;
+
+  // The same from a table for each row, in one call. No table is null; one may come several times.
+  static Trees trees_each(const Successors* const* tables, const Token* ends, std::int64_t rows,
+                          std::int32_t nodes = kNodes);
 
  private:
   struct Slot {
@@ -74,7 +86,13 @@ class FASTDRAFT_EXPORT Successors {
   std::size_t place_of(Token before, Token last) const noexcept;
   const Slot* find(Token before, Token last) const noexcept;
   const Slot* successors_of(Token before, Token last) const noexcept;
-  void grow(const Token* end, Trees& trees, std::vector<Waiting>& waiting) const;
+  void ask_for(Token before, Token last) const noexcept;
+  void enter(const Token* contexts, std::int64_t rows, const Token* token_ids,
+             const float* probabilities, std::int64_t count) noexcept;
+  void grow(const Token* end, std::size_t nodes, Trees& trees, std::vector<Waiting>& waiting) const;
+  template <typename TableOf>
+  static Trees grow_rows(const Token* ends, std::int64_t rows, std::int32_t nodes,
+                         const TableOf& table_of);
 
   mutable std::mutex mutex_;
   std::vector<Slot> slots_;

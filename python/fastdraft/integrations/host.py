@@ -14,7 +14,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fastdraft import Datastore, DraftBatch, DraftStats, Engine, Memory
+from fastdraft import Datastore, DraftBatch, DraftStats, Engine, Memory, Offers
 from fastdraft.datastore import fingerprint
 from fastdraft.errors import FastdraftError, InvalidValueError
 from fastdraft.fleet import Replica
@@ -332,10 +332,15 @@ class HostRequests(Generic[TextT]):
                 self._give_up(texts[row])
 
     def _propose(
-        self, texts: Sequence[TextT], limits: Sequence[int], cost: ArrayLike | None = None
+        self,
+        texts: Sequence[TextT],
+        limits: Sequence[int],
+        cost: ArrayLike | None = None,
+        *,
+        offers: Offers | None = None,
     ) -> DraftBatch:
         """The drafts of a step, as `Engine.propose_batch` gives them."""
-        drafts = self.engine.propose_batch(_ids(texts), limits=limits, cost=cost)
+        drafts = self.engine.propose_batch(_ids(texts), limits=limits, cost=cost, offers=offers)
         if self.engine.num_foreign and not self._warned_of_foreign:
             self._warned_of_foreign = True
             self._fault(

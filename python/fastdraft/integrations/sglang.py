@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdraft import Datastore, DraftConfig, Engine, Memory
+from fastdraft import Datastore, DraftConfig, DraftStats, Engine, Memory, Offers, Successors
 from fastdraft.errors import InvalidValueError
 from fastdraft.fleet import Replica
 from fastdraft.integrations.host import (
@@ -46,6 +47,11 @@ _Ints = NDArray[np.int64]
 
 _MEMORY_BYTES = 1 << 30
 _REPORT_INTERVAL = 1.0  # in seconds
+_SLOTS = 4096  # of each request's successors
+_LIKELIEST = 8
+_END = 3  # how many last tokens of a text successors need
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -53,6 +59,8 @@ class _Text(Text):
     prompt_size: int = 0
     output_ids: Sequence[int] = ()
     """The host's own list, which grows: another one under the same id is another request."""
+    successors: Successors | None = None
+    """What the target's logits said may follow; None where it is not drafted from."""
 
 
 class _Row(NamedTuple):
@@ -62,6 +70,18 @@ class _Row(NamedTuple):
     text: _Text
     tail: Sequence[int]
     total: int
+
+
+@dataclass(slots=True)
+class _Nodes:
+    """The used nodes of a step's trees, and what the target said of them."""
+
+    texts: list[_Text]
+    offsets: _Ints  # the nodes of each text, root included
+    contexts: NDArray[np.int32]  # (nodes, 2), the last two tokens at each
+    lines: _Ints  # the line of logits of each
+    likeliest: Any = None  # int32 (lines, 2 * likeliest), token ids and the bits of probabilities
+    copied: Any = None  # an event of the device; None where the host has computed them
 
 
 class Corpus(HostRequests[_Text]):
@@ -101,7 +121,8 @@ class Corpus(HostRequests[_Text]):
         paths of frozen datastores, joined as in `PATH`; `FASTDRAFT_SHARED_NAMESPACES`, names of
         namespaces that all requests read, separated by commas; `FASTDRAFT_FLEET_URL`, where the
         memory is shared with other replicas, with the key in `FASTDRAFT_MEMORY_KEY`;
-        `FASTDRAFT_MAX_BYTES`, the most memory for the indexes of running requests.
+        `FASTDRAFT_MAX_BYTES`, the most memory for the indexes of running requests;
+        `FASTDRAFT_LOGITS`, 0 to draft nothing from the target's logits.
 
         Raises:
             InvalidValueError: A value out of its range.
@@ -135,6 +156,9 @@ class Corpus(HostRequests[_Text]):
             replica=_replica(memory, server_args),
         )
         self._width = draft_token_num
+        self._vocabulary = vocabulary
+        self._drafts_from_logits = max_bfs_breadth != 1 and _has_logits(server_args)
+        self._drafted: _Nodes | None = None  # since the target saw them last
         self._report = report
         self._reported_at = -math.inf
         self._guard([], self._tell)
@@ -180,6 +204,8 @@ class Corpus(HostRequests[_Text]):
             adapter=adapter,
             salt=None if salt is None and own_key is None else (salt, own_key),
         )
+        if self._drafts_from_logits and text.request is not None:
+            text.successors = Successors(slots=_SLOTS)
 
     def batch_get(
         self, req_ids: Sequence[str], batch_tokens: Sequence[Sequence[int]], total_lens: list[int]
@@ -198,7 +224,8 @@ class Corpus(HostRequests[_Text]):
             0, each a child of the one before: siblings of the same token would count its
             probability several times when the host samples.
 
-        One call of the engine for what was emitted and one for the drafts; O(requests * nodes^2).
+        One call of the engine for what was emitted and one for the drafts, and with logits one for
+        what they said and one for what they offer; O(requests * nodes^2).
         """
         started = time.perf_counter()
         tokens = np.zeros((len(req_ids), self._width), dtype=np.int64)
@@ -209,6 +236,8 @@ class Corpus(HostRequests[_Text]):
             for place, rid in enumerate(req_ids)
             if (text := self._texts.get(rid)) is not None and text.request is not None
         ]
+        # Without what the logits say, requests are drafted for from text alone.
+        self._guard([], self._learn)
         self._guard([row.text for row in rows], self._step, rows, tokens, parents)
         self._steps += 1
         self._seconds += time.perf_counter() - started
@@ -225,12 +254,98 @@ class Corpus(HostRequests[_Text]):
         rows = [row for row, _ in live if row.text.request is not None]
         if not rows:
             return
-        drafts = self._propose([row.text for row in rows], [row.text.lookahead for row in rows])
+        texts = [row.text for row in rows]
+        offers = ends = None
+        if self._drafts_from_logits:
+            ends = _ends(rows)
+            offers = self._guard([], self._offers, texts, ends)
+        drafts = self._propose(texts, [text.lookahead for text in texts], offers=offers)
         counts = np.diff(drafts.offsets)
-        at = np.repeat([row.place for row in rows], counts)
+        places = np.array([row.place for row in rows])
+        at = np.repeat(places, counts)
         nodes = 1 + np.arange(len(at)) - np.repeat(drafts.offsets[:-1], counts)
         tokens[at, nodes] = drafts.token_ids
         parents[at, nodes] = 1 + drafts.parents
+        if ends is not None:
+            used = np.arange(self._width) <= counts[:, None]
+            last = tokens[places]
+            before = np.take_along_axis(last, parents[places], axis=1)
+            before[:, 0] = ends[:, -2]
+            self._drafted = _Nodes(
+                texts,
+                np.append(0, np.cumsum(1 + counts)),
+                np.stack([before[used], last[used]], axis=1).astype(np.int32),
+                (places[:, None] * self._width + np.arange(self._width))[used],
+            )
+
+    def _offers(self, texts: list[_Text], ends: NDArray[np.int32]) -> Offers:
+        """What the logits so far say may follow each text."""
+        tables = [text.successors for text in texts if text.successors is not None]
+        return Successors.offers_each(tables, ends, nodes=min(self._width - 1, 48))
+
+    def verified(self, logits: Any) -> None:
+        """Takes the logits that the drafts of the last `batch_get` were verified by.
+
+        Their likeliest tokens are found on the device, whose stream copies them behind what the
+        host copies; the next `batch_get` reads them. Waits for nothing.
+
+        Args:
+            logits: (requests * nodes, vocabulary), as the host sampled from them.
+        """
+        # After an error no logits are taken any more: the next ones would hardly do better.
+        if self._drafted is not None and self._guard([], self._find_likeliest, logits) is None:
+            self._forgo_logits()
+
+    def _find_likeliest(self, logits: Any) -> bool:
+        import torch
+
+        from fastdraft.verification.backend import kernels_for
+
+        nodes = self._drafted
+        assert nodes is not None
+        if len(logits) % self._width or len(logits) <= nodes.lines[-1]:
+            raise InvalidValueError(
+                f"logits must have {self._width} lines for each request, one of which is "
+                f"{nodes.lines[-1]}, got {len(logits)}"
+            )
+        _, found = kernels_for(logits).choose(logits, None, likeliest=_LIKELIEST)
+        assert found is not None
+        both = torch.cat([found.token_ids, found.probabilities.view(torch.int32)], dim=1)
+        nodes.likeliest = both.to("cpu", non_blocking=True)
+        if both.device.type != "cpu":
+            nodes.copied = torch.get_device_module(both.device).Event()
+            nodes.copied.record()
+        return True
+
+    def _learn(self) -> None:
+        """Learns what the target said of the last drafts, for the requests that are still there."""
+        nodes, self._drafted = self._drafted, None
+        if nodes is None or nodes.likeliest is None:
+            return
+        if nodes.copied is not None:
+            # It is there: the host has waited for the tokens that it copied after it.
+            nodes.copied.synchronize()
+        tables = [text.successors for text in nodes.texts if text.successors is not None]
+        offsets, contexts, lines = nodes.offsets, nodes.contexts, nodes.lines
+        if len(tables) < len(nodes.texts):
+            there = np.array([text.successors is not None for text in nodes.texts])
+            counts = np.diff(offsets)
+            kept = np.repeat(there, counts)
+            offsets = np.append(0, np.cumsum(counts[there]))
+            contexts, lines = contexts[kept], lines[kept]
+        read = nodes.likeliest.numpy()[lines]
+        token_ids = read[:, :_LIKELIEST]
+        if self._vocabulary is not None:
+            token_ids[token_ids >= self._vocabulary] = -1
+        chances = read[:, _LIKELIEST:].copy().view(np.float32).clip(0, 1)
+        Successors.learn_each(tables, offsets, contexts, token_ids, chances)
+
+    def _forgo_logits(self) -> None:
+        """Drafts from text alone from here on."""
+        self._drafts_from_logits = False
+        self._drafted = None
+        for text in self._texts.values():
+            text.successors = None
 
     def _emitted(self, row: _Row) -> Sequence[int]:
         """The last tokens of a text that the engine does not have yet."""
@@ -266,6 +381,24 @@ class Corpus(HostRequests[_Text]):
             self._reported_at = now
             self._report(self.totals(self.stats))
 
+    def totals(self, stats: DraftStats) -> dict[str, float]:
+        """As for every host; what is learned from logits counts as part of the indexes."""
+        found = super().totals(stats)
+        tables = (text.successors for text in self._texts.values())
+        found["request_bytes"] += sum(table.num_bytes for table in tables if table is not None)
+        return found
+
+    def _end(self, keys: Iterable[Hashable]) -> None:
+        keys = list(keys)
+        for key in keys:
+            if key in self._texts:
+                self._texts[key].successors = None
+        super()._end(keys)
+
+    def _give_up(self, text: _Text) -> None:
+        text.successors = None
+        super()._give_up(text)
+
     def _finish(self, text: _Text) -> None:
         assert text.request is not None
         known = self.engine.num_tokens(text.request)
@@ -279,9 +412,31 @@ class Corpus(HostRequests[_Text]):
         for text in self._texts.values():
             self._give_up(text)
         self._texts.clear()
+        self._drafted = None
         self.memory.clear()
         self._memory_bytes = None
         self._guard([], self._tell)
+
+
+def _ends(rows: Iterable[_Row]) -> NDArray[np.int32]:
+    """The last tokens of each text, (rows, `_END`); -1 for those before it and for what is no
+    token's id, as an image's in a prompt."""
+    ends = np.array([([-1] * _END + list(row.tail[-_END:]))[-_END:] for row in rows], np.int64)
+    ends[(ends < 0) | (ends > np.iinfo(np.int32).max)] = -1
+    return ends.astype(np.int32)
+
+
+def _has_logits(server_args: Any) -> bool:
+    """Whether to draft from the target's logits. Raises InvalidValueError."""
+    value = os.environ.get("FASTDRAFT_LOGITS") or "1"
+    if value not in ("0", "1"):
+        raise InvalidValueError(f"FASTDRAFT_LOGITS must be 0 or 1, got {value!r}")
+    ranks = getattr(server_args, "tp_size", 1)
+    if value == "1" and ranks > 1:
+        # What each rank reads may differ in rounding, and all must draft the same.
+        _logger.info("fastdraft: with tp_size %d nothing is drafted from the logits", ranks)
+        return False
+    return value == "1"
 
 
 def _ancestors(parents: _Ints) -> _Ints:
@@ -437,12 +592,20 @@ def _worker() -> type:
             )
             with _corpus_of(ngram_worker, corpus):
                 super().__init__(server_args, *args, target_worker=target_worker, **kwargs)
-            # How many last tokens of a text the corpus gets: all that one step can add.
-            self.max_trie_depth = self.draft_token_num
+            # How many last tokens of a text the corpus gets: all that one step can add, and those
+            # that successors need.
+            self.max_trie_depth = max(self.draft_token_num, _END)
 
         def _prepare_draft_tokens(self, batch: Any) -> Any:
             self.ngram_corpus.begin(batch.reqs)
             return super()._prepare_draft_tokens(batch)
+
+        def forward_batch_generation(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+            verifies = batch.forward_mode.is_decode()
+            result = super().forward_batch_generation(batch, *args, **kwargs)
+            if verifies:
+                self.ngram_corpus.verified(result.logits_output.next_token_logits)
+            return result
 
         def _update_ngram_corpus(self, batch: Any) -> None:
             """Nothing: the corpus takes in what was emitted with its next call."""

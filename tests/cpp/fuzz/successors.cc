@@ -1,6 +1,8 @@
 // libFuzzer: any contexts and successors, wrong ones too. What comes back are trees whose paths'
-// chances fall, of tokens that were learned.
+// chances fall, of tokens that were learned; a table that learns with others in one call has the
+// same.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -15,7 +17,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   using namespace fastdraft;  // NOLINT(google-build-using-namespace)
   std::size_t at = 0;
   const auto next = [&]() -> int { return at < size ? data[at++] : 0; };
-  Successors successors(1 + next());
+  const int slots = 1 + next();
+  Successors successors(slots);
+  Successors together(slots);
+  Successors other(1);
   while (at < size) {
     const int rows = next() % 4;
     const int count = next() % 10;
@@ -32,13 +37,28 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     } catch (const InvalidValueError&) {
       continue;
     }
+    const std::int64_t cut = rows == 0 ? 0 : next() % (rows + 1);
+    const std::vector<Successors*> tables = {&together, &other, &together};
+    const std::vector<std::int64_t> offsets = {0, cut, cut, rows};
+    Successors::learn_each(tables.data(), 3, offsets.data(), contexts.data(), tokens.data(),
+                           chances.data(), count);
     std::vector<Token> ends;
     for (int i = 0; i < 6; ++i) ends.push_back(next() % 8 - 1);
     const Successors::Trees trees = successors.trees(ends.data(), 2);
+    const auto nodes = 1 + next() % Successors::kNodes;
+    const std::vector<const Successors*> of_rows = {&together, &together};
+    const Successors::Trees cut_off = Successors::trees_each(of_rows.data(), ends.data(), 2, nodes);
     for (std::size_t row = 0; row < 2; ++row) {
       const auto first = static_cast<std::size_t>(trees.offsets[row]);
       const auto last = static_cast<std::size_t>(trees.offsets[row + 1]);
       if (last - first > Successors::kNodes) std::abort();
+      const auto begin = static_cast<std::size_t>(cut_off.offsets[row]);
+      const auto size = static_cast<std::size_t>(cut_off.offsets[row + 1]) - begin;
+      if (size != std::min(last - first, static_cast<std::size_t>(nodes))) std::abort();
+      for (std::size_t i = 0; i < size; ++i) {
+        if (cut_off.token_ids[begin + i] != trees.token_ids[first + i]) std::abort();
+        if (cut_off.parents[begin + i] != trees.parents[first + i]) std::abort();
+      }
       std::vector<float> paths;
       for (std::size_t i = first; i < last; ++i) {
         const std::int32_t parent = trees.parents[i];
