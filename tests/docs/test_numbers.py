@@ -161,6 +161,20 @@ def test_what_block_verification_keeps() -> None:
         assert [str(gamma), *row] in rows_of(page)
 
 
+def test_rows_that_end_early() -> None:
+    page = ROOT / "docs" / "benchmarks" / "generation.md"
+    for each in results("ending_rows")["rows"]:
+        ours = f"{each['loop']}, rows {each['rows']}"
+        loop = "plain `generate`" if each["loop"] == "plain" else ours
+        assert [
+            f"compiled, {loop}" if each["compiled"] else loop,
+            str(each["compilations"]),
+            f"{each['first_s']:.1f}",
+            f"{each['all_s']:.1f}",
+            f"{each['compiled_s']:.2f}",
+        ] in rows_of(page)
+
+
 def test_the_front_page_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 

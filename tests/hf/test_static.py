@@ -1,8 +1,10 @@
-"""Steps of fixed shapes: a static cache, and forwards compiled once for each width."""
+"""Steps of fixed shapes: a static cache, and forwards compiled once for each shape."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,15 +16,17 @@ from torch._dynamo.utils import counters
 from transformers import (
     CompileConfig,
     StaticCache,
+    StoppingCriteria,
+    StoppingCriteriaList,
 )
 
 from assistants import bent
 from fastdraft import DraftConfig, hf
 from fastdraft.drafters import AssistantModel
 from fastdraft.errors import FastdraftError, InvalidValueError
-from fastdraft.hf import static
+from fastdraft.hf import loop, static
 from fastdraft.hf.kv_cache import in_one_copy
-from fastdraft.hf.static import WIDTHS, StaticRowCache
+from fastdraft.hf.static import WIDTHS, Compiled, StaticModel, StaticRowCache
 from fastdraft.step_latency import StepLatency
 from hf_models import (
     EOS,
@@ -69,6 +73,26 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     torch._dynamo.reset()
 
 
+@pytest.fixture
+def shapes(monkeypatch: pytest.MonkeyPatch) -> set[tuple[int, ...]]:
+    """The rows and tokens a row of all forwards over static caches."""
+    found: set[tuple[int, ...]] = set()
+    called = StaticModel._called
+
+    def noted(self: StaticModel, inputs: dict[str, Any], shape: tuple[int, ...]) -> torch.Tensor:
+        found.add(tuple(inputs["input_ids"].shape))
+        return called(self, inputs, shape)
+
+    monkeypatch.setattr(StaticModel, "_called", noted)
+    return found
+
+
+@pytest.fixture
+def leaving(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiles for fewer rows at once, however long that takes."""
+    monkeypatch.setattr(Compiled, "pays", True)
+
+
 def _compiled(backend: str = "eager") -> dict[str, Any]:
     config = CompileConfig(fullgraph=True, backend=backend, mode=None)
     # transformers compiles on GPUs alone otherwise.
@@ -110,6 +134,94 @@ def test_trees_give_the_tokens_of_generate(family: str, rows: int) -> None:
     assert forester.moved > len(forester.accepted) / 8
 
 
+class _Limits(StoppingCriteria):
+    """Ends each row of a batch after some tokens of its own."""
+
+    def __init__(self, prompts: torch.Tensor, limits: Sequence[int]) -> None:
+        self._columns = prompts.shape[1]
+        self._limits = dict(zip(map(tuple, prompts.tolist()), limits, strict=True))
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        new = input_ids.shape[1] - self._columns
+        prompts = map(tuple, input_ids[:, : self._columns].tolist())
+        return torch.tensor([new >= self._limits[prompt] for prompt in prompts])
+
+
+# Rows of a batch move to places in its front, and from there once more.
+LIMITS = (21, 9, 27, 12, 40, 34, 56)
+
+
+def _ending(rows: int = len(LIMITS), *, seed: int = 0) -> dict[str, Any]:
+    """A batch whose rows end at different times."""
+    inputs = repetitive_batch(rows, seed=seed)
+    ends = StoppingCriteriaList([_Limits(inputs["input_ids"], LIMITS[-rows:])])
+    return {
+        **inputs,
+        "stopping_criteria": ends,
+        "max_new_tokens": max(LIMITS),
+        "eos_token_id": VOCABULARY,  # which never comes
+    }
+
+
+@pytest.mark.parametrize(
+    ("family", "attention"),
+    [*((family, None) for family in FAMILIES), ("gemma3", "eager"), ("gemma3", "fastdraft")],
+)
+def test_rows_that_have_ended_leave(
+    family: str, attention: str | None, shapes: set[tuple[int, ...]]
+) -> None:
+    model, options = tiny_model(family, attention=attention), _ending()
+    expected = model.generate(**options, do_sample=False)
+    news = [row[PROMPT:][:limit] for row, limit in zip(expected, LIMITS, strict=True)]
+    for more in (
+        {"drafter": Silent()},
+        {"drafter": Generous(), "prediction": list(map(edited, news))},
+        {"drafter": Forester([new.tolist() for new in news], nodes=20)},
+    ):
+        shapes.clear()
+        output = hf.generate(model, **options, do_sample=False, **STATIC, **more)
+        mask = options["attention_mask"]
+        assert_same_tokens(model, expected, output.sequences, attention_mask=mask)
+        # Good drafts may end two rows at once.
+        assert {7, 4, 1} <= {rows for rows, _ in shapes} <= {7, 4, 2, 1}
+
+
+def test_rows_leave_in_inference_mode(llama: Any) -> None:
+    options = _ending(3)
+    expected = llama.generate(**options, do_sample=False)
+    with torch.inference_mode():
+        output = hf.generate(llama, **options, do_sample=False, **STATIC, drafter=Generous())
+    assert_same_tokens(llama, expected, output.sequences, attention_mask=options["attention_mask"])
+
+
+def test_fewer_rows_are_compiled_once_padding_has_taken_as_long(
+    llama: Any, compilations: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticks = itertools.count()
+    clock = SimpleNamespace(perf_counter=lambda: float(next(ticks)))
+    monkeypatch.setattr(static, "time", clock)
+    monkeypatch.setattr(loop, "time", clock)
+    rows: list[int] = []
+    called = StaticModel._called
+
+    def noted(self: StaticModel, inputs: dict[str, Any], shape: tuple[int, ...]) -> torch.Tensor:
+        rows.append(shape[0])
+        return called(self, inputs, shape)
+
+    monkeypatch.setattr(StaticModel, "_called", noted)
+    options = _ending(3)
+    for _ in range(2):
+        hf.generate(llama, **options, do_sample=False, **_compiled(), drafter=Silent())
+    # By this clock a compilation takes a second and a step two, a third of it for padding.
+    first, second, last = sorted(LIMITS[-3:])
+    expected = [3] * (first - 1 + 2) + [2] * (second - first - 2 + 1)
+    expected += [1] * (last - 1 - len(expected))
+    # From then on rows leave at once.
+    expected += [3] * (first - 1) + [2] * (second - first) + [1] * (last - second)
+    assert rows == expected
+    assert compilations() == 3
+
+
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_prompts_longer_than_the_window_and_its_ring(attention: str) -> None:
     model = tiny_model("gemma3", attention=attention)
@@ -121,7 +233,8 @@ def test_prompts_longer_than_the_window_and_its_ring(attention: str) -> None:
     assert_same_tokens(model, expected, output.sequences, attention_mask=inputs["attention_mask"])
 
 
-# Drafts of all widths for one row, narrow ones for more: each width takes a second to compile.
+# Drafts of all widths for one row, narrow ones for more: each shape takes a second to compile.
+@pytest.mark.usefixtures("leaving")
 @pytest.mark.parametrize(
     ("rows", "nodes", "is_apart"),
     [
@@ -130,12 +243,13 @@ def test_prompts_longer_than_the_window_and_its_ring(attention: str) -> None:
         pytest.param(3, 3, True, marks=pytest.mark.any_transformers),
     ],
 )
-def test_each_width_is_compiled_once(
+def test_each_shape_is_compiled_once(
     llama: Any,
     rows: int,
     nodes: int,
     is_apart: bool,
     compilations: Any,
+    shapes: set[tuple[int, ...]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if is_apart:
@@ -157,12 +271,15 @@ def test_each_width_is_compiled_once(
             llama, **inputs, **options, drafter=engine, prediction=list(map(np.array, truths))
         )
         assert torch.equal(output.sequences, expected)
-    assert compilations() == (len(WIDTHS) if rows == 1 else 2)
+    assert compilations() == len(shapes)
+    if rows == 1:
+        assert shapes == {(1, width) for width in WIDTHS}
+    else:
+        assert {(3, 1), (3, 4), (1, 1)} <= shapes
     # Other texts of any length that fits, and of other drafts, need no further one.
-    before = compilations()
     shorter = repetitive_batch(rows, seed=5, longest=20)
     hf.generate(llama, **shorter, **{**options, "max_new_tokens": 30}, drafter=Silent())
-    assert compilations() == before
+    assert compilations() == len(shapes)
 
 
 @pytest.mark.usefixtures("compilations")
@@ -216,23 +333,29 @@ def test_a_compiled_forward_finds_its_cache_where_it_was(monkeypatch: pytest.Mon
     assert not set(places[0]) & set(places[1])
 
 
+@pytest.mark.usefixtures("leaving")
 @pytest.mark.parametrize("family", ["gemma3", "qwen2"])
-def test_windows_compile_too(family: str, compilations: Any) -> None:
-    model, inputs = tiny_model(family), repetitive_batch(3)
-    expected = plain_tokens(model, inputs, max_new_tokens=NEW, eos_token_id=None)
+def test_windows_compile_too(family: str, compilations: Any, shapes: set[tuple[int, ...]]) -> None:
+    model, options = tiny_model(family), _ending(3)
+    expected = model.generate(**options, do_sample=False)
+    truths = [row[PROMPT:].tolist() for row in expected]
     for seed in range(2):
         output = hf.generate(
             model,
-            **inputs,
+            **options,
             do_sample=False,
-            max_new_tokens=NEW,
-            eos_token_id=None,
             **_compiled("aot_eager"),
-            drafter=Forester([row[PROMPT:].tolist() for row in expected], nodes=3, seed=seed),
+            drafter=Forester(truths, nodes=3, seed=seed),
         )
         assert torch.equal(output.sequences, expected)
         assert output.stats.accepted > 0
-    assert compilations() == 2
+    assert {rows for rows, _ in shapes} == {3, 2, 1}
+    # A batch that has two rows from the start takes what was compiled for two of three.
+    pair = _ending(2)
+    expected = model.generate(**pair, do_sample=False)
+    output = hf.generate(model, **pair, do_sample=False, **_compiled("aot_eager"), drafter=Silent())
+    assert torch.equal(output.sequences, expected)
+    assert compilations() == len(shapes)
 
 
 @pytest.mark.any_transformers
@@ -278,17 +401,19 @@ def test_nothing_is_compiled_where_generate_would_not(llama: Any, compilations: 
 
 
 def test_a_seed_gives_the_same_tokens_as_without_fixed_shapes(llama: Any) -> None:
-    inputs = repetitive_batch(3)
-    options = {"do_sample": True, "top_k": 0, "max_new_tokens": NEW, "eos_token_id": None}
-    plain = hf.generate(llama, **inputs, **options, seed=5, drafter=Silent())
+    options = {**_ending(3), "do_sample": True, "top_k": 0}
+    plain = hf.generate(llama, **options, seed=5, drafter=Silent())
     predictions = [edited(row[PROMPT:]) for row in plain.sequences]
-    for more in (STATIC, {**STATIC, "repetition_penalty": 1.2}):
-        options |= more
-        expected = hf.generate(
-            llama, **inputs, **{**options, "cache_implementation": None}, seed=5, drafter=Silent()
-        )
+    for more in ({}, {"repetition_penalty": 1.2}):
+        expected = hf.generate(llama, **options, **more, seed=5, drafter=Silent())
         output = hf.generate(
-            llama, **inputs, **options, seed=5, drafter=Generous(), prediction=predictions
+            llama,
+            **options,
+            **more,
+            **STATIC,
+            seed=5,
+            drafter=Generous(),
+            prediction=predictions,
         )
         assert torch.equal(output.sequences, expected.sequences)
 

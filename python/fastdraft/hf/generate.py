@@ -255,13 +255,16 @@ class _Speculation:
         padding = pad_token_id(config, criteria, count)
         masks = Masks(model, visible=model_kwargs.get("attention_mask"), rows=count)
         stepping: Callable[..., CachedModel] = CachedModel
-        timed, padding_left = model, None
+        timed, compiled, padding_left = model, None, None
         if is_static:
             require_fixed_shapes(model, config, model_kwargs, masks)
-            timed = compiled_call(model, config, model_kwargs)
-            cache.take_buffers(timed)
+            timed, compiled = compiled_call(model, config, model_kwargs)
+            if compiled is not None:
+                cache.take_buffers(compiled)
             padding_left = masks.padding() if takes_sights(model) else None
-            stepping = functools.partial(StaticModel, call=timed, batch=count, padding=padding_left)
+            stepping = functools.partial(
+                StaticModel, call=timed, batch=count, compiled=compiled, padding=padding_left
+            )
             # What the model is asked over where its modules do not tell.
             prepared = DynamicCache(config=model.config.get_text_config(decoder=True))
         copies = config.num_return_sequences
@@ -311,15 +314,15 @@ class _Speculation:
             models.scoring = decoding.shaped
         with (
             model._optimize_model_for_decode(),
-            compiling(is_compiled=timed is not model),
+            compiling(is_compiled=compiled is not None),
             attending(
                 model,
                 stands_in=padding_left is not None or shares_keys(model),
             ),
         ):
             decoding.run(first_logits)
-        if timed is not model:
-            cache.keep_buffers(timed)
+        if compiled is not None:
+            cache.keep_buffers(compiled)
         if streamer is not None:
             streamer.end()
         if models is not None:

@@ -9,9 +9,9 @@ A sliding-window layer holds of each row what the next token can look at, and wh
 write behind it. Where that fills the buffer, every row moves its window to the front; so a row's
 first column holds another token than the next row's, and `RowCache.frames` says which.
 
-A full buffer grows by a sixteenth, but never beyond the longest text of the generation, and only
-one buffer grows at a time. So the cache takes little more memory than a DynamicCache, which copies
-itself whole at every step.
+A full buffer grows by a sixteenth, at least by 32 columns, but never beyond the longest text of the
+generation, and only one buffer grows at a time. So the cache takes little more memory than a
+DynamicCache, which copies itself whole at every step.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ __all__ = ["SHARING", "Frame", "RowCache", "on_device", "on_host", "places_after
 
 # A buffer has room for so much more than it needs, as a share of that.
 _SLACK: Final = 16
+# And for at least so many columns: buffers of short texts would grow at every other step.
+_LEAST_SLACK: Final = 32
 
 # Layers that use the keys and values of another layer; transformers 5.19 has no entry for them.
 SHARING: tuple[type, ...] = tuple(
@@ -178,7 +180,7 @@ class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
                 bases = [max(pair) for pair in zip(oldest, old, strict=True)]
             starts = [length - base for length, base in zip(lengths, bases, strict=True)]
             needed = max(starts) + width
-            slack = needed // _SLACK
+            slack = max(needed // _SLACK, _LEAST_SLACK)
             if self.window is not None and needed > self.window:
                 # Of a forward that is longer than the window, little is needed afterwards.
                 slack = self.window // _SLACK if width <= self.window else 0

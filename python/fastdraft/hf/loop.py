@@ -125,7 +125,7 @@ class Decoding:
             width = min(width, *(1 + row.room for row in rows))
         width = max(width, longest + 1)
 
-        is_warm = self.target.is_warm(width)
+        is_warm = self.target.is_warm(batch, width)
         started = time.perf_counter()
         indices, cached = [row.index for row in rows], [row.cached for row in rows]
         logits = self.target.forward(
@@ -139,7 +139,9 @@ class Decoding:
         if emitted.kept is not None:
             self.target.compact(indices, cached, emitted.kept)
         if is_warm:
-            self.cost.observe(batch, width, time.perf_counter() - started)
+            seconds_taken = time.perf_counter() - started
+            self.cost.observe(batch, width, seconds_taken)
+            self.target.observe(len(rows), batch, seconds_taken)
         self._conclude(emitted, drafts.offsets)
 
     def _propose(self, seconds: NDArray[np.float64]) -> FlatDrafts:

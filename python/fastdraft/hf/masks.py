@@ -95,7 +95,7 @@ class Masks:
         self._chosen: tuple[list[int], torch.Tensor] | None = None
         # Of a static cache: the numbers of columns, by how many there are, and which may be seen.
         self._columns: dict[int, torch.Tensor] = {}
-        self._shown: torch.Tensor | None = None
+        self._shown: tuple[torch.Tensor, torch.Tensor] | None = None
         self._windows = {kind: window if kind == "sliding_attention" else None for kind in kinds}
 
     @property
@@ -152,15 +152,19 @@ class Masks:
             masks.append(self._mask(kind, columns, new, at, visible))
         return self.by_kind(masks)
 
-    def _visible_in(self, count: int, device: torch.device) -> torch.Tensor | None:
-        """What may be seen of so many columns, behind the prompts all."""
-        if self.visible is None:
+    def _visible_in(
+        self, rows: Sequence[int], count: int, device: torch.device
+    ) -> torch.Tensor | None:
+        """What some rows may see of so many columns, behind the prompts all."""
+        of_prompts = self._visible_of(rows)
+        if of_prompts is None:
             return None
-        if self._shown is None or self._shown.shape[3] != count:
-            behind = count - self.visible.shape[1]
-            shown = torch.nn.functional.pad(self.visible, (0, behind), value=True)
-            self._shown = shown[:, None, None].to(device)
-        return self._shown
+        known = self._shown
+        if known is None or known[0] is not of_prompts or known[1].shape[3] != count:
+            behind = count - of_prompts.shape[3]
+            shown = torch.nn.functional.pad(of_prompts, (0, behind), value=True).to(device)
+            known = self._shown = of_prompts, shown
+        return known[1]
 
     def by_kind(self, masks: Sequence[torch.Tensor]) -> torch.Tensor | dict[str, torch.Tensor]:
         """The masks of all kinds of layers, as a forward takes them."""
@@ -200,15 +204,20 @@ class Masks:
         return numbers
 
     def fixed(
-        self, numbers: Sequence[torch.Tensor], *, columns: Mapping[bool, int]
+        self,
+        numbers: Sequence[torch.Tensor],
+        rows: Sequence[int],
+        *,
+        columns: Mapping[bool, int],
     ) -> torch.Tensor | dict[str, torch.Tensor]:
-        """The mask of a forward over a `StaticRowCache`, all its columns and all rows.
+        """The mask of a forward over a `StaticRowCache`, all its columns.
 
         Nothing is read back from the device.
 
         Args:
             numbers: Those of `fixed_numbers`, on the device.
-            columns: As there.
+            rows: As in `of`.
+            columns: As in `fixed_numbers`.
         """
         new = _New.of(numbers)
         device = new.places.device
@@ -220,13 +229,13 @@ class Masks:
                 self._columns[count] = torch.arange(count, device=device)
             tokens = self._columns[count]
             if window is None or True not in columns:
-                visible = self._visible_in(count, device)
+                visible = self._visible_in(rows, count, device)
             else:
                 # A column holds the newest token that is written there; none yet where negative.
                 assert new.starts is not None
                 last = new.starts + (new.places.shape[2] - 1)
                 tokens = last - (last - tokens) % count
-                visible = self._visible_of(range(len(tokens)))
+                visible = self._visible_of(rows)
             masks.append(self._mask(kind, tokens, new, at, visible))
         return self.by_kind(masks)
 

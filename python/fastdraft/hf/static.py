@@ -2,15 +2,22 @@
 
 `generate` with `cache_implementation="static"` promises buffers that never grow and never move, so
 that the model's forward can be compiled, and on a GPU captured as a graph. A step with drafts keeps
-that promise: every row stays in the batch until the last one ends, and a forward has one of a few
-widths, `WIDTHS`. Each width is compiled once, through the model's own `get_compiled_call`. What
-changes from step to step, tokens, lengths and masks, are tensors that the forward is given.
+that promise. A forward has one of a few widths, `WIDTHS`, and as many rows as the batch at the
+start or the next power of two from the running ones on; rows that have ended pad it. Each shape is
+compiled once, through the model's own `get_compiled_call`. What changes from step to step, tokens,
+lengths and masks, are tensors that the forward is given.
+
+Rows that have ended leave at once where nothing has to be compiled for fewer rows. Else they stay
+until padding has taken as much time as a compilation: whether one pays depends on how much is left
+to decode, now and in later generations, which nobody knows. What compiling for fewer rows has taken
+is made up for before still fewer rows are compiled.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
+import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -54,11 +61,32 @@ _COMPILATIONS: Final = 128
 
 _Buffers = tuple[torch.Tensor, torch.Tensor]
 
-# Of each compiled forward, the keys and values of the layers of its latest generation. A CUDA graph
-# remembers where they lie: for others, each width would be recorded again.
-_buffers: weakref.WeakKeyDictionary[Any, list[_Buffers]] = weakref.WeakKeyDictionary()
-# How often each compiled forward has run, by the shape of its tokens and cache.
-_runs: weakref.WeakKeyDictionary[Any, Counter[tuple[int, ...]]] = weakref.WeakKeyDictionary()
+
+@dataclass
+class Compiled:
+    """What is known of a compiled forward from one generation to the next.
+
+    Attributes:
+        buffers: The keys and values of the layers of its latest generation. A CUDA graph remembers
+            where they lie: for others, each shape would be recorded again.
+        runs: How often it has run, by the shape of its tokens and cache, rows first.
+        compiling: The seconds that the latest compilation took.
+        padding: The seconds that padding rows have taken of its steps, less those that it took to
+            compile for fewer rows.
+    """
+
+    buffers: list[_Buffers] = field(default_factory=list)
+    runs: Counter[tuple[int, ...]] = field(default_factory=Counter)
+    compiling: float = math.inf
+    padding: float = 0.0
+
+    @property
+    def pays(self) -> bool:
+        """Whether to compile for fewer rows."""
+        return self.padding >= self.compiling
+
+
+_compiled: weakref.WeakKeyDictionary[Any, Compiled] = weakref.WeakKeyDictionary()
 
 
 @dataclass
@@ -81,8 +109,9 @@ class _Places:
 class _StaticRowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """The keys and values of one layer, (rows, heads, columns, head size) each.
 
-    A layer with a sliding window holds the window and the widest draft, as a ring: what a draft
-    overwrites is out of every later query's sight, even if the draft is rejected.
+    Forwards see the first rows of the buffers, all of them at the start. A layer with a sliding
+    window holds the window and the widest draft, as a ring: what a draft overwrites is out of every
+    later query's sight, even if the draft is rejected.
     """
 
     keys: Any
@@ -93,13 +122,16 @@ class _StaticRowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self.places = places
         self.is_sliding = is_sliding
         self.earlier: _Buffers | None = None  # of an earlier generation, to be used again
+        self.buffers: _Buffers | None = None  # of all rows
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         earlier, self.earlier = self.earlier or (None, None), None
-        self.keys, self.values = (
-            _buffer(states, self.places.columns, old)
-            for states, old in zip((key_states, value_states), earlier, strict=True)
+        columns = self.places.columns
+        self.buffers = (
+            _buffer(key_states, columns, earlier[0]),
+            _buffer(value_states, columns, earlier[1]),
         )
+        self.keys, self.values = self.buffers
         self.is_initialized = True
 
     def update(
@@ -132,6 +164,14 @@ class _StaticRowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         for buffer in (self.keys, self.values):
             at = [index.to(buffer.device) for index in (rows, sources, targets)]
             buffer[at[0], :, at[2]] = buffer[at[0], :, at[1]]
+
+    def move_rows(self, sources: Sequence[int], targets: Sequence[int], count: int) -> None:
+        """Copies rows to the places of others, and shows forwards the first `count` from now on."""
+        assert self.buffers is not None
+        for buffer in self.buffers:
+            for source, target in zip(sources, targets, strict=True):
+                buffer[target].copy_(buffer[source])
+        self.keys, self.values = (_first_rows(buffer, count) for buffer in self.buffers)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """For the prompts; later forwards are given their masks."""
@@ -206,17 +246,28 @@ class StaticRowCache(Cache):
         """Says where the next forward writes: the numbers of `planned`, on the device."""
         longest, *columns = numbers
         for places, at in zip(self.places.values(), columns, strict=True):
-            if places.rows is None:
+            if places.rows is None or len(places.rows) != len(at):
                 places.rows = torch.arange(len(at), device=at.device)[:, None]
                 torch._dynamo.mark_static(places.rows)
             places.at, places.length = at, longest
             torch._dynamo.mark_static(at)
 
+    def move_rows(self, sources: Sequence[int], targets: Sequence[int], count: int) -> None:
+        """Copies rows to the places of others that have ended.
+
+        Args:
+            sources, targets: The row that each of some places takes over; no place is both.
+            count: How many rows forwards have from now on, the first ones.
+        """
+        for layer in self.layers:
+            if isinstance(layer, _StaticRowLayer):
+                layer.move_rows(sources, targets, count)
+
     def compact(self, rows: Sequence[int], lengths: Sequence[int], kept: NDArray[np.int64]) -> None:
         """Moves what the latest forward wrote, so that accepted tokens stand behind each other.
 
         Args:
-            rows: The rows that took part.
+            rows: The places of the rows that took part.
             lengths: Tokens of each before the forward.
             kept: (rows, tokens), which of a row's new tokens is to stand in each of the places
                 from there on.
@@ -234,16 +285,17 @@ class StaticRowCache(Cache):
                 if layer.places is ring:
                     layer.move(*indices)
 
-    def take_buffers(self, call: Callable[..., Any]) -> None:
+    def take_buffers(self, compiled: Compiled) -> None:
         """Uses those that an earlier generation has kept, where they are of the right size."""
         layers = [layer for layer in self.layers if isinstance(layer, _StaticRowLayer)]
-        for layer, earlier in zip(layers, _buffers.pop(call, []), strict=False):
-            layer.earlier = earlier
+        earlier, compiled.buffers = compiled.buffers, []
+        for layer, buffers in zip(layers, earlier, strict=False):
+            layer.earlier = buffers
 
-    def keep_buffers(self, call: Callable[..., Any]) -> None:
-        """Keeps them for the next generation, as long as `call` lives. The last ones kept stay."""
+    def keep_buffers(self, compiled: Compiled) -> None:
+        """Keeps them for the next generation. The last ones kept stay."""
         layers = [layer for layer in self.layers if isinstance(layer, _StaticRowLayer)]
-        _buffers[call] = [(layer.keys, layer.values) for layer in layers]
+        compiled.buffers = [layer.buffers for layer in layers if layer.buffers is not None]
 
 
 def _buffer(states: torch.Tensor, columns: int, earlier: torch.Tensor | None) -> torch.Tensor:
@@ -257,7 +309,18 @@ def _buffer(states: torch.Tensor, columns: int, earlier: torch.Tensor | None) ->
         and earlier.is_inference() == torch.is_inference_mode_enabled()
     ):
         return earlier.zero_()
-    buffer = states.new_zeros(shape)
+    return _fixed(states.new_zeros(shape))
+
+
+def _first_rows(buffer: torch.Tensor, count: int) -> torch.Tensor:
+    """The first rows of a buffer, in its memory.
+
+    A tensor of its own: what is compiled for it serves a batch of so many rows at the start too.
+    """
+    return buffer if count == len(buffer) else _fixed(buffer[:count].data)
+
+
+def _fixed(buffer: torch.Tensor) -> torch.Tensor:
     torch._dynamo.mark_static(buffer)
     # Written in place by every forward, which a CUDA graph allows where it does not move.
     torch._dynamo.mark_static_address(buffer, guard=False)
@@ -270,33 +333,54 @@ class StaticModel(CachedModel):
 
     Attributes:
         call: The model, or its compiled forward.
-        batch: The number of rows in every forward; those that have ended are padding.
+        batch: The number of rows at the start.
+        compiled: What is known of `call`; `None` where it is the model.
         padding: As `Masks.padding` gives it where attention goes by lengths; `None` for masks.
     """
 
     call: Callable[..., Any] = field(kw_only=True)
     batch: int = field(kw_only=True)
+    compiled: Compiled | None = field(kw_only=True, default=None)
     padding: NDArray[np.int64] | None = field(kw_only=True, default=None)
     widths = WIDTHS
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._lengths = np.zeros(self.batch, dtype=np.int64)
-        self._is_compiled = self.call is not self.model
-        self._runs: Counter[tuple[int, ...]] = Counter()
-        if self._is_compiled:
-            self._runs = _runs.setdefault(self.call, self._runs)
+        # The row in each place of the cache that forwards see, and the place of each row.
+        self._rows = np.arange(self.batch)
+        self._places = np.arange(self.batch)
 
     def rows_in_forward(self, running: int) -> int:
-        return self.batch
+        most = len(self._rows)
+        wanted = min(_power_of_two(running), most)
+        if self.compiled is None or self.compiled.pays:
+            return wanted
+        columns = self._shape(0, 0)[2:]
+        known = {shape[0] for shape in self.compiled.runs if shape[2:] == columns}
+        return min((rows for rows in known if wanted <= rows < most), default=most)
 
-    def is_warm(self, width: int) -> bool:
-        """Whether a forward of this width has been compiled, and its time says what it costs."""
+    def is_warm(self, rows: int, width: int) -> bool:
+        """Whether a forward of this shape has been compiled, and its time says what it costs."""
         cold = _COLD_RUNS.get(self.device.type, _COLD_RUNS_ELSEWHERE)
-        return not self._is_compiled or self._runs[self._shape(width)] >= cold
+        return self.compiled is None or self.compiled.runs[self._shape(rows, width)] >= cold
 
-    def _shape(self, width: int) -> tuple[int, ...]:
-        return (self.batch, width, *(each.columns for each in self.cache.places.values()))
+    def observe(self, running: int, rows: int, seconds: float) -> None:
+        if self.compiled is not None:
+            wanted = min(_power_of_two(running), rows)
+            self.compiled.padding += seconds * (1 - wanted / rows)
+
+    def _shape(self, rows: int, width: int) -> tuple[int, ...]:
+        return (rows, width, *(each.columns for each in self.cache.places.values()))
+
+    def _leave(self, running: Sequence[int], count: int) -> None:
+        """Leaves `count` rows to the forwards, the running ones among them."""
+        late = [row for row in running if self._places[row] >= count]
+        ended = np.flatnonzero(~np.isin(self._rows[:count], running))[: len(late)]
+        self.cache.move_rows(self._places[late].tolist(), ended.tolist(), count)
+        self._rows[ended] = late
+        self._places[late] = ended
+        self._rows = self._rows[:count]
 
     def forward(
         self,
@@ -315,27 +399,31 @@ class StaticModel(CachedModel):
                 f"a forward of fixed shapes takes {', '.join(map(str, self.widths))} tokens a row, "
                 f"got {width}: did the drafter keep to its limits?"
             )
+        count = self.rows_in_forward(len(rows))
+        if count < len(self._rows):
+            self._leave(rows, count)
         own_ids, depths, used = padded(tokens, width)
         self._lengths[rows] = cached
-        lengths = self._lengths.copy()
-        input_ids, steps = np.zeros((2, self.batch, width), dtype=np.int64)
-        input_ids[rows] = own_ids
-        steps[rows] = depths if trees is None else trees.sum(-1) - 1
-        positions = self._positions(steps + lengths[:, None], range(self.batch))
+        lengths, places = self._lengths[self._rows], self._places[rows]
+        input_ids, steps = np.zeros((2, count, width), dtype=np.int64)
+        input_ids[places] = own_ids
+        steps[places] = depths if trees is None else trees.sum(-1) - 1
+        positions = self._positions(steps + lengths[:, None], self._rows.tolist())
         written = self.cache.planned(lengths, width)
-        columns = {each: places.columns for each, places in self.cache.places.items()}
+        columns = {each: held.columns for each, held in self.cache.places.items()}
         if self.padding is None:
             sees = None
             if trees is not None:
-                sees = np.zeros((self.batch, width, width), dtype=bool)
-                sees[rows] = trees
+                sees = np.zeros((count, width, width), dtype=bool)
+                sees[places] = trees
             seen = self.masks.fixed_numbers(lengths, steps, columns=columns, trees=sees)
         else:
             # As bits which tokens of the forward each one sees.
             powers = 1 << np.arange(width, dtype=np.int64)
             bits = np.ones_like(steps)
-            bits[rows] = (2 << depths) - 1 if trees is None else trees @ powers
-            seen = self.masks.sights(lengths, steps, bits, self.padding)
+            bits[places] = (2 << depths) - 1 if trees is None else trees @ powers
+            hidden = self.padding if len(self.padding) == 1 else self.padding[self._rows]
+            seen = self.masks.sights(lengths, steps, bits, hidden)
         # One copy in.
         sent = on_device(self.device, input_ids, positions, *written, *seen)
         ids, position_ids = sent[:2]
@@ -343,7 +431,9 @@ class StaticModel(CachedModel):
         others = sent[2 + len(written) :]
         kwargs = dict(self.kwargs)
         if self.padding is None:
-            kwargs["attention_mask"] = self.masks.fixed(others, columns=columns)
+            kwargs["attention_mask"] = self.masks.fixed(
+                others, self._rows.tolist(), columns=columns
+            )
         else:
             kwargs["attention_mask"] = self.masks.by_kind(others)
         kwargs["position_ids"] = position_ids
@@ -351,22 +441,40 @@ class StaticModel(CachedModel):
             # All: a number that changes with the width would be compiled as one of any value.
             kwargs["logits_to_keep"] = 0
         inputs = self._inputs(ids, kwargs)
-        if self._is_compiled:
-            for tensor in _tensors(inputs):
-                torch._dynamo.mark_static(tensor)
-        logits: torch.Tensor = self.call(**inputs, return_dict=True).logits
-        self._runs[self._shape(width)] += 1
+        logits = self._called(inputs, self._shape(count, width))
         flat = logits.flatten(0, 1)
-        if used is not None or len(rows) < self.batch:
-            lines = np.asarray(rows)[:, None] * width + np.arange(width)
+        if used is not None or len(rows) < count or count < self.batch:
+            lines = places[:, None] * width + np.arange(width)
             flat = lines_of(flat, lines.ravel() if used is None else lines[used])
         return flat.to(self.home)
 
+    def _called(self, inputs: dict[str, Any], shape: tuple[int, ...]) -> torch.Tensor:
+        compiled = self.compiled
+        logits: torch.Tensor
+        if compiled is None:
+            logits = self.call(**inputs, return_dict=True).logits
+            return logits
+        for tensor in _tensors(inputs):
+            torch._dynamo.mark_static(tensor)
+        is_new, started = shape not in compiled.runs, time.perf_counter()
+        logits = self.call(**inputs, return_dict=True).logits
+        if is_new:
+            compiled.compiling = time.perf_counter() - started
+            if shape[0] < self.batch:
+                compiled.padding -= compiled.compiling
+        compiled.runs[shape] += 1
+        return logits
+
     def compact(self, rows: Sequence[int], cached: Sequence[int], kept: NDArray[np.int64]) -> None:
-        self.cache.compact(rows, cached, kept)
+        self.cache.compact(self._places[rows], cached, kept)
 
     def keep(self, slots: Sequence[int]) -> None:
-        """Every row keeps its place."""
+        """Rows that have ended leave with the next forward, if it has fewer rows."""
+
+
+def _power_of_two(number: int) -> int:
+    """The least one from `number` on."""
+    return 1 << (number - 1).bit_length()
 
 
 def require_fixed_shapes(
@@ -390,17 +498,21 @@ def require_fixed_shapes(
 
 def compiled_call(
     model: Any, config: GenerationConfig, model_kwargs: dict[str, Any]
-) -> Callable[..., Any]:
-    """The model's compiled forward where plain `generate` compiles, else the model."""
-    call: Callable[..., Any] = model
-    if model._valid_auto_compile_criteria(model_kwargs, config):
-        call = model.get_compiled_call(config.compile_config)
-    return call
+) -> tuple[Callable[..., Any], Compiled | None]:
+    """The model's compiled forward where plain `generate` compiles, else the model.
+
+    Returns:
+        The forward, and what is known of it; `None` for the model.
+    """
+    if not model._valid_auto_compile_criteria(model_kwargs, config):
+        return model, None
+    call = model.get_compiled_call(config.compile_config)
+    return call, _compiled.setdefault(call, Compiled())
 
 
 @contextlib.contextmanager
 def compiling(*, is_compiled: bool) -> Iterator[None]:
-    """Allows as many compilations as there are widths, for several models and batches.
+    """Allows as many compilations as there are shapes, for several models and batches.
 
     Behind PyTorch's limit, 8 a process for the forwards of all models, nothing would be compiled.
     """

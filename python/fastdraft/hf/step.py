@@ -114,9 +114,12 @@ class CachedModel:
         """How many rows a forward has where so many have not ended."""
         return running
 
-    def is_warm(self, width: int) -> bool:
-        """Whether the time of a forward of this width says what it costs."""
+    def is_warm(self, rows: int, width: int) -> bool:
+        """Whether the time of a forward of this shape says what it costs."""
         return True
+
+    def observe(self, running: int, rows: int, seconds: float) -> None:
+        """Learns how long a warm step took, of so many running rows in a forward of `rows`."""
 
     def compact(self, rows: Sequence[int], cached: Sequence[int], kept: NDArray[np.int64]) -> None:
         """Moves accepted tokens behind each other, as `RowCache.compact`, in the running rows."""
