@@ -1,6 +1,7 @@
 #include "live_log.h"
 
 #include <algorithm>
+#include <cassert>
 #include <string>
 #include <utility>
 
@@ -17,6 +18,7 @@ void LiveLog::append(Token token, bool output) {
     highest_[slot(end_, highest_.size())] = nullptr;
     ++num_chunks_;
   }
+  assert(end_ >= 0);
   const std::int64_t at = end_ % kChunkTokens;
   Chunk& chunk = this->chunk(end_);
   if (!is_narrow(token) && highest(end_) == nullptr) add_highest();
@@ -48,7 +50,7 @@ void LiveLog::widen_ring(std::vector<T*>& ring) {
 // For the chunk that is being written, in which all tokens were narrow.
 void LiveLog::add_highest() {
   const std::int64_t count = end_ % kChunkTokens;
-  Highest* highest = &reserve_;
+  Highest* highest = nullptr;
   try {
     highest = new (allocate_block(1)) Highest;
   } catch (const MemoryLimitError&) {
@@ -60,6 +62,7 @@ void LiveLog::add_highest() {
       }
       throw;
     }
+    highest = &reserve_;
   }
   const std::uint8_t* coded = chunk(end_).tokens;
   for (std::int64_t i = 0; i < count; ++i) {
