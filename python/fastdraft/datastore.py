@@ -78,7 +78,7 @@ class Datastore(_core.Datastore):
 
         Args:
             max_bytes: What the store and its index may take of memory, a limit that holds at all
-                times. It takes no more than it needs: about 12 bytes a token.
+                times. It takes no more than it needs: about 11 bytes a token.
             fingerprint: Of the tokenizer, as `fingerprint` returns it; it is saved with the store
                 and checked when the file is opened.
 
@@ -166,8 +166,8 @@ class Datastore(_core.Datastore):
         Args:
             token_ids: The text, a list or a row of integers; its last 32 tokens count.
             most: How many occurrences to return at most.
-            links: How many occurrences to look at. A frozen store knows the latest 64 of each
-                2^25 tokens.
+            links: How many occurrences to look at. Of an n-gram a live store knows the latest 31, a
+                frozen one the latest 64 of each 2^25 tokens.
             least: Of how many last tokens: 2 leaves out the last one's, 3 the last 2 tokens' too,
                 from 5 on there are none.
 

@@ -26,6 +26,7 @@ from fastdraft.datastore import DatastoreWriter, Occurrence, build, fingerprint
 from fastdraft.errors import DatastoreClosedError, DatastoreError, InvalidValueError
 
 ORDERS, LINKS, LONGEST = (4, 2, 1), 32, 32
+KEPT_LIVE, KEPT_FROZEN = 31, 64  # places of each n-gram
 CONTEXT, STEP = 2 * LONGEST, LONGEST
 MARK = -1
 BLOCK = 4 * 1024 + 80  # what a store grows by
@@ -102,8 +103,9 @@ class Log:
         return length
 
     def find(
-        self, text: list[int], most: int, begin: int, links: int = LINKS, least: int = 1
+        self, text: list[int], most: int, begin: int, kept: int, least: int = 1
     ) -> list[Occurrence]:
+        links = LINKS
         found: dict[int, int] = {}
         tokens = np.array(self.tokens, dtype=np.int64)
         for order in ORDERS:
@@ -115,7 +117,7 @@ class Log:
             stands[: begin + order] = False
             for back in range(1, order + 1):
                 stands[back:] &= tokens[:-back] == text[-back]
-            for end in np.flatnonzero(stands)[::-1][:links].tolist():
+            for end in np.flatnonzero(stands)[::-1][: min(links, kept)].tolist():
                 found[end] = self.common(end, text, begin)
                 links -= 1
         best = sorted(found.items(), key=lambda item: (-item[1], -item[0]))
@@ -180,7 +182,7 @@ def test_live_store_is_a_list_whose_oldest_tokens_leave(
         most = data.draw(st.sampled_from([1, 2, 8, 100]))
         least = data.draw(st.integers(1, 5))
         found = store.find(text, most=most, least=least)
-        assert found == log.find(text, most, begin, least=least)
+        assert found == log.find(text, most, begin, KEPT_LIVE, least)
         for occurrence in found:
             assert store.read(occurrence.next, 50).tolist() == log.read(occurrence.next, 50)
     assert store.read(store.end, 9).size == store.read(-1, 9).size == store.read(1, 0).size == 0
@@ -372,7 +374,7 @@ def test_frozen_store_is_a_list(
             text = text[: data.draw(st.integers(0, len(text)))]
             most = data.draw(st.sampled_from([1, 2, 8, 100]))
             found = store.find(text, most=most)
-            assert found == log.find(text, most, 0)
+            assert found == log.find(text, most, 0, KEPT_FROZEN)
             for occurrence in found:
                 expected = log.read(occurrence.next, 50)
                 tokens = store.read(occurrence.next, 50).tolist()
