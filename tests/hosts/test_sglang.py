@@ -918,6 +918,18 @@ def test_logits_at_rejected_drafts_are_drafted_from(corpus: adapter.Corpus) -> N
     corpus.erase_match_state(["a", "b"])
 
 
+def test_the_last_two_tokens_decide_what_follows(corpus: adapter.Corpus) -> None:
+    req = _req("a", [1, 2])
+    for likely, emitted in (({60: 0.9, 61: 0.1}, [3, 5, 2]), ({70: 0.9, 71: 0.1}, [4, 1, 2])):
+        _ask(corpus, [req])
+        _say(corpus, 1, {0: likely})
+        req.output_ids.extend(emitted)
+    [tokens], masks = _ask(corpus, [req])
+    assert {60, 61} <= set(_children(tokens, masks[0]))
+    assert not {70, 71} & set(tokens)
+    assert corpus.faults == 0
+
+
 def test_padding_teaches_nothing(corpus: adapter.Corpus) -> None:
     req = _req("a", [8, 9])
     [tokens], _ = _ask(corpus, [req])
