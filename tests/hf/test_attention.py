@@ -121,7 +121,7 @@ def test_each_token_sees_what_the_mask_shows(
         trees = sees
     columns = {False: longest + width, True: window + WIDTHS[-1] - 1}
     numbers = masks.fixed_numbers(lengths, depths, columns=columns, trees=trees)
-    expected = masks.fixed(list(map(torch.from_numpy, numbers)), columns=columns)
+    expected = masks.fixed(list(map(torch.from_numpy, numbers)), range(rows), columns=columns)
     padding = masks.padding()
     assert padding is not None
     sights = masks.by_kind(
