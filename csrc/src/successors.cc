@@ -11,7 +11,7 @@ namespace fastdraft {
 namespace {
 
 // How many rows before a context is learned its slots are asked for.
-constexpr std::int64_t kAhead = 4;
+constexpr std::int64_t kSlotsAhead = 4;
 constexpr std::int64_t kMostSlots = std::int64_t{1} << 24;
 
 std::size_t slots_of(std::int64_t slots) {
@@ -95,9 +95,9 @@ void Successors::enter(const Token* contexts, std::int64_t rows, const Token* to
   const auto ask_for_row = [&](std::int64_t row) {
     if (row < rows) ask_for(contexts[2 * row], contexts[2 * row + 1]);
   };
-  for (std::int64_t row = 0; row < kAhead; ++row) ask_for_row(row);
+  for (std::int64_t row = 0; row < kSlotsAhead; ++row) ask_for_row(row);
   for (std::int64_t row = 0; row < rows; ++row) {
-    ask_for_row(row + kAhead);
+    ask_for_row(row + kSlotsAhead);
     const Token last = contexts[2 * row + 1];
     if (last < 0) continue;
     const auto enter_behind = [&](Token before) {
