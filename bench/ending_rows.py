@@ -1,10 +1,11 @@
 """A batch whose rows end at different times, with a static cache and compiled forwards.
 
-Three rules for rows that have ended: they stay as padding; they leave at once, though a forward
-over fewer rows has to be compiled first; and fastdraft's own, by which they leave once padding has
-taken as much time as a compilation. Each rule decodes the same batch several times, without drafts
-and with them, beginning with nothing compiled. So do plain `generate`, where rows stay, and
-`hf.generate` with nothing compiled, where they leave at once or stay. All answers are the same.
+Three rules say what happens to rows that have ended. They stay as padding. Or they leave at once,
+and each forward over fewer rows is compiled when it first comes up. Or, which is fastdraft's rule,
+they leave once padding has taken as much time as a compilation. With each rule the same batch is
+decoded several times, without drafts and with them, beginning with nothing compiled. Plain
+`generate`, where rows stay, is measured in the same way; so is `hf.generate` with nothing compiled,
+where they leave at once or stay. All answers are the same.
 
 Times are CPU times of the process and of the compilers that it starts. Compilations are counted,
 and timed as the first forwards of their shapes, once the time of a later one is taken off.

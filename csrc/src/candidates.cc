@@ -9,8 +9,8 @@
 namespace fastdraft {
 namespace {
 
-// The value of the feature kShare, by how many matches there are and how many of them go on with
-// the candidate: the fifths that these are of all, for each class of how many there are.
+// The value of the feature kShare: [matches of any token][matches of the candidate]. It tells how
+// many matches there are, in classes, and which part of them is the candidate's, in fifths.
 constexpr auto kShareValues = [] {
   constexpr int kSizes = MatchedTexts::kMost + 1;
   std::array<std::array<std::uint8_t, kSizes>, kSizes> values{};

@@ -483,9 +483,9 @@ void LiveDatastore::add(const Token* tokens, std::int64_t size, std::int64_t pro
          grow);
 }
 
-// What a slice takes at most. It ends where a page was rebuilt, so that is a chunk, two blocks for
-// tokens that are not narrow, and with its last token a page of each table and all directories
-// anew; and a block of lists.
+// The most memory that adding a slice takes: a chunk, two blocks for tokens that are not narrow, a
+// block of lists, a page of each table and new directories. There is one page of each, since a
+// slice ends where a page was rebuilt.
 std::int64_t LiveDatastore::most_slice_bytes() const noexcept {
   constexpr auto kBlocks = static_cast<std::int64_t>(1 + 2 + kNumOrders + 1 + 1);
   std::int64_t directories =

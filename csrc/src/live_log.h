@@ -212,7 +212,7 @@ class LiveLog {
   Chunk& chunk(std::int64_t position) const noexcept {
     return *ring_[slot(position, ring_.size())];
   }
-  // Where a ring of this size has the position's chunk.
+  // The index of the position's chunk in a ring of this size.
   static std::size_t slot(std::int64_t position, std::size_t size) noexcept {
     return static_cast<std::size_t>(position / kChunkTokens) & (size - 1);
   }
@@ -300,7 +300,8 @@ class LiveLog {
   std::vector<Highest*> highest_;  // the same; null: all tokens are narrow
   std::int64_t num_chunks_ = 0;
   std::int64_t num_wide_ = 0;  // chunks with a Highest
-  // Of the only chunk, where there is no memory for two blocks. So any text fits into any store.
+  // Used by a store that has memory for one chunk and no second block, so that it can hold any
+  // token.
   Highest reserve_;
   double left_ = 0.0;
 };

@@ -149,7 +149,7 @@ TEST(LiveLog, HoldsTokensOfAnySizeInOneBlock) {
   LiveLog log(LiveLog::kBlockBytes + 2 * LiveLog::bytes_of(LiveLog::kFirstPointers), 0);
   std::mt19937 random(1);
   Appended tokens;
-  // The first large token ends a chunk, begins one, or stands within.
+  // The first large token is the last of a chunk, the first of one, or in the middle.
   for (const std::int64_t narrow : {LiveLog::kChunkTokens - 1, LiveLog::kChunkTokens,
                                     LiveLog::kChunkTokens / 2, std::int64_t{0}}) {
     for (std::int64_t i = 0; i < narrow; ++i) {

@@ -216,7 +216,7 @@ def test_fewer_rows_are_compiled_once_padding_has_taken_as_long(
     first, second, last = sorted(LIMITS[-3:])
     expected = [3] * (first - 1 + 2) + [2] * (second - first - 2 + 1)
     expected += [1] * (last - 1 - len(expected))
-    # From then on rows leave at once.
+    # The second batch compiles nothing more: its rows leave as soon as they have ended.
     expected += [3] * (first - 1) + [2] * (second - first) + [1] * (last - second)
     assert rows == expected
     assert compilations() == 3

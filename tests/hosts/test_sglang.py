@@ -912,7 +912,7 @@ def test_logits_at_rejected_drafts_are_drafted_from(corpus: adapter.Corpus) -> N
         req.output_ids.extend([3, 4])
     rows, masks = _ask(corpus, reqs)
     assert {70, 72} <= set(_children(rows[0], masks[0]))
-    # What one request's logits say is not drafted in another.
+    # The second request is not drafted for from the first one's logits.
     assert not {70, 72} & set(rows[1])
     assert corpus.faults == 0
     corpus.erase_match_state(["a", "b"])

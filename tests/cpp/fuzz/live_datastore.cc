@@ -41,7 +41,7 @@ void check(const Datastore& store, const Tokens& text, int most, int links) {
 }  // namespace
 
 // The first two bytes are the limit and how many different tokens there are. Each step takes four:
-// what to do, and a document or a limit. Documents may hold the largest tokens that there are.
+// what to do, and a document or a limit. Documents may hold token ids up to the largest allowed.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   if (size < 2) return 0;
   const auto limit = [](std::uint8_t byte) { return (kLeastKilobytes + byte) << 10; };
