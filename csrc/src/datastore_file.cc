@@ -9,6 +9,7 @@
 #include <limits>
 #include <system_error>
 
+#include "bits.h"
 #include "datastore_index.h"
 #include "fastdraft/error.h"
 
@@ -60,9 +61,7 @@ std::uint32_t crc32(const void* data, std::int64_t bytes, std::uint32_t checksum
   const auto* at = static_cast<const std::uint8_t*>(data);
   std::uint32_t value = ~checksum;
   for (; bytes >= 8; bytes -= 8, at += 8) {
-    const std::uint32_t low =
-        value ^ (static_cast<std::uint32_t>(at[0]) | static_cast<std::uint32_t>(at[1]) << 8 |
-                 static_cast<std::uint32_t>(at[2]) << 16 | static_cast<std::uint32_t>(at[3]) << 24);
+    const std::uint32_t low = value ^ load_32(at);
     value = table[7][low & 0xFFu] ^ table[6][(low >> 8) & 0xFFu] ^ table[5][(low >> 16) & 0xFFu] ^
             table[4][low >> 24] ^ table[3][at[4]] ^ table[2][at[5]] ^ table[1][at[6]] ^
             table[0][at[7]];
