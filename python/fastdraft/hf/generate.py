@@ -241,7 +241,13 @@ class _Speculation:
         if is_static:
             cache = StaticRowCache(prepared)
         else:
-            cache = RowCache(prepared, new_tokens=config.max_length - input_ids.shape[1])
+            cache = RowCache(
+                prepared,
+                new_tokens=config.max_length - input_ids.shape[1],
+                layer_types=getattr(
+                    model.config.get_text_config(decoder=True), "layer_types", None
+                ),
+            )
         wants_dict = bool(config.return_dict_in_generate)
         keep_scores = wants_dict and bool(config.output_scores)
         logits_processor = LogitsProcessorList(

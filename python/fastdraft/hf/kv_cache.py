@@ -12,6 +12,9 @@ first column holds another token than the next row's, and `RowCache.frames` says
 A full buffer grows by a sixteenth, at least by 32 columns, but never beyond the longest text of the
 generation, and only one buffer grows at a time. So the cache takes little more memory than a
 DynamicCache, which copies itself whole at every step.
+
+A short convolution (LFM2) looks at the inputs of the last few tokens. Its layer keeps those of each
+row that a rejected draft could bring back, and cuts them anew at every forward.
 """
 
 from __future__ import annotations
@@ -50,6 +53,15 @@ SHARING: tuple[type, ...] = tuple(
 _INDEXED: tuple[type, ...] = tuple(
     kind for kind in (getattr(cache_utils, "DynamicIndexedLayer", None),) if kind is not None
 )
+
+
+# State as a short convolution has it, which transformers can cut back; older ones cannot.
+_STATE: Any = (
+    getattr(cache_utils, "LinearAttentionLayer", None)
+    if hasattr(Cache, "is_recording_past")
+    else None
+)
+_STATE_BASE: Any = object if _STATE is None else _STATE
 
 
 class Frame(NamedTuple):
@@ -251,6 +263,76 @@ class _IndexedRowLayer(_RowLayer):  # type: ignore[no-untyped-call]
         self.index.keep(slots)
 
 
+class _ConvolutionRowLayer(_STATE_BASE):  # type: ignore[misc]
+    """The inputs of a causal convolution, of each row those of the last tokens.
+
+    Column c of row b holds token firsts[b] + c; what stands before a text is zero.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        # The model gives all inputs then, also of a single token, and takes what is seen back.
+        self.record_past = True
+        self.states: torch.Tensor | None = None
+        self.firsts: list[int] = []
+        self.length = 0
+        self._starts: tuple[list[int], list[int]] | None = None
+
+    def prepare(self, lengths: Sequence[int], floors: Sequence[int]) -> None:
+        """As `RowCache.prepare`."""
+        self._starts = list(lengths), [min(pair) for pair in zip(lengths, floors, strict=True)]
+
+    def update_conv_state(
+        self, conv_states: torch.Tensor, state_idx: int = 0, *, conv_kernel_size: int, **_: Any
+    ) -> torch.Tensor:
+        """The inputs that the new tokens look at.
+
+        Args:
+            conv_states: (rows, channels, new tokens).
+            conv_kernel_size: Of how many tokens an output is made, its own among them.
+
+        Returns:
+            (rows, channels, conv_kernel_size - 1 + new tokens).
+        """
+        rows, width = conv_states.shape[0], conv_states.shape[2]
+        lengths, floors = self._starts or ([self.length] * rows, [self.length] * rows)
+        furthest = max(length - floor for length, floor in zip(lengths, floors, strict=True))
+        # One more than the next forward looks at, for `write_back`.
+        behind = conv_kernel_size + furthest
+        held = conv_states.new_zeros((*conv_states.shape[:2], behind))
+        if self.states is not None:
+            held = _columns_from(
+                self.states[:rows],
+                [
+                    length - behind - first
+                    for length, first in zip(lengths, self.firsts, strict=True)
+                ],
+                behind,
+            )
+        self.states = torch.cat([held, conv_states], dim=2)
+        self.firsts = [length - behind for length in lengths]
+        self.length = max(lengths) + width
+        self.conv_kernel_size[state_idx] = conv_kernel_size
+        self.has_previous_state[state_idx] = True
+        return self.states[:, :, behind - conv_kernel_size + 1 :]
+
+    def keep(self, slots: Sequence[int]) -> None:
+        if self.states is not None:
+            self.states = self.states[list(slots)]
+            self.firsts = [self.firsts[slot] for slot in slots]
+
+    def write_back(self, target: Any, length: int) -> None:
+        """Hands the inputs of a single row's last tokens over, as `RowCache.write_back`."""
+        assert self.states is not None
+        size = self.conv_kernel_size[0]
+        states = _columns_from(self.states[:1], [length - size - self.firsts[0]], size)
+        if not target.is_conv_states_initialized[0]:
+            target.lazy_initialization(conv_states=states, conv_kernel_size=size)
+        target.conv_states[0].copy_(states)
+        target.has_previous_state[0] = True
+        self.states = None
+
+
 class RowCache(Cache):
     """The cache of a batch whose rows grow and end at different times.
 
@@ -260,6 +342,8 @@ class RowCache(Cache):
             then on until `write_back`: they are never held twice.
         new_tokens: How many tokens a row grows by at most, once the prompts are in the cache; None
             where that is not known.
+        layer_types: What the model's configuration calls its layers, in which `conv` is a short
+            convolution; None for attention alone.
 
     Attributes:
         frames: What the next forward sees of the layers, by their windows.
@@ -268,7 +352,13 @@ class RowCache(Cache):
         InvalidValueError: A layer holds state that cannot take back a rejected token.
     """
 
-    def __init__(self, prepared: Cache, *, new_tokens: int | None = None) -> None:
+    def __init__(
+        self,
+        prepared: Cache,
+        *,
+        new_tokens: int | None = None,
+        layer_types: Sequence[str] | None = None,
+    ) -> None:
         if type(prepared) is not DynamicCache or prepared.offloading:
             offloaded = "offloaded " if getattr(prepared, "offloading", False) else ""
             raise InvalidValueError(
@@ -279,7 +369,12 @@ class RowCache(Cache):
             super().__init__(layers=[])
         else:
             super().__init__(layer_class_to_replicate=_RowLayer)
-        self.layers.extend(_row_layer(layer, index) for index, layer in enumerate(prepared.layers))
+        seen = prepared.get_seq_length() if prepared.layers else 0
+        for index, layer in enumerate(prepared.layers):
+            if layer_types is not None and _is_convolution(layer, layer_types[index]):
+                self.layers.append(_convolution_layer(layer, seen))
+            else:
+                self.layers.append(_row_layer(layer, index))
         self.frames: dict[int | None, Frame] = {}
         self._prepared: DynamicCache | None = prepared
         self._grouped: tuple[int, dict[int | None, list[_RowLayer]]] = 0, {}
@@ -298,6 +393,8 @@ class RowCache(Cache):
             for layer in self._prepared.layers:
                 if isinstance(layer, DynamicLayer):
                     _empty(layer)
+                elif _STATE is not None and isinstance(layer, _STATE):
+                    layer.reset()
             self._prepared = None
         if layer_idx < len(self.layers):
             of_layer: Any = self.layers[layer_idx]
@@ -325,6 +422,8 @@ class RowCache(Cache):
         if most is not None and len(lengths) > 1:
             # A draft may be as wide as the one of a row that has further to go.
             most += width
+        for state in self._convolutions():
+            state.prepare(lengths, floors or lengths)
         self.frames = {}
         for window, layers in self._by_window().items():
             plan = layers[0].planned(lengths, floors or lengths, width, most, device)
@@ -346,6 +445,7 @@ class RowCache(Cache):
         rows, places = np.nonzero(kept != np.arange(kept.shape[1]))
         if len(rows) == 0:
             return
+        assert not self._convolutions(), "convolutions take no trees"
         for layers in self._by_window().values():
             starts = (np.array(lengths) - np.array(layers[0].bases))[rows]
             indices = on_device(device, rows, starts + kept[rows, places], starts + places)
@@ -362,6 +462,8 @@ class RowCache(Cache):
         for layers in self._by_window().values():
             for layer in layers:
                 layer.keep(slots)
+        for state in self._convolutions():
+            state.keep(slots)
 
     def write_back(self, cache: DynamicCache, length: int) -> None:
         """Hands the first `length` tokens of a single row to `cache`, as `generate` leaves it.
@@ -369,6 +471,9 @@ class RowCache(Cache):
         Layer after layer, and without them this cache is of no use any more.
         """
         for index, layer in enumerate(self.layers):
+            if isinstance(layer, _ConvolutionRowLayer):
+                layer.write_back(cache.layers[index], length)
+                continue
             if not isinstance(layer, _RowLayer) or not layer.buffers:
                 continue
             if index == len(cache.layers):
@@ -389,6 +494,9 @@ class RowCache(Cache):
                 target.indexer_keys = keys
             target.values = layer.buffers.pop()[:1, :, held].clone()
             target.keys = layer.buffers.pop()[:1, :, held].clone()
+
+    def _convolutions(self) -> list[_ConvolutionRowLayer]:
+        return [layer for layer in self.layers if isinstance(layer, _ConvolutionRowLayer)]
 
     def _by_window(self) -> dict[int | None, list[_RowLayer]]:
         """The layers by their windows: those of one window hold the same tokens."""
@@ -446,6 +554,38 @@ def _row_layer(layer: Any, index: int) -> Any:
             index_layer.bases, index_layer.length = list(row_layer.bases), seen
             index_layer.is_initialized = True
     return row_layer
+
+
+def _is_convolution(layer: Any, kind: str) -> bool:
+    """Whether a layer holds the inputs of one convolution and no other state."""
+    return bool(kind == "conv" and type(layer) is _STATE and layer.number_of_states == 1)
+
+
+def _convolution_layer(layer: Any, seen: int) -> _ConvolutionRowLayer:
+    """The layer of a convolution whose cache holds `seen` tokens."""
+    row_layer = _ConvolutionRowLayer()
+    if seen:
+        size = layer.conv_kernel_size[0]
+        # A copy: the prepared layer's own is emptied, and stays at its place in memory.
+        row_layer.states = layer.conv_states[0][:, :, -size:].clone()
+        row_layer.firsts = [seen - size] * len(row_layer.states)
+        row_layer.length = seen
+        row_layer.conv_kernel_size[0] = size
+        row_layer.has_previous_state[0] = True
+    return row_layer
+
+
+def _columns_from(states: torch.Tensor, firsts: Sequence[int], count: int) -> torch.Tensor:
+    """Columns firsts[b] to firsts[b] + count of each row, zeros where there are none."""
+    # Columns past the end belong to tokens that nobody looks at.
+    shortage = max(0, -min(firsts)), max(0, max(firsts) + count - states.shape[2])
+    if shortage != (0, 0):
+        states = torch.nn.functional.pad(states, shortage)
+    starts = np.array(firsts)[:, None] + shortage[0]
+    if min(firsts) == max(firsts):
+        return states.narrow(2, int(starts[0, 0]), count)
+    (columns,) = on_device(states.device, starts + np.arange(count))
+    return states.gather(2, columns[:, None].expand(-1, states.shape[1], -1))
 
 
 def _empty(layer: Any) -> None:

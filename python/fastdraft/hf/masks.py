@@ -72,8 +72,10 @@ class Masks:
         layer_types = getattr(config, "layer_types", None) or getattr(
             config, "attention_layers", None
         )
+        # Convolutions take no mask of these; of a tree's tokens they would see other branches.
+        self._has_convolutions = "conv" in (layer_types or ())
         if layer_types is not None:
-            kinds = sorted(set(layer_types))
+            kinds = sorted(set(layer_types) - {"conv"})
         elif window is not None:
             kinds = ["sliding_attention"]
         elif getattr(config, "attention_chunk_size", None) is not None:
@@ -100,8 +102,8 @@ class Masks:
 
     @property
     def takes_trees(self) -> bool:
-        """Whether the model's attention takes the masks of trees."""
-        return self.needed is None
+        """Whether the model's layers take the masks of trees."""
+        return self.needed is None and not self._has_convolutions
 
     def of(
         self,
@@ -168,7 +170,12 @@ class Masks:
 
     def by_kind(self, masks: Sequence[torch.Tensor]) -> torch.Tensor | dict[str, torch.Tensor]:
         """The masks of all kinds of layers, as a forward takes them."""
-        return masks[0] if len(masks) == 1 else dict(zip(self._windows, masks, strict=True))
+        if len(masks) == 1:
+            return masks[0]
+        of_kinds: dict[str, Any] = dict(zip(self._windows, masks, strict=True))
+        if self._has_convolutions:
+            of_kinds["conv"] = None
+        return of_kinds
 
     def _visible_of(self, rows: Sequence[int]) -> torch.Tensor | None:
         """What may be seen of some rows' prompts. The rows change when one ends."""
