@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from transformers import DynamicCache
 from transformers.cache_utils import Cache
 
 from assistants import bent
 from fastdraft import hf
 from fastdraft.drafters import AssistantModel, Staged
 from fastdraft.errors import InvalidValueError
+from fastdraft.hf.kv_cache import RowCache
 from hf_models import EOS, PAD, VOCABULARY, Forester, Generous, drawn, repetitive_batch
 
 if not hasattr(Cache, "is_recording_past"):
@@ -169,6 +171,44 @@ def test_a_cache_is_handed_over_with_its_state(model: Any) -> None:
     expected = model.generate(**more, **OPTIONS)
     third = model.generate(**more, **OPTIONS, past_key_values=second.past_key_values)
     assert torch.equal(third, expected)
+
+
+def test_a_cache_that_recorded_its_past_goes_on(model: Any) -> None:
+    inputs = repetitive_batch(1)
+    expected = model.generate(**inputs, **OPTIONS)
+    cache = DynamicCache(config=model.config)
+    cache.activate_past_recording()
+    # Transformers leaves it with more than the convolution looks at.
+    model(inputs["input_ids"][:, :20], past_key_values=cache)
+    options = {**OPTIONS, "return_dict_in_generate": True}
+    output = hf.generate(
+        model,
+        **inputs,
+        **options,
+        past_key_values=cache,
+        drafter=Generous(),
+        prediction=_wrong_at_times(expected),
+    )
+    assert torch.equal(output.sequences, expected)
+    plain = model.generate(**inputs, **options)
+    for ours, theirs in zip(cache.layers[::2], plain.past_key_values.layers[::2], strict=True):
+        torch.testing.assert_close(ours.conv_states[0], theirs.conv_states[0])
+
+
+def test_a_cache_without_the_inputs_is_refused(model: Any) -> None:
+    cache = DynamicCache(config=model.config)
+    inputs = repetitive_batch(1)
+    model(inputs["input_ids"][:, :20], past_key_values=cache)
+    cache.layers[2].reset()
+    with pytest.raises(InvalidValueError, match="inputs of its 20 tokens, got layer 2 without"):
+        hf.generate(model, **inputs, **OPTIONS, past_key_values=cache)
+
+
+def test_convolutions_alone_are_refused() -> None:
+    cache = DynamicCache(config=_model("lfm2").config)
+    cache.layers = cache.layers[::2]
+    with pytest.raises(InvalidValueError, match="got layer 0 with LinearAttentionLayer"):
+        RowCache(cache, layer_types=["conv", "conv"])
 
 
 @pytest.mark.parametrize("rows", [1, 3])

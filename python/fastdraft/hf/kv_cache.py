@@ -326,7 +326,8 @@ class _ConvolutionRowLayer(_STATE_BASE):  # type: ignore[misc]
         assert self.states is not None
         size = self.conv_kernel_size[0]
         states = _columns_from(self.states[:1], [length - size - self.firsts[0]], size)
-        if not target.is_conv_states_initialized[0]:
+        held = target.conv_states[0]
+        if held is None or held.shape != states.shape:
             target.lazy_initialization(conv_states=states, conv_kernel_size=size)
         target.conv_states[0].copy_(states)
         target.has_previous_state[0] = True
@@ -369,10 +370,13 @@ class RowCache(Cache):
             super().__init__(layers=[])
         else:
             super().__init__(layer_class_to_replicate=_RowLayer)
-        seen = prepared.get_seq_length() if prepared.layers else 0
+        # A convolution does not know how long the text is, so attention has to stand beside it.
+        lengths = [
+            layer.get_seq_length() for layer in prepared.layers if isinstance(layer, DynamicLayer)
+        ]
         for index, layer in enumerate(prepared.layers):
-            if layer_types is not None and _is_convolution(layer, layer_types[index]):
-                self.layers.append(_convolution_layer(layer, seen))
+            if lengths and layer_types is not None and _is_convolution(layer, layer_types[index]):
+                self.layers.append(_convolution_layer(layer, index, lengths[0]))
             else:
                 self.layers.append(_row_layer(layer, index))
         self.frames: dict[int | None, Frame] = {}
@@ -561,10 +565,15 @@ def _is_convolution(layer: Any, kind: str) -> bool:
     return bool(kind == "conv" and type(layer) is _STATE and layer.number_of_states == 1)
 
 
-def _convolution_layer(layer: Any, seen: int) -> _ConvolutionRowLayer:
+def _convolution_layer(layer: Any, index: int, seen: int) -> _ConvolutionRowLayer:
     """The layer of a convolution whose cache holds `seen` tokens."""
     row_layer = _ConvolutionRowLayer()
     if seen:
+        if not layer.has_previous_state[0]:
+            raise InvalidValueError(
+                f"past_key_values must hold the convolutions' inputs of its {seen} tokens, got "
+                f"layer {index} without"
+            )
         size = layer.conv_kernel_size[0]
         # A copy: the prepared layer's own is emptied, and stays at its place in memory.
         row_layer.states = layer.conv_states[0][:, :, -size:].clone()
