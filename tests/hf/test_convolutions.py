@@ -15,19 +15,29 @@ from fastdraft import hf
 from fastdraft.drafters import AssistantModel, Staged
 from fastdraft.errors import InvalidValueError
 from fastdraft.hf.kv_cache import RowCache
-from hf_models import EOS, PAD, VOCABULARY, Forester, Generous, drawn, repetitive_batch
+from hf_models import (
+    EOS,
+    PAD,
+    VOCABULARY,
+    Forester,
+    Generous,
+    assert_goes_on,
+    drawn,
+    repetitive_batch,
+)
 
 if not hasattr(Cache, "is_recording_past"):
-    pytest.skip("transformers cannot cut such state back yet", allow_module_level=True)
+    pytest.skip("needs transformers 5.21", allow_module_level=True)
 
 OPTIONS: dict[str, Any] = {"do_sample": False, "max_new_tokens": 40, "eos_token_id": None}
 PROMPT = 30
 
 
-def _model(family: str, kernel: int = 3) -> Any:
-    experts: dict[str, Any] = {}
+def _model(family: str, **changes: Any) -> Any:
+    kinds = ["conv", "full_attention", "conv", "full_attention"]
+    special: dict[str, Any] = {"layer_types": kinds, "conv_L_cache": 3}
     if family == "lfm2_moe":
-        experts = {
+        special |= {
             "moe_intermediate_size": 16,
             "num_experts": 4,
             "num_experts_per_tok": 2,
@@ -41,13 +51,11 @@ def _model(family: str, kernel: int = 3) -> Any:
         num_hidden_layers=4,
         num_attention_heads=4,
         num_key_value_heads=2,
-        layer_types=["conv", "full_attention", "conv", "full_attention"],
-        conv_L_cache=kernel,
         max_position_embeddings=256,
         eos_token_id=EOS,
         bos_token_id=EOS,
         pad_token_id=PAD,
-        **experts,
+        **special | changes,
     )
     return drawn(transformers.AutoModelForCausalLM.from_config, config)
 
@@ -82,7 +90,7 @@ def test_tokens_are_those_of_generate(model: Any, rows: int) -> None:
 
 @pytest.mark.parametrize("kernel", [1, 2, 7])
 def test_kernels_of_any_size(kernel: int) -> None:
-    model = _model("lfm2", kernel)
+    model = _model("lfm2", conv_L_cache=kernel)
     inputs = repetitive_batch(3)
     expected = model.generate(**inputs, **OPTIONS)
     predictions = _wrong_at_times(expected)
@@ -90,25 +98,11 @@ def test_kernels_of_any_size(kernel: int) -> None:
     assert torch.equal(output.sequences, expected)
 
 
-@pytest.mark.skipif(not hasattr(transformers, "Lfm3Config"), reason="no such model yet")
+@pytest.mark.skipif(not hasattr(transformers, "Lfm3Config"), reason="needs a newer transformers")
 @pytest.mark.parametrize("rows", [1, 3])
 def test_beside_sliding_windows(rows: int) -> None:
-    config = transformers.AutoConfig.for_model(
-        "lfm3",
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        layer_types=["conv", "sliding_attention", "conv", "full_attention"],
-        sliding_window=11,
-        max_position_embeddings=256,
-        eos_token_id=EOS,
-        pad_token_id=PAD,
-    )
-    model = drawn(transformers.AutoModelForCausalLM.from_config, config)
+    kinds = ["conv", "sliding_attention", "conv", "full_attention"]
+    model = _model("lfm3", layer_types=kinds, sliding_window=11, head_dim=8)
     inputs = repetitive_batch(rows)
     expected = model.generate(**inputs, **OPTIONS)
     predictions = _wrong_at_times(expected)
@@ -118,7 +112,7 @@ def test_beside_sliding_windows(rows: int) -> None:
 
 
 def test_prompts_shorter_than_the_kernel() -> None:
-    model = _model("lfm2", 7)
+    model = _model("lfm2", conv_L_cache=7)
     inputs = {"input_ids": torch.tensor([[5, 6]]), "attention_mask": torch.ones(1, 2).long()}
     expected = model.generate(**inputs, **OPTIONS)
     prediction = expected[0, 2:].tolist()
@@ -131,7 +125,7 @@ def test_prompts_shorter_than_the_kernel() -> None:
 def test_rows_that_end_leave(model: Any, rows: int) -> None:
     inputs = repetitive_batch(rows)
     longest = model.generate(**inputs, **OPTIONS)
-    # A token that comes at different times ends the rows.
+    # The end token appears in the rows at different places.
     options = {**OPTIONS, "eos_token_id": int(longest[0, PROMPT + 9]), "pad_token_id": PAD}
     expected = model.generate(**inputs, **options)
     predictions = _wrong_at_times(longest)
@@ -158,19 +152,7 @@ def test_a_cache_is_handed_over_with_its_state(model: Any) -> None:
         first.past_key_values.layers[::2], plain.past_key_values.layers[::2], strict=True
     ):
         torch.testing.assert_close(ours.conv_states[0], theirs.conv_states[0])
-    text = torch.cat([first.sequences, inputs["input_ids"][:, -5:]], dim=1)
-    more = {"input_ids": text, "attention_mask": torch.ones_like(text)}
-    expected = model.generate(**more, **OPTIONS)
-    # From our cache to ours, and then to transformers'.
-    second = hf.generate(
-        model, **more, **options, past_key_values=first.past_key_values, drafter=Generous()
-    )
-    assert torch.equal(second.sequences, expected)
-    text = torch.cat([second.sequences, text[:, -4:]], dim=1)
-    more = {"input_ids": text, "attention_mask": torch.ones_like(text)}
-    expected = model.generate(**more, **OPTIONS)
-    third = model.generate(**more, **OPTIONS, past_key_values=second.past_key_values)
-    assert torch.equal(third, expected)
+    assert_goes_on(model, first, inputs)
 
 
 def test_a_cache_that_recorded_its_past_goes_on(model: Any) -> None:
@@ -178,7 +160,7 @@ def test_a_cache_that_recorded_its_past_goes_on(model: Any) -> None:
     expected = model.generate(**inputs, **OPTIONS)
     cache = DynamicCache(config=model.config)
     cache.activate_past_recording()
-    # Transformers leaves it with more than the convolution looks at.
+    # Such a cache holds the inputs of all 20 tokens; the convolution needs the last three.
     model(inputs["input_ids"][:, :20], past_key_values=cache)
     options = {**OPTIONS, "return_dict_in_generate": True}
     output = hf.generate(

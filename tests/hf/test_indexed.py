@@ -10,7 +10,7 @@ import transformers
 
 from fastdraft import hf
 from fastdraft.errors import InvalidValueError
-from hf_models import EOS, PAD, VOCABULARY, Forester, Generous, drawn, repetitive_batch
+from hf_models import EOS, PAD, VOCABULARY, Forester, assert_goes_on, drawn, repetitive_batch
 
 if not hasattr(transformers, "DeepseekV32Config"):
     pytest.skip("transformers has no such model yet", allow_module_level=True)
@@ -73,19 +73,7 @@ def test_a_cache_is_handed_over_with_its_index(model: Any) -> None:
         first.past_key_values.layers, plain.past_key_values.layers, strict=True
     ):
         torch.testing.assert_close(ours.indexer_keys, theirs.indexer_keys)
-    text = torch.cat([first.sequences, inputs["input_ids"][:, -5:]], dim=1)
-    more = {"input_ids": text, "attention_mask": torch.ones_like(text)}
-    expected = model.generate(**more, **OPTIONS)
-    # From our cache to ours, and then to transformers'.
-    second = hf.generate(
-        model, **more, **options, past_key_values=first.past_key_values, drafter=Generous()
-    )
-    assert torch.equal(second.sequences, expected)
-    text = torch.cat([second.sequences, text[:, -4:]], dim=1)
-    more = {"input_ids": text, "attention_mask": torch.ones_like(text)}
-    expected = model.generate(**more, **OPTIONS)
-    third = model.generate(**more, **OPTIONS, past_key_values=second.past_key_values)
-    assert torch.equal(third, expected)
+    assert_goes_on(model, first, inputs)
 
 
 def test_what_an_indexer_would_choose_from_is_refused(model: Any) -> None:

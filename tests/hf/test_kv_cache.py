@@ -272,8 +272,8 @@ _MOST = 1.15  # times what a DynamicCache takes at its peak
 def test_memory_at_its_peak(family: str, rows: int, options: dict[str, Any]) -> None:
     model = cache_memory.model_of(family, layers=6, window=96)
     inputs = cache_memory.prompts(rows, 120)
-    # So long that a widest draft and the 32 columns that a buffer has to spare stay in the bound,
-    # wherever a buffer happens to be full: measured times decide how wide a forward is.
+    # A buffer may have 32 columns and a draft's width to spare. In a text of this length they are
+    # few. How many there are depends on measured times, since these decide how wide a forward is.
     plain, drafted = cache_memory.peaks(model, inputs, length=300, **options)
     assert drafted <= _MOST * plain
 

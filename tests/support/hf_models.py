@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import transformers
 
-from fastdraft import DraftBatch, DraftStats, Engine
+from fastdraft import DraftBatch, DraftStats, Engine, hf
 from fastdraft.step_latency import StepLatency
 
 VOCABULARY = 97
@@ -158,6 +158,34 @@ def repetitive_batch(rows: int, *, seed: int = 0, longest: int = 30) -> dict[str
         input_ids[row, longest - length :] = motif.repeat(longest)[:length]
         attention_mask[row, longest - length :] = 1
     return {"input_ids": input_ids, "attention_mask": attention_mask}
+
+
+def assert_goes_on(model: Any, first: Any, inputs: dict[str, torch.Tensor]) -> None:
+    """Text goes on from a returned cache as without one: in our loop, then in transformers' own.
+
+    Args:
+        model: The model.
+        first: What `hf.generate` returned for `inputs`, with its cache.
+        inputs: A prompt of one row.
+    """
+    options: dict[str, Any] = {"do_sample": False, "max_new_tokens": 40, "eos_token_id": None}
+    text = torch.cat([first.sequences, inputs["input_ids"][:, -5:]], dim=1)
+    more: dict[str, Any] = {"input_ids": text, "attention_mask": torch.ones_like(text)}
+    expected = model.generate(**more, **options)
+    second = hf.generate(
+        model,
+        **more,
+        **options,
+        past_key_values=first.past_key_values,
+        return_dict_in_generate=True,
+        drafter=Generous(),
+    )
+    assert torch.equal(second.sequences, expected)
+    text = torch.cat([second.sequences, text[:, -4:]], dim=1)
+    more = {"input_ids": text, "attention_mask": torch.ones_like(text)}
+    expected = model.generate(**more, **options)
+    third = model.generate(**more, **options, past_key_values=second.past_key_values)
+    assert torch.equal(third, expected)
 
 
 _DECODED: dict[tuple[str, ...], torch.Tensor] = {}

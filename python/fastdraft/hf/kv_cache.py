@@ -55,7 +55,7 @@ _INDEXED: tuple[type, ...] = tuple(
 )
 
 
-# State as a short convolution has it, which transformers can cut back; older ones cannot.
+# The cache layer of a short convolution. Transformers takes tokens back from it since 5.21.
 _STATE: Any = (
     getattr(cache_utils, "LinearAttentionLayer", None)
     if hasattr(Cache, "is_recording_past")
@@ -266,21 +266,23 @@ class _IndexedRowLayer(_RowLayer):  # type: ignore[no-untyped-call]
 class _ConvolutionRowLayer(_STATE_BASE):  # type: ignore[misc]
     """The inputs of a causal convolution, of each row those of the last tokens.
 
-    Column c of row b holds token firsts[b] + c; what stands before a text is zero.
+    Column c of row b holds the input of token firsts[b] + c. Before the first token are zeros.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        # The model gives all inputs then, also of a single token, and takes what is seen back.
+        # Tells the model to call `update_conv_state` in every forward, also over a single token.
         self.record_past = True
         self.states: torch.Tensor | None = None
         self.firsts: list[int] = []
         self.length = 0
-        self._starts: tuple[list[int], list[int]] | None = None
+        # Where the next forward writes, and how far before that a later one may begin.
+        self._next: tuple[list[int], int] | None = None
 
     def prepare(self, lengths: Sequence[int], floors: Sequence[int]) -> None:
         """As `RowCache.prepare`."""
-        self._starts = list(lengths), [min(pair) for pair in zip(lengths, floors, strict=True)]
+        furthest = max(length - floor for length, floor in zip(lengths, floors, strict=True))
+        self._next = list(lengths), max(furthest, 0)
 
     def update_conv_state(
         self, conv_states: torch.Tensor, state_idx: int = 0, *, conv_kernel_size: int, **_: Any
@@ -295,9 +297,8 @@ class _ConvolutionRowLayer(_STATE_BASE):  # type: ignore[misc]
             (rows, channels, conv_kernel_size - 1 + new tokens).
         """
         rows, width = conv_states.shape[0], conv_states.shape[2]
-        lengths, floors = self._starts or ([self.length] * rows, [self.length] * rows)
-        furthest = max(length - floor for length, floor in zip(lengths, floors, strict=True))
-        # One more than the next forward looks at, for `write_back`.
+        lengths, furthest = self._next or ([self.length] * rows, 0)
+        # A forward needs one input less; `write_back` needs as many as the kernel has.
         behind = conv_kernel_size + furthest
         held = conv_states.new_zeros((*conv_states.shape[:2], behind))
         if self.states is not None:
@@ -370,7 +371,7 @@ class RowCache(Cache):
             super().__init__(layers=[])
         else:
             super().__init__(layer_class_to_replicate=_RowLayer)
-        # A convolution does not know how long the text is, so attention has to stand beside it.
+        # A convolution's layer does not store how long the text is; an attention layer does.
         lengths = [
             layer.get_seq_length() for layer in prepared.layers if isinstance(layer, DynamicLayer)
         ]
@@ -585,15 +586,13 @@ def _convolution_layer(layer: Any, index: int, seen: int) -> _ConvolutionRowLaye
 
 
 def _columns_from(states: torch.Tensor, firsts: Sequence[int], count: int) -> torch.Tensor:
-    """Columns firsts[b] to firsts[b] + count of each row, zeros where there are none."""
-    # Columns past the end belong to tokens that nobody looks at.
-    shortage = max(0, -min(firsts)), max(0, max(firsts) + count - states.shape[2])
-    if shortage != (0, 0):
-        states = torch.nn.functional.pad(states, shortage)
-    starts = np.array(firsts)[:, None] + shortage[0]
+    """Columns firsts[b] to firsts[b] + count of each row; zeros stand for negative columns."""
+    missing = max(0, -min(firsts))
+    if missing:
+        states = torch.nn.functional.pad(states, (missing, 0))
     if min(firsts) == max(firsts):
-        return states.narrow(2, int(starts[0, 0]), count)
-    (columns,) = on_device(states.device, starts + np.arange(count))
+        return states.narrow(2, firsts[0] + missing, count)
+    (columns,) = on_device(states.device, np.array(firsts)[:, None] + missing + np.arange(count))
     return states.gather(2, columns[:, None].expand(-1, states.shape[1], -1))
 
 
