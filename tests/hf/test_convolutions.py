@@ -102,7 +102,7 @@ def test_kernels_of_any_size(kernel: int) -> None:
 @pytest.mark.parametrize("rows", [1, 3])
 def test_beside_sliding_windows(rows: int) -> None:
     kinds = ["conv", "sliding_attention", "conv", "full_attention"]
-    model = _model("lfm3", layer_types=kinds, sliding_window=11, head_dim=8)
+    model = _model("lfm3", layer_types=kinds, conv_L_cache=7, sliding_window=11, head_dim=8)
     inputs = repetitive_batch(rows)
     expected = model.generate(**inputs, **OPTIONS)
     predictions = _wrong_at_times(expected)
