@@ -145,7 +145,8 @@ class Memory:
         """A corpus that a request of the namespace brought, for it and its siblings to read.
 
         It is built once, from the first request's tokens, while requests that name it read what is
-        there. It lasts as a namespace does: of corpora the least recently used leaves first. Of one that is larger than the memory the end is kept.
+        there. It lasts as a namespace does: of corpora the least recently used leaves first. Of one
+        that is larger than the memory the end is kept.
         Text must not enter it: pass it as `read_only`.
 
         Args:
