@@ -179,16 +179,13 @@ bench: $(VENV)/.bench gtest ## Run the microbenchmarks, beside the peers that ca
 	cmake --preset release && cmake --build --preset release
 	python bench/corpus.py build/bench/tokens.bin
 	build/release/bench_index build/bench/tokens.bin
-	python bench/import_time.py
 	python bench/index.py --tokens build/bench/tokens.bin
 	python bench/datastore.py --tokens build/bench/tokens.bin --core build/release/bench_datastore
 	python bench/predicted_outputs.py $(DATA:%=--data %)
 	python bench/verification.py
-	python bench/cache_memory.py
 	python -m pytest bench/microbench.py
 ifdef DATA
 	python bench/calibration.py --data $(DATA)
-	python bench/ngram.py --data $(DATA)
 	export PYTHONPATH=$$(python bench/baselines.py) && fastdraft replay --data $(DATA) --peers \
 	  --token-cost 0 --token-cost 0.02 --token-cost 0.05 --token-cost 0.2
 	fastdraft replay --data $(DATA) --tree-budget 32 \

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from fastdraft.integrations.metrics import FIELDS
+from fastdraft.integrations.request_options import MOST_IDS
 from fastdraft.integrations.vllm import ledger as ledgers
 from fastdraft.integrations.vllm.ledger import Ledger, LedgerReader, new_ticket
 from fastdraft.integrations.vllm.middleware import PredictionMiddleware
@@ -443,6 +444,12 @@ def test_wrong_predictions_are_refused(prediction, message: str) -> None:
     [
         ({"fastdraft": "of"}, "vllm_xargs.fastdraft must be 'on' or 'off', got 'of'"),
         ({"fastdraft_lookahead": 0}, "vllm_xargs.fastdraft_lookahead must be at least 1, got 0"),
+        ({"fastdraft_remember": "false"}, "vllm_xargs.fastdraft_remember must be True or False"),
+        ({"fastdraft_namespace": 5}, "vllm_xargs.fastdraft_namespace must be a text of 1 to 256"),
+        ({"prediction_token_ids": "abc"}, "vllm_xargs.prediction_token_ids must be a list of"),
+        ({"prediction_token_ids": [10**12]}, "vllm_xargs.prediction_token_ids must be token ids"),
+        ({"fastdraft_namspace": "a"}, "vllm_xargs.fastdraft_namspace is no option of a request"),
+        ({"fastdraft_cache_salt": "a"}, "vllm_xargs.fastdraft_cache_salt is no option"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments, message: str) -> None:
@@ -453,6 +460,28 @@ def test_wrong_arguments_are_refused(arguments, message: str) -> None:
     assert (error["type"], error["param"], error["code"]) == ("BadRequestError", "vllm_xargs", 400)
     assert error["message"].startswith(message)
     assert server.disconnected and server.asked == []
+
+
+@pytest.mark.parametrize("name", ["fastdraft_remember", "prediction_token_ids", "fastdraft_"])
+def test_arguments_in_the_wrong_place_are_refused(name: str) -> None:
+    server = Server()
+    got = ask(PredictionMiddleware(server), request(**{name: False}))
+    assert got.status == 400
+    error = got.json()["error"]
+    assert (error["message"], error["param"]) == (f'"{name}" belongs in vllm_xargs', name)
+    assert server.asked == []
+
+
+def test_predictions_have_an_end() -> None:
+    server = Server()
+    app = PredictionMiddleware(server)
+    assert ask(app, request(content("a" * MOST_IDS))).status == 200
+    got = ask(app, request(content("a" * (MOST_IDS + 1))))
+    assert got.status == 400
+    error = got.json()["error"]
+    assert error["message"] == f"prediction must be at most {MOST_IDS} tokens, got {MOST_IDS + 1}"
+    assert error["param"] == "prediction"
+    assert len(server.bodies(CHAT)) == 1
 
 
 def test_right_arguments_pass() -> None:

@@ -24,6 +24,7 @@ from fastdraft.cli.app import app as commands
 from fastdraft.errors import InvalidValueError
 from fastdraft.integrations.http.proxy import create
 from fastdraft.integrations.http.servers import SERVERS
+from fastdraft.integrations.request_options import MOST_IDS
 from http_serving import running
 
 CHAT = "/v1/chat/completions"
@@ -328,7 +329,7 @@ def test_large_bodies_pass_in_parts(chunked: bool) -> None:
 
 
 def test_large_predictions() -> None:
-    text = "ab" * (1 << 20)
+    text = "ab" * (MOST_IDS // 2)
     backend = Backend()
     with proxied(backend) as client:
         assert client.post(CHAT, json=chat(prediction=content(text))).status_code == 200

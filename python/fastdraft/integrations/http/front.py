@@ -15,7 +15,6 @@ import logging
 from typing import Final
 
 from fastdraft.errors import InvalidValueError
-from fastdraft.integrations.host import PREDICTION, TEMPLATES, longest_draft
 from fastdraft.integrations.http.answers import EventAnswer, WholeAnswer
 from fastdraft.integrations.http.asgi import (
     App,
@@ -32,6 +31,13 @@ from fastdraft.integrations.http.asgi import (
 )
 from fastdraft.integrations.http.servers import Server, server_of
 from fastdraft.integrations.http.templates import RequestTemplates, ServerError
+from fastdraft.integrations.request_options import (
+    MOST_IDS,
+    OPTIONS,
+    PREDICTION,
+    TEMPLATES,
+    request_options,
+)
 
 __all__ = ["Front"]
 
@@ -255,8 +261,11 @@ class _Completion:
         if not isinstance(arguments, dict):
             # The server has its own error for that.
             return body
+        for name in request:
+            if name in OPTIONS or name.startswith("fastdraft"):
+                raise _InvalidRequest(f"{_shown(name)} belongs in {field}", name)
         try:
-            drafts = longest_draft(arguments) > 0
+            drafts = request_options(arguments).lookahead > 0
         except InvalidValueError as error:
             raise _InvalidRequest(f"{field}.{error}", field) from error
         added: Json = {}
@@ -267,6 +276,10 @@ class _Completion:
         if PREDICTION not in arguments and text:
             model = request.get("model")
             token_ids = await self._front.prediction_ids(self._scope, model, text)
+            if len(token_ids) > MOST_IDS:
+                raise _InvalidRequest(
+                    f"prediction must be at most {MOST_IDS} tokens, got {len(token_ids)}"
+                )
             if token_ids:
                 added[PREDICTION] = token_ids
         if PREDICTION in arguments or PREDICTION in added:
