@@ -82,7 +82,7 @@ class ForcedModel(LlamaForCausalLM):  # type: ignore[no-untyped-call]
         self.register_buffer("said", said, persistent=False)
         self.register_buffer("owner", owner, persistent=False)
 
-    @wraps(LlamaForCausalLM.forward)
+    @wraps(LlamaForCausalLM.forward)  # type: ignore[override]
     def forward(
         self,
         input_ids: Any = None,

@@ -258,7 +258,7 @@ class _Speculation:
             Grammar.of(each, self.tokenizer) or each for each in logits_processor
         )
         warping = Warping()
-        if config.do_sample and not keep_scores:
+        if config.do_sample:
             logits_processor, warping = Warping.split(logits_processor)
         processors = PositionProcessors(logits_processor, rows=count, columns=input_ids.shape[1])
         criteria = PositionCriteria(stopping_criteria, count)
