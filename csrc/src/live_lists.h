@@ -95,6 +95,8 @@ class LiveLists {
   bool has_room() const noexcept { return left_ >= kListsOfToken; }
   // Takes a block of the log's for more. Throws MemoryLimitError.
   void add_block();
+  // The most bytes of a log: no more blocks of it have a number each.
+  static constexpr std::int64_t kMostBytes = LiveLog::kBlockBytes << 24;
   std::int64_t num_blocks() const noexcept { return num_blocks_; }
   std::int64_t directory_bytes() const noexcept { return LiveLog::bytes_of(ring_.size()); }
 
@@ -157,6 +159,7 @@ class LiveLists {
   static constexpr int kUnitBits = 8;
   static_assert(kBlockUnits == 1 << kUnitBits);
   static constexpr std::uint32_t kBlockMask = (1u << (32 - kUnitBits)) - 1;
+  static_assert(kMostBytes / LiveLog::kBlockBytes == std::int64_t{kBlockMask} + 1);
 
   // The size of a list, its state, order and check.
   class Header {
