@@ -91,7 +91,6 @@ class LiveDatastore final : public Datastore {
       throw InvalidValueError("max_bytes must be at least " + std::to_string(least) + ", got " +
                               std::to_string(max_bytes));
     }
-    check_most(max_bytes);
     std::random_device seeds;
     const auto seed = [&] { return (std::uint64_t{seeds()} << 32) | seeds(); };
     lists_.open(log_);
@@ -152,11 +151,6 @@ class LiveDatastore final : public Datastore {
   std::int64_t end() const override { return log_.end(); }
 
  private:
-  static void check_most(std::int64_t max_bytes) {
-    if (max_bytes <= LiveLists::kMostBytes) return;
-    throw InvalidValueError("max_bytes must be at most " + std::to_string(LiveLists::kMostBytes) +
-                            ", got " + std::to_string(max_bytes));
-  }
   void check_open() const {
     if (closed()) throw DatastoreClosedError("the datastore is closed");
   }
@@ -468,7 +462,6 @@ std::int64_t LiveDatastore::limit(std::int64_t max_bytes) {
   if (max_bytes < 0) {
     throw InvalidValueError("max_bytes must be at least 0, got " + std::to_string(max_bytes));
   }
-  check_most(max_bytes);
   const auto shrink = [&] {
     const std::unique_lock<PhaseFairMutex> lock(*mutex_);
     check_open();

@@ -709,16 +709,6 @@ def test_paths_need_not_be_utf_8(tmp_path: Path) -> None:
     assert path + "x" in str(error.value)
 
 
-def test_stores_have_a_largest_limit() -> None:
-    """The lists of a larger one would have no numbers left."""
-    with pytest.raises(InvalidValueError, match=r"max_bytes must be at most 7\d{10}, got"):
-        Datastore(max_bytes=1 << 40)
-    store = Datastore(max_bytes=1 << 20)
-    with pytest.raises(InvalidValueError, match=r"max_bytes must be at most 7\d{10}, got"):
-        store.limit(1 << 40)
-    assert store.limit(1 << 36) == 1 << 36
-
-
 def test_documents_enter_between_the_pieces_of_a_long_one() -> None:
     """Whoever adds a short one does not wait for all of a long one."""
     store = Datastore(max_bytes=1 << 20)
