@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import stat
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -77,6 +78,9 @@ class TemporaryFolder:
 def lock(path: Path, flags: int) -> int | None:
     """Locks a file or a folder for this process, until it closes the descriptor or ends.
 
+    Anybody may have put anything into a shared folder such as /tmp: links and FIFOs are refused,
+    and not waited for.
+
     Args:
         path: What to lock.
         flags: How to open it, as for `os.open`; a new file is for its owner alone.
@@ -86,13 +90,17 @@ def lock(path: Path, flags: int) -> int | None:
 
     Raises:
         BlockingIOError: Another process has the lock.
-        OSError: The path cannot be opened.
+        OSError: The path cannot be opened, or is refused.
     """
     try:
         import fcntl
     except ImportError:
         return None
-    descriptor = os.open(path, flags, 0o600)
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    mode = os.fstat(descriptor).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        os.close(descriptor)
+        raise PermissionError(f"{path} is neither a file nor a folder")
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -119,5 +127,6 @@ def _remove_dead(folder: Path) -> None:
     except OSError:
         return  # in use, another user's, or gone
     if held is not None:
-        shutil.rmtree(folder, ignore_errors=True)
+        if os.fstat(held).st_uid == os.geteuid():
+            shutil.rmtree(folder, ignore_errors=True)
         os.close(held)

@@ -24,13 +24,17 @@ __all__ = ["Memory"]
 _ROOM = 1 << 20
 # A store's age is known to so many tokens.
 _MARK_TOKENS = 4096
+# The part of the bytes for which namespaces with little text may displace others' text. Each takes
+# a whole store, so a client that makes up names would otherwise empty the memory with a few tokens.
+_SMALL_PART = 8
 
 
-class _Corpus(NamedTuple):
-    """The name of a corpus that a request of a namespace brought."""
+class _Name(NamedTuple):
+    """What a store is called. All names have this form, whatever a namespace is."""
 
     namespace: Hashable
-    corpus_id: str
+    corpus_id: str | None = None
+    """Of a corpus that a request of the namespace brought; None for the text that was said."""
 
 
 @dataclass(slots=True, eq=False)
@@ -101,15 +105,19 @@ class Memory:
         self._room = max(_least_bytes(), min(max_bytes // 8, _ROOM), max_bytes // 32)
         self._limits = 0  # of all stores together
         # The least recently used first. `_roomy`: the names of stores that may have bytes to spare.
-        self._held: OrderedDict[Hashable, _Held] = OrderedDict()
-        self._roomy: OrderedDict[Hashable, None] = OrderedDict()
+        self._held: OrderedDict[_Name, _Held] = OrderedDict()
+        self._roomy: OrderedDict[_Name, None] = OrderedDict()
+        # Stores that had little text when they were last used, the least recently used first.
+        self._small: OrderedDict[_Name, None] = OrderedDict()
         # Of each store an entry, with an age that it had or has: ages only rise.
-        self._ages: list[tuple[int, int, Hashable, _Held]] = []
+        self._ages: list[tuple[int, int, _Name, _Held]] = []
         self._moments = itertools.count()
         self._lock = threading.RLock()
         self._saver = None
         if folder is not None and max_bytes:
-            self._saver = Saver(folder, max_bytes, self._make_room_for)
+            self._saver = Saver(
+                folder, max_bytes, lambda name, store: self._make_room_for(_Name(name), store)
+            )
 
     def of(self, namespace: Hashable = None) -> list[Datastore]:
         """The store of a namespace, with room for text; none without memory.
@@ -120,7 +128,7 @@ class Memory:
         if not self.max_bytes:
             return []
         with self._lock:
-            return [self._use(namespace, self._room).store]
+            return [self._use(_Name(namespace), self._room).store]
 
     def find(self, namespaces: Iterable[Hashable]) -> list[Datastore]:
         """The stores of those namespaces that have one, each once; makes none."""
@@ -128,7 +136,7 @@ class Memory:
             return [
                 held.store
                 for namespace in dict.fromkeys(namespaces)
-                if (held := self._held.get(namespace)) is not None and not held.store.closed
+                if (held := self._held.get(_Name(namespace))) is not None and not held.store.closed
             ]
 
     def corpus(
@@ -136,8 +144,9 @@ class Memory:
     ) -> list[Datastore]:
         """A corpus that a request of the namespace brought, for it and its siblings to read.
 
-        It is built once, from the first request's tokens, and lasts as a namespace does: of corpora
-        the least recently used leaves first. Of one that is larger than the memory the end is kept.
+        It is built once, from the first request's tokens, while requests that name it read what is
+        there. It lasts as a namespace does: of corpora the least recently used leaves first. Of one
+        that is larger than the memory the end is kept.
         Text must not enter it: pass it as `read_only`.
 
         Args:
@@ -153,7 +162,7 @@ class Memory:
         """
         if not isinstance(corpus_id, str) or not corpus_id:
             raise InvalidValueError(f"corpus_id must be a text, got {corpus_id!r}")
-        name = _Corpus(namespace, corpus_id)
+        name = _Name(namespace, corpus_id)
         with self._lock:
             held = self._held.get(name)
             if held is not None and not held.store.closed:
@@ -163,15 +172,23 @@ class Memory:
                 return [held.store]
             if token_ids is None or not self.max_bytes:
                 return []
-            held = self._use(name, self._room)
-            try:
-                held.store.add(token_ids, grow=lambda: self._make_room_for(name, held.store))
-            except InvalidValueError:
-                self._drop(name)
-                raise
+            store = self._use(name, self._room).store
+        # A long text is indexed without the lock, which other namespaces need.
+        try:
+            store.add(token_ids, grow=lambda: self._make_room_for(name, store))
+        except DatastoreClosedError:
+            return []  # forgotten meanwhile
+        except InvalidValueError:
+            with self._lock:
+                if (held := self._held.get(name)) is not None and held.store is store:
+                    self._drop(name)
+            raise
+        with self._lock:
+            if (held := self._held.get(name)) is None or held.store is not store:
+                return []
             held.marks.clear()
-            self._set_limit(held, held.store.bytes)
-            return [held.store]
+            self._set_limit(held, store.bytes)
+            return [store]
 
     def forget(self, namespace: Hashable) -> bool:
         """Closes the namespace's store and its corpora; whether there were any.
@@ -179,13 +196,12 @@ class Memory:
         Requests that are running go on without them, and their text does not enter. What was saved
         of it is removed when this returns. Raises OSError where that fails.
         """
-        dropped: list[Hashable] = []
+        dropped: list[_Name] = []
 
         def drop() -> None:
             with self._lock:
                 for name in list(self._held):
-                    of = name.namespace if isinstance(name, _Corpus) else name
-                    if of == namespace:
+                    if name.namespace == namespace:
                         dropped.append(name)
                         self._drop(name)
 
@@ -232,9 +248,9 @@ class Memory:
         """The namespaces that have a store, without corpora; the least recently used first."""
         with self._lock:
             return [
-                name
+                name.namespace
                 for name, held in self._held.items()
-                if not (isinstance(name, _Corpus) or held.store.closed)
+                if name.corpus_id is None and not held.store.closed
             ]
 
     @property
@@ -243,7 +259,7 @@ class Memory:
         with self._lock:
             return sum(held.store.bytes for held in self._held.values())
 
-    def _use(self, name: Hashable, room: int) -> _Held:
+    def _use(self, name: _Name, room: int) -> _Held:
         """The store, with `room` bytes beyond what it holds as far as they can be had."""
         held = self._held.get(name)
         made = False
@@ -265,16 +281,21 @@ class Memory:
         self._held.move_to_end(name)
         self._roomy[name] = None
         self._roomy.move_to_end(name)
+        if held.store.bytes <= _least_bytes():
+            self._small[name] = None
+            self._small.move_to_end(name)
+        else:
+            self._small.pop(name, None)
         wanted = held.store.bytes + room - held.limit
         if wanted > 0:
             self._make_room(wanted, held)
             self._set_limit(held, held.limit + min(wanted, self.max_bytes - self._limits))
-        if made and self._saver is not None and not isinstance(name, _Corpus):
-            self._saver.begin(name, held.store)
+        if made and self._saver is not None and name.corpus_id is None:
+            self._saver.begin(name.namespace, held.store)
         return held
 
-    def _make_room_for(self, name: Hashable, store: Datastore) -> None:
-        """Gives a namespace's store room for more text, if the store is still its own."""
+    def _make_room_for(self, name: _Name, store: Datastore) -> None:
+        """Gives a store room for more text, if it still has the name."""
         with self._lock:
             held = self._held.get(name)
             if held is not None and held.store is store:
@@ -292,6 +313,15 @@ class Memory:
                     break
             elif held is not None:
                 self._set_limit(held, held.store.bytes)
+        while (
+            len(self._small) * _least_bytes() > self.max_bytes // _SMALL_PART
+            and self.max_bytes - self._limits < wanted
+        ):
+            name, _ = self._small.popitem(last=False)
+            held = self._held[name]
+            # One that has got more text since is no small one any more.
+            if held is not user and held.store.bytes <= _least_bytes():
+                self._drop(name)
         step = max(_least_bytes() // 4, self._room // 64)
         while (missing := wanted - (self.max_bytes - self._limits)) > 0 and self._ages:
             age, _, name, held = heapq.heappop(self._ages)
@@ -322,13 +352,14 @@ class Memory:
             for name in list(self._held):
                 self._drop(name)
 
-    def _drop(self, name: Hashable) -> None:
+    def _drop(self, name: _Name) -> None:
         held = self._held.pop(name)
         self._roomy.pop(name, None)
+        self._small.pop(name, None)
         self._limits -= held.limit
         held.store.close()
-        if self._saver is not None and not isinstance(name, _Corpus):
-            self._saver.end(name)
+        if self._saver is not None and name.corpus_id is None:
+            self._saver.end(name.namespace)
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fastdraft.files import TemporaryFolder
+from fastdraft.files import TemporaryFolder, lock
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no locks of folders")
 
@@ -60,3 +60,36 @@ def test_a_fork_leaves_the_folder_alone(tmp_path: Path) -> None:
     folder._maker = os.getpid() + 1
     folder.close()
     assert folder.path.exists()
+
+
+def test_what_others_left_in_a_shared_folder_stops_nobody(tmp_path: Path) -> None:
+    """Nobody writes to the FIFO: whoever opened it as a file would wait for ever."""
+    os.mkfifo(tmp_path / "test-fifo")
+    (tmp_path / "test-file").write_text("somebody's")
+    target = tmp_path / "target"
+    target.mkdir()
+    (target / "file").write_text("somebody's")
+    (tmp_path / "test-link").symlink_to(target)
+    made = threading.Event()
+
+    def make() -> None:
+        with TemporaryFolder("test-", tmp_path):
+            made.set()
+
+    threading.Thread(target=make, daemon=True).start()
+    assert made.wait(10)
+    assert (target / "file").exists() and (tmp_path / "test-file").exists()
+    with pytest.raises(PermissionError, match="neither a file nor a folder"):
+        lock(tmp_path / "test-fifo", os.O_RDWR)
+    with pytest.raises(OSError, match="test-link"):
+        lock(tmp_path / "test-link", os.O_RDONLY)
+
+
+def test_folders_of_other_users_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As another user sees this one's, whose mode may let all write."""
+    (tmp_path / "test-other").mkdir()
+    user = os.geteuid()
+    with monkeypatch.context() as patch:
+        patch.setattr("os.geteuid", lambda: user + 1)
+        TemporaryFolder("test-", tmp_path)
+    assert (tmp_path / "test-other").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from collections.abc import Hashable
 
 import numpy as np
 import pytest
@@ -118,6 +119,22 @@ def test_a_busy_namespace_leaves_a_rare_one_its_share() -> None:
     assert 0.5 < (held["rare"] / entered["rare"]) / (held["busy"] / entered["busy"]) < 3
 
 
+def test_made_up_names_do_not_empty_the_memory() -> None:
+    memory = Memory(8 << 20)
+    tenants = [f"tenant {number}" for number in range(4)]
+    for number, tenant in enumerate(tenants):
+        for part in range(60):
+            memory.of(tenant)[0].add(range(part * 1000 + number, part * 1000 + number + 1000))
+    before = {tenant: len(memory.find([tenant])[0]) for tenant in tenants}
+    for number in range(2000):
+        memory.of(f"made up {number}")[0].add([number, number + 1])
+    after = {tenant: sum(map(len, memory.find([tenant]))) for tenant in tenants}
+    assert sum(after.values()) > 0.7 * sum(before.values())
+    # The latest of them are there.
+    assert len(memory.namespaces) > 25 and memory.namespaces[-1] == "made up 1999"
+    assert memory.bytes <= memory.max_bytes
+
+
 def test_many_namespaces_come_and_go() -> None:
     memory = Memory(10 * LEAST)
     for number in range(500):
@@ -208,6 +225,63 @@ def test_a_corpus_is_built_once_and_seen_by_its_namespace_alone() -> None:
     assert memory.forget("tenant") and built.closed
     assert memory.corpus("tenant", "repo") == []
     assert not memory.forget("tenant")
+
+
+@pytest.mark.parametrize(
+    "name", [("tenant", "repo"), ("tenant", "repo", None), ("tenant", None), "tenant", None]
+)
+def test_no_namespace_is_called_as_a_corpus_is(name: Hashable) -> None:
+    memory = Memory(1 << 20)
+    [corpus] = memory.corpus("tenant", "repo", [1, 2, 3])
+    [inner] = memory.corpus(("tenant", "repo"), "repo", [4, 5, 6])
+    assert memory.find([name]) == []
+    assert text_of(memory.of(name)[0]) == []
+    memory.forget(name)
+    assert corpus.closed == (name == "tenant") and inner.closed == (name == ("tenant", "repo"))
+
+
+def test_a_corpus_is_indexed_while_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = Memory(8 << 20)
+    begun, go_on = threading.Event(), threading.Event()
+    add = Datastore.add
+
+    def late(store: Datastore, *args: object, **options: object) -> None:
+        begun.set()
+        assert go_on.wait(60)
+        add(store, *args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Datastore, "add", late)
+    found: list[list[Datastore]] = []
+    bringing = threading.Thread(
+        target=lambda: found.append(memory.corpus("tenant", "repo", range(9)))
+    )
+    bringing.start()
+    assert begun.wait(60)
+    done = threading.Event()
+    other = threading.Thread(
+        target=lambda: (memory.of("b"), memory.corpus("tenant", "repo"), done.set()), daemon=True
+    )
+    other.start()
+    assert done.wait(10)
+    go_on.set()
+    bringing.join()
+    assert text_of(found[0][0]) == list(range(9))
+
+
+def test_a_corpus_that_is_forgotten_while_it_is_indexed_stays_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    memory = Memory(8 << 20)
+    add = Datastore.add
+
+    def forgotten(store: Datastore, *args: object, **options: object) -> None:
+        memory.forget("tenant")
+        add(store, *args, **options)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Datastore, "add", forgotten)
+        assert memory.corpus("tenant", "repo", range(9)) == []
+    assert memory.corpus("tenant", "repo") == [] and memory.bytes == 0
 
 
 def test_a_corpus_in_use_stays_while_text_comes_and_goes() -> None:

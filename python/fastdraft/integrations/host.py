@@ -11,7 +11,6 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-import numpy as np
 from numpy.typing import ArrayLike
 
 from fastdraft import Datastore, DraftBatch, DraftStats, Engine, Memory, Offers
@@ -19,6 +18,17 @@ from fastdraft.datastore import fingerprint
 from fastdraft.errors import FastdraftError, InvalidValueError
 from fastdraft.fleet import Replica
 from fastdraft.integrations.metrics import SOURCES, Totals, hits_field
+from fastdraft.integrations.request_options import (
+    CORPUS,
+    CORPUS_ID,
+    LOOKAHEAD,
+    NAMESPACE,
+    PREDICTION,
+    REMEMBER,
+    SWITCH,
+    TEMPLATES,
+    UNLIMITED,
+)
 
 __all__ = [
     "CORPUS",
@@ -39,29 +49,8 @@ __all__ = [
     "watch",
 ]
 
-# Keys of a request's own parameters.
-PREDICTION: Final = "prediction_token_ids"
-"""The token ids of the text that the caller expects."""
-TEMPLATES: Final = "fastdraft_template_ids"
-"""The token ids of text that parts of the answer may look like: see `fastdraft.templates`."""
-REMEMBER: Final = "fastdraft_remember"
-"""False keeps the request and the memory of earlier requests apart."""
-NAMESPACE: Final = "fastdraft_namespace"
-"""The name of those with whom the request shares text: it sees no others' text, nor they its."""
-CORPUS_ID: Final = "fastdraft_corpus_id"
-"""The name of a corpus that a request of the namespace has brought."""
-CORPUS: Final = "fastdraft_corpus_token_ids"
-"""The token ids of that corpus; requests that follow may name it alone."""
-SWITCH: Final = "fastdraft"
-""""off" indexes and drafts nothing for the request."""
-LOOKAHEAD: Final = "fastdraft_lookahead"
-"""The longest draft that the request wants."""
-
 KEY_VARIABLE: Final = "FASTDRAFT_MEMORY_KEY"
 """In the environment: the operator's key for what is saved or published."""
-
-UNLIMITED: Final = int(np.iinfo(np.int32).max)
-"""More tokens than any text has."""
 
 _LONGEST_NAME: Final = 256
 

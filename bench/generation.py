@@ -1,11 +1,11 @@
-"""Compiled decoding with and without drafts, beside eager decoding, on the demo's requests.
+"""Generation with and without drafts, eager and compiled, on the demo's requests.
 
 Four ways take turns: eager and compiled, `model.generate` and `hf.generate`. Compiled is
 `cache_implementation="static"` with torch.compile (inductor) on every device. Every way runs each
 request once before anything counts, so no compilation is in the times. The fastest of the repeats
 counts, by wall time and by CPU time; the speed-up is plain's over fastdraft's, eager and compiled.
 
-    python bench/compiled.py --json bench/results/compiled.json
+    python bench/generation.py --json bench/results/compiled.json
 """
 
 from __future__ import annotations

@@ -1,19 +1,14 @@
-"""What the key-value cache takes at its peak: `hf.generate` beside transformers' own DynamicCache.
+"""The peak bytes of a key-value cache: `hf.generate` beside transformers' own DynamicCache.
 
-Both decode the same prompts to the same tokens. Counted are the bytes of every tensor that a cache
-makes, for as long as it lives, so also what is there twice at the moment of growth. The models
-are tiny, since only the ratio is of interest.
-
-    python bench/cache_memory.py
+Both decode the same prompts to the same tokens. Counted is every tensor that a cache makes, for as
+long as it lives, so also what is there twice at the moment of growth.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import wraps
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -24,13 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from transformers import DynamicCache
 
-import harness
 from fastdraft import DraftConfig, hf
+from fastdraft.hf.interface import CACHE
 from fastdraft.hf.kv_cache import RowCache
-
-# The tests' random models.
-sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
-
 from hf_models import VOCABULARY, Generous, tiny_model
 
 _METHODS: dict[type, tuple[str, ...]] = {
@@ -177,7 +168,7 @@ def peaks(
             if allowed is not None:
                 options["stopping_criteria"] = [_Reached(prompt + length)]
             if cache is not None:
-                options["past_key_values"] = cache
+                options[CACHE] = cache
             with cache_bytes(cache) as counted:
                 if decoder == 0:
                     output = model.generate(**given, **options)
@@ -187,38 +178,7 @@ def peaks(
                     output = hf.generate(model, **given, **options)
             assert torch.equal(output.sequences, texts[turn])
             peaks[decoder] = max(peaks[decoder], counted.peak)
-            cache = output.past_key_values
+            cache = output[CACHE]
             following = torch.cat([output.sequences, inputs["input_ids"][:, :20]], 1)
             given = {"input_ids": following, "attention_mask": torch.ones_like(following)}
     return peaks[0], peaks[1]
-
-
-CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
-    "Llama": ("llama", 1, {}),
-    "Llama, 4 rows": ("llama", 4, {}),
-    "Llama, ends early": ("llama", 1, {"allowed": 1 << 15}),
-    "Llama, 3 turns": ("llama", 1, {"turns": 3}),
-    "Mistral": ("mistral", 1, {}),
-    "Gemma 3": ("gemma3", 1, {}),
-    "Gemma 3, 4 rows": ("gemma3", 4, {}),
-    "Gemma 3, ends early": ("gemma3", 1, {"allowed": 1 << 15}),
-    "Gemma 3, 3 turns": ("gemma3", 1, {"turns": 3}),
-}
-
-
-def main() -> None:
-    options = harness.parser(__doc__).parse_args()
-    results = harness.about()
-    rows = []
-    for name, (family, batch, how) in CASES.items():
-        model = model_of(family, layers=12, window=128)
-        plain, drafted = peaks(model, prompts(batch, 160), length=440, **how)
-        rows.append(
-            {"case": name, "DynamicCache": plain, "hf.generate": drafted, "ratio": drafted / plain}
-        )
-    harness.show("bytes at the peak", None, rows)
-    harness.finish(options, {**results, "rows": rows})
-
-
-if __name__ == "__main__":
-    main()
