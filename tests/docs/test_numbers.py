@@ -120,7 +120,6 @@ def test_the_front_page() -> None:
         assert row_of(front, beginning) == [plain, f"{lookup} (prompt lookup)", ours]
 
 
-
 def test_what_each_source_adds() -> None:
     means = {each["drafts"]: each["gains"] for each in results("sources")["means"]}
     page = ROOT / "docs" / "benchmarks" / "quality.md"
