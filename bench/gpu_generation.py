@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -82,24 +82,16 @@ class ForcedModel(LlamaForCausalLM):  # type: ignore[no-untyped-call]
         self.register_buffer("said", said, persistent=False)
         self.register_buffer("owner", owner, persistent=False)
 
+    @wraps(LlamaForCausalLM.forward)  # type: ignore[override]
     def forward(
         self,
         input_ids: Any = None,
-        attention_mask: Any = None,
         position_ids: Any = None,
-        past_key_values: Any = None,
-        use_cache: Any = None,
         logits_to_keep: Any = 0,
         **kwargs: Any,
     ) -> Any:
         output = super().forward(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            use_cache=use_cache,
-            logits_to_keep=logits_to_keep,
-            **kwargs,
+            input_ids=input_ids, position_ids=position_ids, logits_to_keep=logits_to_keep, **kwargs
         )
         following = (position_ids + 1).clamp(max=self.said.shape[1] - 1)
         tokens = self.said[self.owner[input_ids], following]

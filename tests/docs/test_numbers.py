@@ -118,9 +118,6 @@ def test_the_front_page() -> None:
             for mode in ("plain", "prompt_lookup", "fastdraft")
         )
         assert row_of(front, beginning) == [plain, f"{lookup} (prompt lookup)", ours]
-    (live,) = [each for each in results("serving_live")["rows"] if each["rows"] == 16]
-    suffix, ours = (f"{live[name]['relative_seconds'][0]:.2f}" for name in ("suffix", "fastdraft"))
-    assert row_of(front, "vLLM, 16 requests") == ["1.00", f"{suffix} (Arctic)", ours]
 
 
 def test_what_each_source_adds() -> None:
