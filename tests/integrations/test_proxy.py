@@ -37,6 +37,7 @@ class Backend:
 
     def __init__(self, owner: str = "vllm") -> None:
         self.owner = owner
+        self.models_status = 200
         self.asked: list[tuple[str, bytes]] = []
         self.scopes: list[dict[str, Any]] = []
         self.go_on = threading.Event()
@@ -73,7 +74,8 @@ class Backend:
             text = "".join(map(chr, json.loads(body)["tokens"]))
             await answer(send, {"text" if self.owner == "sglang" else "prompt": text})
         elif path == "/v1/models":
-            await answer(send, {"object": "list", "data": [{"id": "m", "owned_by": self.owner}]})
+            models = {"object": "list", "data": [{"id": "m", "owned_by": self.owner}]}
+            await answer(send, models, self.models_status)
         elif path == "/silence":
             self.disconnected.set() if await gone(receive) else None
         elif path == CHAT and json.loads(body).get("stream"):
@@ -84,7 +86,7 @@ class Backend:
         elif path == "/none":
             await start(send, 204)
             await send({"type": "http.response.body", "body": b""})
-        elif path == CHAT:
+        elif path in (CHAT, "/v1/responses"):
             await answer(send, {"choices": ["naïve"], "usage": {"completion_tokens": 5}})
         else:
             error = {"error": {"message": "no such path", "code": 404}}
@@ -206,6 +208,30 @@ def test_unknown_servers_get_the_request_as_it_is(caplog: pytest.LogCaptureFixtu
     assert backend.bodies(CHAT) == [body] * 2
     [warning] = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert "somebody" in warning.getMessage()
+    assert [path for path, _ in backend.asked].count("/v1/models") == 1
+
+
+def test_a_server_without_models_is_asked_once_and_one_that_refuses_again() -> None:
+    for status, times in ((404, 1), (405, 1), (401, 3), (500, 3)):
+        backend = Backend()
+        backend.models_status = status
+        with proxied(backend) as client:
+            for _ in range(3):
+                body = chat(prediction=content("abc"))
+                assert client.post(CHAT, json=body).status_code == 200
+        assert [path for path, _ in backend.asked].count("/v1/models") == times
+
+
+def test_each_key_has_a_namespace_only_where_the_server_is_known() -> None:
+    for owner, status in (("vllm", 200), ("somebody", 400), ("llamacpp", 400), ("sglang", 200)):
+        backend = Backend(owner)
+        with proxied(backend, namespace_by_key=True) as client:
+            headers = {"Authorization": "Bearer k"}
+            assert client.post(CHAT, json=chat(), headers=headers).status_code == status
+            closed = client.post("/v1/responses", json=chat(), headers=headers)
+            assert closed.status_code == (200 if owner == "vllm" else 400)
+        sent = json.dumps(backend.bodies(CHAT))
+        assert sent.count('"fastdraft_namespace": "key-') == (status == 200)
 
 
 def test_a_server_may_be_named() -> None:

@@ -22,6 +22,7 @@ from transformers.cache_utils import (
 )
 
 from fastdraft.errors import InvalidValueError
+from fastdraft.hf.interface import CACHE
 from fastdraft.hf.vocabulary import vocabulary_size
 
 __all__ = ["require_draftable"]
@@ -56,7 +57,7 @@ def require_draftable(
     """
     name = type(model).__name__
     parameters = inspect.signature(model.forward).parameters
-    if "past_key_values" not in parameters:
+    if CACHE not in parameters:
         raise InvalidValueError(
             f"model must keep its keys and values in the cache that it is given, got {name}, "
             "which does not"
@@ -100,7 +101,7 @@ def _require_plain_inputs(model: Any, places: torch.Tensor | None, kwargs: dict[
     inputs = _inputs(model, ids, cache, places, kwargs)
     given = inputs.get("input_ids")
     if (
-        inputs.get("past_key_values") is not cache
+        inputs.get(CACHE) is not cache
         or inputs.get("inputs_embeds") is not None
         or given is None
         or not torch.equal(given, ids)
@@ -125,7 +126,7 @@ def _inputs(
     if "logits_to_keep" in options:
         options["logits_to_keep"] = ids.shape[1]
     inputs: dict[str, Any] = model.prepare_inputs_for_generation(
-        ids, past_key_values=cache, attention_mask=None, **options
+        ids, **{CACHE: cache}, attention_mask=None, **options
     )
     return inputs
 

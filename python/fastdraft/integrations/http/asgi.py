@@ -52,7 +52,7 @@ def parsed(document: bytes) -> Json:
     """The JSON object in `document`, empty where it is none: what is wrong is the host's to say."""
     try:
         value = json.loads(document)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 

@@ -16,7 +16,13 @@ from fastdraft.integrations.vllm.middleware import PredictionMiddleware
 __all__ = ["create", "serve"]
 
 
-def create(url: str, *, server: Server | None = None, silence: float = 600.0) -> App:
+def create(
+    url: str,
+    *,
+    server: Server | None = None,
+    silence: float = 600.0,
+    namespace_by_key: bool = False,
+) -> App:
     """An ASGI application that stands before an inference server.
 
     With `FASTDRAFT_VLLM_LEDGER` in the environment, the folder of a vLLM server on the same
@@ -26,14 +32,15 @@ def create(url: str, *, server: Server | None = None, silence: float = 600.0) ->
         url: The server's, such as `http://localhost:8000`.
         server: Which one it is; None to ask it when the first request needs to know.
         silence: After how many seconds without a byte from the server a request fails.
+        namespace_by_key: Whether each key has a memory of its own, as for `Front`.
 
     Raises:
         InvalidValueError: The URL is invalid.
     """
     forward = Forward(url, silence=silence)
     if FOLDER_VARIABLE in os.environ and server in (None, VLLM):
-        return PredictionMiddleware(forward)
-    return Front(forward, server)
+        return PredictionMiddleware(forward, namespace_by_key=namespace_by_key)
+    return Front(forward, server, namespace_by_key=namespace_by_key)
 
 
 def serve(app: App, *, host: str, port: int) -> None:
