@@ -27,7 +27,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -87,16 +87,16 @@ class ForcedModel(LlamaForCausalLM):  # type: ignore[no-untyped-call]
         self.register_buffer("said", said, persistent=False)
         self.register_buffer("owner", owner, persistent=False)
 
+    @wraps(LlamaForCausalLM.forward)  # type: ignore[override]
     def forward(
         self,
         input_ids: Any = None,
         position_ids: Any = None,
-        past_key_values: Any = None,
         logits_to_keep: Any = 0,
         **more: Any,
     ) -> Any:
-        more |= {"position_ids": position_ids, "past_key_values": past_key_values}
-        output = super().forward(input_ids=input_ids, logits_to_keep=logits_to_keep, **more)
+        more |= {"position_ids": position_ids, "logits_to_keep": logits_to_keep}
+        output = super().forward(input_ids=input_ids, **more)
         following = (position_ids + 1).clamp(max=self.said.shape[1] - 1)
         tokens = self.said[self.owner[input_ids], following]
         if isinstance(logits_to_keep, int):
