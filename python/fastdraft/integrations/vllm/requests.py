@@ -6,19 +6,15 @@ Both adapters are made of it: the proposer of the V1 model runner, and the specu
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastdraft import Datastore, DraftConfig, DraftStats, Engine, Memory
-from fastdraft.errors import InvalidValueError
 from fastdraft.integrations.host import (
-    KEY_VARIABLE,
     PREDICTION,
     UNLIMITED,
     HostRequests,
@@ -29,7 +25,6 @@ from fastdraft.integrations.host import (
 from fastdraft.integrations.vllm.ledger import Ledger
 from fastdraft.integrations.vllm.rows import Request
 from fastdraft.integrations.vllm.settings import Settings
-from fastdraft.memory_folder import MemoryFolder
 
 __all__ = ["SALT", "TICKET", "VllmRequests", "VllmText", "is_first_rank"]
 
@@ -79,24 +74,15 @@ class VllmRequests(HostRequests[VllmTextT]):
         config = replace(config, max_bytes=settings.max_bytes, vocabulary=vocabulary)
         parallel = getattr(vllm_config, "parallel_config", None)
         rank = getattr(parallel, "data_parallel_rank", 0)
-        folder = None
-        if settings.memory_folder is not None and drafts:
-            if not os.environ.get(KEY_VARIABLE):
-                raise InvalidValueError(
-                    f"memory_folder needs a key in the environment's {KEY_VARIABLE}, got none"
-                )
-            folder = MemoryFolder(
-                Path(settings.memory_folder) / f"engine-{rank}",
-                key=os.environ[KEY_VARIABLE],
-                model=str(getattr(self._model_config, "model", "")),
-            )
-        memory = Memory(settings.memory_bytes, folder=folder)
+        memory = Memory(settings.memory_bytes)
         replica = None
-        if settings.fleet_url is not None and drafts and settings.memory_bytes:
+        # A folder of this machine is a fleet of the engines here, whenever they run.
+        url = settings.memory_folder if settings.fleet_url is None else settings.fleet_url
+        if url is not None and drafts and settings.memory_bytes:
             model = str(getattr(self._model_config, "model", ""))
             replica = share(
                 memory,
-                settings.fleet_url,
+                url,
                 model=model,
                 tokenizer=str(getattr(self._model_config, "tokenizer", model)),
                 revision=getattr(self._model_config, "tokenizer_revision", None),
