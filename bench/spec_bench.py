@@ -1,19 +1,18 @@
-"""Spec-Bench's six tasks by its own definitions: mean accepted tokens and relative speed.
+"""Answers to benchmarks that people know: mean accepted tokens and speed, by task.
 
 Spec-Bench (Xia et al., 2024, https://github.com/hemingkx/Spec-Bench) reports "#MAT", the tokens a
 target step emits on average over all steps of a task, and the ratio of the mean tokens a second.
 
     export PYTHONPATH=$(python bench/baselines.py)    # the peers
     python bench/spec_bench.py [--json FILE] recorded --data FOLDER
+    python bench/spec_bench.py [--json FILE] tasks --data FOLDER
     python bench/spec_bench.py [--json FILE] live --questions question.jsonl [--answers FOLDER]
 
-`recorded` replays answers of Spec-Bench's model that others recorded, without a model: records
-whose `task` begins with `mt_bench/` or `spec_bench/`, as `fastdraft replay` reads them. #MAT is
-exact for this tokenizer; speed is modelled, emitted / (steps + token_cost * drafted). Intervals
-are 95 %, by bootstrap over answers. "With memory": an answer drafts from the task's earlier ones.
-
-`live` decodes Spec-Bench's question file with a real model, plainly and with drafts, and writes
-each way's answers in Spec-Bench's format, so that its own scripts can evaluate them too.
+`recorded` replays answers of Spec-Bench's model, records whose `task` begins with `mt_bench/` or
+`spec_bench/`; `tasks` those to HumanEval, GSM8K and others. #MAT is exact for this tokenizer; speed
+is modelled, emitted / (steps + token_cost * drafted). Intervals are 95 %, by bootstrap over
+answers. "With memory": an answer drafts from the task's earlier ones. `live` decodes Spec-Bench's
+question file with a real model, and writes the answers in Spec-Bench's format.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +43,22 @@ TOKEN_COSTS = (0.003, 0.02)
 LOOKAHEAD = 16
 RESAMPLES = 1000
 
-# What papers report on these questions with Vicuna-7B, its own tokenizer and a GPU: #MAT over all.
-PUBLISHED = {
-    "prompt lookup": 1.75,
-    "Token Recycling, trees of 80": 2.73,
-    "SAM-Decoding with Token Recycling": 3.03,
-    "LogitSpec": 3.28,
+KNOWN = {
+    "HumanEval": ("humaneval-python",),
+    "HumanEval in Rust": ("humaneval-rust",),
+    "MBPP": ("mbpp-python",),
+    "GSM8K": ("gsm8k",),
+    "MATH, several samples": ("math_cot",),
+    "BIG-Bench Hard": ("bbh/",),
+    "function calls": ("pydantic_ai_cassette/tool_call",),
+    "tau-bench, airline": ("tau_bench_airline",),
+    "InterCode SQL": ("intercode_sql",),
+    "SWE agents": ("swe_agent/", "openhands_multi_swe_bench"),
+    "HotpotQA": ("hotpotqa",),
+    "Arena-Hard": ("arena_hard",),
+    "WMT23": ("wmt23",),
 }
+"""Other benchmarks, by how a record's `task` begins."""
 
 
 def task_of(category: str) -> str | None:
@@ -61,16 +69,15 @@ def task_of(category: str) -> str | None:
     return name if name in TASKS else None
 
 
-def mean_accepted_tokens(answers: Sequence[DraftStats]) -> float:
-    """Tokens a step, over all steps of all answers; 1 without steps."""
-    return sum(answers, DraftStats()).mean_accepted_tokens
-
-
-def modelled_speed(answers: Sequence[DraftStats], token_cost: float) -> float:
-    """As of a replay's family."""
-    counts = sum(answers, DraftStats())
-    time = counts.steps + token_cost * counts.drafted
-    return counts.emitted / time if time else 1.0
+def known_task(task: str) -> str | None:
+    """The benchmark of `KNOWN` with the longest beginning of a record's `task`."""
+    found = [
+        (len(each), name)
+        for name, beginnings in KNOWN.items()
+        for each in beginnings
+        if task.startswith(each)
+    ]
+    return max(found)[1] if found else None
 
 
 def interval(answers: Sequence[DraftStats], resamples: int = RESAMPLES) -> tuple[float, float]:
@@ -82,47 +89,34 @@ def interval(answers: Sequence[DraftStats], resamples: int = RESAMPLES) -> tuple
     return float(low), float(high)
 
 
-# Recorded answers
-
-
-def records_by_task(
-    folder: Path, task_of_record: Callable[[Row], str | None]
-) -> dict[str, list[Record]]:
-    """The records of a folder by their tasks, in order; those without a task are left out."""
+def recorded_tasks(options: argparse.Namespace) -> dict[str, list[Record]]:
+    """The recorded answers by task, in their order. Raises RecordError where there are none."""
     from fastdraft.demo import ensure_model
+
+    def name_of(record: Row) -> str | None:
+        task = str(record.get("task", ""))
+        if options.known:
+            return known_task(task)
+        ours = str(record.get("model", "")).startswith(options.model)
+        return task_of(task) if ours else None
 
     encode = TextTokenizer(ensure_model).encode
     found: dict[str, list[Record]] = {}
-    for file in family_files([folder]).values():
-        tasks = [task_of_record(line.value) for line in parse_lines(file)]
-        if any(tasks):
-            for task, record in zip(tasks, read_family(file, encode), strict=True):
-                if task is not None:
-                    found.setdefault(task, []).append(record)
-    return found
-
-
-def recorded_tasks(folder: Path, model: str) -> dict[str, list[Record]]:
-    """The answers of a model to Spec-Bench's questions, by task.
-
-    `model` is how the records' field of this name begins.
-
-    Raises:
-        RecordError: The folder holds none.
-    """
-
-    def task_of_record(record: Row) -> str | None:
-        if not str(record.get("model", "")).startswith(model):
-            return None
-        return task_of(str(record.get("task", "")))
-
-    tasks = records_by_task(folder, task_of_record)
-    if not tasks:
-        raise RecordError(
-            f"{folder} must hold answers of {model} to Spec-Bench's questions, records whose "
-            "`task` begins with mt_bench/ or spec_bench/, and holds none"
+    for file in family_files([options.data]).values():
+        names = [name_of(line.value) for line in parse_lines(file)]
+        for name, record in (
+            zip(names, read_family(file, encode), strict=True) if any(names) else ()
+        ):
+            if name is not None:
+                found.setdefault(name, []).append(record)
+    if not found:
+        what = (
+            f"one of {', '.join(KNOWN)}"
+            if options.known
+            else f"Spec-Bench's questions by {options.model}"
         )
-    return {task: tasks[task] for task in TASKS if task in tasks}
+        raise RecordError(f"{options.data} must hold answers to {what}, and holds none")
+    return {name: found[name] for name in (KNOWN if options.known else TASKS) if name in found}
 
 
 def ways(token_cost: float) -> Iterator[tuple[str, Setting]]:
@@ -145,7 +139,7 @@ def replay_task(setting: Setting, records: Sequence[Record]) -> list[DraftStats]
 
 
 def recorded(options: argparse.Namespace) -> Row:
-    tasks = recorded_tasks(options.data, options.model)
+    tasks = recorded_tasks(options)
     about = harness.about(answers={task: len(records) for task, records in tasks.items()})
     rows: list[Row] = []
     missing: set[str] = set()
@@ -159,7 +153,6 @@ def recorded(options: argparse.Namespace) -> Row:
                 missing.add(name)
                 continue
             rows.append({"drafter": name, "token_cost": cost, **summary(answers, cost)})
-    for cost in options.token_cost:
         for kind, title in (("mat", "mean accepted tokens"), ("speed", "modelled speed")):
             columns = {task: (task, kind) for task in (*tasks, "overall")}
             harness.show(
@@ -167,25 +160,22 @@ def recorded(options: argparse.Namespace) -> Row:
                 {"drafter": "drafter", **columns},
                 [row for row in rows if row["token_cost"] == cost],
             )
-    print("\npublished, mean accepted tokens over all tasks: ", end="")
-    print(", ".join(f"{name} {value}" for name, value in PUBLISHED.items()))
-    return {**about, "rows": rows, "published": PUBLISHED}
+    return {**about, "rows": rows}
 
 
 def summary(answers: Mapping[str, Sequence[DraftStats]], token_cost: float) -> Row:
     """#MAT, its interval and modelled speed, by task and overall."""
+    found: Row = {}
     everything = {**answers, "overall": [each for task in answers.values() for each in task]}
-    return {
-        task: {
-            "mat": mean_accepted_tokens(each),
+    for task, each in everything.items():
+        counts = sum(each, DraftStats())
+        seconds = counts.steps + token_cost * counts.drafted
+        found[task] = {
+            "mat": counts.mean_accepted_tokens,
             "interval": list(interval(each)),
-            "speed": modelled_speed(each, token_cost),
+            "speed": counts.emitted / seconds if seconds else 1.0,
         }
-        for task, each in everything.items()
-    }
-
-
-# A real model
+    return found
 
 
 class Counting:
@@ -324,11 +314,12 @@ def evaluate(answers: Sequence[Row], plain: Sequence[Row]) -> Row:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = harness.parser(__doc__)
     parts = parser.add_subparsers(required=True)
-    of_recorded = parts.add_parser("recorded", help="replay recorded answers")
-    of_recorded.add_argument("--data", type=Path, required=True, metavar="FOLDER")
-    of_recorded.add_argument("--token-cost", type=float, nargs="+", default=TOKEN_COSTS)
-    of_recorded.add_argument("--model", default="vicuna-7b", help="whose answers")
-    of_recorded.set_defaults(run=recorded)
+    for name, known in (("recorded", False), ("tasks", True)):
+        part = parts.add_parser(name, help="replay recorded answers")
+        part.add_argument("--data", type=Path, required=True, metavar="FOLDER")
+        part.add_argument("--token-cost", type=float, nargs="+", default=TOKEN_COSTS)
+        part.add_argument("--model", default="vicuna-7b", help="whose answers to Spec-Bench")
+        part.set_defaults(run=recorded, known=known)
     of_live = parts.add_parser("live", help="decode the questions with a model")
     of_live.add_argument("--questions", type=Path, required=True, metavar="FILE")
     of_live.add_argument("--model", help="a folder or a name on the hub; the demo model by default")

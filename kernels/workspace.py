@@ -78,9 +78,10 @@ BUFFERS: Final = {
     "chunk_sum": Buffer(Shape.ROWS_CHUNKS),
     "raw_maximum": Buffer(Shape.ROWS_CHUNKS),
     "raw_sum": Buffer(Shape.ROWS_CHUNKS),
-    # What the filters of a row keep: the logits from here up. On the way there, the maxima of the
-    # parts, and the parts that matter.
+    # What the filters of a row keep: the logits above `lowest`, and of those that equal it the
+    # tokens up to `last_tied`. On the way there: the maxima of the parts; the parts that matter.
     "lowest": Buffer(Shape.ROWS),
+    "last_tied": Buffer(Shape.ROWS, torch.int32),
     "part_maximum": Buffer(Shape.ROWS_PARTS),
     "part_list": Buffer(Shape.ROWS_PARTS, torch.int32),
     # What processors overwrite.
@@ -183,6 +184,7 @@ class Scratch(NamedTuple):
     raw_maximum: Tensor | None = None
     raw_sum: Tensor | None = None
     lowest: Tensor | None = None
+    last_tied: Tensor | None = None
     part_maximum: Tensor | None = None
     part_list: Tensor | None = None
     row_tests: Tensor | None = None

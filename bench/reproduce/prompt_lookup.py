@@ -15,7 +15,6 @@ them.
 from __future__ import annotations
 
 import random
-from itertools import islice
 from pathlib import Path
 
 from experiment import (
@@ -23,8 +22,7 @@ from experiment import (
     Experiment,
     Mode,
     Prompt,
-    bars,
-    figure,
+    chosen,
     options_of,
     recorded,
     records,
@@ -99,7 +97,7 @@ def questions(experiment: Experiment, kind: str) -> list[Prompt]:
     else:
         every = [Prompt(kind, each.text) for each in PROMPTS if each.task == "web"]
         every += [Prompt(kind, each.prompt) for each in demo_requests() if each.name == "document"]
-    return list(islice(experiment.fitting(every), options.samples))
+    return chosen(experiment, every)
 
 
 def conversations(folder: Path | None) -> list[tuple[str, str, str]]:
@@ -174,18 +172,8 @@ def main() -> None:
             | {f"\n{name}": (name, "times plain") for name in names[1:]},
             by_category,
         )
-    print(f"\nReported: {REPORTED[options.kind]}.\n{DIFFERENCES}")
-
-    drawn, (axis,) = figure(1)
-    bars(
-        axis,
-        [row["kind"] for row in rows],
-        {name: [row[name]["tokens/s"] for row in rows] for name in names},
-        {name: [row[name]["deviation"] for row in rows] for name in names},
-    )
-    axis.set(ylabel="tokens a second", title=f"Prompt lookup: {experiment.name}")
-    results = {"rows": rows, "by category": by_category}
-    experiment.finish(f"prompt_lookup_{options.kind}", results, drawn)
+    reported = f"Reported: {REPORTED[options.kind]}.\n{DIFFERENCES}"
+    experiment.finish({"rows": rows, "by category": by_category}, reported)
 
 
 if __name__ == "__main__":

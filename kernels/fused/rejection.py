@@ -56,6 +56,8 @@ from fastdraft.kernels.fused.rows import (
     locate,
     ordered_key,
     pack,
+    passes,
+    tokens_of,
     units_of,
     unpack,
     value_of,
@@ -148,7 +150,8 @@ def _test(place, logits, allowed, draft, drafts, draws, scratch, C):
     above = (x - value_of(key)) / divisor
     never = tl.exp(above) <= NEGLIGIBLE
     if scratch.lowest is not None:
-        never = never | (x < tl.load(scratch.lowest + row))
+        lowest = tl.load(scratch.lowest + row)
+        never = never | ~passes(x, token, lowest, tl.load(scratch.last_tied + row))
     log_p = tl.where(never, float("-inf"), above - tl.log(tl.sum(weights)))
     log_q = _log_q(place, draft, at, token, scratch, C.BLOCK)
     ratio = log_p - log_q
@@ -227,8 +230,8 @@ def _next(slot, log_k, after, size):
 
 
 @triton.jit
-def _residual(x, q, maximum, scale, lowest, draft_maximum, factor, FILTERS: tl.constexpr,
-              DRAFT_LOGITS: tl.constexpr):  # fmt: skip
+def _residual(x, q, token, maximum, scale, lowest, last_tied, draft_maximum, factor,
+              FILTERS: tl.constexpr, DRAFT_LOGITS: tl.constexpr):  # fmt: skip
     """max(w - factor q, 0) of the logits x and the draft's distribution q, 0 where q is not a
     number.
 
@@ -237,7 +240,7 @@ def _residual(x, q, maximum, scale, lowest, draft_maximum, factor, FILTERS: tl.c
     weight = tl.exp2((x - maximum) * scale)
     weight = tl.where(weight > NEGLIGIBLE, weight, 0.0)
     if FILTERS:
-        weight = tl.where(x >= lowest, weight, 0.0)
+        weight = tl.where(passes(x, token, lowest, last_tied), weight, 0.0)
     if DRAFT_LOGITS:
         q = tl.exp2((q - draft_maximum) * LOG2_E)
         q = tl.where(q <= NEGLIGIBLE, 0.0, q)
@@ -404,8 +407,10 @@ def rejection_kernel(
             )
             if refused & (heat != 0):
                 bound = float("-inf")
+                last_tied = 0
                 if FILTERS:
                     bound = tl.load(scratch.lowest + place.row)
+                    last_tied = tl.load(scratch.last_tied + place.row)
                 values = values_of(logits, place.row)
                 odds = values_of(draft, at)
                 mask = allowed + place.row.to(tl.int64) * allowed_stride
@@ -415,8 +420,9 @@ def rejection_kernel(
                     x = load_allowed(logits, values, mask, unit, C.ALLOWED)
                     q = load_units(draft, odds, unit, False)
                     left = _residual(
-                        x, q, value_of(key), scale, bound, draft_top, factor, FILTERS, DRAFT_LOGITS
-                    )
+                        x, q, tokens_of(unit, logits), value_of(key), scale, bound, last_tied,
+                        draft_top, factor, FILTERS, DRAFT_LOGITS,
+                    )  # fmt: skip
                     chunk = tl.arange(0, C.CHUNKS) + tile * C.CHUNKS
                     left = tl.sum(tl.sum(tl.sum(left, 3), 0), 1)
                     tl.store(left_sum + chunk, left, mask=chunk < chunks)
@@ -454,8 +460,10 @@ def rejection_kernel(
     )
     maximum = value_of(key)
     bound = float("-inf")
+    last_tied = 0
     if FILTERS:
         bound = tl.load(scratch.lowest + row)
+        last_tied = tl.load(scratch.last_tied + row)
     values = values_of(logits, row)
     odds = values_of(draft, at)
     allowed += row.to(tl.int64) * allowed_stride
@@ -471,8 +479,10 @@ def rejection_kernel(
         unit = units_of(chunk, logits)
         x = load_allowed(logits, values, allowed, unit, C.ALLOWED)
         q = load_units(draft, odds, unit, False)
-        left_of = _residual(x, q, maximum, scale, bound, draft_top, factor, FILTERS, DRAFT_LOGITS)
         token = tl.reshape(chunk * CHUNK + tl.arange(0, CHUNK), x.shape)
+        left_of = _residual(
+            x, q, token, maximum, scale, bound, last_tied, draft_top, factor, FILTERS, DRAFT_LOGITS
+        )
         ratio = left_of / exponential_noise(seed, position, token, RESIDUAL_TOKEN_STREAM)
         score = tl.where(token < logits.vocabulary, ratio.to(tl.int32, bitcast=True), OUT)
         _best, found = unpack(tl.max(tl.max(pack(score, token), 1), 0))

@@ -98,7 +98,7 @@ def load_units(rows, values, unit, WHOLE: tl.constexpr):
     none of the units reaches past it, and nothing is masked. A unit of 16 bytes whose address
     divides by them is one load.
     """
-    token = tl.expand_dims(unit, -1) * rows.WIDTH + tl.arange(0, rows.WIDTH)
+    token = tokens_of(unit, rows)
     place = values + (token if rows.CONTIGUOUS else token.to(tl.int64) * rows.token_stride)
     if WHOLE:
         return tl.load(place).to(tl.float32)
@@ -127,9 +127,21 @@ def load_allowed(rows, values, allowed, unit, ALLOWED: tl.constexpr):
 
 
 @triton.jit
+def passes(x, token, lowest, last_tied):
+    """Whether a row's filters keep logits x of these tokens; `lowest`, `last_tied`: the row's."""
+    return (x > lowest) | ((x == lowest) & (token <= last_tied))
+
+
+@triton.jit
 def units_of(chunk, rows):
     """The units of a chunk."""
     return chunk * (CHUNK // rows.WIDTH) + tl.arange(0, CHUNK // rows.WIDTH)
+
+
+@triton.jit
+def tokens_of(unit, rows):
+    """The tokens of units, (*unit.shape, WIDTH)."""
+    return tl.expand_dims(unit, -1) * rows.WIDTH + tl.arange(0, rows.WIDTH)
 
 
 @triton.jit

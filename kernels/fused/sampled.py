@@ -39,6 +39,7 @@ from fastdraft.kernels.fused.rows import (
     locate,
     ordered_key,
     pack,
+    passes,
     units_of,
     unpack,
     value_of,
@@ -91,7 +92,8 @@ def draw(place, logits, allowed, scratch, temperature, seed, position, chunk_str
         weight = tl.exp((x - maximum) / divisor)
         kept = weight > NEGLIGIBLE
         if scratch.lowest is not None:
-            kept = kept & (x >= tl.load(scratch.lowest + place.row))
+            lowest = tl.load(scratch.lowest + place.row)
+            kept = kept & passes(x, token, lowest, tl.load(scratch.last_tied + place.row))
         weight = tl.where(kept, weight, 0.0)
         ratio = weight / exponential_noise(seed, position, token, token_stream)
         score = tl.where(by_argmax, score, ratio.to(tl.int32, bitcast=True))

@@ -18,8 +18,9 @@ less than r together, relative to the maximum M.
 **Where a part lies.** In the tile of the statistics, a part is what two neighbouring lanes hold of
 a chunk in all repeats, 16 bytes a load: its maximum costs nothing on the way to the chunk's.
 
-What is left of a row is `lowest`, float32 (rows,), -inf where nothing is filtered, and in
-`chunk_sum` the sums of what is kept of each chunk. All sums have one order, so the result does not
+What is left of a row is `lowest`, float32 (rows,), -inf where nothing is filtered, `last_tied`,
+int32 (rows,), the last token that is kept of those that equal it, and in `chunk_sum` the sums of
+what is kept of each chunk. All sums have one order, so the result does not
 depend on the batch.
 """
 
@@ -48,6 +49,8 @@ from fastdraft.kernels.fused.rows import (
     load_allowed,
     locate,
     ordered_key,
+    passes,
+    tokens_of,
     value_of,
     values_of,
 )
@@ -63,7 +66,7 @@ from fastdraft.kernels.operands import Batch, Warpers
 from fastdraft.kernels.workspace import Scratch
 
 # What `launch` works with and leaves, besides the row statistics.
-BUFFERS: Final = ("part_maximum", "part_list", "lowest")
+BUFFERS: Final = ("part_maximum", "part_list", "lowest", "last_tied")
 # Values that a program looks at together, at eight or so a thread.
 _TILE = tl.constexpr(1024)
 _WARPS: Final = 4
@@ -75,6 +78,8 @@ _COARSE = tl.constexpr(16)
 _UNUSED_BITS: Final = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}
 # What a nucleus needs at least: the likeliest token.
 _SOME = tl.constexpr(1e-30)
+# `last_tied` where all are kept.
+_ALL = tl.constexpr(0x7FFFFFFF)
 
 
 class _Row(NamedTuple):
@@ -186,12 +191,52 @@ def _search(logits, row, maxima, units, floor, need, ALLOWED: tl.constexpr, MAXI
 
 @triton.jit
 def _weigh(logits, row, units, lowest, ALLOWED: tl.constexpr):
-    """What the listed values from `lowest` up weigh together."""
+    """What the listed values from `lowest` up weigh together, and the least of them."""
     weights = tl.zeros((_TILE // logits.WIDTH, logits.WIDTH), tl.float32)
+    least = weights + float("inf")
     for start in range(0, (units.length << units.more) * logits.WIDTH, _TILE):
         x = _load_tile(logits, row, units.entries, units, start, ALLOWED, False)
         weights += tl.where(x >= lowest, tl.exp2((x - row.maximum) * row.scale), 0.0)
-    return tl.sum(weights)
+        least = tl.minimum(least, tl.where(x >= lowest, x, float("inf")))
+    return tl.sum(weights), tl.min(tl.min(least, 1), 0)
+
+
+@triton.jit
+def _count_tied(logits, row, units, value, last, ALLOWED: tl.constexpr):
+    """How many of the listed values equal `value`, of tokens up to `last`."""
+    tied = tl.zeros((_TILE // logits.WIDTH, logits.WIDTH), tl.int32)
+    for start in range(0, units.length << units.more, _TILE // logits.WIDTH):
+        index = start + tl.arange(0, _TILE // logits.WIDTH)
+        x, unit = _load_listed(logits, row, units, index, ALLOWED)
+        token = tokens_of(unit, logits)
+        inside = (token <= last) & (token < logits.vocabulary)
+        tied += ((x == value) & inside).to(tl.int32)
+    return tl.sum(tied)
+
+
+@triton.jit
+def _cut_ties(logits, row, units, lowest, need, ALLOWED: tl.constexpr):
+    """The least value kept and the last of its tokens that is needed, where from `lowest` up there
+    is enough; most often all are, and one pass over the listed values tells."""
+    total, least = _weigh(logits, row, units, lowest, ALLOWED)
+    each = tl.exp2((least - row.maximum) * row.scale)
+    last = tl.full((), _ALL, tl.int32)
+    value = lowest
+    surplus = (total - need) / each
+    if (surplus >= 1) & (surplus < float("inf")):
+        value = least
+        tied = _count_tied(logits, row, units, value, last, ALLOWED)
+        kept = tl.maximum(tied - tl.minimum(surplus, tied.to(tl.float32)).to(tl.int32), 1)
+        # The first token up to which so many are tied.
+        before = tl.full((), -1, tl.int32)
+        last = before + logits.vocabulary
+        while last - before > 1:
+            middle = before + (last - before) // 2
+            if _count_tied(logits, row, units, value, middle, ALLOWED) >= kept:
+                last = middle
+            else:
+                before = middle
+    return value, last
 
 
 @triton.jit
@@ -243,7 +288,7 @@ def _list_units(logits, row, listed, entries, room, floor, ALLOWED: tl.constexpr
 
 
 @triton.jit
-def _replace_sums(logits, row, left, part_sum, listed, lowest, ALLOWED: tl.constexpr):
+def _replace_sums(logits, row, left, part_sum, listed, lowest, last_tied, ALLOWED: tl.constexpr):
     """Makes the sums of a row's chunks those of what is kept, which the listed parts hold.
 
     part_sum: room for a number a part.
@@ -264,7 +309,8 @@ def _replace_sums(logits, row, left, part_sum, listed, lowest, ALLOWED: tl.const
         load = tl.arange(0, loads)
         unit = first[:, None] + (load // 2 * 32 + load % 2)[None, :]
         x = load_allowed(logits, row.data, row.allowed, unit, ALLOWED)
-        weights = tl.where(x >= lowest, tl.exp2((x - anchor[:, None, None]) * row.scale), 0.0)
+        kept = passes(x, tokens_of(unit, logits), lowest, last_tied)
+        weights = tl.where(kept, tl.exp2((x - anchor[:, None, None]) * row.scale), 0.0)
         place = part_sum + chunk * PARTS + first % 32 // 2
         tl.store(place, tl.sum(tl.sum(weights, 2), 1), mask=entry < listed.length)
     tl.debug_barrier()
@@ -304,6 +350,7 @@ def threshold_kernel(
         return
     request = place.request
     lowest = scratch.lowest + place.row
+    tl.store(scratch.last_tied + place.row, _ALL)
     nothing = tl.full((), float("-inf"), tl.float32)
     heat = tl.load(temperature + request)
     # Without a filter: no number of tokens, the whole share, no ratio.
@@ -348,6 +395,7 @@ def threshold_kernel(
     # of the chunks' maxima on, which as many values reach as there are chunks.
     start = value_of(tl.min(tl.where(keys == OUT, key, keys)))
     floor = least
+    last_tied = tl.full((), _ALL, tl.int32)
     every_part = _Units(part_list, parts, parts * 0)
     if most > 0:
         floor = _search(
@@ -378,14 +426,15 @@ def threshold_kernel(
             )
         if share < 1:
             if most > 0:
-                total = _weigh(logits, row, units, floor, C.ALLOWED)
-            floor = _search(
-                logits, row, maxima, units, floor, tl.maximum(share * total, _SOME),
-                C.ALLOWED, False, True, UNUSED,
-            )  # fmt: skip
+                total, _ = _weigh(logits, row, units, floor, C.ALLOWED)
+            need = tl.maximum(share * total, _SOME)
+            floor = _search(logits, row, maxima, units, floor, need, C.ALLOWED, False, True, UNUSED)
+            floor, last_tied = _cut_ties(logits, row, units, floor, need, C.ALLOWED)
     kept = tl.maximum(floor, least)
+    last_tied = tl.where(least > floor, _ALL, last_tied)
     tl.store(lowest, kept)
-    _replace_sums(logits, row, left, maxima, listed, kept, C.ALLOWED)
+    tl.store(scratch.last_tied + place.row, last_tied)
+    _replace_sums(logits, row, left, maxima, listed, kept, last_tied, C.ALLOWED)
 
 
 def launch(batch: Batch, warpers: Warpers, scratch: Scratch) -> None:

@@ -21,6 +21,7 @@ from fastdraft.kernels.reference.sampling import (
     draw,
     log_sums,
     mask,
+    warp,
     weigh,
 )
 from fastdraft.kernels.reference.trees import compaction_indices, tree_attention_mask, tree_depths
@@ -51,5 +52,6 @@ __all__ = [
     "verify_rejection",
     "verify_sampled",
     "visible_columns",
+    "warp",
     "weigh",
 ]

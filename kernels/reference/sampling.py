@@ -156,8 +156,9 @@ def weigh(x: Tensor, *, maximum: Tensor, warpers: Warpers) -> Tensor:
 
     x: float32 or float64 (rows, chunks, width), like the weights; maximum: (rows,), each row's;
     warpers: of rows, with temperatures above 0. The filters apply in the order top_k, top_p, min_p,
-    each to what the one before has left, top_p to the renormalised rest. A token that ties with the
-    last one kept is kept, and so are the token that crosses top_p and the likeliest one.
+    each to what the one before has left, top_p to the renormalised rest. The token that crosses
+    top_p is kept, and so is the likeliest one. Of tokens with equal logits, top_p keeps no more
+    than it needs, those with the lowest ids; top_k and min_p keep all.
     """
     temperature, top_k, top_p, min_p = warpers
     weights = x - maximum[:, None, None]
@@ -177,7 +178,9 @@ def weigh(x: Tensor, *, maximum: Tensor, warpers: Warpers) -> Tensor:
         _remove_below(lowest, x, weights)
     if top_p is not None:
         need = torch.where(top_p < 1, top_p * weights.sum(-1).sum(-1), torch.inf).to(x.dtype)
-        _remove_below(_threshold(x, weights, need, maximum, few=_NUCLEUS), x, weights)
+        lowest = _threshold(x, weights, need, maximum, few=_NUCLEUS)
+        _remove_below(lowest, x, weights)
+        _cut_ties(lowest, need, x, weights)
     if min_p is not None:
         lowest = (maximum + temperature * min_p.double().log()).to(x.dtype)
         _remove_below(lowest, x, weights)
@@ -206,6 +209,23 @@ def weigh_rows(
         )  # type: ignore[arg-type]
     )
     return weigh(x, maximum=maximum, warpers=usable), maximum, by_argmax, best
+
+
+def warp(logits: Tensor, warpers: Warpers) -> Tensor:
+    """The scores of rows of logits (rows, vocabulary), whose softmax is the distribution to draw
+    from: divided by the temperature, above 0, and -inf for what the filters remove.
+
+    Where there are filters, they also remove what is less than 2**-125 times as likely as the
+    likeliest token.
+    """
+    scores = as_float(logits) / warpers.temperature[:, None]
+    if not warpers.has_filters:
+        return scores
+    for part in slabs(len(logits), logits):
+        weights, _, by_argmax, _ = weigh_rows(logits[part], warpers.of(part))
+        removed = (weights.flatten(1)[:, : logits.shape[1]] == 0) & ~by_argmax[:, None]
+        scores[part].masked_fill_(removed, -torch.inf)
+    return scores
 
 
 def draw(
@@ -365,6 +385,22 @@ def _remove_below(lowest: Tensor, x: Tensor, weights: Tensor) -> None:
     """Makes the weights of all x below their row's lowest value 0."""
     # As numbers, since torch multiplies much faster on a CPU than it fills under a mask.
     weights.mul_(torch.ge(x, lowest[:, None, None], out=torch.empty_like(x)))
+
+
+def _cut_ties(lowest: Tensor, need: Tensor, x: Tensor, weights: Tensor) -> None:
+    """Makes the weights of those last tokens at `lowest` 0 without which `need` is met too."""
+    at_lowest = torch.where(x == lowest[:, None, None], weights, 0.0).amax(-1).amax(-1)
+    surplus = (weights.sum(-1).sum(-1) - need) / at_lowest
+    rows = torch.arange(len(x), device=x.device)
+    if reads_back(x):
+        rows = (surplus >= 1).nonzero()[:, 0]
+        if not len(rows):
+            return
+    tied = x[rows].flatten(1) == lowest[rows, None]
+    place = tied.cumsum(1)
+    kept = (place[:, -1] - torch.where(surplus >= 1, surplus, 0)[rows].long()).clamp(min=1)
+    cut = tied & (place > kept[:, None])
+    weights[rows] = weights[rows].masked_fill(cut.view(-1, *x.shape[1:]), 0.0)
 
 
 def reads_back(x: Tensor) -> bool:

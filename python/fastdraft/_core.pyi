@@ -91,7 +91,7 @@ class Datastore:
     def __init__(self, *, max_bytes: typing.SupportsInt | typing.SupportsIndex, fingerprint: bytes | None) -> None:
         ...
     @typing.overload
-    def __init__(self, *, path: str, fingerprint: bytes | None, verify: bool) -> None:
+    def __init__(self, *, path: bytes, fingerprint: bytes | None, verify: bool) -> None:
         ...
     def __len__(self) -> int:
         """
@@ -107,7 +107,7 @@ class Datastore:
         """
         Adds the documents that `_dump` gave.
         """
-    def _save(self, path: str, first: typing.SupportsInt | typing.SupportsIndex = 0) -> int:
+    def _save(self, path: bytes, first: typing.SupportsInt | typing.SupportsIndex = 0) -> int:
         ...
     def add(self, token_ids: numpy.typing.ArrayLike, *, prompt_size: typing.SupportsInt | typing.SupportsIndex | None = None, grow: collections.abc.Callable[[], None] | None = None) -> None:
         """
@@ -200,7 +200,7 @@ class DatastoreWriter:
     """
     The core of fastdraft.datastore.DatastoreWriter.
     """
-    def __init__(self, *, path: str, fingerprint: bytes | None, segment_tokens: typing.SupportsInt | typing.SupportsIndex) -> None:
+    def __init__(self, *, path: bytes, fingerprint: bytes | None, segment_tokens: typing.SupportsInt | typing.SupportsIndex) -> None:
         ...
     def append(self, token_ids: numpy.typing.ArrayLike) -> None:
         """

@@ -27,7 +27,7 @@ def test_categories_belong_to_six_tasks():
 
 def test_the_mean_is_over_steps_and_not_over_answers():
     answers = [DraftStats(steps=1, emitted=9), DraftStats(steps=9, emitted=9)]
-    assert spec_bench.mean_accepted_tokens(answers) == 1.8
+    assert spec_bench.summary({"rag": answers}, 0.0)["overall"]["mat"] == 1.8
     low, high = spec_bench.interval(answers)
     assert low == 1.0
     assert high == 9.0
@@ -62,13 +62,28 @@ def test_recorded_answers_of_the_model_alone_are_replayed(tmp_path, capsys):
     # One token of the prefill, then 20 in two steps at best.
     assert rows["fastdraft, chains"]["rag"]["mat"] == rows["fastdraft, chains"]["overall"]["mat"]
     assert rows["fastdraft, chains"]["rag"]["mat"] > 2
-    assert "published" in capsys.readouterr().out
+    assert "rag" in capsys.readouterr().out
+
+
+def test_other_tasks_are_grouped_by_the_longest_beginning(tmp_path):
+    names = "humaneval-python", "humaneval-rust", "gsm8k", "gsm8k_program", "other"
+    ids = {"prompt_ids": list(range(30)), "output_ids": list(range(9, 25))}
+    write_lines(tmp_path / "answers.jsonl", [{"task": name, **ids} for name in names])
+    result = tmp_path / "result.json"
+    spec_bench.main(["--json", str(result), "tasks", "--data", str(tmp_path)])
+    written = json.loads(result.read_text())
+    assert written["answers"] == {"HumanEval": 1, "HumanEval in Rust": 1, "GSM8K": 2}
+    rows = [row for row in written["rows"] if row["drafter"] == "fastdraft, chains"]
+    assert [row["token_cost"] for row in rows] == [*spec_bench.TOKEN_COSTS]
+    # The outputs copy their prompts.
+    assert all(row["GSM8K"]["mat"] > 2 and row["GSM8K"]["speed"] > 1.5 for row in rows)
 
 
 def test_a_folder_without_such_answers_is_refused(tmp_path):
     write_lines(tmp_path / "other.jsonl", [{"prompt_ids": [1], "output_ids": [2]}])
-    with pytest.raises(RecordError, match="vicuna-7b to Spec-Bench's questions"):
-        spec_bench.main(["recorded", "--data", str(tmp_path)])
+    for part, missing in (("recorded", "questions by vicuna-7b"), ("tasks", "one of HumanEval")):
+        with pytest.raises(RecordError, match=missing):
+            spec_bench.main([part, "--data", str(tmp_path)])
 
 
 @pytest.mark.parametrize(

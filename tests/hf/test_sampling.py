@@ -87,6 +87,22 @@ def test_seeds_come_from_torch_unless_given(model: Any) -> None:
     assert torch.equal(drawn, sampled(generator=torch.Generator().manual_seed(9)))
 
 
+def test_scores_change_no_token() -> None:
+    """Where many tokens tie at the edge of top-p, too: as many are kept as transformers keeps."""
+    model = tiny_model("llama")
+    with torch.no_grad():
+        model.lm_head.weight.zero_()
+    prompt = repetitive_batch(1)["input_ids"].repeat(4, 1)
+    options = {**SAMPLE, "top_p": 0.5, "seed": 3}
+    plain = hf.generate(model, prompt, **options).sequences
+    output = hf.generate(model, prompt, **options, output_scores=True, return_dict_in_generate=True)
+    assert torch.equal(output.sequences, plain)
+    expected = TopPLogitsWarper(0.5)(prompt, torch.zeros(1, 97))[0] > -torch.inf
+    for scores in output.scores:
+        assert ((scores > -torch.inf).sum(1) == int(expected.sum())).all()
+    assert len(set(plain[:, 30:].flatten().tolist())) <= int(expected.sum())
+
+
 def test_copies_of_a_prompt_are_sampled_independently(model: Any) -> None:
     inputs = repetitive_batch(2)
     output = hf.generate(model, **inputs, **SAMPLE, seed=1, num_return_sequences=3)

@@ -9,6 +9,7 @@ import torch
 from adversarial import DTYPES, Random, allowed_bits, in_layout, odd_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import TopPLogitsWarper
 
 from fastdraft.kernels.fused import threshold
 from fastdraft.kernels.fused.statistics import row_statistics
@@ -66,11 +67,18 @@ def count_kept(row, temperature, top_k, top_p, min_p, *, rounding):
     if 0 < top_k < len(ordered):
         bounds.append(float(ordered[top_k - 1]))
         weights = torch.where(ordered >= bounds[-1], weights, 0.0)
+    count = int((ordered >= max(bounds)).sum())
     if top_p < 1:
         enough = weights.cumsum(0) >= top_p * weights.sum() * (1 + rounding)
         if enough.any():
-            bounds.append(float(ordered[enough.int().argmax()]))
-    return int((ordered >= max(bounds)).sum())
+            count = min(count, int(enough.int().argmax()) + 1)
+    return count
+
+
+def kept_of(row, lowest, last_tied):
+    """Which logits of a row the filters keep."""
+    tokens = torch.arange(len(row))
+    return (row > lowest) | ((row == lowest) & (tokens <= last_tied))
 
 
 def check(logits, filters, *, allowed=None):
@@ -86,7 +94,7 @@ def check(logits, filters, *, allowed=None):
             assert lowest[index] == -math.inf
             assert torch.equal(sums[index], before[index]) or row.isnan().any()
             continue
-        kept = row >= lowest[index]
+        kept = kept_of(row, lowest[index], scratch.last_tied[index])
         count = int((kept & (row > -math.inf)).sum())
         few, many = (
             count_kept(row.double(), temperature, int(top_k), top_p, min_p, rounding=rounding)
@@ -181,6 +189,7 @@ def test_one_filter_alone(name):
     }
     expected, _ = run(logits, filters._replace(**others))
     assert torch.equal(scratch.lowest, expected.lowest)
+    assert torch.equal(scratch.last_tied, expected.last_tied)
 
 
 @given(st.data())
@@ -202,6 +211,27 @@ def test_ties(data):
     chosen = data.draw(st.lists(filters, min_size=rows, max_size=rows))
     dtype = data.draw(st.sampled_from(DTYPES))
     check(logits.view(rows, vocabulary).to(dtype), options(rows, filters=chosen))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.5, 0.9])
+def test_top_p_keeps_as_many_tied_tokens_as_transformers(dtype, share):
+    """Of equal logits those with the lowest ids, as many as sorting keeps one by one."""
+    random = Random(4)
+    flat = torch.zeros(97)
+    # An eighth of a row weighs little, the others tie.
+    steps = torch.where(random.uniform(3001) < 0.125, -4.0, (random.uniform(3001) * 3).floor())
+    for row in (flat, steps):
+        logits = row.to(dtype)[None]
+        warpers = Warpers(torch.ones(1), None, torch.tensor([share]))
+        scratch, _ = run(logits, warpers)
+        expected = TopPLogitsWarper(share)(None, logits.float())[0] > -math.inf
+        kept = kept_of(logits.float()[0], scratch.lowest[0], scratch.last_tied[0])
+        assert int(kept.sum()) == int(expected.sum())
+        weights, *_ = weigh_rows(logits, warpers)
+        assert torch.equal(weights.flatten()[: len(row)] > 0, kept)
+        tied = (logits.float()[0] == scratch.lowest[0]).nonzero()[:, 0]
+        assert kept[tied].int().diff().le(0).all()
 
 
 def test_a_row_has_its_threshold_in_any_batch():

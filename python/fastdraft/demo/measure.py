@@ -13,6 +13,7 @@ import torch
 from transformers.generation.streamers import BaseStreamer
 
 from fastdraft import DraftBatch, DraftStats, Engine, hf
+from fastdraft.hf.interface import CACHE
 from fastdraft.replay.trace import Step, Trace, accepted_path, origin_of
 
 if TYPE_CHECKING:
@@ -240,5 +241,5 @@ def explain_difference(
         moved = logits - at_once[prompt.shape[1] - 1 + i]
         noise = max(noise, float((moved[first] - moved[second]).abs()))
         step = new[:, i : i + 1]
-        output = model(step, past_key_values=output.past_key_values, use_cache=True)
+        output = model(step, **{CACHE: output[CACHE]}, use_cache=True)
     return Difference(position=position, gap=gap, noise=noise)

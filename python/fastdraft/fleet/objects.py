@@ -68,10 +68,18 @@ class RemoteObjects:
 
     @_as_os_errors
     def ls(self, folder: str = "") -> dict[str, int | None]:
-        """The names in a folder, and the sizes of objects; None for folders. Nothing where it is
-        not there."""
+        """The names in a folder of objects, and their sizes, or at the top, and None for folders.
+
+        Nothing where it is not there.
+        """
+        path = f"{self._root}/{folder}"
         try:
-            found = self._files.ls(f"{self._root}/{folder}".rstrip("/"), detail=True)
+            # To find what is below is one call, to list a folder several.
+            found = (
+                self._files.find(path, detail=True).values()
+                if folder
+                else self._files.ls(path, detail=True)
+            )
         except FileNotFoundError:
             return {}
         return {

@@ -28,6 +28,7 @@ from fastdraft.errors import InvalidValueError
 from fastdraft.hf.attention import attending, shares_keys, takes_sights
 from fastdraft.hf.draft_models import ModelDrafter
 from fastdraft.hf.grammar import Grammar
+from fastdraft.hf.interface import CACHE
 from fastdraft.hf.kv_cache import RowCache
 from fastdraft.hf.loop import Decoding
 from fastdraft.hf.masks import Masks
@@ -53,6 +54,7 @@ from fastdraft.hf.withheld import (
     withheld_arguments,
 )
 from fastdraft.step_latency import StepLatency
+from fastdraft.versions import naming_newer
 
 __all__ = ["generate", "speculate"]
 
@@ -60,6 +62,7 @@ __all__ = ["generate", "speculate"]
 _engines: weakref.WeakKeyDictionary[Any, dict[DraftConfig, Engine]] = weakref.WeakKeyDictionary()
 
 
+@naming_newer()
 def generate(
     model: Any,
     inputs: torch.Tensor | None = None,
@@ -220,6 +223,7 @@ class _Speculation:
                 f"read_only must be a list of Datastores, got {self.read_only!r}"
             )
 
+    @naming_newer()
     def __call__(
         self,
         model: Any,
@@ -235,7 +239,7 @@ class _Speculation:
             model = self.stands_for[1]
         config, count = generation_config, input_ids.shape[0]
         require_supported(model, config, model_kwargs, withheld, rows=count)
-        prepared = model_kwargs["past_key_values"]
+        prepared = model_kwargs[CACHE]
         is_static = type(prepared) is StaticCache
         cache: Any
         if is_static:
@@ -254,7 +258,7 @@ class _Speculation:
             Grammar.of(each, self.tokenizer) or each for each in logits_processor
         )
         warping = Warping()
-        if config.do_sample and not keep_scores:
+        if config.do_sample:
             logits_processor, warping = Warping.split(logits_processor)
         processors = PositionProcessors(logits_processor, rows=count, columns=input_ids.shape[1])
         criteria = PositionCriteria(stopping_criteria, count)
@@ -346,7 +350,7 @@ class _Speculation:
             "sequences": sequences,
             "scores": by_step([row.scores for row in rows]),
             "logits": by_step([row.logits for row in rows]),
-            "past_key_values": prepared if hands_cache_over else None,
+            CACHE: prepared if hands_cache_over else None,
             "stats": sum(row_stats[1:], row_stats[0]),
             "row_stats": row_stats,
             "assistants": None if models is None else models.assistants,

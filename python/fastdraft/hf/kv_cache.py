@@ -35,6 +35,7 @@ from transformers.cache_utils import (
 )
 
 from fastdraft.errors import InvalidValueError
+from fastdraft.hf.interface import CACHE
 
 __all__ = ["SHARING", "Frame", "RowCache", "on_device", "on_host", "places_after"]
 
@@ -364,7 +365,7 @@ class RowCache(Cache):
         if type(prepared) is not DynamicCache or prepared.offloading:
             offloaded = "offloaded " if getattr(prepared, "offloading", False) else ""
             raise InvalidValueError(
-                "past_key_values must be a DynamicCache, got "
+                f"{CACHE} must be a DynamicCache, got "
                 f"{offloaded}{type(prepared).__name__}; leave cache_implementation unset"
             )
         if prepared.layer_class_to_replicate is None:
@@ -538,7 +539,7 @@ def _row_layer(layer: Any, index: int) -> Any:
         needed = seen if window is None else min(seen, window - 1)
         if held < needed:
             raise InvalidValueError(
-                f"past_key_values must hold the last {needed} of its {seen} tokens, got layer "
+                f"{CACHE} must hold the last {needed} of its {seen} tokens, got layer "
                 f"{index} with {held}"
             )
         row_layer.keys, row_layer.values = layer.keys, layer.values
@@ -549,7 +550,7 @@ def _row_layer(layer: Any, index: int) -> Any:
         if isinstance(row_layer, _IndexedRowLayer):
             if layer.indexer_keys is None or layer.indexer_keys.shape[1] != held:
                 raise InvalidValueError(
-                    f"past_key_values must hold the indexer's keys of its {held} tokens, got layer "
+                    f"{CACHE} must hold the indexer's keys of its {held} tokens, got layer "
                     f"{index} without"
                 )
             index_layer = row_layer.index
@@ -572,7 +573,7 @@ def _convolution_layer(layer: Any, index: int, seen: int) -> _ConvolutionRowLaye
     if seen:
         if not layer.has_previous_state[0]:
             raise InvalidValueError(
-                f"past_key_values must hold the convolutions' inputs of its {seen} tokens, got "
+                f"{CACHE} must hold the convolutions' inputs of its {seen} tokens, got "
                 f"layer {index} without"
             )
         size = layer.conv_kernel_size[0]

@@ -420,7 +420,7 @@ class Decoding:
             if emitted.kept is not None:
                 (lines,) = on_device(emitted.scores.device, first + emitted.kept[slot, :count])
             if self.keep_scores:
-                row.scores.extend(emitted.scores[lines].clone())
+                row.scores.extend(self.warping(emitted.scores[lines].clone()))
             if self.keep_logits:
                 row.logits.extend(emitted.logits[lines].to(torch.float32, copy=True))
 

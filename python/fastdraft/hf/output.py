@@ -24,7 +24,8 @@ class SpeculativeOutput(GenerateDecoderOnlyOutput):
     """What `generate` of transformers returns in a dict, and the statistics of the drafts.
 
     `scores` and `logits` hold, where asked for, one tensor of shape (rows, vocabulary) for each new
-    token; zeros stand where a row had ended. `past_key_values` is given for a single row.
+    token; zeros stand where a row had ended. `cache`, called `past_key_values` before transformers
+    5.24, is given for a single row.
 
     Attributes:
         stats: The sum over all rows.

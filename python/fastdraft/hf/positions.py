@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,7 @@ from fastdraft.errors import InvalidValueError
 from fastdraft.hf.fused_processors import FusedProcessors, Texts
 from fastdraft.hf.grammar import Grammar, texts_of_step
 from fastdraft.hf.kv_cache import on_device
+from fastdraft.kernels import reference
 from fastdraft.kernels.operands import Warpers
 
 __all__ = ["PositionCriteria", "PositionProcessors", "Positions", "Warping"]
@@ -153,17 +154,12 @@ _WARPERS = {
 
 @dataclass(frozen=True)
 class Warping:
-    """The warpers that verification applies itself, while it reads the logits.
-
-    Attributes:
-        warpers: The same, as transformers applies them.
-    """
+    """The warpers that verification applies itself, while it reads the logits."""
 
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
-    warpers: LogitsProcessorList = field(default_factory=LogitsProcessorList)
 
     @classmethod
     def split(cls, processors: LogitsProcessorList) -> tuple[LogitsProcessorList, Warping]:
@@ -175,15 +171,13 @@ class Warping:
             found[_WARPERS[kind]] = getattr(last, _WARPERS[kind])
             del order[order.index(kind) :]
             start -= 1
-        rest, fused = processors[:start], processors[start:]
-        return LogitsProcessorList(rest), cls(**found, warpers=LogitsProcessorList(fused))
+        return LogitsProcessorList(processors[:start]), cls(**found)
 
     def __call__(self, scores: torch.Tensor) -> torch.Tensor:
-        """The scores (positions, vocabulary) as transformers' warpers give them."""
-        if not self.warpers:
+        """The scores (positions, vocabulary) after the warpers."""
+        if self == Warping():
             return scores
-        warped: torch.Tensor = self.warpers(_no_text(scores), scores.to(torch.float32))
-        return warped
+        return reference.warp(scores, self.of_lines(len(scores), scores.device))
 
     def of_lines(self, lines: int, device: torch.device) -> Warpers:
         """The operands of verification for so many lines of scores."""

@@ -13,6 +13,7 @@ from transformers import GenerationConfig
 from fastdraft import Datastore
 from fastdraft.drafters import Drafter
 from fastdraft.errors import InvalidValueError
+from fastdraft.hf.interface import CACHE
 from fastdraft.hf.kv_cache import on_host
 from fastdraft.hf.masks import Masks
 from fastdraft.hf.requirements import IMAGE_INPUTS
@@ -24,7 +25,7 @@ __all__ = ["forward_kwargs", "prefill"]
 
 def forward_kwargs(model_kwargs: dict[str, Any]) -> dict[str, Any]:
     """What every forward takes besides tokens, positions, mask and cache."""
-    own = {"attention_mask", "position_ids", "inputs_embeds", "past_key_values", *IMAGE_INPUTS}
+    own = {"attention_mask", "position_ids", "inputs_embeds", CACHE, *IMAGE_INPUTS}
     return {key: value for key, value in model_kwargs.items() if key not in own}
 
 
@@ -53,7 +54,7 @@ def prefill(
         The model with the prompts in `cache`; the logits after each prompt, (rows, vocabulary) on
         the prompts' device; and the rows.
     """
-    kwargs = {**model_kwargs, "past_key_values": cache}
+    kwargs = {**model_kwargs, CACHE: cache}
     logits = model._prefill(input_ids, config, kwargs).logits
     # A copy, since some models give the logits of the whole prompt, which are large.
     first_logits = logits[:, -1].to(input_ids.device, copy=True)

@@ -22,6 +22,7 @@ from transformers.cache_utils import (
 )
 
 from fastdraft.errors import InvalidValueError
+from fastdraft.hf.interface import CACHE, unfit
 from fastdraft.hf.vocabulary import vocabulary_size
 
 __all__ = ["require_draftable"]
@@ -56,8 +57,8 @@ def require_draftable(
     """
     name = type(model).__name__
     parameters = inspect.signature(model.forward).parameters
-    if "past_key_values" not in parameters:
-        raise InvalidValueError(
+    if CACHE not in parameters:
+        raise unfit(
             f"model must keep its keys and values in the cache that it is given, got {name}, "
             "which does not"
         )
@@ -100,12 +101,12 @@ def _require_plain_inputs(model: Any, places: torch.Tensor | None, kwargs: dict[
     inputs = _inputs(model, ids, cache, places, kwargs)
     given = inputs.get("input_ids")
     if (
-        inputs.get("past_key_values") is not cache
+        inputs.get(CACHE) is not cache
         or inputs.get("inputs_embeds") is not None
         or given is None
         or not torch.equal(given, ids)
     ):
-        raise InvalidValueError(
+        raise unfit(
             "model must be run on the text and the cache that it is given, got "
             f"{type(model).__name__}, which prepares others (prompt or prefix tuning?)"
         )
@@ -125,7 +126,7 @@ def _inputs(
     if "logits_to_keep" in options:
         options["logits_to_keep"] = ids.shape[1]
     inputs: dict[str, Any] = model.prepare_inputs_for_generation(
-        ids, past_key_values=cache, attention_mask=None, **options
+        ids, **{CACHE: cache}, attention_mask=None, **options
     )
     return inputs
 
@@ -164,7 +165,7 @@ def _ask(
         inputs = _inputs(model, ids.to(model.device), cache, places, kwargs)
         logits: torch.Tensor = model(**inputs, return_dict=True).logits
     except Exception as error:
-        raise InvalidValueError(
+        raise unfit(
             f"model must run on several tokens behind its cache, got {name}, which fails: {error!r}"
         ) from error
     if logits.shape[:2] != ids.shape:
@@ -173,7 +174,7 @@ def _ask(
             f"which gives shape {tuple(logits.shape)} for {tuple(ids.shape)} tokens"
         )
     if not any(isinstance(each, _ProbeLayer) and each.is_initialized for each in cache.layers):
-        raise InvalidValueError(
+        raise unfit(
             f"model must keep its keys and values in the cache that it is given, got {name}, "
             "which does not"
         )

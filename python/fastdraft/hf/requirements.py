@@ -10,6 +10,7 @@ from transformers.generation.configuration_utils import GenerationMode
 
 from fastdraft.drafters.assistant import require_model
 from fastdraft.errors import InvalidValueError
+from fastdraft.hf.interface import CACHE, unfit
 
 __all__ = ["IMAGE_INPUTS", "require_supported"]
 
@@ -73,16 +74,21 @@ def require_supported(
     _require_positions(model, config)
     _require_everything_indexed(model, config)
     _require_known_inputs(model, model_kwargs)
-    cache = model_kwargs.get("past_key_values")
-    if cache is None:
+    if not config.use_cache:
         raise InvalidValueError("fastdraft needs a key-value cache, got use_cache=False")
+    cache = model_kwargs.get(CACHE)
+    if cache is None:
+        raise unfit(
+            f"model must take a key-value cache, got {type(model).__name__}, for which generate "
+            f"makes no {CACHE}"
+        )
     if rows == 1:
         return
     if withheld["streamer"] is not None:
         raise InvalidValueError(f"a streamer takes a batch of 1 row, got {rows} rows")
     if getattr(cache, "_is_user_defined", False):
         # Rows of unequal length do not fit into it.
-        raise InvalidValueError(f"past_key_values is taken for a batch of 1 row, got {rows} rows")
+        raise InvalidValueError(f"{CACHE} is taken for a batch of 1 row, got {rows} rows")
     if model_kwargs.get("position_ids") is None:
         # It places tokens by the cache's length, which is that of the longest row.
         raise InvalidValueError(

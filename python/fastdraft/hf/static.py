@@ -37,6 +37,7 @@ from transformers.cache_utils import (
 )
 
 from fastdraft.errors import FastdraftError, InvalidValueError
+from fastdraft.hf.interface import CACHE
 from fastdraft.hf.kv_cache import SHARING, on_device
 from fastdraft.hf.masks import Masks
 from fastdraft.hf.step import CachedModel, lines_of, padded
@@ -201,7 +202,7 @@ class StaticRowCache(Cache):
     def __init__(self, prepared: StaticCache) -> None:
         if getattr(prepared, "_is_user_defined", False):
             raise InvalidValueError(
-                "past_key_values must be a DynamicCache, got StaticCache; leave it out and pass "
+                f"{CACHE} must be a DynamicCache, got StaticCache; leave it out and pass "
                 "cache_implementation='static'"
             )
         if prepared.offloading:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from transformers import GenerationMixin
 
 from fastdraft.hf.drafts import FlatDrafts
+from fastdraft.hf.interface import CACHE
 from fastdraft.hf.kv_cache import on_device, on_host
 from fastdraft.hf.masks import Masks
 from fastdraft.hf.positions import Warping
@@ -92,10 +93,10 @@ class CachedModel:
                     known[name] = kwargs[name]
             return known
         inputs: dict[str, Any] = self.model.prepare_inputs_for_generation(
-            input_ids, past_key_values=self.cache, **kwargs
+            input_ids, **{CACHE: self.cache}, **kwargs
         )
         if self._known_inputs is not None:
-            given = {"past_key_values": self.cache, **kwargs}
+            given = {CACHE: self.cache, **kwargs}
             passed_on = all(inputs.get(name) is given.get(name) for name in _PASSED_ON)
             new = dict.fromkeys(("input_ids", *(name for name in _CHANGING if name in inputs)))
             self._known_inputs = {**inputs, **new} if passed_on else None
@@ -193,7 +194,7 @@ class CachedModel:
 
 # Inputs of a forward that this module makes anew each time, besides the tokens.
 _CHANGING = ("attention_mask", "position_ids", "logits_to_keep")
-_PASSED_ON = ("past_key_values", *_CHANGING)
+_PASSED_ON = (CACHE, *_CHANGING)
 # `prepare_inputs_for_generation` cuts these to the tokens' number.
 _CUT = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
 

@@ -149,8 +149,8 @@ def verify_sampled(
     that a lossless verification can.
 
     The options are one number for all or a tensor (requests,) each. They apply in the order below,
-    after the processors and the mask. Tokens that tie with the last one kept by top_k or top_p are
-    kept too.
+    after the processors and the mask. Tokens that tie with the last one kept by top_k are kept too;
+    of those that tie at the edge of top_p, no more than it needs, the lowest ids.
 
     Args:
         logits, draft_ids, offsets, parents: the ragged batch, as the module describes it.
