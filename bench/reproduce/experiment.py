@@ -154,13 +154,9 @@ class Measured:
         timed = [c for c in known if c is not None]
         return statistics.median(timed) if timed else None
 
-    def beside(self, plain: Measured, places: Sequence[int] | None = None) -> Row:
-        """Its figures beside those of plain decoding, of the answers in `places` or of all.
-
-        What tells of drafts is always of all answers.
-        """
-        places = range(len(self.runs)) if places is None else places
-        own, base = ([each.seconds[at] for at in places] for each in (self, plain))
+    def beside(self, plain: Measured) -> Row:
+        """Its figures beside those of plain decoding."""
+        own, base = self.seconds, plain.seconds
         rates = [1 / seconds for seconds in own]
         row: Row = {
             "ms": 1000 * statistics.mean(own),
@@ -169,7 +165,10 @@ class Measured:
             "tokens/s": statistics.mean(rates),
             "deviation": statistics.pstdev(rates),
             "times plain": statistics.mean(rates) / statistics.mean(1 / each for each in base),
-            "differs": sum(self.runs[at][0].tokens != plain.runs[at][0].tokens for at in places),
+            "differs": sum(
+                one[0].tokens != other[0].tokens
+                for one, other in zip(self.runs, plain.runs, strict=True)
+            ),
             "tokens a step": self.stats.mean_accepted_tokens,
         }
         levels = range(len(self.runs[0][0].assistants))
