@@ -17,7 +17,7 @@ accepted differ in any twentieth of the chances with 1,000 tokens or more, by fa
 
     python bench/calibration.py --data FOLDER --json FILE --plot FILE
     python bench/calibration.py --data FOLDER --json FILE --at-once 1 16 64 256
-    python bench/calibration.py --data FOLDER --write csrc/src/acceptance_model_prior.inc
+    python bench/calibration.py --data FOLDER --write csrc/src/draft/acceptance_model_prior.inc
 """
 
 from __future__ import annotations

@@ -10,13 +10,13 @@
 #include <string>
 #include <vector>
 
-#include "acceptance_model.h"
+#include "draft/acceptance_model.h"
+#include "draft/offer_model.h"
 #include "draft_object.h"
 #include "fast_method.h"
 #include "fastdraft/engine.h"
 #include "fastdraft/error.h"
 #include "numpy.h"
-#include "offer_model.h"
 #include "register.h"
 #include "signatures.h"
 #include "typed_object.h"

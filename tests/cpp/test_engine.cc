@@ -13,9 +13,9 @@
 #include <utility>
 #include <vector>
 
+#include "engine/request_table.h"
 #include "fastdraft/datastore.h"
 #include "fastdraft/error.h"
-#include "request_table.h"
 #include "texts.h"
 
 namespace fastdraft {
