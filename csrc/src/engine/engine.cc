@@ -55,19 +55,6 @@ void check_stores(const Stores& stores) {
   }
 }
 
-// Throws unless each of the `rows` weights is a finite number above 0.
-void check_weights(const ProposeOptions& options, std::int64_t rows) {
-  if (options.weights == nullptr) return;
-  const float* end = options.weights + rows;
-  const float* wrong = std::find_if(options.weights, end, [](float weight) {
-    return !(weight > 0.0f && weight <= std::numeric_limits<float>::max());  // NaN too
-  });
-  if (wrong != end) {
-    throw InvalidValueError("weights must be finite and above 0, got " + std::to_string(*wrong) +
-                            " at index " + std::to_string(wrong - options.weights));
-  }
-}
-
 void check_time(double time) {
   if (!(time >= 0.0) || std::isinf(time)) {
     throw InvalidValueError("the time of offers must be a finite number of at least 0, got " +
@@ -263,44 +250,28 @@ std::int32_t Engine::leave_out_foreign(const DraftColumns& draft, std::int32_t c
   return kept;
 }
 
-// The drafter's guess, in the request's draft.
+// The drafter's guess, in the request's draft. If the drafter throws, there is no proposal.
 std::int32_t Engine::guess(Request& request, std::int32_t limit, float least) {
-  const bool known = request.kept >= 0 && request.limit == limit && request.least == least;
-  const std::int32_t kept = request.kept;
-  forget_guess(request);
+  const std::optional<Proposal> kept = std::exchange(request.kept, std::nullopt);
+  request.proposal.reset();
   if (request.offers != nullptr) request.offers->given = 0;
-  if (known) {
-    request.guessed = kept;
-    request.proposed = true;
-    return kept;
-  }
-  request.limit = limit;
-  request.least = least;
-  request.guessed = request.drafter->guess(limit, least, request.draft);
-  return conclude_guess(request);
+  const bool known = kept && kept->limit == limit && kept->least == least;
+  const std::int32_t count =
+      known ? kept->guessed
+            : leave_out_foreign(request.draft, request.drafter->guess(limit, least, request.draft));
+  request.proposal = Proposal{count, 0, 1.0, limit, least};
+  return count;
 }
 
 // The same with what read_offers found.
 std::int32_t Engine::guess_with(const RowOffers& offers, Request& request, std::int32_t limit,
                                 float least) {
-  forget_guess(request);
-  request.guessed = request.drafter->guess_with(offers, limit, least, request.draft);
-  return conclude_guess(request);
-}
-
-// If the drafter throws, the request has no proposal.
-void Engine::forget_guess(Request& request) noexcept {
-  request.proposed = false;
-  request.kept = -1;
-  request.guessed = 0;
-  request.drafted = 0;
-  request.step_time = 1.0;
-}
-
-std::int32_t Engine::conclude_guess(Request& request) {
-  request.guessed = leave_out_foreign(request.draft, request.guessed);
-  request.proposed = true;
-  return request.guessed;
+  request.kept.reset();
+  request.proposal.reset();
+  const std::int32_t count = leave_out_foreign(
+      request.draft, request.drafter->guess_with(offers, limit, least, request.draft));
+  request.proposal = Proposal{count};
+  return count;
 }
 
 OfferKind Engine::offer_kind(std::string_view name) {
@@ -383,81 +354,31 @@ void Engine::wants(OfferKind kind, const RequestId* ids, std::int64_t rows,
                    const ProposeOptions& options, double time, bool* wanted,
                    const float* expected) {
   check_limits(options, rows);
-  check_weights(options, rows);
   check_time(time);
   check_expected(expected, rows);
   check_kind(kind);
-  const StepCost cost = options.cost.value_or(StepCost::constant(config_.token_cost));
-  const std::int64_t stride = most_drafted_;
   ProposeOptions plain = options;
   plain.num_offers = 0;
   const DraftBatch own = propose_batch(ids, rows, plain);
-  OfferModel& model = kinds_->model(kind);
-  double gain = 0.0;
-  double spent = 0.0;
-  double emitted = 0.0;  // without the offers
-  std::int64_t longest = 0;
-  double offered_longest = 0.0;
-  double offered_drafted = 0.0;
+  OfferValue value(*kinds_, kind, time);
   for (std::int64_t row = 0; row < rows; ++row) {
-    const auto r = static_cast<std::size_t>(row);
     wanted[row] = false;
-    const std::int32_t drafted = own.offsets[r + 1] - own.offsets[r];
-    longest = std::max<std::int64_t>(longest, drafted);
     const std::optional<RequestTable::Locked> found = requests_->find(ids[row]);
     if (!found) continue;
     Request& request = **found;
-    // Of another guess that a call from elsewhere made since, nothing is kept.
-    const std::int32_t guessed = request.proposed ? request.guessed : -1;
-    forget_guess(request);
-    request.kept = guessed;
+    request.kept = std::exchange(request.proposal, std::nullopt);
     if (request.offers == nullptr) request.offers = std::make_unique<OfferState>();
-    const float* probabilities = own.columns.probabilities + own.offsets[r];
-    const float promised = std::accumulate(probabilities, probabilities + drafted, 0.0f);
-    request.offers->own = promised;
-    request.offers->own_drafted = drafted;
-    const double weight =
-        options.weights == nullptr ? 1.0 : static_cast<double>(options.weights[row]);
-    const std::int32_t limit = limit_of(options, row);
-    OfferState& state = *request.offers;
-    OfferState::OfKind& of_kind = state.kinds[static_cast<std::size_t>(kind)];
-    of_kind.promised = expected == nullptr ? promised : std::max(promised, expected[row]);
-    of_kind.time = time;
-    const StepPromises::Promise without =
-        kinds_->plain_steps().promise(promised, promised, state.plain_steps);
-    // What is not known of the offers yet is no reason to hope for more of the engine's own draft.
-    of_kind.first = std::max(without.accepted, expected == nullptr ? 0.0f : expected[row]);
-    const StepPromises::Promise with =
-        model.steps().promise(of_kind.promised, of_kind.first, of_kind.steps);
-    const double more = static_cast<double>(with.accepted) - static_cast<double>(without.accepted);
-    emitted += weight * (1.0 + static_cast<double>(without.accepted));
-    wanted[row] = limit > 0 && more > 0.0;
-    const double most =
-        wanted[row]
-            ? std::min(static_cast<double>(with.drafted),
-                       static_cast<double>(std::min(static_cast<std::int64_t>(limit), stride)))
-            : drafted;
-    offered_longest = std::max(offered_longest, most);
-    offered_drafted += most;
-    if (!wanted[row]) continue;
-    gain += weight * more;
-    // The row whose offer takes longest.
-    spent = std::max(spent, static_cast<double>(with.spent));
+    const auto r = static_cast<std::size_t>(row);
+    const float* probabilities = own.columns.probabilities;
+    const float promised =
+        std::accumulate(probabilities + own.offsets[r], probabilities + own.offsets[r + 1], 0.0f);
+    wanted[row] = value.add(*request.offers, promised, own.offsets[r + 1] - own.offsets[r],
+                            limit_of(options, row), expected == nullptr ? 0.0f : expected[row]);
   }
   if (rows == 0) return;
-  const auto width = [&](double each, double sum) {
-    return static_cast<std::int64_t>(
-        std::lround(options.padded ? static_cast<double>(rows) * each : sum));
-  };
-  const double step = cost.relative(
-      rows, width(static_cast<double>(longest), static_cast<double>(own.offsets.back())));
-  const double offered_step = cost.relative(rows, width(offered_longest, offered_drafted));
-  // The price of time is the rate of this very step without offers, not that of all steps: a hard
-  // passage has to be passed, and its tokens cost what they take here.
-  const double rate = emitted / step;
-  const double more_time = spent * cost.part_of_step(rows, time) + offered_step - step;
-  const bool pays = gain > rate * more_time;
-  if (!model.asks(pays)) {
+  const bool pays = value.pays(options.cost.value_or(StepCost::constant(config_.token_cost)), rows,
+                               options.padded);
+  if (!kinds_->model(kind).asks(pays)) {
     std::fill_n(wanted, rows, false);
   } else if (!pays) {
     for (std::int64_t row = 0; row < rows; ++row) {
@@ -486,9 +407,9 @@ std::int32_t Engine::propose(RequestId id, const ProposeOptions& options,
   if (config_.calibrated() && !cost.is_constant() && !drawn) {
     keep_what_pays(cost, rate, false, request->draft.probabilities, 1, count, &count);
   }
-  request->drafted = count;
-  request->step_time = cost.relative(1, count);
-  if (offered) request->step_time += time_of_offers(cost, 1, options);
+  request->proposal->drafted = count;
+  request->proposal->step_time = cost.relative(1, count);
+  if (offered) request->proposal->step_time += time_of_offers(cost, 1, options);
   request->draft.copy_to(draft, count);
   return count;
 }
@@ -496,7 +417,6 @@ std::int32_t Engine::propose(RequestId id, const ProposeOptions& options,
 DraftBatch Engine::propose_batch(const RequestId* ids, std::int64_t rows,
                                  const ProposeOptions& options) {
   check_limits(options, rows);
-  check_weights(options, rows);
   const bool offered = options.num_offers > 0;
   if (offered) check_offers(options, rows);
   const StepCost cost = options.cost.value_or(StepCost::constant(config_.token_cost));
@@ -506,16 +426,13 @@ DraftBatch Engine::propose_batch(const RequestId* ids, std::int64_t rows,
       new std::int32_t[static_cast<std::size_t>(DraftColumns::words(rows * stride))]);
   const DraftColumns all = DraftColumns::in(memory.get(), rows * stride);
   std::vector<std::int32_t> counts(static_cast<std::size_t>(rows));
-  const auto weight_of = [&](std::int64_t row) {
-    return options.weights == nullptr ? 1.0 : static_cast<double>(options.weights[row]);
-  };
   double rate = 0.0;
   for (std::int64_t row = 0; row < rows; ++row) {
     if (const std::optional<RequestTable::Locked> found = requests_->find(ids[row])) {
-      rate += weight_of(row) * kPremium * (*found)->rate.value();
+      rate += kPremium * (*found)->rate.value();
     }
   }
-  const double least = cost.least_of_batch(rows, rate, options.padded, stride);
+  const auto least = static_cast<float>(cost.least_of_batch(rows, rate, options.padded, stride));
   RowOffers offers;
   std::vector<std::pair<std::size_t, std::int32_t>> drawn;  // rows, and what they draft
   const auto guess_row = [&](std::int64_t row, const std::optional<RequestTable::Locked>& found) {
@@ -523,26 +440,15 @@ DraftBatch Engine::propose_batch(const RequestId* ids, std::int64_t rows,
     Request& request = **found;
     const bool any = offered && read_offers(request, options, row, false, offers);
     const std::int32_t limit = limit_of(options, row);
-    const auto least_of_row = static_cast<float>(least / weight_of(row));
-    counts[static_cast<std::size_t>(row)] = any ? guess_with(offers, request, limit, least_of_row)
-                                                : guess(request, limit, least_of_row);
-    request.draft.copy_to(all.from(row * stride), request.guessed);
-    if (any && offers.drawn() < offers.size) drawn.emplace_back(row, request.guessed);
+    const std::int32_t count =
+        any ? guess_with(offers, request, limit, least) : guess(request, limit, least);
+    counts[static_cast<std::size_t>(row)] = count;
+    request.draft.copy_to(all.from(row * stride), count);
+    if (any && offers.drawn() < offers.size) drawn.emplace_back(row, count);
   };
   requests_->visit(ids, rows, approach_guess, guess_row);
   if (rows > 0 && config_.calibrated()) {
-    std::vector<float> worth;
-    if (options.weights != nullptr) {
-      worth.resize(static_cast<std::size_t>(rows * stride));
-      for (std::int64_t row = 0; row < rows; ++row) {
-        for (std::int32_t i = 0; i < counts[static_cast<std::size_t>(row)]; ++i) {
-          const std::int64_t place = row * stride + i;
-          worth[static_cast<std::size_t>(place)] = options.weights[row] * all.probabilities[place];
-        }
-      }
-    }
-    keep_what_pays(cost, rate, options.padded, worth.empty() ? all.probabilities : worth.data(),
-                   rows, stride, counts.data());
+    keep_what_pays(cost, rate, options.padded, all.probabilities, rows, stride, counts.data());
     for (const auto& [row, count] : drawn) counts[row] = count;
   }
 
@@ -557,9 +463,10 @@ DraftBatch Engine::propose_batch(const RequestId* ids, std::int64_t rows,
     all.from(row * stride).copy_to(all.from(offsets[r]), counts[r]);
     const std::optional<RequestTable::Locked> request = requests_->find(ids[row]);
     // A call from elsewhere may have ended or observed the request since.
-    if (!request || !(*request)->proposed) continue;
-    (*request)->drafted = std::min(counts[r], (*request)->guessed);
-    (*request)->step_time = step_time;
+    if (!request || !(*request)->proposal) continue;
+    Proposal& proposal = *(*request)->proposal;
+    proposal.drafted = std::min(counts[r], proposal.guessed);
+    proposal.step_time = step_time;
   }
   return {std::move(memory), all, std::move(offsets)};
 }
@@ -610,57 +517,29 @@ void Engine::count_ahead(Request& request, std::int32_t guessed, const Token* em
   }
 }
 
-// Learns what a step with offers brought, where somebody asked before whether they pay.
-void Engine::learn_offers(Request& request, const Token* emitted, std::int64_t count,
-                          std::int32_t drafted) noexcept {
-  OfferState& state = *request.offers;
-  const std::uint32_t given = std::exchange(state.given, 0);
-  const float own = std::exchange(state.own, -1.0f);
-  if (own < 0.0f || count == 0) return;
-  const auto accepted = static_cast<float>(request.draft.accepted(drafted, emitted, count).tokens);
-  const auto verified = static_cast<float>(drafted);
-  // With an offer there may be a use for tokens that would not have paid without.
-  const float without = given == 0
-                            ? accepted
-                            : static_cast<float>(std::min(
-                                  request.drafter->accepted_without_offers(), state.own_drafted));
-  kinds_->plain_steps().learn(own, own, {without, verified, 0.0f}, state.plain_steps);
-  for (std::size_t k = 0; k < state.kinds.size(); ++k) {
-    OfferState::OfKind& kind = state.kinds[k];
-    const float promised = std::exchange(kind.promised, -1.0f);
-    const double time = std::exchange(kind.time, 0.0);
-    if ((given >> k & 1) == 0) continue;
-    const double part =
-        time > 0.0 ? std::min(kind.spent / time, double{StepPromises::kLongestTime}) : 1.0;
-    kinds_->model(static_cast<OfferKind>(k))
-        .steps()
-        .learn(promised < 0.0f ? own : promised, kind.first,
-               {accepted, verified, static_cast<float>(part)}, kind.steps);
-  }
-}
-
 void Engine::observe(RequestId id, const Token* emitted, std::int64_t count) {
   check_tokens(emitted, count, "emitted_ids");
   const RequestTable::Locked request = requests_->lock(id);
-  take(*request, id, emitted, count, nullptr, nullptr);
+  take(*request, id, {emitted, count, emitted, count, std::nullopt});
 }
 
-// `verified`: how many draft tokens the host had the target verify; null: the drafted ones of the
-// last guess. `came`: what the last guess is compared with; null: the emitted tokens.
-void Engine::take(Request& request, RequestId id, const Token* emitted, std::int64_t count,
-                  const std::int32_t* verified, const std::vector<Token>* came) {
+void Engine::take(Request& request, RequestId id, const Step& step) {
+  const auto& [emitted, count, came, num_came, verified] = step;
   check_room(request, id, count);
-  const bool proposed = std::exchange(request.proposed, false);
-  request.kept = -1;
-  const std::int32_t drafted = std::exchange(request.drafted, 0);
-  const double step_time = std::exchange(request.step_time, 1.0);
-  const std::int32_t guessed = std::exchange(request.guessed, 0);
+  request.kept.reset();
+  const bool proposed = request.proposal.has_value();
+  const Proposal proposal = std::exchange(request.proposal, std::nullopt).value_or(Proposal());
   if (count > 0) request.context.prefetch_append(emitted[0]);
-  if (proposed && came == nullptr) request.drafter->learn(emitted, count);
-  if (proposed && came != nullptr) {
-    request.drafter->learn(came->data(), static_cast<std::int64_t>(came->size()));
+  if (proposed) request.drafter->learn(came, num_came);
+  if (request.offers != nullptr && count == 0) {
+    request.offers->forget();
+  } else if (request.offers != nullptr) {
+    request.offers->learn(*kinds_, [&, tokens = emitted, num_tokens = count] {
+      return OfferState::Outcome{
+          request.draft.accepted(proposal.drafted, tokens, num_tokens).tokens, proposal.drafted,
+          request.drafter->accepted_without_offers()};
+    });
   }
-  if (request.offers != nullptr) learn_offers(request, emitted, count, drafted);
 
   std::int64_t taken = 0;
   std::optional<MemoryLimitError> refused;
@@ -676,17 +555,15 @@ void Engine::take(Request& request, RequestId id, const Token* emitted, std::int
   for (const auto& text : request.running) {
     text->grow(request.text(), request.size(), request.prompt_size);
   }
-  if (taken > 0 && verified == nullptr) count_step(request, emitted, taken, drafted);
-  if (taken > 0 && verified != nullptr) {
-    count_ahead(request, guessed, emitted, taken, *verified);
-  }
+  if (taken > 0 && !verified) count_step(request, emitted, taken, proposal.drafted);
+  if (taken > 0 && verified) count_ahead(request, proposal.guessed, emitted, taken, *verified);
   // Without a proposal a step of the target emits one token: more are text that came from
   // elsewhere, as a resumed request's, and tell nothing of the target's pace.
   if (taken > 0 && (proposed || taken == 1)) {
     const auto tokens = static_cast<double>(std::min<std::int64_t>(taken, most_drafted_ + 1));
-    request.rate.add(tokens, step_time);
+    request.rate.add(tokens, proposal.step_time);
     request.paced += tokens;
-    request.time += step_time;
+    request.time += proposal.step_time;
   }
   if (refused) {
     throw MemoryLimitError(of_request(id) + refused->what() + "; " + std::to_string(taken) +
@@ -724,8 +601,9 @@ std::vector<RowError> Engine::observe_batch(const RequestId* ids, std::int64_t r
                                             const Token* emitted, const std::int64_t* offsets) {
   check_offsets(offsets, rows);
   return take_rows(ids, rows, emitted, offsets, [&](std::int64_t row, Request& request) {
-    take(request, ids[row], emitted + offsets[row], offsets[row + 1] - offsets[row], nullptr,
-         nullptr);
+    const Token* tokens = emitted + offsets[row];
+    const std::int64_t count = offsets[row + 1] - offsets[row];
+    take(request, ids[row], {tokens, count, tokens, count, std::nullopt});
   });
 }
 
@@ -772,10 +650,14 @@ std::vector<RowError> Engine::continue_batch(const RequestId* ids, std::int64_t 
   const auto several = tokens_of_several_rows(ids, rows, emitted, offsets);
   std::vector<RowError> failed =
       take_rows(ids, rows, emitted, offsets, [&](std::int64_t row, Request& request) {
-        const std::int32_t verified = drafted == nullptr ? 0 : drafted[row];
-        const auto came = several.find(ids[row]);
-        take(request, ids[row], emitted + offsets[row], offsets[row + 1] - offsets[row], &verified,
-             came == several.end() ? nullptr : &came->second);
+        const Token* tokens = emitted + offsets[row];
+        const std::int64_t count = offsets[row + 1] - offsets[row];
+        Step step{tokens, count, tokens, count, drafted == nullptr ? 0 : drafted[row]};
+        if (const auto all = several.find(ids[row]); all != several.end()) {
+          step.came = all->second.data();
+          step.num_came = static_cast<std::int64_t>(all->second.size());
+        }
+        take(request, ids[row], step);
       });
   const auto limit = static_cast<std::int32_t>(std::min<std::int64_t>(most_drafted_, out.nodes));
   // Of several rows that go to one place the last one stays.

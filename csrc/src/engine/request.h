@@ -1,13 +1,13 @@
 // One generation: its text, who drafts for it, and what was last proposed.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "draft/drafter.h"
-#include "draft/offer_model.h"
+#include "engine/offer_value.h"
 #include "fastdraft/datastore.h"
 #include "fastdraft/draft.h"
 #include "fastdraft/token.h"
@@ -36,27 +36,14 @@ class EmissionRate {
   double time_ = kWeight;
 };
 
-// What a request knows of offers, once there was one or one was asked about.
-struct OfferState {
-  struct OfKind {
-    OfferRecord offers;
-    StepRecord steps;
-    // All four are of the last step. `promised` is the number of tokens that the engine's own
-    // draft or the drafter expected to be accepted, below 0 if `wants` was not called; `first` is
-    // what was expected before anything was learned. `time` is what the offer was expected to take,
-    // `spent` what it took.
-    float promised = -1.0f;
-    float first = 0.0f;
-    double time = 0.0;
-    double spent = 0.0;
-  };
-  std::array<OfKind, static_cast<std::size_t>(kMostOfferKinds)> kinds;
-  StepRecord plain_steps;
-  // Of the last step: the tokens that it promised without offers, or less than 0 if nobody asked;
-  // how many it would have drafted; and the kinds that were offered, a bit for each.
-  float own = -1.0f;
-  std::int32_t own_drafted = 0;
-  std::uint32_t given = 0;
+// What was last proposed; its tokens are in the request's draft.
+struct Proposal {
+  std::int32_t guessed = 0;  // the tokens of the whole guess
+  std::int32_t drafted = 0;  // the first of them, which the target was given
+  double step_time = 1.0;    // of the step by them
+  // What the drafter made the guess for. With offers the limit is -1: no other guess is like it.
+  std::int32_t limit = -1;
+  float least = 0.0f;
 };
 
 // Not thread-safe; the engine locks each request.
@@ -83,20 +70,11 @@ struct Request {
       running;  // its text in these, but in frozen ones
   std::unique_ptr<Drafter> drafter;
 
-  // The last proposal, until it is observed: whether there is one, its tokens, how
-  // many of them were guessed, how many of those drafted, and the time of the
-  // step by it.
   const std::unique_ptr<std::int32_t[]> draft_memory;
   const DraftColumns draft;
-  bool proposed = false;
-  // Of a guess that was forgotten, though the text is still the same: its tokens, and what it was
-  // made for. Less than 0: none.
-  std::int32_t kept = -1;
-  std::int32_t limit = 0;
-  float least = 0.0f;
-  std::int32_t guessed = 0;
-  std::int32_t drafted = 0;
-  double step_time = 1.0;
+  std::optional<Proposal> proposal;  // until it is observed
+  // A guess that was forgotten, though the text is still the same.
+  std::optional<Proposal> kept;
 
   std::unique_ptr<OfferState> offers;
 

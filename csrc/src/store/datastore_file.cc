@@ -1,5 +1,11 @@
 #include "store/datastore_file.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
@@ -12,21 +18,6 @@
 #include "fastdraft/error.h"
 #include "index/bits.h"
 #include "store/datastore_index.h"
-
-#ifdef _WIN32
-#define NOMINMAX
-#include <fcntl.h>
-#include <io.h>
-#include <process.h>
-#include <sys/stat.h>
-#include <windows.h>
-#else
-#include <fcntl.h>
-#include <sys/file.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-#endif
 
 namespace fastdraft {
 namespace {
@@ -144,42 +135,6 @@ SegmentLayout::SegmentLayout(const SegmentEntry& entry) noexcept : tokens(entry.
   end = at;
 }
 
-#ifdef _WIN32
-
-MappedFile::MappedFile(const std::string& path) {
-  const HANDLE file = CreateFileA(path.c_str(), GENERIC_READ, FILE_SHARE_READ | FILE_SHARE_DELETE,
-                                  nullptr, OPEN_EXISTING, FILE_ATTRIBUTE_NORMAL, nullptr);
-  if (file != INVALID_HANDLE_VALUE && GetFileType(file) != FILE_TYPE_DISK) {
-    CloseHandle(file);
-    throw DatastoreError(path + " is not a regular file");
-  }
-  LARGE_INTEGER size{};
-  if (file == INVALID_HANDLE_VALUE || GetFileSizeEx(file, &size) == 0) {
-    const auto error = static_cast<int>(GetLastError());
-    if (file != INVALID_HANDLE_VALUE) CloseHandle(file);
-    throw DatastoreError("cannot open " + path + ": " + std::system_category().message(error));
-  }
-  bytes_ = size.QuadPart;
-  if (bytes_ > 0) {
-    const HANDLE mapping = CreateFileMappingA(file, nullptr, PAGE_READONLY, 0, 0, nullptr);
-    if (mapping != nullptr) {
-      data_ = static_cast<const std::byte*>(MapViewOfFile(mapping, FILE_MAP_READ, 0, 0, 0));
-      CloseHandle(mapping);
-    }
-  }
-  const auto error = static_cast<int>(GetLastError());
-  CloseHandle(file);
-  if (bytes_ > 0 && data_ == nullptr) {
-    throw DatastoreError("cannot map " + path + ": " + std::system_category().message(error));
-  }
-}
-
-MappedFile::~MappedFile() {
-  if (data_ != nullptr) UnmapViewOfFile(data_);
-}
-
-#else
-
 MappedFile::MappedFile(const std::string& path) {
   // A FIFO would wait for somebody who writes to it.
   const int file = ::open(checked(path).c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
@@ -208,28 +163,9 @@ MappedFile::~MappedFile() {
   }
 }
 
-#endif
-
-std::int64_t this_process() noexcept {
-#ifdef _WIN32
-  return _getpid();
-#else
-  return ::getpid();
-#endif
-}
+std::int64_t this_process() noexcept { return ::getpid(); }
 
 namespace {
-
-#ifdef _WIN32
-
-// A killed writer's file stays.
-void remove_dead(const std::string&) {}
-
-int create(const std::string& name) {
-  return _open(name.c_str(), _O_CREAT | _O_EXCL | _O_RDWR | _O_BINARY, _S_IREAD | _S_IWRITE);
-}
-
-#else
 
 // The folder of a path, with a slash at its end.
 std::string folder_of(const std::string& path) {
@@ -279,8 +215,6 @@ int create(const std::string& name) {
   return -1;
 }
 
-#endif
-
 }  // namespace
 
 OutputFile::OutputFile(const std::string& path) : path_(checked(path)) {
@@ -295,11 +229,7 @@ OutputFile::OutputFile(const std::string& path) : path_(checked(path)) {
 
 OutputFile::~OutputFile() {
   if (file_ < 0) return;
-#ifdef _WIN32
-  _close(file_);
-#else
   ::close(file_);
-#endif
   if (process_ == this_process()) std::remove(temporary_.c_str());
 }
 
@@ -308,11 +238,7 @@ void OutputFile::write(const void* data, std::int64_t bytes) {
   while (bytes > 0) {
     // No system takes more in one call.
     const auto count = std::min<std::int64_t>(bytes, std::int64_t{1} << 30);
-#ifdef _WIN32
-    const int written = _write(file_, at, static_cast<unsigned>(count));
-#else
     const ssize_t written = ::write(file_, at, static_cast<std::size_t>(count));
-#endif
     if (written < 0 && errno == EINTR) continue;
     if (written < 0) fail("cannot write");
     at += written;
@@ -321,19 +247,6 @@ void OutputFile::write(const void* data, std::int64_t bytes) {
 }
 
 void OutputFile::complete(const void* beginning, std::int64_t bytes) {
-#ifdef _WIN32
-  if (_lseeki64(file_, 0, SEEK_SET) != 0) fail("cannot write");
-  write(beginning, bytes);
-  if (_commit(file_) != 0) fail("cannot write");
-  const int closed = _close(file_);
-  file_ = -1;
-  if (closed != 0 || MoveFileExA(temporary_.c_str(), path_.c_str(),
-                                 MOVEFILE_REPLACE_EXISTING | MOVEFILE_WRITE_THROUGH) == 0) {
-    const auto error = static_cast<int>(GetLastError());
-    std::remove(temporary_.c_str());
-    throw DatastoreError("cannot write " + path_ + ": " + std::system_category().message(error));
-  }
-#else
   if (::lseek(file_, 0, SEEK_SET) != 0) fail("cannot write");
   write(beginning, bytes);
   if (::fsync(file_) != 0 || std::rename(temporary_.c_str(), path_.c_str()) != 0) {
@@ -348,7 +261,6 @@ void OutputFile::complete(const void* beginning, std::int64_t bytes) {
     ::fsync(directory);
     ::close(directory);
   }
-#endif
 }
 
 void OutputFile::fail(const char* what) const {
