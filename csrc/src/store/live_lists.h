@@ -27,6 +27,8 @@ class LiveLists {
   // Of a list that is held: its number of 16 bytes since the beginning, modulo 2^32.
   using Address = std::uint32_t;
 
+  // With 63, trees gained 0.02 % of speed on recorded requests for 0.8 bytes a token; chains gained
+  // nothing.
   static constexpr int kMostPlaces = 31;
   static constexpr std::int64_t kMostBlocks = std::int64_t{1} << 24;  // each has a number
   // Lists that one token may need.

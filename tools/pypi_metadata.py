@@ -1,8 +1,8 @@
-"""The README as PyPI shows it: links and images that lead into the tree get an absolute address.
+"""What PyPI shows: the README with absolute links, and the project's addresses.
 
 scikit-build-core asks this when it writes the metadata of a wheel or an sdist. The address of the
 repository is in the environment, FASTDRAFT_REPOSITORY, such as https://github.com/OWNER/fastdraft;
-the release workflow sets it. Without it the README stays as it is.
+the release workflow sets it. Without it the README stays as it is, and there are no addresses.
 """
 
 from __future__ import annotations
@@ -21,14 +21,22 @@ LINK = re.compile(r"(?P<image>!?)(?P<text>\[[^\]]*\])\((?P<target>[^)\s:#][^)\s:
 def dynamic_metadata(
     settings: Mapping[str, object], project: Mapping[str, object]
 ) -> dict[str, object]:
-    """The project's metadata that is made here: `readme`."""
+    """The project's metadata that is made here: `readme` and `urls`."""
     if settings:
-        raise ValueError(f"pypi_readme has no settings, got {dict(settings)}")
+        raise ValueError(f"pypi_metadata has no settings, got {dict(settings)}")
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     repository = os.environ.get("FASTDRAFT_REPOSITORY", "").rstrip("/")
+    urls = {}
     if repository:
-        text = absolute(text, repository, f"v{project['version']}")
-    return {"readme": {"content-type": "text/markdown", "text": text}}
+        tag = f"v{project['version']}"
+        text = absolute(text, repository, tag)
+        urls = {
+            "Repository": repository,
+            "Documentation": f"{repository}/blob/{tag}/docs/index.md",
+            "Changelog": f"{repository}/blob/{tag}/CHANGELOG.md",
+            "Issues": f"{repository}/issues",
+        }
+    return {"readme": {"content-type": "text/markdown", "text": text}, "urls": urls}
 
 
 def absolute(text: str, repository: str, tag: str) -> str:

@@ -1,9 +1,10 @@
-"""`fastdraft replay record`: requests recorded from a server's log, or from a model run here."""
+"""`fastdraft record`: requests recorded from a server's log, or from a model run here."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from fastdraft.cli.options import FILE, NEW_FILE, NUMBER, check_folder, model_op
 from fastdraft.demo import Target, ensure_model, load_target
 from fastdraft.replay import RecordError, RecordWriter
 from fastdraft.replay.display import progress
-from fastdraft.replay.records import parse_lines
+from fastdraft.replay.records import parse_lines, short
 from fastdraft.replay.server_log import ChatTemplate, records_of
 
 __all__ = ["record"]
@@ -66,7 +67,7 @@ def record(
     With --prompts, a model answers each prompt greedily, and text and token ids are recorded. A
     line's id, session and reference are kept.
 
-    A line of any other form ends the command before anything is written.
+    Lines of any other form are counted and left out, and the first of them is shown.
     """
     if bool(logs) == (prompts is not None):
         raise click.UsageError("give either --log or --prompts")
@@ -78,19 +79,31 @@ def record(
         click.echo(f"{len(lines)} requests written to {out}", err=True)
         return
     template = ChatTemplate(lambda: tokenizer or ensure_model())
-    found: list[dict[str, Any]] = []
-    skipped = 0
-    for log in logs:
-        for line in parse_lines(log):
-            records = list(records_of(line.value, line.place, template, session))
-            found += records
-            skipped += not records
-    with _writer(out) as writer:
-        for each in found:
-            writer.append(**each)
+    written = unanswered = bad = 0
+    with (
+        _writer(out) as writer,
+        progress(sum(log.stat().st_size for log in logs)) as advance,
+    ):
+        for line in chain.from_iterable(map(parse_lines, logs)):
+            try:
+                records = list(records_of(line.value, line.place, template, session))
+            except RecordError as error:
+                if bad == 0:
+                    click.echo(f"left out: {error}", err=True)
+                bad += 1
+            else:
+                for each in records:
+                    writer.append(**each)
+                written += len(records)
+                unanswered += not records
+            advance(f"{written:,} requests", line.bytes)
     click.echo(
-        f"{len(found)} requests written to {out}, {skipped} lines without an answer", err=True
+        f"{written} requests written to {out}, {unanswered} lines without an answer"
+        + (f", {bad} bad lines left out" if bad else ""),
+        err=True,
     )
+    if bad and not written:
+        raise click.ClickException(f"{', '.join(map(str, logs))} holds no requests")
 
 
 @contextmanager
@@ -106,10 +119,11 @@ def _prompts(path: Path) -> list[dict[str, Any]]:
     """The lines of a file of prompts, checked before the model loads."""
     lines = []
     for line in parse_lines(path):
-        prompt = line.value.get("prompt")
+        value = line.value
+        prompt = value.get("prompt")
         if not isinstance(prompt, str):
-            raise RecordError(f"{line.place}: 'prompt' must be a string, got {prompt!r:.60}")
-        lines.append(line.value)
+            raise RecordError(f"{line.place}: 'prompt' must be a string, got {short(prompt)}")
+        lines.append(value)
     return lines
 
 
