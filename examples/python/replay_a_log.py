@@ -3,7 +3,7 @@
 pip install 'fastdraft[cli]'
 
 Here the log has two requests and their token ids, as vLLM gives them for `return_token_ids`. In a
-shell it is: fastdraft replay record requests.jsonl --log server.jsonl
+shell it is: fastdraft record requests.jsonl --log server.jsonl
              fastdraft replay --data requests.jsonl
 """
 
