@@ -3,7 +3,6 @@
 On all nodes: pip install vllm 'fastdraft[fleet,cli]' 'ray[serve]', and before `ray start`
 export FASTDRAFT_MEMORY_KEY=...
 
-    fastdraft memory build s3://bucket/fastdraft --every 10 &
     serve run vllm_on_ray:app replicas=2 model=MODEL \
       additional-config='{"fastdraft": {"fleet_url": "s3://bucket/fastdraft"}}'
 
@@ -17,16 +16,7 @@ from typing import Any
 
 from ray import serve
 
-DEFAULTS = {
-    "middleware": "fastdraft.integrations.vllm.PredictionMiddleware",
-    "speculative-config": json.dumps(
-        {
-            "method": "custom_class",
-            "model": "fastdraft.integrations.vllm.FastdraftProposer",
-            "num_speculative_tokens": 16,
-        }
-    ),
-}
+DEFAULTS = {"speculative-config": json.dumps({"method": "fastdraft"})}
 
 
 @serve.deployment(max_ongoing_requests=256, health_check_timeout_s=60)

@@ -83,6 +83,11 @@ METRICS: Final = (
         "counter",
         "Steps or requests that went on without drafts because drafting raised.",
     ),
+    _one(
+        "refused_requests",
+        "counter",
+        "Requests that went on without drafts because one of their own options was wrong.",
+    ),
     _one("steps", "counter", "Calls of the proposer."),
     _one("seconds", "counter", "Time spent in calls of the proposer."),
     _one("requests", "gauge", "Requests that the drafting engine holds."),
@@ -98,7 +103,6 @@ METRICS: Final = (
             for source in SOURCES
         },
     ),
-    _one("memory_faults", "counter", "Errors of saving the memory and reading it again."),
     Metric(
         "fastdraft_fleet_faults_total",
         "counter",
@@ -107,7 +111,7 @@ METRICS: Final = (
     ),
     _one("published_tokens", "counter", "Tokens that this replica published."),
     _one("dropped_tokens", "counter", "Tokens that were not published in time."),
-    _one("published_bytes", "gauge", "Bytes of published stores that are mapped."),
+    _one("published_bytes", "gauge", "Bytes of the stores of what others published."),
     _one("manifest_number", "gauge", "The number of the manifest that is followed."),
 )
 """All metrics."""

@@ -15,7 +15,6 @@ import os
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,19 +23,9 @@ from numpy.typing import NDArray
 from fastdraft import Datastore, DraftConfig, DraftStats, Engine, Memory, Offers, Successors
 from fastdraft.errors import InvalidValueError
 from fastdraft.fleet import Replica
-from fastdraft.integrations.host import (
-    KEY_VARIABLE,
-    LOOKAHEAD,
-    PREDICTION,
-    REMEMBER,
-    SWITCH,
-    HostRequests,
-    Text,
-    share,
-    watch,
-)
+from fastdraft.integrations.host import HostRequests, Text, share, watch
 from fastdraft.integrations.metrics import Totals, prometheus
-from fastdraft.memory_folder import MemoryFolder
+from fastdraft.integrations.request_options import LOOKAHEAD, PREDICTION, REMEMBER, SWITCH
 
 __all__ = ["LOOKAHEAD", "NAME", "PREDICTION", "REMEMBER", "SWITCH", "Corpus", "register"]
 
@@ -46,6 +35,8 @@ NAME = "FASTDRAFT"
 _Ints = NDArray[np.int64]
 
 _MEMORY_BYTES = 1 << 30
+_FLEET_URL = "FASTDRAFT_FLEET_URL"
+_MEMORY_FOLDER = "FASTDRAFT_MEMORY_FOLDER"
 _REPORT_INTERVAL = 1.0  # in seconds
 _SLOTS = 4096  # of each request's successors
 _LIKELIEST = 8
@@ -57,6 +48,8 @@ _logger = logging.getLogger(__name__)
 @dataclass(slots=True)
 class _Text(Text):
     prompt_size: int = 0
+    begun: int = 0
+    """The tokens of its output when it began here: more than none if it had to wait."""
     output_ids: Sequence[int] = ()
     """The host's own list, which grows: another one under the same id is another request."""
     successors: Successors | None = None
@@ -88,7 +81,7 @@ class Corpus(HostRequests[_Text]):
     """An engine in the place of SGLang's `NgramCorpus`, and called as that is.
 
     Each rank of a tensor-parallel group has one, and all must draft the same. They do, since they
-    get the same calls, and nothing here depends on a clock.
+    get the same calls, and nothing here depends on a clock or, with several ranks, on a thread.
 
     Not thread-safe: SGLang calls it from the thread that schedules.
     """
@@ -100,7 +93,6 @@ class Corpus(HostRequests[_Text]):
         max_bfs_breadth: int = 2,
         vocabulary: int | None = None,
         server_args: Any = None,
-        folder: MemoryFolder | None = None,
         report: Callable[[Totals], None] | None = None,
         **_: Any,
     ) -> None:
@@ -111,11 +103,10 @@ class Corpus(HostRequests[_Text]):
             max_bfs_breadth: 1 drafts chains, for attention backends that take no others.
             vocabulary: The number of tokens that the target knows.
             server_args: The server's own, which name the model.
-            folder: Where the memory is saved.
             report: Takes the totals, once a second while there are requests, and when there are
                 none any more.
 
-        The last four are fastdraft's own. What the worker has no option for comes from the
+        The last three are fastdraft's own. What the worker has no option for comes from the
         environment: `FASTDRAFT_MEMORY_BYTES`, the most memory for the text of finished requests,
         from which later ones are drafted, 1 GiB by default and 0 for none; `FASTDRAFT_DATASTORES`,
         paths of frozen datastores, joined as in `PATH`; `FASTDRAFT_SHARED_NAMESPACES`, names of
@@ -134,7 +125,7 @@ class Corpus(HostRequests[_Text]):
             )
         longest = draft_token_num - 1
         memory_bytes = _bytes("FASTDRAFT_MEMORY_BYTES")
-        memory = Memory(_MEMORY_BYTES if memory_bytes is None else memory_bytes, folder=folder)
+        memory = Memory(_MEMORY_BYTES if memory_bytes is None else memory_bytes)
         paths = os.environ.get("FASTDRAFT_DATASTORES", "").split(os.pathsep)
         frozen = [Datastore.open(path) for path in paths if path]
         # The host verifies all nodes whether they are drafted or not, so drafts cost nothing more.
@@ -154,6 +145,7 @@ class Corpus(HostRequests[_Text]):
             frozen,
             shared=[name for name in names if name],
             replica=_replica(memory, server_args),
+            in_step=getattr(server_args, "tp_size", 1) > 1,
         )
         self._width = draft_token_num
         self._vocabulary = vocabulary
@@ -191,7 +183,7 @@ class Corpus(HostRequests[_Text]):
         own_key = None if key == adapter else key
         # As it was before the host put hashes of the images into it.
         prompt = getattr(req, "origin_input_ids_unpadded", req.origin_input_ids)
-        text.prompt_size = len(prompt)
+        text.prompt_size, text.begun = len(prompt), len(req.output_ids)
         most = req.sampling_params.max_new_tokens
         if most is not None and most - len(req.output_ids) < 2:
             # One token follows every draft.
@@ -204,7 +196,7 @@ class Corpus(HostRequests[_Text]):
             adapter=adapter,
             salt=None if salt is None and own_key is None else (salt, own_key),
         )
-        if self._drafts_from_logits and text.request is not None:
+        if self._drafts_from_logits and text.is_drafted:
             text.successors = Successors(slots=_SLOTS)
 
     def batch_get(
@@ -228,6 +220,7 @@ class Corpus(HostRequests[_Text]):
         what they said and one for what they offer; O(requests * nodes^2).
         """
         started = time.perf_counter()
+        self._settle()
         tokens = np.zeros((len(req_ids), self._width), dtype=np.int64)
         tokens[:, 0] = [tail[-1] for tail in batch_tokens]
         parents = np.tile(np.maximum(np.arange(-1, self._width - 1), 0), (len(req_ids), 1))
@@ -350,13 +343,19 @@ class Corpus(HostRequests[_Text]):
     def _emitted(self, row: _Row) -> Sequence[int]:
         """The last tokens of a text that the engine does not have yet."""
         assert row.text.request is not None
-        missing = row.total - self.engine.num_tokens(row.text.request)
-        if not 0 <= missing <= len(row.tail):
+        known = self.engine.num_tokens(row.text.request)
+        missing, reach = row.total - known, len(row.tail)
+        # Those before the tail were emitted while the prompt was indexed.
+        size = row.text.prompt_size
+        before = (
+            row.text.output_ids[known - size : row.total - reach - size] if missing > reach else []
+        )
+        if missing < 0 or missing > reach + len(before):
             raise InvalidValueError(
-                f"a text of {row.total} tokens must be at most {len(row.tail)} ahead of the one "
-                f"known, got {missing}"
+                f"a text of {row.total} tokens must be at most {reach} ahead of the one known, "
+                f"got {missing}"
             )
-        return row.tail[len(row.tail) - missing :]
+        return [*before, *row.tail[max(reach - missing, 0) :]]
 
     def batch_put(self, batch_tokens: Sequence[Sequence[int]]) -> None:
         """Nothing: `batch_get` takes in what requests emitted."""
@@ -400,19 +399,27 @@ class Corpus(HostRequests[_Text]):
         super()._give_up(text)
 
     def _finish(self, text: _Text) -> None:
-        assert text.request is not None
-        known = self.engine.num_tokens(text.request)
-        last = text.output_ids[known - text.prompt_size :]
-        if last:
-            self.engine.observe(text.request, last)
+        if text.request is not None:
+            known = self.engine.num_tokens(text.request)
+            last = text.output_ids[known - text.prompt_size :]
+            if last:
+                self.engine.observe(text.request, last)
+        else:
+            text.missed = [list(text.output_ids[text.begun :])]
         super()._finish(text)
 
     def reset(self) -> None:
-        """Forgets all requests, running and remembered, as the host forgets its cache."""
+        """Forgets all running requests, as the host empties its key-value cache: weights change
+        there, and text stays true. What is remembered stays: see `forget`."""
         for text in self._texts.values():
             self._give_up(text)
         self._texts.clear()
         self._drafted = None
+        self._guard([], self._tell)
+
+    def forget(self) -> None:
+        """Forgets the text of all finished requests."""
+        self.drain()
         self.memory.clear()
         self._memory_bytes = None
         self._guard([], self._tell)
@@ -458,10 +465,16 @@ def _ancestors(parents: _Ints) -> _Ints:
 
 def _replica(memory: Memory, server_args: Any) -> Replica | None:
     """Shares the memory where the environment says so. Raises InvalidValueError."""
-    url = os.environ.get("FASTDRAFT_FLEET_URL")
-    if not url or not memory.max_bytes:
+    found = [name for name in (_FLEET_URL, _MEMORY_FOLDER) if os.environ.get(name)]
+    if not found or not memory.max_bytes:
         return None
-    _require_one_rank("FASTDRAFT_FLEET_URL", url, server_args)
+    if len(found) > 1:
+        raise InvalidValueError(
+            f"{_MEMORY_FOLDER} must be left out with {_FLEET_URL}, where what is published is "
+            f"there after a start, got {os.environ[_MEMORY_FOLDER]!r}"
+        )
+    url = os.environ[found[0]]
+    _require_one_rank(found[0], url, server_args)
     model = str(getattr(server_args, "model_path", ""))
     return share(
         memory,
@@ -470,31 +483,6 @@ def _replica(memory: Memory, server_args: Any) -> Replica | None:
         tokenizer=str(getattr(server_args, "tokenizer_path", None) or model),
         revision=getattr(server_args, "revision", None),
     )
-
-
-def _folder(server_args: Any) -> MemoryFolder | None:
-    """Where the memory is saved, if the environment says so.
-
-    Raises InvalidValueError, and DatastoreError where the folder cannot be used.
-    """
-    path = os.environ.get("FASTDRAFT_MEMORY_FOLDER")
-    if not path:
-        return None
-    _require_one_rank("FASTDRAFT_MEMORY_FOLDER", path, server_args)
-    if os.environ.get("FASTDRAFT_FLEET_URL"):
-        raise InvalidValueError(
-            "FASTDRAFT_MEMORY_FOLDER must be left out with FASTDRAFT_FLEET_URL, where what is "
-            f"published is there after a start, got {path!r}"
-        )
-    key = os.environ.get(KEY_VARIABLE)
-    if not key:
-        raise InvalidValueError(
-            f"FASTDRAFT_MEMORY_FOLDER needs a key in the environment's {KEY_VARIABLE}, got none"
-        )
-    from sglang.srt.runtime_context import get_parallel
-
-    rank = get_parallel().dp_rank or 0
-    return MemoryFolder(Path(path) / f"engine-{rank}", key=key, model=str(server_args.model_path))
 
 
 def _require_one_rank(variable: str, value: str, server_args: Any) -> None:
@@ -587,7 +575,6 @@ def _worker() -> type:
                 Corpus,
                 vocabulary=target_worker.model_runner.model_config.vocab_size,
                 server_args=server_args,
-                folder=_folder(server_args),
                 report=_report(server_args),
             )
             with _corpus_of(ngram_worker, corpus):
