@@ -82,8 +82,8 @@ class ForcedModel(LlamaForCausalLM):  # type: ignore[no-untyped-call]
         self.register_buffer("said", said, persistent=False)
         self.register_buffer("owner", owner, persistent=False)
 
-    @wraps(LlamaForCausalLM.forward)  # type: ignore[override]
-    def forward(
+    @wraps(LlamaForCausalLM.forward)
+    def forward(  # type: ignore[override]
         self,
         input_ids: Any = None,
         position_ids: Any = None,

@@ -58,7 +58,8 @@ def _model(family: str, **changes: Any) -> Any:
         pad_token_id=PAD,
         **special | changes,
     )
-    return drawn(transformers.AutoModelForCausalLM.from_config, config)
+    # In double precision no processor's rounding of wide and narrow forwards decides a test.
+    return drawn(transformers.AutoModelForCausalLM.from_config, config).double()
 
 
 @pytest.fixture(scope="module", params=["lfm2", "lfm2_moe"])

@@ -24,7 +24,7 @@ from fastdraft.hf.drafts import FlatDrafts, RowDraft
 from fastdraft.hf.fused_processors import Texts
 from fastdraft.hf.kv_cache import on_device, on_host, places_after
 from fastdraft.hf.positions import PositionCriteria, PositionProcessors, Positions, Warping
-from fastdraft.hf.rows import UNLIMITED, Row, cancel_requests
+from fastdraft.hf.rows import UNLIMITED, Row
 from fastdraft.hf.step import CachedModel, choose, lines_of, verify
 from fastdraft.hf.vocabulary import require_known_ids
 from fastdraft.offers import Offers
@@ -103,14 +103,10 @@ class Decoding:
 
     def run(self, first_logits: torch.Tensor) -> None:
         """Decodes to the end, given the logits after each prompt, of shape (rows, vocabulary)."""
-        try:
-            nothing = FlatDrafts.of_rows([RowDraft()] * len(self._running))
-            self._conclude(self._choose(first_logits, nothing), nothing.offsets)
-            while self._running:
-                self._step()
-        except BaseException:
-            cancel_requests(self.drafter, self._running)
-            raise
+        nothing = FlatDrafts.of_rows([RowDraft()] * len(self._running))
+        self._conclude(self._choose(first_logits, nothing), nothing.offsets)
+        while self._running:
+            self._step()
 
     def _step(self) -> None:
         rows = self._running
