@@ -33,6 +33,14 @@ namespace {
 
 std::string reason() { return std::generic_category().message(errno); }
 
+// The system would take what comes before a NUL byte for the whole.
+const std::string& checked(const std::string& path) {
+  const std::size_t place = path.find('\0');
+  if (place == std::string::npos) return path;
+  throw InvalidValueError("a path must have no NUL byte, got one at index " +
+                          std::to_string(place));
+}
+
 // table[k][b]: what byte b does to the checksum after k more bytes.
 struct CrcTables {
   std::array<std::array<std::uint32_t, 256>, 8> table;
@@ -174,7 +182,7 @@ MappedFile::~MappedFile() {
 
 MappedFile::MappedFile(const std::string& path) {
   // A FIFO would wait for somebody who writes to it.
-  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+  const int file = ::open(checked(path).c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
   if (file < 0) throw DatastoreError("cannot open " + path + ": " + reason());
   struct stat status{};
   void* mapped = MAP_FAILED;
@@ -275,7 +283,7 @@ int create(const std::string& name) {
 
 }  // namespace
 
-OutputFile::OutputFile(const std::string& path) : path_(path) {
+OutputFile::OutputFile(const std::string& path) : path_(checked(path)) {
   static std::atomic<int> counter{0};
   remove_dead(path);
   do {

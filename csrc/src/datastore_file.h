@@ -121,7 +121,7 @@ std::uint32_t crc32(const void* data, std::int64_t bytes, std::uint32_t checksum
 // A file in memory, read-only.
 class MappedFile {
  public:
-  // Throws DatastoreError.
+  // Throws DatastoreError, and InvalidValueError for a path with a NUL byte.
   explicit MappedFile(const std::string& path);
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;
@@ -143,8 +143,8 @@ std::int64_t this_process() noexcept;
 class OutputFile {
  public:
   // Removes what was left beside `path` by processes that were killed, which it knows by their
-  // locks; on Windows and on disks without locks that stays. Throws DatastoreError, as do all its
-  // methods.
+  // locks; on disks without locks that stays. Throws DatastoreError, as do all its methods, and
+  // InvalidValueError for a path with a NUL byte.
   explicit OutputFile(const std::string& path);
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;

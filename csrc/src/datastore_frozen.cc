@@ -334,7 +334,7 @@ class FrozenDatastore final : public Datastore {
       at = add_segment(entry);
     }
     if (header_.num_tokens < 0 || header_.num_tokens > end_ || header_.num_documents < 0 ||
-        header_.num_documents > header_.num_tokens) {
+        header_.num_documents > header_.num_tokens || (header_.largest_token < 0 && end_ > 0)) {
       refuse("its header is damaged");
     }
   }

@@ -10,6 +10,7 @@
 #include "datastore_index.h"
 #include "fastdraft/datastore.h"
 #include "fastdraft/error.h"
+#include "fastdraft/interrupt.h"
 #include "live_lists.h"
 #include "live_log.h"
 #include "live_table.h"
@@ -19,6 +20,8 @@
 namespace fastdraft {
 namespace {
 
+// A document waits for so many tokens of another one: 0.1 s.
+constexpr std::int64_t kPieceTokens = std::int64_t{1} << 16;
 // Readers wait for so many tokens at most: microseconds.
 constexpr std::int64_t kSliceTokens = 128;
 // A slice's memory is asked for so many tokens at a time: what is not used soon leaves the nearest
@@ -161,6 +164,9 @@ class LiveDatastore final : public Datastore {
   std::int64_t most_slice_bytes() const noexcept;
   void append(const Token* tokens, std::int64_t start, std::int64_t size, std::int64_t common,
               std::int64_t prompt_size, const Grow& grow);
+  void append_pieces(std::unique_lock<PhaseFairMutex>& adding, const Token* tokens,
+                     std::int64_t size, std::int64_t common, std::int64_t prompt_size,
+                     const Grow& grow);
   std::int64_t add_slice(const Token* tokens, std::int64_t first, std::int64_t last,
                          std::int64_t common, std::int64_t prompt_size);
 
@@ -172,7 +178,8 @@ class LiveDatastore final : public Datastore {
   void enter(Put put);
   void make_room_for_lists();
 
-  PhaseFairMutex adding_;  // one document after another, as they come
+  // One document after another, as they come; long ones in pieces. It may be held long.
+  PhaseFairMutex adding_{ForkGuard::Turn::kNone};
   LiveLog log_;
   std::array<LiveTable, kNumOrders> orders_;
   LiveTable prefixes_;
@@ -271,22 +278,27 @@ std::int64_t LiveDatastore::find_prefix(const Token* tokens, std::int64_t size) 
 // How many of a document's first tokens are stored already: every run of up to
 // kLongestMatch + 1 of them, which is all that readers can see of it.
 std::int64_t LiveDatastore::stored_prefix(const Token* tokens, std::int64_t size) const {
-  const std::shared_lock<PhaseFairMutex> lock(*mutex_);
-  if (log_.empty()) return 0;
+  constexpr int kStepsAtOnce = 64;
   std::int64_t length = 0;
-  std::int64_t position = -1;
-  while (length + LiveLog::kPrefixStep <= size) {
-    const std::int64_t found = find_prefix(tokens, length + LiveLog::kPrefixStep);
-    if (found < 0) break;
-    position = found;
-    length += LiveLog::kPrefixStep;
+  for (;;) {
+    const std::shared_lock<PhaseFairMutex> lock(*mutex_);
+    if (log_.empty()) return 0;
+    int steps = 0;
+    while (steps < kStepsAtOnce && length + LiveLog::kPrefixStep <= size &&
+           find_prefix(tokens, length + LiveLog::kPrefixStep) >= 0) {
+      length += LiveLog::kPrefixStep;
+      ++steps;
+    }
+    if (steps == kStepsAtOnce) continue;
+    if (length == 0) return 0;
+    std::int64_t position = find_prefix(tokens, length);
+    if (position < 0) return length;  // it has left since
+    while (length < size && position < log_.end() && log_.token(position) == tokens[length]) {
+      ++length;
+      ++position;
+    }
+    return length;
   }
-  if (length == 0) return 0;
-  while (length < size && position < log_.end() && log_.token(position) == tokens[length]) {
-    ++length;
-    ++position;
-  }
-  return length;
 }
 
 // Whether less of the lists has been cleaned than text has left.
@@ -476,11 +488,27 @@ std::int64_t LiveDatastore::limit(std::int64_t max_bytes) {
 void LiveDatastore::add(const Token* tokens, std::int64_t size, std::int64_t prompt_size,
                         const Grow& grow) {
   check_tokens(tokens, size, "token_ids");
-  const std::scoped_lock adding(adding_);
+  std::unique_lock<PhaseFairMutex> adding(adding_);
   const std::int64_t common = stored_prefix(tokens, size);
   if (common == size && !closed()) return;
-  append(tokens, std::max<std::int64_t>(0, common - kContextTokens), size, common, prompt_size,
-         grow);
+  append_pieces(adding, tokens, size, common, prompt_size, grow);
+}
+
+// Appends what comes from tokens[common] on, in pieces. Each begins with context, as a document
+// does whose beginning is stored elsewhere, so others may enter in between.
+void LiveDatastore::append_pieces(std::unique_lock<PhaseFairMutex>& adding, const Token* tokens,
+                                  std::int64_t size, std::int64_t common, std::int64_t prompt_size,
+                                  const Grow& grow) {
+  for (;;) {
+    const std::int64_t end = std::min(size, common + kPieceTokens);
+    append(tokens, std::max<std::int64_t>(0, common - kContextTokens), end, common, prompt_size,
+           grow);
+    if (end == size) return;
+    common = end;
+    adding.unlock();
+    check_interrupt();
+    adding.lock();
+  }
 }
 
 // The most memory that adding a slice takes: a chunk, two blocks for tokens that are not narrow, a
@@ -541,8 +569,8 @@ void LiveDatastore::add_all(const Datastore& source, const Grow& grow) {
       if (context == 0) {
         add(document.data(), size, prompt_size, grow);
       } else {
-        const std::scoped_lock adding(adding_);
-        append(document.data(), 0, size, context, prompt_size, grow);
+        std::unique_lock<PhaseFairMutex> adding(adding_);
+        append_pieces(adding, document.data(), size, context, prompt_size, grow);
       }
     }
     document.clear();
@@ -564,6 +592,10 @@ void LiveDatastore::add_all(const Datastore& source, const Grow& grow) {
       const std::int64_t count =
           reader.read(position, step.data(), std::min(kStep, end - position));
       if (count <= 0) break;
+      // What is no token is damage, and ends a document as a mark does.
+      for (Token* token = step.data(); token < step.data() + count; ++token) {
+        if (*token > reader.largest_token()) *token = document_mark(0);
+      }
       step.resize(static_cast<std::size_t>(count));
       outputs.resize(step.size());
       for (std::int64_t i = 0; i < count; ++i) {

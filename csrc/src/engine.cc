@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <mutex>
 #include <numeric>
 #include <string>
 #include <unordered_map>
@@ -12,6 +13,7 @@
 #include "acceptance_model.h"
 #include "drafter.h"
 #include "fastdraft/error.h"
+#include "fork.h"
 #include "memory.h"
 #include "offer_kinds.h"
 #include "request_table.h"
@@ -165,6 +167,7 @@ Engine::Engine(const EngineConfig& config, Stores stores)
       acceptance_(config.calibrated() ? std::make_unique<AcceptanceModel>() : nullptr),
       kinds_(std::make_unique<OfferKinds>()),
       requests_(std::make_unique<RequestTable>()),
+      rate_mutex_(std::make_unique<Mutex>()),
       rate_(std::make_unique<EmissionRate>(kInitialRate)) {
   check_stores(stores_);
 }
@@ -213,7 +216,7 @@ RequestId Engine::add_request(const Token* prompt, std::int64_t prompt_size,
                             std::to_string(prompt_size + templates_size) + " tokens");
   }
   const double rate = [this] {
-    const std::scoped_lock guard(rate_mutex_);
+    const std::scoped_lock guard(*rate_mutex_);
     return rate_->value();
   }();
   auto request = std::make_unique<Request>(most_drafted_, rate, *budget_);
@@ -239,7 +242,7 @@ RequestId Engine::add_request(const Token* prompt, std::int64_t prompt_size,
 // Leaves out the tokens that are not of the vocabulary, with all that follow them,
 // and returns how many stay.
 std::int32_t Engine::leave_out_foreign(const DraftColumns& draft, std::int32_t count) {
-  const auto foreign = [&](Token token) { return token >= config_.vocabulary; };
+  const auto foreign = [&](Token token) { return token < 0 || token >= config_.vocabulary; };
   if (std::none_of(draft.token_ids, draft.token_ids + count, foreign)) return count;
   constexpr std::int32_t kLeftOut = -2;
   std::vector<std::int32_t> places(static_cast<std::size_t>(count), kLeftOut);
@@ -295,9 +298,7 @@ void Engine::forget_guess(Request& request) noexcept {
 }
 
 std::int32_t Engine::conclude_guess(Request& request) {
-  if (config_.vocabulary < kAllTokens) {
-    request.guessed = leave_out_foreign(request.draft, request.guessed);
-  }
+  request.guessed = leave_out_foreign(request.draft, request.guessed);
   request.proposed = true;
   return request.guessed;
 }
@@ -832,7 +833,7 @@ DraftCounts Engine::cancel(RequestId id) { return remove(id)->counts; }
 std::unique_ptr<Request> Engine::remove(RequestId id) {
   std::unique_ptr<Request> request = requests_->remove(id);
   if (request->time > 0.0) {
-    const std::scoped_lock guard(rate_mutex_);
+    const std::scoped_lock guard(*rate_mutex_);
     rate_->add(request->paced / request->time, 1.0);
   }
   return request;

@@ -3,11 +3,15 @@
 #include <algorithm>
 #include <cassert>
 #include <cstring>
+#include <string>
+
+#include "fastdraft/error.h"
 
 namespace fastdraft {
 
-void LiveLists::open(LiveLog& log, std::uint32_t first_block) {
+void LiveLists::open(LiveLog& log, std::uint32_t first_block, std::int64_t most_blocks) {
   log_ = &log;
+  most_blocks_ = most_blocks;
   oldest_ = first_block;
   log.charge(LiveLog::bytes_of(LiveLog::kFirstPointers));
   ring_.assign(LiveLog::kFirstPointers, nullptr);
@@ -23,6 +27,10 @@ void LiveLists::close() noexcept {
 }
 
 void LiveLists::add_block() {
+  if (num_blocks_ >= most_blocks_) {
+    throw MemoryLimitError("the lists of a datastore have at most " + std::to_string(most_blocks_) +
+                           " blocks");
+  }
   if (num_blocks_ == static_cast<std::int64_t>(ring_.size())) {
     std::vector<Block*> wider = log_->wider(ring_);
     for (std::uint32_t i = 0; i < static_cast<std::uint32_t>(num_blocks_); ++i) {

@@ -28,6 +28,7 @@ class LiveLists {
   using Address = std::uint32_t;
 
   static constexpr int kMostPlaces = 31;
+  static constexpr std::int64_t kMostBlocks = std::int64_t{1} << 24;  // each has a number
   // Lists that one token may need.
   static constexpr int kListsOfToken = static_cast<int>(kNumOrders);
 
@@ -86,14 +87,15 @@ class LiveLists {
   ~LiveLists() = default;
 
   // The log gives the memory, and must outlive the lists. Throws MemoryLimitError.
-  // `first_block` is for tests.
-  void open(LiveLog& log, std::uint32_t first_block = 0);
+  // `first_block` and `most_blocks` are for tests.
+  void open(LiveLog& log, std::uint32_t first_block = 0, std::int64_t most_blocks = kMostBlocks);
   // Forgets the lists, whose memory is the log's.
   void close() noexcept;
 
   // Whether the lists that one token needs fit.
   bool has_room() const noexcept { return left_ >= kListsOfToken; }
-  // Takes a block of the log's for more. Throws MemoryLimitError.
+  // Takes a block of the log's for more. Throws MemoryLimitError, also where all numbers of blocks
+  // are in use: at 64 GB.
   void add_block();
   std::int64_t num_blocks() const noexcept { return num_blocks_; }
   std::int64_t directory_bytes() const noexcept { return LiveLog::bytes_of(ring_.size()); }
@@ -157,6 +159,7 @@ class LiveLists {
   static constexpr int kUnitBits = 8;
   static_assert(kBlockUnits == 1 << kUnitBits);
   static constexpr std::uint32_t kBlockMask = (1u << (32 - kUnitBits)) - 1;
+  static_assert(kMostBlocks == std::int64_t{kBlockMask} + 1);
 
   // The size of a list, its state, order and check.
   class Header {
@@ -235,6 +238,7 @@ class LiveLists {
   std::vector<Block*> ring_;  // by the block's number, modulo the size, a power of two
   std::uint32_t oldest_ = 0;  // the number of the oldest block
   std::int64_t num_blocks_ = 0;
+  std::int64_t most_blocks_ = kMostBlocks;
   // The newest block's places for lists of the largest size that have not been used.
   Address next_ = 0;
   int left_ = 0;

@@ -1,6 +1,7 @@
 #include "offer_kinds.h"
 
 #include <algorithm>
+#include <mutex>
 
 #include "fastdraft/error.h"
 

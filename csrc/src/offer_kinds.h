@@ -4,12 +4,12 @@
 #include <array>
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "fastdraft/offers.h"
+#include "fork.h"
 #include "offer_model.h"
 
 namespace fastdraft {
@@ -34,7 +34,7 @@ class OfferKinds {
   const StepPromises& plain_steps() const noexcept { return plain_steps_; }
 
  private:
-  mutable std::mutex mutex_;
+  mutable Mutex mutex_;
   std::vector<std::string> names_;
   // A model is written before `size_` counts it, and stays.
   std::array<std::unique_ptr<OfferModel>, static_cast<std::size_t>(kMostOfferKinds)> models_;

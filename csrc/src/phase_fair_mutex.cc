@@ -1,5 +1,6 @@
 #include "phase_fair_mutex.h"
 
+#include <new>
 #include <thread>
 
 namespace fastdraft {
@@ -75,6 +76,18 @@ void PhaseFairMutex::unlock() {
   lock.unlock();
   if (asleep) readers_.notify_all();
   if (others) writers_.notify_all();
+}
+
+// None of the threads that it knew of is here.
+void PhaseFairMutex::in_child() noexcept {
+  state_.store(0, std::memory_order_relaxed);
+  turn_.store(0, std::memory_order_relaxed);
+  new (&mutex_) std::mutex;
+  new (&readers_) std::condition_variable;
+  new (&writers_) std::condition_variable;
+  next_turn_ = 0;
+  waiting_ = 0;
+  sleeping_ = 0;
 }
 
 }  // namespace fastdraft

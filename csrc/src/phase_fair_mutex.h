@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <mutex>
 
+#include "fork.h"
+
 namespace fastdraft {
 
 // Readers and writers take turns (phase-fair: Brandenburg and Anderson, 2010). A writer waits for
@@ -15,11 +17,11 @@ namespace fastdraft {
 //
 // For std::shared_lock and std::unique_lock. A thread that holds the lock must not ask for it
 // again, not even to read: a writer may have come in between, and would wait for it.
-class PhaseFairMutex {
+//
+// In the child of a fork it is free, and unless its turn is kNone what it guards is whole.
+class PhaseFairMutex final : public ForkGuard {
  public:
-  PhaseFairMutex() = default;
-  PhaseFairMutex(const PhaseFairMutex&) = delete;
-  PhaseFairMutex& operator=(const PhaseFairMutex&) = delete;
+  explicit PhaseFairMutex(Turn turn = Turn::kStore) : ForkGuard(turn) {}
 
   // One atomic addition each, unless there is a writer.
   void lock_shared() {
@@ -36,6 +38,10 @@ class PhaseFairMutex {
   // As unlock() and lock(), but of the readers only those enter that have been waiting. Between the
   // two calls others could go on for as long as this thread waits for a processor.
   void pass();
+
+  void before_fork() override { lock_shared(); }
+  void in_parent() noexcept override { unlock_shared(); }
+  void in_child() noexcept override;
 
  private:
   static constexpr std::uint64_t kWriter = std::uint64_t{1} << 32;

@@ -1,6 +1,7 @@
 #include "request_table.h"
 
 #include <limits>
+#include <new>
 #include <string>
 
 #include "fastdraft/error.h"
@@ -104,6 +105,22 @@ std::unique_ptr<Request> RequestTable::remove(RequestId id) {
   const std::scoped_lock guard(mutex_);
   if (id >> kIndexBits < kLastGeneration) free_slots_.push_back(index_of(id));
   return request;
+}
+
+void RequestTable::in_child() noexcept {
+  for (std::int64_t index = 0; index < num_slots_; ++index) {
+    Slot& place = *slot(index);
+    if (place.mutex.try_lock()) {
+      place.mutex.unlock();
+      continue;
+    }
+    new (&place.mutex) std::mutex;
+    if (place.request == nullptr) continue;
+    // What is half changed cannot be freed.
+    place.request.release();  // NOLINT(bugprone-unused-return-value)
+    ++place.generation;
+    size_.fetch_sub(1, std::memory_order_relaxed);
+  }
 }
 
 }  // namespace fastdraft

@@ -14,12 +14,14 @@
 
 #include "bits.h"
 #include "fastdraft/engine.h"
+#include "fork.h"
 #include "request.h"
 
 namespace fastdraft {
 
-// Thread-safe: each request has a lock of its own. Ids are never given out twice.
-class RequestTable {
+// Thread-safe: each request has a lock of its own. Ids are never given out twice. In the child of a
+// fork the requests that other threads had locked are no longer running: they may be half changed.
+class RequestTable final : public ForkGuard {
   // A place for a request. Slots never move and are used again; the
   // generation, part of the id, tells their requests apart.
   struct Slot {
@@ -44,9 +46,7 @@ class RequestTable {
     std::unique_lock<std::mutex> lock_;
   };
 
-  RequestTable() = default;
-  RequestTable(const RequestTable&) = delete;
-  RequestTable& operator=(const RequestTable&) = delete;
+  RequestTable() : ForkGuard(Turn::kNone) {}
   ~RequestTable();
 
   RequestId add(std::unique_ptr<Request> request);
@@ -72,6 +72,8 @@ class RequestTable {
   template <typename Approach, typename Visit>
   void visit(const RequestId* ids, std::int64_t rows, Approach approach, Visit visit) const;
 
+  void in_child() noexcept override;
+
   std::int64_t size() const noexcept { return size_.load(std::memory_order_relaxed); }
 
  private:
@@ -90,7 +92,7 @@ class RequestTable {
 
   std::atomic<std::int64_t> size_{0};
   std::array<std::atomic<Slot*>, kNumChunks> chunks_{};
-  std::mutex mutex_;  // guards the two below and the making of chunks
+  Mutex mutex_;  // guards the two below and the making of chunks
   std::int64_t num_slots_ = 0;
   std::vector<std::int64_t> free_slots_;
 };

@@ -127,8 +127,8 @@ class RunningTexts {
   std::atomic<std::int32_t> num_entered_{0};  // of these, those with text here
   std::atomic<std::uintptr_t> owners_{0};     // the sum of their numbers
 
-  mutable PhaseFairMutex mutex_;  // of all below
-  std::uint64_t cleared_ = 0;     // how often
+  mutable PhaseFairMutex mutex_{ForkGuard::Turn::kRunningTexts};  // of all below
+  std::uint64_t cleared_ = 0;                                     // how often
   std::vector<std::unique_ptr<Block>> blocks_;
   std::vector<std::uint32_t> free_blocks_;
   std::array<std::array<Table, std::size_t{1} << kTableBits>, kNumOrders> tables_;

@@ -5,6 +5,7 @@
 
 #include "bits.h"
 #include "fastdraft/error.h"
+#include "fastdraft/interrupt.h"
 
 namespace fastdraft {
 namespace {
@@ -45,8 +46,12 @@ void SuffixAutomaton::append(const Token* tokens, std::int64_t count) {
     inner_.populate();
   }
   transitions_.try_reserve(static_cast<std::int64_t>(kEdgesOfCode * expected));
+  constexpr std::int64_t kStep = std::int64_t{1} << 14;
   try {
-    for (std::int64_t i = 0; i < count; ++i) extend(tokens[i]);
+    for (std::int64_t first = 0; first < count; first += kStep) {
+      if (first > 0) check_interrupt();
+      for (std::int64_t i = first; i < std::min(count, first + kStep); ++i) extend(tokens[i]);
+    }
   } catch (const MemoryLimitError&) {
     mark_from(before);
     throw;

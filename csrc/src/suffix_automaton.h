@@ -54,7 +54,8 @@ class SuffixAutomaton {
   // the automaton as it was. At most kMaxTextTokens fit; the caller counts.
   void append(Token token);
 
-  // The same of many tokens, faster. Where memory ends, those that fit have been appended.
+  // The same of many tokens, faster. Where memory ends, those that fit have been appended. An
+  // interrupt leaves a text that can only be destroyed.
   void append(const Token* tokens, std::int64_t count);
 
   // Asks for the memory that `append(token)` will read first.

@@ -91,7 +91,7 @@ class Datastore:
     def __init__(self, *, max_bytes: typing.SupportsInt | typing.SupportsIndex, fingerprint: bytes | None) -> None:
         ...
     @typing.overload
-    def __init__(self, *, path: str, fingerprint: bytes | None, verify: bool) -> None:
+    def __init__(self, *, path: bytes, fingerprint: bytes | None, verify: bool) -> None:
         ...
     def __len__(self) -> int:
         """
@@ -99,7 +99,7 @@ class Datastore:
         """
     def _find(self, token_ids: numpy.typing.ArrayLike, most: typing.SupportsInt | typing.SupportsIndex, links: typing.SupportsInt | typing.SupportsIndex, least: typing.SupportsInt | typing.SupportsIndex) -> list[tuple[int, int, bool]]:
         ...
-    def _save(self, path: str, first: typing.SupportsInt | typing.SupportsIndex = 0) -> int:
+    def _save(self, path: bytes, first: typing.SupportsInt | typing.SupportsIndex = 0) -> int:
         ...
     def add(self, token_ids: numpy.typing.ArrayLike, *, prompt_size: typing.SupportsInt | typing.SupportsIndex | None = None, grow: collections.abc.Callable[[], None] | None = None) -> None:
         """
@@ -192,7 +192,7 @@ class DatastoreWriter:
     """
     The core of fastdraft.datastore.DatastoreWriter.
     """
-    def __init__(self, *, path: str, fingerprint: bytes | None, segment_tokens: typing.SupportsInt | typing.SupportsIndex) -> None:
+    def __init__(self, *, path: bytes, fingerprint: bytes | None, segment_tokens: typing.SupportsInt | typing.SupportsIndex) -> None:
         ...
     def append(self, token_ids: numpy.typing.ArrayLike) -> None:
         """

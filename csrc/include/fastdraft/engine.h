@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -26,6 +25,7 @@ namespace fastdraft {
 class AcceptanceModel;
 class EmissionRate;
 class MemoryBudget;
+class Mutex;
 class OfferKinds;
 class RequestTable;
 struct Request;
@@ -219,7 +219,7 @@ class FASTDRAFT_EXPORT Engine {
   std::atomic<std::int64_t> num_foreign_{0};
   std::atomic<std::int64_t> num_refused_offers_{0};
 
-  mutable std::mutex rate_mutex_;
+  const std::unique_ptr<Mutex> rate_mutex_;
   const std::unique_ptr<EmissionRate> rate_;  // of the requests that ended
 };
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import hashlib
 import json
 from array import array
@@ -145,7 +146,11 @@ class _ServerTokenizer:
 
     def _answer(self, path: str, question: Json) -> Json:
         asking = self._answered(path, {"model": self._model, **question})
-        return asyncio.run_coroutine_threadsafe(asking, self._loop).result()
+        try:
+            return asyncio.run_coroutine_threadsafe(asking, self._loop).result()
+        except concurrent.futures.CancelledError as error:
+            # The process ends. Templates are rendered without regard to other exceptions.
+            raise asyncio.CancelledError from error
 
     async def _answered(self, path: str, question: Json) -> Json:
         return await self._ask(path, question)
