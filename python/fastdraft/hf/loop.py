@@ -8,7 +8,6 @@ another.
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fastdraft import step_latency
 from fastdraft.drafters import Drafter
 from fastdraft.engine import Engine
 from fastdraft.errors import FastdraftError
@@ -122,7 +122,7 @@ class Decoding:
         width = max(width, longest + 1)
 
         is_warm = self.target.is_warm(batch, width)
-        started = time.perf_counter()
+        started = step_latency.clock()
         indices, cached = [row.index for row in rows], [row.cached for row in rows]
         logits = self.target.forward(
             [[row.last_token, *draft] for row, draft in zip(rows, drafts.by_row, strict=True)],
@@ -135,7 +135,7 @@ class Decoding:
         if emitted.kept is not None:
             self.target.compact(indices, cached, emitted.kept)
         if is_warm:
-            seconds_taken = time.perf_counter() - started
+            seconds_taken = step_latency.clock() - started
             self.cost.observe(batch, width, seconds_taken)
             self.target.observe(len(rows), batch, seconds_taken)
         self._conclude(emitted, drafts.offsets)
