@@ -67,7 +67,7 @@ HAS_PYTHON_H := import os, sys, sysconfig; \
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-cpp test-arm64 test-install test-python test-kernels \
   test-interpreted test-compiled test-oldest test-other-cpu test-newest update check lint format fuzz \
-  campaign stubs wheel wheels package bench plots bench-serving gpu gpu-carry docs docs-links clean \
+  campaign stubs wheel wheels package rehearsal bench plots bench-serving gpu gpu-carry docs docs-links clean \
   gtest browser
 
 help: ## Show the targets
@@ -174,6 +174,9 @@ package: build/dist/.stamp ## Try sdist, wheel and commands in environments with
 	done
 	build/clean/bin/pip install -qq 'fastdraft[cli]'
 	cd build/clean && bin/python -W error ../../tests/package/package_smoke.py
+
+rehearsal: $(VENV)/.tools $(VENV)/.release ## Rehearse a release on this machine: build/rehearsal
+	tools/rehearse.sh
 
 bench: $(VENV)/.bench gtest ## Run the microbenchmarks, beside the peers that can be installed
 	cmake --preset release && cmake --build --preset release

@@ -35,8 +35,11 @@ NAME = re.compile(r"^[A-Za-z0-9][\w.-]*", re.MULTILINE)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dry-run", action="store_true", help="write nothing")
-    parser.add_argument("--no-tests", action="store_true", help="only resolve; implies --dry-run")
+    parser.add_argument("--host", help="only write constraints/HOST.txt, for a new host; no tests")
     arguments = parser.parse_args()
+    if arguments.host:
+        resolve_host(ROOT, arguments.host)
+        return
     shutil.rmtree(COPY, ignore_errors=True)
     run("git", "clone", "--quiet", str(ROOT), str(COPY))
     before = read(COPY / "constraints")
@@ -45,8 +48,6 @@ def main() -> None:
     print(*difference(before, after), sep="\n", flush=True)
     if before == after:
         print("The constraints name the newest packages.")
-        return
-    if arguments.no_tests:
         return
     if subprocess.run([".ci/run"], cwd=COPY, env=environment(), check=False).returncode:
         sys.exit("The tests fail with the newest packages: constraints/ stays as it is.")
@@ -58,13 +59,11 @@ def main() -> None:
 
 def resolve(tree: Path) -> None:
     """Writes the newest versions that go together into constraints/ of `tree`."""
-    constraints = tree / "constraints"
-    scratch = tree / "build"
+    constraints, scratch = tree / "constraints", tree / "build"
     scratch.mkdir(exist_ok=True)
-    torch = scratch / "torch.txt"
-    torch.write_text(f"torch=={newest_torch(constraints / 'main.txt')}\n")
+    main, torch = constraints / "main.txt", scratch / "torch.txt"
+    torch.write_text(f"torch=={newest_torch(main)}\n")
     (scratch / "companion.txt").write_text(f"{COMPANION}\n")
-    main = constraints / "main.txt"
     main.unlink()
     tools = [tree / "tools" / name for name in ("build.txt", "release.txt")]
     inputs = [tree / "pyproject.toml", *tools, scratch / "companion.txt"]
@@ -74,7 +73,7 @@ def resolve(tree: Path) -> None:
         wheels = ("--only-binary", ":all:", "--python-platform", "x86_64-manylinux_2_31")
         lock(inputs[:2], scratch / "wheels.txt", *everything, *wheels, python=python)
     for requirements in sorted((tree / "tests" / "hosts" / "requirements").glob("*.txt")):
-        lock_host(requirements, constraints / requirements.name, main, torch)
+        resolve_host(tree, requirements.stem)
     for host, package in SOURCES.items():
         (scratch / "source.txt").write_text(f"{package}\n")
         lock([scratch / "source.txt"], scratch / "found.txt", "--no-deps")
@@ -83,14 +82,21 @@ def resolve(tree: Path) -> None:
             file.write(pin)
 
 
-def lock_host(requirements: Path, locked: Path, main: Path, torch: Path) -> None:
-    """As far as a host allows it, versions are those of make's own environment.
+def resolve_host(tree: Path, host: str) -> None:
+    """Writes the newest versions that go together with a host into constraints/HOST.txt.
 
-    PyTorch is, whatever the host requires. What a package that is installed "alone" requires holds
+    As far as the host allows it, versions are those of make's own environment; PyTorch's is,
+    whatever the host requires. What a package that is installed "alone" requires holds
     for the packages in the list, and adds none.
     """
-    scratch = torch.parent / locked.name
-    tools = ROOT / "tools" / "build.txt"
+    requirements = tree / "tests" / "hosts" / "requirements" / f"{host}.txt"
+    main, locked = tree / "constraints" / "main.txt", tree / "constraints" / f"{host}.txt"
+    torch, wanted, scratch = (
+        tree / "build" / name for name in ("torch.txt", "wanted.txt", "host.txt")
+    )
+    tools = tree / "tools" / "build.txt"
+    torch.parent.mkdir(exist_ok=True)
+    torch.write_text("".join(re.findall(r"^torch==.*\n", main.read_text(), re.MULTILINE)))
     shutil.copy(main, locked)
     lock([requirements, tools], locked, "--override", torch)
     lines = requirements.read_text().splitlines()
@@ -99,7 +105,6 @@ def lock_host(requirements: Path, locked: Path, main: Path, torch: Path) -> None
         return
     pinned = [line for line in locked.read_text().splitlines() if NAME.match(line)]
     listed = set(names(lines))
-    wanted = torch.parent / "wanted.txt"
     wanted.write_text("".join(f"{pin}\n" for pin in pinned if names([pin])[0] in listed))
     scratch.write_text("".join(f"{line}\n" for line in lines if not set(names([line])) & alone))
     shutil.copy(main, locked)

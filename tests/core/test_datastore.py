@@ -1025,6 +1025,9 @@ def test_command_line_holds_few_of_many_short_documents(
         ("x.jsonl", b'{"text": [5, -5]}\n', r"line 1: token_ids .*got -5 at index 1"),
         ("x.txt", b"a \xff", r"x\.txt is not UTF-8 text"),
         ("x.npy", b"no array", r"x\.npy is not a \.npy file"),
+        ("x.npy", b"PK\x05\x06" + bytes(18), r"x\.npy is not a \.npy file"),
+        ("x.jsonl", b"[" * 100_000, "line 1: nested too deeply"),
+        ("x.jsonl", b'{"text": "\\ud800"}', "line 1: a string holds half a surrogate pair"),
         ("x.bin", b"odd", r"x\.bin must hold uint16 token ids, got 3 bytes"),
         ("x.bin", b"", r"x\.bin is empty"),
     ],
@@ -1046,10 +1049,12 @@ def test_command_line_refuses_what_makes_no_sense(
     tmp_path: Path, frozen_path: Path, tokenizer_file: Path
 ) -> None:
     np.save(tmp_path / "x.npy", np.zeros(3))
+    np.save(tmp_path / "none.npy", np.zeros((3, 0), np.int32))
     (tmp_path / "x.txt").write_text("a")
     for arguments, message in [
         (["build", tmp_path / "o.fds", tmp_path / "x.txt"], "text needs --tokenizer"),
         (["build", tmp_path / "o.fds", tmp_path / "x.npy"], "got 1 of float64"),
+        (["build", tmp_path / "o.fds", tmp_path / "none.npy"], "none.npy is empty"),
         (["info", tmp_path / "x.txt"], "not a datastore"),
         (["query", frozen_path], "give either --text or --ids"),
         (["query", frozen_path, "--text", "a"], "--text needs --tokenizer"),

@@ -10,6 +10,7 @@ and the like: their wheels are built for CUDA and cannot be imported beside PyTo
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import venv
@@ -59,7 +60,8 @@ def make(host: str, folder: Path) -> None:
     install(alone, "--no-deps")
     for package, _, remark in listed:
         if remark.strip() == "without torch":
-            source = REQUIRED.format(package.partition("==")[0])
+            [name, *_] = re.split(r"[^\w.-]", package)
+            source = REQUIRED.format(name)
             others += subprocess.check_output([python, "-c", source], text=True).splitlines()
     install(others)
 

@@ -28,6 +28,11 @@ build/hosts/%/.ready: tests/hosts/requirements/%.txt constraints/%.txt tests/hos
 	python tests/hosts/environment.py $* $(@D)
 	touch $@
 
+# For a new host; `make update` writes it anew.
+constraints/%.txt:
+	$(MAKE) $(VENV)/.release
+	python tools/update.py --host $*
+
 build/hosts/vllm-next/.ready: constraints/vllm.txt | $(VENV)/.python
 	rm -rf $(@D) && mkdir -p $(@D)
 	pip download -qq --no-deps --only-binary :all: --platform manylinux_2_28_x86_64 -d $(@D) \

@@ -12,7 +12,24 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TOOLS = ("awk", "bash", "cat", "env", "find", "flock", "make", "rm", "sed", "sh", "sleep", "touch")
+TOOLS = (
+    *(
+        "awk",
+        "bash",
+        "cat",
+        "dirname",
+        "env",
+        "find",
+        "flock",
+        "grep",
+        "ls",
+        "make",
+        "mkdir",
+        "mv",
+        "rm",
+    ),
+    *("sed", "sh", "sleep", "touch", "xargs"),
+)
 FOLDERS = ("csrc", "cmake", "python", "kernels", "tests/cpp", "bench/cpp", "examples/c")
 REASON = "E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 1 (apt-get)"
 
@@ -59,6 +76,23 @@ class Machine:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
+
+    def run_ci(self, program: str) -> tuple[int, str]:
+        """What .ci/run does where make is `program`: its status, and what it printed."""
+        for name in (".ci", "tests/hosts/requirements"):
+            shutil.copytree(ROOT / name, self.clone / name)
+        self.tool("make", f"for step; do :; done\n{program}")
+        environment = {"PATH": str(self.bin), "HOME": os.environ.get("HOME", "/")}
+        done = subprocess.run(
+            [self.clone / ".ci" / "run"],
+            cwd=self.clone,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        return done.returncode, done.stdout
 
     def make(self, *goals: str, **variables: str) -> tuple[bool, str]:
         """Whether it worked, and what it printed."""
@@ -180,3 +214,35 @@ def test_a_make_inside_another_does_not_wait(tmp_path: Path) -> None:
         assert process.returncode == 0
     finally:
         os.close(folder)
+
+
+def test_ci_compiles_while_packages_are_fetched(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    log = machine.log
+    code, printed = machine.run_ci(f"""
+        if [ $step = setup ]; then until grep -q "end test-install" {log}; do sleep 0.01; done; fi
+        echo "begin $step" >> {log}
+        echo "output of $step"
+        echo "end $step" >> {log}
+    """)
+    assert code == 0, printed
+    ended = [call.removeprefix("end ") for call in machine.calls if call.startswith("end ")]
+    assert ended[1:4] == ["test-cpp", "test-install", "setup"]
+    assert machine.calls.index("end setup") < machine.calls.index("begin test-python")
+    hosts = {file.stem for file in (ROOT / "tests" / "hosts" / "requirements").glob("*.txt")}
+    assert {"lint", "test-python", "package", *(f"test-{host}" for host in hosts)} <= set(ended)
+    assert len(set(ended)) == len(ended)
+    # Its tests' summary closes the output.
+    assert printed.splitlines()[1:].index("output of test-python") > len(printed.splitlines()) - 6
+
+
+@pytest.mark.parametrize("failing", ["setup", "test-cpp", "docs"])
+def test_ci_ends_with_the_first_step_that_fails(tmp_path: Path, failing: str) -> None:
+    machine = Machine(tmp_path)
+    code, printed = machine.run_ci(
+        f'echo $step >> {machine.log}; echo "output of $step"; [ $step != {failing} ]'
+    )
+    assert code == 1
+    assert printed.partition("::: A step failed:")[2].strip().startswith(f"::: make {failing}")
+    if failing == "setup":
+        assert set(machine.calls) <= {".venv/.tools", "setup", "test-cpp", "test-install"}

