@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from itertools import pairwise
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from fastdraft.kernels.operands import Batch, Emitted, Likeliest, Sampling, Status
+from fastdraft.kernels.reference import sampling
 from fastdraft.kernels.reference.sampling import (
     Chosen,
     argmax,
@@ -77,7 +82,9 @@ def emit(chosen: Chosen, batch: Batch) -> Emitted:
     """What is emitted where the target chose these tokens, one for each row of the batch."""
     path = None
     operands = chosen.tokens, chosen.maxima, batch.draft_ids, batch.offsets
-    if batch.parents is None:
+    if sampling.reads_back(chosen.tokens):
+        token_ids, lengths, status, path = _walk(chosen, batch)
+    elif batch.parents is None:
         token_ids, lengths, status = accept(*operands, max_draft=batch.max_draft)
     else:
         token_ids, lengths, status, path = accept_tree(
@@ -95,6 +102,52 @@ def emit(chosen: Chosen, batch: Batch) -> Emitted:
 
     logprobs, raw_logprobs = map(of_emitted, (chosen.logprobs, chosen.raw_logprobs))
     return Emitted(token_ids, lengths, status, path, logprobs, raw_logprobs)
+
+
+def _walk(chosen: Chosen, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """`accept`, or `accept_tree`, token by token, as a CPU does little sooner than all at once."""
+    tokens, maxima = chosen.tokens.tolist(), chosen.maxima.tolist()
+    drafts, starts = batch.draft_ids.tolist(), batch.offsets.tolist()
+    parents = None if batch.parents is None else batch.parents.tolist()
+    columns = batch.max_draft + 1
+    token_ids = np.full((len(starts) - 1, columns), -1, np.int32)
+    paths = np.full((len(token_ids), columns - 1), -1, np.int32)
+    lengths = np.empty(len(token_ids), np.int32)
+    status = np.zeros(len(token_ids), np.int32)
+    for request, (start, end) in enumerate(pairwise(starts)):
+        size = min(end - start, batch.max_draft)
+        emitted: list[int] = []
+        path: list[int] = []
+        node = -1
+        while node < size:
+            line = start + request + node + 1
+            if maxima[line] == -math.inf:
+                status[request] |= Status.EMPTY
+                break
+            if maxima[line] != maxima[line]:
+                status[request] |= Status.NAN
+            emitted.append(tokens[line])
+            # The first child of the node that is the token; a chain has one child.
+            last = size if parents is not None else min(node + 2, size)
+            for child in range(node + 1, last):
+                parent = (
+                    node if parents is None else min(max(parents[start + child], -1), child - 1)
+                )
+                if parent == node and drafts[start + child] == tokens[line]:
+                    path.append(child)
+                    node = child
+                    break
+            else:
+                break
+        token_ids[request, : len(emitted)] = emitted
+        lengths[request] = len(emitted)
+        paths[request, : len(path)] = path
+    return (
+        torch.from_numpy(token_ids),
+        torch.from_numpy(lengths),
+        torch.from_numpy(status),
+        None if parents is None else torch.from_numpy(paths),
+    )
 
 
 def rows_of(rows: int, offsets: Tensor) -> tuple[Tensor, Tensor]:

@@ -258,7 +258,7 @@ class _Speculation:
         if config.do_sample:
             logits_processor, warping = Warping.split(logits_processor)
         processors = PositionProcessors(logits_processor, rows=count, columns=input_ids.shape[1])
-        criteria = PositionCriteria(stopping_criteria, count)
+        criteria = PositionCriteria(stopping_criteria)
         padding = pad_token_id(config, criteria, count)
         masks = Masks(model, visible=model_kwargs.get("attention_mask"), rows=count)
         stepping: Callable[..., CachedModel] = CachedModel
@@ -313,6 +313,7 @@ class _Speculation:
             do_sample=seeds is not None,
             drafter=drafter,
             cost=StepLatency.of(timed, model.device.type, target.widths or ()),
+            padding=padding,
             streamer=streamer,
             keep_scores=keep_scores,
             keep_logits=wants_dict and bool(config.output_logits),

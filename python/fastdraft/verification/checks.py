@@ -60,16 +60,17 @@ def check_batch(
         raise InvalidValueError(f"workspace must be a Workspace, got {type(workspace).__name__}")
     check_tensor("logits", logits, LOGIT_TYPES, dimensions=2)
     rows, vocabulary = logits.shape
+    drafted = len(draft_ids)
+    trusted = workspace is not None and workspace.has_checked and max_draft is not None
     if vocabulary < 1:
         raise InvalidValueError("logits must have a vocabulary of at least 1 token, got 0")
     if logits.device.type == "mps":
         raise InvalidValueError("logits must be on a device with float64, got mps")
     check_tensor("draft_ids", draft_ids, INTEGER_TYPES, dimensions=1)
     check_device("draft_ids", draft_ids, logits.device)
-    drafted = len(draft_ids)
     if max_draft is None and workspace is not None and not on_host(offsets):
         max_draft = workspace.size.max_draft
-    max_draft = _check_drafts(offsets, drafted, max_draft, logits.device)
+    max_draft = _check_drafts(offsets, drafted, max_draft, logits.device, trusted=trusted)
     requests = len(offsets) - 1
     if rows != drafted + requests:
         raise InvalidValueError(
@@ -80,7 +81,8 @@ def check_batch(
         _check_workspace(workspace, logits, Size(rows, vocabulary, requests, max_draft))
     if parents is not None:
         check_device("parents", parents, logits.device)
-        parents = _check_parents(parents, draft_ids, offsets)
+        if not trusted:
+            parents = _check_parents(parents, draft_ids, offsets)
     if allowed is not None:
         check_tensor("allowed", allowed, (torch.int32,), dimensions=2)
         if allowed.shape != (rows, words := -(-vocabulary // 32)):
@@ -117,7 +119,12 @@ def check_tree(parents: Tensor, offsets: Tensor, max_draft: int | None) -> tuple
 
 
 def _check_option(
-    option: Option, value: float | Tensor, requests: int, device: torch.device
+    option: Option,
+    value: float | Tensor,
+    requests: int,
+    device: torch.device,
+    *,
+    trusted: bool,
 ) -> Tensor | None:
     """Checks an option; gives it for each request, or None where it is known to be off for all."""
     integral = option.dtype == torch.int64
@@ -139,7 +146,7 @@ def _check_option(
         )
     check_shape(option.name, value, requests)
     check_device(option.name, value, device)
-    if on_host(value):
+    if on_host(value) and not trusted:
         off = value == option.off
         wrong = ~(off | ((value >= option.low) & (value <= option.high)))
         if wrong.any():
@@ -170,16 +177,22 @@ def check_sampling(
     min_p: float | Tensor,
     seeds: Tensor,
     positions: Tensor,
+    trusted: bool,
 ) -> Sampling | None:
-    """Checks what tokens are drawn by; None where all requests are known to be greedy."""
+    """Checks what tokens are drawn by; None where all requests are known to be greedy.
+
+    trusted: values in tensors are not looked at.
+    """
     requests, device = batch.requests, batch.logits.device
     options = zip(
         (_TEMPERATURE, _TOP_K, _TOP_P, _MIN_P), (temperature, top_k, top_p, min_p), strict=True
     )
-    heat, *filters = (_check_option(*option, requests, device) for option in options)
+    heat, *filters = (
+        _check_option(*option, requests, device, trusted=trusted) for option in options
+    )
     drawn_by = _check_integers("seeds", seeds, requests, device)
     placed = _check_integers("positions", positions, requests, device)
-    if on_host(positions) and requests and int(positions.min()) < 0:
+    if not trusted and on_host(positions) and requests and int(positions.min()) < 0:
         raise InvalidValueError(f"positions must be at least 0, got {int(positions.min())}")
     return None if heat is None else Sampling(Warpers(heat, *filters), drawn_by, placed)
 
@@ -215,6 +228,8 @@ def check_device(name: str, value: Tensor, device: torch.device) -> None:
 
 def _place(value: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
     """The value as kernels take it: on the device, one number after the other."""
+    if value.dtype == dtype and value.device == device and value.is_contiguous():
+        return value
     return value.to(device, dtype, non_blocking=True).contiguous()
 
 
@@ -227,15 +242,25 @@ def _check_workspace(workspace: Workspace, logits: Tensor, needed: Size) -> None
         raise InvalidValueError(
             f"workspace must be on the logits' device, {logits.device}, got {workspace.device}"
         )
+    if workspace.has_room(needed):
+        return
     for name, need, room in zip(Size._fields, needed, workspace.size, strict=True):
         if need > room:
             raise InvalidValueError(f"workspace must have {name} of at least {need}, got {room}")
 
 
 def _check_drafts(
-    offsets: Tensor, drafted: int, max_draft: int | None, device: torch.device
+    offsets: Tensor,
+    drafted: int,
+    max_draft: int | None,
+    device: torch.device,
+    *,
+    trusted: bool = False,
 ) -> int:
-    """Checks offsets and max_draft; gives max_draft, or what is taken in its place."""
+    """Checks offsets and max_draft; gives max_draft, or what is taken in its place.
+
+    trusted: values are not looked at.
+    """
     check_tensor("offsets", offsets, INTEGER_TYPES, dimensions=1)
     check_device("offsets", offsets, device)
     requests = len(offsets) - 1
@@ -245,6 +270,8 @@ def _check_drafts(
         )
     if max_draft is not None and max_draft < 0:
         raise InvalidValueError(f"max_draft must be at least 0, got {max_draft}")
+    if trusted and max_draft is not None:
+        return max_draft
     if not on_host(offsets):
         return drafted if max_draft is None else max_draft
     longest = _check_offsets(offsets, drafted)
