@@ -23,6 +23,11 @@ from fastdraft.kernels.reference.trees import doubled, in_slots, parent_slots, t
 
 def verify_greedy(batch: Batch) -> Emitted:
     """Greedy verification."""
+    if batch.allowed is None and not (batch.logprobs or batch.raw_logprobs or batch.likeliest):
+        found = argmax_on_host(batch.logits)
+        if found is not None:
+            tokens, maxima = found
+            return Emitted(*_walk(tokens.tolist(), maxima.tolist(), batch), None, None)
     emitted = emit(argmax(batch.logits, batch.allowed, **batch.wanted), batch)
     if not batch.likeliest:
         return emitted
@@ -83,7 +88,9 @@ def emit(chosen: Chosen, batch: Batch) -> Emitted:
     path = None
     operands = chosen.tokens, chosen.maxima, batch.draft_ids, batch.offsets
     if sampling.reads_back(chosen.tokens):
-        token_ids, lengths, status, path = _walk(chosen, batch)
+        token_ids, lengths, status, path = _walk(
+            chosen.tokens.tolist(), chosen.maxima.tolist(), batch
+        )
     elif batch.parents is None:
         token_ids, lengths, status = accept(*operands, max_draft=batch.max_draft)
     else:
@@ -104,49 +111,52 @@ def emit(chosen: Chosen, batch: Batch) -> Emitted:
     return Emitted(token_ids, lengths, status, path, logprobs, raw_logprobs)
 
 
-def _walk(chosen: Chosen, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+def _walk(
+    tokens: list[int], maxima: list[float], batch: Batch
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """`accept`, or `accept_tree`, token by token, as a CPU does little sooner than all at once."""
-    tokens, maxima = chosen.tokens.tolist(), chosen.maxima.tolist()
     drafts, starts = batch.draft_ids.tolist(), batch.offsets.tolist()
     parents = None if batch.parents is None else batch.parents.tolist()
-    columns = batch.max_draft + 1
-    token_ids = np.full((len(starts) - 1, columns), -1, np.int32)
-    paths = np.full((len(token_ids), columns - 1), -1, np.int32)
-    lengths = np.empty(len(token_ids), np.int32)
-    status = np.zeros(len(token_ids), np.int32)
+    token_ids: list[list[int]] = []
+    lengths: list[int] = []
+    status: list[int] = []
+    paths: list[list[int]] = []
     for request, (start, end) in enumerate(pairwise(starts)):
         size = min(end - start, batch.max_draft)
         emitted: list[int] = []
         path: list[int] = []
+        met = 0
         node = -1
-        while node < size:
+        while True:
             line = start + request + node + 1
-            if maxima[line] == -math.inf:
-                status[request] |= Status.EMPTY
+            token, maximum = tokens[line], maxima[line]
+            if maximum == -math.inf:
+                met |= Status.EMPTY
                 break
-            if maxima[line] != maxima[line]:
-                status[request] |= Status.NAN
-            emitted.append(tokens[line])
-            # The first child of the node that is the token; a chain has one child.
-            last = size if parents is not None else min(node + 2, size)
+            if maximum != maximum:
+                met |= Status.NAN
+            emitted.append(token)
+            # The first child of the node that is the token; in a chain, there is one.
+            last = min(node + 2, size) if parents is None else size
             for child in range(node + 1, last):
-                parent = (
-                    node if parents is None else min(max(parents[start + child], -1), child - 1)
+                is_child = (
+                    parents is None or min(max(parents[start + child], -1), child - 1) == node
                 )
-                if parent == node and drafts[start + child] == tokens[line]:
+                if is_child and drafts[start + child] == token:
                     path.append(child)
                     node = child
                     break
             else:
                 break
-        token_ids[request, : len(emitted)] = emitted
-        lengths[request] = len(emitted)
-        paths[request, : len(path)] = path
+        lengths.append(len(emitted))
+        status.append(met)
+        token_ids.append(emitted + [-1] * (batch.max_draft + 1 - len(emitted)))
+        paths.append(path + [-1] * (batch.max_draft - len(path)))
     return (
-        torch.from_numpy(token_ids),
-        torch.from_numpy(lengths),
-        torch.from_numpy(status),
-        None if parents is None else torch.from_numpy(paths),
+        torch.from_numpy(np.array(token_ids, np.int32)),
+        torch.from_numpy(np.array(lengths, np.int32)),
+        torch.from_numpy(np.array(status, np.int32)),
+        None if parents is None else torch.from_numpy(np.array(paths, np.int32)),
     )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Final
+from typing import Final, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,6 +14,9 @@ from torch import Tensor
 from fastdraft.errors import InvalidValueError
 from fastdraft.kernels.operands import Batch, Sampling, Warpers
 from fastdraft.kernels.workspace import LIKELIEST, Size, Workspace
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 LOGIT_TYPES: Final = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 INTEGER_TYPES: Final = (torch.int32, torch.int64)
@@ -61,7 +66,25 @@ def check_batch(
     check_tensor("logits", logits, LOGIT_TYPES, dimensions=2)
     rows, vocabulary = logits.shape
     drafted = len(draft_ids)
-    trusted = workspace is not None and workspace.has_checked and max_draft is not None
+    if workspace is not None and workspace.has_checked and max_draft is not None:
+        size = Size(rows, vocabulary, len(offsets) - 1, max_draft)
+        if (
+            rows == drafted + size.requests
+            and workspace.has_room(size)
+            and logits.device == workspace.device
+        ):
+            return Batch(
+                logits,
+                _place(draft_ids, logits.device, draft_ids.dtype),
+                _place(offsets, logits.device, torch.int64),
+                max_draft,
+                None if parents is None else _place(parents, logits.device, parents.dtype),
+                None if allowed is None else _place(allowed, logits.device, torch.int32),
+                logprobs,
+                raw_logprobs,
+                workspace,
+                likeliest,
+            )
     if vocabulary < 1:
         raise InvalidValueError("logits must have a vocabulary of at least 1 token, got 0")
     if logits.device.type == "mps":
@@ -70,7 +93,7 @@ def check_batch(
     check_device("draft_ids", draft_ids, logits.device)
     if max_draft is None and workspace is not None and not on_host(offsets):
         max_draft = workspace.size.max_draft
-    max_draft = _check_drafts(offsets, drafted, max_draft, logits.device, trusted=trusted)
+    max_draft = _check_drafts(offsets, drafted, max_draft, logits.device)
     requests = len(offsets) - 1
     if rows != drafted + requests:
         raise InvalidValueError(
@@ -81,8 +104,7 @@ def check_batch(
         _check_workspace(workspace, logits, Size(rows, vocabulary, requests, max_draft))
     if parents is not None:
         check_device("parents", parents, logits.device)
-        if not trusted:
-            parents = _check_parents(parents, draft_ids, offsets)
+        parents = _check_parents(parents, draft_ids, offsets)
     if allowed is not None:
         check_tensor("allowed", allowed, (torch.int32,), dimensions=2)
         if allowed.shape != (rows, words := -(-vocabulary // 32)):
@@ -197,6 +219,19 @@ def check_sampling(
     return None if heat is None else Sampling(Warpers(heat, *filters), drawn_by, placed)
 
 
+def without_gradients(function: Callable[P, T]) -> Callable[P, T]:
+    """As `torch.no_grad`, which takes longer than a small verification where gradients are off."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        if not torch.is_grad_enabled():
+            return function(*args, **kwargs)
+        with torch.no_grad():
+            return function(*args, **kwargs)
+
+    return call
+
+
 def check_tensor(
     name: str, value: object, dtypes: tuple[torch.dtype, ...], *, dimensions: int
 ) -> None:
@@ -250,17 +285,9 @@ def _check_workspace(workspace: Workspace, logits: Tensor, needed: Size) -> None
 
 
 def _check_drafts(
-    offsets: Tensor,
-    drafted: int,
-    max_draft: int | None,
-    device: torch.device,
-    *,
-    trusted: bool = False,
+    offsets: Tensor, drafted: int, max_draft: int | None, device: torch.device
 ) -> int:
-    """Checks offsets and max_draft; gives max_draft, or what is taken in its place.
-
-    trusted: values are not looked at.
-    """
+    """Checks offsets and max_draft; gives max_draft, or what is taken in its place."""
     check_tensor("offsets", offsets, INTEGER_TYPES, dimensions=1)
     check_device("offsets", offsets, device)
     requests = len(offsets) - 1
@@ -270,8 +297,6 @@ def _check_drafts(
         )
     if max_draft is not None and max_draft < 0:
         raise InvalidValueError(f"max_draft must be at least 0, got {max_draft}")
-    if trusted and max_draft is not None:
-        return max_draft
     if not on_host(offsets):
         return drafted if max_draft is None else max_draft
     longest = _check_offsets(offsets, drafted)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from fastdraft.errors import InvalidValueError
@@ -16,12 +15,13 @@ from fastdraft.verification.checks import (
     check_tensor,
     on_host,
     request_of,
+    without_gradients,
 )
 from fastdraft.verification.processors import Processors
 from fastdraft.verification.verify import Verified, process, verified
 
 
-@torch.no_grad()
+@without_gradients
 def verify_rejection(
     logits: Tensor,
     draft_ids: Tensor,

@@ -10,7 +10,7 @@ from torch import Tensor
 from fastdraft.kernels.operands import Batch, Emitted, Kernels, Likeliest, Status, Touched
 from fastdraft.kernels.workspace import Workspace
 from fastdraft.verification.backend import kernels_for
-from fastdraft.verification.checks import check_batch, check_sampling
+from fastdraft.verification.checks import check_batch, check_sampling, without_gradients
 from fastdraft.verification.processors import Processors, check_processors
 
 
@@ -64,7 +64,7 @@ class Verified:
         return [row[:length] for row, length in zip(rows, lengths, strict=True)]
 
 
-@torch.no_grad()
+@without_gradients
 def verify_greedy(
     logits: Tensor,
     draft_ids: Tensor,
@@ -123,7 +123,7 @@ def verify_greedy(
     return verified(kernels, batch, kernels.verify_greedy(batch), touched)
 
 
-@torch.no_grad()
+@without_gradients
 def verify_sampled(
     logits: Tensor,
     draft_ids: Tensor,
