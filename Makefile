@@ -1,19 +1,30 @@
 # Everything happens in an environment of its own, $(VENV), and in build/. The serving stacks that the
-# adapters are tested in have theirs in build/hosts: tests/hosts/hosts.mk.
+# adapters are tested in have theirs in build/hosts: tests/hosts/hosts.mk. All that is installed has
+# the version that constraints/ names, which was tested: `make update` writes them.
+
+# One make works in a folder at a time: the next one waits. Those that it starts belong to it.
+ifneq ($(and $(filter-out help,$(MAKECMDGOALS)),$(shell command -v flock),$(filter-out $(FASTDRAFT_LOCKED),$(CURDIR))),)
+.PHONY: locked $(MAKECMDGOALS)
+$(MAKECMDGOALS): locked
+	@:
+locked:
+	@flock -n . true || echo "Another make works in this folder: waiting until it ends" >&2
+	@FASTDRAFT_LOCKED=$(CURDIR) flock -o . $(MAKE) --no-print-directory $(MAKECMDGOALS)
+else
 
 PYTHON ?= python3
 VENV ?= .venv
 # PyTorch's default wheels for Linux carry gigabytes of CUDA libraries. A machine without an NVIDIA
 # driver takes the CPU build: from what pip is configured to see, else from PyTorch's own index.
-# An environment that has torch already keeps it.
-TORCH ?= 2.13.0
+TORCH := $(shell sed -n 's/^torch==//p' constraints/main.txt)
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
-# What that torch's CUDA wheels bring, which the CPU build leaves out.
-TRITON ?= 3.7.1
 # The oldest transformers that the package allows.
 TRANSFORMERS_OLDEST ?= 5.19.0
 # What of the Python tests to run.
 TESTS ?=
+# Those whose results depend on how a processor rounds.
+NUMERICAL_TESTS := tests/verification tests/hf/test_convolutions.py tests/hf/test_kv_cache.py \
+  tests/drafters/test_assistant.py
 # How many processes a test or lint step takes; each is held to one thread.
 JOBS ?= 2
 FUZZ_SECONDS ?= 60
@@ -30,6 +41,9 @@ CARRY ?= .carry
 
 export PATH := $(abspath $(VENV)/bin):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_CONSTRAINT := $(abspath constraints/main.txt)
+# For what newer versions of pip install to build a package with.
+export PIP_BUILD_CONSTRAINT := $(PIP_CONSTRAINT)
 # Most of what is installed is never imported. The first import of a module compiles it, and keeps that.
 PIP_INSTALL := pip install -qq --no-compile
 
@@ -41,24 +55,25 @@ PYTEST = OMP_NUM_THREADS=1 python -m pytest -n $(JOBS) --dist worksteal
 
 include tests/hosts/hosts.mk
 
-# What a fresh system lacks: installed where make may, else named.
-install = if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $(1); \
-  else \
-    echo "fastdraft needs what Debian and Ubuntu keep in $(1): install that, then try again" >&2; false; \
-  fi
+# What a fresh system lacks, and what for: installed where make may, else named. Another apt-get may run.
+MAY_INSTALL := $(shell [ "$$(id -u)" != 0 ] || command -v apt-get)
+APT_GET := DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300
+install = $(if $(MAY_INSTALL),\
+  { echo "Installing $(1) with apt-get: $(2)" && $(APT_GET) update && $(APT_GET) install -y $(1); },\
+  { echo "Install what Debian and Ubuntu keep in $(1), then try again: $(2)" >&2; false; })
 HAS_PYTHON_H := import os, sys, sysconfig; \
   sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-cpp test-arm64 test-install test-python test-kernels \
-  test-interpreted test-compiled test-oldest check lint format fuzz campaign stubs wheel wheels \
-  package bench plots bench-serving gpu gpu-carry docs docs-links clean
+  test-interpreted test-compiled test-oldest test-other-cpu test-newest update check lint format fuzz \
+  campaign stubs wheel wheels package rehearsal bench plots bench-serving gpu gpu-carry docs docs-links clean \
+  gtest browser
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(VENV)/.gtest $(VENV)/.browser ## Make the environment and build once
+setup: gtest browser ## Make the environment and build once
 # The C++ module compiles while torch is fetched. The editable package takes what is compiled.
 	$(MAKE) build/dist/.stamp & wheel=$$!; $(MAKE) $(VENV)/.triton; result=$$?; \
 	  wait $$wheel && exit $$result
@@ -69,7 +84,7 @@ demo: $(VENV)/.package ## Decode real text with a real model: plain, prompt look
 
 test: test-cpp test-kernels test-python ## Run the whole test suite: C++ plain and sanitised, kernels, Python
 
-test-cpp: $(VENV)/.gtest ## Run the C++ tests: plain, under ASan and UBSan, under TSan
+test-cpp: gtest ## Run the C++ tests: plain, under ASan and UBSan, under TSan
 	for preset in plain asan tsan; do \
 	  cmake --preset $$preset && cmake --build --preset $$preset --target tests \
 	  && ctest --preset $$preset || exit 1; \
@@ -77,13 +92,13 @@ test-cpp: $(VENV)/.gtest ## Run the C++ tests: plain, under ASan and UBSan, unde
 
 test-arm64: $(VENV)/.tools ## Run the C++ tests for 64-bit Arm in an emulator
 	{ command -v qemu-aarch64 && command -v aarch64-linux-gnu-g++; } >/dev/null \
-	  || $(call install,qemu-user g++-aarch64-linux-gnu libgtest-dev)
+	  || $(call install,qemu-user g++-aarch64-linux-gnu libgtest-dev,an emulator and a compiler for Arm)
 	cmake --preset arm64 && cmake --build --preset arm64 && ctest --preset arm64
 
 test-install: $(VENV)/.tools ## Install the C++ and C libraries, and build the examples with them
 	tests/package/install.sh
 
-test-python: $(VENV)/.test $(VENV)/.browser ## Run the Python tests, or those in the folders TESTS
+test-python: $(VENV)/.test browser ## Run the Python tests, or those in the folders TESTS
 	$(PYTEST) $(TESTS)
 
 # Triton reads TRITON_INTERPRET when it is imported: interpreted and compiled are two processes.
@@ -96,14 +111,25 @@ test-compiled: $(VENV)/.test $(VENV)/.triton
 	$(PYTEST) --dist loadgroup tests/kernels_compiled
 
 test-oldest: $(VENV)/.test ## Run the Hugging Face tests with the oldest transformers allowed
-	$(PIP_INSTALL) --no-deps --upgrade --target build/transformers-oldest \
+	PIP_CONSTRAINT= $(PIP_INSTALL) --no-deps --upgrade --target build/transformers-oldest \
 	  transformers==$(TRANSFORMERS_OLDEST)
 	PYTHONPATH=build/transformers-oldest $(PYTEST) -m "not any_transformers" tests/hf
 
-check: $(VENV)/.lint $(VENV)/.test $(VENV)/.gtest $(VENV)/.triton ## Lint and test what has changed since main
+# As another processor would: the plainest kernels of PyTorch, and of oneDNN those for SSE 4.1.
+test-other-cpu: $(VENV)/.test ## Run the tests that depend on rounding as another processor would
+	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 $(PYTEST) $(NUMERICAL_TESTS)
+
+test-newest: $(VENV)/.release ## Run everything with the newest packages that the requirements allow
+	python tools/update.py --dry-run
+
+update: $(VENV)/.release ## The same, and write constraints/ if all passes
+	python tools/update.py
+
+check: $(VENV)/.python ## Lint and test what has changed since main
+	$(MAKE) $(VENV)/.python $$(python tools/check.py --needs $(VENV))
 	python tools/check.py --jobs $(JOBS)
 
-lint: $(VENV)/.lint $(VENV)/.test $(VENV)/.gtest ## Check format, style, types and imports
+lint: $(VENV)/.lint $(VENV)/.test gtest ## Check format, style, types and imports
 	ruff check
 	ruff format --check
 	MYPYPATH=python mypy -p fastdraft
@@ -119,12 +145,12 @@ format: $(VENV)/.lint ## Rewrite the sources in the house's format
 	clang-format -i $(CXX_FILES)
 
 fuzz: $(VENV)/.tools ## Fuzz the core for FUZZ_SECONDS a target; needs Clang
-	command -v clang++ >/dev/null || $(call install,clang libclang-rt-dev)
+	@command -v clang++ >/dev/null || $(call install,clang libclang-rt-dev,the fuzzer)
 	cmake --preset fuzz && cmake --build --preset fuzz
 	for target in build/fuzz/fuzz_*; do $$target -max_total_time=$(FUZZ_SECONDS) || exit 1; done
 
 campaign: $(VENV)/.test ## Run random cases of everything for MINUTES, or the one that PART and SEED name; needs Clang
-	command -v clang++ >/dev/null || $(call install,clang libclang-rt-dev)
+	@command -v clang++ >/dev/null || $(call install,clang libclang-rt-dev,the fuzzer)
 	cmake --preset fuzz && cmake --build --preset fuzz
 	PYTHONPATH=tests:tests/support python -m campaign --minutes $(MINUTES) $(PART:%=--part %) $(SEED:%=--seed %)
 
@@ -149,7 +175,10 @@ package: build/dist/.stamp ## Try sdist, wheel and commands in environments with
 	build/clean/bin/pip install -qq 'fastdraft[cli]'
 	cd build/clean && bin/python -W error ../../tests/package/package_smoke.py
 
-bench: $(VENV)/.bench $(VENV)/.gtest ## Run the microbenchmarks, beside the peers that can be installed
+rehearsal: $(VENV)/.tools $(VENV)/.release ## Rehearse a release on this machine: build/rehearsal
+	tools/rehearse.sh
+
+bench: $(VENV)/.bench gtest ## Run the microbenchmarks, beside the peers that can be installed
 	cmake --preset release && cmake --build --preset release
 	python bench/corpus.py build/bench/tokens.bin
 	build/release/bench_index build/bench/tokens.bin
@@ -204,42 +233,49 @@ clean: ## Remove what was built, and the environments
 	rm -rf build .bench-venv $(VENV)
 
 $(VENV)/.python:
-	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 10) else \
-	  "fastdraft needs Python 3.10 or newer, got " + sys.version.split()[0])'
-	$(PYTHON) -c 'import ensurepip' 2>/dev/null || $(call install,python3-venv)
+	@$(PYTHON) -c 'import sys; version = sys.version.split()[0]; \
+	  sys.version_info >= (3, 10) or sys.exit("fastdraft needs Python 3.10 or newer, got " + version); \
+	  sys.version_info < (3, 15) or print("constraints/ was made for Python 3.10 to 3.14, and this is " \
+	    + version + ": if an installation fails, use PYTHON=python3.14", file=sys.stderr)'
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || $(call install,python3-venv,an environment for Python)
 	$(PYTHON) -m venv $(VENV)
 	touch $@
 
-$(VENV)/.tools: $(VENV)/.python
-	command -v c++ >/dev/null || $(call install,g++)
-	$(PYTHON) -c '$(HAS_PYTHON_H)' || $(call install,python3-dev)
-	$(PIP_INSTALL) build cmake ninja pybind11 scikit-build-core
+$(VENV)/.tools: $(VENV)/.python tools/build.txt constraints/main.txt
+	@command -v c++ >/dev/null || $(call install,g++,a compiler for the C++ core)
+	@$(PYTHON) -c '$(HAS_PYTHON_H)' || $(call install,python3-dev,headers for the C++ module)
+	$(PIP_INSTALL) -r tools/build.txt
 	touch $@
 
-# CMake downloads it where make cannot install it.
-$(VENV)/.gtest: $(VENV)/.tools
-	echo '#include <gtest/gtest.h>' | c++ -E -x c++ -o /dev/null - 2>/dev/null \
-	  || $(call install,libgtest-dev) 2>/dev/null || true
+$(VENV)/.release: $(VENV)/.python tools/release.txt constraints/main.txt
+	$(PIP_INSTALL) -r tools/release.txt
 	touch $@
 
-# Tests of pages in a browser are skipped where there is none.
-$(VENV)/.browser: $(VENV)/.python
-	command -v chromium >/dev/null || command -v google-chrome >/dev/null \
-	  || $(call install,chromium) >/dev/null 2>&1 || true
-	touch $@
+# The next two are looked for each time, so no file says that something is there which is not.
+gtest: $(VENV)/.python
+	@echo '#include <gtest/gtest.h>' | c++ -E -x c++ -o /dev/null - 2>/dev/null \
+	  || $(if $(MAY_INSTALL),$(call install,libgtest-dev,GoogleTest for the C++ tests),\
+	    echo "GoogleTest (libgtest-dev) is not installed: CMake downloads it")
 
-$(VENV)/.torch: $(VENV)/.python
-	python -c 'import torch' 2>/dev/null || \
+browser:
+	@command -v chromium >/dev/null || command -v google-chrome >/dev/null \
+	  || $(if $(MAY_INSTALL),$(call install,chromium,a browser for the tests of pages),\
+	    echo "There is no Chromium: tests of pages in a browser are skipped")
+
+# One that has this version already keeps it. The second command also looks where the first one did.
+$(VENV)/.torch: $(VENV)/.python constraints/main.txt
+	python -c 'import torch, sys; sys.exit(torch.__version__.split("+")[0] != "$(TORCH)")' 2>/dev/null || \
 	if [ "$$(uname)" != Linux ] || command -v nvidia-smi >/dev/null; then \
 	  $(PIP_INSTALL) torch==$(TORCH); \
 	else \
-	  $(PIP_INSTALL) torch==$(TORCH)+cpu || \
-	  $(PIP_INSTALL) --index-url $(TORCH_INDEX) torch==$(TORCH); \
+	  $(PIP_INSTALL) torch==$(TORCH)+cpu 2>/dev/null || \
+	  $(PIP_INSTALL) --extra-index-url $(TORCH_INDEX) torch==$(TORCH)+cpu; \
 	fi
 	touch $@
 
+# PyTorch's CUDA wheels bring it, those for CPUs do not.
 $(VENV)/.triton: $(VENV)/.torch
-	python -c 'import triton' 2>/dev/null || $(PIP_INSTALL) triton==$(TRITON)
+	$(PIP_INSTALL) triton
 	touch $@
 
 # Editable: the Python files are used where they lie, the C++ module is built again after an edit.
@@ -251,10 +287,10 @@ $(VENV)/.test $(VENV)/.lint $(VENV)/.bench $(VENV)/.docs: $(VENV)/.package
 	$(PIP_INSTALL) 'fastdraft[$(patsubst .%,%,$(notdir $@))]'
 	touch $@
 
-# For Linux, xgrammar brings a Triton: the newest, if there is none.
-ifeq ($(shell uname),Linux)
-$(VENV)/.test: $(VENV)/.triton
-endif
+# What the tests of one folder need: see the extras in pyproject.toml.
+$(VENV)/.test-%: $(VENV)/.package
+	$(PIP_INSTALL) 'fastdraft[test-$*]'
+	touch $@
 
 build/gpu/site/.stamp: $(PACKAGE_FILES)
 	$(PYTHON) -m pip install -q --no-index --no-deps --upgrade --target build/gpu/site $(CARRY)/*.whl
@@ -267,3 +303,5 @@ build/dist/.stamp: $(PACKAGE_FILES) | $(VENV)/.tools
 	rm -rf build/dist
 	python -m build --no-isolation --sdist --wheel --outdir build/dist
 	touch $@
+
+endif

@@ -2,7 +2,7 @@
 
 Each way gets the same queries, texts of unequal length and trees, in a buffer twice as long as the
 longest text. `masked` is what transformers does with a mask: keys and values copied for each query
-head, all columns of the buffer. `masked, grouped` leaves the copies to PyTorch (enable_gqa). `flex`
+head, all columns of the buffer. `flex`
 is flex_attention, compiled, with a block mask made beforehand, which a step would make anew. The
 results are held against the float64 reference, and a CUDA graph is replayed after the lengths have
 changed. The caches are cold. The floor is what reading the used keys and values once takes, at the
@@ -114,23 +114,6 @@ def masked(operands: Operands) -> Call:
     return call
 
 
-def grouped(operands: Operands) -> Call:
-    mask = reference.visible_columns(operands.seen, operands.keys.shape[2])
-
-    def call() -> Tensor:
-        attended = scaled_dot_product_attention(
-            operands.query,
-            operands.keys,
-            operands.values,
-            attn_mask=mask,
-            scale=operands.scale,
-            enable_gqa=True,
-        )
-        return attended.transpose(1, 2).contiguous()
-
-    return call
-
-
 @functools.cache
 def compiled_flex() -> Any:
     if os.environ.get("TRITON_INTERPRET") == "1":
@@ -170,7 +153,6 @@ def flex(operands: Operands) -> Call:
 WAYS: dict[str, Callable[[Operands], Call]] = {
     "fastdraft": by_lengths,
     "masked": masked,
-    "masked, grouped": grouped,
     "flex": flex,
 }
 
@@ -209,8 +191,13 @@ def replay_error(operands: Operands, call: Call) -> float:
     return found
 
 
-def measured(sizes: dict[str, Any], shape: dict[str, Any], cache: int, bandwidth: float) -> Row:
+def measured(
+    sizes: dict[str, Any], shape: dict[str, Any], cache: int, bandwidth: float | None
+) -> Row:
+    """What each way takes; without a bandwidth, whether ours is right, and nothing timed."""
     first = Operands(**sizes, **shape, seed=0)
+    if bandwidth is None:
+        return {**sizes, "fastdraft": {"error": error(by_lengths(first)(), exact(first))}}
     held = first.keys.nbytes + first.values.nbytes
     count = max(1, min(-(-COLD * cache // first.read_bytes), MEMORY // held))
     operands = [first, *(Operands(**sizes, **shape, seed=seed) for seed in range(1, count))]
@@ -233,11 +220,6 @@ def measured(sizes: dict[str, Any], shape: dict[str, Any], cache: int, bandwidth
             found = {"unavailable": f"{type(reason).__name__}: {reason}".splitlines()[0][:200]}
         row[name] = found
     return row
-
-
-def checked(sizes: dict[str, Any], shape: dict[str, Any]) -> Row:
-    operands = Operands(**sizes, **shape, seed=0)
-    return {**sizes, "fastdraft": {"error": error(by_lengths(operands)(), exact(operands))}}
 
 
 def is_right(row: Row) -> bool:
@@ -278,10 +260,7 @@ def main() -> None:
         if arguments.seconds is not None and time.monotonic() - begin > arguments.seconds:
             report["left_out"] += 1
             continue
-        if bandwidth is None:
-            row = checked(sizes, shape)
-        else:
-            row = measured(sizes, shape, cache, bandwidth)
+        row = measured(sizes, shape, cache, bandwidth)
         report["rows"].append(row)
         report["correct"] = all(map(is_right, report["rows"]))
         print(row, flush=True)

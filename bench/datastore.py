@@ -6,12 +6,6 @@ size, and documents differ. The last 200,000 tokens stand in no store; lookups a
 them. `bench_datastore` is what CMake builds of bench/cpp/datastore.cc (`make bench`).
 
     python bench/datastore.py --tokens tokens.bin --core build/release/bench_datastore
-
-With --rounds, figures are ratios to another commit's build, measured in turns, so that a busy
-machine slows both alike. --against is the Python of an environment in which that commit is
-installed.
-
-    python bench/datastore.py --count 10000000 --rounds 12 --against /path/to/venv/bin/python
 """
 
 from __future__ import annotations
@@ -24,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -34,14 +27,12 @@ import corpus
 import harness
 from fastdraft.datastore import Datastore, DatastoreWriter
 from fastdraft.replay.measurement import results_text
-from harness import Row
 
 DOCUMENT = 2_000
 QUERY_TOKENS = 200_000
 PROMPT = 100
 LOOKUPS = 20_000
 COLD_LOOKUPS = 1_000
-ROUND_TOKENS = 1_000_000  # what is added and built anew in each round
 
 
 def synthesise(path: Path, text: NDArray[np.int32], count: int, seed: int = 0) -> None:
@@ -75,13 +66,11 @@ def build(tokens: Path, path: Path, count: int) -> dict[str, float]:
     }
 
 
-def lookups(
-    store: Datastore, queries: NDArray[np.int32], *, first: int = 0, count: int = LOOKUPS
-) -> dict[str, float]:
+def lookups(store: Datastore, queries: NDArray[np.int32]) -> dict[str, float]:
     """`Datastore.find` from Python over texts that grow by a token each time."""
     times: list[int] = []
     clock = time.perf_counter_ns
-    for i in range(first, first + count):
+    for i in range(LOOKUPS):
         document, place = divmod(i, DOCUMENT - PROMPT)
         end = document * DOCUMENT + PROMPT + place
         text = queries[end - 32 : end]
@@ -107,72 +96,19 @@ def cold_lookups(path: Path, queries: NDArray[np.int32], count: int) -> dict[str
     return {**harness.percentiles(times), "reads_a_lookup": faults / count}
 
 
-def side(tokens: Path, count: int, folder: Path) -> Callable[[int], Row]:
-    """What one side of a comparison measures in a round, beside stores of `count` tokens."""
-    text = np.fromfile(tokens, np.int32)
-    queries = text[count:]
-    path = folder / f"{os.getpid()}.fds"
-    live = Datastore()
-    for start in range(0, count, DOCUMENT):
-        live.add(text[start : start + DOCUMENT])
-    live.save(path)
-    frozen = Datastore.open(path)
-    documents = len(queries) // DOCUMENT
-    round_lookups = LOOKUPS // 4
-
-    def measure(number: int) -> Row:
-        place = number * ROUND_TOKENS % max(1, count - ROUND_TOKENS)
-        added = text[place : place + ROUND_TOKENS]
-        store = Datastore()
-        begin = time.perf_counter()
-        for start in range(0, len(added), DOCUMENT):
-            store.add(added[start : start + DOCUMENT])
-        adding = time.perf_counter() - begin
-        store.close()
-        built = build(tokens, folder / f"{os.getpid()}-round.fds", len(added))
-        first = number * round_lookups % ((documents - 1) * (DOCUMENT - PROMPT) - round_lookups)
-        figures = {
-            "live, bytes a token": live.bytes / count,
-            "frozen, bytes a token": path.stat().st_size / count,
-            "add, us a token": adding * 1e6 / len(added),
-            "build, us a token": built["us_a_token"],
-        }
-        for name, looked_in in (("live", live), ("frozen", frozen)):
-            times = lookups(looked_in, queries, first=first, count=round_lookups)
-            for key, value in times.items():
-                figures[f"find, {name} {key.removesuffix('_us')}, us"] = value
-        return figures
-
-    return measure
-
-
 def main() -> None:
     parser = harness.parser(__doc__)
     parser.add_argument("--count", type=int, default=100_000_000, help="tokens of the frozen store")
     parser.add_argument(
         "--tokens", type=Path, metavar="FILE", help="real tokens, as bench/corpus.py writes them"
     )
-    parser.add_argument("--core", type=Path, metavar="FILE", help="bench_datastore")
-    parser.add_argument("--rounds", type=int, help="print ratios over so many rounds in turns")
-    parser.add_argument(
-        "--against", type=Path, metavar="PYTHON", help="another commit's, for --rounds"
-    )
-    parser.add_argument("--side", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--core", type=Path, required=True, help="bench_datastore")
     parser.add_argument("--build", nargs=2, type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.build:
         tokens, path = arguments.build
         print(json.dumps(build(tokens, path, arguments.count)))
         return
-
-    if arguments.side:
-        with tempfile.TemporaryDirectory() as folder:
-            harness.serve_rounds(side(arguments.side, arguments.count, Path(folder)))
-        return
-    if (arguments.rounds is None) != (arguments.against is None):
-        parser.error("--rounds and --against go together")
-    if arguments.rounds is None and arguments.core is None:
-        parser.error("--core must be given, but for --rounds")
 
     report = harness.about()
     with tempfile.TemporaryDirectory() as folder:
@@ -181,14 +117,6 @@ def main() -> None:
         if arguments.tokens is not None:
             text = np.fromfile(arguments.tokens, dtype=np.int32)
         synthesise(tokens, text, arguments.count + QUERY_TOKENS)
-        if arguments.rounds is not None:
-            command = [__file__, "--count", str(arguments.count), "--side", str(tokens)]
-            pythons = {"fastdraft": sys.executable, "the other commit": str(arguments.against)}
-            sides = {name: [made, *command] for name, made in pythons.items()}
-            title = f"{arguments.count:,} tokens stored"
-            report["ratios"] = harness.compare(title, harness.interleave(sides, arguments.rounds))
-            harness.finish(arguments, report)
-            return
         command = [sys.executable, __file__, "--core", str(arguments.core)]
         command += ["--count", str(arguments.count), "--build", str(tokens), str(path)]
         built = subprocess.run(command, check=True, capture_output=True, text=True)

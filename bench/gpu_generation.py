@@ -1,16 +1,18 @@
-"""Whole generations in the shapes of real models, with and without drafts.
+"""Whole generations in the shapes of real models, and where a step synchronises.
 
 The weights are random, so the text has to come from elsewhere: recorded outputs are forced as what
 the model says. A model's logits get one high entry, the token that the record has next. So drafts
 are accepted as they would be by the model that wrote the record, and a step takes the time of the
-shape. Every way has to give the recorded output, token for token.
+shape. Every way has to give the recorded output, token for token. To find the record's next token
+from a token and its position alone, as a compiled forward must, each request has token ids of its
+own: its tokens are renumbered, which no draft notices.
 
-To find the record's next token from a token and its position alone, as a compiled forward must,
-each request has token ids of its own: a request's tokens are renumbered, which no draft notices.
+--host-path counts how often a step of `fastdraft.hf` synchronises with the device, by PyTorch's
+warnings, and where. It also times a step without synchronisation, matrix products in a CUDA graph,
+with and without the alignment of late drafts, interleaved.
 
-    python bench/gpu_generation.py --json generation.json
-    python bench/gpu_generation.py --models 8B --batches 16 --seconds 500
-    python bench/gpu_generation.py --models 8B --batches 1 --context 32000
+    python bench/gpu_generation.py --json generation.json --models 8B --batches 1 --context 32000
+    python bench/gpu_generation.py --host-path
     python bench/gpu_generation.py --rehearsal
 """
 
@@ -21,10 +23,11 @@ import gc
 import itertools
 import sys
 import time
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,11 +37,13 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import harness
-from fastdraft import hf
+from fastdraft import DraftConfig, hf
+from fastdraft.alignment import Aligner
 from fastdraft.demo.measure import counting_forwards
 from fastdraft.replay import Record
 from fastdraft.replay.samples import read_sample
 from harness import Row
+from verification import alignment_operands, synchronize
 
 FORCED = (
     "random weights in the model's shape; recorded outputs forced; time and acceptance are real"
@@ -82,25 +87,16 @@ class ForcedModel(LlamaForCausalLM):  # type: ignore[no-untyped-call]
         self.register_buffer("said", said, persistent=False)
         self.register_buffer("owner", owner, persistent=False)
 
-    def forward(
+    @wraps(LlamaForCausalLM.forward)
+    def forward(  # type: ignore[override]
         self,
         input_ids: Any = None,
-        attention_mask: Any = None,
         position_ids: Any = None,
-        past_key_values: Any = None,
-        use_cache: Any = None,
         logits_to_keep: Any = 0,
-        **kwargs: Any,
+        **more: Any,
     ) -> Any:
-        output = super().forward(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            use_cache=use_cache,
-            logits_to_keep=logits_to_keep,
-            **kwargs,
-        )
+        more |= {"position_ids": position_ids, "logits_to_keep": logits_to_keep}
+        output = super().forward(input_ids=input_ids, **more)
         following = (position_ids + 1).clamp(max=self.said.shape[1] - 1)
         tokens = self.said[self.owner[input_ids], following]
         if isinstance(logits_to_keep, int):
@@ -111,8 +107,7 @@ class ForcedModel(LlamaForCausalLM):  # type: ignore[no-untyped-call]
         return output
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """A recorded request in token ids of its own.
 
     Attributes:
@@ -163,10 +158,8 @@ def renumbered(
     return requests, said, owner, end
 
 
-def forced_model(
-    shape: str, said: Tensor, owner: Tensor, *, device: torch.device, dtype: torch.dtype
-) -> Any:
-    """A model of a shape, with random weights, on the device."""
+def forced_model(shape: str, said: Tensor, owner: Tensor, *, device: torch.device) -> Any:
+    """A model of a shape, with random weights, on the device: bfloat16, on a CPU float32."""
     sizes = SHAPES[shape]
     config = LlamaConfig(
         vocab_size=sizes.vocabulary,
@@ -182,7 +175,7 @@ def forced_model(
         pad_token_id=sizes.vocabulary - 1,
     )
     before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
+    torch.set_default_dtype(torch.bfloat16 if device.type == "cuda" else torch.float32)
     try:
         with device:
             torch.manual_seed(0)
@@ -255,8 +248,7 @@ def generate(
         for tokens, each in zip(found, requests, strict=True)
     )
     tokens = sum(len(each.output) for each in requests)
-    row["tokens"] = tokens
-    row["tokens_per_second"] = tokens / row["seconds"]
+    row |= {"tokens": tokens, "tokens_per_second": tokens / row["seconds"]}
     # Of a row, over the forwards in which any row takes part.
     row["tokens_per_step"] = tokens / len(requests) / row["forwards"]
     if on_gpu:
@@ -269,8 +261,7 @@ def batches(requests: Sequence[Request], size: int) -> list[tuple[str, list[Requ
     if size == 1:
         first = {each.family: each for each in reversed(requests)}
         return [(family, [each]) for family, each in sorted(first.items())]
-    chosen = list(itertools.islice(requests, size))
-    return [("mixed", chosen)] if len(chosen) == size else []
+    return [("mixed", list(requests[:size]))] if len(requests) >= size else []
 
 
 def measure(
@@ -293,8 +284,11 @@ def measure(
             yield {"family": family, **best, "equal": all(run["equal"] for run in runs), **warm}
     except Exception as reason:
         # A way that refuses, or breaks, leaves the others to run.
-        told = " ".join(str(reason).split())
-        yield {"unavailable": f"{type(reason).__name__}: {told}"[:300]}
+        yield {"unavailable": told(reason)}
+
+
+def told(reason: Exception) -> str:
+    return f"{type(reason).__name__}: {' '.join(str(reason).split())}"[:300]
 
 
 def records_of(folder: Path | None) -> list[tuple[str, Record]]:
@@ -307,50 +301,149 @@ def records_of(folder: Path | None) -> list[tuple[str, Record]]:
     return [each for turn in itertools.zip_longest(*of_family) for each in turn if each is not None]
 
 
-def main() -> None:
-    parser = harness.parser(__doc__)
-    parser.add_argument("--data", type=Path, help="a folder of recorded requests (the sample)")
-    parser.add_argument("--models", nargs="+", choices=SHAPES, default=["8B", "0.5B", "1.5B"])
-    parser.add_argument("--batches", nargs="+", type=int, default=[1, 16, 4])
-    parser.add_argument(
-        "--context", type=int, default=0, help="least tokens of a prompt: random ones fill it up"
+FREE = 1.02  # a step beyond this share of one without drafts is not free
+
+
+def transfers(
+    model: Any, requests: list[Request], end: int, options: dict[str, Any], *, new_tokens: int
+) -> Row:
+    """How many synchronising calls a step of `generate` makes, and where."""
+    inputs = padded(requests, end, model.device)
+    options = {**options, "do_sample": False, "max_new_tokens": new_tokens}
+
+    def steps() -> int:
+        output = hf.generate(model, **inputs, **options)
+        assert output.row_stats is not None
+        return max(each.steps for each in output.row_stats)
+
+    steps()  # what happens once is not counted
+    on_gpu = model.device.type == "cuda"
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if on_gpu:
+            torch.cuda.set_sync_debug_mode("warn")
+        taken = steps()
+        if on_gpu:
+            torch.cuda.set_sync_debug_mode("default")
+    places = Counter(
+        f"{Path(each.filename).parent.name}/{Path(each.filename).name}:{each.lineno}"
+        for each in caught
+        if "synchroniz" in str(each.message)
     )
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
-    parser.add_argument("--max-new-tokens", type=int, default=128)
-    parser.add_argument("--repeats", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=600, help="start nothing after so long")
-    parser.add_argument("--rehearsal", action="store_true", help="a tiny model on the CPU")
-    options: argparse.Namespace = parser.parse_args()
-    if options.rehearsal:
-        options.models, options.batches, options.max_new_tokens = ["tiny"], [1, 4], 24
-        options.repeats = 1
-        torch.set_num_threads(1)
-    elif not torch.cuda.is_available():
-        sys.exit("this needs a CUDA device, or --rehearsal")
+    counts = {place: count / taken for place, count in places.most_common()}
+    # On a CPU nothing waits, and nothing is counted.
+    return {
+        "steps": taken,
+        "waits_a_step": sum(counts.values()) if on_gpu else None,
+        "places": counts,
+    }
+
+
+def forward(device: torch.device) -> Callable[[], object]:
+    """A stand-in for a model's step: some 5 ms of an H100, in a CUDA graph."""
+    on_gpu = device.type == "cuda"
+    width = 8_192 if on_gpu else 128
+    dtype = torch.bfloat16 if on_gpu else torch.float32
+    weights = torch.randn(width, width, dtype=dtype, device=device) / width**0.5
+    hidden = torch.randn(1_024 if on_gpu else 8, width, dtype=dtype, device=device)
+
+    def products() -> torch.Tensor:
+        found = hidden
+        for _ in range(24):
+            found = found @ weights
+        return found
+
+    if not on_gpu:
+        return products
+    products()
+    synchronize(device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        products()
+    return graph.replay
+
+
+def beside_a_step(device: torch.device, *, steps: int, rounds: int) -> Row:
+    """Milliseconds a step without drafts and with their alignment; their ratio over the rounds."""
+    rows, longest = (64, 32_768) if device.type == "cuda" else (4, 256)
+    step, aligner = forward(device), Aligner(device, max_rows=rows, lookahead=16, vocabulary=50)
+    operands = alignment_operands(rows, longest, 128, 50, device, seed=1)
+    sides: dict[str, tuple[Callable[[], object], ...]] = {
+        "without": (step,),
+        "with": (step, lambda: aligner.align(*operands)),
+    }
+    found: dict[str, list[Row]] = {name: [] for name in sides}
+    for number in range(rounds + 1):
+        for name in list(sides)[:: 1 if number % 2 else -1]:
+            synchronize(device)
+            begin = time.perf_counter()
+            for call in sides[name] * steps:
+                call()
+            synchronize(device)
+            if number:  # the first one warms up
+                found[name].append({"ms": (time.perf_counter() - begin) / steps * 1e3})
+    ratio = harness.ratio(found["with"], found["without"], "ms")
+    least = {f"{name}_ms": min(row["ms"] for row in runs) for name, runs in found.items()}
+    return {"rows": rows, **least, "ratio": ratio, "is_free": ratio["ratio"] <= FREE}
+
+
+def host_path(options: argparse.Namespace, device: torch.device) -> Row:
+    """Both measurements. A CPU never synchronises, and nothing is counted there."""
+    shape, new_tokens, batch = ("tiny", 16, 2) if options.rehearsal else ("0.5B", 64, 8)
+    steps, rounds = (3, 2) if options.rehearsal else (200, 7)
+    report = harness.about(correct=True, model=shape, transfers=[])
+    report["beside_a_step"] = beside_a_step(device, steps=steps, rounds=rounds)
+    harness.finish(options, report)
+    requests, said, owner, end = renumbered(
+        records_of(options.data), new_tokens=new_tokens, vocabulary=SHAPES[shape].vocabulary
+    )
+    model = forced_model(shape, said, owner, device=device)
+    # What synchronises is the loop; to compile for five widths would take most of the time.
+    static = {**STATIC, "disable_compile": True}
+    for name, size, more in (
+        ("one row", 1, {}),
+        ("ragged rows", batch, {}),
+        ("trees", 1, {"drafter": DraftConfig(tree_budget=32)}),
+        ("one row, static", 1, static),
+        ("ragged rows, static", batch, static),
+    ):
+        row: Row = {"of": name, "batch": size}
+        try:
+            row |= transfers(model, requests[:size], end, more, new_tokens=new_tokens)
+        except Exception as reason:
+            row["unavailable"] = told(reason)
+        report["transfers"].append(row)
+        harness.finish(options, report)
+        print(row, flush=True)
+    return report
+
+
+def generations(options: argparse.Namespace, device: torch.device) -> Row:
+    """Every way in every shape and batch, until the time is over."""
     begin = time.monotonic()
-    device = torch.device("cpu" if options.rehearsal else "cuda")
-    dtype = torch.float32 if options.rehearsal else torch.bfloat16
     records = records_of(options.data)
     # A batch may be larger than the records are many: those that come again are other requests.
     records = list(itertools.islice(itertools.cycle(records), max(len(records), *options.batches)))
+    new_tokens = options.max_new_tokens
     report = harness.about(
         correct=True,
         note=FORCED,
-        dtype=str(dtype),
-        new_tokens=options.max_new_tokens,
+        new_tokens=new_tokens,
         context=options.context,
         rows=[],
         left_out=[],
     )
     for shape in options.models:
-        new_tokens = options.max_new_tokens
-        vocabulary = SHAPES[shape].vocabulary
         requests, said, owner, end = renumbered(
-            records, new_tokens=new_tokens, vocabulary=vocabulary, context=options.context
+            records,
+            new_tokens=new_tokens,
+            vocabulary=SHAPES[shape].vocabulary,
+            context=options.context,
         )
         model: Any = None
         # A static cache has room for the longest request and the widest draft.
         columns = -(-(said.shape[1] + 32) // 64) * 64
+        plain: dict[tuple[int, str], float] = {}
         for size, way in itertools.product(options.batches, options.ways):
             if way == "prompt lookup" and size > 1:
                 continue  # transformers has it for one row alone
@@ -360,22 +453,48 @@ def main() -> None:
                 report["left_out"].append(case)
                 continue
             if model is None:
-                model = forced_model(shape, said, owner, device=device, dtype=dtype)
+                model = forced_model(shape, said, owner, device=device)
             torch._dynamo.reset()
 
             once = partial(generate, way, model, end=end, new_tokens=new_tokens, columns=columns)
-            for found in measure(
-                once, groups, repeats=options.repeats, warm_up_all="static" in way
-            ):
-                row = {**case, **found}
-                report["rows"].append(row)
+            for row in measure(once, groups, repeats=options.repeats, warm_up_all="static" in way):
+                key, speed = (size, row.get("family", "")), row.get("tokens_per_second", 0.0)
+                if way.startswith("plain"):
+                    plain[key] = max(plain.get(key, 0.0), speed)
+                elif plain.get(key):
+                    row["times_the_better_plain"] = speed / plain[key]
+                report["rows"].append({**case, **row})
                 report["correct"] = report["correct"] and row.get("equal", True)
                 harness.finish(options, report)
-                print(row, flush=True)
+                print(report["rows"][-1], flush=True)
         del model
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
+    return report
+
+
+def main() -> None:
+    parser = harness.parser(__doc__)
+    add = parser.add_argument
+    add("--data", type=Path, help="a folder of recorded requests (the sample)")
+    add("--models", nargs="+", choices=SHAPES, default=["8B", "0.5B", "1.5B"])
+    add("--batches", nargs="+", type=int, default=[1, 16, 4])
+    add("--context", type=int, default=0, help="least tokens of a prompt: random ones fill it up")
+    add("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    add("--max-new-tokens", type=int, default=128)
+    add("--repeats", type=int, default=1)
+    add("--seconds", type=float, default=600, help="start nothing after so long")
+    add("--host-path", action="store_true", help="where a step synchronises")
+    add("--rehearsal", action="store_true", help="a tiny model on the CPU")
+    options: argparse.Namespace = parser.parse_args()
+    if options.rehearsal:
+        options.models, options.batches, options.max_new_tokens = ["tiny"], [1, 4], 24
+        torch.set_num_threads(1)
+    elif not torch.cuda.is_available():
+        sys.exit("this needs a CUDA device, or --rehearsal")
+    device = torch.device("cpu" if options.rehearsal else "cuda")
+    report = (host_path if options.host_path else generations)(options, device)
     harness.finish(options, report)
     sys.exit(int(not report["correct"]))
 

@@ -204,19 +204,6 @@ def least(passes: list[Row]) -> Row:
     }
 
 
-def print_row(context: int, name: str, row: Row, bytes_token: float | None = None) -> None:
-    def pair(kind: str) -> str:
-        return f"{row[kind]['p50_us']:10.2f}{row[kind]['p99_us']:10.2f}"
-
-    prompt = f"{row['prompt_ms']:10.2f}" if "prompt_ms" in row else " " * 10
-    size = "" if bytes_token is None else f"{bytes_token:10.1f}"
-    print(
-        f"{context:>9,} {name:36}{prompt}{pair('append')}{pair('propose')}"
-        f"{row['draft_tokens']:8.1f}{size}",
-        flush=True,
-    )
-
-
 def side(kind: str, text: np.ndarray, context: int) -> Callable[[int], Row]:
     """What one side of a comparison measures in a round: flat figures, the same for each side."""
     steps = 200
@@ -310,18 +297,13 @@ def main() -> None:
     report["rows"] = rows
 
     def add(name: str, context: int, row: Row, bytes_token: float | None = None) -> None:
-        print_row(context, name, row, bytes_token)
         size = {} if bytes_token is None else {"bytes_a_token": bytes_token}
         rows.append({"name": name, "context": context, **size, **row})
+        print(rows[-1], flush=True)
 
     def repeated(measure: Callable[..., Row], *operands: Any) -> Row:
         return least([measure(*operands) for _ in range(options.repeats)])
 
-    print(
-        f"\n{'context':>9} {'':36}{'prompt':>10}{'append, us':>20}{'propose, us':>20}"
-        f"{'draft':>8}{'bytes':>10}\n"
-        f"{'':46}{'ms':>10}{'p50':>10}{'p99':>10}{'p50':>10}{'p99':>10}{'tokens':>8}{'a token':>10}"
-    )
     titles = [EnginePeer.title, *(peer.title for peer in PEERS.values())]
     for index, make in enumerate(makers()[:1] if options.alone else makers()):
         title = titles[index]
@@ -345,12 +327,15 @@ def main() -> None:
                 add(f"{title}, {STORE_TOKENS // 10**6} M tokens stored", context, stored)
             if index == 0 and context <= 100_000:
                 row = repeated(batch, text, context)
-                row["observe_eight"] = eight = repeated(observe_eight, text, context)
+                row["observe_eight"] = repeated(observe_eight, text, context)
                 add(f"{title}, batch of {BATCH}, a request", context, row)
-                print(
-                    f"{'':9} {'observe of 8 tokens, a token':36}{'':10}"
-                    f"{eight['p50_us']:10.3f}{eight['p99_us']:10.3f}"
-                )
+    columns: dict[str, str | tuple[str, str]] = {"": "name", "context": "context"}
+    columns |= {
+        f"{call}, us\n{key}": (call, f"{key}_us")
+        for call in ("append", "propose")
+        for key in ("p50", "p99")
+    }
+    harness.show("Single calls", columns, rows)
     harness.finish(options, report)
 
 

@@ -52,9 +52,6 @@ def main() -> None:
         default=[0.0, 0.002],
         help="what a token adds to the modelled forward, as a fraction of one over no tokens",
     )
-    replay.add_argument(
-        "--processor-time", action="store_true", help="of the proposers, on a busy machine"
-    )
     live.add_argument(
         "--rows", type=int, nargs="+", default=[1, 4, 16, 64], help="requests at once"
     )

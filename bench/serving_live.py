@@ -186,7 +186,10 @@ def measure(families: Mapping[str, Sequence[Record]], options: argparse.Namespac
             for drafter in options.drafters[first:] + options.drafters[:first]:
                 runs[drafter].append(run(drafter, chosen, count, options.new_tokens))
         rows.append({"rows": count, **_summary(runs)})
-        print_rows(rows[-1])
+        each = [{"drafter": name, **rows[-1][name]} for name in options.drafters]
+        shown = ("drafter", "tokens_per_second", "tokens_per_step", "equal", "answers")
+        timed = ("proposer_us", "proposer_share")
+        show(f"{count} at once", {key: key for key in (*shown, *timed)}, each)
     for engine in engines.values():
         engine.send(None)
     for process in processes:
@@ -223,70 +226,32 @@ def _summary(runs: Mapping[str, Sequence[Row]]) -> Row:
     summary: Row = {}
     plain = runs.get("plain")
     for drafter, results in runs.items():
-        first = [1000 * x for result in results for x in result["first_token"]]
-        gaps = [1000 * x for result in results for x in result["gaps"]]
+        steps = sum(r["target_steps"] for r in results)
         row: Row = {
             "tokens_per_second": statistics.median(r["tokens_per_second"] for r in results),
-            "target_steps": sum(r["target_steps"] for r in results),
-            "tokens_per_step": sum(len(a) - 1 for r in results for a in r["answers"])
-            / sum(r["target_steps"] for r in results),
+            "target_steps": steps,
+            "tokens_per_step": sum(len(a) - 1 for r in results for a in r["answers"]) / steps,
             "forwards": sum(r["forwards"] for r in results),
-            "first_token_ms": p50_p99(first),
-            "inter_token_ms": p50_p99(gaps),
+            "first_token_ms": p50_p99([1000 * x for r in results for x in r["first_token"]]),
+            "inter_token_ms": p50_p99([1000 * x for r in results for x in r["gaps"]]),
         }
         if plain is not None:
+            pairs = list(zip(results, plain, strict=True))
             for key in ("seconds", "processor_seconds"):
                 ratios = [
                     result["emitted"] / result[key] / (base["emitted"] / base[key])
-                    for result, base in zip(results, plain, strict=True)
+                    for result, base in pairs
                 ]
                 row[f"relative_{key}"] = [statistics.median(ratios), min(ratios), max(ratios)]
+            row["answers"] = sum(len(result["answers"]) for result in results)
             row["equal"] = sum(
                 answer == expected
-                for result, base in zip(results, plain, strict=True)
+                for result, base in pairs
                 for answer, expected in zip(result["answers"], base["answers"], strict=True)
             )
-            row["answers"] = sum(len(result["answers"]) for result in results)
-        sampled_and_ns = [call for result in results for call in result["proposals"]]
-        if sampled_and_ns:
+        if sampled_and_ns := [call for result in results for call in result["proposals"]]:
             sampled, took = np.array(sampled_and_ns).T
-            seconds = sum(result["seconds"] for result in results)
             row["proposer_us"] = float(took.sum() / sampled.sum() / 1000)
-            row["proposer_step_us"] = float(np.median(took) / 1000)
-            row["proposer_share"] = float(took.sum() / 1e9 / seconds)
+            row["proposer_share"] = float(took.sum() / 1e9 / sum(r["seconds"] for r in results))
         summary[drafter] = row
     return summary
-
-
-def print_rows(row: Row) -> None:
-    """Prints what was measured at one number of requests at once."""
-    lines = []
-    for drafter in (name for name in row if name != "rows"):
-        each = row[drafter]
-        line = {"drafter": drafter, **each}
-        for key in ("first_token", "inter_token"):
-            line[key] = "{:.1f} {:.1f}".format(*each[f"{key}_ms"])
-        if "equal" in each:
-            for key in ("seconds", "processor_seconds"):
-                line[key] = "{:.2f} ({:.2f} to {:.2f})".format(*each[f"relative_{key}"])
-            line["as plain"] = f"{each['equal']} of {each['answers']}"
-        if "proposer_us" in each:
-            line["share"] = f"{each['proposer_share']:.2%}"
-        lines.append(line)
-    show(
-        f"{row['rows']} at once",
-        {
-            "": "drafter",
-            "tokens/s": "tokens_per_second",
-            "steps": "target_steps",
-            "tokens\na step": "tokens_per_step",
-            "first token, ms\np50 p99": "first_token",
-            "then, ms\np50 p99": "inter_token",
-            "times plain": "seconds",
-            "by processor time": "processor_seconds",
-            "as plain": "as plain",
-            "proposer\nus": "proposer_us",
-            "share\n": "share",
-        },
-        lines,
-    )

@@ -296,7 +296,6 @@ class Proposer:
         runner: Runner,
         *,
         clock: Clock,
-        timer: Callable[[], int],
     ) -> None:
         """Makes it from vLLM's configuration, and for `runner`.
 
@@ -305,7 +304,6 @@ class Proposer:
             config: vLLM's configuration.
             runner: With no requests.
             clock: The modelled time, which it reads instead of the real one.
-            timer: Nanoseconds, for the time of its own.
         """
         kind = proposer_class(drafter)
         if drafter in FASTDRAFT:
@@ -313,7 +311,6 @@ class Proposer:
             vars(sys.modules[kind.__module__])["time"] = SimpleNamespace(perf_counter=clock)
         self.ns = 0
         self.engine_ns = 0
-        self._timer = timer
         self._drafter = drafter
         self._tokens = config.speculative_config.num_speculative_tokens
         self._proposer = kind(config)
@@ -326,22 +323,22 @@ class Proposer:
 
     def begin(self, runner: Runner, finished: list[str]) -> None:
         """Before a step's forward: the runner knows which requests have finished."""
-        started = self._timer()
+        started = time.perf_counter_ns()
         runner.execute_model(SimpleNamespace(finished_req_ids=finished))
-        self.ns += self._timer() - started
+        self.ns += time.perf_counter_ns() - started
 
     def propose(self, batch: Any, sampled: list[list[int]]) -> list[list[int]]:
         """Takes the batch after a forward and what each row sampled; returns drafts."""
         rows = batch.num_tokens_no_spec, batch.token_ids_cpu
         drafts: list[list[int]]
-        started = self._timer()
+        started = time.perf_counter_ns()
         if self._drafter == "ngram":
             drafts = self._proposer.propose(self._tokens, sampled, *rows, slot_mappings=None)
         elif self._drafter == "suffix":
             drafts = self._proposer.propose(self._tokens, batch, sampled, slot_mappings=None)
         else:
             drafts = self._proposer.propose(sampled, *rows, slot_mappings=None)
-        self.ns += self._timer() - started
+        self.ns += time.perf_counter_ns() - started
         return drafts
 
     def check(self) -> None:
@@ -357,9 +354,9 @@ class Proposer:
 
     def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*arguments: Any, **options: Any) -> Any:
-            started = self._timer()
+            started = time.perf_counter_ns()
             result = call(*arguments, **options)
-            self.engine_ns += self._timer() - started
+            self.engine_ns += time.perf_counter_ns() - started
             return result
 
         return timed
@@ -377,14 +374,12 @@ def measure(families: Mapping[str, Sequence[Record]], options: argparse.Namespac
     drafters = [name for name in options.drafters if name in SPECULATIVE]
     configs = {name: _config(name, longest + options.num_tokens + 1, options) for name in drafters}
 
-    timer = time.process_time_ns if options.processor_time else time.perf_counter_ns
-
     def run(drafter: str, records: Sequence[Record], rows: int, token_cost: float) -> Counts:
         clock = Clock()
         runner = Runner(rows, configs[drafter].model_config.max_model_len)
         if drafter == "told":
             configs[drafter].additional_config["fastdraft"] = {"token_cost": token_cost}
-        proposer = Proposer(drafter, configs[drafter], runner, clock=clock, timer=timer)
+        proposer = Proposer(drafter, configs[drafter], runner, clock=clock)
         counts = replay(records, proposer, runner, rows=rows, token_cost=token_cost, clock=clock)
         proposer.check()
         return counts
@@ -453,27 +448,13 @@ def _times(calls: Sequence[Call], rows: int) -> Row:
 
 
 def report(results: Row) -> None:
-    """Prints the steps of each family, what the families come to together, and the times."""
+    """Prints what the families come to together, the times, and where a peer takes fewer steps."""
     drafters = [name for name in SPECULATIVE if name in results["times"][0]]
-    where = {"cost": "token_cost", "at once": "rows"}
-    rows = results["families"]
-    show(
-        "Target steps and tokens a step",
-        {**where, "family": "family", "requests": "requests"}
-        | {
-            f"{name}\n{heading}": (name, key)
-            for name in drafters
-            for heading, key in (("steps", "target_steps"), ("tokens", "tokens_per_step"))
-        },
-        rows,
-        digits=3,
-    )
     totals: list[Row] = []
     for times in results["times"]:
-        families = [row for row in rows if all(row[key] == times[key] for key in where.values())]
+        where = {key: times[key] for key in ("token_cost", "rows")}
+        families = [row for row in results["families"] if where.items() <= row.items()]
         for name in drafters:
-            steps = {row["family"]: row[name]["tokens_per_step"] for row in families}
-            worst = min(steps, key=lambda family: steps[family])
             ahead = [
                 f"{ours}: {row['family']}"
                 for ours in FASTDRAFT
@@ -482,35 +463,10 @@ def report(results: Row) -> None:
                 and ours in row
                 and row[name]["target_steps"] < row[ours]["target_steps"]
             ]
-            totals.append(
-                times
-                | times[name]
-                | {
-                    "drafter": name,
-                    "tokens": geometric_mean(steps.values()),
-                    "speed": geometric_mean(row[name]["tokens_per_second"] for row in families),
-                    "worst": f"{steps[worst]:.2f} {worst}",
-                    "ahead": ", ".join(ahead),
-                }
-            )
-    show(
-        "Geometric means over the families; a peer's families with fewer target steps",
-        {
-            **where,
-            "drafter": "drafter",
-            "tokens\na step": "tokens",
-            "modelled\ntokens/s": "speed",
-            "worst family": "worst",
-            "fewer steps than": "ahead",
-        },
-        totals,
-        digits=3,
-    )
-    times_of = [f"{kind}{key}_us" for kind in ("", "engine_") for key in ("mean", "p50", "p99")]
-    show(
-        "us a request and step: mean of all steps, percentiles of the steady ones",
-        {**where, "drafter": "drafter", "steady": "steady_steps"}
-        | {name.replace("_", " "): name for name in times_of},
-        totals,
-        digits=3,
-    )
+            means = {
+                key: geometric_mean(row[name][key] for row in families)
+                for key in ("tokens_per_step", "tokens_per_second")
+            }
+            ahead_of = ", ".join(ahead)
+            totals.append({**where, "drafter": name, **means, **times[name], "ahead of": ahead_of})
+    show("Geometric means over the families; microseconds a request and step", None, totals)

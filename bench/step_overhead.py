@@ -26,6 +26,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 import harness
 from fastdraft import DraftStats, hf
 from fastdraft.hf.drafts import FlatDrafts
+from fastdraft.hf.interface import CACHE
 from harness import Row
 
 VOCABULARY, PROMPT = 1_000, 48
@@ -144,14 +145,14 @@ def forward_alone(model: Any, rows: int, *, width: int, cached: int, steps: int)
     found = []
     with torch.no_grad():
         input_ids = inputs["input_ids"].repeat(1, -(-cached // PROMPT))[:, :cached]
-        model(input_ids=input_ids, attention_mask=shown[:, :cached], past_key_values=cache)
+        model(input_ids=input_ids, attention_mask=shown[:, :cached], **{CACHE: cache})
         for _ in range(steps):
             began = time.process_time()
             model(
                 input_ids=input_ids[:, :width],
                 attention_mask=shown,
                 position_ids=torch.arange(cached, cached + width) - hidden,
-                past_key_values=cache,
+                **{CACHE: cache},
             )
             found.append((time.process_time() - began) * 1e3)
             cache.crop(-width)

@@ -4,11 +4,11 @@ Each verb is timed on rectangular batches of drafts of which about two thirds ar
 as a serving loop calls it, eagerly and in a CUDA graph, with the caches cold: the calls go around
 among as many logits as exceed the last-level cache several times over. The floor is what reading
 the logits takes at the bandwidth of a copy on the same device, measured first. Beside it stand a
-plain PyTorch implementation and, where they can be imported, vLLM's rejection sampler and
-FlashInfer's chain sampling. Before anything is timed the kernels are held against the float64
-reference, and a profile shows what a call launches, allocates and waits for.
+plain PyTorch implementation and, where it can be imported, vLLM's rejection sampler. Before
+anything is timed the kernels are held against the float64 reference.
 
     python bench/verification.py --json results.json
+    python bench/verification.py --graphs            # each operation captured and replayed
     python bench/verification.py --sanitize          # the checks alone, under compute-sanitizer
     python bench/verification.py --device cpu        # small sizes: does the script work
 """
@@ -30,13 +30,13 @@ from functools import partial
 from itertools import chain, product
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 import harness
-from fastdraft.replay.measurement import results_text
+from fastdraft.alignment import Aligner, Texts, Trees
 from fastdraft.verification import (
     Processors,
     Workspace,
@@ -75,10 +75,6 @@ class Sizes:
     @property
     def rows(self) -> int:
         return self.batch * (self.draft + 1)
-
-    def __str__(self) -> str:
-        name = str(self.dtype).removeprefix("torch.")
-        return f"{self.batch:>4}{self.draft:>4}{self.vocabulary:>9,} {name:9}"
 
 
 class Operands:
@@ -278,33 +274,7 @@ def vllm(verb: str, operands: Operands) -> Call:
     return call
 
 
-def flashinfer(verb: str, operands: Operands) -> Call:
-    """FlashInfer's chain sampling. Drafts without probabilities are one-hot there; so they are
-    here, prepared before the call."""
-    sampling = importlib.import_module("flashinfer.sampling")
-    if verb in ("greedy", "tree"):
-        raise NotComparableError
-    batch, draft = operands.draft_ids.shape
-    vocabulary = operands.sizes.vocabulary
-    draft_ids = operands.draft_ids.int()
-    if operands.draft_logits is not None:
-        draft_probs = operands.draft_logits.float().softmax(-1).view(batch, draft, vocabulary)
-    else:
-        one_hot = torch.zeros(batch, draft, vocabulary, device=draft_ids.device)
-        draft_probs = one_hot.scatter_(2, operands.draft_ids[..., None], 1.0)
-
-    def call() -> object:
-        target = (operands.logits.float() / TEMPERATURE).softmax(-1)
-        if verb == "filtered":
-            target = sampling.top_k_renorm_probs(target, TOP_K)
-            target = sampling.top_p_renorm_probs(target, TOP_P)
-        target = target.view(batch, draft + 1, vocabulary)
-        return sampling.chain_speculative_sampling(draft_probs, draft_ids, target)
-
-    return call
-
-
-PEERS: dict[str, Prepare] = {"plain": plain, "vllm": vllm, "flashinfer": flashinfer}
+PEERS: dict[str, Prepare] = {"plain": plain, "vllm": vllm}
 
 
 def synchronize(device: torch.device) -> None:
@@ -420,11 +390,7 @@ def check(device: torch.device, vocabularies: tuple[int, ...], batch: int) -> li
             "largest_logprob_error": float(off),
         }
         rows.append(row)
-        print(
-            f"{verb:10}{vocabulary:>9,}  {str(dtype).removeprefix('torch.'):9}"
-            f"{row['emitted_a_request']:9.2f}{row['different']:11}{float(off):15.1e}",
-            flush=True,
-        )
+        print(row, flush=True)
     return rows
 
 
@@ -440,8 +406,33 @@ def is_right(rows: list[Row]) -> bool:
 
 
 WAITS = ("Synchronize", "cudaMemcpy", "hipMemcpy", "aten::item", "aten::_local_scalar_dense")
-NO_CACHE = "PYTORCH_NO_CUDA_MEMORY_CACHING"
 ALLOCATES = ("cudaMalloc", "cudaFree", "hipMalloc", "hipFree")
+
+# CUDA graphs
+
+Results = list[Tensor]
+REPLAYS = 1_000
+
+
+class Operation(NamedTuple):
+    """A call that reads `operands` and gives tensors that a later call may overwrite.
+
+    Attributes:
+        name: Its name.
+        call: Reads `operands` where they lie.
+        operands: The tensors that the call reads or overwrites.
+        others: Two sets of what they may hold, of the same shapes.
+    """
+
+    name: str
+    call: Callable[[], Results]
+    operands: Results
+    others: tuple[Results, Results]
+
+    def load(self, number: int) -> None:
+        """Copies one of the two sets to the operands."""
+        for to, values in zip(self.operands, self.others[number % 2], strict=True):
+            to.copy_(values)
 
 
 def everything(operands: Operands) -> dict[str, Any]:
@@ -462,7 +453,7 @@ def everything(operands: Operands) -> dict[str, Any]:
     }
 
 
-def profile_call(call: Call, device: torch.device) -> Row:
+def profile_call(call: Callable[[], object], device: torch.device) -> Row:
     """What a call launches, allocates and waits for, once it is warm."""
     call()
     torch.cuda.synchronize(device)
@@ -487,14 +478,154 @@ def profile_call(call: Call, device: torch.device) -> Row:
     }
 
 
-def profiled(verb: str, device: torch.device, *, with_everything: bool) -> Row:
-    """What one warm call with a workspace launches, allocates and waits for."""
-    sizes = Sizes(8, 10, 128_256, torch.bfloat16)
-    operands = Operands(verb, sizes, device, seed=0)
-    options = everything(operands) if with_everything else {}
-    workspace = make_workspace(sizes, device)
-    call = fastdraft_entry(verb, operands, workspace=workspace, **options)
-    return {"verb": verb + " with everything" * with_everything, **profile_call(call, device)}
+def varying(operands: Operands) -> Results:
+    """The tensors that differ between two operands of the same sizes."""
+    more = [] if operands.draft_logits is None else [operands.draft_logits]
+    return [operands.logits, operands.draft_ids, operands.seeds, operands.positions, *more]
+
+
+def verifying(verb: str, sizes: Sizes, device: torch.device, *, with_everything: bool) -> Operation:
+    """One of the verbs, with a workspace."""
+    first = Operands(verb, sizes, device, seed=1)
+    options = everything(first) if with_everything else {}
+    verify = fastdraft_entry(verb, first, workspace=make_workspace(sizes, device), **options)
+
+    def call() -> Results:
+        verified: Any = verify()
+        fields = (verified.token_ids, verified.lengths, verified.status)
+        more = (verified.logprobs, verified.raw_logprobs)
+        return [*fields, *(each for each in more if each is not None)]
+
+    one, other = (copies(varying(Operands(verb, sizes, device, seed))) for seed in (1, 2))
+    return Operation(
+        verb + " with everything" * with_everything, call, varying(first), (one, other)
+    )
+
+
+def alignment_operands(
+    rows: int, longest: int, nodes: int, vocabulary: int, device: torch.device, seed: int
+) -> tuple[Texts, Trees, Tensor, Tensor]:
+    """Texts full of repetitions, and trees of which half were made a few tokens ago."""
+    random = torch.Generator(device).manual_seed(seed)
+
+    def numbers(low: int, high: int, *shape: int) -> Tensor:
+        return torch.randint(low, high, shape, generator=random, device=device, dtype=torch.int32)
+
+    lengths = numbers(longest // 2, longest, rows)
+    texts = Texts(
+        numbers(0, min(vocabulary, 50), rows, longest),
+        lengths,
+        torch.arange(rows, dtype=torch.int32, device=device),
+        torch.full((rows,), 64, dtype=torch.int32, device=device),
+    )
+    behind = numbers(0, 6, rows)
+    bases = (lengths - behind).clamp(min=0)
+    ids = numbers(0, min(vocabulary, 50), rows, nodes)
+    # In half of the trees is what came since.
+    places = (bases[:, None] + torch.arange(nodes, device=device)).clamp(max=longest - 1)
+    came = texts.token_ids.gather(1, places.long())
+    known = torch.arange(nodes, device=device) < behind[:, None]
+    ids = torch.where(known & (numbers(0, 2, rows, 1) == 1), came, ids)
+    chances = torch.rand(rows, nodes, generator=random, device=device).sort(descending=True).values
+    parents = torch.arange(-1, nodes - 1, dtype=torch.int32, device=device).repeat(rows, 1)
+    counts = torch.full((rows,), nodes, dtype=torch.int32, device=device)
+    made = Trees(bases, counts, ids, parents, chances, texts.requests.clone())
+    places_of_rows = torch.randperm(rows, generator=random, device=device).int()
+    return texts, made, places_of_rows, numbers(1, 6, rows)
+
+
+def alignment(
+    rows: int, longest: int, nodes: int, vocabulary: int, device: torch.device
+) -> Operation:
+    """Drafts from continuations that a host computed late."""
+    aligner = Aligner(device, max_rows=rows, lookahead=16, vocabulary=vocabulary)
+
+    def flat(seed: int) -> Results:
+        texts, made, *more = alignment_operands(rows, longest, nodes, vocabulary, device, seed)
+        return [*texts, *made, *more]
+
+    operands = flat(1)
+
+    def call() -> Results:
+        texts, made = Texts(*operands[:4]), Trees(*operands[4:10])
+        return list(aligner.align(texts, made, operands[10], operands[11]))
+
+    return Operation("align", call, operands, (flat(1), flat(2)))
+
+
+def operations(device: torch.device) -> Iterator[Operation]:
+    """All operations: full sizes on a GPU, small ones elsewhere."""
+    on_gpu = device.type == "cuda"
+    sizes = Sizes(8, 10, 128_256, torch.bfloat16) if on_gpu else Sizes(2, 2, 1_030, torch.float32)
+    for with_everything, verb in product((False, True), VERBS):
+        yield verifying(verb, sizes, device, with_everything=with_everything)
+    rows, longest, nodes = (64, 32_768, 128) if on_gpu else (3, 64, 16)
+    yield alignment(rows, longest, nodes, sizes.vocabulary, device)
+
+
+def copies(results: Results) -> Results:
+    return [each.clone() for each in results]
+
+
+def count_different(results: Results, expected: Results) -> Tensor:
+    """How many entries differ, on the device. NaN equals NaN."""
+    found = torch.zeros((), dtype=torch.int64, device=results[0].device)
+    for one, other in zip(results, expected, strict=True):
+        found += (~((one == other) | (one.isnan() & other.isnan()))).sum()
+    return found
+
+
+def examine(operation: Operation, device: torch.device, replays: int) -> Row:
+    """Replays the operation; what was equal, launched and allocated."""
+    expected: list[Results] = []
+    for number in range(2):
+        operation.load(number)
+        expected.append(copies(operation.call()))
+    row: Row = {"operation": operation.name, "replays": replays}
+    replay: Callable[[], object] = operation.call
+    captured: Results = []
+    if device.type == "cuda":
+        row["eager"] = profile_call(operation.call, device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = operation.call()
+        replay = graph.replay
+    different = torch.zeros((), dtype=torch.int64, device=device)
+    for number in range(replays):
+        operation.load(number)
+        again = replay()
+        results = captured if again is None else again
+        assert isinstance(results, list)
+        different += count_different(results, expected[number % 2])
+    row["different"] = int(different)
+    if device.type == "cuda":
+        row["replay"] = profile_call(replay, device)
+        row["warm_graph_us"] = graph_us([operation.call] * 4, device)
+        row["warm_eager_us"] = eager_us([operation.call] * 4, device)
+    return row
+
+
+def is_captured(row: Row) -> bool:
+    """Replays give what calls give; neither allocates, and no call synchronises."""
+    profiles = [row.get("eager", {}), row.get("replay", {})]
+    broken = any(each.get("allocations") or each.get("waits") for each in profiles)
+    return not (row["different"] or broken)
+
+
+def graphs(arguments: argparse.Namespace, device: torch.device) -> int:
+    """Captures each operation and replays it on two sets of operands in turn; 1 for findings.
+
+    Without a CUDA device calls take the place of replays.
+    """
+    report = harness.about(correct=True, rows=[])
+    with torch.device(device):
+        for operation in operations(device):
+            row = examine(operation, device, REPLAYS if device.type == "cuda" else 2)
+            report["rows"].append(row)
+            report["correct"] = report["correct"] and is_captured(row)
+            print(row, flush=True)
+            harness.finish(arguments, report)
+    return int(not report["correct"])
 
 
 def sanitize(arguments: argparse.Namespace) -> int:
@@ -502,37 +633,35 @@ def sanitize(arguments: argparse.Namespace) -> int:
 
     Where the tool itself does not work, as in some virtual machines, there is nothing to find.
     """
-    tool = shutil.which("compute-sanitizer") or shutil.which(
-        "/usr/local/cuda/bin/compute-sanitizer"
-    )
+    path = f"{os.environ.get('PATH', '')}:/usr/local/cuda/bin"
+    tool = shutil.which("compute-sanitizer", path=path)
     if tool is None:
         sys.exit("--sanitize needs compute-sanitizer, of the CUDA toolkit, on PATH")
     # What lies behind a tensor is to be out of bounds, not PyTorch's own.
-    environment = {**os.environ, NO_CACHE: "1"}
-    checks = {
-        "verification": [__file__, "--check", *["--quick"] * arguments.quick],
-        "attention": [str(Path(__file__).with_name("attention.py")), "--check"],
-    }
+    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+
+    def run(*command: str, **more: Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(tool), *command], env=environment, check=False, text=True, **more
+        )
+
     report = harness.about(correct=True, tools=[])
     touch = "import torch; print(torch.ones(1, device='cuda').item())"
-    tried = subprocess.run(
-        [tool, sys.executable, "-c", touch],
-        env=environment,
-        check=False,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    tried = run(sys.executable, "-c", touch, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     if tried.returncode != 0 or "1.0" not in tried.stdout.split():
         report["unavailable"] = " ".join(tried.stdout.split())[:500]
         harness.finish(arguments, report)
         print(report["unavailable"])
         return 0
-    for name, kernels in product(("memcheck", "racecheck", "synccheck"), checks):
-        print(f"compute-sanitizer --tool {name}: {kernels}", flush=True)
-        command = [tool, "--tool", name, "--error-exitcode", "9", sys.executable, *checks[kernels]]
-        status = subprocess.run(command, env=environment, check=False).returncode
-        report["tools"].append({"tool": name, "kernels": kernels, "status": status})
+    quick = ["--quick"] * arguments.quick
+    checks = (
+        [__file__, "--check", *quick],
+        [str(Path(__file__).with_name("attention.py")), "--check"],
+    )
+    for name, check in product(("memcheck", "racecheck", "synccheck"), checks):
+        print(f"compute-sanitizer --tool {name}: {check[0]}", flush=True)
+        status = run("--tool", name, "--error-exitcode", "9", sys.executable, *check).returncode
+        report["tools"].append({"tool": name, "kernels": Path(check[0]).stem, "status": status})
         report["correct"] = report["correct"] and status == 0
         harness.finish(arguments, report)
     return int(not report["correct"])
@@ -565,8 +694,9 @@ def time_case(verb: str, sizes: Sizes, device: torch.device, bandwidth: float) -
     row: Row = {
         "verb": verb,
         **dataclasses.asdict(sizes),
-        "dtype": str(sizes.dtype),
+        "dtype": str(sizes.dtype).removeprefix("torch."),
         "floor_us": floor,
+        "times_the_floor": min(ours.values()) / floor,
         "fastdraft": ours,
     }
     # Peers keep probabilities of the drafts beside them, so they go around among fewer: caches that
@@ -574,51 +704,6 @@ def time_case(verb: str, sizes: Sizes, device: torch.device, bandwidth: float) -
     for name, prepare in PEERS.items():
         row[name] = measured(prepare, verb, operands[:16], graph=graph)
     return row
-
-
-def print_case(row: Row, sizes: Sizes) -> None:
-    ours = row["fastdraft"]
-    best = min(ours.values())
-    cells = [f"{row['verb']:10}{sizes}{row['floor_us']:9.2f}{ours['eager_us']:10.1f}"]
-    if "graph_us" in ours:
-        cells.append(f"{ours['graph_us']:9.1f}{ours['graph_us'] / row['floor_us']:7.2f}")
-    else:
-        cells.append(f"{'-':>9}{ours['eager_us'] / row['floor_us']:7.1f}")
-    for name in PEERS:
-        times = [row[name][key] for key in ("eager_us", "graph_us") if key in row[name]]
-        cells.append(
-            f"{min(times):11.1f}{min(times) / best:7.1f}" if times else f"{'-':>11}{'-':>7}"
-        )
-    print("".join(cells), flush=True)
-
-
-def summary(rows: list[Row]) -> Row:
-    """The worst case of each verb, by what matters where batches are small and large."""
-
-    def worst(values: Iterator[float]) -> float | None:
-        return max(values, default=None)
-
-    found: Row = {}
-    for verb in VERBS:
-        mine = [row for row in rows if row["verb"] == verb and "graph_us" in row["fastdraft"]]
-        found[verb] = {
-            "times_the_floor_from_batch_32": worst(
-                row["fastdraft"]["graph_us"] / row["floor_us"] for row in mine if row["batch"] >= 32
-            ),
-            "us_in_a_graph_up_to_batch_8": worst(
-                row["fastdraft"]["graph_us"] for row in mine if row["batch"] <= 8
-            ),
-            "times_plain_pytorch_at_least": min(
-                (
-                    row["plain"][mode] / row["fastdraft"][mode]
-                    for row in rows
-                    for mode in ("eager_us", "graph_us")
-                    if row["verb"] == verb and mode in row["plain"]
-                ),
-                default=None,
-            ),
-        }
-    return found
 
 
 def make_workspace(sizes: Sizes, device: torch.device) -> Workspace:
@@ -632,19 +717,6 @@ def make_workspace(sizes: Sizes, device: torch.device) -> Workspace:
     )
 
 
-def libraries(device: torch.device) -> Row:
-    """The device, its driver, and the versions of what was compared."""
-    found: Row = {"torch": torch.__version__}
-    for name in ("triton", "vllm", "flashinfer"):
-        if importlib.util.find_spec(name) is not None:
-            found[name] = importlib.import_module(name).__version__
-    if device.type == "cuda":
-        found["device"] = torch.cuda.get_device_name(device)
-        found["cuda"] = torch.version.cuda or torch.version.hip
-        found["cache"] = torch.cuda.get_device_properties(device).L2_cache_size
-    return found
-
-
 def main() -> None:
     parser = harness.parser(__doc__)
     parser.add_argument(
@@ -653,6 +725,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a few sizes alone")
     parser.add_argument("--check", action="store_true", help="the checks alone, nothing timed")
     parser.add_argument("--sanitize", action="store_true", help="them under compute-sanitizer")
+    parser.add_argument("--graphs", action="store_true", help="replays in CUDA graphs alone")
     parser.add_argument("--seconds", type=float, help="start to time no case after so long")
     arguments = parser.parse_args()
     if arguments.sanitize:
@@ -661,12 +734,12 @@ def main() -> None:
     begin = time.monotonic()
     torch.set_num_threads(1)
     device = torch.device(arguments.device)
+    if arguments.graphs:
+        sys.exit(graphs(arguments, device))
     on_gpu = device.type == "cuda"
-    report = harness.about(**libraries(device))
+    name = torch.cuda.get_device_name(device) if on_gpu else "cpu"
+    report = harness.about(device=name, torch=torch.__version__)
 
-    print(
-        f"\n{'beside the float64 reference':31}{'emitted':>8}{'different':>11}{'logprob error':>15}"
-    )
     vocabularies: tuple[int, ...] = (1_000, 5_003)
     if on_gpu:
         vocabularies = (32_000, 50_257) if arguments.quick else (*VOCABULARIES, 50_257)
@@ -675,50 +748,18 @@ def main() -> None:
     harness.finish(arguments, report)
     if not report["correct"]:
         sys.exit("more than rounding differs from the float64 reference")
-    # compute-sanitizer and a profiler both want the driver's hooks.
-    if on_gpu and NO_CACHE not in os.environ:
-        report["profile"] = [
-            profiled(verb, device, with_everything=with_everything)
-            for with_everything in (False, True)
-            for verb in VERBS
-        ]
-        print(f"\n{'a call with a workspace':28}{'launches':>8}{'allocations':>13}{'waits':>7}")
-        for row in report["profile"]:
-            counts = len(row["launches"]), row["allocations"], len(row["waits"])
-            print("{:28}{:8}{:13}{:7}".format(row["verb"], *counts))
-        report["correct"] = not any(row["allocations"] or row["waits"] for row in report["profile"])
-        harness.finish(arguments, report)
-        if not report["correct"]:
-            sys.exit("a call with a workspace allocates or waits")
     if arguments.check:
         return
 
     bandwidth = copy_bandwidth(device)
-    report["bandwidth"] = bandwidth
-    print(f"\na copy reads and writes {bandwidth / 1e9:,.0f} GB a second\n")
-    print(
-        f"{'verb':10}{'B':>4}{'K':>4}{'V':>9} {'logits':9}{'floor us':>9}{'eager':>10}{'graph':>9}"
-        f"{'floors':>7}" + "".join(f"{name:>11}{'times':>7}" for name in PEERS)
-    )
-    report["rows"], report["left_out"] = [], 0
-    told: set[str] = set()
+    report |= {"bandwidth": bandwidth, "rows": [], "left_out": 0}
     for verb, sizes in cases(arguments):
         if arguments.seconds is not None and time.monotonic() - begin > arguments.seconds:
             report["left_out"] += 1
             continue
-        row = time_case(verb, sizes, device, bandwidth)
-        print_case(row, sizes)
-        for name in PEERS:
-            reason = row[name].get("unavailable")
-            if reason is not None and reason not in told:
-                told.add(reason)
-                print(f"{name}: {reason}", file=sys.stderr)
-        report["rows"].append(row)
+        report["rows"].append(time_case(verb, sizes, device, bandwidth))
+        print(report["rows"][-1], flush=True)
         harness.finish(arguments, report)
-    if report["left_out"]:
-        print(f"{report['left_out']} cases did not fit into {arguments.seconds} seconds")
-    report["summary"] = summary(report["rows"])
-    print(f"\n{results_text(report['summary'])}")
     harness.finish(arguments, report)
 
 

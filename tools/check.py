@@ -1,13 +1,15 @@
 """Lints and tests what has changed since main: `make check`.
 
 Linters look at the changed files, but mypy at all, since a change shows in others. Of the tests
-those of each changed file's room run: python/fastdraft/ROOM is tested by tests/ROOM.
+those of each changed file's room run: python/fastdraft/ROOM is tested by tests/ROOM. `--needs`
+names what has to be installed for that, as targets of make.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -125,12 +127,39 @@ def test(tests: set[str], jobs: str) -> None:
         run(*pytest, "--dist", "loadgroup", *compiled, OMP_NUM_THREADS="1")
 
 
+def needs(files: list[Path], environment: str) -> list[str]:
+    """The targets of make that install what linting and testing `files` takes."""
+    stamps = {".package"} if files else set()
+    targets = set()
+    if any(path.suffix in (".py", ".pyi", ".cc", ".h") for path in files):
+        stamps.add(".lint")
+    rooms = {Path(name).parts[1] for path in files for name in tests_of(path)}
+    if any(path.suffix in (".cc", ".h") for path in files) or "cpp" in rooms:
+        targets.add("gtest")
+    if rooms & {"kernels", "kernels_compiled"}:
+        stamps.add(".triton")
+    if "replay" in rooms:
+        targets.add("browser")
+    if rooms - {"cpp", "hosts"}:
+        stamps.add(".test-base")
+    extras = re.findall(r"^test-(\w+) = ", Path("pyproject.toml").read_text("utf-8"), re.MULTILINE)
+    stamps |= {f".test-{room}" for room in rooms if room in extras}
+    # mypy of bench/ follows its imports into all of tests/support.
+    if any(path.parts[0] == "bench" for path in files):
+        stamps.add(".test")
+    return sorted(targets) + [f"{environment}/{stamp}" for stamp in sorted(stamps)]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", default="2", help="how many processes (default: %(default)s)")
+    parser.add_argument("--needs", metavar="VENV", help="only name what has to be installed there")
     parser.add_argument("files", nargs="*", type=Path, help="instead of what has changed")
     arguments = parser.parse_args()
     files = arguments.files or changed()
+    if arguments.needs:
+        print(*needs(files, arguments.needs))
+        return
     print("Checked:", *files, sep="\n  ")
     python = [str(path) for path in files if path.suffix in (".py", ".pyi")]
     cpp = [path for path in files if path.suffix in (".cc", ".h")]

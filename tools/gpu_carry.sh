@@ -9,7 +9,7 @@ rm -rf "$carry" && mkdir -p "$carry"
 pip download -q -d "$carry" --only-binary=:all: --implementation cp \
   --python-version "${PYTHON_VERSION:-3.12}" \
   --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
-  transformers==5.23.0 click rich platformdirs filelock \
+  transformers click rich platformdirs filelock \
   pybind11 scikit-build-core ninja pytest pytest-xdist hypothesis
 # The machine has its own, which its PyTorch is known to go with.
 rm -f "$carry"/numpy-*

@@ -1,8 +1,8 @@
 """Writes the sample that `fastdraft replay --sample` replays: python tools/sample.py
 
-All prompts are made up here. The demo model answers those that it can, greedily; edits and tool
-calls, which so small a model does not get right, are answered by hand. Each record says which. A
-file is a family. `pieces.json` has the text of every token, so that no tokenizer is needed.
+All prompts are made up here, and answered by the demo model, greedily. So small a model makes no
+tool calls: these are written by hand, and their names say so. A file is a family. `pieces.json`
+has the text of every token, so that no tokenizer is needed.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from fastdraft.demo.measure import greedy_options
 
 FOLDER = Path(__file__).parents[1] / "python" / "fastdraft" / "replay" / "sample"
 NEW_TOKENS = 160
+EDIT_TOKENS = 400
 
 STOCK = '''\
 """Stock levels of a small shop."""
@@ -63,35 +64,25 @@ class Stock:
         return [name for name, count in self.counts.items() if count < least]
 '''
 
+# What is asked for, and how the answer begins: an editor has the cursor behind that.
+START = "```python\n" + STOCK[: STOCK.index("class")]
 EDITS = [
     (
         "Rename `counts` to `levels` everywhere. Answer with the whole file.",
-        lambda text: text.replace("counts", "levels").replace("Counts", "Levels"),
+        f'''{START}class Stock:
+    """Levels of items by name."""
+
+    def __init__(self, path):
+        self.path = Path(path)
+        self.levels = {{}}''',
     ),
     (
-        "Now let `missing` sort the names, and raise KeyError in `take` for an unknown name. "
-        "Answer with the whole file.",
-        lambda text: text.replace(
-            "return [name for name, count in self.levels.items() if count < least]",
-            "return sorted(name for name, count in self.levels.items() if count < least)",
-        ).replace(
-            "        if self.levels.get(name, 0) < count:\n"
-            '            raise ValueError(f"only {self.levels.get(name, 0)} of {name} left")\n',
-            "        if name not in self.levels:\n"
-            "            raise KeyError(name)\n"
-            "        if self.levels[name] < count:\n"
-            '            raise ValueError(f"only {self.levels[name]} of {name} left")\n',
-        ),
+        "Now rename the class `Stock` to `Inventory`. Answer with the whole file.",
+        f"{START}class Inventory:",
     ),
     (
-        "Add type hints. Answer with the whole file.",
-        lambda text: (
-            text.replace("(self):", "(self) -> None:")
-            .replace("(self, path):", "(self, path: str) -> None:")
-            .replace("(self, name, count=1):", "(self, name: str, count: int = 1) -> None:")
-            .replace("(self, least=5):", "(self, least: int = 5) -> list[str]:")
-            .replace("self.levels = {}", "self.levels: dict[str, int] = {}")
-        ),
+        "Now rename `missing` to `scarce` and `least` to `minimum`. Answer with the whole file.",
+        f"{START}class Inventory:",
     ),
 ]
 
@@ -214,11 +205,12 @@ def record(
 ) -> dict[str, Any]:
     """A record of a prompt and its answer, by hand or by the model."""
     before, start = more.pop("before", ()), more.pop("answer_start", "")
+    most = more.pop("most", NEW_TOKENS)
     reference = more.pop("reference", None)
-    inputs = target.encode(prompt, start, before=before, max_new_tokens=NEW_TOKENS)
+    inputs = target.encode(prompt, start, before=before, max_new_tokens=most)
     ids = inputs["input_ids"][0].tolist()
     if output is None:
-        options = {**greedy_options(target.model), "max_new_tokens": NEW_TOKENS}
+        options = {**greedy_options(target.model), "max_new_tokens": most}
         made = hf.generate(target.model, **inputs, **options).sequences[0, len(ids) :].tolist()
         answered_by = target.name
     else:
@@ -234,18 +226,25 @@ def record(
 
 def families(target: Target) -> dict[str, list[dict[str, Any]]]:
     """The records of each family."""
-    edits, said, text = [], [], STOCK
-    for number, (wish, edit) in enumerate(EDITS, 1):
+    edits: list[dict[str, Any]] = []
+    said: list[str] = []
+    text = STOCK
+    for number, (wish, start) in enumerate(EDITS, 1):
         prompt = f"{wish}\n\n```python\n{text}```" if not said else wish
-        answer = f"```python\n{edit(text)}```"
-        assert edit(text) != text
-        edits.append(
-            record(
-                target, f"edit-{number}", prompt, answer, before=said, reference=text, session="1"
-            )
+        edit = record(
+            target,
+            f"edit-{number}",
+            prompt,
+            before=said,
+            answer_start=start,
+            most=EDIT_TOKENS,
+            reference=text,
+            session="1",
         )
-        text = edit(text)
-        said = [*said, prompt, f"```python\n{text}```"]
+        edits.append(edit)
+        answer = start + target.decode(edit["output_ids"])
+        text = answer.removeprefix("```python\n").removesuffix("```")
+        said = [*said, prompt, answer]
     return {
         "code_edit": edits,
         "log_to_list": [
@@ -264,7 +263,7 @@ def families(target: Target) -> dict[str, list[dict[str, Any]]]:
         "story": [record(target, "story", STORY)],
         "summary": [record(target, "minutes", MINUTES)],
         "tool_call": [
-            record(target, f"call-{number}", TOOLS + wish, json.dumps(call))
+            record(target, f"call-{number}-by-hand", TOOLS + wish, json.dumps(call))
             for number, (wish, call) in enumerate(CALLS, 1)
         ],
     }
@@ -295,7 +294,7 @@ BYTES = byte_letters()
 
 def main() -> None:
     """Writes the folder, and prints the answers to look at."""
-    target = load_target(None, device="cpu", dtype="auto", threads=2, raw=False)
+    target = load_target(None, device="cpu", dtype="auto", threads=1, raw=False)
     FOLDER.mkdir(exist_ok=True)
     used: set[int] = set()
     for name, records in families(target).items():

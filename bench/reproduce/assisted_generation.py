@@ -12,15 +12,14 @@ held against the plain ones.
 
 Without `--draft` the target's own first layers draft. They were never trained to speak after so few
 layers and are seldom right: this shows the form, and what each schedule makes of a draft model that
-does not pay. For one that is worth something see distil.py.
+does not pay.
 """
 
 from __future__ import annotations
 
-from itertools import islice
 from typing import Any
 
-from experiment import PLAIN, Experiment, Mode, Prompt, bars, figure, options_of, recorded, short
+from experiment import PLAIN, Experiment, Mode, Prompt, chosen, options_of, recorded, short
 
 from fastdraft.demo import demo_requests
 from fastdraft.drafters import AssistantModel
@@ -74,10 +73,7 @@ def prompts(experiment: Experiment) -> dict[str, list[Prompt]]:
             each.name: [Prompt(each.name, each.prompt, answer_start=each.answer_start)]
             for each in demo_requests()
         }
-    return {
-        task: list(islice(experiment.fitting(each), options.samples))
-        for task, each in tasks.items()
-    }
+    return {task: chosen(experiment, each) for task, each in tasks.items()}
 
 
 def main() -> None:
@@ -113,20 +109,7 @@ def main() -> None:
         },
         rows,
     )
-    print(f"\n{ANNOUNCED}\n{DIFFERENCES}")
-
-    drawn, (axis,) = figure(1)
-    bars(
-        axis,
-        [row["kind"].removeprefix("temperature ") for row in rows],
-        {name: [row[name]["ms"] for row in rows] for name in names},
-    )
-    axis.set(
-        ylabel="ms a token",
-        xlabel="temperature" if options.plot_of == "temperature" else "task",
-        title=f"Assisted generation: {short(options.draft)}, {experiment.name}",
-    )
-    experiment.finish(f"assisted_generation_{options.plot_of}", {"rows": rows}, drawn)
+    experiment.finish({"rows": rows}, f"{ANNOUNCED}\n{DIFFERENCES}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the reproductions share: models, prompts, fair timing, tables, plots.
+"""What the reproductions share: models, prompts, fair timing, tables.
 
 Every way of decoding answers every prompt in turn, `--repeats` times over, and each round begins
 with another, so that what else the machine does falls on all alike. A generation is timed from its
@@ -15,14 +15,14 @@ import re
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
-from matplotlib.figure import Figure
 
 from fastdraft import DraftStats, hf
 from fastdraft.demo import Target, TargetError, load_target
@@ -86,7 +86,6 @@ class Answer:
         seconds: What each of these took.
         stats: With fastdraft, what the drafts were worth.
         assistants: And those of each draft model, the smallest first.
-        in_models: The part of the time that forwards of the target and its draft models took.
     """
 
     tokens: list[int]
@@ -94,7 +93,6 @@ class Answer:
     seconds: float
     stats: DraftStats | None
     assistants: list[AssistantStats]
-    in_models: float
 
 
 @dataclass
@@ -156,18 +154,9 @@ class Measured:
         timed = [c for c in known if c is not None]
         return statistics.median(timed) if timed else None
 
-    @property
-    def overhead(self) -> float:
-        """The part of the time that no model's forward takes."""
-        return 1 - statistics.mean(run.in_models for run in self._all())
-
-    def beside(self, plain: Measured, places: Sequence[int] | None = None) -> Row:
-        """Its figures beside those of plain decoding, of the answers in `places` or of all.
-
-        What tells of drafts is always of all answers.
-        """
-        places = range(len(self.runs)) if places is None else places
-        own, base = ([each.seconds[at] for at in places] for each in (self, plain))
+    def beside(self, plain: Measured) -> Row:
+        """Its figures beside those of plain decoding."""
+        own, base = self.seconds, plain.seconds
         rates = [1 / seconds for seconds in own]
         row: Row = {
             "ms": 1000 * statistics.mean(own),
@@ -176,9 +165,11 @@ class Measured:
             "tokens/s": statistics.mean(rates),
             "deviation": statistics.pstdev(rates),
             "times plain": statistics.mean(rates) / statistics.mean(1 / each for each in base),
-            "differs": sum(self.runs[at][0].tokens != plain.runs[at][0].tokens for at in places),
+            "differs": sum(
+                one[0].tokens != other[0].tokens
+                for one, other in zip(self.runs, plain.runs, strict=True)
+            ),
             "tokens a step": self.stats.mean_accepted_tokens,
-            "overhead": self.overhead,
         }
         levels = range(len(self.runs[0][0].assistants))
         row["assistants"] = [
@@ -197,71 +188,37 @@ class Measured:
         return (run for repeats in self.runs for run in repeats)
 
 
-class ModelledClock:
-    """Time that passes in forwards alone: 1 for the target's over one token, 0.06 for each token
-    more, and `draft` of that for a draft model's.
-
-    About what the demo's models take on a CPU, and the same on a busy machine.
-    """
-
-    TOKEN = 0.06
-
-    def __init__(self, draft: float) -> None:
-        self._draft = draft
-        self._now = 0.0
-
-    def __call__(self) -> float:
-        return self._now
-
-    def pass_forward(self, tokens: int, *, of_target: bool) -> None:
-        self._now += (1.0 if of_target else self._draft) * (1 + self.TOKEN * (tokens - 1))
-
-
 class _Forwards:
-    """Seconds of the models' forwards, by the tokens in them. A forward is waited for."""
+    """Seconds of the target's forwards, by the tokens in them. A forward is waited for."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._started = 0.0
         self.target: list[tuple[int, float]] = []
-        self.drafts: list[tuple[int, float]] = []
 
     @contextmanager
-    def timed(self, target: Any, drafts: Iterable[Any]) -> Iterator[None]:
-        """Times the forwards of these models inside."""
-        models = [(target, self.target), *((each, self.drafts) for each in drafts)]
-        hooks = [hook for model, seconds in models for hook in self._hooks(model, seconds)]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-    def _hooks(self, model: Any, seconds: list[tuple[int, float]]) -> list[Any]:
-        """Adds what each forward of the model takes to `seconds`."""
+    def timed(self, model: Any) -> Iterator[None]:
+        """Times the model's forwards inside."""
 
         def now() -> float:
             if model.device.type == "cuda":
                 torch.cuda.synchronize(model.device)
-            return self._clock()
+            return time.perf_counter()
 
         def before(*_: Any) -> None:
             self._started = now()
 
         def after(_module: Any, _arguments: Any, kwargs: Row, _output: Any) -> None:
-            width = kwargs["input_ids"].shape[1]
-            if isinstance(self._clock, ModelledClock):
-                self._clock.pass_forward(width, of_target=seconds is self.target)
-            seconds.append((width, now() - self._started))
+            self.target.append((kwargs["input_ids"].shape[1], now() - self._started))
 
-        return [
+        hooks = [
             model.register_forward_pre_hook(before),
             model.register_forward_hook(after, with_kwargs=True),
         ]
-
-    def clear(self) -> None:
-        self.target.clear()
-        self.drafts.clear()
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
 
 
 class Experiment:
@@ -276,13 +233,7 @@ class Experiment:
             raise SystemExit(f"--json must be in a folder that exists, got {options.json}")
         self.options = options
         self.target = _load(options.target, options)
-        self._clock: Callable[[], float] = time.perf_counter
-        if options.processor_time:
-            self._clock = time.process_time
-        if options.modelled is not None:
-            # What schedules and the step's latency are learned from too.
-            self._clock = time.perf_counter = ModelledClock(options.modelled)
-        self._forwards = _Forwards(self._clock)
+        self._forwards = _Forwards()
         self._drafts: dict[str, Any] = {}
         self._warm: set[str] = set()
 
@@ -301,10 +252,6 @@ class Experiment:
         if name not in self._drafts:
             self._drafts[name] = self._load_draft(name)
         return self._drafts[name]
-
-    def add_draft(self, name: str, model: Any) -> None:
-        """Makes `model` the draft model of that name."""
-        self._drafts[name] = model
 
     def _load_draft(self, name: str) -> Any:
         if name.startswith("cut:"):
@@ -428,8 +375,8 @@ class Experiment:
         def begin(tokens: list[int]) -> None:
             nonlocal first, began
             if first == 0:
-                self._forwards.clear()
-                first, began = len(tokens), self._clock()
+                self._forwards.target.clear()
+                first, began = len(tokens), time.perf_counter()
 
         options: Row = {
             **inputs,
@@ -442,8 +389,7 @@ class Experiment:
             options |= {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
         torch.manual_seed(seed)
         output: Any = None
-        forwards_timed = self._forwards.timed(self.model, self._drafts.values())
-        with torch.inference_mode(), forwards_timed:
+        with torch.inference_mode(), self._forwards.timed(self.model):
             if mode.drafter is None:
                 sequences = model.generate(**options)
             else:
@@ -451,32 +397,26 @@ class Experiment:
                 sequences = output.sequences
         # Reading the tokens waits for the device.
         tokens = sequences[0, inputs["input_ids"].shape[1] :].tolist()
-        seconds = self._clock() - began
+        seconds = time.perf_counter() - began
         timed = len(tokens) - first
-        forwards = [*self._forwards.target, *self._forwards.drafts]
         return Answer(
             tokens,
             timed,
             seconds / max(timed, 1),
             None if output is None else output.stats,
             [] if output is None else output.assistants or [],
-            sum(took for _, took in forwards) / seconds,
         )
 
-    def finish(self, name: str, results: Row, drawn: Any) -> None:
-        """Prints settings, target and machine, and writes the plot and, if asked to, JSON."""
+    def finish(self, results: Row, differences: str) -> None:
+        """Prints what differs from the paper, settings and machine, and writes JSON if asked to."""
         options = self.options
         kept = ("samples", "new_tokens", "repeats", "temperature", "data")
-        print()
+        print(f"\n{differences}\n")
         about = harness.about(
             settings=", ".join(f"{key} {vars(options)[key]}" for key in kept if key in options),
             target=f"{self.target.name}, {self.model.dtype}, on {self.model.device}",
             threads=torch.get_num_threads(),
         )
-        plot = options.plot or Path("build/reproduce") / f"{name}.png"
-        plot.parent.mkdir(parents=True, exist_ok=True)
-        drawn.savefig(plot, dpi=120)
-        print(f"plot     {plot}")
         harness.finish(options, {**about, **results})
 
 
@@ -501,18 +441,14 @@ def options_of(description: str | None, **defaults: Any) -> argparse.ArgumentPar
         "--prompt-tokens",
         type=_positive,
         default=usual["prompt_tokens"],
-        help="longer prompts are left out",
+        help="of a prompt, at most",
     )
-    add("--processor-time", action="store_true", help="count this process's, on a busy machine")
-    add(
-        "--modelled",
-        type=float,
-        metavar="C",
-        help="count modelled time: 1 + 0.06 (n - 1) for a target forward over n tokens, and C "
-        "times that for a draft model's",
-    )
-    add("--plot", type=Path, metavar="FILE", help="in place of build/reproduce/NAME.png")
     return parser
+
+
+def chosen(experiment: Experiment, prompts: Sequence[Prompt]) -> list[Prompt]:
+    """The first --samples of the prompts that are short enough."""
+    return list(islice(experiment.fitting(prompts), experiment.options.samples))
 
 
 def short(name: str) -> str:
@@ -557,33 +493,6 @@ def turns(prompt: str) -> list[str]:
     """
     before, *said = _MARKS.split(prompt)
     return [words.strip() for words in said[: len(said) - 1 + len(said) % 2]] or [before]
-
-
-def figure(columns: int) -> tuple[Any, list[Any]]:
-    """A figure and its axes, side by side."""
-    drawn = Figure(figsize=(5.5 * columns, 4.5), layout="constrained")
-    axes = drawn.subplots(1, columns, squeeze=False)
-    for axis in axes[0]:
-        axis.grid(alpha=0.3)
-    return drawn, list(axes[0])
-
-
-def bars(
-    axis: Any,
-    labels: Sequence[str],
-    groups: dict[str, Sequence[float | None]],
-    deviations: dict[str, Sequence[float]] | None = None,
-) -> None:
-    """Draws for each label a bar of each group that has a value there."""
-    width = 0.8 / len(groups)
-    for place, (name, values) in enumerate(groups.items()):
-        there = [at for at, value in enumerate(values) if value is not None]
-        left = (place - (len(groups) - 1) / 2) * width
-        heights = [values[at] for at in there]
-        spread = None if deviations is None else [deviations[name][at] for at in there]
-        axis.bar([at + left for at in there], heights, width, yerr=spread, label=name)
-    axis.set_xticks(range(len(labels)), labels)
-    axis.legend(fontsize="small")
 
 
 def _positive(text: str) -> int:

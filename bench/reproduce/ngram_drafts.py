@@ -12,9 +12,7 @@ and 6.7 %. Beside its drafter stands the default one.
 
 from __future__ import annotations
 
-from itertools import islice
-
-from experiment import PLAIN, Experiment, Mode, Prompt, bars, figure, options_of, recorded
+from experiment import PLAIN, Experiment, Mode, Prompt, chosen, options_of, recorded
 from prompts import ONE_SENTENCE, PROMPTS
 
 from fastdraft import DraftConfig
@@ -63,7 +61,7 @@ def prompts(experiment: Experiment, task: str, *, limited: bool) -> list[Prompt]
         every = [Prompt(task, each.text) for each in PROMPTS if each.task == task]
     if limited:
         every = [Prompt(task, each.text + ONE_SENTENCE) for each in every]
-    return list(islice(experiment.fitting(every), options.samples))
+    return chosen(experiment, every)
 
 
 def main() -> None:
@@ -89,7 +87,6 @@ def main() -> None:
     for name in (mode.name for mode in modes[1:]):
         own = {row["kind"]: 100 / row[name]["speed"] for row in measured}
         rows.append({"model": f"here: {name}", **own})
-    drawn_rows = [*rows]
     for name in (mode.name for mode in modes[1:]):
         steps = {row["kind"]: row[name]["tokens a step"] for row in measured}
         rows.append({"model": f"here: {name}, tokens a step", **steps})
@@ -98,18 +95,7 @@ def main() -> None:
         {"": "model", **{task: task for task in tasks}},
         rows,
     )
-    print(f"\n{DIFFERENCES}")
-
-    drawn, (axis,) = figure(1)
-    bars(
-        axis,
-        tasks,
-        {str(row["model"]): [row.get(task) for task in tasks] for row in drawn_rows},
-    )
-    axis.axhline(100, color="black", linewidth=0.8)
-    axis.set(ylabel="time per token, plain = 100", title=f"n-gram drafts, table {options.table}")
-    results = {"rows": rows, "measured": measured}
-    experiment.finish(f"ngram_drafts_{options.table}", results, drawn)
+    experiment.finish({"rows": rows, "measured": measured}, DIFFERENCES)
 
 
 if __name__ == "__main__":

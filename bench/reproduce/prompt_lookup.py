@@ -8,14 +8,12 @@ A. Saxena, Prompt Lookup Decoding, 2023: greedy, n-grams of up to 3 tokens, 10 d
 
 Each answer is decoded plainly, with transformers' prompt lookup, with fastdraft's (which proposes
 the same), and with the default drafter. In a conversation's second turn the model's own first
-answer stands before the question. Conversations are also told apart by category, as MT-bench has
-them.
+answer stands before the question.
 """
 
 from __future__ import annotations
 
 import random
-from itertools import islice
 from pathlib import Path
 
 from experiment import (
@@ -23,8 +21,7 @@ from experiment import (
     Experiment,
     Mode,
     Prompt,
-    bars,
-    figure,
+    chosen,
     options_of,
     recorded,
     records,
@@ -34,7 +31,7 @@ from prompts import PROMPTS
 
 from fastdraft import DraftConfig
 from fastdraft.demo import demo_requests
-from harness import Row, show
+from harness import show
 
 # What the author says of each experiment; the figures of his plots are not in his text.
 REPORTED = {
@@ -99,7 +96,7 @@ def questions(experiment: Experiment, kind: str) -> list[Prompt]:
     else:
         every = [Prompt(kind, each.text) for each in PROMPTS if each.task == "web"]
         every += [Prompt(kind, each.prompt) for each in demo_requests() if each.name == "document"]
-    return list(islice(experiment.fitting(every), options.samples))
+    return chosen(experiment, every)
 
 
 def conversations(folder: Path | None) -> list[tuple[str, str, str]]:
@@ -141,15 +138,7 @@ def main() -> None:
     else:
         asked = {options.kind: questions(experiment, options.kind)}
 
-    rows, measured = experiment.compare(ways, {name: (each, 0.0) for name, each in asked.items()})
-    by_category: list[Row] = []
-    for name, found in measured.items() if options.kind == "chat" else ():
-        answered = found[PLAIN].prompts
-        for category in sorted({prompt.task for prompt in answered}):
-            places = [at for at, prompt in enumerate(answered) if prompt.task == category]
-            figures = {mode: own.beside(found[PLAIN], places) for mode, own in found.items()}
-            by_category.append({"kind": f"{name}, {category}", "answers": len(places), **figures})
-
+    rows, _ = experiment.compare(ways, {name: (each, 0.0) for name, each in asked.items()})
     names = [mode.name for mode in ways]
     show(
         f"Prompt lookup, {options.kind}: tokens a second, mean and standard deviation",
@@ -167,25 +156,8 @@ def main() -> None:
         },
         rows,
     )
-    if by_category:
-        show(
-            "Times plain, by category",
-            {"": "kind", "answers": "answers"}
-            | {f"\n{name}": (name, "times plain") for name in names[1:]},
-            by_category,
-        )
-    print(f"\nReported: {REPORTED[options.kind]}.\n{DIFFERENCES}")
-
-    drawn, (axis,) = figure(1)
-    bars(
-        axis,
-        [row["kind"] for row in rows],
-        {name: [row[name]["tokens/s"] for row in rows] for name in names},
-        {name: [row[name]["deviation"] for row in rows] for name in names},
-    )
-    axis.set(ylabel="tokens a second", title=f"Prompt lookup: {experiment.name}")
-    results = {"rows": rows, "by category": by_category}
-    experiment.finish(f"prompt_lookup_{options.kind}", results, drawn)
+    reported = f"Reported: {REPORTED[options.kind]}.\n{DIFFERENCES}"
+    experiment.finish({"rows": rows}, reported)
 
 
 if __name__ == "__main__":

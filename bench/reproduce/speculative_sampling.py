@@ -8,32 +8,26 @@ GPT-2 models that summarise CNN/DailyMail, sampled by speculative sampling (its 
         --tiny distilgpt2 --dtype float32 --data FOLDER
 
 Without `--draft` and `--tiny` the target's own first layers draft, so many that they cost about
-what the report's draft models cost. They were never trained to speak after so few layers and are
-seldom right: such a table shows the form, and that time is as the theory has it. For draft models
-that are worth something see distil.py.
+what the report's draft models cost. They are seldom right: such a table shows the form, and that
+time is as the theory has it.
 
 The report does not say how it measured alpha. It falls as gamma grows, as accepted tokens per
-drafted one do; if it is that, 1 + alpha gamma are the tokens of a step. Theorem 6.1 takes another
-alpha: how often a token is accepted where those before it were. Given the first for the second it
-promises too little, the more the longer the draft, which is where the report's theoretical speeds
-fall below its empirical ones. By the tokens of a step its empirical ones are 0.78 to 0.98 of the
-theorem's. Both ways are printed here, for the report's figures too. What the theorem leaves out is
-that a target forward over a draft takes longer than one over a single token; with `width`, the
-measured ratio of the two, it is (1 - alpha^(gamma + 1)) / ((1 - alpha) (gamma c + width)).
+drafted one do; theorem 6.1 takes another alpha, how often a token is accepted where those before it
+were. What the theorem leaves out is that a target forward over a draft takes longer than one over a
+single token; with `width`, the measured ratio of the two, it is
+(1 - alpha^(gamma + 1)) / ((1 - alpha) (gamma c + width)).
 
-Where the report's own figures disagree: its empirical speeds of tables 2, 4 and 5 are against 18.4
-ms a token for gpt2-medium and those of table 3 against 9.5 for gpt2, its theoretical ones by the
-18.79 and 9.2 of section 4; the theoretical speed of table 1 for gamma 4, 0.998, is that for gamma 3
-(for 4 it would be 0.914); in table 6 alpha of the target for gamma 3 is 0.50, in the text 0.48. The
-tables stand here as they are printed there.
+The report's tables stand here as printed there, where they disagree too: the speeds of tables 2, 4
+and 5 are against 18.4 ms a token for gpt2-medium and those of table 3 against 9.5 for gpt2, its
+theoretical ones by the 18.79 and 9.2 of section 4; the theoretical speed of table 1 for gamma 4,
+0.998, is that for gamma 3; in table 6 alpha of the target for gamma 3 is 0.50, in the text 0.48.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import cycle, islice
-from typing import Any
+from typing import NamedTuple
 
 from experiment import (
     PLAIN,
@@ -41,9 +35,8 @@ from experiment import (
     Measured,
     Mode,
     Prompt,
-    bars,
+    chosen,
     constant,
-    figure,
     options_of,
     recorded,
     short,
@@ -66,8 +59,7 @@ of transformers. As in the report c is the time per token of the draft model by 
 the target."""
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     """A table of the report.
 
     Attributes:
@@ -171,20 +163,15 @@ def prompts(experiment: Experiment) -> list[Prompt]:
         every = recorded(options.data, {"summarization": "summary"})["summary"]
     else:
         every = [Prompt("summary", each.text) for each in PROMPTS if each.task == "summary"]
-    fitting = list(islice(experiment.fitting(every), options.samples))
-    return list(islice(cycle(fitting), options.samples))
+    return list(islice(cycle(chosen(experiment, every)), options.samples))
 
 
 def measure(
-    experiment: Experiment, drafts: dict[str, str], report: dict[str, str], modes: Sequence[Mode]
+    experiment: Experiment, table: Table, drafts: dict[str, str], modes: Sequence[Mode]
 ) -> dict[str, Measured]:
-    """The modes, beside the target and each draft model generating by itself; prints the latter.
+    """The modes, beside the target and each draft model by itself; prints the latter.
 
-    Args:
-        experiment: The models.
-        drafts: The draft models' names, by their role.
-        report: The models of the report, by their role.
-        modes: What else to measure.
+    drafts: The draft models' names, by their role: "draft" and "tiny".
     """
     alone = [Mode(f"{role} alone", model=experiment.draft(name)) for role, name in drafts.items()]
     found = experiment.measure(
@@ -193,35 +180,27 @@ def measure(
         temperature=experiment.options.temperature,
         title=f"Table {experiment.options.table}",
     )
-    here = {"target": experiment.name, **drafts}
-    show(
-        "Models by themselves, ms a token (the report's section 4)",
-        {"": "role", "report": "report", "ms": "report ms", "here": "name", "ms ": "ms"},
-        [
-            {
-                "role": role,
-                "report": report[role],
-                "report ms": ALONE[report[role]],
-                "name": short(name),
-                "ms": found[PLAIN if role == "target" else f"{role} alone"].ms,
-            }
-            for role, name in here.items()
-        ],
-    )
+    report = {"target": table.target, "draft": table.draft, "tiny": table.tiny}
+    rows: list[Row] = []
+    for role, name in {"target": experiment.name, **drafts}.items():
+        model = str(report[role])
+        own = found[PLAIN if role == "target" else f"{role} alone"].ms
+        rows.append({"report": model, "report ms": ALONE[model], "here": short(name), "ms": own})
+    show("Models by themselves, ms a token (the report's section 4)", None, rows)
     return found
 
 
 def theory(
     own: Measured, plain: Measured, *, alpha: float, gamma: int, c: float
 ) -> dict[str, float]:
-    """Theorem 6.1 and what was measured, without and with what a wider forward takes."""
-    width = own.forward / plain.forward
-    speed, plainly = plain.ms / own.ms, improvement_factor(alpha, gamma, c)
+    """What was measured, theorem 6.1, and that with what a wider forward takes."""
+    width, speed = own.forward / plain.forward, plain.ms / own.ms
     wider = expected_tokens(alpha, gamma) / (gamma * c + width)
     return {
+        "ms": own.ms,
+        "speed": speed,
         "alpha": alpha,
-        "theory": plainly,
-        "measured / theory": speed / plainly,
+        "theory": improvement_factor(alpha, gamma, c),
         "width": width,
         "wider theory": wider,
         "measured / wider theory": speed / wider,
@@ -233,48 +212,40 @@ def beside(heading: str, key: str, own: str | None = None) -> dict[str, str]:
     return {f"{heading}\nreport": f"report {key}", f"{heading}\nhere": own or key}
 
 
-THEORY = {
-    "here: alpha\na token": "alpha",
-    "\ntheorem": "theory",
-    "measured/\ntheorem": "measured / theory",
+MEASURED = {
+    **beside("ms a token", "ms"),
+    **beside("speed", "speed"),
+    "alpha\na token": "alpha",
+    "here:\ntheorem": "theory",
     "\nwidth": "width",
     "theorem\nwith width": "wider theory",
     "measured/\nthat": "measured / wider theory",
 }
 
 
-def two_models(experiment: Experiment, number: int) -> tuple[Row, Any]:
+def two_models(experiment: Experiment, number: int) -> Row:
     """Tables 1 to 4."""
     table = TABLES[number]
     name = experiment.options.draft or table.cuts[0]
     draft = experiment.draft(name)
-    gammas = [int(row[0]) for row in table.rows]
-    found = measure(
-        experiment,
-        {"draft": name},
-        {"target": table.target, "draft": table.draft},
-        [Mode(f"gamma {gamma}", constant(draft, gamma)) for gamma in gammas],
-    )
+    modes = [Mode(f"gamma {row[0]}", constant(draft, int(row[0]))) for row in table.rows]
+    found = measure(experiment, table, {"draft": name}, modes)
     plain, c = found[PLAIN], found["draft alone"].ms / found[PLAIN].ms
     report_c = ALONE[table.draft] / ALONE[table.target]
     rows: list[Row] = []
-    for gamma, (_, rate, seconds, speed, theorem) in zip(gammas, table.rows, strict=True):
+    for gamma, rate, seconds, speed, theorem in table.rows:
         own = found[f"gamma {gamma}"]
-        tokens = (1 + rate * gamma) / (1 + gamma * report_c)
+        figures = theory(own, plain, alpha=own.assistant().alpha, gamma=int(gamma), c=c)
         rows.append(
             {
-                "gamma": gamma,
+                "gamma": int(gamma),
                 "report rate": rate,
                 "report ms": 1000 * seconds,
                 "report speed": speed,
                 "report theorem": theorem,
-                "report theorem by tokens": tokens,
-                "report measured / that": speed / tokens,
                 "rate": own.acceptance_rate(),
-                "ms": own.ms,
-                "speed": plain.ms / own.ms,
-                "theorem as the report": improvement_factor(own.acceptance_rate(), gamma, c),
-                **theory(own, plain, alpha=own.assistant().alpha, gamma=gamma, c=c),
+                "theorem as the report": improvement_factor(own.acceptance_rate(), int(gamma), c),
+                **figures,
                 "measured": own.beside(plain),
             }
         )
@@ -283,44 +254,14 @@ def two_models(experiment: Experiment, number: int) -> tuple[Row, Any]:
         f"{short(name)} for {experiment.name}, c = {c:.2f}",
         {"gamma": "gamma"}
         | beside("accepted/drafted", "rate")
-        | beside("ms a token", "ms")
-        | beside("speed", "speed")
-        | beside("theoretical", "theorem", "theorem as the report"),
+        | beside("theoretical", "theorem", "theorem as the report")
+        | MEASURED,
         rows,
     )
-    show(
-        "The theorem by the tokens of a step",
-        {
-            "gamma": "gamma",
-            "report:\ntheorem": "report theorem by tokens",
-            "measured/\nthat ": "report measured / that",
-            **THEORY,
-        },
-        rows,
-    )
-    drawn, (left, right) = figure(2)
-    drawn.suptitle(
-        f"Table {number}: {table.draft}, {table.target} / {short(name)}, {experiment.name}"
-    )
-    lines = {
-        "report: accepted/drafted": "report rate",
-        "here: accepted/drafted": "rate",
-        "here: alpha a token": "alpha",
-    }
-    curves(left, "acceptance", rows, lines)
-    lines = {
-        "report: measured": "report speed",
-        "report: theoretical": "report theorem",
-        "report: theorem by tokens a step": "report theorem by tokens",
-        "here: measured": "speed",
-        "here: theorem": "theory",
-        "here: theorem with width": "wider theory",
-    }
-    curves(right, "speed", rows, lines)
-    return {"c": c, "report c": report_c, "rows": rows, "plain": plain.beside(plain)}, drawn
+    return {"c": c, "report c": report_c, "rows": rows, "plain": plain.beside(plain)}
 
 
-def three_models(experiment: Experiment, number: int) -> tuple[Row, Any]:
+def three_models(experiment: Experiment, number: int) -> Row:
     """Tables 5 and 6.
 
     The tiny model drafts gamma tokens for a forward of the draft model, which so emits up to
@@ -328,29 +269,24 @@ def three_models(experiment: Experiment, number: int) -> tuple[Row, Any]:
     Where fewer are missing for a whole draft, the tiny model drafts fewer: the theorem is taken for
     the mean lengths.
     """
-    table = TABLES[number]
+    table, options = TABLES[number], experiment.options
     assert table.tiny is not None
-    names = {
-        "draft": experiment.options.draft or table.cuts[0],
-        "tiny": experiment.options.tiny or table.cuts[1],
-    }
+    names = {"draft": options.draft or table.cuts[0], "tiny": options.tiny or table.cuts[1]}
     draft, tiny = (experiment.draft(name) for name in names.values())
-    staged = [short(names["tiny"]), short(names["draft"]), experiment.name]
-    gammas = [int(row[0]) for row in table.rows]
     modes = []
-    for gamma in gammas:
-        three = Staged([constant(tiny, gamma), constant(draft, gamma + 1)])
-        modes.append(Mode(f"two, gamma {gamma}", constant(draft, gamma + 1)))
-        modes.append(Mode(f"three, gamma {gamma}", three))
-    report = {"target": table.target, "draft": table.draft, "tiny": table.tiny}
-    found = measure(experiment, names, report, modes)
+    for length in (int(row[0]) for row in table.rows):
+        three = Staged([constant(tiny, length), constant(draft, length + 1)])
+        modes.append(Mode(f"two, gamma {length}", constant(draft, length + 1)))
+        modes.append(Mode(f"three, gamma {length}", three))
+    found = measure(experiment, table, names, modes)
     plain = found[PLAIN]
     c, sub_c = (found[f"{role} alone"].ms / plain.ms for role in names)
     rows: list[Row] = []
-    for gamma, (_, below, above, seconds, speed) in zip(gammas, table.rows, strict=True):
+    for number_of, below, above, seconds, speed in table.rows:
+        gamma = int(number_of)
         own, two = found[f"three, gamma {gamma}"], found[f"two, gamma {gamma}"]
-        sub_length, length = round(own.assistant(0).gamma), round(own.assistant().gamma)
-        cost = staged_cost(c, alpha=own.assistant(0).alpha, gamma=sub_length, sub_c=sub_c)
+        first, last = own.assistant(0), own.assistant()
+        cost = staged_cost(c, alpha=first.alpha, gamma=round(first.gamma), sub_c=sub_c)
         rows.append(
             {
                 "gamma": gamma,
@@ -360,66 +296,34 @@ def three_models(experiment: Experiment, number: int) -> tuple[Row, Any]:
                 "report speed": speed,
                 "rate of draft": own.acceptance_rate(0),
                 "rate of target": own.acceptance_rate(),
-                "ms": own.ms,
-                "speed": plain.ms / own.ms,
                 "speed of two": plain.ms / two.ms,
-                "alpha of draft": own.assistant(0).alpha,
-                "length of tiny drafts": own.assistant(0).gamma,
-                "length of drafts": own.assistant().gamma,
-                **theory(own, plain, alpha=own.assistant().alpha, gamma=length, c=cost),
+                **theory(own, plain, alpha=last.alpha, gamma=round(last.gamma), c=cost),
                 "measured": own.beside(plain),
                 "measured of two": two.beside(plain),
             }
         )
+    staged = [short(names["tiny"]), short(names["draft"]), experiment.name]
     show(
         f"Table {number}: {' for '.join((table.tiny, table.draft, table.target))}; "
-        f"{' for '.join(staged)}, "
-        f"c = {sub_c:.2f} and {c:.2f}",
+        f"{' for '.join(staged)}, c = {sub_c:.2f} and {c:.2f}",
         {"gamma": "gamma"}
         | beside("alpha draft", "rate of draft")
         | beside("alpha target", "rate of target")
-        | beside("ms a token", "ms")
-        | beside("speed", "speed")
+        | MEASURED
         | {"without\nthe tiny one": "speed of two"},
         rows,
     )
-    show(
-        "The theorem, staged; the report has none",
-        {
-            "gamma": "gamma",
-            "tokens a draft\nof the tiny": "length of tiny drafts",
-            "\nand draft": "length of drafts",
-            "alpha a token\nof the draft": "alpha of draft",
-            **THEORY,
-        },
-        rows,
-    )
-    drawn, (left, right) = figure(2)
-    drawn.suptitle(f"Table {number}: {', '.join(staged)}")
-    lines = {
-        "report: alpha, draft": "report rate of draft",
-        "report: alpha, target": "report rate of target",
-        "here: alpha, draft": "rate of draft",
-        "here: alpha, target": "rate of target",
-    }
-    curves(left, "accepted / drafted", rows, lines)
-    lines = {
-        "report: three models": "report speed",
-        "here: three models": "speed",
-        "here: two models": "speed of two",
-        "here: theorem with width": "wider theory",
-    }
-    curves(right, "speed", rows, lines)
-    return {"c": c, "sub c": sub_c, "rows": rows, "plain": plain.beside(plain)}, drawn
+    return {"c": c, "sub c": sub_c, "rows": rows, "plain": plain.beside(plain)}
 
 
-def adaptive(experiment: Experiment) -> tuple[Row, Any]:
+def adaptive(experiment: Experiment) -> Row:
     """Table 7.
 
     The report makes gamma greater or smaller as tokens are accepted or not, and does not say by how
     much. The heuristic of assisted generation is such a rule; it begins with the report's gamma.
     """
-    name = experiment.options.draft or TABLES[1].cuts[0]
+    table = TABLES[1]
+    name = experiment.options.draft or table.cuts[0]
     draft = experiment.draft(name)
     heuristic = AssistantModel(draft, schedule="heuristic", num_tokens=3, lookup=None)
     modes = [
@@ -427,11 +331,8 @@ def adaptive(experiment: Experiment) -> tuple[Row, Any]:
         Mode("heuristic", heuristic),
         Mode("adaptive", AssistantModel(draft, lookup=None)),
     ]
-    found = measure(
-        experiment, {"draft": name}, {"target": TABLES[1].target, "draft": TABLES[1].draft}, modes
-    )
+    found = measure(experiment, table, {"draft": name}, modes)
     plain = found[PLAIN]
-    c = found["draft alone"].ms / plain.ms
     rows: list[Row] = []
     for mode in modes:
         own = found[mode.name]
@@ -451,9 +352,8 @@ def adaptive(experiment: Experiment) -> tuple[Row, Any]:
             }
         )
     show(
-        f"Table 7: distilgpt2 drafts for gpt2-large; {short(name)} for {experiment.name}, "
-        f"c = {c:.2f}. The report's adaptive gamma stands beside the heuristic: it begins with 3 "
-        "too,\nand fluctuates around 2",
+        f"Table 7: distilgpt2 drafts for gpt2-large; {short(name)} for {experiment.name}. The "
+        "report's\nadaptive gamma stands beside the heuristic: both begin with 3",
         {"schedule": "schedule"}
         | beside("accepted/drafted", "rate")
         | beside("ms a token", "ms")
@@ -461,38 +361,7 @@ def adaptive(experiment: Experiment) -> tuple[Row, Any]:
         | {"tokens a draft\nhere": "gamma", "alpha a token\nhere": "alpha"},
         rows,
     )
-    drawn, (axis,) = figure(1)
-    bars(
-        axis,
-        [row["schedule"] for row in rows],
-        {
-            "here": [row["speed"] for row in rows],
-            "report": [row["report speed"] for row in rows],
-        },
-    )
-    axis.set(ylabel="speed", title=f"Table 7: {short(name)}, {experiment.name}")
-    axis.axhline(1, color="black", linewidth=0.8)
-    return {"c": c, "rows": rows, "plain": plain.beside(plain)}, drawn
-
-
-def curves(axis: Any, label: str, rows: Sequence[Row], lines: dict[str, str]) -> None:
-    """Draws columns of `rows` over gamma: the report's in orange, those from here in blue."""
-    styles = {"report": iter(("-", "--", ":")), "here": iter(("-", "--", ":"))}
-    colours = {"report": "tab:orange", "here": "tab:blue"}
-    gammas = [row["gamma"] for row in rows]
-    for name, key in lines.items():
-        whose = name.partition(":")[0]
-        axis.plot(
-            gammas,
-            [row[key] for row in rows],
-            color=colours[whose],
-            linestyle=next(styles[whose]),
-            marker="o",
-            label=name,
-        )
-    axis.set(xlabel="gamma", ylabel=label)
-    axis.set_xticks(gammas)
-    axis.legend(fontsize="small")
+    return {"rows": rows, "plain": plain.beside(plain)}
 
 
 def main() -> None:
@@ -506,17 +375,12 @@ def main() -> None:
         parser.error(f"--temperature must be above 0, got {options.temperature}")
     if options.tiny is not None and options.table not in (5, 6):
         parser.error(f"--tiny is for tables 5 and 6, got table {options.table}")
-
-    experiment = Experiment(options)
-    number = options.table
+    experiment, number = Experiment(options), options.table
     if number == 7:
-        results, drawn = adaptive(experiment)
-    elif number in (5, 6):
-        results, drawn = three_models(experiment, number)
+        results = adaptive(experiment)
     else:
-        results, drawn = two_models(experiment, number)
-    print(f"\n{DIFFERENCES}")
-    experiment.finish(f"speculative_sampling_{number}", results, drawn)
+        results = (three_models if number in (5, 6) else two_models)(experiment, number)
+    experiment.finish(results, DIFFERENCES)
 
 
 if __name__ == "__main__":

@@ -111,15 +111,22 @@ void register_datastore(py::module_& module) {
               return Datastore::live(max_bytes, fingerprint_of(fingerprint));
             }),
             py::kw_only(), py::arg("max_bytes"), py::arg("fingerprint"));
-  store.def(py::init([](const std::string& path, const std::optional<py::bytes>& fingerprint,
-                        bool verify) {
-              const std::optional<Fingerprint> expected = fingerprint_of(fingerprint);
-              const py::gil_scoped_release release;
-              return Datastore::open(path, expected, verify);
-            }),
-            py::kw_only(), py::arg("path"), py::arg("fingerprint"), py::arg("verify"));
-  store.def("_save", &Datastore::save, py::arg("path"), py::arg("first") = 0,
-            py::call_guard<py::gil_scoped_release>());
+  store.def(
+      py::init([](const py::bytes& name, const std::optional<py::bytes>& fingerprint, bool verify) {
+        const std::string path = name;
+        const std::optional<Fingerprint> expected = fingerprint_of(fingerprint);
+        const py::gil_scoped_release release;
+        return Datastore::open(path, expected, verify);
+      }),
+      py::kw_only(), py::arg("path"), py::arg("fingerprint"), py::arg("verify"));
+  store.def(
+      "_save",
+      [](const Datastore& self, const py::bytes& name, std::int64_t first) {
+        const std::string path = name;
+        const py::gil_scoped_release release;
+        return self.save(path, first);
+      },
+      py::arg("path"), py::arg("first") = 0);
   store.def(
       "add_all",
       [](Datastore& self, const Datastore& source, const std::optional<Datastore::Grow>& grow) {
@@ -195,7 +202,7 @@ Raises InvalidValueError below 0, DatastoreError for a frozen store, or Datastor
 
   py::class_<DatastoreWriter> writer(module, "DatastoreWriter",
                                      "The core of fastdraft.datastore.DatastoreWriter.");
-  writer.def(py::init([](const std::string& path, const std::optional<py::bytes>& fingerprint,
+  writer.def(py::init([](const py::bytes& path, const std::optional<py::bytes>& fingerprint,
                          std::int64_t segment_tokens) {
                return std::make_unique<DatastoreWriter>(path, fingerprint_of(fingerprint),
                                                         segment_tokens);

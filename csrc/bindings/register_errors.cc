@@ -14,7 +14,9 @@ namespace py = pybind11;
 
 void raise(const char* name, const std::exception& error) {
   const py::object type = py::module_::import("fastdraft.errors").attr(name);
-  PyErr_SetString(type.ptr(), error.what());
+  // A path in it need not be UTF-8.
+  const auto message = py::reinterpret_steal<py::object>(PyUnicode_DecodeFSDefault(error.what()));
+  if (message) PyErr_SetObject(type.ptr(), message.ptr());
 }
 
 // Throws on what is no error of the core, for pybind11 to translate.

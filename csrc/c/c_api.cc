@@ -20,8 +20,6 @@
 #include "fastdraft/engine.h"
 #include "fastdraft/error.h"
 #include "fastdraft/step_cost.h"
-#include "fastdraft/step_latency.h"
-#include "fastdraft/successors.h"
 #include "fastdraft/version.h"
 
 // NOLINTBEGIN(readability-identifier-naming): C names.
@@ -31,14 +29,6 @@ struct fastdraft_datastore {
 
 struct fastdraft_engine {
   fastdraft::Engine engine;
-};
-
-struct fastdraft_step_latency {
-  fastdraft::StepLatency curves;
-};
-
-struct fastdraft_successors {
-  fastdraft::Successors table;
 };
 // NOLINTEND(readability-identifier-naming)
 
@@ -114,15 +104,48 @@ void check_array(const T* values, std::int64_t size, const char* name) {
   if (size > 0) required(values, name);
 }
 
-// The structs as the first version of this header has them: no caller's is smaller.
+// The sizes of the structs in the first version of this header: no caller's is smaller, however
+// many members are added. Each new struct is added here.
+static_assert(sizeof(void*) == 8);
 template <typename T>
-constexpr std::size_t kFirstSize = sizeof(T);
-static_assert(FASTDRAFT_SUCCESSORS_MOST == fastdraft::Successors::kMost);
-static_assert(FASTDRAFT_SUCCESSORS_NODES == fastdraft::Successors::kNodes);
-static_assert(FASTDRAFT_SUCCESSORS_END == fastdraft::Successors::kEnd);
+constexpr std::size_t kFirstSize = 0;
+template <>
+constexpr std::size_t kFirstSize<fastdraft_datastore_stats> = 48;
+template <>
+constexpr std::size_t kFirstSize<fastdraft_config> = 72;
+template <>
+constexpr std::size_t kFirstSize<fastdraft_engine_stats> = 48;
+template <>
+constexpr std::size_t kFirstSize<fastdraft_request_options> = 72;
+template <>
+constexpr std::size_t kFirstSize<fastdraft_offers> = 72;
+template <>
+constexpr std::size_t kFirstSize<fastdraft_propose_options> = 64;
+template <>
+constexpr std::size_t kFirstSize<fastdraft_draft> = 56;
+template <>
+constexpr std::size_t kFirstSize<fastdraft_continuations> = 64;
+template <>
+constexpr std::size_t kFirstSize<fastdraft_stats> = 72;
+
+// Whether `member` is the last one of the first version.
+#define FASTDRAFT_FIRST_LAST(type, member)                                           \
+  static_assert(offsetof(type, member) + sizeof(type::member) <= kFirstSize<type> && \
+                offsetof(type, member) + sizeof(type::member) + 8 > kFirstSize<type>)
+FASTDRAFT_FIRST_LAST(fastdraft_datastore_stats, closed);
+FASTDRAFT_FIRST_LAST(fastdraft_config, vocabulary);
+FASTDRAFT_FIRST_LAST(fastdraft_engine_stats, num_refused_offers);
+FASTDRAFT_FIRST_LAST(fastdraft_request_options, num_read_only);
+FASTDRAFT_FIRST_LAST(fastdraft_offers, drawn);
+FASTDRAFT_FIRST_LAST(fastdraft_propose_options, num_offers);
+FASTDRAFT_FIRST_LAST(fastdraft_draft, sources);
+FASTDRAFT_FIRST_LAST(fastdraft_continuations, probabilities);
+FASTDRAFT_FIRST_LAST(fastdraft_stats, num_tokens);
+#undef FASTDRAFT_FIRST_LAST
 
 template <typename T>
 void check_struct(const T* given, const char* name) {
+  static_assert(kFirstSize<T> > 0);
   const std::size_t size = required(given, name).size;
   if (size >= kFirstSize<T>) return;
   throw InvalidValueError(std::string(name) + ".size must be the size of the struct, at least " +
@@ -226,7 +249,6 @@ struct ReadOptions {
     check_array(known.cost, known.cost_size, "options.cost");
     options.limits = known.limits;
     options.padded = known.padded != 0;
-    options.weights = known.weights;
     if (known.cost_size > 0 && known.has_token_cost != 0) {
       throw InvalidValueError("give either options.cost or options.token_cost, not both");
     }
@@ -235,13 +257,13 @@ struct ReadOptions {
     check_array(known.offers, known.num_offers, "options.offers");
     // The structs of an earlier or a later header are not as long.
     const auto* next = reinterpret_cast<const unsigned char*>(known.offers);
-    for (std::int64_t k = 0; k < known.num_offers; ++k) {
+    for (std::int64_t k = 0; k < std::min(known.num_offers, fastdraft::kMostOffers); ++k) {
       const auto* offer = reinterpret_cast<const fastdraft_offers*>(next);
       add_offers(read_struct(offer, "options.offers"), rows);
       next += offer->size;
     }
     options.offers = offers.data();
-    options.num_offers = static_cast<std::int64_t>(offers.size());
+    options.num_offers = known.num_offers;  // of too many the engine reads none
   }
 
   void add_offers(const fastdraft_offers& given, std::int64_t rows) {
@@ -536,98 +558,6 @@ fastdraft_status fastdraft_wants(fastdraft_engine* engine, int32_t kind,
   });
 }
 
-fastdraft_status fastdraft_step_latency_create(int32_t on_cpu, const int64_t* sizes,
-                                               int64_t num_sizes, int32_t a_row,
-                                               fastdraft_step_latency** latency) {
-  return guarded([&] {
-    using fastdraft::StepLatency;
-    fastdraft_step_latency*& handle = required(latency, "latency");
-    check_array(sizes, num_sizes, "sizes");
-    const auto device = on_cpu != 0 ? StepLatency::Device::kCpu : StepLatency::Device::kAccelerator;
-    const std::vector<std::int64_t> given(sizes, sizes + num_sizes);
-    handle = new fastdraft_step_latency{StepLatency(device, given, a_row != 0)};
-  });
-}
-
-fastdraft_status fastdraft_step_latency_wants_plain(fastdraft_step_latency* latency, int64_t rows,
-                                                    int32_t* wanted) {
-  return guarded([&] {
-    fastdraft::StepLatency& curves = required(latency, "latency").curves;
-    int32_t& answer = required(wanted, "wanted");
-    answer = curves.wants_plain_step(rows) ? 1 : 0;
-  });
-}
-
-fastdraft_status fastdraft_step_latency_observe(fastdraft_step_latency* latency, int64_t rows,
-                                                double width, double seconds, double prompt_tokens,
-                                                int32_t one_graph) {
-  return guarded([&] {
-    required(latency, "latency")
-        .curves.observe(rows, width, seconds, prompt_tokens, one_graph != 0);
-  });
-}
-
-fastdraft_status fastdraft_step_latency_seconds(fastdraft_step_latency* latency, int64_t rows,
-                                                int64_t widest, int32_t hopeful, double* seconds) {
-  return guarded([&] {
-    fastdraft::StepLatency& curves = required(latency, "latency").curves;
-    double& first = required(seconds, "seconds");
-    const std::vector<double> found = curves.seconds_by_tokens(rows, widest, hopeful != 0);
-    std::copy(found.begin(), found.end(), &first);
-  });
-}
-
-void fastdraft_step_latency_destroy(fastdraft_step_latency* latency) { delete latency; }
-
-fastdraft_status fastdraft_successors_create(int64_t slots, fastdraft_successors** successors) {
-  return guarded([&] {
-    fastdraft_successors*& handle = required(successors, "successors");
-    handle = new fastdraft_successors{fastdraft::Successors(slots)};
-  });
-}
-
-fastdraft_status fastdraft_successors_learn(fastdraft_successors* successors,
-                                            const int32_t* contexts, int64_t rows,
-                                            const int32_t* token_ids, const float* probabilities,
-                                            int64_t count) {
-  return guarded([&] {
-    fastdraft::Successors& table = required(successors, "successors").table;
-    check_array(contexts, rows, "contexts");
-    const std::int64_t tokens = count > 0 ? rows : 0;
-    check_array(token_ids, tokens, "token_ids");
-    check_array(probabilities, tokens, "probabilities");
-    table.learn(contexts, rows, token_ids, probabilities, count);
-  });
-}
-
-fastdraft_status fastdraft_successors_trees(const fastdraft_successors* successors,
-                                            const int32_t* ends, int64_t rows,
-                                            fastdraft_trees* trees) {
-  return guarded([&] {
-    using fastdraft::Successors;
-    const Successors& table = required(successors, "successors").table;
-    check_array(ends, rows, "ends");
-    check_struct(trees, "trees");
-    required(trees->offsets, "trees.offsets");
-    if (trees->capacity / Successors::kNodes < rows) {
-      throw InvalidValueError(
-          "trees.capacity must be at least " + std::to_string(Successors::kNodes) +
-          " for each of " + std::to_string(rows) + " rows, got " + std::to_string(trees->capacity));
-    }
-    check_array(trees->token_ids, rows, "trees.token_ids");
-    check_array(trees->parents, rows, "trees.parents");
-    check_array(trees->confidences, rows, "trees.confidences");
-    const Successors::Trees found = table.trees(ends, rows);
-    std::copy(found.offsets.begin(), found.offsets.end(), trees->offsets);
-    std::copy(found.token_ids.begin(), found.token_ids.end(), trees->token_ids);
-    std::copy(found.parents.begin(), found.parents.end(), trees->parents);
-    std::copy(found.confidences.begin(), found.confidences.end(), trees->confidences);
-    trees->count = found.offsets.back();
-  });
-}
-
-void fastdraft_successors_destroy(fastdraft_successors* successors) { delete successors; }
-
 fastdraft_status fastdraft_observe(fastdraft_engine* engine, fastdraft_request request,
                                    const int32_t* emitted, int64_t count) {
   return guarded([&] {
@@ -656,9 +586,11 @@ fastdraft_status fastdraft_continue_batch(fastdraft_engine* engine,
   return observe_rows(
       engine, requests, rows, emitted, count, offsets, statuses, [&](fastdraft::Engine& core) {
         const auto to = read_struct(out, "out");
-        if (to.rows < 0 || to.nodes < 0) {
-          throw InvalidValueError("out must have 0 or more rows and nodes, got " +
-                                  std::to_string(to.rows) + " and " + std::to_string(to.nodes));
+        constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+        if (to.rows < 0 || to.nodes < 0 || (to.nodes > 0 && to.rows > kMost / to.nodes)) {
+          throw InvalidValueError("out must have 0 to " + std::to_string(kMost) +
+                                  " nodes in all its rows, got " + std::to_string(to.rows) +
+                                  " rows of " + std::to_string(to.nodes));
         }
         check_array(to.base, to.rows, "out.base");
         check_array(to.count, to.rows, "out.count");

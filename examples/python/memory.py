@@ -5,6 +5,9 @@ pip install fastdraft
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
+
 from fastdraft import Datastore, Engine
 
 
@@ -27,10 +30,16 @@ def decode(engine: Engine, prompt: list[int], answer: list[int]) -> float:
 answer = list(range(1000, 1100))
 store = Datastore(max_bytes=1 << 24)
 engine = Engine(datastores=[store])
-print("first time: ", decode(engine, [1, 2, 3], answer), "tokens a step")
-print("second time:", decode(engine, [4, 5, 6], answer), "tokens a step")
+first = decode(engine, [1, 2, 3], answer)
+second = decode(engine, [4, 5, 6], answer)
+print("first time: ", first, "tokens a step")
+print("second time:", second, "tokens a step")
 print(store)
 
-store.save("answers.fds")  # another process opens it, or an engine beside a live store
-with Datastore.open("answers.fds") as frozen:
-    print("from a file:", decode(Engine(datastores=[frozen]), [7, 8, 9], answer), "tokens a step")
+with tempfile.TemporaryDirectory() as folder:
+    file = Path(folder) / "answers.fds"
+    store.save(file)  # another process opens it, or an engine beside a live store
+    with Datastore.open(file) as frozen:
+        from_file = decode(Engine(datastores=[frozen]), [7, 8, 9], answer)
+print("from a file:", from_file, "tokens a step")
+assert first < 2 and second > 5 and from_file > 5

@@ -2,9 +2,7 @@
 
 pip install openai, and in vLLM's environment: pip install fastdraft
 
-vllm serve MODEL --middleware fastdraft.integrations.vllm.PredictionMiddleware \
-  --speculative-config '{"method": "custom_class", "num_speculative_tokens": 16,
-                         "model": "fastdraft.integrations.vllm.FastdraftProposer"}'
+vllm serve MODEL --speculative-config '{"method": "fastdraft"}'
 """
 
 from __future__ import annotations

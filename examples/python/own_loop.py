@@ -34,5 +34,7 @@ while len(text) < end:
     text += emitted
     engine.observe(request, emitted)
 
+stats = engine.finish(request)
 print(tokenizer.decode(text))
-print(engine.finish(request))
+print(stats)
+assert stats.steps < stats.emitted

@@ -1,9 +1,13 @@
 """Predicted outputs: pass the text that you expect; what did not change is accepted many at a time.
 
+Here an earlier answer is the prediction of the answer to nearly the same question.
+
 pip install 'fastdraft[demo]'
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -14,15 +18,29 @@ folder = ensure_model()
 tokenizer = AutoTokenizer.from_pretrained(folder)
 model = AutoModelForCausalLM.from_pretrained(folder)
 
-old = "name,count\nbolt,12\nnut,40\nwasher,7\nscrew,31\n"
-messages = [{"role": "user", "content": f"Repeat this table exactly:\n\n{old}"}]
-inputs = tokenizer.apply_chat_template(
-    messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
-)
-for prediction in (None, tokenizer(old).input_ids):
-    output = hf.generate(model, **inputs, max_new_tokens=40, do_sample=False, prediction=prediction)
-    stats = output.stats
-    print(
-        f"{stats.emitted} tokens in {stats.steps} steps, "
-        f"{stats.accepted_prediction_tokens} of the prediction accepted"
+
+def answer(question: str, **options: Any) -> hf.SpeculativeOutput:
+    """What the model answers, without sampling."""
+    inputs = tokenizer.apply_chat_template(
+        [{"role": "user", "content": question}],
+        add_generation_prompt=True,
+        return_tensors="pt",
+        return_dict=True,
     )
+    output = hf.generate(model, **inputs, max_new_tokens=100, do_sample=False, **options)
+    output.sequences = output.sequences[:, inputs["input_ids"].shape[1] :]
+    return output
+
+
+question = "Write a Python function that returns the {} number in a list."
+first = answer(question.format("largest"))
+without = answer(question.format("smallest"))
+predicted = answer(question.format("smallest"), prediction=first.sequences[0])
+
+print(tokenizer.decode(predicted.sequences[0], skip_special_tokens=True))
+print(
+    f"{without.stats.steps} steps without a prediction, {predicted.stats.steps} with; "
+    f"{predicted.stats.accepted_prediction_tokens} tokens of it accepted"
+)
+assert predicted.sequences.tolist() == without.sequences.tolist()
+assert predicted.stats.steps < without.stats.steps

@@ -26,3 +26,4 @@ plain = model.generate(**inputs, max_new_tokens=40, do_sample=False)
 assert output.sequences.tolist() == plain.tolist()
 print(tokenizer.decode(output.sequences[0]))
 print(f"{output.stats.mean_accepted_tokens:.1f} tokens per forward pass")
+assert output.stats.steps < output.stats.emitted

@@ -3,13 +3,14 @@
 pip install 'fastdraft[cli]'
 
 Here the log has two requests and their token ids, as vLLM gives them for `return_token_ids`. In a
-shell it is: fastdraft replay record requests.jsonl --log server.jsonl
+shell it is: fastdraft record requests.jsonl --log server.jsonl
              fastdraft replay --data requests.jsonl
 """
 
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 
 from fastdraft.replay import RecordWriter, read_families, replay, settings_of
@@ -26,10 +27,12 @@ LOG = [
     }
     for name, start in (("first", 30), ("second", 0))
 ]
-Path("server.jsonl").write_text("\n".join(map(json.dumps, LOG)), "utf-8")
+folder = Path(tempfile.mkdtemp())
+log, requests = folder / "server.jsonl", folder / "requests.jsonl"
+log.write_text("\n".join(map(json.dumps, LOG)), "utf-8")
 
-with RecordWriter("requests.jsonl") as records:
-    for line in Path("server.jsonl").read_text("utf-8").splitlines():
+with RecordWriter(requests) as records:
+    for line in log.read_text("utf-8").splitlines():
         response = json.loads(line)["response"]
         for choice in response["choices"]:
             records.append(
@@ -44,6 +47,8 @@ def encode(texts: list[str]) -> list[list[int]]:
     raise NotImplementedError
 
 
-families = read_families([Path("requests.jsonl")], encode)
+families = read_families([requests], encode)
 for result in replay(settings_of(token_costs=[0.0, 0.05]), families):
     print(result)
+    # The first answer is copied from its prompt, the second one from the first.
+    assert result.geometric_mean > 2

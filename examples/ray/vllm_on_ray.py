@@ -17,16 +17,7 @@ from typing import Any
 
 from ray import serve
 
-DEFAULTS = {
-    "middleware": "fastdraft.integrations.vllm.PredictionMiddleware",
-    "speculative-config": json.dumps(
-        {
-            "method": "custom_class",
-            "model": "fastdraft.integrations.vllm.FastdraftProposer",
-            "num_speculative_tokens": 16,
-        }
-    ),
-}
+DEFAULTS = {"speculative-config": json.dumps({"method": "fastdraft"})}
 
 
 @serve.deployment(max_ongoing_requests=256, health_check_timeout_s=60)

@@ -30,6 +30,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fastdraft.continuations import Continuations
 from fastdraft.errors import FastdraftError, InvalidValueError
+from fastdraft.faults import Faults
 
 __all__ = ["BackgroundCounts", "BackgroundDrafter", "BatchEngine", "Report", "Snapshot"]
 
@@ -44,6 +45,7 @@ MOST_WAITING = 256
 """Steps of one request that may wait for a lost one, or for a long prompt's index, before the
 oldest of them is dropped."""
 _LARGEST_NUMBER = 2**31 - 1
+_COSTS = "drafting ahead failed; outputs stay as they are"
 
 
 class BatchEngine(Protocol):
@@ -74,14 +76,12 @@ class BackgroundCounts:
         steps: Rows of steps whose tokens the engine took.
         repeated: Rows of steps that told nothing new: duplicates, and steps of ended requests.
         dropped: Rows of steps that were given up, because too many were waiting.
-        faults: Errors. Each cost drafts, of a step, of one request, or of all that were running.
         published: How often new continuations were made available.
     """
 
     steps: int = 0
     repeated: int = 0
     dropped: int = 0
-    faults: int = 0
     published: int = 0
 
 
@@ -200,7 +200,7 @@ class BackgroundDrafter:
 
     **Faults.** A request that the engine refuses is drafted for no more. Any other error of a call
     costs the requests in that call their drafts; those that are added later are drafted for. Each
-    is counted in `counts.faults`, and the first one is logged as a warning.
+    is counted in `faults`, and logged as a warning.
 
     Attributes:
         counts: What happened so far.
@@ -241,6 +241,7 @@ class BackgroundDrafter:
                 f"snapshots must be at least 3 of one shape, got {len(snapshots)} of {shapes}"
             )
         self.counts = BackgroundCounts()
+        self._faults = Faults(_logger)
         self._engine = engine
         self._published = published
         self._shape: tuple[int, int] = shapes.pop()
@@ -270,6 +271,11 @@ class BackgroundDrafter:
                 target=self._run, name="fastdraft-background", daemon=True
             )
             self._thread.start()
+
+    @property
+    def faults(self) -> int:
+        """Errors. Each cost drafts, of a step, of one request, or of all that were running."""
+        return self._faults.count
 
     # What the host calls.
 
@@ -438,7 +444,7 @@ class BackgroundDrafter:
         try:
             self._take(queue)
         except Exception as error:
-            self._fault(error)
+            self._faults.add(_COSTS, error)
         with self._changed:
             self._busy = False
             self._changed.notify_all()
@@ -490,7 +496,7 @@ class BackgroundDrafter:
                 else:
                     entry()
             except Exception as error:
-                self._fault(error)
+                self._faults.add(_COSTS, error)
         self._continue(ready)
         if self._unindexed:
             self._index(self._unindexed.popleft())
@@ -616,7 +622,7 @@ class BackgroundDrafter:
     def _give_up(self, request: _Request, error: Exception | None = None) -> None:
         """Drafts for a request no more; `error` is counted."""
         if error is not None:
-            self._fault(error)
+            self._faults.add(_COSTS, error)
         self._remove(request)
         if request.id >= 0:
             # After an error the engine may know the request no more.
@@ -698,7 +704,7 @@ class BackgroundDrafter:
         except Exception as error:
             refused = error.rows if isinstance(error, FastdraftError) else {}
             if not refused:
-                self._fault(error)
+                self._faults.add(_COSTS, error)
             for row in sorted({int(rows[i]) for i in refused or range(len(rows))}):
                 self._give_up(self._at[row], error if refused else None)
 
@@ -720,15 +726,7 @@ class BackgroundDrafter:
             try:
                 self._published(snapshot)
             except Exception as error:
-                self._fault(error)
-
-    def _fault(self, error: Exception) -> None:
-        if self.counts.faults == 0:
-            _logger.warning(
-                "drafting ahead failed; outputs stay as they are, further faults are only counted",
-                exc_info=error,
-            )
-        self.counts.faults += 1
+                self._faults.add(_COSTS, error)
 
 
 def _check(report: Report, rows: int) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
@@ -69,9 +71,13 @@ class Calibration:
                 f"weights must have the features and numbers of values {dict(_FEATURES)}, "
                 f"got {sizes}"
             )
+        for bucket in self.reliability:
+            for value in (bucket.chance, bucket.accepted, bucket.count):
+                if not _is_finite(value):
+                    raise InvalidValueError(f"reliability must be finite numbers, got {value!r}")
         for name, values in self.weights.items():
             for value in values:
-                if not isinstance(value, (int, float)) or not -math.inf < value < math.inf:
+                if not _is_finite(value):
                     raise InvalidValueError(
                         f"weights must be finite numbers, got {value!r} of {name}"
                     )
@@ -97,7 +103,7 @@ class Calibration:
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the calibration to a JSON file."""
+        """Writes the calibration to a JSON file, in place of the one there once it is complete."""
         content = {
             "fastdraft_calibration": _VERSION,
             "weights": {name: list(values) for name, values in self.weights.items()},
@@ -105,8 +111,17 @@ class Calibration:
             "offers": {kind: list(values) for kind, values in self.offers.items()},
             "plain_steps": list(self.plain_steps),
         }
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(json.dumps(content, indent=1) + "\n")
+        temporary = f"{os.fsdecode(path)}.{os.getpid()}-{threading.get_ident()}.tmp"
+        try:
+            with open(temporary, "w", encoding="utf-8") as file:
+                file.write(json.dumps(content, indent=1) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(temporary)
+            raise
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Calibration:
@@ -160,6 +175,10 @@ class Calibration:
     def _flat(self) -> list[float]:
         """The weights as the core counts them."""
         return [weight for name in _FEATURES for weight in self.weights[name]]
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, (int, float)) and -math.inf < value < math.inf
 
 
 def _check_ranges(values: Sequence[Any], ranges: Sequence[tuple[float, float]], what: str) -> None:

@@ -123,7 +123,7 @@ class Datastore(_core.Datastore):
         """
         store = cls.__new__(cls)
         _core.Datastore.__init__(
-            store, path=os.fspath(path), fingerprint=fingerprint, verify=verify
+            store, path=os.fsencode(path), fingerprint=fingerprint, verify=verify
         )
         store._path = os.path.abspath(path)
         return store
@@ -152,7 +152,7 @@ class Datastore(_core.Datastore):
             DatastoreError: The file cannot be written: a full disk, no such folder.
             DatastoreClosedError: The store was closed.
         """
-        return self._save(os.fspath(path), first)
+        return self._save(os.fsencode(path), first)
 
     def find(
         self, token_ids: ArrayLike, *, most: int = 8, links: int = 32, least: int = 1
@@ -231,7 +231,7 @@ class DatastoreWriter(_core.DatastoreWriter):
             InvalidValueError: `segment_tokens` or `fingerprint` is out of range.
         """
         super().__init__(
-            path=os.fspath(path), fingerprint=fingerprint, segment_tokens=segment_tokens
+            path=os.fsencode(path), fingerprint=fingerprint, segment_tokens=segment_tokens
         )
         self._path = os.fspath(path)
 

@@ -14,6 +14,7 @@ A template is a guess like any other: where the answer goes another way, nothing
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -23,6 +24,11 @@ __all__ = ["ToolCall", "call_messages", "schema_example", "tool_call_ids", "tool
 
 _DEEPEST: Final = 6
 """Levels of a schema that an example follows; recursive ones have no end."""
+_MOST_CALLS: Final = 128
+_MOST_VALUES: Final = 1 << 12
+_MOST_LETTERS: Final = 1 << 17
+"""The most values and letters of all examples of one call: a schema of k references to itself has
+k ** 6 values."""
 _BY_TYPE: Final[Mapping[str, Any]] = {
     "integer": 1,
     "number": 1,
@@ -40,7 +46,7 @@ class ToolCall(NamedTuple):
 
 
 def tool_calls(tools: Sequence[Mapping[str, Any]]) -> list[ToolCall]:
-    """A call of each tool, in their order.
+    """A call of each tool, in their order: of at most 128, as many as OpenAI's API takes.
 
     Args:
         tools: As OpenAI's API has them (`{"type": "function", "function": {"name": ...,
@@ -51,17 +57,18 @@ def tool_calls(tools: Sequence[Mapping[str, Any]]) -> list[ToolCall]:
         InvalidValueError: `tools` is not a sequence of mappings.
     """
     if isinstance(tools, (str, bytes)) or not isinstance(tools, Sequence):
-        raise InvalidValueError(f"tools must be a list of objects, got {tools!r}")
+        raise InvalidValueError(f"tools must be a list of objects, got {reprlib.repr(tools)}")
     calls = []
-    for index, tool in enumerate(tools):
+    budget = _Budget()
+    for index, tool in enumerate(tools[:_MOST_CALLS]):
         if not isinstance(tool, Mapping):
-            raise InvalidValueError(f"tools[{index}] must be an object, got {tool!r}")
+            raise InvalidValueError(f"tools[{index}] must be an object, got {reprlib.repr(tool)}")
         wrapped = tool.get("function")
         function = wrapped if isinstance(wrapped, Mapping) else tool
         name = function.get("name")
-        if isinstance(name, str) and name:
+        if isinstance(name, str) and name and budget.has(name):
             schema = function.get("parameters") or function.get("input_schema")
-            calls.append(ToolCall(name, schema_example(schema or {"type": "object"})))
+            calls.append(ToolCall(name, _Example(schema, budget).value() if schema else {}))
     return calls
 
 
@@ -71,38 +78,74 @@ def schema_example(schema: Any) -> Any:
     Each property of an object is there, each array has one item, and a string is the name of its
     property, since a model writes a word there too. Constants, the first of several alternatives
     and references within the schema (`$ref`) are followed; what is not understood is an empty
-    object.
+    object. An example ends after some thousand values, so a large or recursive schema gives only
+    the beginning of one.
     """
-    return _example(schema, schema, "text", 0)
+    return _Example(schema, _Budget()).value()
 
 
-def _example(schema: Any, root: Any, name: str, depth: int) -> Any:
-    if not isinstance(schema, Mapping) or depth > _DEEPEST:
-        return {}
-    if isinstance(schema.get("$ref"), str):
-        return _example(_referred(schema["$ref"], root), root, name, depth + 1)
-    if "const" in schema:
-        return schema["const"]
-    for key in ("enum", "anyOf", "oneOf", "allOf"):
-        choices = schema.get(key)
-        if isinstance(choices, Sequence) and not isinstance(choices, str) and choices:
-            first = choices[0]
-            return first if key == "enum" else _example(first, root, name, depth + 1)
-    kind = schema.get("type")
-    if isinstance(kind, Sequence) and not isinstance(kind, str):
-        kind = kind[0] if kind else None
-    kind = kind.lower() if isinstance(kind, str) else None
-    properties = schema.get("properties")
-    if isinstance(properties, Mapping):
-        return {
-            str(key): _example(value, root, str(key), depth + 1)
-            for key, value in properties.items()
-        }
-    if kind == "array":
-        return [_example(schema.get("items", {}), root, name, depth + 1)]
-    if kind == "string":
-        return name
-    return _BY_TYPE.get(kind or "", {})
+class _Budget:
+    """What is left for examples."""
+
+    def __init__(self) -> None:
+        self._values = _MOST_VALUES
+        self._letters = _MOST_LETTERS
+
+    def has(self, text: str) -> bool:
+        """Takes one value that is written or found with `text`; once False, always False."""
+        self._values -= 1
+        self._letters -= len(text)
+        return self.left
+
+    @property
+    def left(self) -> bool:
+        """Whether anything is."""
+        return self._values >= 0 and self._letters >= 0
+
+
+class _Example:
+    """An example of one schema."""
+
+    def __init__(self, schema: Any, budget: _Budget) -> None:
+        self._schema = schema
+        self._budget = budget
+
+    def value(self) -> Any:
+        return self._of(self._schema, "text", 0)
+
+    def _of(self, schema: Any, name: str, depth: int) -> Any:
+        if not self._budget.has(name) or not isinstance(schema, Mapping) or depth > _DEEPEST:
+            return {}
+        reference = schema.get("$ref")
+        if isinstance(reference, str):
+            found = _referred(reference, self._schema) if self._budget.has(reference) else None
+            return self._of(found, name, depth + 1)
+        if "const" in schema:
+            return self._constant(schema["const"])
+        for key in ("enum", "anyOf", "oneOf", "allOf"):
+            choices = schema.get(key)
+            if isinstance(choices, Sequence) and not isinstance(choices, str) and choices:
+                first = choices[0]
+                return self._constant(first) if key == "enum" else self._of(first, name, depth + 1)
+        kind = schema.get("type")
+        if isinstance(kind, Sequence) and not isinstance(kind, str):
+            kind = kind[0] if kind else None
+        kind = kind.lower() if isinstance(kind, str) else None
+        properties = schema.get("properties")
+        if isinstance(properties, Mapping):
+            return {
+                str(key): self._of(value, str(key), depth + 1)
+                for key, value in properties.items()
+                if self._budget.left
+            }
+        if kind == "array":
+            return [self._of(schema.get("items", {}), name, depth + 1)]
+        if kind == "string":
+            return name
+        return _BY_TYPE.get(kind or "", {})
+
+    def _constant(self, value: Any) -> Any:
+        return value if self._budget.has(json.dumps(value)) else {}
 
 
 def _referred(reference: str, root: Any) -> Any:

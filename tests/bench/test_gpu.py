@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,9 +13,7 @@ import pytest
 import torch
 
 import gpu
-import gpu_correctness
 import gpu_generation
-import gpu_graphs
 import verification
 from fastdraft.replay import Record
 from gpu import Part
@@ -35,7 +34,7 @@ def part(folder, status, **more):
         "    open(sys.argv[sys.argv.index('--json') + 1], 'w').write(json.dumps(found))\n"
         f"{SCRIPTS[status]}\n"
     )
-    return Part(status, status, str(script), 60, lambda result: [f"found {result}"], **more)
+    return Part(status, status, (str(script),), 60, (str(script),), **more)
 
 
 def run(tmp_path, monkeypatch, parts, *arguments):
@@ -48,7 +47,7 @@ def run(tmp_path, monkeypatch, parts, *arguments):
 def test_each_part_survives_the_others(tmp_path, monkeypatch):
     # The last part would get all the time that is left.
     parts = [part(tmp_path, status) for status in reversed(SCRIPTS)]
-    parts[0] = replace(parts[0], seconds=6)
+    parts[0] = parts[0]._replace(seconds=6)
     status, report, page = run(tmp_path, monkeypatch, parts)
     assert status == 1
     assert {name: found["status"] for name, found in report["parts"].items()} == {
@@ -62,19 +61,19 @@ def test_each_part_survives_the_others(tmp_path, monkeypatch):
     }
     # What was found before the end stays.
     assert report["parts"]["out of time"]["result"] == {"correct": True}
-    assert "the device is lost" in page and "found {'correct': False}" in page
+    assert "the device is lost" in page and "- correct: False" in page
 
 
 def test_parts_that_cannot_run_say_why(tmp_path, monkeypatch):
     parts = [
         part(tmp_path, "passed"),
-        replace(part(tmp_path, "wrong"), rehearsal=None),
-        replace(part(tmp_path, "error"), missing=lambda: "it needs a CUDA device"),
+        part(tmp_path, "wrong")._replace(rehearsal=None),
+        part(tmp_path, "error", needs="no-such-tool"),
     ]
     status, report, page = run(tmp_path, monkeypatch, parts)
     assert status == 0
     assert [found["status"] for found in report["parts"].values()] == ["passed"] + ["not run"] * 2
-    assert "there is nothing to rehearse" in page and "it needs a CUDA device" in page
+    assert "there is nothing to rehearse" in page and "no-such-tool is not here" in page
 
 
 def test_results_name_where_they_come_from(tmp_path, monkeypatch):
@@ -97,6 +96,7 @@ def test_a_part_is_rehearsed(tmp_path, monkeypatch):
     found = report["parts"]["times"]
     assert found["status"] == "passed" and found["result"]["rows"]
     assert "| greedy | 1 | 4 | 1000 | float32 |" in page
+    assert found["result"]["correct"] and len(found["result"]["checks"]) == 30
 
 
 def test_attention_is_rehearsed(tmp_path, monkeypatch):
@@ -104,66 +104,61 @@ def test_attention_is_rehearsed(tmp_path, monkeypatch):
     status, report, page = run(tmp_path, monkeypatch, parts)
     assert status == 0
     (row,) = report["parts"]["attention"]["result"]["rows"]
-    assert all(row[way]["error"] < 1e-5 for way in ("fastdraft", "masked", "masked, grouped"))
+    assert all(row[way]["error"] < 1e-5 for way in ("fastdraft", "masked"))
     assert "| 2 | 4 | 32 |" in page
-    assert "flex: RuntimeError" in page
+    assert "RuntimeError: flex_attention is compiled" in page
 
 
-def test_operations_are_called_on_two_sets_of_operands():
-    device = torch.device("cpu")
-    with gpu_graphs.kernels("reference"):
-        rows = [gpu_graphs.attempt(make, device, 3, 1e9) for make in gpu_graphs.operations(device)]
-    assert {"greedy", "filtered", "rejection", "tree masks and paths", "align", "attention"} <= {
+def test_operations_are_called_on_two_sets_of_operands(tmp_path, monkeypatch):
+    parts = [each for each in gpu.PARTS if each.name == "graphs"]
+    status, report, page = run(tmp_path, monkeypatch, parts)
+    assert status == 0
+    rows = report["parts"]["graphs"]["result"]["rows"]
+    assert {"greedy", "filtered", "rejection", "tree", "align"} <= {
         row["operation"] for row in rows
     }
-    assert gpu_graphs.is_right(rows)
-    assert not gpu_graphs.is_right([*rows, {**rows[0], "different": 1}])
-    assert not gpu_graphs.is_right([*rows, {**rows[0], "replay": {"allocations": 1}}])
-    assert not gpu_graphs.is_right([*rows, {"operation": "greedy", "error": "lost"}])
-    assert rows[-1]["floor_us"] > 0
-    page = "\n".join(gpu.graph_lines({"rows": [*rows, {"operation": "broken", "error": "lost"}]}))
-    assert "| broken | lost |" in page
+    assert all(verification.is_captured(row) for row in rows) and "| align | 2 | 0 |" in page
+    for wrong in (
+        {"different": 1},
+        {"replay": {"allocations": 1}},
+        {"eager": {"allocations": 0, "waits": ["copy"]}},
+    ):
+        assert not verification.is_captured({**rows[0], **wrong})
 
 
 def test_the_two_sets_give_different_results():
-    device = torch.device("cpu")
-    with gpu_graphs.kernels("reference"):
-        for make in gpu_graphs.operations(device):
-            operation, results = make(), []
-            for number in range(2):
-                operation.load(number)
-                results.append(gpu_graphs.copies(operation.call()))
-            assert int(gpu_graphs.count_different(*results)), operation.name
+    for operation in verification.operations(torch.device("cpu")):
+        results = []
+        for number in range(2):
+            operation.load(number)
+            results.append(verification.copies(operation.call()))
+        assert int(verification.count_different(*results)), operation.name
 
 
-def test_failures_of_tests_are_told(tmp_path):
-    test = tmp_path / "test_some.py"
-    test.write_text("def test_right(): pass\ndef test_wrong(): assert 1 == 2, 'one is not two'\n")
-    found = gpu_correctness.run([str(test), "-p", "no:cacheprovider"], {})
-    assert (found["passed"], found["failed"], found["status"]) == (1, 1, 1)
-    assert "one is not two" in "\n".join(gpu.correctness_lines(found))
-
-
-def test_what_tests_gave_is_kept_before_the_last_one_ends(tmp_path, monkeypatch):
+@pytest.mark.parametrize("more", [[], ["-n", "2"]], ids=["one by one", "side by side"])
+def test_failures_of_tests_are_told(tmp_path, monkeypatch, more):
     test = tmp_path / "test_some.py"
     test.write_text(
-        "import time, warnings\n"
-        "def test_first(): warnings.warn('a library is old')\n"
-        "def test_long(): time.sleep(3)\n"
-        "def test_wrong(): assert False\n"
+        "import pytest, warnings\n"
+        "@pytest.mark.parametrize('name', ['a - b', 'c'])\n"
+        "def test_right(name): warnings.warn('a library is old')\n"
+        "def test_wrong(): assert 1 == 2, 'one is not two'\n"
     )
-    monkeypatch.setattr(gpu_correctness, "EVERY", 0.2)
-    kept = []
-    gpu_correctness.run([str(test), "-p", "no:cacheprovider"], {}, keep=kept.append)
-    assert {"passed": 1, "failed": 0, "skipped": 0, "failures": []} in kept
-
-
-def test_tests_that_cannot_be_read_are_told(tmp_path):
-    test = tmp_path / "test_some.py"
-    test.write_text("import no_such_module\n")
-    found = gpu_correctness.run([str(test), "-p", "no:cacheprovider"], {})
-    assert found["failed"] and found["status"]
-    assert "no_such_module" in found["failures"][0]["message"]
+    broken = tmp_path / "test_broken.py"
+    broken.write_text("import no_such_module\n")
+    monkeypatch.chdir(tmp_path)
+    command = [sys.executable, *gpu.KERNEL_TESTS, *more]
+    printed = [
+        subprocess.run([*command, str(file)], capture_output=True, text=True, check=False).stdout
+        for file in (test, broken)
+    ]
+    found, unread = map(gpu.read_tests, printed)
+    assert (found["correct"], found["passed"], len(found["failures"])) == (False, 2, 1)
+    assert "test_wrong" in found["failures"][0]["test"]
+    assert (unread["correct"], unread["passed"], len(unread["failures"])) == (False, 0, 1)
+    # Of a run that was stopped, what was printed counts.
+    stopped = printed[0][: printed[0].index("= FAILURES")]
+    assert gpu.read_tests(stopped) == found
 
 
 def test_a_sanitizer_that_does_not_work_finds_nothing(tmp_path, monkeypatch):
@@ -174,8 +169,8 @@ def test_a_sanitizer_that_does_not_work_finds_nothing(tmp_path, monkeypatch):
     file = tmp_path / "found.json"
     arguments = SimpleNamespace(quick=True, json=file)
     assert verification.sanitize(arguments) == 0
-    page = "\n".join(gpu.sanitizer_lines(json.loads(file.read_text())))
-    assert "does not work here: Device not supported" in page
+    page = "\n".join(gpu.lines_of(json.loads(file.read_text())))
+    assert "unavailable: Device not supported" in page
 
 
 def test_what_went_before_counts(tmp_path, monkeypatch):
@@ -227,7 +222,7 @@ def test_a_forced_model_says_what_the_records_say(way):
     requests, said, owner, end = gpu_generation.renumbered(
         records, new_tokens=24, vocabulary=16_000
     )
-    model = gpu_generation.forced_model("tiny", said, owner, device=device, dtype=torch.float32)
+    model = gpu_generation.forced_model("tiny", said, owner, device=device)
     sizes = {"new_tokens": 24, "columns": 160, "end": end}
     for group in (requests[:1], requests if way != "prompt lookup" else requests[1:]):
         row = gpu_generation.generate(way, model, group, **sizes)
@@ -235,12 +230,6 @@ def test_a_forced_model_says_what_the_records_say(way):
         assert row["tokens_per_step"] <= row["tokens"]
     row = gpu_generation.generate(way, model, requests[:1], **sizes)
     assert (row["forwards"] < 12) == (not way.startswith("plain"))
-    page = "\n".join(
-        gpu.generation_lines(
-            {"rows": [{"model": "tiny", "batch": 1, "way": way, "family": "copy", **row}]}
-        )
-    )
-    assert f"| tiny | 1 | copy | {way} |" in page
 
 
 def test_what_a_step_waits_for_is_rehearsed(tmp_path, monkeypatch):
@@ -251,5 +240,5 @@ def test_what_a_step_waits_for_is_rehearsed(tmp_path, monkeypatch):
     assert not [row for row in found["transfers"] if "unavailable" in row]
     # A CPU waits for nothing, so nothing was counted.
     assert {row["waits_a_step"] for row in found["transfers"]} == {None}
-    assert found["beside_a_step"]["trees_published"] > 0
-    assert "A step takes" in page
+    assert found["beside_a_step"]["with_ms"] > 0
+    assert "beside_a_step.ratio.ratio" in page

@@ -33,19 +33,6 @@ def test_the_mean_is_over_steps_and_not_over_answers():
     assert high == 9.0
 
 
-def test_evaluation_of_answers_by_hand():
-    def line(category, lengths, seconds):
-        choice = {"new_tokens": [sum(lengths)], "wall_time": [seconds], "accept_lengths": lengths}
-        return {"category": category, "choices": [choice]}
-
-    ours = [line("writing", [1, 3], 1.0), line("rag", [2], 1.0)]
-    plain = [line("writing", [1] * 4, 4.0), line("rag", [1] * 2, 1.0)]
-    found = spec_bench.evaluate(ours, plain)
-    assert found["mt_bench"] == {"mat": 2.0, "speed": 4.0}
-    assert found["rag"] == {"mat": 2.0, "speed": 1.0}
-    assert found["overall"] == {"mat": 2.0, "speed": 2.0}
-
-
 def test_recorded_answers_of_the_model_alone_are_replayed(tmp_path, capsys):
     ids = np.arange(40).tolist()
     record = {"task": "spec_bench/rag", "model": "vicuna-7b-v1.3", "prompt_ids": ids}
@@ -84,48 +71,3 @@ def test_a_folder_without_such_answers_is_refused(tmp_path):
     for part, missing in (("recorded", "questions by vicuna-7b"), ("tasks", "one of HumanEval")):
         with pytest.raises(RecordError, match=missing):
             spec_bench.main([part, "--data", str(tmp_path)])
-
-
-@pytest.mark.parametrize(
-    ("question", "message"),
-    [
-        ({"category": "rag", "turns": ["a"]}, "needs question_id, category and turns"),
-        ({"question_id": 1, "category": "rag", "turns": []}, "needs question_id"),
-        ({"question_id": 1, "category": "poems", "turns": ["a"]}, "got 'poems'"),
-    ],
-)
-def test_what_is_no_question_is_refused(tmp_path, question, message):
-    path = write_lines(tmp_path / "question.jsonl", [question])
-    with pytest.raises(RecordError, match=message):
-        spec_bench.read_questions(path)
-
-
-def test_questions_are_decoded_and_written_in_spec_bench_s_format(tmp_path):
-    questions = [
-        {"question_id": 81, "category": "writing", "turns": ["Count to three.", "Again."]},
-        {"question_id": 481, "category": "rag", "turns": ["Repeat: one two three"]},
-    ]
-    path = write_lines(tmp_path / "question.jsonl", questions)
-    spec_bench.main(
-        [
-            "live",
-            "--questions",
-            str(path),
-            "--answers",
-            str(tmp_path / "a"),
-            "--max-new-tokens",
-            "6",
-        ]
-    )
-    answers = {}
-    for name in ("plain", "fastdraft", "fastdraft-tree"):
-        text = (tmp_path / "a" / f"{name}.jsonl").read_text()
-        lines = [json.loads(line) for line in text.splitlines()]
-        assert [line["question_id"] for line in lines] == [81, 481]
-        for line, question in zip(lines, questions, strict=True):
-            (choice,) = line["choices"]
-            assert len(choice["turns"]) == len(choice["wall_time"]) == len(question["turns"])
-            assert sum(choice["accept_lengths"]) == sum(choice["new_tokens"])
-            assert len(choice["accept_lengths"]) == sum(choice["decoding_steps"])
-        answers[name] = [line["choices"][0]["turns"] for line in lines]
-    assert answers["plain"] == answers["fastdraft"] == answers["fastdraft-tree"]

@@ -19,6 +19,7 @@ from fastdraft import DraftConfig, hf
 from fastdraft.drafters import AssistantModel, Staged
 from fastdraft.errors import InvalidValueError
 from fastdraft.hf import probe
+from fastdraft.hf.interface import CACHE
 from fastdraft.step_latency import StepLatency
 from fastdraft.verification import verify_sampled
 from hf_models import EOS, PAD, VOCABULARY, Forester, Generous, Silent
@@ -98,9 +99,7 @@ def _second_turn(
     if text.shape[1] + options["max_new_tokens"] > 250:
         return
     expected = model.generate(**inputs, **options)
-    output = hf.generate(
-        model, **inputs, **options, past_key_values=first.past_key_values, drafter=Generous()
-    )
+    output = hf.generate(model, **inputs, **options, **{CACHE: first[CACHE]}, drafter=Generous())
     found["ties"] += _compare(
         f"{family}, second turn", expected.sequences, output.sequences, text.shape[1],
         lambda row, step, token: _nearly_largest(
@@ -180,7 +179,7 @@ def _decoded(
     forwards: list[int] = []
 
     def note(_module: Any, _arguments: Any, inputs: dict[str, Any]) -> None:
-        if not _is_of_a_probe(inputs.get("past_key_values")):
+        if not _is_of_a_probe(inputs.get(CACHE)):
             forwards.append(1)
 
     handle = model.register_forward_pre_hook(note, with_kwargs=True)

@@ -36,6 +36,7 @@ from fastdraft.demo import model as demo_model
 from fastdraft.demo.comparison import compare
 from fastdraft.demo.measure import Mode
 from fastdraft.replay.display import waiting
+from fastdraft.versions import NEWEST, OLDEST
 
 ROOM = 256
 """Positions of the tiny model."""
@@ -192,6 +193,7 @@ def test_doctor_tells_versions_and_hosts(tmp_path: Path, monkeypatch: pytest.Mon
     # The host's line comes after that of the version.
     assert lines["transformers"] == f"{transformers.__version__}, loads fastdraft"
     assert "to turn it on: fastdraft.hf.generate(model, input_ids)" in result.stdout
+    assert "tested: {}.{} to {}.{}".format(*OLDEST, *NEWEST) in result.stdout
     assert lines["SGLang"] == "not installed"
     assert lines["torch"] == torch.__version__
     assert lines["fastdraft._core"].startswith("importable, ")

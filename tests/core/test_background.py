@@ -187,7 +187,7 @@ class LateReports(RuleBasedStateMachine):
             assert set(tree[0]) <= set(each.text[:base])
             assert all(parent < node for node, parent in enumerate(tree[1]))
         self.drafter.release(snapshot)
-        assert self.drafter.counts.faults == 0
+        assert self.drafter.faults == 0
 
     def seen(self, snapshot: Snapshot) -> list[Any]:
         trees = [tree_of(snapshot.continuations, row) for row in range(ROWS)]
@@ -300,9 +300,9 @@ def test_a_request_that_fails_is_drafted_for_no_more(caplog: pytest.LogCaptureFi
     assert snapshot.requests.tolist() == [0, numbers[1], 0]
     assert snapshot.continuations.count[0] == snapshot.continuations.count[2] == 0
     assert snapshot.continuations.base[1] == 4
-    assert drafter.counts.faults == 2
+    assert drafter.faults == 2
     assert engine.num_requests == 1
-    assert len(caplog.records) <= 1
+    assert len(caplog.records) == 2
 
 
 def test_any_other_error_costs_the_requests_in_the_call_their_drafts(
@@ -331,7 +331,7 @@ def test_any_other_error_costs_the_requests_in_the_call_their_drafts(
     for position in (4, 5):
         drafter.observe([0], [number], [position], [1], [0, 1])
         drain(drafter)
-    assert drafter.counts.faults == 1
+    assert drafter.faults == 1
     assert len(caplog.records) == 1
     snapshot = drafter.acquire()
     assert snapshot.requests.tolist() == [0, 0]
@@ -478,7 +478,7 @@ def test_real_threads_never_see_half_a_snapshot() -> None:
     reader.join(60)
     assert drafter.stop()
     assert not failures
-    assert drafter.counts.faults == 0
+    assert drafter.faults == 0
     assert drafter.counts.published > 0
 
 
@@ -540,7 +540,7 @@ def test_a_report_that_cannot_be_read_costs_itself(caplog: pytest.LogCaptureFixt
     drafter.expect(broken)
     drafter.observe([0], [number], [2], [1], [0, 1])
     drain(drafter)
-    assert drafter.counts.faults == len(caplog.records) == 1
+    assert drafter.faults == len(caplog.records) == 1
     assert drafter.acquire().continuations.base[0] == 3
 
 
@@ -565,7 +565,7 @@ def test_an_expected_report_is_waited_for_after_all_else_is_published() -> None:
     drafter.expect(read)
     drain(drafter)
     assert seen == [2, 3, 4]
-    assert drafter.counts.faults == 0
+    assert drafter.faults == 0
 
 
 def test_a_request_may_be_refused_without_a_fault() -> None:
@@ -587,7 +587,7 @@ def test_a_request_may_be_refused_without_a_fault() -> None:
     drafter.resume(0, number, [1, 2])
     drafter.finish(number)
     drain(drafter)
-    assert drafter.counts.faults == 0
+    assert drafter.faults == 0
     assert not drafter._requests and not drafter._at
 
 
@@ -598,7 +598,7 @@ def test_what_is_published_may_fail(caplog: pytest.LogCaptureFixture) -> None:
     drafter = BackgroundDrafter(Engine(CONFIG), rows=1, nodes=NODES, published=broken, start=False)
     drafter.add(0, [1, 2])
     drain(drafter)
-    assert drafter.counts.faults == len(caplog.records) == 1
+    assert drafter.faults == len(caplog.records) == 1
 
 
 def test_drain_waits_for_a_thread() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -250,6 +251,14 @@ def damage(change: Callable[[dict[str, Any]], object]) -> Callable[[str], str]:
         (damage(lambda c: c.update(weights=[1])), r"damaged calibration: "),
         (damage(lambda c: c.update(weights={"copy": 1})), r"damaged calibration: "),
         (damage(lambda c: c.update(reliability=[{"chance": 1}])), r"damaged calibration: "),
+        (
+            damage(lambda c: c["reliability"][0].update(chance="1")),
+            r"reliability must be finite numbers, got '1'",
+        ),
+        (
+            damage(lambda c: c["reliability"][0].update(count=math.inf)),
+            r"reliability must be finite numbers, got inf",
+        ),
         (damage(lambda c: c["weights"].pop("copy")), r"weights must have the features .* got \{"),
         (damage(lambda c: c["weights"]["copy"].pop()), r"weights must have .*'copy': 11"),
         (damage(lambda c: c["weights"].update(more=[1])), r"weights must have .*'more': 1"),
@@ -305,6 +314,24 @@ def test_the_largest_weights_draft_and_learn() -> None:
     engine = Engine(calibration=Calibration(weights))
     serve(engine, markov_text(200, 3))
     assert Calibration(engine.calibration().weights)
+
+
+def test_an_error_while_saving_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "calibration.json"
+    calibration = Engine().calibration()
+    calibration.save(path)
+    before = path.read_text()
+
+    def fail(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", fail)
+    with pytest.raises(OSError, match="No space"):
+        replace(calibration, weights=Engine().calibration().weights, reliability=()).save(path)
+    assert path.read_text() == before
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

@@ -633,6 +633,7 @@ def test_directories_that_no_writer_leaves_are_refused(frozen_path: Path, tmp_pa
     for count in (1, 2):
         body = bytes(320 * count)
         content = bytearray(header + body)
+        content[92:96] = bytes(4)  # the largest token is 0
         content[112:120] = count.to_bytes(8, sys.byteorder)
         content[120:128] = len(content).to_bytes(8, sys.byteorder)
         for index in range(count):
@@ -655,6 +656,91 @@ def test_impossible_counts_are_refused(frozen_path: Path, tokens: int, documents
 
     with pytest.raises(DatastoreError, match="its header is damaged"):
         Datastore.open(damage(frozen_path, count))
+
+
+@pytest.mark.parametrize("largest", [-1, -2, -(2**31)])
+def test_negative_largest_tokens_are_refused(frozen_path: Path, largest: int) -> None:
+    """Else every number in the file would pass for a token."""
+
+    def change(content: bytearray) -> None:
+        content[92:96] = largest.to_bytes(4, sys.byteorder, signed=True)
+        seal(content)
+
+    with pytest.raises(DatastoreError, match="its header is damaged"):
+        Datastore.open(damage(frozen_path, change))
+
+
+def test_tokens_above_the_largest_are_not_copied(frozen_path: Path) -> None:
+    """Neither into a live store nor into a file."""
+
+    def change(content: bytearray) -> None:
+        content[92:96] = (12).to_bytes(4, sys.byteorder)
+        seal(content)
+
+    damaged = Datastore.open(damage(frozen_path, change))
+    copy = Datastore(max_bytes=1 << 24)
+    copy.add_all(damaged)
+    damaged.save(frozen_path.with_name("copy.fds"))
+    for store in (copy, Datastore.open(frozen_path.with_name("copy.fds"))):
+        tokens = [int(token) for at in range(store.end) for token in store.read(at, 1)]
+        assert len(tokens) > 100
+        assert max(tokens) <= 12
+
+
+def test_paths_with_nul_bytes_are_refused(frozen_path: Path) -> None:
+    store = Datastore(max_bytes=1 << 20)
+    before = sorted(frozen_path.parent.iterdir())
+    for path in (f"{frozen_path}\0x", str(frozen_path.with_name("new\0.fds"))):
+        for call in (store.save, Datastore.open, DatastoreWriter):
+            with pytest.raises(InvalidValueError, match="a path must have no NUL byte, got one"):
+                call(path)
+    assert sorted(frozen_path.parent.iterdir()) == before
+
+
+def test_paths_need_not_be_utf_8(tmp_path: Path) -> None:
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/\xff.fds")
+    build(path, [[1, 2, 3, 4, 5]])
+    with Datastore.open(path) as store:
+        store.save(path)
+    with Datastore.open(path) as store:
+        assert store.read(1, 9).tolist() == [1, 2, 3, 4, 5]
+    with pytest.raises(DatastoreError) as error:
+        Datastore.open(path + "x")
+    assert path + "x" in str(error.value)
+
+
+def test_documents_enter_between_the_pieces_of_a_long_one() -> None:
+    """Whoever adds a short one does not wait for all of a long one."""
+    store = Datastore(max_bytes=1 << 20)
+    size = 3 << 16
+    long = np.random.default_rng(0).integers(0, 1000, size)
+    short = [5000, 5001, 5002, 5003]
+    inside, entering = threading.Event(), threading.Event()
+
+    def grow() -> None:  # during the first piece of the long document
+        inside.set()
+        entering.wait()
+        store.limit(store.bytes + (1 << 20))
+
+    adding = threading.Thread(target=store.add, args=(long,), kwargs={"grow": grow})
+    adding.start()
+    inside.wait()
+    other = threading.Thread(target=store.add, args=(short,))
+    other.start()
+    entering.set()
+    other.join()
+    adding.join()
+    # Three pieces, of which two begin with context, and the other document.
+    assert (len(store), store.num_documents) == (size + 2 * CONTEXT + len(short), 4)
+    (found,) = store.find(short[:3], most=1)
+    assert store.read(found.next, 9).tolist() == short[3:]
+    for at in range(size - 10_000, size, 177):
+        (place,) = store.find(long[at - 40 : at], most=1)
+        assert place.length == LONGEST
+        assert store.read(place.next, 1).tolist() == long[at : at + 1].tolist()
+    held = len(store)
+    store.add(long)
+    assert len(store) == held  # which is known by its pieces
 
 
 def test_an_error_while_writing_leaves_the_old_file(frozen_path: Path, tmp_path: Path) -> None:
@@ -796,13 +882,13 @@ import sys
 from fastdraft import Datastore
 from fastdraft.errors import DatastoreError
 store = Datastore(max_bytes=1 << 24)
-store.add(range(100_000))
+store.add(range(60_000))
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
 try:
     store.save(sys.argv[1])
 except DatastoreError as error:
     print(error)
-assert len(store) == 100_000
+assert len(store) == 60_000
 """
     result = subprocess.run(
         [sys.executable, "-c", program, str(path)], check=True, capture_output=True, text=True
@@ -939,6 +1025,9 @@ def test_command_line_holds_few_of_many_short_documents(
         ("x.jsonl", b'{"text": [5, -5]}\n', r"line 1: token_ids .*got -5 at index 1"),
         ("x.txt", b"a \xff", r"x\.txt is not UTF-8 text"),
         ("x.npy", b"no array", r"x\.npy is not a \.npy file"),
+        ("x.npy", b"PK\x05\x06" + bytes(18), r"x\.npy is not a \.npy file"),
+        ("x.jsonl", b"[" * 100_000, "line 1: nested too deeply"),
+        ("x.jsonl", b'{"text": "\\ud800"}', "line 1: a string holds half a surrogate pair"),
         ("x.bin", b"odd", r"x\.bin must hold uint16 token ids, got 3 bytes"),
         ("x.bin", b"", r"x\.bin is empty"),
     ],
@@ -960,10 +1049,12 @@ def test_command_line_refuses_what_makes_no_sense(
     tmp_path: Path, frozen_path: Path, tokenizer_file: Path
 ) -> None:
     np.save(tmp_path / "x.npy", np.zeros(3))
+    np.save(tmp_path / "none.npy", np.zeros((3, 0), np.int32))
     (tmp_path / "x.txt").write_text("a")
     for arguments, message in [
         (["build", tmp_path / "o.fds", tmp_path / "x.txt"], "text needs --tokenizer"),
         (["build", tmp_path / "o.fds", tmp_path / "x.npy"], "got 1 of float64"),
+        (["build", tmp_path / "o.fds", tmp_path / "none.npy"], "none.npy is empty"),
         (["info", tmp_path / "x.txt"], "not a datastore"),
         (["query", frozen_path], "give either --text or --ids"),
         (["query", frozen_path, "--text", "a"], "--text needs --tokenizer"),
@@ -988,7 +1079,7 @@ def test_a_store_that_may_grow_loses_nothing() -> None:
 
     store.add_all(source, grow=grow)
     store.add(text[::-1].copy(), grow=grow)
-    assert len(store) == 200_000 and calls == [0] * len(calls)
+    assert len(store) == 200_000 + CONTEXT and calls == [0] * len(calls)
     # Only as it is needed.
     assert store.bytes > store.max_bytes - (1 << 18) and len(calls) > 40
     # Where the limit stays, the oldest text leaves.

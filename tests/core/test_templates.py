@@ -136,6 +136,46 @@ def test_a_recursive_schema_has_an_end():
     assert json.dumps(schema_example(schema)).count("next") < 10
 
 
+def test_a_schema_of_many_references_to_itself_has_an_end():
+    """It is 3 kB, and 100 ** 6 values long."""
+    properties = {f"p{number}": {"$ref": "#"} for number in range(100)}
+    schema = {"type": "object", "properties": properties}
+    text = json.dumps(schema_example(schema))
+    assert text.startswith('{"p0": {"p0": {"p0": ')
+    assert len(text) < 100_000
+    tools = [{"name": f"tool{number}", "parameters": schema} for number in range(100)]
+    assert len(json.dumps(tool_calls(tools))) < 100_000
+
+
+@pytest.mark.parametrize(
+    "long",
+    [
+        {"const": "a" * 10_000},
+        {"enum": ["a" * 10_000]},
+        {"type": "object", "properties": {"a" * 10_000: {"type": "string"}}},
+        {"$ref": "#/" + "a" * 10_000},
+    ],
+)
+def test_an_example_of_long_texts_has_an_end(long):
+    schema = {"$defs": {"a" * 10_000: {"const": "here"}}, "$long": long}
+    schema["properties"] = {str(number): {"$ref": "#/$long"} for number in range(1000)}
+    text = json.dumps(schema_example(schema))
+    assert text.startswith('{"0": ')
+    assert len(text) < 300_000
+    assert text.count("here") < 20
+
+
+def test_an_honest_schema_is_whole():
+    properties = {f"name_of_{number}": {"type": "string"} for number in range(1000)}
+    assert len(schema_example({"properties": properties})) == 1000
+    tools = [
+        {"name": f"tool{number}", "parameters": {"properties": dict([*properties.items()][:20])}}
+        for number in range(130)
+    ]
+    calls = tool_calls(tools)
+    assert [len(call.arguments) for call in calls] == [20] * 128
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8),
     lambda children: (

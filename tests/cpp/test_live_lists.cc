@@ -1,4 +1,4 @@
-#include "live_lists.h"
+#include "store/live_lists.h"
 
 #include <gtest/gtest.h>
 
@@ -129,6 +129,22 @@ TEST(LiveLists, WhatIsNoListIsTold) {
   EXPECT_TRUE(lists.has_room());
   lists.close();
   EXPECT_FALSE(lists.held(first));
+}
+
+// More would share numbers, which are parts of addresses.
+TEST(LiveLists, NoMoreBlocksThanHaveNumbers) {
+  LiveLog log(std::int64_t{1} << 20, 0);
+  LiveLists lists;
+  lists.open(log, LiveLists::kMostBlocks - 2, 3);
+  const Place place(1, true);
+  log.append(7, true);
+  for (int blocks = 1; blocks < 3; ++blocks) lists.add_block();
+  EXPECT_THROW(lists.add_block(), MemoryLimitError);
+  LiveLists::Block oldest;
+  lists.begin_cleaning(&oldest);
+  lists.end_cleaning();
+  lists.make(0, 0, &place, 1);
+  EXPECT_LE(lists.num_blocks(), 3);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fastdraft.cli.doctor import HOSTS
 from pages import PAGES, ROOT
 
 # Pages may leave out what comes before a room's name.
@@ -62,9 +63,21 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_a_wrong_name_is_noticed() -> None:
-    assert exists("hf/loop.py") and exists("tests/hosts/test_HOST.py") and exists("csrc/src/*.cc")
+    assert (
+        exists("hf/loop.py")
+        and exists("tests/hosts/test_HOST.py")
+        and exists("csrc/src/store/*.cc")
+    )
     assert not exists("hf/loops.py") and not exists("docs/HOST.md")
     assert NAMED.findall("see `hf/loop.py`, csrc/src/ and https://a.b/c/d.") == [
         "hf/loop.py",
         "csrc/src/",
     ]
+
+
+def test_the_page_of_versions_has_what_doctor_says_was_tested() -> None:
+    lines = text_of(ROOT / "docs/reference/versions.md").splitlines()
+    for host in HOSTS:
+        rows = [line for line in lines if line.startswith(f"| {host.title}")]
+        for part in host.tested.split(", "):
+            assert any(part in row for row in rows), (host.title, part)

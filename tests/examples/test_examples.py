@@ -24,7 +24,7 @@ VARIABLES = {**os.environ, "OMP_NUM_THREADS": "1"}
 PRINTS = {
     "memory.py": r"second time: \d\d",
     "own_loop.py": r"(?s)one two three four five.*DraftStats\(steps=",
-    "predicted_outputs.py": r"[1-9]\d* of the prediction accepted",
+    "predicted_outputs.py": r"[1-9]\d* tokens of it accepted",
     "quick_start.py": r"tokens per forward pass",
     "replay_a_log.py": r"<ReplayResult of fastdraft, 1 families, token cost 0\.05",
 }

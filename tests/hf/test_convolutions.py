@@ -14,6 +14,7 @@ from assistants import bent
 from fastdraft import hf
 from fastdraft.drafters import AssistantModel, Staged
 from fastdraft.errors import InvalidValueError
+from fastdraft.hf.interface import CACHE
 from fastdraft.hf.kv_cache import RowCache
 from hf_models import (
     EOS,
@@ -148,9 +149,7 @@ def test_a_cache_is_handed_over_with_its_state(model: Any) -> None:
     plain = model.generate(**inputs, **options)
     predictions = _wrong_at_times(plain.sequences)
     first = hf.generate(model, **inputs, **options, drafter=Generous(), prediction=predictions)
-    for ours, theirs in zip(
-        first.past_key_values.layers[::2], plain.past_key_values.layers[::2], strict=True
-    ):
+    for ours, theirs in zip(first[CACHE].layers[::2], plain[CACHE].layers[::2], strict=True):
         torch.testing.assert_close(ours.conv_states[0], theirs.conv_states[0])
     assert_goes_on(model, first, inputs)
 
@@ -161,29 +160,29 @@ def test_a_cache_that_recorded_its_past_goes_on(model: Any) -> None:
     cache = DynamicCache(config=model.config)
     cache.activate_past_recording()
     # Such a cache holds the inputs of all 20 tokens; the convolution needs the last three.
-    model(inputs["input_ids"][:, :20], past_key_values=cache)
+    model(inputs["input_ids"][:, :20], **{CACHE: cache})
     options = {**OPTIONS, "return_dict_in_generate": True}
     output = hf.generate(
         model,
         **inputs,
         **options,
-        past_key_values=cache,
+        **{CACHE: cache},
         drafter=Generous(),
         prediction=_wrong_at_times(expected),
     )
     assert torch.equal(output.sequences, expected)
     plain = model.generate(**inputs, **options)
-    for ours, theirs in zip(cache.layers[::2], plain.past_key_values.layers[::2], strict=True):
+    for ours, theirs in zip(cache.layers[::2], plain[CACHE].layers[::2], strict=True):
         torch.testing.assert_close(ours.conv_states[0], theirs.conv_states[0])
 
 
 def test_a_cache_without_the_inputs_is_refused(model: Any) -> None:
     cache = DynamicCache(config=model.config)
     inputs = repetitive_batch(1)
-    model(inputs["input_ids"][:, :20], past_key_values=cache)
+    model(inputs["input_ids"][:, :20], **{CACHE: cache})
     cache.layers[2].reset()
     with pytest.raises(InvalidValueError, match="inputs of its 20 tokens, got layer 2 without"):
-        hf.generate(model, **inputs, **OPTIONS, past_key_values=cache)
+        hf.generate(model, **inputs, **OPTIONS, **{CACHE: cache})
 
 
 def test_convolutions_alone_are_refused() -> None:

@@ -10,6 +10,7 @@ import transformers
 
 from fastdraft import hf
 from fastdraft.errors import InvalidValueError
+from fastdraft.hf.interface import CACHE
 from hf_models import EOS, PAD, VOCABULARY, Forester, assert_goes_on, drawn, repetitive_batch
 
 if not hasattr(transformers, "DeepseekV32Config"):
@@ -69,9 +70,7 @@ def test_a_cache_is_handed_over_with_its_index(model: Any) -> None:
     forester = Forester([plain.sequences[0, PROMPT:].tolist()])
     first = hf.generate(model, **inputs, **options, drafter=forester)
     assert forester.moved > 0
-    for ours, theirs in zip(
-        first.past_key_values.layers, plain.past_key_values.layers, strict=True
-    ):
+    for ours, theirs in zip(first[CACHE].layers, plain[CACHE].layers, strict=True):
         torch.testing.assert_close(ours.indexer_keys, theirs.indexer_keys)
     assert_goes_on(model, first, inputs)
 

@@ -25,6 +25,7 @@ from fastdraft.drafters import AssistantModel
 from fastdraft.errors import FastdraftError, InvalidValueError
 from fastdraft.hf.generate import _engine as engine
 from fastdraft.hf.generate import _engines as engines
+from fastdraft.hf.interface import CACHE
 from hf_models import (
     EOS,
     PAD,
@@ -356,20 +357,31 @@ def test_a_cache_goes_from_turn_to_turn(family: str) -> None:
     options = {"do_sample": False, "eos_token_id": None}
     cache = DynamicCache(config=model.config)
     first = hf.generate(
-        model, ids, **options, max_new_tokens=2, past_key_values=cache, drafter=Generous()
+        model, ids, **options, max_new_tokens=2, **{CACHE: cache}, drafter=Generous()
     )
     assert cache.get_seq_length() == 9
     longer = torch.cat([first.sequences, ids[:, :3]], -1)
     expected = model.generate(longer, **options, max_new_tokens=NEW)
     second = hf.generate(
-        model, longer, **options, max_new_tokens=NEW, past_key_values=cache, drafter=Generous()
+        model, longer, **options, max_new_tokens=NEW, **{CACHE: cache}, drafter=Generous()
     )
     assert torch.equal(second.sequences, expected)
     third = torch.cat([second.sequences, ids[:, :3]], -1)
     expected = model.generate(third, **options, max_new_tokens=5)
     assert torch.equal(
-        model.generate(third, **options, max_new_tokens=5, past_key_values=cache), expected
+        model.generate(third, **options, max_new_tokens=5, **{CACHE: cache}), expected
     )
+
+
+@pytest.mark.parametrize("name", sorted({CACHE, "past_key_values"}))
+def test_the_cache_goes_by_each_name_that_transformers_takes(model: Any, name: str) -> None:
+    ids = repetitive_batch(1)["input_ids"]
+    cache = DynamicCache(config=model.config)
+    output = hf.generate(
+        model, ids, max_new_tokens=4, return_dict_in_generate=True, **{name: cache}
+    )
+    assert cache.get_seq_length() == output.sequences.shape[1] - 1
+    assert getattr(output, name) is output[name] is cache
 
 
 WINDOWED = ["mistral", "gemma2", "gemma3", "qwen2", "phi3", "gpt_oss"]
@@ -394,15 +406,15 @@ def test_the_cache_of_an_output_goes_into_the_next_turn(family: str, swapped: bo
             model,
             ids,
             **options,
-            past_key_values=caches[0],
+            **{CACHE: caches[0]},
             return_dict_in_generate=True,
             drafter=Generous(),
         )
         expected = model.generate(
-            ids, **options, past_key_values=caches[1], return_dict_in_generate=True
+            ids, **options, **{CACHE: caches[1]}, return_dict_in_generate=True
         )
         assert torch.equal(output.sequences, expected.sequences)
-        caches = [output.past_key_values, expected.past_key_values]
+        caches = [output[CACHE], expected[CACHE]]
         assert [cache.get_seq_length() for cache in caches] == [ids.shape[1] + 19] * 2
         if swapped:
             caches.reverse()
@@ -416,12 +428,12 @@ def test_a_turn_may_be_given_as_its_new_tokens(family: str) -> None:
     options = {"do_sample": False, "eos_token_id": None, "max_new_tokens": 20}
     output = hf.generate(model, first, **options, return_dict_in_generate=True)
     text = torch.cat([output.sequences, first[:, :7]], -1)
-    cache = output.past_key_values
+    cache = output[CACHE]
     expected = model.generate(text, **options)
     new = text[:, cache.get_seq_length() :]
     mask = torch.ones_like(text)
     output = hf.generate(
-        model, new, **options, attention_mask=mask, past_key_values=cache, drafter=Generous()
+        model, new, **options, attention_mask=mask, **{CACHE: cache}, drafter=Generous()
     )
     assert torch.equal(output.sequences[:, new.shape[1] :], expected[:, text.shape[1] :])
 
@@ -612,9 +624,9 @@ def test_the_callers_cache_for_a_batch_is_refused(model: Any) -> None:
     inputs = repetitive_batch(2)
     cache = DynamicCache(config=model.config)
     with torch.no_grad():
-        model(inputs["input_ids"][:, :5], past_key_values=cache)
+        model(inputs["input_ids"][:, :5], **{CACHE: cache})
     with pytest.raises(InvalidValueError, match="batch of 1 row, got 2 rows"):
-        hf.generate(model, **inputs, max_new_tokens=4, past_key_values=cache)
+        hf.generate(model, **inputs, max_new_tokens=4, **{CACHE: cache})
 
 
 @pytest.mark.parametrize(

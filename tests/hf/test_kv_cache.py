@@ -20,6 +20,7 @@ from fastdraft import hf
 from fastdraft.drafters import AssistantModel, Staged
 from fastdraft.errors import InvalidValueError
 from fastdraft.hf import kv_cache
+from fastdraft.hf.interface import CACHE
 from fastdraft.hf.kv_cache import RowCache
 from fastdraft.hf.masks import Masks
 from hf_models import Forester, Generous, edited, plain_tokens, repetitive_batch, tiny_model
@@ -192,7 +193,7 @@ def test_a_cache_goes_from_turn_to_turn(family: str, trees: bool) -> None:
         options["attention_mask"] = torch.ones_like(texts[-1])
         expected = model.generate(texts[-1], **options)
         if turn % 2 == 0:
-            output = model.generate(texts[-1], **options, past_key_values=cache)
+            output = model.generate(texts[-1], **options, **{CACHE: cache})
         else:
             begin = texts[-1].shape[1]
             drafter = Forester([expected[0, begin:].tolist()]) if trees else Generous()
@@ -200,7 +201,7 @@ def test_a_cache_goes_from_turn_to_turn(family: str, trees: bool) -> None:
                 model,
                 texts[-1],
                 **options,
-                past_key_values=cache,
+                **{CACHE: cache},
                 drafter=drafter,
                 prediction=edited(expected[0, begin:]),
             ).sequences
@@ -244,7 +245,7 @@ def test_a_window_that_lacks_tokens_is_refused() -> None:
     model = _gemma()
     cache = DynamicCache(config=model.config)
     model.generate(
-        repetitive_batch(1)["input_ids"], max_new_tokens=5, past_key_values=cache, eos_token_id=None
+        repetitive_batch(1)["input_ids"], max_new_tokens=5, **{CACHE: cache}, eos_token_id=None
     )
     cache.layers[0].keys = cache.layers[0].keys[:, :, 1:]
     with pytest.raises(InvalidValueError, match="the last 10 of its 34 tokens, got layer 0 with 9"):

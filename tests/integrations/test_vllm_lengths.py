@@ -21,6 +21,7 @@ from fastdraft.integrations.vllm.lengths import (
     follow_batches,
     give_lengths,
 )
+from fastdraft.integrations.vllm.method import METHOD
 from fastdraft.step_latency import StepLatency
 from vllm_v2_host import v2_config
 
@@ -124,17 +125,22 @@ def test_a_schedule_reaches_other_processes() -> None:
 
 
 def vllm_config(
-    *, v2: bool = True, replicas: int = 1, method: str = "ngram_gpu", **options: Any
+    *,
+    v2: bool = True,
+    replicas: int = 1,
+    method: str = "ngram_gpu",
+    model: str = METHOD,
+    **options: Any,
 ) -> Any:
     made = v2_config(**options)
     made.use_v2_model_runner = v2
     made.parallel_config.data_parallel_size = replicas
-    made.speculative_config.method = method
+    made.speculative_config.method, made.speculative_config.model = method, model
     return made
 
 
 def test_lengths_are_given_where_the_user_named_none() -> None:
-    made = vllm_config(speculator=True, lookahead=6, rows=4)
+    made = vllm_config(lookahead=6, rows=4)
     for _ in range(2):
         give_lengths(made)
         given_lengths = made.speculative_config.num_speculative_tokens_per_batch_size
@@ -145,12 +151,12 @@ def test_lengths_are_given_where_the_user_named_none() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {},
-        {"speculator": True, "v2": False},
-        {"speculator": True, "replicas": 2},
-        {"speculator": True, "adaptive": True},
-        {"speculator": True, "by_batch_size": [(1, 4, 6)]},
-        {"speculator": True, "method": "ngram"},
+        {"model": "ngram_gpu"},
+        {"replicas": 2},
+        {"executor": "external_launcher"},
+        {"adaptive": True},
+        {"by_batch_size": [(1, 4, 6)]},
+        {"method": "ngram"},
     ],
 )
 def test_elsewhere_vllm_keeps_what_it_was_given(options: Any) -> None:
@@ -162,14 +168,14 @@ def test_elsewhere_vllm_keeps_what_it_was_given(options: Any) -> None:
 
 
 def test_a_configuration_without_drafts_stays_as_it_is() -> None:
-    made = vllm_config(speculator=True)
+    made = vllm_config()
     made.speculative_config = None
     give_lengths(made)
 
 
-def test_a_bad_setting_is_named_early() -> None:
-    with pytest.raises(InvalidValueError, match="speculator must be True or False, got 'yes'"):
-        give_lengths(vllm_config(speculator="yes"))
+def test_the_other_model_runner_ends_the_start() -> None:
+    with pytest.raises(InvalidValueError, match="got V1 after V2"):
+        give_lengths(vllm_config(v2=False))
 
 
 class Scheduler:
@@ -206,7 +212,7 @@ def a_step(
 def test_a_scheduler_asks_and_tells(good: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(lengths_module.time, "perf_counter", lambda: clock.now)
-    scheduler = Scheduler(DraftSchedule(6, 3), speculator=True)
+    scheduler = Scheduler(DraftSchedule(6, 3))
     follow_batches(scheduler)
     chosen = []
     for step in range(300):
@@ -231,20 +237,20 @@ def test_a_scheduler_asks_and_tells(good: bool, monkeypatch: pytest.MonkeyPatch)
     ],
 )
 def test_a_list_of_the_users_own_is_vllms_to_follow(by_batch_size: Any) -> None:
-    scheduler = Scheduler(by_batch_size, speculator=True)
+    scheduler = Scheduler(by_batch_size)
     follow_batches(scheduler)
     assert scheduler.dynamic_sd_lookup == "vLLM's own"
     assert "update_from_output" not in vars(scheduler)
 
 
 def test_a_changed_scheduler_goes_on(caplog: pytest.LogCaptureFixture) -> None:
-    scheduler = Scheduler(DraftSchedule(6, 2), speculator=True)
+    scheduler = Scheduler(DraftSchedule(6, 2))
     follow_batches(scheduler)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             nothing: Any = SimpleNamespace()
             assert scheduler.update_from_output(nothing, nothing) == "outputs"
-    assert len(caplog.records) == 1
+    assert len(caplog.records) == 2  # of three
     assert scheduler.dynamic_sd_lookup[4] in (0, 6)
 
 

@@ -116,6 +116,10 @@ def test_links_of_the_readme_lead_somewhere_on_pypi(
     [file] = tmp_path.glob("*.dist-info/METADATA")
     metadata = email.message_from_string(file.read_text(encoding="utf-8"))
     assert metadata["Description-Content-Type"] == "text/markdown"
+    addresses = [url.partition(", ")[2] for url in metadata.get_all("Project-URL", [])]
+    assert [url.startswith(f"{repository}/") or url == repository for url in addresses] == (
+        [True] * 4 if repository else []
+    )
     found = LINK.findall(str(metadata.get_payload()))
     expected = LINK.findall((ROOT / "README.md").read_text(encoding="utf-8"))
     assert len(found) == len(expected) > 20

@@ -51,7 +51,8 @@ FAMILY_KEYS = {
 
 
 def fastdraft(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, ["replay", *map(str, arguments)])
+    command = [] if arguments[:1] == ("record",) else ["replay"]
+    return CliRunner().invoke(app, [*command, *map(str, arguments)])
 
 
 def write(path: Path, records: Sequence[dict[str, Any]]) -> Path:
@@ -534,6 +535,10 @@ def test_a_plot_without_matplotlib_names_the_command() -> None:
         ('{"prompt": "x", "output": "y", "reference_span": [0, 2]}', "the prompt's 1 characters"),
         ('{"prompt_ids": [1], "output": "y", "reference_span": [0, 1]}', "needs the prompt's text"),
         ("\udcff", "line 2: not JSON"),
+        ("[" * 100_000, "line 2: nested too deeply"),
+        ('{"prompt": "x", "output": "y\\ud800"}', "line 2: a string holds half a surrogate pair"),
+        ('{"prompt": "x", "output": "y", "id": [5]}', "line 2: id must be a string, got [5]"),
+        ('{"prompt": ' + "[" * 900 + "]" * 900 + "}", "line 2: prompt must be a string, got [[["),
     ],
 )
 def test_a_line_that_is_no_record_is_named(tmp_path: Path, line: str, message: str) -> None:
@@ -600,6 +605,29 @@ def test_what_was_written_is_read_again(tmp_path: Path) -> None:
     assert (second.id, second.prompt_ids.tolist()) == ("2", tokens_of("a\nb"))
     assert second.reference_ids is not None
     assert second.reference_ids.tolist() == tokens_of("u")
+
+
+def test_what_no_file_can_hold_is_refused(tmp_path: Path) -> None:
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    path = tmp_path / "traffic.jsonl"
+    with RecordWriter(path) as records:
+        for bad in ("\ud800", deep, object()):
+            with pytest.raises(RecordError, match=r"^this call: no JSON can hold it: "):
+                records.append(prompt="x", output="y", more=bad)
+            with pytest.raises(RecordError, match=r"^this call: "):
+                records.append(prompt="x", output="y", id=bad)
+    assert path.read_text("utf-8") == ""
+
+
+def test_recorded_text_does_not_steer_the_terminal(tmp_path: Path, tokenizer: Path) -> None:
+    text = "a\x1b]0;title\x07\x1b[2J\r\x9b\u202eb\tc"
+    data = write(tmp_path / "f.jsonl", [{"id": f"r{text}", "prompt": "x", "output": text}])
+    result = fastdraft("--data", data, "--tokenizer", tokenizer, "--show")
+    assert result.exit_code == 0, result.output
+    assert not set(result.output) & set("\x1b\x07\r\x9b\u202e")
+    assert "\\x1b]0;title\\x07\\x1b[2J\\r" in result.output.replace("⟦", "").replace("⟧", "")
 
 
 def test_half_a_line_swallows_no_record(tmp_path: Path) -> None:
@@ -693,7 +721,7 @@ def test_completions_and_token_ids_are_recorded_from_a_log(tmp_path: Path) -> No
     [
         ({"prompt": "x"}, "'request' is missing; it has prompt"),
         ({"request": {"prompt": "x"}}, "'response' is missing; it has request"),
-        ({"request": "x", "response": {}}, "request is not JSON"),
+        ({"request": "x", "response": {}}, "request: not JSON"),
         ({"request": {}, "response": [1]}, "response must be an object, got [1]"),
         ({"request": {}, "response": {}}, "response.choices must be a list of objects, got None"),
         (
@@ -748,18 +776,58 @@ def test_completions_and_token_ids_are_recorded_from_a_log(tmp_path: Path) -> No
         ),
     ],
 )
-def test_a_line_that_is_no_log_is_named_and_nothing_is_written(
+def test_a_line_that_is_no_log_is_left_out_and_told(
     tmp_path: Path, tokenizer: Path, line: dict[str, Any], message: str
 ) -> None:
     good = {"request": {"prompt": "x", "user": "u"}, "response": {"choices": [{"text": "y"}]}}
-    log, out = write(tmp_path / "log.jsonl", [good, line]), tmp_path / "out.jsonl"
+    lines = [good, line, good, {"what": "ever"}]
+    log, out = write(tmp_path / "log.jsonl", lines), tmp_path / "out.jsonl"
     out.write_text("before\n", "utf-8")
-    options = ("--log", log, "--session", "request.user", "--tokenizer", tokenizer)
-    result = fastdraft("record", out, *options)
+    options = ("--session", "request.user", "--tokenizer", tokenizer)
+    result = fastdraft("record", out, "--log", log, *options)
+    assert result.exit_code == 0, result.output
+    first, last = result.stderr.splitlines()
+    assert first.startswith(f"left out: {log}, line 2: ")
+    assert message in first
+    counts = "0 lines without an answer, 2 bad lines left out"
+    assert last == f"2 requests written to {out}, {counts}"
+    assert len(out.read_text("utf-8").splitlines()) == 3
+    write(log, [line])
+    result = fastdraft("record", out, "--log", log, *options)
     assert result.exit_code == 1
-    assert result.stderr.startswith(f"Error: {log}, line 2: ")
-    assert message in result.stderr
-    assert out.read_text("utf-8") == "before\n"
+    assert result.stderr.endswith(f"Error: {log} holds no requests\n")
+
+
+@pytest.mark.parametrize(
+    "line", ["[" * 100_000, '{"request": "' + "[" * 100_000 + '"}', '{"a": "\\udc80"}', "{", "5"]
+)
+def test_no_line_of_a_log_is_a_traceback(tmp_path: Path, line: str) -> None:
+    good = {"request": {"prompt": "x"}, "response": {"choices": [{"text": "y"}]}}
+    log = tmp_path / "log.jsonl"
+    log.write_text(line + "\n" + json.dumps(good) + "\n", "utf-8")
+    result = fastdraft("record", tmp_path / "out.jsonl", "--log", log)
+    assert result.exit_code == 0, result.output
+    assert result.stderr.startswith(f"left out: {log}, line 1: ")
+
+
+def test_a_long_log_takes_little_memory(tmp_path: Path) -> None:
+    """The log is 80 MB long, four times what the command may take beside its modules."""
+    log, out = tmp_path / "log.jsonl", tmp_path / "out.jsonl"
+    line = {"request": {"prompt": "x" * 20_000}, "response": {"choices": [{"text": "y" * 20_000}]}}
+    with log.open("w", encoding="utf-8") as file:
+        for _ in range(2_000):
+            file.write(json.dumps(line) + "\n")
+    code = (
+        "import resource, sys; import fastdraft.cli.record; from fastdraft.cli import main\n"
+        "size = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "before = size()\n"
+        "try: main()\n"
+        "except SystemExit: print(size() - before)\n"
+    )
+    command = [sys.executable, "-c", code, "record", str(out), "--log", str(log)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "2000 requests written" in done.stderr
+    assert int(done.stdout) < 20_000  # kB
 
 
 def test_a_models_answers_are_recorded_and_replayed(tmp_path: Path, tokenizer: Path) -> None:

@@ -129,8 +129,14 @@ def test_the_sample_is_small_and_has_its_text() -> None:
         assert "<|im_start|>user\n" in decode(ids)
         assert "\ufffd" not in decode(ids)
     assert all(record.reference_ids is not None for record in families["code_edit"])
-    first = json.loads((SAMPLE / "tool_call.jsonl").read_text().splitlines()[0])
-    assert first["answered_by"] == "hand"
+
+
+def test_the_sample_says_who_answered() -> None:
+    for file in SAMPLE.glob("*.jsonl"):
+        for line in file.read_text("utf-8").splitlines():
+            record = json.loads(line)
+            by_hand = record["id"].endswith("-by-hand")
+            assert record["answered_by"] == ("hand" if by_hand else "SmolLM2-135M-Instruct")
 
 
 def test_the_sample_needs_no_tokenizer_no_torch_and_no_network(tmp_path: Path) -> None:
@@ -145,7 +151,7 @@ def test_the_sample_needs_no_tokenizer_no_torch_and_no_network(tmp_path: Path) -
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().startswith("edit-1: default, token cost 0.02")
-    assert '"""Stock levels of a small shop."""' in done.stdout
+    assert '"""Reads the levels from the file' in re.sub("[⟦⟧«»]", "", done.stdout)
     assert "⟦context⟧" in done.stdout
     assert not list(tmp_path.iterdir())
 
@@ -154,7 +160,7 @@ def test_the_sample_is_replayed_like_any_records() -> None:
     result = fastdraft("--sample", "--family", "code_edit", "--prediction", "--show", "edit-2")
     assert result.exit_code == 0, result.output
     assert "«prediction»" in result.stdout
-    assert "return sorted(name" in re.sub("[⟦⟧«»]", "", result.stdout)
+    assert '"""Inventory of items."""' in re.sub("[⟦⟧«»]", "", result.stdout)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +183,7 @@ def test_wrong_options_are_refused(arguments: list[str], message: str) -> None:
 
 def test_the_picture_has_the_whole_text(tmp_path: Path) -> None:
     file = tmp_path / "answer.svg"
-    result = fastdraft("--sample", "--show", "call-5", "--svg", file)
+    result = fastdraft("--sample", "--show", "call-5-by-hand", "--svg", file)
     assert result.exit_code == 0, result.output
     root = ElementTree.parse(file).getroot()
     assert root.tag == f"{SVG}svg"
@@ -190,7 +196,7 @@ def test_the_picture_has_the_whole_text(tmp_path: Path) -> None:
     for kind in ("context", "datastore"):
         assert f"{kind}" in shown
     again = tmp_path / "again.svg"
-    fastdraft("--sample", "--show", "call-5", "--svg", again)
+    fastdraft("--sample", "--show", "call-5-by-hand", "--svg", again)
     assert again.read_bytes() == file.read_bytes()
     assert "http" not in file.read_text().replace("http://www.w3.org/2000/svg", "")
 

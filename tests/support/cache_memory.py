@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_iter
 from transformers import DynamicCache
 
 from fastdraft import DraftConfig, hf
+from fastdraft.hf.interface import CACHE
 from fastdraft.hf.kv_cache import RowCache
 from hf_models import VOCABULARY, Generous, tiny_model
 
@@ -167,7 +168,7 @@ def peaks(
             if allowed is not None:
                 options["stopping_criteria"] = [_Reached(prompt + length)]
             if cache is not None:
-                options["past_key_values"] = cache
+                options[CACHE] = cache
             with cache_bytes(cache) as counted:
                 if decoder == 0:
                     output = model.generate(**given, **options)
@@ -177,7 +178,7 @@ def peaks(
                     output = hf.generate(model, **given, **options)
             assert torch.equal(output.sequences, texts[turn])
             peaks[decoder] = max(peaks[decoder], counted.peak)
-            cache = output.past_key_values
+            cache = output[CACHE]
             following = torch.cat([output.sequences, inputs["input_ids"][:, :20]], 1)
             given = {"input_ids": following, "attention_mask": torch.ones_like(following)}
     return peaks[0], peaks[1]

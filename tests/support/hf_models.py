@@ -15,6 +15,7 @@ import torch
 import transformers
 
 from fastdraft import DraftBatch, DraftStats, Engine, hf
+from fastdraft.hf.interface import CACHE
 from fastdraft.step_latency import StepLatency
 
 VOCABULARY = 97
@@ -176,7 +177,7 @@ def assert_goes_on(model: Any, first: Any, inputs: dict[str, torch.Tensor]) -> N
         model,
         **more,
         **options,
-        past_key_values=first.past_key_values,
+        **{CACHE: first[CACHE]},
         return_dict_in_generate=True,
         drafter=Generous(),
     )
@@ -184,7 +185,7 @@ def assert_goes_on(model: Any, first: Any, inputs: dict[str, torch.Tensor]) -> N
     text = torch.cat([second.sequences, text[:, -4:]], dim=1)
     more = {"input_ids": text, "attention_mask": torch.ones_like(text)}
     expected = model.generate(**more, **options)
-    third = model.generate(**more, **options, past_key_values=second.past_key_values)
+    third = model.generate(**more, **options, **{CACHE: second[CACHE]})
     assert torch.equal(third, expected)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fastdraft.integrations.vllm import FastdraftProposer
+from fastdraft.integrations.vllm.requests import SALT, Salt
 
 VOCABULARY = 1000
 
@@ -100,8 +101,18 @@ class Job:
     extra_args: dict[str, Any] | None = None
     max_tokens: int | None = None
     adapter: str | None = None
+    salt: str | None = None
+    marked: bool = True
+    """Whether the entry point saw it, and marked its salt."""
     said: int = 0
     computed: int = 0
+
+    @property
+    def params(self) -> Any:
+        """Its `SamplingParams`, as they reach a worker."""
+        mark = {SALT: Salt(self.salt)} if self.marked else {}
+        given = {**(self.extra_args or {}), **mark}
+        return SimpleNamespace(extra_args=given or None, max_tokens=self.max_tokens)
 
     @property
     def text(self) -> list[int]:
@@ -111,9 +122,7 @@ class Job:
 class Host:
     """What a proposer sees of vLLM: rows that fill, move and empty, and the runner of them."""
 
-    def __init__(
-        self, proposer: FastdraftProposer, *, rows: int = 8, length: int = 512, introduce: bool
-    ) -> None:
+    def __init__(self, proposer: FastdraftProposer, *, rows: int = 8, length: int = 512) -> None:
         self.proposer = proposer
         self.tokens = np.zeros((rows, length), dtype=np.int32)
         self.lengths = np.zeros(rows, dtype=np.int32)
@@ -125,8 +134,8 @@ class Host:
         self.clock: Clock | None = None
         self.update_max_model_len(length)
         self._ended: set[str] = set()
-        if introduce:
-            proposer.attach(self)
+        proposer.attach(self)
+        proposer.load_model()
 
     def execute_model(self, scheduler_output: Any) -> None:
         self.executed += 1
@@ -141,7 +150,7 @@ class Host:
         self.jobs[name] = job
         self.requests[name] = SimpleNamespace(
             prompt_token_ids=job.prompt,
-            sampling_params=SimpleNamespace(extra_args=job.extra_args, max_tokens=job.max_tokens),
+            sampling_params=job.params,
             lora_request=job.adapter and SimpleNamespace(lora_name=job.adapter, lora_int_id=1),
         )
         self._enter(name)

@@ -20,15 +20,11 @@ import openai
 from forks import Forks
 from vllm_forks import fork_workers
 
-__all__ = ["KEY", "MODEL", "V1", "Server", "serving"]
+__all__ = ["KEY", "MODEL", "Server", "serving"]
 
 MODEL = "demo"
 KEY = "not-a-secret"
-V1 = {
-    "method": "custom_class",
-    "model": "fastdraft.integrations.vllm.FastdraftProposer",
-    "num_speculative_tokens": 8,
-}
+PROPOSER = "fastdraft.integrations.vllm.FastdraftProposer"
 
 
 @dataclass(frozen=True)
@@ -74,14 +70,14 @@ def serving(
     settings: dict[str, object],
     *,
     spawn: bool = False,
-    speculative: Mapping[str, object] = V1,
     variables: Mapping[str, str] = os.environ,
-    middleware: str | None = "fastdraft.integrations.vllm.PredictionMiddleware",
+    front: bool = True,
     ledger: Path | None = None,
     frontend: Path | None = None,
 ) -> Iterator[Server]:
-    """A server with settings of fastdraft, until the block ends.
+    """A server that drafts with settings of fastdraft, until the block ends.
 
+    front: Whether it takes predictions itself.
     spawn: Start the engine's process anew, as vLLM does on a CPU; it is forked otherwise.
     variables: Of its environment.
     ledger: The folder of its ledgers; None for one of its own.
@@ -100,13 +96,16 @@ def serving(
         "--max-model-len": "512",
         "--max-num-seqs": "32",
         "--kv-cache-memory-bytes": str(256 << 20),
-        "--speculative-config": json.dumps(dict(speculative)),
-        "--additional-config": json.dumps({"fastdraft": settings}),
         # A tiny model says spaces where it may.
         "--structured-outputs-config": '{"backend": "xgrammar", "disable_any_whitespace": true}',
     }
-    if middleware is not None:
-        arguments["--middleware"] = middleware
+    if front:
+        speculative = {"method": "fastdraft", "num_speculative_tokens": 8, **settings}
+    else:
+        # What the method stands for with Model Runner V1.
+        speculative = {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": 8}
+        arguments["--additional-config"] = json.dumps({"fastdraft": settings})
+    arguments["--speculative-config"] = json.dumps(speculative)
     command = ["--enforce-eager", *itertools.chain(*arguments.items())]
     server = Server(f"http://127.0.0.1:{port}", folder / "server.log")
     environment = {

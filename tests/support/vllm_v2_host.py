@@ -74,6 +74,7 @@ class V2Host:
     """
 
     def __init__(self, speculator_config: Any, *, rows: int = 4, length: int = 512) -> None:
+        self.vllm_config = speculator_config
         self.all_token_ids = SimpleNamespace(gpu=torch.zeros(rows, length, dtype=torch.int32))
         self.total_len = SimpleNamespace(gpu=torch.zeros(rows, dtype=torch.int32))
         self.req_id_to_index: dict[str, int] = {}
@@ -147,9 +148,7 @@ class V2Host:
                     req_id=name,
                     prompt_token_ids=job.prompt,
                     prefill_token_ids=job.text,
-                    sampling_params=SimpleNamespace(
-                        extra_args=job.extra_args, max_tokens=job.max_tokens
-                    ),
+                    sampling_params=job.params,
                     lora_request=job.adapter and SimpleNamespace(lora_name=job.adapter),
                 )
             )

@@ -31,13 +31,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#if !defined(_WIN32)
 #define FASTDRAFT_C_API __attribute__((visibility("default")))
-#elif defined(FASTDRAFT_C_BUILDING)
-#define FASTDRAFT_C_API __declspec(dllexport)
-#else
-#define FASTDRAFT_C_API __declspec(dllimport)
-#endif
 
 #ifdef __cplusplus
 extern "C" {
@@ -235,9 +229,7 @@ typedef struct fastdraft_propose_options {
   int64_t cost_size;     /* 0: token_cost */
   double token_cost;     /* instead of the config's, if has_token_cost is not 0 */
   int32_t has_token_cost;
-  int32_t padded; /* 1: the forward pads each row of a batch to the longest draft */
-  /* For each row, how much its tokens are worth beside the others', above 0; NULL: all alike. */
-  const float* weights;
+  int32_t padded;                 /* 1: the forward pads each row of a batch to the longest draft */
   const fastdraft_offers* offers; /* `num_offers` of different kinds, 4 at most */
   int64_t num_offers;
 } fastdraft_propose_options;
@@ -252,89 +244,6 @@ FASTDRAFT_C_API fastdraft_status fastdraft_wants(fastdraft_engine* engine, int32
                                                  const fastdraft_propose_options* options,
                                                  double time, const float* expected,
                                                  uint8_t* wanted);
-
-/* The measured latency of one model's steps: what drafts cost on this machine. The Python class
- * fastdraft.StepLatency describes it. Several threads may use one. `rows` and `widest` are from 1
- * to 2^20. */
-typedef struct fastdraft_step_latency fastdraft_step_latency;
-
-/* `on_cpu` other than 0: the model computes on a CPU, which chooses the curve to begin with.
- * `sizes`: the numbers of tokens to which the host pads a forward, of all rows together, or of each
- * row if `a_row` is not 0; none: nothing is padded. */
-FASTDRAFT_C_API fastdraft_status fastdraft_step_latency_create(int32_t on_cpu, const int64_t* sizes,
-                                                               int64_t num_sizes, int32_t a_row,
-                                                               fastdraft_step_latency** latency);
-
-/* Whether the next step should go without drafts, to learn what that costs: writes 1 or 0. Call it
- * once a step. */
-FASTDRAFT_C_API fastdraft_status fastdraft_step_latency_wants_plain(fastdraft_step_latency* latency,
-                                                                    int64_t rows, int32_t* wanted);
-
-/* Learns from a step of `rows` rows of `width` tokens, their mean where they differ, that took
- * `seconds`. `prompt_tokens` of all its tokens were read of prompts. `one_graph` other than 0: the
- * forward ran in one graph as a whole. */
-FASTDRAFT_C_API fastdraft_status fastdraft_step_latency_observe(fastdraft_step_latency* latency,
-                                                                int64_t rows, double width,
-                                                                double seconds,
-                                                                double prompt_tokens,
-                                                                int32_t one_graph);
-
-/* Writes rows * widest numbers to `seconds`: entry n - 1 is what a forward over n tokens takes, and
- * at least what one token a row takes. It is a `cost` of fastdraft_propose_options. `hopeful` other
- * than 0: less where little is known, so that it will be tried. */
-FASTDRAFT_C_API fastdraft_status fastdraft_step_latency_seconds(fastdraft_step_latency* latency,
-                                                                int64_t rows, int64_t widest,
-                                                                int32_t hopeful, double* seconds);
-
-/* Ends the handle; NULL is ignored. */
-FASTDRAFT_C_API void fastdraft_step_latency_destroy(fastdraft_step_latency* latency);
-
-/* What the target's logits said may follow a text, to be offered as trees where a draft token costs
- * little: Token Recycling (Luo et al., 2024) and LogitSpec (Liu et al., 2025). The Python class
- * fastdraft.Successors describes it. Several threads may use one table. Requests that must not see
- * each other's text need one each. */
-typedef struct fastdraft_successors fastdraft_successors;
-
-#define FASTDRAFT_SUCCESSORS_MOST 8   /* tokens after a context */
-#define FASTDRAFT_SUCCESSORS_NODES 48 /* tokens of a tree */
-#define FASTDRAFT_SUCCESSORS_END 3    /* tokens of a text that decide what its tree holds */
-
-/* Creates a table with room for `slots` contexts, rounded up to a power of two, 1 to 2^24; each
- * takes 72 bytes. */
-FASTDRAFT_C_API fastdraft_status fastdraft_successors_create(int64_t slots,
-                                                             fastdraft_successors** successors);
-
-/* Learns what may follow. Row r of `contexts` (rows, 2) holds the last two tokens at a position, -1
- * for one that does not exist; row r of `token_ids` and `probabilities` (rows, count), `count` at
- * most FASTDRAFT_SUCCESSORS_MOST, the tokens that may follow, -1 after the last, and how likely
- * each is, 0 to 1. */
-FASTDRAFT_C_API fastdraft_status fastdraft_successors_learn(fastdraft_successors* successors,
-                                                            const int32_t* contexts, int64_t rows,
-                                                            const int32_t* token_ids,
-                                                            const float* probabilities,
-                                                            int64_t count);
-
-/* Where trees are written: arrays of the caller's with room for `capacity` tokens each, at least
- * FASTDRAFT_SUCCESSORS_NODES for each row, and `offsets` for rows + 1 entries. They are those of
- * fastdraft_offers. */
-typedef struct fastdraft_trees {
-  size_t size;
-  int64_t capacity;
-  int64_t count; /* the number of tokens that were written */
-  int64_t* offsets;
-  int32_t* token_ids;
-  int32_t* parents;
-  float* confidences;
-} fastdraft_trees;
-
-/* The trees that may follow texts. Row r of `ends` (rows, FASTDRAFT_SUCCESSORS_END) holds a text's
- * last tokens, -1 for those that do not exist. */
-FASTDRAFT_C_API fastdraft_status fastdraft_successors_trees(const fastdraft_successors* successors,
-                                                            const int32_t* ends, int64_t rows,
-                                                            fastdraft_trees* trees);
-
-/* Ends the handle; NULL is ignored. */
-FASTDRAFT_C_API void fastdraft_successors_destroy(fastdraft_successors* successors);
 
 /* From FASTDRAFT_SOURCE_OFFER on: FASTDRAFT_SOURCE_OFFER and the kind of the offer. */
 enum {

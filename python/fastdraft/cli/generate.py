@@ -37,8 +37,12 @@ def generate(
     **model_and_place: Any,
 ) -> None:
     """Answer a prompt with fastdraft: text to standard output, statistics to standard error."""
-    if prompt == "-":
-        prompt = sys.stdin.read()
+    try:
+        if prompt == "-":
+            prompt = sys.stdin.read()
+        prompt.encode()
+    except UnicodeError as error:
+        raise click.UsageError(f"--prompt is not UTF-8 text: {error}") from error
     if not prompt:
         raise click.UsageError("--prompt is empty")
     text = None if prediction is None else read_text(prediction)

@@ -33,7 +33,19 @@ __all__ = ["proxy"]
     show_default=True,
     help="Seconds without a byte from the server after which a request fails.",
 )
-def proxy(backend: str, server: str | None, host: str, port: int, timeout: float) -> None:
+@click.option(
+    "--namespace-by-key",
+    is_flag=True,
+    help="Requests draft from the memory of their own key alone, whatever namespace they name.",
+)
+def proxy(
+    backend: str,
+    server: str | None,
+    host: str,
+    port: int,
+    timeout: float,
+    namespace_by_key: bool,
+) -> None:
     """Serve OpenAI's `prediction` before a server that drafts with fastdraft.
 
     The text of a prediction becomes the token ids that the server's drafter takes, and a request's
@@ -42,5 +54,10 @@ def proxy(backend: str, server: str | None, host: str, port: int, timeout: float
     from fastdraft.integrations.http.proxy import create, serve
 
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s")
-    app = create(backend, server=None if server is None else SERVERS[server], silence=timeout)
+    app = create(
+        backend,
+        server=None if server is None else SERVERS[server],
+        silence=timeout,
+        namespace_by_key=namespace_by_key,
+    )
     serve(app, host=host, port=port)

@@ -21,7 +21,6 @@ from fastdraft.cli.options import (
     ray_option,
     write_text,
 )
-from fastdraft.cli.replay_record import record
 from fastdraft.cluster import Cluster
 from fastdraft.demo import ensure_model
 from fastdraft.replay import (
@@ -54,7 +53,7 @@ TABLE_WIDTH = 120
 """Columns that the widest table takes; a narrower terminal breaks its lines."""
 
 
-@click.group(invoke_without_command=True)
+@click.command()
 @click.option(
     "--data",
     type=click.Path(exists=True, path_type=Path),
@@ -140,9 +139,7 @@ TABLE_WIDTH = 120
     help="For --plot: results of --json to draw beside, at the same token costs.",
 )
 @ray_option
-@click.pass_context
 def replay(
-    context: click.Context,
     data: tuple[Path, ...],
     sample: bool,
     drafters: tuple[str, ...],
@@ -177,8 +174,6 @@ def replay(
 
     With --ray, the families are replayed side by side on a cluster. The counts are the same.
     """
-    if context.invoked_subcommand is not None:
-        return
     if sample == bool(data):
         raise click.UsageError("give either --data or --sample")
     if sample and tokenizer is not None:
@@ -284,9 +279,6 @@ def replay(
         write_text("--html", html, page(followed, title=title, requests=requests * len(settings)))
     if plot is not None:
         plot_speeds(plot, [*map(Speeds.of, results), *beside])
-
-
-replay.add_command(record)
 
 
 def _open(path: Path, texts: TextTokenizer | None) -> Datastore:

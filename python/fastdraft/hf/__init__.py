@@ -11,8 +11,11 @@ except ModuleNotFoundError as error:
         name=error.name,
     ) from error
 
-from fastdraft.hf.generate import generate, speculate
-from fastdraft.hf.grammar import Grammar
-from fastdraft.hf.output import SpeculativeOutput
+from fastdraft.versions import naming_newer
+
+with naming_newer():
+    from fastdraft.hf.generate import generate, speculate
+    from fastdraft.hf.grammar import Grammar
+    from fastdraft.hf.output import SpeculativeOutput
 
 __all__ = ["Grammar", "SpeculativeOutput", "generate", "speculate"]

@@ -54,6 +54,7 @@ from fastdraft.hf.withheld import (
     withheld_arguments,
 )
 from fastdraft.step_latency import StepLatency
+from fastdraft.versions import naming_newer
 
 __all__ = ["generate", "speculate"]
 
@@ -61,6 +62,7 @@ __all__ = ["generate", "speculate"]
 _engines: weakref.WeakKeyDictionary[Any, dict[DraftConfig, Engine]] = weakref.WeakKeyDictionary()
 
 
+@naming_newer()
 def generate(
     model: Any,
     inputs: torch.Tensor | None = None,
@@ -221,6 +223,7 @@ class _Speculation:
                 f"read_only must be a list of Datastores, got {self.read_only!r}"
             )
 
+    @naming_newer()
     def __call__(
         self,
         model: Any,

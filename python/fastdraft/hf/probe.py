@@ -22,7 +22,7 @@ from transformers.cache_utils import (
 )
 
 from fastdraft.errors import InvalidValueError
-from fastdraft.hf.interface import CACHE
+from fastdraft.hf.interface import CACHE, unfit
 from fastdraft.hf.vocabulary import vocabulary_size
 
 __all__ = ["require_draftable"]
@@ -58,7 +58,7 @@ def require_draftable(
     name = type(model).__name__
     parameters = inspect.signature(model.forward).parameters
     if CACHE not in parameters:
-        raise InvalidValueError(
+        raise unfit(
             f"model must keep its keys and values in the cache that it is given, got {name}, "
             "which does not"
         )
@@ -106,7 +106,7 @@ def _require_plain_inputs(model: Any, places: torch.Tensor | None, kwargs: dict[
         or given is None
         or not torch.equal(given, ids)
     ):
-        raise InvalidValueError(
+        raise unfit(
             "model must be run on the text and the cache that it is given, got "
             f"{type(model).__name__}, which prepares others (prompt or prefix tuning?)"
         )
@@ -165,7 +165,7 @@ def _ask(
         inputs = _inputs(model, ids.to(model.device), cache, places, kwargs)
         logits: torch.Tensor = model(**inputs, return_dict=True).logits
     except Exception as error:
-        raise InvalidValueError(
+        raise unfit(
             f"model must run on several tokens behind its cache, got {name}, which fails: {error!r}"
         ) from error
     if logits.shape[:2] != ids.shape:
@@ -174,7 +174,7 @@ def _ask(
             f"which gives shape {tuple(logits.shape)} for {tuple(ids.shape)} tokens"
         )
     if not any(isinstance(each, _ProbeLayer) and each.is_initialized for each in cache.layers):
-        raise InvalidValueError(
+        raise unfit(
             f"model must keep its keys and values in the cache that it is given, got {name}, "
             "which does not"
         )

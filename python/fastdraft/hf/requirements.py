@@ -10,7 +10,7 @@ from transformers.generation.configuration_utils import GenerationMode
 
 from fastdraft.drafters.assistant import require_model
 from fastdraft.errors import InvalidValueError
-from fastdraft.hf.interface import CACHE
+from fastdraft.hf.interface import CACHE, unfit
 
 __all__ = ["IMAGE_INPUTS", "require_supported"]
 
@@ -74,9 +74,14 @@ def require_supported(
     _require_positions(model, config)
     _require_everything_indexed(model, config)
     _require_known_inputs(model, model_kwargs)
+    if not config.use_cache:
+        raise InvalidValueError("fastdraft needs a key-value cache, got use_cache=False")
     cache = model_kwargs.get(CACHE)
     if cache is None:
-        raise InvalidValueError("fastdraft needs a key-value cache, got use_cache=False")
+        raise unfit(
+            f"model must take a key-value cache, got {type(model).__name__}, for which generate "
+            f"makes no {CACHE}"
+        )
     if rows == 1:
         return
     if withheld["streamer"] is not None:

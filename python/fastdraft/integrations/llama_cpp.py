@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from fastdraft import DraftConfig, DraftStats, Engine, Memory
 from fastdraft.errors import InvalidValueError
-from fastdraft.integrations.host import NAMESPACE, PREDICTION, HostRequests, Text
+from fastdraft.integrations.host import HostRequests, Text
+from fastdraft.integrations.request_options import NAMESPACE, PREDICTION
 from fastdraft.step_latency import StepLatency
 
 __all__ = ["FastdraftDraftModel"]

@@ -83,6 +83,11 @@ METRICS: Final = (
         "counter",
         "Steps or requests that went on without drafts because drafting raised.",
     ),
+    _one(
+        "refused_requests",
+        "counter",
+        "Requests that went on without drafts because one of their own options was wrong.",
+    ),
     _one("steps", "counter", "Calls of the proposer."),
     _one("seconds", "counter", "Time spent in calls of the proposer."),
     _one("requests", "gauge", "Requests that the drafting engine holds."),

@@ -24,18 +24,9 @@ from numpy.typing import NDArray
 from fastdraft import Datastore, DraftConfig, DraftStats, Engine, Memory, Offers, Successors
 from fastdraft.errors import InvalidValueError
 from fastdraft.fleet import Replica
-from fastdraft.integrations.host import (
-    KEY_VARIABLE,
-    LOOKAHEAD,
-    PREDICTION,
-    REMEMBER,
-    SWITCH,
-    HostRequests,
-    Text,
-    share,
-    watch,
-)
+from fastdraft.integrations.host import KEY_VARIABLE, HostRequests, Text, share, watch
 from fastdraft.integrations.metrics import Totals, prometheus
+from fastdraft.integrations.request_options import LOOKAHEAD, PREDICTION, REMEMBER, SWITCH
 from fastdraft.memory_folder import MemoryFolder
 
 __all__ = ["LOOKAHEAD", "NAME", "PREDICTION", "REMEMBER", "SWITCH", "Corpus", "register"]
@@ -57,6 +48,8 @@ _logger = logging.getLogger(__name__)
 @dataclass(slots=True)
 class _Text(Text):
     prompt_size: int = 0
+    begun: int = 0
+    """The tokens of its output when it began here: more than none if it had to wait."""
     output_ids: Sequence[int] = ()
     """The host's own list, which grows: another one under the same id is another request."""
     successors: Successors | None = None
@@ -88,7 +81,7 @@ class Corpus(HostRequests[_Text]):
     """An engine in the place of SGLang's `NgramCorpus`, and called as that is.
 
     Each rank of a tensor-parallel group has one, and all must draft the same. They do, since they
-    get the same calls, and nothing here depends on a clock.
+    get the same calls, and nothing here depends on a clock or, with several ranks, on a thread.
 
     Not thread-safe: SGLang calls it from the thread that schedules.
     """
@@ -154,6 +147,7 @@ class Corpus(HostRequests[_Text]):
             frozen,
             shared=[name for name in names if name],
             replica=_replica(memory, server_args),
+            in_step=getattr(server_args, "tp_size", 1) > 1,
         )
         self._width = draft_token_num
         self._vocabulary = vocabulary
@@ -191,7 +185,7 @@ class Corpus(HostRequests[_Text]):
         own_key = None if key == adapter else key
         # As it was before the host put hashes of the images into it.
         prompt = getattr(req, "origin_input_ids_unpadded", req.origin_input_ids)
-        text.prompt_size = len(prompt)
+        text.prompt_size, text.begun = len(prompt), len(req.output_ids)
         most = req.sampling_params.max_new_tokens
         if most is not None and most - len(req.output_ids) < 2:
             # One token follows every draft.
@@ -204,7 +198,7 @@ class Corpus(HostRequests[_Text]):
             adapter=adapter,
             salt=None if salt is None and own_key is None else (salt, own_key),
         )
-        if self._drafts_from_logits and text.request is not None:
+        if self._drafts_from_logits and text.is_drafted:
             text.successors = Successors(slots=_SLOTS)
 
     def batch_get(
@@ -228,6 +222,7 @@ class Corpus(HostRequests[_Text]):
         what they said and one for what they offer; O(requests * nodes^2).
         """
         started = time.perf_counter()
+        self._settle()
         tokens = np.zeros((len(req_ids), self._width), dtype=np.int64)
         tokens[:, 0] = [tail[-1] for tail in batch_tokens]
         parents = np.tile(np.maximum(np.arange(-1, self._width - 1), 0), (len(req_ids), 1))
@@ -350,13 +345,19 @@ class Corpus(HostRequests[_Text]):
     def _emitted(self, row: _Row) -> Sequence[int]:
         """The last tokens of a text that the engine does not have yet."""
         assert row.text.request is not None
-        missing = row.total - self.engine.num_tokens(row.text.request)
-        if not 0 <= missing <= len(row.tail):
+        known = self.engine.num_tokens(row.text.request)
+        missing, reach = row.total - known, len(row.tail)
+        # Those before the tail were emitted while the prompt was indexed.
+        size = row.text.prompt_size
+        before = (
+            row.text.output_ids[known - size : row.total - reach - size] if missing > reach else []
+        )
+        if missing < 0 or missing > reach + len(before):
             raise InvalidValueError(
-                f"a text of {row.total} tokens must be at most {len(row.tail)} ahead of the one "
-                f"known, got {missing}"
+                f"a text of {row.total} tokens must be at most {reach} ahead of the one known, "
+                f"got {missing}"
             )
-        return row.tail[len(row.tail) - missing :]
+        return [*before, *row.tail[max(reach - missing, 0) :]]
 
     def batch_put(self, batch_tokens: Sequence[Sequence[int]]) -> None:
         """Nothing: `batch_get` takes in what requests emitted."""
@@ -400,19 +401,27 @@ class Corpus(HostRequests[_Text]):
         super()._give_up(text)
 
     def _finish(self, text: _Text) -> None:
-        assert text.request is not None
-        known = self.engine.num_tokens(text.request)
-        last = text.output_ids[known - text.prompt_size :]
-        if last:
-            self.engine.observe(text.request, last)
+        if text.request is not None:
+            known = self.engine.num_tokens(text.request)
+            last = text.output_ids[known - text.prompt_size :]
+            if last:
+                self.engine.observe(text.request, last)
+        else:
+            text.missed = [list(text.output_ids[text.begun :])]
         super()._finish(text)
 
     def reset(self) -> None:
-        """Forgets all requests, running and remembered, as the host forgets its cache."""
+        """Forgets all running requests, as the host empties its key-value cache: weights change
+        there, and text stays true. What is remembered stays: see `forget`."""
         for text in self._texts.values():
             self._give_up(text)
         self._texts.clear()
         self._drafted = None
+        self._guard([], self._tell)
+
+    def forget(self) -> None:
+        """Forgets the text of all finished requests."""
+        self.drain()
         self.memory.clear()
         self._memory_bytes = None
         self._guard([], self._tell)

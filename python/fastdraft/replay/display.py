@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Final
 
 from rich.console import Console
 from rich.progress import (
@@ -20,7 +22,7 @@ from rich.text import Text
 
 from fastdraft.replay.trace import DRAFT, TARGET
 
-__all__ = ["heading", "progress", "show_origins", "table", "waiting"]
+__all__ = ["heading", "plain", "progress", "show_origins", "table", "waiting"]
 
 # A style where there are colours, brackets elsewhere; the colours of the page and the pictures.
 LOOKS = {
@@ -71,10 +73,22 @@ def waiting(description: str) -> Iterator[None]:
         yield
 
 
+def plain(text: str) -> str:
+    """Text that a terminal shows as it is: what would move its cursor, change its colours or turn
+    the direction of text is written as an escape."""
+    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+# All controls but line feeds and tabs, marks of direction, and halves of surrogate pairs.
+_CONTROLS: Final = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
 def heading(console: Console, title: str) -> None:
     """Prints an empty line, then a rule with a title."""
     console.print()
-    console.rule(Text(title, "bold"), align="left")
+    console.rule(Text(plain(title), "bold"), align="left")
 
 
 def table(first: str, *columns: str) -> Table:
@@ -109,9 +123,9 @@ def show_origins(
         style, opening, closing = LOOKS[origin]
         text.append(part if has_colours else f"{opening}{part}{closing}", style)
 
-    text = Text().append(before, "dim")
+    text = Text().append(plain(before), "dim")
     for origin, part in parts:
-        append(text, part, origin)
+        append(text, plain(part), origin)
     console.print(text)
     console.print()
     legend = Text("Tokens from: ")

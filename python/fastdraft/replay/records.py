@@ -20,6 +20,8 @@ Further fields are kept and not read. Importing this module needs numpy alone:
 from __future__ import annotations
 
 import json
+import re
+import reprlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -42,8 +44,10 @@ __all__ = [
     "check_record",
     "family_files",
     "parse_lines",
+    "parse_object",
     "read_families",
     "read_family",
+    "short",
 ]
 
 Ids = NDArray[np.int32]
@@ -123,7 +127,10 @@ class RecordWriter:
         }
         record = {name: value for name, value in record.items() if value is not None}
         check_record(record, "this call")
-        line = json.dumps(record, ensure_ascii=False).encode() + b"\n"
+        try:
+            line = json.dumps(record, ensure_ascii=False).encode() + b"\n"
+        except (TypeError, ValueError, RecursionError) as error:
+            raise RecordError(f"this call: no JSON can hold it: {error}") from error
         with self._lock:
             self._file.write(line)
             self._file.flush()
@@ -249,36 +256,49 @@ class JsonLine(NamedTuple):
     """Counted from 1."""
     place: str
     """File and line, for messages."""
-    value: dict[str, Any]
-    """What it holds."""
-    bytes: int
-    """How much of the file it takes."""
+    text: bytes
+
+    @property
+    def value(self) -> dict[str, Any]:
+        """What it holds. Raises RecordError where that is no JSON object."""
+        return parse_object(self.text, self.place)
+
+    @property
+    def bytes(self) -> int:
+        """How much of the file it takes."""
+        return len(self.text)
 
 
 def parse_lines(path: Path) -> Iterator[JsonLine]:
-    """The JSON objects of a JSON lines file; empty lines are passed over.
-
-    Raises:
-        RecordError: The file cannot be read, or a line is no JSON object.
-    """
+    """The lines of a JSON lines file but for empty ones. Raises RecordError for one that cannot be
+    read."""
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
-                if not line.strip():
-                    continue
-                place = f"{path}, line {number}"
-                try:
-                    value = json.loads(line)
-                except ValueError as error:
-                    raise RecordError(f"{place}: not JSON: {error}") from error
-                if not isinstance(value, dict):
-                    raise RecordError(
-                        f"{place}: expected a JSON object, "
-                        f"got {type(value).__name__} {_short(value)}"
-                    )
-                yield JsonLine(number, place, value, len(line))
+                if line.strip():
+                    yield JsonLine(number, f"{path}, line {number}", line)
     except OSError as error:
         raise RecordError(f"cannot read {path}: {error.strerror}") from error
+
+
+def parse_object(text: bytes | str, place: str) -> dict[str, Any]:
+    """A JSON object. Raises RecordError, which begins with `place`."""
+    try:
+        value = json.loads(text)
+        # JSON may hold one half of a surrogate pair, which no tokenizer and no file takes.
+        if re.search(rb"\\u[dD]", text.encode() if isinstance(text, str) else text):
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise RecordError(f"{place}: a string holds half a surrogate pair") from error
+    except ValueError as error:
+        raise RecordError(f"{place}: not JSON: {error}") from error
+    except RecursionError as error:
+        raise RecordError(f"{place}: nested too deeply") from error
+    if not isinstance(value, dict):
+        raise RecordError(
+            f"{place}: expected a JSON object, got {type(value).__name__} {short(value)}"
+        )
+    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +325,12 @@ class _Line:
         span = record.get("reference_span")
         if parts["reference"] is None and span is not None:
             parts["reference"] = _cut(record.get("prompt"), span, place)
-        mode, session = record.get("prompt_mode"), record.get("session")
+        names = [record.get(field) for field in ("id", "session")]
+        for field, value in zip(("id", "session"), names, strict=True):
+            if not isinstance(value, str | int | float | None):
+                raise RecordError(f"{place}: {field} must be a string, got {short(value)}")
+        own_name, session = (None if value is None else str(value) for value in names)
+        mode = record.get("prompt_mode")
         if mode not in (None, "append"):
             raise RecordError(f"{place}: prompt_mode must be 'append' or missing, got {mode!r}")
         if mode == "append" and session is None:
@@ -313,11 +338,11 @@ class _Line:
         prompt, output = parts["prompt"], parts["output"]
         assert prompt is not None and output is not None
         return cls(
-            id=name if record.get("id") is None else str(record["id"]),
+            id=name if own_name is None else own_name,
             prompt=prompt,
             output=output,
             reference=parts["reference"],
-            session=None if session is None else str(session),
+            session=session,
             appends=mode == "append",
         )
 
@@ -335,12 +360,12 @@ def _text_or_ids(record: dict[str, Any], kind: str, place: str) -> str | Ids | N
         ):
             raise RecordError(
                 f"{place}: {kind}_ids must be a list of integers from 0 to 2^31 - 1, "
-                f"got {_short(ids)}"
+                f"got {short(ids)}"
             )
         return np.array(ids, np.int32)
     text = record.get(kind)
     if text is not None and not isinstance(text, str):
-        raise RecordError(f"{place}: {kind} must be a string, got {_short(text)}")
+        raise RecordError(f"{place}: {kind} must be a string, got {short(text)}")
     return text
 
 
@@ -354,7 +379,7 @@ def _cut(prompt: Any, span: Any, place: str) -> str:
     ):
         raise RecordError(
             f"{place}: reference_span must be [start, end) within the prompt's "
-            f"{len(prompt)} characters, got {_short(span)}"
+            f"{len(prompt)} characters, got {short(span)}"
         )
     return prompt[span[0] : span[1]]
 
@@ -363,6 +388,11 @@ def _as_list(ids: ArrayLike | None) -> Any:
     return None if ids is None else np.asarray(ids).tolist()
 
 
-def _short(value: Any) -> str:
-    text = repr(value)
+def short(value: Any) -> str:
+    """A value for messages, in 60 characters at most."""
+    text = _SHORT.repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 60

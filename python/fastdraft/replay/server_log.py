@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from fastdraft.replay.records import RecordError, check_record
+from fastdraft.replay.records import RecordError, check_record, parse_object, short
 from fastdraft.replay.tokenizer import TokenizerError
 
 __all__ = ["ChatTemplate", "records_of"]
@@ -95,7 +94,7 @@ def records_of(
     choices = response.get("choices")
     if not isinstance(choices, list) or not all(isinstance(each, dict) for each in choices):
         raise RecordError(
-            f"{place}: response.choices must be a list of objects, got {choices!r:.60}"
+            f"{place}: response.choices must be a list of objects, got {short(choices)}"
         )
     bodies = {**line, "request": request, "response": response}
     common: dict[str, Any] = {
@@ -128,20 +127,20 @@ def _choice(
     if "messages" in request:
         answer, messages = choice.get("message"), request["messages"]
         if not isinstance(answer, dict):
-            raise RecordError(f"{place}: choices[].message must be an object, got {answer!r:.60}")
+            raise RecordError(f"{place}: choices[].message must be an object, got {short(answer)}")
         if not isinstance(messages, list):
-            raise RecordError(f"{place}: request.messages must be a list, got {messages!r:.60}")
+            raise RecordError(f"{place}: request.messages must be a list, got {short(messages)}")
         text = template.render(messages, request.get("tools"), answer, place)
         return dict(zip(("prompt", "output"), text, strict=True))
     if "prompt" not in request:
         raise RecordError(f"{place}: request.messages or request.prompt is missing")
     prompt, output = request["prompt"], choice.get("text")
     if not isinstance(output, str):
-        raise RecordError(f"{place}: choices[].text must be a string, got {output!r:.60}")
+        raise RecordError(f"{place}: choices[].text must be a string, got {short(output)}")
     if not isinstance(prompt, str):
         raise RecordError(
             f"{place}: request.prompt must be a string where the response has no token ids, "
-            f"got {prompt!r:.60}"
+            f"got {short(prompt)}"
         )
     if request.get("echo"):
         output = output.removeprefix(prompt)
@@ -158,7 +157,7 @@ def _plain(message: Any, place: str) -> dict[str, Any]:
     if not isinstance(message, dict) or not isinstance(content, str | None):
         raise RecordError(
             f"{place}: a message's content must be a string or a list of text parts, "
-            f"got {content!r:.60}"
+            f"got {short(content)}"
         )
     return {**message, "content": content or ""}
 
@@ -168,12 +167,9 @@ def _body(line: dict[str, Any], name: str, place: str) -> dict[str, Any]:
         raise RecordError(f"{place}: {name!r} is missing; it has {', '.join(line) or 'nothing'}")
     body = line[name]
     if isinstance(body, str):
-        try:
-            body = json.loads(body)
-        except ValueError as error:
-            raise RecordError(f"{place}: {name} is not JSON: {error}") from error
+        return parse_object(body, f"{place}: {name}")
     if not isinstance(body, dict):
-        raise RecordError(f"{place}: {name} must be an object, got {body!r:.60}")
+        raise RecordError(f"{place}: {name} must be an object, got {short(body)}")
     return body
 
 
@@ -190,7 +186,7 @@ def _prediction(request: dict[str, Any], place: str) -> str | None:
     except (TypeError, KeyError) as error:
         raise RecordError(
             f"{place}: prediction.content must be a string or a list of text parts, "
-            f"got {content!r:.60}"
+            f"got {short(content)}"
         ) from error
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fastdraft.datastore import fingerprint
-from fastdraft.errors import FastdraftError
+from fastdraft.errors import FastdraftError, InvalidValueError
 
 __all__ = ["TextTokenizer", "TokenizerError"]
 
@@ -48,8 +48,12 @@ class TextTokenizer:
         return self._load.cache_info().currsize > 0
 
     def encode(self, texts: list[str]) -> list[Sequence[int]]:
-        """The token ids of texts, without special tokens."""
-        encodings = self._load().encode_batch_fast(texts, add_special_tokens=False)
+        """The token ids of texts, without special tokens. Raises InvalidValueError."""
+        tokenizer = self._load()
+        try:
+            encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        except TypeError as error:  # for half a surrogate pair, as a shell's bytes may become
+            raise InvalidValueError("a text to tokenize is not UTF-8") from error
         return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: list[int]) -> str:

@@ -219,76 +219,35 @@ TEST(CApiTest, CountsTheOffersThatABatchLeavesOut) {
   EXPECT_EQ(stats.num_refused_offers, 1);
 }
 
-TEST(CApiTest, OffersWhatTheLogitsSaid) {
-  fastdraft_successors* table = nullptr;
-  ASSERT_EQ(fastdraft_successors_create(16, &table), FASTDRAFT_OK);
-  const Tokens contexts = {1, 2, 2, 3};
-  const Tokens token_ids = {3, 4, 5, -1};
-  const std::vector<float> chances = {0.5f, 0.25f, 0.75f, 0.0f};
-  ASSERT_EQ(
-      fastdraft_successors_learn(table, contexts.data(), 2, token_ids.data(), chances.data(), 2),
-      FASTDRAFT_OK);
-  const Tokens ends = {0, 1, 2, 7, 8, -1};
-  constexpr std::int64_t kRoom = 2 * std::int64_t{FASTDRAFT_SUCCESSORS_NODES};
-  std::vector<std::int64_t> offsets(3, -1);
-  Tokens found(kRoom);
-  Tokens parents(kRoom);
-  std::vector<float> confidences(kRoom);
-  auto trees = sized<fastdraft_trees>();
-  trees.capacity = kRoom;
-  trees.offsets = offsets.data();
-  trees.token_ids = found.data();
-  trees.parents = parents.data();
-  trees.confidences = confidences.data();
-  ASSERT_EQ(fastdraft_successors_trees(table, ends.data(), 2, &trees), FASTDRAFT_OK);
-  EXPECT_EQ(trees.count, 3);
-  EXPECT_EQ(offsets, (std::vector<std::int64_t>{0, 3, 3}));
-  EXPECT_EQ(Tokens(found.begin(), found.begin() + 3), (Tokens{3, 5, 4}));
-  EXPECT_EQ(Tokens(parents.begin(), parents.begin() + 3), (Tokens{-1, 0, -1}));
-  EXPECT_EQ(std::vector<float>(confidences.begin(), confidences.begin() + 3),
-            (std::vector<float>{0.5f, 0.75f, 0.25f}));
-
-  // As they are, they are an offer.
-  auto config = default_config();
-  config.tree_budget = 8;
-  config.token_cost = 0.001;
-  const Engine engine = make_engine(&config);
-  const std::vector<fastdraft_request> requests = {add(engine, {0, 1, 2}), add(engine, {7, 8, 9})};
-  auto offers = sized<fastdraft_offers>();
-  ASSERT_EQ(fastdraft_engine_offer_kind(engine.get(), "successors", &offers.kind), FASTDRAFT_OK);
-  offers.token_ids = trees.token_ids;
-  offers.count = trees.count;
-  offers.offsets = trees.offsets;
-  offers.parents = trees.parents;
-  offers.confidences = trees.confidences;
+// Only four are read of however many are told.
+TEST(CApiTest, RefusesTooManyOffersBeforeItReadsThem) {
+  const Engine engine = make_engine();
+  const fastdraft_request request = add(engine, {1, 2, 3});
+  const std::vector<std::int64_t> offsets = {0, 0};
+  std::vector<fastdraft_offers> offers(4, sized<fastdraft_offers>());
+  for (fastdraft_offers& each : offers) each.offsets = offsets.data();
   auto options = sized<fastdraft_propose_options>();
-  options.offers = &offers;
-  options.num_offers = 1;
+  options.offers = offers.data();
+  options.num_offers = 1 << 20;
   Draft draft(16);
-  std::vector<std::int64_t> bounds(3);
-  ASSERT_EQ(
-      fastdraft_propose_batch(engine.get(), requests.data(), 2, &options, &draft.c, bounds.data()),
-      FASTDRAFT_OK);
-  EXPECT_EQ(bounds, (std::vector<std::int64_t>{0, 3, 3}));
-  EXPECT_EQ(draft.tokens(), (Tokens{3, 5, 4}));
+  expect_invalid(fastdraft_propose(engine.get(), request, &options, &draft.c), "at most 4 offers");
+}
 
-  trees.capacity = kRoom - 1;
-  expect_invalid(fastdraft_successors_trees(table, ends.data(), 2, &trees), "got 95");
-  trees.capacity = kRoom;
-  trees.parents = nullptr;
-  expect_invalid(fastdraft_successors_trees(table, ends.data(), 2, &trees), "trees.parents");
-  expect_invalid(fastdraft_successors_trees(nullptr, ends.data(), 2, &trees), "successors");
-  expect_invalid(fastdraft_successors_learn(table, contexts.data(), 2, nullptr, nullptr, 2),
-                 "token_ids");
-  expect_invalid(
-      fastdraft_successors_learn(table, contexts.data(), 2, token_ids.data(), chances.data(), 9),
-      "at most 8");
-  expect_invalid(
-      fastdraft_successors_learn(table, contexts.data(), -1, token_ids.data(), chances.data(), 2),
-      "length of contexts");
-  fastdraft_successors_destroy(table);
-  fastdraft_successors_destroy(nullptr);
-  expect_invalid(fastdraft_successors_create(0, &table), "slots must be 1");
+// Callers that were compiled with the first version of the header tell these sizes.
+TEST(CApiTest, TakesTheStructsOfTheFirstVersion) {
+  const Engine engine = make_engine();
+  const fastdraft_request request = add(engine, periodic(100));
+  auto stats = sized<fastdraft_stats>();
+  stats.size = 72;
+  EXPECT_EQ(fastdraft_get_stats(engine.get(), request, &stats), FASTDRAFT_OK);
+  stats.size = 64;
+  expect_invalid(fastdraft_get_stats(engine.get(), request, &stats), "at least 72, got 64");
+  fastdraft_config config;
+  config.size = 72;
+  EXPECT_EQ(fastdraft_config_init(&config), FASTDRAFT_OK);
+  auto of_engine = sized<fastdraft_engine_stats>();
+  of_engine.size = 48;
+  EXPECT_EQ(fastdraft_engine_get_stats(engine.get(), &of_engine), FASTDRAFT_OK);
 }
 
 TEST(CApiTest, WritesOnlyTheColumnsThatAreGiven) {
@@ -421,7 +380,7 @@ TEST(CApiTest, WritesContinuations) {
   out.rows = 2;
   expect_error(go_on(), FASTDRAFT_INVALID_VALUE, "places must be below the 2 rows");
   out.rows = -1;
-  expect_error(go_on(), FASTDRAFT_INVALID_VALUE, "got -1 and 8");
+  expect_error(go_on(), FASTDRAFT_INVALID_VALUE, "got -1 rows of 8");
 }
 
 TEST(CApiTest, SharesDatastoresAndWritesThemToFiles) {
@@ -815,40 +774,6 @@ TEST(CApiTest, RefusesBadProposals) {
                  "a batch must have at most");
   expect_invalid(fastdraft_propose_batch(engine.get(), &request, -1, nullptr, &draft.c, &offset),
                  "requests");
-}
-
-TEST(CApiTest, MeasuresSteps) {
-  fastdraft_step_latency* handle = nullptr;
-  const std::int64_t sizes[] = {1, 4, 8};
-  ASSERT_EQ(fastdraft_step_latency_create(0, sizes, 3, 0, &handle), FASTDRAFT_OK);
-  const std::unique_ptr<fastdraft_step_latency, decltype(&fastdraft_step_latency_destroy)> latency(
-      handle, &fastdraft_step_latency_destroy);
-  std::int32_t wanted = -1;
-  ASSERT_EQ(fastdraft_step_latency_wants_plain(handle, 1, &wanted), FASTDRAFT_OK);
-  EXPECT_EQ(wanted, 1);
-  for (int i = 0; i < 40; ++i) {
-    ASSERT_EQ(fastdraft_step_latency_observe(handle, 1, 1.0, 0.01, 0.0, 0), FASTDRAFT_OK);
-    ASSERT_EQ(fastdraft_step_latency_observe(handle, 1, 4.0, 0.02, 0.0, 0), FASTDRAFT_OK);
-  }
-  ASSERT_EQ(fastdraft_step_latency_wants_plain(handle, 1, &wanted), FASTDRAFT_OK);
-  EXPECT_EQ(wanted, 0);
-  std::vector<double> seconds(5, -1.0);
-  ASSERT_EQ(fastdraft_step_latency_seconds(handle, 1, 4, 0, seconds.data()), FASTDRAFT_OK);
-  EXPECT_NEAR(seconds[0], 0.01, 0.0005);
-  EXPECT_NEAR(seconds[1], 0.02, 0.001);
-  EXPECT_EQ(seconds[1], seconds[3]);
-  EXPECT_EQ(seconds[4], -1.0);  // no more than rows * widest are written
-
-  expect_invalid(fastdraft_step_latency_create(0, nullptr, 1, 0, &handle), "sizes");
-  const std::int64_t wrong = 0;
-  expect_invalid(fastdraft_step_latency_create(0, &wrong, 1, 0, &handle), "sizes");
-  expect_invalid(fastdraft_step_latency_create(0, nullptr, 0, 0, nullptr), "latency");
-  expect_invalid(fastdraft_step_latency_wants_plain(latency.get(), 0, &wanted), "rows");
-  expect_invalid(fastdraft_step_latency_wants_plain(latency.get(), 1, nullptr), "wanted");
-  expect_invalid(fastdraft_step_latency_observe(latency.get(), 1, -1.0, 0.1, 0.0, 0), "width");
-  expect_invalid(fastdraft_step_latency_seconds(latency.get(), 1, 4, 0, nullptr), "seconds");
-  expect_invalid(fastdraft_step_latency_seconds(nullptr, 1, 4, 0, seconds.data()), "latency");
-  fastdraft_step_latency_destroy(nullptr);
 }
 
 TEST(CApiTest, RefusesUnknownRequests) {

@@ -18,6 +18,7 @@ __all__ = [
     "json_headers",
     "parsed",
     "send_error",
+    "values",
     "without",
 ]
 
@@ -30,9 +31,14 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
 
+def values(headers: Headers, name: bytes) -> list[bytes]:
+    """All values of a header, by its name in lower case."""
+    return [value for key, value in headers if key.lower() == name]
+
+
 def header(headers: Headers, name: bytes) -> bytes | None:
     """The first value of a header, by its name in lower case; None where there is none."""
-    return next((value for key, value in headers if key.lower() == name), None)
+    return next(iter(values(headers, name)), None)
 
 
 def without(headers: Headers, *names: bytes) -> Headers:
@@ -52,7 +58,7 @@ def parsed(document: bytes) -> Json:
     """The JSON object in `document`, empty where it is none: what is wrong is the host's to say."""
     try:
         value = json.loads(document)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 

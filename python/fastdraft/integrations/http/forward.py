@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any, Final
+from urllib.parse import unquote_to_bytes
 
 import httpx
 
@@ -16,8 +18,8 @@ from fastdraft.integrations.http.asgi import (
     Receive,
     Scope,
     Send,
-    header,
     send_error,
+    values,
     without,
 )
 
@@ -38,8 +40,6 @@ _OF_CONNECTION: Final = (
     b"upgrade",
 )
 _CONNECT_SECONDS: Final = 10.0
-# Servers close idle connections; uvicorn, which most use, after 5 seconds.
-_IDLE_SECONDS: Final = 3.0
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,10 @@ class Forward:
     it. A server that cannot be reached is answered with status 502, and one that is silent for too
     long with 504, in the form of OpenAI's errors. If that happens in the middle of an answer, the
     connection to the client is closed, so that the answer does not look complete. WebSockets are
-    refused.
+    refused, and so are paths with a `..` in them.
+
+    Each request has a connection of its own, since a server that answers more than it was asked
+    would answer the next request on the same connection too.
 
     Args:
         url: The server's, such as `http://localhost:8000`.
@@ -88,11 +91,7 @@ class Forward:
             "pool": None,
         }
         self._transport = httpx.AsyncHTTPTransport(
-            limits=httpx.Limits(
-                max_connections=None,
-                max_keepalive_connections=None,
-                keepalive_expiry=_IDLE_SECONDS,
-            )
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=0)
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -112,6 +111,10 @@ class Forward:
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("raw_path") or scope["path"].encode()
+        if not path.startswith(b"/") or b".." in re.split(rb"[/\\]", unquote_to_bytes(path)):
+            await send_error(send, 400, "The path is invalid.", "BadRequestError")
+            return
         body = _Body(receive)
         started = False
 
@@ -121,15 +124,16 @@ class Forward:
             await send(message)
 
         try:
-            request = await self._request(scope, body)
+            request = await self._request(scope, path, body)
             await _until_gone(self._answer(request, send_on), body)
         except _ClientGone:
             return
         except httpx.TransportError as error:
+            # Queries hold keys.
             logger.warning(
                 "%s %s failed: %s: %s",
-                request.method,
-                request.url,
+                scope["method"],
+                path.decode("latin-1"),
                 type(error).__name__,
                 error,
             )
@@ -139,14 +143,13 @@ class Forward:
                 text = f"The inference server {'did not answer in time' if late else 'failed'}."
                 await send_error(send, 504 if late else 502, text, "APIConnectionError")
 
-    async def _request(self, scope: Scope, body: _Body) -> httpx.Request:
+    async def _request(self, scope: Scope, path: bytes, body: _Body) -> httpx.Request:
         """The request for the server. Raises _ClientGone."""
         headers = _of_request(scope)
         whole = await body.begin()
         if whole is not None:
             # A front before this may have changed it.
             headers = without(headers, b"content-length")
-        path = scope.get("raw_path") or scope["path"].encode()
         query = scope.get("query_string", b"")
         target = self._prefix + path + (b"?" + query if query else b"")
         return httpx.Request(
@@ -228,15 +231,16 @@ def _of_request(scope: Scope) -> Headers:
     headers = _passed_on(scope["headers"])
     client = scope.get("client")
     if client is not None:
-        before = header(headers, b"x-forwarded-for")
-        known = [] if before is None else [before]
+        # Lines of one name are one list: the last entry is the nearest, whose word counts most.
+        known = values(headers, b"x-forwarded-for")
         headers = without(headers, b"x-forwarded-for")
         headers.append((b"x-forwarded-for", b", ".join([*known, client[0].encode()])))
+    headers.append((b"connection", b"close"))
     return headers
 
 
 def _passed_on(headers: Headers) -> Headers:
     """The headers that are not for one connection alone."""
-    named = header(headers, b"connection") or b""
+    named = b",".join(values(headers, b"connection"))
     others = [name.strip().lower() for name in named.split(b",")]
     return without(headers, *_OF_CONNECTION, *others)

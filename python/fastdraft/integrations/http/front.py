@@ -10,6 +10,7 @@ not understand.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import logging
 from typing import Final
@@ -29,19 +30,27 @@ from fastdraft.integrations.http.asgi import (
     send_error,
     without,
 )
-from fastdraft.integrations.http.servers import Server, server_of
-from fastdraft.integrations.http.templates import RequestTemplates, ServerError
+from fastdraft.integrations.http.servers import COMPLETIONS, Server, server_of
+from fastdraft.integrations.http.templates import RequestTemplates, ServerError, tokens_of
 from fastdraft.integrations.request_options import (
     MOST_IDS,
+    NAMESPACE,
     OPTIONS,
     PREDICTION,
+    REMEMBER,
     TEMPLATES,
     request_options,
 )
 
 __all__ = ["Front"]
 
-_COMPLETIONS: Final = ("/v1/chat/completions", "/v1/completions")
+_MOST_BYTES: Final = 1 << 26
+"""The largest body of a request for a completion, which is read whole. OpenAI takes 50 MB."""
+_MOST_LETTERS: Final = 16 * MOST_IDS
+"""The longest prediction that the server is asked to tokenize."""
+_HARMLESS: Final = ("/detokenize", "/tokenize", "/v1/embeddings", "/v1/messages/count_tokens")
+"""What else may be posted where each key has a namespace of its own."""
+_KEYS: Final = (b"authorization", b"x-api-key")
 # A body with none of these passes without being parsed.
 _OF_INTEREST: Final = (b'"prediction', b'"fastdraft', b'"tools"', b'"json_schema"')
 
@@ -54,19 +63,32 @@ class Front:
     Args:
         app: The server, or what passes requests on to it.
         server: Which one it is; None to ask it when the first request needs to know.
+        namespace_by_key: Whether the server's memory is shared by requests of the same key alone.
+            The names of namespaces that clients send are left out, and requests without a key, or
+            whose body cannot be changed, are kept from the memory or refused.
     """
 
-    def __init__(self, app: App, server: Server | None = None) -> None:
+    def __init__(
+        self, app: App, server: Server | None = None, *, namespace_by_key: bool = False
+    ) -> None:
         self.app = app
+        self.namespace_by_key = namespace_by_key
         self._server = server
+        self._asked = server is not None
         self._warned: set[str] = set()
         self._templates = RequestTemplates()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] == "POST":
             path = scope["path"].removeprefix(scope.get("root_path", ""))
-            if path in _COMPLETIONS and header(scope["headers"], b"content-encoding") is None:
-                await _Completion(self, scope, receive, send).run()
+            readable = header(scope["headers"], b"content-encoding") is None
+            if path in COMPLETIONS and readable:
+                await _Completion(self, scope, path, receive, send).run()
+                return
+            if self.namespace_by_key and path not in _HARMLESS:
+                text = "Each key has a namespace of its own here, so "
+                text += "this path is closed." if readable else "no body may be compressed."
+                await send_error(send, 403, text, "PermissionDeniedError")
                 return
         await self.app(scope, receive, send)
 
@@ -82,12 +104,15 @@ class Front:
 
     async def server(self, scope: Scope) -> Server | None:
         """Which server it is, asked in the name of a request; None where that is not known."""
-        if self._server is None:
+        if not self._asked:
             try:
                 models = await self._ask(scope, "GET", "/v1/models")
             except ServerError as error:
+                # Another client, or a later question, may get an answer, but for a closed path.
+                self._asked = error.status in (404, 405)
                 self.warn_once("cannot find out which server this is: %s", error)
                 return None
+            self._asked = True
             self._server = server_of(models)
             if self._server is None:
                 self.warn_once(
@@ -103,20 +128,22 @@ class Front:
         """The tokens of a prediction, by the server's own endpoint; none where it gives none."""
         question = {"model": model, "prompt": text, "add_special_tokens": False}
         try:
-            tokens = (await self._ask(scope, "POST", "/tokenize", question)).get("tokens")
+            return tokens_of(await self._ask(scope, "POST", "/tokenize", question))
         except ServerError as error:
             self.warn_once("%s, so a prediction went unused", error)
             return []
-        return tokens if isinstance(tokens, list) else []
 
-    async def template_ids(self, scope: Scope, request: Json, server: Server) -> list[int]:
+    async def template_ids(
+        self, scope: Scope, request: Json, server: Server, namespace: object
+    ) -> list[int]:
         """The tokens of the templates of a request; none where it has no tools and no schema."""
 
         async def ask(path: str, question: Json) -> Json:
             return await self._ask(scope, "POST", path, question)
 
+        caller = [_key(scope), namespace, request.get("cache_salt")]
         try:
-            return await self._templates.ids(request, server, ask)
+            return await self._templates.ids(request, server, caller, ask)
         except ServerError as error:
             self.warn_once("%s, so tools and schemas are not drafted from", error)
             return []
@@ -127,9 +154,7 @@ class Front:
         """What the server answers to a question of ours, in the name of a request."""
         body = b"" if question is None else json.dumps(question).encode()
         headers = json_headers(body) if body else []
-        authorization = header(scope["headers"], b"authorization")
-        if authorization is not None:
-            headers.append((b"authorization", authorization))
+        headers += [pair for pair in scope["headers"] if pair[0].lower() in _KEYS]
         target = scope.get("root_path", "") + path
         request = {
             **scope,
@@ -165,7 +190,8 @@ class Front:
         except Exception as error:
             raise ServerError(f"{path} raised {error!r}") from error
         if status != 200:
-            raise ServerError(f"{path} answered with status {status} and {bytes(answer[:200])!r}")
+            text = f"{path} answered with status {status} and {bytes(answer[:200])!r}"
+            raise ServerError(text, status)
         return parsed(bytes(answer))
 
     def warn_once(self, what: str, *details: object) -> None:
@@ -175,12 +201,22 @@ class Front:
             logger.warning(what, *details)
 
 
+def _key(scope: Scope) -> str:
+    """The key that a request comes with; empty where there is none."""
+    values = (header(scope["headers"], name) for name in _KEYS)
+    key = next((value for value in values if value), b"")
+    return key.decode("latin-1").removeprefix("Bearer ").strip()
+
+
 class _InvalidRequest(Exception):
     """Why a request is refused, and the parameter that is wrong with it."""
 
-    def __init__(self, reason: str, parameter: str = "prediction") -> None:
+    def __init__(
+        self, reason: str, parameter: str | None = "prediction", *, status: int = 400
+    ) -> None:
         super().__init__(reason)
         self.parameter = parameter
+        self.status = status
 
 
 class _Completion:
@@ -190,9 +226,10 @@ class _Completion:
     calling.
     """
 
-    def __init__(self, front: Front, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, front: Front, scope: Scope, path: str, receive: Receive, send: Send) -> None:
         self._front = front
         self._scope = scope
+        self._path = path
         self._client_receive = receive
         self._client_send = send
         self._body_given = False
@@ -212,7 +249,7 @@ class _Completion:
         if self._refusal is not None:
             await send_error(
                 self._client_send,
-                400,
+                self._refusal.status,
                 str(self._refusal),
                 "BadRequestError",
                 self._refusal.parameter,
@@ -221,67 +258,84 @@ class _Completion:
     async def _receive(self) -> Message:
         if self._body_given:
             return await self._client_receive()
+        try:
+            body = await self._body()
+            if body is None:
+                return {"type": "http.disconnect"}
+            self._body_given = True
+            body = await self._with_token_ids(body)
+        except _InvalidRequest as error:
+            self._refusal = error
+        except RecursionError:
+            self._refusal = _InvalidRequest("the body is nested too deeply", None)
+        if self._refusal is not None:
+            return {"type": "http.disconnect"}
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def _body(self) -> bytes | None:
+        """The whole body; None where the client goes away. Raises _InvalidRequest."""
+        size = header(self._scope["headers"], b"content-length") or b"0"
         body = bytearray()
         more = True
         while more:
+            if len(body) > _MOST_BYTES or (size.isdigit() and int(size) > _MOST_BYTES):
+                text = f"the body must be at most {_MOST_BYTES} bytes"
+                raise _InvalidRequest(text, None, status=413)
             message = await self._client_receive()
             if message["type"] != "http.request":
-                return message
+                return None
             body.extend(message.get("body", b""))
             more = message.get("more_body", False)
-        self._body_given = True
-        try:
-            changed = await self._with_token_ids(bytes(body))
-        except _InvalidRequest as error:
-            self._refusal = error
-            return {"type": "http.disconnect"}
-        return {"type": "http.request", "body": changed, "more_body": False}
+        return bytes(body)
 
     async def _with_token_ids(self, body: bytes) -> bytes:
         """The body with prediction and templates as token ids, and with a prediction a ticket."""
-        if not any(name in body for name in _OF_INTEREST):
+        by_key = self._front.namespace_by_key
+        if not by_key and not any(name in body for name in _OF_INTEREST):
             return body
-        request = parsed(body)
+        try:
+            request = json.loads(body)
+        except ValueError:
+            request = None
+        if not isinstance(request, dict):
+            return self._left_alone(body, "the body must be a JSON object")
         prediction = request.get("prediction")
         text = None if prediction is None else _prediction_text(prediction)
         server = await self._front.server(self._scope)
         if server is None:
-            return body
+            return self._left_alone(body, "fastdraft does not know which server this is")
         field = server.parameters
-        if field is None:
+        if field is None or self._path not in server.paths:
             if text:
                 self._front.warn_once(
                     "%s passes nothing of a request on to a drafter, so predictions have no effect",
-                    server.title,
+                    f"{server.title}'s {self._path}",
                 )
-            return body
+            return self._left_alone(body, f"{server.title} takes no namespaces at {self._path}")
         arguments = request.get(field)
         if arguments is None:
             arguments = {}
         if not isinstance(arguments, dict):
-            # The server has its own error for that.
-            return body
+            return self._left_alone(body, f"{field} must be an object")
         for name in request:
             if name in OPTIONS or name.startswith("fastdraft"):
                 raise _InvalidRequest(f"{_shown(name)} belongs in {field}", name)
         try:
-            drafts = request_options(arguments).lookahead > 0
+            options = request_options(arguments)
         except InvalidValueError as error:
             raise _InvalidRequest(f"{field}.{error}", field) from error
         added: Json = {}
-        if drafts and TEMPLATES not in arguments:
-            template_ids = await self._front.template_ids(self._scope, request, server)
+        if by_key:
+            added |= _memory_of(_key(self._scope))
+            arguments.pop(NAMESPACE, None)
+        if options.lookahead and options.templates is None:
+            template_ids = await self._front.template_ids(
+                self._scope, request, server, options.namespace
+            )
             if template_ids:
                 added[TEMPLATES] = template_ids
-        if PREDICTION not in arguments and text:
-            model = request.get("model")
-            token_ids = await self._front.prediction_ids(self._scope, model, text)
-            if len(token_ids) > MOST_IDS:
-                raise _InvalidRequest(
-                    f"prediction must be at most {MOST_IDS} tokens, got {len(token_ids)}"
-                )
-            if token_ids:
-                added[PREDICTION] = token_ids
+        if options.prediction is None and text:
+            added |= await self._predicted(request.get("model"), text)
         if PREDICTION in arguments or PREDICTION in added:
             ticket = self._front.new_ticket()
             if ticket is not None:
@@ -292,6 +346,29 @@ class _Completion:
             return body
         request[field] = {**arguments, **added}
         return json.dumps(request).encode()
+
+    def _left_alone(self, body: bytes, why: str) -> bytes:
+        """The body as it is, whose faults the server has errors for.
+
+        Raises:
+            _InvalidRequest: It has to have the namespace of its key.
+        """
+        if self._front.namespace_by_key:
+            raise _InvalidRequest(f"{why}, but each key has a namespace of its own here", None)
+        return body
+
+    async def _predicted(self, model: object, text: str) -> Json:
+        """The parameters of a prediction. Raises _InvalidRequest."""
+        if len(text) > _MOST_LETTERS:
+            raise _InvalidRequest(
+                f"prediction must be at most {_MOST_LETTERS} characters, got {len(text)}"
+            )
+        token_ids = await self._front.prediction_ids(self._scope, model, text)
+        if len(token_ids) > MOST_IDS:
+            raise _InvalidRequest(
+                f"prediction must be at most {MOST_IDS} tokens, got {len(token_ids)}"
+            )
+        return {PREDICTION: token_ids} if token_ids else {}
 
     async def _send(self, message: Message) -> None:
         if self._refusal is not None:
@@ -311,11 +388,22 @@ class _Completion:
     def _reported(self, document: bytes) -> bytes:
         """A JSON document with the counts in its `usage`, or as it is where it has none."""
         answer = parsed(document)
-        usage = answer.get("usage")
+        # The last event of /v1/responses holds the whole answer.
+        inner = answer.get("response")
+        usage = (inner if isinstance(inner, dict) else answer).get("usage")
         if self._ticket is None or not isinstance(usage, dict):
             return document
         self._front.report(usage, self._ticket)
-        return json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
+        text = json.dumps(answer, ensure_ascii=False, separators=(",", ":"))
+        # Half a surrogate pair has no encoding; JSON writes it as Python's backslashes do.
+        return text.encode("utf-8", "backslashreplace")
+
+
+def _memory_of(key: str) -> Json:
+    """The parameters of a request whose memory is that of its key."""
+    if not key:
+        return {REMEMBER: False}
+    return {NAMESPACE: f"key-{hashlib.sha256(key.encode('latin-1')).hexdigest()[:32]}"}
 
 
 def _prediction_text(prediction: object) -> str:

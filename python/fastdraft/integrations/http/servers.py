@@ -5,7 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["SERVERS", "SGLANG", "VLLM", "Server", "server_of"]
+__all__ = ["COMPLETIONS", "SERVERS", "SGLANG", "VLLM", "Server", "server_of"]
+
+COMPLETIONS: Final = (
+    "/v1/chat/completions",
+    "/v1/chat/completions/batch",
+    "/v1/completions",
+    "/v1/messages",
+    "/v1/responses",
+    "/invocations",
+)
+"""Where a server is asked for text."""
 
 
 @dataclass(frozen=True)
@@ -19,6 +29,8 @@ class Server:
             the engine; None where there is none, so that nothing can be passed to a drafter.
         text: The field of the text in what its `/detokenize` answers.
 
+        paths: The endpoints that take these parameters.
+
     With `parameters`, the server has `/tokenize` and `/detokenize` as vLLM has them.
     """
 
@@ -26,10 +38,11 @@ class Server:
     owners: tuple[str, ...]
     parameters: str | None = None
     text: str = "prompt"
+    paths: tuple[str, ...] = ("/v1/chat/completions", "/v1/completions")
 
 
 # The second is vLLM's frontend in Rust.
-VLLM: Final = Server("vLLM", ("vllm", "vllm-frontend-rs"), "vllm_xargs")
+VLLM: Final = Server("vLLM", ("vllm", "vllm-frontend-rs"), "vllm_xargs", paths=COMPLETIONS)
 SGLANG: Final = Server("SGLang", ("sglang",), "custom_params", "text")
 
 SERVERS: Final = {

@@ -3,26 +3,48 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import hashlib
 import json
+from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 from fastdraft.errors import InvalidValueError
 from fastdraft.integrations.http.asgi import Json
 from fastdraft.integrations.http.servers import Server
+from fastdraft.integrations.request_options import MOST_IDS
 from fastdraft.templates import schema_example, tool_call_ids, tool_calls
 
-__all__ = ["Ask", "RequestTemplates", "ServerError"]
+__all__ = ["Ask", "RequestTemplates", "ServerError", "tokens_of"]
 
-_MOST_KEPT: Final = 256
-"""Agents send the same tools with each turn, so their templates are kept."""
+_MOST_KEPT: Final = 1 << 20
+"""Tokens: agents send the same tools with each turn, so their templates are kept."""
+_EACH: Final = 64
+"""In tokens: what it takes to keep templates, however short."""
 
 Ask = Callable[[str, Json], Awaitable[Json]]
 """Asks the server: a path and the body of a POST, for the answer's JSON. Raises ServerError."""
 
 
 class ServerError(Exception):
-    """A question that the server did not answer, and how it failed."""
+    """A question that the server did not answer, and how it failed.
+
+    Attributes:
+        status: What it answered; 0 where it did not.
+    """
+
+    def __init__(self, reason: str, status: int = 0) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+def tokens_of(answer: Json) -> list[int]:
+    """What `/tokenize` answered. Raises ServerError."""
+    try:
+        return array("i", answer["tokens"]).tolist()
+    except (KeyError, OverflowError, TypeError) as error:
+        raise ServerError(f"/tokenize answered without tokens: {error!r}") from error
 
 
 class RequestTemplates:
@@ -30,28 +52,42 @@ class RequestTemplates:
 
     def __init__(self) -> None:
         # In the order of their last use.
-        self._known: dict[str, list[int]] = {}
+        self._known: dict[bytes, array[int]] = {}
+        self._num_kept = 0
 
-    async def ids(self, request: Mapping[str, Any], server: Server, ask: Ask) -> list[int]:
+    async def ids(
+        self, request: Mapping[str, Any], server: Server, caller: Sequence[Any], ask: Ask
+    ) -> list[int]:
         """The tokens of all templates of a request for a completion; none for most requests.
+
+        Args:
+            request: Its body.
+            server: Which one it is for.
+            caller: Who asks. Templates are made anew for each caller: how fast an answer comes
+                would tell whether another one had sent the same tools.
+            ask: Asks the server.
 
         Raises:
             ServerError: The server does not tokenize.
         """
         tools = _chosen(request.get("tools"), request.get("tool_choice"))
-        schema = _schema(request.get("response_format"))
+        schema = _schema(request)
         if not tools and schema is None:
             return []
-        key = json.dumps([request.get("model"), tools, schema], sort_keys=True)
+        asked = json.dumps([caller, request.get("model"), tools, schema], sort_keys=True)
+        key = hashlib.sha256(asked.encode()).digest()
         ids = self._known.pop(key, None)
         if ids is None:
             tokenizer = _ServerTokenizer(server, request.get("model"), ask)
             # In a thread, since a tokenizer is asked synchronously.
-            ids = await asyncio.to_thread(_made, tokenizer, tools, schema)
+            made = await asyncio.to_thread(_made, tokenizer, tools, schema)
+            ids = array("i", made[:MOST_IDS])
+            if key not in self._known:  # another request may have made the same meanwhile
+                self._num_kept += len(ids) + _EACH
         self._known[key] = ids
-        if len(self._known) > _MOST_KEPT:
-            self._known.pop(next(iter(self._known)))
-        return ids
+        while self._num_kept > _MOST_KEPT:
+            self._num_kept -= len(self._known.pop(next(iter(self._known)))) + _EACH
+        return ids.tolist()
 
 
 def _made(tokenizer: _ServerTokenizer, tools: list[Any], schema: object) -> list[int]:
@@ -106,14 +142,15 @@ class _ServerTokenizer:
         return text
 
     def _tokens(self, question: Json) -> list[int]:
-        tokens = self._answer("/tokenize", question).get("tokens")
-        if not isinstance(tokens, list):
-            raise ServerError("/tokenize answered without 'tokens'")
-        return tokens
+        return tokens_of(self._answer("/tokenize", question))
 
     def _answer(self, path: str, question: Json) -> Json:
         asking = self._answered(path, {"model": self._model, **question})
-        return asyncio.run_coroutine_threadsafe(asking, self._loop).result()
+        try:
+            return asyncio.run_coroutine_threadsafe(asking, self._loop).result()
+        except concurrent.futures.CancelledError as error:
+            # The process ends. Templates are rendered without regard to other exceptions.
+            raise asyncio.CancelledError from error
 
     async def _answered(self, path: str, question: Json) -> Json:
         return await self._ask(path, question)
@@ -138,21 +175,32 @@ def _chosen(tools: object, choice: object) -> list[Any]:
     """The tools that may be called."""
     if not isinstance(tools, list) or choice == "none":
         return []
-    function = choice.get("function") if isinstance(choice, dict) else None
-    if not isinstance(function, dict):
+    if not isinstance(choice, dict):
         return tools
-    return [
-        tool
-        for tool in tools
-        if isinstance(tool, dict)
-        and isinstance(tool.get("function"), dict)
-        and tool["function"].get("name") == function.get("name")
-    ]
+    if choice.get("type") == "none":
+        return []
+    name = _name(choice)
+    return tools if name is None else [tool for tool in tools if _name(tool) == name]
 
 
-def _schema(response_format: object) -> object:
-    """The JSON schema of the answer; None for none."""
-    if not isinstance(response_format, dict) or response_format.get("type") != "json_schema":
-        return None
-    named = response_format.get("json_schema")
-    return named.get("schema") if isinstance(named, dict) else None
+def _name(tool: object) -> object:
+    """The name of a tool, or of the one chosen: OpenAI's older API puts it into a "function"."""
+    function = tool.get("function", tool) if isinstance(tool, dict) else None
+    return function.get("name") if isinstance(function, dict) else None
+
+
+def _schema(request: Mapping[str, Any]) -> object:
+    """The JSON schema of the answer, as /v1/chat/completions, /v1/responses and /v1/messages take
+    it; None for none."""
+    for holder in (
+        request.get("response_format"),
+        _field(request.get("text"), "format"),
+        _field(request.get("output_config"), "format"),
+    ):
+        if _field(holder, "type") == "json_schema":
+            return _field(_field(holder, "json_schema") or holder, "schema")
+    return None
+
+
+def _field(value: object, name: str) -> object:
+    return value.get(name) if isinstance(value, dict) else None

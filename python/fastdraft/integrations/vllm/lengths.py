@@ -17,7 +17,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fastdraft.integrations.vllm.settings import Settings
+from fastdraft.faults import Faults
+from fastdraft.integrations.vllm.method import drafts_on_v2
 from fastdraft.integrations.vllm.step_times import captured_sizes
 from fastdraft.step_latency import StepLatency
 
@@ -152,24 +153,24 @@ def give_lengths(vllm_config: Any) -> None:
     """Gives vLLM lengths of drafts to choose among, if the user named none.
 
     Does nothing without the V2 speculator, with adaptive verification, whose drafts differ in
-    length, and with data parallelism, where vLLM cannot change the length.
+    length, with data parallelism, where vLLM cannot change the length, and with ranks that schedule
+    for themselves, whose clocks differ.
 
     Args:
         vllm_config: A `vllm.config.VllmConfig` that is being made, before it chooses the sizes of
             its graphs.
 
     Raises:
-        InvalidValueError: `additional_config["fastdraft"]` has an unknown key or a bad value.
+        InvalidValueError: vLLM takes Model Runner V1 after all.
     """
-    speculative = vllm_config.speculative_config
-    if getattr(speculative, "method", None) != "ngram_gpu":
+    if not drafts_on_v2(vllm_config):
         return
+    speculative, parallel = vllm_config.speculative_config, vllm_config.parallel_config
     if (
-        not Settings.of(vllm_config).speculator
-        or not vllm_config.use_v2_model_runner
-        or speculative.num_speculative_tokens_per_batch_size is not None
+        speculative.num_speculative_tokens_per_batch_size is not None
         or getattr(speculative, "enable_adaptive_verification", False)
-        or vllm_config.parallel_config.data_parallel_size > 1
+        or parallel.data_parallel_size > 1
+        or parallel.distributed_executor_backend == "external_launcher"
     ):
         return
     speculative.num_speculative_tokens_per_batch_size = DraftSchedule(
@@ -203,16 +204,14 @@ def follow_batches(scheduler: Any) -> None:
     allowed = {length for *_, length in schedule}
     sizes, _ = captured_sizes(config)
     lengths = DraftLengths(allowed, StepLatency(config.device_config.device_type, sizes))
-    update, last = scheduler.update_from_output, _Last()
+    update, last, faults = scheduler.update_from_output, _Last(), Faults(_logger)
 
     @functools.wraps(update)
     def update_from_output(scheduler_output: Any, model_runner_output: Any) -> Any:
         try:
             _observe(lengths, last, scheduler_output, model_runner_output)
         except Exception:
-            if not last.failed:
-                _logger.warning("fastdraft cannot tell how long drafts should be", exc_info=True)
-            last.failed = True
+            faults.add("a step taught nothing of how long drafts should be")
         return update(scheduler_output, model_runner_output)
 
     scheduler.update_from_output = update_from_output
@@ -225,7 +224,6 @@ class _Last:
 
     ended_at: float = 0.0
     requests: frozenset[str] = frozenset()
-    failed: bool = False
 
 
 def _observe(lengths: DraftLengths, last: _Last, scheduled: Any, output: Any) -> None:

@@ -14,8 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fastdraft import DraftConfig
 from fastdraft.background import Report
-from fastdraft.integrations.vllm.requests import VllmRequests, VllmText
-from fastdraft.integrations.vllm.rows import Request
+from fastdraft.integrations.vllm.requests import Request, VllmRequests, VllmText
 from fastdraft.integrations.vllm.settings import Settings
 from fastdraft.integrations.vllm.transfers import EndsCopy
 
@@ -39,7 +38,7 @@ class LateRequests(VllmRequests[VllmText]):
         self, vllm_config: Any, settings: Settings, *, places: int, nodes: int, depth: int
     ) -> None:
         config = DraftConfig(lookahead=depth, tree_budget=nodes)
-        super().__init__(vllm_config, settings, config, drafts=True)
+        super().__init__(vllm_config, settings, config, drafts=True, in_step=True)
         # By place, of the step under way: the tokens of its draft, and whose it is.
         self._drafted = np.zeros(places, dtype=np.int64)
         self._drafting = np.zeros(places, dtype=np.int64)
@@ -55,7 +54,7 @@ class LateRequests(VllmRequests[VllmText]):
         text = VllmText()
         self._start(text, request, np.asarray(prompt_ids, dtype=np.int32), length)
         if text.request is None:
-            self._close(text)
+            self._ended(text)
             return None
         self._texts[text.request] = text
         return text.request
@@ -77,7 +76,7 @@ class LateRequests(VllmRequests[VllmText]):
         text = self._texts.pop(request, None)
         if text is not None:
             self._give_up(text)
-            self._close(text)
+            self._ended(text)
 
     def read(self, copy: EndsCopy, places: NDArray[np.int64], numbers: NDArray[np.int64]) -> Report:
         """What a step emitted, when it is on the host. Waits for the device.

@@ -24,16 +24,17 @@ _METRICS = "/metrics"
 class PredictionMiddleware(Front):
     """Predicted outputs over HTTP: `--middleware fastdraft.integrations.vllm.PredictionMiddleware`.
 
-    On `/v1/chat/completions` and `/v1/completions` it takes OpenAI's `prediction` and reports
-    `accepted_prediction_tokens` and `rejected_prediction_tokens` in
-    `usage.completion_tokens_details`, where a request has a prediction and an engine on the same
-    machine drafts with fastdraft. Calls of a request's `tools`, and JSON of the schema in its
+    Where text is asked for, such as at `/v1/chat/completions`, `/v1/responses` and `/v1/messages`,
+    it takes OpenAI's `prediction` and reports `accepted_prediction_tokens` and
+    `rejected_prediction_tokens` in `usage.completion_tokens_details` (`output_tokens_details`
+    there), where a request has a prediction and an engine on the same machine drafts with
+    fastdraft. Calls of a request's `tools`, and JSON of the schema in its
     `response_format`, are drafted before the first one was written. To `/metrics` it adds
     fastdraft's own.
     """
 
-    def __init__(self, app: App) -> None:
-        super().__init__(app, VLLM)
+    def __init__(self, app: App, *, namespace_by_key: bool = False) -> None:
+        super().__init__(app, VLLM, namespace_by_key=namespace_by_key)
         self._ledgers = LedgerReader.from_environment()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -57,8 +58,10 @@ class PredictionMiddleware(Front):
 
     def report(self, usage: Json, ticket: str) -> None:
         counts = None if self._ledgers is None else self._ledgers.prediction_tokens(ticket)
+        # /v1/responses and /v1/messages have another word for it.
+        total = "completion_tokens" if "completion_tokens" in usage else "output_tokens"
         if counts is None:
-            if usage.get("completion_tokens"):
+            if usage.get(total):
                 self.warn_once(
                     "nothing is known of a request's prediction, so its usage goes without counts: "
                     "an engine on another machine cannot send them, nor one that does not draft "
@@ -69,9 +72,9 @@ class PredictionMiddleware(Front):
             return
         accepted, rejected = counts
         # The model may verify tokens past the end of the answer in its last step.
-        accepted = min(accepted, usage.get("completion_tokens") or 0)
-        details = usage.get("completion_tokens_details") or {}
+        accepted = min(accepted, usage.get(total) or 0)
+        details = usage.get(f"{total}_details") or {}
         counted = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected}
         # A server that comes to count them itself knows better.
         known = {name: count for name, count in details.items() if count is not None}
-        usage["completion_tokens_details"] = {**details, **counted, **known}
+        usage[f"{total}_details"] = {**details, **counted, **known}

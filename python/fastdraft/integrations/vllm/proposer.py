@@ -2,14 +2,14 @@
 
 Once a step vLLM passes the rows of its batch with the tokens that each emitted, and takes drafts.
 It does not say which row belongs to which request. The model runner knows, and the entry point in
-`plugin` attaches it; otherwise rows are known by their text.
+`plugin` attaches it.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-import logging
+import os
 import time
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
@@ -19,14 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastdraft import DraftConfig
-from fastdraft.integrations.vllm.requests import VllmRequests, VllmText, is_first_rank
-from fastdraft.integrations.vllm.rows import RowsByContent, RowsOfRunner
+from fastdraft.errors import InvalidValueError
+from fastdraft.integrations.vllm.requests import Request, VllmRequests, VllmText, is_first_rank
 from fastdraft.integrations.vllm.settings import Settings, check
 from fastdraft.integrations.vllm.step_times import StepTimes, captured_sizes
 
 __all__ = ["FastdraftProposer"]
-
-_logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -36,13 +34,7 @@ class _Text(VllmText):
 
 
 class FastdraftProposer(VllmRequests[_Text]):
-    """Drafts for one vLLM engine, as the `model` of its `speculative_config`.
-
-    >>> LLM(model, speculative_config={             # doctest: +SKIP
-    ...     "method": "custom_class",
-    ...     "model": "fastdraft.integrations.vllm.FastdraftProposer",
-    ...     "num_speculative_tokens": 16,
-    ... })
+    """Drafts for one vLLM engine whose model runner is V1: see `method`.
 
     Not thread-safe: vLLM calls it from the thread that runs the model.
     """
@@ -54,8 +46,8 @@ class FastdraftProposer(VllmRequests[_Text]):
             vllm_config: A `vllm.config.VllmConfig`.
 
         Raises:
-            InvalidValueError: `additional_config["fastdraft"]` has an unknown key or a bad value,
-                or vLLM is set up in a way that drafts cannot serve.
+            InvalidValueError: An option is unknown or has a bad value, or vLLM is set up in a way
+                that drafts cannot serve.
             DatastoreError: A datastore cannot be opened.
         """
         settings = Settings.of(vllm_config)
@@ -69,33 +61,42 @@ class FastdraftProposer(VllmRequests[_Text]):
         backend = getattr(parallel, "distributed_executor_backend", None)
         together = backend == "external_launcher"
         self._drafts = together or is_first_rank()
-        super().__init__(vllm_config, settings, config, drafts=self._drafts)
+        super().__init__(vllm_config, settings, config, drafts=self._drafts, in_step=together)
         self._times = None
         if settings.token_cost is None and not together:
             sizes, even_graphs = captured_sizes(vllm_config)
             device_type = vllm_config.device_config.device_type
             self._times = StepTimes(device_type, sizes, even_graphs=even_graphs)
-        self._rows: RowsOfRunner | RowsByContent = RowsByContent()
+        self._runner: Any = None
         self._ended_at = 0.0
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing: there is no draft model."""
+        """Loads nothing: there is no draft model.
+
+        Raises:
+            InvalidValueError: Nobody has called `attach`.
+        """
+        if self._runner is None:
+            raise InvalidValueError(
+                "fastdraft's entry point must be loaded in vLLM's workers: if VLLM_PLUGINS is set, "
+                f"it has to name fastdraft, got {os.environ.get('VLLM_PLUGINS')!r}"
+            )
 
     def attach(self, runner: Any) -> None:
         """Takes request ids, parameters and ends from the model runner that owns the proposer.
 
         Args:
-            runner: A `vllm.v1.worker.gpu_model_runner.GPUModelRunner`. One that lacks what is
-                needed leaves the proposer as it was, with a warning.
+            runner: A `vllm.v1.worker.gpu_model_runner.GPUModelRunner`.
+
+        Raises:
+            AttributeError: It lacks what is needed.
         """
-        try:
-            # Looked up once here, so that a changed runner shows before the first request.
-            runner.input_batch.req_ids, runner.requests.keys()
-            execute = runner.execute_model
-        except AttributeError as error:
-            _logger.warning("fastdraft knows vLLM's rows by their text alone: %s", error)
-            return
-        self._rows = RowsOfRunner(runner)
+        # Looked up once here, so that a changed runner shows before the first request.
+        runner.input_batch.req_ids, runner.requests.keys()
+        execute = runner.execute_model
+        self._runner = runner
+        if self._drafts:
+            self.announce(f"Model Runner V1, drafts of up to {self._lookahead} tokens")
 
         @functools.wraps(execute)
         def execute_model(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
@@ -174,19 +175,20 @@ class FastdraftProposer(VllmRequests[_Text]):
         now = [lengths[row] for row in rows]
         before = [lengths[row] - len(sampled_token_ids[row]) for row in rows]
 
-        keys = self._rows.keys(rows, before, now, token_ids)
-        self._end(self._rows.gone(self._texts))
+        request_ids, requests = self._runner.input_batch.req_ids, self._runner.requests
+        keys = [request_ids[row] for row in rows]
+        self._end(self._texts.keys() - requests.keys())
         decoded: dict[Hashable, int] = {}
         texts: list[_Text] = []
         for key, row, length in zip(keys, rows, before, strict=True):
             text = self._texts.get(key)
-            if text is not None and text.length > length and text.request is not None:
+            if text is not None and text.length > length and text.is_drafted:
                 # The host took tokens back, which the engine cannot.
                 self._end([key])
                 text = None
             if text is None:
                 text = self._texts[key] = _Text()
-                self._start(text, self._rows.request(key, length), token_ids[row], length)
+                self._start(text, Request.of(requests[key]), token_ids[row], length)
             elif text.scheduled > 0 and text.length == length:
                 decoded[key] = text.scheduled
             texts.append(text)
@@ -199,11 +201,12 @@ class FastdraftProposer(VllmRequests[_Text]):
         self, texts: list[_Text], rows: list[int], now: list[int], token_ids: NDArray[np.int32]
     ) -> None:
         """Passes on what the rows emitted: up to the lengths `now` of their texts."""
-        live = [
-            (text, row, end)
-            for text, row, end in zip(texts, rows, now, strict=True)
-            if text.request is not None
-        ]
+        live = []
+        for text, row, end in zip(texts, rows, now, strict=True):
+            if text.request is not None:
+                live.append((text, row, end))
+            elif text.indexing is not None:
+                text.missed.append(token_ids[row, text.length : end].copy())
         if live:
             emitted = [token_ids[row, text.length : end] for text, row, end in live]
             offsets = [0, *itertools.accumulate(map(len, emitted))]

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from fastdraft import Memory
 from fastdraft.errors import InvalidValueError
 
 __all__ = ["Settings", "check", "check_speculator"]
@@ -14,7 +15,11 @@ __all__ = ["Settings", "check", "check_speculator"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """What can be set, as `additional_config={"fastdraft": {...}}` of vLLM."""
+    """What can be set, beside the method in vLLM's `speculative_config`.
+
+    Raises:
+        InvalidValueError: A bad value.
+    """
 
     memory_bytes: int = 1 << 30
     """The most memory for the text of finished requests, from which later ones are drafted; 0
@@ -33,9 +38,7 @@ class Settings:
     """The most memory for the indexes of running requests; beyond it new ones go undrafted."""
     token_cost: float | None = None
     """What a further token in a forward costs, as a fraction of a forward over one token; None
-    measures the steps."""
-    speculator: bool = False
-    """Whether to draft in the place of vLLM's method `ngram_gpu`, for the V2 model runner."""
+    measures the steps. For Model Runner V1: V2 verifies as many tokens for each row."""
 
     @classmethod
     def of(cls, vllm_config: Any) -> Settings:
@@ -45,47 +48,46 @@ class Settings:
         names = [field.name for field in fields(cls)]
         if not isinstance(given, Mapping) or not set(given) <= set(names):
             raise InvalidValueError(
-                f'additional_config["fastdraft"] must be a mapping with keys of {names}, got '
-                f"{given!r}"
+                f"the options of fastdraft must be a mapping with keys of {names}, got {given!r}"
             )
         return cls(**given)
 
     def __post_init__(self) -> None:
         if isinstance(self.memory_bytes, bool) or not isinstance(self.memory_bytes, int):
             raise InvalidValueError(f"memory_bytes must be an integer, got {self.memory_bytes!r}")
-        if self.memory_bytes < 0:
-            raise InvalidValueError(f"memory_bytes must be at least 0, got {self.memory_bytes}")
+        try:
+            Memory(self.memory_bytes)
+        except InvalidValueError:
+            raise InvalidValueError(
+                f"memory_bytes must be 0, or enough for some text, got {self.memory_bytes}"
+            ) from None
         if not isinstance(self.memory_folder, (str, os.PathLike, type(None))):
             raise InvalidValueError(f"memory_folder must be a path, got {self.memory_folder!r}")
         if not isinstance(self.fleet_url, (str, type(None))):
             raise InvalidValueError(f"fleet_url must be a URL, got {self.fleet_url!r}")
+        for name in ("fleet_url", "memory_folder"):
+            if getattr(self, name) is not None and not self.memory_bytes:
+                raise InvalidValueError(
+                    f"{name} must be left out where memory_bytes is 0, which remembers nothing, "
+                    f"got {str(getattr(self, name))!r}"
+                )
         if self.fleet_url and self.memory_folder:
             raise InvalidValueError(
                 "memory_folder must be left out with fleet_url, where what is published is there "
                 f"after a start, got {str(self.memory_folder)!r}"
             )
-        if not isinstance(self.speculator, bool):
-            raise InvalidValueError(f"speculator must be True or False, got {self.speculator!r}")
-        if isinstance(self.datastores, str) or not all(
-            isinstance(path, (str, os.PathLike)) for path in self.datastores
+        for name, kind, listed in (
+            ("datastores", (str, os.PathLike), "paths"),
+            ("shared_namespaces", str, "names"),
         ):
-            raise InvalidValueError(f"datastores must be a list of paths, got {self.datastores!r}")
-        if isinstance(self.shared_namespaces, str) or not all(
-            isinstance(name, str) for name in self.shared_namespaces
-        ):
-            raise InvalidValueError(
-                f"shared_namespaces must be a list of names, got {self.shared_namespaces!r}"
-            )
+            value = getattr(self, name)
+            if not isinstance(value, (list, tuple)) or not all(isinstance(v, kind) for v in value):
+                raise InvalidValueError(f"{name} must be a list of {listed}, got {value!r}")
 
 
 def check(vllm_config: Any) -> None:
     """Raises InvalidValueError for what the proposer of the V1 model runner cannot honour: settings
     of vLLM that give wrong text or would be ignored."""
-    if Settings.of(vllm_config).speculator:
-        raise InvalidValueError(
-            'speculator is for the V2 model runner, with the method "ngram_gpu"; leave it out with '
-            'the method "custom_class", got True'
-        )
     parallel = getattr(vllm_config, "parallel_config", None)
     if getattr(parallel, "distributed_executor_backend", None) == "external_launcher":
         for name in ("memory_folder", "fleet_url"):
@@ -118,6 +120,12 @@ def check(vllm_config: Any) -> None:
 
 def check_speculator(vllm_config: Any) -> None:
     """Raises InvalidValueError for settings of vLLM with which the V2 speculator cannot draft."""
+    token_cost = Settings.of(vllm_config).token_cost
+    if token_cost is not None:
+        raise InvalidValueError(
+            "token_cost must be left out with Model Runner V2, where vLLM verifies as many tokens "
+            f"for each row, got {token_cost}"
+        )
     parallel = vllm_config.parallel_config
     stages = getattr(parallel, "pipeline_parallel_size", 1)
     adaptive = getattr(vllm_config.speculative_config, "enable_adaptive_verification", False)

@@ -21,10 +21,10 @@ from fastdraft import DraftStats
 from fastdraft.alignment import Aligner, Texts
 from fastdraft.background import BackgroundDrafter, Snapshot
 from fastdraft.errors import InvalidValueError
-from fastdraft.integrations.host import longest_draft
+from fastdraft.faults import Faults
+from fastdraft.integrations.request_options import LOOKAHEAD, SWITCH, request_options
 from fastdraft.integrations.vllm.lookup import LateRequests
-from fastdraft.integrations.vllm.requests import is_first_rank
-from fastdraft.integrations.vllm.rows import Request
+from fastdraft.integrations.vllm.requests import Request, is_first_rank
 from fastdraft.integrations.vllm.settings import Settings, check_speculator
 from fastdraft.integrations.vllm.transfers import Ends, TreeBuffers
 
@@ -41,12 +41,9 @@ _logger = logging.getLogger(__name__)
 
 
 class FastdraftSpeculator:
-    """Drafts for one V2 model runner, in the place of vLLM's `ngram_gpu`.
+    """Drafts for one V2 model runner, in the place of vLLM's `ngram_gpu`: see `method`.
 
     vLLM's class of speculators is mixed in where vLLM is at hand: see `plugin`.
-
-    >>> LLM(model, speculative_config={"method": "ngram_gpu", "num_speculative_tokens": 8},
-    ...     additional_config={"fastdraft": {"speculator": True}})  # doctest: +SKIP
 
     Attributes:
         draft_token_confidence_probs: (max_num_seqs, num_speculative_tokens) float32, the chance of
@@ -69,8 +66,8 @@ class FastdraftSpeculator:
             req_states: A `vllm.v1.worker.gpu.states.RequestState`.
 
         Raises:
-            InvalidValueError: `additional_config["fastdraft"]` has an unknown key or a bad value,
-                or vLLM is set up in a way that drafts cannot serve.
+            InvalidValueError: An option is unknown or has a bad value, or vLLM is set up in a way
+                that drafts cannot serve.
             DatastoreError: A datastore cannot be opened.
         """
         settings = Settings.of(vllm_config)
@@ -98,7 +95,7 @@ class FastdraftSpeculator:
         # The drafter's number of each request id, and the ids that are preempted.
         self._numbers: dict[str, int] = {}
         self._preempted: set[str] = set()
-        self._faults = 0
+        self._faults = Faults(_logger)
         self.late: LateRequests | None = None
         self.drafter: BackgroundDrafter | None = None
         if is_first_rank():
@@ -117,8 +114,8 @@ class FastdraftSpeculator:
     def faults(self) -> int:
         """The number of drafting errors."""
         if self.late is None or self.drafter is None:
-            return self._faults
-        return self._faults + self.late.faults + self.drafter.counts.faults
+            return self._faults.count
+        return self._faults.count + self.late.faults + self.drafter.faults
 
     @property
     def stats(self) -> DraftStats:
@@ -139,20 +136,17 @@ class FastdraftSpeculator:
         """Hears of requests from the model runner that owns the speculator.
 
         Args:
-            runner: A `vllm.v1.worker.gpu.model_runner.GPUModelRunner`. With one that lacks what is
-                needed, drafts come from each request's own text alone, with a warning.
+            runner: A `vllm.v1.worker.gpu.model_runner.GPUModelRunner`.
+
+        Raises:
+            AttributeError: It lacks what is needed.
         """
         if self.drafter is None:
             return
+        assert self.late is not None
         stop = self.drafter.stop
-        try:
-            add, finish = runner.add_requests, runner.finish_requests
-            self._states.req_id_to_index  # noqa: B018
-        except AttributeError as error:
-            _logger.warning("fastdraft drafts from each request's own text alone: %s", error)
-            self._column_values[1] = self._lookahead
-            self._send_columns()
-            return
+        add, finish = runner.add_requests, runner.finish_requests
+        self._states.req_id_to_index  # noqa: B018
 
         @functools.wraps(add)
         def add_requests(scheduler_output: Any) -> None:
@@ -166,6 +160,11 @@ class FastdraftSpeculator:
             finish(scheduler_output)
 
         runner.add_requests, runner.finish_requests = add_requests, finish_requests
+        asynchronous = getattr(runner.vllm_config.scheduler_config, "async_scheduling", False)
+        self.late.announce(
+            f"Model Runner V2, asynchronous scheduling {'on' if asynchronous else 'off'}, drafts "
+            f"of up to {self._lookahead} tokens"
+        )
         shutdown = getattr(runner, "shutdown", None)
         if shutdown is not None:
 
@@ -252,11 +251,7 @@ class FastdraftSpeculator:
             known = _known(request)
             if known is not None:
                 self._column_values[0, place] = self._begin(request, known, place)
-                try:
-                    longest = min(longest_draft(known.params), self._lookahead)
-                except InvalidValueError:
-                    longest = 0  # the drafter's thread counts and tells
-                self._column_values[1, place] = longest
+                self._column_values[1, place] = min(_longest_draft(known), self._lookahead)
         self._send_columns()
 
     def _begin(self, request: Any, known: Request, place: int) -> int:
@@ -309,26 +304,18 @@ class FastdraftSpeculator:
         try:
             call(*args)
         except Exception:
-            self._faults += 1
-            if self._faults == 1:
-                _logger.warning(
-                    "fastdraft: drafting failed; the step goes on without new drafts, and further "
-                    "faults are only counted",
-                    exc_info=True,
-                )
+            self._faults.add("drafting failed; the step goes on without new drafts")
 
 
 def _known(request: Any) -> Request | None:
     """What is known of a `NewRequestData`; None where nothing is to be looked up for it."""
-    params = request.sampling_params
-    if params is None or request.prompt_token_ids is None or request.req_id.startswith(_WARM_UP):
-        return None
-    if getattr(request, "prompt_is_token_ids", None):
-        return None  # a part of the prompt came as embeddings
-    adapter = getattr(request, "lora_request", None)
-    return Request(
-        len(request.prompt_token_ids),
-        getattr(params, "extra_args", None) or {},
-        getattr(params, "max_tokens", None),
-        None if adapter is None else adapter.lora_name,
-    )
+    return None if request.req_id.startswith(_WARM_UP) else Request.of(request)
+
+
+def _longest_draft(request: Request) -> int:
+    """The longest draft that a request asks for. Looks at no lists of ids, which takes long."""
+    try:
+        asked = {SWITCH, LOOKAHEAD} & request.params.keys()
+        return request_options({name: request.params[name] for name in asked}).lookahead
+    except InvalidValueError:
+        return 0  # the drafter's thread counts and tells

@@ -1,0 +1,168 @@
+// The file of a frozen datastore: its layout, and what the operating system
+// does for it.
+//
+//   header       4,096 bytes, FileHeader and zeros
+//   segments     each has these sections, each from a multiple of 64 bytes on:
+//                its tokens, with a mark before each document; every token takes
+//                2, 3 or 4 bytes, as the segment's largest token needs;
+//                a bit for each token, 1 for a model's output;
+//                for each order the postings and the buckets of a hash table
+//   directory    a SegmentEntry for each segment, then the CRC-32 of each MiB of
+//                the segments
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "fastdraft/datastore.h"
+#include "fastdraft/token.h"
+
+namespace fastdraft {
+
+// Tokens in 2, 3 or 4 bytes each, the lowest first. A document's mark is negative, and so one of
+// the largest numbers of that width.
+struct TokenCode {
+  // The fewest bytes in which the tokens up to `largest` can be told from marks.
+  static std::int64_t width_for(Token largest) noexcept;
+  static Token largest(std::int64_t width) noexcept;
+
+  static bool valid(std::int64_t width) noexcept { return width >= 2 && width <= 4; }
+  static void encode(const Token* tokens, std::int64_t count, std::int64_t width,
+                     std::uint8_t* out) noexcept;
+  static void decode(const std::uint8_t* bytes, std::int64_t count, std::int64_t width,
+                     Token* out) noexcept;
+};
+
+// Where an n-gram stands in a segment, and who wrote the token behind it. An entry of a table is
+// one, or tells where an n-gram's postings begin: the latest first, kMost of them at most.
+class Posting {
+ public:
+  static constexpr int kMost = 64;  // a lookup of a tree's drafts follows no more
+
+  explicit Posting(std::uint32_t bits) noexcept : bits_(bits) {}
+  Posting(std::int64_t position, bool output, bool last) noexcept
+      : bits_(static_cast<std::uint32_t>(position) | (output ? kOutput : 0) | (last ? kLast : 0)) {}
+  static Posting list(std::int64_t first) noexcept {
+    return Posting(static_cast<std::uint32_t>(first) | kList);
+  }
+
+  std::uint32_t bits() const noexcept { return bits_; }
+  std::int64_t position() const noexcept { return bits_ & kNumber; }
+  bool output() const noexcept { return (bits_ & kOutput) != 0; }
+  bool last() const noexcept { return (bits_ & kLast) != 0; }
+  bool is_list() const noexcept { return (bits_ & kList) != 0; }
+  std::int64_t first() const noexcept { return bits_ & kNumber; }  // of a list
+
+ private:
+  static constexpr std::uint32_t kOutput = 0x80000000u;
+  static constexpr std::uint32_t kLast = 0x40000000u;
+  static constexpr std::uint32_t kList = 0x20000000u;
+  static constexpr std::uint32_t kNumber = 0x1FFFFFFFu;
+  static_assert(DatastoreWriter::kSegmentTokens <= kNumber);
+
+  std::uint32_t bits_;
+};
+static_assert(sizeof(Posting) == 4);
+
+struct FileHeader {
+  // The first byte is none of text, and a transfer that changes the ends of lines
+  // breaks the last ones (as in PNG).
+  static constexpr std::array<std::uint8_t, 8> kMagic{0x89, 'F', 'D', 'S', '\r', '\n', 0x1A, '\n'};
+  static constexpr std::uint32_t kVersion = 2;
+  static constexpr std::uint32_t kByteOrder = 0x01020304;
+  static constexpr std::int64_t kBytes = 4096;
+  static constexpr std::int64_t kBlockBytes = std::int64_t{1} << 20;
+
+  std::array<std::uint8_t, 8> magic;
+  std::uint32_t version;
+  std::uint32_t byte_order;
+  std::uint32_t most_postings;  // of an n-gram in a segment
+  std::uint32_t num_orders;
+  std::array<std::int32_t, 8> orders;  // zeros follow
+  Fingerprint fingerprint;
+  std::uint32_t has_fingerprint;
+  Token largest_token;  // -1 where there are none
+  std::int64_t num_tokens;
+  std::int64_t num_documents;
+  std::int64_t num_segments;
+  std::int64_t directory_offset;
+  std::int64_t file_bytes;
+  std::uint32_t directory_checksum;
+  std::uint32_t checksum;  // of all fields before this one
+};
+static_assert(sizeof(FileHeader) == 144);
+
+struct SegmentEntry {
+  std::int64_t offset;  // of its first section in the file
+  std::int64_t size;    // its tokens and marks
+  std::int64_t token_bytes;
+  std::array<std::int64_t, Datastore::kOrders.size()> postings;
+  std::array<std::int64_t, Datastore::kOrders.size()> buckets;
+};
+
+// Where the sections of a segment are in the file.
+struct SegmentLayout {
+  std::int64_t tokens;
+  std::int64_t outputs;
+  std::array<std::int64_t, Datastore::kOrders.size()> postings;
+  std::array<std::int64_t, Datastore::kOrders.size()> buckets;
+  std::int64_t end;
+
+  explicit SegmentLayout(const SegmentEntry& entry) noexcept;
+  static std::int64_t aligned(std::int64_t offset) noexcept { return (offset + 63) / 64 * 64; }
+};
+
+// The CRC-32 of IEEE 802.3, as zlib has it, continued from `checksum`.
+std::uint32_t crc32(const void* data, std::int64_t bytes, std::uint32_t checksum = 0) noexcept;
+
+// A file in memory, read-only.
+class MappedFile {
+ public:
+  // Throws DatastoreError, and InvalidValueError for a path with a NUL byte.
+  explicit MappedFile(const std::string& path);
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+  ~MappedFile();
+
+  const std::byte* data() const noexcept { return data_; }
+  std::int64_t bytes() const noexcept { return bytes_; }
+
+ private:
+  const std::byte* data_ = nullptr;
+  std::int64_t bytes_ = 0;
+};
+
+// The number of this process.
+std::int64_t this_process() noexcept;
+
+// A file that is written beside `path` and takes its place when it is complete. Only the process
+// that made it may write to it; in a fork of it the destructor leaves the file alone.
+class OutputFile {
+ public:
+  // Removes what was left beside `path` by processes that were killed, which it knows by their
+  // locks; on disks without locks that stays. Throws DatastoreError, as do all its methods, and
+  // InvalidValueError for a path with a NUL byte.
+  explicit OutputFile(const std::string& path);
+  OutputFile(const OutputFile&) = delete;
+  OutputFile& operator=(const OutputFile&) = delete;
+  // Removes what was not completed.
+  ~OutputFile();
+
+  void write(const void* data, std::int64_t bytes);
+  // Overwrites from the file's beginning on, and has all of it on the disk under its
+  // name when it returns.
+  void complete(const void* beginning, std::int64_t bytes);
+
+ private:
+  [[noreturn]] void fail(const char* what) const;
+
+  std::string path_;
+  std::string temporary_;
+  const std::int64_t process_ = this_process();
+  int file_ = -1;
+};
+
+}  // namespace fastdraft

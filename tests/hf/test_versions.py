@@ -1,0 +1,81 @@
+"""A transformers newer than was tested is named where its interface differs, and only there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import GenerationMixin
+
+from fastdraft import hf
+from fastdraft.errors import FastdraftError, InvalidValueError
+from fastdraft.hf import requirements
+from fastdraft.hf.interface import CACHE
+from fastdraft.versions import NEWEST, newer
+from hf_models import repetitive_batch, tiny_model
+
+pytestmark = pytest.mark.any_transformers
+
+SENTENCE = (
+    r"^fastdraft \d+\.\d+ was tested with transformers 5\.19 to {}\.{}; this is 5\.99\.1: "
+    r"pip install 'transformers<{}\.{}' \(".format(*NEWEST, NEWEST[0], NEWEST[1] + 1)
+)
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return tiny_model("llama")
+
+
+@pytest.fixture
+def untested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = tmp_path / "transformers-5.99.1.dist-info"
+    found.mkdir()
+    (found / "METADATA").write_text("Metadata-Version: 2.1\nName: transformers\nVersion: 5.99.1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def generate(model: Any, **options: Any) -> Any:
+    return hf.generate(model, **repetitive_batch(1), max_new_tokens=4, **options)
+
+
+def test_this_version_was_tested() -> None:
+    assert newer() is None
+
+
+@pytest.mark.usefixtures("untested")
+def test_a_newer_version_that_works_is_not_named(model: Any) -> None:
+    assert generate(model).sequences.shape[1] > repetitive_batch(1)["input_ids"].shape[1]
+
+
+@pytest.mark.usefixtures("untested")
+@pytest.mark.parametrize("part", ["_prefill", "_optimize_model_for_decode"])
+def test_what_is_missing_is_named(model: Any, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    monkeypatch.delattr(GenerationMixin, part)
+    with pytest.raises(FastdraftError, match=SENTENCE + "AttributeError: .*" + part):
+        generate(model)
+
+
+@pytest.mark.usefixtures("untested")
+def test_a_cache_of_another_name_is_named(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requirements, "CACHE", CACHE + "_renamed")
+    with pytest.raises(InvalidValueError, match=SENTENCE + "model must take a key-value cache"):
+        generate(model)
+
+
+def test_a_tested_version_is_never_named(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(GenerationMixin, "_prefill")
+    with pytest.raises(AttributeError, match="_prefill"):
+        generate(model)
+
+
+@pytest.mark.usefixtures("untested")
+def test_errors_of_the_callers_own_pass(model: Any) -> None:
+    def stop(*_: Any) -> Any:
+        raise TypeError("mine")
+
+    with pytest.raises(TypeError, match=r"^mine$"):
+        generate(model, stopping_criteria=[stop])
+    with pytest.raises(InvalidValueError, match=r"^fastdraft needs a key-value cache"):
+        generate(model, use_cache=False)

@@ -1,0 +1,248 @@
+"""make where something is missing, and two at once. The system's tools are stand-ins."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TOOLS = (
+    *(
+        "awk",
+        "bash",
+        "cat",
+        "dirname",
+        "env",
+        "find",
+        "flock",
+        "grep",
+        "ls",
+        "make",
+        "mkdir",
+        "mv",
+        "rm",
+    ),
+    *("sed", "sh", "sleep", "touch", "xargs"),
+)
+FOLDERS = ("csrc", "cmake", "python", "kernels", "tests/cpp", "bench/cpp", "examples/c")
+REASON = "E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 1 (apt-get)"
+
+pytestmark = pytest.mark.skipif(
+    not all(map(shutil.which, TOOLS)), reason="make, flock or another tool of Linux is missing"
+)
+
+
+class Machine:
+    """A clone whose PATH holds the tools that are put there, and an environment that was made."""
+
+    def __init__(self, folder: Path, user: int = 0) -> None:
+        self.clone = folder / "clone"
+        self.bin = folder / "bin"
+        self.bin.mkdir()
+        for name in TOOLS:
+            (self.bin / name).symlink_to(str(shutil.which(name)))
+        for name in ("constraints", "tools", *FOLDERS, "examples/cpp", "tests/hosts"):
+            (self.clone / name).mkdir(parents=True)
+        for name in ("Makefile", "tests/hosts/hosts.mk", "tools/build.txt", "constraints/main.txt"):
+            shutil.copy(ROOT / name, self.clone / name)
+        (self.clone / ".venv" / "bin").mkdir(parents=True)
+        (self.clone / ".venv" / ".python").touch()
+        self.log = folder / "log"
+        self.log.touch()
+        self.tool("id", f"echo {user}")
+        self.tool("uname", "echo Linux")
+        self.tool("python3", "exit 0")
+        self.tool("apt-get", f'echo "$@" >> {self.log}')
+
+    def tool(self, name: str, program: str) -> None:
+        file = self.bin / name
+        file.unlink(missing_ok=True)
+        file.write_text(f"#!/bin/sh\n{program}\n")
+        file.chmod(0o755)
+
+    def start(self, *goals: str, **variables: str) -> subprocess.Popen[str]:
+        environment = {"PATH": str(self.bin), "HOME": os.environ.get("HOME", "/"), **variables}
+        return subprocess.Popen(
+            ["make", *goals],
+            cwd=self.clone,
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+
+    def run_ci(self, program: str) -> tuple[int, str]:
+        """What .ci/run does where make is `program`: its status, and what it printed."""
+        for name in (".ci", "tests/hosts/requirements"):
+            shutil.copytree(ROOT / name, self.clone / name)
+        self.tool("make", f"for step; do :; done\n{program}")
+        environment = {"PATH": str(self.bin), "HOME": os.environ.get("HOME", "/")}
+        done = subprocess.run(
+            [self.clone / ".ci" / "run"],
+            cwd=self.clone,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        return done.returncode, done.stdout
+
+    def make(self, *goals: str, **variables: str) -> tuple[bool, str]:
+        """Whether it worked, and what it printed."""
+        process = self.start(*goals, **variables)
+        printed, _ = process.communicate()
+        return process.returncode == 0, printed
+
+    @property
+    def calls(self) -> list[str]:
+        return self.log.read_text().splitlines()
+
+
+MISSING = [
+    ("gtest", "libgtest-dev", "GoogleTest for the C++ tests"),
+    ("browser", "chromium", "a browser for the tests of pages"),
+    (".venv/.tools", "g++", "a compiler for the C++ core"),
+]
+
+
+@pytest.mark.parametrize(("goal", "package", "purpose"), MISSING)
+def test_a_failed_installation_is_no_success(
+    tmp_path: Path, goal: str, package: str, purpose: str
+) -> None:
+    """The reason is shown, and the next make tries again."""
+    machine = Machine(tmp_path)
+    machine.tool("apt-get", f'echo "{REASON}" >&2; exit 100')
+    worked, printed = machine.make(goal)
+    assert not worked
+    told, reason = printed.index(f"Installing {package} with apt-get: {purpose}\n"), REASON
+    assert told < printed.index(reason)
+    machine.tool("apt-get", f'echo "$@" >> {machine.log}')
+    machine.tool("pip", "exit 0")
+    worked, _ = machine.make(goal)
+    assert worked
+    assert [call.split()[-1] for call in machine.calls] == ["update", package]
+
+
+@pytest.mark.parametrize(("goal", "package", "purpose"), MISSING)
+def test_who_may_not_install_is_told(tmp_path: Path, goal: str, package: str, purpose: str) -> None:
+    machine = Machine(tmp_path, user=1000)
+    worked, printed = machine.make(goal)
+    assert not machine.calls
+    if goal == ".venv/.tools":
+        assert not worked
+        assert f"Install what Debian and Ubuntu keep in {package}" in printed and purpose in printed
+    else:  # CMake downloads GoogleTest; tests in a browser are skipped
+        assert worked
+        assert {"gtest": package, "browser": "tests of pages"}[goal] in printed
+
+
+def test_nothing_is_installed_where_a_compiler_is(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    machine.tool("c++", "exit 0")
+    machine.tool("pip", f'echo "pip $@, $PIP_CONSTRAINT" >> {machine.log}')
+    worked, printed = machine.make(".venv/.tools")
+    assert worked, printed
+    constraints = machine.clone / "constraints" / "main.txt"
+    assert machine.calls == [f"pip install -qq --no-compile -r tools/build.txt, {constraints}"]
+    assert (machine.clone / ".venv" / ".tools").exists()
+
+
+def test_a_failed_pip_leaves_no_stamp(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    machine.tool("c++", "exit 0")
+    machine.tool("pip", "echo 'ERROR: No space left on device' >&2; exit 1")
+    worked, printed = machine.make(".venv/.tools")
+    assert not worked and "No space left on device" in printed
+    assert not (machine.clone / ".venv" / ".tools").exists()
+
+
+def test_pytorch_for_gpus_is_never_taken_on_a_machine_without_one(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    machine.tool("python", "exit 1")
+    machine.tool("pip", f'echo "$@" >> {machine.log}; exit 1')
+    worked, _ = machine.make(".venv/.torch")
+    assert not worked
+    assert len(machine.calls) == 2
+    assert all(call.endswith("+cpu") for call in machine.calls)
+    assert not (machine.clone / ".venv" / ".torch").exists()
+
+
+def test_the_second_make_waits_for_the_first(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    go_on = tmp_path / "go on"
+    machine.tool(
+        "apt-get",
+        f"echo begin >> {machine.log}; until [ -e '{go_on}' ]; do sleep 0.01; done;"
+        f"echo end >> {machine.log}",
+    )
+    first = machine.start("browser")
+    while not machine.calls:
+        time.sleep(0.01)
+    second = machine.start("browser")
+    assert second.stdout is not None
+    assert "Another make works in this folder" in second.stdout.readline()
+    assert machine.calls == ["begin"]
+    go_on.touch()
+    for process in (first, second):
+        process.communicate()
+        assert process.returncode == 0
+    assert machine.calls == ["begin", "end"] * 4
+
+
+def test_a_make_inside_another_does_not_wait(tmp_path: Path) -> None:
+    """One that a step of .ci/run starts, say."""
+    machine = Machine(tmp_path)
+    machine.tool("chromium", "exit 0")
+    folder = os.open(machine.clone, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        worked, printed = machine.make("browser", FASTDRAFT_LOCKED=str(machine.clone))
+        assert worked, printed
+        # A clone elsewhere is another one.
+        process = machine.start("browser", FASTDRAFT_LOCKED=str(tmp_path))
+        assert process.stdout is not None
+        assert "waiting" in process.stdout.readline()
+        fcntl.flock(folder, fcntl.LOCK_UN)
+        process.communicate()
+        assert process.returncode == 0
+    finally:
+        os.close(folder)
+
+
+def test_ci_compiles_while_packages_are_fetched(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    log = machine.log
+    code, printed = machine.run_ci(f"""
+        if [ $step = setup ]; then until grep -q "end test-install" {log}; do sleep 0.01; done; fi
+        echo "begin $step" >> {log}
+        echo "output of $step"
+        echo "end $step" >> {log}
+    """)
+    assert code == 0, printed
+    ended = [call.removeprefix("end ") for call in machine.calls if call.startswith("end ")]
+    assert ended[1:4] == ["test-cpp", "test-install", "setup"]
+    assert machine.calls.index("end setup") < machine.calls.index("begin test-python")
+    hosts = {file.stem for file in (ROOT / "tests" / "hosts" / "requirements").glob("*.txt")}
+    assert {"lint", "test-python", "package", *(f"test-{host}" for host in hosts)} <= set(ended)
+    assert len(set(ended)) == len(ended)
+    # Its tests' summary closes the output.
+    assert printed.splitlines()[1:].index("output of test-python") > len(printed.splitlines()) - 6
+
+
+@pytest.mark.parametrize("failing", ["setup", "test-cpp", "docs"])
+def test_ci_ends_with_the_first_step_that_fails(tmp_path: Path, failing: str) -> None:
+    machine = Machine(tmp_path)
+    code, printed = machine.run_ci(
+        f'echo $step >> {machine.log}; echo "output of $step"; [ $step != {failing} ]'
+    )
+    assert code == 1
+    assert printed.partition("::: A step failed:")[2].strip().startswith(f"::: make {failing}")
+    if failing == "setup":
+        assert set(machine.calls) <= {".venv/.tools", "setup", "test-cpp", "test-install"}
