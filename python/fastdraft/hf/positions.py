@@ -35,6 +35,7 @@ from transformers.generation.stopping_criteria import (
     MaxTimeCriteria,
 )
 
+from fastdraft.errors import InvalidValueError
 from fastdraft.hf.grammar import Grammar
 from fastdraft.hf.kv_cache import on_device
 from fastdraft.kernels import reference
@@ -268,6 +269,17 @@ def _no_text(scores: torch.Tensor) -> Any:
     return torch.empty((len(scores), 0), dtype=torch.int64, device=scores.device)
 
 
+class _NoScores:
+    """Stands for the scores that stopping criteria do not get, and says so where one reads them."""
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise InvalidValueError(
+            "stopping criteria must not read scores, which speculative decoding does not give them"
+        )
+
+    __getattr__ = __getitem__ = __iter__ = __len__ = __torch_function__ = _refuse
+
+
 class PositionCriteria:
     """The stopping criteria of a generation, told apart by what they read.
 
@@ -331,6 +343,7 @@ class PositionCriteria:
         stops = [False] * len(text)
         for criterion in self._others:
             # Some answer for all rows at once, with a bool or a tensor without dimensions.
-            ended = torch.as_tensor(criterion(text, None), device=text.device).expand(len(text))
+            answer: Any = criterion(text, _NoScores())
+            ended = torch.as_tensor(answer, device=text.device).expand(len(text))
             stops = [was or now for was, now in zip(stops, ended.tolist(), strict=True)]
         return stops
