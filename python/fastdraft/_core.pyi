@@ -97,8 +97,16 @@ class Datastore:
         """
         The tokens held.
         """
+    def _dump(self, position: typing.SupportsInt | typing.SupportsIndex, most: typing.SupportsInt | typing.SupportsIndex) -> tuple[bytes, int]:
+        """
+        The text from a position on, for `_load`, at most so many tokens, and its end.
+        """
     def _find(self, token_ids: numpy.typing.ArrayLike, most: typing.SupportsInt | typing.SupportsIndex, links: typing.SupportsInt | typing.SupportsIndex, least: typing.SupportsInt | typing.SupportsIndex) -> list[tuple[int, int, bool]]:
         ...
+    def _load(self, text: bytes, grow: collections.abc.Callable[[], None] | None) -> None:
+        """
+        Adds the documents that `_dump` gave.
+        """
     def _save(self, path: bytes, first: typing.SupportsInt | typing.SupportsIndex = 0) -> int:
         ...
     def add(self, token_ids: numpy.typing.ArrayLike, *, prompt_size: typing.SupportsInt | typing.SupportsIndex | None = None, grow: collections.abc.Callable[[], None] | None = None) -> None:

@@ -8,7 +8,6 @@ another.
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fastdraft import step_latency
 from fastdraft.drafters import Drafter
 from fastdraft.engine import Engine
 from fastdraft.errors import FastdraftError
@@ -24,7 +24,7 @@ from fastdraft.hf.drafts import FlatDrafts, RowDraft
 from fastdraft.hf.fused_processors import Texts
 from fastdraft.hf.kv_cache import on_device, on_host, places_after
 from fastdraft.hf.positions import PositionCriteria, PositionProcessors, Positions, Warping
-from fastdraft.hf.rows import UNLIMITED, Row, cancel_requests
+from fastdraft.hf.rows import UNLIMITED, Row
 from fastdraft.hf.step import CachedModel, choose, lines_of, verify
 from fastdraft.hf.vocabulary import require_known_ids
 from fastdraft.offers import Offers
@@ -103,14 +103,10 @@ class Decoding:
 
     def run(self, first_logits: torch.Tensor) -> None:
         """Decodes to the end, given the logits after each prompt, of shape (rows, vocabulary)."""
-        try:
-            nothing = FlatDrafts.of_rows([RowDraft()] * len(self._running))
-            self._conclude(self._choose(first_logits, nothing), nothing.offsets)
-            while self._running:
-                self._step()
-        except BaseException:
-            cancel_requests(self.drafter, self._running)
-            raise
+        nothing = FlatDrafts.of_rows([RowDraft()] * len(self._running))
+        self._conclude(self._choose(first_logits, nothing), nothing.offsets)
+        while self._running:
+            self._step()
 
     def _step(self) -> None:
         rows = self._running
@@ -126,7 +122,7 @@ class Decoding:
         width = max(width, longest + 1)
 
         is_warm = self.target.is_warm(batch, width)
-        started = time.perf_counter()
+        started = step_latency.clock()
         indices, cached = [row.index for row in rows], [row.cached for row in rows]
         logits = self.target.forward(
             [[row.last_token, *draft] for row, draft in zip(rows, drafts.by_row, strict=True)],
@@ -139,7 +135,7 @@ class Decoding:
         if emitted.kept is not None:
             self.target.compact(indices, cached, emitted.kept)
         if is_warm:
-            seconds_taken = time.perf_counter() - started
+            seconds_taken = step_latency.clock() - started
             self.cost.observe(batch, width, seconds_taken)
             self.target.observe(len(rows), batch, seconds_taken)
         self._conclude(emitted, drafts.offsets)

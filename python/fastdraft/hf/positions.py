@@ -350,6 +350,17 @@ def _ignores_row_index(processor: LogitsProcessor) -> bool:
     return not isinstance(getattr(processor, "prompt_ignore_length", None), torch.Tensor)
 
 
+class _NoScores:
+    """Stands for the scores that stopping criteria do not get, and says so where one reads them."""
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise InvalidValueError(
+            "stopping criteria must not read scores, which speculative decoding does not give them"
+        )
+
+    __getattr__ = __getitem__ = __iter__ = __len__ = __torch_function__ = _refuse
+
+
 class PositionCriteria:
     """The stopping criteria of a generation, told apart by what they read."""
 
@@ -400,7 +411,9 @@ class PositionCriteria:
         for members, indices, text in positions.by_length(in_place=self._in_place):
             for criterion in self._others:
                 # Some answer for all rows at once, with a bool or a tensor without dimensions.
-                ended = torch.as_tensor(criterion(text, None), device=text.device).expand(len(text))
+                ended = torch.as_tensor(criterion(text, _NoScores()), device=text.device).expand(
+                    len(text)
+                )
                 for member, index in zip(members, indices, strict=True):
                     stops[member] = stops[member] or bool(ended[index])
         return stops

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from transformers import GenerationMixin
 
 from fastdraft.hf.drafts import FlatDrafts
-from fastdraft.hf.interface import CACHE
+from fastdraft.hf.interface import CACHE, device_of
 from fastdraft.hf.kv_cache import on_device, on_host
 from fastdraft.hf.masks import Masks
 from fastdraft.hf.positions import Warping
@@ -58,7 +58,7 @@ class CachedModel:
     last_offset: int = UNLIMITED
 
     def __post_init__(self) -> None:
-        self.device: torch.device = self.model.device
+        self.device = device_of(self.model, self.home)
         self.vocabulary = vocabulary_size(self.model)
         # The host adds to these, and sends tokens and positions in one copy.
         self._first: NDArray[np.int64] | None = None
