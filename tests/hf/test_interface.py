@@ -593,7 +593,6 @@ def test_a_vocabulary_masked_whole_is_an_error(model: Any) -> None:
         ({"prediction": [[3], [4], [5]]}, "each of 2 rows, got 3"),
         ({"prediction": [[3], [0.5]]}, "got float64 of shape"),
         ({"drafter": "lookup"}, "drafter must be a DraftConfig, .* got 'lookup'"),
-        ({"guidance_scale": 2.0}, "UnbatchedClassifierFreeGuidanceLogitsProcessor"),
         ({"token_type_ids": torch.zeros(2, 30)}, "token_type_ids"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",

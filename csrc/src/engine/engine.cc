@@ -231,7 +231,12 @@ RequestId Engine::add_request(const Token* prompt, std::int64_t prompt_size,
 // and returns how many stay.
 std::int32_t Engine::leave_out_foreign(const DraftColumns& draft, std::int32_t count) {
   const auto foreign = [&](Token token) { return token < 0 || token >= config_.vocabulary; };
-  if (std::none_of(draft.token_ids, draft.token_ids + count, foreign)) return count;
+  // All at once, since nearly always none is. As unsigned numbers those below 0 are the largest.
+  std::uint32_t largest = 0;
+  for (std::int32_t i = 0; i < count; ++i) {
+    largest = std::max(largest, static_cast<std::uint32_t>(draft.token_ids[i]));
+  }
+  if (largest < config_.vocabulary) return count;
   constexpr std::int32_t kLeftOut = -2;
   std::vector<std::int32_t> places(static_cast<std::size_t>(count), kLeftOut);
   std::int32_t kept = 0;
@@ -529,7 +534,8 @@ void Engine::take(Request& request, RequestId id, const Step& step) {
   check_room(request, id, count);
   request.kept.reset();
   const bool proposed = request.proposal.has_value();
-  const Proposal proposal = std::exchange(request.proposal, std::nullopt).value_or(Proposal());
+  const Proposal proposal = request.proposal.value_or(Proposal());
+  request.proposal.reset();
   if (count > 0) request.context.prefetch_append(emitted[0]);
   if (proposed) request.drafter->learn(came, num_came);
   if (request.offers != nullptr && count == 0) {

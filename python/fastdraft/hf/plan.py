@@ -129,10 +129,10 @@ class Plan:
             Grammar.of(each, asked.tokenizer) or each for each in processors
         )
         self._warping = Warping()
-        if config.do_sample and not self._keep_scores:
+        if config.do_sample:
             processors, self._warping = Warping.split(processors)
         self._processors = PositionProcessors(processors, rows=rows, columns=input_ids.shape[1])
-        self._criteria = PositionCriteria(criteria, rows)
+        self._criteria = PositionCriteria(criteria)
         self._padding = pad_token_id(config, self._criteria, rows)
         self._seeds = row_seeds(asked.seed, asked.generator, rows) if config.do_sample else None
         copies = config.num_return_sequences
@@ -241,6 +241,7 @@ class Plan:
                 drafter=self._drafter,
                 cost=StepLatency.of(self._timed, target.device.type, target.widths or ()),
                 streamer=streamer,
+                padding=self._padding,
                 keep_scores=self._keep_scores,
                 keep_logits=self._wants_dict and bool(self._config.output_logits),
             )

@@ -31,8 +31,9 @@ from fastdraft.hf.draft_models.engine import EngineStage
 from fastdraft.hf.drafts import FlatDrafts, RowDraft
 from fastdraft.hf.kv_cache import RowCache, places_after
 from fastdraft.hf.masks import Masks
+from fastdraft.hf.positions import Warping
 from fastdraft.hf.rows import UNLIMITED
-from fastdraft.hf.step import CachedModel, verify
+from fastdraft.hf.step import CachedModel, Verifier
 from fastdraft.hf.vocabulary import DraftVocabulary
 from fastdraft.stats import AssistantStats
 from fastdraft.step_latency import StepLatency
@@ -140,6 +141,8 @@ class Stage:
             last_offset=UNLIMITED if self._places is None else self._places - 1,
         )
         self._shares_keys = shares_keys(model)
+        # The scores that it is given are warped.
+        self._verifier = Verifier(Warping())
 
     def end(self, request: int) -> None:
         """Ends a request; its place in the cache becomes free."""
@@ -434,12 +437,9 @@ class Stage:
         texts = [tail + lower[request].token_ids for request, tail in tails.items()]
         scores = self.scoring(logits, list(tails), texts, (drafts.counts + 1).tolist())
         scores = scores.to(torch.float32)
-        if self.seeds is None and not len(drafts.token_ids):
-            # The usual case of a small model, in which the checks of a verification would show.
-            return scores, drafts.offsets, scores.argmax(-1, keepdim=True).tolist()
         seeds = None
         if self.seeds is not None:
-            seeds = [
+            mixed = [
                 _mixed(
                     self.seeds[request],
                     self.level,
@@ -448,9 +448,12 @@ class Stage:
                 )
                 for request in tails
             ]
+            seeds = np.array(mixed, np.int64)
         positions = [len(self.texts[request]) + len(tail) for request, tail in tails.items()]
-        verified = verify(scores, drafts, seeds=seeds, positions=positions)
-        return scores, drafts.offsets, verified.tolist()
+        choice = self._verifier(
+            scores, drafts, seeds=seeds, positions=np.array(positions, np.int64)
+        )
+        return scores, drafts.offsets, choice.tokens
 
     def _drop_ended(self) -> None:
         if self._ended.isdisjoint(self._slots):
