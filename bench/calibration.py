@@ -11,7 +11,7 @@ Without `--write` it prints the reliability diagram: the chances that were told 
 target emitted, over all families, for chains and trees, and saves it.
 
     python bench/calibration.py --data FOLDER --json FILE
-    python bench/calibration.py --data FOLDER --write csrc/src/acceptance_model_prior.inc
+    python bench/calibration.py --data FOLDER --write csrc/src/draft/acceptance_model_prior.inc
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 import corpus
-from vllm_host import VOCABULARY, config
+from vllm_host import VOCABULARY, Job, config
 
 CONTEXTS = (1_000, 10_000, 100_000, 1_000_000)
 ROUNDS = 2_000
@@ -109,7 +109,7 @@ def test_vllm_step(benchmark: Benchmark, text: np.ndarray, token_cost: float | N
     tokens = (text[None, : 3_000 + 17 * ROUNDS] % VOCABULARY).astype(np.int32)
     length = np.array([3_000], dtype=np.int32)
     request = SimpleNamespace(
-        prompt_token_ids=tokens[0, : length[0]].tolist(), sampling_params=SimpleNamespace()
+        prompt_token_ids=tokens[0, : length[0]].tolist(), sampling_params=Job([], []).params
     )
     runner = SimpleNamespace(
         input_batch=SimpleNamespace(req_ids=["0"]),

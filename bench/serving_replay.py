@@ -30,6 +30,7 @@ from vllm import EngineArgs, SamplingParams
 from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 
 import baselines
+from fastdraft.integrations.vllm.requests import SALT, Salt
 from fastdraft.replay import Record
 from fastdraft.replay.run import p50_p99
 from fastdraft.replay.trace import accepted_prefix
@@ -119,7 +120,9 @@ class Runner:
             mm_features=[],
             # As vLLM sets it where the caller leaves it open.
             sampling_params=SamplingParams(
-                temperature=0.0, max_tokens=self._max_model_len - len(prompt)
+                temperature=0.0,
+                max_tokens=self._max_model_len - len(prompt),
+                extra_args={SALT: Salt(None)},
             ),
             generator=None,
             block_ids=([0],),

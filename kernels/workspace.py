@@ -126,6 +126,12 @@ class Workspace:
     Raises:
         InvalidValueError: a size is below 1, max_draft or max_touched below 0.
 
+    Attributes:
+        size: The largest batch.
+        device: The device.
+        has_checked: Whether operands on the CPU have been checked whole in a verification with it.
+            Later ones are checked in shape and type alone, as operands on a device are.
+
     It takes about 160 bytes for each 1024 logits of the largest batch, and 4 for each one kept.
     """
 
@@ -149,17 +155,34 @@ class Workspace:
             if value < least:
                 raise InvalidValueError(f"{name} must be at least {least}, got {value}")
         self.size = Size(max_rows, vocabulary, max_requests, max_draft, max_touched)
-        self._buffers = {
-            name: _allocate(buffer, self.size, torch.device(device)).flatten()
-            for name, buffer in BUFFERS.items()
-        }
+        # As tensors have it: "cuda" is the current one.
+        self.device = torch.empty(0, device=device).device
+        self.has_checked = False
+        self._buffers: dict[str, Tensor] = {}
+        if self.device.type != "cpu":
+            for name in BUFFERS:
+                self._make(name)
 
-    @property
-    def device(self) -> torch.device:
-        return self._buffers["token_ids"].device
+    def _make(self, name: str) -> None:
+        self._buffers[name] = _allocate(BUFFERS[name], self.size, self.device).flatten()
+
+    def has_room(self, size: Size) -> bool:
+        """Whether a batch of this size fits."""
+        # Asked at every step: a loop would take four times as long.
+        rows, vocabulary, requests, max_draft, touched = self.size
+        return (
+            size[0] <= rows
+            and size[1] <= vocabulary
+            and size[2] <= requests
+            and size[3] <= max_draft
+            and size[4] <= touched
+        )
 
     def take(self, name: str, size: Size) -> Tensor:
         """The buffer of a name for a batch of a size, contiguous."""
+        if name not in self._buffers:
+            # On a CPU, where the plain version needs none.
+            self._make(name)
         shape = BUFFERS[name].shape.of(size)
         count = 1
         for length in shape:

@@ -5,11 +5,31 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 
+from fastdraft import step_latency
+from step_clock import StepClock
+
 LAYERS = 2
+
+
+@pytest.fixture(autouse=True)
+def step_clock(monkeypatch: pytest.MonkeyPatch) -> StepClock:
+    """The clock by which drafts are timed: no test depends on a measured time."""
+    clock = StepClock()
+    monkeypatch.setattr(step_latency, "clock", clock)
+    if "fastdraft.hf" in sys.modules:
+        from fastdraft.hf.draft_models.stage import Stage
+        from fastdraft.hf.static import StaticModel
+        from fastdraft.hf.step import CachedModel
+
+        for kind in (CachedModel, StaticModel):
+            monkeypatch.setattr(kind, "forward", clock.timing_forwards(kind.forward))
+        monkeypatch.setattr(Stage, "_forward", clock.timing_drafts(Stage._forward))
+    return clock
 
 
 @pytest.fixture(scope="session")

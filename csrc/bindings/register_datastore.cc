@@ -102,6 +102,87 @@ py::array_t<Token> read(const Datastore& store, std::int64_t position, std::int6
   return py::array_t<Token>(count, tokens.data());
 }
 
+// Documents as bytes: tokens as a log has them, a negative one before each document, and then a
+// byte for each, 1 where a model wrote it. A store of them can only be read whole.
+constexpr std::int64_t kTextBytes = sizeof(Token) + 1;
+
+class Text final : public Datastore {
+ public:
+  explicit Text(const std::string& bytes)
+      : Datastore(std::nullopt), size_(static_cast<std::int64_t>(bytes.size()) / kTextBytes) {
+    if (size_ * kTextBytes != static_cast<std::int64_t>(bytes.size())) {
+      throw InvalidValueError("text must have " + std::to_string(kTextBytes) +
+                              " bytes a token, got " + std::to_string(bytes.size()));
+    }
+    tokens_.resize(static_cast<std::size_t>(size_));
+    std::memcpy(tokens_.data(), bytes.data(), tokens_.size() * sizeof(Token));
+    outputs_ = bytes.substr(tokens_.size() * sizeof(Token));
+  }
+  void add(const Token*, std::int64_t, std::int64_t, const Grow&) override { refuse(); }
+  void add_all(const Datastore&, const Grow&) override { refuse(); }
+  void close() override {}
+  bool frozen() const noexcept override { return true; }
+  std::int64_t num_tokens() const override { return size_; }
+  std::int64_t num_documents() const override { return 0; }
+  std::int64_t bytes() const override { return size_ * kTextBytes; }
+  std::int64_t max_bytes() const noexcept override { return size_ * kTextBytes; }
+  std::int64_t limit(std::int64_t) override { refuse(); }
+
+ protected:
+  void begin(Lookup&) const override {}
+  void go_on(const Lookup&) const override {}
+  int find(const Lookup&, Occurrence*, int, int) const override { return 0; }
+  std::int64_t read(std::int64_t position, Token* out, std::int64_t most) const override {
+    const std::int64_t count = std::clamp<std::int64_t>(most, 0, size_ - position);
+    std::copy_n(tokens_.begin() + position, count, out);
+    return count;
+  }
+  bool output(std::int64_t position) const override {
+    return outputs_[static_cast<std::size_t>(position)] != 0;
+  }
+  std::int64_t begin() const override { return 0; }
+  std::int64_t end() const override { return size_; }
+
+ private:
+  [[noreturn]] static void refuse() { throw DatastoreError("text can only be read"); }
+  std::int64_t size_;
+  std::vector<Token> tokens_;
+  std::string outputs_;
+};
+
+std::pair<py::bytes, std::int64_t> dump(const Datastore& store, std::int64_t position,
+                                        std::int64_t most) {
+  check_open(store);
+  // Text that is added waits for a step.
+  constexpr std::int64_t kStep = 4096;
+  std::string tokens;
+  std::string outputs;
+  {
+    const py::gil_scoped_release release;
+    std::vector<Token> step(kStep);
+    for (std::int64_t left = most; left > 0;) {
+      const Datastore::Reader reader(store);
+      position = std::max(position, reader.begin());
+      const std::int64_t count = reader.read(position, step.data(), std::min(kStep, left));
+      if (count <= 0) break;
+      tokens.append(reinterpret_cast<const char*>(step.data()),
+                    static_cast<std::size_t>(count) * sizeof(Token));
+      for (std::int64_t i = 0; i < count; ++i) {
+        outputs.push_back(reader.output(position + i) ? '\1' : '\0');
+      }
+      position += count;
+      left -= count;
+    }
+  }
+  return {py::bytes(tokens + outputs), position};
+}
+
+void load(Datastore& store, const py::bytes& bytes, const std::optional<Datastore::Grow>& grow) {
+  const Text text{std::string(bytes)};
+  const py::gil_scoped_release release;
+  store.add_all(text, grow.value_or(nullptr));
+}
+
 }  // namespace
 
 void register_datastore(py::module_& module) {
@@ -127,6 +208,10 @@ void register_datastore(py::module_& module) {
         return self.save(path, first);
       },
       py::arg("path"), py::arg("first") = 0);
+  store.def("_dump", &dump, py::arg("position"), py::arg("most"),
+            "The text from a position on, for `_load`, at most so many tokens, and its end.");
+  store.def("_load", &load, py::arg("text"), py::arg("grow"),
+            "Adds the documents that `_dump` gave.");
   store.def(
       "add_all",
       [](Datastore& self, const Datastore& source, const std::optional<Datastore::Grow>& grow) {

@@ -10,13 +10,13 @@
 #include <string>
 #include <vector>
 
-#include "acceptance_model.h"
+#include "draft/acceptance_model.h"
+#include "draft/offer_model.h"
 #include "draft_object.h"
 #include "fast_method.h"
 #include "fastdraft/engine.h"
 #include "fastdraft/error.h"
 #include "numpy.h"
-#include "offer_model.h"
 #include "register.h"
 #include "signatures.h"
 #include "typed_object.h"
@@ -269,8 +269,7 @@ std::vector<float> numbers_of_rows(const Curve& given, std::int64_t rows, const 
 // The options of a batch, with their arrays.
 struct BatchOptions {
   BatchOptions(const std::optional<Integers>& limits, const std::optional<double>& token_cost,
-               const std::optional<Curve>& cost, bool padded, const std::optional<Curve>& weights,
-               std::int64_t rows)
+               const std::optional<Curve>& cost, bool padded, std::int64_t rows)
       : most(limits.value_or(Integers()), "limits") {
     options.cost = step_cost(token_cost, cost);
     options.padded = padded;
@@ -278,24 +277,18 @@ struct BatchOptions {
       check_rows(most.size(), rows, "limits");
       options.limits = most.data();
     }
-    if (weights) {
-      of_rows = numbers_of_rows(*weights, rows, "weights");
-      options.weights = of_rows.data();
-    }
   }
 
   IntegerArray<std::int32_t> most;
-  std::vector<float> of_rows;
   ProposeOptions options;
 };
 
 DraftBatch propose_batch(PythonEngine& engine, const Integers& requests,
                          const std::optional<Integers>& limits,
                          const std::optional<double>& token_cost, const std::optional<Curve>& cost,
-                         bool padded, const std::optional<Curve>& weights,
-                         const std::optional<OffersObject>& offers) {
+                         bool padded, const std::optional<OffersObject>& offers) {
   const IntegerArray<RequestId> ids(requests, "requests");
-  BatchOptions known(limits, token_cost, cost, padded, weights, ids.size());
+  BatchOptions known(limits, token_cost, cost, padded, ids.size());
   const OffersOfCall offered(engine, offers, ids.size());
   offered.put_into(known.options);
   const py::gil_scoped_release release;
@@ -305,10 +298,9 @@ DraftBatch propose_batch(PythonEngine& engine, const Integers& requests,
 py::array_t<bool> wants(PythonEngine& engine, const std::string& kind, const Integers& requests,
                         double time, const std::optional<Integers>& limits,
                         const std::optional<double>& token_cost, const std::optional<Curve>& cost,
-                        bool padded, const std::optional<Curve>& weights,
-                        const std::optional<Curve>& expected) {
+                        bool padded, const std::optional<Curve>& expected) {
   const IntegerArray<RequestId> ids(requests, "requests");
-  const BatchOptions known(limits, token_cost, cost, padded, weights, ids.size());
+  const BatchOptions known(limits, token_cost, cost, padded, ids.size());
   const std::vector<float> promised =
       expected ? numbers_of_rows(*expected, ids.size(), "expected") : std::vector<float>();
   const OfferKind number = engine.offer_kind(kind);
@@ -572,7 +564,7 @@ O(lookahead). Raises UnknownRequestError or InvalidValueError.)");
   engine.def("propose_batch", &propose_batch, py::arg("requests"), py::kw_only(),
              py::arg("limits") = py::none(), py::arg("token_cost") = py::none(),
              py::arg("cost") = py::none(), py::arg("padded") = false,
-             py::arg("weights") = py::none(), py::arg("offers") = py::none(),
+             py::arg("offers") = py::none(),
              R"(The drafts for the next step of a batch, chosen together.
 
 The tokens most likely to be accepted anywhere in the batch are drafted, as many as pay.
@@ -582,8 +574,6 @@ limits: for each request the most tokens to draft, or None.
 token_cost, cost: as in `propose`; the forward runs over all rows, len(requests) tokens without
     drafts.
 padded: whether the forward pads every row to the longest draft, so that each row pays for it.
-weights: for each request how much its tokens are worth beside the others', above 0, as for one that
-    must not be late; by default all alike.
 offers: what others guess: `Offers` with a row for each request, or several of different kinds, 4
     at most. Only the default drafter takes them. A row's wrong offer is left out and counted by
     `num_refused_offers`.
@@ -594,8 +584,7 @@ O(requests * lookahead), with a sort of the candidates for a cost curve. Raises 
   engine.def(
       "wants", &wants, py::arg("kind"), py::arg("requests"), py::kw_only(), py::arg("time") = 0.0,
       py::arg("limits") = py::none(), py::arg("token_cost") = py::none(),
-      py::arg("cost") = py::none(), py::arg("padded") = false, py::arg("weights") = py::none(),
-      py::arg("expected") = py::none(),
+      py::arg("cost") = py::none(), py::arg("padded") = false, py::arg("expected") = py::none(),
       R"(Whether it pays to make an offer for the next step, for each request; bool (requests,).
 
 Ask before a drafter of your own runs, once a step. Offers pay where the tokens that they add to the
@@ -605,7 +594,7 @@ drafts of the requests are forgotten; a request that is not running gets no.
 
 kind: of the offers, as in `Offers`.
 time: what making them takes, for all rows together, as in `Offers`.
-limits, token_cost, cost, padded, weights: as in `propose_batch`.
+limits, token_cost, cost, padded: as in `propose_batch`.
 expected: for each request how many tokens the drafter expects to be accepted of its offer; they
     need not be calibrated. By default it does not say.
 

@@ -120,7 +120,7 @@ constexpr std::size_t kFirstSize<fastdraft_request_options> = 72;
 template <>
 constexpr std::size_t kFirstSize<fastdraft_offers> = 72;
 template <>
-constexpr std::size_t kFirstSize<fastdraft_propose_options> = 72;
+constexpr std::size_t kFirstSize<fastdraft_propose_options> = 64;
 template <>
 constexpr std::size_t kFirstSize<fastdraft_draft> = 56;
 template <>
@@ -249,7 +249,6 @@ struct ReadOptions {
     check_array(known.cost, known.cost_size, "options.cost");
     options.limits = known.limits;
     options.padded = known.padded != 0;
-    options.weights = known.weights;
     if (known.cost_size > 0 && known.has_token_cost != 0) {
       throw InvalidValueError("give either options.cost or options.token_cost, not both");
     }

@@ -3,7 +3,6 @@
 On all nodes: pip install vllm 'fastdraft[fleet,cli]' 'ray[serve]', and before `ray start`
 export FASTDRAFT_MEMORY_KEY=...
 
-    fastdraft memory build s3://bucket/fastdraft --every 10 &
     serve run vllm_on_ray:app replicas=2 model=MODEL \
       additional-config='{"fastdraft": {"fleet_url": "s3://bucket/fastdraft"}}'
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from itertools import pairwise
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from fastdraft.kernels.operands import Batch, Emitted, Likeliest, Sampling, Status
+from fastdraft.kernels.reference import sampling
 from fastdraft.kernels.reference.sampling import (
     Chosen,
     argmax,
@@ -18,6 +23,11 @@ from fastdraft.kernels.reference.trees import doubled, in_slots, parent_slots, t
 
 def verify_greedy(batch: Batch) -> Emitted:
     """Greedy verification."""
+    if batch.allowed is None and not (batch.logprobs or batch.raw_logprobs or batch.likeliest):
+        found = argmax_on_host(batch.logits)
+        if found is not None:
+            tokens, maxima = found
+            return Emitted(*_walk(tokens.tolist(), maxima.tolist(), batch), None, None)
     emitted = emit(argmax(batch.logits, batch.allowed, **batch.wanted), batch)
     if not batch.likeliest:
         return emitted
@@ -77,7 +87,11 @@ def emit(chosen: Chosen, batch: Batch) -> Emitted:
     """What is emitted where the target chose these tokens, one for each row of the batch."""
     path = None
     operands = chosen.tokens, chosen.maxima, batch.draft_ids, batch.offsets
-    if batch.parents is None:
+    if sampling.reads_back(chosen.tokens):
+        token_ids, lengths, status, path = _walk(
+            chosen.tokens.tolist(), chosen.maxima.tolist(), batch
+        )
+    elif batch.parents is None:
         token_ids, lengths, status = accept(*operands, max_draft=batch.max_draft)
     else:
         token_ids, lengths, status, path = accept_tree(
@@ -95,6 +109,55 @@ def emit(chosen: Chosen, batch: Batch) -> Emitted:
 
     logprobs, raw_logprobs = map(of_emitted, (chosen.logprobs, chosen.raw_logprobs))
     return Emitted(token_ids, lengths, status, path, logprobs, raw_logprobs)
+
+
+def _walk(
+    tokens: list[int], maxima: list[float], batch: Batch
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """`accept`, or `accept_tree`, token by token, as a CPU does little sooner than all at once."""
+    drafts, starts = batch.draft_ids.tolist(), batch.offsets.tolist()
+    parents = None if batch.parents is None else batch.parents.tolist()
+    token_ids: list[list[int]] = []
+    lengths: list[int] = []
+    status: list[int] = []
+    paths: list[list[int]] = []
+    for request, (start, end) in enumerate(pairwise(starts)):
+        size = min(end - start, batch.max_draft)
+        emitted: list[int] = []
+        path: list[int] = []
+        met = 0
+        node = -1
+        while True:
+            line = start + request + node + 1
+            token, maximum = tokens[line], maxima[line]
+            if maximum == -math.inf:
+                met |= Status.EMPTY
+                break
+            if maximum != maximum:
+                met |= Status.NAN
+            emitted.append(token)
+            # The first child of the node that is the token; in a chain, there is one.
+            last = min(node + 2, size) if parents is None else size
+            for child in range(node + 1, last):
+                is_child = (
+                    parents is None or min(max(parents[start + child], -1), child - 1) == node
+                )
+                if is_child and drafts[start + child] == token:
+                    path.append(child)
+                    node = child
+                    break
+            else:
+                break
+        lengths.append(len(emitted))
+        status.append(met)
+        token_ids.append(emitted + [-1] * (batch.max_draft + 1 - len(emitted)))
+        paths.append(path + [-1] * (batch.max_draft - len(path)))
+    return (
+        torch.from_numpy(np.array(token_ids, np.int32)),
+        torch.from_numpy(np.array(lengths, np.int32)),
+        torch.from_numpy(np.array(status, np.int32)),
+        None if parents is None else torch.from_numpy(np.array(paths, np.int32)),
+    )
 
 
 def rows_of(rows: int, offsets: Tensor) -> tuple[Tensor, Tensor]:

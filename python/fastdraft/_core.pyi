@@ -97,8 +97,16 @@ class Datastore:
         """
         The tokens held.
         """
+    def _dump(self, position: typing.SupportsInt | typing.SupportsIndex, most: typing.SupportsInt | typing.SupportsIndex) -> tuple[bytes, int]:
+        """
+        The text from a position on, for `_load`, at most so many tokens, and its end.
+        """
     def _find(self, token_ids: numpy.typing.ArrayLike, most: typing.SupportsInt | typing.SupportsIndex, links: typing.SupportsInt | typing.SupportsIndex, least: typing.SupportsInt | typing.SupportsIndex) -> list[tuple[int, int, bool]]:
         ...
+    def _load(self, text: bytes, grow: collections.abc.Callable[[], None] | None) -> None:
+        """
+        Adds the documents that `_dump` gave.
+        """
     def _save(self, path: bytes, first: typing.SupportsInt | typing.SupportsIndex = 0) -> int:
         ...
     def add(self, token_ids: numpy.typing.ArrayLike, *, prompt_size: typing.SupportsInt | typing.SupportsIndex | None = None, grow: collections.abc.Callable[[], None] | None = None) -> None:
@@ -447,7 +455,7 @@ class Engine:
         
         O(lookahead). Raises UnknownRequestError or InvalidValueError.
         """
-    def propose_batch(self, requests: numpy.typing.ArrayLike, *, limits: numpy.typing.ArrayLike | None = None, token_cost: typing.SupportsFloat | typing.SupportsIndex | None = None, cost: typing.Annotated[numpy.typing.ArrayLike, numpy.float64] | None = None, padded: bool = False, weights: typing.Annotated[numpy.typing.ArrayLike, numpy.float64] | None = None, offers: fastdraft.offers.Offers | collections.abc.Sequence[fastdraft.offers.Offers] | None = None) -> DraftBatch:
+    def propose_batch(self, requests: numpy.typing.ArrayLike, *, limits: numpy.typing.ArrayLike | None = None, token_cost: typing.SupportsFloat | typing.SupportsIndex | None = None, cost: typing.Annotated[numpy.typing.ArrayLike, numpy.float64] | None = None, padded: bool = False, offers: fastdraft.offers.Offers | collections.abc.Sequence[fastdraft.offers.Offers] | None = None) -> DraftBatch:
         """
         The drafts for the next step of a batch, chosen together.
         
@@ -458,8 +466,6 @@ class Engine:
         token_cost, cost: as in `propose`; the forward runs over all rows, len(requests) tokens without
             drafts.
         padded: whether the forward pads every row to the longest draft, so that each row pays for it.
-        weights: for each request how much its tokens are worth beside the others', above 0, as for one that
-            must not be late; by default all alike.
         offers: what others guess: `Offers` with a row for each request, or several of different kinds, 4
             at most. Only the default drafter takes them. A row's wrong offer is left out and counted by
             `num_refused_offers`.
@@ -472,7 +478,7 @@ class Engine:
         """
         The counts of a running request. Raises UnknownRequestError.
         """
-    def wants(self, kind: str, requests: numpy.typing.ArrayLike, *, time: typing.SupportsFloat | typing.SupportsIndex = 0.0, limits: numpy.typing.ArrayLike | None = None, token_cost: typing.SupportsFloat | typing.SupportsIndex | None = None, cost: typing.Annotated[numpy.typing.ArrayLike, numpy.float64] | None = None, padded: bool = False, weights: typing.Annotated[numpy.typing.ArrayLike, numpy.float64] | None = None, expected: typing.Annotated[numpy.typing.ArrayLike, numpy.float64] | None = None) -> numpy.typing.NDArray[numpy.bool]:
+    def wants(self, kind: str, requests: numpy.typing.ArrayLike, *, time: typing.SupportsFloat | typing.SupportsIndex = 0.0, limits: numpy.typing.ArrayLike | None = None, token_cost: typing.SupportsFloat | typing.SupportsIndex | None = None, cost: typing.Annotated[numpy.typing.ArrayLike, numpy.float64] | None = None, padded: bool = False, expected: typing.Annotated[numpy.typing.ArrayLike, numpy.float64] | None = None) -> numpy.typing.NDArray[numpy.bool]:
         """
         Whether it pays to make an offer for the next step, for each request; bool (requests,).
         
@@ -483,7 +489,7 @@ class Engine:
         
         kind: of the offers, as in `Offers`.
         time: what making them takes, for all rows together, as in `Offers`.
-        limits, token_cost, cost, padded, weights: as in `propose_batch`.
+        limits, token_cost, cost, padded: as in `propose_batch`.
         expected: for each request how many tokens the drafter expects to be accepted of its offer; they
             need not be calibrated. By default it does not say.
         

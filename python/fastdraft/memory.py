@@ -15,7 +15,6 @@ from numpy.typing import ArrayLike
 
 from fastdraft.datastore import Datastore
 from fastdraft.errors import DatastoreClosedError, InvalidValueError
-from fastdraft.memory_folder import MemoryFolder, Saver
 
 __all__ = ["Memory"]
 
@@ -34,7 +33,8 @@ class _Name(NamedTuple):
 
     namespace: Hashable
     corpus_id: str | None = None
-    """Of a corpus that a request of the namespace brought; None for the text that was said."""
+    """Of a corpus that a request of the namespace brought; empty for text that others published;
+    None for the text that was said."""
 
 
 @dataclass(slots=True, eq=False)
@@ -83,21 +83,13 @@ class Memory:
     Args:
         max_bytes: The most bytes of all stores together; 0 remembers nothing.
         fingerprint: Of the tokenizer, for all stores.
-        folder: Where the memory is saved in the background, and found again after a start. Close
-            the memory at the end, or lose what entered since the last save.
 
     Raises:
         InvalidValueError: `max_bytes` is too little for one store, or `fingerprint` is not 32
             bytes.
     """
 
-    def __init__(
-        self,
-        max_bytes: int,
-        *,
-        fingerprint: bytes | None = None,
-        folder: MemoryFolder | None = None,
-    ) -> None:
+    def __init__(self, max_bytes: int, *, fingerprint: bytes | None = None) -> None:
         if max_bytes:
             Datastore(max_bytes=max_bytes, fingerprint=fingerprint).close()
         self.max_bytes = max_bytes
@@ -113,11 +105,6 @@ class Memory:
         self._ages: list[tuple[int, int, _Name, _Held]] = []
         self._moments = itertools.count()
         self._lock = threading.RLock()
-        self._saver = None
-        if folder is not None and max_bytes:
-            self._saver = Saver(
-                folder, max_bytes, lambda name, store: self._make_room_for(_Name(name), store)
-            )
 
     def of(self, namespace: Hashable = None) -> list[Datastore]:
         """The store of a namespace, with room for text; none without memory.
@@ -190,58 +177,44 @@ class Memory:
             self._set_limit(held, store.bytes)
             return [store]
 
-    def forget(self, namespace: Hashable) -> bool:
-        """Closes the namespace's store and its corpora; whether there were any.
+    def published(self, namespace: Hashable, *, make: bool = False) -> list[Datastore]:
+        """The store of what others published of a namespace; none where there is none to `make`.
 
-        Requests that are running go on without them, and their text does not enter. What was saved
-        of it is removed when this returns. Raises OSError where that fails.
+        It counts towards the bytes, and lasts as a namespace does: the text that entered longest
+        ago leaves first. Text must not enter it but by `publish`: pass it as `read_only`.
         """
-        dropped: list[_Name] = []
+        name = _Name(namespace, "")
+        with self._lock:
+            held = self._held.get(name)
+            if held is not None and not held.store.closed:
+                return [held.store]
+            return [self._use(name, self._room).store] if make and self.max_bytes else []
 
-        def drop() -> None:
-            with self._lock:
-                for name in list(self._held):
-                    if name.namespace == namespace:
-                        dropped.append(name)
-                        self._drop(name)
+    def publish(self, namespace: Hashable, store: Datastore, text: bytes) -> None:
+        """Adds text that others published, as `Datastore._dump` gives it, to the `published` store.
 
-        if self._saver is not None:
-            return self._saver.forget(namespace, drop) or bool(dropped)
-        drop()
-        return bool(dropped)
+        Raises DatastoreClosedError where that had to leave.
+        """
+        name = _Name(namespace, "")
+        self._make_room_for(name, store)
+        store._load(text, lambda: self._make_room_for(name, store))
+
+    def forget(self, namespace: Hashable) -> bool:
+        """Closes the namespace's stores and its corpora; whether there were any.
+
+        Requests that are running go on without them, and their text does not enter.
+        """
+        with self._lock:
+            found = [name for name in self._held if name.namespace == namespace]
+            for name in found:
+                self._drop(name)
+            return bool(found)
 
     def clear(self) -> None:
-        """Forgets everything, saved text too, and closes the stores."""
-        if self._saver is None:
-            self._drop_all()
-        else:
-            self._saver.clear(self._drop_all)
-
-    def save(self) -> None:
-        """Saves what has entered since the last save; nothing without a folder.
-
-        It is done in the background anyway. When this returns, the text that had entered before is
-        on the disk.
-        """
-        if self._saver is not None:
-            self._saver.save()
-
-    def close(self) -> None:
-        """Saves, and closes the stores; what was saved stays. Closing twice does nothing."""
-        saver, self._saver = self._saver, None
-        if saver is not None:
-            saver.close()
-        self._drop_all()
-
-    @property
-    def saved(self) -> bool:
-        """Whether it has a folder."""
-        return self._saver is not None
-
-    @property
-    def faults(self) -> int:
-        """The number of errors of saving and reading what was saved."""
-        return 0 if self._saver is None else self._saver.faults
+        """Forgets everything, and closes the stores."""
+        with self._lock:
+            for name in list(self._held):
+                self._drop(name)
 
     @property
     def namespaces(self) -> list[Hashable]:
@@ -262,7 +235,6 @@ class Memory:
     def _use(self, name: _Name, room: int) -> _Held:
         """The store, with `room` bytes beyond what it holds as far as they can be had."""
         held = self._held.get(name)
-        made = False
         if held is not None and held.store.closed:
             self._drop(name)
             held = None
@@ -276,7 +248,6 @@ class Memory:
                 self._ages = [entry for entry in self._ages if self._held.get(entry[2]) is entry[3]]
                 heapq.heapify(self._ages)
             heapq.heappush(self._ages, (moment, moment, name, held))
-            made = True
         held.use(moment)
         self._held.move_to_end(name)
         self._roomy[name] = None
@@ -290,8 +261,6 @@ class Memory:
         if wanted > 0:
             self._make_room(wanted, held)
             self._set_limit(held, held.limit + min(wanted, self.max_bytes - self._limits))
-        if made and self._saver is not None and name.corpus_id is None:
-            self._saver.begin(name.namespace, held.store)
         return held
 
     def _make_room_for(self, name: _Name, store: Datastore) -> None:
@@ -347,19 +316,12 @@ class Memory:
         self._limits += held.limit
         return held.limit
 
-    def _drop_all(self) -> None:
-        with self._lock:
-            for name in list(self._held):
-                self._drop(name)
-
     def _drop(self, name: _Name) -> None:
         held = self._held.pop(name)
         self._roomy.pop(name, None)
         self._small.pop(name, None)
         self._limits -= held.limit
         held.store.close()
-        if self._saver is not None and name.corpus_id is None:
-            self._saver.end(name.namespace)
 
 
 @functools.cache

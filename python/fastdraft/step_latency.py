@@ -7,13 +7,17 @@ the user waits for: forward, processors and verification together.
 
 from __future__ import annotations
 
+import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from fastdraft import _core
 
-__all__ = ["StepLatency"]
+__all__ = ["StepLatency", "clock"]
+
+clock: Callable[[], float] = time.perf_counter
+"""The seconds that steps and drafts over transformers are timed by, read from here at each use."""
 
 
 class StepLatency(_core.StepLatency):

@@ -75,7 +75,7 @@ def _run_host(chance: random.Random, at: int) -> _Failing:
         config(token_cost=0.02, memory_bytes=chance.choice([0, 1 << 20]), lookahead=8)
     )
     failing = _Failing(proposer.engine, _ENGINE_CALLS, at)
-    host = Host(proposer, introduce=chance.random() < 0.5)
+    host = Host(proposer)
     for number in range(5):
         cycle = list(range(number * 10, number * 10 + 8))
         said = (cycle * 9)[: chance.randint(1, 40)]

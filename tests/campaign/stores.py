@@ -20,7 +20,7 @@ __all__ = ["case"]
 _FILES = 200  # of one store
 _SECONDS = 2.0  # of CPU that a lookup or a draft may take; they take microseconds
 
-# Where the header (csrc/src/datastore_file.h) keeps what.
+# Where the header (csrc/src/store/datastore_file.h) keeps what.
 _HEADER, _CHECKSUM = 4096, 140
 _LARGEST, _DIRECTORY, _DIRECTORY_CHECKSUM = 92, 120, 136
 

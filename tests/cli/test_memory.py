@@ -9,54 +9,81 @@ from click.testing import CliRunner, Result
 
 from fastdraft.cli.app import app
 from fastdraft.integrations.host import Namespace
-from fleets import KEY, contents, join, texts
+from fleets import KEY, contents, holds, join, say, texts
 
 
-def fastdraft(*arguments: str) -> Result:
-    environment = {"FASTDRAFT_MEMORY_KEY": KEY.decode()}
+def fastdraft(*arguments: str, key: str = KEY.decode()) -> Result:
+    environment = {"FASTDRAFT_MEMORY_KEY": key}
     return CliRunner().invoke(app, ["memory", *arguments], env=environment)
 
 
 def test_a_fleet_by_the_command_line(tmp_path: Path) -> None:
     url = str(tmp_path)
-    replica = join(url)
+    replica, reader = join(url), join(url)
     acme, salted = Namespace(name="acme"), Namespace(salt=("salt", None))
     for name, token in ((acme, 60_001), (salted, 60_002)):
-        replica.memory.of(name)[0].add([token] * 50)
+        say(replica, name, [token] * 50)
     replica.refresh()
-    assert "in 2 segments" in fastdraft("du", url).output
-    assert "manifest 1, 2 namespaces" in fastdraft("build", url).output
+    assert "in 1 objects" in fastdraft("du", url).output
+    assert "1 packs" in fastdraft("build", url).output
     listed = fastdraft("ls", url).output
-    assert listed.count(" tokens ") == 2 and "acme" not in listed
+    assert listed.count(" 50 tokens ") == 2 and "acme" not in listed
     assert fastdraft("pin", url, "acme").exit_code == 0
     assert fastdraft("ls", url).output.count("pinned") == 1
     assert fastdraft("pin", "--off", url, "acme").exit_code == 0
     assert "pinned" not in fastdraft("ls", url).output
-    replica.find([acme, salted])
-    replica.refresh()
-    assert len(texts(replica.find([acme, salted]))) == 2
+    reader.find([acme, salted])
+    reader.refresh()
+    assert len(texts(reader.find([acme, salted]))) == 2
     for token, arguments in ((60_001, ("acme",)), (60_002, ("--salt", "salt"))):
-        text = token.to_bytes(4, "little") * 2, token.to_bytes(2, "little") * 2
-        assert any(part in content for part in text for content in contents(url).values())
-        assert "forgotten by manifest" in fastdraft("forget", url, *arguments).output
-        assert not any(part in content for part in text for content in contents(url).values())
-    replica.refresh()
-    assert replica.find([acme, salted]) == []
+        assert any(holds(content, [token] * 2) for content in contents(url).values())
+        assert "forgotten, manifest" in fastdraft("forget", url, *arguments).output
+        assert not any(holds(content, [token] * 2) for content in contents(url).values())
+    reader.refresh()
+    assert reader.find([acme, salted]) == []
     assert not fastdraft("ls", url).output.count(" tokens ")
     replica.close()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("build", "{url}"), "nothing is published under"),
+@pytest.mark.parametrize("command", ["build", "ls", "du", "pin", "forget"])
+@pytest.mark.parametrize("wrong", ["key", "url"])
+def test_another_key_or_url_is_refused(tmp_path: Path, command: str, wrong: str) -> None:
+    url = str(tmp_path / "fleet")
+    replica = join(url)
+    say(replica, None, [1] * 9)
+    replica.refresh()
+    before = contents(url)
+    arguments = [command, url if wrong == "key" else str(tmp_path / "flet")]
+    arguments += ["--unnamed"] if command in ("pin", "forget") else []
+    key = "another operator's" if wrong == "key" else KEY.decode()
+    result = fastdraft(*arguments, key=key)
+    assert result.exit_code == 1
+    assert "nothing is published there with this key" in result.output
+    assert ("have text of another key" in result.output) == (wrong == "key")
+    assert contents(url) == before and not (tmp_path / "flet").exists()
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    replica = join(str(tmp_path))
+    say(replica, None, [1] * 9)
+    replica.refresh()
+    for arguments, message in (
         (("ls", "nosuch://x"), "cannot use the URL 'nosuch://x'"),
-        (("pin", "{url}", "acme"), "no model has text of this namespace"),
-    ],
-)
-def test_what_is_refused(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
-    result = fastdraft(*(each.format(url=tmp_path) for each in arguments))
-    assert result.exit_code == 1 and message in result.output
+        (("pin", str(tmp_path), "acme"), "no model has text of this namespace"),
+    ):
+        result = fastdraft(*arguments)
+        assert result.exit_code == 1 and message in result.output
+
+
+def test_what_is_left_out_is_named(tmp_path: Path) -> None:
+    replica = join(str(tmp_path))
+    for name in ("a", "b"):
+        say(replica, name, [1] * 9)
+        replica.refresh()
+    path = min(tmp_path.glob("*/text/*"))
+    path.write_bytes(path.read_bytes()[:-1])
+    result = fastdraft("build", str(tmp_path))
+    assert result.exit_code == 0 and f"left out: text/{path.name}" in result.output
 
 
 class LibraryError(Exception):
@@ -79,22 +106,6 @@ def test_a_store_that_is_gone_is_named_in_one_line(command: str, gone: str) -> N
     result = fastdraft(command, gone)
     assert result.exit_code == 1
     assert result.output == "Error: the store cannot be used: LibraryError: no connection\n"
-
-
-def test_a_builder_outlasts_a_store_that_is_gone(
-    gone: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pauses = []
-
-    def sleep(seconds: float) -> None:
-        pauses.append(seconds)
-        if len(pauses) == 3:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr("time.sleep", sleep)
-    result = fastdraft("build", gone, "--every", "5")
-    assert pauses == [5, 5, 5]
-    assert result.output.count("not built, and tried again: LibraryError: no connection\n") == 3
 
 
 def test_a_namespace_is_named_in_one_way(tmp_path: Path) -> None:

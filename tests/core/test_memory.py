@@ -302,7 +302,8 @@ def test_a_corpus_is_whole_where_the_memory_has_room() -> None:
     memory = Memory(32 << 20)
     tokens = np.random.default_rng(0).integers(0, 2**31, 300_000)  # no n-gram twice
     [corpus] = memory.corpus(None, "repo", tokens)
-    assert len(corpus) == 300_000
+    # It enters in pieces, each of which begins with 64 tokens of context.
+    assert corpus.begin == 0 and len(corpus) == 300_000 + 64 * (corpus.num_documents - 1)
 
 
 def test_without_memory_there_are_no_stores() -> None:

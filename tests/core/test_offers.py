@@ -453,28 +453,3 @@ def test_wants_refuses_wrong_values() -> None:
         engine.wants("eagle", [request], expected=[1.0, 1.0])
     assert engine.wants("eagle", [request], limits=[0]).tolist() == [False]
     assert engine.wants("eagle", []).tolist() == []
-
-
-def test_weights_share_the_budget() -> None:
-    def lengths(weights: list[float] | None) -> list[int]:
-        engine = Engine(DraftConfig(lookahead=16))
-        text = [*range(40), *range(6)]
-        requests = [engine.add_request(text) for _ in range(4)]
-        drafts = engine.propose_batch(requests, token_cost=0.3, weights=weights)
-        return np.diff(drafts.offsets).tolist()
-
-    alike = lengths(None)
-    assert lengths([1.0] * 4) == lengths([5.0] * 4) == alike
-    first, *others = lengths([20.0, 1.0, 1.0, 1.0])
-    assert first > alike[0]
-    assert all(other <= alike[1] for other in others)
-
-
-@pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
-def test_wrong_weights_are_refused(weight: float) -> None:
-    engine = Engine()
-    requests = [engine.add_request([1]), engine.add_request([2])]
-    with pytest.raises(InvalidValueError, match="weights must be finite and above 0"):
-        engine.propose_batch(requests, weights=[1.0, weight])
-    with pytest.raises(InvalidValueError, match="weights must have one entry"):
-        engine.propose_batch(requests, weights=[1.0])

@@ -1,4 +1,4 @@
-#include "acceptance_model.h"
+#include "draft/acceptance_model.h"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // In a text of its own past; tests of Prediction follow another text.
 
-#include "copy_cursor.h"
+#include "draft/copy_cursor.h"
 
 #include <gtest/gtest.h>
 

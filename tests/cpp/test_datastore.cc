@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "datastore_file.h"
 #include "fastdraft/error.h"
 #include "folder.h"
+#include "store/datastore_file.h"
 #include "stores.h"
 #include "texts.h"
 

@@ -13,9 +13,9 @@
 #include <utility>
 #include <vector>
 
+#include "engine/request_table.h"
 #include "fastdraft/datastore.h"
 #include "fastdraft/error.h"
-#include "request_table.h"
 #include "texts.h"
 
 namespace fastdraft {
@@ -393,7 +393,7 @@ TEST_P(EngineDrafts, NoMoreIsGuessedThanCanPay) {
       ASSERT_EQ(draft.tokens, expected.tokens);
       ASSERT_EQ(draft.parents, expected.parents);
       ASSERT_EQ(draft.probabilities, expected.probabilities);
-      guessed += EngineTestAccess::request(engine, ids[row]).guessed;
+      guessed += EngineTestAccess::request(engine, ids[row]).proposal->guessed;
       kept += size;
       cut += whole.offsets[row + 1] - whole.offsets[row] - size;
       const Tokens path = draft.path_to(size - 1);

@@ -8,11 +8,11 @@
 #include <string>
 #include <thread>
 
+#include "engine/request.h"
+#include "engine/request_table.h"
 #include "fastdraft/datastore.h"
-#include "memory.h"
-#include "phase_fair_mutex.h"
-#include "request.h"
-#include "request_table.h"
+#include "index/memory.h"
+#include "store/phase_fair_mutex.h"
 #include "texts.h"
 
 namespace fastdraft {

@@ -1,4 +1,4 @@
-#include "live_lists.h"
+#include "store/live_lists.h"
 
 #include <gtest/gtest.h>
 

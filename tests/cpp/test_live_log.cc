@@ -1,4 +1,4 @@
-#include "live_log.h"
+#include "store/live_log.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "ngram_model.h"
+#include "draft/ngram_model.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "phase_fair_mutex.h"
+#include "store/phase_fair_mutex.h"
 
 #include <gtest/gtest.h>
 

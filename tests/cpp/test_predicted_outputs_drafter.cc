@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "drafter.h"
-#include "suffix_automaton.h"
+#include "draft/drafter.h"
+#include "index/suffix_automaton.h"
 #include "texts.h"
 
 namespace fastdraft {

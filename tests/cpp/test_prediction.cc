@@ -1,4 +1,4 @@
-#include "prediction.h"
+#include "draft/prediction.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "running_texts.h"
+#include "store/running_texts.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "suffix_automaton.h"
+#include "index/suffix_automaton.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "transition_table.h"
+#include "index/transition_table.h"
 
 #include <gtest/gtest.h>
 

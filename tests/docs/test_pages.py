@@ -63,7 +63,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_a_wrong_name_is_noticed() -> None:
-    assert exists("hf/loop.py") and exists("tests/hosts/test_HOST.py") and exists("csrc/src/*.cc")
+    assert exists("hf/loop.py") and exists("tests/hosts/test_HOST.py") and exists("csrc/src/*/*.cc")
     assert not exists("hf/loops.py") and not exists("docs/HOST.md")
     assert NAMED.findall("see `hf/loop.py`, csrc/src/ and https://a.b/c/d.") == [
         "hf/loop.py",

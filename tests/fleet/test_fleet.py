@@ -6,11 +6,14 @@ import contextlib
 import errno
 import json
 import os
+import secrets
 import signal
 import stat
 import subprocess
 import sys
 import threading
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +24,31 @@ from hypothesis import strategies as st
 
 from fastdraft import Datastore, Engine, Memory
 from fastdraft.errors import DatastoreError, InvalidValueError
-from fastdraft.files import TemporaryFolder
-from fastdraft.fleet import Builder, Manifest, Published, Replica
-from fastdraft.fleet.objects import Objects
-from fastdraft.fleet.published import Entry, StoreFile
-from fastdraft.memory_folder import MemoryFolder
-from fleets import KEY, builder, contents, join, only, texts
+from fastdraft.fleet import Manifest, Published, Replica, groups
+from fastdraft.fleet.objects import LocalObjects, Objects, RemoteObjects
+from fastdraft.fleet.published import Joined, Pack
+from fastdraft.fleet.sealed import Chunk, frame
+from fleets import KEY, contents, holds, join, only, read, say, texts
 
 
-def say(replica: Replica, namespace: Any, tokens: list[int]) -> None:
-    replica.memory.of(namespace)[0].add(tokens)
+def pipe(url: str, name: str, content: bytes) -> None:
+    """Writes an object of the one model, in place of the one there."""
+    objects = Objects(url)
+    objects.remove(f"{only(url).group}/{name}")
+    assert objects.write(f"{only(url).group}/{name}", content)
 
 
-def read(replica: Replica, namespace: Any) -> list[list[int]]:
-    """What the replica reads of a namespace after a refresh."""
-    replica.find([namespace])
-    assert replica.refresh(), replica.faults
-    return texts(replica.find([namespace]))
+def content_of(url: str, name: str) -> bytes:
+    found: bytes = contents(url)[f"{only(url).group}/{name}"]
+    return found
+
+
+def newest(url: str) -> Manifest:
+    return only(url).latest() or Manifest()
+
+
+def published_texts(url: str) -> list[Pack]:
+    return list(only(url).texts(newest(url)).values())
 
 
 # --- Sharing ---
@@ -50,15 +61,16 @@ def test_what_one_replica_said_another_drafts(url: str) -> None:
     engine.observe(request, [4, 5, 6])
     engine.finish(request)
     assert one.refresh()
-    manifest = builder(url).build()
-    assert manifest.number == 1
-    assert other.find(["tenant"]) == []  # it is fetched now
+    assert other.find(["tenant"]) == []  # it is read now
     assert other.refresh()
     [store] = other.find(["tenant"])
-    assert store.frozen and one.published_tokens == 6
+    assert one.published_tokens == 6 and other.bytes == store.bytes
+    # That a model wrote it is known too.
+    assert [found.output for found in store.find([9, 3, 4])] == [True]
+    assert [found.output for found in store.find([9, 1])] == [False]
     request = engine.add_request([9, 3, 4], read_only=other.find(["tenant"]))
     assert engine.propose(request, token_cost=0).tolist() == [5, 6]
-    assert other.find(["another"]) == []
+    assert other.find(["another"]) == [] and one.find(["tenant"]) == []
     for replica in (one, other):
         replica.close()
         assert not replica.faults
@@ -67,157 +79,229 @@ def test_what_one_replica_said_another_drafts(url: str) -> None:
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["say", "publish", "build", "follow", "restart"]),
+            st.sampled_from(["say", "look", "ask", "join", "restart"]),
             st.integers(0, 2),
             st.sampled_from("ab"),
             st.integers(1, 60),
         ),
-        max_size=40,
+        max_size=60,
     )
 )
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=60)
 def test_what_was_published_is_read_once(
     tmp_path_factory: pytest.TempPathFactory, acts: list[tuple[str, int, str, int]]
 ) -> None:
     url = str(tmp_path_factory.mktemp("fleet"))
     replicas = [join(url) for _ in range(3)]
     said: dict[str, list[list[int]]] = {"a": [], "b": []}
+    own: dict[tuple[int, str], list[list[int]]] = Counter()  # type: ignore[assignment]
     number = 0
     for act, place, name, size in acts:
         replica = replicas[place]
         if act == "say":
             number += 1
-            document = [number] * size
-            said[name].append(document)
-            say(replica, name, document)
-        elif act == "publish" or act == "follow":
+            said[name].append([number] * size)
+            own[place, name] = [*(own[place, name] or []), [number] * size]
+            say(replica, name, [number] * size)
+        elif act == "look":
             assert replica.refresh()
+        elif act == "ask":
+            replica.find([name])
         elif act == "restart":
             replica.close()
             replicas[place] = join(url)
-        elif Objects(url).folders():
-            builder(url).build()
-    for replica in replicas:
+            own[place, "a"] = own[place, "b"] = []
+        elif published := groups_of(url):
+            published[0].join()
+    for replica in (*replicas, *replicas):
         assert replica.refresh()
-    if not number:
-        return
-    builder(url).build()
+    fresh = join(url)
     for name, documents in said.items():
-        found = read(replicas[0], name)
-        assert sorted(found) == sorted(documents)
-    for replica in replicas:
+        assert sorted(read(fresh, name)) == sorted(documents)
+        # A replica that is at it reads what others said, each once, and perhaps its own.
+        for place, replica in enumerate(replicas):
+            found = read(replica, name)
+            others = [each for each in documents if each not in (own[place, name] or [])]
+            assert len(found) == len({each[0] for each in found})
+            assert sorted(each for each in found if each in others) == sorted(others)
+    for replica in (*replicas, fresh):
         replica.close()
+        assert not replica.faults
+
+
+def groups_of(url: str) -> list[Published]:
+    with contextlib.suppress(InvalidValueError):
+        return groups(Objects(url), KEY)
+    return []
 
 
 def test_running_requests_keep_the_stores_that_they_began_with(tmp_path: Path) -> None:
     one, other, engine = join(str(tmp_path)), join(str(tmp_path)), Engine()
     say(one, "t", [1, 2, 3, 4, 5])
     one.refresh()
-    builder(str(tmp_path)).build()
     assert read(other, "t") == [[1, 2, 3, 4, 5]]
     request = engine.add_request([9, 2, 3], read_only=other.find(["t"]))
     for number in range(3):
         say(one, "t", [7 + number] * 9)
         one.refresh()
-        builder(str(tmp_path)).build()
+        only(str(tmp_path)).join()
         other.refresh()
     assert engine.propose(request, token_cost=0).tolist() == [4, 5]
     other.close()
     assert engine.propose(request, token_cost=0).tolist() == [4, 5]
 
 
-def test_the_background_publishes_and_follows_by_itself(tmp_path: Path) -> None:
+def test_the_background_publishes_follows_and_joins_by_itself(tmp_path: Path) -> None:
     url = str(tmp_path)
-    one, other = join(url, interval=0.01), join(url, interval=0.01)
-    say(one, "t", [1, 2, 3])
-    while not Objects(url).folders() or not only(url).segments():
-        pass
-    while not texts(other.find(["t"])):
-        builder(url).build()
+    one, other = join(url, interval=0.005), join(url, interval=0.005)
+    number = 0
+    while not other.manifest.number or len(texts(other.find(["t"]))) <= 32:
+        if one.published_tokens == 3 * number:
+            number += 1
+            say(one, "t", [number] * 3)
     one.close()
     other.close()
+    assert not one.faults and not other.faults
+    assert sorted(read(join(url), "t")) == [[n + 1] * 3 for n in range(number)]
 
 
-# --- Stores ---
+# --- Joining ---
 
 
-def test_a_namespace_has_few_stores_and_files_that_nothing_names_go(url: str) -> None:
+def test_objects_are_few_and_what_was_joined_goes(url: str) -> None:
     one, other = join(url), join(url)
-    documents = [[number] * 700 for number in range(30)]
-    for document in documents:
+    documents = [[number] * 700 for number in range(40)]
+    read(other, "t")
+    for number, document in enumerate(documents):
         say(one, "t", document)
         one.refresh()
-        manifest = builder(url).build()
-        [entry] = manifest.namespaces.values()
-        assert len(entry.stores) <= 4
-    assert read(other, "t") == documents
-    # The last two manifests' files, and no others.
-    builder(url).build()
-    assert sum(map(len, only(url).stores().values())) <= 9
-    assert sum(map(len, only(url).segments().values())) <= 1
-    assert len(only(url).numbers()) <= 8
+        if number % 2:
+            manifest = only(url).join()
+            assert len(manifest.packs) <= 3
+        assert len(read(other, "t")) == number + 1
+    assert read(other, "t") == documents == read(join(url), "t")
+    counts = Counter(name.split("/")[1] for name in contents(url))
+    assert counts["manifests"] <= 8 and counts["claims"] == 0
+    # Those of the last manifests.
+    assert counts["text"] <= 2 * 9 and counts["packs"] <= 9 + 3
+    assert not other.faults
+
+
+def test_one_replica_joins_when_there_is_much(tmp_path: Path) -> None:
+    url = str(tmp_path)
+    replicas = [join(url) for _ in range(4)]
+    for number in range(40):
+        say(replicas[0], "t", [number] * 9)
+        for replica in replicas:
+            assert replica.refresh()
+    assert newest(url).number == 1
+    assert len(published_texts(url)) < 32
+    assert not any(replica.faults for replica in replicas)
+
+
+def test_a_claim_of_a_killed_replica_holds_for_some_looks(tmp_path: Path) -> None:
+    url = str(tmp_path)
+    one, other = join(url), join(url)
+    for number in range(32):
+        say(one, "t", [number] * 9)
+        one.refresh()
+    assert only(url).claim(1, "one that was killed")
+    for _ in range(5):
+        other.refresh()
+        assert only(url).latest() is None
+    other.refresh()
+    assert newest(url).number == 1
+    assert len(read(join(url), "t")) == 32
 
 
 def test_the_oldest_text_leaves_when_there_is_too_much(tmp_path: Path) -> None:
     url = str(tmp_path)
     one = join(url, memory_bytes=64 << 20)
-    built = builder(url, max_bytes=2 << 20) if Objects(url).folders() else None
-    for number in range(40):
-        say(one, "t", list(range(number * 10_000, (number + 1) * 10_000)))
-        one.refresh()
-        built = built or builder(url, max_bytes=2 << 20)
-        assert built.build().bytes <= 2 << 20
-    assert built is not None
-    found = read(join(url), "t")
-    assert found[-1] == list(range(390_000, 400_000))
-    assert sum(map(len, found)) > 30_000
-    # Namespaces whose text changed longest ago leave first, but for pinned ones.
-    say(one, "pinned", list(range(20_000)))
+    chance = np.random.default_rng(0)
+    say(one, "pinned", [7] * 9)
     one.refresh()
-    built.build()
-    built.pin([only(url).id_of("pinned")])
-    for name in "abcd":
-        say(one, name, list(range(20_000)))
+    published = only(url)
+    published.join()
+    published.pin([published.id_of("pinned")])
+    for number in range(60):
+        say(one, "t", [number, *chance.integers(0, 2**30, 20_000)])
         one.refresh()
-        manifest = built.build()
-        assert manifest.bytes <= 2 << 20
-    held = {name for name in ("pinned", *"tabcd") if texts_of(manifest, url, name)}
-    assert {"pinned", "d"} <= held and not {"t", "a"} & held
+        assert published.join(2 << 20).bytes <= 2 << 20
+    reader = join(url, memory_bytes=64 << 20)
+    found = read(reader, "t")
+    first = [document[0] for document in found]
+    assert first == list(range(first[0], 60)) and 10 < len(first) < 40
+    assert read(reader, "pinned") == [[7] * 9]
+    published.pin([published.id_of("pinned")], pinned=False)
+    assert published.join(1).bytes == 0
 
 
-def texts_of(manifest: Manifest, url: str, name: str) -> tuple[StoreFile, ...]:
-    return manifest.namespaces.get(only(url).id_of(name), Entry()).stores
+def test_200_tenants_are_published_and_read_in_few_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Less than .2 s at 20 ms a call."""
+    url = str(tmp_path)
+    one, other = join(url, memory_bytes=64 << 20), join(url, memory_bytes=64 << 20)
+    calls = Counter[str]()
+    whole = {name: getattr(LocalObjects, name) for name in ("ls", "read", "write", "remove")}
+    for name in whole:
+
+        def counted(self: LocalObjects, *args: Any, name: str = name) -> Any:
+            calls[name] += 1
+            return whole[name](self, *args)
+
+        monkeypatch.setattr(LocalObjects, name, counted)
+    tenants = [f"tenant {number}" for number in range(200)]
+    other.find(tenants)
+    other.refresh()
+    for number, tenant in enumerate(tenants):
+        say(one, tenant, [number] * 500)
+    calls.clear()
+    assert one.refresh()
+    assert sum(calls.values()) < 10 and calls["write"] == 1
+    calls.clear()
+    assert other.refresh()
+    assert sum(calls.values()) < 10
+    assert [texts(other.find([tenant])) for tenant in tenants] == [
+        [[number] * 500] for number in range(200)
+    ]
+    calls.clear()
+    only(url).join()
+    assert sum(calls.values()) < 20
 
 
-@pytest.mark.parametrize("alphabet", [2, 100_000])
-@pytest.mark.parametrize("shift", [0, 70_000])
-def test_much_text_is_joined_whole(tmp_path: Path, alphabet: int, shift: int) -> None:
-    """However many bytes a token takes in a file, and whatever live stores take."""
-    published = Published.of(Objects(tmp_path / "fleet"), KEY, "model", None)
-    name, chance = published.id_of("t"), np.random.default_rng(0)
-    for sequence in range(2):
-        with Datastore() as live:
-            live.add(chance.integers(0, alphabet, 150_000) + shift * sequence)
-            live.save(tmp_path / "segment.fds")
-        published.put_segment(name, "0" * 16, sequence, 0, tmp_path / "segment.fds")
-    [entry] = Builder(published).build().namespaces.values()
-    assert entry.tokens == 300_000 and len(entry.stores) == 1
+def test_200_000_namespaces_open(tmp_path: Path) -> None:
+    published = Published.of(Objects(tmp_path), KEY, "model", None)
+    live = Datastore(max_bytes=1 << 20)
+    live.add([1, 2, 3])
+    chunk = Chunk(frame(live._dump(0, 100)[0]), 4)
+    names = {secrets.token_hex(32) for _ in range(100_000)}
+    mine = published.id_of("t")
+    published.put_text("0" * 16, 0, 0, dict.fromkeys(names, chunk))
+    names = {secrets.token_hex(32) for _ in range(100_000)}
+    published.put_text("0" * 16, 1, 0, dict.fromkeys(names | {mine}, chunk))
+    manifest = published.join()
+    assert read(join(str(tmp_path)), "t") == [[1, 2, 3]]
+    head = published.head(manifest.packs[0])
+    assert head is not None and len(head.index) == 200_001
+    # The manifest does not grow with them.
+    assert len(content_of(str(tmp_path), f"manifests/{1:020d}")) < 2000
 
 
-# --- Several builders, and killed ones ---
+# --- Several processes that join, and killed ones ---
 
 
-def test_builders_at_once_lose_nothing(url: str) -> None:
+def test_joins_at_once_lose_nothing(url: str) -> None:
     one = join(url)
-    say(one, "t", [0])
+    say(one, "a", [0] * 50)
     one.refresh()
     failed: list[BaseException] = []
 
-    def build() -> None:
-        built = builder(url)
+    def work() -> None:
+        published = only(url)
         while not done.is_set():
             try:
-                built.build()
+                published.join()
             except DatastoreError:
                 continue  # the others were first
             except BaseException as error:
@@ -225,18 +309,18 @@ def test_builders_at_once_lose_nothing(url: str) -> None:
                 return
 
     done = threading.Event()
-    threads = [threading.Thread(target=build) for _ in range(3)]
+    threads = [threading.Thread(target=work) for _ in range(3)]
     for thread in threads:
         thread.start()
     documents = [[number] * 50 for number in range(12)]
-    for number, document in enumerate(documents):
+    for number, document in enumerate(documents[1:], 1):
         say(one, "ab"[number % 2], document)
         assert one.refresh()
     done.set()
     for thread in threads:
         thread.join()
     assert not failed
-    builder(url).build()
+    only(url).join()
     other = join(url)
     for name in "ab":
         assert sorted(read(other, name)) == [
@@ -248,69 +332,76 @@ class Stopped(BaseException):
     pass
 
 
-@pytest.mark.parametrize("step", range(12))
-def test_a_builder_killed_at_any_step_loses_nothing(
+@pytest.mark.parametrize("step", range(16))
+def test_a_join_killed_at_any_step_loses_nothing(
     tmp_path: Path, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = str(tmp_path)
     one = join(url)
-    documents = [[number] * 50 for number in range(6)]
-    for document in documents[:3]:
+    documents = [[number] * 50 for number in range(30)]
+    for document in documents[:27]:
         say(one, "t", document)
         one.refresh()
-        builder(url).build()
-    for document in documents[3:]:
+        only(url).join()
+    for document in documents[27:]:
         say(one, "t", document)
         one.refresh()
     left = step
-    whole = {name: getattr(Objects, name) for name in ("put", "create", "remove")}
+    whole = {name: getattr(LocalObjects, name) for name in ("write", "remove")}
     with monkeypatch.context() as patch:
         for name in whole:
 
-            def act(self: Objects, *args: Any, name: str = name) -> Any:
+            def act(self: LocalObjects, *args: Any, name: str = name) -> Any:
                 nonlocal left
                 left -= 1
                 if left < 0:
                     raise Stopped
                 return whole[name](self, *args)
 
-            patch.setattr(Objects, name, act)
+            patch.setattr(LocalObjects, name, act)
         with contextlib.suppress(Stopped):
-            builder(url).build()
-    assert read(join(url), "t") in (documents[:3], documents)
-    builder(url).build()
-    assert read(join(url), "t") == documents
+            only(url).join()
+    for _ in range(10):
+        assert read(join(url), "t") == documents
+        only(url).join()
+        say(one, "other", [step] * 9)
+        one.refresh()
+    # What it left goes too.
+    manifest = only(url).latest()
+    assert manifest is not None
+    packs = {name.partition("/")[2] for name in contents(url) if "/packs/" in name}
+    assert packs <= {pack.name for pack in manifest.packs} | manifest.sources.keys()
 
 
 def test_where_no_write_is_exclusive_the_last_manifest_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A slow builder writes over another's manifest, and nothing is lost."""
+    """A slow process writes over another's manifest, and nothing is lost."""
     url = f"memory://{tmp_path}"
     one = join(url)
     say(one, "t", [1] * 9)
     one.refresh()
 
-    def overwrite(self: Objects, name: str, content: bytes) -> bool:
-        self._files.pipe_file(self._path(name), content)
+    def overwrite(self: RemoteObjects, name: str, content: bytes) -> bool:
+        self._files.pipe_file(f"{self._root}/{name}", content)
         return True
 
-    monkeypatch.setattr(Objects, "create", overwrite)
-    slow = builder(url)
-    write = Published.write
+    monkeypatch.setattr(RemoteObjects, "write", overwrite)
+    slow = only(url)
+    write = Published._write
 
     def late(self: Published, manifest: Manifest) -> bool:
-        monkeypatch.setattr(Published, "write", write)
+        monkeypatch.setattr(Published, "_write", write)
         say(one, "t", [2] * 9)
         one.refresh()
-        builder(url).build()
+        only(url).join()
         return write(self, manifest)
 
-    monkeypatch.setattr(Published, "write", late)
-    slow.build()
-    assert read(join(url), "t") == [[1] * 9]
-    builder(url).build()
-    assert read(join(url), "t") == [[1] * 9, [2] * 9]
+    monkeypatch.setattr(Published, "_write", late)
+    slow.join()
+    assert sorted(read(join(url), "t")) == [[1] * 9, [2] * 9]
+    only(url).join()
+    assert sorted(read(join(url), "t")) == [[1] * 9, [2] * 9]
 
 
 # --- Failing stores and disks ---
@@ -336,99 +427,156 @@ def test_what_cannot_be_published_in_time_is_counted(
 ) -> None:
     url = str(tmp_path)
     replica = join(url, memory_bytes=200_000)
-    put, full = Objects.put, True
+    write, full = LocalObjects.write, True
 
-    def maybe(self: Objects, name: str, path: Path) -> None:
+    def maybe(self: LocalObjects, name: str, content: bytes) -> bool:
         if full:
             raise OSError(errno.ENOSPC, "No space left on device")
-        put(self, name, path)
+        return write(self, name, content)
 
-    monkeypatch.setattr(Objects, "put", maybe)
+    monkeypatch.setattr(LocalObjects, "write", maybe)
     for number in range(40):
         say(replica, "t", list(range(number * 1000, (number + 1) * 1000)))
         assert not replica.refresh()
     full = False
     assert replica.refresh()
     assert replica.dropped_tokens > 20_000
-    # Separators count as tokens.
-    assert abs(replica.published_tokens + replica.dropped_tokens - 40_000) <= 80
-    builder(url).build()
+    # Marks of documents that are dropped count as tokens.
+    assert abs(replica.published_tokens + replica.dropped_tokens - 40_000) <= 40
     assert read(join(url), "t")[-1] == list(range(39_000, 40_000))
     replica.close()
 
 
-def test_a_full_disk_costs_no_drafts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    url = str(tmp_path)
-    one, other = join(url), join(url)
-    say(one, "t", [1, 2, 3])
-    one.refresh()
-    builder(url).build()
+# --- Damage ---
 
-    def full(*_: Any) -> str:
-        raise OSError(errno.ENOSPC, "No space left on device")
+
+def flip(content: bytes) -> bytes:
+    return content[:-9] + bytes([content[-9] ^ 1]) + content[-8:]
+
+
+Damage = Callable[[bytes, bytes], bytes]
+DAMAGES: dict[str, Damage] = {
+    "text": lambda content, _: flip(content),
+    "entries": lambda content, _: content[:60] + bytes([content[60] ^ 1]) + content[61:],
+    "head": lambda content, _: b"x" + content[1:],
+    "short": lambda content, _: content[:-20],
+    "empty": lambda *_: b"",
+    "foreign": lambda *_: b"x" * 9000,
+    "many entries": lambda content, _: b"fastdraft memory 1\n" + b"9" * 30 + content,
+    "another's": lambda _, other: other,
+}
+
+
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_costs_its_own_text_alone(url: str, damage: str, joined: bool) -> None:
+    one, follower = join(url), join(url)
+    read(follower, "a")
+    say(one, "a", [1] * 9)
+    one.refresh()
+    if joined:
+        only(url).join()
+    [name] = [name for name in contents(url) if ("packs" if joined else "text") in name]
+    name = name.partition("/")[2]
+    sound = content_of(url, name)
+    for tokens in ([3] * 9, [4] * 900):
+        say(one, "a", tokens)
+        say(one, "b", tokens)
+        one.refresh()
+    other = content_of(url, published_texts(url)[-1].name)
+    pipe(url, name, DAMAGES[damage](sound, other))
+    expected = [[3] * 9, [4] * 900]
+    for _ in range(2):
+        reader = join(url)
+        assert read(reader, "a") == expected and read(reader, "b") == expected
+        assert read(follower, "a") == expected and not follower.faults["publish"]
+        # It is left out by whoever joins, and stays.
+        published = only(url)
+        number = published.join().number
+        assert published.join().number == number
+    assert content_of(url, name) == DAMAGES[damage](sound, other)
+    # A later process may be able to read it.
+    pipe(url, name, sound)
+    assert sorted(read(join(url), "a")) == [[1] * 9, *expected]
+    only(url).join()
+    assert sorted(read(join(url), "a")) == [[1] * 9, *expected]
+
+
+@pytest.mark.parametrize("short", [False, True])
+@pytest.mark.parametrize("step", range(12))
+def test_one_wrong_read_loses_nothing(
+    tmp_path: Path, step: int, short: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a join, or of a replica that looks."""
+    url = str(tmp_path)
+    one, follower = join(url), join(url)
+    read(follower, "t")
+    documents = [[number] * 50 for number in range(9)]
+    for number, document in enumerate(documents):
+        say(one, "t", document)
+        one.refresh()
+        if number in (3, 5):
+            only(url).join()
+    whole, reads = LocalObjects.read, 0
+
+    def wrong(self: LocalObjects, name: str, first: int, last: int) -> bytes:
+        nonlocal reads
+        content = whole(self, name, first, last)
+        reads += 1
+        if reads - 1 == step:
+            return content[:-10] if short else flip(content)
+        return content
 
     with monkeypatch.context() as patch:
-        patch.setattr(Objects, "fetch", full)
-        other.find(["t"])
-        assert not other.refresh()
-        say(one, "t", [4, 5])
-        one.refresh()
-        built = builder(url)
-        with pytest.raises(OSError, match="No space"):
-            built.build()
-    assert other.faults["follow"] >= 1
-    assert read(other, "t") == [[1, 2, 3]]
-    builder(url).build()
-    assert read(other, "t") == [[1, 2, 3], [4, 5]]
+        patch.setattr(LocalObjects, "read", wrong)
+        with contextlib.suppress(DatastoreError):
+            only(url).join()
+        reads = 0
+        assert follower.refresh()
+    only(url).join()
+    assert read(join(url), "t") == documents
+    assert read(follower, "t") == documents
 
 
-@pytest.mark.parametrize("damage", ["flipped", "short", "foreign", "moved"])
-def test_damaged_and_foreign_segments_are_left_out(url: str, damage: str) -> None:
-    one = join(url)
-    for name, tokens in (("a", [1] * 9), ("b", [2] * 9), ("a", [3] * 9)):
-        say(one, name, tokens)
-        one.refresh()
-    objects, group = Objects(url), only(url).group
-    found = only(url).segments()
-    a, b = (only(url).id_of(name) for name in "ab")
-    path = f"{group}/segments/{a}/{found[a][0].file}"
-    content = bytearray(objects.read(path, 1 << 20))
-    if damage == "flipped":
-        content[4500] ^= 1
-    elif damage == "short":
-        content = content[:-100]
-    elif damage == "foreign":
-        content = bytearray(b"x" * 9000)
-    elif damage == "moved":  # to another tenant
-        source = f"{group}/segments/{b}/{found[b][0].file}"
-        content = bytearray(objects.read(source, 1 << 20))
-        path = f"{group}/segments/{a}/{found[b][0].file}"
-    objects._files.pipe_file(objects._path(path), bytes(content))
-    built = builder(url)
-    built.build()
-    assert built.refused == 1
-    expected = [[1] * 9, [3] * 9] if damage == "moved" else [[3] * 9]
-    assert read(join(url), "a") == expected
-    assert read(join(url), "b") == [[2] * 9]
-
-
-def test_a_damaged_store_keeps_what_was_mapped(url: str) -> None:
-    one, other = join(url), join(url)
+def test_what_is_gone_costs_its_own_text_alone(tmp_path: Path) -> None:
+    """Somebody removed a pack from the bucket."""
+    url = str(tmp_path)
+    one, follower = join(url), join(url)
+    read(follower, "t")
     say(one, "t", [1] * 9)
     one.refresh()
-    manifest = builder(url).build()
-    assert read(other, "t") == [[1] * 9]
+    only(url).join()
+    (pack,) = newest(url).packs
+    Objects(url).remove(f"{only(url).group}/{pack.name}")
     say(one, "t", [2] * 9)
     one.refresh()
-    manifest = builder(url).build()
-    [(name, entry)] = manifest.namespaces.items()
-    objects = Objects(url)
-    path = f"{only(url).group}/stores/{name}/{entry.stores[-1].file}"
-    content = bytearray(objects.read(path, 1 << 20))
-    content[4500] ^= 1
-    objects._files.pipe_file(objects._path(path), bytes(content))
-    assert not other.refresh() and other.faults["follow"] == 1
-    assert texts(other.find(["t"])) == [[1] * 9]
+    reader = join(url)
+    for replica in (reader, follower):
+        replica.find(["t"])
+        for _ in range(3):
+            replica.refresh()
+        assert [2] * 9 in texts(replica.find(["t"]))
+    only(url).join()
+    assert read(join(url), "t") in ([[2] * 9], [])
+    say(one, "t", [3] * 9)
+    one.refresh()
+    assert [3] * 9 in read(follower, "t")
+
+
+def test_a_replica_that_slept_reads_all_anew(tmp_path: Path) -> None:
+    url = str(tmp_path)
+    one, sleeper = join(url), join(url)
+    documents = [[number] * 50 for number in range(40)]
+    for number, document in enumerate(documents):
+        say(one, "t", document)
+        one.refresh()
+        if number == 2:
+            assert read(sleeper, "t") == documents[:3]
+        if number > 2:
+            only(url).join()
+    sleeper.refresh()
+    assert read(sleeper, "t") == documents
+    assert not sleeper.faults
 
 
 # --- Three processes, one killed ---
@@ -468,7 +616,7 @@ def test_a_killed_replica_loses_nothing_that_was_acknowledged(
     killed = processes[2]
     assert killed.stdout is not None
     said = [int(killed.stdout.readline()) for _ in range(5)]
-    builder(url).build()
+    only(url).join()
     killed.send_signal(signal.SIGKILL)
     said += [int(line) for line in killed.stdout if line.endswith("\n")]
     for process in processes[:2]:
@@ -479,44 +627,69 @@ def test_a_killed_replica_loses_nothing_that_was_acknowledged(
     killed.wait()
     killed.stdout.close()
     assert len(said) >= 45
-    builder(url).build()
-    numbers = [document[0] for document in read(join(url), "tenant")]
-    assert set(said) <= set(numbers)
-    assert len(numbers) == len(set(numbers))
-    # Of each replica in the order in which it was said.
-    for first in (0, 1000, 2000):
-        own = [number for number in numbers if first <= number < first + 1000]
-        assert own == sorted(own)
+    for _ in range(2):
+        numbers = [document[0] for document in read(join(url), "tenant")]
+        assert set(said) <= set(numbers)
+        assert len(numbers) == len(set(numbers))
+        # Of each replica in the order in which it was said.
+        for first in (0, 1000, 2000):
+            own = [number for number in numbers if first <= number < first + 1000]
+            assert own == sorted(own)
+        only(url).join()
 
 
 KILLED = f"""
-import os, shutil, sys
+import os, sys
 from fastdraft import Memory
 from fastdraft.fleet import Replica
 
 memory = Memory(8 << 20)
 memory.of("tenant")[0].add([1, 2, 3])
-shutil.copyfileobj = lambda *_: os.kill(os.getpid(), 9)
-Replica(memory, sys.argv[1], key={KEY!r}, model="model", folder=sys.argv[2]).refresh()
+os.link = lambda *_: os.kill(os.getpid(), 9)
+Replica(memory, sys.argv[1], key={KEY!r}, model="model").refresh()
 """
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL")
-def test_what_a_killed_replica_leaves_on_disks_is_removed(tmp_path: Path) -> None:
-    url, folder = tmp_path / "fleet", tmp_path / "temporary"
-    folder.mkdir()
-    with TemporaryFolder("fastdraft-fleet-", folder) as living:
-        subprocess.run([sys.executable, "-c", KILLED, str(url), str(folder)])
-        assert len(list(folder.glob("*/segment.fds"))) == len(list(url.rglob("*.tmp"))) == 1
-        replica = join(str(url), folder=folder)
-        assert list(folder.iterdir()) == [living.path]
-        say(replica, "tenant", [4, 5, 6])
-        assert replica.refresh()
-        builder(str(url), folder=folder).build()
-        assert not list(url.rglob("*.tmp"))
-        assert read(replica, "tenant") == [[4, 5, 6]]
-        # It was not closed, and leaves nothing.
-        assert list(folder.iterdir()) == [living.path]
+def test_only_what_a_killed_replica_was_writing_is_removed(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)])
+    assert len(list(tmp_path.glob("*/begun-*/*"))) == 1
+    strange = [tmp_path / "somebody.tmp", tmp_path / "begun-x" / "file"]
+    replica = join(str(tmp_path))
+    say(replica, "tenant", [4, 5, 6])
+    assert replica.refresh()
+    strange += [tmp_path / only(str(tmp_path)).group / folder / "a.tmp" for folder in ("", "text")]
+    for path in strange:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("somebody's")
+    only(str(tmp_path)).join()
+    assert not list((tmp_path / only(str(tmp_path)).group).glob("begun-*"))
+    assert all(path.exists() for path in strange)
+    assert read(join(str(tmp_path)), "tenant") == [[4, 5, 6]]
+
+
+def test_a_fifo_and_a_link_in_the_folder_stop_nobody(tmp_path: Path) -> None:
+    """Nobody writes to the FIFO: whoever opened it as a file would wait for ever."""
+    url = str(tmp_path)
+    one = join(url)
+    say(one, "t", [1] * 9)
+    one.refresh()
+    (text,) = published_texts(url)
+    folder = tmp_path / only(url).group
+    os.mkfifo(folder / text.name.replace("-00", "-01"))
+    (folder / text.name.replace("-00", "-02")).symlink_to(folder / text.name)
+    os.mkfifo(folder / f"manifests/{5:020d}") if (folder / "manifests").mkdir() is None else None
+    done = threading.Event()
+
+    def work() -> None:
+        only(url).join()
+        assert read(join(url), "t") == [[1] * 9]
+        done.set()
+
+    threading.Thread(target=work, daemon=True).start()
+    assert done.wait(20)
+    with pytest.raises(DatastoreError, match="is no file"):
+        Objects(url).read(f"{only(url).group}/manifests/{5:020d}", 0, 9)
 
 
 # --- Forgetting ---
@@ -524,50 +697,87 @@ def test_what_a_killed_replica_leaves_on_disks_is_removed(tmp_path: Path) -> Non
 SECRET = list(range(60_000, 60_100))
 
 
-def holds(content: bytes) -> bool:
-    """Whether bytes hold two tokens of the secret text in a row, in any width."""
-    wide = b"".join(token.to_bytes(4, "little") for token in SECRET)
-    narrow = b"".join(token.to_bytes(2, "little") for token in SECRET)
-    return any(
-        text[i : i + 2 * width] in content
-        for text, width in ((wide, 4), (narrow, 2))
-        for i in range(0, len(text) - width, width)
-    )
+def found_secret(url: str) -> bool:
+    return any(holds(content, SECRET) for content in contents(url).values())
 
 
 def test_what_is_forgotten_is_nowhere(url: str) -> None:
     one, other, late = join(url), join(url), join(url)
-    say(one, "secret", SECRET)
-    say(one, "plain", [1] * 9)
+    for name, tokens in (("secret", SECRET), ("plain", [1] * 9)):
+        say(one, name, tokens)
     one.refresh()
-    built = builder(url)
-    built.build()
+    published = only(url)
+    published.join()
+    say(one, "plain", [2] * 9)
+    say(one, "secret", SECRET[::-1])
+    one.refresh()
+    assert len(read(other, "secret")) == 2
     say(other, "secret", SECRET[:50])
-    assert read(other, "secret") == [SECRET]
     say(late, "secret", SECRET)
-    assert any(holds(content) for content in contents(url).values())  # the scan finds it
+    assert found_secret(url)  # the scan finds it
     mapped = other.find(["secret"])
 
-    built.forget([only(url).id_of("secret")])
-    assert not any(holds(content) for content in contents(url).values())
+    published.forget([published.id_of("secret")])
+    assert not found_secret(url)
     # A replica that does not know yet publishes again what it has, and that is of no use.
     late._guard("publish", late._publish)
-    assert any(holds(content) for content in contents(url).values())
-    built.build()
-    assert not any(holds(content) for content in contents(url).values())
+    assert found_secret(url)
+    assert read(join(url), "secret") == []
+    published.join()
+    assert not found_secret(url)
     for replica in (one, other, late):
         assert replica.refresh()
         assert replica.find(["secret"]) == []
         assert "secret" not in replica.memory.namespaces
     assert all(store.closed for store in mapped)
-    built.build()
-    assert not any(holds(content) for content in contents(url).values())
-    assert read(other, "plain") == [[1] * 9]
+    published.join()
+    assert not found_secret(url)
+    assert read(join(url), "plain") == [[1] * 9, [2] * 9]
     # What is said later is remembered.
     say(one, "secret", [5] * 9)
     one.refresh()
-    built.build()
-    assert read(other, "secret") == [[5] * 9]
+    assert read(other, "secret") == [[5] * 9] == read(join(url), "secret")
+
+
+def test_what_a_killed_join_left_is_forgotten_too(tmp_path: Path) -> None:
+    url = str(tmp_path)
+    one = join(url)
+    say(one, "secret", SECRET)
+    one.refresh()
+    published = only(url)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Published, "_write", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            published.join()
+    assert sum("/packs/" in name for name in contents(url)) == 1
+    published.forget([published.id_of("secret")])
+    assert not found_secret(url)
+
+
+def test_who_was_forgotten_is_not_known_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fastdraft.fleet.published._HORIZON", 4)
+    url = str(tmp_path)
+    one, late = join(url), join(url)
+    say(one, "plain", [1] * 9)
+    one.refresh()
+    say(late, "secret", SECRET)
+    published = only(url)
+    published.forget([published.id_of("secret")])
+    for number in range(6):
+        say(one, "plain", [number] * 9)
+        assert one.refresh()
+        published.join()
+    assert not newest(url).forgotten
+    # What was published before that is of no use, since nobody knows any more.
+    late._guard("publish", late._publish)
+    published.join()
+    assert not found_secret(url)
+    # A replica that looks first knows.
+    say(late, "other", [3] * 9)
+    assert late.refresh()
+    assert read(join(url), "other") == [[3] * 9]
 
 
 # --- Isolation and secrecy ---
@@ -610,7 +820,8 @@ def test_no_token_of_one_namespace_is_drafted_in_another(
                 assert document[-1] // 1000 == owner
         if share:
             assert replica.refresh()
-            builder(url).build()
+            if word % 3 == 0:
+                only(url).join()
             for each in replicas:
                 assert each.refresh()
     for replica in replicas:
@@ -623,15 +834,23 @@ def test_names_are_in_no_file_and_modes_are_the_owners(tmp_path: Path) -> None:
         one = join(str(tmp_path / "fleet"), model="secret-model")
         say(one, ("secret-adapter", "secret-salt"), [1, 2, 3])
         one.refresh()
-        builder(str(tmp_path / "fleet")).build()
+        only(str(tmp_path / "fleet")).join()
     finally:
         os.umask(before)
     paths = list((tmp_path / "fleet").rglob("*"))
-    assert len(paths) == 9
+    assert len(paths) == 7
     for path in paths:
         assert "secret" not in str(path.relative_to(tmp_path))
         assert b"secret" not in (path.read_bytes() if path.is_file() else b"")
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600)
+
+
+def test_names_that_look_alike_are_kept_apart() -> None:
+    published = Published(Objects("nowhere"), KEY, "0" * 64)
+    names: list[Any] = [None, "None", "null", 1, "1", ("1",), (1,), ("a", "b"), ("a,b",), b"a", "a"]
+    assert len({published.id_of(name) for name in [*names, ("a", None)]}) == len(names) + 1
+    with pytest.raises(InvalidValueError, match="a namespace that is shared must be a text"):
+        published.id_of(1.5)
 
 
 @pytest.mark.parametrize(
@@ -644,53 +863,65 @@ def test_another_key_model_or_tokenizer_shares_nothing(
     one, other = join(url), join(url, **options)
     say(one, "t", [1, 2, 3])
     one.refresh()
-    builder(url).build()
-    assert read(other, "t") == []
+    before = contents(url)
+    for number in range(40):
+        say(other, "t", [number])
+        assert other.refresh()
+    assert [1, 2, 3] not in read(other, "t")
+    # Nor is anything of it touched.
+    assert before.items() <= contents(url).items()
+    assert read(join(url), "t") == [[1, 2, 3]]
 
 
-# --- Hostile manifests and segments ---
+def test_another_key_opens_nothing(tmp_path: Path) -> None:
+    url = str(tmp_path)
+    with pytest.raises(InvalidValueError, match=r"nothing is published there with this key$"):
+        groups(Objects(url), KEY)
+    one = join(url)
+    say(one, "t", [1, 2, 3])
+    one.refresh()
+    for _ in range(2):
+        with pytest.raises(InvalidValueError, match="1 models have text of another key"):
+            groups(Objects(url), b"another operator")
+        only(url).join()
 
+
+# --- Hostile manifests and objects ---
+
+PACK = f"packs/{1:020d}-{'0' * 64}"
 names = st.one_of(
     st.text(max_size=80),
     st.sampled_from(["../../etc/passwd", "/etc/passwd", "..", "a/b", "x" * 64, "0" * 64, "é" * 64]),
-    st.just(f"{1:020d}-{'0' * 16}-{'0' * 64}.fds"),
-    st.just(f"../{1:020d}-{'0' * 16}-{'0' * 64}.fds"),
+    st.sampled_from([PACK, f"../{PACK}", f"{PACK}\n", f"text{PACK[5:]}", f"packs/../{PACK}"]),
 )
 values = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), names),
     lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(names, inner, max_size=4)),
     max_leaves=6,
 )
-entries = st.fixed_dictionaries(
-    {
-        "stores": st.lists(st.one_of(values, st.tuples(names, st.integers(), st.integers()))),
-        "segments": st.lists(names, max_size=3),
-        "written": st.one_of(st.integers(), values),
-        "pinned": st.one_of(st.booleans(), values),
-    }
-)
+packs = st.lists(st.one_of(values, st.tuples(names, st.integers())), max_size=3)
 manifests = st.one_of(
     values,
     st.fixed_dictionaries(
         {
-            "format": st.sampled_from([1, 1, 1, 2, "1", None]),
+            "format": st.sampled_from([2, 2, 2, 1, "2", None]),
             "number": st.sampled_from([1, 1, 1, 2, True]),
-            "namespaces": st.one_of(
-                st.dictionaries(names, st.one_of(entries, values), max_size=3), values
-            ),
+            "packs": st.one_of(packs, values),
+            "joined": st.one_of(st.lists(st.tuples(st.integers(), names, packs)), values),
             "forgotten": st.one_of(
                 st.dictionaries(names, st.one_of(st.integers(), values), max_size=3), values
             ),
+            "pinned": st.one_of(st.lists(names, max_size=3), values),
         }
     ),
 )
 
 
 @given(manifests)
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=200)
 def test_a_hostile_manifest_is_refused_even_with_the_key(value: Any) -> None:
-    """What is taken names files of its own folder alone."""
-    published = Published(Objects("memory://nothing"), KEY, "0" * 64)
+    """What is taken names files of its own folders alone."""
+    published = Published(Objects("nothing"), KEY, "0" * 64)
     try:
         body = json.dumps(value, ensure_ascii=True)
     except ValueError:
@@ -700,22 +931,25 @@ def test_a_hostile_manifest_is_refused_even_with_the_key(value: Any) -> None:
         manifest = published._parse(1, content)
     except DatastoreError:
         return
-    for name, entry in manifest.namespaces.items():
-        assert len(name) == 64 and "/" not in name and "." not in name
-        for file in (*(store.file for store in entry.stores), *entry.segments):
-            assert "/" not in file and ".." not in file and file.endswith(".fds")
-        assert all(store.bytes >= 0 for store in entry.stores)
+    for pack in (*manifest.packs, *manifest.sources.values()):
+        folder, _, name = pack.name.partition("/")
+        assert folder in ("packs", "text") and set(name) <= set("0123456789abcdef-")
+        assert pack.size >= 0
+    for name in (*manifest.forgotten, *manifest.pinned):
+        assert len(name) == 64
 
 
 @given(st.binary(max_size=300), st.integers(0, 400), st.sampled_from(["insert", "flip", "replace"]))
 @settings(deadline=None, max_examples=200)
 def test_a_manifest_that_was_changed_is_refused(noise: bytes, place: int, how: str) -> None:
     published = Published(Objects("memory://changed"), KEY, "0" * 64)
-    entry = Entry((StoreFile(f"{1:020d}-{'0' * 16}-{'0' * 64}.fds", 5, 1),))
-    manifest = Manifest(1, {"a" * 64: entry}, {"b" * 64: 1})
-    published._objects.remove(published._manifest_name(1))
-    assert published.write(manifest)
-    content = published._objects.read(published._manifest_name(1), 1 << 20)
+    manifest = Manifest(
+        1, (Pack(PACK, 5),), (Joined(1, PACK, (Pack(PACK, 7),)),), {"b" * 64: 1}, frozenset()
+    )
+    name = f"{published.group}/manifests/{1:020d}"
+    published._objects.remove(name)
+    assert published._write(manifest)
+    content = published._objects.read(name, 0, 1 << 20)
     assert published._parse(1, content) == manifest
     place %= len(content)
     if how == "insert":
@@ -736,39 +970,40 @@ def test_foreign_manifests_stop_nobody(url: str) -> None:
     one, other = join(url), join(url)
     say(one, "t", [1] * 9)
     one.refresh()
-    objects, group = Objects(url), only(url).group
-    for number in (1, 2, 10**20 - 1):
-        assert objects.create(f"{group}/manifests/{number:020d}.json", b"{}\nnothing\n")
-    assert objects.create(f"{group}/manifests/../{5:020d}.json", b"") or True
-    built = builder(url)
-    assert built.build().number == 3
-    assert built.refused >= 2
+    for number, content in ((1, b"{}\nnothing\n"), (2, b""), (10**20 - 1, b"x" * 5000)):
+        pipe(url, f"manifests/{number:020d}", content)
+    assert only(url).join().number == 3
     other.find(["t"])
-    assert other.refresh() and texts(other.find(["t"])) == [[1] * 9]
-    assert other.faults["follow"] >= 1
+    for _ in range(3):
+        assert other.refresh() and texts(other.find(["t"])) == [[1] * 9]
+    # Each is counted once.
+    assert other.faults["follow"] == 1
+    assert len([name for name in contents(url) if "manifests" in name]) == 4
 
 
 # --- Limits ---
 
 
-def test_mapped_stores_keep_to_their_bytes(tmp_path: Path) -> None:
+def test_what_others_said_keeps_to_the_memory(tmp_path: Path) -> None:
     url = str(tmp_path)
-    one = join(url)
+    one = join(url, memory_bytes=64 << 20)
     for name in "abc":
-        say(one, name, list(range(5000)))
-    one.refresh()
-    size = builder(url).build().bytes // 3
-    other = join(url, max_bytes=2 * size + 10)
-    for name in "abc":
-        other.find([name])
-    other.refresh()
-    assert other.bytes == 2 * size
-    # Those that were used last.
-    assert [bool(other.find([name])) for name in "abc"] == [False, True, True]
-    other.refresh()
-    other.find(["a"])
-    other.refresh()
-    assert other.find(["a"]) and other.bytes == 2 * size
+        for number in range(10):
+            say(one, name, list(range(number * 10_000, number * 10_000 + 10_000)))
+            one.refresh()
+    other = join(url, memory_bytes=2 << 20)
+    for _ in range(3):
+        for name in "abc":
+            found = read(other, name)
+            # The newest.
+            assert [document[0] for document in found] == sorted(d[0] for d in found)
+            assert not found or found[-1][-1] == 99_999
+        assert other.memory.bytes <= other.memory.max_bytes
+        assert other.bytes <= other.memory.bytes
+    assert read(other, "c") and not other.faults
+    # What it says has room too.
+    say(other, "own", list(range(5000)))
+    assert texts(other.memory.find(["own"])) == [list(range(5000))]
 
 
 def test_what_a_fleet_refuses(tmp_path: Path) -> None:
@@ -781,32 +1016,25 @@ def test_what_a_fleet_refuses(tmp_path: Path) -> None:
         Replica(memory, str(tmp_path), key=KEY, max_bytes=-1)
     with pytest.raises(InvalidValueError, match="cannot use the URL 'nosuch://x'"):
         Replica(memory, "nosuch://x", key=KEY)
-    with pytest.raises(DatastoreError, match="cannot use the folder"):
-        Replica(memory, str(tmp_path), key=KEY, folder=tmp_path / "none")
-    saved = Memory(1 << 20, folder=MemoryFolder(tmp_path / "saved", key=KEY))
-    with pytest.raises(InvalidValueError, match="memory must have no folder in a fleet"):
-        Replica(saved, str(tmp_path), key=KEY)
-    saved.close()
-    published = Published(Objects(str(tmp_path)), KEY, "0" * 64)
-    with pytest.raises(InvalidValueError, match="max_bytes must be at least 2097152, got 1"):
-        Builder(published, max_bytes=1)
 
 
-def test_what_is_being_written_is_not_removed(tmp_path: Path) -> None:
-    """While another process removes what killed ones have left."""
-    objects, others = Objects(tmp_path), Objects(tmp_path)
-    done = threading.Event()
+def test_objects_that_are_written_at_once_are_whole(tmp_path: Path) -> None:
+    """Each process removes what killed ones have left, and no other's."""
+    objects = Objects(tmp_path)
 
-    def remove() -> None:
-        while not done.is_set():
-            others.remove_begun()
+    def write(first: int) -> None:
+        written.extend(
+            objects.write(f"group/folder/{number}", b"content")
+            for number in range(first, first + 100)
+        )
 
-    removing = threading.Thread(target=remove)
-    removing.start()
-    try:
-        for number in range(300):
-            assert objects.create(f"folder/{number}", b"content")
-    finally:
-        done.set()
-        removing.join()
-    assert set(objects.find("folder")) == {f"folder/{number}" for number in range(300)}
+    written: list[bool] = []
+    threads = [threading.Thread(target=write, args=(first,)) for first in (0, 50, 100)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    # Of two that write one name, one does.
+    assert sum(written) == 200 and len(written) == 300
+    assert objects.ls("group/folder") == {str(number): 7 for number in range(200)}
+    assert objects.ls("group") == {"folder": None}

@@ -11,7 +11,7 @@ import pytest
 from fastdraft import Memory
 from fastdraft.datastore import fingerprint
 from fastdraft.errors import InvalidValueError
-from fastdraft.fleet import Builder, groups
+from fastdraft.fleet import Manifest, groups
 from fastdraft.fleet.objects import Objects
 from fastdraft.integrations.host import Namespace, share
 from fastdraft.integrations.metrics import SOURCES, Totals
@@ -31,8 +31,7 @@ def test_sglang_shares_its_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         corpus.memory.of("t")[0].add([1, 2, 3])
         assert corpus.replica.refresh()
     [published] = groups(Objects(str(tmp_path / "fleet")), KEY)
-    [segments] = published.segments().values()
-    assert len(segments) == 2
+    assert len(published.texts(Manifest())) == 2
     for corpus in corpora:
         assert corpus.replica is not None
         corpus.replica.close()
@@ -110,7 +109,7 @@ def test_sglang_counts_what_one_replica_drafts_from_anothers_text(
     reader.replica.find([Namespace(name="tenant")])  # a first request would: fetched from now on
     assert writer.replica.refresh()
     for published in groups(Objects(url), KEY):
-        Builder(published).build()
+        published.join()
     assert reader.replica.refresh()
     assert len(reader.memory.namespaces) == 0
     serve(reader, "b")

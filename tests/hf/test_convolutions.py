@@ -58,7 +58,9 @@ def _model(family: str, **changes: Any) -> Any:
         pad_token_id=PAD,
         **special | changes,
     )
-    return drawn(transformers.AutoModelForCausalLM.from_config, config)
+    config._experts_implementation = "eager"  # the others take no double precision
+    # In double precision no processor's rounding of wide and narrow forwards decides a test.
+    return drawn(transformers.AutoModelForCausalLM.from_config, config).double()
 
 
 @pytest.fixture(scope="module", params=["lfm2", "lfm2_moe"])
@@ -192,20 +194,23 @@ def test_convolutions_alone_are_refused() -> None:
         RowCache(cache, layer_types=["conv", "conv"])
 
 
+# The larger one agrees with the target always, or hardly ever; the smaller one with the larger one.
+@pytest.mark.parametrize(("small", "large"), [(0.3, 0.0), (0.0, 0.3)])
 @pytest.mark.parametrize("rows", [1, 3])
-def test_draft_models_with_convolutions(rows: int) -> None:
+def test_draft_models_with_convolutions(rows: int, small: float, large: float) -> None:
     model = _model("lfm2")
     inputs = repetitive_batch(rows)
     expected = model.generate(**inputs, **OPTIONS)
     drafter: Any = Staged(
         [
-            AssistantModel(bent(model, by=0.1, seed=2), schedule="constant", num_tokens=3),
-            AssistantModel(bent(model, by=0.05), schedule="constant", num_tokens=5),
+            AssistantModel(bent(model, by=small, seed=2), schedule="constant", num_tokens=3),
+            AssistantModel(bent(model, by=large), schedule="constant", num_tokens=5),
         ]
     )
     output = hf.generate(model, **inputs, **OPTIONS, drafter=drafter, return_dict_in_generate=True)
     assert torch.equal(output.sequences, expected)
-    assert 0 < output.stats.accepted < output.stats.drafted
+    accepted, drafted = output.stats.accepted, output.stats.drafted
+    assert accepted < drafted if large else accepted > 0
 
 
 def test_a_static_cache_is_refused(model: Any) -> None:

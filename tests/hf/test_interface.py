@@ -23,9 +23,9 @@ from transformers.generation.streamers import BaseStreamer
 from fastdraft import Datastore, DraftBatch, DraftConfig, DraftStats, Engine, Source, hf
 from fastdraft.drafters import AssistantModel
 from fastdraft.errors import FastdraftError, InvalidValueError
-from fastdraft.hf.generate import _engine as engine
-from fastdraft.hf.generate import _engines as engines
 from fastdraft.hf.interface import CACHE
+from fastdraft.hf.plan import _engine as engine
+from fastdraft.hf.plan import _engines as engines
 from hf_models import (
     EOS,
     PAD,
@@ -81,8 +81,8 @@ def test_streamers_get_the_calls_of_plain_decoding(model: Any, inside: bool) -> 
     handle = model.register_forward_hook(lambda *_: forwards.append(1))
     actual = _Recorder(forwards)
     if inside:
-        decode = hf.speculate(drafter=Generous(), prediction=prediction)
-        model.generate(**inputs, **options, streamer=actual, custom_generate=decode)
+        decode = hf.speculate(drafter=Generous(), prediction=prediction, streamer=actual)
+        model.generate(**inputs, **options, custom_generate=decode)
     else:
         hf.generate(
             model, **inputs, **options, streamer=actual, drafter=Generous(), prediction=prediction
@@ -108,7 +108,7 @@ class _Wrapping(transformers.LlamaForCausalLM):
 
 
 class _Elsewhere(transformers.LlamaForCausalLM):
-    """Decodes in a thread, from which nobody sees what `generate` was given."""
+    """Decodes in a thread of its own."""
 
     def generate(self, *arguments: Any, custom_generate: Any = None, **options: Any) -> Any:
         if custom_generate is None:
@@ -137,20 +137,10 @@ def test_streamers_of_models_that_wrap_what_decodes(kind: Any, inside: bool) -> 
     expected, actual = _Recorder(), _Recorder()
     model.generate(**inputs, **options, streamer=expected)
     if inside:
-        known = {} if kind is _Wrapping else {"streamer": actual}
-        decode = hf.speculate(drafter=Generous(), **known)
-        model.generate(**inputs, **options, streamer=actual, custom_generate=decode)
+        decode = hf.speculate(drafter=Generous(), streamer=actual)
+        model.generate(**inputs, **options, custom_generate=decode)
     else:
         hf.generate(model, **inputs, **options, streamer=actual, drafter=Generous())
-    assert actual.calls == expected.calls
-
-
-def test_a_streamer_that_generate_is_not_given_gets_the_prompt_too(model: Any) -> None:
-    inputs = repetitive_batch(1)
-    options = {"do_sample": False, "max_new_tokens": NEW}
-    expected, actual = _Recorder(), _Recorder()
-    model.generate(**inputs, **options, streamer=expected)
-    model.generate(**inputs, **options, custom_generate=hf.speculate(streamer=actual))
     assert actual.calls == expected.calls
 
 
@@ -161,24 +151,30 @@ def test_assistants_of_models_that_wrap_what_decodes_are_refused(kind: Any) -> N
         hf.generate(model, **inputs, max_new_tokens=4, assistant_model=model)
     with pytest.raises(InvalidValueError, match="synced_gpus must be off"):
         hf.generate(model, **inputs, max_new_tokens=4, synced_gpus=True)
-    if kind is _Wrapping:
-        with pytest.raises(InvalidValueError, match="assisted_generation"):
-            model.generate(
-                **inputs,
-                max_new_tokens=4,
-                assistant_model=model,
-                custom_generate=hf.speculate(),
-            )
 
 
-def test_a_streamer_that_nobody_can_know_must_be_given() -> None:
-    model, inputs = _of_class(_Elsewhere), repetitive_batch(1)
-    options = {"do_sample": False, "max_new_tokens": 4}
-    with pytest.raises(InvalidValueError, match=r"streamer must be given to speculate\(\)"):
-        model.generate(**inputs, **options, custom_generate=hf.speculate())
-    decode = hf.speculate(streamer=None)
-    output = model.generate(**inputs, **options, custom_generate=decode)
-    assert torch.equal(output, model.generate(**inputs, **options))
+def test_in_the_methods_place_it_is_the_method() -> None:
+    model = tiny_model("llama")
+    ids, mask = repetitive_batch(3).values()
+    options: dict[str, Any] = {"attention_mask": mask, "do_sample": False}
+    config = transformers.GenerationConfig(max_new_tokens=NEW, pad_token_id=PAD)
+    expected = model.generate(ids, config, **options)
+    scored = {"return_dict_in_generate": True, "output_logits": True}
+    plain = model.generate(ids, config, **options, **scored)
+    model.generate = functools.partial(hf.generate, model, drafter=Generous())
+    sequences = model.generate(ids, config, **options)
+    assert torch.equal(sequences, expected)
+    assert torch.equal(sequences[:, ids.shape[1] :], expected[:, ids.shape[1] :])
+    output = model.generate(ids, config, LogitsProcessorList(), **options, **scored)
+    assert isinstance(output, hf.SpeculativeOutput)
+    assert torch.equal(output.sequences, plain.sequences)
+    assert len(output.logits) == len(plain.logits)
+    with pytest.raises(TypeError, match="multiple values for argument 'generation_config'"):
+        model.generate(ids, config, generation_config=config)
+    with pytest.raises(InvalidValueError, match="choose what drafts with drafter="):
+        model.generate(ids, config, assistant_model=model)
+    del model.generate
+    assert isinstance(hf.generate(model, ids, config, **options), hf.SpeculativeOutput)
 
 
 def test_inside_generate_returns_what_generate_returns(model: Any) -> None:
@@ -255,10 +251,11 @@ def test_token_healing(where: str, rows: int) -> None:
     assert not torch.equal(expected[:, : ids.shape[1]], ids)
     if where == "in place":
         model.generate = functools.partial(hf.generate, model, drafter=Generous())
-        output = model.generate(ids, **options, **streamers[1])
+        sequences = model.generate(ids, **options, **streamers[1])
     else:
         output = hf.generate(model, ids, **options, **streamers[1], drafter=Generous())
-    assert torch.equal(output.sequences, expected)
+        sequences = output.sequences
+    assert torch.equal(sequences, expected)
     assert recorders[0].calls == recorders[1].calls
     assert "heal_tokens" not in vars(model)
 
@@ -596,7 +593,6 @@ def test_a_vocabulary_masked_whole_is_an_error(model: Any) -> None:
         ({"prediction": [[3], [4], [5]]}, "each of 2 rows, got 3"),
         ({"prediction": [[3], [0.5]]}, "got float64 of shape"),
         ({"drafter": "lookup"}, "drafter must be a DraftConfig, .* got 'lookup'"),
-        ({"guidance_scale": 2.0}, "UnbatchedClassifierFreeGuidanceLogitsProcessor"),
         ({"token_type_ids": torch.zeros(2, 30)}, "token_type_ids"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",

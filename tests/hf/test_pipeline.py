@@ -134,8 +134,8 @@ def test_streamers(model: Any, tokenizer: Any) -> None:
     pipe = pipeline("text-generation", model=model, tokenizer=tokenizer)
     expected, actual = _Tokens(), _Tokens()
     pipe(PROMPTS[0], **GREEDY, streamer=expected)
-    decode = hf.speculate(drafter=Generous())
-    pipe(PROMPTS[0], **GREEDY, streamer=actual, custom_generate=decode)
+    decode = hf.speculate(drafter=Generous(), streamer=actual)
+    pipe(PROMPTS[0], **GREEDY, custom_generate=decode)
     assert actual.put_ids == expected.put_ids
     assert actual.ended
 
@@ -156,8 +156,9 @@ def test_what_cannot_be_drafted_is_an_error(model: Any, tokenizer: Any) -> None:
     assisted = pipeline(
         "text-generation", model=model, tokenizer=tokenizer, assistant_model=tiny_model("qwen2")
     )
+    model.generate = functools.partial(hf.generate, model)
     with pytest.raises(InvalidValueError, match="choose what drafts with drafter="):
-        assisted(PROMPTS[0], **GREEDY, custom_generate=hf.speculate())
+        assisted(PROMPTS[0], **GREEDY)
 
 
 @pytest.fixture

@@ -149,6 +149,120 @@ def test_draft_models_take_scores_of_any_type(model: Any, form: str, sampled: bo
         assert torch.equal(output.sequences, model.generate(**inputs, **options))
 
 
+def _wrong_at_times(said: list[list[int]]) -> list[list[int]]:
+    return [edited(torch.tensor(row)) for row in said]
+
+
+class _Trie:
+    """Allows the tokens of some answers alone, and knows no other text."""
+
+    def __init__(self, columns: int, answers: list[list[int]], end: int) -> None:
+        self.columns = columns
+        self.followers: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+        for row, answer in enumerate(answers):
+            for length in range(len(answer) + 1):
+                # After an answer's end, plain decoding asks about the padding.
+                allowed = [*answer[length : length + 1], *([end] if length >= len(answer) else [])]
+                other = (allowed[0] + 1) % 96 if length % 3 == 1 else allowed[0]
+                self.followers[row, tuple(answer[:length])] = sorted({*allowed, other})
+
+    def __call__(self, row: int, text: torch.Tensor) -> list[int]:
+        said = tuple(text[self.columns :].tolist())
+        return self.followers[row, said]
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("drafts", ["chains", "trees", "models", "sampled models"])
+def test_a_trie_is_asked_about_its_own_text_alone(model: Any, drafts: str, rows: int) -> None:
+    inputs = repetitive_batch(rows)
+    options = {**OPTIONS, "max_new_tokens": 12}
+    said = model.generate(**inputs, **options)[:, 30:].tolist()
+    trie = _Trie(30, said, 96)
+    options["prefix_allowed_tokens_fn"] = trie
+    expected = None
+    if drafts == "sampled models":
+        options |= {"do_sample": True, "top_k": 0}
+    else:
+        expected = model.generate(**inputs, **options)
+    more: dict[str, Any] = {
+        "chains": {
+            "drafter": Generous(),
+            "prediction": _wrong_at_times(said),
+        },
+        "trees": {"drafter": Forester(said)},
+    }.get(drafts, {"drafter": AssistantModel(model, schedule="constant", lookup=None), "seed": 1})
+    output = hf.generate(model, **inputs, **options, **more)
+    assert output.stats.accepted > 0
+    if expected is not None:
+        assert torch.equal(output.sequences, expected)
+
+
+class _Recorder(LogitsProcessor, StoppingCriteria):
+    """Keeps what it is called with, and bans what the text so far has banned.
+
+    A processor or a criterion, by the type of the second argument.
+    """
+
+    def __init__(self) -> None:
+        self.texts: list[list[list[int]]] = []
+        self.judged: list[list[list[int]]] = []
+        self.state = 0
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any) -> Any:
+        if not isinstance(scores, torch.Tensor):
+            self.judged.append(input_ids.tolist())
+            return torch.tensor([len(self.judged) == 20 + row for row in range(len(input_ids))])
+        self.texts.append(input_ids.tolist())
+        self.state = (self.state * 31 + int(input_ids[0, -1])) % 97
+        scores = scores.clone()
+        scores[:, self.state :: 7] -= 2.0
+        return scores
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("drafts", ["chains", "trees"])
+def test_what_is_not_known_is_called_as_in_plain_decoding(
+    model: Any, drafts: str, rows: int
+) -> None:
+    """With all rows' texts, once for each length, in order; so it may remember its calls."""
+    inputs = repetitive_batch(rows)
+    options = {**OPTIONS, "eos_token_id": 96, "pad_token_id": 0, "repetition_penalty": 1.05}
+    plain, ours = _Recorder(), _Recorder()
+
+    def with_(recorder: _Recorder) -> dict[str, Any]:
+        return {
+            **options,
+            "logits_processor": LogitsProcessorList([recorder]),
+            "stopping_criteria": StoppingCriteriaList([recorder]),
+        }
+
+    expected = model.generate(**inputs, **with_(plain))
+    said = expected[:, 30:].tolist()
+    more: dict[str, Any] = {
+        "drafter": Generous(),
+        "prediction": _wrong_at_times(said),
+    }
+    if drafts == "trees":
+        more = {"drafter": Forester(said)}
+    output = hf.generate(model, **inputs, **with_(ours), **more)
+    assert torch.equal(output.sequences, expected)
+    assert ours.texts == plain.texts
+    assert ours.judged == plain.judged
+    assert output.stats.accepted > 0
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_guidance_runs_its_own_model_along_the_path(model: Any, rows: int) -> None:
+    """Classifier-free guidance keeps the cache of another forward from call to call."""
+    inputs = repetitive_batch(rows)
+    options = {**OPTIONS, "guidance_scale": 1.5}
+    expected = model.generate(**inputs, **options)
+    predictions = [edited(row[30:]) for row in expected]
+    output = hf.generate(model, **inputs, **options, drafter=Generous(), prediction=predictions)
+    assert torch.equal(output.sequences, expected)
+    assert output.stats.accepted > 0
+
+
 def test_logits_are_compared_as_float32() -> None:
     """As plain decoding does, whatever the model's type: ties go to the first of the tokens."""
     model = tiny_model("llama").double()

@@ -166,7 +166,7 @@ def test_windows_that_the_cache_alone_keeps_are_refused_beyond_them() -> None:
 )
 def test_models_that_take_no_cache_are_refused_unasked(model: Any, config: Any) -> None:
     model = drawn(model, config)
-    message = "keep its keys and values in the cache"
+    message = "the cache that it is given"
     with _widths(model) as widths, pytest.raises(InvalidValueError, match=message):
         hf.generate(model, **repetitive_batch(1), **OPTIONS)
     assert not widths

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,10 +20,10 @@ from transformers import (
 )
 
 from assistants import bent
-from fastdraft import DraftConfig, hf
+from fastdraft import DraftConfig, hf, step_latency
 from fastdraft.drafters import AssistantModel
 from fastdraft.errors import FastdraftError, InvalidValueError
-from fastdraft.hf import loop, static
+from fastdraft.hf import static
 from fastdraft.hf.interface import CACHE
 from fastdraft.hf.kv_cache import in_one_copy
 from fastdraft.hf.static import WIDTHS, Compiled, StaticModel, StaticRowCache
@@ -199,9 +198,7 @@ def test_fewer_rows_are_compiled_once_padding_has_taken_as_long(
     llama: Any, compilations: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ticks = itertools.count()
-    clock = SimpleNamespace(perf_counter=lambda: float(next(ticks)))
-    monkeypatch.setattr(static, "time", clock)
-    monkeypatch.setattr(loop, "time", clock)
+    monkeypatch.setattr(step_latency, "clock", lambda: float(next(ticks)))
     rows: list[int] = []
     called = StaticModel._called
 
@@ -476,7 +473,7 @@ def test_scores_and_logits_are_those_of_generate(llama: Any) -> None:
     for ours, theirs in zip(output.logits, expected.logits, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
     # A static cache ends with the generation.
-    assert output[CACHE] is None
+    assert getattr(output, CACHE) is None
 
 
 def test_the_last_places_of_a_model_are_used() -> None:

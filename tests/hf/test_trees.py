@@ -171,6 +171,10 @@ def test_processors_see_the_tokens_that_lead_to_a_node(
     forester = Forester([row[PROMPT:].tolist() for row in expected])
     output = hf.generate(llama, **inputs, **options, drafter=forester)
     assert torch.equal(output.sequences, expected)
+    if rows > 1 and not options.keys().isdisjoint(("logits_processor", "prefix_allowed_tokens_fn")):
+        # Rows go on together, so a step ends where the first of them leaves its tree.
+        assert forester.moved > 0
+        return
     _was_a_forest(forester, rows)
 
 

@@ -433,8 +433,7 @@ def test_a_generation_goes_on_without_drafts_after_an_error(
         assert draft_model.stats.accepted > 0
         assert decode(drafting, PROMPT * 6, 20) == decode(plain, PROMPT * 6, 20)
         assert draft_model.faults == 2
-    assert len(caplog.records) == 1
-    assert "drafting failed" in caplog.text
+    assert ["drafting failed" in record.message for record in caplog.records] == [True, True]
     assert "max_request_tokens" in caplog.text
 
     before = draft_model.stats

@@ -164,7 +164,6 @@ def fleet(words: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fle
         patch.delenv(FOLDER_VARIABLE, raising=False)
         address, exporters = stack.enter_context(two_nodes())
         patch.setenv("RAY_ADDRESS", address)
-        stack.enter_context(running([*FASTDRAFT, "memory", "build", url, "--every", "1"], log))
         import ray
 
         ray.init(address)

@@ -14,8 +14,6 @@ import pytest
 
 from fastdraft import Datastore
 from fastdraft.errors import InvalidValueError
-from fastdraft.fleet import Builder, groups
-from fastdraft.fleet.objects import Objects
 from fastdraft.integrations.host import Namespace
 from fastdraft.integrations.request_options import NAMESPACE
 from fastdraft.integrations.vllm import FastdraftProposer, Settings, proposer
@@ -254,12 +252,13 @@ def test_memory_survives_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for expected in (False, True):
         drafter = FastdraftProposer(config(**settings))
         host = Host(drafter)
-        drafter.memory.of(Namespace(salt="s"))
-        drafter.memory.save()  # what was saved has been read
+        assert drafter.replica is not None
+        drafter.replica.find([Namespace(salt="s")])
+        assert drafter.replica.refresh()  # what was saved has been read
         host.add("a", Job(text[:10], text[10:], salt="s"))
         host.run()
         assert (drafter.stats.accepted > 20) == expected
-        drafter.memory.close()
+        drafter.replica.close()
     with pytest.raises(InvalidValueError, match="memory_folder must be left out with external_lau"):
         FastdraftProposer(config(executor="external_launcher", **settings))
 
@@ -278,8 +277,6 @@ def test_replicas_share_their_memory(tmp_path: Path, monkeypatch: pytest.MonkeyP
         host.add("a", Job(text[:10], text[10:], salt=salt))
         host.run()
         assert drafter.replica is not None and drafter.replica.refresh()
-        for published in groups(Objects(str(tmp_path)), b"an operator's key"):
-            Builder(published).build()
         return drafter.stats.accepted - before
 
     assert accepted(replicas[0], "s") == 0

@@ -176,6 +176,6 @@ def test_check_installs_what_the_changed_room_needs() -> None:
     assert check_needs("kernels/fused/greedy.py") == {
         "E/.lint", "E/.package", "E/.test-base", "E/.triton"
     }  # fmt: skip
-    assert "gtest" in check_needs("csrc/src/engine.cc") & check_needs("tests/cpp/texts.h")
+    assert "gtest" in check_needs("csrc/src/engine/engine.cc") & check_needs("tests/cpp/texts.h")
     assert {"browser", "E/.test-replay"} <= check_needs("tests/replay/test_page.py")
     assert check_needs("LICENSE") == {"E/.package"}

@@ -804,10 +804,10 @@ def test_a_line_that_is_no_log_is_left_out_and_told(
 def test_no_line_of_a_log_is_a_traceback(tmp_path: Path, line: str) -> None:
     good = {"request": {"prompt": "x"}, "response": {"choices": [{"text": "y"}]}}
     log = tmp_path / "log.jsonl"
-    log.write_text(line + "\n" + json.dumps(good) + "\n", "utf-8")
+    log.write_text(f"{json.dumps(good)}\n{line}\n", "utf-8")
     result = fastdraft("record", tmp_path / "out.jsonl", "--log", log)
     assert result.exit_code == 0, result.output
-    assert result.stderr.startswith(f"left out: {log}, line 1: ")
+    assert result.stderr.startswith(f"left out: {log}, line 2: ")
 
 
 def test_a_long_log_takes_little_memory(tmp_path: Path) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import zlib
 from typing import Any
 
 from fastdraft import Datastore, Memory
-from fastdraft.fleet import Builder, Published, Replica, groups
+from fastdraft.fleet import Published, Replica, groups
 from fastdraft.fleet.objects import Objects
 
-__all__ = ["KEY", "builder", "contents", "join", "only", "texts"]
+__all__ = ["KEY", "contents", "holds", "join", "only", "read", "say", "texts"]
 
 KEY = b"an operator's key"
 
@@ -23,14 +26,21 @@ def join(url: str, **options: Any) -> Replica:
         return replica
 
 
+def say(replica: Replica, namespace: Any, tokens: list[int]) -> None:
+    replica.memory.of(namespace)[0].add(tokens)
+
+
+def read(replica: Replica, namespace: Any) -> list[list[int]]:
+    """What the replica reads of a namespace after a refresh."""
+    replica.find([namespace])
+    assert replica.refresh(), replica.faults
+    return texts(replica.find([namespace]))
+
+
 def only(url: str) -> Published:
     """What is published of the one model."""
     [published] = groups(Objects(url), KEY)
     return published
-
-
-def builder(url: str, **options: Any) -> Builder:
-    return Builder(only(url), **options)
 
 
 def texts(stores: list[Datastore]) -> list[list[int]]:
@@ -45,10 +55,26 @@ def texts(stores: list[Datastore]) -> list[list[int]]:
 
 
 def contents(url: str) -> dict[str, bytes]:
-    """All files below a URL."""
+    """All objects below a URL."""
     objects = Objects(url)
-    return {
-        name: objects.read(name, 1 << 30)
-        for folder in objects.folders()
-        for name in objects.find(folder)
-    }
+    found = {}
+    for group in objects.ls():
+        for folder in ("text", "packs", "manifests", "claims"):
+            for name, size in objects.ls(f"{group}/{folder}").items():
+                path = f"{group}/{folder}/{name}"
+                found[path] = objects.read(path, 0, size) if size else b""
+    return found
+
+
+def holds(content: bytes, tokens: list[int]) -> bool:
+    """Whether an object holds two of the tokens in a row."""
+    pairs = [
+        a.to_bytes(4, "little") + b.to_bytes(4, "little") for a, b in itertools.pairwise(tokens)
+    ]
+    parts = [content]
+    place = content.find(b"\x78\x01")  # as what zlib wrote begins
+    while place >= 0:
+        with contextlib.suppress(zlib.error):
+            parts.append(zlib.decompressobj().decompress(content[place:]))
+        place = content.find(b"\x78\x01", place + 1)
+    return any(pair in part for pair in pairs for part in parts)

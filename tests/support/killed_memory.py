@@ -11,12 +11,10 @@ from collections import Counter
 from collections.abc import Hashable
 from pathlib import Path
 
-from fastdraft import Datastore, Memory
-from fastdraft.memory_folder import MemoryFolder
+from fleets import KEY, join, read
 
-__all__ = ["KEY", "check_killed", "documents", "open_memory", "restored"]
+__all__ = ["check_killed", "restored"]
 
-KEY = b"an operator's key"
 DOCUMENT = 300
 
 # Writes documents and saves, and says which are saved, until it is killed. No token stands twice: a
@@ -24,43 +22,27 @@ DOCUMENT = 300
 WRITER = f"""
 import sys
 from fastdraft import Memory
-from fastdraft.memory_folder import MemoryFolder
+from fastdraft.fleet import Replica
 
-memory = Memory(8 << 20, folder=MemoryFolder(sys.argv[1], key={KEY!r}, interval=0.001))
+memory = Memory(8 << 20)
+replica = Replica(memory, sys.argv[1], key={KEY!r}, model="model", interval=0.01)
 [store] = memory.of("tenant")
-memory.save()  # what an earlier process saved has been read
+replica.find(["tenant"])
+assert replica.refresh()
 for number in range(int(sys.argv[2]), 1_000_000):
     first = number * {DOCUMENT}
     store.add(range(first, first + {DOCUMENT}), prompt_size=100)
-    if number % 10 == 0:
-        memory.save()
+    if number % 10 == 0 and replica.refresh():
         print(number, flush=True)
 """
 
 
-def open_memory(path: Path, **options: object) -> Memory:
-    """A memory in a folder that is saved when it is told to."""
-    folder = MemoryFolder(path, key=KEY, **{"interval": 3600, **options})  # type: ignore[arg-type]
-    return Memory(8 << 20, folder=folder)
-
-
-def documents(store: Datastore) -> list[list[int]]:
-    """What is held, in the order in which it entered."""
-    found = []
-    position = store.begin
-    while position < store.end:
-        found.append(store.read(position, store.end - position).tolist())
-        position += len(found[-1]) + 1
-    return [document for document in found if document]
-
-
 def restored(path: Path, namespace: Hashable = "tenant") -> list[list[int]]:
     """The documents that a start finds."""
-    memory = open_memory(path)
-    [store] = memory.of(namespace)
-    memory.save()
-    found = documents(store)
-    memory.close()
+    replica = join(str(path), memory_bytes=64 << 20)
+    found = read(replica, namespace)
+    replica.close()
+    assert not replica.faults
     return found
 
 
@@ -82,8 +64,9 @@ def check_killed(path: Path, times: int, seed: int) -> int:
         for number, document in zip(numbers, found, strict=True):
             assert document == list(range(document[0], document[0] + len(document)))
             held[number] += len(document)
-        # The first may have lost its beginning.
-        short = {n for n in range(numbers[0] + 1, numbers[-1] + 1) if held[n] < DOCUMENT} - cut
+        # Nothing is there twice, and nothing is missing but the end of what was being written.
+        assert list(held) == list(range(numbers[-1] + 1)) and max(held.values()) == DOCUMENT
+        short = {number for number in held if held[number] < DOCUMENT} - cut
         assert short <= {numbers[-1]}
         assert numbers[-1] >= saved and saved not in short
         cut |= short

@@ -31,13 +31,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#if !defined(_WIN32)
 #define FASTDRAFT_C_API __attribute__((visibility("default")))
-#elif defined(FASTDRAFT_C_BUILDING)
-#define FASTDRAFT_C_API __declspec(dllexport)
-#else
-#define FASTDRAFT_C_API __declspec(dllimport)
-#endif
 
 #ifdef __cplusplus
 extern "C" {
@@ -235,9 +229,7 @@ typedef struct fastdraft_propose_options {
   int64_t cost_size;     /* 0: token_cost */
   double token_cost;     /* instead of the config's, if has_token_cost is not 0 */
   int32_t has_token_cost;
-  int32_t padded; /* 1: the forward pads each row of a batch to the longest draft */
-  /* For each row, how much its tokens are worth beside the others', above 0; NULL: all alike. */
-  const float* weights;
+  int32_t padded;                 /* 1: the forward pads each row of a batch to the longest draft */
   const fastdraft_offers* offers; /* `num_offers` of different kinds, 4 at most */
   int64_t num_offers;
 } fastdraft_propose_options;

@@ -38,9 +38,6 @@ struct ProposeOptions {
   std::optional<StepCost> cost;          // empty: the config's token_cost
   const std::int32_t* limits = nullptr;  // for each row, the most draft tokens; null: the lookahead
   bool padded = false;                   // each row is padded to the longest draft
-  // For each row, how much its tokens are worth, above 0: what pays is weighed by it, so a batch
-  // verifies more for the rows that must not be late. Only ratios count. Null: all alike.
-  const float* weights = nullptr;
   // What others guess: `num_offers` of different kinds, kMostOffers at most.
   const Offers* offers = nullptr;
   std::int64_t num_offers = 0;
@@ -188,14 +185,22 @@ class FASTDRAFT_EXPORT Engine {
   std::int32_t guess(Request& request, std::int32_t limit, float least);
   std::int32_t guess_with(const RowOffers& offers, Request& request, std::int32_t limit,
                           float least);
-  static void forget_guess(Request& request) noexcept;
-  std::int32_t conclude_guess(Request& request);
   void check_kind(OfferKind kind) const;
   void check_offers(const ProposeOptions& options, std::int64_t rows) const;
   bool read_offers(Request& request, const ProposeOptions& options, std::int64_t row, bool refuse,
                    RowOffers& read);
-  void take(Request& request, RequestId id, const Token* emitted, std::int64_t count,
-            const std::int32_t* verified, const std::vector<Token>* came);
+  // What a step of the target brought to a request.
+  struct Step {
+    const Token* emitted;
+    std::int64_t count;
+    // What the last guess is compared with: of a request with several rows the tokens of all.
+    const Token* came;
+    std::int64_t num_came;
+    // How many draft tokens of its own choice the host had the target verify. Empty: it verified
+    // those that were proposed.
+    std::optional<std::int32_t> verified;
+  };
+  void take(Request& request, RequestId id, const Step& step);
   template <typename Take>
   std::vector<RowError> take_rows(const RequestId* ids, std::int64_t rows, const Token* emitted,
                                   const std::int64_t* offsets, Take take);
@@ -203,8 +208,6 @@ class FASTDRAFT_EXPORT Engine {
                          std::int32_t drafted) noexcept;
   static void count_ahead(Request& request, std::int32_t guessed, const Token* emitted,
                           std::int64_t count, std::int32_t drafted) noexcept;
-  void learn_offers(Request& request, const Token* emitted, std::int64_t count,
-                    std::int32_t drafted) noexcept;
   std::int32_t leave_out_foreign(const DraftColumns& draft, std::int32_t count);
   void check_room(const Request& request, RequestId id, std::int64_t count) const;
   std::int32_t limit_of(const ProposeOptions& options, std::int64_t row) const noexcept;

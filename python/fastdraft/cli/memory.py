@@ -5,18 +5,18 @@ from __future__ import annotations
 import errno
 import os
 import re
-import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import click
 
 from fastdraft.cli.options import NUMBER
-from fastdraft.errors import DatastoreError, FastdraftError, InvalidValueError
-from fastdraft.fleet import Builder, Published, groups
+from fastdraft.errors import DatastoreError, InvalidValueError
+from fastdraft.fleet import Manifest, Published, groups
 from fastdraft.fleet.objects import Objects
+from fastdraft.fleet.sealed import secret_of
 from fastdraft.integrations.host import Namespace
-from fastdraft.memory_folder import secret_of
 
 __all__ = ["memory"]
 
@@ -24,12 +24,19 @@ _KEY = "FASTDRAFT_MEMORY_KEY"
 
 
 def _published(url: str) -> list[Published]:
-    """What is published under a URL, of each model. Raises InvalidValueError."""
+    """What is published under a URL with the operator's key, of each model.
+
+    Raises InvalidValueError where nothing is.
+    """
     # No option: arguments are seen by all users of a machine.
     key = os.environ.get(_KEY)
     if not key:
         raise InvalidValueError(f"the operator's key must be in the environment's {_KEY}, got none")
-    return groups(Objects(url), secret_of(key))
+
+    def refused(name: str, error: Exception) -> None:
+        click.echo(f"left out: {name}: {error}", err=True)
+
+    return groups(Objects(url), secret_of(key), refused)
 
 
 def _named(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -88,48 +95,32 @@ def memory() -> None:
     """
 
 
+def _say(published: Published, manifest: Manifest, what: str) -> None:
+    click.echo(f"{published.group[:16]}: {what}, manifest {manifest.number}")
+
+
+def _held(published: Published) -> tuple[Manifest, Counter[str], Counter[str]]:
+    """The manifest, and the tokens and bytes of each namespace, joined or not."""
+    manifest = published.latest() or Manifest()
+    tokens, size = Counter[str](), Counter[str]()
+    for pack in (*manifest.packs, *published.texts(manifest).values()):
+        head = published.head(pack)
+        if head is not None:
+            for name, entry in zip(head.names, head.index, strict=True):
+                if not manifest.stale(pack, name):
+                    tokens[name] += int(entry["tokens"])
+                    size[name] += int(entry["size"])
+    return manifest, tokens, size
+
+
 @memory.command()
 @click.argument("url")
-@click.option(
-    "--every", type=click.FloatRange(min=0.1), metavar="SECONDS", help="Build again and again."
-)
-@click.option(
-    "--max-bytes",
-    type=NUMBER,
-    default=8 << 30,
-    show_default=True,
-    help="The most bytes of the stores of a model; the oldest text leaves first.",
-)
-def build(url: str, every: float | None, max_bytes: int) -> None:
-    """Join what replicas have published to stores, which they read from then on.
-
-    Run one builder for a fleet, with --every 10 or so. Further ones do no harm.
-    """
-    builders: dict[str, Builder] = {}
-    while True:
-        try:
-            found = _published(url)
-            if not found and every is None:
-                raise InvalidValueError(f"nothing is published under {url} with this key")
-            for published in found:
-                builder = builders.setdefault(
-                    published.group, Builder(published, max_bytes=max_bytes)
-                )
-                before, refused = builder.number, builder.refused
-                manifest = builder.build()
-                if manifest.number != before or builder.refused != refused:
-                    click.echo(
-                        f"{published.group[:16]}: manifest {manifest.number}, "
-                        f"{len(manifest.namespaces)} namespaces, {manifest.bytes:,} bytes, "
-                        f"{builder.refused} files refused"
-                    )
-        except (OSError, FastdraftError) as error:
-            if every is None or isinstance(error, InvalidValueError):
-                raise
-            click.echo(f"not built, and tried again: {error}", err=True)
-        if every is None:
-            return
-        time.sleep(every)
+@click.option("--max-bytes", type=NUMBER, help="The most bytes of a model; by default any.")
+def build(url: str, max_bytes: int | None) -> None:
+    """Join now what replicas have published, as one of them does now and then."""
+    for published in _published(url):
+        manifest = published.join() if max_bytes is None else published.join(max_bytes)
+        _say(published, manifest, f"{len(manifest.packs)} packs, {manifest.bytes:,} bytes")
 
 
 @memory.command()
@@ -137,37 +128,26 @@ def build(url: str, every: float | None, max_bytes: int) -> None:
 def ls(url: str) -> None:
     """List the namespaces, by what stands for their names."""
     for published in _published(url):
-        manifest = Builder(published).latest()
+        manifest, tokens, size = _held(published)
         click.echo(f"model {published.group}, manifest {manifest.number}")
-        for name, entry in sorted(manifest.namespaces.items()):
-            pinned = ", pinned" if entry.pinned else ""
-            click.echo(
-                f"  {name}  {entry.tokens:>14,} tokens  {entry.bytes:>16,} bytes  "
-                f"manifest {entry.written}{pinned}"
-            )
+        for name in sorted(tokens | dict.fromkeys(manifest.pinned, 0)):
+            pinned = ", pinned" if name in manifest.pinned else ""
+            click.echo(f"  {name}  {tokens[name]:>14,} tokens  {size[name]:>16,} bytes{pinned}")
 
 
 @memory.command()
 @click.argument("url")
 def du(url: str) -> None:
-    """Show the bytes of stores, and of segments that wait for the builder."""
+    """Show the bytes of packs, and of what was published since."""
     for published in _published(url):
-        manifest = Builder(published).latest()
-        stores = published.stores()
-        segments = published.segments()
-        waiting = [
-            each.bytes
-            for name, found in segments.items()
-            for each in found
-            if name not in manifest.namespaces
-            or each.file not in manifest.namespaces[name].segments
-        ]
-        everything = sum(sum(files.values()) for files in stores.values())
-        everything += sum(each.bytes for found in segments.values() for each in found)
+        manifest = published.latest() or Manifest()
+        texts = published.texts(manifest)
+        gone = sum(pack.size for pack in manifest.sources.values())
         click.echo(f"model {published.group}, manifest {manifest.number}")
-        click.echo(f"  stores    {manifest.bytes:>16,} bytes")
-        click.echo(f"  waiting   {sum(waiting):>16,} bytes in {len(waiting)} segments")
-        click.echo(f"  all files {everything:>16,} bytes")
+        click.echo(f"  packs    {manifest.bytes:>16,} bytes in {len(manifest.packs)} objects")
+        waiting = sum(pack.size for pack in texts.values())
+        click.echo(f"  waiting  {waiting:>16,} bytes in {len(texts)} objects")
+        click.echo(f"  joined   {gone:>16,} bytes in {len(manifest.sources)} objects")
 
 
 @memory.command()
@@ -178,12 +158,11 @@ def pin(url: str, off: bool, **named: Any) -> None:
     """Keep a namespace when there is more text than allowed."""
     found = False
     for published in _published(url):
-        builder = Builder(published)
-        names = set(_ids(published, **named)) & builder.latest().namespaces.keys()
+        manifest, tokens, _ = _held(published)
+        names = set(_ids(published, **named)) & (tokens.keys() | manifest.pinned)
         if names:
             found = True
-            manifest = builder.pin(names, pinned=not off)
-            click.echo(f"{published.group[:16]}: manifest {manifest.number}")
+            _say(published, published.pin(names, pinned=not off), f"{'un' * off}pinned")
     if not found:
         raise InvalidValueError("no model has text of this namespace")
 
@@ -197,5 +176,4 @@ def forget(url: str, **named: Any) -> None:
     What a request says after that is remembered again.
     """
     for published in _published(url):
-        manifest = Builder(published).forget(_ids(published, **named))
-        click.echo(f"{published.group[:16]}: forgotten by manifest {manifest.number}")
+        _say(published, published.forget(_ids(published, **named)), "forgotten")

@@ -14,6 +14,7 @@ from fastdraft.cli.options import FILE, NEW_FILE, NUMBER, check_folder, model_op
 from fastdraft.demo import Target, ensure_model, load_target
 from fastdraft.replay import RecordError, RecordWriter
 from fastdraft.replay.display import progress
+from fastdraft.replay.importers import exchanges_of
 from fastdraft.replay.records import parse_lines, short
 from fastdraft.replay.server_log import ChatTemplate, records_of
 
@@ -56,11 +57,14 @@ def record(
     """Append recorded requests to OUT, for `fastdraft replay --data OUT`.
 
     \b
-    With --log, from the log of a server or proxy that speaks OpenAI's API, a line a request:
+    With --log, from the log of a server or proxy, a line a request:
       {"request": BODY, "response": BODY}
-    The bodies are those of /v1/chat/completions or /v1/completions, as objects or as strings of
-    JSON; a streamed response must have been put together. Each choice becomes a record. Messages
-    and tools go through the chat template. Where the response has token ids, as vLLM gives them for
+    The bodies are those of /v1/chat/completions, /v1/completions, /v1/responses or Anthropic's
+    /v1/messages, as objects or as strings of JSON; OpenAI's may be streams of events. Each choice
+    becomes a record. Also from lines of LiteLLM, Helicone, LangSmith, Langfuse, ShareGPT,
+    fine-tuning files, and pairs such as {"prompt": ..., "completion": ...}; the form is recognised,
+    and each answer of a conversation becomes a record. Files may be packed with gzip. Messages and
+    tools go through the chat template. Where the response has token ids, as vLLM gives them for
     return_token_ids, they are recorded and no tokenizer is needed. A prediction becomes the
     reference. Lines whose response is null or an error are counted and left out.
 
@@ -86,7 +90,11 @@ def record(
     ):
         for line in chain.from_iterable(map(parse_lines, logs)):
             try:
-                records = list(records_of(line.value, line.place, template, session))
+                records = [
+                    record
+                    for exchange in exchanges_of(line.value, line.place)
+                    for record in records_of(exchange, line.place, template, session)
+                ]
             except RecordError as error:
                 if bad == 0:
                     click.echo(f"left out: {error}", err=True)

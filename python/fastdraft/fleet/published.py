@@ -1,137 +1,151 @@
-"""What is published of one model: the manifest, stores and segments, and how they are checked."""
+"""What is published of one model: objects with text, and the manifest, which says what counts."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import hmac
+import itertools
 import json
 import re
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from fastdraft.datastore import Datastore
-from fastdraft.errors import DatastoreError
-from fastdraft.files import sha256
-from fastdraft.fleet.objects import Objects
-from fastdraft.memory_folder import digest
+from fastdraft.errors import DatastoreError, InvalidValueError
+from fastdraft.fleet.objects import LocalObjects, RemoteObjects
+from fastdraft.fleet.sealed import Chunk, Head, digest, seal
 
-__all__ = ["Entry", "Latest", "Manifest", "Published", "Segment", "StoreFile", "groups"]
+__all__ = ["Manifest", "Pack", "Published", "groups"]
 
-FORMAT = 1
-TEMPORARY = "fastdraft-fleet-"
-"""What the names of temporary folders begin with."""
+FORMAT = 2
 _MOST_MANIFEST = 1 << 26
-_MOST_FILE = 1 << 40
+_MOST_OBJECT = 1 << 40
 _MOST_NUMBER = 10**20
-# Manifests before the last that stay, for people to look at.
-_MANIFESTS = 8
+# Read of an object at first, to know what it holds.
+_AHEAD = 1 << 16
+# What is joined at once, and the size from which on a pack is not joined any more.
+_MOST_JOINED = 1 << 28
+_MOST_PACK = 1 << 26
+_LEAST_PACK = 1 << 18
+# A pack is written again when so many times fewer bytes come after it.
+_GROWTH = 4
+# So many manifests long, what was joined stays, for those who are reading it.
+_HISTORY = 8
+# Text that was published so many manifests late is refused, so that what was forgotten earlier need
+# not be known.
+_HORIZON = 1024
+_ATTEMPTS = 16
+# Objects by which a key is tried.
+_LOOKED_AT = 32
 
 _ID = re.compile("[0-9a-f]{64}", re.ASCII)
-_STORE = re.compile("([0-9]{20})-([0-9a-f]{16})-([0-9a-f]{64})[.]fds", re.ASCII)
-_SEGMENT = re.compile("([0-9a-f]{16})-([0-9]{20})-([0-9]{20})-([0-9a-f]{64})[.]fds", re.ASCII)
-_MANIFEST = re.compile("([0-9]{20})[.]json", re.ASCII)
+_TEXT = re.compile("[0-9]{20}-[0-9]{20}-[0-9a-f]{16}-[0-9a-f]{64}", re.ASCII)
+_PACK = re.compile("[0-9]{20}-[0-9a-f]{64}", re.ASCII)
+_NUMBER = re.compile("[0-9]{20}", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class StoreFile:
-    """A frozen store of a namespace."""
+class Pack(NamedTuple):
+    """An object with text: of a replica, `text/SEEN-SEQUENCE-REPLICA-MAC`, or what several of them
+    were joined to, `packs/NUMBER-MAC`. Sorted by name, older text comes first: a replica's sequence
+    number is greater than those that it has seen."""
 
-    file: str
-    """Its name: the number of the manifest that it was built for, its builder, and its MAC."""
-    bytes: int
-    tokens: int
+    name: str
+    size: int
 
     @property
     def number(self) -> int:
-        return int(self.file[:20])
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """A file of a replica with what its requests of a namespace said."""
-
-    replica: str
-    sequence: int
-    seen: int
-    """The number of the manifest that the replica followed."""
-    file: str
-    bytes: int
+        """Of the manifest that its replica followed, or that it was made for."""
+        return int(self.name.partition("/")[2][:20])
 
     @property
-    def order(self) -> tuple[int, str, int]:
-        """Older text first, as far as numbers tell: a replica's own always, of several replicas
-        what was said between two other manifests."""
-        return self.seen, self.replica, self.sequence
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """What there is of a namespace."""
-
-    stores: tuple[StoreFile, ...] = ()
-    """Older text first."""
-    segments: tuple[str, ...] = ()
-    """Files of segments that are in the stores, and may still be there."""
-    written: int = 0
-    """The number of the manifest in which its text changed last."""
-    pinned: bool = False
-    """Whether it stays when there is too much."""
+    def replica(self) -> str:
+        """Which replica's text it is; nothing of a pack."""
+        return self.name.split("-")[2] if self.name.startswith("text/") else ""
 
     @property
-    def bytes(self) -> int:
-        return sum(store.bytes for store in self.stores)
+    def sequence(self) -> int:
+        """Of a replica's text."""
+        return int(self.name.split("-")[1])
 
-    @property
-    def tokens(self) -> int:
-        return sum(store.tokens for store in self.stores)
+
+class Joined(NamedTuple):
+    """What a manifest put in the place of what."""
+
+    number: int
+    """The manifest's."""
+    pack: str
+    """The object with the text; nothing where there was none."""
+    sources: tuple[Pack, ...]
+    """The objects that it was in before: of no more use, and removed soon."""
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Which stores there are, by namespace."""
+    """Which packs there are. It says what is not to be read any more; what it does not name was
+    published since."""
 
     number: int = 0
     """0 stands for the one before the first."""
-    namespaces: Mapping[str, Entry] = field(default_factory=dict)
+    packs: tuple[Pack, ...] = ()
+    """Older text first."""
+    joined: tuple[Joined, ...] = ()
+    """Of the last manifests."""
     forgotten: Mapping[str, int] = field(default_factory=dict)
     """Namespaces that were forgotten, and by which manifest: text that was said before is of no
     use."""
+    pinned: frozenset[str] = frozenset()
+    """Namespaces that stay when there is too much text."""
 
     @property
     def bytes(self) -> int:
-        return sum(entry.bytes for entry in self.namespaces.values())
+        return sum(pack.size for pack in self.packs)
 
+    @property
+    def sources(self) -> dict[str, Pack]:
+        """The objects that are of no more use."""
+        return {pack.name: pack for each in self.joined for pack in each.sources}
 
-class Latest(NamedTuple):
-    """The last manifest, and what was seen on the way to it."""
+    @property
+    def late(self) -> int:
+        """What was published before this manifest may have to be forgotten."""
+        return max([*self.forgotten.values(), self.number - _HORIZON])
 
-    manifest: Manifest | None
-    free: int
-    """The first number after it that no file has."""
-    wrong: list[Exception]
-    """What is wrong with those of greater numbers."""
+    def stale(self, text: Pack, namespace: str) -> bool:
+        """Whether what a replica said in a namespace is to be forgotten."""
+        number = text.number if text.replica else _MOST_NUMBER
+        return number < max(self.forgotten.get(namespace, 0), self.number - _HORIZON)
 
 
 class Published:
-    """What is published of one model under a URL. Thread-safe.
+    """What is published of one model under a URL.
+
+    An object that is damaged or foreign is read twice, then left out by this instance, and stays as
+    it is: another one may be able to read it.
 
     Args:
-        objects: The files below the URL.
+        objects: Those below the URL.
         secret: The operator's key.
-        group: Stands for the model and its tokenizer: see `group_of`.
+        group: Stands for the model and its tokenizer.
+
+    Attributes:
+        refused: Called with the name and the error of each object that is left out.
     """
 
-    def __init__(self, objects: Objects, secret: bytes, group: str) -> None:
+    def __init__(self, objects: LocalObjects | RemoteObjects, secret: bytes, group: str) -> None:
         self.group = group
+        self.refused: Callable[[str, Exception], None] = lambda *_: None
         self._objects = objects
         self._secret = secret
+        self._bad: set[str] = set()
 
     @classmethod
     def of(
-        cls, objects: Objects, secret: bytes, model: str, fingerprint: bytes | None
+        cls,
+        objects: LocalObjects | RemoteObjects,
+        secret: bytes,
+        model: str,
+        fingerprint: bytes | None,
     ) -> Published:
         """That of a model, whose tokenizer has a fingerprint."""
         return cls(objects, secret, digest(secret, "fleet", model, fingerprint))
@@ -140,71 +154,153 @@ class Published:
         """What stands for a namespace. Raises InvalidValueError for a name that is no data."""
         return digest(self._secret, "namespace", self.group, namespace)
 
+    def owned(self) -> bool:
+        """Whether something here was written with this key."""
+        if self.latest() is not None:
+            return True
+        texts = self.texts(Manifest()).values()
+        return any(self.head(each) is not None for each in itertools.islice(texts, _LOOKED_AT))
+
+    # --- Objects with text ---
+
+    def texts(self, manifest: Manifest) -> dict[str, Pack]:
+        """What was published and is not in a manifest's packs yet, older text first."""
+        gone = manifest.sources
+        found = self._ls("text", _TEXT)
+        return {name: found[name] for name in sorted(found) if name not in gone}
+
+    def put_text(self, replica: str, sequence: int, seen: int, chunks: Mapping[str, Chunk]) -> Pack:
+        """Publishes what a replica said in namespaces. When this returns it is there."""
+        place = f"text/{seen:020d}-{sequence:020d}-{replica}"
+        return self._put(place, {name: [chunk] for name, chunk in chunks.items()})
+
+    def head(self, pack: Pack, ahead: int = _AHEAD) -> Head | None:
+        """What a pack holds; None where it is left out. Raises FileNotFoundError.
+
+        Args:
+            pack: The pack.
+            ahead: So many bytes are read at once; text among them needs no further call.
+        """
+
+        def read() -> Head:
+            content = self._read(pack, 0, min(pack.size, ahead))
+            size = Head.size_of(content)
+            content += self._read(pack, len(content), size)
+            place, _, mac = pack.name.rpartition("-")
+            if not hmac.compare_digest(mac, self._mac(place, content[:size])):
+                raise DatastoreError("it is damaged, or not of this key and place")
+            return Head.parse(content, size, pack.size)
+
+        return self._twice(pack.name, read)  # type: ignore[no-any-return]
+
+    def chunk(self, pack: Pack, head: Head, entry: int) -> Chunk | None:
+        """An entry of a pack; None where it is left out. Raises FileNotFoundError."""
+        first, last = head.span(entry)
+        with contextlib.suppress(DatastoreError):
+            if last <= len(head.content):
+                return head.chunk(entry, head.content[first:last])
+        name = f"{pack.name}#{entry}"
+        return self._twice(  # type: ignore[no-any-return]
+            name, lambda: head.chunk(entry, self._read(pack, first, last))
+        )
+
+    def _chunks(self, pack: Pack) -> dict[str, Chunk | None] | None:
+        """All that a pack holds by namespace; None where it is left out."""
+        head = self.head(pack, pack.size)
+        if head is None:
+            return None
+        return {name: self.chunk(pack, head, entry) for entry, name in enumerate(head.names)}
+
+    def _put(self, place: str, chunks: Mapping[str, Iterable[Chunk]]) -> Pack:
+        head, text = seal(chunks)
+        name = f"{place}-{self._mac(place, head)}"
+        self._objects.write(f"{self.group}/{name}", head + text)
+        return Pack(name, len(head) + len(text))
+
+    def _mac(self, place: str, head: bytes) -> str:
+        content = hashlib.sha256(head).hexdigest()
+        return digest(self._secret, "text", self.group, place, content)
+
+    def _read(self, pack: Pack, first: int, last: int) -> bytes:
+        if first >= last:
+            return b""
+        content = self._objects.read(f"{self.group}/{pack.name}", first, last)
+        if len(content) != last - first:
+            raise DatastoreError(f"it must have {pack.size} bytes, and ends before {last}")
+        return content
+
+    def _twice(self, name: str, read: Callable[[], Any]) -> Any:
+        """What `read` returns; None where that fails again, and from then on."""
+        if name in self._bad:
+            return None
+        for attempt in range(2):
+            try:
+                return read()
+            except (DatastoreError, PermissionError) as error:
+                if attempt:
+                    self._bad.add(name)
+                    self.refused(name.partition("#")[0], error)
+        return None
+
+    def _ls(self, folder: str, form: re.Pattern[str]) -> dict[str, Pack]:
+        return {
+            f"{folder}/{name}": Pack(f"{folder}/{name}", size)
+            for name, size in self._objects.ls(f"{self.group}/{folder}").items()
+            if form.fullmatch(name) and size is not None and 0 < size <= _MOST_OBJECT
+        }
+
     # --- The manifest ---
 
-    def numbers(self) -> list[int]:
-        """The numbers of all files that are called as manifests are, the greatest first."""
-        names = self._objects.find(f"{self.group}/manifests")
-        found = (_MANIFEST.fullmatch(name.rpartition("/")[2]) for name in names)
-        return sorted((int(each[1]) for each in found if each), reverse=True)
-
-    def latest(self, after: int = 0) -> Latest:
+    def latest(self, after: int = 0) -> Manifest | None:
         """The last sound manifest whose number is greater than `after`. Raises OSError."""
-        numbers = self.numbers()
-        wrong: list[Exception] = []
-        found = None
-        for number in numbers:
+        return self._latest(after)[0]
+
+    def _latest(self, after: int = 0) -> tuple[Manifest | None, int]:
+        """And the first number after it that no file has."""
+        found = self._objects.ls(f"{self.group}/manifests")
+        sizes = {int(name): size for name, size in found.items() if _NUMBER.fullmatch(name)}
+        manifest = None
+        for number in sorted(sizes, reverse=True):
             if number <= after:
                 break
-            try:
-                content = self._objects.read(self._manifest_name(number), _MOST_MANIFEST)
-                found = self._parse(number, content)
+            with contextlib.suppress(FileNotFoundError):  # removed: there is a later one
+                manifest = self._manifest(number, sizes[number] or 0)
+            if manifest is not None:
                 break
-            except FileNotFoundError:
-                continue  # removed meanwhile: there is a later one
-            except DatastoreError as error:
-                wrong.append(error)
         # Damaged and foreign ones keep their numbers.
-        free = 1 + (after if found is None else found.number)
-        while free in numbers:
+        free = 1 + (after if manifest is None else manifest.number)
+        while free in sizes:
             free += 1
-        return Latest(found, free, wrong)
+        return manifest, free
 
-    def write(self, manifest: Manifest) -> bool:
+    def _manifest(self, number: int, size: int) -> Manifest | None:
+        name = f"manifests/{number:020d}"
+
+        def read() -> Manifest:
+            if not 0 < size <= _MOST_MANIFEST:
+                raise DatastoreError(f"it must have 1 to {_MOST_MANIFEST} bytes, got {size}")
+            return self._parse(number, self._read(Pack(name, size), 0, size))
+
+        return self._twice(name, read)  # type: ignore[no-any-return]
+
+    def _write(self, manifest: Manifest) -> bool:
         """Publishes a manifest; whether it has its number, and no other manifest does."""
         content = {
             "format": FORMAT,
             "number": manifest.number,
-            "namespaces": {
-                name: {
-                    "stores": [[each.file, each.bytes, each.tokens] for each in entry.stores],
-                    "segments": list(entry.segments),
-                    "written": entry.written,
-                    "pinned": entry.pinned,
-                }
-                for name, entry in sorted(manifest.namespaces.items())
-            },
+            "packs": manifest.packs,
+            "joined": manifest.joined,
             "forgotten": dict(sorted(manifest.forgotten.items())),
+            "pinned": sorted(manifest.pinned),
         }
         body = json.dumps(content, ensure_ascii=True, separators=(",", ":"))
         text = f"{body}\n{self._manifest_mac(manifest.number, body)}\n".encode()
-        name = self._manifest_name(manifest.number)
-        if self._objects.create(name, text):
-            return True
+        name = f"{self.group}/manifests/{manifest.number:020d}"
         # The store's client may have tried twice, and found its own.
-        try:
-            return self._objects.read(name, _MOST_MANIFEST) == text
-        except FileNotFoundError:
-            return False
-
-    def remove_old_manifests(self, last: int) -> None:
-        """Removes those long before the one of number `last`."""
-        for number in self.numbers():
-            if number <= last - _MANIFESTS:
-                self._objects.remove(self._manifest_name(number))
-
-    def _manifest_name(self, number: int) -> str:
-        return f"{self.group}/manifests/{number:020d}.json"
+        self._objects.write(name, text)
+        with contextlib.suppress(FileNotFoundError):
+            return self._objects.read(name, 0, len(text) + 1) == text
+        return False
 
     def _manifest_mac(self, number: int, body: str) -> str:
         content = hashlib.sha256(body.encode()).hexdigest()
@@ -215,99 +311,236 @@ class Published:
         try:
             body, mac, end = content.decode("ascii").split("\n")
         except ValueError as error:
-            raise DatastoreError(f"manifest {number} is no manifest: {error}") from error
+            raise DatastoreError(f"it is no manifest: {error}") from error
         if end or not hmac.compare_digest(mac, self._manifest_mac(number, body)):
-            raise DatastoreError(f"manifest {number} is not of this key, group and number")
+            raise DatastoreError("it is not of this key, group and number")
         try:
             return _manifest(number, json.loads(body))
         except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
-            raise DatastoreError(f"manifest {number} is no manifest: {error!r}") from error
+            raise DatastoreError(f"it is no manifest: {error!r}") from error
 
-    # --- Stores and segments ---
+    # --- Changes ---
 
-    def segments(self) -> dict[str, list[Segment]]:
-        """All files that are called as segments are, by namespace, in their order."""
-        found: dict[str, list[Segment]] = {}
-        for name, size in self._objects.find(f"{self.group}/segments").items():
-            _, _, namespace, file = _parts(name, 4)
-            match = _SEGMENT.fullmatch(file)
-            if match and _ID.fullmatch(namespace) and size <= _MOST_FILE:
-                segment = Segment(match[1], int(match[2]), int(match[3]), file, size)
-                found.setdefault(namespace, []).append(segment)
-        for each in found.values():
-            each.sort(key=lambda segment: segment.order)
-        return found
+    def join(self, max_bytes: int = _MOST_OBJECT) -> Manifest:
+        """Puts what replicas have published since, and packs that are small beside it, into a pack.
 
-    def stores(self) -> dict[str, dict[str, int]]:
-        """All files that are called as stores are, and their bytes, by namespace."""
-        found: dict[str, dict[str, int]] = {}
-        for name, size in self._objects.find(f"{self.group}/stores").items():
-            _, _, namespace, file = _parts(name, 4)
-            if _STORE.fullmatch(file) and _ID.fullmatch(namespace):
-                found.setdefault(namespace, {})[file] = size
-        return found
+        Any number of processes may do so at once, or be killed. The pack is written first, then the
+        manifest that names it, whose number is free for one process alone; another one begins anew.
+        What was joined is removed some manifests later. What cannot be read is left as it is.
 
-    def put_segment(
-        self, namespace: str, replica: str, sequence: int, seen: int, path: Path
-    ) -> Segment:
-        """Publishes a file as a segment. When this returns it is there."""
-        mac = self._segment_mac(namespace, replica, sequence, seen, sha256(path))
-        file = f"{replica}-{sequence:020d}-{seen:020d}-{mac}.fds"
-        self._objects.put(f"{self.group}/segments/{namespace}/{file}", path)
-        return Segment(replica, sequence, seen, file, path.stat().st_size)
+        Args:
+            max_bytes: The most bytes of all packs. Beyond it the oldest text leaves, but for that
+                of pinned namespaces.
 
-    def put_store(
-        self, namespace: str, number: int, builder: str, path: Path, tokens: int
-    ) -> StoreFile:
-        """Uploads a file as a store for the manifest of a number."""
-        mac = self._store_mac(namespace, number, builder, sha256(path))
-        file = f"{number:020d}-{builder}-{mac}.fds"
-        self._objects.put(f"{self.group}/stores/{namespace}/{file}", path)
-        return StoreFile(file, path.stat().st_size, tokens)
+        Returns the manifest that says so, or the last one where there was nothing to do. O(text)
+        amortised by a factor that grows with the logarithm of all text.
 
-    def open_segment(self, namespace: str, segment: Segment, folder: Path) -> Datastore:
-        """Fetches and checks a segment. Raises DatastoreError where it is damaged or foreign."""
-        path = folder / segment.file
-        with _removed(path):
-            name = f"{self.group}/segments/{namespace}/{segment.file}"
-            content = self._objects.fetch(name, segment.bytes, path)
-            mac = self._segment_mac(
-                namespace, segment.replica, segment.sequence, segment.seen, content
-            )
-            return _open(name, path, segment.file[-68:-4], mac)
+        Raises:
+            OSError: The store fails. Nothing is lost.
+            DatastoreError: Others were first again and again.
+        """
 
-    def open_store(self, namespace: str, store: StoreFile, folder: Path) -> Datastore:
-        """Fetches and checks a store. Raises DatastoreError where it is damaged or foreign."""
-        path = folder / store.file
-        with _removed(path):
-            name = f"{self.group}/stores/{namespace}/{store.file}"
-            content = self._objects.fetch(name, store.bytes, path)
-            mac = self._store_mac(namespace, store.number, store.file[21:37], content)
-            return _open(name, path, store.file[-68:-4], mac)
+        def attempt(base: Manifest, number: int) -> Manifest:
+            most = min(_MOST_PACK, max(_LEAST_PACK, max_bytes // 16))
+            texts = list(self.texts(base).values())
+            packs, inputs, joined = list(base.packs), list[Pack](), list[Joined]()
+            size = sum(each.size for each in texts)
+            while packs and size < most and packs[-1].size <= min(_GROWTH * size, most):
+                inputs.insert(0, packs.pop())
+                size += inputs[0].size
+            made = self._joined(base, number, [*inputs, *texts]) if texts else None
+            taken = () if made is None else made[1].sources
+            packs += [each for each in inputs if each not in taken]
+            if made is not None:
+                joined.append(made[1])
+                packs += [] if made[0] is None else [made[0]]
+            for pack in list(packs):
+                if sum(each.size for each in packs) <= max_bytes:
+                    break
+                kept = self._kept(base, number, pack, base.pinned.__contains__)
+                if kept is not None:
+                    joined.append(kept[1])
+                    place = packs.index(pack)
+                    packs[place : place + 1] = [] if kept[0] is None else [kept[0]]
+            return self._changed(base, number, packs, joined)
 
-    def remove_segment(self, namespace: str, file: str) -> None:
-        self._objects.remove(f"{self.group}/segments/{namespace}/{file}")
+        return self._change(attempt)
 
-    def remove_store(self, namespace: str, file: str) -> None:
-        self._objects.remove(f"{self.group}/stores/{namespace}/{file}")
+    def forget(self, namespaces: Iterable[str]) -> Manifest:
+        """Removes all text of namespaces, by what stands for them: see `id_of`.
 
-    def remove_begun(self) -> None:
-        """Removes what killed replicas and builders had begun to write, where these are files."""
-        self._objects.remove_begun()
+        When this returns, no object that can be read holds any of it. Replicas forget what they
+        have of it when they follow the manifest. Raises as `join`.
+        """
+        names = set(namespaces)
 
-    def _segment_mac(
-        self, namespace: str, replica: str, sequence: int, seen: int, content: str
-    ) -> str:
-        place = (self.group, namespace, replica, sequence, seen)
-        return digest(self._secret, "segment", *place, content)
+        def attempt(base: Manifest, number: int) -> Manifest:
+            packs, joined = list[Pack](), list[Joined]()
+            for pack in (*base.packs, *self.texts(base).values()):
+                kept = self._kept(base, number, pack, lambda name: name not in names)
+                if kept is not None:
+                    joined.append(kept[1])
+                    packs += [] if kept[0] is None else [kept[0]]
+                elif not pack.replica:
+                    packs.append(pack)
+            forgotten = {**base.forgotten, **dict.fromkeys(names, number)}
+            base = replace(base, forgotten=forgotten, pinned=base.pinned - names)
+            return self._changed(base, number, packs, joined, changed=True)
 
-    def _store_mac(self, namespace: str, number: int, builder: str, content: str) -> str:
-        return digest(self._secret, "store", self.group, namespace, number, builder, content)
+        self._change(attempt)
+        # What was published meanwhile, and what killed processes have left, may hold it too.
+        manifest = self.join()
+        self._remove(manifest.sources.values())
+        return manifest
+
+    def pin(self, namespaces: Iterable[str], *, pinned: bool = True) -> Manifest:
+        """Keeps namespaces when there is too much text, or no longer. Raises as `join`."""
+        names = frozenset(namespaces)
+
+        def attempt(base: Manifest, number: int) -> Manifest:
+            now = base.pinned | names if pinned else base.pinned - names
+            return self._changed(replace(base, pinned=now), number, base.packs, [], changed=True)
+
+        return self._change(attempt)
+
+    def claim(self, number: int, who: str) -> bool:
+        """Says that `who` writes the manifest of a number; whether nobody else said so before."""
+        return self._objects.write(f"{self.group}/claims/{number:020d}", who.encode())
+
+    def _joined(
+        self, base: Manifest, number: int, inputs: list[Pack]
+    ) -> tuple[Pack | None, Joined] | None:
+        """A pack with the text of others, as far as they can be read."""
+        chunks: dict[str, list[Chunk]] = {}
+        taken: list[Pack] = []
+        size = 0
+        for pack in inputs:
+            if size > _MOST_JOINED:
+                break
+            try:
+                found = self._chunks(pack)
+            except FileNotFoundError:
+                continue  # another process was first
+            if found is None or None in found.values():
+                continue
+            for name, chunk in found.items():
+                if chunk is not None and not base.stale(pack, name):
+                    chunks.setdefault(name, []).append(chunk)
+            taken.append(pack)
+            size += pack.size
+        # Packs alone are not written again.
+        new = any(pack.replica for pack in taken)
+        return self._replaced(number, taken, chunks) if new else None
+
+    def _kept(
+        self, base: Manifest, number: int, pack: Pack, keep: Callable[[str], bool]
+    ) -> tuple[Pack | None, Joined] | None:
+        """A pack without some namespaces; None where it has none of them, or cannot be read."""
+        try:
+            head = self.head(pack)
+            if head is None or all(map(keep, head.names)):
+                return None
+            found = self._chunks(pack) or {}
+        except FileNotFoundError:
+            return None
+        chunks = {
+            name: [chunk]
+            for name, chunk in found.items()
+            if chunk is not None and keep(name) and not base.stale(pack, name)
+        }
+        return self._replaced(number, [pack], chunks)
+
+    def _replaced(
+        self, number: int, sources: list[Pack], chunks: dict[str, list[Chunk]]
+    ) -> tuple[Pack | None, Joined]:
+        pack = self._put(f"packs/{number:020d}", chunks) if chunks else None
+        return pack, Joined(number, "" if pack is None else pack.name, tuple(sources))
+
+    def _changed(
+        self,
+        base: Manifest,
+        number: int,
+        packs: Iterable[Pack],
+        joined: Iterable[Joined],
+        *,
+        changed: bool = False,
+    ) -> Manifest:
+        """A manifest with other packs; `base` where nothing is other, unless `changed` says so."""
+        packs, joined = tuple(packs), list(joined)
+        there = {**self._ls("text", _TEXT), **self._ls("packs", _PACK)}
+        named = {*base.packs, *packs, *base.sources.values()}
+        named |= {pack for each in joined for pack in each.sources}
+        # Packs of processes that were killed, or were not the first. One of this number may be of a
+        # process that is at work.
+        left = [
+            pack
+            for pack in there.values()
+            if not pack.replica and pack not in named and pack.number < number
+        ]
+        if left:
+            joined.append(Joined(number, "", tuple(left)))
+        if not joined and packs == base.packs and not changed:
+            return base
+        # What is still there must stay named, or it would be taken for new text.
+        kept = [
+            each
+            for each in base.joined
+            if each.number > number - _HISTORY or any(pack.name in there for pack in each.sources)
+        ]
+        forgotten = {name: at for name, at in base.forgotten.items() if at > number - _HORIZON}
+        return Manifest(number, packs, (*kept, *joined), forgotten, base.pinned)
+
+    def _change(self, attempt: Callable[[Manifest, int], Manifest]) -> Manifest:
+        for _ in range(_ATTEMPTS):
+            base, number = self._latest()
+            base = base or Manifest()
+            old = [each for each in base.joined if each.number <= number - _HISTORY]
+            self._remove(pack for each in old for pack in each.sources)
+            manifest = attempt(base, number)
+            if manifest is base:
+                return base
+            if self._write(manifest):
+                self._clean(base, manifest)
+                return manifest
+        raise DatastoreError(f"other processes were first {_ATTEMPTS} times; try again")
+
+    def _clean(self, base: Manifest, manifest: Manifest) -> None:
+        """Removes what is of no more use; what cannot be removed now goes the next time."""
+        # Text that is to be forgotten may be in what was published before that was known.
+        new = [pack for name, pack in manifest.sources.items() if name not in base.sources]
+        self._remove(pack for pack in new if pack.replica and pack.number < manifest.late)
+        with contextlib.suppress(OSError):
+            for folder, number in (
+                ("manifests", manifest.number - _HISTORY),
+                ("claims", manifest.number),
+            ):
+                for name in self._objects.ls(f"{self.group}/{folder}"):
+                    if _NUMBER.fullmatch(name) and int(name) <= number:
+                        self._objects.remove(f"{self.group}/{folder}/{name}")
+
+    def _remove(self, packs: Iterable[Pack]) -> None:
+        for pack in packs:
+            self._objects.remove(f"{self.group}/{pack.name}")
 
 
-def groups(objects: Objects, secret: bytes) -> list[Published]:
-    """What is published under a URL, of each model."""
-    return [Published(objects, secret, name) for name in objects.folders() if _ID.fullmatch(name)]
+def groups(
+    objects: LocalObjects | RemoteObjects,
+    secret: bytes,
+    refused: Callable[[str, Exception], None] = lambda *_: None,
+) -> list[Published]:
+    """What is published under a URL with a key, of each model; see `Published.refused`.
+
+    Raises InvalidValueError where nothing is, and says whether there is something of another key.
+    """
+    folders = [name for name, size in objects.ls().items() if size is None and _ID.fullmatch(name)]
+    found = [Published(objects, secret, name) for name in sorted(folders)]
+    for each in found:
+        each.refused = refused
+    owned = [each for each in found if each.owned()]
+    if not owned:
+        others = f"; {len(found)} models have text of another key" if found else ""
+        raise InvalidValueError(f"nothing is published there with this key{others}")
+    return owned
 
 
 def _manifest(number: int, value: Any) -> Manifest:
@@ -317,32 +550,36 @@ def _manifest(number: int, value: Any) -> Manifest:
     """
     if value["format"] != FORMAT or value["number"] != number:
         raise ValueError(f"format {value['format']!r}, number {value['number']!r}")
-    namespaces = {_checked(_ID, name): _entry(each) for name, each in value["namespaces"].items()}
-    forgotten = {
-        _checked(_ID, name): _count(each, _MOST_NUMBER) for name, each in value["forgotten"].items()
-    }
-    return Manifest(number, namespaces, forgotten)
-
-
-def _entry(value: Any) -> Entry:
-    if not isinstance(value["pinned"], bool):
-        raise TypeError(f"pinned {value['pinned']!r}")
-    stores = [
-        StoreFile(_checked(_STORE, file), _count(size, _MOST_FILE), _count(tokens, _MOST_FILE))
-        for file, size, tokens in value["stores"]
-    ]
-    return Entry(
-        stores=tuple(stores),
-        segments=tuple(_checked(_SEGMENT, file) for file in value["segments"]),
-        written=_count(value["written"], _MOST_NUMBER),
-        pinned=value["pinned"],
+    return Manifest(
+        number,
+        tuple(map(_pack, value["packs"])),
+        tuple(
+            Joined(_count(at, _MOST_NUMBER), pack and _name(pack), tuple(map(_pack, sources)))
+            for at, pack, sources in value["joined"]
+        ),
+        {_id(name): _count(at, _MOST_NUMBER) for name, at in value["forgotten"].items()},
+        frozenset(map(_id, value["pinned"])),
     )
 
 
-def _checked(form: re.Pattern[str], value: Any) -> str:
-    """A name of that form: no other can leave its folder."""
-    if not isinstance(value, str) or not form.fullmatch(value):
-        raise ValueError(f"the name {value!r}")
+def _pack(value: Any) -> Pack:
+    name, size = value
+    return Pack(_name(name), _count(size, _MOST_OBJECT))
+
+
+def _name(value: Any) -> str:
+    """The name of an object: no other can leave its folder."""
+    if isinstance(value, str):
+        folder, _, name = value.partition("/")
+        form = {"text": _TEXT, "packs": _PACK}.get(folder)
+        if form is not None and form.fullmatch(name):
+            return value
+    raise ValueError(f"the name {value!r}")
+
+
+def _id(value: Any) -> str:
+    if not isinstance(value, str) or not _ID.fullmatch(value):
+        raise ValueError(f"the namespace {value!r}")
     return value
 
 
@@ -350,25 +587,3 @@ def _count(value: Any, most: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < most:
         raise ValueError(f"the number {value!r}")
     return value
-
-
-def _parts(name: str, count: int) -> list[str]:
-    parts = name.split("/")
-    return parts if len(parts) == count else [""] * count
-
-
-def _open(name: str, path: Path, expected: str, mac: str) -> Datastore:
-    if not hmac.compare_digest(expected, mac):
-        raise DatastoreError(f"{name} is damaged, or not of this key and place")
-    return Datastore.open(path, verify=True)
-
-
-@contextlib.contextmanager
-def _removed(path: Path) -> Any:
-    """Leaves no file at a path: what was mapped of it lasts as long as the mapping does."""
-    try:
-        yield
-    finally:
-        # Windows keeps what is mapped.
-        with contextlib.suppress(OSError):
-            path.unlink()

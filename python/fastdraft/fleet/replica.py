@@ -1,7 +1,9 @@
-"""A replica of a fleet: publishes what its memory remembers, and reads what all have published."""
+"""A replica of a fleet: publishes what its memory remembers, and adds to it what others publish."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
 import math
 import os
@@ -12,15 +14,15 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
+
+import numpy as np
 
 from fastdraft.datastore import Datastore
-from fastdraft.errors import DatastoreClosedError, DatastoreError, InvalidValueError
-from fastdraft.files import TemporaryFolder
+from fastdraft.errors import DatastoreClosedError, InvalidValueError
 from fastdraft.fleet.objects import Objects
-from fastdraft.fleet.published import TEMPORARY, Manifest, Published, StoreFile
+from fastdraft.fleet.published import Manifest, Pack, Published
+from fastdraft.fleet.sealed import Chunk, Head, frame, secret_of, texts
 from fastdraft.memory import Memory
-from fastdraft.memory_folder import secret_of
 
 __all__ = ["Replica"]
 
@@ -28,6 +30,21 @@ __all__ = ["Replica"]
 _MOST_NAMESPACES = 1 << 14
 # The longest pause after errors, in seconds.
 _LONGEST_PAUSE = 300.0
+# Of one object.
+_MOST_TOKENS = 1 << 23
+# Read of a new object in one call.
+_AHEAD = 1 << 23
+# When so many objects or bytes have been published since, they are joined; another replica's claim
+# to do so holds for so many looks.
+_JOINED_OBJECTS = 32
+_JOINED_BYTES = 1 << 25
+_PATIENCE = 6
+# What packs hold is kept in mind up to so many bytes.
+_MOST_HEADS = 1 << 28
+# Of a namespace's published text, what is newest and takes less than this part of the memory is
+# read. A token takes about so many bytes there.
+_PART = 2
+_TOKEN_BYTES = 15
 
 _logger = logging.getLogger(__name__)
 
@@ -41,30 +58,21 @@ class _Cut:
     """The position behind it."""
 
 
-@dataclass(slots=True)
-class _Open:
-    """The published stores of a namespace that are mapped."""
-
-    files: tuple[StoreFile, ...]
-    stores: list[Datastore]
-
-    @property
-    def bytes(self) -> int:
-        return sum(file.bytes for file in self.files)
-
-
 class Replica:
     """Shares a memory with the other replicas of a fleet, in a thread of its own.
 
-    Every `interval` it publishes what has entered the memory's live stores since, one segment a
-    namespace, and looks for a new manifest. Stores of namespaces that its requests have asked for
-    are fetched, checked and mapped; `find` returns them to new requests, while running ones keep
-    theirs. The first request of a namespace goes without: its stores are fetched then.
+    Every `interval` it publishes what has entered the memory's live stores since, in one object,
+    and looks for what others have published. Text of namespaces that its requests have asked for
+    enters the memory, within its bytes, in stores that `find` returns. The first request of a
+    namespace goes without: its text is read then. When many objects have been published, one
+    replica joins them.
+
+    With a local folder as its URL, a fleet of one is a memory that survives a restart.
 
     Text waits in the live stores until it is published. Where it cannot be, the oldest leaves as it
-    does anyway, and is counted; what a segment holds that was published is never lost. An error
-    costs no drafts: the first of each kind is logged as a warning, all are counted, and the pauses
-    between attempts grow to five minutes.
+    does anyway, and is counted; what was published is never lost. An error costs no drafts: the
+    first of each kind is logged as a warning, all are counted, and the pauses between attempts grow
+    to five minutes. A damaged object costs its own text alone.
 
     >>> replica = Replica(memory, "s3://bucket/fastdraft", key=key, model="my-model")
     ...                                         # doctest: +SKIP
@@ -72,29 +80,26 @@ class Replica:
     ...     prompt_ids, datastores=memory.of("tenant"), read_only=replica.find(["tenant"]))
 
     Args:
-        memory: What the replica's requests said; one without a folder.
-        url: Where to publish, such as `s3://bucket/folder` or `file:///folder`: see fsspec. The
-            same for all replicas and the builder.
+        memory: What the replica's requests said.
+        url: Where to publish, such as `s3://bucket/folder`, see fsspec, or a local folder. The same
+            for all replicas.
         key: The operator's secret, of 16 bytes or more; the same for all. Who has it reads and
-            writes what is published.
+            writes what is published. With another key nothing of it is found, or touched.
         model: What the token ids are of. Replicas share text only where it is the same.
         fingerprint: Of the tokenizer, as `fastdraft.datastore.fingerprint` returns it; the same.
-        interval: The seconds between two looks.
-        max_bytes: The most bytes of mapped stores; by default as many as the memory's. Namespaces
-            that were used longest ago go without.
-        folder: Where files are kept while they are written or fetched; by default where the system
-            keeps temporary files. What is mapped takes its bytes there, under no name.
+        interval: The seconds between two looks: the most that a killed process loses.
+        max_bytes: The most bytes of the model's text under the URL, beyond which the oldest leaves;
+            by default eight times as many as the memory's.
 
     Raises:
-        InvalidValueError: A value out of its range, or a memory with a folder: what is published is
-            there after a start.
-        ModuleNotFoundError: fsspec, or what it needs for the URL, is not installed.
+        InvalidValueError: A value out of its range.
+        ModuleNotFoundError: What fsspec needs for the URL is not installed.
 
     Attributes:
         memory: What the replica's requests said.
         published_tokens: Tokens that are published, once and for all.
         dropped_tokens: Tokens that left the live stores before they could be published, about.
-        faults: Errors by kind: "publish", "follow".
+        faults: Errors by kind: "publish", "follow", "join".
         refreshed: Called after each look, mostly in the replica's thread; None calls nothing.
     """
 
@@ -108,39 +113,37 @@ class Replica:
         fingerprint: bytes | None = None,
         interval: float = 10.0,
         max_bytes: int | None = None,
-        folder: str | os.PathLike[str] | None = None,
     ) -> None:
         secret = secret_of(key)
         if not (interval > 0 and math.isfinite(interval)):
             raise InvalidValueError(f"interval must be greater than 0, got {interval!r}")
         if max_bytes is not None and max_bytes < 0:
             raise InvalidValueError(f"max_bytes must be at least 0, got {max_bytes}")
-        if memory.saved:
-            raise InvalidValueError(
-                "memory must have no folder in a fleet, where what is published is there after a "
-                f"start, got {memory!r}"
-            )
         self.published_tokens = 0
         self.dropped_tokens = 0
         self.faults: Counter[str] = Counter()
         self.refreshed: Callable[[], None] | None = None
         self.memory = memory
         self._published = Published.of(Objects(url), secret, model, fingerprint)
+        self._published.refused = self._refuse
+        self._id_of = functools.lru_cache(_MOST_NAMESPACES, typed=True)(self._published.id_of)
         self._interval = interval
-        self._max_bytes = memory.max_bytes if max_bytes is None else max_bytes
-        self._folder = folder
-        try:
-            TemporaryFolder(TEMPORARY, folder).close()
-        except OSError as error:
-            raise DatastoreError(f"cannot use the folder {folder}: {error}") from error
+        self._max_bytes = 8 * memory.max_bytes if max_bytes is None else max_bytes
         # Of this life: a replica that starts anew is another one.
         self._name = secrets.token_hex(8)
         self._sequence = 0
-        self._manifest = Manifest()
         self._cuts: dict[Hashable, _Cut] = {}
+        self._manifest = Manifest()
+        self._sources: dict[str, tuple[Pack, ...]] = {}  # what packs were joined from
+        self._current: dict[str, Pack] = {}  # all objects that count, older text first
+        self._folded: set[str] = set()  # those whose text has entered the stores
+        self._heads: dict[str, Head] = {}
+        self._refused: set[str] = set()
+        self._lost: set[str] = set()  # objects that were not there, though they count
+        self._claimed = Counter[int]()  # how often a manifest was seen to be another replica's
         self._lock = threading.Lock()  # of the two that follow
-        self._wanted: OrderedDict[Hashable, str] = OrderedDict()  # the least recently used first
-        self._open: dict[str, _Open] = {}
+        self._asked: OrderedDict[Hashable, None] = OrderedDict()  # to be read
+        self._active: OrderedDict[Hashable, Datastore | None] = OrderedDict()  # read, and followed
         self._turn = threading.Lock()  # held by the thread that publishes or follows
         self._wake = threading.Event()
         self._closed = threading.Event()
@@ -148,7 +151,7 @@ class Replica:
         self._thread.start()
 
     def find(self, namespaces: Iterable[Hashable]) -> list[Datastore]:
-        """The published stores of namespaces, each once, to be read only.
+        """The stores of what others published in namespaces, each once, to be read only.
 
         Their text is what all replicas said in these namespaces, up to some refreshes ago. Waits
         for nothing: of a namespace that is new here nothing is returned yet. Names that are no data
@@ -157,28 +160,24 @@ class Replica:
         found: list[Datastore] = []
         with self._lock:
             for namespace in dict.fromkeys(namespaces):
-                name = self._wanted.get(namespace)
-                if name is None:
-                    try:
-                        name = self._published.id_of(namespace)
-                    except InvalidValueError:
-                        continue
-                    self._wanted[namespace] = name
-                    if len(self._wanted) > _MOST_NAMESPACES:
-                        _, gone = self._wanted.popitem(last=False)
-                        self._open.pop(gone, None)
+                stores = self.memory.published(namespace)
+                found += stores
+                if namespace not in self._active:
                     self._wake.set()
-                self._wanted.move_to_end(namespace)
-                opened = self._open.get(name)
-                if opened is not None:
-                    found += opened.stores
+                elif stores or self._active[namespace] is None:
+                    self._active.move_to_end(namespace)
+                    continue
+                # It is new, or its text had to leave the memory and is read at the next look.
+                self._asked[namespace] = None
+                if len(self._asked) > _MOST_NAMESPACES:
+                    self._asked.popitem(last=False)
         return found
 
     def refresh(self) -> bool:
         """Publishes and follows now, as is done in the background anyway.
 
-        Returns whether it could: then what had entered the memory before is published, and what the
-        builder made of all text is mapped, for namespaces that were asked for.
+        Returns whether it could: then what had entered the memory before is published, and what
+        others had published has entered it, of namespaces that were asked for.
         """
         with self._turn:
             followed = self._guard("follow", self._follow)
@@ -190,7 +189,7 @@ class Replica:
     def close(self, timeout: float = 10.0) -> None:
         """Publishes, for at most `timeout` seconds, and ends the thread; the memory stays open.
 
-        Requests that are running keep their stores. Closing twice does nothing.
+        Closing twice does nothing.
         """
         if self._closed.is_set():
             return
@@ -199,8 +198,6 @@ class Replica:
         self._thread.join(timeout)
         if self._thread.is_alive():
             _logger.warning("fastdraft: the fleet's store took too long for what is published last")
-        with self._lock:
-            self._open.clear()
 
     @property
     def manifest(self) -> Manifest:
@@ -209,9 +206,9 @@ class Replica:
 
     @property
     def bytes(self) -> int:
-        """The bytes of mapped stores."""
+        """The bytes of the stores of what others published."""
         with self._lock:
-            return sum(opened.bytes for opened in self._open.values())
+            return sum(store.bytes for store in self._active.values() if store is not None)
 
     def _run(self) -> None:
         failures = 0
@@ -230,7 +227,7 @@ class Replica:
                 due = time.monotonic() + pause * random.uniform(0.75, 1.0)
             else:
                 with self._turn:
-                    self._guard("follow", self._fetch)
+                    self._guard("follow", self._activate)
         with self._turn:
             self._guard("publish", self._publish)
 
@@ -252,120 +249,211 @@ class Replica:
                 error,
             )
 
+    def _refuse(self, name: str, error: Exception) -> None:
+        if name not in self._refused:
+            self._refused.add(name)
+            self.faults["follow"] += 1
+            if len(self._refused) == 1:
+                _logger.warning(
+                    "fastdraft: %s is left out of the fleet's memory: %s; further objects are only "
+                    "counted",
+                    name,
+                    error,
+                )
+
     # --- Publishing ---
 
     def _publish(self) -> None:
         names = self.memory.namespaces
         for gone in self._cuts.keys() - set(names):
             del self._cuts[gone]
-        with TemporaryFolder(TEMPORARY, self._folder) as folder:
-            for namespace in names:
-                for store in self.memory.find([namespace]):
-                    cut = self._cuts.get(namespace)
-                    if cut is None or cut.store is not store:
-                        cut = self._cuts[namespace] = _Cut(store)
-                    try:
-                        self._publish_one(namespace, cut, folder.path / "segment.fds")
-                    except DatastoreClosedError:
-                        continue  # forgotten, or used least recently
+        while self._publish_some(names):
+            pass
 
-    def _publish_one(self, namespace: Hashable, cut: _Cut, path: Path) -> None:
-        begin, end = cut.store.begin, cut.store.end
-        if end <= cut.end:
-            return
-        try:
-            name = self._published.id_of(namespace)
-        except InvalidValueError:
-            return
+    def _publish_some(self, names: list[Hashable]) -> bool:
+        """Publishes one object; whether there may be more text."""
         # The number first: after a later one, text from before it may have to be forgotten.
         seen = self._manifest.number
-        try:
-            after = cut.store.save(path, first=cut.end)
-            path.chmod(0o600)
-            with Datastore.open(path) as segment:
-                tokens = len(segment)
-            if tokens:
-                self._published.put_segment(name, self._name, self._sequence, seen, path)
-        finally:
-            path.unlink(missing_ok=True)
-        self._sequence += 1
-        self.published_tokens += tokens
-        self.dropped_tokens += max(0, begin - cut.end)
-        cut.end = after
+        chunks: dict[str, Chunk] = {}
+        cuts: list[tuple[_Cut, int]] = []
+        left = _MOST_TOKENS
+        dropped = 0
+        for namespace in names:
+            for store in self.memory.find([namespace]):
+                cut = self._cuts.get(namespace)
+                if cut is None or cut.store is not store:
+                    cut = self._cuts[namespace] = _Cut(store)
+                # What is closed meanwhile was forgotten, or had to leave.
+                with contextlib.suppress(DatastoreClosedError, InvalidValueError):
+                    begin = max(cut.end, store.begin)
+                    if store.end <= begin or left <= 0:
+                        continue
+                    name = self._id_of(namespace)
+                    text, end = store._dump(begin, left)
+                    tokens = np.frombuffer(text, np.int32, end - begin)
+                    chunks[name] = Chunk(frame(text), int(np.count_nonzero(tokens >= 0)))
+                    cuts.append((cut, end))
+                    dropped += begin - cut.end
+                    left -= end - begin
+        if chunks:
+            pack = self._published.put_text(self._name, self._sequence, seen, chunks)
+            self._sequence += 1
+            self._folded.add(pack.name)  # it is in the live stores
+            self.published_tokens += sum(chunk.tokens for chunk in chunks.values())
+            self.dropped_tokens += dropped
+            for cut, end in cuts:
+                cut.end = end
+        return left <= 0
 
     # --- Following ---
 
     def _follow(self) -> None:
-        before = self._manifest
-        latest = self._published.latest(before.number)
-        for error in latest.wrong:
-            self._fault("follow", error)
-        found = latest.manifest
+        found = self._published.latest(self._manifest.number)
         if found is not None:
-            new = {name for name, at in found.forgotten.items() if at > before.number}
+            forgotten = found.forgotten.items()
+            new = {name for name, at in forgotten if at > self._manifest.number}
             if new:
                 self._forget(new)
             self._manifest = found
-        self._fetch()
+            self._sources.update((each.pack, each.sources) for each in found.joined)
+        packs = {pack.name: pack for pack in self._manifest.packs}
+        texts = self._published.texts(self._manifest)
+        self._current = packs | texts
+        self._sequence = max([self._sequence, *(1 + pack.sequence for pack in texts.values())])
+        try:
+            for pack in [new for each in self._current.values() for new in self._unread(each)]:
+                self._fold(pack)
+                self._folded.add(pack.name)
+        except FileNotFoundError:
+            # It was joined and removed since this replica last looked: all is read anew.
+            for namespace in list(self._active):
+                self._leave(namespace)
+                self._asked[namespace] = None
+        self._folded |= self._current.keys()
+        known = self._current.keys() | self._manifest.sources.keys()
+        self._folded &= known
+        self._sources = {name: of for name, of in self._sources.items() if name in known}
+        self._heads = {name: head for name, head in self._heads.items() if name in self._current}
+        self._activate()
+        waiting = [pack for name, pack in texts.items() if name not in self._refused]
+        if (
+            len(waiting) >= _JOINED_OBJECTS
+            or sum(pack.size for pack in waiting) >= _JOINED_BYTES
+            or any(pack.number < self._manifest.late for pack in waiting)
+        ):
+            self._guard("join", self._join)
+
+    def _unread(self, pack: Pack) -> list[Pack]:
+        """The objects to read for one: itself, or of what it was joined from what is new."""
+        if pack.name in self._folded:
+            return []
+        sources = self._sources.get(pack.name, ())
+        if any(self._was_read(each) for each in sources):
+            return [unread for each in sources for unread in self._unread(each)]
+        return [pack]
+
+    def _was_read(self, pack: Pack) -> bool:
+        """Whether any text of an object has entered the stores."""
+        sources = self._sources.get(pack.name, ())
+        return pack.name in self._folded or any(map(self._was_read, sources))
+
+    def _fold(self, pack: Pack) -> None:
+        """Adds an object's text to the stores of the namespaces that are followed."""
+        if not self._active or (head := self._published.head(pack, _AHEAD)) is None:
+            return
+        for namespace in list(self._active):
+            with contextlib.suppress(InvalidValueError):
+                name = self._id_of(namespace)
+                entry = head.find(name)
+                if entry is not None and not self._manifest.stale(pack, name):
+                    chunk = self._published.chunk(pack, head, entry)
+                    self._add(namespace, [] if chunk is None else [chunk])
+
+    def _add(self, namespace: Hashable, chunks: list[Chunk]) -> None:
+        store = self._active.get(namespace)
+        if store is None and chunks:
+            store = next(iter(self.memory.published(namespace, make=True)), None)
+            with self._lock:
+                self._active[namespace] = store
+        try:
+            for chunk in chunks:
+                for text in texts(chunk):
+                    if store is not None:
+                        self.memory.publish(namespace, store, text)
+        except DatastoreClosedError:
+            self._leave(namespace)  # others' text needed its room
+
+    def _leave(self, namespace: Hashable) -> None:
+        with self._lock:
+            store = self._active.pop(namespace, None)
+        if store is not None:
+            store.close()
+
+    def _activate(self) -> None:
+        """Reads the text of namespaces that were asked for."""
+        while self._asked:
+            with self._lock:
+                namespace = next(reversed(self._asked))
+            self._leave(namespace)
+            with contextlib.suppress(InvalidValueError):
+                try:
+                    chunks = self._read(self._id_of(namespace))
+                except FileNotFoundError:
+                    return  # it was joined, and is found at the next look
+                with self._lock:
+                    self._active[namespace] = None
+                self._add(namespace, chunks)
+            with self._lock:
+                self._asked.pop(namespace, None)
+                idle = next((n for n, store in self._active.items() if store is None), None)
+            if len(self._active) > _MOST_NAMESPACES:
+                self._leave(next(iter(self._active)) if idle is None else idle)
+
+    def _read(self, name: str) -> list[Chunk]:
+        """What was published of a namespace, older text first, as much as the memory may take."""
+        chunks: list[Chunk] = []
+        left = self.memory.max_bytes // _PART
+        for pack in reversed(self._current.values()):
+            if pack.replica == self._name or self._manifest.stale(pack, name):
+                continue
+            try:
+                head = self._heads.get(pack.name) or self._published.head(pack)
+                if head is None:
+                    continue
+                if sum(each.index.nbytes for each in self._heads.values()) > _MOST_HEADS:
+                    self._heads.clear()
+                self._heads[pack.name] = head
+                entry = head.find(name)
+                if entry is None:
+                    continue
+                left -= _TOKEN_BYTES * int(head.index["tokens"][entry])
+                if left < 0:
+                    break
+                chunk = self._published.chunk(pack, head, entry)
+            except FileNotFoundError as error:
+                if pack.name in self._lost:
+                    self._refuse(pack.name, error)
+                    continue
+                self._lost.add(pack.name)
+                raise
+            chunks += [] if chunk is None else [chunk]
+        return chunks[::-1]
 
     def _forget(self, names: set[str]) -> None:
-        """Forgets what was said in namespaces, live and mapped."""
-        for namespace in self.memory.namespaces:
-            try:
-                name = self._published.id_of(namespace)
-            except InvalidValueError:
-                continue
-            if name in names:
-                self.memory.forget(namespace)
-                self._cuts.pop(namespace, None)
-        with self._lock:
-            opened = [self._open.pop(name) for name in self._open.keys() & names]
-        for each in opened:
-            for store in each.stores:
-                store.close()
+        """Forgets what was said in namespaces, here and by others."""
+        for namespace in {*self.memory.namespaces, *self._active}:
+            with contextlib.suppress(InvalidValueError):
+                if self._id_of(namespace) in names:
+                    self.memory.forget(namespace)
+                    self._cuts.pop(namespace, None)
+                    with self._lock:
+                        if namespace in self._active:
+                            self._active[namespace] = None
 
-    def _fetch(self) -> None:
-        """Maps the stores of the manifest, of the namespaces that were used last, and of no other.
-
-        An error keeps what it concerns as it was; the first is raised at the end.
-        """
-        with self._lock:
-            wanted = list(reversed(self._wanted.values()))
-        entries = self._manifest.namespaces
-        left = self._max_bytes
-        failed: Exception | None = None
-        kept: set[str] = set()
-        with TemporaryFolder(TEMPORARY, self._folder) as folder:
-            for name in wanted:
-                entry = entries.get(name)
-                if entry is None or entry.bytes > left:
-                    continue
-                left -= entry.bytes
-                kept.add(name)
-                opened = self._open.get(name)
-                if opened is not None and opened.files == entry.stores:
-                    continue
-                try:
-                    fetched = self._fetch_one(name, entry.stores, opened, folder.path)
-                except Exception as error:
-                    failed = failed or error
-                    continue
-                with self._lock:
-                    self._open[name] = fetched
-        with self._lock:
-            for name in self._open.keys() - kept:
-                del self._open[name]
-        if failed is not None:
-            raise failed
-
-    def _fetch_one(
-        self, name: str, files: tuple[StoreFile, ...], opened: _Open | None, folder: Path
-    ) -> _Open:
-        known = {} if opened is None else dict(zip(opened.files, opened.stores, strict=True))
-        return _Open(
-            files,
-            [
-                known[file] if file in known else self._published.open_store(name, file, folder)
-                for file in files
-            ],
-        )
+    def _join(self) -> None:
+        number = self._manifest.number + 1
+        if not self._published.claim(number, self._name):
+            self._claimed = Counter({number: self._claimed[number] + 1})
+            if self._claimed[number] < _PATIENCE:
+                return
+        self._published.join(self._max_bytes)

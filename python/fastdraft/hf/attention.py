@@ -15,6 +15,7 @@ nothing is copied.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import math
 import re
@@ -52,9 +53,9 @@ _FEW: Final = 64
 _PACKED: Final = "_fastdraft_packed"
 
 _lock = threading.Lock()
-# Of configurations that use the function for the time being, by id: what they used before, and how
-# many generations use them.
-_using: dict[int, list[Any]] = {}
+# Of configurations that use the function for the time being, by id: what they used before, and the
+# generations that use them.
+_using: dict[int, tuple[str, set[object]]] = {}
 
 
 def takes_sights(model: Any) -> bool:
@@ -110,9 +111,15 @@ def _sources_of_attention(model: Any) -> list[str]:
     ):
         return []
     try:
-        return [inspect.getsource(kind.forward) for kind in {type(each) for each in layers}]
+        kinds: set[Any] = {type(each) for each in layers}
+        return [_source(kind) for kind in kinds]
     except (OSError, TypeError):
         return []
+
+
+@functools.cache
+def _source(kind: Any) -> str:
+    return inspect.getsource(kind.forward)
 
 
 def _is_served(source: str, replaces_sdpa: bool) -> bool:
@@ -126,19 +133,23 @@ def attending(model: Any, *, stands_in: bool) -> Iterator[None]:
     if not stands_in:
         yield
         return
-    config = model.config.get_text_config(decoder=True)
-    with _lock:
-        use = _using.setdefault(id(config), [config._attn_implementation, 0])
-        use[1] += 1
-        config._attn_implementation = ATTENTION
+    config, generation = model.config.get_text_config(decoder=True), object()
     try:
+        with _lock:
+            before, generations = _using.setdefault(
+                id(config), (config._attn_implementation, set())
+            )
+            generations.add(generation)
+            config._attn_implementation = ATTENTION
         yield
     finally:
+        # Right wherever an interrupt came.
         with _lock:
-            use[1] -= 1
-            if use[1] == 0:
-                del _using[id(config)]
-                config._attn_implementation = use[0]
+            before, generations = _using.get(id(config), (config._attn_implementation, set()))
+            generations.discard(generation)
+            if not generations:
+                _using.pop(id(config), None)
+                config._attn_implementation = before
 
 
 def _cached_attention(

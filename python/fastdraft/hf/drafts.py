@@ -114,26 +114,6 @@ class FlatDrafts:
         )
 
     @cached_property
-    def depths(self) -> NDArray[np.int64]:
-        """How many draft tokens lead to each line of logits, itself counted: (drafted + rows,).
-
-        Raises:
-            InvalidValueError: A parent does not stand before its child.
-        """
-        lines = np.arange(len(self.token_ids) + len(self.counts))
-        if self.are_chains:
-            return lines - np.repeat(self.first_lines, self.counts + 1)
-        return (
-            np.concatenate(
-                [
-                    sees.sum(-1)[: count + 1]
-                    for sees, count in zip(self._sees, self.counts, strict=True)
-                ]
-            )
-            - 1
-        )
-
-    @cached_property
     def first_lines(self) -> NDArray[np.int64]:
         """The line of logits of each row's last token; those of its draft follow: (rows,)."""
         return self.offsets[:-1].astype(np.int64) + np.arange(len(self.counts))
@@ -175,57 +155,28 @@ class FlatDrafts:
                 row[index + 1] |= row[parent + 1]
         return sees
 
-    def emitted_of_chains(self, chosen: Sequence[int]) -> list[list[int]]:
-        """What each row emits where its draft is a chain: accepted tokens, then the target's own.
+    def below(self, nodes: Sequence[int]) -> tuple[FlatDrafts, list[list[int]]]:
+        """The children of one node of each row, as drafts of one token each, or of siblings.
 
         Args:
-            chosen: The target's token after each line's token, -1 for none.
+            nodes: Draft tokens as indices within their drafts, -1 for the text's last token.
+
+        Returns:
+            The drafts, and for each row which of its draft tokens they are.
         """
-        rows, line = [], 0
-        for draft in self.by_row:
-            end = line
-            for token in draft:
-                if token != chosen[end]:
-                    break
-                end += 1
-            emitted = draft[: end - line]
-            if chosen[end] >= 0:
-                emitted.append(chosen[end])
-            rows.append(emitted)
-            line += len(draft) + 1
-        return rows
-
-    def accepted(self, chosen: Sequence[int]) -> list[list[int]]:
-        """The draft tokens of each row that the target chose too, as indices within its draft.
-
-        Args:
-            chosen: The target's token after each line's token, -1 for none.
-
-        Raises:
-            InvalidValueError: Children of one parent have the same token.
-        """
-        paths = []
-        token_ids, parents = self.token_ids.tolist(), self.parents.tolist()
-        starts = self.offsets.tolist()
-        for row, (start, end) in enumerate(pairwise(starts)):
-            children: dict[tuple[int, int], int] = {}
-            for index, edge in enumerate(
-                zip(parents[start:end], token_ids[start:end], strict=True)
-            ):
-                if children.setdefault(edge, index) != index:
-                    raise InvalidValueError(
-                        "children of one parent must have different tokens, got "
-                        f"{edge[1]} twice for parent {edge[0]}"
-                    )
-            path: list[int] = []
-            last: int | None = -1
-            while last is not None:
-                line = start + row + last + 1
-                if last >= 0:
-                    path.append(last)
-                last = children.get((last, chosen[line]))
-            paths.append(path)
-        return paths
+        parents, starts = self.parents.tolist(), self.offsets.tolist()
+        children = [
+            [at for at in range(node + 1, end - start) if parents[start + at] == node]
+            for node, (start, end) in zip(nodes, pairwise(starts), strict=True)
+        ]
+        chosen = np.zeros(len(parents), dtype=bool)
+        for start, of_row in zip(starts, children, strict=False):
+            chosen[[start + at for at in of_row]] = True
+        logits = {
+            row: each[children[row]] for row, each in self.draft_logits.items() if children[row]
+        }
+        level = self._chosen(chosen, np.array(list(map(len, children))), logits)
+        return replace(level, parents=np.full(len(level.token_ids), -1, np.int32)), children
 
     def best_chains(self) -> FlatDrafts:
         """The chain in each draft that promises most accepted tokens.

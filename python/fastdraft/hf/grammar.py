@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +15,6 @@ from fastdraft.grammars import ForcedText
 from fastdraft.hf.kv_cache import on_device
 
 if TYPE_CHECKING:
-    from fastdraft.hf.drafts import FlatDrafts
     from fastdraft.offers import Offers
 
 __all__ = ["Grammar"]
@@ -117,28 +116,6 @@ class Grammar(LogitsProcessor):
                 for row, text in texts
             ]
         )
-
-
-def texts_of_step(
-    token_ids: NDArray[np.int64], rows: Sequence[int], lengths: Sequence[int], drafts: FlatDrafts
-) -> Iterator[tuple[int, list[int]]]:
-    """For each position of a step its row, and the text with the draft tokens that lead there.
-
-    Args:
-        token_ids: (batch, columns), the texts.
-        rows: The line of each row.
-        lengths: The tokens of each.
-        drafts: The drafts.
-    """
-    parents = drafts.parents.tolist()
-    for slot, (row, length, draft) in enumerate(zip(rows, lengths, drafts.by_row, strict=True)):
-        text = token_ids[row, :length].tolist()
-        yield row, text
-        paths: list[list[int]] = []
-        start = int(drafts.offsets[slot])
-        for token, parent in zip(draft, parents[start : start + len(draft)], strict=True):
-            paths.append([*(paths[parent] if parent >= 0 else text), token])
-            yield row, paths[-1]
 
 
 class _Row:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
+import torch
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from fastdraft.errors import InvalidValueError
 from fastdraft.versions import newer
 
-__all__ = ["CACHE", "unfit"]
+__all__ = ["CACHE", "device_of", "unfit"]
 
 CACHE: Final = next(
     name
@@ -27,3 +28,9 @@ def unfit(problem: str) -> InvalidValueError:
     """
     sentence = newer()
     return InvalidValueError(problem if sentence is None else f"{sentence} ({problem})")
+
+
+def device_of(model: Any, home: torch.device) -> torch.device:
+    """Where the model takes its inputs: where they are, if accelerate keeps its embeddings away."""
+    device: torch.device = model.device
+    return home if device.type == "meta" else device

@@ -8,7 +8,7 @@ another.
 from __future__ import annotations
 
 import functools
-import time
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -17,15 +17,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fastdraft import step_latency
 from fastdraft.drafters import Drafter
 from fastdraft.engine import Engine
 from fastdraft.errors import FastdraftError
 from fastdraft.hf.drafts import FlatDrafts, RowDraft
-from fastdraft.hf.fused_processors import Texts
 from fastdraft.hf.kv_cache import on_device, on_host, places_after
 from fastdraft.hf.positions import PositionCriteria, PositionProcessors, Positions, Warping
-from fastdraft.hf.rows import UNLIMITED, Row, cancel_requests
-from fastdraft.hf.step import CachedModel, choose, lines_of, verify
+from fastdraft.hf.rows import UNLIMITED, Row
+from fastdraft.hf.step import CachedModel, Choice, Verifier, lines_of
 from fastdraft.hf.vocabulary import require_known_ids
 from fastdraft.offers import Offers
 from fastdraft.step_latency import StepLatency
@@ -42,13 +42,27 @@ class _Emitted(NamedTuple):
     """The tokens that the target emits in a step, and the logits that they were chosen from.
 
     Token i of a row was chosen from the logits after its token `kept[row, i]` in the forward, after
-    its token i where `kept` is None. The cache has to keep just these.
+    its token i where `kept` is None. The cache has to keep just these. `followed`: what is known
+    where processors and criteria were called along the path.
     """
 
     tokens: list[list[int]]
     scores: torch.Tensor  # (draft tokens + rows, vocabulary)
     logits: torch.Tensor
     kept: NDArray[np.int64] | None  # (rows, longest draft + 1)
+    followed: _Followed | None = None
+
+
+class _Followed(NamedTuple):
+    """What came of calling processors and criteria along the path.
+
+    Attributes:
+        scores: For each token that every row has emitted, (rows, vocabulary).
+        ended: Whether each row ends with the last one.
+    """
+
+    scores: list[torch.Tensor]
+    ended: list[bool]
 
 
 @dataclass
@@ -65,6 +79,7 @@ class Decoding:
         do_sample: Whether tokens are drawn, or the most probable is taken.
         drafter: The drafter.
         cost: The measured time of the model's steps.
+        padding: Fills the texts of rows that have ended, as plain decoding has it.
         streamer: Receives every token as soon as it is accepted; for a single row. May be `None`.
         keep_scores: Whether to keep the processed scores of every emitted token.
         keep_logits: Whether to keep its logits.
@@ -79,6 +94,7 @@ class Decoding:
     do_sample: bool
     drafter: Drafter
     cost: StepLatency
+    padding: int
     streamer: Any
     keep_scores: bool
     keep_logits: bool
@@ -86,6 +102,8 @@ class Decoding:
     def __post_init__(self) -> None:
         self._running = list(self.rows)
         self._columns: int = self.text.shape[1]
+        self._verifier = Verifier(self.warping)
+        self._along_path = self.processors.along_path or self.criteria.along_path
         # What the logits say may follow, for trees; how many tokens of each line it takes now.
         self._successors: Successors | None = None
         self._likeliest = 0
@@ -103,14 +121,10 @@ class Decoding:
 
     def run(self, first_logits: torch.Tensor) -> None:
         """Decodes to the end, given the logits after each prompt, of shape (rows, vocabulary)."""
-        try:
-            nothing = FlatDrafts.of_rows([RowDraft()] * len(self._running))
-            self._conclude(self._choose(first_logits, nothing), nothing.offsets)
-            while self._running:
-                self._step()
-        except BaseException:
-            cancel_requests(self.drafter, self._running)
-            raise
+        nothing = FlatDrafts.of_rows([RowDraft()] * len(self._running))
+        self._conclude(self._choose(first_logits, nothing), nothing.offsets)
+        while self._running:
+            self._step()
 
     def _step(self) -> None:
         rows = self._running
@@ -126,7 +140,7 @@ class Decoding:
         width = max(width, longest + 1)
 
         is_warm = self.target.is_warm(batch, width)
-        started = time.perf_counter()
+        started = step_latency.clock()
         indices, cached = [row.index for row in rows], [row.cached for row in rows]
         logits = self.target.forward(
             [[row.last_token, *draft] for row, draft in zip(rows, drafts.by_row, strict=True)],
@@ -139,7 +153,7 @@ class Decoding:
         if emitted.kept is not None:
             self.target.compact(indices, cached, emitted.kept)
         if is_warm:
-            seconds_taken = time.perf_counter() - started
+            seconds_taken = step_latency.clock() - started
             self.cost.observe(batch, width, seconds_taken)
             self.target.observe(len(rows), batch, seconds_taken)
         self._conclude(emitted, drafts.offsets)
@@ -220,82 +234,106 @@ class Decoding:
             logits: (draft tokens + rows, vocabulary), each row's positions together.
             drafts: The drafts.
         """
-        rows = self._running
+        if self._along_path:
+            return self._follow(logits, drafts)
         scores = logits
         if self.processors:
-            texts = Texts(
-                self.text, [row.index for row in rows], list(map(self.length, rows)), drafts
-            )
             # A copy, since processors may write to what they are given.
-            scores = self.processors(
-                logits.to(torch.float32, copy=True),
-                functools.partial(self._positions, drafts, logits.device),
-                texts,
+            scores = self.processors.at_positions(
+                logits.to(torch.float32, copy=True), functools.partial(self._positions, drafts)
             )
         elif self.keep_scores or logits.dtype == torch.float64:
             scores = logits.to(torch.float32)  # as plain decoding has them
-        tokens, kept = self._verify(scores, drafts)
-        if not all(tokens):
-            row = rows[tokens.index([])]
-            raise FastdraftError(
-                f"row {row.index} has no token left to emit at position "
-                f"{row.prompt_tokens + row.emitted}: "
-                "the logits processors masked the whole vocabulary"
-            )
-        return _Emitted(tokens, scores, logits, kept)
+        choice = self._verify(scores, drafts)
+        if self._successors is not None and choice.likeliest is not None:
+            assert choice.chances is not None
+            self._learn(drafts, choice.likeliest, choice.chances)
+        kept = None if choice.paths is None else _kept(choice.paths, drafts.longest)
+        return _Emitted(choice.tokens, scores, logits, kept)
 
-    def _verify(
-        self, scores: torch.Tensor, drafts: FlatDrafts
-    ) -> tuple[list[list[int]], NDArray[np.int64] | None]:
-        """The tokens that each row emits, and where there are trees, `_Emitted.kept`."""
+    def _verify(self, scores: torch.Tensor, drafts: FlatDrafts, depth: int = 0) -> Choice:
+        """Verifies drafts behind so many tokens that each row has emitted in this step."""
         rows = self._running
         seeds = positions = None
         if self.do_sample:
             seeds = np.array([row.seed for row in rows])
-            positions = np.array([row.prompt_tokens + row.emitted for row in rows])
-        drawn = sorted(drafts.draft_logits)
-        emitted: dict[int, list[int]] = {}
-        if drawn:
-            # Drafts that were sampled and those that were not are verified apart.
-            verified = verify(
-                self.warping(lines_of(scores, np.flatnonzero(drafts.are_lines_of(drawn)))),
-                drafts.of(drawn),
-                seeds=None if seeds is None else seeds[drawn].tolist(),
-                positions=None if positions is None else positions[drawn].tolist(),
-            )
-            emitted = dict(zip(drawn, verified.tolist(), strict=True))
-        if len(drawn) == len(rows):
-            return list(emitted.values()), None
-        if seeds is not None and positions is not None:
-            lines = drafts.counts + 1
-            seeds = np.repeat(seeds, lines)
-            positions = np.repeat(positions, lines) + drafts.depths
-        chosen, likely, chances = choose(
-            scores,
-            seeds=seeds,
-            positions=positions,
-            warping=self.warping,
-            likeliest=self._likeliest,
+            positions = np.array([row.prompt_tokens + row.emitted + depth for row in rows])
+        choice = self._verifier(
+            scores, drafts, seeds=seeds, positions=positions, likeliest=self._likeliest
         )
-        if self._successors is not None and self._likeliest:
-            self._learn(drafts, likely, chances)
-        tokens: list[list[int]]
-        if drafts.are_chains:
-            tokens = drafts.emitted_of_chains(chosen)
-            for slot, own in emitted.items():
-                tokens[slot] = own
-            return tokens, None
-        paths = drafts.accepted(chosen)
-        tokens = []
-        for slot, (path, first) in enumerate(zip(paths, drafts.first_lines.tolist(), strict=True)):
-            own = [chosen[first], *(chosen[first + 1 + index] for index in path)]
-            if own[-1] < 0:
-                del own[-1]
-            tokens.append(emitted.get(slot, own))
-        kept = np.tile(np.arange(drafts.longest + 1), (len(rows), 1))
-        for line, path in zip(kept, paths, strict=True):
-            line[1 : len(path) + 1] = np.array(path, dtype=np.int64) + 1
-        return tokens, kept
+        if not all(choice.tokens):
+            row = rows[choice.tokens.index([])]
+            raise FastdraftError(
+                f"row {row.index} has no token left to emit at position "
+                f"{row.prompt_tokens + row.emitted + depth}: "
+                "the logits processors masked the whole vocabulary"
+            )
+        return choice
+
+    def _follow(self, logits: torch.Tensor, drafts: FlatDrafts) -> _Emitted:
+        """`_choose` by processors and criteria that plain decoding would call once for each token.
+
+        All rows go on by a token at a time, and so have texts of one length. The first that leaves
+        its draft or ends ends the step. One read for each token.
+        """
+        rows = self._running
+        firsts = drafts.first_lines
+        nodes = [-1] * len(rows)
+        paths: list[list[int]] = [[] for _ in rows]
+        tokens: list[list[int]] = [[] for _ in rows]
+        kept: list[torch.Tensor] = []
+        ended = [False] * len(rows)
+        for depth in itertools.count():
+            scores = self._processed(lines_of(logits, firsts + 1 + np.array(nodes)), depth)
+            kept.append(scores)
+            below, children = drafts.below(nodes)
+            # What a child's own scores are does not count yet.
+            again = np.repeat(np.arange(len(rows)), below.counts + 1)
+            choice = self._verify(lines_of(scores, again), below, depth)
+            for emitted, row, chosen in zip(tokens, rows, choice.tokens, strict=True):
+                emitted.append(chosen[0])
+                self._write([row.index], [self.length(row) + depth], [chosen[:1]])
+            ended = self._ends_at(depth + 1, tokens)
+            if any(ended) or any(len(chosen) == 1 for chosen in choice.tokens):
+                break
+            taken = [0] * len(rows) if choice.paths is None else [path[0] for path in choice.paths]
+            nodes = [of_row[at] for of_row, at in zip(children, taken, strict=True)]
+            for path, node in zip(paths, nodes, strict=True):
+                path.append(node)
+        moved = None if drafts.are_chains else _kept(paths, drafts.longest)
+        return _Emitted(tokens, logits, logits, moved, _Followed(kept, ended))
+
+    def _processed(self, logits: torch.Tensor, depth: int) -> torch.Tensor:
+        """The logits (rows, vocabulary) of the running rows after the processors, each row behind
+        `depth` tokens of this step."""
+        scores = logits.to(torch.float32, copy=True)
+        if not self.processors:
+            return scores
+        if len(self._running) == len(self.rows):
+            return self.processors.at_path(self._whole_text(depth, scores.device), scores)
+        (places,) = on_device(scores.device, np.array([row.index for row in self._running]))
+        whole = scores.new_zeros((len(self.rows), scores.shape[1]))
+        whole[places] = scores
+        return self.processors.at_path(self._whole_text(depth, scores.device), whole)[places]
+
+    def _whole_text(self, depth: int, device: torch.device) -> torch.Tensor:
+        """The texts of all rows as plain decoding has them, those that have ended padded."""
+        length = self.length(self._running[0]) + depth
+        text = self.text[:, :length].copy()
+        for row in self.rows:
+            text[row.index, self.length(row) + depth * (row in self._running) :] = self.padding
+        return on_device(device, text)[0]
+
+    def _ends_at(self, depth: int, tokens: Sequence[Sequence[int]]) -> list[bool]:
+        """Whether each running row ends with its token `depth` of this step."""
+        ended = [
+            self.criteria.stop_at(emitted[-1:], self.length(row) + depth - 1) is not None
+            for row, emitted in zip(self._running, tokens, strict=True)
+        ]
+        if self.criteria.read_text:
+            stops = self.criteria.stop_rows(self._whole_text(depth, self.target.home))
+            ended = [was or stops[row.index] for row, was in zip(self._running, ended, strict=True)]
+        return ended
 
     def shaped(
         self,
@@ -304,7 +342,8 @@ class Decoding:
         tails: Sequence[Sequence[int]],
         counts: Sequence[int],
     ) -> torch.Tensor:
-        """The scores of logits, by the logits processors: the target's or a draft model's.
+        """The scores of a draft model's logits, by the logits processors that are called at every
+        position. The others see accepted tokens only.
 
         Args:
             logits: (positions, vocabulary), each row's positions together.
@@ -315,28 +354,23 @@ class Decoding:
         """
         if not self.processors:
             return self.warping(logits)
-        positions = functools.partial(
-            self._chain_positions, rows, tails, counts, device=logits.device
-        )
+        positions = functools.partial(self._chain_positions, rows, tails, counts)
         # A copy, since processors may write to what they are given.
-        return self.warping(self.processors(logits.to(torch.float32, copy=True), positions))
+        scores = logits.to(torch.float32, copy=True)
+        return self.warping(self.processors.at_positions(scores, positions))
 
-    def _positions(self, drafts: FlatDrafts, device: torch.device) -> Positions:
-        """The positions of a step, for processors that are called."""
+    def _positions(self, drafts: FlatDrafts) -> Positions:
+        """The positions of a step, for processors that read the text."""
         if not drafts.are_chains:
-            return self._tree_positions(drafts, device)
+            return self._tree_positions(drafts)
         rows = [row.index for row in self._running]
-        return self._chain_positions(
-            rows, drafts.by_row, (drafts.counts + 1).tolist(), device=device
-        )
+        return self._chain_positions(rows, drafts.by_row, (drafts.counts + 1).tolist())
 
     def _chain_positions(
         self,
         rows: Sequence[int],
         tails: Sequence[Sequence[int]],
         counts: Sequence[int],
-        *,
-        device: torch.device,
     ) -> Positions:
         """The positions of tails, as in `shaped`, which are written behind the text."""
         of_rows: list[int] = []
@@ -347,10 +381,9 @@ class Decoding:
             end = start + len(tail)
             of_rows += [row] * count
             lengths += range(end - count + 1, end + 1)
-        text = self._text_on(device, max(lengths))
-        return Positions(text, of_rows, lengths, batch=len(self.rows))
+        return Positions(self.text, of_rows, lengths)
 
-    def _tree_positions(self, drafts: FlatDrafts, device: torch.device) -> Positions:
+    def _tree_positions(self, drafts: FlatDrafts) -> Positions:
         """A line of text for each position: the row's, and the draft tokens that lead there."""
         of_rows: list[int] = []
         firsts: list[int] = []
@@ -370,18 +403,13 @@ class Decoding:
         lines = self.text[of_rows, : max(lengths)]
         for line, first, path in zip(lines, firsts, paths, strict=True):
             line[first : first + len(path)] = path
-        (text,) = on_device(device, lines)
-        return Positions(text, of_rows, lengths, lines=range(len(lines)), batch=len(self.rows))
-
-    def _text_on(self, device: torch.device, columns: int) -> torch.Tensor:
-        return on_device(device, self.text[:, :columns])[0]
+        return Positions(lines, of_rows, lengths, lines=range(len(lines)))
 
     def _conclude(self, emitted: _Emitted, offsets: NDArray[np.int32]) -> None:
         """Appends what was emitted, tells the drafter and the streamer, and lets rows end."""
         rows = self._running
         indices = [row.index for row in rows]
         self._write(indices, list(map(self.length, rows)), emitted.tokens)
-        self.processors.observe(indices, emitted.tokens)
         counts, ended = self._stopped(emitted)
         token_ids: list[int] = []
         starts = [0]
@@ -419,7 +447,10 @@ class Decoding:
             lines: slice | torch.Tensor = slice(first, first + count)
             if emitted.kept is not None:
                 (lines,) = on_device(emitted.scores.device, first + emitted.kept[slot, :count])
-            if self.keep_scores:
+            if self.keep_scores and emitted.followed is not None:
+                scores = torch.stack([each[slot] for each in emitted.followed.scores[:count]])
+                row.scores.extend(self.warping(scores))
+            elif self.keep_scores:
                 row.scores.extend(self.warping(emitted.scores[lines].clone()))
             if self.keep_logits:
                 row.logits.extend(emitted.logits[lines].to(torch.float32, copy=True))
@@ -427,6 +458,9 @@ class Decoding:
     def _stopped(self, emitted: _Emitted) -> tuple[list[int], list[bool]]:
         """How many emitted tokens each row keeps, and whether the row ends with them."""
         rows, criteria = self._running, self.criteria
+        if emitted.followed is not None:
+            over = criteria.out_of_time()
+            return list(map(len, emitted.tokens)), [each or over for each in emitted.followed.ended]
         counts: list[int] = []
         ended: list[bool] = []
         for row, tokens in zip(rows, emitted.tokens, strict=True):
@@ -440,11 +474,10 @@ class Decoding:
                 for number in range(1, count + 1)
             ]
             lengths = [self.length(rows[slot]) + number for slot, number in places]
-            text = self._text_on(emitted.logits.device, max(lengths))
-            indices = [rows[slot].index for slot, _ in places]
-            positions = Positions(text, indices, lengths, batch=len(self.rows))
-            for (slot, number), stops in zip(places, criteria.stops(positions), strict=True):
-                if stops and number <= counts[slot]:
+            positions = Positions(self.text, [rows[slot].index for slot, _ in places], lengths)
+            stops = criteria.stops(positions, emitted.logits.device)
+            for (slot, number), stopped in zip(places, stops, strict=True):
+                if stopped and number <= counts[slot]:
                     counts[slot], ended[slot] = number, True
         if criteria.out_of_time():
             ended = [True] * len(rows)
@@ -463,3 +496,11 @@ class Decoding:
             grown = np.zeros((len(self.rows), 2 * columns), dtype=np.int64)
             grown[:, : self.text.shape[1]] = self.text
             self.text = grown
+
+
+def _kept(paths: Sequence[Sequence[int]], longest: int) -> NDArray[np.int64]:
+    """`_Emitted.kept` of the accepted tokens of each row, as indices within its draft."""
+    kept = np.tile(np.arange(longest + 1), (len(paths), 1))
+    for line, path in zip(kept, paths, strict=True):
+        line[1 : len(path) + 1] = np.array(path, dtype=np.int64) + 1
+    return kept

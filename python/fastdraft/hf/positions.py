@@ -1,29 +1,32 @@
-"""Logits processors and stopping criteria, at every position of a draft.
+"""Logits processors and stopping criteria, called at every position of a draft or along its path.
 
-The usual processors are applied by verification itself, see `fastdraft.hf.fused_processors`; the
-others are called. A processor of transformers is called with the text so far and the scores of the
-next token. A step that verifies a draft has several such positions a row, so each processor sees,
-for each of them, the text followed by the draft tokens that lead there, as it would in plain
-decoding. Positions with a text of equal length share a call. Processors and criteria must be
-functions of what they are called with; one that remembers its earlier calls would take the drafts
-that were rejected for text.
+A processor is called with the text so far and the scores of the next token. A step that verifies a
+draft has several such positions a row. Where all processors and criteria are transformers' own and
+known to be functions of one row's text and scores, each is called for all positions, with the text
+followed by the draft tokens that lead there; positions with a text of equal length share a call.
+
+All others may keep a memory, look at a row's index, or fail at a text that they forbid. If there is
+one, they are called as plain decoding calls them: with the whole batch, once for each length of
+text, in order. So rows go on together: a step ends at the first mismatch of any row.
 """
 
 from __future__ import annotations
 
-import functools
-from collections import Counter
+import copy
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
     StoppingCriteria,
     StoppingCriteriaList,
+    StopStringCriteria,
 )
 from transformers.generation import logits_process as processors
 from transformers.generation.stopping_criteria import (
@@ -33,8 +36,7 @@ from transformers.generation.stopping_criteria import (
 )
 
 from fastdraft.errors import InvalidValueError
-from fastdraft.hf.fused_processors import FusedProcessors, Texts
-from fastdraft.hf.grammar import Grammar, texts_of_step
+from fastdraft.hf.grammar import Grammar
 from fastdraft.hf.kv_cache import on_device
 from fastdraft.kernels import reference
 from fastdraft.kernels.operands import Warpers
@@ -55,14 +57,8 @@ _WITHOUT_TEXT = (
     processors.TopPLogitsWarper,
     processors.TypicalLogitsWarper,
 )
-# These run a second model or keep a history from call to call.
-_WITH_MEMORY = (
-    processors.SynthIDTextWatermarkLogitsProcessor,
-    processors.UnbatchedClassifierFreeGuidanceLogitsProcessor,
-)
-# These treat each text alike, whichever row of the batch it is.
-_WITHOUT_ROW_INDEX = (
-    *_WITHOUT_TEXT,
+# These treat each text alike, whichever row of the batch it is, and remember nothing.
+_OF_TEXT = (
     processors.ExponentialDecayLengthPenalty,
     processors.ForcedBOSTokenLogitsProcessor,
     processors.ForcedEOSTokenLogitsProcessor,
@@ -86,61 +82,28 @@ class Positions:
         rows: The row of each position, an index of the batch.
         lengths: The number of tokens before each position, padding included.
         lines: The line of `text` that begins with them; `None` where lines are rows.
-        batch: The number of rows in the batch.
     """
 
-    text: torch.Tensor
+    text: NDArray[np.int64]
     rows: Sequence[int]
     lengths: Sequence[int]
-    batch: int
     lines: Sequence[int] | None = None
 
     def texts(self) -> Iterator[tuple[int, list[int]]]:
-        """For each position its row, and the text before it; waits for the device."""
-        text = self.text.tolist()
+        """For each position its row, and the text before it."""
         line_of = self.rows if self.lines is None else self.lines
         for row, line, length in zip(self.rows, line_of, self.lengths, strict=True):
-            yield row, text[line][:length]
+            yield row, self.text[line, :length].tolist()
 
-    def by_length(self, *, in_place: bool) -> list[tuple[list[int], list[int], torch.Tensor]]:
-        """Groups the positions whose text is equally long, shortest first.
-
-        Args:
-            in_place: Whether each row of the batch must stand at its own index; the rows that have
-                no position of this length then hold a copy of one that has, and the positions of
-                one row, as a tree has them, go to groups of their own.
-
-        Returns:
-            For each group its positions, the index of each within the text of the group, and that
-            text.
-        """
+    def by_length(self, device: torch.device) -> Iterator[tuple[list[int], torch.Tensor]]:
+        """The positions whose text is equally long, and their texts; shortest first."""
+        members: dict[int, list[int]] = {}
+        for position, length in enumerate(self.lengths):
+            members.setdefault(length, []).append(position)
         line_of = self.rows if self.lines is None else self.lines
-        members: dict[tuple[int, int], list[int]] = {}
-        turns: Counter[tuple[int, int]] = Counter()
-        for position, at in enumerate(zip(self.rows, self.lengths, strict=True)):
-            members.setdefault((at[1], turns[at]), []).append(position)
-            turns[at] += in_place
-        groups = []
-        for length, turn in sorted(members):
-            positions = members[length, turn]
-            lines = [line_of[position] for position in positions]
-            if in_place and self.batch > 1:
-                rows = [self.rows[position] for position in positions]
-                line_of_row = [lines[0]] * self.batch
-                for row, line in zip(rows, lines, strict=True):
-                    line_of_row[row] = line
-                groups.append((positions, rows, self._lines(line_of_row, length)))
-            else:
-                groups.append((positions, list(range(len(lines))), self._lines(lines, length)))
-        return groups
-
-    def _lines(self, lines: list[int], length: int) -> torch.Tensor:
-        """The first tokens of some lines of text."""
-        if len(lines) == 1:
-            return self.text[lines[0] : lines[0] + 1, :length]
-        # An index of the host's would be copied while the host waits.
-        (index,) = on_device(self.text.device, np.array(lines))
-        return self.text[index, :length]
+        for length in sorted(members):
+            lines = [line_of[position] for position in members[length]]
+            yield members[length], on_device(device, self.text[lines, :length])[0]
 
 
 # In the order in which verification applies them, with the names of what they hold.
@@ -177,49 +140,25 @@ class Warping:
         """The scores (positions, vocabulary) after the warpers."""
         if self == Warping():
             return scores
-        return reference.warp(scores, self.of_lines(len(scores), scores.device))
+        return reference.warp(scores, Warpers(**self.of_rows(len(scores), scores.device)))
 
-    def of_lines(self, lines: int, device: torch.device) -> Warpers:
-        """The operands of verification for so many lines of scores."""
-
-        def each(value: float, off: float, dtype: torch.dtype) -> torch.Tensor | None:
-            if value == off:
-                return None
-            return torch.full((lines,), value, dtype=dtype, device=device)
-
-        return Warpers(
-            torch.full((lines,), self.temperature, dtype=torch.float32, device=device),
-            each(self.top_k, 0, torch.int64),
-            each(self.top_p, 1.0, torch.float32),
-            each(self.min_p, 0.0, torch.float32),
-        )
+    def of_rows(self, rows: int, device: torch.device) -> dict[str, Any]:
+        """The options of verification, as tensors (rows,) where they do something."""
+        options: dict[str, Any] = {
+            "temperature": torch.full((rows,), self.temperature, dtype=torch.float32, device=device)
+        }
+        if self.top_k:
+            options["top_k"] = torch.full((rows,), self.top_k, device=device)
+        for name, value, off in (("top_p", self.top_p, 1.0), ("min_p", self.min_p, 0.0)):
+            if value != off:
+                options[name] = torch.full((rows,), value, dtype=torch.float32, device=device)
+        return options
 
 
 def _removes(warper: Any) -> bool:
     """Whether a warper gives what it filters no probability, and keeps no more than it must."""
     gives_nothing = getattr(warper, "filter_value", -torch.inf) == -torch.inf
     return gives_nothing and getattr(warper, "min_tokens_to_keep", 1) == 1
-
-
-@dataclass(frozen=True)
-class _Run:
-    """Neighbouring processors that are applied together: as `fused` does it, or by being called.
-
-    A grammar is one of its own.
-    """
-
-    processors: LogitsProcessorList
-    fused: FusedProcessors | None = None
-    grammar: Grammar | None = None
-
-    @property
-    def reads_text(self) -> bool:
-        return any(type(each) not in _WITHOUT_TEXT for each in self.processors)
-
-    @property
-    def in_place(self) -> bool:
-        """Whether each row of the batch must stand at its own index."""
-        return any(not _ignores_row_index(each) for each in self.processors)
 
 
 class PositionProcessors:
@@ -230,113 +169,99 @@ class PositionProcessors:
         rows: The rows of the batch.
         columns: The tokens of each prompt, padding included.
 
-    Raises:
-        InvalidValueError: A processor keeps a memory from call to call.
+    Attributes:
+        along_path: Whether one of them has to be called as plain decoding calls it.
+        grammar: The first of the grammars that answers are held to.
     """
 
     def __init__(self, processors: LogitsProcessorList, *, rows: int, columns: int) -> None:
-        for processor in processors:
-            if isinstance(processor, _WITH_MEMORY):
-                raise InvalidValueError(
-                    "logits processors must be functions of text and scores, got "
-                    f"{type(processor).__name__}, which remembers earlier calls"
-                )
-        self._runs: list[_Run] = []
-        for processor in processors:
-            if isinstance(processor, Grammar):
-                processor.begin(rows, columns)
-                self._runs.append(_Run(LogitsProcessorList([processor]), grammar=processor))
-                continue
-            last = self._runs[-1] if self._runs else None
-            if last is not None and last.fused is not None and last.fused.take(processor):
-                continue
-            fused = FusedProcessors(rows, columns)
-            if fused.take(processor):
-                self._runs.append(_Run(fused.processors, fused))
-                continue
-            reads_text = type(processor) not in _WITHOUT_TEXT
-            is_called = last is not None and last.fused is None and last.grammar is None
-            if last is None or not is_called or last.reads_text != reads_text:
-                self._runs.append(_Run(LogitsProcessorList()))
-            self._runs[-1].processors.append(processor)
+        self._all = processors
+        self._known = [each for each in processors if _is_known(each)]
+        self.along_path = len(self._known) < len(processors)
+        grammars = [each for each in processors if isinstance(each, Grammar)]
+        self.grammar = grammars[0] if grammars else None
+        for grammar in grammars:
+            grammar.begin(rows, columns)
 
     def __bool__(self) -> bool:
-        return bool(self._runs)
+        return bool(self._all)
 
-    @property
-    def grammar(self) -> Grammar | None:
-        """The first of the grammars that answers are held to."""
-        return next((run.grammar for run in self._runs if run.grammar is not None), None)
+    def at_path(self, text: Any, scores: torch.Tensor) -> torch.Tensor:
+        """The scores (batch, vocabulary) behind a text (batch, length), by all processors."""
+        processed: torch.Tensor = self._all(text, scores)
+        return processed
 
-    def observe(self, rows: Sequence[int], emitted: Sequence[Sequence[int]]) -> None:
-        """Tells what the rows of the latest step have emitted."""
-        for run in self._runs:
-            if run.fused is not None:
-                run.fused.observe(rows, emitted)
-
-    def __call__(
-        self,
-        scores: torch.Tensor,
-        positions: Callable[[], Positions],
-        texts: Texts | None = None,
+    def at_positions(
+        self, scores: torch.Tensor, positions: Callable[[], Positions]
     ) -> torch.Tensor:
-        """The processed scores (positions, vocabulary), of the type that the processors return.
+        """The scores (positions, vocabulary) after the known processors.
 
         Args:
             scores: May be written to.
             positions: Makes the positions, for processors that read them.
-            texts: The same as texts and drafts, where the positions are those of a whole step; its
-                known processors are then applied without being called.
         """
         made: Positions | None = None
-        is_own = True
-        for run in self._runs:
-            if run.fused is not None and texts is not None and scores.dtype == torch.float32:
-                if not is_own:
-                    # What a processor returns may be its own.
-                    scores = scores.clone(memory_format=torch.contiguous_format)
-                    is_own = True
-                if run.fused.patch(scores, texts):
-                    continue
-            if run.grammar is not None:
-                if texts is not None:
-                    lines = texts_of_step(texts.token_ids, texts.rows, texts.lengths, texts.drafts)
-                else:
-                    made = made or positions()
-                    lines = made.texts()
-                scores, is_own = run.grammar.masked(scores, lines), True
-                continue
-            is_own = False
-            if not run.reads_text:
-                scores = run.processors(_no_text(scores), scores)
+        for kind, run in itertools.groupby(self._known, _reads):
+            together = list(run)
+            if kind is None:
+                scores = LogitsProcessorList(together)(_no_text(scores), scores)
                 continue
             made = made or positions()
-            scores = _with_text(run, made, scores)
+            if kind is Grammar:
+                for grammar in together:
+                    scores = grammar.masked(scores, made.texts())
+            else:
+                scores = _by_length(together, made, scores)
         return scores
 
 
-def _with_text(run: _Run, positions: Positions, scores: torch.Tensor) -> torch.Tensor:
+def _is_known(processor: Any) -> bool:
+    """Whether it is a function of one row's text and scores."""
+    return type(processor) in (*_WITHOUT_TEXT, *_OF_TEXT, Grammar)
+
+
+def _reads(processor: Any) -> type | None:
+    """What a known processor reads besides scores: nothing, all texts, or texts of one length."""
+    if type(processor) in _WITHOUT_TEXT:
+        return None
+    return Grammar if isinstance(processor, Grammar) else torch.Tensor
+
+
+def _by_length(
+    known: Sequence[LogitsProcessor], positions: Positions, scores: torch.Tensor
+) -> torch.Tensor:
     """The scores as processors that read the text give them: one call for each length of text."""
-    call: Callable[[Any, Any], torch.Tensor] = run.processors
-    groups = positions.by_length(in_place=run.in_place)
-    _, indices, text = groups[0]
-    if len(groups) == 1 and indices == list(range(len(text))):
-        return call(text, scores)
-    places, parts = [], []
-    for members, indices, text in groups:
-        place, index = on_device(scores.device, np.array(members), np.array(indices))
-        of_group = scores[place]
-        if len(text) != len(members):
-            full = of_group[:1].repeat(len(text), 1)
-            full[index] = of_group
-            of_group = full
-        places.append(place)
-        parts.append(call(text, of_group)[index])
-    dtype = functools.reduce(torch.promote_types, (part.dtype for part in parts))
-    scores = torch.empty_like(scores, dtype=dtype)
-    for place, part in zip(places, parts, strict=True):
-        scores[place] = part.to(dtype)
-    return scores
+    order: list[int] = []
+    parts = []
+    for members, text in positions.by_length(scores.device):
+        rows = [positions.rows[member] for member in members]
+        call: Any = LogitsProcessorList(_of_rows(each, rows) for each in known)
+        parts.append(call(text, _lines(scores, members)))
+        order += members
+    if len(parts) == 1:
+        only: torch.Tensor = parts[0]
+        return only
+    processed = torch.cat(parts)
+    if order == sorted(order):
+        return processed
+    return _lines(processed, np.argsort(order).tolist())
+
+
+def _of_rows(processor: Any, rows: Sequence[int]) -> Any:
+    """The processor for these rows: a repetition penalty may ignore some tokens of each."""
+    ignored = getattr(processor, "prompt_ignore_length", None)
+    if not isinstance(ignored, torch.Tensor):
+        return processor
+    of_rows = copy.copy(processor)
+    of_rows.prompt_ignore_length = ignored[rows]
+    return of_rows
+
+
+def _lines(scores: torch.Tensor, lines: list[int]) -> torch.Tensor:
+    if len(lines) == 1:
+        return scores[lines[0] : lines[0] + 1]
+    # An index of the host's would be copied while the host waits.
+    return scores[on_device(scores.device, np.array(lines))[0]]
 
 
 def _no_text(scores: torch.Tensor) -> Any:
@@ -344,16 +269,27 @@ def _no_text(scores: torch.Tensor) -> Any:
     return torch.empty((len(scores), 0), dtype=torch.int64, device=scores.device)
 
 
-def _ignores_row_index(processor: LogitsProcessor) -> bool:
-    if type(processor) not in _WITHOUT_ROW_INDEX:
-        return False
-    return not isinstance(getattr(processor, "prompt_ignore_length", None), torch.Tensor)
+class _NoScores:
+    """Stands for the scores that stopping criteria do not get, and says so where one reads them."""
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise InvalidValueError(
+            "stopping criteria must not read scores, which speculative decoding does not give them"
+        )
+
+    __getattr__ = __getitem__ = __iter__ = __len__ = __torch_function__ = _refuse
 
 
 class PositionCriteria:
-    """The stopping criteria of a generation, told apart by what they read."""
+    """The stopping criteria of a generation, told apart by what they read.
 
-    def __init__(self, criteria: StoppingCriteriaList, rows: int) -> None:
+    Attributes:
+        max_length: The most tokens of a row, padding included; `None` for no bound.
+        eos_ids: The tokens that end a row.
+        along_path: Whether one of them has to be called as plain decoding calls it.
+    """
+
+    def __init__(self, criteria: StoppingCriteriaList) -> None:
         self.max_length: int | None = None
         self.eos_ids: frozenset[int] = frozenset()
         self._timers: list[MaxTimeCriteria] = []
@@ -367,7 +303,7 @@ class PositionCriteria:
                 self._timers.append(each)
             else:
                 self._others.append(each)
-        self._in_place = rows > 1
+        self.along_path = any(type(each) is not StopStringCriteria for each in self._others)
 
     @property
     def read_text(self) -> bool:
@@ -394,13 +330,20 @@ class PositionCriteria:
             stop = first if stop is None else min(first, stop)
         return stop
 
-    def stops(self, positions: Positions) -> list[bool]:
+    def stops(self, positions: Positions, device: torch.device) -> list[bool]:
         """Whether each position, its text ending with the token just emitted, ends its row."""
         stops = [False] * len(positions.rows)
-        for members, indices, text in positions.by_length(in_place=self._in_place):
-            for criterion in self._others:
-                # Some answer for all rows at once, with a bool or a tensor without dimensions.
-                ended = torch.as_tensor(criterion(text, None), device=text.device).expand(len(text))
-                for member, index in zip(members, indices, strict=True):
-                    stops[member] = stops[member] or bool(ended[index])
+        for members, text in positions.by_length(device):
+            for member, ended in zip(members, self.stop_rows(text), strict=True):
+                stops[member] = ended
+        return stops
+
+    def stop_rows(self, text: torch.Tensor) -> list[bool]:
+        """Whether the criteria that read the text end each row of `text` (rows, length)."""
+        stops = [False] * len(text)
+        for criterion in self._others:
+            # Some answer for all rows at once, with a bool or a tensor without dimensions.
+            answer: Any = criterion(text, _NoScores())
+            ended = torch.as_tensor(answer, device=text.device).expand(len(text))
+            stops = [was or now for was, now in zip(stops, ended.tolist(), strict=True)]
         return stops

@@ -43,6 +43,7 @@ def require_draftable(
     position_ids: torch.Tensor | None,
     kwargs: dict[str, Any],
     max_length: int,
+    device: torch.device,
 ) -> None:
     """Raises InvalidValueError when the model cannot verify drafts.
 
@@ -54,6 +55,7 @@ def require_draftable(
         position_ids: Those of the prompts; `None` for a model that takes none.
         kwargs: What every forward takes besides, as `generate` prepared it.
         max_length: How long the text may become.
+        device: Where the model takes its inputs.
     """
     name = type(model).__name__
     parameters = inspect.signature(model.forward).parameters
@@ -65,13 +67,15 @@ def require_draftable(
     places = None
     if position_ids is not None:
         places = torch.arange(2, device="cpu").expand(*position_ids.shape[:-2], 1, 2)
-    _require_plain_inputs(model, places, kwargs)
+    _require_plain_inputs(model, places, kwargs, device)
     if model.training:
         return  # Dropout would answer at random.
     config = model.config.get_text_config(decoder=True)
     circumstances = config._attn_implementation, getattr(config, "is_decoder", None)
     answered = _answered.setdefault(model, set())
-    ask = functools.partial(_ask, model, places=places, kwargs=kwargs, prepared=prepared)
+    ask = functools.partial(
+        _ask, model, places=places, kwargs=kwargs, prepared=prepared, device=device
+    )
 
     if ("causal", *circumstances) not in answered:
         flags = {each.is_causal for each in model.modules() if hasattr(each, "is_causal")}
@@ -94,14 +98,17 @@ def require_draftable(
         answered.add(("windows", widest, *circumstances))
 
 
-def _require_plain_inputs(model: Any, places: torch.Tensor | None, kwargs: dict[str, Any]) -> None:
+def _require_plain_inputs(
+    model: Any, places: torch.Tensor | None, kwargs: dict[str, Any], device: torch.device
+) -> None:
     """Refuses a model that runs on other tokens or another cache than it is given."""
     cache = DynamicCache()
-    ids = torch.ones((1, 2), dtype=torch.int64, device=model.device)
+    ids = torch.ones((1, 2), dtype=torch.int64, device=device)
     inputs = _inputs(model, ids, cache, places, kwargs)
     given = inputs.get("input_ids")
     if (
-        inputs.get(CACHE) is not cache
+        # Also by no other name: PEFT's prefix takes the one of before transformers 5.24.
+        [id(each) for each in inputs.values() if isinstance(each, Cache)] != [id(cache)]
         or inputs.get("inputs_embeds") is not None
         or given is None
         or not torch.equal(given, ids)
@@ -148,6 +155,7 @@ def _ask(
     places: torch.Tensor | None,
     kwargs: dict[str, Any],
     prepared: Cache,
+    device: torch.device,
     columns: int,
     windows: list[int | None] | None = None,
 ) -> torch.Tensor:
@@ -162,7 +170,7 @@ def _ask(
     cache = _probe_cache(prepared, columns, windows)
     name = type(model).__name__
     try:
-        inputs = _inputs(model, ids.to(model.device), cache, places, kwargs)
+        inputs = _inputs(model, ids.to(device), cache, places, kwargs)
         logits: torch.Tensor = model(**inputs, return_dict=True).logits
     except Exception as error:
         raise unfit(

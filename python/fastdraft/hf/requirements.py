@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Final
 
 import torch
@@ -12,7 +13,7 @@ from fastdraft.drafters.assistant import require_model
 from fastdraft.errors import InvalidValueError
 from fastdraft.hf.interface import CACHE, unfit
 
-__all__ = ["IMAGE_INPUTS", "require_supported"]
+__all__ = ["IMAGE_INPUTS", "require_no_assistant", "require_supported"]
 
 # What a prompt with images takes besides its tokens. The forwards behind it take nothing of it.
 IMAGE_INPUTS: Final = frozenset(
@@ -50,9 +51,10 @@ def require_supported(
     model: Any,
     config: GenerationConfig,
     model_kwargs: dict[str, Any],
-    withheld: dict[str, Any],
     *,
     rows: int,
+    streams: bool,
+    synced_gpus: bool | None,
 ) -> None:
     """Raises InvalidValueError for what the decoding loop cannot honour.
 
@@ -62,15 +64,28 @@ def require_supported(
         model: The target model.
         config: The generation's configuration.
         model_kwargs: The model's inputs as `generate` prepared them.
-        withheld: As `withheld_arguments` gives them.
         rows: The number of rows.
+        streams: Whether there is a streamer.
+        synced_gpus: As `generate` takes it.
     """
     require_model(model)
-    _require_mode(config, withheld["assistant_model"])
-    if withheld["synced_gpus"]:
+    _require_mode(config)
+    # Unasked, it is on for a model that FSDP or DeepSpeed ZeRO-3 spreads over several ranks.
+    if model._extract_generation_mode_kwargs(None, {}, synced_gpus, None, None)["synced_gpus"]:
         raise InvalidValueError(
-            "synced_gpus must be off: ranks would take unequal numbers of steps"
+            "synced_gpus must be off, got True: under FSDP and ZeRO-3 all ranks run each forward "
+            "together, and with drafts they need unequal numbers of them; gather the parameters "
+            "and give hf.generate synced_gpus=False"
         )
+    if CACHE != "cache" and model.training and model.is_gradient_checkpointing:
+        raise InvalidValueError(
+            "gradient checkpointing must be off while a model in training mode generates, since "
+            "it drops the key-value cache before transformers 5.24: call model.eval()"
+        )
+    if rows > 1 and "peft" in sys.modules:
+        for module in model.modules():
+            for hook in module._forward_pre_hooks.values():
+                _require_one_adapter(getattr(hook, "keywords", {}).get("adapter_names"), rows)
     _require_positions(model, config)
     _require_everything_indexed(model, config)
     _require_known_inputs(model, model_kwargs)
@@ -84,7 +99,7 @@ def require_supported(
         )
     if rows == 1:
         return
-    if withheld["streamer"] is not None:
+    if streams:
         raise InvalidValueError(f"a streamer takes a batch of 1 row, got {rows} rows")
     if getattr(cache, "_is_user_defined", False):
         # Rows of unequal length do not fit into it.
@@ -112,7 +127,22 @@ def _require_known_inputs(model: Any, model_kwargs: dict[str, Any]) -> None:
             )
 
 
-def _require_mode(config: GenerationConfig, assistant_model: Any) -> None:
+def require_no_assistant(assistant_model: Any) -> None:
+    """Refuses a draft model that is given as transformers' own loop takes it."""
+    if assistant_model is not None:
+        _require_mode(GenerationConfig(), assistant_model)  # type: ignore[no-untyped-call]
+
+
+def _require_one_adapter(adapter_names: Any, rows: int) -> None:
+    """Refuses PEFT's adapters by row, which expects all rows in every forward."""
+    if adapter_names is not None and rows > 1:
+        raise InvalidValueError(
+            "adapter_names must be unset for several rows, which leave the batch as they end; "
+            f"generate with each adapter in turn, got {adapter_names!r} for {rows} rows"
+        )
+
+
+def _require_mode(config: GenerationConfig, assistant_model: Any = None) -> None:
     mode = config.get_generation_mode(assistant_model)
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
         raise InvalidValueError(

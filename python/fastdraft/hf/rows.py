@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from fastdraft.drafters import Drafter
 from fastdraft.errors import InvalidValueError
 from fastdraft.hf.vocabulary import expected_ids
 
-__all__ = ["UNLIMITED", "Row", "cancel_requests", "row_seeds", "row_texts"]
+__all__ = ["UNLIMITED", "Row", "cancelling", "row_seeds", "row_texts"]
 
 UNLIMITED = int(np.iinfo(np.int32).max)
 
@@ -31,7 +31,7 @@ class Row:
         places: How many tokens the model can place behind the prompt.
         prompt_tokens: Tokens of its prompt, padding not counted.
         seed: The seed of its samples.
-        request: Its id at the drafter.
+        request: Its id at the drafter; -1 before it has one.
         emitted: How many tokens it has grown by.
         last_token: The last of them.
         stats: What its drafts were worth, once it has ended.
@@ -44,7 +44,7 @@ class Row:
     places: int
     prompt_tokens: int
     seed: int
-    request: int
+    request: int = -1
     emitted: int = 0
     last_token: int = -1
     stats: DraftStats | None = None
@@ -62,15 +62,21 @@ class Row:
         return max(self.places - self.emitted, 0)
 
 
-def cancel_requests(drafter: Drafter, rows: Sequence[Row]) -> None:
-    """Cancels the requests of rows that have not ended, after an error.
+@contextlib.contextmanager
+def cancelling(drafter: Drafter) -> Iterator[list[Row]]:
+    """Gives a list for the rows of a generation, and leaves no request of theirs at the drafter.
 
-    The caller hears of that error, not of one that the drafter raises here.
+    Whatever is raised, an interrupt too, the requests of rows that have not ended are cancelled.
+    The caller hears of that error, not of one that the drafter raises then.
     """
-    for row in rows:
-        if row.stats is None:
-            with contextlib.suppress(Exception):
-                drafter.cancel(row.request)
+    rows: list[Row] = []
+    try:
+        yield rows
+    finally:
+        for row in rows:
+            if row.stats is None and row.request >= 0:
+                with contextlib.suppress(Exception):
+                    drafter.cancel(row.request)
 
 
 def row_seeds(
@@ -81,17 +87,17 @@ def row_seeds(
         device = "cpu" if generator is None else generator.device
         drawn = torch.randint(2**63 - 1, (rows,), generator=generator, device=device)
         return list(drawn.tolist())
-    if isinstance(seed, int):
+    if isinstance(seed, (int, np.integer)):
         return [(_checked_seed(seed) + row) % 2**63 for row in range(rows)]
     if len(seed) != rows:
         raise InvalidValueError(f"seed must hold one seed for each of {rows} rows, got {len(seed)}")
-    return [_checked_seed(int(each)) for each in seed]
+    return [_checked_seed(each) for each in seed]
 
 
-def _checked_seed(seed: int) -> int:
-    if not 0 <= seed < 2**63:
+def _checked_seed(seed: Any) -> int:
+    if not 0 <= int(seed) < 2**63:
         raise InvalidValueError(f"seed must be from 0 to 2**63 - 1, got {seed}")
-    return seed
+    return int(seed)
 
 
 def row_texts(

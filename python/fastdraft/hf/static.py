@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -36,6 +35,7 @@ from transformers.cache_utils import (
     StaticSlidingWindowLayer,
 )
 
+from fastdraft import step_latency
 from fastdraft.errors import FastdraftError, InvalidValueError
 from fastdraft.hf.interface import CACHE
 from fastdraft.hf.kv_cache import SHARING, on_device
@@ -457,10 +457,10 @@ class StaticModel(CachedModel):
             return logits
         for tensor in _tensors(inputs):
             torch._dynamo.mark_static(tensor)
-        is_new, started = shape not in compiled.runs, time.perf_counter()
+        is_new, started = shape not in compiled.runs, step_latency.clock()
         logits = self.call(**inputs, return_dict=True).logits
         if is_new:
-            compiled.compiling = time.perf_counter() - started
+            compiled.compiling = step_latency.clock() - started
             if shape[0] < self.batch:
                 compiled.padding -= compiled.compiling
         compiled.runs[shape] += 1

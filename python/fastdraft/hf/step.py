@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -15,17 +15,22 @@ from numpy.typing import NDArray
 from transformers import GenerationMixin
 
 from fastdraft.hf.drafts import FlatDrafts
-from fastdraft.hf.interface import CACHE
-from fastdraft.hf.kv_cache import on_device, on_host
+from fastdraft.hf.interface import CACHE, device_of
+from fastdraft.hf.kv_cache import on_device
 from fastdraft.hf.masks import Masks
 from fastdraft.hf.positions import Warping
 from fastdraft.hf.rows import UNLIMITED
 from fastdraft.hf.vocabulary import vocabulary_size
-from fastdraft.kernels.operands import Sampling
-from fastdraft.verification import Verified, verify_greedy, verify_rejection, verify_sampled
-from fastdraft.verification.backend import kernels_for
+from fastdraft.kernels.workspace import Size
+from fastdraft.verification import (
+    Verified,
+    Workspace,
+    verify_greedy,
+    verify_rejection,
+    verify_sampled,
+)
 
-__all__ = ["CachedModel", "choose", "lines_of", "padded", "verify"]
+__all__ = ["CachedModel", "Choice", "Verifier", "lines_of", "padded"]
 
 
 @dataclass
@@ -58,7 +63,7 @@ class CachedModel:
     last_offset: int = UNLIMITED
 
     def __post_init__(self) -> None:
-        self.device: torch.device = self.model.device
+        self.device = device_of(self.model, self.home)
         self.vocabulary = vocabulary_size(self.model)
         # The host adds to these, and sends tokens and positions in one copy.
         self._first: NDArray[np.int64] | None = None
@@ -228,10 +233,6 @@ def padded(
     return np.array(ids, np.int64), np.minimum(steps, ends - 1), steps < ends
 
 
-_NO_IDS = np.empty((0, 0), np.int32)
-_NO_CHANCES = np.empty((0, 0), np.float32)
-
-
 def lines_of(logits: torch.Tensor, indices: NDArray[np.int64]) -> torch.Tensor:
     """Lines of `logits`, of which they are a view where all lie side by side."""
     places: list[int] = indices.tolist()
@@ -242,66 +243,166 @@ def lines_of(logits: torch.Tensor, indices: NDArray[np.int64]) -> torch.Tensor:
     return logits[on_device(logits.device, indices)[0]]
 
 
-def choose(
-    scores: torch.Tensor,
-    *,
-    seeds: NDArray[np.int64] | None,
-    positions: NDArray[np.int64] | None,
-    warping: Warping,
-    likeliest: int = 0,
-) -> tuple[list[int], NDArray[np.int32], NDArray[np.float32]]:
-    """The target's own token for each line of scores, -1 where all are -inf. Waits for the device.
+# A workspace has room for drafts of so many tokens from the start.
+_MOST_DRAFTED = 16
+
+
+class Choice(NamedTuple):
+    """What the target made of the drafts of a step, on the host.
+
+    Attributes:
+        tokens: What each row emits: accepted tokens, then the target's own unless all tokens of its
+            scores are -inf.
+        paths: The accepted tokens of each row, as indices within its draft; `None` where all drafts
+            are chains, of which it is the first ones.
+        likeliest: int32 (lines, n), the likeliest tokens of each line of scores, -1 for what cannot
+            come; `None` unless asked for.
+        chances: float32 (lines, n), their probabilities.
+    """
+
+    tokens: list[list[int]]
+    paths: list[list[int]] | None = None
+    likeliest: NDArray[np.int32] | None = None
+    chances: NDArray[np.float32] | None = None
+
+
+class Verifier:
+    """Verifies the drafts of one generation, step after step, in memory that it keeps.
 
     Args:
-        scores: (lines, vocabulary).
-        seeds: (lines,), of the random numbers that a token is drawn with; `None` for the likeliest.
-        positions: (lines,), the position of each token, for the same.
-        warping: Of the distribution that a token is drawn from.
-        likeliest: How many of each line's likeliest tokens to find.
-
-    Returns:
-        The tokens; the likeliest tokens of each line, (lines, likeliest), -1 for what cannot come;
-        and their probabilities. The latter two have no lines where none are to be found.
+        warping: The last of the logits processors, which verification applies itself.
     """
-    sampling = None
-    if seeds is not None:
-        assert positions is not None
-        drawn_by = on_device(scores.device, seeds, positions)
-        sampling = Sampling(warping.of_lines(len(scores), scores.device), *drawn_by)
-    chosen, found = kernels_for(scores).choose(scores, sampling, likeliest=likeliest)
-    tokens: list[int]
-    if found is None:
-        tokens = chosen.tolist()
-        return tokens, _NO_IDS, _NO_CHANCES
-    # In one read.
-    chances = found.probabilities.view(torch.int32)
-    read = torch.cat([chosen[:, None].int(), found.token_ids, chances], dim=1).numpy(force=True)
-    tokens = read[:, 0].tolist()
-    return tokens, read[:, 1 : 1 + likeliest], read[:, 1 + likeliest :].copy().view(np.float32)
+
+    def __init__(self, warping: Warping) -> None:
+        self._warping = warping
+        self._workspaces: dict[bool, Workspace] = {}
+        self._options: dict[int, dict[str, Any]] = {}
+
+    def __call__(
+        self,
+        scores: torch.Tensor,
+        drafts: FlatDrafts,
+        *,
+        seeds: NDArray[np.int64] | None,
+        positions: NDArray[np.int64] | None,
+        likeliest: int = 0,
+    ) -> Choice:
+        """Verifies the drafts of a step: greedily without seeds, else by sampling.
+
+        Args:
+            scores: (draft tokens + rows, vocabulary), as `fastdraft.verification` lays them out.
+            drafts: The drafts; those that were drawn are chains.
+            seeds: (rows,), the seed of each row, for its random numbers.
+            positions: (rows,), the position of each row's first emitted token, for the same.
+            likeliest: How many of each line's likeliest tokens to find. Drafts that were drawn have
+                none.
+        """
+        drawn = sorted(drafts.draft_logits)
+        if seeds is None or positions is None or len(drawn) in (0, len(drafts.counts)):
+            return _read(
+                [self._verify(scores, drafts, seeds, positions, likeliest=likeliest)],
+                is_tree=not drafts.are_chains,
+            )
+        # Drafts that were drawn and those that were not are verified apart, and read together.
+        others = [row for row in range(len(seeds)) if row not in drafts.draft_logits]
+        found = []
+        for rows in (drawn, others):
+            lines = np.flatnonzero(drafts.are_lines_of(rows))
+            part = self._verify(
+                lines_of(scores, lines), drafts.of(rows), seeds[rows], positions[rows]
+            )
+            found.append(part)
+        choice = _read(found, is_tree=not drafts.are_chains)
+        order = np.argsort(drawn + others).tolist()
+        paths = choice.paths and [choice.paths[at] for at in order]
+        return Choice([choice.tokens[at] for at in order], paths)
+
+    def _verify(
+        self,
+        scores: torch.Tensor,
+        drafts: FlatDrafts,
+        seeds: NDArray[np.int64] | None,
+        positions: NDArray[np.int64] | None,
+        *,
+        likeliest: int = 0,
+    ) -> Verified:
+        # Copies, since a drafter may hand out read-only arrays.
+        arrays = [drafts.token_ids.astype(np.int64), drafts.offsets.astype(np.int64)]
+        if not drafts.are_chains:
+            arrays.append(drafts.parents.astype(np.int64))
+        if seeds is not None and positions is not None:
+            arrays += seeds, positions
+        ids, offsets, *more = on_device(scores.device, *arrays)
+        memory = self._memory(scores, drafts, is_drawn=bool(drafts.draft_logits))
+        options: dict[str, Any] = {"max_draft": drafts.longest, "workspace": memory}
+        if seeds is not None:
+            rows = len(seeds)
+            if rows not in self._options:
+                self._options[rows] = self._warping.of_rows(rows, scores.device)
+            options.update(self._options[rows], seeds=more[-2], positions=more[-1])
+        if drafts.draft_logits:
+            logits = torch.cat([drafts.draft_logits[row] for row in sorted(drafts.draft_logits)])
+            return verify_rejection(scores, ids, offsets, draft_logits=logits, **options)
+        if not drafts.are_chains:
+            options["parents"] = more[0]
+        if likeliest:
+            options["likeliest"] = likeliest
+        if seeds is None:
+            return verify_greedy(scores, ids, offsets, **options)
+        return verify_sampled(scores, ids, offsets, **options)
+
+    def _memory(self, scores: torch.Tensor, drafts: FlatDrafts, *, is_drawn: bool) -> Workspace:
+        """The workspace of one kind of verification, larger than any so far where it has to be."""
+        rows, vocabulary = scores.shape
+        needed = Size(rows, vocabulary, len(drafts.counts), drafts.longest)
+        workspace = self._workspaces.get(is_drawn)
+        if workspace is None or not workspace.has_room(needed):
+            most = needed if workspace is None else Size(*map(max, needed, workspace.size))
+            max_draft = max(1 << (most.max_draft - 1).bit_length(), _MOST_DRAFTED)
+            larger = Workspace(
+                scores.device,
+                max_rows=max(1 << most.rows.bit_length(), most.requests * (_MOST_DRAFTED + 1)),
+                max_requests=most.requests,
+                vocabulary=most.vocabulary,
+                max_draft=max_draft,
+            )
+            # The operands of a generation are made alike, so they are checked once.
+            larger.has_checked = workspace is not None and workspace.has_checked
+            self._workspaces[is_drawn] = workspace = larger
+        return workspace
 
 
-def verify(
-    scores: torch.Tensor,
-    drafts: FlatDrafts,
-    *,
-    seeds: Sequence[int] | None,
-    positions: Sequence[int] | None,
-) -> Verified:
-    """Verifies the drafts of a step: greedily without seeds, else by sampling.
+def _read(found: Sequence[Verified], *, is_tree: bool) -> Choice:
+    """What was verified, on the host: in one read."""
+    parts: list[torch.Tensor] = []
+    for verified in found:
+        parts += (verified.token_ids, verified.path) if is_tree else (verified.token_ids,)
+    likeliest = found[0].likeliest
+    if likeliest is not None:
+        parts += likeliest.token_ids, likeliest.probabilities.view(torch.int32)
+    if len(parts) == 1:
+        return Choice(_without_padding(parts[0].numpy(force=True)))
+    flat = torch.cat([part.reshape(-1) for part in parts]).numpy(force=True)
+    ends = np.cumsum([part.numel() for part in parts])[:-1]
+    arrays = [
+        array.reshape(part.shape) for array, part in zip(np.split(flat, ends), parts, strict=True)
+    ]
+    columns = 2 if is_tree else 1
+    tokens, paths = (
+        [
+            row
+            for array in arrays[column : columns * len(found) : columns]
+            for row in _without_padding(array)
+        ]
+        for column in (0, columns - 1)
+    )
+    choice = Choice(tokens, paths if is_tree else None)
+    if likeliest is None:
+        return choice
+    return choice._replace(likeliest=arrays[-2], chances=arrays[-1].view(np.float32))
 
-    Args:
-        scores: (draft tokens + rows, vocabulary), as `fastdraft.verification` lays them out.
-        drafts: The drafts, either all sampled or none.
-        seeds: The seed of each row, for its random numbers.
-        positions: The position of each row's first emitted token, for the same.
-    """
-    # Copies, since a drafter may hand out read-only arrays.
-    ids, starts = on_host(drafts.token_ids), on_host(drafts.offsets)
-    parents = None if drafts.are_chains else on_host(drafts.parents)
-    if seeds is None:
-        return verify_greedy(scores, ids, starts, parents=parents)
-    random: dict[str, Any] = {"seeds": on_host(seeds), "positions": on_host(positions)}
-    if drafts.draft_logits:
-        logits = torch.cat([drafts.draft_logits[row] for row in sorted(drafts.draft_logits)])
-        return verify_rejection(scores, ids, starts, draft_logits=logits, **random)
-    return verify_sampled(scores, ids, starts, parents=parents, **random)
+
+def _without_padding(lines: NDArray[np.int32]) -> list[list[int]]:
+    """The numbers of each line up to the first -1."""
+    rows: list[list[int]] = lines.tolist()
+    return [row[: row.index(-1)] if -1 in row else row for row in rows]

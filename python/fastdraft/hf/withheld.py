@@ -1,59 +1,19 @@
 """Arguments that transformers' `generate` withholds from a `custom_generate`.
 
-It keeps the tokenizer, which stop strings and token healing need, and the streamer to itself.
+It keeps the tokenizer to itself, which stop strings and token healing need.
 """
 
 from __future__ import annotations
 
 import copy
-import inspect
-import sys
-from collections.abc import Mapping
-from types import FrameType
-from typing import Any, Final
+from typing import Any
 
-from transformers import GenerationMixin, StoppingCriteriaList
+from transformers import StoppingCriteriaList
 from transformers.generation.stopping_criteria import StopStringCriteria
 
 from fastdraft.errors import InvalidValueError
 
-__all__ = ["UNKNOWN", "option", "token_healer", "with_stop_criteria", "withheld_arguments"]
-
-UNKNOWN: Final[Any] = object()
-"""Stands for a streamer that nobody has named, where None says that there is none."""
-
-_GENERATE = inspect.unwrap(GenerationMixin.generate).__code__
-
-
-def withheld_arguments(model: Any, streamer: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The streamer, assistant_model and synced_gpus of the `generate` that has called.
-
-    Read where transformers' `generate` has them, through any wrappers: without them, a reader of
-    the streamer would wait for ever. "prompt_is_put" says whether `generate` has put the prompt to
-    the streamer.
-
-    Args:
-        model: The model of the generation.
-        streamer: The streamer if the caller named one, else `UNKNOWN`.
-        given: The keywords of `fastdraft.hf.generate`; empty inside `speculate`.
-    """
-    frame: FrameType | None = sys._getframe(2)
-    while frame and not (frame.f_code is _GENERATE and frame.f_locals["self"] is model):
-        frame = frame.f_back
-    if frame is None and streamer is UNKNOWN:
-        raise InvalidValueError(
-            "streamer must be given to speculate() where custom_generate is not called by "
-            "transformers' own generate, None for no streamer, got none"
-        )
-    found = {} if frame is None else frame.f_locals
-    arguments = {**given, "streamer": streamer}
-    withheld = {
-        name: found.get(name) if arguments.get(name) in (None, UNKNOWN) else arguments[name]
-        for name in ("streamer", "assistant_model", "synced_gpus")
-    }
-    # `generate` has already passed the prompt to a streamer that it was given itself.
-    withheld["prompt_is_put"] = frame is None or found["streamer"] is not None
-    return withheld
+__all__ = ["option", "token_healer", "with_stop_criteria"]
 
 
 def option(model: Any, kwargs: dict[str, Any], name: str) -> Any:

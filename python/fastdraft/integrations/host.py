@@ -90,7 +90,12 @@ ResultT = TypeVar("ResultT")
 
 
 def share(
-    memory: Memory, url: str, *, model: str, tokenizer: str, revision: str | None = None
+    memory: Memory,
+    url: str | os.PathLike[str],
+    *,
+    model: str,
+    tokenizer: str,
+    revision: str | None = None,
 ) -> Replica:
     """Shares a host's memory with the other replicas of a fleet.
 
@@ -107,7 +112,7 @@ def share(
     key = os.environ.get(KEY_VARIABLE)
     if not key:
         raise InvalidValueError(
-            f"a fleet needs a key in the environment's {KEY_VARIABLE}, got none"
+            f"shared or saved memory needs a key in the environment's {KEY_VARIABLE}, got none"
         )
     replica = Replica(memory, url, key=key, model=model, fingerprint=_mark(tokenizer, revision))
     atexit.register(replica.close)
@@ -244,7 +249,6 @@ class HostRequests(Generic[TextT]):
             "requests": self.engine.num_requests,
             "request_bytes": self.engine.num_bytes,
             "datastore_bytes": self._memory_bytes,
-            "memory_faults": self.memory.faults,
             **self._hits,
         }
 

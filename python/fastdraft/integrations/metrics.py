@@ -103,7 +103,6 @@ METRICS: Final = (
             for source in SOURCES
         },
     ),
-    _one("memory_faults", "counter", "Errors of saving the memory and reading it again."),
     Metric(
         "fastdraft_fleet_faults_total",
         "counter",
@@ -112,7 +111,7 @@ METRICS: Final = (
     ),
     _one("published_tokens", "counter", "Tokens that this replica published."),
     _one("dropped_tokens", "counter", "Tokens that were not published in time."),
-    _one("published_bytes", "gauge", "Bytes of published stores that are mapped."),
+    _one("published_bytes", "gauge", "Bytes of the stores of what others published."),
     _one("manifest_number", "gauge", "The number of the manifest that is followed."),
 )
 """All metrics."""

@@ -15,7 +15,6 @@ import os
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,10 +23,9 @@ from numpy.typing import NDArray
 from fastdraft import Datastore, DraftConfig, DraftStats, Engine, Memory, Offers, Successors
 from fastdraft.errors import InvalidValueError
 from fastdraft.fleet import Replica
-from fastdraft.integrations.host import KEY_VARIABLE, HostRequests, Text, share, watch
+from fastdraft.integrations.host import HostRequests, Text, share, watch
 from fastdraft.integrations.metrics import Totals, prometheus
 from fastdraft.integrations.request_options import LOOKAHEAD, PREDICTION, REMEMBER, SWITCH
-from fastdraft.memory_folder import MemoryFolder
 
 __all__ = ["LOOKAHEAD", "NAME", "PREDICTION", "REMEMBER", "SWITCH", "Corpus", "register"]
 
@@ -37,6 +35,8 @@ NAME = "FASTDRAFT"
 _Ints = NDArray[np.int64]
 
 _MEMORY_BYTES = 1 << 30
+_FLEET_URL = "FASTDRAFT_FLEET_URL"
+_MEMORY_FOLDER = "FASTDRAFT_MEMORY_FOLDER"
 _REPORT_INTERVAL = 1.0  # in seconds
 _SLOTS = 4096  # of each request's successors
 _LIKELIEST = 8
@@ -93,7 +93,6 @@ class Corpus(HostRequests[_Text]):
         max_bfs_breadth: int = 2,
         vocabulary: int | None = None,
         server_args: Any = None,
-        folder: MemoryFolder | None = None,
         report: Callable[[Totals], None] | None = None,
         **_: Any,
     ) -> None:
@@ -104,11 +103,10 @@ class Corpus(HostRequests[_Text]):
             max_bfs_breadth: 1 drafts chains, for attention backends that take no others.
             vocabulary: The number of tokens that the target knows.
             server_args: The server's own, which name the model.
-            folder: Where the memory is saved.
             report: Takes the totals, once a second while there are requests, and when there are
                 none any more.
 
-        The last four are fastdraft's own. What the worker has no option for comes from the
+        The last three are fastdraft's own. What the worker has no option for comes from the
         environment: `FASTDRAFT_MEMORY_BYTES`, the most memory for the text of finished requests,
         from which later ones are drafted, 1 GiB by default and 0 for none; `FASTDRAFT_DATASTORES`,
         paths of frozen datastores, joined as in `PATH`; `FASTDRAFT_SHARED_NAMESPACES`, names of
@@ -127,7 +125,7 @@ class Corpus(HostRequests[_Text]):
             )
         longest = draft_token_num - 1
         memory_bytes = _bytes("FASTDRAFT_MEMORY_BYTES")
-        memory = Memory(_MEMORY_BYTES if memory_bytes is None else memory_bytes, folder=folder)
+        memory = Memory(_MEMORY_BYTES if memory_bytes is None else memory_bytes)
         paths = os.environ.get("FASTDRAFT_DATASTORES", "").split(os.pathsep)
         frozen = [Datastore.open(path) for path in paths if path]
         # The host verifies all nodes whether they are drafted or not, so drafts cost nothing more.
@@ -467,10 +465,16 @@ def _ancestors(parents: _Ints) -> _Ints:
 
 def _replica(memory: Memory, server_args: Any) -> Replica | None:
     """Shares the memory where the environment says so. Raises InvalidValueError."""
-    url = os.environ.get("FASTDRAFT_FLEET_URL")
-    if not url or not memory.max_bytes:
+    found = [name for name in (_FLEET_URL, _MEMORY_FOLDER) if os.environ.get(name)]
+    if not found or not memory.max_bytes:
         return None
-    _require_one_rank("FASTDRAFT_FLEET_URL", url, server_args)
+    if len(found) > 1:
+        raise InvalidValueError(
+            f"{_MEMORY_FOLDER} must be left out with {_FLEET_URL}, where what is published is "
+            f"there after a start, got {os.environ[_MEMORY_FOLDER]!r}"
+        )
+    url = os.environ[found[0]]
+    _require_one_rank(found[0], url, server_args)
     model = str(getattr(server_args, "model_path", ""))
     return share(
         memory,
@@ -479,31 +483,6 @@ def _replica(memory: Memory, server_args: Any) -> Replica | None:
         tokenizer=str(getattr(server_args, "tokenizer_path", None) or model),
         revision=getattr(server_args, "revision", None),
     )
-
-
-def _folder(server_args: Any) -> MemoryFolder | None:
-    """Where the memory is saved, if the environment says so.
-
-    Raises InvalidValueError, and DatastoreError where the folder cannot be used.
-    """
-    path = os.environ.get("FASTDRAFT_MEMORY_FOLDER")
-    if not path:
-        return None
-    _require_one_rank("FASTDRAFT_MEMORY_FOLDER", path, server_args)
-    if os.environ.get("FASTDRAFT_FLEET_URL"):
-        raise InvalidValueError(
-            "FASTDRAFT_MEMORY_FOLDER must be left out with FASTDRAFT_FLEET_URL, where what is "
-            f"published is there after a start, got {path!r}"
-        )
-    key = os.environ.get(KEY_VARIABLE)
-    if not key:
-        raise InvalidValueError(
-            f"FASTDRAFT_MEMORY_FOLDER needs a key in the environment's {KEY_VARIABLE}, got none"
-        )
-    from sglang.srt.runtime_context import get_parallel
-
-    rank = get_parallel().dp_rank or 0
-    return MemoryFolder(Path(path) / f"engine-{rank}", key=key, model=str(server_args.model_path))
 
 
 def _require_one_rank(variable: str, value: str, server_args: Any) -> None:
@@ -596,7 +575,6 @@ def _worker() -> type:
                 Corpus,
                 vocabulary=target_worker.model_runner.model_config.vocab_size,
                 server_args=server_args,
-                folder=_folder(server_args),
                 report=_report(server_args),
             )
             with _corpus_of(ngram_worker, corpus):

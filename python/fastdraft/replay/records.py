@@ -19,10 +19,14 @@ Further fields are kept and not read. Importing this module needs numpy alone:
 
 from __future__ import annotations
 
+import codecs
+import gzip
+import io
 import json
 import re
 import reprlib
 import threading
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -257,28 +261,68 @@ class JsonLine(NamedTuple):
     place: str
     """File and line, for messages."""
     text: bytes
+    bytes: int
+    """How much of the file it takes."""
 
     @property
     def value(self) -> dict[str, Any]:
         """What it holds. Raises RecordError where that is no JSON object."""
         return parse_object(self.text, self.place)
 
-    @property
-    def bytes(self) -> int:
-        """How much of the file it takes."""
-        return len(self.text)
-
 
 def parse_lines(path: Path) -> Iterator[JsonLine]:
-    """The lines of a JSON lines file but for empty ones. Raises RecordError for one that cannot be
-    read."""
+    """The lines of a JSON lines file but for empty ones, or the items of an array in a JSON file.
+    Either may be packed with gzip.
+
+    Raises:
+        RecordError: The file cannot be read.
+    """
     try:
         with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
+            unpacked: io.BufferedReader = file
+            if file.peek(2)[:2] == b"\x1f\x8b":
+                unpacked = io.BufferedReader(gzip.GzipFile(fileobj=file))
+            kind, parts = "line", iter(unpacked)
+            if unpacked.peek(1)[:1] == b"[":
+                kind, parts = "item", _items(unpacked, path)
+            at = 0
+            for number, line in enumerate(parts, 1):
+                before, at = at, file.tell()
                 if line.strip():
-                    yield JsonLine(number, f"{path}, line {number}", line)
-    except OSError as error:
-        raise RecordError(f"cannot read {path}: {error.strerror}") from error
+                    yield JsonLine(number, f"{path}, {kind} {number}", line, at - before)
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise RecordError(f"cannot read {path}: {reason}") from error
+
+
+def _items(file: io.BufferedReader, path: Path) -> Iterator[bytes]:
+    """The items of a JSON array, read as far as they are needed."""
+    decoder = json.JSONDecoder()
+    text, at, size = "", 1, 1 << 20
+    reader = codecs.getreader("utf-8")(file)
+    try:
+        while more := reader.read(size):
+            text, at = text[at:] + more, 0 if text else 1
+            while (at := _between(text, at)) < len(text) and text[at] != "]":
+                try:
+                    _, end = decoder.raw_decode(text, at)
+                except json.JSONDecodeError:
+                    break
+                yield text[at:end].encode()
+                at, size = end, 1 << 20
+            # What is longer than a part is not read again for each part that it takes.
+            size = max(size, len(text) - at)
+    except (UnicodeError, RecursionError) as error:
+        raise RecordError(f"{path} is no JSON array: {error}") from error
+    if not text[at:].startswith("]"):
+        raise RecordError(f"{path} is no JSON array: what begins at {short(text[at:])} has no end")
+
+
+def _between(text: str, at: int) -> int:
+    """Where the next item begins."""
+    while at < len(text) and text[at] in " \t\r\n,":
+        at += 1
+    return at
 
 
 def parse_object(text: bytes | str, place: str) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def records_of(
     common: dict[str, Any] = {
         "model": response.get("model"),
         "reference": _prediction(request, place),
-        "session": None if session is None else _field(bodies, session, place),
+        "session": line.get("session") if session is None else _field(bodies, session, place),
     }
     for index, choice in enumerate(choices):
         name = response.get("id")

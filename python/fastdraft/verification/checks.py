@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Final
+from typing import Final, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,6 +14,9 @@ from torch import Tensor
 from fastdraft.errors import InvalidValueError
 from fastdraft.kernels.operands import Batch, Sampling, Warpers
 from fastdraft.kernels.workspace import LIKELIEST, Size, Workspace
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 LOGIT_TYPES: Final = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 INTEGER_TYPES: Final = (torch.int32, torch.int64)
@@ -60,13 +65,32 @@ def check_batch(
         raise InvalidValueError(f"workspace must be a Workspace, got {type(workspace).__name__}")
     check_tensor("logits", logits, LOGIT_TYPES, dimensions=2)
     rows, vocabulary = logits.shape
+    drafted = len(draft_ids)
+    if workspace is not None and workspace.has_checked and max_draft is not None:
+        size = Size(rows, vocabulary, len(offsets) - 1, max_draft)
+        if (
+            rows == drafted + size.requests
+            and workspace.has_room(size)
+            and logits.device == workspace.device
+        ):
+            return Batch(
+                logits,
+                _place(draft_ids, logits.device, draft_ids.dtype),
+                _place(offsets, logits.device, torch.int64),
+                max_draft,
+                None if parents is None else _place(parents, logits.device, parents.dtype),
+                None if allowed is None else _place(allowed, logits.device, torch.int32),
+                logprobs,
+                raw_logprobs,
+                workspace,
+                likeliest,
+            )
     if vocabulary < 1:
         raise InvalidValueError("logits must have a vocabulary of at least 1 token, got 0")
     if logits.device.type == "mps":
         raise InvalidValueError("logits must be on a device with float64, got mps")
     check_tensor("draft_ids", draft_ids, INTEGER_TYPES, dimensions=1)
     check_device("draft_ids", draft_ids, logits.device)
-    drafted = len(draft_ids)
     if max_draft is None and workspace is not None and not on_host(offsets):
         max_draft = workspace.size.max_draft
     max_draft = _check_drafts(offsets, drafted, max_draft, logits.device)
@@ -117,7 +141,12 @@ def check_tree(parents: Tensor, offsets: Tensor, max_draft: int | None) -> tuple
 
 
 def _check_option(
-    option: Option, value: float | Tensor, requests: int, device: torch.device
+    option: Option,
+    value: float | Tensor,
+    requests: int,
+    device: torch.device,
+    *,
+    trusted: bool,
 ) -> Tensor | None:
     """Checks an option; gives it for each request, or None where it is known to be off for all."""
     integral = option.dtype == torch.int64
@@ -139,7 +168,7 @@ def _check_option(
         )
     check_shape(option.name, value, requests)
     check_device(option.name, value, device)
-    if on_host(value):
+    if on_host(value) and not trusted:
         off = value == option.off
         wrong = ~(off | ((value >= option.low) & (value <= option.high)))
         if wrong.any():
@@ -170,18 +199,37 @@ def check_sampling(
     min_p: float | Tensor,
     seeds: Tensor,
     positions: Tensor,
+    trusted: bool,
 ) -> Sampling | None:
-    """Checks what tokens are drawn by; None where all requests are known to be greedy."""
+    """Checks what tokens are drawn by; None where all requests are known to be greedy.
+
+    trusted: values in tensors are not looked at.
+    """
     requests, device = batch.requests, batch.logits.device
     options = zip(
         (_TEMPERATURE, _TOP_K, _TOP_P, _MIN_P), (temperature, top_k, top_p, min_p), strict=True
     )
-    heat, *filters = (_check_option(*option, requests, device) for option in options)
+    heat, *filters = (
+        _check_option(*option, requests, device, trusted=trusted) for option in options
+    )
     drawn_by = _check_integers("seeds", seeds, requests, device)
     placed = _check_integers("positions", positions, requests, device)
-    if on_host(positions) and requests and int(positions.min()) < 0:
+    if not trusted and on_host(positions) and requests and int(positions.min()) < 0:
         raise InvalidValueError(f"positions must be at least 0, got {int(positions.min())}")
     return None if heat is None else Sampling(Warpers(heat, *filters), drawn_by, placed)
+
+
+def without_gradients(function: Callable[P, T]) -> Callable[P, T]:
+    """As `torch.no_grad`, which takes longer than a small verification where gradients are off."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        if not torch.is_grad_enabled():
+            return function(*args, **kwargs)
+        with torch.no_grad():
+            return function(*args, **kwargs)
+
+    return call
 
 
 def check_tensor(
@@ -215,6 +263,8 @@ def check_device(name: str, value: Tensor, device: torch.device) -> None:
 
 def _place(value: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
     """The value as kernels take it: on the device, one number after the other."""
+    if value.dtype == dtype and value.device == device and value.is_contiguous():
+        return value
     return value.to(device, dtype, non_blocking=True).contiguous()
 
 
@@ -227,6 +277,8 @@ def _check_workspace(workspace: Workspace, logits: Tensor, needed: Size) -> None
         raise InvalidValueError(
             f"workspace must be on the logits' device, {logits.device}, got {workspace.device}"
         )
+    if workspace.has_room(needed):
+        return
     for name, need, room in zip(Size._fields, needed, workspace.size, strict=True):
         if need > room:
             raise InvalidValueError(f"workspace must have {name} of at least {need}, got {room}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from fastdraft.errors import InvalidValueError
@@ -16,12 +15,13 @@ from fastdraft.verification.checks import (
     check_tensor,
     on_host,
     request_of,
+    without_gradients,
 )
 from fastdraft.verification.processors import Processors
 from fastdraft.verification.verify import Verified, process, verified
 
 
-@torch.no_grad()
+@without_gradients
 def verify_rejection(
     logits: Tensor,
     draft_ids: Tensor,
@@ -82,6 +82,7 @@ def verify_rejection(
 
     Time is linear in the logits and in the draft's.
     """
+    trusted = isinstance(workspace, Workspace) and workspace.has_checked
     batch = check_batch(
         logits,
         draft_ids,
@@ -92,7 +93,7 @@ def verify_rejection(
         max_draft=max_draft,
         workspace=workspace,
     )
-    draft_distribution = _check_distributions(batch, draft_probs, draft_logits)
+    draft_distribution = _check_distributions(batch, draft_probs, draft_logits, trusted=trusted)
     sampling = check_sampling(
         batch,
         temperature=temperature,
@@ -101,6 +102,7 @@ def verify_rejection(
         min_p=min_p,
         seeds=seeds,
         positions=positions,
+        trusted=trusted,
     )
     kernels = kernels_for(logits)
     batch, touched = process(kernels, batch, processors)
@@ -113,9 +115,10 @@ def verify_rejection(
 
 
 def _check_distributions(
-    batch: Batch, draft_probs: Tensor | None, draft_logits: Tensor | None
+    batch: Batch, draft_probs: Tensor | None, draft_logits: Tensor | None, *, trusted: bool
 ) -> DraftDistribution:
-    """Checks the drafts' distributions; on a CPU also that each can have given its token."""
+    """Checks the drafts' distributions; on a CPU, unless trusted, also that each can have given its
+    token."""
     if (draft_probs is None) == (draft_logits is None):
         raise InvalidValueError(
             "one of draft_probs and draft_logits must be given, got "
@@ -137,7 +140,7 @@ def _check_distributions(
             f"{name} must be on the logits' device, {logits.device}, got {distribution.device}"
         )
     checked = DraftDistribution(distribution, is_logits=draft_probs is None)
-    if not on_host(distribution) or not len(distribution):
+    if trusted or not on_host(distribution) or not len(distribution):
         return checked
     ids = draft_ids.long()
     unknown = (ids < 0) | (ids >= logits.shape[1])

@@ -10,7 +10,7 @@ from torch import Tensor
 from fastdraft.kernels.operands import Batch, Emitted, Kernels, Likeliest, Status, Touched
 from fastdraft.kernels.workspace import Workspace
 from fastdraft.verification.backend import kernels_for
-from fastdraft.verification.checks import check_batch, check_sampling
+from fastdraft.verification.checks import check_batch, check_sampling, without_gradients
 from fastdraft.verification.processors import Processors, check_processors
 
 
@@ -64,7 +64,7 @@ class Verified:
         return [row[:length] for row, length in zip(rows, lengths, strict=True)]
 
 
-@torch.no_grad()
+@without_gradients
 def verify_greedy(
     logits: Tensor,
     draft_ids: Tensor,
@@ -97,7 +97,9 @@ def verify_greedy(
             when the offsets are on a device, the workspace's, or without one that of all drafted
             tokens together. On a device, a longer draft is cut to max_draft tokens.
         workspace: memory for the kernels on a device, the result's too, so that nothing is
-            allocated; the next call with it overwrites the result. A CPU makes no use of it.
+            allocated; the next call with it overwrites the result. On a CPU, operands are checked
+            whole in the first call with it; from then on, where max_draft is given, in shape and
+            type alone.
 
     Raises:
         InvalidValueError: an operand has a wrong type, shape or device, or a value out of range.
@@ -121,7 +123,7 @@ def verify_greedy(
     return verified(kernels, batch, kernels.verify_greedy(batch), touched)
 
 
-@torch.no_grad()
+@without_gradients
 def verify_sampled(
     logits: Tensor,
     draft_ids: Tensor,
@@ -173,6 +175,7 @@ def verify_sampled(
     Time is linear in the logits and in what the processors touch, plus about a thousand random
     values a row; top_k and top_p look several times at the logits that they may keep.
     """
+    trusted = isinstance(workspace, Workspace) and workspace.has_checked
     batch = check_batch(
         logits,
         draft_ids,
@@ -193,6 +196,7 @@ def verify_sampled(
         min_p=min_p,
         seeds=seeds,
         positions=positions,
+        trusted=trusted,
     )
     kernels = kernels_for(logits)
     batch, touched = process(kernels, batch, processors)
@@ -219,6 +223,8 @@ def process(
 
 def verified(kernels: Kernels, batch: Batch, emitted: Emitted, touched: Touched | None) -> Verified:
     """The result for the caller."""
+    if batch.workspace is not None:
+        batch.workspace.has_checked = True
     if touched is not None:
         raw_logprobs = kernels.raw_logprobs(batch, emitted, touched)
         emitted = emitted._replace(raw_logprobs=raw_logprobs)

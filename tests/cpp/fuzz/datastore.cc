@@ -16,11 +16,11 @@
 #include <vector>
 
 #include "../texts.h"
-#include "datastore_file.h"
-#include "datastore_index.h"
 #include "fastdraft/datastore.h"
 #include "fastdraft/engine.h"
 #include "fastdraft/error.h"
+#include "store/datastore_file.h"
+#include "store/datastore_index.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "../texts.h"
-#include "running_texts.h"
+#include "store/running_texts.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
 

@@ -8,7 +8,7 @@
 
 #include "../texts.h"
 #include "fastdraft/error.h"
-#include "suffix_automaton.h"
+#include "index/suffix_automaton.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
 

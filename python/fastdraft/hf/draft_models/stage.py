@@ -13,7 +13,6 @@ tokens it accepts depends on those that it rejects.
 from __future__ import annotations
 
 import inspect
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass, field
 from typing import Any, Final
@@ -23,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import DynamicCache
 
+from fastdraft import step_latency
 from fastdraft.drafters import AssistantModel
 from fastdraft.drafters.schedule import DraftTime
 from fastdraft.errors import InvalidValueError
@@ -31,8 +31,9 @@ from fastdraft.hf.draft_models.engine import EngineStage
 from fastdraft.hf.drafts import FlatDrafts, RowDraft
 from fastdraft.hf.kv_cache import RowCache, places_after
 from fastdraft.hf.masks import Masks
+from fastdraft.hf.positions import Warping
 from fastdraft.hf.rows import UNLIMITED
-from fastdraft.hf.step import CachedModel, verify
+from fastdraft.hf.step import CachedModel, Verifier
 from fastdraft.hf.vocabulary import DraftVocabulary
 from fastdraft.stats import AssistantStats
 from fastdraft.step_latency import StepLatency
@@ -140,6 +141,8 @@ class Stage:
             last_offset=UNLIMITED if self._places is None else self._places - 1,
         )
         self._shares_keys = shares_keys(model)
+        # The scores that it is given are warped.
+        self._verifier = Verifier(Warping())
 
     def end(self, request: int) -> None:
         """Ends a request; its place in the cache becomes free."""
@@ -250,13 +253,13 @@ class Stage:
         self._drop_ended()
         # In the order of the cache, which is that of the logits.
         active = [request for request in self._slots if wanted.get(request, 0) > 0]
-        started = first_done = time.perf_counter()
+        started = first_done = step_latency.clock()
         caught_up = depth = first_depth = 0
         while active:
             caught_up = max(caught_up, self._round(active, pending, drafts, wanted))
             longest = max(len(draft.token_ids) for draft in drafts.values())
             if depth == 0:
-                first_done, first_depth = time.perf_counter(), longest
+                first_done, first_depth = step_latency.clock(), longest
             depth = longest
             rooms = {each: wanted[each] - len(drafts[each].token_ids) for each in active}
             active = [request for request in active if rooms[request] > 0]
@@ -279,7 +282,7 @@ class Stage:
         reads = caught_up > _CATCHING_UP
         counted, since = (depth - first_depth, first_done) if reads else (depth, started)
         if counted > 0:
-            seconds = (time.perf_counter() - since) / counted
+            seconds = (step_latency.clock() - since) / counted
             self._schedule.observe_time(len(self._slots), seconds)
         return drafts, depth * time_of.draft
 
@@ -311,7 +314,7 @@ class Stage:
         """
         tails = {request: pending[request] + drafts[request].token_ids for request in active}
         lower = self._lower_drafts(active, tails, drafts, wanted)
-        started = time.perf_counter()
+        started = step_latency.clock()
         logits, width, caught_up = self._forward(tails, lower)
         scores, offsets, emitted = self._verify(pending, tails, lower, logits)
         confidences = (scores.amax(-1) - torch.logsumexp(scores, -1)).exp().tolist()
@@ -343,7 +346,7 @@ class Stage:
                 self.lower.learn(request, lower[request], emitted[slot])
         # Tokens to catch up with are read as a prompt's are.
         read = caught_up - 1 if caught_up > _CATCHING_UP else 0
-        rows, seconds = len(self._slots), time.perf_counter() - started
+        rows, seconds = len(self._slots), step_latency.clock() - started
         self._cost.observe(rows, width, seconds, prompt_tokens=rows * read)
         return caught_up
 
@@ -434,12 +437,9 @@ class Stage:
         texts = [tail + lower[request].token_ids for request, tail in tails.items()]
         scores = self.scoring(logits, list(tails), texts, (drafts.counts + 1).tolist())
         scores = scores.to(torch.float32)
-        if self.seeds is None and not len(drafts.token_ids):
-            # The usual case of a small model, in which the checks of a verification would show.
-            return scores, drafts.offsets, scores.argmax(-1, keepdim=True).tolist()
         seeds = None
         if self.seeds is not None:
-            seeds = [
+            mixed = [
                 _mixed(
                     self.seeds[request],
                     self.level,
@@ -448,9 +448,12 @@ class Stage:
                 )
                 for request in tails
             ]
+            seeds = np.array(mixed, np.int64)
         positions = [len(self.texts[request]) + len(tail) for request, tail in tails.items()]
-        verified = verify(scores, drafts, seeds=seeds, positions=positions)
-        return scores, drafts.offsets, verified.tolist()
+        choice = self._verifier(
+            scores, drafts, seeds=seeds, positions=np.array(positions, np.int64)
+        )
+        return scores, drafts.offsets, choice.tokens
 
     def _drop_ended(self) -> None:
         if self._ended.isdisjoint(self._slots):

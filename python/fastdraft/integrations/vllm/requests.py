@@ -6,19 +6,15 @@ Both adapters are made of it: the proposer of the V1 model runner, and the specu
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastdraft import Datastore, DraftConfig, DraftStats, Engine, Memory, __version__
-from fastdraft.errors import InvalidValueError
 from fastdraft.integrations.host import (
-    KEY_VARIABLE,
     HostRequests,
     Text,
     share,
@@ -27,7 +23,6 @@ from fastdraft.integrations.host import (
 from fastdraft.integrations.request_options import PREDICTION, UNLIMITED
 from fastdraft.integrations.vllm.ledger import Ledger
 from fastdraft.integrations.vllm.settings import Settings
-from fastdraft.memory_folder import MemoryFolder
 
 __all__ = ["SALT", "TICKET", "Request", "Salt", "VllmRequests", "VllmText", "is_first_rank"]
 
@@ -124,24 +119,15 @@ class VllmRequests(HostRequests[VllmTextT]):
         config = replace(config, max_bytes=settings.max_bytes, vocabulary=vocabulary)
         parallel = getattr(vllm_config, "parallel_config", None)
         rank = getattr(parallel, "data_parallel_rank", 0)
-        folder = None
-        if settings.memory_folder is not None and drafts:
-            if not os.environ.get(KEY_VARIABLE):
-                raise InvalidValueError(
-                    f"memory_folder needs a key in the environment's {KEY_VARIABLE}, got none"
-                )
-            folder = MemoryFolder(
-                Path(settings.memory_folder) / f"engine-{rank}",
-                key=os.environ[KEY_VARIABLE],
-                model=str(getattr(self._model_config, "model", "")),
-            )
-        memory = Memory(settings.memory_bytes, folder=folder)
+        memory = Memory(settings.memory_bytes)
         replica = None
-        if settings.fleet_url is not None and drafts:
+        # A folder of this machine is a fleet of the engines here, whenever they run.
+        url = settings.memory_folder if settings.fleet_url is None else settings.fleet_url
+        if url is not None and drafts:
             model = str(getattr(self._model_config, "model", ""))
             replica = share(
                 memory,
-                settings.fleet_url,
+                url,
                 model=model,
                 tokenizer=str(getattr(self._model_config, "tokenizer", model)),
                 revision=getattr(self._model_config, "tokenizer_revision", None),

@@ -1,0 +1,184 @@
+#include "draft/acceptance_model.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+namespace fastdraft {
+namespace {
+
+// The step size. From 0.01 to 0.03 modelled speed on the recorded requests changes
+// by half a percent at most. A smaller one predicts better and adapts more slowly.
+constexpr float kRate = 0.015f;
+
+// Weights of an engine that has seen nothing. They are what recorded requests
+// taught, by bench/calibration.py: the mean over families of what the
+// requests of each leave, to two digits.
+constexpr float kPrior[] = {
+#include "draft/acceptance_model_prior.inc"
+};
+static_assert(sizeof(kPrior) / sizeof(kPrior[0]) == AcceptanceModel::kWeights);
+
+void count(std::atomic<double>& sum, double value) noexcept {
+  sum.store(sum.load(std::memory_order_relaxed) + value, std::memory_order_relaxed);
+}
+
+// The high bits of the result depend on all bits of both.
+std::uint64_t mix(std::uint64_t hash, std::uint64_t word) noexcept {
+  hash = (hash ^ word ^ hash >> 32) * 0x9E3779B97F4A7C15u;
+  return hash ^ hash >> 32;
+}
+
+std::uint64_t hash(const AcceptanceModel::Evidence& evidence) noexcept {
+  std::array<std::uint64_t, 3> words;
+  static_assert(sizeof(words) == sizeof(evidence));
+  std::memcpy(words.data(), evidence.data(), sizeof(words));
+  std::uint64_t hash = 0;
+  for (const std::uint64_t word : words) hash = mix(hash, word);
+  return hash;
+}
+
+}  // namespace
+
+AcceptanceModel::AcceptanceModel() {
+  set_weights(kPrior);
+  for (std::atomic<Token>& token : only_) token.store(-1, std::memory_order_relaxed);
+}
+
+// The kind's own place, or that of the older kind. Without branches: which it is, is as good as
+// random, and a branch guessed wrong costs more than the rest.
+AcceptanceModel::Place AcceptanceModel::find(const Kinds& kinds, std::uint64_t kind, Moment moment,
+                                             Moment now) const noexcept {
+  static_assert(std::atomic<Lessons>::is_always_lock_free);
+  static_assert(kWays == 2);
+  const std::size_t sets = num_kinds_.load(std::memory_order_relaxed) / kWays;
+  // The low bits are the mark.
+  const std::size_t set = kWays * (kind >> 16 & (sets - 1));
+  const auto mark = static_cast<std::uint16_t>(kind);
+  const Lessons first = kinds[set].load(std::memory_order_relaxed);
+  const Lessons second = kinds[set + 1].load(std::memory_order_relaxed);
+  const auto in_first = static_cast<unsigned>(first.mark == mark);
+  const auto in_second = static_cast<unsigned>(second.mark == mark);
+  const auto second_is_older = static_cast<unsigned>(now - second.last > now - first.last);
+  const unsigned way = in_second | (second_is_older & ~in_first & 1u);
+  const Moment last = in_second != 0 ? second.last : first.last;
+  const std::uint32_t count = in_second != 0 ? second.count : first.count;
+  // Compares the difference, since moments wrap around.
+  const unsigned since =
+      (in_first | in_second) & static_cast<unsigned>(static_cast<std::int32_t>(last - moment) >= 0);
+  return {set + way, last, since * count};
+}
+
+void AcceptanceModel::put(Kinds& kinds, std::size_t place, std::uint64_t kind, Moment last,
+                          std::uint32_t count) noexcept {
+  const auto most = std::min<std::uint32_t>(count, 0xFFFF);
+  kinds[place].store({last, static_cast<std::uint16_t>(most), static_cast<std::uint16_t>(kind)},
+                     std::memory_order_relaxed);
+}
+
+// Counts `times` more outcomes of the kind with this hash and with this token. Returns the part of
+// a step that the first of them takes, of which others were learned since `moment`.
+float AcceptanceModel::part(std::uint64_t kind, Token token, Moment moment, Moment now,
+                            std::uint32_t times) noexcept {
+  const Place alike = find(alike_, kind, moment, now);
+  put(alike_, alike.index, kind, now, alike.count + times);
+  std::atomic<Token>& only = only_[alike.index];
+  if (alike.count == 0) {
+    only.store(token, std::memory_order_relaxed);
+    return 1.0f;
+  }
+  const auto with = [kind](Token of) { return mix(kind, static_cast<std::uint64_t>(of)); };
+  const Token before = only.load(std::memory_order_relaxed);
+  if (before >= 0) {
+    only.store(-1, std::memory_order_relaxed);
+    const std::uint64_t copy = with(before);
+    put(copies_, find(copies_, copy, moment, now).index, copy, alike.last, alike.count);
+  }
+  const std::uint64_t copy = with(token);
+  const Place copies = find(copies_, copy, moment, now);
+  put(copies_, copies.index, copy, now, copies.count + times);
+  return 1.0f / std::max(std::sqrt(1.0f + static_cast<float>(alike.count)),
+                         1.0f + static_cast<float>(copies.count));
+}
+
+// Makes room for the kinds of `outcomes`. Only those since a prediction matter: with few requests
+// in flight few places are in use, which stay in the nearest cache.
+void AcceptanceModel::make_room(std::uint32_t outcomes) noexcept {
+  constexpr std::uint64_t kRoom = 16;  // places for each
+  std::size_t size = num_kinds_.load(std::memory_order_relaxed);
+  if (kRoom * outcomes <= size || size == kMostKinds) return;
+  // What is known stays where it is and is copied to where it may be looked for from now on.
+  const auto copy = [size](auto& places) {
+    for (std::size_t i = 0; i < size; ++i) {
+      places[size + i].store(places[i].load(std::memory_order_relaxed), std::memory_order_relaxed);
+    }
+  };
+  copy(alike_);
+  copy(only_);
+  copy(copies_);
+  num_kinds_.store(2 * size, std::memory_order_relaxed);
+}
+
+// Takes a step: adds it to the evidence's weights.
+void AcceptanceModel::add(const Evidence& evidence, float step) noexcept {
+  const auto move = [&](std::size_t i) {
+    std::atomic<float>& weight = weights_[evidence[i]];
+    weight.store(weight.load(std::memory_order_relaxed) + step, std::memory_order_relaxed);
+  };
+  static_assert(kFeatures == 12);
+  for (std::size_t i = 0; i < kFeatures; i += 4) {
+    move(i);
+    move(i + 1);
+    move(i + 2);
+    move(i + 3);
+  }
+}
+
+void AcceptanceModel::learn(const Evidence& evidence, Token token, Moment moment,
+                            const Outcome& outcome) noexcept {
+  const Moment now = now_.load(std::memory_order_relaxed);
+  now_.store(now + 1, std::memory_order_relaxed);
+  make_room(now - moment);
+  const auto times = static_cast<float>(outcome.times);
+  const float taken =
+      part(hash(evidence), token, moment, now, static_cast<std::uint32_t>(outcome.times));
+  const float came = outcome.accepted ? 1.0f : 0.0f;
+  add(evidence, kRate * times * taken * (came - outcome.current));
+  // NaN goes to the first bucket.
+  const float predicted = outcome.predicted;
+  const int bucket =
+      predicted > 0.0f ? static_cast<int>(std::min(predicted * kBuckets, kBuckets - 1.0f)) : 0;
+  Counts& counts = reliability_[static_cast<std::size_t>(bucket)];
+  count(counts.predicted, static_cast<double>(times * predicted));
+  count(counts.accepted, static_cast<double>(times * came));
+  count(counts.count, static_cast<double>(times));
+}
+
+std::array<float, AcceptanceModel::kWeights> AcceptanceModel::weights() const noexcept {
+  std::array<float, kWeights> weights;
+  for (std::size_t i = 0; i < kWeights; ++i) {
+    weights[i] = weights_[i].load(std::memory_order_relaxed);
+  }
+  return weights;
+}
+
+void AcceptanceModel::set_weights(const float* weights) noexcept {
+  for (std::size_t i = 0; i < kWeights; ++i) {
+    weights_[i].store(weights[i], std::memory_order_relaxed);
+  }
+  // What was weighed before weighs something else now.
+  now_.fetch_add(1, std::memory_order_relaxed);
+}
+
+std::array<ReliabilityBucket, AcceptanceModel::kBuckets> AcceptanceModel::reliability()
+    const noexcept {
+  std::array<ReliabilityBucket, kBuckets> buckets;
+  for (std::size_t i = 0; i < kBuckets; ++i) {
+    buckets[i] = {reliability_[i].predicted.load(std::memory_order_relaxed),
+                  reliability_[i].accepted.load(std::memory_order_relaxed),
+                  reliability_[i].count.load(std::memory_order_relaxed)};
+  }
+  return buckets;
+}
+
+}  // namespace fastdraft

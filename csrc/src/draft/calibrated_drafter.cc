@@ -1,0 +1,371 @@
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "draft/acceptance_model.h"
+#include "draft/candidates.h"
+#include "draft/copy_cursor.h"
+#include "draft/drafter.h"
+#include "draft/matched_texts.h"
+#include "draft/offered_candidates.h"
+#include "draft/prediction.h"
+
+namespace fastdraft {
+namespace {
+
+// Weighs what followed the text's last tokens wherever they occur, in its own text, in the
+// prediction and in the datastores, and drafts the tokens that are most likely to be accepted: a
+// chain, or a tree.
+class CalibratedDrafter final : public Drafter {
+ public:
+  CalibratedDrafter(const CalibratedConfig& config, const DrafterInputs& inputs)
+      : context_(inputs.context),
+        lookahead_(inputs.lookahead),
+        tree_(config.tree_budget.has_value()),
+        acceptance_(*inputs.acceptance),
+        matches_(inputs, tree_),
+        candidates_(acceptance_, matches_, tree_) {
+    if (inputs.prediction_size > 0) {
+      prediction_.emplace(inputs.prediction, inputs.prediction_size, inputs.budget);
+    }
+  }
+
+  void advance() override {
+    // A short repeated suffix occurs in many places, which are all weighed: no reason to follow
+    // the text from one of them.
+    CopyCursor::Place elsewhere;
+    const Match match = context_.repeated_suffix();
+    if (match.length >= kShortestJump) {
+      elsewhere.position = context_.latest_end(match.state) + 1;
+      elsewhere.length = match.length;
+    }
+    copy_.advance(context_.text(), static_cast<std::int32_t>(context_.size()) - 1, context_.text(),
+                  context_.size(), elsewhere);
+    if (prediction_) prediction_->advance(context_.text(), context_.size());
+  }
+
+  bool approach(int step) override { return matches_.approach(step); }
+
+  std::int32_t guess(std::int32_t limit, float least, const DraftColumns& draft) override {
+    if (offered_ != nullptr) offered_->used = false;
+    return grow(Own{*this}, limit, least, draft);
+  }
+
+  std::int32_t guess_with(const RowOffers& offers, std::int32_t limit, float least,
+                          const DraftColumns& draft) override {
+    if (offered_ == nullptr) offered_ = std::make_unique<OfferedDraft>();
+    offered_->used = true;
+    offered_->least = least;
+    offered_->candidates.begin(offers);
+    offered_->nodes.clear();
+    offered_->nodes.push_back({offered_->candidates.root(), {0, 0}});
+    const Offered choices{*this, *offered_};
+    const int drawn = offers.drawn();
+    if (drawn == offers.size) return grow(choices, limit, least, draft);
+    return follow(choices, offers.offers[static_cast<std::size_t>(drawn)], limit, draft);
+  }
+
+  void learn(const Token* emitted, std::int64_t count) override {
+    const bool with_offers = offered_ != nullptr && offered_->used;
+    if (with_offers) offered_->accepted_without = 0;
+    float path = 1.0f;  // without offers
+    std::size_t node = 0;
+    for (std::int64_t i = 0; i < count; ++i) {
+      if (with_offers) path = follow_without_offers(nodes_[node].following, path, emitted[i]);
+      learn_of(nodes_[node].following, emitted[i]);
+      if (with_offers) offered_->candidates.learn(offered_->nodes[node].following, emitted[i]);
+      std::size_t child = node + 1;
+      while (child < num_nodes_ && (nodes_[child].parent != static_cast<std::int32_t>(node) ||
+                                    nodes_[child].token != emitted[i])) {
+        ++child;
+      }
+      if (child == num_nodes_) return;
+      node = child;
+    }
+  }
+
+  std::int32_t accepted_without_offers() const override {
+    return offered_ == nullptr ? 0 : offered_->accepted_without;
+  }
+
+ private:
+  static constexpr std::int32_t kShortestJump = 4;
+
+  // A token of the draft. The root stands for the text.
+  struct DraftNode {
+    std::int32_t parent;
+    Token token;
+    std::int32_t depth;   // how many tokens of the draft lead to it, itself included
+    float path;           // the chance that it is accepted, with all before it
+    Agreement agreement;  // of the sources with its path
+    Candidates::Range following;
+  };
+
+  // A candidate that may be drafted next.
+  struct Waiting {
+    float path;
+    std::size_t candidate;
+    std::size_t parent;
+    // Of equals the first comes first.
+    bool operator<(const Waiting& other) const noexcept {
+      return path != other.path ? path < other.path : candidate > other.candidate;
+    }
+  };
+
+  // Learns which of one node's candidates was emitted.
+  void learn_of(Candidates::Range following, Token emitted) noexcept {
+    struct Lesson {
+      const Candidate* candidate;
+      AcceptanceModel::Outcome outcome;
+    };
+    std::array<Lesson, Candidates::kMost> lessons;
+    std::size_t count = 0;
+    // Where nothing has been learned since the guess, all weigh what they did.
+    const bool unchanged = acceptance_.now() == moment_;
+    for (std::size_t c = following.first; c < following.last; ++c) {
+      const Candidate& candidate = candidates_[c];
+      const bool accepted = candidate.token == emitted;
+      const int times = sample_.next(candidate.weight, accepted);
+      if (times == 0) continue;
+      const float predicted = AcceptanceModel::chance(candidate.weight);
+      const float current =
+          unchanged ? predicted : AcceptanceModel::chance(acceptance_.weigh(candidate.evidence));
+      lessons[count++] = {&candidate, {accepted, predicted, current, times}};
+    }
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto& [candidate, outcome] = lessons[i];
+      acceptance_.learn(candidate->evidence, candidate->token, moment_, outcome);
+    }
+  }
+
+  // What a draft with offers holds besides, once there has been one.
+  struct OfferedDraft {
+    struct Node {
+      OfferedCandidate::Places places;
+      Candidates::Range following;
+    };
+
+    bool used = false;  // by the last guess
+    float least = 0.0f;
+    std::int32_t accepted_without = 0;
+    OfferedCandidates candidates;
+    std::vector<Node> nodes;  // beside nodes_
+  };
+
+  // What a draft grows from: the candidates that the engine finds.
+  struct Own {
+    CalibratedDrafter& drafter;
+
+    const Candidate& operator[](std::size_t i) const noexcept { return drafter.candidates_[i]; }
+    Candidates::Range following(std::size_t node) const noexcept {
+      return drafter.nodes_[node].following;
+    }
+    void expand(std::size_t at) const {
+      DraftNode& node = drafter.nodes_[at];
+      node.following = drafter.candidates_.expand(node.depth, node.agreement);
+    }
+    void draft(std::size_t /*candidate*/) const noexcept {}
+  };
+
+  // The same with offers.
+  struct Offered {
+    CalibratedDrafter& drafter;
+    OfferedDraft& offered;
+
+    const Candidate& operator[](std::size_t i) const noexcept {
+      return offered.candidates[i].candidate;
+    }
+    Candidates::Range following(std::size_t node) const noexcept {
+      return offered.nodes[node].following;
+    }
+    void expand(std::size_t at) const {
+      Own{drafter}.expand(at);
+      const DraftNode& own = drafter.nodes_[at];
+      OfferedDraft::Node& node = offered.nodes[at];
+      node.following =
+          offered.candidates.expand(node.places, own.depth, drafter.candidates_, own.following);
+    }
+    void draft(std::size_t candidate) const {
+      const OfferedCandidate& chosen = offered.candidates[candidate];
+      if (!chosen.found) drafter.candidates_.leave();
+      offered.nodes.push_back({chosen.places, {0, 0}});
+    }
+  };
+
+  // Goes on along the path that a guess without offers would share with the target: counts the
+  // emitted token if that guess would have held it. Returns the chance of the path; 0: it has
+  // ended.
+  float follow_without_offers(Candidates::Range following, float path, Token emitted) {
+    const Candidate* same = nullptr;
+    float best = 0.0f;
+    for (std::size_t c = following.first; c < following.last; ++c) {
+      const Candidate& candidate = candidates_[c];
+      if (candidate.token == emitted) same = &candidate;
+      best = c == following.first ? candidate.weight : std::max(best, candidate.weight);
+    }
+    if (same == nullptr || (!tree_ && same->weight < best)) return 0.0f;
+    path *= AcceptanceModel::chance(same->weight);
+    if (path < offered_->least) return 0.0f;
+    if (path > 0.0f) ++offered_->accepted_without;
+    return path;
+  }
+
+  // Finds what may follow the text, for a guess of at most `limit` tokens.
+  void begin(std::int32_t limit) {
+    moment_ = acceptance_.now();
+    matches_.find();
+    ExpectedText expected;
+    if (prediction_) {
+      expected = ExpectedText(prediction_->place(), prediction_->text(), prediction_->size());
+    }
+    const ExpectedText copy(copy_.place(), context_.text(), context_.size());
+    if (nodes_.size() <= static_cast<std::size_t>(limit)) {
+      nodes_.resize(static_cast<std::size_t>(limit) + 1);
+    }
+    nodes_[0] = {-1, -1, 0, 1.0f, candidates_.begin(copy, expected), {0, 0}};
+    num_nodes_ = 1;
+  }
+
+  template <class Choices>
+  std::int32_t grow(const Choices& choices, std::int32_t limit, float least,
+                    const DraftColumns& draft) {
+    begin(limit);
+    choices.expand(0);
+    return tree_ ? grow_tree(choices, limit, least, draft)
+                 : grow_chain(choices, limit, least, draft);
+  }
+
+  // Makes a candidate a node, and writes it as the next token of the draft.
+  std::int32_t draft_candidate(std::size_t parent, const Candidate& candidate, float path,
+                               const DraftColumns& draft) {
+    const auto place = static_cast<std::int32_t>(num_nodes_) - 1;
+    draft.token_ids[place] = candidate.token;
+    draft.parents[place] = static_cast<std::int32_t>(parent) - 1;
+    draft.probabilities[place] = path;
+    draft.sources[place] = candidate.source;
+    nodes_[num_nodes_++] = {static_cast<std::int32_t>(parent),
+                            candidate.token,
+                            nodes_[parent].depth + 1,
+                            path,
+                            candidate.agreement,
+                            {0, 0}};
+    return place + 1;
+  }
+
+  template <class Choices>
+  std::int32_t grow_chain(const Choices& choices, std::int32_t limit, float least,
+                          const DraftColumns& draft) {
+    limit = std::min(limit, lookahead_);
+    DraftNode* const nodes = nodes_.data();
+    std::int32_t count = 0;
+    float path = 1.0f;
+    float weight = 0.0f;
+    float chance = 0.0f;
+    while (count < limit) {
+      const Candidates::Range following = choices.following(static_cast<std::size_t>(count));
+      if (following.first == following.last) break;
+      std::size_t chosen = following.first;
+      const Candidate* best = &choices[chosen];
+      for (std::size_t c = following.first + 1; c < following.last; ++c) {
+        if (choices[c].weight > best->weight) {
+          best = &choices[c];
+          chosen = c;
+        }
+      }
+      // In a long copy most tokens weigh the same.
+      if (count == 0 || best->weight != weight) {
+        weight = best->weight;
+        chance = AcceptanceModel::chance(weight);
+      }
+      path *= chance;
+      if (path < least) break;
+      draft.token_ids[count] = best->token;
+      draft.parents[count] = count - 1;
+      draft.probabilities[count] = path;
+      draft.sources[count] = best->source;
+      nodes[count + 1] = {count, best->token, count + 1, path, best->agreement, {0, 0}};
+      ++count;
+      choices.draft(chosen);
+      if (count < limit) choices.expand(static_cast<std::size_t>(count));
+    }
+    num_nodes_ = static_cast<std::size_t>(count) + 1;
+    return count;
+  }
+
+  // Drafts an offer as it is.
+  std::int32_t follow(const Offered& choices, const RowOffer& offer, std::int32_t limit,
+                      const DraftColumns& draft) {
+    begin(limit);
+    choices.expand(0);
+    limit = std::min(limit, lookahead_);
+    float path = 1.0f;
+    std::int32_t count = 0;
+    while (count < std::min(limit, offer.count)) {
+      std::size_t chosen = choices.following(static_cast<std::size_t>(count)).first;
+      while (choices[chosen].token != offer.token_ids[count]) ++chosen;
+      path *= AcceptanceModel::chance(choices[chosen].weight);
+      count = draft_candidate(static_cast<std::size_t>(count), choices[chosen], path, draft);
+      choices.draft(chosen);
+      if (count < limit) choices.expand(static_cast<std::size_t>(count));
+    }
+    return count;
+  }
+
+  // Best first: the tokens most likely to be accepted anywhere in the tree.
+  template <class Choices>
+  std::int32_t grow_tree(const Choices& choices, std::int32_t limit, float least,
+                         const DraftColumns& draft) {
+    waiting_.clear();
+    const auto wait_for = [&](std::size_t node) {
+      const Candidates::Range following = choices.following(node);
+      for (std::size_t c = following.first; c < following.last; ++c) {
+        const float path = nodes_[node].path * AcceptanceModel::chance(choices[c].weight);
+        if (path < least) continue;
+        waiting_.push_back({path, c, node});
+        std::push_heap(waiting_.begin(), waiting_.end());
+      }
+    };
+    wait_for(0);
+    std::int32_t count = 0;
+    while (count < limit && !waiting_.empty()) {
+      std::pop_heap(waiting_.begin(), waiting_.end());
+      const Waiting next = waiting_.back();
+      waiting_.pop_back();
+      count = draft_candidate(next.parent, choices[next.candidate], next.path, draft);
+      choices.draft(next.candidate);
+      const auto node = static_cast<std::size_t>(count);
+      if (count == limit || nodes_[node].depth == lookahead_) continue;
+      choices.expand(node);
+      wait_for(node);
+    }
+    return count;
+  }
+
+  const SuffixAutomaton& context_;
+  const std::int32_t lookahead_;
+  const bool tree_;
+  AcceptanceModel& acceptance_;
+  AcceptanceModel::Sample sample_;
+  CopyCursor copy_{-1};  // follows what the output copies from the text itself
+  std::optional<Prediction> prediction_;
+  MatchedTexts matches_;
+
+  // The last guess, until the next one, and when it was made.
+  AcceptanceModel::Moment moment_ = 0;
+  Candidates candidates_;
+  std::vector<DraftNode> nodes_;  // the first num_nodes_ are the guess
+  std::size_t num_nodes_ = 0;
+  std::vector<Waiting> waiting_;
+  std::unique_ptr<OfferedDraft> offered_;
+};
+
+}  // namespace
+
+std::unique_ptr<Drafter> make_drafter(const CalibratedConfig& config, const DrafterInputs& inputs) {
+  return std::make_unique<CalibratedDrafter>(config, inputs);
+}
+
+}  // namespace fastdraft

@@ -1,0 +1,165 @@
+// The tokens that may follow the nodes of one draft, weighed.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "draft/acceptance_model.h"
+#include "draft/copy_cursor.h"
+#include "draft/matched_texts.h"
+#include "fastdraft/draft.h"
+#include "fastdraft/token.h"
+
+namespace fastdraft {
+
+// The text that a cursor expects next: what the output copies of itself, or the prediction.
+struct ExpectedText {
+  const Token* next = nullptr;
+  std::int32_t count = 0;
+  CopyCursor::Place place;
+
+  ExpectedText() = default;
+  ExpectedText(CopyCursor::Place found, const Token* text, std::int64_t size) noexcept
+      : place(found) {
+    if (place.position < 0) return;
+    next = text + place.position;
+    count = static_cast<std::int32_t>(size) - place.position;
+  }
+
+  // The token `depth` tokens on; -1: none.
+  Token token(std::int32_t depth) const noexcept { return depth < count ? next[depth] : -1; }
+
+  // The value of the features kCopy and kPrediction for a candidate, where this text expects a
+  // token at this depth. It depends on whether that is the candidate, on the length of the match,
+  // and on whether the place in the text is a match or a guess.
+  int value(std::int32_t depth, bool is_candidate) const noexcept {
+    const int length = AcceptanceModel::length_value(place.length + depth);
+    const bool guessed = depth == 0 && place.footing == CopyCursor::Footing::kGuessed;
+    const int if_candidate = guessed ? 1 : 2 + std::min(4, length / 2);
+    const int if_another = 8 + std::min(3, length / 3);
+    return is_candidate ? if_candidate : if_another;
+  }
+};
+
+// Which of the sources agree with a path of the draft, or with a token.
+struct Agreement {
+  MatchSet matches;
+  bool copy;
+  bool prediction;
+};
+
+// A cache line, since many are copied.
+struct alignas(64) Candidate {
+  Token token;
+  float weight;  // of the evidence: more is likelier
+  Agreement agreement;
+  AcceptanceModel::Evidence evidence;
+  Source source;
+};
+
+// Not thread-safe.
+class Candidates {
+ public:
+  // The most that follow one node.
+  static constexpr std::size_t kMost = MatchedTexts::kMost + 2;
+
+  // Those that follow one node: candidates first .. last - 1.
+  struct Range {
+    std::size_t first;
+    std::size_t last;
+  };
+
+  // For chains, or for trees, which draft from what a chain leaves out as unlikely.
+  Candidates(const AcceptanceModel& acceptance, const MatchedTexts& matches, bool tree) noexcept
+      : acceptance_(acceptance), matches_(matches), tree_(tree) {}
+
+  // Begins a draft from the matches as they are now. Gives the agreement of the root.
+  Agreement begin(const ExpectedText& copy, const ExpectedText& prediction) noexcept;
+
+  // Weighs the tokens that may follow a node, `depth` tokens below the root. For a chain, call
+  // this for its nodes in order: each is the best candidate of the one before.
+  Range expand(std::int32_t depth, const Agreement& agreement) {
+    const std::size_t first = size_;
+    if (depth < run_end_) {
+      repeat(depth);
+    } else {
+      find(depth, agreement);
+    }
+    return {first, size_};
+  }
+
+  // For a chain that goes on with a token that is not among these.
+  void leave() noexcept { run_end_ = 0; }
+
+  const Candidate& operator[](std::size_t i) const noexcept { return candidates_[i]; }
+
+ private:
+  // A chain is never drafted from a match of so few tokens beside one of kStrong.
+  static constexpr std::int32_t kWeak = 1;
+
+  // A token that may follow the node, and the sources that expect it.
+  struct Group {
+    Token token;
+    std::int32_t context_length, store_length;  // of the longest matches
+    std::int32_t context_count, store_count;    // of the matches
+    Agreement agreement;
+    bool output_of_context, output_of_store;    // whether a model wrote it anywhere there
+    Source source_of_context, source_of_store;  // of the longest matches, the first of equals
+
+    std::int32_t length() const noexcept { return std::max(context_length, store_length); }
+  };
+
+  // What the candidates of one node share.
+  struct Node {
+    std::int32_t depth;
+    // What the sources expect; -1: nothing.
+    Token copy;
+    Token prediction;
+    Token latest_of_context;  // by the latest of the longest matches
+    Token latest_of_stores;
+    int latest_values;  // of the feature kLatest where none of these two is the candidate
+    int total;          // of the matches
+  };
+
+  void find(std::int32_t depth, const Agreement& agreement);
+  void group_sources(const Agreement& agreement, Node& node) noexcept;
+  Group& group_of(Token token) noexcept;
+  void weigh(const Group& group, std::int32_t rival_length, const Node& node,
+             Candidate& candidate) const noexcept;
+  void weigh_lengths(const Group& group, std::int32_t rival_length,
+                     Candidate& candidate) const noexcept;
+  void begin_run(std::int32_t depth) noexcept;
+  void weigh_again(std::int32_t depth, Candidate& candidate) noexcept;
+
+  // The next token of a run is a candidate as the one before, with longer matches.
+  void repeat(std::int32_t depth) noexcept {
+    Candidate* candidate = candidates_.data() + size_++;
+    *candidate = candidate[-1];
+    candidate->token = run_[static_cast<std::size_t>(depth - run_begin_)];
+    if (depth == weighed_until_) weigh_again(depth, *candidate);
+  }
+
+  const AcceptanceModel& acceptance_;
+  const MatchedTexts& matches_;
+  const bool tree_;
+  ExpectedText copy_;
+  ExpectedText prediction_;
+  std::vector<Candidate> candidates_;  // the first size_ are those of the draft
+  std::size_t size_ = 0;
+  std::array<Group, kMost> groups_;
+  int num_groups_ = 0;
+
+  // While all sources agree on one token after another: those tokens, from the depth run_begin_ up
+  // to run_end_.
+  static constexpr std::int32_t kLongestRun = 16;
+  std::array<Token, kLongestRun> run_{};
+  std::int32_t run_begin_ = 0;
+  std::int32_t run_end_ = 0;
+  std::int32_t grouped_at_ = 0;     // the depth of the lengths of groups_[0]
+  std::int32_t weighed_until_ = 0;  // the next depth with other evidence
+};
+
+}  // namespace fastdraft

@@ -1,0 +1,223 @@
+#include "draft/offer_model.h"
+
+#include <algorithm>
+
+#include "draft/acceptance_model.h"
+#include "fastdraft/offers.h"
+
+namespace fastdraft {
+namespace {
+
+constexpr float kFirstRate = 0.12f;
+constexpr float kLeastRate = 0.01f;
+
+// The upper ends of the classes of confidence.
+constexpr std::array<float, 11> kEdges = {0.1f, 0.2f, 0.3f, 0.4f,  0.5f, 0.6f,
+                                          0.7f, 0.8f, 0.9f, 0.95f, 0.99f};
+
+// How sure a drafter that gives no confidence is taken to be before anything is learned.
+constexpr float kUnsaid = 0.6f;
+
+constexpr float kMemory = 200.0f;  // steps of a class
+
+constexpr std::int32_t kFirstPatience = 16;
+constexpr std::int32_t kLastPatience = 512;
+
+// Of a kind that is not known yet: four tokens of which each is accepted with a chance of 0.7.
+constexpr float kFirstAccepted = 1.8f;
+constexpr float kFirstDrafted = 4.0f;
+
+float log_odds(float chance) { return std::log(chance / (1.0f - chance)); }
+
+// Small models are overconfident.
+float first_chance(float confidence) { return 0.2f + 0.75f * confidence; }
+
+int confidence_class(float confidence) noexcept {
+  if (std::isnan(confidence)) return 0;
+  const auto* end = std::upper_bound(kEdges.begin(), kEdges.end(), confidence);
+  return 1 + static_cast<int>(end - kEdges.begin());
+}
+
+// Classes begin beside the round numbers, which sums of the prior's weights often are: rounding
+// does not decide between two classes.
+int sureness(float weight) noexcept {
+  return static_cast<int>(std::clamp(weight + 4.005f, 0.0f, OfferModel::kSureness - 1.0f));
+}
+
+}  // namespace
+
+OfferModel::OfferModel()
+    : steps_(kFirstAccepted, kFirstDrafted - kFirstAccepted), patience_(kFirstPatience) {
+  for (auto& weight : weights_) weight.store(0.0f, std::memory_order_relaxed);
+  const auto set = [&](Feature feature, int value, float weight) {
+    const std::size_t place =
+        static_cast<std::size_t>(kFirst[feature]) + static_cast<std::size_t>(value);
+    weights_[place].store(weight, std::memory_order_relaxed);
+  };
+  for (int i = 0; i < kConfidences; ++i) {
+    float chance = kUnsaid;
+    if (i > 0) {
+      const auto edge = static_cast<std::size_t>(i - 1);
+      const float low = edge == 0 ? 0.0f : kEdges[edge - 1];
+      const float high = edge == kEdges.size() ? 1.0f : kEdges[edge];
+      chance = first_chance(0.5f * (low + high));
+    }
+    set(kConfidence, i, log_odds(chance));                    // for the offered token
+    set(kConfidence, kConfidences + i, std::log1p(-chance));  // against the others
+  }
+  // The surer the engine is of another token, the less an offer is worth.
+  for (int i = 0; i < kSureness; ++i) {
+    const float rival = static_cast<float>(i) - 3.5f;
+    set(kSituation, (kSureness + 1) + i, -std::log1p(std::exp(rival)));
+  }
+}
+
+OfferModel::Evidence OfferModel::evidence(const Token& token, const OfferRecord& record) noexcept {
+  int situation = 0;
+  if (token.offered && token.known) {
+    situation = sureness(token.before);
+  } else if (token.offered) {
+    situation = kSureness + 1 + (token.rivalled ? sureness(token.rival) : kSureness);
+  } else {
+    situation = 2 * (kSureness + 1) + sureness(token.before);
+  }
+  const int confidence = confidence_class(token.confidence);
+  const int other = token.offered ? 0 : 1;
+  int rightness = 0;
+  if (record.judged > 0.0f) {
+    // Two more of each, so that few tokens say little.
+    const float right = (record.right + 1.0f) / (record.judged + 2.0f);
+    rightness = 1 + std::min(static_cast<int>(right * 5.0f), kRecords - 2);
+  }
+  const auto place = [](Feature feature, int value) {
+    return static_cast<std::uint16_t>(kFirst[feature] + value);
+  };
+  return {place(kSituation, situation), place(kConfidence, other * kConfidences + confidence),
+          place(kBoth, situation * kConfidences + confidence),
+          place(kRecord, other * kRecords + rightness),
+          place(kDepth, other * kDepths + std::min(token.depth, kDepths - 1))};
+}
+
+void OfferModel::learn(const Evidence& evidence, float before, bool accepted) noexcept {
+  const float chance = 1.0f / (1.0f + std::exp(-(before + weigh(evidence))));
+  const float error = (accepted ? 1.0f : 0.0f) - chance;
+  for (const std::uint16_t place : evidence) {
+    const float lessons = lessons_[place].load(std::memory_order_relaxed) + 1.0f;
+    lessons_[place].store(lessons, std::memory_order_relaxed);
+    const float rate = std::max(kLeastRate, kFirstRate / std::sqrt(lessons));
+    std::atomic<float>& weight = weights_[place];
+    weight.store(weight.load(std::memory_order_relaxed) + rate * error, std::memory_order_relaxed);
+  }
+}
+
+float OfferModel::least(std::size_t i) noexcept {
+  return i < kWeights ? -static_cast<float>(AcceptanceModel::kMostWeight) : 0.0f;
+}
+
+float OfferModel::most(std::size_t i) noexcept {
+  constexpr float kMostLessons = 1 << 24;  // where a float stops counting
+  if (i < kWeights) return static_cast<float>(AcceptanceModel::kMostWeight);
+  return i < 2 * kWeights ? kMostLessons : StepPromises::most(i - 2 * kWeights);
+}
+
+void OfferModel::write(float* values) const noexcept {
+  for (const auto* each : {&weights_, &lessons_}) {
+    for (const std::atomic<float>& value : *each) *values++ = value.load(std::memory_order_relaxed);
+  }
+  steps_.write(values);
+}
+
+void OfferModel::read(const float* values) noexcept {
+  for (auto* each : {&weights_, &lessons_}) {
+    for (std::atomic<float>& value : *each) value.store(*values++, std::memory_order_relaxed);
+  }
+  steps_.read(values);
+}
+
+float StepPromises::most(std::size_t i) noexcept {
+  constexpr std::array<float, 4> kMost = {kMemory, 2.0f * kMostOffered, 2.0f * kMostOffered,
+                                          kLongestTime};
+  return kMost[i % kMost.size()];
+}
+
+void StepPromises::write(float* values) const noexcept {
+  for (const Mean& mean : means_) {
+    for (const auto* each : {&mean.count, &mean.accepted, &mean.drafted, &mean.spent}) {
+      *values++ = each->load(std::memory_order_relaxed);
+    }
+  }
+}
+
+void StepPromises::read(const float* values) noexcept {
+  for (Mean& mean : means_) {
+    for (auto* each : {&mean.count, &mean.accepted, &mean.drafted, &mean.spent}) {
+      each->store(*values++, std::memory_order_relaxed);
+    }
+  }
+}
+
+std::size_t StepPromises::class_of(float own) noexcept {
+  constexpr std::array<float, kClasses - 1> kOwn = {0.1f, 0.25f, 0.5f, 0.8f, 1.2f,
+                                                    2.0f, 3.5f,  6.0f, 10.0f};
+  return static_cast<std::size_t>(std::upper_bound(kOwn.begin(), kOwn.end(), own) - kOwn.begin());
+}
+
+StepPromises::Promise StepPromises::promise(float own, float first,
+                                            const StepRecord& record) const noexcept {
+  constexpr float kFirstCount = 3.0f;
+  const Mean& mean = means_[class_of(own)];
+  const float count = mean.count.load(std::memory_order_relaxed);
+  first = std::max(first, least_);
+  const auto shrunk = [&](float prior, const std::atomic<float>& learned) {
+    return (kFirstCount * prior + count * learned.load(std::memory_order_relaxed)) /
+           (kFirstCount + count);
+  };
+  // How many tokens of one step are accepted varies about as much as their mean: the record counts
+  // beside so many steps that went as all do.
+  constexpr float kUsualSteps = 4.0f;
+  const float accepted = shrunk(first, mean.accepted);
+  const float usual = kUsualSteps * accepted;
+  const float expected = record.expected + usual;
+  return {accepted * (record.accepted + usual) / expected, shrunk(first + unsure_, mean.drafted),
+          shrunk(1.0f, mean.spent) * (record.spent + usual) / expected};
+}
+
+void StepPromises::learn(float own, float first, const Promise& came, StepRecord& record) noexcept {
+  const Promise expected = promise(own, first, {});
+  Mean& mean = means_[class_of(own)];
+  const float count = std::min(mean.count.load(std::memory_order_relaxed) + 1.0f, kMemory);
+  mean.count.store(count, std::memory_order_relaxed);
+  const auto move = [&](std::atomic<float>& value, float to) {
+    const float known = value.load(std::memory_order_relaxed);
+    value.store(known + (to - known) / count, std::memory_order_relaxed);
+  };
+  move(mean.accepted, came.accepted);
+  move(mean.drafted, came.drafted);
+  move(mean.spent, came.spent);
+  // The last ten steps count, and as much as two tokens of each that were what was expected.
+  constexpr float kDecay = 0.9f;
+  constexpr float kFirst = 2.0f * (1.0f - kDecay);
+  record.accepted = kDecay * record.accepted + kFirst + came.accepted;
+  record.expected = kDecay * record.expected + kFirst + expected.accepted;
+  const float part = came.spent / std::max(expected.spent, 1e-3f);
+  record.spent = kDecay * record.spent + kFirst + part * expected.accepted;
+}
+
+bool OfferModel::asks(bool pays) noexcept {
+  if (pays) {
+    idle_.store(0, std::memory_order_relaxed);
+    patience_.store(kFirstPatience, std::memory_order_relaxed);
+    return true;
+  }
+  const std::int32_t idle = idle_.load(std::memory_order_relaxed) + 1;
+  const std::int32_t patience = patience_.load(std::memory_order_relaxed);
+  if (idle < patience) {
+    idle_.store(idle, std::memory_order_relaxed);
+    return false;
+  }
+  idle_.store(0, std::memory_order_relaxed);
+  patience_.store(std::min(2 * patience, kLastPatience), std::memory_order_relaxed);
+  return true;
+}
+
+}  // namespace fastdraft

@@ -1,0 +1,798 @@
+#include "fastdraft/engine.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <mutex>
+#include <numeric>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <variant>
+
+#include "draft/acceptance_model.h"
+#include "draft/drafter.h"
+#include "draft/row_offers.h"
+#include "engine/offer_kinds.h"
+#include "engine/request_table.h"
+#include "fastdraft/error.h"
+#include "index/memory.h"
+#include "store/fork.h"
+
+namespace fastdraft {
+namespace {
+
+// The rate of an engine that has seen nothing: between ordinary chat, 1.2
+// tokens a step, and summaries, 2.
+constexpr double kInitialRate = 1.5;
+
+// Returns `config` if the engine can keep to it.
+EngineConfig checked(const EngineConfig& config) {
+  config.check();
+  return config;
+}
+
+// Token ids of two tokenizers have nothing to do with each other.
+void check_stores(const Stores& stores) {
+  std::optional<Fingerprint> marked;
+  for (std::size_t i = 0; i < stores.size(); ++i) {
+    if (stores[i] == nullptr) throw InvalidValueError("datastores must be Datastores, got None");
+    if (std::find(stores.begin(), stores.begin() + static_cast<std::ptrdiff_t>(i), stores[i]) !=
+        stores.begin() + static_cast<std::ptrdiff_t>(i)) {
+      throw InvalidValueError("datastores must differ, got one twice, at index " +
+                              std::to_string(i));
+    }
+    if (stores[i]->closed()) {
+      throw DatastoreClosedError("the datastore at index " + std::to_string(i) + " is closed");
+    }
+    const std::optional<Fingerprint>& fingerprint = stores[i]->fingerprint();
+    if (!fingerprint) continue;
+    if (marked && *marked != *fingerprint) {
+      throw InvalidValueError("datastores must be of one tokenizer, got the fingerprints " +
+                              to_hex(*marked) + " and " + to_hex(*fingerprint));
+    }
+    marked = fingerprint;
+  }
+}
+
+void check_time(double time) {
+  if (!(time >= 0.0) || std::isinf(time)) {
+    throw InvalidValueError("the time of offers must be a finite number of at least 0, got " +
+                            std::to_string(time));
+  }
+}
+
+void check_expected(const float* expected, std::int64_t rows) {
+  if (expected == nullptr) return;
+  const float* end = expected + rows;
+  const float* wrong = std::find_if(expected, end, [](float tokens) {
+    return !(tokens >= 0.0f && tokens <= static_cast<float>(kMostOffered));  // NaN too
+  });
+  if (wrong != end) {
+    throw InvalidValueError("expected must be from 0 to " + std::to_string(kMostOffered) +
+                            " tokens, got " + std::to_string(*wrong) + " at index " +
+                            std::to_string(wrong - expected));
+  }
+}
+
+void sort_by_row(std::vector<RowError>& errors) {
+  std::sort(errors.begin(), errors.end(),
+            [](const RowError& a, const RowError& b) { return a.row < b.row; });
+}
+
+// The memory of a shorter text is as near as what was asked for. With 64 rows of 100,000 tokens,
+// asking takes 0.9 of the time of a batch on an AMD EPYC; with 1,000 tokens it gained nothing.
+bool is_far(const Request& request) noexcept { return request.context.size() >= 8192; }
+
+bool approach_guess(std::int64_t /*row*/, Request& request, int step) {
+  return is_far(request) && request.drafter->approach(step);
+}
+
+// What is wrong with one row's offer; empty: nothing.
+std::string fault_of(const RowOffer& offer, std::int64_t vocabulary) {
+  for (std::int32_t i = 0; i < offer.count; ++i) {
+    const std::string at = " at index " + std::to_string(i);
+    const Token token = offer.token_ids[i];
+    if (token < 0 || token >= vocabulary) {
+      return "token ids must be from 0 to below " + std::to_string(vocabulary) + ", got " +
+             std::to_string(token) + at;
+    }
+    if (offer.parents != nullptr && (offer.parents[i] < -1 || offer.parents[i] >= i)) {
+      return "parents must be -1 or an index before their child's, got " +
+             std::to_string(offer.parents[i]) + at;
+    }
+    if (offer.drawn && offer.parent(i) != i - 1) {
+      return "drawn tokens must be a chain, got the parent " + std::to_string(offer.parents[i]) +
+             at;
+    }
+    if (offer.confidences != nullptr &&
+        !(offer.confidences[i] >= 0.0f && offer.confidences[i] <= 1.0f)) {
+      return "confidences must be from 0 to 1, got " + std::to_string(offer.confidences[i]) + at;
+    }
+  }
+  return {};
+}
+
+void check_limits(const ProposeOptions& options, std::int64_t rows) {
+  if (options.limits == nullptr) return;
+  const std::int32_t* end = options.limits + rows;
+  const std::int32_t* negative =
+      std::find_if(options.limits, end, [](std::int32_t limit) { return limit < 0; });
+  if (negative != end) {
+    throw InvalidValueError("limits must be 0 or greater, got " + std::to_string(*negative) +
+                            " at index " + std::to_string(negative - options.limits));
+  }
+}
+
+void check_offsets(const std::int64_t* offsets, std::int64_t rows) {
+  for (std::int64_t row = 0; row < rows; ++row) {
+    if (offsets[row] > offsets[row + 1]) {
+      throw InvalidValueError("offsets must rise, got " + std::to_string(offsets[row]) +
+                              " and then " + std::to_string(offsets[row + 1]) + " at index " +
+                              std::to_string(row + 1));
+    }
+  }
+}
+
+// What making the offers took, in steps without drafts.
+double time_of_offers(const StepCost& cost, std::int64_t rows, const ProposeOptions& options) {
+  double time = 0.0;
+  for (std::int64_t k = 0; k < options.num_offers; ++k) {
+    time += cost.part_of_step(rows, options.offers[k].time);
+  }
+  return time;
+}
+
+std::string of_request(RequestId id) { return "request " + std::to_string(id) + ": "; }
+
+}  // namespace
+
+Engine::Engine(const EngineConfig& config, Stores stores)
+    : config_(checked(config)),
+      most_drafted_(config.most_drafted()),
+      stores_(std::move(stores)),
+      budget_(std::make_unique<MemoryBudget>(config.max_bytes)),
+      acceptance_(config.calibrated() ? std::make_unique<AcceptanceModel>() : nullptr),
+      kinds_(std::make_unique<OfferKinds>()),
+      requests_(std::make_unique<RequestTable>()),
+      rate_mutex_(std::make_unique<Mutex>()),
+      rate_(std::make_unique<EmissionRate>(kInitialRate)) {
+  check_stores(stores_);
+}
+
+Engine::~Engine() = default;
+
+void Engine::check_room(const Request& request, RequestId id, std::int64_t count) const {
+  if (count > config_.max_request_tokens - request.context.size()) {
+    throw RequestLimitError(of_request(id) + "max_request_tokens is " +
+                            std::to_string(config_.max_request_tokens) + ": it holds " +
+                            std::to_string(request.context.size()) + " tokens and " +
+                            std::to_string(count) + " more were observed");
+  }
+}
+
+std::int32_t Engine::limit_of(const ProposeOptions& options, std::int64_t row) const noexcept {
+  return options.limits == nullptr ? most_drafted_ : std::min(most_drafted_, options.limits[row]);
+}
+
+RequestId Engine::add_request(const Token* prompt, std::int64_t prompt_size,
+                              const Token* prediction, std::int64_t prediction_size,
+                              const Stores* stores, const Token* templates,
+                              std::int64_t templates_size, const Stores* read_only) {
+  check_tokens(prompt, prompt_size, "prompt_ids");
+  check_tokens(prediction, prediction_size, "prediction", config_.vocabulary);
+  check_tokens(templates, templates_size, "templates", config_.vocabulary);
+  Stores seen = stores == nullptr ? stores_ : *stores;
+  const std::size_t entered = seen.size();
+  if (read_only != nullptr) seen.insert(seen.end(), read_only->begin(), read_only->end());
+  if (stores != nullptr || read_only != nullptr) check_stores(seen);
+  if (templates_size > 0 && !config_.calibrated()) {
+    throw InvalidValueError("templates must be left out: only the default drafter takes them");
+  }
+  for (const auto& [what, size] :
+       {std::pair{"prompt_ids", prompt_size}, std::pair{"prediction", prediction_size},
+        std::pair{"templates", templates_size}}) {
+    if (size > config_.max_request_tokens) {
+      throw RequestLimitError("max_request_tokens is " +
+                              std::to_string(config_.max_request_tokens) + ": " + what + " has " +
+                              std::to_string(size) + " tokens");
+    }
+  }
+  if (prompt_size > config_.max_request_tokens - templates_size) {
+    throw RequestLimitError("max_request_tokens is " + std::to_string(config_.max_request_tokens) +
+                            ": prompt_ids and templates have " +
+                            std::to_string(prompt_size + templates_size) + " tokens");
+  }
+  const double rate = [this] {
+    const std::scoped_lock guard(*rate_mutex_);
+    return rate_->value();
+  }();
+  auto request = std::make_unique<Request>(most_drafted_, rate, *budget_);
+  request->context.append(templates, templates_size);
+  request->context.append(prompt, prompt_size);
+  request->templates_size = templates_size;
+  request->prompt_size = prompt_size;
+  request->stores = std::move(seen);
+  request->num_entered = entered;
+  for (std::size_t i = 0; i < entered; ++i) {
+    RunningTexts* running = request->stores[i]->running();
+    if (running == nullptr) continue;
+    request->running.push_back(std::make_unique<RunningTexts::Text>(*running, &request->context));
+  }
+  const DrafterInputs inputs{request->context, prediction,        prediction_size,
+                             request->stores,  config_.lookahead, acceptance_.get(),
+                             *budget_,         entered,           templates_size};
+  request->drafter =
+      std::visit([&](const auto& config) { return make_drafter(config, inputs); }, config_.drafter);
+  return requests_->add(std::move(request));
+}
+
+// Leaves out the tokens that are not of the vocabulary, with all that follow them,
+// and returns how many stay.
+std::int32_t Engine::leave_out_foreign(const DraftColumns& draft, std::int32_t count) {
+  const auto foreign = [&](Token token) { return token < 0 || token >= config_.vocabulary; };
+  // All at once, since nearly always none is. As unsigned numbers those below 0 are the largest.
+  std::uint32_t largest = 0;
+  for (std::int32_t i = 0; i < count; ++i) {
+    largest = std::max(largest, static_cast<std::uint32_t>(draft.token_ids[i]));
+  }
+  if (largest < config_.vocabulary) return count;
+  constexpr std::int32_t kLeftOut = -2;
+  std::vector<std::int32_t> places(static_cast<std::size_t>(count), kLeftOut);
+  std::int32_t kept = 0;
+  for (std::int32_t i = 0; i < count; ++i) {
+    const std::int32_t parent =
+        draft.parents[i] < 0 ? -1 : places[static_cast<std::size_t>(draft.parents[i])];
+    if (foreign(draft.token_ids[i])) {
+      if (is_stored(draft.sources[i])) {
+        num_foreign_.fetch_add(1, std::memory_order_relaxed);
+      }
+    } else if (parent != kLeftOut) {
+      places[static_cast<std::size_t>(i)] = kept;
+      draft.from(i).copy_to(draft.from(kept), 1);
+      draft.parents[kept++] = parent;
+    }
+  }
+  return kept;
+}
+
+// The drafter's guess, in the request's draft. If the drafter throws, there is no proposal.
+std::int32_t Engine::guess(Request& request, std::int32_t limit, float least) {
+  const std::optional<Proposal> kept = std::exchange(request.kept, std::nullopt);
+  request.proposal.reset();
+  if (request.offers != nullptr) request.offers->given = 0;
+  const bool known = kept && kept->limit == limit && kept->least == least;
+  const std::int32_t count =
+      known ? kept->guessed
+            : leave_out_foreign(request.draft, request.drafter->guess(limit, least, request.draft));
+  request.proposal = Proposal{count, 0, 1.0, limit, least};
+  return count;
+}
+
+// The same with what read_offers found.
+std::int32_t Engine::guess_with(const RowOffers& offers, Request& request, std::int32_t limit,
+                                float least) {
+  request.kept.reset();
+  request.proposal.reset();
+  const std::int32_t count = leave_out_foreign(
+      request.draft, request.drafter->guess_with(offers, limit, least, request.draft));
+  request.proposal = Proposal{count};
+  return count;
+}
+
+OfferKind Engine::offer_kind(std::string_view name) {
+  if (!config_.calibrated()) {
+    throw InvalidValueError("offers must be left out: only the default drafter takes them");
+  }
+  return kinds_->add(name);
+}
+
+std::vector<std::string> Engine::offer_kinds() const { return kinds_->names(); }
+
+void Engine::check_kind(OfferKind kind) const {
+  if (kind < 0 || kind >= kinds_->size()) {
+    throw InvalidValueError("the kind of offers must be one of the engine's " +
+                            std::to_string(kinds_->size()) + ", got " + std::to_string(kind));
+  }
+}
+
+void Engine::check_offers(const ProposeOptions& options, std::int64_t rows) const {
+  if (options.num_offers > kMostOffers) {
+    throw InvalidValueError("a call takes at most " + std::to_string(kMostOffers) +
+                            " offers, got " + std::to_string(options.num_offers));
+  }
+  std::uint32_t given = 0;
+  for (std::int64_t k = 0; k < options.num_offers; ++k) {
+    const Offers& offers = options.offers[k];
+    check_kind(offers.kind);
+    const std::uint32_t bit = std::uint32_t{1} << static_cast<std::uint32_t>(offers.kind);
+    if ((given & bit) != 0) {
+      throw InvalidValueError("offers must be of different kinds, got two of \"" +
+                              kinds_->names()[static_cast<std::size_t>(offers.kind)] + "\"");
+    }
+    given |= bit;
+    check_time(offers.time);
+    check_offsets(offers.offsets, rows);
+  }
+}
+
+// Reads what is offered for a row. Returns whether that is anything. A wrong offer is refused, with
+// an error, or left out.
+bool Engine::read_offers(Request& request, const ProposeOptions& options, std::int64_t row,
+                         bool refuse, RowOffers& read) {
+  read.size = 0;
+  std::uint32_t given = 0;
+  for (std::int64_t k = 0; k < options.num_offers; ++k) {
+    const Offers& all = options.offers[k];
+    const std::int64_t first = all.offsets[row];
+    const std::int64_t count = all.offsets[row + 1] - first;
+    if (count == 0) continue;
+    if (request.offers == nullptr) request.offers = std::make_unique<OfferState>();
+    const auto kind = static_cast<std::size_t>(all.kind);
+    request.offers->kinds[kind].spent = all.time;
+    RowOffer& offer = read.offers[static_cast<std::size_t>(read.size)];
+    offer = {all.kind,
+             &kinds_->model(all.kind),
+             &request.offers->kinds[kind].offers,
+             static_cast<std::int32_t>(std::min(count, kMostOffered)),
+             all.token_ids + first,
+             all.parents == nullptr ? nullptr : all.parents + first,
+             all.confidences == nullptr ? nullptr : all.confidences + first,
+             all.drawn};
+    const std::string fault = count > kMostOffered
+                                  ? "there may be at most " + std::to_string(kMostOffered) +
+                                        " tokens, got " + std::to_string(count)
+                                  : fault_of(offer, config_.vocabulary);
+    if (fault.empty()) {
+      ++read.size;
+      given |= std::uint32_t{1} << kind;
+    } else if (refuse) {
+      throw InvalidValueError("the offer \"" + kinds_->names()[kind] + "\": " + fault);
+    } else {
+      num_refused_offers_.fetch_add(1, std::memory_order_relaxed);
+    }
+  }
+  if (request.offers != nullptr) request.offers->given = given;
+  return read.size > 0;
+}
+
+void Engine::wants(OfferKind kind, const RequestId* ids, std::int64_t rows,
+                   const ProposeOptions& options, double time, bool* wanted,
+                   const float* expected) {
+  check_limits(options, rows);
+  check_time(time);
+  check_expected(expected, rows);
+  check_kind(kind);
+  ProposeOptions plain = options;
+  plain.num_offers = 0;
+  const DraftBatch own = propose_batch(ids, rows, plain);
+  OfferValue value(*kinds_, kind, time);
+  for (std::int64_t row = 0; row < rows; ++row) {
+    wanted[row] = false;
+    const std::optional<RequestTable::Locked> found = requests_->find(ids[row]);
+    if (!found) continue;
+    Request& request = **found;
+    request.kept = std::exchange(request.proposal, std::nullopt);
+    if (request.offers == nullptr) request.offers = std::make_unique<OfferState>();
+    const auto r = static_cast<std::size_t>(row);
+    const float* probabilities = own.columns.probabilities;
+    const float promised =
+        std::accumulate(probabilities + own.offsets[r], probabilities + own.offsets[r + 1], 0.0f);
+    wanted[row] = value.add(*request.offers, promised, own.offsets[r + 1] - own.offsets[r],
+                            limit_of(options, row), expected == nullptr ? 0.0f : expected[row]);
+  }
+  if (rows == 0) return;
+  const bool pays = value.pays(options.cost.value_or(StepCost::constant(config_.token_cost)), rows,
+                               options.padded);
+  if (!kinds_->model(kind).asks(pays)) {
+    std::fill_n(wanted, rows, false);
+  } else if (!pays) {
+    for (std::int64_t row = 0; row < rows; ++row) {
+      wanted[row] = limit_of(options, row) > 0 && requests_->find(ids[row]).has_value();
+    }
+  }
+}
+
+std::int32_t Engine::propose(RequestId id, const ProposeOptions& options,
+                             const DraftColumns& draft) {
+  check_limits(options, 1);
+  const bool offered = options.num_offers > 0;
+  if (offered) check_offers(options, 1);
+  const StepCost cost = options.cost.value_or(StepCost::constant(config_.token_cost));
+  const RequestTable::Locked request = requests_->lock(id);
+  const double rate = kPremium * request->rate.value();
+  const double least = cost.is_constant() ? cost.least_chance(1, rate)
+                                          : cost.least_of_batch(1, rate, false, most_drafted_);
+  RowOffers offers;
+  const bool any = offered && read_offers(*request, options, 0, true, offers);
+  std::int32_t count =
+      any ? guess_with(offers, *request, limit_of(options, 0), static_cast<float>(least))
+          : guess(*request, limit_of(options, 0), static_cast<float>(least));
+  // At a constant cost the guess ended where no more pays.
+  const bool drawn = any && offers.drawn() < offers.size;
+  if (config_.calibrated() && !cost.is_constant() && !drawn) {
+    keep_what_pays(cost, rate, false, request->draft.probabilities, 1, count, &count);
+  }
+  request->proposal->drafted = count;
+  request->proposal->step_time = cost.relative(1, count);
+  if (offered) request->proposal->step_time += time_of_offers(cost, 1, options);
+  request->draft.copy_to(draft, count);
+  return count;
+}
+
+DraftBatch Engine::propose_batch(const RequestId* ids, std::int64_t rows,
+                                 const ProposeOptions& options) {
+  check_limits(options, rows);
+  const bool offered = options.num_offers > 0;
+  if (offered) check_offers(options, rows);
+  const StepCost cost = options.cost.value_or(StepCost::constant(config_.token_cost));
+  const std::int64_t stride = most_drafted_;
+  // Every row's whole guess, a stride apart; what is kept then moves together.
+  std::unique_ptr<std::int32_t[]> memory(
+      new std::int32_t[static_cast<std::size_t>(DraftColumns::words(rows * stride))]);
+  const DraftColumns all = DraftColumns::in(memory.get(), rows * stride);
+  std::vector<std::int32_t> counts(static_cast<std::size_t>(rows));
+  double rate = 0.0;
+  for (std::int64_t row = 0; row < rows; ++row) {
+    if (const std::optional<RequestTable::Locked> found = requests_->find(ids[row])) {
+      rate += kPremium * (*found)->rate.value();
+    }
+  }
+  const auto least = static_cast<float>(cost.least_of_batch(rows, rate, options.padded, stride));
+  RowOffers offers;
+  std::vector<std::pair<std::size_t, std::int32_t>> drawn;  // rows, and what they draft
+  const auto guess_row = [&](std::int64_t row, const std::optional<RequestTable::Locked>& found) {
+    if (!found) return;
+    Request& request = **found;
+    const bool any = offered && read_offers(request, options, row, false, offers);
+    const std::int32_t limit = limit_of(options, row);
+    const std::int32_t count =
+        any ? guess_with(offers, request, limit, least) : guess(request, limit, least);
+    counts[static_cast<std::size_t>(row)] = count;
+    request.draft.copy_to(all.from(row * stride), count);
+    if (any && offers.drawn() < offers.size) drawn.emplace_back(row, count);
+  };
+  requests_->visit(ids, rows, approach_guess, guess_row);
+  if (rows > 0 && config_.calibrated()) {
+    keep_what_pays(cost, rate, options.padded, all.probabilities, rows, stride, counts.data());
+    for (const auto& [row, count] : drawn) counts[row] = count;
+  }
+
+  std::vector<std::int32_t> offsets(static_cast<std::size_t>(rows) + 1);
+  std::partial_sum(counts.begin(), counts.end(), offsets.begin() + 1);
+  const std::int32_t longest = rows > 0 ? *std::max_element(counts.begin(), counts.end()) : 0;
+  const std::int64_t wide = std::max<std::int64_t>(rows, 1);
+  double step_time = cost.relative(wide, options.padded ? rows * longest : offsets.back());
+  if (offered) step_time += time_of_offers(cost, wide, options);
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const auto r = static_cast<std::size_t>(row);
+    all.from(row * stride).copy_to(all.from(offsets[r]), counts[r]);
+    const std::optional<RequestTable::Locked> request = requests_->find(ids[row]);
+    // A call from elsewhere may have ended or observed the request since.
+    if (!request || !(*request)->proposal) continue;
+    Proposal& proposal = *(*request)->proposal;
+    proposal.drafted = std::min(counts[r], proposal.guessed);
+    proposal.step_time = step_time;
+  }
+  return {std::move(memory), all, std::move(offsets)};
+}
+
+void Engine::count_step(Request& request, const Token* emitted, std::int64_t count,
+                        std::int32_t drafted) noexcept {
+  const DraftColumns::Accepted accepted = request.draft.accepted(drafted, emitted, count);
+  const auto of_prediction =
+      std::count(request.draft.sources, request.draft.sources + drafted, Source::kPrediction);
+  DraftCounts& counts = request.counts;
+  counts.steps += 1;
+  counts.emitted += count;
+  counts.drafts += drafted > 0 ? 1 : 0;
+  counts.drafted += drafted;
+  counts.accepted += accepted.tokens;
+  const std::int64_t confirmed = accepted.by_source[index_of(Source::kPrediction)];
+  counts.accepted_prediction += confirmed;
+  counts.rejected_prediction += of_prediction - confirmed;
+  for (std::size_t i = 0; i < kNumSources; ++i) {
+    counts.accepted_by_source[i] += accepted.by_source[i];
+  }
+}
+
+// Counts a step that verified `drafted` tokens of the host's choice: the target accepted all that
+// it emitted but the last. Which of them the prediction expected is told by the last guess: of the
+// accepted tokens exactly, of the rejected ones by its likeliest path.
+void Engine::count_ahead(Request& request, std::int32_t guessed, const Token* emitted,
+                         std::int64_t count, std::int32_t drafted) noexcept {
+  const auto accepted = static_cast<std::int32_t>(std::min<std::int64_t>(drafted, count - 1));
+  DraftCounts& counts = request.counts;
+  counts.steps += 1;
+  counts.emitted += count;
+  counts.drafts += drafted > 0 ? 1 : 0;
+  counts.drafted += drafted;
+  counts.accepted += accepted;
+  const DraftColumns& tree = request.draft;
+  std::int32_t parent = -1;
+  std::int32_t depth = 0;
+  for (std::int32_t i = 0; i < guessed && depth < drafted; ++i) {
+    const bool follows = depth >= accepted || tree.token_ids[i] == emitted[depth];
+    if (tree.parents[i] != parent || !follows) continue;
+    const bool expected = tree.sources[i] == Source::kPrediction;
+    (depth < accepted ? counts.accepted_prediction : counts.rejected_prediction) +=
+        expected ? 1 : 0;
+    if (depth < accepted) ++counts.accepted_by_source[index_of(tree.sources[i])];
+    parent = i;
+    ++depth;
+  }
+}
+
+void Engine::observe(RequestId id, const Token* emitted, std::int64_t count) {
+  check_tokens(emitted, count, "emitted_ids");
+  const RequestTable::Locked request = requests_->lock(id);
+  take(*request, id, {emitted, count, emitted, count, std::nullopt});
+}
+
+void Engine::take(Request& request, RequestId id, const Step& step) {
+  const auto& [emitted, count, came, num_came, verified] = step;
+  check_room(request, id, count);
+  request.kept.reset();
+  const bool proposed = request.proposal.has_value();
+  const Proposal proposal = request.proposal.value_or(Proposal());
+  request.proposal.reset();
+  if (count > 0) request.context.prefetch_append(emitted[0]);
+  if (proposed) request.drafter->learn(came, num_came);
+  if (request.offers != nullptr && count == 0) {
+    request.offers->forget();
+  } else if (request.offers != nullptr) {
+    request.offers->learn(*kinds_, [&, tokens = emitted, num_tokens = count] {
+      return OfferState::Outcome{
+          request.draft.accepted(proposal.drafted, tokens, num_tokens).tokens, proposal.drafted,
+          request.drafter->accepted_without_offers()};
+    });
+  }
+
+  std::int64_t taken = 0;
+  std::optional<MemoryLimitError> refused;
+  try {
+    while (taken < count) {
+      request.context.append(emitted[taken]);
+      ++taken;
+      request.drafter->advance();
+    }
+  } catch (const MemoryLimitError& error) {
+    refused = error;
+  }
+  for (const auto& text : request.running) {
+    text->grow(request.text(), request.size(), request.prompt_size);
+  }
+  if (taken > 0 && !verified) count_step(request, emitted, taken, proposal.drafted);
+  if (taken > 0 && verified) count_ahead(request, proposal.guessed, emitted, taken, *verified);
+  // Without a proposal a step of the target emits one token: more are text that came from
+  // elsewhere, as a resumed request's, and tell nothing of the target's pace.
+  if (taken > 0 && (proposed || taken == 1)) {
+    const auto tokens = static_cast<double>(std::min<std::int64_t>(taken, most_drafted_ + 1));
+    request.rate.add(tokens, proposal.step_time);
+    request.paced += tokens;
+    request.time += proposal.step_time;
+  }
+  if (refused) {
+    throw MemoryLimitError(of_request(id) + refused->what() + "; " + std::to_string(taken) +
+                           " of " + std::to_string(count) + " observed tokens were taken");
+  }
+}
+
+// Calls `take(row, request)` for each row, and gives the errors of those that failed, in order.
+template <typename Take>
+std::vector<RowError> Engine::take_rows(const RequestId* ids, std::int64_t rows,
+                                        const Token* emitted, const std::int64_t* offsets,
+                                        Take take) {
+  std::vector<RowError> failed;
+  const auto approach = [&](std::int64_t row, Request& request, int step) {
+    // No other token was checked yet, and one that is refused has no way.
+    const bool any = offsets[row] < offsets[row + 1] && emitted[offsets[row]] >= 0;
+    return any && is_far(request) &&
+           request.context.approach(request.approach, emitted[offsets[row]], step);
+  };
+  const auto take_row = [&](std::int64_t row, std::optional<RequestTable::Locked>& request) {
+    try {
+      check_tokens(emitted + offsets[row], offsets[row + 1] - offsets[row], "emitted_ids");
+      if (!request) RequestTable::throw_unknown(ids[row]);
+      take(row, **request);
+    } catch (const std::exception&) {
+      failed.push_back({row, std::current_exception()});
+    }
+  };
+  requests_->visit(ids, rows, approach, take_row);
+  sort_by_row(failed);
+  return failed;
+}
+
+std::vector<RowError> Engine::observe_batch(const RequestId* ids, std::int64_t rows,
+                                            const Token* emitted, const std::int64_t* offsets) {
+  check_offsets(offsets, rows);
+  return take_rows(ids, rows, emitted, offsets, [&](std::int64_t row, Request& request) {
+    const Token* tokens = emitted + offsets[row];
+    const std::int64_t count = offsets[row + 1] - offsets[row];
+    take(request, ids[row], {tokens, count, tokens, count, std::nullopt});
+  });
+}
+
+namespace {
+
+// What each request with several rows emitted in all of them. Its guess was made before the first,
+// which uses it up; so the first has to learn from the tokens of all.
+std::unordered_map<RequestId, std::vector<Token>> tokens_of_several_rows(
+    const RequestId* ids, std::int64_t rows, const Token* emitted, const std::int64_t* offsets) {
+  std::unordered_map<RequestId, std::vector<Token>> tokens;
+  std::vector<RequestId> sorted(ids, ids + rows);
+  std::sort(sorted.begin(), sorted.end());
+  auto same = std::adjacent_find(sorted.begin(), sorted.end());
+  for (; same != sorted.end(); same = std::adjacent_find(same + 1, sorted.end())) tokens[*same];
+  if (tokens.empty()) return tokens;
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const auto found = tokens.find(ids[row]);
+    if (found == tokens.end()) continue;
+    found->second.insert(found->second.end(), emitted + offsets[row], emitted + offsets[row + 1]);
+  }
+  return tokens;
+}
+
+}  // namespace
+
+std::vector<RowError> Engine::continue_batch(const RequestId* ids, std::int64_t rows,
+                                             const Token* emitted, const std::int64_t* offsets,
+                                             const std::int32_t* drafted,
+                                             const std::int64_t* places, const Continuations& out) {
+  check_offsets(offsets, rows);
+  const auto place_of = [&](std::int64_t row) { return places == nullptr ? row : places[row]; };
+  for (std::int64_t row = 0; row < rows; ++row) {
+    if (place_of(row) < 0 || place_of(row) >= out.rows) {
+      throw InvalidValueError("places must be below the " + std::to_string(out.rows) +
+                              " rows of the continuations, got " + std::to_string(place_of(row)) +
+                              " at index " + std::to_string(row));
+    }
+    if (drafted != nullptr && drafted[row] < 0) {
+      throw InvalidValueError("drafted must be 0 or greater, got " + std::to_string(drafted[row]) +
+                              " at index " + std::to_string(row));
+    }
+  }
+  // First all rows learn, then all guess by what was learned.
+  const auto several = tokens_of_several_rows(ids, rows, emitted, offsets);
+  std::vector<RowError> failed =
+      take_rows(ids, rows, emitted, offsets, [&](std::int64_t row, Request& request) {
+        const Token* tokens = emitted + offsets[row];
+        const std::int64_t count = offsets[row + 1] - offsets[row];
+        Step step{tokens, count, tokens, count, drafted == nullptr ? 0 : drafted[row]};
+        if (const auto all = several.find(ids[row]); all != several.end()) {
+          step.came = all->second.data();
+          step.num_came = static_cast<std::int64_t>(all->second.size());
+        }
+        take(request, ids[row], step);
+      });
+  const auto limit = static_cast<std::int32_t>(std::min<std::int64_t>(most_drafted_, out.nodes));
+  // Of several rows that go to one place the last one stays.
+  std::vector<std::int64_t> last(static_cast<std::size_t>(out.rows), -1);
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const std::int64_t place = place_of(row);
+    last[static_cast<std::size_t>(place)] = row;
+    out.base[place] = 0;
+    out.count[place] = 0;
+  }
+  for (const RowError& error : failed) {
+    std::int64_t& row = last[static_cast<std::size_t>(place_of(error.row))];
+    if (row == error.row) row = -1;
+  }
+  const auto guess_row = [&](std::int64_t row, std::optional<RequestTable::Locked>& request) {
+    const std::int64_t place = place_of(row);
+    if (last[static_cast<std::size_t>(place)] != row) return;
+    try {
+      if (!request) RequestTable::throw_unknown(ids[row]);
+      const std::int32_t count = guess(**request, limit, 0.0f);
+      out.write(place, (*request)->size(), count, (*request)->draft);
+    } catch (const std::exception&) {
+      failed.push_back({row, std::current_exception()});
+    }
+  };
+  requests_->visit(ids, rows, approach_guess, guess_row);
+  sort_by_row(failed);
+  return failed;
+}
+
+DraftCounts Engine::counts(RequestId id) { return requests_->lock(id)->counts; }
+
+std::int64_t Engine::num_tokens(RequestId id) { return requests_->lock(id)->size(); }
+
+DraftCounts Engine::finish(RequestId id) {
+  const std::unique_ptr<Request> request = remove(id);
+  // Taken out before it enters, lest others find it twice.
+  request->running.clear();
+  for (std::size_t i = 0; i < request->num_entered; ++i) {
+    const auto& store = request->stores[i];
+    if (store->frozen()) continue;
+    try {
+      store->add(request->text(), request->size(), request->prompt_size);
+    } catch (const DatastoreClosedError&) {
+      continue;
+    } catch (const MemoryLimitError&) {
+      continue;
+    }
+  }
+  return request->counts;
+}
+
+DraftCounts Engine::cancel(RequestId id) { return remove(id)->counts; }
+
+std::unique_ptr<Request> Engine::remove(RequestId id) {
+  std::unique_ptr<Request> request = requests_->remove(id);
+  if (request->time > 0.0) {
+    const std::scoped_lock guard(*rate_mutex_);
+    rate_->add(request->paced / request->time, 1.0);
+  }
+  return request;
+}
+
+std::optional<Calibration> Engine::calibration() const {
+  if (acceptance_ == nullptr) return std::nullopt;
+  const auto weights = acceptance_->weights();
+  const auto reliability = acceptance_->reliability();
+  Calibration learned{
+      {weights.begin(), weights.end()}, {reliability.begin(), reliability.end()}, {}, {}};
+  for (const std::string& kind : kinds_->names()) {
+    std::vector<float> values(OfferModel::kSaved);
+    kinds_->model(static_cast<OfferKind>(learned.offers.size())).write(values.data());
+    learned.offers.push_back({kind, std::move(values)});
+  }
+  learned.plain_steps.resize(StepPromises::kSaved);
+  kinds_->plain_steps().write(learned.plain_steps.data());
+  return learned;
+}
+
+void Engine::set_offers(const std::vector<OfferCalibration>& offers,
+                        const std::vector<float>& plain_steps) {
+  const auto check = [](const std::vector<float>& values, std::size_t size, const auto& least,
+                        const auto& most) {
+    if (values.size() != size) {
+      throw InvalidValueError("what was learned of offers must have " + std::to_string(size) +
+                              " numbers, got " + std::to_string(values.size()));
+    }
+    for (std::size_t i = 0; i < size; ++i) {
+      if (values[i] >= least(i) && values[i] <= most(i)) continue;  // no NaN
+      throw InvalidValueError("what was learned of offers must be from " +
+                              std::to_string(least(i)) + " to " + std::to_string(most(i)) +
+                              ", got " + std::to_string(values[i]) + " at index " +
+                              std::to_string(i));
+    }
+  };
+  for (const OfferCalibration& each : offers) {
+    check(each.values, OfferModel::kSaved, &OfferModel::least, &OfferModel::most);
+  }
+  const auto zero = [](std::size_t) { return 0.0f; };
+  if (!plain_steps.empty()) check(plain_steps, StepPromises::kSaved, zero, &StepPromises::most);
+  for (const OfferCalibration& each : offers) {
+    kinds_->model(offer_kind(each.kind)).read(each.values.data());
+  }
+  if (!plain_steps.empty()) kinds_->plain_steps().read(plain_steps.data());
+}
+
+void Engine::set_weights(const float* weights, std::int64_t count) {
+  if (acceptance_ == nullptr) {
+    throw InvalidValueError("only the default drafter takes a calibration");
+  }
+  if (count != AcceptanceModel::kWeights) {
+    throw InvalidValueError("there must be " + std::to_string(AcceptanceModel::kWeights) +
+                            " weights, got " + std::to_string(count));
+  }
+  constexpr int kMost = AcceptanceModel::kMostWeight;
+  const float* wrong = std::find_if(weights, weights + count, [](float weight) {
+    return !(std::abs(weight) <= static_cast<float>(kMost));  // NaN too
+  });
+  if (wrong != weights + count) {
+    const std::string most = std::to_string(kMost);
+    throw InvalidValueError("weights must be from -" + most + " to " + most + ", got " +
+                            std::to_string(*wrong));
+  }
+  acceptance_->set_weights(weights);
+}
+
+std::int64_t Engine::num_requests() const noexcept { return requests_->size(); }
+
+std::int64_t Engine::bytes() const noexcept { return budget_->used(); }
+
+}  // namespace fastdraft

@@ -1,0 +1,67 @@
+#include "engine/offer_value.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+namespace fastdraft {
+
+void OfferState::learn(OfferKinds& all, std::uint32_t offered, float promised,
+                       const Outcome& outcome) noexcept {
+  const auto accepted = static_cast<float>(outcome.accepted);
+  const auto verified = static_cast<float>(outcome.drafted);
+  // With an offer there may be a use for tokens that would not have paid without.
+  const float without =
+      offered == 0 ? accepted : static_cast<float>(std::min(outcome.accepted_without, own_drafted));
+  all.plain_steps().learn(promised, promised, {without, verified, 0.0f}, plain_steps);
+  for (std::size_t k = 0; k < kinds.size(); ++k) {
+    OfKind& kind = kinds[k];
+    const float expected = std::exchange(kind.promised, -1.0f);
+    const double time = std::exchange(kind.time, 0.0);
+    if ((offered >> k & 1) == 0) continue;
+    const double part =
+        time > 0.0 ? std::min(kind.spent / time, double{StepPromises::kLongestTime}) : 1.0;
+    all.model(static_cast<OfferKind>(k))
+        .steps()
+        .learn(expected < 0.0f ? promised : expected, kind.first,
+               {accepted, verified, static_cast<float>(part)}, kind.steps);
+  }
+}
+
+bool OfferValue::add(OfferState& state, float promised, std::int32_t drafted, std::int32_t limit,
+                     float expected) noexcept {
+  OfferState::OfKind& of_kind = state.kinds[static_cast<std::size_t>(kind_)];
+  state.own = promised;
+  state.own_drafted = drafted;
+  of_kind.promised = std::max(promised, expected);
+  of_kind.time = time_;
+  const StepPromises::Promise without =
+      kinds_.plain_steps().promise(promised, promised, state.plain_steps);
+  // What is not known of the offers yet is no reason to hope for more of the engine's own draft.
+  of_kind.first = std::max(without.accepted, expected);
+  const StepPromises::Promise with =
+      kinds_.model(kind_).steps().promise(of_kind.promised, of_kind.first, of_kind.steps);
+  const double more = static_cast<double>(with.accepted) - static_cast<double>(without.accepted);
+  emitted_ += 1.0 + static_cast<double>(without.accepted);
+  own_.add(drafted);
+  if (limit == 0 || more <= 0.0) {
+    offered_.add(drafted);
+    return false;
+  }
+  offered_.add(std::min(static_cast<double>(with.drafted), static_cast<double>(limit)));
+  gain_ += more;
+  spent_ = std::max(spent_, static_cast<double>(with.spent));
+  return true;
+}
+
+bool OfferValue::pays(const StepCost& cost, std::int64_t rows, bool padded) const {
+  const auto step_with = [&](const Tokens& drafts) {
+    const double tokens = padded ? static_cast<double>(rows) * drafts.longest : drafts.sum;
+    return cost.relative(rows, static_cast<std::int64_t>(std::lround(tokens)));
+  };
+  const double step = step_with(own_);
+  const double more_time = spent_ * cost.part_of_step(rows, time_) + step_with(offered_) - step;
+  return gain_ > emitted_ / step * more_time;
+}
+
+}  // namespace fastdraft

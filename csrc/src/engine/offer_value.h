@@ -1,0 +1,106 @@
+// Whether it pays to have another drafter make offers.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "draft/offer_model.h"
+#include "engine/offer_kinds.h"
+#include "fastdraft/offers.h"
+#include "fastdraft/step_cost.h"
+
+namespace fastdraft {
+
+// What a request knows of offers, once there was one or one was asked about.
+struct OfferState {
+  struct OfKind {
+    OfferRecord offers;
+    StepRecord steps;
+    // All four are of the last step. `promised` is the number of tokens that the engine's own
+    // draft or the drafter expected to be accepted, below 0 if `wants` was not called; `first` is
+    // what was expected before anything was learned. `time` is what the offer was expected to take,
+    // `spent` what it took.
+    float promised = -1.0f;
+    float first = 0.0f;
+    double time = 0.0;
+    double spent = 0.0;
+  };
+
+  // The tokens of a step: the accepted ones of the draft, how many that had, and how many would
+  // have been accepted of a draft without offers.
+  struct Outcome {
+    std::int32_t accepted;
+    std::int32_t drafted;
+    std::int32_t accepted_without;
+  };
+
+  // Learns what the step brought, if somebody asked before whether offers pay. `outcome()` is
+  // called only then.
+  template <typename FindOutcome>
+  void learn(OfferKinds& all, FindOutcome outcome) noexcept {
+    const std::uint32_t offered = given;
+    const float promised = own;
+    given = 0;
+    own = -1.0f;
+    if (promised >= 0.0f) learn(all, offered, promised, outcome());
+  }
+  // The step was given up.
+  void forget() noexcept {
+    given = 0;
+    own = -1.0f;
+  }
+
+  std::array<OfKind, static_cast<std::size_t>(kMostOfferKinds)> kinds;
+  StepRecord plain_steps;
+  // Of the last step: the tokens that it promised without offers, or less than 0 if nobody asked;
+  // how many it would have drafted; and the kinds that were offered, a bit for each.
+  float own = -1.0f;
+  std::int32_t own_drafted = 0;
+  std::uint32_t given = 0;
+
+ private:
+  void learn(OfferKinds& all, std::uint32_t offered, float promised,
+             const Outcome& outcome) noexcept;
+};
+
+// Adds up, row by row of a batch, what offers of a kind would bring to its next step and take.
+class OfferValue {
+ public:
+  // `time`: what making the offers takes, as Offers::time.
+  OfferValue(OfferKinds& kinds, OfferKind kind, double time) noexcept
+      : kinds_(kinds), kind_(kind), time_(time) {}
+
+  // Adds a row whose own draft, of `drafted` tokens, promises `promised` accepted ones. `limit`:
+  // the most tokens that it may draft. `expected`: how many the other drafter expects to be
+  // accepted of its offer, 0 where it does not say. Returns whether the offer promises more.
+  bool add(OfferState& state, float promised, std::int32_t drafted, std::int32_t limit,
+           float expected) noexcept;
+
+  // Whether the tokens are worth the time. The price of time is the rate of this very step without
+  // offers, not that of all steps: a hard passage has to be passed, and its tokens cost what they
+  // take here.
+  bool pays(const StepCost& cost, std::int64_t rows, bool padded) const;
+
+ private:
+  // The draft tokens of a step: those of its longest row, and of all.
+  struct Tokens {
+    void add(double tokens) noexcept {
+      longest = tokens > longest ? tokens : longest;
+      sum += tokens;
+    }
+    double longest = 0.0;
+    double sum = 0.0;
+  };
+
+  OfferKinds& kinds_;
+  const OfferKind kind_;
+  const double time_;
+  Tokens own_;
+  Tokens offered_;
+  double emitted_ = 0.0;  // without the offers
+  double gain_ = 0.0;     // of the rows whose offers promise more
+  double spent_ = 0.0;    // the part of the time that the slowest of these takes
+};
+
+}  // namespace fastdraft

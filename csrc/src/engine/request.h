@@ -1,0 +1,87 @@
+// One generation: its text, who drafts for it, and what was last proposed.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "draft/drafter.h"
+#include "engine/offer_value.h"
+#include "fastdraft/datastore.h"
+#include "fastdraft/draft.h"
+#include "fastdraft/token.h"
+#include "index/memory.h"
+#include "index/suffix_automaton.h"
+#include "store/running_texts.h"
+
+namespace fastdraft {
+
+// Tokens emitted per unit of step time, a step without drafts being 1: a
+// decaying mean that starts from `initial`.
+class EmissionRate {
+ public:
+  explicit EmissionRate(double initial) noexcept : tokens_(initial * kWeight) {}
+  double value() const noexcept { return tokens_ / time_; }
+  void add(double tokens, double time) noexcept {
+    tokens_ = kDecay * tokens_ + tokens;
+    time_ = kDecay * time_ + time;
+  }
+
+ private:
+  static constexpr double kDecay = 0.98;  // the last 50 steps or so count
+  static constexpr double kWeight = 8.0;  // the first value counts as eight steps
+
+  double tokens_;
+  double time_ = kWeight;
+};
+
+// What was last proposed; its tokens are in the request's draft.
+struct Proposal {
+  std::int32_t guessed = 0;  // the tokens of the whole guess
+  std::int32_t drafted = 0;  // the first of them, which the target was given
+  double step_time = 1.0;    // of the step by them
+  // What the drafter made the guess for. With offers the limit is -1: no other guess is like it.
+  std::int32_t limit = -1;
+  float least = 0.0f;
+};
+
+// Not thread-safe; the engine locks each request.
+struct Request {
+  // An empty text, and room for drafts of `most_drafted` tokens. `initial_rate`
+  // is the engine's. Throws MemoryLimitError.
+  Request(std::int32_t most_drafted, double initial_rate, MemoryBudget& budget)
+      : context(budget),
+        draft_memory(new std::int32_t[static_cast<std::size_t>(DraftColumns::words(most_drafted))]),
+        draft(DraftColumns::in(draft_memory.get(), most_drafted)),
+        rate(initial_rate) {}
+
+  // Prompt and output, without the templates.
+  std::int64_t size() const noexcept { return context.size() - templates_size; }
+  const Token* text() const noexcept { return context.text() + templates_size; }
+
+  SuffixAutomaton context;  // the templates, and then prompt and output
+  SuffixAutomaton::Approach approach{};
+  std::int64_t templates_size = 0;
+  std::int64_t prompt_size = 0;
+  Stores stores;                // those it was given, and then those that it only reads
+  std::size_t num_entered = 0;  // the first so many are those that its text enters
+  std::vector<std::unique_ptr<RunningTexts::Text>>
+      running;  // its text in these, but in frozen ones
+  std::unique_ptr<Drafter> drafter;
+
+  const std::unique_ptr<std::int32_t[]> draft_memory;
+  const DraftColumns draft;
+  std::optional<Proposal> proposal;  // until it is observed
+  // A guess that was forgotten, though the text is still the same.
+  std::optional<Proposal> kept;
+
+  std::unique_ptr<OfferState> offers;
+
+  EmissionRate rate;
+  double paced = 0.0;  // the tokens of all steps that the rate counts
+  double time = 0.0;   // of these steps; one without drafts takes 1
+  DraftCounts counts;
+};
+
+}  // namespace fastdraft

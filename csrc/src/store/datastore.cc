@@ -1,0 +1,68 @@
+#include "fastdraft/datastore.h"
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "fastdraft/error.h"
+#include "store/datastore_index.h"
+#include "store/phase_fair_mutex.h"
+
+namespace fastdraft {
+
+std::string to_hex(const Fingerprint& fingerprint) {
+  static constexpr char kDigits[] = "0123456789abcdef";
+  std::string hex;
+  for (const std::uint8_t byte : fingerprint) {
+    hex += kDigits[byte >> 4];
+    hex += kDigits[byte & 15];
+  }
+  return hex;
+}
+
+Datastore::Datastore(const std::optional<Fingerprint>& fingerprint)
+    : mutex_(std::make_unique<PhaseFairMutex>()), fingerprint_(fingerprint) {}
+
+Datastore::~Datastore() = default;
+
+Datastore::Reader::Reader(const Datastore& store) : store_(&store) { store.mutex_->lock_shared(); }
+
+Datastore::Reader::~Reader() { store_->mutex_->unlock_shared(); }
+
+Token Datastore::Reader::at(std::int64_t position) const {
+  Token token = -1;
+  return copy(position, &token, 1) == 1 ? token : Token{-1};
+}
+
+std::int64_t Datastore::Reader::copy(std::int64_t position, Token* out, std::int64_t most) const {
+  std::int64_t copied = 0;
+  while (copied < most) {
+    const std::int64_t wanted = most - copied;
+    const std::int64_t count =
+        std::clamp<std::int64_t>(read(position + copied, out + copied, wanted), 0, wanted);
+    // Negative ones are marks. All at once, since nearly always none is wrong.
+    const auto limit = static_cast<std::uint32_t>(store_->largest_token_);
+    std::uint32_t largest = 0;
+    for (std::int64_t i = 0; i < count; ++i) {
+      largest = std::max(largest, static_cast<std::uint32_t>(out[copied + i]));
+    }
+    if (count > 0 && largest <= limit) {
+      copied += count;
+      continue;
+    }
+    const Token* wrong = std::find_if(out + copied, out + copied + count, [limit](Token token) {
+      return static_cast<std::uint32_t>(token) > limit;
+    });
+    return wrong - out;
+  }
+  return copied;
+}
+
+std::int64_t Datastore::save(const std::string& path, std::int64_t first) const {
+  DatastoreWriter writer(path, fingerprint());
+  const std::int64_t end = writer.append_all(*this, first);
+  writer.finish();
+  return end;
+}
+
+}  // namespace fastdraft

@@ -1,0 +1,627 @@
+#include <algorithm>
+#include <array>
+#include <mutex>
+#include <random>
+#include <shared_mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fastdraft/datastore.h"
+#include "fastdraft/error.h"
+#include "fastdraft/interrupt.h"
+#include "store/datastore_index.h"
+#include "store/live_lists.h"
+#include "store/live_log.h"
+#include "store/live_table.h"
+#include "store/phase_fair_mutex.h"
+#include "store/running_texts.h"
+
+namespace fastdraft {
+namespace {
+
+// A document waits for so many tokens of another one: 0.1 s.
+constexpr std::int64_t kPieceTokens = std::int64_t{1} << 16;
+// Readers wait for so many tokens at most: microseconds.
+constexpr std::int64_t kSliceTokens = 128;
+// A slice's memory is asked for so many tokens at a time: what is not used soon leaves the nearest
+// cache again.
+constexpr std::int64_t kStepTokens = 16;
+
+// For `walk`: the places of an n-gram in the log.
+class LivePlaces {
+ public:
+  LivePlaces() = default;
+  // The caller takes `most` at most.
+  LivePlaces(const LiveLog& log, const LiveLists::Places& places, std::int64_t length,
+             const Token* text, std::int64_t size, int most) noexcept
+      : log_(&log),
+        places_(places),
+        length_(length),
+        text_(text),
+        size_(size),
+        more_(std::min(places.left(), most)) {
+    const int ahead = std::min(more_, kAhead);
+    for (int i = 0; i < ahead; ++i) prefetch_text(i);
+    more_ -= ahead;
+  }
+
+  bool valid() const noexcept {
+    return places_.left() > 0 && places_[0].position(*log_) - length_ >= log_->begin();
+  }
+  Occurrence take() noexcept {
+    if (more_ > 0) {
+      prefetch_text(kAhead);
+      --more_;
+    }
+    const LiveLists::Place place = places_[0];
+    places_.next();
+    const std::int64_t position = place.position(*log_);
+    return {position, log_->common(position, text_, size_), place.output()};
+  }
+
+ private:
+  static constexpr int kAhead = 7;
+
+  void prefetch_text(int ahead) const noexcept {
+    log_->prefetch_from(places_[ahead].position(*log_) - length_);
+  }
+
+  const LiveLog* log_ = nullptr;
+  LiveLists::Places places_;
+  std::int64_t length_ = 0;
+  const Token* text_ = nullptr;
+  std::int64_t size_ = 0;
+  int more_ = 0;  // texts that are still to be asked for
+};
+
+// A log, and an index for each order, which finds the latest occurrences of an n-gram. One more
+// index knows the beginnings of documents.
+class LiveDatastore final : public Datastore {
+ public:
+  LiveDatastore(std::int64_t max_bytes, const std::optional<Fingerprint>& fingerprint)
+      : Datastore(fingerprint),
+        log_(max_bytes, static_cast<std::int64_t>(sizeof(*this))),
+        running_([this](std::int64_t bytes) { return charge_running(bytes); }) {
+    constexpr auto kTables = static_cast<std::int64_t>(kNumOrders + 1);
+    const std::int64_t least =
+        log_.bytes() + LiveLog::kBlockBytes +
+        (kTables + 1) * (LiveLog::kBlockBytes + LiveLog::bytes_of(LiveLog::kFirstPointers));
+    if (max_bytes < least) {
+      throw InvalidValueError("max_bytes must be at least " + std::to_string(least) + ", got " +
+                              std::to_string(max_bytes));
+    }
+    std::random_device seeds;
+    const auto seed = [&] { return (std::uint64_t{seeds()} << 32) | seeds(); };
+    lists_.open(log_);
+    for (std::size_t i = 0; i < kNumOrders; ++i) {
+      orders_[i].open(log_, kOrders[i], seed(), &lists_, i);
+    }
+    prefixes_.open(log_, 0, seed());
+  }
+
+  void add(const Token* tokens, std::int64_t size, std::int64_t prompt_size,
+           const Grow& grow) override;
+  void add_all(const Datastore& source, const Grow& grow) override;
+  void close() override {
+    {
+      const std::unique_lock<PhaseFairMutex> lock(*mutex_);
+      closed_.store(true, std::memory_order_relaxed);
+      log_.release();
+      for (LiveTable& table : orders_) table.close();
+      prefixes_.close();
+      lists_.close();
+      running_bytes_ = 0;
+    }
+    running_.clear();
+  }
+
+  bool frozen() const noexcept override { return false; }
+  std::int64_t num_tokens() const override {
+    const std::shared_lock<PhaseFairMutex> lock(*mutex_);
+    return log_.num_tokens();
+  }
+  std::int64_t num_documents() const override {
+    const std::shared_lock<PhaseFairMutex> lock(*mutex_);
+    return log_.end() - log_.begin() - log_.num_tokens();
+  }
+  std::int64_t bytes() const override {
+    const std::shared_lock<PhaseFairMutex> lock(*mutex_);
+    return log_.bytes();
+  }
+  std::int64_t max_bytes() const noexcept override {
+    const std::shared_lock<PhaseFairMutex> lock(*mutex_);
+    return log_.max_bytes();
+  }
+  std::int64_t limit(std::int64_t max_bytes) override;
+  RunningTexts* running() noexcept override { return &running_; }
+
+ protected:
+  void begin(Lookup& lookup) const override;
+  void go_on(const Lookup& lookup) const override;
+  int find(const Lookup& lookup, Occurrence* out, int most, int links) const override;
+  std::int64_t read(std::int64_t position, Token* out, std::int64_t most) const override {
+    if (position < log_.begin() || position >= log_.end()) return 0;
+    const std::int64_t count = std::min(most, log_.end() - position);
+    log_.copy(position, count, out);
+    return count;
+  }
+  bool output(std::int64_t position) const override { return log_.output(position); }
+  std::int64_t begin() const override { return log_.begin(); }
+  std::int64_t end() const override { return log_.end(); }
+
+ private:
+  void check_open() const {
+    if (closed()) throw DatastoreClosedError("the datastore is closed");
+  }
+  std::int64_t pages_rebuilt() const noexcept {
+    std::int64_t rebuilt = prefixes_.rebuilt();
+    for (const LiveTable& table : orders_) rebuilt += table.rebuilt();
+    return rebuilt;
+  }
+  std::int64_t stored_prefix(const Token* tokens, std::int64_t size) const;
+  std::int64_t find_prefix(const Token* tokens, std::int64_t size) const;
+  std::int64_t most_slice_bytes() const noexcept;
+  void append(const Token* tokens, std::int64_t start, std::int64_t size, std::int64_t common,
+              std::int64_t prompt_size, const Grow& grow);
+  void append_pieces(std::unique_lock<PhaseFairMutex>& adding, const Token* tokens,
+                     std::int64_t size, std::int64_t common, std::int64_t prompt_size,
+                     const Grow& grow);
+  std::int64_t add_slice(const Token* tokens, std::int64_t first, std::int64_t last,
+                         std::int64_t common, std::int64_t prompt_size);
+
+  bool charge_running(std::int64_t bytes);
+  bool lists_left() const noexcept;
+  void clean_lists() noexcept;
+  bool merge_pages() noexcept;
+  template <typename Put>
+  void enter(Put put);
+  void make_room_for_lists();
+
+  // One document after another, as they come; long ones in pieces. It may be held long.
+  PhaseFairMutex adding_{ForkGuard::Turn::kNone};
+  LiveLog log_;
+  std::array<LiveTable, kNumOrders> orders_;
+  LiveTable prefixes_;
+  LiveLists lists_;
+  double cleaned_ = 0.0;  // for so much of what has left the log, lists have been cleaned
+  std::array<double, kNumOrders + 1> merged_{};  // and pages of each table looked at
+  std::int64_t running_bytes_ = 0;               // of those that the log counts
+  RunningTexts running_;
+};
+
+// Running texts take a quarter of the limit at most, the place of the oldest text as need be.
+bool LiveDatastore::charge_running(std::int64_t bytes) {
+  constexpr std::int64_t kPart = 4;
+  const std::unique_lock<PhaseFairMutex> lock(*mutex_);
+  if (closed()) return false;
+  if (bytes > 0) {
+    if (running_bytes_ + bytes > log_.max_bytes() / kPart) return false;
+    while (log_.bytes() + bytes > log_.max_bytes()) {
+      if (lists_left()) {
+        clean_lists();
+      } else if (!log_.drop_block()) {
+        break;
+      }
+    }
+    try {
+      log_.charge(bytes);
+    } catch (const MemoryLimitError&) {
+      return false;
+    }
+  } else {
+    log_.refund(-bytes);
+  }
+  running_bytes_ += bytes;
+  return true;
+}
+
+// Asks for the buckets of the n-grams that end the text.
+void LiveDatastore::begin(Lookup& lookup) const {
+  if (log_.empty()) return;
+  const Token* last = lookup.text + lookup.size;
+  for (std::size_t order = 0; order < kNumOrders && kOrders[order] >= lookup.least; ++order) {
+    if (lookup.size < kOrders[order]) continue;
+    lookup.hashes[order] = orders_[order].hash(last - kOrders[order], kOrders[order]);
+    orders_[order].prefetch(lookup.hashes[order]);
+  }
+}
+
+// Asks for what the buckets lead to.
+void LiveDatastore::go_on(const Lookup& lookup) const {
+  if (log_.empty()) return;
+  for (std::size_t order = 0; order < kNumOrders && kOrders[order] >= lookup.least; ++order) {
+    if (lookup.size < kOrders[order]) continue;
+    orders_[order].prefetch_entries(lookup.hashes[order]);
+  }
+}
+
+int LiveDatastore::find(const Lookup& lookup, Occurrence* out, int most, int links) const {
+  if (most <= 0 || log_.empty()) return 0;
+  const Token* text = lookup.text;
+  const std::int64_t size = lookup.size;
+  const std::int32_t least = lookup.least;
+  std::array<LivePlaces, kNumOrders> places;
+  std::array<LiveLists::Place, kNumOrders> singles;
+  const auto look_up = [&](std::size_t order, int most_places) {
+    const LiveLists::Places found =
+        orders_[order].find_places(lookup.hashes[order], text + size, &singles[order]);
+    places[order] = LivePlaces(log_, found, kOrders[order], text, size, most_places);
+    return found.left();
+  };
+  std::size_t first = 0;
+  while (first < kNumOrders && kOrders[first] > size) ++first;
+  // The texts that are read if none has left are all asked for before the first is read.
+  std::size_t end = first;
+  for (int found = 0; end < kNumOrders && kOrders[end] >= least && found < links; ++end) {
+    found += look_up(end, links - found);
+  }
+  BestOccurrences best(out, most);
+  for (std::size_t order = first; order < kNumOrders && kOrders[order] >= least; ++order) {
+    if (best.full() || links == 0) break;
+    if (order >= end) look_up(order, links);
+    walk(places[order], order, &links, &best);
+  }
+  return best.count();
+}
+
+// The latest position, or -1, before which the first `size` tokens of a document
+// occur as they do here; of more than kContextTokens, the last so many.
+std::int64_t LiveDatastore::find_prefix(const Token* tokens, std::int64_t size) const {
+  const std::int64_t window = std::min(size, kContextTokens);
+  const Token* last = tokens + size;
+  return prefixes_.find(prefixes_.hash(last - window, window), [&](std::int64_t at) {
+    return log_.matches(at, last, window) && log_.prefix_window(at) == window;
+  });
+}
+
+// How many of a document's first tokens are stored already: every run of up to
+// kLongestMatch + 1 of them, which is all that readers can see of it.
+std::int64_t LiveDatastore::stored_prefix(const Token* tokens, std::int64_t size) const {
+  constexpr int kStepsAtOnce = 64;
+  std::int64_t length = 0;
+  for (;;) {
+    const std::shared_lock<PhaseFairMutex> lock(*mutex_);
+    if (log_.empty()) return 0;
+    int steps = 0;
+    while (steps < kStepsAtOnce && length + LiveLog::kPrefixStep <= size &&
+           find_prefix(tokens, length + LiveLog::kPrefixStep) >= 0) {
+      length += LiveLog::kPrefixStep;
+      ++steps;
+    }
+    if (steps == kStepsAtOnce) continue;
+    if (length == 0) return 0;
+    std::int64_t position = find_prefix(tokens, length);
+    if (position < 0) return length;  // it has left since
+    while (length < size && position < log_.end() && log_.token(position) == tokens[length]) {
+      ++length;
+      ++position;
+    }
+    return length;
+  }
+}
+
+// Whether less of the lists has been cleaned than text has left.
+bool LiveDatastore::lists_left() const noexcept {
+  return lists_.num_blocks() > 0 &&
+         (log_.left() - cleaned_) * static_cast<double>(lists_.num_blocks()) >= 1.0;
+}
+
+// Cleans the oldest block of lists: what has left goes, and the others move together. Readers wait
+// about as long as for a page that is rebuilt.
+void LiveDatastore::clean_lists() noexcept {
+  constexpr int kAtOnce = 64;
+  std::array<LiveLists::Leaving, kAtOnce> leaving;
+  std::array<std::uint64_t, kAtOnce> hashes;
+  const auto latest = [&](const LiveLists::Leaving& list) { return list.places[0].position(log_); };
+  const auto is_held = [&](const LiveLists::Leaving& list) {
+    return latest(list) - kOrders[list.order] >= log_.begin();
+  };
+  cleaned_ += 1.0 / static_cast<double>(lists_.num_blocks());
+  LiveLists::Block oldest;
+  lists_.begin_cleaning(&oldest);
+  while (const int count = lists_.next_leaving(leaving.data(), kAtOnce)) {
+    const auto* end = leaving.begin() + count;
+    for (const auto* list = leaving.begin(); list != end; ++list) {
+      log_.prefetch_around(latest(*list), kOrders[list->order]);
+    }
+    auto* hash = hashes.begin();
+    for (const auto* list = leaving.begin(); list != end; ++list, ++hash) {
+      if (!is_held(*list)) continue;
+      const std::int64_t length = kOrders[list->order];
+      Token tokens[kOrders.front()];
+      log_.copy(latest(*list) - length, length, tokens);
+      *hash = orders_[list->order].hash(tokens, length);
+      orders_[list->order].prefetch(*hash);
+    }
+    hash = hashes.begin();
+    for (const auto* list = leaving.begin(); list != end; ++list, ++hash) {
+      if (!is_held(*list)) continue;
+      LiveLists::Place live[LiveLists::kMostPlaces];
+      const int places = lists_.copy_live(list->places, live);
+      orders_[list->order].move_list(*hash, list->address, live, places, [&] {
+        return lists_.make(list->order, list->check, live, places);
+      });
+    }
+  }
+  lists_.end_cleaning();
+}
+
+// Looks at a page that may be given up, of the tables' as many as text has left. Returns whether
+// there was one to look at.
+bool LiveDatastore::merge_pages() noexcept {
+  for (std::size_t i = 0; i < merged_.size(); ++i) {
+    LiveTable& table = i < kNumOrders ? orders_[i] : prefixes_;
+    const double part = 1.0 / static_cast<double>(table.num_pages());
+    merged_[i] = std::max(merged_[i], log_.left() - 1.0);
+    if (log_.left() - merged_[i] < part) continue;
+    merged_[i] += part;
+    table.merge_next();
+    return true;
+  }
+  return false;
+}
+
+// Gives the lists one more block. If only one chunk of text is left to take memory from, the oldest
+// quarter of the text leaves, again and again until the lists fit.
+void LiveDatastore::make_room_for_lists() {
+  while (!lists_.has_room()) {
+    if (lists_left()) {
+      clean_lists();
+      continue;
+    }
+    try {
+      lists_.add_block();
+    } catch (const MemoryLimitError&) {
+      if (log_.end() - log_.begin() < 2) throw;
+      log_.forget_quarter();
+    }
+  }
+}
+
+// Calls put(). Where there is no memory for a page but the last chunk's, the oldest quarter of the
+// text leaves until none is needed.
+template <typename Put>
+void LiveDatastore::enter(Put put) {
+  for (;;) {
+    try {
+      return put();
+    } catch (const MemoryLimitError&) {
+      if (log_.end() - log_.begin() < 2) throw;
+      log_.forget_quarter();
+    }
+  }
+}
+
+// Appends a document's tokens from tokens[first] on, up to tokens[last - 1], and indexes what
+// comes from tokens[common] on; under the lock. Returns how far it came: where a page had to be
+// rebuilt, readers have waited long enough.
+std::int64_t LiveDatastore::add_slice(const Token* tokens, std::int64_t first, std::int64_t last,
+                                      std::int64_t common, std::int64_t prompt_size) {
+  std::uint64_t hashes[kNumOrders][kSliceTokens];
+  LiveTable::Page* pages[kNumOrders][kSliceTokens];
+  const auto ask_for_buckets = [&](std::int64_t from) {
+    for (std::size_t order = 0; order < kNumOrders; ++order) {
+      const std::int32_t length = kOrders[order];
+      const std::int64_t end = std::min(last, from + kStepTokens);
+      for (auto i = std::max<std::int64_t>({from, common, length}); i < end; ++i) {
+        hashes[order][i - first] = orders_[order].hash(tokens + i - length, length);
+        pages[order][i - first] = orders_[order].prefetched(hashes[order][i - first]);
+      }
+    }
+  };
+  const auto ask_for_texts = [&](std::int64_t from) {
+    for (std::size_t order = 0; order < kNumOrders; ++order) {
+      const std::int64_t end = std::min(last, from + kStepTokens);
+      for (auto i = std::max<std::int64_t>({from, common, kOrders[order]}); i < end; ++i) {
+        orders_[order].prefetch_text(pages[order][i - first], hashes[order][i - first]);
+      }
+    }
+  };
+  ask_for_buckets(first);
+  ask_for_buckets(first + kStepTokens);
+  ask_for_texts(first);
+  const std::int64_t rebuilt = pages_rebuilt();
+  for (std::int64_t i = first; i < last; ++i) {
+    if (pages_rebuilt() != rebuilt) return i;
+    if ((i - first) % kStepTokens == 0) {
+      ask_for_texts(i + kStepTokens);
+      ask_for_buckets(i + 2 * kStepTokens);
+    }
+    if (!lists_.has_room()) {
+      if (i > first) return i;
+      make_room_for_lists();
+    }
+    const bool output = i >= prompt_size;
+    log_.append(tokens[i], output);
+    if (i < common) continue;
+    const std::int64_t position = log_.end() - 1;
+    const auto place = static_cast<std::size_t>(i - first);
+    for (std::size_t order = 0; order < kNumOrders; ++order) {
+      const std::int32_t length = kOrders[order];
+      if (i < length) continue;
+      enter([&] {
+        orders_[order].put(pages[order][place], hashes[order][place], position, output,
+                           [&](std::int64_t at) { return log_.matches(at, tokens + i, length); });
+      });
+    }
+    if ((i + 1) % LiveLog::kPrefixStep == 0) {
+      const std::int64_t window = std::min(i + 1, kContextTokens);
+      const std::uint64_t hash = prefixes_.hash(tokens + i + 1 - window, window);
+      enter([&] {
+        prefixes_.put(hash, log_.end(), false, [&](std::int64_t at) {
+          return log_.matches(at, tokens + i + 1, window) && log_.prefix_window(at) == window;
+        });
+      });
+    }
+  }
+  return last;
+}
+
+std::int64_t LiveDatastore::limit(std::int64_t max_bytes) {
+  if (max_bytes < 0) {
+    throw InvalidValueError("max_bytes must be at least 0, got " + std::to_string(max_bytes));
+  }
+  const auto shrink = [&] {
+    const std::unique_lock<PhaseFairMutex> lock(*mutex_);
+    check_open();
+    while (log_.bytes() > max_bytes) {
+      if (lists_left()) {
+        clean_lists();
+      } else if (!merge_pages() && !log_.drop_block()) {
+        break;
+      }
+      mutex_->pass();
+      check_open();
+    }
+    log_.limit(max_bytes);
+    return std::pair{log_.max_bytes(), running_bytes_ > 0};
+  };
+  auto [limit, shared] = shrink();
+  if (limit > max_bytes && shared) {
+    running_.clear();
+    limit = shrink().first;
+  }
+  return limit;
+}
+
+void LiveDatastore::add(const Token* tokens, std::int64_t size, std::int64_t prompt_size,
+                        const Grow& grow) {
+  check_tokens(tokens, size, "token_ids");
+  std::unique_lock<PhaseFairMutex> adding(adding_);
+  const std::int64_t common = stored_prefix(tokens, size);
+  if (common == size && !closed()) return;
+  append_pieces(adding, tokens, size, common, prompt_size, grow);
+}
+
+// Appends what comes from tokens[common] on, in pieces. Each begins with context, as a document
+// does whose beginning is stored elsewhere, so others may enter in between.
+void LiveDatastore::append_pieces(std::unique_lock<PhaseFairMutex>& adding, const Token* tokens,
+                                  std::int64_t size, std::int64_t common, std::int64_t prompt_size,
+                                  const Grow& grow) {
+  for (;;) {
+    const std::int64_t end = std::min(size, common + kPieceTokens);
+    append(tokens, std::max<std::int64_t>(0, common - kContextTokens), end, common, prompt_size,
+           grow);
+    if (end == size) return;
+    common = end;
+    adding.unlock();
+    check_interrupt();
+    adding.lock();
+  }
+}
+
+// The most memory that adding a slice takes: a chunk, two blocks for tokens that are not narrow, a
+// block of lists, a page of each table and new directories. There is one page of each, since a
+// slice ends where a page was rebuilt.
+std::int64_t LiveDatastore::most_slice_bytes() const noexcept {
+  constexpr auto kBlocks = static_cast<std::int64_t>(1 + 2 + kNumOrders + 1 + 1);
+  std::int64_t directories =
+      log_.directory_bytes() + prefixes_.directory_bytes() + lists_.directory_bytes();
+  for (const LiveTable& table : orders_) directories += table.directory_bytes();
+  return kBlocks * LiveLog::kBlockBytes + 2 * directories;
+}
+
+// Appends a document's tokens from tokens[start] on, of which those before tokens[common] are
+// context. One thread at a time.
+void LiveDatastore::append(const Token* tokens, std::int64_t start, std::int64_t size,
+                           std::int64_t common, std::int64_t prompt_size, const Grow& grow) {
+  std::unique_lock<PhaseFairMutex> lock(*mutex_);
+  const auto make_room = [&] {
+    if (!grow || log_.max_bytes() - log_.bytes() >= most_slice_bytes()) return;
+    lock.unlock();
+    grow();
+    lock.lock();
+    check_open();
+  };
+  check_open();
+  make_room();
+  log_.append(document_mark(common - start), false);
+  for (std::int64_t first = start; first < size;) {
+    if (first > start) {
+      mutex_->pass();
+      check_open();
+      make_room();
+    }
+    if (lists_left()) clean_lists();
+    if (log_.wants_slab()) {
+      lock.unlock();
+      LiveLog::Slab slab = LiveLog::allocate_slab();
+      lock.lock();
+      check_open();
+      log_.add_slab(std::move(slab));
+    }
+    first = add_slice(tokens, first, std::min(size, first + kSliceTokens), common, prompt_size);
+  }
+}
+
+void LiveDatastore::add_all(const Datastore& source, const Grow& grow) {
+  if (&source == this) throw InvalidValueError("source must be another datastore, got the same");
+  // So much is copied while text that is added to the source has to wait.
+  constexpr std::int64_t kStep = 4096;
+  std::vector<Token> document;
+  std::int64_t context = 0;
+  std::int64_t prompt_size = 0;
+  const auto add_document = [&] {
+    const auto size = static_cast<std::int64_t>(document.size());
+    // What is context alone is held elsewhere.
+    if (size > context) {
+      if (context == 0) {
+        add(document.data(), size, prompt_size, grow);
+      } else {
+        std::unique_lock<PhaseFairMutex> adding(adding_);
+        append_pieces(adding, document.data(), size, context, prompt_size, grow);
+      }
+    }
+    document.clear();
+    context = 0;
+    prompt_size = 0;
+  };
+  std::vector<Token> step;
+  std::vector<bool> outputs;
+  std::int64_t position = 0;
+  const std::int64_t end = Reader(source).end();
+  while (position < end) {
+    bool left = false;  // what came before has left the source since
+    {
+      const Reader reader(source);
+      if (source.closed()) throw DatastoreClosedError("the datastore is closed");
+      left = position < reader.begin();
+      position = std::max(position, reader.begin());
+      step.resize(static_cast<std::size_t>(kStep));
+      const std::int64_t count =
+          reader.read(position, step.data(), std::min(kStep, end - position));
+      if (count <= 0) break;
+      // What is no token is damage, and ends a document as a mark does.
+      for (Token* token = step.data(); token < step.data() + count; ++token) {
+        if (*token > reader.largest_token()) *token = document_mark(0);
+      }
+      step.resize(static_cast<std::size_t>(count));
+      outputs.resize(step.size());
+      for (std::int64_t i = 0; i < count; ++i) {
+        outputs[static_cast<std::size_t>(i)] = reader.output(position + i);
+      }
+    }
+    if (left) add_document();
+    position += static_cast<std::int64_t>(step.size());
+    for (std::size_t i = 0; i < step.size(); ++i) {
+      if (step[i] < 0) {
+        add_document();
+        context = std::min(mark_context(step[i]), kContextTokens);
+        continue;
+      }
+      document.push_back(step[i]);
+      if (!outputs[i]) prompt_size = static_cast<std::int64_t>(document.size());
+    }
+  }
+  add_document();
+}
+
+}  // namespace
+
+std::shared_ptr<Datastore> Datastore::live(std::int64_t max_bytes,
+                                           const std::optional<Fingerprint>& fingerprint) {
+  return std::make_shared<LiveDatastore>(max_bytes, fingerprint);
+}
+
+}  // namespace fastdraft

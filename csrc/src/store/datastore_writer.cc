@@ -1,0 +1,486 @@
+#include <algorithm>
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fastdraft/datastore.h"
+#include "fastdraft/error.h"
+#include "store/datastore_file.h"
+#include "store/datastore_index.h"
+
+namespace fastdraft {
+namespace {
+
+// How many tokens ahead the memory of an n-gram's bucket is asked for.
+constexpr std::int64_t kAhead = 16;
+
+// Room for so many entries: four fifths full, so that a search rarely leaves its
+// first bucket.
+std::int64_t buckets_for(std::int64_t entries) noexcept {
+  return entries * 5 / (4 * Bucket::kEntries) + 1;
+}
+
+// The index of one order over a segment: the postings of its n-grams, and the table.
+class OrderIndex {
+ public:
+  OrderIndex(const std::vector<Token>& tokens, const std::vector<bool>& outputs, std::int32_t order)
+      : tokens_(tokens), order_(order) {
+    const std::vector<std::uint32_t> numbers = number();
+    const std::vector<std::uint32_t> entries = list(numbers, outputs);
+    enter(numbers, entries);
+  }
+
+  const std::vector<std::uint32_t>& postings() const noexcept { return postings_; }
+  const std::vector<Bucket>& buckets() const noexcept { return buckets_; }
+
+ private:
+  std::int64_t size() const noexcept { return static_cast<std::int64_t>(tokens_.size()); }
+
+  // Calls visit(position) for each position that the index knows, ascending.
+  template <typename Visit>
+  void for_each_position(Visit visit) const {
+    std::int64_t first = 0;
+    for (std::int64_t position = 0; position < size(); ++position) {
+      const Token token = tokens_[static_cast<std::size_t>(position)];
+      if (token < 0) {
+        first = position + 1 + std::max<std::int64_t>(order_, mark_context(token));
+      } else if (position >= first) {
+        visit(position);
+      }
+    }
+  }
+
+  // Calls visit(position, hash) for those that are wanted(position), when the bucket of their
+  // n-gram has had time to come.
+  template <typename Wanted, typename Visit>
+  void for_each_hash(const std::vector<Bucket>& table, Wanted wanted, Visit visit) const {
+    const auto buckets = static_cast<std::int64_t>(table.size());
+    std::int64_t positions[kAhead] = {};
+    std::uint64_t hashes[kAhead] = {};
+    std::int64_t count = 0;
+    for_each_position([&](std::int64_t position) {
+      if (!wanted(position)) return;
+      const std::int64_t i = count % kAhead;
+      if (count >= kAhead) visit(positions[i], hashes[i]);
+      positions[i] = position;
+      hashes[i] = hash_tokens(tokens_.data() + position - order_, order_, 0);
+      prefetch(table.data() + Bucket::home(hashes[i], buckets));
+      ++count;
+    });
+    for (auto i = std::max<std::int64_t>(0, count - kAhead); i < count; ++i) {
+      visit(positions[i % kAhead], hashes[i % kAhead]);
+    }
+  }
+
+  // Numbers the n-grams in the order of their first occurrences. Returns the number of the one
+  // before each position.
+  std::vector<std::uint32_t> number() {
+    std::vector<std::uint32_t> numbers(tokens_.size(), kNone);
+    // It has room for an n-gram at each position. Its entries are first occurrences.
+    std::vector<Bucket> table(static_cast<std::size_t>(buckets_for(size())));
+    for_each_hash(
+        table, [](std::int64_t) { return true; },
+        [&](std::int64_t position, std::uint64_t hash) {
+          const std::int64_t first = first_of(position, hash, &table);
+          numbers[static_cast<std::size_t>(position)] =
+              first == position ? distinct_++ : numbers[static_cast<std::size_t>(first)];
+        });
+    return numbers;
+  }
+
+  // Where the n-gram before `position` occurred first; there, if it is new.
+  std::int64_t first_of(std::int64_t position, std::uint64_t hash,
+                        std::vector<Bucket>* table) const {
+    const std::uint8_t tag = Bucket::tag(hash);
+    const Token* last = tokens_.data() + position;
+    for (auto at =
+             static_cast<std::size_t>(Bucket::home(hash, static_cast<std::int64_t>(table->size())));
+         ; at = at + 1 == table->size() ? 0 : at + 1) {
+      Bucket& bucket = (*table)[at];
+      for (int i = 0; i < Bucket::kEntries; ++i) {
+        if (bucket.tags[i] == 0) {
+          bucket.tags[i] = tag;
+          bucket.positions[i] = static_cast<std::uint32_t>(position);
+          return position;
+        }
+        const std::int64_t known = bucket.positions[i];
+        if (bucket.tags[i] == tag &&
+            std::equal(last - order_, last, tokens_.data() + known - order_)) {
+          return known;
+        }
+      }
+    }
+  }
+
+  // Writes the postings of n-grams that occur more than once. Returns the table's entries by the
+  // n-gram's number.
+  std::vector<std::uint32_t> list(const std::vector<std::uint32_t>& numbers,
+                                  const std::vector<bool>& outputs) {
+    std::vector<std::uint8_t> kept(distinct_);
+    for_each_position([&](std::int64_t position) {
+      std::uint8_t& count = kept[numbers[static_cast<std::size_t>(position)]];
+      if (count < Posting::kMost) ++count;
+    });
+    std::vector<std::uint32_t> entries(distinct_);
+    std::int64_t first = 0;
+    for (std::size_t i = 0; i < distinct_; ++i) {
+      if (kept[i] == 1) continue;
+      entries[i] = Posting::list(first).bits();
+      first += kept[i];
+    }
+    postings_.resize(static_cast<std::size_t>(first));
+    std::vector<std::uint8_t> missing = kept;  // of each list
+    for (std::int64_t position = size() - 1; position >= 0; --position) {
+      const std::uint32_t number = numbers[static_cast<std::size_t>(position)];
+      if (number == kNone || missing[number] == 0) continue;
+      const bool output = outputs[static_cast<std::size_t>(position)];
+      --missing[number];
+      const std::uint32_t posting = Posting(position, output, missing[number] == 0).bits();
+      if (kept[number] == 1) {
+        entries[number] = posting;
+      } else {
+        const std::int64_t place =
+            Posting(entries[number]).first() + kept[number] - missing[number] - 1;
+        postings_[static_cast<std::size_t>(place)] = posting;
+      }
+    }
+    return entries;
+  }
+
+  // Makes the table, for as many n-grams as there are.
+  void enter(const std::vector<std::uint32_t>& numbers, const std::vector<std::uint32_t>& entries) {
+    buckets_ = std::vector<Bucket>(static_cast<std::size_t>(buckets_for(distinct_)));
+    std::uint32_t found = 0;
+    std::uint32_t entered = 0;
+    for_each_hash(
+        buckets_,
+        [&](std::int64_t position) {
+          const bool first = numbers[static_cast<std::size_t>(position)] == found;
+          if (first) ++found;
+          return first;
+        },
+        [&](std::int64_t, std::uint64_t hash) {
+          auto at = static_cast<std::size_t>(
+              Bucket::home(hash, static_cast<std::int64_t>(buckets_.size())));
+          while (buckets_[at].full()) at = at + 1 == buckets_.size() ? 0 : at + 1;
+          buckets_[at].enter(hash, entries[entered++]);
+        });
+  }
+
+  static constexpr std::uint32_t kNone = 0xFFFFFFFFu;  // the number of a position that is unknown
+
+  const std::vector<Token>& tokens_;
+  const std::int32_t order_;
+  std::uint32_t distinct_ = 0;
+  std::vector<std::uint32_t> postings_;
+  std::vector<Bucket> buckets_;
+};
+
+template <typename T>
+std::int64_t bytes_of(const std::vector<T>& values) noexcept {
+  return static_cast<std::int64_t>(values.size() * sizeof(T));
+}
+
+}  // namespace
+
+class DatastoreWriter::FileWriter {
+ public:
+  FileWriter(const std::string& path, const std::optional<Fingerprint>& fingerprint,
+             std::int64_t segment_tokens)
+      : file_(path), segment_tokens_(segment_tokens) {
+    header_.magic = FileHeader::kMagic;
+    header_.version = FileHeader::kVersion;
+    header_.byte_order = FileHeader::kByteOrder;
+    header_.most_postings = Posting::kMost;
+    header_.num_orders = static_cast<std::uint32_t>(Datastore::kOrders.size());
+    std::copy(Datastore::kOrders.begin(), Datastore::kOrders.end(), header_.orders.begin());
+    header_.has_fingerprint = fingerprint ? 1 : 0;
+    header_.fingerprint = fingerprint.value_or(Fingerprint{});
+    header_.largest_token = -1;
+    // Until it is complete the file is no datastore.
+    const std::vector<std::byte> nothing(FileHeader::kBytes);
+    file_.write(nothing.data(), bytes_of(nothing));
+    offset_ = FileHeader::kBytes;
+  }
+
+  void begin_document(std::int64_t context) noexcept {
+    context_ = context;
+    in_document_ = false;
+  }
+
+  void append(const Token* tokens, std::int64_t size, bool output) {
+    if (size == 0) return;
+    header_.num_tokens += size;
+    header_.largest_token =
+        std::max(header_.largest_token, *std::max_element(tokens, tokens + size));
+    if (!in_document_) {
+      header_.num_documents += 1;
+      in_document_ = true;
+      if (room() < kLeastRoom) end_segment();
+      mark(context_);
+    }
+    while (size > 0) {
+      if (room() == 0) go_on_in_another_segment();
+      const std::int64_t count = std::min(size, room());
+      tokens_.insert(tokens_.end(), tokens, tokens + count);
+      outputs_.resize(tokens_.size(), output);
+      tokens += count;
+      size -= count;
+    }
+  }
+
+  void finish() {
+    end_segment();
+    end_block();
+    header_.num_segments = static_cast<std::int64_t>(segments_.size());
+    header_.directory_offset = offset_;
+    header_.directory_checksum = crc32(checksums_.data(), bytes_of(checksums_),
+                                       crc32(segments_.data(), bytes_of(segments_)));
+    header_.file_bytes = offset_ + bytes_of(segments_) + bytes_of(checksums_);
+    header_.checksum = crc32(&header_, offsetof(FileHeader, checksum));
+    file_.write(segments_.data(), bytes_of(segments_));
+    file_.write(checksums_.data(), bytes_of(checksums_));
+    file_.complete(&header_, sizeof(header_));
+  }
+
+  const FileHeader& header() const noexcept { return header_; }
+
+ private:
+  std::int64_t room() const noexcept {
+    return segment_tokens_ - static_cast<std::int64_t>(tokens_.size());
+  }
+
+  void mark(std::int64_t context) {
+    mark_at_ = tokens_.size();
+    tokens_.push_back(document_mark(context));
+    outputs_.push_back(false);
+  }
+
+  // The document's last tokens are repeated as context.
+  void go_on_in_another_segment() {
+    const auto written = static_cast<std::ptrdiff_t>(tokens_.size() - mark_at_ - 1);
+    const std::vector<Token> context(
+        tokens_.end() - std::min<std::ptrdiff_t>(written, kContextTokens), tokens_.end());
+    end_segment();
+    mark(static_cast<std::int64_t>(context.size()));
+    tokens_.insert(tokens_.end(), context.begin(), context.end());
+    outputs_.resize(tokens_.size());  // which nobody asks of context
+  }
+
+  void end_segment() {
+    if (tokens_.empty()) return;
+    SegmentEntry entry{};
+    write_aligned(tokens_.data(), 0);
+    entry.offset = offset_;
+    entry.size = static_cast<std::int64_t>(tokens_.size());
+    entry.token_bytes = TokenCode::width_for(*std::max_element(tokens_.begin(), tokens_.end()));
+    write_tokens(entry.token_bytes);
+    write_outputs();
+    for (std::size_t i = 0; i < Datastore::kOrders.size(); ++i) {
+      const OrderIndex index(tokens_, outputs_, Datastore::kOrders[i]);
+      write_aligned(index.postings().data(), bytes_of(index.postings()));
+      write_aligned(index.buckets().data(), bytes_of(index.buckets()));
+      entry.postings[i] = static_cast<std::int64_t>(index.postings().size());
+      entry.buckets[i] = static_cast<std::int64_t>(index.buckets().size());
+    }
+    segments_.push_back(entry);
+    tokens_.clear();
+    outputs_.clear();
+  }
+
+  void write_tokens(std::int64_t width) {
+    std::vector<std::uint8_t> coded(static_cast<std::size_t>(kStep * width));
+    for (std::int64_t at = 0; at < static_cast<std::int64_t>(tokens_.size()); at += kStep) {
+      const std::int64_t count = std::min(kStep, static_cast<std::int64_t>(tokens_.size()) - at);
+      TokenCode::encode(tokens_.data() + at, count, width, coded.data());
+      write(coded.data(), count * width);
+    }
+  }
+
+  void write_outputs() {
+    std::vector<std::uint8_t> bits((outputs_.size() + 7) / 8);
+    for (std::size_t i = 0; i < outputs_.size(); ++i) {
+      bits[i / 8] = static_cast<std::uint8_t>(bits[i / 8] | (outputs_[i] ? 1 : 0) << (i % 8));
+    }
+    write_aligned(bits.data(), bytes_of(bits));
+  }
+
+  void write_aligned(const void* data, std::int64_t bytes) {
+    static constexpr std::byte kNothing[64] = {};
+    write(kNothing, SegmentLayout::aligned(offset_) - offset_);
+    write(data, bytes);
+  }
+
+  void write(const void* data, std::int64_t bytes) {
+    const auto* at = static_cast<const std::byte*>(data);
+    file_.write(data, bytes);
+    offset_ += bytes;
+    while (bytes > 0) {
+      const std::int64_t count = std::min(bytes, FileHeader::kBlockBytes - in_block_);
+      checksum_ = crc32(at, count, checksum_);
+      in_block_ += count;
+      at += count;
+      bytes -= count;
+      if (in_block_ == FileHeader::kBlockBytes) end_block();
+    }
+  }
+
+  void end_block() {
+    if (in_block_ == 0) return;
+    checksums_.push_back(checksum_);
+    checksum_ = 0;
+    in_block_ = 0;
+  }
+
+  static constexpr std::int64_t kStep = 4096;  // tokens coded at once
+
+  OutputFile file_;
+  const std::int64_t segment_tokens_;
+  FileHeader header_{};
+  std::int64_t offset_ = 0;
+  std::vector<SegmentEntry> segments_;
+  std::vector<std::uint32_t> checksums_;
+  std::uint32_t checksum_ = 0;  // of the block so far
+  std::int64_t in_block_ = 0;   // its bytes so far
+
+  std::vector<Token> tokens_;  // of the segment
+  std::vector<bool> outputs_;  // which of them are a model's output
+  std::size_t mark_at_ = 0;    // the last document's mark
+  std::int64_t context_ = 0;   // the next document's
+  bool in_document_ = false;   // whether the document has been marked
+};
+
+DatastoreWriter::DatastoreWriter(const std::string& path,
+                                 const std::optional<Fingerprint>& fingerprint,
+                                 std::int64_t segment_tokens)
+    : process_(this_process()) {
+  if (segment_tokens < kLeastSegmentTokens || segment_tokens > kSegmentTokens) {
+    throw InvalidValueError("segment_tokens must be " + std::to_string(kLeastSegmentTokens) +
+                            " to " + std::to_string(kSegmentTokens) + ", got " +
+                            std::to_string(segment_tokens));
+  }
+  writer_ = std::make_unique<FileWriter>(path, fingerprint, segment_tokens);
+}
+
+DatastoreWriter::~DatastoreWriter() = default;
+
+std::unique_lock<std::mutex> DatastoreWriter::lock() const {
+  // First of all: another thread may have held the mutex when the process was forked.
+  if (process_ != this_process()) {
+    throw DatastoreError("the file is process " + std::to_string(process_) +
+                         "'s, which began it and alone may write it; this is a fork of it");
+  }
+  return std::unique_lock<std::mutex>(mutex_);
+}
+
+DatastoreWriter::FileWriter& DatastoreWriter::writer() const {
+  if (writer_ == nullptr) throw DatastoreClosedError("the file has been written or discarded");
+  return *writer_;
+}
+
+void DatastoreWriter::begin_document(std::int64_t context) {
+  const std::unique_lock<std::mutex> lock = this->lock();
+  writer().begin_document(context);
+}
+
+void DatastoreWriter::append(const Token* tokens, std::int64_t size, bool output) {
+  check_tokens(tokens, size, "token_ids");
+  const std::unique_lock<std::mutex> lock = this->lock();
+  writer();
+  // What was half written must not be completed.
+  std::unique_ptr<FileWriter> writing = std::move(writer_);
+  writing->append(tokens, size, output);
+  writer_ = std::move(writing);
+}
+
+std::int64_t DatastoreWriter::append_all(const Datastore& source, std::int64_t first) {
+  // So much is copied while text that is added to the source has to wait.
+  constexpr std::int64_t kTokens = 4096;
+  struct Run {
+    std::int64_t first, size;  // of tokens; without any a document begins
+    bool output;
+    std::int64_t context;
+  };
+  std::vector<Token> tokens;
+  std::vector<Run> runs;
+  begin_document();
+  std::int64_t position = std::max<std::int64_t>(first, 0);
+  const std::int64_t end = Datastore::Reader(source).end();
+  while (position < end) {
+    runs.clear();
+    {
+      const Datastore::Reader reader(source);
+      if (source.closed()) break;
+      if (position < reader.begin()) {
+        // What came before has left since, or never was held.
+        position = reader.begin();
+        runs.push_back({});
+      }
+      tokens.resize(static_cast<std::size_t>(kTokens));
+      const std::int64_t count =
+          reader.read(position, tokens.data(), std::min(kTokens, end - position));
+      // What is no token is damage, which ends a document too.
+      const auto is_token = [&](std::int64_t i) {
+        const Token token = tokens[static_cast<std::size_t>(i)];
+        return token >= 0 && token <= reader.largest_token();
+      };
+      std::int64_t i = 0;
+      while (i < count) {
+        if (!is_token(i)) {
+          const Token mark = tokens[static_cast<std::size_t>(i)];
+          const std::int64_t repeated = reader.repeated(position + i);
+          if (repeated == 0) {
+            const std::int64_t context = mark < 0 ? mark_context(mark) : 0;
+            runs.push_back({i, 0, false, std::min(context, kContextTokens)});
+          }
+          i += 1 + repeated;
+          continue;
+        }
+        const bool output = reader.output(position + i);
+        const std::int64_t begin = i;
+        do {
+          ++i;
+        } while (i < count && is_token(i) && reader.output(position + i) == output);
+        runs.push_back({begin, i - begin, output, 0});
+      }
+      position += std::max<std::int64_t>(i, 1);
+    }
+    for (const Run& run : runs) {
+      if (run.size == 0) {
+        begin_document(run.context);
+      } else {
+        append(tokens.data() + run.first, run.size, run.output);
+      }
+    }
+  }
+  if (source.closed()) throw DatastoreClosedError("the datastore is closed");
+  return end;
+}
+
+void DatastoreWriter::finish() {
+  const std::unique_lock<std::mutex> lock = this->lock();
+  writer();
+  const std::unique_ptr<FileWriter> writing = std::move(writer_);
+  writing->finish();
+}
+
+void DatastoreWriter::discard() noexcept {
+  if (process_ != this_process()) return;
+  const std::scoped_lock lock(mutex_);
+  writer_.reset();
+}
+
+std::int64_t DatastoreWriter::num_tokens() const {
+  const std::unique_lock<std::mutex> lock = this->lock();
+  return writer().header().num_tokens;
+}
+
+std::int64_t DatastoreWriter::num_documents() const {
+  const std::unique_lock<std::mutex> lock = this->lock();
+  return writer().header().num_documents;
+}
+
+}  // namespace fastdraft

@@ -1,0 +1,288 @@
+"""The plan of one generation: everything is checked when it is made, then it runs in one scope."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import (
+    DynamicCache,
+    GenerationConfig,
+    LogitsProcessorList,
+    StaticCache,
+    StoppingCriteriaList,
+)
+
+from fastdraft import Datastore, DraftConfig, Engine
+from fastdraft.drafters import AssistantModel, Drafter, Staged
+from fastdraft.errors import InvalidValueError
+from fastdraft.hf.attention import attending, shares_keys, takes_sights
+from fastdraft.hf.draft_models import ModelDrafter
+from fastdraft.hf.grammar import Grammar
+from fastdraft.hf.interface import CACHE, device_of
+from fastdraft.hf.kv_cache import RowCache
+from fastdraft.hf.loop import Decoding
+from fastdraft.hf.masks import Masks
+from fastdraft.hf.output import SpeculativeOutput, by_step, pad_token_id, padded_sequences
+from fastdraft.hf.positions import PositionCriteria, PositionProcessors, Warping
+from fastdraft.hf.prefill import add_requests, forward_kwargs, prefill
+from fastdraft.hf.probe import require_draftable
+from fastdraft.hf.requirements import require_supported
+from fastdraft.hf.rows import cancelling, row_seeds, row_texts
+from fastdraft.hf.static import (
+    StaticModel,
+    StaticRowCache,
+    compiled_call,
+    compiling,
+    require_fixed_shapes,
+)
+from fastdraft.hf.step import CachedModel
+from fastdraft.step_latency import StepLatency
+
+__all__ = ["Asked", "Plan"]
+
+# Engines learn what is worth drafting, so each model keeps its own from generation to generation.
+_engines: weakref.WeakKeyDictionary[Any, dict[DraftConfig, Engine]] = weakref.WeakKeyDictionary()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a caller asks for besides what transformers' `generate` prepares.
+
+    Attributes:
+        drafter, prediction, templates, read_only, seed, generator, tokenizer, streamer: The
+            arguments of `fastdraft.hf.speculate`.
+        synced_gpus: As `generate` takes it; `None` for what it does unasked.
+    """
+
+    drafter: DraftConfig | Drafter | AssistantModel | Staged | None
+    prediction: Any
+    templates: Any
+    read_only: Sequence[Datastore] | None
+    seed: int | Sequence[int] | None
+    generator: torch.Generator | None
+    tokenizer: Any
+    streamer: Any
+    synced_gpus: bool | None = None
+
+    def __post_init__(self) -> None:
+        known = (DraftConfig, AssistantModel, Staged, Drafter)
+        if self.drafter is not None and not isinstance(self.drafter, known):
+            raise InvalidValueError(
+                "drafter must be a DraftConfig, an AssistantModel, a Staged or have the calls of "
+                f"Drafter, got {self.drafter!r}"
+            )
+        if self.read_only is not None and not (
+            isinstance(self.read_only, Sequence)
+            and all(isinstance(store, Datastore) for store in self.read_only)
+        ):
+            raise InvalidValueError(
+                f"read_only must be a list of Datastores, got {self.read_only!r}"
+            )
+
+
+class Plan:
+    """One generation.
+
+    Args:
+        model: The target model.
+        input_ids: (rows, columns), the prompts as `generate` prepared them.
+        processors, criteria, config, model_kwargs: The same of logits processors, stopping
+            criteria, configuration and the model's inputs.
+        asked: What the caller asked for besides.
+
+    Raises:
+        InvalidValueError: The generation cannot be decoded speculatively.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        input_ids: torch.Tensor,
+        processors: LogitsProcessorList,
+        criteria: StoppingCriteriaList,
+        config: GenerationConfig,
+        model_kwargs: dict[str, Any],
+        *,
+        asked: Asked,
+    ) -> None:
+        rows = input_ids.shape[0]
+        require_supported(
+            model,
+            config,
+            model_kwargs,
+            rows=rows,
+            streams=asked.streamer is not None,
+            synced_gpus=asked.synced_gpus,
+        )
+        self._model, self._input_ids, self._config = model, input_ids, config
+        self._model_kwargs, self._asked = model_kwargs, asked
+        self._prepared = model_kwargs[CACHE]
+        self._wants_dict = bool(config.return_dict_in_generate)
+        self._keep_scores = self._wants_dict and bool(config.output_scores)
+
+        processors = LogitsProcessorList(
+            Grammar.of(each, asked.tokenizer) or each for each in processors
+        )
+        self._warping = Warping()
+        if config.do_sample:
+            processors, self._warping = Warping.split(processors)
+        self._processors = PositionProcessors(processors, rows=rows, columns=input_ids.shape[1])
+        self._criteria = PositionCriteria(criteria)
+        self._padding = pad_token_id(config, self._criteria, rows)
+        self._seeds = row_seeds(asked.seed, asked.generator, rows) if config.do_sample else None
+        copies = config.num_return_sequences
+        self._predictions = row_texts("prediction", asked.prediction, rows, copies, model)
+        self._templates = row_texts("templates", asked.templates, rows, copies, model)
+
+        self._masks = Masks(model, visible=model_kwargs.get("attention_mask"), rows=rows)
+        self._choose_cache()
+        self._choose_drafter()
+        is_static = isinstance(self._cache, StaticRowCache)
+        text_config = model.config.get_text_config(decoder=True)
+        # What the model is asked over where its modules do not tell.
+        like = DynamicCache(config=text_config) if is_static else self._prepared
+        require_draftable(
+            model,
+            prepared=like,
+            position_ids=model_kwargs.get("position_ids"),
+            kwargs=forward_kwargs(model_kwargs),
+            max_length=config.max_length + like.get_seq_length(),
+            device=device_of(model, input_ids.device),
+        )
+
+    def _choose_cache(self) -> None:
+        """The cache of the rows, what runs the steps on it, and what their times are kept for."""
+        model, config, prepared = self._model, self._config, self._prepared
+        self._stepping: Callable[..., CachedModel] = CachedModel
+        self._timed, self._compiled, by_lengths = model, None, False
+        self._cache: Any
+        if type(prepared) is StaticCache:
+            self._cache = StaticRowCache(prepared)
+            require_fixed_shapes(model, config, self._model_kwargs, self._masks)
+            call, compiled = compiled_call(model, config, self._model_kwargs)
+            if compiled is not None:
+                self._cache.take_buffers(compiled)
+            by_lengths = takes_sights(model)
+            self._timed, self._compiled = call, compiled
+            self._stepping = functools.partial(
+                StaticModel,
+                call=call,
+                batch=len(self._input_ids),
+                compiled=compiled,
+                padding=self._masks.padding() if by_lengths else None,
+            )
+        else:
+            text_config = model.config.get_text_config(decoder=True)
+            self._cache = RowCache(
+                prepared,
+                new_tokens=config.max_length - self._input_ids.shape[1],
+                layer_types=getattr(text_config, "layer_types", None),
+            )
+        self._attends = by_lengths or shares_keys(model)
+
+    def _choose_drafter(self) -> None:
+        """The drafter, and itself if it runs models."""
+        asked, model = self._asked, self._model
+        self._models: ModelDrafter | None = None
+        self._drafter: Any = asked.drafter
+        if asked.drafter is None or isinstance(asked.drafter, DraftConfig):
+            self._drafter = _engine(model, asked.drafter or DraftConfig())
+        elif isinstance(asked.drafter, (AssistantModel, Staged)):
+            if self._model_kwargs.get("inputs_embeds") is not None:
+                raise InvalidValueError(
+                    "an AssistantModel needs the prompt as input_ids, got inputs_embeds"
+                )
+            self._drafter = self._models = ModelDrafter(
+                asked.drafter,
+                target=model,
+                tokenizer=asked.tokenizer,
+                rows=len(self._input_ids),
+                seeds=self._seeds,
+            )
+
+    def run(self) -> SpeculativeOutput:
+        """Decodes to the end. Whatever is raised, no request is left at the drafter."""
+        streamer = self._asked.streamer
+        if streamer is not None:
+            streamer.put(self._input_ids.cpu())
+        with cancelling(self._drafter) as rows:
+            target, first_logits = prefill(
+                self._model,
+                self._input_ids,
+                self._config,
+                self._model_kwargs,
+                cache=self._cache,
+                masks=self._masks,
+                stepping=self._stepping,
+            )
+            add_requests(
+                rows,
+                target,
+                self._input_ids,
+                drafter=self._drafter,
+                predictions=self._predictions,
+                templates=self._templates,
+                read_only=self._asked.read_only,
+                seeds=self._seeds or [0] * len(self._input_ids),
+            )
+            decoding = Decoding(
+                target,
+                text=self._input_ids.numpy(force=True),
+                rows=rows,
+                processors=self._processors,
+                warping=self._warping,
+                criteria=self._criteria,
+                do_sample=self._seeds is not None,
+                drafter=self._drafter,
+                cost=StepLatency.of(self._timed, target.device.type, target.widths or ()),
+                streamer=streamer,
+                padding=self._padding,
+                keep_scores=self._keep_scores,
+                keep_logits=self._wants_dict and bool(self._config.output_logits),
+            )
+            if self._models is not None:
+                self._models.scoring = decoding.shaped
+            with (
+                self._model._optimize_model_for_decode(),
+                compiling(is_compiled=self._compiled is not None),
+                attending(self._model, stands_in=self._attends),
+            ):
+                decoding.run(first_logits)
+        if streamer is not None:
+            streamer.end()
+        return self._output(decoding)
+
+    def _output(self, decoding: Decoding) -> SpeculativeOutput:
+        rows = decoding.rows
+        if self._compiled is not None:
+            self._cache.keep_buffers(self._compiled)
+        if self._models is not None:
+            self._models.warn_of_size()
+        given = getattr(self._prepared, "_is_user_defined", False)
+        hands_cache_over = (
+            len(rows) == 1
+            and (given or self._wants_dict)
+            and not isinstance(self._cache, StaticRowCache)
+        )
+        if hands_cache_over:
+            self._cache.write_back(self._prepared, rows[0].cached)
+        row_stats = [row.stats for row in rows if row.stats is not None]
+        fields: dict[str, Any] = {
+            "sequences": padded_sequences(decoding, self._padding).to(self._input_ids.device),
+            "scores": by_step([row.scores for row in rows]),
+            "logits": by_step([row.logits for row in rows]),
+            CACHE: self._prepared if hands_cache_over else None,
+            "stats": sum(row_stats[1:], row_stats[0]),
+            "row_stats": row_stats,
+            "assistants": None if self._models is None else self._models.assistants,
+        }
+        return SpeculativeOutput(**fields)
+
+
+def _engine(model: Any, config: DraftConfig) -> Engine:
+    return _engines.setdefault(model, {}).setdefault(config, Engine(config))

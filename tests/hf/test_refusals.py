@@ -1,0 +1,131 @@
+"""What used to fail late or unclearly is refused before the prompt runs, or works."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import accelerate
+import numpy as np
+import peft
+import pytest
+import torch
+from transformers.generation import utils
+
+from fastdraft import hf
+from fastdraft.errors import InvalidValueError
+from fastdraft.hf.interface import CACHE
+from hf_models import Generous, repetitive_batch, tiny_model
+
+OPTIONS: dict[str, Any] = {"do_sample": False, "max_new_tokens": 24, "eos_token_id": None}
+
+
+def _adapted() -> Any:
+    torch.manual_seed(0)
+    model = tiny_model("llama").double()
+    config = peft.LoraConfig(
+        task_type="CAUSAL_LM", r=4, target_modules=["q_proj"], init_lora_weights=False
+    )
+    model = peft.get_peft_model(model, config)
+    model.add_adapter("other", config)
+    return model.double().eval()
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_adapters_by_row(rows: int) -> None:
+    model, inputs = _adapted(), repetitive_batch(rows)
+    names = ["other", "default"][:rows]
+    forwards: list[int] = []
+    handle = model.register_forward_hook(lambda *_: forwards.append(1))
+
+    expected = model.generate(**inputs, **OPTIONS, adapter_names=names)
+    forwards.clear()
+    if rows == 1:
+        output = hf.generate(model, **inputs, **OPTIONS, adapter_names=names, drafter=Generous())
+        assert torch.equal(output.sequences, expected)
+        return
+    with pytest.raises(InvalidValueError, match="adapter_names must be unset for several rows"):
+        hf.generate(model, **inputs, **OPTIONS, adapter_names=names)
+    with pytest.raises(InvalidValueError, match="adapter_names must be unset for several rows"):
+        model.generate(**inputs, **OPTIONS, adapter_names=names, custom_generate=hf.speculate())
+    handle.remove()
+    assert not forwards
+
+
+READERS: list[Callable[[Any], Any]] = [
+    lambda scores: scores[0],
+    lambda scores: torch.softmax(scores, -1),
+    lambda scores: scores.shape,
+]
+
+
+@pytest.mark.parametrize("read", READERS)
+def test_criteria_that_read_scores_are_told(read: Callable[[Any], Any]) -> None:
+    def stop(_text: Any, scores: Any, **_: Any) -> bool:
+        return bool(read(scores)[0])
+
+    model = tiny_model("llama")
+    with pytest.raises(InvalidValueError, match="stopping criteria must not read scores"):
+        hf.generate(model, **repetitive_batch(1), **OPTIONS, stopping_criteria=[stop])
+
+
+def test_offloaded_embeddings() -> None:
+    model, inputs = tiny_model("llama").double(), repetitive_batch(2)
+    expected = model.generate(**inputs, **OPTIONS)
+    accelerate.cpu_offload(model)
+    assert model.device.type == "meta"
+    assert torch.equal(model.generate(**inputs, **OPTIONS), expected)
+    output = hf.generate(model, **inputs, **OPTIONS, drafter=Generous())
+    assert torch.equal(output.sequences, expected)
+    assert output.stats.accepted > 0
+
+
+def test_seeds_of_numpy() -> None:
+    model, inputs = tiny_model("llama"), repetitive_batch(2)
+    options = {**OPTIONS, "do_sample": True}
+    expected = hf.generate(model, **inputs, **options, seed=3).sequences
+    for seed in (np.int64(3), np.array([3, 4]), [np.int32(3), 4]):
+        output = hf.generate(model, **inputs, **options, seed=seed)
+        assert torch.equal(output.sequences, expected)
+    with pytest.raises(InvalidValueError, match=r"seed must be from 0 .* got -1"):
+        hf.generate(model, **inputs, **options, seed=np.int64(-1))
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_models_that_are_spread_over_ranks(monkeypatch: pytest.MonkeyPatch, inside: bool) -> None:
+    model, inputs = tiny_model("llama"), repetitive_batch(1)
+    expected = model.generate(**inputs, **OPTIONS)
+    monkeypatch.setattr(utils, "is_fsdp_managed_module", lambda _: True)
+    monkeypatch.setattr(utils, "_get_torch_distributed_world_size", lambda: 2)
+    decode = functools.partial(hf.generate, model)
+    if inside:
+        decode = functools.partial(model.generate, custom_generate=hf.speculate())
+    with pytest.raises(InvalidValueError, match=r"gather the parameters .* synced_gpus=False"):
+        decode(**inputs, **OPTIONS)
+    output = hf.generate(model, **inputs, **OPTIONS, synced_gpus=False)
+    assert torch.equal(output.sequences, expected)
+
+
+def test_gradient_checkpointing_while_training() -> None:
+    model, inputs = tiny_model("llama").double(), repetitive_batch(1)
+    expected = model.generate(**inputs, **OPTIONS)
+    model.gradient_checkpointing_enable()
+    model.train()
+    if CACHE == "cache":
+        assert torch.equal(hf.generate(model, **inputs, **OPTIONS).sequences, expected)
+    else:
+        with pytest.raises(InvalidValueError, match=r"gradient checkpointing .* model\.eval\(\)"):
+            hf.generate(model, **inputs, **OPTIONS)
+    model.eval()
+    assert torch.equal(hf.generate(model, **inputs, **OPTIONS).sequences, expected)
+
+
+def test_the_source_of_attention_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs = tiny_model("llama"), repetitive_batch(2)
+    hf.generate(model, **inputs, **OPTIONS)
+    read: list[Any] = []
+    monkeypatch.setattr(inspect, "getsource", read.append)
+    hf.generate(model, **inputs, **OPTIONS)
+    assert not read

@@ -1,0 +1,46 @@
+"""`hf.generate` decodes by the three functions of `fastdraft.verification`, and by them alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fastdraft import hf
+from fastdraft.drafters import AssistantModel
+from hf_models import Forester, Generous, Silent, repetitive_batch, tiny_model
+
+OPTIONS = {"max_new_tokens": 6, "eos_token_id": None, "top_k": 0}
+
+
+class _UsedError(Exception):
+    """One of the three functions was called."""
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+@pytest.mark.parametrize("drafts", ["none", "chains", "trees", "models"])
+def test_nothing_else_decodes(sampled: bool, drafts: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("llama")
+    inputs = repetitive_batch(2)
+    drafters: dict[str, Any] = {
+        "none": Silent(),
+        "chains": Generous(),
+        "trees": Forester([[5] * 6] * 2),
+        "models": AssistantModel(model, schedule="constant", lookup=None),
+    }
+    options = {**OPTIONS, "do_sample": sampled, "drafter": drafters[drafts]}
+    called = []
+
+    def refusing(name: str) -> Any:
+        def refuse(*_: Any, **__: Any) -> None:
+            called.append(name)
+            raise _UsedError
+
+        return refuse
+
+    names = ("verify_greedy", "verify_sampled", "verify_rejection")
+    for name in names:
+        monkeypatch.setattr(f"fastdraft.hf.step.{name}", refusing(name))
+    with pytest.raises(_UsedError):
+        hf.generate(model, **inputs, **options)
+    assert called == ["verify_sampled" if sampled else "verify_greedy"]

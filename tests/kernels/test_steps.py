@@ -1,0 +1,84 @@
+"""What a step of `fastdraft.hf` asks of a device: launches, and no memory but the workspace's."""
+
+from __future__ import annotations
+
+import os
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fastdraft.hf.drafts import FlatDrafts
+from fastdraft.hf.positions import Warping
+from fastdraft.hf.step import Verifier
+from fastdraft.kernels import fused
+
+VOCABULARY = 3000
+MAKES = ("empty", "zeros", "ones", "full", "new_empty", "new_zeros", "new_full", "empty_strided")
+FILLS = ("fill_", "zero_", "zeros", "full", "new_zeros", "new_full")
+
+
+class _Names(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def drafts(*rows, tree=False):
+    parents = [-1 if tree else at - 1 for row in rows for at in range(len(row))]
+    ids = [token for row in rows for token in row]
+    offsets = np.cumsum([0, *map(len, rows)])
+    return FlatDrafts(
+        np.array(ids, np.int32),
+        np.array(parents, np.int32),
+        np.full(len(ids), 0.5, np.float32),
+        offsets.astype(np.int32),
+    )
+
+
+@pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1", reason="launches are counted in the interpreter"
+)
+@pytest.mark.parametrize("tree", [False, True], ids=["chains", "trees"])
+@pytest.mark.parametrize(
+    ("warping", "sampled", "launches"),
+    [
+        (Warping(), False, 1),
+        (Warping(temperature=0.7), True, 1),
+        (Warping(temperature=0.7, top_k=50, top_p=0.9), True, 3),
+    ],
+    ids=["greedy", "sampled", "filters"],
+)
+def test_a_step_launches_kernels_and_allocates_nothing(warping, sampled, launches, tree):
+    from triton.runtime import interpreter
+
+    verifier = Verifier(warping)
+    seeds = positions = None
+    if sampled:
+        seeds, positions = np.array([3, 4]), np.array([10, 20])
+    launched = []
+    run = interpreter.GridExecutor.__call__
+
+    names = _Names()
+
+    def counting(executor, *args, **kwargs):
+        launched.append(executor.fn.__name__)
+        before = list(names.names)
+        run(executor, *args, **kwargs)
+        names.names = before  # what the interpreter itself does
+
+    logits = torch.randn(7, VOCABULARY)
+    step = drafts([5, 6, 7], [8, 9], tree=tree)
+    with mock.patch.multiple("fastdraft.verification.verify", kernels_for=lambda _: fused):
+        verifier(logits, step, seeds=seeds, positions=positions)
+        with mock.patch.object(interpreter.GridExecutor, "__call__", counting), names:
+            verified = verifier._verify(logits, step, seeds, positions)
+    assert len(launched) == launches
+    assert [name for name in names.names if name in MAKES + FILLS] == []
+    assert verified.token_ids.shape == (2, step.longest + 1)

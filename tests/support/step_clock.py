@@ -1,0 +1,47 @@
+"""A clock for tests of drafts, on which forwards alone take time, the same on any machine."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["StepClock"]
+
+STEP = 0.01
+# Of a step, what each further token costs, and a forward of a draft model.
+TOKEN, DRAFT = 0.005, 0.1
+
+
+class StepClock:
+    """Reads as the seconds that the forwards so far have taken."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+    def timing_forwards(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """`CachedModel.forward` or that of a subclass, which takes time by its tokens."""
+
+        @functools.wraps(forward)
+        def timed(model: Any, tokens: Any, **options: Any) -> Any:
+            logits = forward(model, tokens, **options)
+            width = options.get("width") or max(map(len, tokens))
+            self.seconds += STEP * (1 + TOKEN * (width * len(tokens) - 1))
+            return logits
+
+        return timed
+
+    def timing_drafts(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """`Stage._forward`, which takes a part of the time of a forward of the target."""
+
+        @functools.wraps(forward)
+        def timed(*arguments: Any) -> Any:
+            before = self.seconds
+            result = forward(*arguments)
+            self.seconds = before + DRAFT * (self.seconds - before)
+            return result
+
+        return timed
