@@ -63,7 +63,7 @@ class Input {
  public:
   Input(const std::uint8_t* data, std::size_t size) : at_(data), end_(data + size) {}
   bool empty() const { return at_ == end_; }
-  std::size_t next(std::size_t below) { return byte() * std::size_t{256} % below + byte() % below; }
+  std::size_t next(std::size_t below) { return static_cast<std::size_t>(number()) % below; }
   std::size_t byte() { return at_ == end_ ? 0 : *at_++; }
   std::int64_t number() {
     std::int64_t number = 0;
@@ -95,10 +95,10 @@ void change(Input& input, char* at) {
       number = std::numeric_limits<Number>::max();
       break;
     case 4:
-      number = static_cast<Number>(number + 1);
+      number = static_cast<Number>(static_cast<std::uint64_t>(number) + 1);
       break;
     case 5:
-      number = static_cast<Number>(number - 1);
+      number = static_cast<Number>(static_cast<std::uint64_t>(number) - 1);
       break;
     case 6:
       number = static_cast<Number>(input.byte());
@@ -260,7 +260,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         change_header(input, content);
         break;
       case 2:
-        content[input.number() % content.size()] = static_cast<char>(input.byte());
+        content[input.next(content.size())] = static_cast<char>(input.byte());
         break;
       default:
         change_segment(input, content, whole);
