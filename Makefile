@@ -23,8 +23,7 @@ TRANSFORMERS_OLDEST ?= 5.19.0
 # What of the Python tests to run.
 TESTS ?=
 # Those whose results depend on how a processor rounds.
-NUMERICAL_TESTS := tests/verification tests/hf/test_convolutions.py tests/hf/test_kv_cache.py \
-  tests/drafters/test_assistant.py
+NUMERICAL_TESTS := tests/verification tests/hf/test_convolutions.py tests/drafters/test_assistant.py
 # How many processes a test or lint step takes; each is held to one thread.
 JOBS ?= 2
 FUZZ_SECONDS ?= 60

@@ -18,7 +18,6 @@ import pytest
 from fastdraft.integrations.http.front import Front
 from fastdraft.integrations.http.servers import COMPLETIONS, VLLM
 from fastdraft.integrations.http.templates import RequestTemplates
-from fastdraft.integrations.metrics import FIELDS
 from fastdraft.integrations.request_options import MOST_IDS
 from fastdraft.integrations.vllm import ledger as ledgers
 from fastdraft.integrations.vllm.ledger import Ledger, LedgerReader, new_ticket
@@ -865,7 +864,16 @@ def test_streams_without_a_prediction_are_untouched(folder: Path) -> None:
 
 def test_metrics_are_added_to_those_of_the_server(folder: Path) -> None:
     Ledger(folder, engine=0).publish(
-        dict(zip(FIELDS, (5, 2, 1, 100, 0.25, 3, 4096, 1 << 20), strict=False))
+        {
+            "accepted_prediction_tokens": 5,
+            "rejected_prediction_tokens": 2,
+            "faults": 1,
+            "steps": 100,
+            "seconds": 0.25,
+            "requests": 3,
+            "request_bytes": 4096,
+            "datastore_bytes": 1 << 20,
+        }
     )
     Ledger(folder, engine=1).publish({"steps": 7})
     app = PredictionMiddleware(Server())
