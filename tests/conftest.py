@@ -28,6 +28,8 @@ def step_clock(monkeypatch: pytest.MonkeyPatch) -> StepClock:
 
         for kind in (CachedModel, StaticModel):
             monkeypatch.setattr(kind, "forward", clock.timing_forwards(kind.forward))
+        called = clock.timing_compilations(StaticModel._called)
+        monkeypatch.setattr(StaticModel, "_called", called)
         monkeypatch.setattr(Stage, "_forward", clock.timing_drafts(Stage._forward))
     return clock
 

@@ -274,7 +274,10 @@ def test_where_masks_stay(calls: list[torch.Tensor]) -> None:
         vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=1, num_attention_heads=2
     )
     assert not takes_sights(transformers.AutoModelForCausalLM.from_config(config))
-    config = transformers.GPTJConfig(vocab_size=VOCABULARY, n_embd=32, n_layer=1, n_head=2)
+    kinds = [[["global"], 1]]
+    config = transformers.GPTNeoConfig(
+        vocab_size=VOCABULARY, hidden_size=32, num_layers=1, num_heads=2, attention_types=kinds
+    )
     assert not takes_sights(transformers.AutoModelForCausalLM.from_config(config))
     # Soft caps, which 'sdpa' leaves out.
     gemma2 = tiny_model("gemma2")
@@ -372,7 +375,7 @@ def test_drafts_copy_no_keys(
     expected = model.generate(**inputs, **options)
     copied.clear()
     if not shares:
-        generation = importlib.import_module("fastdraft.hf.generate")
+        generation = importlib.import_module("fastdraft.hf.plan")
         monkeypatch.setattr(generation, "shares_keys", lambda _: False)
     outputs = expected[:, PROMPT:]
     more: dict[str, Any] = {"drafter": Forester(outputs.tolist())}

@@ -178,7 +178,7 @@ def peaks(
                     output = hf.generate(model, **given, **options)
             assert torch.equal(output.sequences, texts[turn])
             peaks[decoder] = max(peaks[decoder], counted.peak)
-            cache = output[CACHE]
+            cache = getattr(output, CACHE)
             following = torch.cat([output.sequences, inputs["input_ids"][:, :20]], 1)
             given = {"input_ids": following, "attention_mask": torch.ones_like(following)}
     return peaks[0], peaks[1]

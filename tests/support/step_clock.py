@@ -11,6 +11,7 @@ __all__ = ["StepClock"]
 STEP = 0.01
 # Of a step, what each further token costs, and a forward of a draft model.
 TOKEN, DRAFT = 0.005, 0.1
+COMPILATION = 1.0
 
 
 class StepClock:
@@ -43,5 +44,25 @@ class StepClock:
             result = forward(*arguments)
             self.seconds = before + DRAFT * (self.seconds - before)
             return result
+
+        return timed
+
+    def timing_compilations(self, called: Callable[..., Any]) -> Callable[..., Any]:
+        """`StaticModel._called`, which takes the time of a compilation for each new shape."""
+
+        @functools.wraps(called)
+        def timed(model: Any, inputs: Any, shape: tuple[int, ...]) -> Any:
+            call = model.call
+
+            def compiling(**inputs: Any) -> Any:
+                self.seconds += COMPILATION
+                return call(**inputs)
+
+            if model.compiled is not None and shape not in model.compiled.runs:
+                model.call = compiling
+            try:
+                return called(model, inputs, shape)
+            finally:
+                model.call = call
 
         return timed
