@@ -314,7 +314,7 @@ def transfers(
     def steps() -> int:
         output = hf.generate(model, **inputs, **options)
         assert output.row_stats is not None
-        return max(each.steps for each in output.row_stats)
+        return int(max(each.steps for each in output.row_stats))
 
     steps()  # what happens once is not counted
     on_gpu = model.device.type == "cuda"

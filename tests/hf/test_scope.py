@@ -47,8 +47,12 @@ class _Interrupting:
 
 
 def _cleans_up(frame: Any) -> bool:
-    """Whether a frame is in the part of a scope that runs at its end."""
-    return frame.f_lineno >= _ENDS.get(frame.f_code.co_name, sys.maxsize)
+    """Whether a frame is in the part of a scope that runs at its end, or in a locked block.
+
+    A signal never comes between such a block and its `__exit__`, as an interrupt by line could.
+    """
+    ends = frame.f_lineno >= _ENDS.get(frame.f_code.co_name, sys.maxsize)
+    return ends or attention._lock.locked()
 
 
 def _end_of(scope: Any) -> int:

@@ -386,11 +386,10 @@ class _Crooked(Forester):
 
 
 class _Twins(Forester):
-    """Drafts the same token twice."""
+    """Drafts the next true token twice."""
 
-    def propose_batch(self, requests: Any, **_: Any) -> Any:
-        parents, offsets = np.array([-1, -1], np.int32), np.array([0, 2], np.int32)
-        return TreeBatch(np.array([3, 3], np.int32), parents, np.ones(2, np.float32), offsets)
+    def _tree(self, truth: Any, most: int) -> list[tuple[int, int]]:
+        return [(token, -1) for token in (*truth[:1], *truth[:1])][:most]
 
 
 @pytest.mark.parametrize("kind", ["llama", "alibi"])
@@ -402,11 +401,13 @@ def test_parents_behind_their_children_are_refused(kind: str, llama: Any) -> Non
     assert drafter.cancelled == 1
 
 
-def test_equal_siblings_are_refused(llama: Any) -> None:
-    drafter = _Twins([[]])
-    with pytest.raises(InvalidValueError, match="different tokens, got 3 twice for parent -1"):
-        hf.generate(llama, **repetitive_batch(1), max_new_tokens=NEW, drafter=drafter)
-    assert drafter.cancelled == 1
+def test_of_equal_siblings_the_first_counts(llama: Any) -> None:
+    inputs = repetitive_batch(1)
+    plain = llama.generate(**inputs, max_new_tokens=NEW, do_sample=False)
+    drafter = _Twins([plain[0, inputs["input_ids"].shape[1] :].tolist()])
+    output = hf.generate(llama, **inputs, max_new_tokens=NEW, do_sample=False, drafter=drafter)
+    assert output.sequences.tolist() == plain.tolist()
+    assert output.stats.accepted == output.stats.drafts
 
 
 def _batch(parents: list[list[int]], probabilities: list[float]) -> TreeBatch:

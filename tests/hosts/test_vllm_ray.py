@@ -147,7 +147,7 @@ def fleet(words: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fle
         "served-model-name": "demo",
         "replicas": "2",
         "gpus": "0",
-        "additional-config": json.dumps({"fastdraft": settings}),
+        "speculative-config": json.dumps({"method": "fastdraft", **settings}),
         "dtype": "float32",
         "max-model-len": "512",
         "kv-cache-memory-bytes": str(64 << 20),
