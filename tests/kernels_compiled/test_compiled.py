@@ -31,8 +31,8 @@ MOST_REGISTERS_ODD = 168
 # Attention keeps queries, scores and sums in registers: two programs of four warps. AMD has twice
 # as many a thread.
 MOST_REGISTERS_ATTENTION = {"cuda": 200, "hip": 256}
-# Bytes that the compiler may put aside, outside loops, so that more threads run at a time. Rejection
-# with filters over float32 takes 32 on sm_80, all others at most 24.
+# Bytes that the compiler may put aside, outside loops, so that more threads run at a time:
+# rejection with filters over float32 takes 32 on sm_80, all others at most 24.
 MOST_SCRATCH = 32
 # Instructions in all of kernels that a step waits for and that read little: latency is what counts.
 MOST_INSTRUCTIONS = {"align_kernel": 1000}
