@@ -274,7 +274,7 @@ def test_shells_complete_commands() -> None:
         [sys.executable, "-c", "from fastdraft.cli import main; main()"],
         capture_output=True, text=True, env=environment,
     )  # fmt: skip
-    assert done.stdout == "plain,replay\n"
+    assert done.stdout == "plain,record\nplain,replay\n"
 
 
 @pytest.mark.parametrize(
