@@ -118,7 +118,7 @@ def test_a_calibration_says_how_well_it_fits() -> None:
         (Engine().propose, ["request", "limit", "token_cost", "cost", "offers"]),
         (
             Engine().propose_batch,
-            ["requests", "limits", "token_cost", "cost", "padded", "weights", "offers"],
+            ["requests", "limits", "token_cost", "cost", "padded", "offers"],
         ),
         (Datastore, ["max_bytes", "fingerprint"]),
         (Datastore.add, ["self", "token_ids", "prompt_size", "grow"]),

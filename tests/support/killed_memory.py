@@ -16,6 +16,8 @@ from fleets import KEY, join, read
 __all__ = ["check_killed", "restored"]
 
 DOCUMENT = 300
+# More than all writers together say, however fast the machine is.
+BYTES = 1 << 30
 
 # Writes documents and saves, and says which are saved, until it is killed. No token stands twice: a
 # save may cut a document in two, and a store leaves out a part that repeats what it holds.
@@ -24,7 +26,7 @@ import sys
 from fastdraft import Memory
 from fastdraft.fleet import Replica
 
-memory = Memory(8 << 20)
+memory = Memory({BYTES})
 replica = Replica(memory, sys.argv[1], key={KEY!r}, model="model", interval=0.01)
 [store] = memory.of("tenant")
 replica.find(["tenant"])
@@ -39,7 +41,7 @@ for number in range(int(sys.argv[2]), 1_000_000):
 
 def restored(path: Path, namespace: Hashable = "tenant") -> list[list[int]]:
     """The documents that a start finds."""
-    replica = join(str(path), memory_bytes=64 << 20)
+    replica = join(str(path), memory_bytes=BYTES)
     found = read(replica, namespace)
     replica.close()
     assert not replica.faults

@@ -312,7 +312,9 @@ def _items(file: io.BufferedReader, path: Path) -> Iterator[bytes]:
                 at, size = end, 1 << 20
             # What is longer than a part is not read again for each part that it takes.
             size = max(size, len(text) - at)
-    except (UnicodeError, RecursionError) as error:
+    except RecursionError as error:
+        raise RecordError(f"{path} is no JSON array: nested too deeply") from error
+    except UnicodeError as error:
         raise RecordError(f"{path} is no JSON array: {error}") from error
     if not text[at:].startswith("]"):
         raise RecordError(f"{path} is no JSON array: what begins at {short(text[at:])} has no end")
