@@ -274,7 +274,7 @@ def test_commands_write_the_page(opened: Any, tmp_path: Path) -> None:
     assert len(options) == 15
     groups = tab.locator("#request optgroup")
     assert groups.first.get_attribute("label") == "code_edit, default, token cost 0.02"
-    assert tab.locator("#text").text_content().startswith('```python\n"""Stock levels')
+    assert tab.locator("#text").text_content().startswith("\n        self.load()")
     counts = re.findall(r"\d+", tab.locator("#legend").inner_text())
     assert sum(map(int, counts)) == int(tab.locator("#figures dd").first.inner_text())
     for arguments, message in (

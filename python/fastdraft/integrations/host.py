@@ -484,7 +484,8 @@ class HostRequests(Generic[TextT]):
         request, text.request = text.request, None
         indexing, text.indexing = text.indexing, None
         if indexing is not None:
-            indexing.add_done_callback(self._cancel)
+            assert self._thread is not None
+            self._waiting.append((self._thread.submit(self._cancel, indexing), 0))
         if request is not None:
             # After an error the engine may no longer know the request, and what keeps the counts
             # may be broken. Nothing can be done about either.
