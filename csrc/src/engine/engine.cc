@@ -413,9 +413,11 @@ std::int32_t Engine::propose(RequestId id, const ProposeOptions& options,
   if (config_.calibrated() && !cost.is_constant() && !drawn) {
     keep_what_pays(cost, rate, false, request->draft.probabilities, 1, count, &count);
   }
-  request->proposal->drafted = count;
-  request->proposal->step_time = cost.relative(1, count);
-  if (offered) request->proposal->step_time += time_of_offers(cost, 1, options);
+  if (request->proposal) {
+    request->proposal->drafted = count;
+    request->proposal->step_time = cost.relative(1, count);
+    if (offered) request->proposal->step_time += time_of_offers(cost, 1, options);
+  }
   request->draft.copy_to(draft, count);
   return count;
 }

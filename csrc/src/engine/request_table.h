@@ -47,7 +47,7 @@ class RequestTable final : public ForkGuard {
   };
 
   RequestTable() : ForkGuard(Turn::kNone) {}
-  ~RequestTable();
+  ~RequestTable() override;
 
   RequestId add(std::unique_ptr<Request> request);
 

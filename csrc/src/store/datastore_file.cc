@@ -25,7 +25,7 @@ namespace {
 std::string reason() { return std::generic_category().message(errno); }
 
 // The system would take what comes before a NUL byte for the whole.
-const std::string& checked(const std::string& path) {
+std::string checked(const std::string& path) {
   const std::size_t place = path.find('\0');
   if (place == std::string::npos) return path;
   throw InvalidValueError("a path must have no NUL byte, got one at index " +

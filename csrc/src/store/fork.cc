@@ -9,7 +9,7 @@ class ForkGuards {
  public:
   // Never destroyed: guards may outlive what is static.
   static ForkGuards& get() {
-    static ForkGuards* const guards = new ForkGuards;
+    static auto* const guards = new ForkGuards;
     return *guards;
   }
 

@@ -2,6 +2,7 @@
 // would stay locked for ever, and what it was changing would stay half changed.
 #pragma once
 
+#include <cstdint>
 #include <mutex>
 
 namespace fastdraft {
@@ -11,7 +12,7 @@ class ForkGuard {
  public:
   // Locks are taken in this order before a fork. A thread that holds one waits for none of an
   // earlier turn, so nobody waits in a circle. A fork does not wait for what has no turn.
-  enum class Turn { kRunningTexts, kStore, kLast, kNone };
+  enum class Turn : std::uint8_t { kRunningTexts, kStore, kLast, kNone };
 
   explicit ForkGuard(Turn turn);
   ForkGuard(const ForkGuard&) = delete;
