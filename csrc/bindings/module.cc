@@ -34,6 +34,7 @@ PYBIND11_MODULE(_core_of_main, module, pybind11::mod_gil_not_used()) {
 }
 
 // pybind11 waits for ever in another interpreter of the process, from its first call on.
+// Python names it. NOLINTNEXTLINE(bugprone-reserved-identifier)
 extern "C" PYBIND11_EXPORT PyObject* PyInit__core() {
   if (PyInterpreterState_Get() == PyInterpreterState_Main()) return PyInit__core_of_main();
   PyErr_SetString(PyExc_ImportError, "fastdraft works in a process's main interpreter alone");
