@@ -76,12 +76,14 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="processes (default: %(default)s)")
     jobs = parser.parse_args().jobs
     found = targets()
+    failed = []
     with ThreadPoolExecutor(jobs) as pool:
-        for ended, said in pool.map(tidy, found, found.values()):
+        for target, (ended, said) in zip(found, pool.map(tidy, found, found.values()), strict=True):
             print(said, end="", flush=True)
             if ended:
-                pool.shutdown(cancel_futures=True)
-                sys.exit(f"clang-tidy ended with {ended}")
+                failed.append(target)
+    if failed:
+        sys.exit(f"clang-tidy failed on {', '.join(failed)}")
 
 
 if __name__ == "__main__":
