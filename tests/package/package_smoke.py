@@ -74,7 +74,7 @@ with tempfile.TemporaryDirectory() as folder:
         requests, results = Path(folder, "requests.jsonl"), Path(folder, "results.json")
         record = {"prompt_ids": text[:60].tolist(), "output_ids": text[60:100].tolist()}
         requests.write_text(f"{json.dumps(record)}\n" * 2)
-        run_command("replay", "--data", requests, "--datastore", built, "--json", results)
+        run_command("replay", requests, "--datastore", built, "--json", results)
         (run,) = json.loads(results.read_text())["runs"]
         assert run["geometric_mean"] > 1
 
