@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -14,8 +15,8 @@ TOKEN, DRAFT = 0.005, 0.1
 COMPILATION = 1.0
 
 
-class StepClock:
-    """Reads as the seconds that the forwards so far have taken."""
+class StepClock(threading.local):
+    """Reads as the seconds that the forwards of this thread have taken so far."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
