@@ -12,6 +12,7 @@
 #include "fastdraft/token.h"
 #include "index/memory.h"
 #include "index/suffix_automaton.h"
+#include "store/token_weights.h"
 
 namespace fastdraft {
 
@@ -57,7 +58,8 @@ struct DrafterInputs {
   std::int64_t prediction_size;
   const Stores& stores;
   std::int32_t lookahead;
-  AcceptanceModel* acceptance;  // shared by all requests; only CalibratedConfig needs one
+  AcceptanceModel* acceptance;            // shared by all requests; only CalibratedConfig needs one
+  std::shared_ptr<TokenWeights> weights;  // of the store that its text enters; may be null
   MemoryBudget& budget;
   std::size_t num_entered = 0;      // the first so many stores are those that its text enters
   std::int64_t templates_size = 0;  // the first so many tokens of the context are templates
