@@ -12,14 +12,12 @@ from fastdraft.kernels.reference.acceptance import (
 from fastdraft.kernels.reference.align import align
 from fastdraft.kernels.reference.attention import attention, cached_attention, visible_columns
 from fastdraft.kernels.reference.noise import exponential, exponential_noise, philox
-from fastdraft.kernels.reference.processors import observe, patch, raw_logprobs
 from fastdraft.kernels.reference.rejection import verify_rejection
 from fastdraft.kernels.reference.sampling import (
     CHUNK,
     Chosen,
     argmax,
     draw,
-    log_sums,
     mask,
     warp,
     weigh,
@@ -40,12 +38,8 @@ __all__ = [
     "draw",
     "exponential",
     "exponential_noise",
-    "log_sums",
     "mask",
-    "observe",
-    "patch",
     "philox",
-    "raw_logprobs",
     "tree_attention_mask",
     "tree_depths",
     "verify_greedy",

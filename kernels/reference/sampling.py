@@ -137,15 +137,6 @@ def mask(logits: Tensor, allowed: Tensor) -> Tensor:
     return torch.where(bits.bool(), logits, -torch.inf)
 
 
-def log_sums(logits: Tensor) -> Tensor:
-    """The logarithm of each row's sum of exponentials, float64 (rows,); no number if it has none.
-
-    logits: (rows, vocabulary). Time is linear in them, memory in those of one slab.
-    """
-    sums = [_log_sum(as_float(logits[part])) for part in slabs(len(logits), logits)]
-    return torch.cat([maximum + above for maximum, above in sums])
-
-
 def as_float(logits: Tensor) -> Tensor:
     """The logits in float32, or in float64 if they are."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -359,13 +350,6 @@ def _largest(chunks: Tensor) -> tuple[Tensor, Tensor]:
     return token, chunk_maximum.amax(-1)
 
 
-def _log_sum(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Each row's maximum, and by how much the logarithm of its sum of exponentials is above it."""
-    maximum = x.amax(-1)
-    weights = weigh(chunked(x), maximum=maximum, warpers=Warpers(torch.ones_like(maximum)))
-    return maximum.double(), total(weights).log()
-
-
 def total(weights: Tensor) -> Tensor:
     return weights.sum(-1).double().sum(-1)
 
@@ -373,8 +357,10 @@ def total(weights: Tensor) -> Tensor:
 def log_softmax_of(token: Tensor, logits: Tensor) -> Tensor:
     """The log-probability of a token of each row, float32 (rows,), at temperature 1."""
     # The maximum first: where it is huge, it would swallow the rest.
-    maximum, above = _log_sum(as_float(logits))
-    return (_at(logits, token).double() - maximum - above).float()
+    x = as_float(logits)
+    maximum = x.amax(-1)
+    weights = weigh(chunked(x), maximum=maximum, warpers=Warpers(torch.ones_like(maximum)))
+    return (_at(logits, token).double() - maximum.double() - total(weights).log()).float()
 
 
 def _at(logits: Tensor, token: Tensor) -> Tensor:

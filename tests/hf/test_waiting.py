@@ -12,7 +12,6 @@ from transformers.generation.streamers import BaseStreamer
 from fastdraft import DraftConfig, Engine, hf
 from fastdraft.hf.loop import Decoding
 from fastdraft.kernels.reference import sampling
-from fastdraft.verification import processors
 from hf_models import Forester, Generous, edited, plain_tokens, repetitive_batch, tiny_model
 from waiting import counted_waits
 
@@ -73,7 +72,6 @@ def test_a_step_waits_once(
     # On a CPU the reference reads values to do less, and operands are checked whole: that waits
     # for nothing.
     monkeypatch.setattr(sampling, "reads_back", lambda _: False)
-    monkeypatch.setattr(processors, "_check_values", lambda _: None)
     more: dict[str, Any] = {"drafter": Forester(expected.tolist())}
     if drafts == "chains":
         more = {"drafter": Generous(), "prediction": [edited(row) for row in expected]}

@@ -22,7 +22,6 @@ from adversarial import (
 
 from fastdraft.kernels import fused, reference
 from fastdraft.kernels.fused import config
-from fastdraft.kernels.fused.statistics import log_sums
 from fastdraft.kernels.operands import Batch, Sampling, Warpers
 from fastdraft.kernels.reference.acceptance import rows_of
 from fastdraft.kernels.workspace import BUFFERS
@@ -184,20 +183,6 @@ def test_a_seed_has_its_tokens_with_any_draft_and_anywhere():
     emitted = fused.verify_sampled(both, one.of(torch.tensor([0, 0])))
     assert emitted.token_ids[0, :4].tolist() == tokens[:4]
     assert emitted.token_ids[1, : length + 1].tolist() == tokens
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("vocabulary", [3, 1024, 4100])
-def test_log_sums(dtype, vocabulary):
-    logits = odd_rows(31, vocabulary, dtype, seed=1)
-    expected = reference.log_sums(logits).float()
-    batch = Batch(logits, torch.zeros(30).long(), torch.tensor([0, 30]), max_draft=0)
-    torch.testing.assert_close(log_sums(batch), expected, rtol=1e-6, atol=2e-5, equal_nan=True)
-    workspace = workspace_of(max_rows=31, max_requests=1, vocabulary=4100, max_draft=0)
-    apart = in_layout(logits, "tokens apart")
-    again = log_sums(batch._replace(logits=apart, workspace=workspace))
-    torch.testing.assert_close(again, expected, rtol=1e-6, atol=2e-5, equal_nan=True)
-    assert not workspace._buffers["row_arrivals"].any()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -27,6 +27,7 @@ from fastdraft.replay import (
     DRAFTERS,
     PEERS,
     Record,
+    RecordError,
     Trace,
     Unavailable,
     family_files,
@@ -38,6 +39,7 @@ from fastdraft.replay import (
 )
 from fastdraft.replay import replay as replay_families
 from fastdraft.replay.display import progress
+from fastdraft.replay.importers import FORMS, Importer
 from fastdraft.replay.measurement import describe_machine, write_results
 from fastdraft.replay.page import MOST_TOKENS, choose, page
 from fastdraft.replay.picture import picture
@@ -54,11 +56,17 @@ TABLE_WIDTH = 120
 
 
 @click.command()
+@click.argument("logs", metavar="LOGS...", nargs=-1, type=click.Path(exists=True, path_type=Path))
 @click.option(
-    "--data",
-    type=click.Path(exists=True, path_type=Path),
-    multiple=True,
-    help="A JSON lines file of recorded requests, or a folder of such; may be repeated.",
+    "--format",
+    "form",
+    type=click.Choice(list(FORMS)),
+    help="The form of the logs.  [default: what tells each line]",
+)
+@click.option(
+    "--session",
+    metavar="FIELD",
+    help="Where a line names its session, such as request.user.  [default: by its messages]",
 )
 @click.option("--sample", is_flag=True, help="Replay the few requests that come with fastdraft.")
 @click.option(
@@ -110,8 +118,9 @@ TABLE_WIDTH = 120
 @click.option("--prediction", is_flag=True, help="Give each record's reference as prediction.")
 @click.option(
     "--tokenizer",
-    type=click.Path(exists=True, path_type=Path),
-    help="A tokenizer.json, or the folder of one.  [default: the demo model's]",
+    metavar="MODEL",
+    help="The model that answered: a folder with its tokenizer, or its name on the Hugging Face "
+    "hub.  [default: the demo model's]",
 )
 @click.option("--family", "names", multiple=True, help="Only this family; may be repeated.")
 @click.option("--limit", type=NUMBER, help="Only so many requests of each family.")
@@ -140,7 +149,9 @@ TABLE_WIDTH = 120
 )
 @ray_option
 def replay(
-    data: tuple[Path, ...],
+    logs: tuple[Path, ...],
+    form: str | None,
+    session: str | None,
     sample: bool,
     drafters: tuple[str, ...],
     peers: bool,
@@ -151,7 +162,7 @@ def replay(
     memory: bool,
     datastores: tuple[Path, ...],
     prediction: bool,
-    tokenizer: Path | None,
+    tokenizer: str | None,
     names: tuple[str, ...],
     limit: int | None,
     shown: str | None,
@@ -164,6 +175,13 @@ def replay(
 ) -> None:
     """Replay recorded requests and measure draft quality, exactly and without a model.
 
+    LOGS are files, or folders of *.jsonl files, which may be packed (.gz, .zst). Each line is a
+    request with its answer: of OpenAI's, vLLM's or Anthropic's APIs, of batch files, of LiteLLM,
+    Helicone, LangSmith, Langfuse or OpenTelemetry, of the request logs of vLLM and SGLang, of
+    ShareGPT or fine-tuning files, or a pair such as {"prompt": ..., "completion": ...}. What has
+    none of these forms is left out and counted, and the first such line is shown. Messages become
+    tokens by the chat template of the model that --tokenizer names.
+
     A draft is accepted as far as the recorded output follows it. Requests are taken in the order of
     their file; each file is a family, which starts with an empty memory. The first output token
     comes with prefill and is not counted. Modelled speed is emitted tokens / (steps + token cost x
@@ -174,8 +192,8 @@ def replay(
 
     With --ray, the families are replayed side by side on a cluster. The counts are the same.
     """
-    if sample == bool(data):
-        raise click.UsageError("give either --data or --sample")
+    if sample == bool(logs):
+        raise click.UsageError("give either LOGS or --sample")
     if sample and tokenizer is not None:
         raise click.UsageError("--sample has the text of its tokens: it takes no --tokenizer")
     if svg is not None and shown is None:
@@ -204,7 +222,8 @@ def replay(
     if sample:
         families = _read([SAMPLE], names, limit, pieces.encode, references=prediction)
     else:
-        families = _read(data, names, limit, texts.encode, references=prediction)
+        convert = Importer(texts, form=form, session=session)
+        families = _read(logs, names, limit, texts.encode, references=prediction, convert=convert)
     if shown is not None:
         families = _up_to(families, shown)
     # What tokens the records hold is known of text, or where the user names the tokenizer.
@@ -290,28 +309,46 @@ def _open(path: Path, texts: TextTokenizer | None) -> Datastore:
 
 
 def _read(
-    data: Sequence[Path],
+    paths: Sequence[Path],
     names: Sequence[str],
     limit: int | None,
     encode: Encode,
     *,
     references: bool,
+    convert: Importer | None = None,
 ) -> dict[str, list[Record]]:
-    files = family_files(data)
+    """The records of each family; on standard error what was left out of the files."""
+    files = family_files(paths)
     for name in names:
         if name not in files:
             raise click.BadParameter(
                 f"{name!r} is not one of {', '.join(files)}", param_hint="--family"
             )
-    with progress(len(names or files)) as advance:
-        return read_families(
-            data,
+    bad = 0
+
+    def leave_out(error: RecordError) -> None:
+        nonlocal bad
+        if bad == 0:
+            click.echo(f"left out: {error}", err=True)
+        bad += 1
+
+    size = sum(file.stat().st_size for name, file in files.items() if not names or name in names)
+    with progress(size) as advance:
+        families = read_families(
+            paths,
             encode,
             names=names,
             limit=limit,
             references=references,
-            on_family=lambda name: advance(f"reading {name}", 1),
+            convert=convert,
+            on_bad=leave_out,
+            on_line=lambda name, size: advance(f"reading {name}", size),
         )
+    unanswered = 0 if convert is None else convert.unanswered
+    for count, what in ((bad, "bad lines"), (unanswered, "requests without an answer")):
+        if count:
+            click.echo(f"left out: {count:,} {what}", err=True)
+    return families
 
 
 def _up_to(families: dict[str, list[Record]], name: str) -> dict[str, list[Record]]:
