@@ -58,11 +58,11 @@ struct DrafterInputs {
   std::int64_t prediction_size;
   const Stores& stores;
   std::int32_t lookahead;
-  AcceptanceModel* acceptance;            // shared by all requests; only CalibratedConfig needs one
-  std::shared_ptr<TokenWeights> weights;  // of the store that its text enters; may be null
+  AcceptanceModel* acceptance;  // shared by all requests; only CalibratedConfig needs one
   MemoryBudget& budget;
   std::size_t num_entered = 0;      // the first so many stores are those that its text enters
   std::int64_t templates_size = 0;  // the first so many tokens of the context are templates
+  std::shared_ptr<TokenWeights> weights{};  // of the first live store that its text enters
 };
 
 // The drafter of a request. Throws MemoryLimitError.

@@ -223,9 +223,9 @@ RequestId Engine::add_request(const Token* prompt, std::int64_t prompt_size,
   for (std::size_t i = 0; i < entered && weights == nullptr && config_.calibrated(); ++i) {
     weights = request->stores[i]->token_weights();
   }
-  const DrafterInputs inputs{request->context,  prediction,        prediction_size, request->stores,
-                             config_.lookahead, acceptance_.get(), weights,         *budget_,
-                             entered,           templates_size};
+  const DrafterInputs inputs{
+      request->context,  prediction, prediction_size, request->stores, config_.lookahead,
+      acceptance_.get(), *budget_,   entered,         templates_size,  weights};
   request->drafter =
       std::visit([&](const auto& config) { return make_drafter(config, inputs); }, config_.drafter);
   return requests_->add(std::move(request));

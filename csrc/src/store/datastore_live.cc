@@ -220,14 +220,14 @@ bool LiveDatastore::charge_running(std::int64_t bytes) {
   return true;
 }
 
-// A table of n weights from n / 16 tokens of text on: small stores stay small. A larger table has
-// what the smaller one learned; requests that hold that go on with it. It takes the place of the
-// oldest text as need be.
+// A table of n weights from n / 12 tokens of text on, which are more than a chunk: a store of
+// little text takes no more memory than it did. A larger table has what the smaller one learned;
+// requests that hold that go on with it. It takes the place of the oldest text as need be.
 std::shared_ptr<TokenWeights> LiveDatastore::token_weights() {
   const std::unique_lock<PhaseFairMutex> lock(*mutex_);
   if (closed()) return nullptr;
   std::size_t size = TokenWeights::kMost;
-  const auto most = static_cast<std::size_t>(16 * log_.num_tokens());
+  const auto most = static_cast<std::size_t>(12 * log_.num_tokens());
   while (size > most) size /= 4;
   if (size < TokenWeights::kLeast || (weights_ != nullptr && size <= weights_->size())) {
     return weights_;

@@ -24,7 +24,7 @@ class TokenWeights {
   // How much a weight moves by an error of 1. Of 0.02 to 0.4 the best on half of the recorded
   // families.
   static constexpr float kRate = 0.2f;
-  static constexpr std::size_t kLeast = std::size_t{1} << 12;
+  static constexpr std::size_t kLeast = std::size_t{1} << 14;
   static constexpr std::size_t kMost = std::size_t{1} << 16;
 
   static constexpr std::size_t kNames = 7;
