@@ -38,7 +38,7 @@ def _placed(values: Tensor) -> Tensor:
 
 
 def workspace_of(**size: int) -> Workspace:
-    """A workspace on the device under test, with the buffers that a CPU makes only when asked."""
+    """A workspace on the device under test, with all its buffers."""
     workspace = Workspace(torch.get_default_device(), **size)
     for name in BUFFERS:
         workspace.take(name, workspace.size)
