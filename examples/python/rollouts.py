@@ -6,6 +6,8 @@ A training step would change the weights in between: samples stay the policy's o
 With TRL, `fastdraft.integrations.trl.attach(trainer)` does this.
 """
 
+from __future__ import annotations
+
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
