@@ -188,9 +188,9 @@ bench: $(VENV)/.bench gtest ## Run the microbenchmarks, beside the peers that ca
 	python -m pytest bench/microbench.py
 ifdef DATA
 	python bench/calibration.py --data $(DATA)
-	export PYTHONPATH=$$(python bench/baselines.py) && fastdraft replay --data $(DATA) --peers \
+	export PYTHONPATH=$$(python bench/baselines.py) && fastdraft replay $(DATA) --peers \
 	  --token-cost 0 --token-cost 0.02 --token-cost 0.05 --token-cost 0.2
-	fastdraft replay --data $(DATA) --tree-budget 32 \
+	fastdraft replay $(DATA) --tree-budget 32 \
 	  --token-cost 0 --token-cost 0.02 --token-cost 0.05 --token-cost 0.2
 endif
 

@@ -5,7 +5,7 @@ extension of the sdist `arctic-inference`: only these parts are fetched and buil
 under the names that the whole packages give them. With that folder on the path they are peers of
 the replay:
 
-    PYTHONPATH=$(python bench/baselines.py) fastdraft replay --data FOLDER --peers
+    PYTHONPATH=$(python bench/baselines.py) fastdraft replay FOLDER --peers
 """
 
 from __future__ import annotations

@@ -38,7 +38,6 @@ from torch import Tensor
 import harness
 from fastdraft.alignment import Aligner, Texts, Trees
 from fastdraft.verification import (
-    Processors,
     Workspace,
     verify_greedy,
     verify_rejection,
@@ -53,7 +52,6 @@ TOP_K = 50
 TOP_P = 0.9
 REPEATS = 7
 LEAST_CALLS = 5  # in a round
-TOUCHED = 16  # the most logits of a row that the processors of a request touch
 MEMORY = 16 << 30  # for the logits that a case goes around among
 COLD = 4  # how many times the last-level cache the logits must be
 # How many requests of a thousand may differ from the float64 reference in their tokens: a race that
@@ -440,13 +438,6 @@ def everything(operands: Operands) -> dict[str, Any]:
     sizes, device = operands.sizes, operands.logits.device
     words = -(-sizes.vocabulary // 32)
     return {
-        "processors": Processors.from_requests(
-            [[1, 2, 3]] * sizes.batch,
-            [[3, 4]] * sizes.batch,
-            repetition_penalty=1.1,
-            bad_words=[[[2, 5], [7]]] * sizes.batch,
-            device=device,
-        ),
         "allowed": torch.full((sizes.rows, words), -1, dtype=torch.int32, device=device),
         "logprobs": True,
         "raw_logprobs": True,
@@ -713,7 +704,6 @@ def make_workspace(sizes: Sizes, device: torch.device) -> Workspace:
         max_requests=sizes.batch,
         vocabulary=sizes.vocabulary,
         max_draft=sizes.draft,
-        max_touched=sizes.draft + TOUCHED,
     )
 
 

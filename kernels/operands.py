@@ -6,7 +6,6 @@ them once. Everything below takes them whole, and trusts them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntFlag
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -103,74 +102,6 @@ class DraftDistribution(NamedTuple):
 
     values: Tensor
     is_logits: bool
-
-
-@dataclass(frozen=True, eq=False)
-class Processors:
-    """What the requests of a batch do to their logits, as tensors on one device.
-
-    Entries, request b's from offsets[b] on, sizes[b] of them, with room up to offsets[b + 1], where
-    all is 0:
-
-    token_ids: int32 (entries,), different ones in each request. Ids outside the vocabulary touch
-        nothing.
-    counts: int32 (entries,), how often each stands in the output.
-    in_prompt: bool (entries,).
-    bias: float32 (entries,), finite.
-    ends: bool (entries,), whether the token is banned while tokens must still come.
-    words: int32 (entries, 2), from which to before which of the banned sequences end with it.
-    offsets: int64 (requests + 1,).
-    sizes: int32 (requests,).
-
-    Requests:
-
-    repetition_penalty: float32 (requests,), above 0; 1 for none.
-    presence_penalty, frequency_penalty: float32 (requests,), finite; 0 for none.
-    min_left: int32 (requests,), how many tokens must still come before one that ends the output.
-    tail: int32 (requests, longest), the text's last tokens, the very last in the last column, -1
-        where there are none: as many as any banned sequence has before its last.
-
-    Banned sequences:
-
-    word_ids: int32 (n,), the tokens of each before its last, one sequence after another.
-    word_offsets: int64 (sequences + 1,).
-
-    capacity: the most entries that a request has room for.
-    """
-
-    token_ids: Tensor
-    counts: Tensor
-    in_prompt: Tensor
-    bias: Tensor
-    ends: Tensor
-    words: Tensor
-    offsets: Tensor
-    sizes: Tensor
-    repetition_penalty: Tensor
-    presence_penalty: Tensor
-    frequency_penalty: Tensor
-    min_left: Tensor
-    tail: Tensor
-    word_ids: Tensor
-    word_offsets: Tensor
-    capacity: int
-
-
-class Touched(NamedTuple):
-    """The logits that a patch has overwritten, for `raw_logprobs`.
-
-    processors: those that did.
-    log_sums: float32 or float64 (rows,), the logarithm of each row's sum of exponentials before.
-    before: (rows, n), what the overwritten logits were.
-    columns: int64 (rows, n), their tokens; where a row has fewer, one of them again, or token 0.
-        The fused kernels have None, and find them again: first come the entries, then the draft
-        tokens on the way to the row.
-    """
-
-    processors: Processors
-    log_sums: Tensor
-    before: Tensor
-    columns: Tensor | None
 
 
 class Status(IntFlag):
@@ -302,16 +233,6 @@ class Kernels(Protocol):
     def verify_rejection(
         self, batch: Batch, sampling: Sampling, draft_distribution: DraftDistribution
     ) -> Emitted: ...
-
-    def choose(
-        self, logits: Tensor, sampling: Sampling | None, *, likeliest: int = 0
-    ) -> tuple[Tensor, Likeliest | None]: ...
-
-    def patch(self, batch: Batch, processors: Processors) -> Touched | None: ...
-
-    def raw_logprobs(self, batch: Batch, emitted: Emitted, touched: Touched) -> Tensor: ...
-
-    def observe(self, processors: Processors, token_ids: Tensor, lengths: Tensor) -> None: ...
 
     def tree_depths(self, parents: Tensor, offsets: Tensor, *, max_draft: int) -> Tensor: ...
 

@@ -19,13 +19,12 @@ LIKELIEST: Final = 8
 
 
 class Size(NamedTuple):
-    """The size of a batch, or the largest one; touched: logits of a row, kept from a patch."""
+    """The size of a batch, or the largest one."""
 
     rows: int
     vocabulary: int
     requests: int
     max_draft: int
-    touched: int = 0
 
 
 class Shape(Enum):
@@ -34,7 +33,6 @@ class Shape(Enum):
     ROWS = "rows"
     ROWS_CHUNKS = "rows, chunks"
     ROWS_PARTS = "rows, chunks, parts"
-    ROWS_TOUCHED = "rows, touched"
     ROWS_LIKELIEST = "rows, likeliest"
     REQUESTS = "requests"
     REQUESTS_DRAFT = "requests, max_draft"
@@ -46,7 +44,6 @@ class Shape(Enum):
             Shape.ROWS: (size.rows,),
             Shape.ROWS_CHUNKS: (size.rows, chunks),
             Shape.ROWS_PARTS: (size.rows, chunks, PARTS),
-            Shape.ROWS_TOUCHED: (size.rows, size.touched),
             Shape.ROWS_LIKELIEST: (size.rows, LIKELIEST),
             Shape.REQUESTS: (size.requests,),
             Shape.REQUESTS_DRAFT: (size.requests, size.max_draft),
@@ -68,7 +65,6 @@ BUFFERS: Final = {
     "row_results": Buffer(Shape.ROWS, torch.int64, zero=True),
     "row_logprobs": Buffer(Shape.ROWS),
     "row_raw_logprobs": Buffer(Shape.ROWS),
-    "row_log_sums": Buffer(Shape.ROWS),
     # How many programs have left their part of a row, of a request.
     "row_arrivals": Buffer(Shape.ROWS, torch.int32, zero=True),
     "request_arrivals": Buffer(Shape.REQUESTS, torch.int32, zero=True),
@@ -84,8 +80,6 @@ BUFFERS: Final = {
     "last_tied": Buffer(Shape.ROWS, torch.int32),
     "part_maximum": Buffer(Shape.ROWS_PARTS),
     "part_list": Buffer(Shape.ROWS_PARTS, torch.int32),
-    # What processors overwrite.
-    "before": Buffer(Shape.ROWS_TOUCHED),
     # Rejection sampling: the packed key of each row's maximum and the draft token; the logarithm of
     # its p / q; what is known of keeping the draft tokens before the row; the same statistics of
     # the draft logits; of the residual, the chunks' sums.
@@ -120,11 +114,9 @@ class Workspace:
         max_requests: the most requests in a batch.
         vocabulary: the most logits in a row.
         max_draft: the longest draft; the results of the whole workspace have max_draft + 1 columns.
-        max_touched: the most logits of a row that are kept from processors, for raw
-            log-probabilities beside them: the capacity of the `Processors` and max_draft together.
 
     Raises:
-        InvalidValueError: a size is below 1, max_draft or max_touched below 0.
+        InvalidValueError: a size is below 1, max_draft below 0.
 
     Attributes:
         size: The largest batch.
@@ -132,7 +124,7 @@ class Workspace:
         has_checked: Whether operands on the CPU have been checked whole in a verification with it.
             Later ones are checked in shape and type alone, as operands on a device are.
 
-    It takes about 160 bytes for each 1024 logits of the largest batch, and 4 for each one kept.
+    It takes about 160 bytes for each 1024 logits of the largest batch.
     """
 
     def __init__(
@@ -143,18 +135,16 @@ class Workspace:
         max_requests: int,
         vocabulary: int,
         max_draft: int,
-        max_touched: int = 0,
     ) -> None:
         for name, value, least in (
             ("max_rows", max_rows, 1),
             ("max_requests", max_requests, 1),
             ("vocabulary", vocabulary, 1),
             ("max_draft", max_draft, 0),
-            ("max_touched", max_touched, 0),
         ):
             if value < least:
                 raise InvalidValueError(f"{name} must be at least {least}, got {value}")
-        self.size = Size(max_rows, vocabulary, max_requests, max_draft, max_touched)
+        self.size = Size(max_rows, vocabulary, max_requests, max_draft)
         # As tensors have it: "cuda" is the current one.
         self.device = torch.empty(0, device=device).device
         self.has_checked = False
@@ -169,13 +159,12 @@ class Workspace:
     def has_room(self, size: Size) -> bool:
         """Whether a batch of this size fits."""
         # Asked at every step: a loop would take four times as long.
-        rows, vocabulary, requests, max_draft, touched = self.size
+        rows, vocabulary, requests, max_draft = self.size
         return (
             size[0] <= rows
             and size[1] <= vocabulary
             and size[2] <= requests
             and size[3] <= max_draft
-            and size[4] <= touched
         )
 
     def take(self, name: str, size: Size) -> Tensor:
@@ -199,7 +188,6 @@ class Scratch(NamedTuple):
     row_results: Tensor | None = None
     row_logprobs: Tensor | None = None
     row_raw_logprobs: Tensor | None = None
-    row_log_sums: Tensor | None = None
     row_arrivals: Tensor | None = None
     request_arrivals: Tensor | None = None
     chunk_maximum: Tensor | None = None
@@ -239,10 +227,10 @@ def take_output(batch: Batch) -> Emitted:
     )
 
 
-def take(batch: Batch, name: str, *, touched: int = 0) -> Tensor:
+def take(batch: Batch, name: str) -> Tensor:
     """The buffer of a name in `BUFFERS`, in the batch's size: the workspace's, or a new one."""
     rows, vocabulary = batch.logits.shape
-    size = Size(rows, vocabulary, batch.requests, batch.max_draft, touched)
+    size = Size(rows, vocabulary, batch.requests, batch.max_draft)
     if batch.workspace is not None:
         return batch.workspace.take(name, size)
     return _allocate(BUFFERS[name], size, batch.logits.device)

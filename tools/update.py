@@ -77,9 +77,9 @@ def resolve(tree: Path) -> None:
     for host, package in SOURCES.items():
         (scratch / "source.txt").write_text(f"{package}\n")
         lock([scratch / "source.txt"], scratch / "found.txt", "--no-deps")
-        [pin] = re.findall(rf"^{package}==.*\n", (scratch / "found.txt").read_text(), re.MULTILINE)
+        pins = re.findall(rf"^{package}==.*\n", (scratch / "found.txt").read_text(), re.MULTILINE)
         with (constraints / f"{host}.txt").open("a") as file:
-            file.write(pin)
+            file.writelines(pins)
 
 
 def resolve_host(tree: Path, host: str) -> None:

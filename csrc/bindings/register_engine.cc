@@ -688,6 +688,18 @@ Raises InvalidValueError where the drafter learns nothing: all but the default o
     if (!py::isinstance<PythonEngine>(self)) throw py::type_error("self must be an Engine");
     self.cast<const PythonEngine&>();
   });
+  // Copies of a model hold what drafts for it too, and go on with it as its original does.
+  engine.def(
+      "__deepcopy__", [](const py::object& self, const py::dict&) { return self; }, py::arg("memo"),
+      "The engine itself: it is shared, as a lock is.");
+  engine.def(
+      "__reduce__",
+      [](const py::object&) -> py::object {
+        throw py::type_error(
+            "an Engine cannot be pickled: make one in each process, and pass what it has learned "
+            "as calibration=engine.calibration()");
+      },
+      "Raises TypeError: an engine belongs to its process.");
   engine.def_property_readonly("num_requests", &Engine::num_requests,
                                "How many requests are running.");
   engine.def_property_readonly("num_bytes", &Engine::bytes,

@@ -3,8 +3,7 @@
 pip install 'fastdraft[cli]'
 
 Here the log has two requests and their token ids, as vLLM gives them for `return_token_ids`. In a
-shell it is: fastdraft record requests.jsonl --log server.jsonl
-             fastdraft replay --data requests.jsonl
+shell it is: fastdraft replay server.jsonl
 """
 
 from __future__ import annotations
@@ -13,7 +12,9 @@ import json
 import tempfile
 from pathlib import Path
 
-from fastdraft.replay import RecordWriter, read_families, replay, settings_of
+from fastdraft.replay import read_families, replay, settings_of
+from fastdraft.replay.importers import Importer
+from fastdraft.replay.tokenizer import TextTokenizer
 
 question, answer = [11, 12, 13], list(range(100, 140))
 LOG = [
@@ -27,27 +28,11 @@ LOG = [
     }
     for name, start in (("first", 30), ("second", 0))
 ]
-folder = Path(tempfile.mkdtemp())
-log, requests = folder / "server.jsonl", folder / "requests.jsonl"
+log = Path(tempfile.mkdtemp()) / "server.jsonl"
 log.write_text("\n".join(map(json.dumps, LOG)), "utf-8")
 
-with RecordWriter(requests) as records:
-    for line in log.read_text("utf-8").splitlines():
-        response = json.loads(line)["response"]
-        for choice in response["choices"]:
-            records.append(
-                id=response["id"],
-                prompt_ids=response["prompt_token_ids"],
-                output_ids=choice["token_ids"],
-            )
-
-
-def encode(texts: list[str]) -> list[list[int]]:
-    """Not called: the records hold token ids."""
-    raise NotImplementedError
-
-
-families = read_families([requests], encode)
+tokenizer = TextTokenizer("none")  # not loaded: the log holds token ids
+families = read_families([log], tokenizer.encode, convert=Importer(tokenizer))
 for result in replay(settings_of(token_costs=[0.0, 0.05]), families):
     print(result)
     # The first answer is copied from its prompt, the second one from the first.

@@ -31,14 +31,8 @@ SLOTS: Final = 32
 # Slots whose rows of an attention mask one program fills.
 MASK_SLOTS: Final = 16
 
-# Entries of logits processors that are looked through at once for a token.
-OBSERVED_ENTRIES: Final = 1024
-
 # Positions of a text that are looked at together: a few a thread.
 _SCANNED: Final = 4 * 32 * WARPS
-
-# Comparisons of entries with the draft tokens before them that a program makes at once.
-_COMPARED: Final = 32 * 32 * WARPS
 
 # Attention: the queries of one program; the tokens that it looks at together and the bytes of their
 # keys as of their values; the programs that a cache is split into, as long as each has a few tiles
@@ -134,20 +128,6 @@ def requests_block(requests: int) -> int:
 def scan_block(window: int) -> int:
     """How many of `window` positions are looked at together."""
     return int(min(1 << (window - 1).bit_length(), _SCANNED))
-
-
-def path_slots(max_draft: int) -> int:
-    """How many draft tokens are compared with entries at once; there may be more."""
-    return 16 if max_draft <= 16 else 64
-
-
-def entries_block(slots: int) -> int:
-    """How many entries are compared with so many draft tokens at once."""
-    return _COMPARED // slots
-
-
-def split_entries(rows: int, capacity: int, slots: int) -> Split:
-    return _split(rows, max(-(-capacity // entries_block(slots)), 1))
 
 
 def chunks_block(vocabulary: int) -> int:

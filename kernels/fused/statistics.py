@@ -26,7 +26,6 @@ from fastdraft.kernels.fused.arguments import (
 )
 from fastdraft.kernels.fused.rows import (
     CHUNK,
-    last_to_arrive,
     load_units,
     locate,
     only_allowed,
@@ -240,22 +239,6 @@ def statistics_kernel(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=PER_BATCH)
-def log_sums_kernel(logits, scratch, programs, tiles, C):
-    """The logarithm of each row's sum of exponentials."""
-    program = tl.program_id(0)
-    row = program // programs
-    chunks = row_chunks(row, logits)
-    left = Statistics(scratch.chunk_maximum + chunks, scratch.chunk_sum + chunks)
-    leave_part(
-        logits, values_of(logits, row), left.sum, program % programs, tiles, LOG2_E,
-        left, left, left.sum, C.CHUNKS, False, False, False,
-    )  # fmt: skip
-    if last_to_arrive(scratch.row_arrivals + row, programs, C.WAIT):
-        _, key, weights = totals(left, LOG2_E, logits, C.BLOCK)
-        tl.store(scratch.row_log_sums + row, value_of(key) + tl.log(tl.sum(weights)))
-
-
 def row_statistics(batch: Batch, temperature: Tensor, scratch: Scratch) -> None:
     """Leaves the statistics of all rows that count in scratch, whatever of them it has room for.
 
@@ -274,24 +257,3 @@ def row_statistics(batch: Batch, temperature: Tensor, scratch: Scratch) -> None:
             C=Config.of(batch),
             num_warps=config.WARPS,
         )
-
-
-def log_sums(batch: Batch) -> Tensor:
-    """The logarithm of each row's sum of exponentials, float32 (rows,); no number if it has none.
-
-    Logits of 16 or 32 bits. One launch. The result is the workspace's buffer, if there is one.
-    """
-    batch = batch._replace(logprobs=False, raw_logprobs=False)
-    scratch = Scratch.take(batch, "chunk_maximum", "chunk_sum", "row_arrivals", "row_log_sums")
-    programs, tiles = config.split_chunks(*batch.logits.shape)
-    with torch.cuda.device_of(batch.logits):
-        log_sums_kernel[(len(batch.logits) * programs,)](
-            Rows.of(batch.logits, config.unit(batch.logits)),
-            scratch,
-            programs=programs,
-            tiles=tiles,
-            C=Config.of(batch),
-            num_warps=config.WARPS,
-        )
-    assert scratch.row_log_sums is not None
-    return scratch.row_log_sums

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from fastdraft.kernels.reference.acceptance import (
-    accept,
-    accept_tree,
-    choose,
-    verify_greedy,
-    verify_sampled,
-)
+from fastdraft.kernels.reference.acceptance import verify_greedy, verify_sampled
 from fastdraft.kernels.reference.align import align
 from fastdraft.kernels.reference.attention import attention, cached_attention, visible_columns
 from fastdraft.kernels.reference.noise import exponential, exponential_noise, philox
-from fastdraft.kernels.reference.processors import observe, patch, raw_logprobs
 from fastdraft.kernels.reference.rejection import verify_rejection
 from fastdraft.kernels.reference.sampling import (
     CHUNK,
     Chosen,
     argmax,
     draw,
-    log_sums,
     mask,
     warp,
     weigh,
@@ -29,23 +21,16 @@ from fastdraft.kernels.reference.trees import compaction_indices, tree_attention
 __all__ = [
     "CHUNK",
     "Chosen",
-    "accept",
-    "accept_tree",
     "align",
     "argmax",
     "attention",
     "cached_attention",
-    "choose",
     "compaction_indices",
     "draw",
     "exponential",
     "exponential_noise",
-    "log_sums",
     "mask",
-    "observe",
-    "patch",
     "philox",
-    "raw_logprobs",
     "tree_attention_mask",
     "tree_depths",
     "verify_greedy",

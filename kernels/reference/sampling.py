@@ -41,7 +41,7 @@ of nothing but -inf is empty and gives no token.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -99,10 +99,11 @@ def argmax(
     but looks at one logit at a time on a CPU. allowed: as in `mask`.
     """
     if allowed is None and not logprobs and not raw_logprobs:
-        found = argmax_on_host(logits)
-        if found is not None:
-            tokens, maxima = map(torch.from_numpy, found)
-            return Chosen(tokens, maxima, None, None)
+        if reads_back(logits) and logits.dtype in _NUMPY and logits.numel() <= _FEW:
+            values = logits.numpy(force=True)
+            tokens = values.argmax(1)
+            maxima = values[range(len(tokens)), tokens]
+            return Chosen(torch.from_numpy(tokens), torch.from_numpy(maxima), None, None)
         return Chosen(*_largest(chunked(logits)), None, None)
     parts = []
     for part in slabs(len(logits), logits):
@@ -118,15 +119,6 @@ def argmax(
     return join(parts)
 
 
-def argmax_on_host(logits: Tensor) -> tuple[Any, Any] | None:
-    """Each row's token and maximum, as numpy arrays; None where PyTorch is faster."""
-    if not reads_back(logits) or logits.dtype not in _NUMPY or logits.numel() > _FEW:
-        return None
-    values = logits.numpy(force=True)
-    tokens = values.argmax(1)
-    return tokens, values[range(len(tokens)), tokens]
-
-
 def mask(logits: Tensor, allowed: Tensor) -> Tensor:
     """A copy of logits (rows, vocabulary) with -inf where a token is not allowed.
 
@@ -135,15 +127,6 @@ def mask(logits: Tensor, allowed: Tensor) -> Tensor:
     bit = torch.arange(32, dtype=torch.int32, device=allowed.device)
     bits = ((allowed[:, :, None] >> bit) & 1).flatten(1)[:, : logits.shape[1]]
     return torch.where(bits.bool(), logits, -torch.inf)
-
-
-def log_sums(logits: Tensor) -> Tensor:
-    """The logarithm of each row's sum of exponentials, float64 (rows,); no number if it has none.
-
-    logits: (rows, vocabulary). Time is linear in them, memory in those of one slab.
-    """
-    sums = [_log_sum(as_float(logits[part])) for part in slabs(len(logits), logits)]
-    return torch.cat([maximum + above for maximum, above in sums])
 
 
 def as_float(logits: Tensor) -> Tensor:
@@ -359,13 +342,6 @@ def _largest(chunks: Tensor) -> tuple[Tensor, Tensor]:
     return token, chunk_maximum.amax(-1)
 
 
-def _log_sum(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Each row's maximum, and by how much the logarithm of its sum of exponentials is above it."""
-    maximum = x.amax(-1)
-    weights = weigh(chunked(x), maximum=maximum, warpers=Warpers(torch.ones_like(maximum)))
-    return maximum.double(), total(weights).log()
-
-
 def total(weights: Tensor) -> Tensor:
     return weights.sum(-1).double().sum(-1)
 
@@ -373,8 +349,10 @@ def total(weights: Tensor) -> Tensor:
 def log_softmax_of(token: Tensor, logits: Tensor) -> Tensor:
     """The log-probability of a token of each row, float32 (rows,), at temperature 1."""
     # The maximum first: where it is huge, it would swallow the rest.
-    maximum, above = _log_sum(as_float(logits))
-    return (_at(logits, token).double() - maximum - above).float()
+    x = as_float(logits)
+    maximum = x.amax(-1)
+    weights = weigh(chunked(x), maximum=maximum, warpers=Warpers(torch.ones_like(maximum)))
+    return (_at(logits, token).double() - maximum.double() - total(weights).log()).float()
 
 
 def _at(logits: Tensor, token: Tensor) -> Tensor:

@@ -336,6 +336,10 @@ class Engine:
     >>> engine.finish(request).mean_accepted_tokens
     3.0
     """
+    def __deepcopy__(self, memo: dict) -> typing.Any:
+        """
+        The engine itself: it is shared, as a lock is.
+        """
     def __init__(self, config: fastdraft.config.DraftConfig | None = None, *, datastores: collections.abc.Sequence[Datastore] = (), calibration: fastdraft.calibration.Calibration | None = None) -> None:
         """
         Makes an engine.
@@ -348,6 +352,10 @@ class Engine:
         
         Raises InvalidValueError for datastores of two tokenizers, or a calibration for a drafter that
         learns nothing, and DatastoreClosedError.
+        """
+    def __reduce__(self) -> typing.Any:
+        """
+        Raises TypeError: an engine belongs to its process.
         """
     def __repr__(self) -> str:
         ...

@@ -128,6 +128,10 @@ class Datastore(_core.Datastore):
         store._path = os.path.abspath(path)
         return store
 
+    def __deepcopy__(self, memo: dict[int, object]) -> Datastore:
+        """The store itself: it is shared, as a lock is."""
+        return self
+
     def __reduce__(self) -> tuple[Callable[..., Datastore], tuple[str]]:
         """Another process opens the file of a frozen store; a live one cannot be pickled."""
         if self._path is None:

@@ -158,7 +158,7 @@ def test_a_replay_counts_the_same(local: Any, tmp_path: Path) -> None:
     for number, more in enumerate(([], ["--ray", local.address])):
         path = tmp_path / f"{number}.json"
         fastdraft(
-            *("replay", "--data", tmp_path, "--datastore", tmp_path / "store.fds"),
+            *("replay", tmp_path, "--datastore", tmp_path / "store.fds"),
             *(
                 "--drafter",
                 "default",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import copy
 import dataclasses
 import pickle
 import subprocess
@@ -550,6 +551,15 @@ def test_limits_leave_everything_before_them_intact() -> None:
 def test_bad_configurations_are_named(make: Callable[[], DraftConfig], message: str) -> None:
     with pytest.raises(InvalidValueError, match=message):
         make()
+
+
+def test_engines_and_live_stores_are_shared_by_copies_and_not_pickled() -> None:
+    store = Datastore(max_bytes=1 << 20)
+    engine = Engine(datastores=[store])
+    assert copy.deepcopy([engine, store]) == [engine, store]
+    for shared, what in ((engine, "make one in each process"), (store, "save it")):
+        with pytest.raises(TypeError, match=f"cannot be pickled: {what}"):
+            pickle.dumps(shared)
 
 
 def test_configurations_are_values() -> None:

@@ -16,7 +16,6 @@ from assistants import bent
 from fastdraft import hf
 from fastdraft.drafters import AssistantModel, Staged
 from fastdraft.verification import (
-    Processors,
     compaction_indices,
     tree_attention_mask,
     tree_depths,
@@ -48,8 +47,7 @@ OFFSETS = torch.tensor([0, 3, 5])
 @pytest.mark.any_transformers
 @pytest.mark.parametrize("parents", [None, PARENTS], ids=["chains", "trees"])
 @pytest.mark.parametrize("verb", ["greedy", "sampled", "rejection"])
-@pytest.mark.parametrize("processed", [False, True])
-def test_verification(verb: str, parents: torch.Tensor | None, processed: bool) -> None:
+def test_verification(verb: str, parents: torch.Tensor | None) -> None:
     torch.manual_seed(0)
     logits = torch.randn(7, VOCABULARY)
     draft_ids = torch.tensor([3, 5, 7, 11, 13])
@@ -60,31 +58,17 @@ def test_verification(verb: str, parents: torch.Tensor | None, processed: bool) 
 
     def call() -> list[torch.Tensor | None]:
         options: dict[str, Any] = {"allowed": allowed, "logprobs": True, "raw_logprobs": True}
-        if processed:
-            options["processors"] = Processors.from_requests(
-                [[1, 2], [3]],
-                [[4], [5, 6]],
-                repetition_penalty=1.1,
-                presence_penalty=[0.0, 0.5],
-                logit_bias=[{9: 1.0}, None],
-                bad_words=[[[1, 2], [3]], None],
-                min_tokens=4,
-                stop_ids=[[7], [8]],
-                room=4,
-            )
-        ours = logits.clone()
-        drawn = {"seeds": seeds, "positions": positions, "temperature": 0.7, "top_k": [20, 0][0]}
+        drawn: dict[str, Any] = {"seeds": seeds, "positions": positions}
+        drawn |= {"temperature": 0.7, "top_k": 20}
+        operands = logits, draft_ids, OFFSETS
         if verb == "greedy":
-            verified = verify_greedy(ours, draft_ids, OFFSETS, parents=parents, **options)
+            verified = verify_greedy(*operands, parents=parents, **options)
         elif verb == "sampled":
-            verified = verify_sampled(
-                ours, draft_ids, OFFSETS, parents=parents, top_p=0.9, **drawn, **options
-            )
+            verified = verify_sampled(*operands, parents=parents, top_p=0.9, **drawn, **options)
         else:
-            verified = verify_rejection(
-                ours, draft_ids, OFFSETS, draft_logits=distributions, min_p=0.01, **drawn, **options
-            )
-        results = [
+            drawn["draft_logits"] = distributions
+            verified = verify_rejection(*operands, min_p=0.01, **drawn, **options)
+        return [
             verified.token_ids,
             verified.lengths,
             verified.status,
@@ -93,11 +77,6 @@ def test_verification(verb: str, parents: torch.Tensor | None, processed: bool) 
             verified.raw_logprobs,
             compaction_indices(verified.path),
         ]
-        if processed:
-            processors = options["processors"]
-            processors.observe(verified.token_ids, verified.lengths)
-            results += [processors.token_ids, processors.counts, processors.tail]
-        return results
 
     _assert_same(call)
 

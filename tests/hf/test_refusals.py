@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import numpy as np
 import peft
 import pytest
 import torch
+from transformers import GenerationConfig
 from transformers.generation import utils
 
 from fastdraft import hf
@@ -71,6 +73,8 @@ def test_criteria_that_read_scores_are_told(read: Callable[[Any], Any]) -> None:
         hf.generate(model, **repetitive_batch(1), **OPTIONS, stopping_criteria=[stop])
 
 
+# transformers 5.19 warns that the model's device is none.
+@pytest.mark.filterwarnings("ignore:You are calling .generate")
 def test_offloaded_embeddings() -> None:
     model, inputs = tiny_model("llama").double(), repetitive_batch(2)
     expected = model.generate(**inputs, **OPTIONS)
@@ -129,3 +133,18 @@ def test_the_source_of_attention_is_read_once(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(inspect, "getsource", read.append)
     hf.generate(model, **inputs, **OPTIONS)
     assert not read
+
+
+def test_a_generation_config_passes_no_custom_generate_on() -> None:
+    """Plain decoding would go on in silence."""
+    model, inputs = tiny_model("llama"), repetitive_batch(1)
+    speculate = hf.speculate(drafter=Generous())
+    config = GenerationConfig(**OPTIONS, custom_generate=speculate)
+    with pytest.raises(InvalidValueError, match="custom_generate must be an argument of"):
+        model.generate(**inputs, generation_config=config)
+
+    expected = model.generate(**inputs, **OPTIONS)
+    model.generate = functools.partial(model.generate, custom_generate=speculate)
+    copied = copy.deepcopy(model)
+    assert copied.generate.keywords["custom_generate"] is speculate
+    assert torch.equal(copied.generate(**inputs, **OPTIONS), expected)

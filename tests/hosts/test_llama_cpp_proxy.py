@@ -80,8 +80,8 @@ def test_a_prediction_changes_nothing(server: Server, caplog: pytest.LogCaptureF
             assert answer.usage.completion_tokens_details is None
     warnings = [record.getMessage() for record in caplog.records]
     assert warnings == [
-        "llama-cpp-python's server passes nothing of a request on to a drafter, so predictions "
-        "have no effect"
+        "llama-cpp-python's server's /v1/completions passes nothing of a request on to a drafter, "
+        "so predictions have no effect"
     ]
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fastdraft.kernels.operands import Emitted
-from fastdraft.kernels.workspace import Workspace
+from fastdraft.kernels.workspace import BUFFERS, Workspace
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 # Lengths of drafts in a ragged batch.
@@ -38,8 +38,11 @@ def _placed(values: Tensor) -> Tensor:
 
 
 def workspace_of(**size: int) -> Workspace:
-    """A workspace on the device under test."""
-    return Workspace(torch.get_default_device(), **size)
+    """A workspace on the device under test, with all its buffers."""
+    workspace = Workspace(torch.get_default_device(), **size)
+    for name in BUFFERS:
+        workspace.take(name, workspace.size)
+    return workspace
 
 
 def odd_rows(

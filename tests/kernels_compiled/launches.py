@@ -15,7 +15,6 @@ from fastdraft.alignment import Aligner, Texts, Trees
 from fastdraft.kernels import fused
 from fastdraft.kernels.fused import config
 from fastdraft.verification import (
-    Processors,
     tree_attention_mask,
     tree_depths,
     verify_greedy,
@@ -30,7 +29,6 @@ DRAFT = 3
 # Kernels that go over the whole vocabulary, whose loops the memory is to limit.
 OVER_THE_VOCABULARY = {
     "greedy_kernel",
-    "log_sums_kernel",
     "rejection_kernel",
     "rejection_statistics_kernel",
     "sampled_kernel",
@@ -83,19 +81,6 @@ def sampled(dtype: torch.dtype, **options: Any) -> None:
 def rejection(dtype: torch.dtype, draft: str, **options: Any) -> None:
     distribution = torch.full((2 * DRAFT, VOCABULARY), 1 / VOCABULARY, dtype=dtype)
     verify_rejection(**batch(dtype), **{draft: distribution}, **sampling(**options))
-
-
-def processed(dtype: torch.dtype, **options: Any) -> None:
-    """Penalties and bad words, and the next step's counts."""
-    processors = Processors.from_requests(
-        [[1, 2], [3]],
-        [[4], [5, 6]],
-        repetition_penalty=1.1,
-        bad_words=[[[1, 2], [3]], None],
-        room=DRAFT + 1,
-    )
-    verified = verify_greedy(**batch(dtype), processors=processors, **options)
-    processors.observe(verified.token_ids, verified.lengths)
 
 
 def trees() -> None:
@@ -155,6 +140,7 @@ def launches() -> dict[str, Callable[[], None]]:
             "greedy mask": partial(greedy, dtype, allowed=allowed()),
             "greedy tree": partial(greedy, dtype, **TREE),
             "greedy logprobs": partial(greedy, dtype, **LOGPROBS),
+            "greedy tree logprobs": partial(greedy, dtype, logprobs=True, **TREE),
             "sampled": partial(sampled, dtype),
             "sampled mask": partial(sampled, dtype, allowed=allowed()),
             "sampled filters": partial(sampled, dtype, **FILTERS),
@@ -164,8 +150,6 @@ def launches() -> dict[str, Callable[[], None]]:
             "rejection logits": partial(rejection, dtype, "draft_logits"),
             "rejection probs": partial(rejection, dtype, "draft_probs"),
             "rejection filters": partial(rejection, dtype, "draft_probs", **FILTERS),
-            "processors": partial(processed, dtype),
-            "processors logprobs": partial(processed, dtype, **LOGPROBS, **TREE),
             "attention, a token": partial(attention, dtype, 1),
             "attention, a tree": partial(attention, dtype, 32),
             "attention, many rows": partial(attention, dtype, 8, rows=64, **more),
@@ -213,7 +197,7 @@ def on_a_device(launch: Callable[[], None], *, amd: bool) -> None:
     with pytest.MonkeyPatch.context() as patch:
         if amd:
             patch.setattr(config, "wait_for_stores", lambda: config.WAIT_GFX9)
-        for module in ("verify", "rejection", "processors", "trees"):
+        for module in ("verify", "rejection", "trees"):
             patch.setattr(f"fastdraft.verification.{module}.kernels_for", lambda _: fused)
         patch.setattr("fastdraft.alignment.kernels_for", lambda _: fused)
         launch()

@@ -7,6 +7,7 @@ import importlib.metadata
 import re
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -87,7 +88,7 @@ def test_this_environment_has_the_versions_named() -> None:
     named = pins(ROOT / "constraints" / "main.txt", environment())
     installed = {
         canonicalize_name(found.metadata["Name"]): found.version.partition("+")[0]
-        for found in importlib.metadata.distributions()
+        for found in importlib.metadata.distributions(path=[sysconfig.get_path("purelib")])
     }
     others = {name: version for name, version in installed.items() if named.get(name) != version}
     assert set(others) <= {"fastdraft", "pip", "setuptools"}, "run `make setup`"
@@ -95,7 +96,10 @@ def test_this_environment_has_the_versions_named() -> None:
 
 def test_builds_for_gpus_are_not_installed_beside_pytorch_for_cpus() -> None:
     if importlib.metadata.version("torch").endswith("+cpu"):
-        names = {found.metadata["Name"] for found in importlib.metadata.distributions()}
+        names = {
+            found.metadata["Name"]
+            for found in importlib.metadata.distributions(path=[sysconfig.get_path("purelib")])
+        }
         assert not [name for name in names if name.startswith(("nvidia", "cuda"))]
 
 

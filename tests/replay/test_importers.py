@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import zstandard
 from click.testing import CliRunner
 
 from fastdraft.cli.app import app
-from fastdraft.replay.importers import FORMS, exchanges_of
-from fastdraft.replay.records import RecordError, parse_lines
+from fastdraft.replay.importers import FORMS, Importer
+from fastdraft.replay.records import JsonLine, RecordError, parse_lines
+from fastdraft.replay.tokenizer import TextTokenizer
 
 USER = {"role": "user", "content": "hi"}
 SAID = {"role": "assistant", "content": "hello"}
@@ -38,8 +41,8 @@ def logged(request: Any, response: Any) -> dict[str, Any]:
     return {"request": request, "response": response}
 
 
-LOG = "requests with their responses"
-PAIR = "pairs of a prompt and an answer"
+LOG = "openai"
+PAIR = "pairs"
 FIRST_PART = {"tool_calls": [{"index": 0, "id": "c1", "function": {"name": "look"}}]}
 CASES: list[tuple[str, Any, list[tuple[Any, Any]]]] = [
     (LOG, logged(json.dumps({"messages": [USER]}), RESPONSE), [([USER], SAID)]),
@@ -138,22 +141,42 @@ CASES: list[tuple[str, Any, list[tuple[Any, Any]]]] = [
         [([SYSTEM, USER, CALLED, TOLD], SAID)],
     ),
     (
-        "Helicone's lines",
+        LOG,
+        logged(
+            {"messages": [USER], "stream": True},
+            events(
+                {"type": "message_start", "message": {"type": "message", "id": "r"}},
+                {"index": 0, "content_block": {"type": "text", "text": ""}},
+                {"type": "content_block_delta", "index": 0, "delta": {"text": "hel"}},
+                {"type": "content_block_delta", "index": 0, "delta": {"text": "lo"}},
+                {
+                    "index": 1,
+                    "content_block": {"type": "tool_use", "id": "c1", "name": "look", "input": {}},
+                },
+                {"type": "content_block_delta", "index": 1, "delta": {"partial_json": '{"at":'}},
+                {"type": "content_block_delta", "index": 1, "delta": {"partial_json": " 1}"}},
+                {"type": "message_stop"},
+            ),
+        ),
+        [([USER], {**SAID, "tool_calls": [CALL]})],
+    ),
+    (
+        "helicone",
         {"request_body": {"messages": [USER]}, "response_body": json.dumps(RESPONSE)},
         [([USER], SAID)],
     ),
     (
-        "LiteLLM's lines",
+        "litellm",
         {"messages": [USER], "response": RESPONSE, "model_parameters": {"tools": [TOOL]}},
         [([USER], SAID)],
     ),
     (
-        "fine-tuning files",
+        "fine-tuning",
         {"messages": [USER, SAID, USER, CALLED], "tools": [TOOL]},
         [([USER], SAID), ([USER, SAID, USER], CALLED)],
     ),
     (
-        "ShareGPT's lines",
+        "sharegpt",
         {"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "hello"}]},
         [([USER], SAID)],
     ),
@@ -164,41 +187,222 @@ CASES: list[tuple[str, Any, list[tuple[Any, Any]]]] = [
         [("Say\n\nhi", "hello")],
     ),
     (
-        "LangSmith's lines",
+        "langsmith",
         {"inputs": {"messages": [USER]}, "outputs": {"choices": [{"message": SAID}]}},
         [([USER], SAID)],
     ),
-    ("Langfuse's lines", {"input": [USER], "output": SAID}, [([USER], SAID)]),
-    ("Langfuse's lines", {"input": "hi", "output": "hello"}, [([USER], SAID)]),
+    ("langfuse", {"input": [USER], "output": SAID}, [([USER], SAID)]),
+    ("langfuse", {"input": "hi", "output": "hello"}, [([USER], SAID)]),
 ]
+
+
+def attributes(**values: Any) -> list[dict[str, Any]]:
+    """As OpenTelemetry's collector writes them."""
+    return [
+        {"key": f"gen_ai.{name}", "value": {"stringValue": value}} for name, value in values.items()
+    ]
+
+
+def part(kind: str, **fields: Any) -> dict[str, Any]:
+    return {"type": kind, **fields}
+
+
+SPANS = {
+    "resourceSpans": [
+        {
+            "scopeSpans": [
+                {
+                    "spans": [
+                        {"name": "GET", "attributes": [{"key": "n", "value": {"intValue": "5"}}]},
+                        {
+                            "name": "chat m",
+                            "attributes": attributes(
+                                **{
+                                    "system_instructions": json.dumps(
+                                        [part("text", content="Be kind.")]
+                                    ),
+                                    "input.messages": json.dumps(
+                                        [
+                                            {
+                                                "role": "user",
+                                                "parts": [part("text", content="hi")],
+                                            },
+                                            {
+                                                "role": "assistant",
+                                                "parts": [
+                                                    part(
+                                                        "tool_call",
+                                                        id="c1",
+                                                        name="look",
+                                                        arguments={"at": 1},
+                                                    )
+                                                ],
+                                            },
+                                            {
+                                                "role": "tool",
+                                                "parts": [
+                                                    part(
+                                                        "tool_call_response", id="c1", response="5"
+                                                    )
+                                                ],
+                                            },
+                                        ]
+                                    ),
+                                    "output.messages": json.dumps(
+                                        [
+                                            {
+                                                "role": "assistant",
+                                                "parts": [
+                                                    part("reasoning", content="Well."),
+                                                    part("text", content="hello"),
+                                                ],
+                                            }
+                                        ]
+                                    ),
+                                    "tool.definitions": json.dumps([TOOL]),
+                                }
+                            ),
+                        },
+                    ]
+                }
+            ]
+        }
+    ]
+}
+NUMBERED = {
+    "gen_ai.prompt.0.role": "user",
+    "gen_ai.prompt.0.content": "hi",
+    "gen_ai.completion.0.content": "hello",
+}
+SGLANG = {
+    "event": "request.finished",
+    "rid": "r",
+    "obj": {"text": "hi", "input_ids": [1, 2]},
+    "out": {"text": "hello", "output_ids": [3]},
+}
+CASES += [
+    ("records", {"prompt": "hi", "output": "hello"}, [("hi", "hello")]),
+    ("otel", SPANS, [([SYSTEM, USER, CALLED, TOLD], SAID)]),
+    ("otel", {"attributes": NUMBERED}, [([USER], SAID)]),
+    ("otel", {"attributes": {"gen_ai.system": "openai"}}, []),
+    ("sglang", SGLANG, [([1, 2], [3])]),
+    ("sglang", {**SGLANG, "event": "request.received"}, []),
+]
+BATCH = [
+    {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "hi"}},
+    {"custom_id": "b", "body": {"prompt": "late"}},
+    {"custom_id": "c", "params": {"messages": [USER]}},
+    {"custom_id": "d", "body": {"prompt": "never"}},
+    {"custom_id": "b", "response": None, "error": {"code": "expired"}},
+    {
+        "custom_id": "a",
+        "response": {"status_code": 200, "body": {"choices": [{"text": "hello"}]}},
+    },
+    {
+        "custom_id": "c",
+        "result": {
+            "type": "succeeded",
+            "message": {"type": "message", "content": [{"type": "text", "text": "hello"}]},
+        },
+    },
+]
+VLLM = """INFO 11-24 10:00:00 [api_server.py:1] Started.
+DEBUG 11-24 10:00:01 [request_logger.py:50] Request chatcmpl-1 details: prompt: 'it\\'s\\n"1"', \
+prompt_token_ids: [1, 2], prompt_embeds shape: None.
+INFO 11-24 10:00:01 [request_logger.py:60] Received request chatcmpl-1: params: SamplingParams(n=1)
+INFO 11-24 10:00:01 [logger.py:50] Received request cmpl-2-0: prompt: "it's", params: \
+SamplingParams(n=1), prompt_token_ids: [4, 5], prompt_embeds shape: None, lora_request: None.
+INFO 11-24 10:00:01 [request_logger.py:90] Generated response chatcmpl-1 (streaming delta): \
+output: 'no', finish_reason: None
+DEBUG 11-24 10:00:02 [request_logger.py:80] Generated response chatcmpl-1 (streaming complete) \
+details: output_token_ids: [3]
+INFO 11-24 10:00:02 [request_logger.py:90] Generated response chatcmpl-1 (streaming complete): \
+output: 'hello', finish_reason: stop
+INFO 11-24 10:00:03 [logger.py:90] Generated response cmpl-2: output: 'hello', \
+output_token_ids: None, finish_reason: stop
+INFO 11-24 10:00:03 [metrics.py:1] Avg prompt throughput: 5
+""".replace("\\\n", "")
+SGLANG_TEXT = """[2026-11-24 10:00:00] Receive: obj=GenerateReqInput(rid='r', text='it\\'s')
+[2026-11-24 10:00:01] Finish: obj=GenerateReqInput(rid='r', text='it\\'s', input_ids=[1, 2], \
+sampling_params={'n': 1}), out={'text': 'hel\\nlo', 'output_ids': [3, 4], 'meta_info': {'id': 'r'}}
+[2026-11-24 10:00:01] Finish: obj=GenerateReqInput(rid='r', text='hi', input_ids=None, \
+stream=False), out={'text': 'hello', 'meta_info': {'id': 'r'}}
+""".replace("\\\n", "")
+
+
+class Rendered(TextTokenizer):
+    """Keeps what the chat template gets."""
+
+    def __init__(self) -> None:
+        super().__init__("none")
+        self.tools: list[Any] = []
+
+    def render(self, messages: Any, tools: Any, answer: Any, place: str) -> tuple[Any, Any]:
+        if not all(isinstance(message, dict) for message in messages):
+            raise RecordError(f"{place}: not messages")
+        self.tools.append(tools)
+        return messages, answer
+
+
+def imported(*lines: Any, form: str | None = None) -> tuple[list[tuple[Any, Any]], Rendered]:
+    """Prompts and outputs, before messages are text and after; and what tools they had."""
+    tokenizer = Rendered()
+    importer = Importer(tokenizer, form=form)
+    found = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fastdraft.replay.importers.check_record", lambda *_: None)
+        for number, line in enumerate(lines, 1):
+            text = line.encode() if isinstance(line, str) else json.dumps(line).encode()
+            for each in importer(JsonLine(number, f"f, line {number}", text, len(text))):
+                names = (
+                    ("prompt_ids", "output_ids") if "prompt_ids" in each else ("prompt", "output")
+                )
+                found.append((each[names[0]], each[names[1]]))
+    return found, tokenizer
 
 
 @pytest.mark.parametrize(("form", "line", "expected"), CASES)
 def test_each_form_is_known_and_read(form: str, line: Any, expected: list[Any]) -> None:
-    assert next(name for name, (applies, _) in FORMS.items() if applies(line)) == form
-    found = []
-    for each in exchanges_of(line, "f, line 1"):
-        request, [choice] = each["request"], each["response"]["choices"]
-        request = json.loads(request) if isinstance(request, str) else request
-        chat = "message" in choice
-        found.append(
-            (request["messages"], choice["message"])
-            if chat
-            else (request["prompt"], choice["text"])
-        )
-        assert request.get("tools") == ([TOOL] if "tools" in json.dumps(line) else None)
+    assert next(name for name, each in FORMS.items() if each.applies(line)) == form
+    found, tokenizer = imported(line)
     assert found == expected
+    assert imported(line, form=form)[0] == expected
+    has_tools = "tools" in json.dumps(line) or "definitions" in json.dumps(line)
+    assert tokenizer.tools in ([], [[TOOL] if has_tools else None] * len(expected))
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_requests_and_answers_of_batches_are_joined(order: int) -> None:
+    found, _ = imported(*BATCH[::order])
+    assert found == [("hi", "hello"), ([USER], SAID)][::order]
+
+
+@pytest.mark.parametrize("form", [None, "vllm"])
+def test_vllms_log_is_read(form: str | None) -> None:
+    lines = VLLM.splitlines()
+    found, _ = imported(*lines[1:] if form is None else lines, form=form)
+    assert found == [([1, 2], [3]), ("it's", "hello")]
+
+
+def test_sglangs_log_is_read() -> None:
+    found, _ = imported(*SGLANG_TEXT.splitlines())
+    assert found == [([1, 2], [3, 4]), ("hi", "hello")]
 
 
 def test_every_form_has_a_case() -> None:
-    assert {form for form, _, _ in CASES} == FORMS.keys()
+    assert {form for form, _, _ in CASES} | {"openai-batch", "vllm"} == FORMS.keys()
 
 
 def test_answers_of_one_conversation_are_a_session() -> None:
-    line = {"messages": [USER, SAID, USER, SAID]}
-    assert [each["session"] for each in exchanges_of(line, "f, line 1")] == ["f, line 1"] * 2
-    assert [each["session"] for each in exchanges_of({"id": "s", **line}, "f")] == ["s"] * 2
-    assert "session" not in exchanges_of({"messages": [USER, SAID]}, "f")[0]
+    def sessions(line: Any) -> list[str]:
+        text = json.dumps(line).encode()
+        return [each["session"] for each in Importer(Rendered())(JsonLine(1, "f", text, 0))]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fastdraft.replay.importers.check_record", lambda *_: None)
+        line = {"messages": [USER, SAID, USER, SAID]}
+        assert sessions(line) == ["f"] * 2
+        assert sessions({"id": "s", **line}) == ["s"] * 2
 
 
 @pytest.mark.parametrize(
@@ -213,11 +417,22 @@ def test_answers_of_one_conversation_are_a_session() -> None:
         {"conversations": [{"from": []}]},
         {"inputs": {}, "outputs": {}},
         {"input": 5, "output": 5},
+        {"custom_id": 5},
+        {"custom_id": [5], "body": 5},
+        {"custom_id": 5, "response": 5},
+        {"resourceSpans": [5]},
+        {"attributes": {"gen_ai.input.messages": "[5]", "gen_ai.output.messages": "[5]"}},
+        {"attributes": {"gen_ai.input.messages": "{", "gen_ai.output.messages": "[5]"}},
+        {"attributes": [{"key": "gen_ai.prompt", "value": {}}]},
+        {**SGLANG, "out": 5},
+        {"vllm": 5},
+        {"sglang": 5},
+        "[1] Finish: obj=G(text=None, x=1), out={'text': None}",
     ],
 )
 def test_another_content_is_told(line: Any) -> None:
     with pytest.raises(RecordError, match=r"^f, line 1: "):
-        exchanges_of(line, "f, line 1")
+        imported(line)
 
 
 PAIRS = [
@@ -226,20 +441,24 @@ PAIRS = [
 ]
 
 
-@pytest.mark.parametrize("packed", [False, True])
+def zstandard_frames(content: bytes) -> bytes:
+    """Two frames, as a log that was appended to has them."""
+    half = len(content) // 2
+    return b"".join(map(zstandard.compress, (content[:half], content[half:])))
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, zstandard_frames])
 @pytest.mark.parametrize("form", ["lines", "array", "indented array"])
-def test_files_are_read_as_they_come(tmp_path: Path, packed: bool, form: str) -> None:
+def test_files_are_read_as_they_come(
+    tmp_path: Path, pack: Callable[[bytes], bytes], form: str
+) -> None:
     text = "\n".join(json.dumps(pair, ensure_ascii=False) for pair in PAIRS)
     if form != "lines":
         text = json.dumps(PAIRS, indent=1 if "indented" in form else None, ensure_ascii=False)
-    log, out = tmp_path / "log", tmp_path / "out.jsonl"
-    log.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
+    log = tmp_path / "log"
+    log.write_bytes(pack(text.encode()))
     assert [line.value for line in parse_lines(log)] == PAIRS
     assert sum(line.bytes for line in parse_lines(log)) <= log.stat().st_size
-    result = CliRunner().invoke(app, ["record", str(out), "--log", str(log)])
-    assert result.exit_code == 0, result.output
-    records = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
-    assert records == [{"prompt": p["prompt"], "output": p["completion"]} for p in PAIRS]
 
 
 @pytest.mark.parametrize(
@@ -251,12 +470,13 @@ def test_files_are_read_as_they_come(tmp_path: Path, packed: bool, form: str) ->
         b'["\xff"]',
         gzip.compress(b"{}\n{}\n", mtime=0)[:-9],
         b"\x1f\x8bxx",
+        zstandard.compress(b"{}\n" * 9_999)[:-9] + b"xxxxxxxxxx",
     ],
 )
 def test_damaged_files_are_told(tmp_path: Path, content: bytes) -> None:
     log = tmp_path / "log"
     log.write_bytes(content)
-    result = CliRunner().invoke(app, ["record", str(tmp_path / "out"), "--log", str(log)])
+    result = CliRunner().invoke(app, ["replay", str(log)])
     assert result.exit_code == 1
     assert result.stderr.splitlines()[-1].startswith("Error: ")
     assert str(log) in result.stderr

@@ -35,8 +35,11 @@ from fastdraft.replay import (
     settings_of,
     trace_request,
 )
+from fastdraft.replay.importers import Importer
 from fastdraft.replay.measurement import results_text
 from fastdraft.replay.peers import TransformersPromptLookup
+from fastdraft.replay.records import parse_lines
+from fastdraft.replay.tokenizer import TextTokenizer
 from fastdraft.replay.trace import accepted_path
 
 RUN_KEYS = {
@@ -211,7 +214,7 @@ def test_the_json_has_what_was_promised(tmp_path: Path) -> None:
     write(folder / "edit.jsonl", copies(2))
     results = tmp_path / "results.json"
     result = fastdraft(
-        *("--data", folder, "--token-cost", "0", "--token-cost", "0.3", "--lookahead", "8"),
+        *(folder, "--token-cost", "0", "--token-cost", "0.3", "--lookahead", "8"),
         *("--drafter", "default", "--drafter", "prompt-lookup", "--json", results),
     )
     assert result.exit_code == 0, result.output
@@ -248,7 +251,7 @@ def test_a_replay_in_python_gives_what_the_command_writes(tmp_path: Path) -> Non
     data = write(tmp_path / "copy.jsonl", copies(1))
     families = read_families([data], no_text)
     first, second = replay(settings_of(token_costs=[0.0, 0.3], lookahead=8), families)
-    run = results_of(tmp_path, "--data", data, "--token-cost", "0", "--lookahead", "8")
+    run = results_of(tmp_path, data, "--token-cost", "0", "--lookahead", "8")
     counts = run["families"]["copy"]
     stats = first.families["copy"].stats
     assert [counts[name] for name in ("steps", "emitted", "drafted", "accepted")] == [
@@ -284,12 +287,12 @@ def test_prompt_lookup_is_that_of_transformers(tmp_path: Path) -> None:
 
 def test_peers_that_are_not_installed_are_named(tmp_path: Path) -> None:
     data = write(tmp_path / "f.jsonl", copies(4, requests=1))
-    beside = fastdraft("--data", data, "--peers")
+    beside = fastdraft(data, "--peers")
     assert beside.exit_code == 0, beside.output
     assert "transformers" in beside.stdout
     for name, peer in PEERS.items():
         if f"{peer.title} is not available here" in beside.stderr:
-            alone = fastdraft("--data", data, "--drafter", name)
+            alone = fastdraft(data, "--drafter", name)
             assert alone.exit_code == 1
             assert f"Error: {peer.title} is not available here" in alone.stderr
         else:
@@ -312,12 +315,12 @@ def test_a_family_remembers_its_earlier_requests_and_no_other_family(tmp_path: P
     data.mkdir()
     write(data / "a.jsonl", records)
     write(data / "b.jsonl", records[:1])
-    families = results_of(tmp_path, "--data", data)["families"]
+    families = results_of(tmp_path, data)["families"]
     assert families["b"]["accepted"] == 0
     assert families["b"]["steps"] == 199
     # The first request has nothing to copy, the second all of its answer.
     assert families["a"]["steps"] < 199 + 40
-    forgetful = results_of(tmp_path, "--data", data, "--no-memory")["families"]
+    forgetful = results_of(tmp_path, data, "--no-memory")["families"]
     assert forgetful["a"]["steps"] == 2 * 199
 
 
@@ -364,8 +367,8 @@ def test_a_sessions_next_request_waits_for_its_last_one(tmp_path: Path) -> None:
 def test_at_once_is_an_option(tmp_path: Path) -> None:
     record = {"prompt_ids": [7], "output_ids": list(range(100, 160))}
     data = write(tmp_path / "same.jsonl", [record, record])
-    alone = results_of(tmp_path, "--data", data)
-    together = results_of(tmp_path, "--data", data, "--at-once", "2")
+    alone = results_of(tmp_path, data)
+    together = results_of(tmp_path, data, "--at-once", "2")
     assert (alone["at_once"], together["at_once"]) == (1, 2)
     # Together, neither finds the other in the memory.
     assert alone["families"]["same"]["steps"] < together["families"]["same"]["steps"] == 2 * 59
@@ -380,15 +383,15 @@ def test_a_frozen_datastore_serves_every_request(tmp_path: Path) -> None:
     store.save(tmp_path / "known.fds")
     store.close()
     known = ("--datastore", tmp_path / "known.fds")
-    assert results_of(tmp_path, "--data", data)["families"]["f"]["accepted"] == 0
-    assert results_of(tmp_path, "--data", data, *known)["families"]["f"]["steps"] < 40
-    shown = fastdraft("--data", data, *known, "--show", "1")
+    assert results_of(tmp_path, data)["families"]["f"]["accepted"] == 0
+    assert results_of(tmp_path, data, *known)["families"]["f"]["steps"] < 40
+    shown = fastdraft(data, *known, "--show", "1")
     assert "[datastore]" in shown.stdout
 
 
 def test_a_datastore_of_another_tokenizer_is_refused(tmp_path: Path, tokenizer: Path) -> None:
     data = write(tmp_path / "f.jsonl", [{"prompt": "x", "output": "yz"}])
-    options = ("--data", data, "--tokenizer", tokenizer, "--datastore")
+    options = (data, "--tokenizer", tokenizer, "--datastore")
     for known, exit_code in ((b"o" * 32, 1), (datastore.fingerprint(tokenizer), 0), (None, 0)):
         with Datastore(max_bytes=1 << 20, fingerprint=known) as store:
             store.add([1, 2, 3, 4, 5])
@@ -403,10 +406,10 @@ def test_predictions_are_handed_over_when_asked(tmp_path: Path) -> None:
     output = [draw.randrange(1000) for _ in range(100)]
     record = {"prompt_ids": [2000], "output_ids": output, "reference_ids": output}
     data = write(tmp_path / "f.jsonl", [record])
-    without = results_of(tmp_path, "--data", data)["families"]["f"]
+    without = results_of(tmp_path, data)["families"]["f"]
     assert without["accepted"] == 0
-    assert results_of(tmp_path, "--data", data, "--prediction")["families"]["f"]["steps"] < 20
-    shown = fastdraft("--data", data, "--prediction", "--show", "1")
+    assert results_of(tmp_path, data, "--prediction")["families"]["f"]["steps"] < 20
+    shown = fastdraft(data, "--prediction", "--show", "1")
     assert "«prediction»" in shown.stdout
 
 
@@ -416,7 +419,7 @@ def test_trees_are_replayed(tmp_path: Path) -> None:
     text = [token for head in heads for token in ([1, 2, 3, 5, 6] if head else [1, 2, 4, 7, 8])]
     prompt, output = text[:150], text[150:]
     data = write(tmp_path / "f.jsonl", [{"prompt_ids": prompt, "output_ids": output}])
-    costs = ("--data", data, "--token-cost", "0", "--no-memory")
+    costs = (data, "--token-cost", "0", "--no-memory")
     chain = results_of(tmp_path, *costs)
     tree = results_of(tmp_path, *costs, "--tree-budget", "32")
     assert (chain["tree_budget"], tree["tree_budget"]) == (None, 32)
@@ -431,7 +434,7 @@ def test_limit_and_family_choose_what_is_replayed(tmp_path: Path) -> None:
     write(tmp_path / "b.jsonl", copies(9))
     results = tmp_path / "out"
     results.mkdir()
-    run = results_of(results, "--data", tmp_path, "--family", "b", "--limit", "2")
+    run = results_of(results, tmp_path, "--family", "b", "--limit", "2")
     assert list(run["families"]) == ["b"]
     assert run["families"]["b"]["requests"] == 2
 
@@ -444,7 +447,7 @@ def test_show_colours_the_text_by_its_origin(tmp_path: Path, tokenizer: Path) ->
             {"id": "this", "prompt": "über alle Gipfel", "output": "über alle Gipfel!"},
         ],
     )
-    options = ("--data", data, "--tokenizer", tokenizer / "tokenizer.json", "--show", "this")
+    options = (data, "--tokenizer", tokenizer / "tokenizer.json", "--show", "this")
     result = fastdraft(*options)
     assert result.exit_code == 0, result.output
     title, text, _, legend, counts = result.stdout.strip().splitlines()
@@ -462,7 +465,7 @@ def test_show_colours_the_text_by_its_origin(tmp_path: Path, tokenizer: Path) ->
 
 def test_show_prints_ids_where_there_is_no_text(tmp_path: Path) -> None:
     data = write(tmp_path / "f.jsonl", [{"prompt_ids": [1, 2], "output_ids": [7, 8, 9]}])
-    result = fastdraft("--data", data, "--show", "1")
+    result = fastdraft(data, "--show", "1")
     assert result.exit_code == 0, result.output
     assert "7 8 9" in result.stdout
 
@@ -470,8 +473,8 @@ def test_show_prints_ids_where_there_is_no_text(tmp_path: Path) -> None:
 def test_plot_draws_an_image(tmp_path: Path) -> None:
     data = write(tmp_path / "f.jsonl", copies(10, requests=2))
     results, image = tmp_path / "results.json", tmp_path / "plot.png"
-    assert fastdraft("--data", data, "--json", results).exit_code == 0
-    options = ("--data", data, "--plot", image)
+    assert fastdraft(data, "--json", results).exit_code == 0
+    options = (data, "--plot", image)
     for more in (
         (),
         ("--drafter", "prompt-lookup", "--drafter", "default", "--token-cost", "0.1"),
@@ -488,7 +491,7 @@ def test_plot_draws_an_image(tmp_path: Path) -> None:
     assert other.exit_code == 2
     assert "has no run at token cost 0.5" in other.stderr
     for name in ("plot.odd", "plot"):
-        odd = fastdraft("--data", data, "--plot", tmp_path / name)
+        odd = fastdraft(data, "--plot", tmp_path / name)
         assert odd.exit_code == 1
         assert "its name must end in one of" in odd.stderr
         # Refused before the work: nothing was replayed.
@@ -497,7 +500,7 @@ def test_plot_draws_an_image(tmp_path: Path) -> None:
 
 def test_plot_draws_every_cost_and_names_us(tmp_path: Path) -> None:
     data, image = write(tmp_path / "f.jsonl", copies(10, requests=2)), tmp_path / "plot.svg"
-    options = ("--data", data, "--plot", image, "--token-cost", "0", "--token-cost", "0.1")
+    options = (data, "--plot", image, "--token-cost", "0", "--token-cost", "0.1")
     assert fastdraft(*options).exit_code == 0
     drawn = image.read_text()
     for text in ("fastdraft", "plain", "token cost 0", "token cost 0.1"):
@@ -511,7 +514,7 @@ def test_plot_draws_every_cost_and_names_us(tmp_path: Path) -> None:
 def test_a_plot_without_matplotlib_names_the_command() -> None:
     code = (
         "import sys; sys.modules['matplotlib'] = None; from fastdraft.cli import main;"
-        "sys.argv = ['fastdraft', 'replay', '--data', '.', '--plot', 'p.png']; main()"
+        "sys.argv = ['fastdraft', 'replay', '.', '--plot', 'p.png']; main()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
@@ -549,29 +552,29 @@ def test_a_line_that_is_no_record_is_named(tmp_path: Path, line: str, message: s
         read_family(path, by_letter)
     assert str(caught.value).startswith(f"{path}, ")
     assert message in str(caught.value)
-    result = fastdraft("--data", path)
-    assert result.exit_code == 1
-    assert "line 2" in result.stderr
-    assert "Traceback" not in result.stderr
+    result = fastdraft(path)
+    assert result.exit_code == 0, result.output
+    assert result.stderr.startswith(f"left out: {path}, line 2: ")
+    assert result.stderr.endswith("left out: 1 bad lines\n")
 
 
 @pytest.mark.parametrize(
     ("arguments", "exit_code", "message"),
     [
-        ([], 2, "give either --data or --sample"),
-        (["--data", "gone"], 2, "'gone' does not exist"),
-        (["--data", "{empty}"], 1, "must hold *.jsonl files, and holds none"),
-        (["--data", "{void}"], 1, "void.jsonl holds no records"),
-        (["--data", "{data}", "--data", "{data}"], 1, "are both named f, expected one file"),
-        (["--data", "{data}", "--family", "g"], 2, "'g' is not one of f"),
-        (["--data", "{data}", "--drafter", "oracle"], 2, "'oracle' is not one of"),
-        (["--data", "{data}", "--token-cost", "-1"], 2, "-1.0 is not in the range"),
-        (["--data", "{data}", "--drafter", "predicted-outputs"], 2, "needs --prediction"),
-        (["--data", "{data}", "--against", "{data}"], 2, "--against needs --plot"),
-        (["--data", "{data}", "--at-once", "0"], 2, "0 is not in the range x>=1"),
-        (["--data", "{data}", "--at-once", "2", "--show", "1"], 2, "takes no --at-once"),
-        (["--data", "{data}", "--json", "gone/results.json"], 2, "gone is not a directory"),
-        (["--data", "{text}", "--tokenizer", "{data}"], 1, "cannot load"),
+        ([], 2, "give either LOGS or --sample"),
+        (["gone"], 2, "'gone' does not exist"),
+        (["{empty}"], 1, "must hold *.jsonl files, and holds none"),
+        (["{void}"], 1, "void.jsonl holds no records"),
+        (["{data}", "{data}"], 1, "are both named f, expected one file"),
+        (["{data}", "--family", "g"], 2, "'g' is not one of f"),
+        (["{data}", "--drafter", "oracle"], 2, "'oracle' is not one of"),
+        (["{data}", "--token-cost", "-1"], 2, "-1.0 is not in the range"),
+        (["{data}", "--drafter", "predicted-outputs"], 2, "needs --prediction"),
+        (["{data}", "--against", "{data}"], 2, "--against needs --plot"),
+        (["{data}", "--at-once", "0"], 2, "0 is not in the range x>=1"),
+        (["{data}", "--at-once", "2", "--show", "1"], 2, "takes no --at-once"),
+        (["{data}", "--json", "gone/results.json"], 2, "gone is not a directory"),
+        (["{text}", "--tokenizer", "{data}"], 1, "cannot load"),
     ],
 )
 def test_bad_arguments_are_named(
@@ -624,7 +627,7 @@ def test_what_no_file_can_hold_is_refused(tmp_path: Path) -> None:
 def test_recorded_text_does_not_steer_the_terminal(tmp_path: Path, tokenizer: Path) -> None:
     text = "a\x1b]0;title\x07\x1b[2J\r\x9b\u202eb\tc"
     data = write(tmp_path / "f.jsonl", [{"id": f"r{text}", "prompt": "x", "output": text}])
-    result = fastdraft("--data", data, "--tokenizer", tokenizer, "--show")
+    result = fastdraft(data, "--tokenizer", tokenizer, "--show")
     assert result.exit_code == 0, result.output
     assert not set(result.output) & set("\x1b\x07\r\x9b\u202e")
     assert "\\x1b]0;title\\x07\\x1b[2J\\r" in result.output.replace("⟦", "").replace("⟧", "")
@@ -652,16 +655,20 @@ def test_records_are_written_without_the_command_line(tmp_path: Path) -> None:
     assert json.loads(path.read_text("utf-8")) == {"prompt": "x", "output": "y"}
 
 
-def record_log(
-    tmp_path: Path, lines: Sequence[Any], *arguments: str | Path
+def imported(
+    tmp_path: Path, lines: Sequence[Any], tokenizer: Path | None = None, **options: Any
 ) -> list[dict[str, Any]]:
-    log, out = write(tmp_path / "log.jsonl", lines), tmp_path / "out.jsonl"
-    result = fastdraft("record", out, "--log", log, *arguments)
-    assert result.exit_code == 0, result.output
-    return [json.loads(line) for line in out.read_text("utf-8").splitlines()]
+    """The fields of the records in a log, but for those without a value."""
+    importer = Importer(TextTokenizer(tokenizer or tmp_path), **options)
+    found = map(importer, parse_lines(write(tmp_path / "log.jsonl", lines)))
+    return [
+        {name: value for name, value in fields.items() if value is not None}
+        for records in found
+        for fields in records
+    ]
 
 
-def test_chats_are_recorded_from_a_log(tmp_path: Path, tokenizer: Path) -> None:
+def test_chats_are_read_from_a_log(tmp_path: Path, tokenizer: Path) -> None:
     def chat(content: Any, **more: Any) -> dict[str, Any]:
         return {"user": "u1", "messages": [{"role": "user", "content": content}], **more}
 
@@ -678,7 +685,7 @@ def test_chats_are_recorded_from_a_log(tmp_path: Path, tokenizer: Path) -> None:
         {"request": chat("late"), "response": None},
         {"request": chat("much"), "response": {"error": {"message": "slow down"}}},
     ]
-    records = record_log(tmp_path, log, "--tokenizer", tokenizer, "--session", "request.user")
+    records = imported(tmp_path, log, tokenizer, session="request.user")
     prompt = "<user>{}</>\n<assistant>"
     assert [(each["prompt"], each["output"]) for each in records] == [
         (prompt.format("hi"), "hello"),
@@ -690,12 +697,11 @@ def test_chats_are_recorded_from_a_log(tmp_path: Path, tokenizer: Path) -> None:
     assert [each["id"] for each in records] == ["c", "c/0", "c/1", "c", "c"]
     assert all((each["session"], each["model"]) == ("u1", "m") for each in records)
     assert [each.get("reference") for each in records] == [None, None, None, "old", None]
-    # Any tokenizer can replay them.
-    options = ("--data", tmp_path / "out.jsonl", "--tokenizer", tokenizer)
-    assert results_of(tmp_path, *options)["families"]["out"]["requests"] == 5
+    options = (tmp_path / "log.jsonl", "--tokenizer", tokenizer)
+    assert results_of(tmp_path, *options)["families"]["log"]["requests"] == 5
 
 
-def test_completions_and_token_ids_are_recorded_from_a_log(tmp_path: Path) -> None:
+def test_completions_and_token_ids_are_read_from_a_log(tmp_path: Path) -> None:
     choice = {"prompt_token_ids": [1, 2], "token_ids": [3, 4], "text": "b"}
     log = [
         {"request": {"prompt": "a"}, "response": {"choices": [{"text": "b"}]}},
@@ -706,23 +712,21 @@ def test_completions_and_token_ids_are_recorded_from_a_log(tmp_path: Path) -> No
             "response": {"prompt_token_ids": [5], "choices": [{"token_ids": [6]}]},
         },
     ]
-    assert record_log(tmp_path, log) == [
+    assert imported(tmp_path, log) == [
         {"prompt": "a", "output": "b"},
         {"prompt": "a", "output": "b"},
         {"prompt_ids": [1, 2], "output_ids": [3, 4]},
-        {"prompt_ids": [5], "output_ids": [6]},
+        {"prompt_ids": [5], "output_ids": [6], "session": f"{tmp_path / 'log.jsonl'}, line 4"},
     ]
-    # A second log goes on with the same file.
-    assert len(record_log(tmp_path, log[:1])) == 5
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ({"prompt": "x"}, "'request' is missing; it has prompt"),
-        ({"request": {"prompt": "x"}}, "'response' is missing; it has request"),
+        ({"prompt": "x"}, "expected a known form, got a line with prompt"),
         ({"request": "x", "response": {}}, "request: not JSON"),
         ({"request": {}, "response": [1]}, "response must be an object, got [1]"),
+        ({"prompt": "x", "output": 5}, "output must be a string, got 5"),
         ({"request": {}, "response": {}}, "response.choices must be a list of objects, got None"),
         (
             {"request": {"user": "u"}, "response": {"choices": [{}]}},
@@ -776,58 +780,106 @@ def test_completions_and_token_ids_are_recorded_from_a_log(tmp_path: Path) -> No
         ),
     ],
 )
-def test_a_line_that_is_no_log_is_left_out_and_told(
+def test_a_line_of_no_form_is_left_out_and_told(
     tmp_path: Path, tokenizer: Path, line: dict[str, Any], message: str
 ) -> None:
-    good = {"request": {"prompt": "x", "user": "u"}, "response": {"choices": [{"text": "y"}]}}
-    lines = [good, line, good, {"what": "ever"}]
-    log, out = write(tmp_path / "log.jsonl", lines), tmp_path / "out.jsonl"
-    out.write_text("before\n", "utf-8")
-    options = ("--session", "request.user", "--tokenizer", tokenizer)
-    result = fastdraft("record", out, "--log", log, *options)
+    good = {"request": {"prompt": "x", "user": "u"}, "response": {"choices": [{"text": "yz"}]}}
+    late = {"request": {"prompt": "x", "user": "u"}, "response": None}
+    log = write(tmp_path / "log.jsonl", [good, line, good, {"what": "ever"}, late])
+    options = (log, "--session", "request.user", "--tokenizer", tokenizer)
+    result = fastdraft(*options)
     assert result.exit_code == 0, result.output
-    first, last = result.stderr.splitlines()
+    first, *counts = result.stderr.splitlines()
     assert first.startswith(f"left out: {log}, line 2: ")
     assert message in first
-    counts = "0 lines without an answer, 2 bad lines left out"
-    assert last == f"2 requests written to {out}, {counts}"
-    assert len(out.read_text("utf-8").splitlines()) == 3
+    assert counts == ["left out: 2 bad lines", "left out: 1 requests without an answer"]
+    assert results_of(tmp_path, *options)["families"]["log"]["requests"] == 2
     write(log, [line])
-    result = fastdraft("record", out, "--log", log, *options)
+    result = fastdraft(*options)
     assert result.exit_code == 1
-    assert result.stderr.endswith(f"Error: {log} holds no requests\n")
+    assert result.stderr.endswith(f"Error: {log} holds no records\n")
+
+
+def test_a_named_form_is_the_only_one(tmp_path: Path) -> None:
+    lines = [{"prompt": "a", "completion": "b"}, {"prompt": "a", "output": "b"}]
+    pairs = imported(tmp_path, lines)
+    assert [each["output"] for each in pairs] == ["b", "b"]
+    with pytest.raises(RecordError, match=r"line 1: expected a record, got a line with prompt"):
+        imported(tmp_path, lines, form="records")
 
 
 @pytest.mark.parametrize(
     "line", ["[" * 100_000, '{"request": "' + "[" * 100_000 + '"}', '{"a": "\\udc80"}', "{", "5"]
 )
-def test_no_line_of_a_log_is_a_traceback(tmp_path: Path, line: str) -> None:
-    good = {"request": {"prompt": "x"}, "response": {"choices": [{"text": "y"}]}}
+def test_no_line_of_a_log_is_a_traceback(tmp_path: Path, tokenizer: Path, line: str) -> None:
+    good = {"request": {"prompt": "x"}, "response": {"choices": [{"text": "yz"}]}}
     log = tmp_path / "log.jsonl"
     log.write_text(f"{json.dumps(good)}\n{line}\n", "utf-8")
-    result = fastdraft("record", tmp_path / "out.jsonl", "--log", log)
+    result = fastdraft(log, "--tokenizer", tokenizer)
     assert result.exit_code == 0, result.output
     assert result.stderr.startswith(f"left out: {log}, line 2: ")
 
 
-def test_a_long_log_takes_little_memory(tmp_path: Path) -> None:
-    """The log is 80 MB long, four times what the command may take beside its modules."""
-    log, out = tmp_path / "log.jsonl", tmp_path / "out.jsonl"
-    line = {"request": {"prompt": "x" * 20_000}, "response": {"choices": [{"text": "y" * 20_000}]}}
+def test_agents_sessions_are_put_together_by_their_messages(
+    tmp_path: Path, tokenizer: Path
+) -> None:
+    def turn(messages: list[Any], answer: Any) -> dict[str, Any]:
+        request = {"messages": messages}
+        return {"request": request, "response": {"choices": [{"message": answer}]}}
+
+    def user(text: str) -> dict[str, Any]:
+        return {"role": "user", "content": text}
+
+    def said(text: str) -> dict[str, Any]:
+        return {"role": "assistant", "content": text}
+
+    begun, parts = [user("a"), said("b"), user("c")], [{"type": "text", "text": "b"}]
+    log = [
+        turn([user("a")], said("b")),
+        turn([user("other")], said("b")),
+        turn(begun, said("d")),
+        turn([user("other"), {**said(""), "content": parts}, user("x")], said("y")),
+        turn([*begun, said("d"), user("e")], said("f")),
+        turn([user("a"), said("no"), user("c")], said("d")),
+    ]
+    sessions = [each["session"] for each in imported(tmp_path, log, tokenizer)]
+    lines = [int(session.rpartition(" ")[2]) for session in sessions]
+    assert lines == [1, 2, 1, 2, 1, 6]
+
+
+def test_a_long_log_takes_little_memory(tmp_path: Path, tokenizer: Path) -> None:
+    """The log is 16 MB long. Its tokens take 4 bytes each, its texts are not kept."""
+    log = tmp_path / "log.jsonl"
+    message = {"role": "assistant", "content": "word " * 2_000}
+    line = {
+        "request": {"messages": [{"role": "user", "content": "word " * 2_000}]},
+        "response": {"choices": [{"message": message}]},
+    }
     with log.open("w", encoding="utf-8") as file:
-        for _ in range(2_000):
+        for _ in range(800):
             file.write(json.dumps(line) + "\n")
     code = (
-        "import resource, sys; import fastdraft.cli.record; from fastdraft.cli import main\n"
+        "import resource, sys\n"
+        "from pathlib import Path\n"
+        "from transformers.utils.chat_template_utils import render_jinja_template\n"
+        "from fastdraft.replay import read_families\n"
+        "from fastdraft.replay.importers import Importer\n"
+        "from fastdraft.replay.tokenizer import TextTokenizer\n"
         "size = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "texts = TextTokenizer(sys.argv[1])\n"
+        "texts.encode(['x'])\n"
         "before = size()\n"
-        "try: main()\n"
-        "except SystemExit: print(size() - before)\n"
+        "found = read_families([Path(sys.argv[2])], texts.encode, convert=Importer(texts))\n"
+        "ids = sum(e.prompt_ids.nbytes + e.output_ids.nbytes for e in found['log'])\n"
+        "print(len(found['log']), (size() - before) * 1024 - ids)\n"
+        "assert 'torch' not in sys.modules\n"
     )
-    command = [sys.executable, "-c", code, "record", str(out), "--log", str(log)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "2000 requests written" in done.stderr
-    assert int(done.stdout) < 20_000  # kB
+    command = [sys.executable, "-c", code, str(tokenizer), str(log)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    requests, more = map(int, done.stdout.split())
+    assert requests == 800
+    assert more < 80_000_000
 
 
 def test_a_models_answers_are_recorded_and_replayed(tmp_path: Path, tokenizer: Path) -> None:
@@ -856,7 +908,12 @@ def test_a_models_answers_are_recorded_and_replayed(tmp_path: Path, tokenizer: P
     records = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
     assert [each["prompt"] for each in records] == ["one", "two"]
     assert all(len(each["output_ids"]) == 20 for each in records)
-    assert results_of(tmp_path, "--data", out)["families"]["out"]["emitted"] == 38
+    assert results_of(tmp_path, out)["families"]["out"]["emitted"] == 38
+
+    if os.path.exists("/dev/full"):
+        full = fastdraft("record", "/dev/full", *options[2:], "--max-new-tokens", "2")
+        assert full.exit_code == 1
+        assert "cannot write /dev/full: No space left on device" in full.stderr
 
     write(prompts, [{"prompt": 5}])
     refused = fastdraft(*options)
@@ -864,15 +921,4 @@ def test_a_models_answers_are_recorded_and_replayed(tmp_path: Path, tokenizer: P
     assert "line 1: 'prompt' must be a string, got 5" in refused.stderr
     neither = fastdraft("record", out)
     assert neither.exit_code == 2
-    assert "give either --log or --prompts" in neither.stderr
-
-
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-def test_a_full_disk_is_named(tmp_path: Path) -> None:
-    log = write(
-        tmp_path / "log.jsonl",
-        [{"request": {"prompt": "x"}, "response": {"choices": [{"text": "y"}]}}],
-    )
-    result = fastdraft("record", "/dev/full", "--log", log)
-    assert result.exit_code == 1
-    assert "cannot write /dev/full: No space left on device" in result.stderr
+    assert "Missing option '--prompts'" in neither.stderr

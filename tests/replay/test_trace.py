@@ -166,8 +166,8 @@ def test_the_sample_is_replayed_like_any_records() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "give either --data or --sample"),
-        (["--sample", "--data", "."], "give either --data or --sample"),
+        ([], "give either LOGS or --sample"),
+        (["--sample", "."], "give either LOGS or --sample"),
         (["--sample", "--tokenizer", "."], "it takes no --tokenizer"),
         (["--sample", "--svg", "x.svg"], "--svg draws one request: it needs --show"),
         (["--sample", "--show", "--svg", "no/x.svg"], "no is not a directory"),

@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 
 from fastdraft.errors import InvalidValueError
 from fastdraft.kernels import reference
-from fastdraft.kernels.operands import Batch
 from fastdraft.verification import (
-    Processors,
     Status,
     Workspace,
     verify_greedy,
@@ -259,30 +257,20 @@ def test_a_row_with_nothing_allowed_is_empty():
     assert verified.status.tolist() == [Status.EMPTY]
 
 
-# With processors.
+# With all options.
 
 
 @pytest.mark.parametrize("tree", [False, True], ids=["chains", "trees"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_logprobs_with_processors_and_masks(tree, temperature, dtype):
+def test_logprobs_with_filters_and_masks(tree, temperature, dtype):
     logits, ids, offsets, parents = batch(6, dtype=dtype, tree=tree)
-    prompts = torch.randint(V, (5, 20)).tolist()
-    processors = Processors.from_requests(
-        prompts,
-        [prompt[:4] for prompt in prompts],
-        repetition_penalty=1.4,
-        frequency_penalty=0.5,
-        logit_bias=[{1: 2.0}] * 5,
-        bad_words=[[[2]]] * 5,
-    )
     allowed = torch.rand(logits.shape) < 0.6
     shared = {
         "temperature": temperature,
         "top_p": 0.9,
         "seeds": torch.arange(5),
         "positions": torch.arange(5),
-        "processors": processors,
         "allowed": bitmask(allowed),
     }
 
@@ -290,11 +278,8 @@ def test_logprobs_with_processors_and_masks(tree, temperature, dtype):
         return verify_sampled(*operands, **shared, **more)
 
     ids, _ = follow(verify, logits, ids, offsets, parents)
-    patched = logits.clone()
-    reference.patch(Batch(patched, ids, offsets, 5, parents), processors)
-    assert not torch.equal(patched, logits)
     raw = logits.double().log_softmax(-1)
-    distribution = patched.double().masked_fill(~allowed, -INF)
+    distribution = logits.double().masked_fill(~allowed, -INF)
     distribution = (
         distribution.log_softmax(-1)
         if temperature == 0
@@ -322,15 +307,10 @@ def test_rejection_takes_the_same_options():
         "logprobs": True,
         "raw_logprobs": True,
     }
-    processors = Processors.from_requests([[1, 2]] * 5, [[]] * 5, repetition_penalty=1.5)
     raw = logits.double().log_softmax(-1)
-    patched = logits.clone()
-    reference.patch(Batch(patched, ids, offsets, 5), processors)
-    verified = verify_rejection(
-        logits, ids, offsets, draft_probs=distribution, processors=processors, **options
-    )
+    verified = verify_rejection(logits, ids, offsets, draft_probs=distribution, **options)
     assert (verified.lengths > 2).any()
-    masked = patched.double().masked_fill(~allowed, -INF)
+    masked = logits.double().masked_fill(~allowed, -INF)
     check_logprobs(verified.logprobs, verified, offsets, filtered(masked, temperature=0.4))
     check_logprobs(verified.raw_logprobs, verified, offsets, raw)
 
@@ -378,17 +358,3 @@ def test_a_workspace_that_is_too_small_is_named(change, message):
     verify_greedy(*operands, workspace=Workspace("cpu", **size))
     with pytest.raises(InvalidValueError, match=message):
         verify_greedy(*operands, workspace=Workspace("cpu", **{**size, **change}))
-
-
-def test_a_workspace_has_room_for_what_processors_touch():
-    operands = torch.zeros(2, V), torch.tensor([3]), torch.tensor([0, 1])
-    processors = Processors.from_requests([[1, 2, 5]], [[]], repetition_penalty=1.1)
-    size = {"max_rows": 2, "max_requests": 1, "vocabulary": V, "max_draft": 1}
-    options = {"processors": processors, "raw_logprobs": True}
-    verify_greedy(*operands, **options, workspace=Workspace("cpu", **size, max_touched=4))
-    narrow = Workspace("cpu", **size, max_touched=3)
-    with pytest.raises(InvalidValueError, match=r"max_touched of at least 4, .*, got 3"):
-        verify_greedy(*operands, **options, workspace=narrow)
-    verify_greedy(*operands, processors=processors, logprobs=True, workspace=narrow)
-    with pytest.raises(InvalidValueError, match="max_touched must be at least 0, got -1"):
-        Workspace("cpu", **size, max_touched=-1)

@@ -27,7 +27,6 @@ from fastdraft.kernels import operands, reference
 from fastdraft.kernels.operands import DraftDistribution, Sampling, Warpers
 from fastdraft.kernels.reference import sampling
 from fastdraft.verification import (
-    Processors,
     Status,
     verify_greedy,
     verify_rejection,
@@ -477,34 +476,6 @@ def test_the_logprob_of_a_greedy_batch():
     verified = batch.verify(temperature=0, logprobs=True, raw_logprobs=True)
     assert torch.equal(verified.logprobs.isnan(), verified.token_ids < 0)
     assert torch.equal(verified.logprobs.nan_to_num(), verified.raw_logprobs.nan_to_num())
-
-
-def test_processors_are_the_targets():
-    batch = Batch(LENGTHS, 90)
-    model_logits = batch.logits.clone()
-    processors = Processors.from_requests(
-        [[1, 2, 3]] * len(LENGTHS),
-        [[3, 4]] * len(LENGTHS),
-        repetition_penalty=1.7,
-        presence_penalty=0.4,
-        frequency_penalty=0.3,
-        logit_bias=[{7: 3.0}] * len(LENGTHS),
-    )
-    verified = batch.verify(processors=processors, logprobs=True, raw_logprobs=True)
-    # The same as logits that were processed before.
-    patched = model_logits.clone()
-    longest = int(max(LENGTHS))
-    reference.patch(operands.Batch(patched, batch.draft_ids, batch.offsets, longest), processors)
-    assert not torch.equal(patched, model_logits)
-    batch.logits = patched
-    expected = batch.verify(logprobs=True)
-    assert torch.equal(verified.token_ids, expected.token_ids)
-    assert torch.equal(verified.logprobs.nan_to_num(), expected.logprobs.nan_to_num())
-    row = batch.offsets[:-1] + torch.arange(len(LENGTHS))
-    for b, tokens in enumerate(verified.tolist()):
-        raw = model_logits[row[b] : row[b] + len(tokens)].log_softmax(-1)
-        raw = raw.gather(1, torch.tensor(tokens)[:, None])[:, 0]
-        assert torch.allclose(verified.raw_logprobs[b, : len(tokens)], raw, atol=1e-5)
 
 
 # Bad input.

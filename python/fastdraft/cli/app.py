@@ -20,7 +20,7 @@ __all__ = ["app"]
 # What the commands import when they run, and the extra that installs it.
 EXTRAS = {
     "torch": "hf",
-    "transformers": "hf",
+    "transformers": "cli",
     "accelerate": "demo",
     "filelock": "cli",
     "fsspec": "fleet",
@@ -30,6 +30,7 @@ EXTRAS = {
     "ray": "ray",
     "tokenizers": "cli",
     "uvicorn": "proxy",
+    "zstandard": "cli",
 }
 
 

@@ -27,6 +27,7 @@ from fastdraft.replay import (
     DRAFTERS,
     PEERS,
     Record,
+    RecordError,
     Trace,
     Unavailable,
     family_files,
@@ -37,7 +38,9 @@ from fastdraft.replay import (
     trace_request,
 )
 from fastdraft.replay import replay as replay_families
+from fastdraft.replay.answer import html_report
 from fastdraft.replay.display import progress
+from fastdraft.replay.importers import FORMS, Importer
 from fastdraft.replay.measurement import describe_machine, write_results
 from fastdraft.replay.page import MOST_TOKENS, choose, page
 from fastdraft.replay.picture import picture
@@ -54,11 +57,17 @@ TABLE_WIDTH = 120
 
 
 @click.command()
+@click.argument("logs", metavar="LOGS...", nargs=-1, type=click.Path(exists=True, path_type=Path))
 @click.option(
-    "--data",
-    type=click.Path(exists=True, path_type=Path),
-    multiple=True,
-    help="A JSON lines file of recorded requests, or a folder of such; may be repeated.",
+    "--format",
+    "form",
+    type=click.Choice(list(FORMS)),
+    help="The form of the logs.  [default: what tells each line]",
+)
+@click.option(
+    "--session",
+    metavar="FIELD",
+    help="Where a line names its session, such as request.user.  [default: by its messages]",
 )
 @click.option("--sample", is_flag=True, help="Replay the few requests that come with fastdraft.")
 @click.option(
@@ -110,8 +119,9 @@ TABLE_WIDTH = 120
 @click.option("--prediction", is_flag=True, help="Give each record's reference as prediction.")
 @click.option(
     "--tokenizer",
-    type=click.Path(exists=True, path_type=Path),
-    help="A tokenizer.json, or the folder of one.  [default: the demo model's]",
+    metavar="MODEL",
+    help="The model that answered: a folder with its tokenizer, or its name on the Hugging Face "
+    "hub.  [default: the demo model's]",
 )
 @click.option("--family", "names", multiple=True, help="Only this family; may be repeated.")
 @click.option("--limit", type=NUMBER, help="Only so many requests of each family.")
@@ -129,6 +139,9 @@ TABLE_WIDTH = 120
 @click.option(
     "--html", type=NEW_FILE, help="Write a page that steps through the requests in a browser."
 )
+@click.option(
+    "--report", "report_file", type=NEW_FILE, help="Write a page for a colleague: what it is worth."
+)
 @click.option("--json", "json_file", type=NEW_FILE, help="Write the results to this file.")
 @click.option(
     "--plot", type=NEW_FILE, help="Draw the modelled speeds of all runs to this image, by family."
@@ -140,7 +153,9 @@ TABLE_WIDTH = 120
 )
 @ray_option
 def replay(
-    data: tuple[Path, ...],
+    logs: tuple[Path, ...],
+    form: str | None,
+    session: str | None,
     sample: bool,
     drafters: tuple[str, ...],
     peers: bool,
@@ -151,18 +166,26 @@ def replay(
     memory: bool,
     datastores: tuple[Path, ...],
     prediction: bool,
-    tokenizer: Path | None,
+    tokenizer: str | None,
     names: tuple[str, ...],
     limit: int | None,
     shown: str | None,
     svg: Path | None,
     html: Path | None,
+    report_file: Path | None,
     json_file: Path | None,
     plot: Path | None,
     against: Path | None,
     address: str | None,
 ) -> None:
     """Replay recorded requests and measure draft quality, exactly and without a model.
+
+    LOGS are files, or folders of *.jsonl files, which may be packed (.gz, .zst). Each line is a
+    request with its answer: of OpenAI's, vLLM's or Anthropic's APIs, of batch files, of LiteLLM,
+    Helicone, LangSmith, Langfuse or OpenTelemetry, of the request logs of vLLM and SGLang, of
+    ShareGPT or fine-tuning files, or a pair such as {"prompt": ..., "completion": ...}. What has
+    none of these forms is left out and counted, and the first such line is shown. Messages become
+    tokens by the chat template of the model that --tokenizer names.
 
     A draft is accepted as far as the recorded output follows it. Requests are taken in the order of
     their file; each file is a family, which starts with an empty memory. The first output token
@@ -174,8 +197,8 @@ def replay(
 
     With --ray, the families are replayed side by side on a cluster. The counts are the same.
     """
-    if sample == bool(data):
-        raise click.UsageError("give either --data or --sample")
+    if sample == bool(logs):
+        raise click.UsageError("give either LOGS or --sample")
     if sample and tokenizer is not None:
         raise click.UsageError("--sample has the text of its tokens: it takes no --tokenizer")
     if svg is not None and shown is None:
@@ -192,6 +215,7 @@ def replay(
     check_folder("--plot", plot)
     check_folder("--svg", svg)
     check_folder("--html", html)
+    check_folder("--report", report_file)
     # What cannot be drawn is refused now, not after the work; so is a missing matplotlib.
     if plot is not None:
         check_image(plot)
@@ -204,7 +228,8 @@ def replay(
     if sample:
         families = _read([SAMPLE], names, limit, pieces.encode, references=prediction)
     else:
-        families = _read(data, names, limit, texts.encode, references=prediction)
+        convert = Importer(texts, form=form, session=session)
+        families = _read(logs, names, limit, texts.encode, references=prediction, convert=convert)
     if shown is not None:
         families = _up_to(families, shown)
     # What tokens the records hold is known of text, or where the user names the tokenizer.
@@ -260,7 +285,9 @@ def replay(
             at_once=at_once,
             prediction=prediction,
             on_request=advance,
-            traced={} if html is None else choose(families, MOST_TOKENS // len(settings)),
+            traced={}
+            if html is None and report_file is None
+            else choose(families, MOST_TOKENS // len(settings)),
             decode=decode,
             on_trace=followed.append,
             cluster=cluster,
@@ -277,6 +304,9 @@ def replay(
         requests = sum(map(len, families.values()))
         title = f"{requests:,} recorded requests, replayed"
         write_text("--html", html, page(followed, title=title, requests=requests * len(settings)))
+    if report_file is not None:
+        ours = [each for each in followed if ", default, " in each.title]
+        write_text("--report", report_file, html_report(results, ours))
     if plot is not None:
         plot_speeds(plot, [*map(Speeds.of, results), *beside])
 
@@ -290,28 +320,46 @@ def _open(path: Path, texts: TextTokenizer | None) -> Datastore:
 
 
 def _read(
-    data: Sequence[Path],
+    paths: Sequence[Path],
     names: Sequence[str],
     limit: int | None,
     encode: Encode,
     *,
     references: bool,
+    convert: Importer | None = None,
 ) -> dict[str, list[Record]]:
-    files = family_files(data)
+    """The records of each family; on standard error what was left out of the files."""
+    files = family_files(paths)
     for name in names:
         if name not in files:
             raise click.BadParameter(
                 f"{name!r} is not one of {', '.join(files)}", param_hint="--family"
             )
-    with progress(len(names or files)) as advance:
-        return read_families(
-            data,
+    bad = 0
+
+    def leave_out(error: RecordError) -> None:
+        nonlocal bad
+        if bad == 0:
+            click.echo(f"left out: {error}", err=True)
+        bad += 1
+
+    size = sum(file.stat().st_size for name, file in files.items() if not names or name in names)
+    with progress(size) as advance:
+        families = read_families(
+            paths,
             encode,
             names=names,
             limit=limit,
             references=references,
-            on_family=lambda name: advance(f"reading {name}", 1),
+            convert=convert,
+            on_bad=leave_out,
+            on_line=lambda name, size: advance(f"reading {name}", size),
         )
+    unanswered = 0 if convert is None else convert.unanswered
+    for count, what in ((bad, "bad lines"), (unanswered, "requests without an answer")):
+        if count:
+            click.echo(f"left out: {count:,} {what}", err=True)
+    return families
 
 
 def _up_to(families: dict[str, list[Record]], name: str) -> dict[str, list[Record]]:

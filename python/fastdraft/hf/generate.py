@@ -23,6 +23,7 @@ from transformers import (
 from fastdraft import Datastore, DraftConfig
 from fastdraft.drafters import AssistantModel, Drafter, Staged
 from fastdraft.drafters.assistant import require_model
+from fastdraft.errors import InvalidValueError
 from fastdraft.hf.output import SpeculativeOutput
 from fastdraft.hf.plan import Asked, Plan
 from fastdraft.hf.requirements import require_no_assistant
@@ -43,6 +44,7 @@ def generate(
     read_only: Sequence[Datastore] | None = None,
     seed: int | Sequence[int] | None = None,
     generator: torch.Generator | None = None,
+    logprobs: bool = False,
     **kwargs: Any,
 ) -> Any:
     """Generates what `model.generate` does, in fewer forwards.
@@ -82,6 +84,8 @@ def generate(
             and not on drafts, unless models draft.
         generator: Draws the seeds when none are given; `None` for torch's own, so that
             `torch.manual_seed` reproduces a run.
+        logprobs: Whether the output has the log-probabilities of the new tokens, two numbers a
+            token. They come from the verification, without scores that are kept.
 
     Returns:
         A `SpeculativeOutput`; `sequences` is int64 of shape (rows, longest), padded on the right.
@@ -116,6 +120,7 @@ def generate(
         generator=generator,
         tokenizer=tokenizer,
         streamer=kwargs.pop("streamer", None),
+        logprobs=logprobs,
         synced_gpus=kwargs.pop("synced_gpus", None),
         stands_for=None if healer is None else (healer, model),
         always_dict=not stands_in,
@@ -139,6 +144,7 @@ def speculate(
     generator: torch.Generator | None = None,
     tokenizer: Any = None,
     streamer: Any = None,
+    logprobs: bool = False,
 ) -> Callable[..., SpeculativeOutput | torch.Tensor]:
     """The decoding loop for `model.generate(..., custom_generate=speculate())`.
 
@@ -161,6 +167,7 @@ def speculate(
         generator=generator,
         tokenizer=tokenizer,
         streamer=streamer,
+        logprobs=logprobs,
     )
 
 
@@ -176,6 +183,17 @@ class _Speculation(Asked):
     stands_for: tuple[Any, Any] | None = None
     always_dict: bool = False
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Speculation:
+        """Itself; refused in a `GenerationConfig`, which `generate` copies and would not call."""
+        # The copy of a configuration is empty until its values are copied.
+        if any(isinstance(each, GenerationConfig) and not vars(each) for each in memo.values()):
+            raise InvalidValueError(
+                "custom_generate must be an argument of model.generate, got one in a "
+                "GenerationConfig, which passes it to nobody; for a trainer of TRL call "
+                "fastdraft.integrations.trl.attach(trainer)"
+            )
+        return self
+
     @naming_newer()
     def __call__(
         self,
@@ -186,6 +204,12 @@ class _Speculation(Asked):
         generation_config: GenerationConfig,
         **model_kwargs: Any,
     ) -> SpeculativeOutput | torch.Tensor:
+        is_wanted = self.always_dict or generation_config.return_dict_in_generate
+        if self.logprobs and not is_wanted:
+            raise InvalidValueError(
+                "return_dict_in_generate must be True with logprobs=True, which only a dict holds, "
+                f"got {generation_config.return_dict_in_generate}"
+            )
         if self.stands_for is not None and model is self.stands_for[0]:
             model = self.stands_for[1]
         plan = Plan(
@@ -198,5 +222,4 @@ class _Speculation(Asked):
             asked=self,
         )
         output = plan.run()
-        is_wanted = self.always_dict or generation_config.return_dict_in_generate
         return output if is_wanted else output.sequences

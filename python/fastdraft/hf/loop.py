@@ -51,6 +51,13 @@ class _Emitted(NamedTuple):
     logits: torch.Tensor
     kept: NDArray[np.int64] | None  # (rows, longest draft + 1)
     followed: _Followed | None = None
+    logprobs: list[list[float]] | None = None
+    raw_logprobs: list[list[float]] | None = None
+
+    def lines(self, offsets: NDArray[np.int32], slot: int, count: int) -> NDArray[np.int64]:
+        """The lines that the first `count` tokens of a row were chosen from."""
+        steps = np.arange(count) if self.kept is None else self.kept[slot, :count]
+        return int(offsets[slot]) + slot + steps
 
 
 class _Followed(NamedTuple):
@@ -83,6 +90,7 @@ class Decoding:
         streamer: Receives every token as soon as it is accepted; for a single row. May be `None`.
         keep_scores: Whether to keep the processed scores of every emitted token.
         keep_logits: Whether to keep its logits.
+        keep_logprobs: Whether to keep its log-probabilities.
     """
 
     target: CachedModel
@@ -98,11 +106,12 @@ class Decoding:
     streamer: Any
     keep_scores: bool
     keep_logits: bool
+    keep_logprobs: bool
 
     def __post_init__(self) -> None:
         self._running = list(self.rows)
         self._columns: int = self.text.shape[1]
-        self._verifier = Verifier(self.warping)
+        self._verifier = Verifier(self.warping, logprobs=self.keep_logprobs)
         self._along_path = self.processors.along_path or self.criteria.along_path
         # What the logits say may follow, for trees; how many tokens of each line it takes now.
         self._successors: Successors | None = None
@@ -249,7 +258,17 @@ class Decoding:
             assert choice.chances is not None
             self._learn(drafts, choice.likeliest, choice.chances)
         kept = None if choice.paths is None else _kept(choice.paths, drafts.longest)
-        return _Emitted(choice.tokens, scores, logits, kept)
+        emitted = _Emitted(
+            choice.tokens,
+            scores,
+            logits,
+            kept,
+            logprobs=choice.logprobs,
+            raw_logprobs=choice.raw_logprobs,
+        )
+        if self.keep_logprobs and self.processors:
+            emitted = emitted._replace(raw_logprobs=_raw_logprobs(emitted, drafts.offsets))
+        return emitted
 
     def _verify(self, scores: torch.Tensor, drafts: FlatDrafts, depth: int = 0) -> Choice:
         """Verifies drafts behind so many tokens that each row has emitted in this step."""
@@ -281,6 +300,7 @@ class Decoding:
         nodes = [-1] * len(rows)
         paths: list[list[int]] = [[] for _ in rows]
         tokens: list[list[int]] = [[] for _ in rows]
+        logprobs: list[list[float]] = [[] for _ in rows]
         kept: list[torch.Tensor] = []
         ended = [False] * len(rows)
         for depth in itertools.count():
@@ -290,6 +310,8 @@ class Decoding:
             # What a child's own scores are does not count yet.
             again = np.repeat(np.arange(len(rows)), below.counts + 1)
             choice = self._verify(lines_of(scores, again), below, depth)
+            for line, found in zip(logprobs, choice.logprobs or (), strict=False):
+                line.append(found[0])
             for emitted, row, chosen in zip(tokens, rows, choice.tokens, strict=True):
                 emitted.append(chosen[0])
                 self._write([row.index], [self.length(row) + depth], [chosen[:1]])
@@ -301,7 +323,10 @@ class Decoding:
             for path, node in zip(paths, nodes, strict=True):
                 path.append(node)
         moved = None if drafts.are_chains else _kept(paths, drafts.longest)
-        return _Emitted(tokens, logits, logits, moved, _Followed(kept, ended))
+        of_step = _Emitted(tokens, logits, logits, moved, _Followed(kept, ended), logprobs)
+        if self.keep_logprobs:
+            of_step = of_step._replace(raw_logprobs=_raw_logprobs(of_step, drafts.offsets))
+        return of_step
 
     def _processed(self, logits: torch.Tensor, depth: int) -> torch.Tensor:
         """The logits (rows, vocabulary) of the running rows after the processors, each row behind
@@ -423,6 +448,11 @@ class Decoding:
 
         if self.keep_scores or self.keep_logits:
             self._keep_lines(emitted, offsets, counts)
+        if emitted.raw_logprobs is not None:
+            assert emitted.logprobs is not None
+            for slot, (row, count) in enumerate(zip(rows, counts, strict=True)):
+                row.logprobs.extend(emitted.logprobs[slot][:count])
+                row.raw_logprobs.extend(emitted.raw_logprobs[slot][:count])
         for row, count in zip(rows, counts, strict=True):
             row.emitted += count
         if self.streamer is not None:
@@ -443,10 +473,7 @@ class Decoding:
     ) -> None:
         """Keeps the scores and logits of the tokens that each row has emitted."""
         for slot, (row, count) in enumerate(zip(self._running, counts, strict=True)):
-            first = int(offsets[slot]) + slot
-            lines: slice | torch.Tensor = slice(first, first + count)
-            if emitted.kept is not None:
-                (lines,) = on_device(emitted.scores.device, first + emitted.kept[slot, :count])
+            (lines,) = on_device(emitted.scores.device, emitted.lines(offsets, slot, count))
             if self.keep_scores and emitted.followed is not None:
                 scores = torch.stack([each[slot] for each in emitted.followed.scores[:count]])
                 row.scores.extend(self.warping(scores))
@@ -504,3 +531,20 @@ def _kept(paths: Sequence[Sequence[int]], longest: int) -> NDArray[np.int64]:
     for line, path in zip(kept, paths, strict=True):
         line[1 : len(path) + 1] = np.array(path, dtype=np.int64) + 1
     return kept
+
+
+def _raw_logprobs(emitted: _Emitted, offsets: NDArray[np.int32]) -> list[list[float]]:
+    """The log-probabilities of emitted tokens under the model's own logits, where verification saw
+    others: of a token a row at a time, which takes as much memory as a step without drafts."""
+    logprobs: list[list[float]] = [[] for _ in emitted.tokens]
+    for depth in range(max(map(len, emitted.tokens))):
+        slots = [slot for slot, tokens in enumerate(emitted.tokens) if depth < len(tokens)]
+        lines = np.array([emitted.lines(offsets, slot, depth + 1)[depth] for slot in slots])
+        (chosen,) = on_device(
+            emitted.logits.device, np.array([emitted.tokens[slot][depth] for slot in slots])
+        )
+        scores = lines_of(emitted.logits, lines).to(torch.float32).log_softmax(-1)
+        found = scores.gather(1, chosen[:, None])[:, 0].tolist()
+        for slot, logprob in zip(slots, found, strict=True):
+            logprobs[slot].append(logprob)
+    return logprobs

@@ -28,11 +28,18 @@ class SpeculativeOutput(GenerateDecoderOnlyOutput):
     5.24, is given for a single row.
 
     Attributes:
+        logprobs: With `logprobs=True`, for each row of `sequences` the log-probabilities of its new
+            tokens in the distribution that they were chosen from, with logits processors,
+            temperature and filters: float32 (new tokens,), on the CPU. For greedy decoding, with
+            logits processors, at temperature 1.
+        raw_logprobs: The same under the softmax of the model's own logits.
         stats: The sum over all rows.
         row_stats: One for each row of `sequences`.
         assistants: One for each draft model, the smallest first; `None` without.
     """
 
+    logprobs: list[torch.Tensor] | None = None
+    raw_logprobs: list[torch.Tensor] | None = None
     stats: DraftStats | None = None
     row_stats: list[DraftStats] | None = None
     assistants: list[AssistantStats] | None = None

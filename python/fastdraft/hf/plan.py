@@ -54,8 +54,8 @@ class Asked:
     """What a caller asks for besides what transformers' `generate` prepares.
 
     Attributes:
-        drafter, prediction, templates, read_only, seed, generator, tokenizer, streamer: The
-            arguments of `fastdraft.hf.speculate`.
+        drafter, prediction, templates, read_only, seed, generator, tokenizer, streamer, logprobs:
+            The arguments of `fastdraft.hf.speculate`.
         synced_gpus: As `generate` takes it; `None` for what it does unasked.
     """
 
@@ -67,6 +67,7 @@ class Asked:
     generator: torch.Generator | None
     tokenizer: Any
     streamer: Any
+    logprobs: bool
     synced_gpus: bool | None = None
 
     def __post_init__(self) -> None:
@@ -244,6 +245,7 @@ class Plan:
                 padding=self._padding,
                 keep_scores=self._keep_scores,
                 keep_logits=self._wants_dict and bool(self._config.output_logits),
+                keep_logprobs=self._asked.logprobs,
             )
             if self._models is not None:
                 self._models.scoring = decoding.shaped
@@ -277,10 +279,15 @@ class Plan:
             "scores": by_step([row.scores for row in rows]),
             "logits": by_step([row.logits for row in rows]),
             CACHE: self._prepared if hands_cache_over else None,
+            "logprobs": None,
+            "raw_logprobs": None,
             "stats": sum(row_stats[1:], row_stats[0]),
             "row_stats": row_stats,
             "assistants": None if self._models is None else self._models.assistants,
         }
+        if self._asked.logprobs:
+            for name in ("logprobs", "raw_logprobs"):
+                fields[name] = [torch.tensor(getattr(row, name), device="cpu") for row in rows]
         return SpeculativeOutput(**fields)
 
 

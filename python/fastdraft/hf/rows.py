@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,6 +38,8 @@ class Row:
         stats: What its drafts were worth, once it has ended.
         scores: The processed scores of its emitted tokens, each (vocabulary,), when they are kept.
         logits: The same before any processor.
+        logprobs: The log-probabilities of its emitted tokens, when they are kept.
+        raw_logprobs: The same before any processor.
     """
 
     index: int
@@ -50,6 +53,8 @@ class Row:
     stats: DraftStats | None = None
     scores: list[torch.Tensor] = field(default_factory=list)
     logits: list[torch.Tensor] = field(default_factory=list)
+    logprobs: array[float] = field(default_factory=lambda: array("f"))
+    raw_logprobs: array[float] = field(default_factory=lambda: array("f"))
 
     @property
     def cached(self) -> int:

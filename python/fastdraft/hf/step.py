@@ -258,12 +258,25 @@ class Choice(NamedTuple):
         likeliest: int32 (lines, n), the likeliest tokens of each line of scores, -1 for what cannot
             come; `None` unless asked for.
         chances: float32 (lines, n), their probabilities.
+        logprobs: The log-probability of each row's tokens in the distribution that they were chosen
+            from; `None` unless asked for.
+        raw_logprobs: The same under the softmax of the scores.
     """
 
     tokens: list[list[int]]
     paths: list[list[int]] | None = None
+    logprobs: list[list[float]] | None = None
+    raw_logprobs: list[list[float]] | None = None
     likeliest: NDArray[np.int32] | None = None
     chances: NDArray[np.float32] | None = None
+
+    def of(self, rows: Sequence[int]) -> Choice:
+        """The same of these rows, without `likeliest`."""
+
+        def chosen(column: list[Any] | None) -> Any:
+            return None if column is None else [column[row] for row in rows]
+
+        return Choice(*map(chosen, (self.tokens, self.paths, self.logprobs, self.raw_logprobs)))
 
 
 class Verifier:
@@ -271,10 +284,12 @@ class Verifier:
 
     Args:
         warping: The last of the logits processors, which verification applies itself.
+        logprobs: Whether to give log-probabilities.
     """
 
-    def __init__(self, warping: Warping) -> None:
+    def __init__(self, warping: Warping, *, logprobs: bool = False) -> None:
         self._warping = warping
+        self._logprobs = logprobs
         self._workspaces: dict[bool, Workspace] = {}
         self._options: dict[int, dict[str, Any]] = {}
 
@@ -313,9 +328,7 @@ class Verifier:
             )
             found.append(part)
         choice = _read(found, is_tree=not drafts.are_chains)
-        order = np.argsort(drawn + others).tolist()
-        paths = choice.paths and [choice.paths[at] for at in order]
-        return Choice([choice.tokens[at] for at in order], paths)
+        return choice.of(np.argsort(drawn + others).tolist())
 
     def _verify(
         self,
@@ -335,6 +348,8 @@ class Verifier:
         ids, offsets, *more = on_device(scores.device, *arrays)
         memory = self._memory(scores, drafts, is_drawn=bool(drafts.draft_logits))
         options: dict[str, Any] = {"max_draft": drafts.longest, "workspace": memory}
+        if self._logprobs:
+            options.update(logprobs=True, raw_logprobs=True)
         if seeds is not None:
             rows = len(seeds)
             if rows not in self._options:
@@ -374,29 +389,33 @@ class Verifier:
 
 def _read(found: Sequence[Verified], *, is_tree: bool) -> Choice:
     """What was verified, on the host: in one read."""
-    parts: list[torch.Tensor] = []
-    for verified in found:
-        parts += (verified.token_ids, verified.path) if is_tree else (verified.token_ids,)
+    names = ["token_ids"]
+    if is_tree:
+        names.append("path")
+    if found[0].logprobs is not None:
+        names += "logprobs", "raw_logprobs"
+    parts = [getattr(verified, name) for name in names for verified in found]
     likeliest = found[0].likeliest
     if likeliest is not None:
-        parts += likeliest.token_ids, likeliest.probabilities.view(torch.int32)
+        parts += likeliest
     if len(parts) == 1:
         return Choice(_without_padding(parts[0].numpy(force=True)))
-    flat = torch.cat([part.reshape(-1) for part in parts]).numpy(force=True)
+    bits = [part.view(torch.int32) if part.is_floating_point() else part for part in parts]
+    flat = torch.cat([part.reshape(-1) for part in bits]).numpy(force=True)
     ends = np.cumsum([part.numel() for part in parts])[:-1]
     arrays = [
         array.reshape(part.shape) for array, part in zip(np.split(flat, ends), parts, strict=True)
     ]
-    columns = 2 if is_tree else 1
-    tokens, paths = (
-        [
-            row
-            for array in arrays[column : columns * len(found) : columns]
-            for row in _without_padding(array)
-        ]
-        for column in (0, columns - 1)
-    )
-    choice = Choice(tokens, paths if is_tree else None)
+    columns: dict[str, Any] = {}
+    for at, name in enumerate(names):
+        of_requests = arrays[at * len(found) : (at + 1) * len(found)]
+        if name in ("token_ids", "path"):
+            columns[name] = [row for array in of_requests for row in _without_padding(array)]
+        else:
+            rows = [row for array in of_requests for row in array.view(np.float32).tolist()]
+            tokens = columns["token_ids"]
+            columns[name] = [row[: len(own)] for row, own in zip(rows, tokens, strict=True)]
+    choice = Choice(columns.pop("token_ids"), columns.pop("path", None), **columns)
     if likeliest is None:
         return choice
     return choice._replace(likeliest=arrays[-2], chances=arrays[-1].view(np.float32))

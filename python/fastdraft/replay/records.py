@@ -27,9 +27,9 @@ import re
 import reprlib
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -57,6 +57,10 @@ __all__ = [
 Ids = NDArray[np.int32]
 Encode = Callable[[list[str]], "list[Sequence[int]]"]
 """Turns texts into their token ids."""
+Convert = Callable[["JsonLine"], "Iterable[dict[str, Any]]"]
+"""Turns a line into the fields of its records. Raises RecordError."""
+_BATCH_LETTERS = 1 << 18
+_KNOWN_ENDS = re.compile(r"(?<=.)(\.jsonl?|\.log|\.txt)?(\.gz|\.zst)?$")
 
 
 class RecordError(FastdraftError, ValueError):
@@ -131,6 +135,18 @@ class RecordWriter:
         }
         record = {name: value for name, value in record.items() if value is not None}
         check_record(record, "this call")
+        self._write(record)
+
+    def append_exchange(self, request: str, response: str) -> None:
+        """Writes the bodies of a request and of its response, as a server's log has them.
+
+        Raises:
+            RecordError: The request is no JSON object; nothing was written.
+            OSError: The file cannot be written.
+        """
+        self._write({"request": parse_object(request, "request"), "response": response})
+
+    def _write(self, record: dict[str, Any]) -> None:
         try:
             line = json.dumps(record, ensure_ascii=False).encode() + b"\n"
         except (TypeError, ValueError, RecursionError) as error:
@@ -156,23 +172,28 @@ def check_record(record: dict[str, Any], place: str) -> None:
 
 
 def family_files(paths: Sequence[Path]) -> dict[str, Path]:
-    """The families at `paths`, by name: each a JSON lines file, or a folder of `*.jsonl` files.
+    """The families at `paths`, by name: each a file, or a folder of `*.jsonl` files, which may be
+    packed as `*.jsonl.gz` or `*.jsonl.zst`.
 
     Raises:
         RecordError: A folder without such files, or two files of one name.
     """
     families: dict[str, Path] = {}
     for path in paths:
-        files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
+        files = [path]
+        if path.is_dir():
+            files = sorted(
+                each for end in ("", ".gz", ".zst") for each in path.glob(f"*.jsonl{end}")
+            )
         if not files:
             raise RecordError(f"{path} must hold *.jsonl files, and holds none")
         for file in files:
-            if file.stem in families:
+            name = _KNOWN_ENDS.sub("", file.name) or file.name
+            if name in families:
                 raise RecordError(
-                    f"{families[file.stem]} and {file} are both named {file.stem}, "
-                    "expected one file a family"
+                    f"{families[name]} and {file} are both named {name}, expected one file a family"
                 )
-            families[file.stem] = file
+            families[name] = file
     return families
 
 
@@ -183,18 +204,21 @@ def read_families(
     names: Sequence[str] = (),
     limit: int | None = None,
     references: bool = False,
-    on_family: Callable[[str], object] | None = None,
+    convert: Convert | None = None,
+    on_bad: Callable[[RecordError], object] | None = None,
+    on_line: Callable[[str, int], object] | None = None,
 ) -> dict[str, list[Record]]:
     """The records of the families at `paths`, by name.
 
     Args:
-        paths, encode, limit, references: As for `family_files` and `read_family`.
+        paths, encode, limit, references, convert, on_bad: As for `family_files` and `read_family`.
         names: Which families; all without any.
-        on_family: Called with the name of each family that was read.
+        on_line: Called after each line with the name of its family and the bytes that it takes.
 
     Raises:
         RecordError: As `family_files` and `read_family` do, and for a family without records or
-            one of `names` that is not there.
+            one of `names` that is not there. Where `convert` joins lines of several files, only
+            one file needs to give records.
     """
     files = family_files(paths)
     for name in names:
@@ -204,12 +228,21 @@ def read_families(
     for name, file in files.items():
         if names and name not in names:
             continue
-        families[name] = read_family(file, encode, limit=limit, references=references)
-        if not families[name]:
+        families[name] = read_family(
+            file,
+            encode,
+            limit=limit,
+            references=references,
+            convert=convert,
+            on_bad=on_bad,
+            on_line=None if on_line is None else partial(on_line, name),
+        )
+        if not families[name] and convert is None:
             raise RecordError(f"{file} holds no records")
-        if on_family is not None:
-            on_family(name)
-    return families
+    found = {name: records for name, records in families.items() if records}
+    if not found:
+        raise RecordError(f"{', '.join(map(str, paths))} holds no records")
+    return found
 
 
 def read_family(
@@ -218,43 +251,77 @@ def read_family(
     *,
     limit: int | None = None,
     references: bool = False,
+    convert: Convert | None = None,
+    on_bad: Callable[[RecordError], object] | None = None,
+    on_line: Callable[[int], object] | None = None,
 ) -> list[Record]:
-    """The records of one file, in its order.
+    """The records of one file, in its order. Of their texts about 0.3 MB is in memory at a time.
 
     Args:
         path: A JSON lines file; empty lines are passed over.
-        encode: Turns texts into token ids; called at most once, with all texts of the file.
+        encode: Turns texts into token ids; called with some of the texts at a time.
         limit: How many records to read at most.
         references: Whether to read what the callers expected.
+        convert: Turns a line into the fields of its records; else each line is a record.
+        on_bad: Called with what is wrong with a line, which is then left out; else it is raised.
+        on_line: Called after each line with the bytes that it takes of the file.
 
     Raises:
         RecordError: A line is no record; the message names file, line and what is wrong.
     """
-    lines = [
-        _Line.of(line.value, line.place, str(line.number))
-        for line in islice(parse_lines(path), limit)
-    ]
-    texts = [text for line in lines for text in line.texts(references)]
-    encoded = iter(encode(texts) if texts else [])
-
-    def ids(text: str | Ids) -> Ids:
-        return np.array(next(encoded), np.int32) if isinstance(text, str) else text
-
-    sessions: dict[str, Ids] = {}
     records: list[Record] = []
-    for line in lines:
-        prompt, output = ids(line.prompt), ids(line.output)
-        reference = None if line.reference is None or not references else ids(line.reference)
-        if line.appends and line.session in sessions:
-            prompt = np.concatenate([sessions[line.session], prompt])
-        if line.session is not None:
-            sessions[line.session] = np.concatenate([prompt, output])
-        records.append(Record(line.id, prompt, output, reference, line.session))
+    sessions: dict[str, Record] = {}
+    batch: list[_Line] = []
+    size = 0
+
+    def take_batch() -> None:
+        texts = [text for line in batch for text in line.texts(references)]
+        encoded = iter(encode(texts) if texts else [])
+
+        def ids(text: str | Ids) -> Ids:
+            return np.array(next(encoded), np.int32) if isinstance(text, str) else text
+
+        for line in batch:
+            prompt, output = ids(line.prompt), ids(line.output)
+            reference = None if line.reference is None or not references else ids(line.reference)
+            if line.appends and line.session in sessions:
+                before = sessions[line.session]
+                prompt = np.concatenate([before.prompt_ids, before.output_ids, prompt])
+            record = Record(line.id, prompt, output, reference, line.session)
+            if line.session is not None:
+                sessions[line.session] = record
+            records.append(record)
+        batch.clear()
+
+    for line in parse_lines(path):
+        try:
+            found = [line.value] if convert is None else list(convert(line))
+            checked = [
+                _Line.of(fields, line.place, f"{line.number}/{at}" if at else str(line.number))
+                for at, fields in enumerate(found)
+            ]
+        except RecordError as error:
+            if on_bad is None:
+                raise
+            on_bad(error)
+            checked = []
+        if on_line is not None:
+            on_line(line.bytes)
+        if limit is not None:
+            checked = checked[: limit - len(records) - len(batch)]
+        batch += checked
+        size += sum(len(text) for each in checked for text in each.texts(references))
+        if size >= _BATCH_LETTERS:
+            take_batch()
+            size = 0
+        if limit is not None and len(records) + len(batch) >= limit:
+            break
+    take_batch()
     return records
 
 
 class JsonLine(NamedTuple):
-    """A line of a JSON lines file."""
+    """A line of a file."""
 
     number: int
     """Counted from 1."""
@@ -272,7 +339,7 @@ class JsonLine(NamedTuple):
 
 def parse_lines(path: Path) -> Iterator[JsonLine]:
     """The lines of a JSON lines file but for empty ones, or the items of an array in a JSON file.
-    Either may be packed with gzip.
+    Either may be packed with gzip or Zstandard.
 
     Raises:
         RecordError: The file cannot be read.
@@ -282,6 +349,8 @@ def parse_lines(path: Path) -> Iterator[JsonLine]:
             unpacked: io.BufferedReader = file
             if file.peek(2)[:2] == b"\x1f\x8b":
                 unpacked = io.BufferedReader(gzip.GzipFile(fileobj=file))
+            elif file.peek(4)[:4] == b"\x28\xb5\x2f\xfd":
+                unpacked = io.BufferedReader(_unpacked_zstandard(file))
             kind, parts = "line", iter(unpacked)
             if unpacked.peek(1)[:1] == b"[":
                 kind, parts = "item", _items(unpacked, path)
@@ -293,6 +362,28 @@ def parse_lines(path: Path) -> Iterator[JsonLine]:
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise RecordError(f"cannot read {path}: {reason}") from error
+
+
+def _unpacked_zstandard(file: io.BufferedReader) -> io.RawIOBase:
+    import zstandard
+
+    class Reader(io.RawIOBase):
+        """Tells damage as gzip does."""
+
+        def __init__(self) -> None:
+            unpack = zstandard.ZstdDecompressor()
+            self._reader = unpack.stream_reader(file, read_across_frames=True)
+
+        def readable(self) -> bool:
+            return True
+
+        def readinto(self, buffer: Any) -> int:
+            try:
+                return self._reader.readinto(buffer)
+            except zstandard.ZstdError as error:
+                raise EOFError(str(error)) from error
+
+    return Reader()
 
 
 def _items(file: io.BufferedReader, path: Path) -> Iterator[bytes]:

@@ -1,14 +1,16 @@
-"""The tokenizer of recorded texts."""
+"""The tokenizer of recorded texts, and its chat template."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 from fastdraft.datastore import fingerprint
 from fastdraft.errors import FastdraftError, InvalidValueError
+from fastdraft.replay.records import RecordError, short
 
 __all__ = ["TextTokenizer", "TokenizerError"]
 
@@ -18,25 +20,48 @@ class TokenizerError(FastdraftError):
 
 
 class TextTokenizer:
-    """A tokenizer of the library tokenizers, loaded when it is needed first.
+    """A tokenizer of the library tokenizers, loaded when it is needed first. PyTorch is not needed.
 
     All methods raise TokenizerError where it cannot be loaded.
     """
 
-    def __init__(self, path: Path | Callable[[], Path]) -> None:
-        """`path` is a `tokenizer.json` or the folder of one, or is called for it when needed."""
-        self._path = path
+    def __init__(self, path: str | Path | Callable[[], str | Path]) -> None:
+        """`path` is a `tokenizer.json`, the folder of one, or the name of a model on the Hugging
+        Face hub; or it is called for one of these when needed."""
+        self._named = path
         self._load = cache(self._loaded)
+
+    @cached_property
+    def _path(self) -> Path | str:
+        return self._named() if callable(self._named) else self._named
+
+    def _file(self, name: str) -> Path | None:
+        """A file of the tokenizer; None where it has none of this name."""
+        path = Path(self._path)
+        if path.exists():
+            file = path / name if path.is_dir() else path.parent / name
+            return file if file.exists() else None
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import EntryNotFoundError, HFValidationError
+
+        try:
+            return Path(hf_hub_download(str(self._path), name))
+        except EntryNotFoundError:
+            return None
+        except (OSError, HFValidationError, RuntimeError) as error:
+            reason = " ".join(str(error).split())
+            raise TokenizerError(f"cannot load {str(path)!r} as a tokenizer: {reason}") from error
 
     def _loaded(self) -> Any:
         from tokenizers import Tokenizer
 
-        path = self._path if isinstance(self._path, Path) else self._path()
-        file = path / "tokenizer.json" if path.is_dir() else path
+        path = Path(self._path)
+        file = path if path.is_file() else self._file("tokenizer.json")
         try:
-            tokenizer = Tokenizer.from_file(str(file))
+            tokenizer = Tokenizer.from_file(str(file or path / "tokenizer.json"))
         except Exception as error:  # The library raises nothing narrower.
-            raise TokenizerError(f"cannot load {file} as a tokenizer: {error}") from error
+            name = file or path / "tokenizer.json"
+            raise TokenizerError(f"cannot load {name} as a tokenizer: {error}") from error
         # Truncation and padding in the file are meant for a model's batches.
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -64,3 +89,78 @@ class TextTokenizer:
     def fingerprint(self) -> bytes:
         """What tells this tokenizer's token ids from another's."""
         return fingerprint(self._load())
+
+    @cached_property
+    def _chat_template(self) -> tuple[str, dict[str, Any]]:
+        """The chat template, and the special tokens that it may name."""
+        file = self._file("tokenizer_config.json")
+        config = {} if file is None else json.loads(file.read_text("utf-8"))
+        file = self._file("chat_template.jinja")
+        template = config.get("chat_template") if file is None else file.read_text("utf-8")
+        if isinstance(template, list):  # of several, by name
+            named = {each["name"]: each["template"] for each in template}
+            template = named.get("default")
+        if not template:
+            raise TokenizerError(f"the tokenizer {str(self._path)!r} has no chat template")
+        tokens = {name: value for name, value in config.items() if name.endswith("_token")}
+        for name, value in tokens.items():
+            tokens[name] = value["content"] if isinstance(value, dict) else value
+        return template, tokens
+
+    def render(
+        self, messages: Any, tools: Any, answer: dict[str, Any], place: str
+    ) -> tuple[str, str]:
+        """The texts of the prompt and of the answer, as the model saw and wrote them.
+
+        The end that the template puts after an answer is cut off. Raises RecordError, which begins
+        with `place`, and TokenizerError.
+        """
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        template, tokens = self._chat_template
+        messages = [_plain(message, place) for message in messages]
+        answer = _plain(answer, place)
+
+        def rendered(messages: list[dict[str, Any]], *, begins_answer: bool) -> str:
+            # It returns the texts and where answers stand in them, whatever it is declared to.
+            found: Any = render_jinja_template(
+                [messages],
+                tools,
+                chat_template=template,
+                add_generation_prompt=begins_answer,
+                **tokens,
+            )
+            return str(found[0][0])
+
+        try:
+            prompt = rendered(messages, begins_answer=True)
+            whole = rendered([*messages, answer], begins_answer=False)
+        except Exception as error:  # Templates raise whatever they like.
+            raise RecordError(
+                f"{place}: the chat template refuses the messages: {error}"
+            ) from error
+        if not whole.startswith(prompt):
+            # Such as a template that leaves out what was thought before the last answer.
+            return prompt, answer["content"]
+        output = whole[len(prompt) :].rstrip().removesuffix(tokens.get("eos_token") or "")
+        if not output and answer.get("tool_calls"):
+            raise RecordError(
+                f"{place}: the chat template writes no tool calls, "
+                "give the --tokenizer of the model that answered"
+            )
+        return prompt, output
+
+
+def _plain(message: Any, place: str) -> dict[str, Any]:
+    """A message whose content is one string, as every chat template takes it."""
+    content = message.get("content") if isinstance(message, dict) else message
+    if isinstance(content, list) and all(
+        isinstance(part, dict) and isinstance(part.get("text"), str) for part in content
+    ):
+        content = "".join(part["text"] for part in content)
+    if not isinstance(message, dict) or not isinstance(content, str | None):
+        raise RecordError(
+            f"{place}: a message's content must be a string or a list of text parts, "
+            f"got {short(content)}"
+        )
+    return {**message, "content": content or ""}

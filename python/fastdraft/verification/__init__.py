@@ -29,13 +29,13 @@ distributions comes out different.
 
 What may come, and what it is worth:
 
-- processors: penalties, biases and bans, as `Processors` has them. They depend on the text, and in
-  each row on the draft tokens that lead to it. They come first, and overwrite the logits that they
-  touch.
 - allowed: the tokens that may come in each row, as grammars give them. All others count as -inf.
 - temperature and filters follow, for sampling.
 - logprobs, raw_logprobs: the log-probabilities of the emitted tokens, in the distribution that they
-  were chosen from and in the model's own.
+  were chosen from and in that of the logits as they came.
+
+Penalties, biases and bans depend on the text, and in each row on the draft tokens that lead to it:
+apply them to the logits before.
 
 What odd logits give:
 
@@ -49,14 +49,14 @@ What odd logits give:
 Only rows that are reached count, that is up to and including the first mismatch.
 
 Operands on the CPU are checked whole. Those that are already on a CUDA device are checked in shape
-and type alone, and never read back: nothing here waits for the device. There the offsets have to
+and type alone, and Triton's kernels wait for nothing. There the offsets have to
 be in order and within the rows, numbers in their ranges; emitted ids and paths are in range
 whatever ids and parents hold. Offsets, parents, options, seeds and positions may stay on the CPU
-beside logits on a device; processors are on the logits' device.
+beside logits on a device.
 
 Logits on a CPU take the reference, `fastdraft.kernels.reference`, in plain PyTorch. Those on CUDA
-and ROCm devices take Triton's kernels, which read them once, as float64 logits alone do not: they
-take the reference there too.
+and ROCm devices take Triton's kernels, which read them once. Without Triton, and for float64
+logits, they take the reference there too, which does wait: it reads the target's tokens back.
 """
 
 from __future__ import annotations
@@ -71,13 +71,11 @@ except ModuleNotFoundError as error:
 
 from fastdraft.kernels.operands import Status
 from fastdraft.kernels.workspace import Workspace
-from fastdraft.verification.processors import Processors
 from fastdraft.verification.rejection import verify_rejection
 from fastdraft.verification.trees import compaction_indices, tree_attention_mask, tree_depths
 from fastdraft.verification.verify import Verified, verify_greedy, verify_sampled
 
 __all__ = [
-    "Processors",
     "Status",
     "Verified",
     "Workspace",

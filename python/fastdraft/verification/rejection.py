@@ -17,8 +17,7 @@ from fastdraft.verification.checks import (
     request_of,
     without_gradients,
 )
-from fastdraft.verification.processors import Processors
-from fastdraft.verification.verify import Verified, process, verified
+from fastdraft.verification.verify import Verified, verified
 
 
 @without_gradients
@@ -36,7 +35,6 @@ def verify_rejection(
     seeds: Tensor,
     positions: Tensor,
     allowed: Tensor | None = None,
-    processors: Processors | None = None,
     logprobs: bool = False,
     raw_logprobs: bool = False,
     max_draft: int | None = None,
@@ -70,7 +68,7 @@ def verify_rejection(
         draft_logits: given instead, logits whose softmax is the distribution: temperature and
             filters are applied already, and what was never drafted is -inf.
         temperature, top_k, top_p, min_p, seeds, positions: as in `verify_sampled`, for the target.
-        allowed, processors, max_draft, workspace: as in `verify_greedy`; they are the target's.
+        allowed, max_draft, workspace: as in `verify_greedy`; they are the target's.
         logprobs, raw_logprobs: as in `verify_greedy`, under p, which recovered tokens have too.
 
     Raises:
@@ -105,13 +103,12 @@ def verify_rejection(
         trusted=trusted,
     )
     kernels = kernels_for(logits)
-    batch, touched = process(kernels, batch, processors)
     if sampling is None:
         # At temperature 0 the target is certain of its argmax, and accepts that alone.
         emitted = kernels.verify_greedy(batch)
     else:
         emitted = kernels.verify_rejection(batch, sampling, draft_distribution)
-    return verified(kernels, batch, emitted, touched)
+    return verified(batch, emitted)
 
 
 def _check_distributions(

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fastdraft.kernels.operands import Batch, Emitted, Kernels, Likeliest, Status, Touched
+from fastdraft.kernels.operands import Batch, Emitted, Likeliest, Status
 from fastdraft.kernels.workspace import Workspace
 from fastdraft.verification.backend import kernels_for
 from fastdraft.verification.checks import check_batch, check_sampling, without_gradients
-from fastdraft.verification.processors import Processors, check_processors
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,12 +23,12 @@ class Verified:
         alone where an empty row ended them.
     status: int32 (requests,), bits of `Status`, 0 when all is well.
     logprobs: float32 (requests, longest draft + 1), the log-probability of each emitted token under
-        the distribution that it comes from: with processors, mask, temperature and filters. For a
-        greedy request, with processors and mask, at temperature 1. NaN after the last token, and
+        the distribution that it comes from: with mask, temperature and filters. For a greedy
+        request, with mask, at temperature 1. NaN after the last token, and
         where a row with NaN or +inf has no probabilities. None unless asked for.
-    raw_logprobs: the same under the softmax of the model's own logits.
+    raw_logprobs: the same under the softmax of the logits as they came.
     likeliest: the likeliest tokens of each row of logits, in the order of the rows: token_ids int32
-        (rows, n), and probabilities float32 (rows, n), with processors, mask and temperature,
+        (rows, n), and probabilities float32 (rows, n), with mask and temperature,
         before filters; for a greedy request at temperature 1. -1 and 0 for what cannot come. None
         unless asked for.
     """
@@ -72,7 +71,6 @@ def verify_greedy(
     *,
     parents: Tensor | None = None,
     allowed: Tensor | None = None,
-    processors: Processors | None = None,
     logprobs: bool = False,
     raw_logprobs: bool = False,
     likeliest: int = 0,
@@ -85,11 +83,8 @@ def verify_greedy(
         logits, draft_ids, offsets, parents: the ragged batch, as the module describes it.
         allowed: int32 (rows of logits, ceil(vocabulary / 32)), the tokens that may come in each
             row, as grammars give them (xgrammar's layout): bit t % 32 of word t // 32 is 1 where
-            token t may. All others count as -inf, whatever their logits and the processors.
-        processors: penalties, biases and bans that depend on the text and on the draft. The logits
-            that they touch are overwritten.
-        logprobs, raw_logprobs: whether the result has them. When there are processors, the raw ones
-            take a second pass over the logits, and memory for what the processors touch.
+            token t may. All others count as -inf, whatever their logits.
+        logprobs, raw_logprobs: whether the result has them.
         likeliest: how many of each row's likeliest tokens the result has, at most 8. Rows of
             refused draft tokens have them too. On a device they take another launch, which reads
             as many chunks of 1,024 logits again.
@@ -104,7 +99,7 @@ def verify_greedy(
     Raises:
         InvalidValueError: an operand has a wrong type, shape or device, or a value out of range.
 
-    Time is linear in the logits, which are read once, and in what the processors touch.
+    Time is linear in the logits, which are read once.
     """
     batch = check_batch(
         logits,
@@ -118,9 +113,7 @@ def verify_greedy(
         workspace=workspace,
         likeliest=likeliest,
     )
-    kernels = kernels_for(logits)
-    batch, touched = process(kernels, batch, processors)
-    return verified(kernels, batch, kernels.verify_greedy(batch), touched)
+    return verified(batch, kernels_for(logits).verify_greedy(batch))
 
 
 @without_gradients
@@ -137,7 +130,6 @@ def verify_sampled(
     positions: Tensor,
     parents: Tensor | None = None,
     allowed: Tensor | None = None,
-    processors: Processors | None = None,
     logprobs: bool = False,
     raw_logprobs: bool = False,
     likeliest: int = 0,
@@ -151,7 +143,7 @@ def verify_sampled(
     that a lossless verification can.
 
     The options are one number for all or a tensor (requests,) each. They apply in the order below,
-    after the processors and the mask. Tokens that tie with the last one kept by top_k are kept too;
+    after the mask. Tokens that tie with the last one kept by top_k are kept too;
     of those that tie at the edge of top_p, no more than it needs, the lowest ids.
 
     Args:
@@ -166,14 +158,14 @@ def verify_sampled(
         positions: int32 or int64 (requests,), the absolute position, from 0, of the token that
             follows the text's last one. A request whose seed stays the same draws independent
             tokens at different positions.
-        allowed, processors, logprobs, raw_logprobs, likeliest, max_draft, workspace: as in
+        allowed, logprobs, raw_logprobs, likeliest, max_draft, workspace: as in
             `verify_greedy`.
 
     Raises:
         InvalidValueError: an operand has a wrong type, shape or device, or a value out of range.
 
-    Time is linear in the logits and in what the processors touch, plus about a thousand random
-    values a row; top_k and top_p look several times at the logits that they may keep.
+    Time is linear in the logits, plus about a thousand random values a row; top_k and top_p look
+    several times at the logits that they may keep.
     """
     trusted = isinstance(workspace, Workspace) and workspace.has_checked
     batch = check_batch(
@@ -199,33 +191,15 @@ def verify_sampled(
         trusted=trusted,
     )
     kernels = kernels_for(logits)
-    batch, touched = process(kernels, batch, processors)
     if sampling is None:
         emitted = kernels.verify_greedy(batch)
     else:
         emitted = kernels.verify_sampled(batch, sampling)
-    return verified(kernels, batch, emitted, touched)
+    return verified(batch, emitted)
 
 
-def process(
-    kernels: Kernels, batch: Batch, processors: Processors | None
-) -> tuple[Batch, Touched | None]:
-    """Has the logits processed; gives the batch to verify, and what `verified` needs besides.
-
-    The model's own logits are gone when a token has been chosen. So the batch to verify does not
-    ask for raw_logprobs, and what was overwritten is kept for them.
-    """
-    if processors is None:
-        return batch, None
-    check_processors(processors, batch)
-    return batch._replace(raw_logprobs=False), kernels.patch(batch, processors)
-
-
-def verified(kernels: Kernels, batch: Batch, emitted: Emitted, touched: Touched | None) -> Verified:
+def verified(batch: Batch, emitted: Emitted) -> Verified:
     """The result for the caller."""
     if batch.workspace is not None:
         batch.workspace.has_checked = True
-    if touched is not None:
-        raw_logprobs = kernels.raw_logprobs(batch, emitted, touched)
-        emitted = emitted._replace(raw_logprobs=raw_logprobs)
     return Verified(*emitted)
