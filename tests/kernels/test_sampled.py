@@ -187,17 +187,17 @@ def test_a_seed_has_its_tokens_with_any_draft_and_anywhere():
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("filters", [(), ("top_k",), ("top_p", "min_p")], ids=str)
-def test_choices_are_the_reference(dtype, filters):
+def test_rows_without_drafts_are_the_reference(dtype, filters):
     logits = odd_rows(len(TEMPERATURES), 1500, dtype, seed=9)
     options = {name: torch.tensor(FILTERS[name]) for name in filters}
     warpers = Warpers(torch.tensor(TEMPERATURES), **options)
     numbers = torch.arange(len(logits))
     sampling = Sampling(warpers, seeds=numbers, positions=numbers + 40)
-    for drawn_by in (None, sampling):
-        expected, likeliest = reference.choose(logits, drawn_by, likeliest=3)
-        got, likeliest_too = fused.choose(logits, drawn_by, likeliest=3)
-        assert torch.equal(likeliest.token_ids, likeliest_too.token_ids)
-        assert fused.choose(logits, drawn_by)[1] is None
-        usable = expected >= 0
-        assert torch.equal(got >= 0, usable)
-        assert torch.equal(got[usable].long(), expected[usable])
+    nothing, offsets = torch.zeros(0).int(), torch.zeros(len(logits) + 1).long()
+    batch = Batch(logits, nothing, offsets, max_draft=0, likeliest=3)
+    for kernels in (reference, fused):
+        assert kernels.verify_sampled(batch._replace(likeliest=0), sampling).likeliest is None
+    for verb, drawn_by in (("verify_greedy", ()), ("verify_sampled", (sampling,))):
+        expected, got = (getattr(each, verb)(batch, *drawn_by) for each in (reference, fused))
+        assert torch.equal(got.likeliest.token_ids, expected.likeliest.token_ids)
+        assert_same(got, expected)
