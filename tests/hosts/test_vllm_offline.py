@@ -30,6 +30,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.request import Request
 from vllm.v1.sample import rejection_sampler
 
+from fastdraft import Source
 from fastdraft.integrations.host import Namespace
 from fastdraft.integrations.vllm import FastdraftProposer
 from fastdraft.integrations.vllm.step_times import StepTimes
@@ -321,6 +322,23 @@ def test_without_the_hook_for_salts_nothing_is_remembered(
     run(llm, ["The end."], greedy(max_tokens=1))
     core_of(llm).step_fn()
     assert [len(store) for store in memory.of(None)] == held
+
+
+def test_memory_outlives_new_weights(llm: LLM) -> None:
+    """As a trainer updates its policy: text stays true."""
+    prompt = {"prompt": "A prompt of every epoch: violet, nine, harbour,", "cache_salt": "epochs"}
+    [first] = run(llm, [prompt], greedy())
+    llm.sleep()
+    llm.wake_up()
+    llm.collective_rpc("reload_weights")
+    assert llm.reset_prefix_cache()
+    settle(llm)
+    before = proposer_of(llm).stats.accepted_by_source[Source.DATASTORE]
+    [second] = run(llm, [prompt], greedy())
+    assert tokens_of(second) == tokens_of(first)
+    settle(llm)
+    after = proposer_of(llm).stats.accepted_by_source[Source.DATASTORE]
+    assert after > before + TOKENS // 2
 
 
 def test_aborts_are_noticed(llm: LLM, plain: Plain) -> None:
