@@ -368,6 +368,17 @@ def test_the_pages_name_the_tested_versions(host: str, package: str, guide: str)
         assert re.search(rf"\b{re.escape(version)}\b", text), text
 
 
+def test_the_front_page_and_the_installation_agree_on_downloads_and_minutes() -> None:
+    rows = {row[0]: row[1:] for row in rows_of(ROOT / "docs" / "start" / "install.md")}
+    front = (ROOT / "README.md").read_text()
+    for command, more in (("demo", r""), ("test", " more")):
+        downloads, takes = rows[f"`make {command}`"]
+        sizes = re.findall(r"(\d+) MB", downloads)
+        (said,) = re.findall(rf"make {command} +# downloads (\d+) MB{more}; (.*)", front)
+        assert abs(int(said[0]) - sum(map(int, sizes))) <= 5
+        assert f" {takes.rsplit(' ', 1)[-1]} " in said[1]
+
+
 def test_the_page_of_reinforcement_learning_names_the_tested_trl() -> None:
     page = (ROOT / "docs" / "guides" / "reinforcement-learning.md").read_text()
     assert f"Tested with TRL {pinned('trl', 'trl').removesuffix('.0')} " in page
