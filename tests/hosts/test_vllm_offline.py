@@ -24,8 +24,9 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
 from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
-from vllm.engine.arg_utils import EngineArgs
+from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
 from vllm.sampling_params import StructuredOutputsParams
+from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.request import Request
 from vllm.v1.sample import rejection_sampler
 
@@ -206,6 +207,15 @@ def test_wrong_options_end_the_start(words: Path, options: dict[str, Any], messa
     arguments = EngineArgs(str(words), speculative_config={"method": "fastdraft", **options})
     with pytest.raises(ValueError, match=message):
         arguments.create_engine_config()
+
+
+def test_the_command_line_takes_the_method(words: Path) -> None:
+    parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
+    command = ["--model", str(words), "--spec-method", "fastdraft", "--spec-tokens", "5"]
+    arguments = AsyncEngineArgs.from_cli_args(parser.parse_args(command))
+    speculative = arguments.create_engine_config().speculative_config
+    assert speculative.model == "fastdraft.integrations.vllm.FastdraftProposer"
+    assert speculative.num_speculative_tokens == 5
 
 
 def test_single_requests_say_the_same(llm: LLM, plain: Plain) -> None:
