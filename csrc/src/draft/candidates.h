@@ -163,7 +163,7 @@ class Candidates {
   }
 
   // Adds the weights that name the token to those of its evidence. Far down a long copy all tokens
-  // weigh the same: naming them gained less than a thousandth.
+  // weigh the same, which keeps long copies cheap.
   void name(std::int32_t depth, Candidate& candidate) const noexcept {
     candidate.named = weights_ != nullptr && (depth < kNamedInCopies || longest_ < kLongCopy);
     candidate.weight = evidence_weight_;

@@ -21,8 +21,8 @@ namespace fastdraft {
 // Thread-safe without locks: two threads that learn at once may lose a step.
 class TokenWeights {
  public:
-  // How much a weight moves by an error of 1. Of 0.02 to 0.4 the best on half of the recorded
-  // families.
+  // How much a weight moves by an error of 1. With 0.1, half of the recorded families gain a tenth
+  // less.
   static constexpr float kRate = 0.2f;
   static constexpr std::size_t kLeast = std::size_t{1} << 14;
   static constexpr std::size_t kMost = std::size_t{1} << 16;
