@@ -149,7 +149,7 @@ def _check_model(vllm_config: Any) -> None:
         # kind of the layer and on the device.
         raise InvalidValueError(
             "the model must have a key-value cache alone: on a CPU vLLM leaves rejected draft "
-            "tokens in recurrent and convolutional state, and on a GPU drafts of such models are "
+            "tokens in recurrent or convolutional state, and on a GPU drafts of such models are "
             "not tested; leave speculative_config out, or use the model's own draft heads (method "
             f"'mtp'), got {model.architecture}"
         )
