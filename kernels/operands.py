@@ -234,10 +234,6 @@ class Kernels(Protocol):
         self, batch: Batch, sampling: Sampling, draft_distribution: DraftDistribution
     ) -> Emitted: ...
 
-    def choose(
-        self, logits: Tensor, sampling: Sampling | None, *, likeliest: int = 0
-    ) -> tuple[Tensor, Likeliest | None]: ...
-
     def tree_depths(self, parents: Tensor, offsets: Tensor, *, max_draft: int) -> Tensor: ...
 
     def tree_attention_mask(

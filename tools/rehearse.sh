@@ -22,6 +22,7 @@ echo "::: what PyPI checks"
 twine check --strict "$index"/*
 python - "$index"/*.whl << 'PYTHON'
 import email
+import re
 import sys
 import zipfile
 from pathlib import Path
@@ -35,6 +36,8 @@ unknown = set(metadata.get_all("Classifier")) - classifiers
 assert not unknown, unknown
 urls = metadata.get_all("Project-URL") or []
 assert any(url.startswith("Repository, https://") for url in urls), "there is no [project.urls]"
+relative = re.findall(r"\]\((?!https://|#)[^)]*\)", metadata.get_payload())
+assert not relative, f"on PyPI these lead nowhere: {relative}"
 version = metadata["Version"]
 changelog = Path("CHANGELOG.md").read_text("utf-8")
 print("fastdraft", version, *urls, sep="\n  ")
@@ -59,5 +62,15 @@ for kind in wheel sdist; do
   (cd "$work" && "$kind/bin/python" -W error "$smoke")
 done
 "$work/wheel/bin/pip" install -qq 'fastdraft[cli]'
-(cd "$work" && wheel/bin/python -W error "$smoke" && wheel/bin/fastdraft replay --sample > replay.log)
+# What the front page promises without PyTorch: the sample, and a log with its page.
+(
+  cd "$work"
+  wheel/bin/python -W error "$smoke"
+  if wheel/bin/python -c 'import torch' 2> import.log; then echo "[cli] installs PyTorch" >&2; exit 1; fi
+  wheel/bin/fastdraft replay --sample > replay.log
+  printf '%s\n' '{"request": {}, "response": {"prompt_token_ids": [1, 2, 3], "choices": [{"token_ids": [1, 2, 3, 1, 2, 3]}]}}' \
+    | gzip > log.jsonl.gz
+  wheel/bin/fastdraft replay log.jsonl.gz --report page.html >> replay.log
+  grep -q 'What drafts are worth on 1 requests' page.html
+)
 echo "The release could be uploaded: $index"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from fastdraft.kernels.fused.align import align
 from fastdraft.kernels.fused.attention import cached_attention
-from fastdraft.kernels.fused.greedy import choose, verify_greedy
+from fastdraft.kernels.fused.greedy import verify_greedy
 from fastdraft.kernels.fused.rejection import verify_rejection
 from fastdraft.kernels.fused.sampled import verify_sampled
 from fastdraft.kernels.fused.tree import compaction_indices, tree_attention_mask, tree_depths
@@ -16,7 +16,6 @@ from fastdraft.kernels.fused.tree import compaction_indices, tree_attention_mask
 __all__ = [
     "align",
     "cached_attention",
-    "choose",
     "compaction_indices",
     "tree_attention_mask",
     "tree_depths",

@@ -14,7 +14,6 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from fastdraft.kernels.fused import config, sampled
 from fastdraft.kernels.fused.acceptance import accept
@@ -38,7 +37,7 @@ from fastdraft.kernels.fused.rows import (
     unpack,
     values_of,
 )
-from fastdraft.kernels.operands import Batch, Emitted, Likeliest, Sampling
+from fastdraft.kernels.operands import Batch, Emitted
 from fastdraft.kernels.workspace import Scratch, take_output
 
 
@@ -148,14 +147,3 @@ def verify_greedy(batch: Batch) -> Emitted:
             num_warps=config.WARPS,
         )
     return output
-
-
-def choose(
-    logits: Tensor, sampling: Sampling | None, *, likeliest: int = 0
-) -> tuple[Tensor, Likeliest | None]:
-    """The reference's `choose`: a verification of as many requests as rows, without drafts."""
-    nothing = torch.empty(0, dtype=torch.int32, device=logits.device)
-    offsets = torch.zeros(len(logits) + 1, dtype=torch.int64, device=logits.device)
-    batch = Batch(logits, nothing, offsets, max_draft=0, likeliest=likeliest)
-    emitted = sampled.verify_sampled(batch, sampling) if sampling else verify_greedy(batch)
-    return emitted.token_ids[:, 0], emitted.likeliest

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from fastdraft.kernels.reference.acceptance import (
-    accept,
-    accept_tree,
-    choose,
-    verify_greedy,
-    verify_sampled,
-)
+from fastdraft.kernels.reference.acceptance import verify_greedy, verify_sampled
 from fastdraft.kernels.reference.align import align
 from fastdraft.kernels.reference.attention import attention, cached_attention, visible_columns
 from fastdraft.kernels.reference.noise import exponential, exponential_noise, philox
@@ -27,13 +21,10 @@ from fastdraft.kernels.reference.trees import compaction_indices, tree_attention
 __all__ = [
     "CHUNK",
     "Chosen",
-    "accept",
-    "accept_tree",
     "align",
     "argmax",
     "attention",
     "cached_attention",
-    "choose",
     "compaction_indices",
     "draw",
     "exponential",

@@ -41,7 +41,7 @@ of nothing but -inf is empty and gives no token.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -99,10 +99,11 @@ def argmax(
     but looks at one logit at a time on a CPU. allowed: as in `mask`.
     """
     if allowed is None and not logprobs and not raw_logprobs:
-        found = argmax_on_host(logits)
-        if found is not None:
-            tokens, maxima = map(torch.from_numpy, found)
-            return Chosen(tokens, maxima, None, None)
+        if reads_back(logits) and logits.dtype in _NUMPY and logits.numel() <= _FEW:
+            values = logits.numpy(force=True)
+            tokens = values.argmax(1)
+            maxima = values[range(len(tokens)), tokens]
+            return Chosen(torch.from_numpy(tokens), torch.from_numpy(maxima), None, None)
         return Chosen(*_largest(chunked(logits)), None, None)
     parts = []
     for part in slabs(len(logits), logits):
@@ -116,15 +117,6 @@ def argmax(
             raw_logprob = logprob if same else log_softmax_of(token, raw)
         parts.append(Chosen(token, maximum, logprob, raw_logprob))
     return join(parts)
-
-
-def argmax_on_host(logits: Tensor) -> tuple[Any, Any] | None:
-    """Each row's token and maximum, as numpy arrays; None where PyTorch is faster."""
-    if not reads_back(logits) or logits.dtype not in _NUMPY or logits.numel() > _FEW:
-        return None
-    values = logits.numpy(force=True)
-    tokens = values.argmax(1)
-    return tokens, values[range(len(tokens)), tokens]
 
 
 def mask(logits: Tensor, allowed: Tensor) -> Tensor:

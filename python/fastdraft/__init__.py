@@ -18,7 +18,7 @@ from fastdraft.offers import Offers
 from fastdraft.stats import DraftStats
 from fastdraft.successors import Successors
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "Calibration",
     "Continuations",

@@ -18,6 +18,7 @@ from fastdraft.errors import DatastoreClosedError, InvalidValueError
 from oracles.acceptance_model import AcceptanceModel
 from oracles.calibrated_drafter import CalibratedDrafter
 from oracles.emission_rate import EmissionRate
+from oracles.token_weights import TokenWeights
 
 motifs = st.lists(st.integers(0, 3), min_size=1, max_size=6)
 runs = st.tuples(motifs, st.integers(1, 8), motifs).map(lambda r: r[0] * r[1] + r[2])
@@ -51,6 +52,7 @@ def corpus() -> Iterator[Datastore]:
     lookahead=st.integers(1, 8) | st.just(20),
     tree_budget=st.none() | st.integers(1, 20),
     token_cost=st.just(0.0) | st.floats(0.001, 0.3),
+    names=st.booleans(),
 )
 @example(  # so long a run that its latest ends are only known in part
     prompt=[0] * 39,
@@ -60,6 +62,7 @@ def corpus() -> Iterator[Datastore]:
     lookahead=1,
     tree_budget=None,
     token_cost=0.0,
+    names=False,
 )
 def test_drafts_are_the_oracles(
     corpus: Datastore,
@@ -70,10 +73,13 @@ def test_drafts_are_the_oracles(
     lookahead: int,
     tree_budget: int | None,
     token_cost: float,
+    names: bool,
 ) -> None:
     stores = [] if documents is None else [Datastore(max_bytes=1 << 20), corpus]
     for document in documents or []:
         stores[0].add(document, prompt_size=len(document) // 2)
+    if documents is not None and names:
+        stores[0].add(ELSEWHERE)
     config = DraftConfig(lookahead=lookahead, tree_budget=tree_budget, token_cost=token_cost)
     engine = Engine(config, datastores=stores)
     request = engine.add_request(prompt, prediction=prediction)
@@ -84,6 +90,7 @@ def test_drafts_are_the_oracles(
         tree=tree_budget is not None,
         prediction=prediction,
         stores=stores,
+        named=TokenWeights.of(stores[0]) if stores else None,
     )
     rate = EmissionRate()
     most = tree_budget or lookahead
@@ -108,6 +115,8 @@ def test_drafts_are_the_oracles(
         assert weights == pytest.approx(drafter.acceptance.weights[name], abs=1e-4)
 
 
+# So much text that a store has weights that name tokens.
+ELSEWHERE = [*range(1000, 2400)]
 DOCUMENT = [10, 11, 12, 13, 14, 15, 16, 17, 18, 19]
 OTHER = [10, 11, 12, 13, 14, 15, 26, 27, 28, 29]
 PROMPT = [1, *DOCUMENT[:6]]
@@ -274,6 +283,46 @@ def test_finished_requests_enter_live_stores_and_cancelled_ones_do_not(tmp_path:
     assert drafted(engine, engine.add_request(PROMPT))[:1] in ([16], [26])
     alone = engine.add_request(PROMPT, datastores=[live])
     assert drafted(engine, alone) == [16, 17, 18, 19]
+
+
+def test_what_a_tenant_teaches_about_tokens_is_told_to_no_other() -> None:
+    def taught(first: int) -> tuple[object, list[float], list[float]]:
+        """An engine's calibration, and the chances of another tenant and of the same one, after a
+        tenant's requests in which a token, `first`, is never what comes."""
+        alice, bob = store_of(ELSEWHERE), store_of(ELSEWHERE)
+        engine = Engine(DraftConfig(lookahead=3, token_cost=0))
+        for _ in range(8):
+            request = engine.add_request([first, 1, 2, 3, first], datastores=[alice])
+            engine.propose(request)
+            engine.observe(request, [4])
+            engine.cancel(request)
+
+        def chances(store: Datastore) -> list[float]:
+            prompt = [500, 501, 502, 503, 500]
+            request = engine.add_request(prompt, datastores=[store])
+            return engine.propose(request).probabilities.tolist()
+
+        return engine.calibration(), chances(bob), chances(alice)
+
+    named, other = taught(500), taught(700)
+    assert named[:2] == other[:2]
+    assert named[2] != other[2]
+
+
+def test_requests_that_only_read_a_store_teach_it_nothing_about_tokens() -> None:
+    def chances(reads: bool) -> list[float]:
+        store = store_of(ELSEWHERE)
+        engine = Engine(DraftConfig(lookahead=3, token_cost=0))
+        teacher = {"read_only": [store]} if reads else {}
+        for _ in range(8):
+            request = engine.add_request([7, 1, 2, 3, 7], datastores=[], **teacher)
+            engine.propose(request)
+            engine.observe(request, [4])
+            engine.cancel(request)
+        learner = engine.add_request([7, 1, 2, 3, 7], datastores=[store])
+        return engine.propose(learner).probabilities.tolist()
+
+    assert chances(reads=True) == chances(reads=False)
 
 
 def test_engines_share_a_store() -> None:

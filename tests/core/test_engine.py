@@ -30,6 +30,7 @@ from oracles.acceptance_model import AcceptanceModel
 from oracles.calibrated_drafter import CalibratedDrafter
 from oracles.prompt_lookup import prompt_lookup
 from oracles.running_texts import RunningTexts
+from oracles.token_weights import TokenWeights
 
 
 def texts(max_size: int = 80) -> st.SearchStrategy[list[int]]:
@@ -93,6 +94,8 @@ class EngineAgainstLists(RuleBasedStateMachine):
         self.most = tree_budget or lookahead
         self.limit = 120
         self.stores = [Datastore(max_bytes=1 << 22)] if shares else []
+        for store in self.stores:
+            store.add(range(1000, 2400))  # enough for weights that name tokens
         self.engine = Engine(
             DraftConfig(
                 lookahead=lookahead,
@@ -104,6 +107,7 @@ class EngineAgainstLists(RuleBasedStateMachine):
         )
         self.running = RunningTexts()
         self.acceptance = AcceptanceModel(self.engine.calibration().weights)
+        self.named: TokenWeights | None = None
         self.drafters: dict[int, CalibratedDrafter] = {}
         self.counts: dict[int, list[int]] = {}
         self.ended: list[int] = []
@@ -134,6 +138,8 @@ class EngineAgainstLists(RuleBasedStateMachine):
         request = self.engine.add_request(np.array(prompt, dtype=np.int64), prediction=prediction)
         assert request not in self.drafters
         assert request not in self.ended
+        for store in self.stores:
+            self.named = TokenWeights.of(store, self.named)
         self.drafters[request] = CalibratedDrafter(
             prompt,
             self.acceptance,
@@ -143,6 +149,7 @@ class EngineAgainstLists(RuleBasedStateMachine):
             stores=[
                 source for store in self.stores for source in (store, self.running.others(request))
             ],
+            named=self.named,
         )
         self.running.add(request, prompt)
         self.counts[request] = [0] * (7 + len(Source))

@@ -218,8 +218,8 @@ TEST(Threads, EnginesShareLiveStores) {
     std::vector<std::int32_t> memory(static_cast<std::size_t>(DraftColumns::words(capacity)));
     const DraftColumns columns = DraftColumns::in(memory.data(), capacity);
     for (std::uint32_t round = 0; round < 25; ++round) {
-      // Four texts that all threads generate, each in its own order.
-      const Tokens text = testing::random_text(300, 50, (thread + round) % 4);
+      // Eight texts that all threads generate, each in its own order: enough for TokenWeights.
+      const Tokens text = testing::random_text(300, 50, (thread + round) % 8);
       const RequestId id = engine.add_request(text.data(), 20, nullptr, 0);
       std::size_t said = 20;
       while (said < text.size()) {

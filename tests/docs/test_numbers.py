@@ -221,6 +221,19 @@ def test_predicted_outputs() -> None:
         assert [drafter, *cells] in rows_of(QUALITY)
 
 
+def test_rollouts() -> None:
+    page = ROOT / "docs" / "guides" / "reinforcement-learning.md"
+    table = [row[1:] for row in rows_of(page) if len(row) == 5][1:]
+    found = {row["drafts from"]: row for row in results("rollouts")["rows"]}
+    names = ["own text", "+ siblings", "+ epoch before", "Arctic, same memory"]
+    names += ["8 replicas", "8 replicas, shared"]
+    names += ["half, the newest text", "half, 2 of each prompt"]
+    keys = ("ending 64", "ending 256", "no repeats 64", "no repeats 256")
+    assert table == [[f"{found[name][key]:.1f}" for key in keys] for name in names]
+    whole = [f"{found['+ epoch before'][key]:.1f}" for key in ("all 64", "all 256")]
+    assert "the third row is {} and {}.".format(*whole) in page.read_text()
+
+
 def test_well_known_tasks() -> None:
     found = results("tasks")
     rows = {row["drafter"]: row for row in found["rows"] if row["token_cost"] == 0.02}
@@ -353,3 +366,19 @@ def test_the_pages_name_the_tested_versions(host: str, package: str, guide: str)
     ]
     for text in (front[2], loop[2], (ROOT / "docs" / "guides" / guide).read_text()):
         assert re.search(rf"\b{re.escape(version)}\b", text), text
+
+
+def test_the_front_page_and_the_installation_agree_on_downloads_and_minutes() -> None:
+    rows = {row[0]: row[1:] for row in rows_of(ROOT / "docs" / "start" / "install.md")}
+    front = (ROOT / "README.md").read_text()
+    for command, more in (("demo", r""), ("test", " more")):
+        downloads, takes = rows[f"`make {command}`"]
+        sizes = re.findall(r"(\d+) MB", downloads)
+        (said,) = re.findall(rf"make {command} +# downloads (\d+) MB{more}; (.*)", front)
+        assert abs(int(said[0]) - sum(map(int, sizes))) <= 5
+        assert f" {takes.rsplit(' ', 1)[-1]} " in said[1]
+
+
+def test_the_page_of_reinforcement_learning_names_the_tested_trl() -> None:
+    page = (ROOT / "docs" / "guides" / "reinforcement-learning.md").read_text()
+    assert f"Tested with TRL {pinned('trl', 'trl').removesuffix('.0')} " in page

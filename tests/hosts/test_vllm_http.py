@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import random
 import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import httpx
 import openai
 import pytest
 
 from forks import Forks
-from vllm_server import MODEL, Server, serving
+from vllm_server import KEY, MODEL, Server, serving
 
 # What is drafted comes from the prediction and the request itself, not from those before it.
 APART = {"vllm_xargs": {"fastdraft_remember": 0}}
@@ -213,8 +216,12 @@ def test_json_of_a_schema_is_drafted_before_it_was_written(server: Server) -> No
     assert answer(fastdraft_template_ids=[0]) == expected  # a template of no use
     without = server.metrics()["vllm:spec_decode_num_accepted_tokens_total"]
     assert answer() == expected
-    accepted = server.metrics()["vllm:spec_decode_num_accepted_tokens_total"] - without
+    after = server.metrics()
+    accepted = after["vllm:spec_decode_num_accepted_tokens_total"] - without
     assert accepted > without - before
+    # What a grammar cuts of drafts is not counted; no request was aborted until now.
+    counted = after["fastdraft_accepted_tokens_total"]
+    assert 0 < counted <= after["vllm:spec_decode_num_accepted_tokens_total"]
 
 
 def test_drafts_may_be_switched_off(server: Server, plain) -> None:
@@ -257,6 +264,78 @@ def test_plain_completions(server: Server) -> None:
     assert [choice.text for choice in [*one.choices, *two.choices]] == [text] * 3
     assert details(one.usage)[0] > 5
     assert details(two.usage)[0] > details(one.usage)[0]
+
+
+def said_at(path: str, answer: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
+    """The texts and the usage of a whole answer of an endpoint."""
+    if path == "/v1/responses":
+        [message] = [part for part in answer["output"] if part["type"] == "message"]
+        return [part["text"] for part in message["content"]], answer["usage"]
+    if path == "/v1/messages":
+        return [part["text"] for part in answer["content"]], answer["usage"]
+    return [choice["message"]["content"] for choice in answer["choices"]], answer["usage"]
+
+
+def streamed_at(path: str, events: list[dict[str, Any]]) -> tuple[list[str], dict[str, Any]]:
+    """The same of a streamed answer."""
+    if path == "/v1/responses":
+        return said_at(path, events[-1]["response"])
+    if path == "/v1/messages":
+        deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
+        usages = [event["usage"] for event in events if event["type"] == "message_delta"]
+        return ["".join(delta["text"] for delta in deltas)], usages[-1]
+    deltas = [choice["delta"] for event in events for choice in event["choices"]]
+    return ["".join(delta.get("content") or "" for delta in deltas)], events[-1]["usage"]
+
+
+@pytest.mark.parametrize(
+    ("path", "streams"),
+    [
+        ("/v1/responses", False),
+        ("/v1/responses", True),
+        ("/v1/messages", False),
+        ("/v1/messages", True),
+        ("/invocations", False),
+        ("/invocations", True),
+        ("/v1/chat/completions/batch", False),
+    ],
+)
+def test_every_endpoint_takes_predictions_and_counts(
+    server: Server, plain, path: str, streams: bool
+) -> None:
+    expected = plain[TOPICS[0]].message.content
+    conversation = messages(TOPICS[0])
+    limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+    body = {
+        "model": MODEL,
+        "temperature": 0.0,
+        limit: 48,
+        "prediction": predicting(edited(expected)),
+        "input" if path == "/v1/responses" else "messages": conversation,
+        **APART,
+    }
+    copies = 1
+    if path.endswith("/batch"):
+        copies, body["messages"] = 2, [conversation, conversation]
+    if streams:
+        body |= {"stream": True}
+        if path == "/invocations":
+            body["stream_options"] = {"include_usage": True}
+    answer = httpx.post(
+        f"{server.url}{path}", json=body, headers={"authorization": f"Bearer {KEY}"}, timeout=120
+    )
+    assert answer.status_code == 200, answer.text
+    if streams:
+        lines = [line.removeprefix("data: ") for line in answer.text.split("\n")]
+        events = [json.loads(line) for line in lines if line.startswith("{")]
+        texts, usage = streamed_at(path, events)
+    else:
+        texts, usage = said_at(path, answer.json())
+    assert texts == [expected] * copies
+    total = "completion_tokens" if "completion_tokens" in usage else "output_tokens"
+    counts = usage[f"{total}_details"]
+    assert 10 * copies < counts["accepted_prediction_tokens"] <= usage[total]
+    assert counts["rejected_prediction_tokens"] > 0
 
 
 @pytest.mark.parametrize(

@@ -24,11 +24,13 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
 from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
-from vllm.engine.arg_utils import EngineArgs
+from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
 from vllm.sampling_params import StructuredOutputsParams
+from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.request import Request
 from vllm.v1.sample import rejection_sampler
 
+from fastdraft import Source
 from fastdraft.integrations.host import Namespace
 from fastdraft.integrations.vllm import FastdraftProposer
 from fastdraft.integrations.vllm.step_times import StepTimes
@@ -207,6 +209,15 @@ def test_wrong_options_end_the_start(words: Path, options: dict[str, Any], messa
         arguments.create_engine_config()
 
 
+def test_the_command_line_takes_the_method(words: Path) -> None:
+    parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
+    command = ["--model", str(words), "--spec-method", "fastdraft", "--spec-tokens", "5"]
+    arguments = AsyncEngineArgs.from_cli_args(parser.parse_args(command))
+    speculative = arguments.create_engine_config().speculative_config
+    assert speculative.model == "fastdraft.integrations.vllm.FastdraftProposer"
+    assert speculative.num_speculative_tokens == 5
+
+
 def test_single_requests_say_the_same(llm: LLM, plain: Plain) -> None:
     before = proposer_of(llm).stats
     for prompt, expected in zip(PROMPTS, plain.alone, strict=True):
@@ -311,6 +322,23 @@ def test_without_the_hook_for_salts_nothing_is_remembered(
     run(llm, ["The end."], greedy(max_tokens=1))
     core_of(llm).step_fn()
     assert [len(store) for store in memory.of(None)] == held
+
+
+def test_memory_outlives_new_weights(llm: LLM) -> None:
+    """As a trainer updates its policy: text stays true."""
+    prompt = {"prompt": "A prompt of every epoch: violet, nine, harbour,", "cache_salt": "epochs"}
+    [first] = run(llm, [prompt], greedy())
+    llm.sleep()
+    llm.wake_up()
+    llm.collective_rpc("reload_weights")
+    assert llm.reset_prefix_cache()
+    settle(llm)
+    before = proposer_of(llm).stats.accepted_by_source[Source.DATASTORE]
+    [second] = run(llm, [prompt], greedy())
+    assert tokens_of(second) == tokens_of(first)
+    settle(llm)
+    after = proposer_of(llm).stats.accepted_by_source[Source.DATASTORE]
+    assert after > before + TOKENS // 2
 
 
 def test_aborts_are_noticed(llm: LLM, plain: Plain) -> None:

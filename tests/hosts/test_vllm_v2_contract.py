@@ -90,7 +90,7 @@ def test_propose_gets_rows_and_counts_behind_the_texts(source: Path) -> None:
         for node in batch.body  # type: ignore[union-attr]
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
     }
-    assert {"num_reqs", "idx_mapping", "idx_mapping_np"} <= names
+    assert {"num_reqs", "idx_mapping", "idx_mapping_np", "num_draft_tokens_per_req"} <= names
 
 
 def test_texts_stay_where_they_are(source: Path) -> None:
@@ -150,6 +150,15 @@ def test_requests_that_warm_up_have_these_names(source: Path) -> None:
     assert 'f"_warmup_{i}_"' in text
     assert 'req_id_prefix: str = "_v2_mixed_warmup"' in text
     assert _WARM_UP == ("_warmup_", "_v2_mixed_warmup_")
+
+
+def test_convolutions_on_a_cpu_keep_rejected_tokens(source: Path) -> None:
+    """Why hybrid models are refused. Where vLLM has mended it, they are to be tried again."""
+    kernels = module(source, "model_executor/layers/mamba/ops/cpu/causal_conv1d.py")
+    update = body(kernels, "causal_conv1d_update_cpu")
+    assert "num_accepted_tokens" not in ast.unparse(update)
+    mixer = ast.unparse(module(source, "model_executor/layers/mamba/mamba_mixer2.py"))
+    assert "num_accepted_tokens=num_accepted_tokens" in mixer
 
 
 def test_ranks_can_share_drafts(source: Path) -> None:

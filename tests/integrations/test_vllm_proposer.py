@@ -107,6 +107,18 @@ def test_drafts_end_where_the_model_or_the_request_does() -> None:
     assert drafter.stats.accepted > 20
 
 
+@pytest.mark.parametrize("most", [0, 2])
+def test_draft_tokens_that_were_not_verified_are_not_counted(most: int) -> None:
+    """vLLM cuts drafts where a step has no room; what follows may still be as drafted."""
+    drafter = FastdraftProposer(config(token_cost=0.0))
+    host = Host(drafter)
+    host.most_verified = most
+    host.add("a", copying(output=80, max_tokens=80))
+    host.run()
+    assert drafter.stats.accepted == host.accepted
+    assert (host.accepted > 0) == (most > 0)
+
+
 @pytest.mark.parametrize(("most", "indexed"), [(1, False), (2, False), (3, True)])
 def test_requests_without_room_for_a_draft_are_not_indexed(
     most: int, indexed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

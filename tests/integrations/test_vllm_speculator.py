@@ -71,6 +71,19 @@ def test_a_repeated_text_is_drafted() -> None:
     assert_empty(host)
 
 
+def test_draft_tokens_that_were_not_verified_are_not_counted() -> None:
+    """vLLM cuts drafts where a step has no room; what follows may still be as drafted."""
+    host = V2Host(v2_config())
+    host.most_verified = 2
+    host.add("a", Job(CYCLE * 3, CYCLE * 4, max_tokens=80))
+    host.run()
+    assert host.speculator.stats.accepted == host.accepted == 80 - host.steps
+    host.most_verified = 0
+    host.add("b", Job(CYCLE * 3, CYCLE * 4, max_tokens=80))
+    host.run()
+    assert host.speculator.stats.accepted == host.accepted
+
+
 def test_what_one_request_said_is_drafted_for_the_next() -> None:
     """Its own text has nothing: all comes from memory, a step late."""
     host = V2Host(v2_config())

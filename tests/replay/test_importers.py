@@ -141,6 +141,26 @@ CASES: list[tuple[str, Any, list[tuple[Any, Any]]]] = [
         [([SYSTEM, USER, CALLED, TOLD], SAID)],
     ),
     (
+        LOG,
+        logged(
+            {"messages": [USER], "stream": True},
+            events(
+                {"type": "message_start", "message": {"type": "message", "id": "r"}},
+                {"index": 0, "content_block": {"type": "text", "text": ""}},
+                {"type": "content_block_delta", "index": 0, "delta": {"text": "hel"}},
+                {"type": "content_block_delta", "index": 0, "delta": {"text": "lo"}},
+                {
+                    "index": 1,
+                    "content_block": {"type": "tool_use", "id": "c1", "name": "look", "input": {}},
+                },
+                {"type": "content_block_delta", "index": 1, "delta": {"partial_json": '{"at":'}},
+                {"type": "content_block_delta", "index": 1, "delta": {"partial_json": " 1}"}},
+                {"type": "message_stop"},
+            ),
+        ),
+        [([USER], {**SAID, "tool_calls": [CALL]})],
+    ),
+    (
         "helicone",
         {"request_body": {"messages": [USER]}, "response_body": json.dumps(RESPONSE)},
         [([USER], SAID)],

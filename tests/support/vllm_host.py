@@ -131,6 +131,8 @@ class Host:
         self.input_batch = SimpleNamespace(req_ids=[])
         self.requests: dict[str, Any] = {}
         self.executed = 0
+        self.most_verified = 1 << 30
+        self.accepted = 0
         self.clock: Clock | None = None
         self.update_max_model_len(length)
         self._ended: set[str] = set()
@@ -173,6 +175,7 @@ class Host:
 
     def step(self, *, prefill: int = 1 << 20) -> dict[str, list[int]]:
         """One forward of all rows, at most `prefill` tokens of a prompt at a time."""
+        self.drafts = {n: draft[: self.most_verified] for n, draft in self.drafts.items()}
         scheduled = {
             name: min(len(job.text) - job.computed, prefill) + len(self.drafts.get(name, []))
             for name, job in ((name, self.jobs[name]) for name in self.input_batch.req_ids)
@@ -183,6 +186,9 @@ class Host:
                 finished_req_ids=self._ended,
                 num_scheduled_tokens=scheduled,
                 total_num_scheduled_tokens=total,
+                scheduled_spec_decode_tokens={
+                    n: draft for n, draft in self.drafts.items() if draft
+                },
             )
         )
         if self.clock is not None:
@@ -199,6 +205,7 @@ class Host:
                 start = len(job.text)
                 self.tokens[row, start : start + len(emitted)] = emitted
                 job.said += len(emitted)
+                self.accepted += len(emitted) - 1
                 job.computed = len(job.text) - 1
                 self.lengths[row] = len(job.text)
             sampled.append(emitted)

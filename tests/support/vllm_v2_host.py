@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 
 from fastdraft.background import BackgroundDrafter
@@ -88,6 +89,8 @@ class V2Host:
         self.finished: set[str] = set()
         self.preempted: set[str] = set()
         self.drafts: dict[str, list[int]] = {}
+        self.most_verified = 1 << 30
+        self.accepted = 0
         self.steps = 0
         self.speculator.attach(self)
 
@@ -168,7 +171,7 @@ class V2Host:
                 job.computed += prefill
                 continue
             rest = job.output[job.said :]
-            draft = self.drafts.get(name, [])
+            draft = self.drafts[name] = self.drafts.get(name, [])[: self.most_verified]
             accepted = 0
             while accepted < min(len(draft), len(rest) - 1) and draft[accepted] == rest[accepted]:
                 accepted += 1
@@ -179,6 +182,7 @@ class V2Host:
             job.said += len(new)
             job.computed = len(job.text) - 1
             emitted[name] = len(new)
+            self.accepted += accepted
         if names:
             drafts = self.propose(names, emitted)
             for name, draft in zip(names, drafts.tolist(), strict=True):
@@ -188,7 +192,11 @@ class V2Host:
     def propose(self, names: list[str], emitted: dict[str, int]) -> torch.Tensor:
         places = torch.tensor([self.req_id_to_index[name] for name in names], dtype=torch.int32)
         batch = SimpleNamespace(
-            num_reqs=len(names), idx_mapping=places, idx_mapping_np=places.numpy(), req_ids=names
+            num_reqs=len(names),
+            idx_mapping=places,
+            idx_mapping_np=places.numpy(),
+            req_ids=names,
+            num_draft_tokens_per_req=np.array([len(self.drafts.get(name, [])) for name in names]),
         )
         sampled = torch.tensor([emitted[name] for name in names], dtype=torch.int32)
         nothing: Any = None

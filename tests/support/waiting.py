@@ -86,12 +86,25 @@ def counted_waits() -> Iterator[list[str]]:
         yield waits
 
 
+# Whether what goes on is part of a read that was noticed, or not to be noticed.
+_inside = False
+
+
+@contextmanager
+def unnoticed() -> Iterator[None]:
+    """What stands for work on a device may read: it is not noticed."""
+    global _inside
+    before, _inside = _inside, True
+    try:
+        yield
+    finally:
+        _inside = before
+
+
 @contextmanager
 def _noticing(waits: Callable[[str], None]) -> Iterator[None]:
-    inside = [False]
-
     def noticed(reason: str) -> None:
-        if not inside[0]:
+        if not _inside:
             waits(reason)
 
     def reading(name: str) -> Callable[..., Any]:
@@ -99,11 +112,8 @@ def _noticing(waits: Callable[[str], None]) -> Iterator[None]:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             noticed(f"Tensor.{name} waits for the device")
-            before, inside[0] = inside[0], True
-            try:
+            with unnoticed():
                 return real(*args, **kwargs)
-            finally:
-                inside[0] = before
 
         return call
 

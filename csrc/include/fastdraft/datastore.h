@@ -20,6 +20,7 @@ namespace fastdraft {
 
 class PhaseFairMutex;
 class RunningTexts;
+class TokenWeights;
 
 // A place in a store where the last tokens of some text occur.
 struct Occurrence {
@@ -209,6 +210,12 @@ class FASTDRAFT_EXPORT Datastore {
   // they finish. Its bytes are the store's, a quarter of the limit at most. It is not among the
   // documents, and is not saved. Null for a frozen store.
   virtual RunningTexts* running() noexcept { return nullptr; }
+
+  // For engines: what the requests whose text enters a live store teach about certain tokens. They
+  // are the store's, 256 KB of its bytes at most, and grow with its text: a request keeps those
+  // that it was given. They are not saved. Null for a frozen store, and for one of little text or
+  // memory.
+  virtual std::shared_ptr<TokenWeights> token_weights() { return nullptr; }
 
  protected:
   explicit Datastore(const std::optional<Fingerprint>& fingerprint);

@@ -26,8 +26,9 @@ class CalibratedDrafter final : public Drafter {
         lookahead_(inputs.lookahead),
         tree_(config.tree_budget.has_value()),
         acceptance_(*inputs.acceptance),
+        weights_(inputs.weights),
         matches_(inputs, tree_),
-        candidates_(acceptance_, matches_, tree_) {
+        candidates_(acceptance_, weights_.get(), matches_, tree_) {
     if (inputs.prediction_size > 0) {
       prediction_.emplace(inputs.prediction, inputs.prediction_size, inputs.budget);
     }
@@ -94,7 +95,7 @@ class CalibratedDrafter final : public Drafter {
  private:
   static constexpr std::int32_t kShortestJump = 4;
 
-  // A token of the draft. The root stands for the text.
+  // A token of the draft. The root stands for the text, and has its last token.
   struct DraftNode {
     std::int32_t parent;
     Token token;
@@ -132,12 +133,17 @@ class CalibratedDrafter final : public Drafter {
       if (times == 0) continue;
       const float predicted = AcceptanceModel::chance(candidate.weight);
       const float current =
-          unchanged ? predicted : AcceptanceModel::chance(acceptance_.weigh(candidate.evidence));
+          unchanged ? predicted : AcceptanceModel::chance(candidates_.weight_now(candidate));
       lessons[count++] = {&candidate, {accepted, predicted, current, times}};
     }
     for (std::size_t i = 0; i < count; ++i) {
       const auto& [candidate, outcome] = lessons[i];
       acceptance_.learn(candidate->evidence, candidate->token, moment_, outcome);
+      if (candidate->named) {
+        const float came = outcome.accepted ? 1.0f : 0.0f;
+        weights_->learn(candidate->names,
+                        static_cast<float>(outcome.times) * (came - outcome.current));
+      }
     }
   }
 
@@ -165,7 +171,9 @@ class CalibratedDrafter final : public Drafter {
     }
     void expand(std::size_t at) const {
       DraftNode& node = drafter.nodes_[at];
-      node.following = drafter.candidates_.expand(node.depth, node.agreement);
+      const Token second = at == 0 ? drafter.before_last()
+                                   : drafter.nodes_[static_cast<std::size_t>(node.parent)].token;
+      node.following = drafter.candidates_.expand(node.depth, node.agreement, node.token, second);
     }
     void draft(std::size_t /*candidate*/) const noexcept {}
   };
@@ -213,6 +221,11 @@ class CalibratedDrafter final : public Drafter {
     return path;
   }
 
+  // The text's last token but one; -1: there is none.
+  Token before_last() const noexcept {
+    return context_.size() > 1 ? context_.text()[context_.size() - 2] : -1;
+  }
+
   // Finds what may follow the text, for a guess of at most `limit` tokens.
   void begin(std::int32_t limit) {
     moment_ = acceptance_.now();
@@ -225,7 +238,8 @@ class CalibratedDrafter final : public Drafter {
     if (nodes_.size() <= static_cast<std::size_t>(limit)) {
       nodes_.resize(static_cast<std::size_t>(limit) + 1);
     }
-    nodes_[0] = {-1, -1, 0, 1.0f, candidates_.begin(copy, expected), {0, 0}};
+    const Token last = context_.size() > 0 ? context_.text()[context_.size() - 1] : -1;
+    nodes_[0] = {-1, last, 0, 1.0f, candidates_.begin(copy, expected), {0, 0}};
     num_nodes_ = 1;
   }
 
@@ -348,6 +362,7 @@ class CalibratedDrafter final : public Drafter {
   const std::int32_t lookahead_;
   const bool tree_;
   AcceptanceModel& acceptance_;
+  const std::shared_ptr<TokenWeights> weights_;  // null: none
   AcceptanceModel::Sample sample_;
   CopyCursor copy_{-1};  // follows what the output copies from the text itself
   std::optional<Prediction> prediction_;

@@ -196,12 +196,12 @@ void Candidates::weigh_again(std::int32_t depth, Candidate& candidate) noexcept 
     candidate.evidence[A::kPrediction] = A::place(A::kPrediction, prediction_.value(depth, true));
     until(prediction_.place.length + depth);
   }
-  weigh_lengths(group, 0, candidate);
+  weigh_lengths(depth, group, 0, candidate);
 }
 
 // Weighs a candidate whose other evidence is known.
-void Candidates::weigh_lengths(const Group& group, std::int32_t rival_length,
-                               Candidate& candidate) const noexcept {
+void Candidates::weigh_lengths(std::int32_t depth, const Group& group, std::int32_t rival_length,
+                               Candidate& candidate) noexcept {
   using A = AcceptanceModel;
   const int context = A::length_value(group.context_length);
   const int store = A::length_value(group.store_length);
@@ -215,14 +215,17 @@ void Candidates::weigh_lengths(const Group& group, std::int32_t rival_length,
   evidence[A::kBothLengths] = A::place(A::kBothLengths, context * A::kLengths + store);
   evidence[A::kLengthAndRival] = A::place(A::kLengthAndRival, longest * A::kLengths + rival);
   evidence[A::kOutput] = A::place(A::kOutput, written * A::kLengths + longest);
-  candidate.weight = acceptance_.weigh(evidence);
+  evidence_weight_ = acceptance_.weigh(evidence);
+  longest_ = longest;
+  rival_ = rival;
+  name(depth, candidate);
   candidate.source = group.agreement.prediction                  ? Source::kPrediction
                      : group.store_length > group.context_length ? group.source_of_store
                                                                  : group.source_of_context;
 }
 
 void Candidates::weigh(const Group& group, std::int32_t rival_length, const Node& node,
-                       Candidate& candidate) const noexcept {
+                       Candidate& candidate) noexcept {
   using A = AcceptanceModel;
   candidate.token = group.token;
   candidate.agreement = group.agreement;
@@ -241,7 +244,7 @@ void Candidates::weigh(const Group& group, std::int32_t rival_length, const Node
   const auto count =
       static_cast<std::size_t>(group.context_count) + static_cast<std::size_t>(group.store_count);
   evidence[A::kShare] = A::place(A::kShare, kShareValues[total][count]);
-  weigh_lengths(group, rival_length, candidate);
+  weigh_lengths(node.depth, group, rival_length, candidate);
 }
 
 }  // namespace fastdraft

@@ -12,6 +12,7 @@
 #include "draft/matched_texts.h"
 #include "fastdraft/draft.h"
 #include "fastdraft/token.h"
+#include "store/token_weights.h"
 
 namespace fastdraft {
 
@@ -54,11 +55,14 @@ struct Agreement {
 // A cache line, since many are copied.
 struct alignas(64) Candidate {
   Token token;
-  float weight;  // of the evidence: more is likelier
+  float weight;  // of the evidence, and of its names: more is likelier
   Agreement agreement;
   AcceptanceModel::Evidence evidence;
   Source source;
+  bool named;  // whether it has names
+  TokenWeights::Places names;
 };
+static_assert(sizeof(Candidate) == 64);
 
 // Not thread-safe.
 class Candidates {
@@ -72,17 +76,21 @@ class Candidates {
     std::size_t last;
   };
 
-  // For chains, or for trees, which draft from what a chain leaves out as unlikely.
-  Candidates(const AcceptanceModel& acceptance, const MatchedTexts& matches, bool tree) noexcept
-      : acceptance_(acceptance), matches_(matches), tree_(tree) {}
+  // For chains, or for trees, which draft from what a chain leaves out as unlikely. `weights` may
+  // be null.
+  Candidates(const AcceptanceModel& acceptance, const TokenWeights* weights,
+             const MatchedTexts& matches, bool tree) noexcept
+      : acceptance_(acceptance), weights_(weights), matches_(matches), tree_(tree) {}
 
   // Begins a draft from the matches as they are now. Gives the agreement of the root.
   Agreement begin(const ExpectedText& copy, const ExpectedText& prediction) noexcept;
 
-  // Weighs the tokens that may follow a node, `depth` tokens below the root. For a chain, call
-  // this for its nodes in order: each is the best candidate of the one before.
-  Range expand(std::int32_t depth, const Agreement& agreement) {
+  // Weighs the tokens that may follow a node, `depth` tokens below the root, whose path ends with
+  // `second` and `last`. For a chain, call this for its nodes in order: each is the best candidate
+  // of the one before.
+  Range expand(std::int32_t depth, const Agreement& agreement, Token last, Token second) {
     const std::size_t first = size_;
+    if (weights_ != nullptr) before_ = TokenWeights::Before(last, second);
     if (depth < run_end_) {
       repeat(depth);
     } else {
@@ -96,7 +104,15 @@ class Candidates {
 
   const Candidate& operator[](std::size_t i) const noexcept { return candidates_[i]; }
 
+  // What a candidate weighs by what has been learned since.
+  float weight_now(const Candidate& candidate) const noexcept {
+    const float weight = acceptance_.weigh(candidate.evidence);
+    return candidate.named ? weight + weights_->weigh(candidate.names) : weight;
+  }
+
  private:
+  static constexpr std::int32_t kNamedInCopies = 8;  // so many tokens of a draft
+  static constexpr int kLongCopy = AcceptanceModel::kLengths - 1;
   // A chain is never drafted from a match of so few tokens beside one of kStrong.
   static constexpr std::int32_t kWeak = 1;
 
@@ -128,9 +144,9 @@ class Candidates {
   void group_sources(const Agreement& agreement, Node& node) noexcept;
   Group& group_of(Token token) noexcept;
   void weigh(const Group& group, std::int32_t rival_length, const Node& node,
-             Candidate& candidate) const noexcept;
-  void weigh_lengths(const Group& group, std::int32_t rival_length,
-                     Candidate& candidate) const noexcept;
+             Candidate& candidate) noexcept;
+  void weigh_lengths(std::int32_t depth, const Group& group, std::int32_t rival_length,
+                     Candidate& candidate) noexcept;
   void begin_run(std::int32_t depth) noexcept;
   void weigh_again(std::int32_t depth, Candidate& candidate) noexcept;
 
@@ -139,10 +155,25 @@ class Candidates {
     Candidate* candidate = candidates_.data() + size_++;
     *candidate = candidate[-1];
     candidate->token = run_[static_cast<std::size_t>(depth - run_begin_)];
-    if (depth == weighed_until_) weigh_again(depth, *candidate);
+    if (depth == weighed_until_) {
+      weigh_again(depth, *candidate);
+    } else if (candidate->named) {
+      name(depth, *candidate);
+    }
+  }
+
+  // Adds the weights that name the token to those of its evidence. Far down a long copy all tokens
+  // weigh the same, which keeps long copies cheap.
+  void name(std::int32_t depth, Candidate& candidate) const noexcept {
+    candidate.named = weights_ != nullptr && (depth < kNamedInCopies || longest_ < kLongCopy);
+    candidate.weight = evidence_weight_;
+    if (!candidate.named) return;
+    candidate.names = TokenWeights::places(candidate.token, before_, longest_, rival_);
+    candidate.weight += weights_->weigh(candidate.names);
   }
 
   const AcceptanceModel& acceptance_;
+  const TokenWeights* const weights_;
   const MatchedTexts& matches_;
   const bool tree_;
   ExpectedText copy_;
@@ -151,6 +182,12 @@ class Candidates {
   std::size_t size_ = 0;
   std::array<Group, kMost> groups_;
   int num_groups_ = 0;
+
+  // Of the candidate that was weighed last.
+  TokenWeights::Before before_;
+  float evidence_weight_ = 0.0f;
+  int longest_ = 0;
+  int rival_ = 0;
 
   // While all sources agree on one token after another: those tokens, from the depth run_begin_ up
   // to run_end_.

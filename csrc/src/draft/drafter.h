@@ -12,6 +12,7 @@
 #include "fastdraft/token.h"
 #include "index/memory.h"
 #include "index/suffix_automaton.h"
+#include "store/token_weights.h"
 
 namespace fastdraft {
 
@@ -61,6 +62,7 @@ struct DrafterInputs {
   MemoryBudget& budget;
   std::size_t num_entered = 0;      // the first so many stores are those that its text enters
   std::int64_t templates_size = 0;  // the first so many tokens of the context are templates
+  std::shared_ptr<TokenWeights> weights{};  // of the first live store that its text enters
 };
 
 // The drafter of a request. Throws MemoryLimitError.

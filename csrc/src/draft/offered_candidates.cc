@@ -75,7 +75,7 @@ void OfferedCandidates::weigh(std::size_t k, std::int32_t node, std::int32_t dep
                      [&](const OfferedCandidate& other) { return other.candidate.token == token; });
     if (place == candidates_.end()) {
       place = candidates_.emplace(place);
-      place->candidate = {token, 0.0f, {0, false, false}, {}, source_of(offer.kind)};
+      place->candidate = {token, 0.0f, {0, false, false}, {}, source_of(offer.kind), false, {}};
       place->found = false;
       place->places.fill(OfferedCandidate::kNowhere);
       for (auto& weighed : place->weighed) weighed.by_offer = false;

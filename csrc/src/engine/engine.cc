@@ -219,9 +219,13 @@ RequestId Engine::add_request(const Token* prompt, std::int64_t prompt_size,
     if (running == nullptr) continue;
     request->running.push_back(std::make_unique<RunningTexts::Text>(*running, &request->context));
   }
-  const DrafterInputs inputs{request->context, prediction,        prediction_size,
-                             request->stores,  config_.lookahead, acceptance_.get(),
-                             *budget_,         entered,           templates_size};
+  std::shared_ptr<TokenWeights> weights;
+  for (std::size_t i = 0; i < entered && weights == nullptr && config_.calibrated(); ++i) {
+    weights = request->stores[i]->token_weights();
+  }
+  const DrafterInputs inputs{
+      request->context,  prediction, prediction_size, request->stores, config_.lookahead,
+      acceptance_.get(), *budget_,   entered,         templates_size,  weights};
   request->drafter =
       std::visit([&](const auto& config) { return make_drafter(config, inputs); }, config_.drafter);
   return requests_->add(std::move(request));

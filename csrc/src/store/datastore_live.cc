@@ -16,6 +16,7 @@
 #include "store/live_table.h"
 #include "store/phase_fair_mutex.h"
 #include "store/running_texts.h"
+#include "store/token_weights.h"
 
 namespace fastdraft {
 namespace {
@@ -112,6 +113,7 @@ class LiveDatastore final : public Datastore {
       prefixes_.close();
       lists_.close();
       running_bytes_ = 0;
+      weights_.reset();
     }
     running_.clear();
   }
@@ -135,6 +137,7 @@ class LiveDatastore final : public Datastore {
   }
   std::int64_t limit(std::int64_t max_bytes) override;
   RunningTexts* running() noexcept override { return &running_; }
+  std::shared_ptr<TokenWeights> token_weights() override;
 
  protected:
   void begin(Lookup& lookup) const override;
@@ -188,6 +191,7 @@ class LiveDatastore final : public Datastore {
   std::array<double, kNumOrders + 1> merged_{};  // and pages of each table looked at
   std::int64_t running_bytes_ = 0;               // of those that the log counts
   RunningTexts running_;
+  std::shared_ptr<TokenWeights> weights_;
 };
 
 // Running texts take a quarter of the limit at most, the place of the oldest text as need be.
@@ -214,6 +218,28 @@ bool LiveDatastore::charge_running(std::int64_t bytes) {
   }
   running_bytes_ += bytes;
   return true;
+}
+
+// A table of n weights from n / 12 tokens of text on, which are more than a chunk: a store of
+// little text takes no more memory than it did. A larger table has what the smaller one learned;
+// requests that hold that go on with it. It takes the place of the oldest text as need be.
+std::shared_ptr<TokenWeights> LiveDatastore::token_weights() {
+  const std::unique_lock<PhaseFairMutex> lock(*mutex_);
+  if (closed()) return nullptr;
+  std::size_t size = TokenWeights::kMost;
+  const auto most = static_cast<std::size_t>(12 * log_.num_tokens());
+  while (size > most) size /= 4;
+  if (size < TokenWeights::kLeast || (weights_ != nullptr && size <= weights_->size())) {
+    return weights_;
+  }
+  try {
+    auto larger = std::make_shared<TokenWeights>(size, weights_.get());
+    log_.charge(larger->bytes() - (weights_ == nullptr ? 0 : weights_->bytes()));
+    weights_ = std::move(larger);
+  } catch (const MemoryLimitError&) {
+  } catch (const std::bad_alloc&) {
+  }
+  return weights_;
 }
 
 // Asks for the buckets of the n-grams that end the text.
@@ -465,6 +491,10 @@ std::int64_t LiveDatastore::limit(std::int64_t max_bytes) {
   const auto shrink = [&] {
     const std::unique_lock<PhaseFairMutex> lock(*mutex_);
     check_open();
+    if (weights_ != nullptr && 2 * weights_->bytes() > max_bytes) {
+      log_.refund(weights_->bytes());
+      weights_.reset();
+    }
     while (log_.bytes() > max_bytes) {
       if (lists_left()) {
         clean_lists();

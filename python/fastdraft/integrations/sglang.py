@@ -292,7 +292,7 @@ class Corpus(HostRequests[_Text]):
     def _find_likeliest(self, logits: Any) -> bool:
         import torch
 
-        from fastdraft.verification.backend import kernels_for
+        from fastdraft.verification import verify_greedy
 
         nodes = self._drafted
         assert nodes is not None
@@ -301,7 +301,14 @@ class Corpus(HostRequests[_Text]):
                 f"logits must have {self._width} lines for each request, one of which is "
                 f"{nodes.lines[-1]}, got {len(logits)}"
             )
-        _, found = kernels_for(logits).choose(logits, None, likeliest=_LIKELIEST)
+        # A verification of rows without drafts.
+        found = verify_greedy(
+            logits,
+            torch.empty(0, dtype=torch.int32, device=logits.device),
+            torch.zeros(len(logits) + 1, dtype=torch.int64, device=logits.device),
+            likeliest=_LIKELIEST,
+            max_draft=0,
+        ).likeliest
         assert found is not None
         both = torch.cat([found.token_ids, found.probabilities.view(torch.int32)], dim=1)
         nodes.likeliest = both.to("cpu", non_blocking=True)

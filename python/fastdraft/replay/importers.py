@@ -260,7 +260,7 @@ def _text(content: Any) -> str:
 
 
 def _call(item: Json) -> Json:
-    arguments = item["arguments"] if "arguments" in item else json.dumps(item["input"])
+    arguments = item.get("arguments") or json.dumps(item["input"])
     function = {"name": item["name"], "arguments": arguments}
     return {"type": "function", "id": item.get("call_id") or item.get("id"), "function": function}
 
@@ -298,6 +298,20 @@ def _event_stream(text: str) -> Json:
         event = parse_object(data, "an event")
         if isinstance(event.get("response"), dict):
             body = event["response"]  # the last event of /v1/responses has all
+            continue
+        if isinstance(event.get("message"), dict):
+            body = event["message"]  # the first one of Anthropic's
+            body["content"] = []
+            continue
+        if "content_block" in event:
+            body["content"].append(event["content_block"])
+            continue
+        if event.get("type") == "content_block_delta":
+            block, part = body["content"][event["index"]], event["delta"]
+            if "text" in part:
+                block["text"] += part["text"]
+            elif "partial_json" in part:
+                block["arguments"] = block.get("arguments", "") + part["partial_json"]
             continue
         body |= {name: event[name] for name in ("id", "model") if name in event}
         for choice in event.get("choices") or ():

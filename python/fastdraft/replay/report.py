@@ -9,7 +9,8 @@ from itertools import groupby
 from rich.console import Console
 from rich.text import Text
 
-from fastdraft.replay.display import heading, show_origins, table
+from fastdraft.replay.answer import GPU_HEADS, SERVERS, gpu_rows, worth_of
+from fastdraft.replay.display import heading, plain, show_origins, table
 from fastdraft.replay.results import ReplayResult
 from fastdraft.replay.trace import Trace
 
@@ -36,6 +37,33 @@ def show(console: Console, results: Sequence[ReplayResult]) -> None:
             min(speeds, key=lambda name: speeds[name]),
         )
     console.print(summary)
+    _show_worth(console, results)
+
+
+def _show_worth(console: Console, results: Sequence[ReplayResult]) -> None:
+    worth = worth_of(results)
+    if not worth:
+        return
+    heading(console, "What it is worth on this traffic")
+    for each in worth:
+        low, high = each.interval
+        console.print(
+            f"Where a draft token costs {each.token_cost:.1%} of a step, {each.saved:.0%} of the "
+            f"steps go: {each.speed:.2f} times plain speed ({low:.2f} to {high:.2f} in 95 of 100 "
+            "samples of the requests)."
+        )
+        for name, speed in each.peers.items():
+            console.print(f"  {name}: {speed:.2f}, fastdraft {each.speed / speed:.2f}x of it")
+        for name, speed in each.helpless.items():
+            console.print(Text(f"  it does not help in {plain(name)}: {speed:.2f}"))
+    console.print("\nComputed from bandwidth and FLOPs, the cost of a draft token and the speed:")
+    rows = table(*GPU_HEADS)
+    for cells in gpu_rows(results):
+        rows.add_row(*cells)
+    console.print(rows)
+    console.print("Without a speed: replay with a --token-cost at least as high. To try it:")
+    for line in SERVERS.values():
+        console.print(Text(f"  {line}"))
 
 
 def _show_replay(console: Console, results: list[ReplayResult]) -> None:

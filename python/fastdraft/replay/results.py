@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fastdraft.errors import FastdraftError
 from fastdraft.stats import DraftStats
@@ -32,6 +35,8 @@ class FamilyResult:
         observe_ns: p50 and p99 of one call, divided by its tokens.
         observe_ns_per_token: All calls together, divided by their tokens.
         num_bytes: The most that the drafter held, or None where it does not tell.
+        sessions: Steps, emitted and drafted tokens of each session, or of each request without
+            one; int64, (sessions, 3).
     """
 
     requests: int
@@ -40,6 +45,7 @@ class FamilyResult:
     observe_ns: tuple[float, float]
     observe_ns_per_token: float
     num_bytes: int | None
+    sessions: NDArray[np.int64] = field(compare=False)
 
     def speed(self, token_cost: float) -> float:
         """Tokens in the time of a step without drafts: emitted / (steps + cost * drafted)."""

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from fastdraft.cluster import Cluster
 from fastdraft.replay.peers import Peer
@@ -227,6 +227,7 @@ class _Counts:
         self.observe_ns: list[int] = []
         self.observed: list[int] = []
         self.most_bytes: int | None = None
+        self.sessions: dict[object, NDArray[np.int64]] = {}
 
     def result(self) -> FamilyResult:
         clock = clock_ns()
@@ -239,6 +240,7 @@ class _Counts:
             observe_ns=p50_p99(observe_ns / observed),
             observe_ns_per_token=float(observe_ns.sum() / max(1, observed.sum())),
             num_bytes=self.most_bytes,
+            sessions=np.array(list(self.sessions.values()), np.int64).reshape(-1, 3),
         )
 
 
@@ -320,6 +322,9 @@ class _Decoding:
     def finish(self) -> None:
         counts = self._counts
         counts.requests += 1
+        session = self.record.session or counts.requests
+        own = np.array([self._steps, max(0, self.done - 1), self._drafted], np.int64)
+        counts.sessions[session] = counts.sessions.get(session, 0) + own
         counts.stats += DraftStats(
             steps=self._steps,
             emitted=max(0, self.done - 1),

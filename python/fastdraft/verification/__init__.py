@@ -49,14 +49,14 @@ What odd logits give:
 Only rows that are reached count, that is up to and including the first mismatch.
 
 Operands on the CPU are checked whole. Those that are already on a CUDA device are checked in shape
-and type alone, and never read back: nothing here waits for the device. There the offsets have to
+and type alone, and Triton's kernels wait for nothing. There the offsets have to
 be in order and within the rows, numbers in their ranges; emitted ids and paths are in range
 whatever ids and parents hold. Offsets, parents, options, seeds and positions may stay on the CPU
 beside logits on a device.
 
 Logits on a CPU take the reference, `fastdraft.kernels.reference`, in plain PyTorch. Those on CUDA
-and ROCm devices take Triton's kernels, which read them once, as float64 logits alone do not: they
-take the reference there too.
+and ROCm devices take Triton's kernels, which read them once. Without Triton, and for float64
+logits, they take the reference there too, which does wait: it reads the target's tokens back.
 """
 
 from __future__ import annotations

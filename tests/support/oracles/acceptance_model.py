@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 
 from oracles.copy_cursor import CopyCursor
+from oracles.token_weights import TokenWeights
 
 
 class Sample:
@@ -28,6 +29,10 @@ class Sample:
         return 4
 
 
+def logistic(weight: float) -> float:
+    return 1 / (1 + math.exp(-weight))
+
+
 class AcceptanceModel:
     """Logistic regression over one weight for each value of each feature, learned online."""
 
@@ -41,25 +46,28 @@ class AcceptanceModel:
     def weigh(self, evidence: Mapping[str, int]) -> float:
         return sum(self.weights[name][v] for name, v in evidence.items())
 
-    def chance(self, evidence: Mapping[str, int]) -> float:
-        return 1 / (1 + math.exp(-self.weigh(evidence)))
-
     def learn(
         self,
-        outcomes: Sequence[tuple[int, Mapping[str, int], float]],
+        outcomes: Sequence[tuple[int, Mapping[str, int], float, Sequence[int]]],
         moment: int,
         emitted: int,
         sample: Sample,
+        named: TokenWeights | None = None,
     ) -> None:
         """Learns which of one node's candidates was emitted, from errors that are taken at once.
 
-        Each candidate is a token, its evidence, and what that weighed when it was predicted.
+        Each candidate is a token, its evidence, what that weighed when it was predicted, and its
+        places in `named`.
         """
+
+        def current(values: Mapping[str, int], places: Sequence[int]) -> float:
+            return logistic(self.weigh(values) + (named.weigh(places) if named else 0.0))
+
         lessons = [
-            (token, values, sample.times(weight, token == emitted), self.chance(values))
-            for token, values, weight in outcomes
+            (token, values, sample.times(weight, token == emitted), current(values, places), places)
+            for token, values, weight, places in outcomes
         ]
-        for token, values, times, chance in lessons:
+        for token, values, times, chance, places in lessons:
             if times == 0:
                 continue
             kind = tuple(values.values())
@@ -69,6 +77,8 @@ class AcceptanceModel:
             step = times * self.RATE / max(math.sqrt(1 + alike), 1 + copies)
             for name, value in values.items():
                 self.weights[name][value] += step * ((token == emitted) - chance)
+            if named:
+                named.learn(places, times * ((token == emitted) - chance))
 
     def count(self, kind: tuple[int, ...], moment: int, times: int) -> int:
         """How many outcomes of the kind there were since `moment`, before these."""

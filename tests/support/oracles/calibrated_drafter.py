@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fastdraft import Draft, DraftBatch, Source
-from oracles.acceptance_model import AcceptanceModel, Sample
+from oracles.acceptance_model import AcceptanceModel, Sample, logistic
 from oracles.candidates import Candidate, find_candidates
 from oracles.copy_cursor import OwnCopy, Prediction
 from oracles.matches import Store, find_matches
+from oracles.token_weights import TokenWeights, names
 
 
 @dataclass
@@ -40,11 +41,13 @@ class CalibratedDrafter:
         tree: bool = False,
         prediction: Sequence[int] = (),
         stores: Sequence[Store] = (),
+        named: TokenWeights | None = None,
     ) -> None:
         self.text = list(prompt)
         self.prompt_size = len(self.text)
         self.acceptance = acceptance
         self.lookahead, self.tree, self.stores = lookahead, tree, stores
+        self.named = named
         self.sample = Sample()
         self.copy = OwnCopy()
         self.prediction = Prediction(prediction) if prediction else None
@@ -73,9 +76,14 @@ class CalibratedDrafter:
             node.depth,
             self.tree,
         )
+        second, last = [-1, -1, *self.text, *self.tokens_to(node)][-2:]
         for candidate in node.following:
             candidate.weight = self.acceptance.weigh(candidate.evidence)
-            candidate.path = above.path * self.acceptance.chance(candidate.evidence)
+            length, rival = divmod(candidate.evidence["length_and_rival"], 10)
+            if self.named and (node.depth < 8 or length < 9):
+                candidate.names = names(candidate.token, last, second, length, rival)
+                candidate.weight += self.named.weigh(candidate.names)
+            candidate.path = above.path * logistic(candidate.weight)
 
     def follow(
         self,
@@ -152,12 +160,13 @@ class CalibratedDrafter:
             following = self.nodes[index].following
             self.acceptance.learn(
                 [
-                    (candidate.token, candidate.evidence, candidate.weight)
+                    (candidate.token, candidate.evidence, candidate.weight, candidate.names)
                     for candidate in following
                 ],
                 self.moment,
                 token,
                 self.sample,
+                self.named,
             )
             children = (
                 child
@@ -167,6 +176,12 @@ class CalibratedDrafter:
             index = next(children, -1)
             if index < 0:
                 return
+
+    def tokens_to(self, node: Node) -> list[int]:
+        """The tokens from the text's end to a node."""
+        if node.depth == 0:
+            return []
+        return [*self.tokens_to(self.nodes[node.parent + 1]), node.candidate.token]
 
     @property
     def draft(self) -> list[Node]:

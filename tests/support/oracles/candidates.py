@@ -29,7 +29,8 @@ class Candidate:
     predicted: bool  # whether the prediction does
     evidence: dict[str, int]
     source: Source
-    weight: float = 0.0  # of the evidence
+    names: Sequence[int] = ()  # its places in TokenWeights
+    weight: float = 0.0  # of the evidence, and of the names
     path: float = 1.0  # the probability that it is accepted, with all before it
 
 

@@ -168,10 +168,11 @@ class OfferedDrafter(CalibratedDrafter):
             node = self.nodes[index]
             own = self.own.get(index, [])
             self.acceptance.learn(
-                [(each.token, each.evidence, each.weight) for each in own],
+                [(each.token, each.evidence, each.weight, each.names) for each in own],
                 self.moment,
                 token,
                 self.sample,
+                self.named,
             )
             judged: dict[int, tuple[Offer, bool]] = {}
             for each in node.following:

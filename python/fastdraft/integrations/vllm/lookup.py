@@ -78,7 +78,13 @@ class LateRequests(VllmRequests[VllmText]):
             self._give_up(text)
             self._ended(text)
 
-    def read(self, copy: EndsCopy, places: NDArray[np.int64], numbers: NDArray[np.int64]) -> Report:
+    def read(
+        self,
+        copy: EndsCopy,
+        places: NDArray[np.int64],
+        numbers: NDArray[np.int64],
+        verified: NDArray[np.int64],
+    ) -> Report:
         """What a step emitted, when it is on the host. Waits for the device.
 
         Each row repeats its last tokens as far back as the copy reaches, so that a step that was
@@ -87,6 +93,7 @@ class LateRequests(VllmRequests[VllmText]):
         Args:
             copy: The ends of the texts; given back.
             places, numbers: (rows,), where they are, and the background drafter's numbers.
+            verified: (rows,), how many draft tokens of each the step verified, padding included.
         """
         try:
             ends = copy.wait()
@@ -95,6 +102,7 @@ class LateRequests(VllmRequests[VllmText]):
             sizes = np.where(emitted > 0, np.minimum(lengths, reach), 0)
             tails = ends[:, 3:][np.arange(reach) >= reach - sizes[:, None]]
             before = np.where(self._drafting[places] == numbers, self._drafted[places], 0)
+            before = np.minimum(before, verified)
             self._drafted[places], self._drafting[places] = drafted, numbers
         finally:
             copy.free()

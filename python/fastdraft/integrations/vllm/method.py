@@ -15,7 +15,7 @@ from typing import Any, Final
 from fastdraft.errors import InvalidValueError
 from fastdraft.integrations.vllm.settings import Settings
 
-__all__ = ["METHOD", "add_front", "configure", "drafts_on_v2", "is_chosen"]
+__all__ = ["METHOD", "add_front", "configure", "default_runner", "drafts_on_v2", "is_chosen"]
 
 METHOD: Final = "fastdraft"
 
@@ -103,6 +103,14 @@ def add_front(args: Any) -> None:
     middleware = getattr(args, "middleware", None)
     if middleware is not None and is_chosen(args) and _FRONT not in middleware:
         args.middleware = [*middleware, _FRONT]
+
+
+def default_runner() -> str:
+    """The model runner that vLLM takes here, unless an option asks for what V2 lacks."""
+    from vllm.config import ParallelConfig
+    from vllm.engine.arg_utils import EngineArgs
+
+    return f"Model Runner V{2 if _takes_v2(EngineArgs(), ParallelConfig()) else 1}"
 
 
 def _takes_v2(args: Any, parallel_config: Any) -> bool:

@@ -58,7 +58,15 @@ def _take_method() -> None:
         configure(args, target_parallel_config)
         return create(args, target_model_config, target_parallel_config)
 
+    def named(add: Any, parser: Any) -> Any:
+        made = add(parser)
+        for action in made._actions:
+            if "--spec-method" in action.option_strings and action.choices is not None:
+                action.choices = [*action.choices, METHOD]
+        return made
+
     _wrap(EngineArgs, "create_speculative_config", configured)
+    _wrap(EngineArgs, "add_cli_args", named)
 
 
 def _add_fronts() -> None:

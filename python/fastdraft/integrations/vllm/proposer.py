@@ -11,7 +11,7 @@ import functools
 import itertools
 import os
 import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,6 +31,8 @@ __all__ = ["FastdraftProposer"]
 class _Text(VllmText):
     scheduled: int = 0
     """The tokens that its next forward is to have, its draft included; 0 for a prompt's."""
+    drafted: int = 0
+    """The tokens of its latest draft."""
 
 
 class FastdraftProposer(VllmRequests[_Text]):
@@ -68,6 +70,8 @@ class FastdraftProposer(VllmRequests[_Text]):
             device_type = vllm_config.device_config.device_type
             self._times = StepTimes(device_type, sizes, even_graphs=even_graphs)
         self._runner: Any = None
+        # Of the last forward, by request id: its draft tokens.
+        self._verified: Mapping[Hashable, Sequence[int]] = {}
         self._ended_at = 0.0
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
@@ -108,6 +112,7 @@ class FastdraftProposer(VllmRequests[_Text]):
             tokens = getattr(scheduler_output, "num_scheduled_tokens", None)
             if tokens and self._times is not None:
                 self._times.add_forward(tokens)
+            self._verified = getattr(scheduler_output, "scheduled_spec_decode_tokens", {})
             return execute(scheduler_output, *args, **kwargs)
 
         runner.execute_model = execute_model
@@ -192,10 +197,22 @@ class FastdraftProposer(VllmRequests[_Text]):
             elif text.scheduled > 0 and text.length == length:
                 decoded[key] = text.scheduled
             texts.append(text)
+        self._leave_out(zip(keys, texts, strict=True))
         if self._times is not None:
             self._times.observe(decoded, len(drafts), seconds, 1 + self._lookahead)
         self._take_emitted(texts, rows, now, token_ids)
         self._draft(texts, rows, drafts)
+
+    def _leave_out(self, rows: Iterable[tuple[Hashable, _Text]]) -> None:
+        """Has the engine count only what was verified of drafts that vLLM has cut."""
+        verified = [(text, len(self._verified.get(key, ()))) for key, text in rows]
+        cut = [
+            each for each in verified if each[0].request is not None and each[1] < each[0].drafted
+        ]
+        if cut:
+            # A token that costs nothing is drafted to the limit: the same draft, but shorter.
+            texts, limits = zip(*cut, strict=True)
+            self._propose(texts, limits, np.ones(len(cut) * (1 + self._lookahead)))
 
     def _take_emitted(
         self, texts: list[_Text], rows: list[int], now: list[int], token_ids: NDArray[np.int32]
@@ -217,7 +234,7 @@ class FastdraftProposer(VllmRequests[_Text]):
 
     def _draft(self, texts: list[_Text], rows: list[int], drafts: list[list[int]]) -> None:
         for text in texts:
-            text.scheduled = 1
+            text.scheduled, text.drafted = 1, 0
         live = [
             (text, row) for text, row in zip(texts, rows, strict=True) if text.request is not None
         ]
@@ -233,6 +250,8 @@ class FastdraftProposer(VllmRequests[_Text]):
                 return
         batch = self._propose([text for text, _ in live], limits, cost)
         chosen = batch.tolist()
+        for (text, _), draft in zip(live, chosen, strict=True):
+            text.drafted = len(draft)
         if (
             even
             and self._times is not None

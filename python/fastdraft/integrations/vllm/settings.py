@@ -145,11 +145,11 @@ def check_speculator(vllm_config: Any) -> None:
 def _check_model(vllm_config: Any) -> None:
     model = vllm_config.model_config
     if getattr(model, "is_hybrid", False) or getattr(model, "is_attention_free", False):
-        # Which layers are rolled back to the last accepted token depends on vLLM's version, their
-        # kind and the device; vLLM does not say which are not.
+        # Which state is taken back to the last accepted token depends on vLLM's version, on the
+        # kind of the layer and on the device.
         raise InvalidValueError(
-            "the model must have a key-value cache alone, since vLLM does not take all kinds of "
-            "recurrent or convolutional state back where a draft is rejected; leave "
-            "speculative_config out, or use the model's own draft heads if it has any (method "
+            "the model must have a key-value cache alone: on a CPU vLLM leaves rejected draft "
+            "tokens in recurrent or convolutional state, and on a GPU drafts of such models are "
+            "not tested; leave speculative_config out, or use the model's own draft heads (method "
             f"'mtp'), got {model.architecture}"
         )

@@ -201,8 +201,8 @@ class FastdraftSpeculator:
         Where a draft is shorter, the text's last token follows, as in vLLM's `ngram_gpu`.
 
         Args:
-            input_batch: The rows: `num_reqs`, and `idx_mapping` from rows to places, on the device
-                and as an array.
+            input_batch: The rows: `num_reqs`, `idx_mapping` from rows to places, on the device and
+                as an array, and how many draft tokens of each were verified.
             num_sampled: integer (rows,), the tokens that each row has just emitted.
             dummy_run: Whether there are no requests.
         """
@@ -235,7 +235,10 @@ class FastdraftSpeculator:
             assert self.late is not None and self.drafter is not None
             places = input_batch.idx_mapping_np[:rows].astype(np.int64)
             numbers = self._column_values[0, places].astype(np.int64)
-            self.drafter.expect(functools.partial(self.late.read, copy, places, numbers))
+            # The scheduler may have left out some of what was drafted, or all.
+            verified = input_batch.num_draft_tokens_per_req
+            verified = np.zeros(rows, np.int64) if verified is None else verified[:rows].copy()
+            self.drafter.expect(functools.partial(self.late.read, copy, places, numbers, verified))
 
     def _send(self, snapshot: Snapshot) -> None:
         """Publishes trees and counts, on the drafter's thread."""

@@ -1,0 +1,112 @@
+// What a live store has taught about certain tokens.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "fastdraft/token.h"
+
+namespace fastdraft {
+
+// Weights that name tokens: the acceptance model's other features know how well a token is matched,
+// these know which token it is, and after which ones. A weight belongs to a hash of them, as the
+// contexts of PAQ's mixers do (M. Mahoney, 2005), and begins at 0.
+//
+// They say something of the text that taught them. So a live store has its own, which only its
+// requests read and teach, and no calibration holds them.
+//
+// Thread-safe without locks: two threads that learn at once may lose a step.
+class TokenWeights {
+ public:
+  // How much a weight moves by an error of 1. With 0.1, half of the recorded families gain a tenth
+  // less.
+  static constexpr float kRate = 0.2f;
+  static constexpr std::size_t kLeast = std::size_t{1} << 14;
+  static constexpr std::size_t kMost = std::size_t{1} << 16;
+
+  static constexpr std::size_t kNames = 7;
+  // The places of a token's weights; a table of fewer than kMost takes their low bits.
+  using Places = std::array<std::uint16_t, kNames>;
+
+  // The tokens before a candidate, hashed.
+  struct Before {
+    std::uint64_t last = 0, second = 0, both = 0;
+
+    Before() = default;
+    Before(Token last_token, Token second_token) noexcept
+        : last(spread(last_token, kLast)),
+          second(spread(second_token, kSecond)),
+          both(spread(last_token, kLastOfBoth) ^ second) {}
+  };
+
+  // A table of `size` weights, a power of two from kLeast to kMost, with what `from` has learned,
+  // which must not be larger; null: nothing.
+  explicit TokenWeights(std::size_t size, const TokenWeights* from = nullptr)
+      : mask_(static_cast<std::uint16_t>(size - 1)), weights_(new std::atomic<float>[size]) {
+    for (std::size_t i = 0; i < size; ++i) {
+      const float learned =
+          from == nullptr ? 0.0f : from->weights_[i & from->mask_].load(std::memory_order_relaxed);
+      weights_[i].store(learned, std::memory_order_relaxed);
+    }
+  }
+
+  std::size_t size() const noexcept { return std::size_t{mask_} + 1; }
+  std::int64_t bytes() const noexcept { return bytes_of(size()); }
+  static constexpr std::int64_t bytes_of(std::size_t size) noexcept {
+    return static_cast<std::int64_t>(size * sizeof(std::atomic<float>));
+  }
+
+  // Of a token whose longest match is of the class `length`, and that of any other token of the
+  // class `rival`; see AcceptanceModel::length_value.
+  static Places places(Token token, const Before& before, int length, int rival) noexcept {
+    const std::uint64_t name = spread(token, kToken);
+    const auto lengths = static_cast<std::uint64_t>(16 * length + rival + 1) * kLengths;
+    return {place(name),
+            place(name ^ before.last),
+            place(name ^ before.both),
+            place(name ^ before.second),
+            place(name ^ lengths),
+            place(before.last ^ lengths),
+            place(before.both ^ (static_cast<std::uint64_t>(length + 1) * kLengths))};
+  }
+
+  // The sum of the weights.
+  float weigh(const Places& places) const noexcept {
+    const auto weight = [&](std::size_t i) {
+      return weights_[places[i] & mask_].load(std::memory_order_relaxed);
+    };
+    static_assert(kNames == 7);
+    return (weight(0) + weight(1)) + (weight(2) + weight(3)) + (weight(4) + weight(5)) + weight(6);
+  }
+
+  // Learns from `error`: 1 or 0, for a token that was emitted or not, less its chance.
+  void learn(const Places& places, float error) noexcept {
+    for (const std::uint16_t place : places) {
+      std::atomic<float>& weight = weights_[place & mask_];
+      weight.store(weight.load(std::memory_order_relaxed) + kRate * error,
+                   std::memory_order_relaxed);
+    }
+  }
+
+ private:
+  static constexpr std::uint64_t kToken = 0x9E3779B97F4A7C15u;
+  static constexpr std::uint64_t kLast = 0xC2B2AE3D27D4EB4Fu;
+  static constexpr std::uint64_t kSecond = 0x165667B19E3779F9u;
+  static constexpr std::uint64_t kLastOfBoth = 0xD6E8FEB86659FD93u;
+  static constexpr std::uint64_t kLengths = 0xA0761D6478BD642Fu;
+
+  static std::uint64_t spread(Token token, std::uint64_t factor) noexcept {
+    return (static_cast<std::uint64_t>(token) + 2) * factor;
+  }
+  static std::uint16_t place(std::uint64_t hash) noexcept {
+    return static_cast<std::uint16_t>((hash ^ hash >> 32) * 0xE7037ED1A0B428DBu >> 48);
+  }
+
+  const std::uint16_t mask_;
+  const std::unique_ptr<std::atomic<float>[]> weights_;
+};
+
+}  // namespace fastdraft

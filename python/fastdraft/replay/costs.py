@@ -1,0 +1,60 @@
+"""What a draft token costs on a GPU, computed from its bandwidth and its arithmetic.
+
+A step reads the weights once and computes all its tokens. A draft token adds arithmetic, and in a
+mixture of experts the weights of experts that no other token chose. Attention, kernels that wait
+and communication are left out: measure where it matters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["GPUS", "MODELS", "Model", "token_cost"]
+
+GPUS: Final = {
+    "L4": (0.30e12, 121e12),
+    "RTX 4090": (1.01e12, 165e12),
+    "A100 80 GB": (2.04e12, 312e12),
+    "H100 SXM": (3.35e12, 989e12),
+    "H200": (4.80e12, 989e12),
+    "B200": (8.00e12, 2250e12),
+}
+"""Bytes and bfloat16 operations a second, dense, as the makers state them."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model by what a step reads and computes.
+
+    Attributes:
+        active: Parameters that a token uses.
+        experts: Parameters in experts; 0 for a dense model.
+        chosen: Which part of the experts a token chooses.
+        bits: Of a weight.
+    """
+
+    active: float
+    experts: float = 0.0
+    chosen: float = 1.0
+    bits: int = 16
+
+    def seconds(self, tokens: int, bandwidth: float, operations: float) -> float:
+        """A step of so many tokens, each with experts of its own choice."""
+        shared = self.active - self.experts * self.chosen
+        read = shared + self.experts * (1 - (1 - self.chosen) ** tokens)
+        return read * self.bits / 8 / bandwidth + 2 * self.active * tokens / operations
+
+
+MODELS: Final = {
+    "dense, 16 bits": Model(8.2e9),
+    "dense, 4 bits": Model(8.2e9, bits=4),
+    "30B-A3B, 16 bits": Model(3.3e9, experts=29e9, chosen=8 / 128),
+}
+"""Of a dense model the size cancels out: it is in what is read and in what is computed."""
+
+
+def token_cost(model: Model, gpu: str, at_once: int) -> float:
+    """A draft token for each of `at_once` requests, as a fraction of a step without drafts."""
+    plain, with_one_more = (model.seconds(n * at_once, *GPUS[gpu]) for n in (1, 2))
+    return with_one_more / plain - 1

@@ -1,0 +1,155 @@
+"""Cases of every verification operation, each of which checks the kernels against the reference."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from adversarial import Random, assert_same, hits, odd_rows, offsets_of, tree_parents
+
+from fastdraft.kernels import fused, reference
+from fastdraft.kernels.operands import Batch, DraftDistribution, Sampling, Warpers
+from fastdraft.kernels.reference.acceptance import rows_of
+from rejection_cases import drawn
+
+# Greedy and sampled requests side by side; the extremes make all weights equal, or one of them 1.
+TEMPERATURES = [1.0, 0.7, 0.0, 1.5, 0.3, 2e-38, 3e38, 0.0]
+FILTERS = {
+    "top_k": [0, 5, 3, 1, 0, 2, 4000, 40],
+    "top_p": [0.9, 1.0, 0.5, 0.3, 1.0, 0.0, 0.99, 1.0],
+    "min_p": [0.0, 0.0, 0.1, 0.2, 0.05, 0.0, 1.0, 0.0],
+}
+FORMS = ["draft_probs", "draft_logits"]
+OPERATIONS = ["greedy", "sampled", "filters", *FORMS]
+
+
+class Case(NamedTuple):
+    """A batch, and what else its verb takes."""
+
+    verb: str
+    batch: Batch
+    more: tuple[Sampling | DraftDistribution, ...] = ()
+
+    def run(self, **changes):
+        """The kernels' result; changes: of the batch."""
+        return getattr(fused, self.verb)(self.batch._replace(**changes), *self.more)
+
+    def expected(self, **changes):
+        return getattr(reference, self.verb)(self.batch._replace(**changes), *self.more)
+
+    def check(self, *, logits=None, distribution=None, workspace=None, **changes):
+        """Runs the kernels and the reference; the kernels on `logits` and `distribution` if
+        given."""
+        expected = self.expected(**changes)
+        case = self
+        if distribution is not None:
+            of_draft = self.more[1]._replace(values=distribution)
+            case = self._replace(more=(self.more[0], of_draft))
+        changes["logits"] = self.batch.logits if logits is None else logits
+        got = case.run(workspace=workspace, **changes)
+        assert_same(got, expected)
+        return got
+
+    def warped(self, **options):
+        """The same with other options of the warpers, lists for the requests in turn."""
+        requests = self.batch.requests
+        of_each = {
+            name: torch.tensor((each * requests)[:requests]) for name, each in options.items()
+        }
+        sampling = self.more[0]
+        sampling = sampling._replace(warpers=sampling.warpers._replace(**of_each))
+        return self._replace(more=(sampling, *self.more[1:]))
+
+
+def case_of(operation, lengths, vocabulary, dtype, *, seed, **options):
+    """One case of an operation, of any name in `OPERATIONS`."""
+    if operation == "greedy":
+        return greedy_case(lengths, vocabulary, dtype, seed=seed, **options)
+    if operation in FORMS:
+        return rejection_case(lengths, vocabulary, dtype, operation, seed=seed, **options)
+    filters = tuple(FILTERS) if operation == "filters" else ()
+    return sampled_case(lengths, vocabulary, dtype, seed=seed, filters=filters, **options)
+
+
+def greedy_case(lengths, vocabulary, dtype, *, seed, tree=False, allowed=None):
+    offsets = offsets_of(lengths)
+    logits = odd_rows(int(offsets[-1]) + len(lengths), vocabulary, dtype, seed=seed)
+    parents = tree_parents(lengths, seed=seed) if tree else None
+    tokens = reference.argmax(logits, allowed).tokens
+    ids = hits(tokens, vocabulary, offsets, parents, seed=seed)
+    return Case("verify_greedy", Batch(logits, ids, offsets, max(lengths), parents, allowed))
+
+
+def sampled_case(
+    lengths, vocabulary, dtype, *, seed, tree=False, allowed=None, filters=(), logprobs=False
+):
+    """Drafts follow what the reference draws, for about four tokens in five."""
+    offsets = offsets_of(lengths)
+    random = Random(seed)
+    requests = len(lengths)
+    # Beside numbers of 38 digits a log-probability of the reference is lost.
+    largest = 1e6 if logprobs else torch.inf
+    rows = int(offsets[-1]) + requests
+    logits = odd_rows(rows, vocabulary, dtype, seed=seed, largest=largest)
+    parents = tree_parents(lengths, seed=seed) if tree else None
+    warpers = Warpers(
+        torch.tensor((TEMPERATURES * requests)[seed:][:requests]),
+        **{name: torch.tensor((FILTERS[name] * requests)[:requests]) for name in filters},
+    )
+    sampling = Sampling(
+        warpers,
+        random.integers(-(2**63), 2**63 - 1, requests),
+        random.integers(0, 2**33, requests),
+    )
+    request, depth = rows_of(len(logits), offsets)
+    if parents is not None:
+        depth = reference.tree_depths(parents, offsets, max_draft=max(lengths))[request, depth]
+    of_rows = sampling.of(request)
+    of_rows = of_rows._replace(positions=of_rows.positions + depth)
+    tokens = reference.draw(logits, of_rows, allowed).tokens
+    ids = hits(tokens, vocabulary, offsets, parents, seed=seed)
+    batch = Batch(logits, ids, offsets, max(lengths), parents, allowed, logprobs, logprobs)
+    return Case("verify_sampled", batch, (sampling,))
+
+
+def rejection_case(
+    lengths, vocabulary, dtype, form, *, seed, likeness=0.8, odd=True, draft_dtype=None
+):
+    """Drafts drawn from distributions that are like the target's; if odd, half of all rows are
+    extreme."""
+    random = Random(seed)
+    offsets = offsets_of(lengths)
+    drafted, requests = int(offsets[-1]), len(lengths)
+    logits = (random.normal(drafted + requests, vocabulary) * 3).to(dtype)
+    if odd:
+        logits = odd_rows(drafted + requests, vocabulary, dtype, seed=seed)
+    request = torch.arange(requests).repeat_interleave(torch.tensor(lengths))
+    own = logits[torch.arange(drafted) + request].float()
+    own = torch.where(own.isfinite(), own, 0.0).clamp(-20, 20)
+    guess = likeness * own + (1 - likeness) * 3 * random.normal(drafted, vocabulary)
+    draft_ids, distribution = drawn(
+        guess,
+        seeds=torch.arange(drafted) + seed,
+        positions=torch.arange(drafted),
+        top_k=max(vocabulary // 2, 1),
+    )
+    draft_ids = draft_ids.long()
+    if form == "draft_logits":
+        distribution = distribution.log()
+    if odd:
+        strange = [math.nan, math.inf, -math.inf] if form == "draft_logits" else [math.nan, 0.0]
+        for index, value in enumerate(strange * 2):
+            place = (5 * index + seed) % drafted
+            token = slice(None) if index % 2 else int(draft_ids[place])
+            distribution[place, token] = value
+        draft_ids[seed % drafted :: 7] = vocabulary
+        draft_ids[(seed + 3) % drafted :: 9] = -3
+    index = torch.arange(requests)
+    temperature = ([0.7, 1.0, 1.0, 0.0, 1.3, 1.0, 0.2, 1.0] * requests)[:requests]
+    sampling = Sampling(Warpers(torch.tensor(temperature)), index * 2**33 - 5, index * 2**31 + 1)
+    of_draft = DraftDistribution(
+        distribution.to(draft_dtype or dtype), is_logits=form == "draft_logits"
+    )
+    batch = Batch(logits, draft_ids, offsets, max(lengths))
+    return Case("verify_rejection", batch, (sampling, of_draft))

@@ -1,0 +1,336 @@
+"""Every verification operation by the kernels against the reference, token for token."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from adversarial import (
+    DTYPES,
+    LENGTHS,
+    Random,
+    allowed_bits,
+    assert_same,
+    in_layout,
+    workspace_of,
+)
+from cases import (
+    FILTERS,
+    FORMS,
+    OPERATIONS,
+    Case,
+    case_of,
+    greedy_case,
+    rejection_case,
+    sampled_case,
+)
+
+from fastdraft.errors import InvalidValueError
+from fastdraft.kernels import fused
+from fastdraft.kernels.fused import config
+from fastdraft.kernels.operands import Batch, DraftDistribution, Sampling, Warpers
+from fastdraft.kernels.workspace import BUFFERS, Workspace
+
+LAYOUTS = ["rows apart", "tokens apart", "transposed"]
+# Each operation, and those that take trees with these.
+SHAPES = [pytest.param(name, {}, id=f"{name}, chains") for name in OPERATIONS] + [
+    pytest.param(name, {"tree": True}, id=f"{name}, trees")
+    for name in OPERATIONS
+    if name not in FORMS
+]
+OF_EVERY_SHAPE = pytest.mark.parametrize(("operation", "shape"), SHAPES)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("vocabulary", [2, 37, 1024, 5001])
+@pytest.mark.parametrize("tree", [False, True], ids=["chains", "trees"])
+def test_greedy_is_the_reference(vocabulary, dtype, tree):
+    for seed in range(2):
+        greedy_case(LENGTHS, vocabulary, dtype, seed=seed, tree=tree).check()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("vocabulary", [31, 2500])
+def test_greedy_among_allowed_tokens(vocabulary, dtype):
+    allowed = allowed_bits(sum(LENGTHS) + len(LENGTHS), vocabulary, seed=1)
+    case = greedy_case(LENGTHS, vocabulary, dtype, seed=1, allowed=allowed)
+    case.check()
+    wide = torch.nn.functional.pad(allowed, (0, 3))[:, : allowed.shape[1]]
+    case.check(allowed=wide)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("vocabulary", [2, 37, 1024, 5001])
+def test_sampled_is_the_reference(vocabulary, dtype):
+    for tree in (False, True):
+        sampled_case(LENGTHS, vocabulary, dtype, seed=int(tree), tree=tree).check()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("masked", [False, True], ids=["all tokens", "allowed tokens"])
+def test_logprobs_are_the_reference(dtype, masked):
+    rows = sum(LENGTHS) + len(LENGTHS)
+    allowed = allowed_bits(rows, 2100, seed=2) if masked else None
+    case = sampled_case(LENGTHS, 2100, dtype, seed=2, tree=masked, allowed=allowed, logprobs=True)
+    case.check()
+    if dtype == torch.float16 and masked:
+        case.check(raw_logprobs=False)
+        case.check(logprobs=False)
+    Case("verify_greedy", case.batch).check()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "filters", "tree"),
+    [
+        (torch.bfloat16, list(FILTERS), False),
+        (torch.float16, ["top_k"], False),
+        (torch.float32, list(FILTERS), True),
+    ],
+)
+def test_filtered_is_the_reference(dtype, filters, tree):
+    allowed = allowed_bits(sum(LENGTHS) + len(LENGTHS), 3000, seed=1) if tree else None
+    options = {"tree": tree, "allowed": allowed, "filters": filters, "logprobs": True}
+    sampled_case(LENGTHS, 3000, dtype, seed=1, **options).check()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("filters", [(), ("top_k",), ("top_p", "min_p")], ids=str)
+def test_rows_without_drafts_are_the_reference(dtype, filters):
+    case = sampled_case([0] * 8, 1500, dtype, seed=9, filters=filters)
+    for each in (case, Case("verify_greedy", case.batch)):
+        got = each.check(likeliest=3)
+        assert torch.equal(got.likeliest.token_ids, each.expected(likeliest=3).likeliest.token_ids)
+        assert each.run().likeliest is None
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("vocabulary", [2, 37, 2600])
+@pytest.mark.parametrize("form", FORMS)
+def test_rejection_is_the_reference(form, vocabulary, dtype):
+    case = rejection_case(LENGTHS, vocabulary, dtype, form, seed=vocabulary)
+    case.check(logprobs=vocabulary != 2, raw_logprobs=vocabulary == 2600)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_ordinary_drafts_end_everywhere(form):
+    case = rejection_case([4] * 20, 1100, torch.float32, form, seed=1, odd=False)
+    assert {1, 2, 4, 5} <= set(case.check().lengths.tolist())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "form"),
+    [
+        (torch.bfloat16, "draft_logits"),
+        (torch.float16, "draft_probs"),
+        (torch.float32, "draft_logits"),
+    ],
+)
+def test_filtered_rejection_is_the_reference(dtype, form):
+    # Few rows: the search for a threshold takes the interpreter long.
+    case = rejection_case([3, 1, 2, 0], 1100, dtype, form, seed=3, odd=False, likeness=0.95)
+    case = case.warped(
+        top_k=[0, 30, 2, 40], top_p=[0.9, 1.0, 0.9, 0.6], min_p=[0.0, 0.0, 0.05, 0.0]
+    )
+    allowed = allowed_bits(len(case.batch.logits), 1100, seed=6)
+    case.check(allowed=allowed, logprobs=True, raw_logprobs=True)
+    size = {"max_rows": 12, "max_requests": 5, "vocabulary": 1200, "max_draft": 4}
+    assert case.check(workspace=workspace_of(**size)).lengths.max() > 1
+
+
+@pytest.mark.parametrize("vocabulary", [31, 2600])
+def test_rejection_among_allowed_tokens(vocabulary):
+    for form in FORMS:
+        case = rejection_case(LENGTHS, vocabulary, torch.bfloat16, form, seed=5)
+        allowed = allowed_bits(len(case.batch.logits), vocabulary, seed=5)
+        case.check(allowed=allowed, logprobs=True, raw_logprobs=True)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_requests_without_a_draft(form):
+    rejection_case([3, 0], 40, torch.float32, form, seed=8).check()
+    batch = Batch(Random(0).normal(3, 1400), torch.empty(0).long(), torch.zeros(4).long(), 0)
+    sampling = Sampling(Warpers(torch.tensor([0.7, 1.0, 1.0])), *torch.arange(6).view(2, 3))
+    nothing = DraftDistribution(torch.empty(0, 1400), is_logits=form == "draft_logits")
+    Case("verify_rejection", batch, (sampling, nothing)).check()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_is_left_of_distributions_that_are_the_same(form):
+    # Twice the target's distribution refuses half of its tokens, and leaves nothing.
+    case = rejection_case([1] * 12, 1200, torch.float32, form, seed=9, odd=False, likeness=1.0)
+    distribution = case.batch.logits[::2].softmax(-1)
+    double = 2 * distribution if form == "draft_probs" else distribution.log()
+    case = case._replace(more=(case.more[0], case.more[1]._replace(values=double)))
+    emitted = case.warped(temperature=[1.0]).check()
+    assert set(emitted.lengths.tolist()) == ({1, 2} if form == "draft_probs" else {2})
+
+
+# What holds for all of them.
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_any_strides(operation, layout):
+    for dtype in DTYPES:
+        options = {"draft_dtype": torch.float32} if operation in FORMS else {}
+        case = case_of(operation, [4, 0, 2], 2051, dtype, seed=6, **options)
+        case.check(logits=in_layout(case.batch.logits, layout))
+        if operation in FORMS:
+            case.check(distribution=in_layout(case.more[1].values, layout))
+        if operation == "sampled":
+            case = sampled_case([4, 0, 2], 2051, dtype, seed=3, logprobs=True)
+            case.check(logits=in_layout(case.batch.logits, layout))
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.usefixtures("any_order")
+def test_parts_of_rows_in_any_order(operation):
+    vocabulary = {"greedy": 50_257, **dict.fromkeys(FORMS, 20_000)}.get(operation, 33_000)
+    options = {"odd": False} if operation in FORMS else {}
+    if operation in ("sampled", "filters"):
+        options = {"logprobs": True}
+    programs = config.split_chunks(2, vocabulary).programs
+    if operation == "greedy":
+        programs = config.split_greedy(4, vocabulary, torch.bfloat16).programs
+    assert programs > 2
+    case = case_of(operation, [2, 0], vocabulary, torch.bfloat16, seed=4, **options)
+    case.check()
+    if operation == "greedy":
+        zeros = torch.zeros_like(case.batch.logits)
+        case._replace(batch=case.batch._replace(logits=zeros)).check()
+
+
+@OF_EVERY_SHAPE
+def test_drafts_are_cut_and_padded(operation, shape):
+    case = case_of(operation, [3, 0, 5, 1], 50, torch.float32, seed=4, **shape)
+    # Cut, the reference would not know all depths of a tree.
+    for max_draft in (40,) if shape else (0, 3, 40):
+        case.check(max_draft=max_draft)
+    case.check(draft_ids=case.batch.draft_ids.int())
+    if shape:
+        case.check(parents=case.batch.parents.int())
+
+
+@OF_EVERY_SHAPE
+@pytest.mark.parametrize("slots", [2, 4])
+def test_drafts_longer_than_a_block_of_slots(monkeypatch, slots, operation, shape):
+    monkeypatch.setattr(config, "SLOTS", slots)
+    options = {"likeness": 1.0, "odd": False} if operation in FORMS else shape
+    lengths = []
+    for seed in range(2):
+        case = case_of(operation, [7, 0, 5, 6], 9, torch.float32, seed=seed, **options)
+        lengths += case.check(max_draft=11).lengths.tolist()
+    assert max(lengths) > slots
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_more_requests_than_a_block(monkeypatch, operation):
+    monkeypatch.setattr(config, "requests_block", lambda _: 2)
+    case_of(operation, LENGTHS, 20, torch.float32, seed=5).check()
+
+
+def test_many_requests():
+    greedy_case([0, 1] * 20, 20, torch.float32, seed=6).check()
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_rows_past_the_last_request_are_ignored(operation):
+    case = case_of(operation, [2, 1], 40, torch.bfloat16, seed=7)
+    strange = torch.full((9, 40), math.nan).bfloat16()
+    more = case.more
+    if operation in FORMS:
+        values = torch.cat([more[1].values, strange])
+        more = (more[0], more[1]._replace(values=values))
+    padded = case._replace(more=more).run(
+        logits=torch.cat([case.batch.logits, strange]),
+        draft_ids=torch.cat([case.batch.draft_ids, torch.full((9,), 3)]),
+    )
+    assert_same(padded, case.expected())
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_workspace_is_used_and_left_as_it_was(operation):
+    workspace = workspace_of(max_rows=40, max_requests=9, vocabulary=5000, max_draft=10)
+    lengths = [3, 1] if operation == "filters" else LENGTHS
+    first = case_of(operation, lengths, 3000, torch.float16, seed=13).check(
+        workspace=workspace, logprobs=operation in FORMS
+    )
+    tree = {} if operation in FORMS else {"tree": True}
+    second = case_of(operation, [1, 4], 77, torch.float32, seed=14, **tree)
+    second = second.check(max_draft=6, workspace=workspace)
+    assert first.token_ids.data_ptr() == second.token_ids.data_ptr()
+    assert_zero(workspace)
+
+
+def assert_zero(workspace):
+    for name, buffer in BUFFERS.items():
+        assert not (buffer.zero and workspace._buffers[name].any()), name
+
+
+def test_a_workspace_has_room():
+    size = {"max_rows": 1, "max_requests": 1, "vocabulary": 1, "max_draft": 0}
+    for name, least in size.items():
+        with pytest.raises(InvalidValueError, match=f"{name} must be at least {least}, got"):
+            Workspace("cpu", **{**size, name: least - 1})
+
+
+CANARY = 0x5A
+
+
+def guarded(buffer):
+    """A copy of a tensor with bytes before and after it in the same memory, and all of these."""
+    count = buffer.numel() * buffer.element_size()
+    memory = torch.full((count + 512,), CANARY, dtype=torch.uint8)
+    inner = memory[256 : 256 + count].view(buffer.dtype).view(buffer.shape)
+    inner.copy_(buffer)
+    return inner, memory
+
+
+@OF_EVERY_SHAPE
+def test_nothing_is_written_out_of_bounds_whatever_the_operands_hold(operation, shape):
+    random = Random(0)
+    case = case_of(operation, [3, 1, 4], 33, torch.float32, seed=15, **shape)
+    for _ in range(4):
+        wild = random.integers(-(2**62), 2**62, 12)
+        near = random.integers(-3, 14, 12)
+        values = torch.where(random.uniform(12) < 0.3, wild, near)
+        workspace = workspace_of(max_rows=11, max_requests=3, vocabulary=33, max_draft=5)
+        memories = {}
+        for name, buffer in list(workspace._buffers.items()):
+            workspace._buffers[name], memories[name] = guarded(buffer)
+        operands = {"draft_ids": wild[:8], "offsets": values[8:], "max_draft": 5}
+        if shape:
+            operands["parents"] = values[:8]
+        emitted = case.run(**operands, workspace=workspace)
+        for name, memory in memories.items():
+            assert (memory[:256] == CANARY).all() and (memory[-256:] == CANARY).all(), name
+        assert_zero(workspace)
+        if operation in FORMS:  # the others leave a request alone that has no row in range
+            assert emitted.token_ids.max() < 33
+        # Whatever it was, the next batch is verified as ever.
+        case.check(workspace=workspace)
+
+
+def test_a_seed_has_its_tokens_with_any_draft_and_anywhere():
+    vocabulary, length = 1500, 6
+    random = Random(0)
+    logits = random.normal(length + 1, vocabulary)
+    one = Sampling(Warpers(torch.ones(1)), torch.tensor([5]), torch.tensor([40]))
+    offsets = torch.tensor([0, length])
+    tokens = []
+    for slot in range(length + 1):  # token by token, without drafts
+        none = torch.tensor([], dtype=torch.int64), torch.tensor([0, 0])
+        step = Batch(logits[slot : slot + 1], *none, max_draft=0)
+        emitted = fused.verify_sampled(step, one._replace(positions=one.positions + slot))
+        tokens.append(int(emitted.token_ids))
+    whole = Batch(logits, torch.tensor(tokens[:length]), offsets, max_draft=length)
+    assert fused.verify_sampled(whole, one).token_ids.tolist() == [tokens]
+    # Behind another request, with a tree whose second branch is the right one.
+    ids = torch.tensor([*tokens[:3], vocabulary, tokens[0], *tokens[1:length]])
+    parents = torch.tensor([-1, 0, 1, -1, -1, 1, 2, 3, 4, 5])
+    rows = torch.cat([logits[:4], logits[:1], logits[:1], logits[1:]])
+    both = Batch(rows, ids, torch.tensor([0, 3, 10]), max_draft=7, parents=parents)
+    emitted = fused.verify_sampled(both, one.of(torch.tensor([0, 0])))
+    assert emitted.token_ids[0, :4].tolist() == tokens[:4]
+    assert emitted.token_ids[1, : length + 1].tolist() == tokens

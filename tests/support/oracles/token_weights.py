@@ -1,0 +1,55 @@
+"""Weights that name tokens: a table for the hashes of a candidate and what precedes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fastdraft import Datastore
+
+TOKEN, LAST, SECOND = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9
+LAST_OF_BOTH, LENGTHS = 0xD6E8FEB86659FD93, 0xA0761D6478BD642F
+
+
+def names(token: int, last: int, second: int, length: int, rival: int) -> list[int]:
+    """The places of a token behind `second` and `last`, by the classes of both match lengths."""
+    name, before, earlier = (
+        (each + 2) * factor for each, factor in ((token, TOKEN), (last, LAST), (second, SECOND))
+    )
+    both = (last + 2) * LAST_OF_BOTH ^ earlier
+    lengths, alone = (16 * length + rival + 1) * LENGTHS, (length + 1) * LENGTHS
+    hashes = (
+        name,
+        name ^ before,
+        name ^ both,
+        name ^ earlier,
+        name ^ lengths,
+        before ^ lengths,
+        both ^ alone,
+    )
+    low = [value % 2**64 for value in hashes]
+    return [(value ^ value >> 32) * 0xE7037ED1A0B428DB % 2**64 >> 48 for value in low]
+
+
+class TokenWeights:
+    """A table of so many weights."""
+
+    RATE = 0.2
+
+    def __init__(self, size: int, learned: TokenWeights | None = None) -> None:
+        values = learned.values if learned else [0.0]
+        self.values = [values[i % len(values)] for i in range(size)]
+
+    @classmethod
+    def of(cls, store: Datastore, given: TokenWeights | None = None) -> TokenWeights | None:
+        """What the next request of the store gets, where the one before it got `given`."""
+        sizes = [size for size in (1 << 14, 1 << 16) if size <= 12 * len(store)]
+        if not sizes or (given and len(given.values) >= sizes[-1]):
+            return given
+        return cls(sizes[-1], given)
+
+    def weigh(self, places: Sequence[int]) -> float:
+        return sum(self.values[place % len(self.values)] for place in places)
+
+    def learn(self, places: Sequence[int], error: float) -> None:
+        for place in places:
+            self.values[place % len(self.values)] += self.RATE * error
