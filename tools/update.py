@@ -77,9 +77,12 @@ def resolve(tree: Path) -> None:
     for host, package in SOURCES.items():
         (scratch / "source.txt").write_text(f"{package}\n")
         lock([scratch / "source.txt"], scratch / "found.txt", "--no-deps")
-        pins = re.findall(rf"^{package}==.*\n", (scratch / "found.txt").read_text(), re.MULTILINE)
+        # Of the newest Python: what is only read runs on none.
+        *_, pin = re.findall(
+            rf"^{package}==[\w.]+", (scratch / "found.txt").read_text(), re.MULTILINE
+        )
         with (constraints / f"{host}.txt").open("a") as file:
-            file.writelines(pins)
+            file.write(f"{pin}\n")
 
 
 def resolve_host(tree: Path, host: str) -> None:
