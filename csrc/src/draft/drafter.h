@@ -62,7 +62,7 @@ struct DrafterInputs {
   MemoryBudget& budget;
   std::size_t num_entered = 0;      // the first so many stores are those that its text enters
   std::int64_t templates_size = 0;  // the first so many tokens of the context are templates
-  std::shared_ptr<TokenWeights> weights{};  // of the first live store that its text enters
+  std::shared_ptr<TokenWeights> weights = nullptr;  // of the first live store that its text enters
 };
 
 // The drafter of a request. Throws MemoryLimitError.

@@ -237,7 +237,9 @@ std::shared_ptr<TokenWeights> LiveDatastore::token_weights() {
     log_.charge(larger->bytes() - (weights_ == nullptr ? 0 : weights_->bytes()));
     weights_ = std::move(larger);
   } catch (const MemoryLimitError&) {
+    return weights_;  // the smaller table serves as well
   } catch (const std::bad_alloc&) {
+    return weights_;
   }
   return weights_;
 }
