@@ -180,7 +180,7 @@ def replay(
 ) -> None:
     """Replay recorded requests and measure draft quality, exactly and without a model.
 
-    LOGS are files, or folders of *.jsonl files, which may be packed (.gz, .zst). Each line is a
+    LOGS are files, or folders with .jsonl files in them, packed or not (.gz, .zst). Each line is a
     request with its answer: of OpenAI's, vLLM's or Anthropic's APIs, of batch files, of LiteLLM,
     Helicone, LangSmith, Langfuse or OpenTelemetry, of the request logs of vLLM and SGLang, of
     ShareGPT or fine-tuning files, or a pair such as {"prompt": ..., "completion": ...}. What has
