@@ -219,7 +219,7 @@ def test_json_of_a_schema_is_drafted_before_it_was_written(server: Server) -> No
     after = server.metrics()
     accepted = after["vllm:spec_decode_num_accepted_tokens_total"] - without
     assert accepted > without - before
-    # What a grammar cuts of drafts is not counted; no request was aborted until now.
+    # The draft tokens that a grammar cuts are not counted here. No request was aborted yet.
     counted = after["fastdraft_accepted_tokens_total"]
     assert 0 < counted <= after["vllm:spec_decode_num_accepted_tokens_total"]
 

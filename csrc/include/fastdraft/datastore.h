@@ -211,10 +211,10 @@ class FASTDRAFT_EXPORT Datastore {
   // documents, and is not saved. Null for a frozen store.
   virtual RunningTexts* running() noexcept { return nullptr; }
 
-  // For engines: what the requests whose text enters a live store teach about certain tokens. They
-  // are the store's, 256 KB of its bytes at most, and grow with its text: a request keeps those
-  // that it was given. They are not saved. Null for a frozen store, and for one of little text or
-  // memory.
+  // For engines: weights of particular tokens, learned from the requests whose text enters this
+  // live store. The table counts among the store's bytes, takes 256 KB at most, and is replaced by
+  // a larger one as the text grows; a request keeps the table that it was given. It is not saved.
+  // Null for a frozen store, and for one with little text or memory.
   virtual std::shared_ptr<TokenWeights> token_weights() { return nullptr; }
 
  protected:

@@ -85,9 +85,9 @@ class Candidates {
   // Begins a draft from the matches as they are now. Gives the agreement of the root.
   Agreement begin(const ExpectedText& copy, const ExpectedText& prediction) noexcept;
 
-  // Weighs the tokens that may follow a node, `depth` tokens below the root, whose path ends with
-  // `second` and `last`. For a chain, call this for its nodes in order: each is the best candidate
-  // of the one before.
+  // Weighs the tokens that may follow a node. The node is `depth` tokens below the root; `last` is
+  // its token, and `second` the one before that. For a chain, call this for its nodes in order:
+  // each is the best candidate of the one before.
   Range expand(std::int32_t depth, const Agreement& agreement, Token last, Token second) {
     const std::size_t first = size_;
     if (weights_ != nullptr) before_ = TokenWeights::Before(last, second);

@@ -14,7 +14,7 @@ from fastdraft.errors import InvalidValueError
 
 __all__ = ["attach"]
 
-# Of text that is sent at once.
+# The most tokens that a rank sends in one message.
 _MOST_TOKENS = 1 << 20
 # What a rollout can be drafted from here.
 _SOURCES = (Source.CONTEXT, Source.RUNNING, Source.DATASTORE)

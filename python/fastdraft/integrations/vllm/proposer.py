@@ -210,7 +210,7 @@ class FastdraftProposer(VllmRequests[_Text]):
             each for each in verified if each[0].request is not None and each[1] < each[0].drafted
         ]
         if cut:
-            # A token that costs nothing is drafted to the limit: the same draft, but shorter.
+            # With free tokens the engine drafts up to the limit: the beginning of the same draft.
             texts, limits = zip(*cut, strict=True)
             self._propose(texts, limits, np.ones(len(cut) * (1 + self._lookahead)))
 

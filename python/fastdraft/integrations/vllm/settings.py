@@ -145,8 +145,8 @@ def check_speculator(vllm_config: Any) -> None:
 def _check_model(vllm_config: Any) -> None:
     model = vllm_config.model_config
     if getattr(model, "is_hybrid", False) or getattr(model, "is_attention_free", False):
-        # Which state is taken back to the last accepted token depends on vLLM's version, on the
-        # kind of the layer and on the device.
+        # Whether vLLM restores a layer's state after a rejected draft token depends on its version,
+        # the kind of layer and the device.
         raise InvalidValueError(
             "the model must have a key-value cache alone: on a CPU vLLM leaves rejected draft "
             "tokens in recurrent or convolutional state, and on a GPU drafts of such models are "
