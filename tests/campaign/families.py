@@ -33,6 +33,7 @@ _ITS_OWN: dict[str, dict[str, Any]] = {
     "codegen": {"n_head": 4},
     "cohere_compass_text": {
         "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]},
+    "dory": {"num_hidden_layers": 6, "n_input_layers": 2, "n_output_layers": 2},
     "gemma4_assistant": {"hidden_size_per_layer_input": 0},
     "gpt_neo": {
         "num_layers": 2, "attention_types": [[["global", "local"], 1]], "window_size": 11},
