@@ -489,6 +489,20 @@ def test_a_row_that_fails_costs_that_row_alone() -> None:
     assert [engine.num_tokens(request) for request in requests] == [16, 15, 15, 16]
 
 
+def test_a_host_that_cuts_drafts_says_what_was_verified() -> None:
+    engine = Engine(DraftConfig(lookahead=4, token_cost=0.0))
+    ids = [engine.add_request([1, 2], prediction=[7, 8, 9, 4]) for _ in range(2)]
+    assert engine.propose_batch(ids).tolist() == [[7, 8, 9, 4]] * 2
+    # The first row's draft was cut: its third token is the target's own.
+    emitted = [7, 8, 9, 7, 8, 9, 4, 5]
+    for wrong, message in ([2], "one entry"), ([-1, 4], "got -1 at index 0"):
+        with pytest.raises(InvalidValueError, match=message):
+            engine.observe_batch(ids, emitted, [0, 3, 8], drafted=wrong)
+    engine.observe_batch(ids, emitted, [0, 3, 8], drafted=[2, 9])
+    counts = [engine.finish(request) for request in ids]
+    assert [(each.drafted, each.accepted) for each in counts] == [(2, 2), (4, 4)]
+
+
 def test_limits_leave_everything_before_them_intact() -> None:
     engine = Engine(DraftConfig(max_request_tokens=4, max_bytes=100_000))
     with pytest.raises(RequestLimitError, match=r"max_request_tokens is 4: prompt_ids has 5"):
