@@ -351,12 +351,9 @@ def test_the_pages_name_the_tested_versions(host: str, package: str, guide: str)
     (front,) = [
         row for row in rows_of(ROOT / "README.md") if f"({'docs/guides/' + guide})" in row[0]
     ]
-    (loop,) = [
-        row
-        for row in rows_of(ROOT / "docs" / "guides" / "your-own-loop.md")
-        if f"({guide})" in row[1]
-    ]
-    for text in (front[2], loop[2], (ROOT / "docs" / "guides" / guide).read_text()):
+    title = front[0].removeprefix("[").partition("]")[0]
+    (tested,) = row_of(ROOT / "docs" / "start" / "install.md", title)
+    for text in (front[2], tested, (ROOT / "docs" / "guides" / guide).read_text()):
         assert re.search(rf"\b{re.escape(version)}\b", text), text
 
 
