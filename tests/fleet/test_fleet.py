@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fastdraft import Datastore, Engine, Memory
@@ -938,6 +938,7 @@ def test_a_hostile_manifest_is_refused_even_with_the_key(value: Any) -> None:
 
 
 @given(st.binary(max_size=300), st.integers(0, 400), st.sampled_from(["insert", "flip", "replace"]))
+@example(b"behind its end", -1, "insert")
 @settings(deadline=None, max_examples=200)
 def test_a_manifest_that_was_changed_is_refused(noise: bytes, place: int, how: str) -> None:
     published = Published(Objects("memory://changed"), KEY, "0" * 64)
@@ -949,7 +950,7 @@ def test_a_manifest_that_was_changed_is_refused(noise: bytes, place: int, how: s
     assert published._write(manifest)
     content = published._objects.read(name, 0, 1 << 20)
     assert published._parse(1, content) == manifest
-    place %= len(content)
+    place %= len(content) + (how == "insert")
     if how == "insert":
         changed = content[:place] + noise + content[place:]
     elif how == "flip":
