@@ -325,8 +325,8 @@ class Published:
         """Puts what replicas have published since, and packs that are small beside it, into a pack.
 
         Any number of processes may do so concurrently, or be killed. The pack is written first,
-        then the manifest that names it, whose number is free for one process alone; another one begins anew.
-        What was joined is removed some manifests later. What cannot be read is left as it is.
+        then the manifest that names it, whose number is free for one process alone; another one
+        begins anew. What was joined is removed some manifests later. What cannot be read is left as it is.
 
         Args:
             max_bytes: The most bytes of all packs. Beyond it the oldest text leaves, but for that
