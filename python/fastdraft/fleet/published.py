@@ -326,7 +326,8 @@ class Published:
 
         Any number of processes may do so concurrently, or be killed. The pack is written first,
         then the manifest that names it, whose number is free for one process alone; another one
-        begins anew. What was joined is removed some manifests later. What cannot be read is left as it is.
+        begins anew. What was joined is removed some manifests later; what cannot be read is
+        left as it is.
 
         Args:
             max_bytes: The most bytes of all packs. Beyond it the oldest text leaves, but for that
