@@ -580,6 +580,8 @@ def broken(target: Any, name: str, at: int) -> Any:
 
 
 def beside_a_head(run: Run) -> dict[str, Any]:
+    from vllm.v1.sample.ops import topk_topp_sampler
+
     from fastdraft.integrations.vllm.speculator import FastdraftSpeculator
     from waiting import no_waiting
 
@@ -591,7 +593,11 @@ def beside_a_head(run: Run) -> dict[str, Any]:
             propose(speculator, *args)
         guarded.append(1)
 
-    with mock.patch.object(FastdraftSpeculator, "_propose", guarded_propose):
+    with (
+        mock.patch.object(FastdraftSpeculator, "_propose", guarded_propose),
+        # As above: the kernel for top-k does not run in Triton's interpreter.
+        mock.patch.object(topk_topp_sampler, "HAS_TRITON", False),
+    ):
         # At first nothing is known; then there are the answers of before.
         outputs = [run.tokens(PROMPTS) for _ in range(3)]
         outputs.append(run.tokens(PROMPTS, temperature=0.7, top_k=1))

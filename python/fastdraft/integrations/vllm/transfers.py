@@ -117,11 +117,14 @@ class TreeBuffers:
         size = 3 * places * (1 + nodes) + more
         self._begin = size - more
         self._flat: dict[Snapshot, Tensor] = {}
+        self._more: dict[Snapshot, NDArray[np.float32]] = {}
         for _ in range(3):
             flat = torch.zeros(size, dtype=torch.int32, pin_memory=self._cuda)
             trees = _trees_in(flat[: self._begin], places, nodes)
             *fields, requests = (field.numpy() for field in trees)
-            self._flat[Snapshot(0, Continuations(*fields), requests)] = flat
+            snapshot = Snapshot(0, Continuations(*fields), requests)
+            self._flat[snapshot] = flat
+            self._more[snapshot] = flat[self._begin :].view(torch.float32).numpy()
         self.snapshots = list(self._flat)
         self._buffers = [torch.zeros(size, dtype=torch.int32, device=device) for _ in range(3)]
         self._trees = [_trees_in(each[: self._begin], places, nodes) for each in self._buffers]
@@ -134,7 +137,7 @@ class TreeBuffers:
         """Copies one of `snapshots` to the device, and makes it the newest. Waits for the copy."""
         flat = self._flat[snapshot]
         if more is not None:
-            flat[self._begin :].view(torch.float32).numpy()[:] = more
+            self._more[snapshot][:] = more
         free = next(each for each in range(3) if each not in (self._newest, self._in_use))
         if self._cuda:
             self._stream.wait_event(self._used[free])
