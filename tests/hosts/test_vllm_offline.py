@@ -212,8 +212,8 @@ def test_wrong_options_end_the_start(words: Path, options: dict[str, Any], messa
 
 def test_a_head_needs_the_other_runner(words: Path) -> None:
     head = {"method": "draft_model", "model": str(words), "num_speculative_tokens": 3}
-    options = {"method": "fastdraft", "head": head}
-    arguments = EngineArgs(str(words), speculative_config=options)
+    options = {"head": head}
+    arguments = EngineArgs(str(words), speculative_config={"method": "fastdraft", **options})
     with pytest.raises(ValueError, match=r"must keep to Model Runner V2, .* got V1"):
         arguments.create_engine_config()
 
