@@ -467,8 +467,14 @@ DAMAGES: dict[str, Damage] = {
 }
 
 
-@pytest.mark.parametrize("joined", [False, True])
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize(
+    ("url", "damage", "joined"),
+    [
+        *(("file", damage, joined) for damage in DAMAGES for joined in (False, True)),
+        *((other, "short", True) for other in ("memory", "s3")),
+    ],
+    indirect=["url"],
+)
 def test_damage_costs_its_own_text_alone(url: str, damage: str, joined: bool) -> None:
     one, follower = join(url), join(url)
     read(follower, "a")
