@@ -9,6 +9,7 @@ from __future__ import annotations
 from enum import IntFlag
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -127,17 +128,19 @@ class Likeliest(NamedTuple):
     probabilities: Tensor
 
 
-class Emitted(NamedTuple):
-    """What a verification emits. Fused kernels write it in this form.
+class Verified(NamedTuple):
+    """What a verification emitted, on the logits' device. Fused kernels write it in this form.
 
-    token_ids: int32 (requests, max_draft + 1), -1 after the last token.
-    lengths: int32 (requests,).
-    status: int32 (requests,), bits of `Status`, of the rows that were reached.
-    path: int32 (requests, max_draft), the accepted draft tokens as indices within the draft, -1
-        after the last; None for chains.
-    logprobs: float32 (requests, max_draft + 1), the log-probability of each token under the
-        distribution that it was chosen from, for an argmax the softmax at temperature 1; NaN after
-        the last token, and where a row has no softmax. None unless asked for.
+    token_ids: int32 (requests, max_draft + 1), accepted tokens, then the recovered or bonus token,
+        then -1.
+    lengths: int32 (requests,), how many tokens were emitted: accepted + 1, or the accepted ones
+        alone where an empty row ended them.
+    status: int32 (requests,), bits of `Status`, of the rows that were reached; 0 when all is well.
+    tree_path: `path` of a batch with parents; None for chains.
+    logprobs: float32 (requests, max_draft + 1), the log-probability of each emitted token under
+        the distribution that it comes from: with mask, temperature and filters. For an argmax, with
+        mask, at temperature 1. NaN after the last token, and where a row with NaN or +inf has no
+        probabilities. None unless asked for.
     raw_logprobs: the same under the softmax of the logits as they came, with all tokens allowed.
     likeliest: of every row of logits, also of those that were not reached. None unless asked for.
     """
@@ -145,10 +148,31 @@ class Emitted(NamedTuple):
     token_ids: Tensor
     lengths: Tensor
     status: Tensor
-    path: Tensor | None
-    logprobs: Tensor | None
-    raw_logprobs: Tensor | None
+    tree_path: Tensor | None = None
+    logprobs: Tensor | None = None
+    raw_logprobs: Tensor | None = None
     likeliest: Likeliest | None = None
+
+    @property
+    def path(self) -> Tensor:
+        """The accepted draft tokens as indices within their draft, in order, then -1.
+
+        int32 (requests, max_draft); for a chain 0, 1, 2, ... These are the draft tokens whose keys
+        and values a cache keeps.
+        """
+        if self.tree_path is not None:
+            return self.tree_path
+        # The last emitted token is no draft token, unless an empty row left it out.
+        stopped = (self.status & Status.EMPTY) != 0
+        accepted = (self.lengths - 1 + stopped.int())[:, None]
+        index = torch.arange(self.token_ids.shape[1] - 1, dtype=torch.int32, device=accepted.device)
+        return torch.where(index < accepted, index, -1)
+
+    def tolist(self) -> list[list[int]]:
+        """The emitted tokens of each request, without padding. Waits for the device."""
+        rows: list[list[int]] = self.token_ids.tolist()
+        lengths: list[int] = self.lengths.tolist()
+        return [row[:length] for row, length in zip(rows, lengths, strict=True)]
 
 
 class Texts(NamedTuple):
@@ -202,6 +226,21 @@ class Scan(NamedTuple):
     reach: int
 
 
+class Head(NamedTuple):
+    """The drafts of another drafter, such as an EAGLE head, and what is known of it.
+
+    token_ids: int32 or int64 (rows, lookahead), contiguous: a draft for each row of the batch.
+    acceptance: float32 (lookahead,), how often its token at each depth is right where those before
+        it are.
+    first: float32 (2, n): where the two drafts first differ, how often the aligned one is right
+        there, and how often this one. In n bins of the chance that the aligned one has there.
+    """
+
+    token_ids: Tensor
+    acceptance: Tensor
+    first: Tensor
+
+
 class Aligned(NamedTuple):
     """The drafts of a batch.
 
@@ -211,7 +250,10 @@ class Aligned(NamedTuple):
     counts: int32 (rows,), the tokens of each draft.
     ends: int32 (rows, 3 + n), contiguous: what a host that computes continuations has to know of
         each row. How many tokens it has just emitted, the length of its text, the tokens of its
-        draft, and the text's last n tokens, -1 where the text is shorter.
+        draft, and the text's last n tokens, -1 where the text is shorter. With a `Head`, int32
+        (rows, 4 + 2 * lookahead + n): before the last n tokens also the bin of its `first`, -1
+        where the drafts do not differ, its draft, and the aligned one, -1 after that one's end. The
+        tokens of the draft are 0 where the head's is taken.
     """
 
     token_ids: Tensor
@@ -226,13 +268,13 @@ class Kernels(Protocol):
     `reference` says what each computes.
     """
 
-    def verify_greedy(self, batch: Batch) -> Emitted: ...
+    def verify_greedy(self, batch: Batch) -> Verified: ...
 
-    def verify_sampled(self, batch: Batch, sampling: Sampling) -> Emitted: ...
+    def verify_sampled(self, batch: Batch, sampling: Sampling) -> Verified: ...
 
     def verify_rejection(
         self, batch: Batch, sampling: Sampling, draft_distribution: DraftDistribution
-    ) -> Emitted: ...
+    ) -> Verified: ...
 
     def tree_depths(self, parents: Tensor, offsets: Tensor, *, max_draft: int) -> Tensor: ...
 
@@ -252,6 +294,7 @@ class Kernels(Protocol):
         vocabulary: int,
         padding: int | None,
         output: Aligned,
+        head: Head | None = None,
     ) -> Aligned: ...
 
     def cached_attention(

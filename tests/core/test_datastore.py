@@ -24,6 +24,7 @@ from fastdraft import Datastore
 from fastdraft.cli.app import app
 from fastdraft.datastore import DatastoreWriter, Occurrence, build, fingerprint
 from fastdraft.errors import DatastoreClosedError, DatastoreError, InvalidValueError
+from oracles.samples import Samples
 
 ORDERS, LINKS, LONGEST = (4, 2, 1), 32, 32
 KEPT_LIVE, KEPT_FROZEN = 31, 64  # places of each n-gram
@@ -208,6 +209,86 @@ def test_the_turns_of_a_chat_are_stored_once() -> None:
         (found, *_) = store.find(chat[:end])
         assert found.length == LONGEST
         assert store.read(found.next, 1).tolist() == [chat[end]]
+
+
+def sample(prompt: int, seed: int, size: int) -> tuple[list[int], list[int]]:
+    """A prompt, too short to be stored once, and it with an output that no other has."""
+    short = [prompt] * 9
+    return short, [*short, *np.random.default_rng(seed).integers(100, 2**22, size).tolist()]
+
+
+def let_prompts_repeat(store: Datastore) -> list[list[int]]:
+    """Two samples of one prompt, long enough to be known by its text."""
+    prompt = list(range(50, 90))
+    added = [[*prompt, 1], [*prompt, 2]]
+    for tokens in added:
+        store.add(tokens, prompt_size=len(prompt))
+    return added
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9) | st.integers(0, 3000)), max_size=60),
+    st.integers(0, 2**32),
+    st.sampled_from([0, 2, 8, 30]),
+)
+def test_prompts_keep_about_as_many_samples_each(
+    drawn: list[tuple[int, int]], seed: int, blocks: int
+) -> None:
+    store = Datastore(max_bytes=LEAST + BLOCK * blocks)
+    first, second = let_prompts_repeat(store)
+    # Of the first one nobody can know yet that its prompt will come again.
+    samples = Samples().enter((), first).enter(tuple(second[:-1]), second)
+    for number, (prompt, size) in enumerate(drawn):
+        short, tokens = sample(prompt, seed + number, size)
+        # Every sixth is text without a prompt.
+        prompt_size = len(short) if prompt else 0
+        expected = samples.outcomes(tuple(short[:prompt_size]), tokens, store.begin)
+        store.add(tokens, prompt_size=prompt_size)
+        samples = next(each for each in expected if each.end == store.end)
+        assert store.bytes <= store.max_bytes
+    for each in samples.log:
+        if each.start >= store.begin:
+            assert store.read(each.start + 1, 2**62).tolist() == each.tokens
+            assert store.find(each.tokens[:-1])[0].length == min(len(each.tokens) - 1, LONGEST)
+
+
+def test_a_prompt_that_returns_finds_its_samples_in_half_of_the_memory() -> None:
+    """Epochs in one order, the worst for a memory whose oldest text leaves first: it would hold
+    none of what comes next."""
+    random = np.random.default_rng(0)
+    prompts, of_each, tokens_of_each = 60, 4, 400
+    store = Datastore(max_bytes=1_900_000)
+    let_prompts_repeat(store)
+    found = added = 0
+    for epoch in range(5):
+        begin = store.end
+        for prompt in range(prompts):
+            # The output has a run that tells whose it is.
+            marks = [1000 * (prompt + 1) + number for number in range(of_each)]
+            if epoch > 1:
+                found += any(store.find([mark] * 4, least=4) for mark in marks)
+            for mark in marks:
+                output = random.integers(100_000, 150_000, tokens_of_each)
+                output[50:55] = mark
+                store.add([*[prompt] * 9, *output.tolist()], prompt_size=9)
+        added = prompts * of_each * (10 + tokens_of_each)
+        # Of each token that is added at most one is moved.
+        assert store.end - begin <= 2 * added
+    assert len(store) < added / 2
+    assert found >= 0.8 * 3 * prompts
+
+
+def test_text_whose_prompts_do_not_return_leaves_the_oldest_first() -> None:
+    store = Datastore(max_bytes=300_000)
+    let_prompts_repeat(store)
+    for number in range(200):
+        before = store.end
+        _, tokens = sample(number, number, number * 37 % 1500)
+        store.add(tokens, prompt_size=9)
+        assert store.end == before + 1 + len(tokens)
+        assert store.read(before + 1, 2**62).tolist() == tokens
+    assert store.begin > 0
 
 
 def test_memory_stays_within_the_limit() -> None:
@@ -509,7 +590,6 @@ def test_foreign_and_newer_files_are_refused(frozen_path: Path, tmp_path: Path) 
         Datastore.open(frozen_path, fingerprint=b"g" * 32)
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no FIFOs")
 def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     program = """
@@ -547,7 +627,7 @@ def test_a_flipped_bit_of_header_or_directory_is_refused(frozen_path: Path) -> N
 def test_damage_of_the_body_is_found_or_harmless(frozen_path: Path) -> None:
     random = np.random.default_rng(0)
     end = directory_offset(frozen_path)
-    for _ in range(100):
+    for _ in range(30):  # `make campaign` tries many more
         places = random.integers(4096, end, 30)
 
         def scramble(content: bytearray, places: np.ndarray = places) -> None:
@@ -761,7 +841,6 @@ def test_an_error_while_writing_leaves_the_old_file(frozen_path: Path, tmp_path:
     assert path.read_bytes() == frozen_path.read_bytes()
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")
 @pytest.mark.parametrize("end", ["", "sys.exit()", "writer.discard()", "raise ValueError"])
 def test_a_fork_leaves_the_file_of_a_writer_alone(tmp_path: Path, end: str) -> None:
     program = f"""
@@ -829,7 +908,6 @@ print("begun", flush=True)
     return process
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="the file of a killed process stays")
 def test_the_next_build_removes_what_a_killed_one_left(tmp_path: Path) -> None:
     path = tmp_path / "x.fds"
     others = ["x.fds.1-2.tmp2", "x.fds.1.tmp", "x.fds.-2.tmp", "x.fdsx1-2.tmp", "y.fds.1-2.tmp"]
@@ -872,7 +950,6 @@ writer.discard()
     assert [file.name for file in tmp_path.iterdir()] == ["x.fds"]
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="there is no limit to set")
 def test_a_full_disk_leaves_the_old_file(frozen_path: Path, tmp_path: Path) -> None:
     path = tmp_path / "kept.fds"
     path.write_bytes(frozen_path.read_bytes())
@@ -1010,10 +1087,10 @@ def test_command_line_holds_few_of_many_short_documents(
         return batch
 
     monkeypatch.setattr("fastdraft.cli.datastore._encode", encode)
-    np.save(tmp_path / "short.npy", np.arange(100_000, dtype=np.int32).reshape(-1, 1))
+    np.save(tmp_path / "short.npy", np.arange(70_000, dtype=np.int32).reshape(-1, 1))
     built = command("build", tmp_path / "o.fds", tmp_path / "short.npy")
-    assert "100,000 tokens in 100,000 documents" in built.output
-    assert sum(sizes) == 100_000 and max(sizes) <= 1 << 15
+    assert "70,000 tokens in 70,000 documents" in built.output
+    assert sum(sizes) == 70_000 and max(sizes) <= 1 << 15
 
 
 @pytest.mark.parametrize(

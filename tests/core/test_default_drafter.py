@@ -64,6 +64,30 @@ def corpus() -> Iterator[Datastore]:
     token_cost=0.0,
     names=False,
 )
+@example(  # a copy that is left for longer than its drafter's patience, 32 tokens
+    prompt=[*range(60)],
+    prediction=[*range(100, 160)],
+    documents=None,
+    steps=[
+        (0, [*range(10, 16)], 9),
+        (0, [*range(200, 234)], 9),
+        *((0, [token], 9) for token in (16, *range(100, 106), *range(234, 268), 106)),
+    ],
+    lookahead=4,
+    tree_budget=12,
+    token_cost=0.0,
+    names=False,
+)
+@example(  # a copy nearby, of two tokens, while a much longer one stands elsewhere
+    prompt=[1, 2, 3, 4, 5, 53, 77, 54, 55, 88, *range(300, 350), *range(50, 58)],
+    prediction=[],
+    documents=None,
+    steps=[(0, [token], 9) for token in (1, 2, 3, 4, *range(50, 57))],
+    lookahead=4,
+    tree_budget=12,
+    token_cost=0.0,
+    names=False,
+)
 def test_drafts_are_the_oracles(
     corpus: Datastore,
     prompt: list[int],
@@ -424,7 +448,8 @@ def test_a_batch_is_drafted_as_its_rows_are(tree_budget: int | None) -> None:
     # In one store they would see each other's running requests.
     singly, together = (Engine(config, datastores=[store_of(*documents)]) for _ in range(2))
     ids = []
-    for size in range(12):
+    # For a long text a batch asks for its memory ahead.
+    for size in (*range(12), 1125):
         prompt = random.integers(0, 4, 8 * size)
         prediction = random.integers(0, 4, size % 3 * 20)
         ids.append(singly.add_request(prompt, prediction=prediction))

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "draft/first_places.h"
 #include "fastdraft/calibration.h"
 #include "fastdraft/token.h"
 
@@ -186,15 +187,7 @@ class AcceptanceModel {
     }
     return after;
   }();
-  static constexpr std::array<int, kFeatures> kFirst = [] {
-    std::array<int, kFeatures> first{};
-    int sum = 0;
-    for (std::size_t i = 0; i < kFeatures; ++i) {
-      first[i] = sum;
-      sum += kValues[i];
-    }
-    return first;
-  }();
+  static constexpr std::array<int, kFeatures> kFirst = first_places(kValues);
 
   static constexpr float kSurely = 16.0f;  // a chance of 1, for a float
   static constexpr int kChancesPerUnit = 8;
