@@ -348,8 +348,10 @@ class RowCache(Cache):
         lengths = [
             layer.get_seq_length() for layer in prepared.layers if isinstance(layer, DynamicLayer)
         ]
+        # A model that repeats layers has more of them than it names: Dory.
+        kinds = dict(enumerate(layer_types or ()))
         for index, layer in enumerate(prepared.layers):
-            if lengths and layer_types is not None and _is_convolution(layer, layer_types[index]):
+            if lengths and _is_convolution(layer, kinds.get(index)):
                 self.layers.append(_convolution_layer(layer, index, lengths[0]))
             else:
                 self.layers.append(_row_layer(layer, index))
@@ -516,7 +518,7 @@ def _row_layer(layer: Any, index: int) -> Any:
     return row_layer
 
 
-def _is_convolution(layer: Any, kind: str) -> bool:
+def _is_convolution(layer: Any, kind: str | None) -> bool:
     """Whether a layer holds the inputs of one convolution and no other state."""
     return bool(kind == "conv" and type(layer) is _STATE and layer.number_of_states == 1)
 
