@@ -81,10 +81,10 @@ setup: gtest browser ## Make the environment and build once
 demo: $(VENV)/.package ## Decode real text with a real model: plain, prompt lookup, fastdraft
 	fastdraft demo $(DEMO)
 
-test: test-cpp test-kernels test-python ## Run the whole test suite: C++ plain and sanitised, kernels, Python
+test: test-cpp test-kernels test-python ## Run the whole test suite: C++ under sanitizers, kernels, Python
 
-test-cpp: gtest ## Run the C++ tests: plain, under ASan and UBSan, under TSan
-	for preset in plain asan tsan; do \
+test-cpp: gtest ## Run the C++ tests: under ASan and UBSan, under TSan
+	for preset in asan tsan; do \
 	  cmake --preset $$preset && cmake --build --preset $$preset --target tests \
 	  && ctest --preset $$preset || exit 1; \
 	done
@@ -185,7 +185,6 @@ bench: $(VENV)/.bench gtest ## Run the microbenchmarks, beside the peers that ca
 	python bench/datastore.py --tokens build/bench/tokens.bin --core build/release/bench_datastore
 	python bench/predicted_outputs.py $(DATA:%=--data %)
 	python bench/verification.py
-	python -m pytest bench/microbench.py
 ifdef DATA
 	python bench/calibration.py --data $(DATA)
 	export PYTHONPATH=$$(python bench/baselines.py) && fastdraft replay $(DATA) --peers \

@@ -9,6 +9,7 @@ from __future__ import annotations
 from enum import IntFlag
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -127,17 +128,19 @@ class Likeliest(NamedTuple):
     probabilities: Tensor
 
 
-class Emitted(NamedTuple):
-    """What a verification emits. Fused kernels write it in this form.
+class Verified(NamedTuple):
+    """What a verification emitted, on the logits' device. Fused kernels write it in this form.
 
-    token_ids: int32 (requests, max_draft + 1), -1 after the last token.
-    lengths: int32 (requests,).
-    status: int32 (requests,), bits of `Status`, of the rows that were reached.
-    path: int32 (requests, max_draft), the accepted draft tokens as indices within the draft, -1
-        after the last; None for chains.
-    logprobs: float32 (requests, max_draft + 1), the log-probability of each token under the
-        distribution that it was chosen from, for an argmax the softmax at temperature 1; NaN after
-        the last token, and where a row has no softmax. None unless asked for.
+    token_ids: int32 (requests, max_draft + 1), accepted tokens, then the recovered or bonus token,
+        then -1.
+    lengths: int32 (requests,), how many tokens were emitted: accepted + 1, or the accepted ones
+        alone where an empty row ended them.
+    status: int32 (requests,), bits of `Status`, of the rows that were reached; 0 when all is well.
+    tree_path: `path` of a batch with parents; None for chains.
+    logprobs: float32 (requests, max_draft + 1), the log-probability of each emitted token under
+        the distribution that it comes from: with mask, temperature and filters. For an argmax, with
+        mask, at temperature 1. NaN after the last token, and where a row with NaN or +inf has no
+        probabilities. None unless asked for.
     raw_logprobs: the same under the softmax of the logits as they came, with all tokens allowed.
     likeliest: of every row of logits, also of those that were not reached. None unless asked for.
     """
@@ -145,10 +148,31 @@ class Emitted(NamedTuple):
     token_ids: Tensor
     lengths: Tensor
     status: Tensor
-    path: Tensor | None
-    logprobs: Tensor | None
-    raw_logprobs: Tensor | None
+    tree_path: Tensor | None = None
+    logprobs: Tensor | None = None
+    raw_logprobs: Tensor | None = None
     likeliest: Likeliest | None = None
+
+    @property
+    def path(self) -> Tensor:
+        """The accepted draft tokens as indices within their draft, in order, then -1.
+
+        int32 (requests, max_draft); for a chain 0, 1, 2, ... These are the draft tokens whose keys
+        and values a cache keeps.
+        """
+        if self.tree_path is not None:
+            return self.tree_path
+        # The last emitted token is no draft token, unless an empty row left it out.
+        stopped = (self.status & Status.EMPTY) != 0
+        accepted = (self.lengths - 1 + stopped.int())[:, None]
+        index = torch.arange(self.token_ids.shape[1] - 1, dtype=torch.int32, device=accepted.device)
+        return torch.where(index < accepted, index, -1)
+
+    def tolist(self) -> list[list[int]]:
+        """The emitted tokens of each request, without padding. Waits for the device."""
+        rows: list[list[int]] = self.token_ids.tolist()
+        lengths: list[int] = self.lengths.tolist()
+        return [row[:length] for row, length in zip(rows, lengths, strict=True)]
 
 
 class Texts(NamedTuple):
@@ -226,13 +250,13 @@ class Kernels(Protocol):
     `reference` says what each computes.
     """
 
-    def verify_greedy(self, batch: Batch) -> Emitted: ...
+    def verify_greedy(self, batch: Batch) -> Verified: ...
 
-    def verify_sampled(self, batch: Batch, sampling: Sampling) -> Emitted: ...
+    def verify_sampled(self, batch: Batch, sampling: Sampling) -> Verified: ...
 
     def verify_rejection(
         self, batch: Batch, sampling: Sampling, draft_distribution: DraftDistribution
-    ) -> Emitted: ...
+    ) -> Verified: ...
 
     def tree_depths(self, parents: Tensor, offsets: Tensor, *, max_draft: int) -> Tensor: ...
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fastdraft.errors import InvalidValueError
-from fastdraft.kernels.operands import Batch, Emitted
+from fastdraft.kernels.operands import Batch, Verified
 from fastdraft.kernels.reference import CHUNK
 
 # Parts of a chunk that filters look at on their own.
@@ -215,9 +215,9 @@ class Scratch(NamedTuple):
         return cls(**{name: take(batch, name) for name in names})
 
 
-def take_output(batch: Batch) -> Emitted:
+def take_output(batch: Batch) -> Verified:
     """The results of a verification, which kernels fill."""
-    return Emitted(
+    return Verified(
         take(batch, "token_ids"),
         take(batch, "lengths"),
         take(batch, "status"),

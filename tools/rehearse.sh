@@ -42,7 +42,7 @@ version = metadata["Version"]
 changelog = Path("CHANGELOG.md").read_text("utf-8")
 print("fastdraft", version, *urls, sep="\n  ")
 if f"\n## [{version}] - " not in changelog:
-    print(f"CHANGELOG.md has no heading for {version} yet: see docs/contributing/releasing.md")
+    print(f"CHANGELOG.md has no heading for {version} yet: see docs/contributing/maintaining.md")
 PYTHON
 
 (cd "$index" && for file in *; do echo "<a href=\"$file\">$file</a><br>"; done > index.html)

@@ -26,7 +26,8 @@ def targets() -> dict[str, list[dict[str, str]]]:
     found: dict[str, list[dict[str, str]]] = {}
     for entry in json.loads((BUILD / "compile_commands.json").read_text()):
         source = Path(entry["file"])
-        if source.suffix == ".cc" and BUILD not in source.parents:
+        # Fuzzers have one entry point each, and cannot stand in one file.
+        if source.suffix == ".cc" and BUILD not in source.parents and source.parent.name != "fuzz":
             target = re.search(r"(\w+)\.dir/", entry["output"])
             assert target is not None, entry["output"]
             found.setdefault(target[1], []).append(entry)

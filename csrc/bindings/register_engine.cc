@@ -356,14 +356,17 @@ py::error_already_set as_python_error(const std::exception_ptr& error) {
 }
 
 void observe_batch(PythonEngine& engine, const Integers& requests, const Integers& emitted_ids,
-                   const Integers& offsets) {
+                   const Integers& offsets, const std::optional<Integers>& drafted) {
   const IntegerArray<RequestId> ids(requests, "requests");
   const IntegerArray<Token> emitted(emitted_ids, "emitted_ids");
   const IntegerArray<std::int64_t> at(offsets, "offsets");
+  const IntegerArray<std::int32_t> verified(drafted.value_or(Integers()), "drafted");
   check_offsets(at, ids.size(), emitted.size());
+  if (drafted) check_rows(verified.size(), ids.size(), "drafted");
   const std::vector<RowError> failed = [&] {
     const py::gil_scoped_release release;
-    return engine.observe_batch(ids.data(), ids.size(), emitted.data(), at.data());
+    return engine.observe_batch(ids.data(), ids.size(), emitted.data(), at.data(),
+                                drafted ? verified.data() : nullptr);
   }();
   if (!failed.empty()) raise_rows(failed);
 }
@@ -610,8 +613,11 @@ O(1) amortised a token. Raises UnknownRequestError, InvalidValueError or Request
 any change. On MemoryLimitError the request holds, and has counted, the tokens that still fitted;
 the message says how many.)");
   engine.def("observe_batch", &observe_batch, py::arg("requests"), py::arg("emitted_ids"),
-             py::arg("offsets"),
+             py::arg("offsets"), py::kw_only(), py::arg("drafted") = py::none(),
              R"(`observe` for a batch: row r emitted emitted_ids[offsets[r]:offsets[r + 1]].
+
+drafted: for each row how many of its draft tokens the target verified, for a host that has cut
+    drafts; by default all.
 
 A row that fails costs that row alone. All others are observed; then the error of the first row
 that failed is raised, what `observe` raises, with the errors of all such rows in `error.rows`, by

@@ -19,7 +19,7 @@ EMPTY = tl.constexpr(int(operands.Status.EMPTY))
 @triton.jit
 def accept(place, drafts, scratch, output, SLOTS: tl.constexpr):
     """Writes what a request emits; place: that of any of its rows. With a path it is a tree."""
-    if output.path is not None:
+    if output.tree_path is not None:
         length, nan, stopped = _walk(place, drafts, scratch, output, SLOTS)
     else:
         length, nan, stopped = _compare(place, drafts, scratch, output, SLOTS)
@@ -84,7 +84,7 @@ def _walk(place, drafts, scratch, output, SLOTS: tl.constexpr):
     size, max_draft = place.size, drafts.max_draft
     emitted = emitted_of(place.request, drafts)
     token_ids = output.token_ids + emitted
-    path = output.path + (emitted - place.request)
+    path = output.tree_path + (emitted - place.request)
     current = 0
     depth = 0
     # The result of the row that the walk has come to.

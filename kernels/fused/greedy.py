@@ -37,7 +37,7 @@ from fastdraft.kernels.fused.rows import (
     unpack,
     values_of,
 )
-from fastdraft.kernels.operands import Batch, Emitted
+from fastdraft.kernels.operands import Batch, Verified
 from fastdraft.kernels.workspace import Scratch, take_output
 
 
@@ -122,7 +122,7 @@ def greedy_kernel(
         accept(place, drafts, scratch, output, C.SLOTS)
 
 
-def verify_greedy(batch: Batch) -> Emitted:
+def verify_greedy(batch: Batch) -> Verified:
     """The reference's `verify_greedy` of logits of 16 or 32 bits, in one launch.
 
     The results are the workspace's buffers, if there is one.

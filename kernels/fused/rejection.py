@@ -77,7 +77,7 @@ from fastdraft.kernels.fused.statistics import (
     tile_units,
     totals,
 )
-from fastdraft.kernels.operands import Batch, DraftDistribution, Emitted, Sampling
+from fastdraft.kernels.operands import Batch, DraftDistribution, Sampling, Verified
 from fastdraft.kernels.workspace import Scratch, take_output
 
 # Two rows in the registers at a time, and much besides, want twice the threads.
@@ -524,7 +524,7 @@ def rejection_kernel(
 
 def verify_rejection(
     batch: Batch, sampling: Sampling, draft_distribution: DraftDistribution
-) -> Emitted:
+) -> Verified:
     """The reference's `verify_rejection`, of logits of 16 or 32 bits.
 
     Two launches without filters, four with one. The logits and a draft's logits are read once, a

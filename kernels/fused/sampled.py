@@ -55,7 +55,7 @@ from fastdraft.kernels.fused.statistics import (
     statistics_of,
     totals,
 )
-from fastdraft.kernels.operands import Batch, Emitted, Sampling
+from fastdraft.kernels.operands import Batch, Sampling, Verified
 from fastdraft.kernels.workspace import Scratch, take_output
 
 # The contract's bound below which a weight is 0.
@@ -198,7 +198,7 @@ def finish_kernel(
     _finish_row(place, logits, allowed, drafts, draws, scratch, output, False, C)
 
 
-def verify_sampled(batch: Batch, sampling: Sampling) -> Emitted:
+def verify_sampled(batch: Batch, sampling: Sampling) -> Verified:
     """The reference's `verify_sampled`, of logits of 16 or 32 bits.
 
     One launch without filters, three with one, and one more for the likeliest tokens; the logits
@@ -230,7 +230,7 @@ def verify_sampled(batch: Batch, sampling: Sampling) -> Emitted:
     return output._replace(likeliest=found)
 
 
-def verify_in_one_launch(batch: Batch, sampling: Sampling | None) -> Emitted:
+def verify_in_one_launch(batch: Batch, sampling: Sampling | None) -> Verified:
     """Verification without filters; the argmax of all rows without sampling.
 
     One launch more for the likeliest tokens, if the batch asks for them.

@@ -52,7 +52,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fastdraft.kernels.operands import Batch, DraftDistribution, Emitted, Sampling, Status, Warpers
+from fastdraft.kernels.operands import Batch, DraftDistribution, Sampling, Status, Verified, Warpers
 from fastdraft.kernels.reference.noise import (
     ACCEPT_STREAM,
     CHUNK_STREAM,
@@ -77,7 +77,7 @@ from fastdraft.kernels.reference.sampling import (
 
 def verify_rejection(
     batch: Batch, sampling: Sampling, draft_distribution: DraftDistribution
-) -> Emitted:
+) -> Verified:
     """Rejection sampling of drafts that are chains, as blocks.
 
     The logprobs of all tokens, recovered ones too, are those of the target's distribution, which
@@ -151,7 +151,7 @@ def verify_rejection(
         return torch.where(accepted, of_drafted[index], values)
 
     nan = emitted(chosen.maxima, drawn.maxima, 0.0).isnan().any(1)
-    return Emitted(
+    return Verified(
         emitted(chosen.tokens, drawn.tokens, -1).int(),
         (last[:, 0] + 1 - stopped.long()).int(),
         (nan * Status.NAN + stopped * Status.EMPTY).int(),

@@ -58,11 +58,6 @@ _NEGLIGIBLE: Final = 2.0**-125
 # logits. No result depends on it.
 _SLAB: Final = {"cpu": 1 << 20, "cuda": 1 << 26}
 
-# numpy's argmax has vector instructions for these, PyTorch's has none. Of more logits, several
-# threads find the maxima sooner.
-_NUMPY: Final = (torch.float32, torch.float64)
-_FEW: Final = 1 << 23
-
 # Where `_threshold` looks first, and for a nucleus in how many columns. No result depends on them.
 _COLUMN_HEIGHT: Final = 32
 _NUCLEUS: Final = 64
@@ -99,11 +94,6 @@ def argmax(
     but looks at one logit at a time on a CPU. allowed: as in `mask`.
     """
     if allowed is None and not logprobs and not raw_logprobs:
-        if reads_back(logits) and logits.dtype in _NUMPY and logits.numel() <= _FEW:
-            values = logits.numpy(force=True)
-            tokens = values.argmax(1)
-            maxima = values[range(len(tokens)), tokens]
-            return Chosen(torch.from_numpy(tokens), torch.from_numpy(maxima), None, None)
         return Chosen(*_largest(chunked(logits)), None, None)
     parts = []
     for part in slabs(len(logits), logits):

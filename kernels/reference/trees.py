@@ -51,7 +51,7 @@ def tree_attention_mask(parents: Tensor, offsets: Tensor, *, max_draft: int) -> 
 def compaction_indices(path: Tensor) -> Tensor:
     """Which slot's keys and values each slot has to take over for the accepted text to be in order.
 
-    path: int32 (requests, max_draft), as `Emitted` has it. The result is int64 (requests,
+    path: int32 (requests, max_draft), as `Verified` has it. The result is int64 (requests,
     max_draft + 1): 0 for the text's last token, the slots of the path in its order, then each
     slot's own number. Nothing is taken from a slot before the one that takes it.
     """

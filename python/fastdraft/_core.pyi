@@ -434,9 +434,12 @@ class Engine:
         any change. On MemoryLimitError the request holds, and has counted, the tokens that still fitted;
         the message says how many.
         """
-    def observe_batch(self, requests: numpy.typing.ArrayLike, emitted_ids: numpy.typing.ArrayLike, offsets: numpy.typing.ArrayLike) -> None:
+    def observe_batch(self, requests: numpy.typing.ArrayLike, emitted_ids: numpy.typing.ArrayLike, offsets: numpy.typing.ArrayLike, *, drafted: numpy.typing.ArrayLike | None = None) -> None:
         """
         `observe` for a batch: row r emitted emitted_ids[offsets[r]:offsets[r + 1]].
+        
+        drafted: for each row how many of its draft tokens the target verified, for a host that has cut
+            drafts; by default all.
         
         A row that fails costs that row alone. All others are observed; then the error of the first row
         that failed is raised, what `observe` raises, with the errors of all such rows in `error.rows`, by

@@ -223,7 +223,7 @@ class DatastoreWriter(_core.DatastoreWriter):
         """Begins a temporary file beside `path`, which `finish` puts in its place.
 
         The temporary file of a process that was killed stays, until the next writer of the same
-        path removes it; on Windows and on disks without locks, until you do.
+        path removes it; on disks without locks, until you do.
 
         Args:
             path: The file to write, or to replace.

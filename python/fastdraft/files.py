@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -23,7 +24,7 @@ class TemporaryFolder:
 
     A process that was killed leaves its folders behind; the next one that makes a folder of the
     same prefix in the same place removes them. It knows a dead process's folder by its lock, which
-    the system releases. Where there are no such locks (Windows, some network disks), it stays.
+    the system releases. On disks without such locks, as some network disks, it stays.
 
     Args:
         prefix: What its name begins with. It must be used for such folders only.
@@ -86,16 +87,12 @@ def lock(path: Path, flags: int) -> int | None:
         flags: How to open it, as for `os.open`; a new file is for its owner alone.
 
     Returns:
-        The descriptor; None where the system has no such locks: Windows, some network disks.
+        The descriptor; None on a disk without such locks, as some network disks.
 
     Raises:
         BlockingIOError: Another process has the lock.
         OSError: The path cannot be opened, or is refused.
     """
-    try:
-        import fcntl
-    except ImportError:
-        return None
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     mode = os.fstat(descriptor).st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):

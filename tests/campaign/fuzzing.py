@@ -15,7 +15,10 @@ _SECONDS = 20
 
 def targets() -> list[Path]:
     """Those that `cmake --build --preset fuzz` has built."""
-    return sorted(path for path in Path("build/fuzz").glob("fuzz_*") if path.is_file())
+    built = sorted(path for path in Path("build/fuzz").glob("fuzz_*") if path.is_file())
+    if not built:
+        raise FileNotFoundError("no fuzzer in build/fuzz: make campaign builds them")
+    return built
 
 
 def case(seed: int) -> Counter[str]:

@@ -509,7 +509,6 @@ def test_foreign_and_newer_files_are_refused(frozen_path: Path, tmp_path: Path) 
         Datastore.open(frozen_path, fingerprint=b"g" * 32)
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no FIFOs")
 def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     program = """
@@ -547,7 +546,7 @@ def test_a_flipped_bit_of_header_or_directory_is_refused(frozen_path: Path) -> N
 def test_damage_of_the_body_is_found_or_harmless(frozen_path: Path) -> None:
     random = np.random.default_rng(0)
     end = directory_offset(frozen_path)
-    for _ in range(100):
+    for _ in range(30):  # `make campaign` tries many more
         places = random.integers(4096, end, 30)
 
         def scramble(content: bytearray, places: np.ndarray = places) -> None:
@@ -761,7 +760,6 @@ def test_an_error_while_writing_leaves_the_old_file(frozen_path: Path, tmp_path:
     assert path.read_bytes() == frozen_path.read_bytes()
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")
 @pytest.mark.parametrize("end", ["", "sys.exit()", "writer.discard()", "raise ValueError"])
 def test_a_fork_leaves_the_file_of_a_writer_alone(tmp_path: Path, end: str) -> None:
     program = f"""
@@ -829,7 +827,6 @@ print("begun", flush=True)
     return process
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="the file of a killed process stays")
 def test_the_next_build_removes_what_a_killed_one_left(tmp_path: Path) -> None:
     path = tmp_path / "x.fds"
     others = ["x.fds.1-2.tmp2", "x.fds.1.tmp", "x.fds.-2.tmp", "x.fdsx1-2.tmp", "y.fds.1-2.tmp"]
@@ -872,7 +869,6 @@ writer.discard()
     assert [file.name for file in tmp_path.iterdir()] == ["x.fds"]
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="there is no limit to set")
 def test_a_full_disk_leaves_the_old_file(frozen_path: Path, tmp_path: Path) -> None:
     path = tmp_path / "kept.fds"
     path.write_bytes(frozen_path.read_bytes())
@@ -1010,10 +1006,10 @@ def test_command_line_holds_few_of_many_short_documents(
         return batch
 
     monkeypatch.setattr("fastdraft.cli.datastore._encode", encode)
-    np.save(tmp_path / "short.npy", np.arange(100_000, dtype=np.int32).reshape(-1, 1))
+    np.save(tmp_path / "short.npy", np.arange(70_000, dtype=np.int32).reshape(-1, 1))
     built = command("build", tmp_path / "o.fds", tmp_path / "short.npy")
-    assert "100,000 tokens in 100,000 documents" in built.output
-    assert sum(sizes) == 100_000 and max(sizes) <= 1 << 15
+    assert "70,000 tokens in 70,000 documents" in built.output
+    assert sum(sizes) == 70_000 and max(sizes) <= 1 << 15
 
 
 @pytest.mark.parametrize(

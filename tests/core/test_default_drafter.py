@@ -424,7 +424,8 @@ def test_a_batch_is_drafted_as_its_rows_are(tree_budget: int | None) -> None:
     # In one store they would see each other's running requests.
     singly, together = (Engine(config, datastores=[store_of(*documents)]) for _ in range(2))
     ids = []
-    for size in range(12):
+    # For a long text a batch asks for its memory ahead.
+    for size in (*range(12), 1125):
         prompt = random.integers(0, 4, 8 * size)
         prediction = random.integers(0, 4, size % 3 * 20)
         ids.append(singly.add_request(prompt, prediction=prediction))

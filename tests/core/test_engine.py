@@ -230,24 +230,6 @@ TestEngineAgainstLists = EngineAgainstLists.TestCase
 TestEngineAgainstLists.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
-def test_prediction_is_drafted_first_and_counted() -> None:
-    engine = Engine(DraftConfig(lookahead=16, token_cost=0))
-    letters = list(range(100, 158))
-    request = engine.add_request([1, 2, 3], prediction=letters)
-    done = 0
-    while done < len(letters):
-        draft = engine.propose(request)
-        assert draft.tolist() == letters[done : done + 16]
-        assert set(draft.sources.tolist()) == {Source.PREDICTION}
-        emitted = letters[done : done + 17]
-        engine.observe(request, emitted)
-        done += len(emitted)
-    stats = engine.finish(request)
-    # The seventeenth token of a full window is the target's own.
-    assert (stats.accepted_prediction_tokens, stats.rejected_prediction_tokens) == (55, 0)
-    assert stats.mean_accepted_tokens == 58 / 4
-
-
 @pytest.mark.parametrize(
     ("edit", "resumed"),
     [
@@ -507,13 +489,18 @@ def test_a_row_that_fails_costs_that_row_alone() -> None:
     assert [engine.num_tokens(request) for request in requests] == [16, 15, 15, 16]
 
 
-def test_a_request_with_two_rows_keeps_its_limit() -> None:
-    engine = Engine(DraftConfig(token_cost=0, max_request_tokens=20))
-    request = engine.add_request([1, 2, 3] * 5)
-    with pytest.raises(RequestLimitError, match="it holds 18 tokens and 3 more") as raised:
-        engine.observe_batch([request] * 3, range(9), [0, 3, 6, 9])
-    assert list(raised.value.rows) == [1, 2]
-    assert engine.num_tokens(request) == 18
+def test_a_host_that_cuts_drafts_says_what_was_verified() -> None:
+    engine = Engine(DraftConfig(lookahead=4, token_cost=0.0))
+    ids = [engine.add_request([1, 2], prediction=[7, 8, 9, 4]) for _ in range(2)]
+    assert engine.propose_batch(ids).tolist() == [[7, 8, 9, 4]] * 2
+    # The first row's draft was cut: its third token is the target's own.
+    emitted = [7, 8, 9, 7, 8, 9, 4, 5]
+    for wrong, message in ([2], "one entry"), ([-1, 4], "got -1 at index 0"):
+        with pytest.raises(InvalidValueError, match=message):
+            engine.observe_batch(ids, emitted, [0, 3, 8], drafted=wrong)
+    engine.observe_batch(ids, emitted, [0, 3, 8], drafted=[2, 9])
+    counts = [engine.finish(request) for request in ids]
+    assert [(each.drafted, each.accepted) for each in counts] == [(2, 2), (4, 4)]
 
 
 def test_limits_leave_everything_before_them_intact() -> None:

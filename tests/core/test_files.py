@@ -13,8 +13,6 @@ import pytest
 
 from fastdraft.files import TemporaryFolder, lock
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no locks of folders")
-
 KILLED = """
 import os, sys
 from fastdraft.files import TemporaryFolder

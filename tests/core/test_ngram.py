@@ -148,7 +148,7 @@ def test_sampled_verification_draws_what_algorithm_1_draws() -> None:
         return generated[: len(prompt) + length]
 
     accepted = 0
-    for seed in range(12):
+    for seed in range(6):
         engine = Engine(config)
         request = engine.add_request(prompt)
         text = list(prompt)
@@ -160,7 +160,7 @@ def test_sampled_verification_draws_what_algorithm_1_draws() -> None:
         stats = engine.finish(request)
         assert stats.steps < stats.emitted
         accepted += stats.accepted
-    assert accepted > 100
+    assert accepted > 50
 
 
 def test_generation_stays_the_targets_own() -> None:

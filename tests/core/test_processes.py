@@ -57,7 +57,7 @@ def test_forks_use_the_live_stores_of_their_parent() -> None:
     for thread in threads:
         thread.start()
     try:
-        assert [in_child(use) for _ in range(40)] == [0] * 40
+        assert [in_child(use) for _ in range(20)] == [0] * 20
     finally:
         over.set()
         for thread in threads:

@@ -3,9 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include <cstdint>
 #include <filesystem>
-#include <iterator>
 #include <random>
 #include <string>
 
@@ -21,9 +19,6 @@ class Folder {
   ~Folder() { std::filesystem::remove_all(path_); }
 
   std::string file(const char* name) const { return (path_ / name).string(); }
-  std::int64_t files() const {
-    return std::distance(std::filesystem::directory_iterator(path_), {});
-  }
 
  private:
   static std::string unique_name() {

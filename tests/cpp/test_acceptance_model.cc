@@ -74,26 +74,6 @@ TEST(AcceptanceModel, TellsLengthsAndCountsApartWhereItSaysSo) {
   }
 }
 
-TEST(AcceptanceModel, TellsTheLogisticFunctionOfTheWeights) {
-  AcceptanceModel acceptance;
-  std::array<float, AcceptanceModel::kWeights> weights{};
-  const Evidence evidence = evidence_of<2>({3, 4});
-  acceptance.set_weights(weights.data());
-  EXPECT_FLOAT_EQ(AcceptanceModel::chance(acceptance.weigh(evidence)), 0.5f);
-  weights[evidence[0]] = 1.5f;
-  weights[evidence[1]] = -0.5f;
-  acceptance.set_weights(weights.data());
-  EXPECT_NEAR(AcceptanceModel::chance(acceptance.weigh(evidence)), 1.0f / (1.0f + std::exp(-1.0f)),
-              1e-5f);
-  EXPECT_EQ(acceptance.weights(), weights);
-  weights[evidence[2]] = 1000.0f;
-  acceptance.set_weights(weights.data());
-  EXPECT_EQ(AcceptanceModel::chance(acceptance.weigh(evidence)), 1.0f);
-  weights[evidence[2]] = -1000.0f;
-  acceptance.set_weights(weights.data());
-  EXPECT_EQ(AcceptanceModel::chance(acceptance.weigh(evidence)), 0.0f);
-}
-
 TEST(AcceptanceModel, ItsTableIsTheLogisticFunction) {
   float before = 0.0f;
   for (int i = -2000; i <= 2000; ++i) {
@@ -348,28 +328,6 @@ TEST(AcceptanceModel, WeightsWithoutAChanceAreCountedSomewhere) {
   EXPECT_EQ(all, 3.0);
 }
 
-TEST(AcceptanceModel, KeepsApartWhatOneFeatureTellsApart) {
-  AcceptanceModel acceptance;
-  const Evidence often = evidence_of<1>({2});
-  const Evidence seldom = evidence_of<1>({3});
-  std::mt19937 random(9);
-  std::bernoulli_distribution nine(0.9);
-  std::bernoulli_distribution two(0.2);
-  double mean_often = 0.0;
-  double mean_seldom = 0.0;
-  for (int i = 0; i < 10000; ++i) {
-    const float first = AcceptanceModel::chance(acceptance.weigh(often));
-    learn(acceptance, often, 1, first, acceptance.now(), nine(random));
-    const float second = AcceptanceModel::chance(acceptance.weigh(seldom));
-    learn(acceptance, seldom, 1, second, acceptance.now(), two(random));
-    if (i < 5000) continue;
-    mean_often += static_cast<double>(first) / 5000;
-    mean_seldom += static_cast<double>(second) / 5000;
-  }
-  EXPECT_NEAR(mean_often, 0.9, 0.03);
-  EXPECT_NEAR(mean_seldom, 0.2, 0.03);
-}
-
 TEST(AcceptanceModel, CountsWhatWasToldAndWhatCame) {
   AcceptanceModel acceptance;
   const Evidence evidence = evidence_of<1>({1});
@@ -386,25 +344,6 @@ TEST(AcceptanceModel, CountsWhatWasToldAndWhatCame) {
   EXPECT_EQ(buckets[5].accepted, 1.0);
   EXPECT_EQ(buckets[19].count, 2.0);
   EXPECT_NEAR(buckets[19].predicted, 1.95, 1e-6);
-}
-
-TEST(AcceptanceModel, TrustsLongMatchesMoreFromTheStart) {
-  const AcceptanceModel acceptance;
-  float before = 0.0f;
-  for (const std::int32_t length : {1, 3, 8, 40}) {
-    const int value = AcceptanceModel::length_value(length);
-    Evidence evidence = evidence_of<6>({value, 0, 0, 1, 0, 1});
-    evidence[AcceptanceModel::kBothLengths] =
-        AcceptanceModel::place(AcceptanceModel::kBothLengths, value * AcceptanceModel::kLengths);
-    evidence[AcceptanceModel::kShare] =
-        AcceptanceModel::place(AcceptanceModel::kShare, 5 + AcceptanceModel::kShares * 1);
-    evidence[AcceptanceModel::kLengthAndRival] =
-        AcceptanceModel::place(AcceptanceModel::kLengthAndRival, value * AcceptanceModel::kLengths);
-    EXPECT_GT(AcceptanceModel::chance(acceptance.weigh(evidence)), before);
-    before = AcceptanceModel::chance(acceptance.weigh(evidence));
-  }
-  EXPECT_GT(before, 0.8f);
-  EXPECT_LT(before, 1.0f);
 }
 
 }  // namespace

@@ -1,18 +1,13 @@
+// Memory and files under sanitizers. What is found is compared with lists in tests/core.
 #include "fastdraft/datastore.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdio>
-#include <fstream>
-#include <map>
-#include <string>
 #include <vector>
 
-#include "fastdraft/error.h"
 #include "folder.h"
-#include "store/datastore_file.h"
 #include "stores.h"
 #include "texts.h"
 
@@ -110,34 +105,6 @@ TEST(Datastore, HoldsTokensOfAnySize) {
   }
 }
 
-TEST(Datastore, NothingToFind) {
-  const auto store = Datastore::live(1 << 20);
-  EXPECT_TRUE(find(*store, {1, 2, 3}, 4).empty());
-  add(*store, {});
-  add(*store, {1, 2, 3});
-  EXPECT_TRUE(find(*store, {1, 2, 3}, 4).empty());  // nothing follows
-  EXPECT_TRUE(find(*store, {}, 4).empty());
-  Occurrence none{};
-  const Tokens text{1, 2};
-  EXPECT_EQ(Datastore::Reader(*store).find(text.data(), 2, &none, 0), 0);
-  EXPECT_THROW(add(*store, {1, -2}), InvalidValueError);
-  EXPECT_EQ(store->num_tokens(), 3);
-}
-
-TEST(Datastore, ClosedStoreIsEmptyToReaders) {
-  const auto store = Datastore::live(1 << 20);
-  add(*store, testing::random_text(500, 3, 0));
-  store->close();
-  EXPECT_TRUE(store->closed());
-  EXPECT_TRUE(find(*store, {0, 1, 2}, 4).empty());
-  {
-    const Datastore::Reader reader(*store);
-    EXPECT_EQ(reader.end(), reader.begin());
-    EXPECT_EQ(reader.at(7), -1);
-  }
-  EXPECT_THROW(store->add(nullptr, 0, 0), DatastoreClosedError);
-}
-
 TEST(Datastore, LimitHoldsWhileEveryKindOfGrowthHappens) {
   constexpr std::int64_t kLimit = 4 << 20;
   const auto store = Datastore::live(kLimit);
@@ -177,63 +144,6 @@ TEST(Datastore, ALowerLimitLetsTextGo) {
     EXPECT_LE(store->bytes(), held);
     EXPECT_GT(store->bytes(), held - held / 4);
   }
-}
-
-TEST(Datastore, FrozenStoreFindsWhatTheLiveOneDoes) {
-  const Folder folder;
-  const auto live = Datastore::live(2 << 20, Fingerprint{1, 2, 3});
-  for (std::uint32_t seed = 0; seed < 9; ++seed) add(*live, testing::random_text(2000, 9, seed));
-  live->save(folder.file("store.fds"));
-  const auto frozen = Datastore::open(folder.file("store.fds"), Fingerprint{1, 2, 3}, true);
-  EXPECT_EQ(folder.files(), 1);
-  EXPECT_EQ(frozen->num_tokens(), live->num_tokens());
-  for (std::uint32_t seed = 0; seed < 12; ++seed) {
-    const Tokens text = testing::random_text(100 + 50 * seed, 9, seed);
-    expect_equal(find(*frozen, text, 6), find(*live, text, 6));
-  }
-  EXPECT_THROW(add(*frozen, {1}), DatastoreError);
-  EXPECT_THROW(Datastore::open(folder.file("store.fds"), Fingerprint{1, 2, 4}), DatastoreError);
-}
-
-TEST(Datastore, SegmentsAnswerAsOne) {
-  const Folder folder;
-  const Tokens text = testing::random_text(9000, 6, 1);
-  DatastoreWriter writer(folder.file("store.fds"), {}, DatastoreWriter::kLeastSegmentTokens);
-  for (std::size_t i = 0; i < 3; ++i) {
-    writer.begin_document();
-    writer.append(text.data() + 3000 * i, 3000);
-  }
-  writer.finish();
-  EXPECT_THROW(writer.finish(), DatastoreClosedError);
-  const auto store = Datastore::open(folder.file("store.fds"), {}, true);
-  EXPECT_EQ(store->num_tokens(), 9000);
-  for (std::size_t size = 100; size < 3000; size += 311) {
-    const Tokens query(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(size));
-    const std::vector<Occurrence> found = find(*store, query, 8);
-    ASSERT_FALSE(found.empty());
-    EXPECT_EQ(found[0].length, Datastore::kLongestMatch);
-    EXPECT_EQ(Datastore::Reader(*store).at(found[0].next), text[size]);
-  }
-}
-
-TEST(Datastore, DiscardedWriterLeavesNothing) {
-  const Folder folder;
-  {
-    DatastoreWriter writer(folder.file("store.fds"), {});
-    const Tokens text{1, 2, 3};
-    writer.append(text.data(), 3);
-    EXPECT_EQ(folder.files(), 1);
-    writer.discard();
-    EXPECT_EQ(folder.files(), 0);
-    const DatastoreWriter forgotten(folder.file("store.fds"), {});
-  }
-  EXPECT_EQ(folder.files(), 0);
-}
-
-TEST(Datastore, ChecksumIsTheUsualOne) {
-  const std::string text = "123456789";
-  EXPECT_EQ(crc32(text.data(), 9), 0xCBF43926u);
-  EXPECT_EQ(crc32(text.data() + 2, 7, crc32(text.data(), 2)), 0xCBF43926u);
 }
 
 }  // namespace

@@ -1,3 +1,4 @@
+// Limits, memory, ids and batches. What is drafted is compared with oracles in tests/core.
 #include "fastdraft/engine.h"
 
 #include <gtest/gtest.h>
@@ -40,11 +41,9 @@ constexpr std::int64_t kStoreBytes = std::int64_t{1} << 20;
 // So long a text is far: a batch asks for its memory ahead.
 constexpr std::size_t kFar = 9000;
 
-RequestId add(Engine& engine, const Tokens& prompt, const Tokens& prediction = {},
-              const Stores* stores = nullptr) {
+RequestId add(Engine& engine, const Tokens& prompt, const Tokens& prediction = {}) {
   return engine.add_request(prompt.data(), static_cast<std::int64_t>(prompt.size()),
-                            prediction.data(), static_cast<std::int64_t>(prediction.size()),
-                            stores);
+                            prediction.data(), static_cast<std::int64_t>(prediction.size()));
 }
 
 void observe(Engine& engine, RequestId id, const Tokens& emitted) {
@@ -71,19 +70,6 @@ struct Draft {
       path.insert(path.begin(), tokens[static_cast<std::size_t>(index)]);
     }
     return path;
-  }
-
-  // By looking at the path to every token.
-  std::int32_t accepted(const Tokens& emitted) const {
-    std::size_t longest = 0;
-    for (std::size_t i = 0; i < tokens.size(); ++i) {
-      const Tokens path = path_to(static_cast<std::int32_t>(i));
-      if (path.size() > longest && path.size() <= emitted.size() &&
-          std::equal(path.begin(), path.end(), emitted.begin())) {
-        longest = path.size();
-      }
-    }
-    return static_cast<std::int32_t>(longest);
   }
 };
 
@@ -124,97 +110,6 @@ void expect_error(const std::string& part, Body body) {
   }
 }
 
-TEST(EngineTest, DraftsFromTemplatesThatAreNoPartOfTheText) {
-  EngineConfig config;
-  config.token_cost = 0.0;
-  const auto memory = Datastore::live(kStoreBytes);
-  Engine engine(config, {memory});
-  const Tokens prompt = {1, 2, 40, 41};
-  Tokens templates(20);
-  std::iota(templates.begin(), templates.end(), 40);
-  const RequestId id = engine.add_request(prompt.data(), 4, nullptr, 0, nullptr, templates.data(),
-                                          static_cast<std::int64_t>(templates.size()));
-  const Tokens draft = propose(engine, id);
-  ASSERT_GE(draft.size(), 2U);
-  EXPECT_EQ(draft[0], 42);
-  EXPECT_EQ(draft[1], 43);
-  EXPECT_EQ(engine.num_tokens(id), 4);
-  engine.finish(id);
-  // The memory got the prompt alone.
-  const RequestId later = add(engine, {7, 40, 41});
-  EXPECT_TRUE(propose(engine, later).empty());
-  engine.cancel(later);
-
-  config.vocabulary = 50;
-  Engine narrow(config);
-  EXPECT_THROW(narrow.add_request(prompt.data(), 4, nullptr, 0, nullptr, templates.data(), 20),
-               InvalidValueError);
-  config.drafter = PromptLookupConfig();
-  Engine lookup(config);
-  EXPECT_THROW(lookup.add_request(prompt.data(), 4, nullptr, 0, nullptr, templates.data(), 2),
-               InvalidValueError);
-}
-
-TEST(Engine, CopiesOnPeriodically) {
-  Engine engine(drafting_all());
-  const RequestId id = add(engine, {1, 2, 3, 1, 2});
-  const ProposeOptions options;
-  const Tokens draft = propose(engine, id, options);
-  ASSERT_EQ(draft.size(), 16U);
-  for (std::size_t i = 0; i < draft.size(); ++i) EXPECT_EQ(draft[i], Token(1 + (i + 2) % 3));
-}
-
-TEST(Engine, CountsWhatTheTargetMadeOfItsDrafts) {
-  EngineConfig config = drafting_all();
-  config.lookahead = 5;
-  Engine engine(config);
-  const RequestId id = add(engine, {50}, {1, 2, 3, 4, 5, 6, 7, 8});
-  EXPECT_EQ(propose(engine, id), (Tokens{1, 2, 3, 4, 5}));
-  observe(engine, id, {1, 2, 3, 9});
-  DraftCounts counts = engine.counts(id);
-  EXPECT_EQ(counts.steps, 1);
-  EXPECT_EQ(counts.emitted, 4);
-  EXPECT_EQ(counts.drafted, 5);
-  EXPECT_EQ(counts.accepted, 3);
-  EXPECT_EQ(counts.accepted_prediction, 3);
-  EXPECT_EQ(counts.rejected_prediction, 2);
-  EXPECT_EQ(propose(engine, id), (Tokens{5, 6, 7, 8}));  // 9 replaced 4
-  observe(engine, id, {5, 6, 7, 8, 30});
-  observe(engine, id, {31});  // without a proposal: a step without a draft
-  observe(engine, id, {});    // a step given up
-  counts = engine.finish(id);
-  EXPECT_EQ(counts.steps, 3);
-  EXPECT_EQ(counts.drafts, 2);
-  EXPECT_EQ(counts.emitted, 10);
-  EXPECT_EQ(counts.accepted, 7);
-  EXPECT_EQ(engine.num_requests(), 0);
-  EXPECT_EQ(engine.bytes(), 0);
-}
-
-TEST(Engine, StopsDraftingWhatTheTargetKeepsRefusing) {
-  Engine engine({});
-  const RequestId id = add(engine, testing::repeated(50));
-  ASSERT_FALSE(propose(engine, id).empty());
-  // The text repeats and repeats, but the target never does.
-  Token fresh = 1000;
-  for (int i = 0; i < 200; ++i) {
-    propose(engine, id);
-    observe(engine, id, {++fresh, 7, 7, 7});
-  }
-  EXPECT_TRUE(propose(engine, id).empty());
-}
-
-TEST(Engine, ObservesTheLimitsOfACall) {
-  Engine engine(drafting_all());
-  const RequestId id = add(engine, testing::repeated(50));
-  const std::int32_t limit = 3;
-  ProposeOptions options;
-  options.limits = &limit;
-  EXPECT_EQ(propose(engine, id, options).size(), 3U);
-  options.cost = StepCost::constant(5.0);
-  EXPECT_TRUE(propose(engine, id, options).empty());
-}
-
 // Text over few tokens, which occurs everywhere, and what speaks for it.
 class EngineDrafts : public ::testing::TestWithParam<std::int32_t> {
  protected:
@@ -243,97 +138,6 @@ class EngineDrafts : public ::testing::TestWithParam<std::int32_t> {
 };
 
 INSTANTIATE_TEST_SUITE_P(ChainsAndTrees, EngineDrafts, ::testing::Values(0, 1, 24));
-
-TEST_P(EngineDrafts, ABatchAsItsRows) {
-  config_.token_cost = 0.05;
-  Engine singly(config_, {make_store()});
-  Engine together(config_, {make_store()});
-  std::vector<RequestId> ids;
-  for (std::uint32_t seed = 0; seed < 30; ++seed) {
-    ids.push_back(add_row(singly, seed));
-    ASSERT_EQ(add_row(together, seed), ids.back());
-  }
-  for (int step = 0; step < 20; ++step) {
-    // What the batch drafts of a row begins the draft of the row alone and free.
-    const DraftBatch batch = together.propose_batch(ids.data(), 30, {});
-    ASSERT_EQ(batch.offsets.size(), 31U);
-    std::vector<std::int32_t> accepted;
-    const auto emitted_by = [&](std::size_t row) {
-      return testing::random_text(1 + row % 3, 4, static_cast<std::uint32_t>(step));
-    };
-    for (std::size_t row = 0; row < ids.size(); ++row) {
-      const std::int32_t size = batch.offsets[row + 1] - batch.offsets[row];
-      const Draft draft(batch.columns.from(batch.offsets[row]), size);
-      const Draft alone =
-          propose_draft(singly, ids[row], {StepCost::constant(0.0), nullptr, false});
-      accepted.push_back(draft.accepted(emitted_by(row)));
-      ASSERT_LE(draft.tokens.size(), alone.tokens.size());
-      for (std::size_t i = 0; i < draft.tokens.size(); ++i) {
-        ASSERT_EQ(draft.tokens[i], alone.tokens[i]);
-        ASSERT_EQ(draft.parents[i], alone.parents[i]);
-        ASSERT_EQ(draft.probabilities[i], alone.probabilities[i]);
-        ASSERT_EQ(draft.sources[i], alone.sources[i]);
-      }
-    }
-    Tokens emitted;
-    std::vector<std::int64_t> offsets{0};
-    for (std::size_t row = 0; row < ids.size(); ++row) {
-      // A step emits what is accepted of its draft, and a token. More would teach `singly` more:
-      // it guessed on where `together` knew that nothing pays.
-      Tokens next = emitted_by(row);
-      next.resize(std::min(next.size(), static_cast<std::size_t>(accepted[row]) + 1));
-      emitted.insert(emitted.end(), next.begin(), next.end());
-      offsets.push_back(static_cast<std::int64_t>(emitted.size()));
-      observe(singly, ids[row], next);
-    }
-    ASSERT_TRUE(together.observe_batch(ids.data(), 30, emitted.data(), offsets.data()).empty());
-  }
-  for (const RequestId id : ids) {
-    EXPECT_EQ(together.counts(id).emitted, singly.counts(id).emitted);
-    EXPECT_EQ(together.num_tokens(id), singly.num_tokens(id));
-  }
-}
-
-TEST_P(EngineDrafts, TheMostProbableFirstAndParentsBeforeChildren) {
-  config_.token_cost = 0.0;
-  Engine engine(config_, {make_store()});
-  std::int32_t deepest = 0;
-  for (std::uint32_t seed = 0; seed < 30; ++seed) {
-    const RequestId id = add_row(engine, seed);
-    DraftCounts expected;
-    for (std::uint32_t step = 0; step < 20; ++step) {
-      const auto limit = static_cast<std::int32_t>(step * 5 % 30);
-      const Draft draft = propose_draft(engine, id, {{}, &limit, false});
-      const auto size = static_cast<std::int32_t>(draft.tokens.size());
-      ASSERT_LE(size, std::min(limit, engine.most_drafted()));
-      std::set<std::pair<std::int32_t, Token>> drafted;
-      for (std::int32_t i = 0; i < size; ++i) {
-        const auto at = static_cast<std::size_t>(i);
-        const std::int32_t parent = draft.parents[at];
-        ASSERT_GE(parent, -1);
-        ASSERT_LT(parent, i);
-        ASSERT_TRUE(drafted.emplace(parent, draft.tokens[at]).second);
-        ASSERT_GE(draft.probabilities[at], 0.0f);
-        ASSERT_LE(draft.probabilities[at], i == 0 ? 1.0f : draft.probabilities[at - 1]);
-        const auto depth = static_cast<std::int32_t>(draft.path_to(i).size());
-        ASSERT_LE(depth, config_.lookahead);
-        deepest = std::max(deepest, depth);
-      }
-      // Now and then the target goes along the draft.
-      Tokens emitted = draft.path_to(static_cast<std::int32_t>(step) % (size + 1) - 1);
-      emitted.push_back(static_cast<Token>(step % 4));
-      expected.accepted += draft.accepted(emitted);
-      expected.drafted += size;
-      expected.drafts += size > 0 ? 1 : 0;
-      observe(engine, id, emitted);
-    }
-    const DraftCounts counts = engine.finish(id);
-    EXPECT_EQ(counts.accepted, expected.accepted);
-    EXPECT_EQ(counts.drafted, expected.drafted);
-    EXPECT_EQ(counts.drafts, expected.drafts);
-  }
-  EXPECT_EQ(deepest, GetParam() == 1 ? 1 : config_.lookahead);
-}
 
 // The same drafts as of whole guesses, cut afterwards.
 TEST_P(EngineDrafts, NoMoreIsGuessedThanCanPay) {
@@ -466,52 +270,6 @@ TEST_P(EngineDrafts, NothingThatTheTargetDoesNotKnow) {
   EXPECT_EQ(free.num_foreign(), 0);
 }
 
-TEST(Engine, TakesForeignTokensInPromptsAlone) {
-  EngineConfig config = drafting_all();
-  config.vocabulary = 10;
-  Engine engine(config);
-  // Two images, of the same text.
-  const RequestId id = add(engine, {1, 2, 10, 10, 3, 1, 2});
-  EXPECT_EQ(propose(engine, id), Tokens{});
-  EXPECT_EQ(engine.num_foreign(), 0);  // of no datastore
-  observe(engine, id, {10, 3, 1, 2, 10, 3});
-  EXPECT_EQ(propose(engine, id), (Tokens{1, 2}));
-  expect_error<InvalidValueError>("prediction must be below the vocabulary's 10, got 10 at index 1",
-                                  [&] { add(engine, {1}, {9, 10}); });
-  EXPECT_EQ(engine.num_requests(), 1);
-}
-
-TEST(Engine, RefusesConfigurationsThatItCannotKeepTo) {
-  const auto expect_refused = [](const std::string& part, auto change) {
-    EngineConfig config;
-    change(config);
-    expect_error<InvalidValueError>(part, [&] { Engine{config}; });
-  };
-  expect_refused("lookahead must be at least 1, got 0", [](auto& c) { c.lookahead = 0; });
-  expect_refused("lookahead must be at most 65536", [](auto& c) { c.lookahead = 65537; });
-  expect_refused("tree_budget must be at least 1, got 0",
-                 [](auto& c) { c.drafter = CalibratedConfig{0}; });
-  expect_refused("tree_budget must be at most 4096, got 4097",
-                 [](auto& c) { c.drafter = CalibratedConfig{4097}; });
-  expect_refused("max_ngram must be at least 1",
-                 [](auto& c) { c.drafter = PromptLookupConfig{0}; });
-  expect_refused("order must be at most 16, got 17", [](auto& c) { c.drafter = NgramConfig{17}; });
-  expect_refused("recovery must be at least 1",
-                 [](auto& c) { c.drafter = PredictedOutputsConfig{0}; });
-  for (const double wrong : {1.5, -0.5, std::nan("")}) {
-    expect_refused("min_probability must be a number from 0 to 1",
-                   [wrong](auto& c) { c.drafter = NgramConfig{4, wrong}; });
-  }
-  expect_refused("max_request_tokens", [](auto& c) { c.max_request_tokens = kMaxTextTokens + 1; });
-  expect_refused("max_bytes must be at least 1", [](auto& c) { c.max_bytes = 0; });
-  expect_refused("vocabulary must be at least 1", [](auto& c) { c.vocabulary = 0; });
-  expect_refused("token_cost must be", [](auto& c) { c.token_cost = -0.5; });
-  expect_refused("token_cost must be", [](auto& c) { c.token_cost = std::nan(""); });
-  const double times[] = {1.0, 0.0};
-  expect_error<InvalidValueError>("got 0.000000 for 2 tokens", [&] { StepCost::curve(times, 2); });
-  expect_error<InvalidValueError>("at least 1 time, got 0", [&] { StepCost::curve(times, 0); });
-}
-
 TEST(Engine, RefusesWeightsWhoseSumIsNoNumber) {
   Engine engine(EngineConfig{});
   const auto weights_now = [&] {
@@ -535,94 +293,6 @@ TEST(Engine, RefusesWeightsWhoseSumIsNoNumber) {
   EXPECT_FALSE(other.calibration().has_value());
   expect_error<InvalidValueError>("only the default drafter takes a calibration",
                                   [&] { other.set_weights(before.data(), count); });
-}
-
-TEST(Engine, DraftsATreeOfWhatBothSay) {
-  EngineConfig config = drafting_all();
-  config.drafter = CalibratedConfig{8};
-  config.lookahead = 3;
-  Engine engine(config);
-  const RequestId id = add(engine, {1, 2, 3, 4, 9, 1, 2, 5, 6, 9, 1, 2}, {7, 8});
-  const Draft draft = propose_draft(engine, id);
-  std::set<Tokens> paths;
-  for (std::int32_t i = 0; i < static_cast<std::int32_t>(draft.tokens.size()); ++i) {
-    paths.insert(draft.path_to(i));
-  }
-  EXPECT_EQ(paths, (std::set<Tokens>{{3}, {3, 4}, {3, 4, 9}, {5}, {5, 6}, {5, 6, 9}, {7}, {7, 8}}));
-  observe(engine, id, {5, 6, 0});
-  const DraftCounts counts = engine.counts(id);
-  EXPECT_EQ(counts.drafted, 8);
-  EXPECT_EQ(counts.accepted, 2);
-  EXPECT_EQ(counts.accepted_prediction, 0);
-  EXPECT_EQ(counts.rejected_prediction, 2);
-}
-
-TEST(Engine, DraftsFromTheStoresOfARequestOnly) {
-  const auto one = Datastore::live(kStoreBytes);
-  const auto other = Datastore::live(kStoreBytes);
-  add_to(*one, {1, 2, 3, 4, 5, 6, 7});
-  add_to(*other, {1, 2, 3, 4, 8, 9});
-  Engine engine(drafting_all(), {one});
-  const Stores others{other};
-  const Stores none;
-  const RequestId first = add(engine, {1, 2, 3, 4});
-  const RequestId second = add(engine, {1, 2, 3, 4}, {}, &others);
-  const RequestId third = add(engine, {1, 2, 3, 4}, {}, &none);
-  EXPECT_EQ(propose(engine, first), (Tokens{5, 6, 7}));
-  EXPECT_EQ(propose(engine, second), (Tokens{8, 9}));
-  EXPECT_EQ(propose(engine, third), Tokens{});
-  EXPECT_EQ(propose_draft(engine, first).sources, std::vector<Source>(3, Source::kDatastore));
-  one->close();
-  EXPECT_EQ(propose(engine, first), Tokens{});
-  observe(engine, first, {5});
-  EXPECT_EQ(engine.finish(first).emitted, 1);
-  EXPECT_EQ(propose(engine, second), (Tokens{8, 9}));
-  expect_error<DatastoreClosedError>("the datastore at index 0 is closed", [&] {
-    const Stores closed{one};
-    add(engine, {1}, {}, &closed);
-  });
-  expect_error<InvalidValueError>("datastores must be Datastores, got None", [&] {
-    const Stores empty{nullptr};
-    add(engine, {1}, {}, &empty);
-  });
-  EXPECT_EQ(engine.num_requests(), 2);
-}
-
-TEST(Engine, AddsFinishedTextToItsLiveStores) {
-  const auto store = Datastore::live(kStoreBytes);
-  const auto full = Datastore::live(kStoreBytes);
-  Engine engine(drafting_all(), {store, full});
-  RequestId id = add(engine, {1, 2, 3});
-  observe(engine, id, {4, 5});
-  engine.cancel(id);
-  EXPECT_EQ(store->num_tokens(), 0);
-  id = add(engine, {1, 2, 3});
-  observe(engine, id, {4, 5, 6});
-  full->close();
-  engine.finish(id);
-  EXPECT_EQ(store->num_tokens(), 6);
-  EXPECT_EQ(store->num_documents(), 1);
-  const Stores stores{store};
-  EXPECT_EQ(propose(engine, add(engine, {0, 1, 2, 3, 4}, {}, &stores)), (Tokens{5, 6}));
-}
-
-TEST(Engine, ReadsStoresThatItsTextDoesNotEnter) {
-  const auto own = Datastore::live(kStoreBytes);
-  const auto read = Datastore::live(kStoreBytes);
-  add_to(*read, {5, 6, 7});
-  Engine engine(drafting_all(), {own});
-  const Stores read_only{read};
-  const Tokens prompt{4, 5};
-  const auto add_reading = [&] {
-    return engine.add_request(prompt.data(), 2, nullptr, 0, nullptr, nullptr, 0, &read_only);
-  };
-  const RequestId id = add_reading();
-  EXPECT_EQ(propose(engine, id), (Tokens{6, 7}));
-  engine.finish(id);
-  EXPECT_EQ(own->num_tokens(), 2);
-  EXPECT_EQ(read->num_tokens(), 3);
-  read->close();
-  expect_error<DatastoreClosedError>("the datastore at index 1 is closed", add_reading);
 }
 
 // Wherever memory ends, in the text's index, in the links or in the prediction's:
@@ -694,40 +364,6 @@ TEST(Engine, StaysWholeWhereverMemoryEnds) {
   EXPECT_GT(refused_tokens, 20);
 }
 
-TEST(Engine, PadsWhereTheForwardDoes) {
-  Engine engine(EngineConfig{});
-  std::vector<RequestId> ids{add(engine, testing::repeated(40)), add(engine, {1, 2, 3})};
-  ProposeOptions options;
-  options.cost = StepCost::constant(0.3);
-  const DraftBatch ragged = engine.propose_batch(ids.data(), 2, options);
-  options.padded = true;  // the second row pays for the first row's draft
-  const DraftBatch padded = engine.propose_batch(ids.data(), 2, options);
-  EXPECT_LT(padded.offsets.back(), ragged.offsets.back());
-}
-
-TEST(Engine, TakesAnEmptyBatch) {
-  Engine engine({});
-  EXPECT_EQ(engine.propose_batch(nullptr, 0, {}).offsets, std::vector<std::int32_t>{0});
-  const std::int64_t offset = 0;
-  EXPECT_TRUE(engine.observe_batch(nullptr, 0, nullptr, &offset).empty());
-}
-
-TEST(Engine, NamesUnknownRequests) {
-  Engine engine({});
-  const RequestId id = add(engine, {1});
-  engine.finish(id);
-  for (const RequestId unknown : {id, RequestId{-1}, RequestId{5}, RequestId{1} << 60,
-                                  std::numeric_limits<RequestId>::max()}) {
-    const std::string text = "unknown request " + std::to_string(unknown);
-    expect_error<UnknownRequestError>(text, [&] { propose(engine, unknown); });
-    expect_error<UnknownRequestError>(text, [&] { observe(engine, unknown, {1}); });
-    expect_error<UnknownRequestError>(text, [&] { engine.finish(unknown); });
-    EXPECT_EQ(engine.propose_batch(&unknown, 1, {}).offsets, (std::vector<std::int32_t>{0, 0}));
-  }
-  const RequestId next = add(engine, {1});
-  EXPECT_NE(next, id);  // the place is used again, the id is not
-}
-
 TEST(Engine, GivesOutNoIdTwiceHoweverOftenASlotIsUsed) {
   Engine engine({});
   constexpr std::int64_t kLast = (std::int64_t{1} << 31) - 1;
@@ -746,35 +382,6 @@ TEST(Engine, GivesOutNoIdTwiceHoweverOftenASlotIsUsed) {
     engine.cancel(id);
   }
   expect_error<UnknownRequestError>("unknown request", [&] { engine.finish(last); });
-}
-
-TEST(Engine, RefusesNegativeTokensBeforeAnyChange) {
-  Engine engine({});
-  expect_error<InvalidValueError>("prompt_ids must be 0 or greater, got -7 at index 1",
-                                  [&] { add(engine, {1, -7}); });
-  expect_error<InvalidValueError>("prediction must be 0 or greater, got -1 at index 0",
-                                  [&] { add(engine, {1}, {-1}); });
-  EXPECT_EQ(engine.num_requests(), 0);
-  const RequestId id = add(engine, {1, 2});
-  expect_error<InvalidValueError>("emitted_ids", [&] { observe(engine, id, {5, -2}); });
-  EXPECT_EQ(engine.num_tokens(id), 2);
-  EXPECT_EQ(engine.counts(id).steps, 0);
-}
-
-TEST(Engine, HoldsToItsLimitOfTokens) {
-  EngineConfig config;
-  config.max_request_tokens = 5;
-  Engine engine(config);
-  expect_error<RequestLimitError>("prompt_ids has 6 tokens", [&] { add(engine, Tokens(6, 1)); });
-  expect_error<RequestLimitError>("prediction has 7 tokens",
-                                  [&] { add(engine, {1}, Tokens(7, 1)); });
-  const RequestId id = add(engine, {1, 2, 3});
-  expect_error<RequestLimitError>("it holds 3 tokens and 3 more were observed",
-                                  [&] { observe(engine, id, {1, 1, 1}); });
-  EXPECT_EQ(engine.num_tokens(id), 3);
-  observe(engine, id, {1, 1});
-  EXPECT_EQ(engine.num_tokens(id), 5);
-  EXPECT_FALSE(propose(engine, id).empty());
 }
 
 TEST(Engine, HoldsToItsLimitOfBytes) {
@@ -814,40 +421,6 @@ TEST(Engine, ObservesTheRowsWithRoomWhenOthersHaveNone) {
   expect_error<MemoryLimitError>("request " + std::to_string(ids[0]),
                                  [&] { std::rethrow_exception(failed[0].error); });
   EXPECT_EQ(engine.num_tokens(ids[1]), 2);
-}
-
-TEST(Engine, ARowThatFailsCostsThatRowAlone) {
-  EngineConfig config = drafting_all();
-  config.max_request_tokens = 20;
-  Engine engine(config);
-  std::vector<RequestId> ids;
-  for (int i = 0; i < 5; ++i) ids.push_back(add(engine, testing::repeated(15)));
-  engine.cancel(ids[1]);
-  const DraftBatch batch = engine.propose_batch(ids.data(), 5, {});
-  for (std::size_t row = 0; row < ids.size(); ++row) {
-    EXPECT_EQ(batch.offsets[row + 1] - batch.offsets[row], row == 1 ? 0 : 16) << row;
-  }
-  // Of another request, of none, of one whose limit it passes, and with a token that is none.
-  const Tokens emitted{1, 2, 1, 2, 3, 4, 5, 6, 7, -8, 9};
-  const std::vector<std::int64_t> offsets{0, 1, 2, 8, 10, 11};
-  const std::vector<RowError> failed =
-      engine.observe_batch(ids.data(), 5, emitted.data(), offsets.data());
-  ASSERT_EQ(failed.size(), 3U);
-  EXPECT_EQ(failed[0].row, 1);
-  expect_error<UnknownRequestError>("unknown request " + std::to_string(ids[1]),
-                                    [&] { std::rethrow_exception(failed[0].error); });
-  EXPECT_EQ(failed[1].row, 2);
-  expect_error<RequestLimitError>("request " + std::to_string(ids[2]) + ": max_request_tokens",
-                                  [&] { std::rethrow_exception(failed[1].error); });
-  EXPECT_EQ(failed[2].row, 3);
-  expect_error<InvalidValueError>("got -8 at index 1",
-                                  [&] { std::rethrow_exception(failed[2].error); });
-  EXPECT_EQ(engine.num_tokens(ids[0]), 16);
-  EXPECT_EQ(engine.num_tokens(ids[2]), 15);
-  EXPECT_EQ(engine.num_tokens(ids[3]), 15);
-  EXPECT_EQ(engine.num_tokens(ids[4]), 16);
-  EXPECT_EQ(engine.counts(ids[4]).steps, 1);
-  EXPECT_EQ(engine.counts(ids[2]).steps, 0);
 }
 
 TEST(Engine, ARequestWithTwoRowsKeepsItsLimit) {
@@ -911,25 +484,6 @@ TEST(Engine, RefusesTokensOfLongTextsInABatch) {
   EXPECT_EQ(failed[0].row, 1);
   EXPECT_EQ(engine.num_tokens(ids[0]), static_cast<std::int64_t>(kFar) + 1);
   EXPECT_EQ(engine.num_tokens(ids[1]), static_cast<std::int64_t>(kFar));
-}
-
-TEST(Engine, RefusesLimitsAndOffsetsBeforeAnyChange) {
-  Engine engine({});
-  const std::vector<RequestId> ids{add(engine, testing::repeated(15)), add(engine, {1})};
-  const std::vector<std::int32_t> limits{3, -1};
-  ProposeOptions options;
-  options.limits = limits.data();
-  expect_error<InvalidValueError>("limits must be 0 or greater, got -1 at index 1",
-                                  [&] { engine.propose_batch(ids.data(), 2, options); });
-  options.limits = limits.data() + 1;
-  expect_error<InvalidValueError>("limits must be 0 or greater, got -1",
-                                  [&] { propose(engine, ids[0], options); });
-  const Tokens emitted{1, 2, 3};
-  const std::vector<std::int64_t> falling{0, 3, 2};
-  expect_error<InvalidValueError>("offsets must rise, got 3 and then 2 at index 2", [&] {
-    static_cast<void>(engine.observe_batch(ids.data(), 2, emitted.data(), falling.data()));
-  });
-  EXPECT_EQ(engine.num_tokens(ids[0]), 15);
 }
 
 TEST(Engine, CountsOfADraftWhatItTook) {

@@ -598,7 +598,6 @@ print("end", flush=True)
 """
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL")
 @pytest.mark.parametrize("where", ["file", "s3"])
 def test_a_killed_replica_loses_nothing_that_was_acknowledged(
     where: str, tmp_path: Path, request: pytest.FixtureRequest
@@ -650,7 +649,6 @@ Replica(memory, sys.argv[1], key={KEY!r}, model="model").refresh()
 """
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL")
 def test_only_what_a_killed_replica_was_writing_is_removed(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)])
     assert len(list(tmp_path.glob("*/begun-*/*"))) == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,31 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastdraft import Datastore, Engine
+from fastdraft import Datastore
 from fastdraft.errors import DatastoreError
-from fleets import join, only, read, say
-from killed_memory import check_killed, restored
-
-
-def test_what_was_said_is_drafted_after_a_start(tmp_path: Path) -> None:
-    engine, replica = Engine(), join(str(tmp_path))
-    request = engine.add_request([1, 2, 3], datastores=replica.memory.of("a"))
-    engine.observe(request, [4, 5, 6])
-    engine.finish(request)
-    replica.close()
-    replica.close()
-
-    replica = join(str(tmp_path))
-    read(replica, "a")
-    [store] = replica.find(["a"])
-    assert [found.output for found in store.find([9, 3, 4])] == [True]
-    assert [found.output for found in store.find([9, 1])] == [False]
-    request = engine.add_request(
-        [9, 3, 4], datastores=replica.memory.of("a"), read_only=replica.find(["a"])
-    )
-    assert engine.propose(request, token_cost=0).tolist() == [5, 6]
-    assert read(replica, "b") == []
-    replica.close()
+from fleets import join, read, say
+from killed_memory import restored
 
 
 @given(
@@ -78,34 +56,6 @@ def test_much_text_is_saved_and_read_whole(tmp_path: Path, alphabet: int) -> Non
     found = restored(tmp_path, "much")
     assert [len(part) for part in found] == [3000] * 100
     assert np.array_equal(np.concatenate(found), text)
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL")
-def test_a_killed_process_loses_nothing_that_was_saved(tmp_path: Path) -> None:
-    assert check_killed(tmp_path, times=12, seed=0) > 0
-
-
-def test_a_folder_that_cannot_be_written_costs_no_drafts(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "file").write_bytes(b"")
-    replica = join(str(tmp_path / "file" / "folder"))
-    say(replica, "tenant", [1, 2, 3])
-    assert not replica.refresh() and not replica.refresh()
-    assert replica.faults["publish"] >= 2
-    assert caplog.text.count("cannot publish the fleet's memory") == 1
-    assert replica.memory.of("tenant")[0].find([9, 1, 2])
-    replica.close()
-
-
-def test_two_processes_may_use_a_folder(tmp_path: Path) -> None:
-    one, other = join(str(tmp_path)), join(str(tmp_path))
-    say(one, "t", [1] * 9)
-    say(other, "t", [2] * 9)
-    assert one.refresh() and other.refresh()
-    assert read(one, "t") == [[2] * 9] and read(other, "t") == [[1] * 9]
-    only(str(tmp_path)).join()
-    assert restored(tmp_path, "t") == [[1] * 9, [2] * 9]
 
 
 # --- Documents of one store in another ---

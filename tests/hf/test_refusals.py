@@ -13,6 +13,7 @@ import numpy as np
 import peft
 import pytest
 import torch
+import transformers
 from transformers import GenerationConfig
 from transformers.generation import utils
 
@@ -148,3 +149,18 @@ def test_a_generation_config_passes_no_custom_generate_on() -> None:
     copied = copy.deepcopy(model)
     assert copied.generate.keywords["custom_generate"] is speculate
     assert torch.equal(copied.generate(**inputs, **OPTIONS), expected)
+
+
+def test_models_with_an_indexer() -> None:
+    if not hasattr(transformers, "DeepseekV32Config"):
+        pytest.skip("transformers has no such model yet")
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 16}
+    ranks = {"kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "v_head_dim": 8, "head_dim": 4}
+    index = {"index_n_heads": 2, "index_head_dim": 8, "index_topk": 200}
+    config = transformers.DeepseekV32Config(
+        vocab_size=97, num_hidden_layers=1, pad_token_id=0, **sizes, **ranks, **heads, **index
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    with pytest.raises(InvalidValueError, match=r"without an indexer, .* got deepseek_v32"):
+        hf.generate(model, **repetitive_batch(1), **OPTIONS)

@@ -739,19 +739,6 @@ def test_a_server_says_the_same_with_and_without_logits(
         assert forwards[1] * gain <= forwards[0]
 
 
-@pytest.mark.usefixtures("published")
-def test_the_prompt_is_drafted_from_at_once(
-    algorithm: Any, model: str, texts: list[tuple[list[int], list[int]]]
-) -> None:
-    prompt, output = texts[0]
-    server = _Server(algorithm, model, overlap=False)
-    req = _req("a", prompt)
-    server.add([req], [output])
-    for _ in range(3):
-        server.step()
-    assert len(req.output_ids) > 12
-
-
 def _server_of_rank(rank: int | None, algorithm: Any, model: str) -> _Server:
     """A server of a data parallel rank; None where the host has no ranks."""
     from sglang.srt.runtime_context import get_parallel
@@ -1085,43 +1072,39 @@ def test_what_was_said_last_is_remembered(corpus: adapter.Corpus) -> None:
     assert tokens[:4] == [42, 43, 44, 45]
 
 
+def _drafts_from(corpus: adapter.Corpus, text: list[int], **params: Any) -> bool:
+    """Whether a new request, which begins as `text`, is drafted from what others said."""
+    [tokens], _ = _ask(corpus, [_req("x", [9, *text[:4]], **params)])
+    corpus.erase_match_state(["x"])
+    return tokens[1] == text[4]
+
+
+def _remember(corpus: adapter.Corpus, text: list[int], **params: Any) -> None:
+    _ask(corpus, [_req("x", text, **params)])
+    corpus.erase_match_state(["x"])
+
+
 @pytest.mark.parametrize(
     "apart", [{"cache_salt": "tenant"}, {"extra_key": "tenant"}, {adapter.REMEMBER: False}]
 )
 def test_requests_are_kept_apart(apart: dict[str, Any], corpus: adapter.Corpus) -> None:
     text = list(range(40, 60))
-
-    def drafted(rid: str, **params: Any) -> bool:
-        [tokens], _ = _ask(corpus, [_req(rid, [9, *text[:4]], **params)])
-        corpus.erase_match_state([rid])
-        return tokens[1] == text[4]
-
-    _ask(corpus, [_req("a", text, **apart)])
-    corpus.erase_match_state(["a"])
-    assert not drafted("b")
-    _ask(corpus, [_req("c", text)])
-    corpus.erase_match_state(["c"])
-    assert drafted("d")
+    _remember(corpus, text, **apart)
+    assert not _drafts_from(corpus, text)
+    _remember(corpus, text)
+    assert _drafts_from(corpus, text)
     # Requests of one salt or key share their text.
-    assert drafted("e", **apart) == (adapter.REMEMBER not in apart)
+    assert _drafts_from(corpus, text, **apart) == (adapter.REMEMBER not in apart)
 
 
-def test_adapters_remember_apart() -> None:
+def test_adapters_remember_apart(corpus: adapter.Corpus) -> None:
     text = list(range(40, 60))
-    corpus = adapter.Corpus(draft_token_num=_NODES)
-
-    def drafted(rid: str, **options: Any) -> bool:
-        [tokens], _ = _ask(corpus, [_req(rid, [9, *text[:4]], **options)])
-        corpus.erase_match_state([rid])
-        return tokens[1] == text[4]
-
     for lora in ({"lora_id": "pirate"}, {}, {"lora_id": "lawyer"}):
-        assert not drafted("a", **lora)
-        _ask(corpus, [_req("b", text, **lora)])
-        corpus.erase_match_state(["b"])
-        assert drafted("c", **lora)
+        assert not _drafts_from(corpus, text, **lora)
+        _remember(corpus, text, **lora)
+        assert _drafts_from(corpus, text, **lora)
         # A key of the caller's own keeps a request apart from others of the adapter too.
-        assert not drafted("d", **lora, extra_key="tenant")
+        assert not _drafts_from(corpus, text, **lora, extra_key="tenant")
     assert corpus.faults == 0
 
 
@@ -1309,22 +1292,21 @@ def test_without_memory_requests_go_on_without_drafts(monkeypatch: pytest.Monkey
     assert corpus.num_requests == corpus.engine.num_requests == 0
 
 
-def test_a_bad_switch_of_logits_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FASTDRAFT_LOGITS", "off")
-    with pytest.raises(InvalidValueError, match="FASTDRAFT_LOGITS must be 0 or 1, got 'off'"):
-        adapter.Corpus(draft_token_num=_NODES)
-
-
-@pytest.mark.parametrize("value", ["1G", "-1", "1.5"])
-def test_bad_settings_say_so(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FASTDRAFT_MEMORY_BYTES", value)
-    with pytest.raises(InvalidValueError, match=f"FASTDRAFT_MEMORY_BYTES .*'{value}'"):
-        adapter.Corpus(draft_token_num=_NODES)
-
-
-def test_a_tree_has_more_than_its_root() -> None:
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        *(("MEMORY_BYTES", value, f".*'{value}'") for value in ("1G", "-1", "1.5")),
+        ("LOGITS", "off", "must be 0 or 1, got 'off'"),
+    ],
+)
+def test_bad_settings_say_so(
+    variable: str, value: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(InvalidValueError, match="at least 2, got 1"):
         adapter.Corpus(draft_token_num=1)
+    monkeypatch.setenv(f"FASTDRAFT_{variable}", value)
+    with pytest.raises(InvalidValueError, match=f"FASTDRAFT_{variable} {message}"):
+        adapter.Corpus(draft_token_num=_NODES)
 
 
 # --- Over HTTP ---

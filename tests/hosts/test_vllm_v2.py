@@ -178,6 +178,12 @@ def test_a_salted_request_leaves_nothing_to_others(drafting: dict[str, Any]) -> 
     assert drafting["remembered"] > 0
 
 
+def test_memory_outlives_new_weights(drafting: dict[str, Any], plain: dict[str, Any]) -> None:
+    """As a trainer updates its policy: text stays true."""
+    assert_same(plain["alone"][3], drafting["with new weights"])
+    assert drafting["accepted with new weights"] > TOKENS // 2
+
+
 def test_aborts_leave_nothing_behind(drafting: dict[str, Any], plain: dict[str, Any]) -> None:
     assert drafting["aborted"] > 0
     for number, output in drafting["not aborted"]:
@@ -429,6 +435,14 @@ def with_drafts(run: Run) -> dict[str, Any]:
     run.tokens(["No secret: violet, seven, harbour,"])
     run.settle()
     found["remembered"] = len(memory) - held
+
+    run.llm.sleep()
+    run.llm.wake_up()
+    run.llm.collective_rpc("reload_weights")
+    assert run.llm.reset_prefix_cache()
+    before = run.accepted
+    [found["with new weights"]] = run.tokens([PROMPTS[3]])
+    found["accepted with new weights"] = run.accepted - before
 
     generator = random.Random(3)
     engine = run.llm.llm_engine

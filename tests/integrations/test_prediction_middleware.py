@@ -23,9 +23,6 @@ from fastdraft.integrations.vllm import ledger as ledgers
 from fastdraft.integrations.vllm.ledger import Ledger, LedgerReader, new_ticket
 from fastdraft.integrations.vllm.middleware import PredictionMiddleware
 
-if os.name != "posix":
-    pytest.skip("vLLM's processes share files as on POSIX systems", allow_module_level=True)
-
 CHAT = "/v1/chat/completions"
 JSON_TYPE = (b"content-type", b"application/json")
 USAGE = {"prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8}
@@ -64,7 +61,6 @@ class Server:
         self.tokenize_status = 200
         self.events: list[bytes] = []
         self.disconnected = False
-        self.waits_for_disconnect = False
         self.metrics = b"vllm:num_requests_running 0.0\n"
         self.usage = dict(USAGE)
 
@@ -100,9 +96,6 @@ class Server:
         if path == "/detokenize":
             text = "".join(map(chr, json.loads(body)["tokens"]))
             await answer(send, {"prompt": text})
-            return
-        if self.waits_for_disconnect:
-            self.disconnected = (await receive())["type"] == "http.disconnect"
             return
         try:
             request = json.loads(body)
@@ -282,8 +275,10 @@ GO = 'go({"there": "there", "by": "by"});'
 )
 def test_a_chosen_tool_of_each_interface(fields) -> None:
     assert template_of(Server(), **fields) == GO
-    assert template_of(Server(), **{**fields, "tool_choice": {"type": "auto"}}) == LOOK + GO
-    assert template_of(Server(), **{**fields, "tool_choice": {"type": "none"}}) is None
+    for choice in ("auto", "required", {"type": "auto"}):
+        assert template_of(Server(), **{**fields, "tool_choice": choice}) == LOOK + GO
+    for choice in ("none", {"type": "none"}):
+        assert template_of(Server(), **{**fields, "tool_choice": choice}) is None
 
 
 def test_a_schema_of_each_interface() -> None:
@@ -317,13 +312,13 @@ def test_templates_that_are_kept_have_an_end() -> None:
     templates = RequestTemplates()
     app = Front(Server(), VLLM)
     app._templates = templates
-    for number in range(40):
+    for number in range(18):
         schema = {"properties": {f"{number}{each}" * 20: {} for each in range(2000)}}
         form = {"type": "json_schema", "json_schema": {"schema": schema}}
         assert ask(app, request(response_format=form)).status == 200
         kept = sum(map(len, templates._known.values()))
         assert 0 < kept <= 1 << 20
-    assert len(templates._known) < 20
+    assert len(templates._known) < 18
 
 
 @pytest.mark.parametrize("most_calls", [9, 1])
@@ -335,19 +330,6 @@ def test_tools_become_templates_by_the_chat_template(most_calls: int) -> None:
 def test_calls_that_the_chat_template_does_not_write_are_written_as_most_models_do() -> None:
     text = template_of(Server(most_calls=0), tools=TOOLS[:1])
     assert text == '<tool_call>\n{"name": "look", "arguments": {"place": "place"}}\n</tool_call>\n'
-
-
-@pytest.mark.parametrize(
-    ("choice", "expected"),
-    [
-        ("auto", LOOK + GO),
-        ("required", LOOK + GO),
-        ("none", None),
-        ({"type": "function", "function": {"name": "go"}}, GO),
-    ],
-)
-def test_only_tools_that_may_be_called_become_templates(choice, expected) -> None:
-    assert template_of(Server(), tools=TOOLS, tool_choice=choice) == expected
 
 
 def test_a_schema_of_the_answer_becomes_a_template() -> None:
@@ -389,14 +371,6 @@ def test_templates_are_made_once_for_the_same_tools() -> None:
     first, *others, last = (sent["vllm_xargs"] for sent in server.bodies(CHAT))
     assert others == [first] * 3
     assert last != first
-
-
-def test_a_request_has_templates_beside_its_prediction() -> None:
-    server = Server()
-    ask(PredictionMiddleware(server), request(content("abc"), tools=TOOLS[:1]))
-    (sent,) = server.bodies(CHAT)
-    assert sent["vllm_xargs"]["prediction_token_ids"] == [97, 98, 99]
-    assert "".join(map(chr, sent["vllm_xargs"]["fastdraft_template_ids"])) == LOOK
 
 
 def test_a_server_that_cannot_tokenize_gets_its_tools_without_templates() -> None:
@@ -511,12 +485,7 @@ def test_wrong_predictions_are_refused(prediction, message: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"fastdraft": "of"}, "vllm_xargs.fastdraft must be 'on' or 'off', got 'of'"),
-        ({"fastdraft_lookahead": 0}, "vllm_xargs.fastdraft_lookahead must be at least 1, got 0"),
         ({"fastdraft_remember": "false"}, "vllm_xargs.fastdraft_remember must be True or False"),
-        ({"fastdraft_namespace": 5}, "vllm_xargs.fastdraft_namespace must be a text of 1 to 256"),
-        ({"prediction_token_ids": "abc"}, "vllm_xargs.prediction_token_ids must be a list of"),
-        ({"prediction_token_ids": [10**12]}, "vllm_xargs.prediction_token_ids must be token ids"),
         ({"fastdraft_namspace": "a"}, "vllm_xargs.fastdraft_namspace is no option of a request"),
         ({"fastdraft_cache_salt": "a"}, "vllm_xargs.fastdraft_cache_salt is no option"),
     ],
@@ -654,13 +623,6 @@ def test_what_cannot_have_the_namespace_of_its_key(path: str, body, headers, sta
     assert len(server.asked) == (status == 200)
 
 
-def test_right_arguments_pass() -> None:
-    server = Server()
-    body = request(vllm_xargs={"fastdraft": "off", "fastdraft_lookahead": 4})
-    assert ask(PredictionMiddleware(server), body).status == 200
-    assert server.bodies(CHAT) == [body]
-
-
 def test_request_goes_on_where_tokenizing_fails(caplog: pytest.LogCaptureFixture) -> None:
     server = Server()
     server.tokenize_status = 404
@@ -686,13 +648,6 @@ def test_request_goes_on_where_tokenizing_raises(caplog: pytest.LogCaptureFixtur
     assert "no tokens today" in warning
 
 
-def test_disconnects_reach_the_application() -> None:
-    server = Server()
-    server.waits_for_disconnect = True
-    ask(PredictionMiddleware(server), request(content("abc")))
-    assert server.disconnected
-
-
 def test_disconnect_in_mid_body_reaches_the_application() -> None:
     server = Server()
     messages = [{"type": "http.request", "body": b"{", "more_body": True}]
@@ -710,17 +665,6 @@ def test_disconnect_in_mid_body_reaches_the_application() -> None:
 
 
 # --- the answer ----------------------------------------------------------------------------------
-
-
-def test_counts_are_reported(folder: Path) -> None:
-    server = Server(Ledger(folder), counts=(4, 2))
-    got = ask(PredictionMiddleware(server), request(content("abc")))
-    details = {"accepted_prediction_tokens": 4, "rejected_prediction_tokens": 2}
-    assert got.json() == {
-        "choices": ["naïve"],
-        "usage": {**USAGE, "completion_tokens_details": details},
-    }
-    assert "naïve".encode() in got.body
 
 
 def test_counts_of_all_choices_are_added(folder: Path) -> None:
@@ -790,6 +734,7 @@ def test_half_a_character_is_passed_on(folder: Path) -> None:
     server.usage = {**USAGE, "note": "\ud800 naïve"}
     got = ask(PredictionMiddleware(server), request(content("abc")))
     assert got.json()["usage"]["note"] == "\ud800 naïve"
+    assert "naïve".encode() in got.body
     assert got.json()["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] == 4
 
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from fastdraft.kernels.operands import Emitted
+from fastdraft.kernels.operands import Verified
 from fastdraft.kernels.workspace import BUFFERS, Workspace
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
@@ -145,7 +145,7 @@ def allowed_bits(rows: int, vocabulary: int, *, seed: int) -> Tensor:
     return bits
 
 
-def assert_same(got: Emitted, expected: Emitted) -> None:
+def assert_same(got: Verified, expected: Verified) -> None:
     """Equal tokens, lengths, status and paths; log-probabilities to within rounding."""
     for name in ("token_ids", "lengths", "status", "path"):
         ours, theirs = getattr(got, name), getattr(expected, name)

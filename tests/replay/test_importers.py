@@ -409,6 +409,7 @@ def test_answers_of_one_conversation_are_a_session() -> None:
     "line",
     [
         logged("x", {}),
+        logged("[" * 100_000, {}),
         logged({}, "data: x"),
         logged({"input": 5}, {"output": []}),
         logged({"messages": [5]}, {"type": "message", "content": []}),

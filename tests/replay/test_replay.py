@@ -161,12 +161,6 @@ def test_the_longest_path_of_a_tree_is_accepted(
     assert accepted_path(tokens, parents, output, 1) == max(fitting, key=len)
 
 
-def test_a_chain_is_accepted_up_to_its_first_mismatch() -> None:
-    assert accepted_path([5, 6, 7], range(-1, 2), [4, 5, 6, 8], 1) == [0, 1]
-    assert accepted_path([5, 6, 7], range(-1, 2), [4, 5, 6], 1) == [0, 1]
-    assert accepted_path([5], range(-1, 0), [4], 1) == []
-
-
 def test_append_prompts_are_all_that_was_said_before_in_their_session(tmp_path: Path) -> None:
     append = {"prompt_mode": "append"}
     path = write(
@@ -806,18 +800,6 @@ def test_a_named_form_is_the_only_one(tmp_path: Path) -> None:
     assert [each["output"] for each in pairs] == ["b", "b"]
     with pytest.raises(RecordError, match=r"line 1: expected a record, got a line with prompt"):
         imported(tmp_path, lines, form="records")
-
-
-@pytest.mark.parametrize(
-    "line", ["[" * 100_000, '{"request": "' + "[" * 100_000 + '"}', '{"a": "\\udc80"}', "{", "5"]
-)
-def test_no_line_of_a_log_is_a_traceback(tmp_path: Path, tokenizer: Path, line: str) -> None:
-    good = {"request": {"prompt": "x"}, "response": {"choices": [{"text": "yz"}]}}
-    log = tmp_path / "log.jsonl"
-    log.write_text(f"{json.dumps(good)}\n{line}\n", "utf-8")
-    result = fastdraft(log, "--tokenizer", tokenizer)
-    assert result.exit_code == 0, result.output
-    assert result.stderr.startswith(f"left out: {log}, line 2: ")
 
 
 def test_agents_sessions_are_put_together_by_their_messages(

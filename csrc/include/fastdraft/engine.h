@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <exception>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -126,10 +127,14 @@ class FASTDRAFT_EXPORT Engine {
   // The same for row r with emitted[offsets[r]] .. emitted[offsets[r + 1]], one
   // row after another. A row that fails does not affect the others. Returns the rows
   // that failed, in order, each with what `observe` throws. Throws
-  // InvalidValueError for falling offsets before any change.
+  // InvalidValueError for falling offsets, or `drafted` below 0, before any change.
+  //
+  // `drafted`: how many draft tokens of row r the target verified, where the host has cut drafts;
+  // null: all.
   [[nodiscard]] std::vector<RowError> observe_batch(const RequestId* ids, std::int64_t rows,
                                                     const Token* emitted,
-                                                    const std::int64_t* offsets);
+                                                    const std::int64_t* offsets,
+                                                    const std::int32_t* drafted = nullptr);
 
   // For hosts that do not wait for drafts: observe_batch, and then each row's whole guess of what
   // comes next, with nothing cut, written to row places[r] of `out` (null: to row r). A host that
@@ -199,6 +204,8 @@ class FASTDRAFT_EXPORT Engine {
     // How many draft tokens of its own choice the host had the target verify. Empty: it verified
     // those that were proposed.
     std::optional<std::int32_t> verified;
+    // How many of the proposed draft tokens it verified at most.
+    std::int32_t most = std::numeric_limits<std::int32_t>::max();
   };
   void take(Request& request, RequestId id, const Step& step);
   template <typename Take>

@@ -28,7 +28,7 @@ namespace fastdraft {
 //
 // An outcome that was expected changes the weights little. So only one of four of those is
 // learned, with four times the step: the same gradient in the mean. See
-// docs/explanation/calibration.md.
+// docs/explanation/what-pays.md.
 //
 // Thread-safe without locks. Two threads that learn at once may lose a step of
 // the descent, which is nothing among thousands.

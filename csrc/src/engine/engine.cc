@@ -134,6 +134,16 @@ void check_offsets(const std::int64_t* offsets, std::int64_t rows) {
   }
 }
 
+// What the host says of how many draft tokens it verified.
+void check_drafted(const std::int32_t* drafted, std::int64_t rows) {
+  for (std::int64_t row = 0; drafted != nullptr && row < rows; ++row) {
+    if (drafted[row] < 0) {
+      throw InvalidValueError("drafted must be 0 or greater, got " + std::to_string(drafted[row]) +
+                              " at index " + std::to_string(row));
+    }
+  }
+}
+
 // What making the offers took, in steps without drafts.
 double time_of_offers(const StepCost& cost, std::int64_t rows, const ProposeOptions& options) {
   double time = 0.0;
@@ -536,11 +546,12 @@ void Engine::observe(RequestId id, const Token* emitted, std::int64_t count) {
 }
 
 void Engine::take(Request& request, RequestId id, const Step& step) {
-  const auto& [emitted, count, came, num_came, verified] = step;
+  const auto& [emitted, count, came, num_came, verified, most] = step;
   check_room(request, id, count);
   request.kept.reset();
   const bool proposed = request.proposal.has_value();
-  const Proposal proposal = request.proposal.value_or(Proposal());
+  Proposal proposal = request.proposal.value_or(Proposal());
+  proposal.drafted = std::min(proposal.drafted, most);
   request.proposal.reset();
   if (count > 0) request.context.prefetch_append(emitted[0]);
   if (proposed) request.drafter->learn(came, num_came);
@@ -611,12 +622,16 @@ std::vector<RowError> Engine::take_rows(const RequestId* ids, std::int64_t rows,
 }
 
 std::vector<RowError> Engine::observe_batch(const RequestId* ids, std::int64_t rows,
-                                            const Token* emitted, const std::int64_t* offsets) {
+                                            const Token* emitted, const std::int64_t* offsets,
+                                            const std::int32_t* drafted) {
   check_offsets(offsets, rows);
+  check_drafted(drafted, rows);
   return take_rows(ids, rows, emitted, offsets, [&](std::int64_t row, Request& request) {
     const Token* tokens = emitted + offsets[row];
     const std::int64_t count = offsets[row + 1] - offsets[row];
-    take(request, ids[row], {tokens, count, tokens, count, std::nullopt});
+    Step step{tokens, count, tokens, count, std::nullopt};
+    if (drafted != nullptr) step.most = drafted[row];
+    take(request, ids[row], step);
   });
 }
 
@@ -654,11 +669,8 @@ std::vector<RowError> Engine::continue_batch(const RequestId* ids, std::int64_t 
                               " rows of the continuations, got " + std::to_string(place_of(row)) +
                               " at index " + std::to_string(row));
     }
-    if (drafted != nullptr && drafted[row] < 0) {
-      throw InvalidValueError("drafted must be 0 or greater, got " + std::to_string(drafted[row]) +
-                              " at index " + std::to_string(row));
-    }
   }
+  check_drafted(drafted, rows);
   // First all rows learn, then all guess by what was learned.
   const auto several = tokens_of_several_rows(ids, rows, emitted, offsets);
   std::vector<RowError> failed =

@@ -10,19 +10,28 @@
 #include "fastdraft/error.h"
 
 namespace fastdraft {
+namespace {
+
+// Made while there is memory: a copy shares its text.
+const MemoryLimitError kNoMemoryLeft("the operating system has no memory left");
+
+}  // namespace
 
 void MemoryBudget::charge(std::int64_t bytes) {
   const std::int64_t before = used_.fetch_add(bytes, std::memory_order_relaxed);
   if (before > limit_ - bytes) {
     refund(bytes);
-    throw MemoryLimitError("max_bytes is " + std::to_string(limit_) + ": " +
-                           std::to_string(before) + " bytes are in use and " +
-                           std::to_string(bytes) + " more were asked for");
+    refuse_memory([&] {
+      return "max_bytes is " + std::to_string(limit_) + ": " + std::to_string(before) +
+             " bytes are in use and " + std::to_string(bytes) + " more were asked for";
+    });
   }
 }
 
+void throw_no_memory_left() { throw MemoryLimitError(kNoMemoryLeft); }
+
 void throw_out_of_memory(std::int64_t bytes) {
-  throw MemoryLimitError("the operating system refused " + std::to_string(bytes) + " bytes");
+  refuse_memory([&] { return "the operating system refused " + std::to_string(bytes) + " bytes"; });
 }
 
 void advise_huge_pages([[maybe_unused]] void* memory, [[maybe_unused]] std::size_t bytes) noexcept {

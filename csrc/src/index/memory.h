@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <limits>
+#include <new>
 #include <type_traits>
 #include <utility>
 
@@ -37,7 +38,21 @@ class MemoryBudget {
   std::atomic<std::int64_t> used_{0};
 };
 
-// Throws MemoryLimitError: the operating system refused `bytes`.
+// Throws MemoryLimitError without a message of its own, for which there is no memory either.
+[[noreturn]] void throw_no_memory_left();
+
+// Throws MemoryLimitError with what `message` returns. Never std::bad_alloc in its place, which
+// would pass by those who undo what they began.
+template <typename Message>
+[[noreturn]] void refuse_memory(Message message) {
+  try {
+    throw MemoryLimitError(message());
+  } catch (const std::bad_alloc&) {
+    throw_no_memory_left();
+  }
+}
+
+// The operating system refused `bytes`.
 [[noreturn]] void throw_out_of_memory(std::int64_t bytes);
 
 // Whether the system can be asked for pages of 2 MB, and to take memory back by the page.

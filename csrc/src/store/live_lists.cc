@@ -5,7 +5,7 @@
 #include <cstring>
 #include <string>
 
-#include "fastdraft/error.h"
+#include "index/memory.h"
 
 namespace fastdraft {
 
@@ -28,8 +28,9 @@ void LiveLists::close() noexcept {
 
 void LiveLists::add_block() {
   if (num_blocks_ >= most_blocks_) {
-    throw MemoryLimitError("the lists of a datastore have at most " + std::to_string(most_blocks_) +
-                           " blocks");
+    refuse_memory([&] {
+      return "the lists of a datastore have at most " + std::to_string(most_blocks_) + " blocks";
+    });
   }
   if (num_blocks_ == static_cast<std::int64_t>(ring_.size())) {
     std::vector<Block*> wider = log_->wider(ring_);

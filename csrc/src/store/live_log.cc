@@ -201,9 +201,10 @@ void LiveLog::charge(std::int64_t bytes) {
   while (bytes_ + bytes > max_bytes_ && drop_block()) {
   }
   if (bytes_ + bytes > max_bytes_) {
-    throw MemoryLimitError("max_bytes is " + std::to_string(max_bytes_) + ": " +
-                           std::to_string(bytes_) + " bytes are in use and " +
-                           std::to_string(bytes) + " more are needed");
+    refuse_memory([&] {
+      return "max_bytes is " + std::to_string(max_bytes_) + ": " + std::to_string(bytes_) +
+             " bytes are in use and " + std::to_string(bytes) + " more are needed";
+    });
   }
   bytes_ += bytes;
 }

@@ -102,7 +102,7 @@ class RecordingEngine(Engine):
         self._draft = super().propose_batch(requests, **options)
         return self._draft
 
-    def observe_batch(self, requests: Any, emitted_ids: Any, offsets: Any) -> None:
+    def observe_batch(self, requests: Any, emitted_ids: Any, offsets: Any, **options: Any) -> None:
         """As `Engine.observe_batch`; the step is noted."""
         emitted = emitted_ids.tolist()
         draft = self._draft
@@ -114,7 +114,7 @@ class RecordingEngine(Engine):
             accepted = accepted_path(tokens, parents, emitted)
             chances = draft.probabilities.tolist()
             self.steps.append(Step(tokens, parents, sources, chances, accepted, emitted))
-        super().observe_batch(requests, emitted_ids, offsets)
+        super().observe_batch(requests, emitted_ids, offsets, **options)
 
 
 def generate(

@@ -51,15 +51,31 @@ class RowDraft:
                 del column[end:]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class FlatDrafts:
-    """The drafts of a batch; the attributes are those of `fastdraft.drafters.Drafts`."""
+    """The drafts of a batch; the arguments are the attributes of `fastdraft.drafters.Drafts`.
+
+    Attributes:
+        by_row: The draft tokens of each row.
+        longest: The length of the longest draft.
+        are_chains: Whether the parent of each draft token is the one before it.
+    """
 
     token_ids: NDArray[np.int32]
     parents: NDArray[np.int32]
     probabilities: NDArray[np.float32]
     offsets: NDArray[np.int32]
     draft_logits: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # Of so few numbers, lists are made and compared sooner than arrays.
+        token_ids = self.token_ids.tolist()
+        self.by_row: list[list[int]] = [
+            token_ids[start:end] for start, end in pairwise(self.offsets.tolist())
+        ]
+        self.longest = max(map(len, self.by_row))
+        chains = [at for row in self.by_row for at in range(-1, len(row) - 1)]
+        self.are_chains = chains == self.parents.tolist()
 
     @classmethod
     def of_batch(cls, batch: Drafts) -> FlatDrafts:
@@ -86,24 +102,6 @@ class FlatDrafts:
     def counts(self) -> NDArray[np.int32]:
         """The length of each row's draft."""
         return self.offsets[1:] - self.offsets[:-1]
-
-    @cached_property
-    def longest(self) -> int:
-        """The length of the longest draft."""
-        return max(map(len, self.by_row))
-
-    @cached_property
-    def are_chains(self) -> bool:
-        """Whether the parent of each draft token is the one before it."""
-        # Of so few numbers, lists are made and compared sooner than arrays.
-        parents: list[int] = self.parents.tolist()
-        return parents == [at for row in self.by_row for at in range(-1, len(row) - 1)]
-
-    @cached_property
-    def by_row(self) -> list[list[int]]:
-        """The draft tokens of each row."""
-        token_ids = self.token_ids.tolist()
-        return [token_ids[start:end] for start, end in pairwise(self.offsets.tolist())]
 
     def of(self, rows: Sequence[int]) -> FlatDrafts:
         """The drafts of some rows, given in order."""

@@ -50,12 +50,6 @@ SHARING: tuple[type, ...] = tuple(
 )
 
 
-# Layers that also hold the keys by which a model chooses what to attend to.
-_INDEXED: tuple[type, ...] = tuple(
-    kind for kind in (getattr(cache_utils, "DynamicIndexedLayer", None),) if kind is not None
-)
-
-
 # The cache layer of a short convolution. Transformers takes tokens back from it since 5.21.
 _STATE: Any = (
     getattr(cache_utils, "LinearAttentionLayer", None)
@@ -242,28 +236,6 @@ class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return -1
 
 
-class _IndexedRowLayer(_RowLayer):  # type: ignore[no-untyped-call]
-    """A layer with an indexer's keys, which are one more layer's of one head without values."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.index = _RowLayer()
-
-    def update_indexer(self, indexer_key_states: torch.Tensor) -> torch.Tensor:
-        """The keys of all tokens, (rows, columns, size), as `update` has them."""
-        self.index.plan = self.plan
-        states = indexer_key_states[:, None]
-        return self.index.update(states, states[..., :0])[0][:, 0]
-
-    def move(self, rows: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
-        super().move(rows, sources, targets)
-        self.index.move(rows, sources, targets)
-
-    def keep(self, slots: Sequence[int]) -> None:
-        super().keep(slots)
-        self.index.keep(slots)
-
-
 class _ConvolutionRowLayer(_STATE_BASE):  # type: ignore[misc]
     """The inputs of a causal convolution, of each row those of the last tokens.
 
@@ -383,7 +355,9 @@ class RowCache(Cache):
                 self.layers.append(_row_layer(layer, index))
         self.frames: dict[int | None, Frame] = {}
         self._prepared: DynamicCache | None = prepared
-        self._grouped: tuple[int, dict[int | None, list[_RowLayer]]] = 0, {}
+        self._windows: dict[int | None, list[_RowLayer]] = {}
+        self._convolutions: list[_ConvolutionRowLayer] = []
+        self._grouped = 0
         self._new_tokens = new_tokens
         self._most: int | None = None
 
@@ -428,8 +402,6 @@ class RowCache(Cache):
         if most is not None and len(lengths) > 1:
             # A draft may be as wide as the one of a row that has further to go.
             most += width
-        for state in self._convolutions():
-            state.prepare(lengths, floors or lengths)
         self.frames = {}
         for window, layers in self._by_window().items():
             plan = layers[0].planned(lengths, floors or lengths, width, most, device)
@@ -437,6 +409,8 @@ class RowCache(Cache):
             for layer in layers:
                 layer.plan = plan
                 layer.length = max(lengths)
+        for state in self._convolutions:
+            state.prepare(lengths, floors or lengths)
 
     def compact(
         self, lengths: Sequence[int], kept: NDArray[np.int64], device: torch.device
@@ -451,7 +425,7 @@ class RowCache(Cache):
         rows, places = np.nonzero(kept != np.arange(kept.shape[1]))
         if len(rows) == 0:
             return
-        assert not self._convolutions(), "convolutions take no trees"
+        assert not self._convolutions, "convolutions take no trees"
         for layers in self._by_window().values():
             starts = (np.array(lengths) - np.array(layers[0].bases))[rows]
             indices = on_device(device, rows, starts + kept[rows, places], starts + places)
@@ -468,7 +442,7 @@ class RowCache(Cache):
         for layers in self._by_window().values():
             for layer in layers:
                 layer.keep(slots)
-        for state in self._convolutions():
+        for state in self._convolutions:
             state.keep(slots)
 
     def write_back(self, cache: DynamicCache, length: int) -> None:
@@ -493,27 +467,19 @@ class RowCache(Cache):
                 target.lazy_initialization(*layer.buffers)
             layer.keys = layer.values = None
             held = slice(start - layer.bases[0], length - layer.bases[0])
-            if isinstance(layer, _IndexedRowLayer):
-                layer.index.keys = layer.index.values = None
-                keys = layer.index.buffers.pop(0)[:1, 0, held].clone()
-                target.lazy_initialization_indexer(keys)
-                target.indexer_keys = keys
             target.values = layer.buffers.pop()[:1, :, held].clone()
             target.keys = layer.buffers.pop()[:1, :, held].clone()
 
-    def _convolutions(self) -> list[_ConvolutionRowLayer]:
-        return [layer for layer in self.layers if isinstance(layer, _ConvolutionRowLayer)]
-
     def _by_window(self) -> dict[int | None, list[_RowLayer]]:
         """The layers by their windows: those of one window hold the same tokens."""
-        if self._grouped[0] != len(self.layers):
+        for layer in self.layers[self._grouped :]:
             # The first forward may add layers.
-            by_window: dict[int | None, list[_RowLayer]] = {}
-            for layer in self.layers:
-                if isinstance(layer, _RowLayer):
-                    by_window.setdefault(layer.window, []).append(layer)
-            self._grouped = len(self.layers), by_window
-        return self._grouped[1]
+            if isinstance(layer, _RowLayer):
+                self._windows.setdefault(layer.window, []).append(layer)
+            elif isinstance(layer, _ConvolutionRowLayer):
+                self._convolutions.append(layer)
+        self._grouped = len(self.layers)
+        return self._windows
 
 
 def places_after(ended: Sequence[bool]) -> list[int]:
@@ -526,13 +492,13 @@ def places_after(ended: Sequence[bool]) -> list[int]:
 def _row_layer(layer: Any, index: int) -> Any:
     if isinstance(layer, SHARING):
         return layer
-    if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer, *_INDEXED):
+    if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
         raise InvalidValueError(
             "model must have a state that can take back a rejected token, "
             f"got layer {index} with {type(layer).__name__}"
         )
     window = layer.sliding_window if isinstance(layer, DynamicSlidingWindowLayer) else None
-    row_layer = _IndexedRowLayer() if type(layer) in _INDEXED else _RowLayer(window)
+    row_layer = _RowLayer(window)
     seen = layer.get_seq_length()
     if seen:
         held = layer.keys.shape[-2]
@@ -547,18 +513,6 @@ def _row_layer(layer: Any, index: int) -> Any:
         row_layer.bases = [seen - held] * layer.keys.shape[0]
         row_layer.length = seen
         row_layer.is_initialized = True
-        if isinstance(row_layer, _IndexedRowLayer):
-            if layer.indexer_keys is None or layer.indexer_keys.shape[1] != held:
-                raise InvalidValueError(
-                    f"{CACHE} must hold the indexer's keys of its {held} tokens, got layer "
-                    f"{index} without"
-                )
-            index_layer = row_layer.index
-            index_layer.keys = layer.indexer_keys[:, None]
-            index_layer.values = index_layer.keys[..., :0]
-            index_layer.buffers = [index_layer.keys, index_layer.values]
-            index_layer.bases, index_layer.length = list(row_layer.bases), seen
-            index_layer.is_initialized = True
     return row_layer
 
 
@@ -602,9 +556,6 @@ def _empty(layer: Any) -> None:
     layer.is_initialized = False
     if isinstance(layer, DynamicSlidingWindowLayer):
         layer.cumulative_length = 0
-    if type(layer) in _INDEXED:
-        layer.indexer_keys = None
-        layer.is_indexer_initialized = False
 
 
 def on_host(values: Any) -> torch.Tensor:

@@ -243,8 +243,14 @@ class Decoding:
             logits: (draft tokens + rows, vocabulary), each row's positions together.
             drafts: The drafts.
         """
-        if self._along_path:
-            return self._follow(logits, drafts)
+        emitted = self._follow(logits, drafts) if self._along_path else self._accept(logits, drafts)
+        if self.keep_logprobs and (self._along_path or self.processors):
+            # Verification saw other logits than the model's own.
+            emitted = emitted._replace(raw_logprobs=_raw_logprobs(emitted, drafts.offsets))
+        return emitted
+
+    def _accept(self, logits: torch.Tensor, drafts: FlatDrafts) -> _Emitted:
+        """`_choose` of whole drafts at a time."""
         scores = logits
         if self.processors:
             # A copy, since processors may write to what they are given.
@@ -258,7 +264,7 @@ class Decoding:
             assert choice.chances is not None
             self._learn(drafts, choice.likeliest, choice.chances)
         kept = None if choice.paths is None else _kept(choice.paths, drafts.longest)
-        emitted = _Emitted(
+        return _Emitted(
             choice.tokens,
             scores,
             logits,
@@ -266,9 +272,6 @@ class Decoding:
             logprobs=choice.logprobs,
             raw_logprobs=choice.raw_logprobs,
         )
-        if self.keep_logprobs and self.processors:
-            emitted = emitted._replace(raw_logprobs=_raw_logprobs(emitted, drafts.offsets))
-        return emitted
 
     def _verify(self, scores: torch.Tensor, drafts: FlatDrafts, depth: int = 0) -> Choice:
         """Verifies drafts behind so many tokens that each row has emitted in this step."""
@@ -323,10 +326,7 @@ class Decoding:
             for path, node in zip(paths, nodes, strict=True):
                 path.append(node)
         moved = None if drafts.are_chains else _kept(paths, drafts.longest)
-        of_step = _Emitted(tokens, logits, logits, moved, _Followed(kept, ended), logprobs)
-        if self.keep_logprobs:
-            of_step = of_step._replace(raw_logprobs=_raw_logprobs(of_step, drafts.offsets))
-        return of_step
+        return _Emitted(tokens, logits, logits, moved, _Followed(kept, ended), logprobs)
 
     def _processed(self, logits: torch.Tensor, depth: int) -> torch.Tensor:
         """The logits (rows, vocabulary) of the running rows after the processors, each row behind

@@ -20,8 +20,8 @@ from fastdraft.hf.kv_cache import Frame, on_device
 
 __all__ = ["Masks"]
 
-# Of layers whose masks are made here. Of what they may see, indexed ones choose themselves.
-_KINDS: Final = ("full_attention", "sliding_attention", "indexed_attention")
+# Of layers whose masks are made here.
+_KINDS: Final = ("full_attention", "sliding_attention")
 
 
 class _New(NamedTuple):

@@ -43,9 +43,6 @@ _WITH_IMAGES: Final = (
     "smolvlm",
 )
 
-# Models whose layers choose by an indexer's keys what they attend to, all of few enough tokens.
-_INDEXED: Final = ("axk2", "deepseek_v32", "glm_moe_dsa", "hy_v4")
-
 
 def require_supported(
     model: Any,
@@ -87,7 +84,7 @@ def require_supported(
             for hook in module._forward_pre_hooks.values():
                 _require_one_adapter(getattr(hook, "keywords", {}).get("adapter_names"), rows)
     _require_positions(model, config)
-    _require_everything_indexed(model, config)
+    _require_unindexed(model)
     _require_known_inputs(model, model_kwargs)
     if not config.use_cache:
         raise InvalidValueError("fastdraft needs a key-value cache, got use_cache=False")
@@ -172,19 +169,12 @@ def _require_positions(model: Any, config: GenerationConfig) -> None:
                 )
 
 
-def _require_everything_indexed(model: Any, config: GenerationConfig) -> None:
-    """Refuses texts of which an indexer would choose: tokens that tie for the last place do so at
-    the whim of rounding, and what is chosen then is no small difference."""
-    text_config = model.config.get_text_config(decoder=True)
-    if "indexed_attention" not in (getattr(text_config, "layer_types", None) or ()):
-        return
-    kind = text_config.model_type
-    if kind not in _INDEXED:
+def _require_unindexed(model: Any) -> None:
+    """Refuses attention to tokens that an indexer chooses: of those that tie for the last place,
+    rounding decides, and what is chosen is no small difference."""
+    config = model.config.get_text_config(decoder=True)
+    if "indexed_attention" in (getattr(config, "layer_types", None) or ()):
         raise InvalidValueError(
-            f"models with indexed attention must be one of {', '.join(_INDEXED)}, got {kind}"
-        )
-    if config.max_length > text_config.index_topk:
-        raise InvalidValueError(
-            f"max_length must be at most {text_config.index_topk} with indexed attention, which "
-            f"chooses among more tokens, got {config.max_length}"
+            "model must attend without an indexer, whose choice depends on rounding, "
+            f"got {config.model_type}"
         )

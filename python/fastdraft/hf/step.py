@@ -313,7 +313,7 @@ class Verifier:
                 none.
         """
         drawn = sorted(drafts.draft_logits)
-        if seeds is None or positions is None or len(drawn) in (0, len(drafts.counts)):
+        if seeds is None or positions is None or len(drawn) in (0, len(drafts.by_row)):
             return _read(
                 [self._verify(scores, drafts, seeds, positions, likeliest=likeliest)],
                 is_tree=not drafts.are_chains,
@@ -369,7 +369,7 @@ class Verifier:
     def _memory(self, scores: torch.Tensor, drafts: FlatDrafts, *, is_drawn: bool) -> Workspace:
         """The workspace of one kind of verification, larger than any so far where it has to be."""
         rows, vocabulary = scores.shape
-        needed = Size(rows, vocabulary, len(drafts.counts), drafts.longest)
+        needed = Size(rows, vocabulary, len(drafts.by_row), drafts.longest)
         workspace = self._workspaces.get(is_drawn)
         if workspace is None or not workspace.has_room(needed):
             most = needed if workspace is None else Size(*map(max, needed, workspace.size))

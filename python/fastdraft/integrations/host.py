@@ -397,13 +397,19 @@ class HostRequests(Generic[TextT]):
         finally:
             self._ended(text)
 
-    def _observe(self, texts: Sequence[TextT], token_ids: ArrayLike, offsets: ArrayLike) -> None:
+    def _observe(
+        self,
+        texts: Sequence[TextT],
+        token_ids: ArrayLike,
+        offsets: ArrayLike,
+        drafted: ArrayLike | None = None,
+    ) -> None:
         """Passes on what requests emitted, as `Engine.observe_batch` takes it.
 
         Those whose tokens the engine refuses go on without drafts, each a fault.
         """
         try:
-            self.engine.observe_batch(_ids(texts), token_ids, offsets)
+            self.engine.observe_batch(_ids(texts), token_ids, offsets, drafted=drafted)
         except FastdraftError as error:
             if not error.rows:
                 raise

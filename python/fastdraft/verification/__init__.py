@@ -69,11 +69,11 @@ except ModuleNotFoundError as error:
         name=error.name,
     ) from error
 
-from fastdraft.kernels.operands import Status
+from fastdraft.kernels.operands import Status, Verified
 from fastdraft.kernels.workspace import Workspace
 from fastdraft.verification.rejection import verify_rejection
 from fastdraft.verification.trees import compaction_indices, tree_attention_mask, tree_depths
-from fastdraft.verification.verify import Verified, verify_greedy, verify_sampled
+from fastdraft.verification.verify import verify_greedy, verify_sampled
 
 __all__ = [
     "Status",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from fastdraft.errors import InvalidValueError
-from fastdraft.kernels.operands import Batch, DraftDistribution
+from fastdraft.kernels.operands import Batch, DraftDistribution, Verified
 from fastdraft.kernels.workspace import Workspace
 from fastdraft.verification.backend import kernels_for
 from fastdraft.verification.checks import (
@@ -17,7 +17,7 @@ from fastdraft.verification.checks import (
     request_of,
     without_gradients,
 )
-from fastdraft.verification.verify import Verified, verified
+from fastdraft.verification.verify import finished
 
 
 @without_gradients
@@ -108,7 +108,7 @@ def verify_rejection(
         emitted = kernels.verify_greedy(batch)
     else:
         emitted = kernels.verify_rejection(batch, sampling, draft_distribution)
-    return verified(batch, emitted)
+    return finished(batch, emitted)
 
 
 def _check_distributions(

@@ -2,65 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import torch
 from torch import Tensor
 
-from fastdraft.kernels.operands import Batch, Emitted, Likeliest, Status
+from fastdraft.kernels.operands import Batch, Verified
 from fastdraft.kernels.workspace import Workspace
 from fastdraft.verification.backend import kernels_for
 from fastdraft.verification.checks import check_batch, check_sampling, without_gradients
-
-
-@dataclass(frozen=True, eq=False)
-class Verified:
-    """What a verification emitted, on the logits' device.
-
-    token_ids: int32 (requests, longest draft + 1), accepted tokens, then the recovered or bonus
-        token, then -1.
-    lengths: int32 (requests,), how many tokens were emitted: accepted + 1, or the accepted ones
-        alone where an empty row ended them.
-    status: int32 (requests,), bits of `Status`, 0 when all is well.
-    logprobs: float32 (requests, longest draft + 1), the log-probability of each emitted token under
-        the distribution that it comes from: with mask, temperature and filters. For a greedy
-        request, with mask, at temperature 1. NaN after the last token, and
-        where a row with NaN or +inf has no probabilities. None unless asked for.
-    raw_logprobs: the same under the softmax of the logits as they came.
-    likeliest: the likeliest tokens of each row of logits, in the order of the rows: token_ids int32
-        (rows, n), and probabilities float32 (rows, n), with mask and temperature,
-        before filters; for a greedy request at temperature 1. -1 and 0 for what cannot come. None
-        unless asked for.
-    """
-
-    token_ids: Tensor
-    lengths: Tensor
-    status: Tensor
-    _tree_path: Tensor | None = None
-    logprobs: Tensor | None = None
-    raw_logprobs: Tensor | None = None
-    likeliest: Likeliest | None = None
-
-    @property
-    def path(self) -> Tensor:
-        """The accepted draft tokens as indices within their draft, in order, then -1.
-
-        int32 (requests, longest draft); for a chain 0, 1, 2, ... These are the draft tokens whose
-        keys and values a cache keeps.
-        """
-        if self._tree_path is not None:
-            return self._tree_path
-        # The last emitted token is no draft token, unless an empty row left it out.
-        stopped = (self.status & Status.EMPTY) != 0
-        accepted = (self.lengths - 1 + stopped.int())[:, None]
-        index = torch.arange(self.token_ids.shape[1] - 1, dtype=torch.int32, device=accepted.device)
-        return torch.where(index < accepted, index, -1)
-
-    def tolist(self) -> list[list[int]]:
-        """The emitted tokens of each request, without padding. Waits for the device."""
-        rows: list[list[int]] = self.token_ids.tolist()
-        lengths: list[int] = self.lengths.tolist()
-        return [row[:length] for row, length in zip(rows, lengths, strict=True)]
 
 
 @without_gradients
@@ -113,7 +60,7 @@ def verify_greedy(
         workspace=workspace,
         likeliest=likeliest,
     )
-    return verified(batch, kernels_for(logits).verify_greedy(batch))
+    return finished(batch, kernels_for(logits).verify_greedy(batch))
 
 
 @without_gradients
@@ -195,11 +142,11 @@ def verify_sampled(
         emitted = kernels.verify_greedy(batch)
     else:
         emitted = kernels.verify_sampled(batch, sampling)
-    return verified(batch, emitted)
+    return finished(batch, emitted)
 
 
-def verified(batch: Batch, emitted: Emitted) -> Verified:
-    """The result for the caller."""
+def finished(batch: Batch, emitted: Verified) -> Verified:
+    """The result, after which later operands in the workspace are trusted."""
     if batch.workspace is not None:
         batch.workspace.has_checked = True
-    return Verified(*emitted)
+    return emitted

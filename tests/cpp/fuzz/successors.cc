@@ -53,9 +53,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       const auto last = static_cast<std::size_t>(trees.offsets[row + 1]);
       if (last - first > Successors::kNodes) std::abort();
       const auto begin = static_cast<std::size_t>(cut_off.offsets[row]);
-      const auto size = static_cast<std::size_t>(cut_off.offsets[row + 1]) - begin;
-      if (size != std::min(last - first, static_cast<std::size_t>(nodes))) std::abort();
-      for (std::size_t i = 0; i < size; ++i) {
+      const auto kept = static_cast<std::size_t>(cut_off.offsets[row + 1]) - begin;
+      if (kept != std::min(last - first, static_cast<std::size_t>(nodes))) std::abort();
+      for (std::size_t i = 0; i < kept; ++i) {
         if (cut_off.token_ids[begin + i] != trees.token_ids[first + i]) std::abort();
         if (cut_off.parents[begin + i] != trees.parents[first + i]) std::abort();
       }

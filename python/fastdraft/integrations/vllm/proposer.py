@@ -11,7 +11,7 @@ import functools
 import itertools
 import os
 import time
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,8 +31,6 @@ __all__ = ["FastdraftProposer"]
 class _Text(VllmText):
     scheduled: int = 0
     """The tokens that its next forward is to have, its draft included; 0 for a prompt's."""
-    drafted: int = 0
-    """The tokens of its latest draft."""
 
 
 class FastdraftProposer(VllmRequests[_Text]):
@@ -197,44 +195,40 @@ class FastdraftProposer(VllmRequests[_Text]):
             elif text.scheduled > 0 and text.length == length:
                 decoded[key] = text.scheduled
             texts.append(text)
-        self._leave_out(zip(keys, texts, strict=True))
         if self._times is not None:
             self._times.observe(decoded, len(drafts), seconds, 1 + self._lookahead)
-        self._take_emitted(texts, rows, now, token_ids)
+        # vLLM may have cut drafts.
+        verified = [len(self._verified.get(key, ())) for key in keys]
+        self._take_emitted(texts, rows, now, token_ids, verified)
         self._draft(texts, rows, drafts)
 
-    def _leave_out(self, rows: Iterable[tuple[Hashable, _Text]]) -> None:
-        """Has the engine count only what was verified of drafts that vLLM has cut."""
-        verified = [(text, len(self._verified.get(key, ()))) for key, text in rows]
-        cut = [
-            each for each in verified if each[0].request is not None and each[1] < each[0].drafted
-        ]
-        if cut:
-            # With free tokens the engine drafts up to the limit: the beginning of the same draft.
-            texts, limits = zip(*cut, strict=True)
-            self._propose(texts, limits, np.ones(len(cut) * (1 + self._lookahead)))
-
     def _take_emitted(
-        self, texts: list[_Text], rows: list[int], now: list[int], token_ids: NDArray[np.int32]
+        self,
+        texts: list[_Text],
+        rows: list[int],
+        now: list[int],
+        token_ids: NDArray[np.int32],
+        verified: list[int],
     ) -> None:
         """Passes on what the rows emitted: up to the lengths `now` of their texts."""
         live = []
-        for text, row, end in zip(texts, rows, now, strict=True):
+        for text, row, end, number in zip(texts, rows, now, verified, strict=True):
             if text.request is not None:
-                live.append((text, row, end))
+                live.append((text, row, end, number))
             elif text.indexing is not None:
                 text.missed.append(token_ids[row, text.length : end].copy())
         if live:
-            emitted = [token_ids[row, text.length : end] for text, row, end in live]
+            emitted = [token_ids[row, text.length : end] for text, row, end, _ in live]
             offsets = [0, *itertools.accumulate(map(len, emitted))]
             together = emitted[0] if len(emitted) == 1 else np.concatenate(emitted)
-            self._observe([text for text, _, _ in live], together, offsets)
+            drafted = [number for *_, number in live]
+            self._observe([text for text, *_ in live], together, offsets, drafted)
         for text, end in zip(texts, now, strict=True):
             text.length = end
 
     def _draft(self, texts: list[_Text], rows: list[int], drafts: list[list[int]]) -> None:
         for text in texts:
-            text.scheduled, text.drafted = 1, 0
+            text.scheduled = 1
         live = [
             (text, row) for text, row in zip(texts, rows, strict=True) if text.request is not None
         ]
@@ -250,8 +244,6 @@ class FastdraftProposer(VllmRequests[_Text]):
                 return
         batch = self._propose([text for text, _ in live], limits, cost)
         chosen = batch.tolist()
-        for (text, _), draft in zip(live, chosen, strict=True):
-            text.drafted = len(draft)
         if (
             even
             and self._times is not None

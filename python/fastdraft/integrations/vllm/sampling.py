@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 __all__ = ["mend_sampling"]
 
 
 def mend_sampling() -> None:
     """Replaces what does wrong in this process."""
+    # The proxy imports this package too, and needs no torch.
+    import torch
     from vllm.v1.sample import rejection_sampler
     from vllm.v1.sample.ops import topk_topp_sampler
 
@@ -42,6 +42,6 @@ def _expand_batch_to_tokens(
     x: Any, cu_num_tokens: Any, num_tokens: int, replace_from: int = 0, replace_to: int = 0
 ) -> Any:
     """Each row's value for each of its draft tokens, (num_tokens,)."""
-    counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
+    counts = cu_num_tokens.diff(prepend=cu_num_tokens.new_zeros(1))
     replaced = x.masked_fill(x == replace_from, replace_to)
     return replaced.repeat_interleave(counts, output_size=num_tokens)

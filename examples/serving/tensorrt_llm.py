@@ -1,15 +1,13 @@
-# TensorRT-LLM
+"""A drafter for TensorRT-LLM. Not run: written from the source of its PyTorch backend as of 2026.
 
-An example, **not run**: it is written from the source of TensorRT-LLM's PyTorch backend as of 2026. In older releases `Drafter` takes
-other arguments.
+In older releases `Drafter` takes other arguments. Drafts are chains. The host pads each to
+`max_draft_len`, so shorter drafts save nothing and the token cost is 0.
+"""
 
-`UserProvidedDecodingConfig` takes a drafter, and a resource manager that hears when a request ends. It needs
-`disable_overlap_scheduler=True`. Drafts are chains. The host pads each to `max_draft_len`, so shorter drafts save nothing and the token
-cost is 0.
+from __future__ import annotations
 
-<!-- not run: needs TensorRT-LLM and a GPU -->
-```python
 import functools
+import sys
 
 from tensorrt_llm._torch.pyexecutor.resource_manager import BaseResourceManager
 from tensorrt_llm._torch.speculative.drafter import Drafter
@@ -42,7 +40,9 @@ class FastdraftDrafter(Drafter):
     _needs_padding_kv_extension = True  # as for all drafters whose drafts the sampler verifies
 
     def __init__(self, requests):
-        super().__init__(max_draft_len=requests.lookahead, max_total_draft_tokens=requests.lookahead)
+        super().__init__(
+            max_draft_len=requests.lookahead, max_total_draft_tokens=requests.lookahead
+        )
         self.requests = requests
 
     def prepare_draft_tokens(self, scheduled_requests, resource_manager=None):
@@ -57,12 +57,13 @@ class FastdraftDrafter(Drafter):
             room.append(max(size + row.py_max_new_tokens - len(text) - 1, 0))
         batch = [ids[row.request_id] for row in rows]
         engine.observe_batch(batch, emitted, offsets)
-        for row, draft in zip(rows, engine.propose_batch(batch, limits=room).tolist()):
+        drafts = engine.propose_batch(batch, limits=room).tolist()
+        for row, draft in zip(rows, drafts, strict=True):
             row.py_draft_tokens = draft
 
 
 requests = Requests(lookahead=16, most=64)
 config = UserProvidedDecodingConfig(
-    max_draft_len=16, drafter=FastdraftDrafter(requests), resource_manager=requests)
-llm = LLM(model, speculative_config=config, max_batch_size=64, disable_overlap_scheduler=True)
-```
+    max_draft_len=16, drafter=FastdraftDrafter(requests), resource_manager=requests
+)
+llm = LLM(sys.argv[1], speculative_config=config, max_batch_size=64, disable_overlap_scheduler=True)
