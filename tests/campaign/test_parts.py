@@ -17,7 +17,7 @@ from campaign.pool import run
 # Not `fuzzing`, whose targets need Clang.
 @pytest.mark.parametrize(
     ("part", "seeds"),
-    [("decoding", 7), ("stores", 3), ("sharing", 2), ("memory", 7), ("faults", 3), ("restarts", 1)],
+    [("decoding", 4), ("stores", 3), ("sharing", 2), ("memory", 7), ("faults", 3), ("restarts", 1)],
 )
 def test_cases_of_a_part_compare_something(part, seeds, monkeypatch, pytestconfig):
     # What parts set for their process must not reach the tests after these.

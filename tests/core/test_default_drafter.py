@@ -64,6 +64,30 @@ def corpus() -> Iterator[Datastore]:
     token_cost=0.0,
     names=False,
 )
+@example(  # a copy that is left for longer than its drafter's patience, 32 tokens
+    prompt=[*range(60)],
+    prediction=[*range(100, 160)],
+    documents=None,
+    steps=[
+        (0, [*range(10, 16)], 9),
+        (0, [*range(200, 234)], 9),
+        *((0, [token], 9) for token in (16, *range(100, 106), *range(234, 268), 106)),
+    ],
+    lookahead=4,
+    tree_budget=12,
+    token_cost=0.0,
+    names=False,
+)
+@example(  # a copy nearby, of two tokens, while a much longer one stands elsewhere
+    prompt=[1, 2, 3, 4, 5, 53, 77, 54, 55, 88, *range(300, 350), *range(50, 58)],
+    prediction=[],
+    documents=None,
+    steps=[(0, [token], 9) for token in (1, 2, 3, 4, *range(50, 57))],
+    lookahead=4,
+    tree_budget=12,
+    token_cost=0.0,
+    names=False,
+)
 def test_drafts_are_the_oracles(
     corpus: Datastore,
     prompt: list[int],

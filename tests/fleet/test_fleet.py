@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fastdraft import Datastore, Engine, Memory
@@ -467,8 +467,14 @@ DAMAGES: dict[str, Damage] = {
 }
 
 
-@pytest.mark.parametrize("joined", [False, True])
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize(
+    ("url", "damage", "joined"),
+    [
+        *(("file", damage, joined) for damage in DAMAGES for joined in (False, True)),
+        *((other, "short", True) for other in ("memory", "s3")),
+    ],
+    indirect=["url"],
+)
 def test_damage_costs_its_own_text_alone(url: str, damage: str, joined: bool) -> None:
     one, follower = join(url), join(url)
     read(follower, "a")
@@ -938,6 +944,7 @@ def test_a_hostile_manifest_is_refused_even_with_the_key(value: Any) -> None:
 
 
 @given(st.binary(max_size=300), st.integers(0, 400), st.sampled_from(["insert", "flip", "replace"]))
+@example(b"behind its end", -1, "insert")
 @settings(deadline=None, max_examples=200)
 def test_a_manifest_that_was_changed_is_refused(noise: bytes, place: int, how: str) -> None:
     published = Published(Objects("memory://changed"), KEY, "0" * 64)
@@ -949,7 +956,7 @@ def test_a_manifest_that_was_changed_is_refused(noise: bytes, place: int, how: s
     assert published._write(manifest)
     content = published._objects.read(name, 0, 1 << 20)
     assert published._parse(1, content) == manifest
-    place %= len(content)
+    place %= len(content) + (how == "insert")
     if how == "insert":
         changed = content[:place] + noise + content[place:]
     elif how == "flip":

@@ -13,22 +13,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TOOLS = (
-    *(
-        "awk",
-        "bash",
-        "cat",
-        "dirname",
-        "env",
-        "find",
-        "flock",
-        "grep",
-        "ls",
-        "make",
-        "mkdir",
-        "mv",
-        "rm",
-    ),
-    *("sed", "sh", "sleep", "touch", "xargs"),
+    *("awk", "bash", "cat", "dirname", "env", "find", "flock", "grep", "ls", "make", "mkdir"),
+    *("mv", "rm", "sed", "sh", "sleep", "touch", "xargs"),
 )
 FOLDERS = ("csrc", "cmake", "python", "kernels", "tests/cpp", "bench/cpp", "examples/c")
 REASON = "E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 1 (apt-get)"

@@ -864,6 +864,24 @@ def test_a_long_log_takes_little_memory(tmp_path: Path, tokenizer: Path) -> None
     assert more < 80_000_000
 
 
+def test_a_chat_template_without_pytorch_writes_nothing_to_stderr(tokenizer: Path) -> None:
+    code = (
+        "import importlib.util, os, sys\n"
+        "found = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda *names: None if names[0] == 'torch' else found(*names)\n"
+        "from fastdraft.replay.tokenizer import TextTokenizer\n"
+        "message = {'role': 'user', 'content': 'x'}\n"
+        "print(TextTokenizer(sys.argv[1]).render([message], None, message, 'a'))\n"
+        "import transformers\n"
+        "assert not transformers.utils.is_torch_available()\n"
+        "assert 'TRANSFORMERS_NO_ADVISORY_WARNINGS' not in os.environ\n"
+    )
+    command = [sys.executable, "-c", code, str(tokenizer)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout and not done.stderr
+
+
 def test_a_models_answers_are_recorded_and_replayed(tmp_path: Path, tokenizer: Path) -> None:
     config = LlamaConfig(
         vocab_size=256,
