@@ -226,6 +226,21 @@ class Scan(NamedTuple):
     reach: int
 
 
+class Head(NamedTuple):
+    """The drafts of another drafter, such as an EAGLE head, and what is known of it.
+
+    token_ids: int32 or int64 (rows, lookahead), contiguous: a draft for each row of the batch.
+    acceptance: float32 (lookahead,), how often its token at each depth is right where those before
+        it are.
+    first: float32 (2, n): where the two drafts first differ, how often the aligned one is right
+        there, and how often this one. In n bins of the chance that the aligned one has there.
+    """
+
+    token_ids: Tensor
+    acceptance: Tensor
+    first: Tensor
+
+
 class Aligned(NamedTuple):
     """The drafts of a batch.
 
@@ -235,7 +250,10 @@ class Aligned(NamedTuple):
     counts: int32 (rows,), the tokens of each draft.
     ends: int32 (rows, 3 + n), contiguous: what a host that computes continuations has to know of
         each row. How many tokens it has just emitted, the length of its text, the tokens of its
-        draft, and the text's last n tokens, -1 where the text is shorter.
+        draft, and the text's last n tokens, -1 where the text is shorter. With a `Head`, int32
+        (rows, 4 + 2 * lookahead + n): before the last n tokens also the bin of its `first`, -1
+        where the drafts do not differ, its draft, and the aligned one, -1 after that one's end. The
+        tokens of the draft are 0 where the head's is taken.
     """
 
     token_ids: Tensor
@@ -276,6 +294,7 @@ class Kernels(Protocol):
         vocabulary: int,
         padding: int | None,
         output: Aligned,
+        head: Head | None = None,
     ) -> Aligned: ...
 
     def cached_attention(

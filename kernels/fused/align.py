@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fastdraft.kernels.fused import config
-from fastdraft.kernels.operands import Aligned, Scan, Texts, Trees
+from fastdraft.kernels.operands import Aligned, Head, Scan, Texts, Trees
 
 
 class _Row(NamedTuple):
@@ -105,6 +105,13 @@ def _own_text(
     return key // (WINDOW + 1), WINDOW - key % (WINDOW + 1)
 
 
+@triton.jit
+def _expected(chances, there, at, slot):
+    """The tokens expected of a draft from slot `at` on, where the first is right with `there`."""
+    chances = tl.where(slot == at, there, tl.where(slot > at, chances, 1.0))
+    return tl.sum(tl.where(slot >= at, tl.cumprod(chances), 0.0))
+
+
 @triton.jit(
     do_not_specialize=("places", "longest", "text_stride", "nodes", "vocabulary", "padding"),
     do_not_specialize_on_alignment=("idx_mapping", "num_sampled", "token_ids"),
@@ -112,11 +119,13 @@ def _own_text(
 def align_kernel(
     idx_mapping, num_sampled, token_ids, lengths, requests, limits,
     base, count, node_ids, parents, node_probabilities, tree_requests, chances,
+    head_ids, acceptance, first_right,
     draft_ids, draft_probabilities, draft_counts, ends,
     places, longest, text_stride, nodes, vocabulary, padding,
     LOOKAHEAD: tl.constexpr, SLOTS: tl.constexpr, NODES: tl.constexpr, REACH: tl.constexpr,
     SHORTEST: tl.constexpr, LONGEST: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr,
     TAIL: tl.constexpr, TAIL_BLOCK: tl.constexpr, PAD_WITH_LAST: tl.constexpr,
+    BINS: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     place = tl.load(idx_mapping + program).to(tl.int64)
@@ -183,19 +192,35 @@ def align_kernel(
         padding = tl.maximum(row.last, 0)
     after = program.to(tl.int64) * LOOKAHEAD + slot
     drawn = tl.where(slot < drafted, ids, padding)
-    tl.store(draft_ids + after, drawn, mask=slot < LOOKAHEAD)
     probabilities = tl.where(slot < drafted, probabilities, 0.0)
+    total = drafted
+    WIDTH: tl.constexpr = 3 + TAIL + (1 + 2 * LOOKAHEAD if BINS else 0)
+    end = ends + program.to(tl.int64) * WIDTH
+    if BINS:
+        theirs = tl.load(head_ids + after, mask=slot < LOOKAHEAD, other=0).to(tl.int32)
+        right = tl.load(acceptance + slot, mask=slot < LOOKAHEAD, other=0.0)
+        differs = (slot < drafted) & (theirs != ids)
+        at = tl.min(tl.where(differs, slot, SLOTS))
+        chance = tl.sum(tl.where(slot == at, probabilities, 0.0))
+        of_bins = tl.minimum((chance * BINS).to(tl.int32), BINS - 1)
+        tl.store(end + 3, tl.where(at < SLOTS, of_bins, -1))
+        tl.store(end + 4 + slot, theirs, mask=slot < LOOKAHEAD)
+        aligned = tl.where(slot < drafted, ids, -1)
+        tl.store(end + 4 + LOOKAHEAD + slot, aligned, mask=slot < LOOKAHEAD)
+        ours = _expected(probabilities, tl.load(first_right + of_bins), at, slot)
+        if ours <= _expected(right, tl.load(first_right + BINS + of_bins), at, slot):
+            drawn, probabilities, drafted, total = theirs, right, drafted * 0, total * 0 + LOOKAHEAD
+    tl.store(draft_ids + after, drawn, mask=slot < LOOKAHEAD)
     tl.store(draft_probabilities + after, probabilities, mask=slot < LOOKAHEAD)
-    tl.store(draft_counts + program, drafted)
+    tl.store(draft_counts + program, total)
 
-    end = ends + program.to(tl.int64) * (3 + TAIL)
     tl.store(end, tl.where(inside, sampled, 0))
     tl.store(end + 1, length)
     tl.store(end + 2, drafted)
     lane = tl.arange(0, TAIL_BLOCK)
     where = length - TAIL + lane
     tail = tl.load(text + where, mask=(where >= 0) & (lane < TAIL), other=-1)
-    tl.store(end + 3 + lane, tail, mask=lane < TAIL)
+    tl.store(end + WIDTH - TAIL + lane, tail, mask=lane < TAIL)
 
 
 def align(
@@ -207,12 +232,16 @@ def align(
     vocabulary: int,
     padding: int | None,
     output: Aligned,
+    head: Head | None = None,
 ) -> Aligned:
     """The reference's `align`, in one launch."""
     places, longest = texts.token_ids.shape
     nodes = trees.token_ids.shape[1]
     lookahead = output.token_ids.shape[1]
-    tail = output.ends.shape[1] - 3
+    bins = 0 if head is None else head.first.shape[1]
+    tail = output.ends.shape[1] - 3 - (1 + 2 * lookahead if bins else 0)
+    # Read by no kernel where there is no head.
+    beside = head or (output.token_ids, scan.probabilities, scan.probabilities)
     with torch.cuda.device_of(texts.token_ids):
         align_kernel[(len(idx_mapping),)](
             idx_mapping,
@@ -220,6 +249,7 @@ def align(
             *texts,
             *trees,
             scan.probabilities,
+            *beside,
             *output,
             places,
             longest,
@@ -238,6 +268,7 @@ def align(
             TAIL=tail,
             TAIL_BLOCK=triton.next_power_of_2(tail),
             PAD_WITH_LAST=padding is None,
+            BINS=bins,
             num_warps=config.WARPS,
         )
     return output

@@ -19,6 +19,10 @@ that has tokens:
 The chance of a token, where those before it are right, is in 1 and 3 that of its path as a part of
 its parent's, but of the first token in 3 `probabilities[0]`. In 2 it is `probabilities[m]` for the
 match's length m, and each token makes the match longer.
+
+Beside the drafts of a *head*, a row takes the one of the two that more tokens are expected of, from
+where they first differ. There each is right as often as `head.first` says; behind it the draft's
+chances are as above, the head's are `head.acceptance`.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fastdraft.kernels.operands import Aligned, Scan, Texts, Trees
+from fastdraft.kernels.operands import Aligned, Head, Scan, Texts, Trees
 
 
 def align(
@@ -40,6 +44,7 @@ def align(
     vocabulary: int,
     padding: int | None,
     output: Aligned,
+    head: Head | None = None,
 ) -> Aligned:
     """Writes a draft for each row of a batch into `output`, and returns it.
 
@@ -77,14 +82,44 @@ def align(
     used = (slot < count[:, None]) & (foreign.cumsum(1) == 0)
     last = text.at(length - 1).clamp(min=0)
     after = last if padding is None else torch.full_like(last, padding)
+    chances = torch.where(used, chances, 0)
+    counts = used.sum(1)
+    drafted, of_both = counts, ids[:, :0]
+    if head is not None:
+        theirs, bins = _beside(head, ids, chances, used)
+        drafted = torch.where(theirs, 0, counts)
+        of_both = torch.cat([bins[:, None], head.token_ids, torch.where(used, ids, -1)], 1)
+        used, counts = used | theirs[:, None], torch.where(theirs, slots, counts)
+        ids = torch.where(theirs[:, None], head.token_ids, ids)
+        chances = torch.where(theirs[:, None], head.acceptance, chances)
     output.token_ids.copy_(torch.where(used, ids, after[:, None]))
-    output.probabilities.copy_(torch.where(used, chances, 0))
-    output.counts.copy_(used.sum(1))
-    back = torch.arange(output.ends.shape[1] - 3, 0, -1, device=place.device)
+    output.probabilities.copy_(chances)
+    output.counts.copy_(counts)
+    back = torch.arange(output.ends.shape[1] - 3 - of_both.shape[1], 0, -1, device=place.device)
     tail = text.at(length[:, None] - back)
     emitted = torch.where(inside, num_sampled, 0)
-    output.ends.copy_(torch.cat([torch.stack([emitted, length, output.counts], 1), tail], 1))
+    output.ends.copy_(torch.cat([torch.stack([emitted, length, drafted], 1), of_both, tail], 1))
     return output
+
+
+def _beside(head: Head, ids: Tensor, chances: Tensor, used: Tensor) -> tuple[Tensor, Tensor]:
+    """For each row whether the head's draft is taken, and the bin of `head.first`, -1 for none."""
+    most, bins = used.shape[1], head.first.shape[1]
+    slot = torch.arange(most, device=ids.device)
+    differs = used & (ids != head.token_ids)
+    at = torch.where(differs, slot, most).amin(1)
+    known = (_at(chances, at.clamp(max=most - 1)) * bins).long().clamp(0, bins - 1)
+    first, behind = slot == at[:, None], slot > at[:, None]
+
+    def expected(there: Tensor, chances: Tensor) -> Tensor:
+        chances = torch.where(first, there[:, None], torch.where(behind, chances, 1))
+        return torch.where(first | behind, chances.cumprod(1), 0).sum(1)
+
+    ours, theirs = (
+        expected(head.first[0][known], chances),
+        expected(head.first[1][known], head.acceptance.expand_as(chances)),
+    )
+    return ours <= theirs, torch.where(at < most, known, -1)
 
 
 class _Text(NamedTuple):

@@ -13,17 +13,17 @@ a call may be captured in a CUDA graph.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from fastdraft.errors import InvalidValueError
-from fastdraft.kernels.operands import Aligned, Scan, Texts, Trees
+from fastdraft.kernels.operands import Aligned, Head, Scan, Texts, Trees
 from fastdraft.verification.backend import kernels_for
 from fastdraft.verification.checks import INTEGER_TYPES, check_tensor
 
-__all__ = ["Aligned", "Aligner", "Texts", "Trees"]
+__all__ = ["Aligned", "Aligner", "Head", "Texts", "Trees"]
 
 PROBABILITIES: Final = (
     *(0.05, 0.23, 0.47, 0.57, 0.64, 0.69, 0.70, 0.72, 0.73),
@@ -54,6 +54,7 @@ class Aligner:
             Longer ones are not looked for. 0 stands for an edit: the last token in the place of
             another.
         shortest: the fewest tokens of a repetition.
+        beside_head: whether calls have a `Head`, whose drafts are taken where they are better.
 
     Raises:
         InvalidValueError: a value is out of its range.
@@ -73,6 +74,7 @@ class Aligner:
         window: int = 4096,
         probabilities: Sequence[float] = PROBABILITIES,
         shortest: int = 1,
+        beside_head: bool = False,
     ) -> None:
         reach = 2 * (lookahead + 1) if reach is None else reach
         for name, value, most in (
@@ -95,11 +97,13 @@ class Aligner:
         self._padding = padding
         chances = torch.tensor(probabilities, dtype=torch.float32, device=device)
         self._scan = Scan(chances, shortest, window, reach)
+        self._beside_head = beside_head
+        width = 3 + (1 + 2 * lookahead if beside_head else 0) + tail
         self._output = Aligned(
             torch.zeros(max_rows, lookahead, dtype=dtype, device=device),
             torch.zeros(max_rows, lookahead, dtype=torch.float32, device=device),
             torch.zeros(max_rows, dtype=torch.int32, device=device),
-            torch.zeros(max_rows, 3 + tail, dtype=torch.int32, device=device),
+            torch.zeros(max_rows, width, dtype=torch.int32, device=device),
         )
 
     @property
@@ -109,7 +113,12 @@ class Aligner:
 
     @torch.no_grad()
     def align(
-        self, texts: Texts, trees: Trees, idx_mapping: Tensor, num_sampled: Tensor
+        self,
+        texts: Texts,
+        trees: Trees,
+        idx_mapping: Tensor,
+        num_sampled: Tensor,
+        head: Head | None = None,
     ) -> Aligned:
         """The drafts of a batch, in memory that the next call writes to. One launch.
 
@@ -120,6 +129,7 @@ class Aligner:
                 outside gets no draft.
             num_sampled: integer (rows,), how many tokens each row has just emitted. A row with none
                 gets no draft: it is still at its prompt.
+            head: With `beside_head`, the head's drafts: a row takes the better of the two.
 
         Raises:
             InvalidValueError: An operand has a wrong type, shape or device. Values are not looked
@@ -128,7 +138,7 @@ class Aligner:
         O(rows * (nodes * (reach + lookahead) + window * longest repetition)) at the worst;
         `kernels/reference/align.py` defines it.
         """
-        rows = self._check(texts, trees, idx_mapping, num_sampled)
+        rows = self._check(texts, trees, idx_mapping, num_sampled, head)
         output = Aligned(*(each[:rows] for each in self._output))
         if not rows:
             return output
@@ -141,10 +151,23 @@ class Aligner:
             self._vocabulary,
             self._padding,
             output,
+            head,
         )
 
-    def _check(self, texts: Texts, trees: Trees, idx_mapping: Tensor, num_sampled: Tensor) -> int:
+    def _check(
+        self,
+        texts: Texts,
+        trees: Trees,
+        idx_mapping: Tensor,
+        num_sampled: Tensor,
+        head: Head | None,
+    ) -> int:
         """Checks the operands; gives the number of rows."""
+        if (head is not None) != self._beside_head:
+            raise InvalidValueError(
+                f"head must be given with beside_head=True alone, got {head} with "
+                f"{self._beside_head}"
+            )
         int32 = (torch.int32,)
         check_tensor("texts.token_ids", texts.token_ids, int32, dimensions=2)
         places = len(texts.token_ids)
@@ -162,6 +185,15 @@ class Aligner:
                 f"{rows}"
             )
         float32 = (torch.float32,)
+        lookahead = self._output.token_ids.shape[1]
+        of_head: list[tuple[str, Tensor, Any, tuple[int, ...]]] = []
+        if head is not None:
+            check_tensor("head.first", head.first, float32, dimensions=2)
+            of_head = [
+                ("head.token_ids", head.token_ids, INTEGER_TYPES, (rows, lookahead)),
+                ("head.acceptance", head.acceptance, float32, (lookahead,)),
+                ("head.first", head.first, float32, (2, max(head.first.shape[1], 1))),
+            ]
         for name, value, dtypes, shape in (
             ("texts.lengths", texts.lengths, int32, (places,)),
             ("texts.requests", texts.requests, int32, (places,)),
@@ -174,6 +206,7 @@ class Aligner:
             ("trees.requests", trees.requests, int32, (places,)),
             ("idx_mapping", idx_mapping, INTEGER_TYPES, (rows,)),
             ("num_sampled", num_sampled, INTEGER_TYPES, (rows,)),
+            *of_head,
         ):
             check_tensor(name, value, dtypes, dimensions=len(shape))
             if value.shape != shape:
@@ -191,6 +224,7 @@ class Aligner:
             *((f"trees.{field}", getattr(trees, field)) for field in Trees._fields),
             ("idx_mapping", idx_mapping),
             ("num_sampled", num_sampled),
+            *(each[:2] for each in of_head),
         ):
             if value.device != device:
                 raise InvalidValueError(f"{name} must be on {device}, got {value.device}")

@@ -18,10 +18,10 @@ from fastdraft.errors import DatastoreClosedError, InvalidValueError
 
 __all__ = ["Memory"]
 
-# A store that is used gets room for so many bytes of new text: an answer's and its prompt's. In a
+# A store that is used gets this many bytes of room for new text: an answer's and its prompt's. In a
 # small memory it gets an eighth, in a large one a 32nd part.
 _ROOM = 1 << 20
-# A store's age is known to so many tokens.
+# A store's age is known to within this many tokens.
 _MARK_TOKENS = 4096
 # The part of the bytes for which namespaces with little text may displace others' text. Each takes
 # a whole store, so a client that makes up names would otherwise empty the memory with a few tokens.

@@ -226,6 +226,16 @@ def test_rollouts() -> None:
     assert "the third row is {} and {}.".format(*whole) in page.read_text()
 
 
+def test_lookups_beside_a_head() -> None:
+    rows = rows_of(ROOT / "docs" / "benchmarks" / "quality.md")
+    table = [row for row in rows if len(row) == 6 and row[0] in ("1", "16", "64")]
+    keys = ("lookups", "head", "both", "to better", "worst family")
+    assert table == [
+        [str(mean["at once"]), *(f"{mean[key]:.2f}" for key in keys)]
+        for mean in results("beside_head")["means"]
+    ]
+
+
 def test_well_known_tasks() -> None:
     found = results("tasks")
     rows = {row["drafter"]: row for row in found["rows"] if row["token_cost"] == 0.02}

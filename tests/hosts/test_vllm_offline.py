@@ -201,11 +201,20 @@ def test_the_method_takes_the_runner_that_vllm_takes(llm: LLM) -> None:
         ({"model": "other"}, "model must be left out .* got 'other'"),
         ({"memory_bytes": 5}, "memory_bytes must be 0, or enough for some text, got 5"),
         ({"memory_byte": 5}, "memory_byte"),
+        ({"head": 5}, "head must be vLLM's own configuration of a draft head .* got 5"),
     ],
 )
 def test_wrong_options_end_the_start(words: Path, options: dict[str, Any], message: str) -> None:
     arguments = EngineArgs(str(words), speculative_config={"method": "fastdraft", **options})
     with pytest.raises(ValueError, match=message):
+        arguments.create_engine_config()
+
+
+def test_a_head_needs_the_other_runner(words: Path) -> None:
+    head = {"method": "draft_model", "model": str(words), "num_speculative_tokens": 3}
+    options = {"head": head}
+    arguments = EngineArgs(str(words), speculative_config={"method": "fastdraft", **options})
+    with pytest.raises(ValueError, match=r"must keep to Model Runner V2, .* got V1"):
         arguments.create_engine_config()
 
 

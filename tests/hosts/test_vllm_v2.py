@@ -13,6 +13,7 @@ import itertools
 import json
 import os
 import sys
+import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -229,6 +230,30 @@ def test_chunks_and_preemption_change_nothing(
     assert crowded["left"] == [0, 0, 0]
 
 
+@pytest.mark.parametrize("kind", ["draft_model", "eagle3"])
+def test_beside_a_head_the_target_says_the_same(
+    kind: str, plain: dict[str, Any], scenario: Scenario
+) -> None:
+    """A draft model that is right mostly, and an EAGLE-3 head of random weights."""
+    result = scenario(f"beside {kind}")
+    assert result["head"] == {"draft_model": "StandaloneAR", "eagle3": "Eagle"}[kind] + "Speculator"
+    for outputs in result["outputs"]:
+        assert_all_same(plain["alone"], outputs)
+    # No tensor is read on the host between the head's draft and what is verified.
+    assert result["guarded calls"] > 5
+    # vLLM counts drafts of both kinds, fastdraft those of its own.
+    assert 0 < result["lookups"] < result["drafts"]
+    assert 0 < result["accepted lookups"] <= result["accepted"]
+    assert (result["accepted lookups"] < result["accepted"]) == (kind == "draft_model")
+    # What was learned of the head says so too.
+    assert (result["acceptance"] > 0.4) == (kind == "draft_model")
+    assert result["faults"] == 0
+
+
+def test_draws_of_a_head_are_refused(scenario: Scenario) -> None:
+    assert "draft_sample_method must be 'greedy'" in scenario("beside draws")["refused"]
+
+
 def test_ranks_of_a_model_in_parts_agree(plain: dict[str, Any], scenario: Scenario) -> None:
     """Three processes, each with a third of the model, and drafts from the first."""
     result = scenario("ranks")
@@ -264,7 +289,9 @@ def start(mode: str, model: str) -> Any:
             "block_size": 32,
             "num_gpu_blocks_override": 12,
         }
-    if mode != "plain":
+    if mode.startswith("beside "):
+        options["speculative_config"] = beside(mode.partition(" ")[2], Path(model))
+    elif mode != "plain":
         method = mode if mode == "ngram_gpu" else "fastdraft"
         options["speculative_config"] = {"method": method, "num_speculative_tokens": LOOKAHEAD}
     if mode in ("drafting", "crowded", "ranks"):
@@ -281,6 +308,19 @@ def start(mode: str, model: str) -> Any:
         seed=0,
         **options,
     )
+
+
+def beside(kind: str, model: Path) -> dict[str, Any]:
+    """A configuration with a head of some kind."""
+    from word_model import draft_head, draft_model
+
+    make = draft_head if kind == "eagle3" else draft_model
+    head = {"method": "draft_model" if kind == "draws" else kind}
+    if kind == "draws":
+        head["draft_sample_method"] = "probabilistic"
+    folder = Path(tempfile.mkdtemp(prefix="head-"))
+    head["model"] = str(make(folder / "head", model))
+    return {"method": "fastdraft", "head": head, "num_speculative_tokens": LOOKAHEAD}
 
 
 class Run:
@@ -539,6 +579,55 @@ def broken(target: Any, name: str, at: int) -> Any:
         yield
 
 
+def beside_a_head(run: Run) -> dict[str, Any]:
+    from vllm.v1.sample.ops import topk_topp_sampler
+
+    from fastdraft.integrations.vllm.speculator import FastdraftSpeculator
+    from waiting import no_waiting
+
+    propose, made, guarded = FastdraftSpeculator._propose, [], []
+
+    def guarded_propose(speculator: Any, *args: Any) -> None:
+        made.append(speculator)
+        with no_waiting():
+            propose(speculator, *args)
+        guarded.append(1)
+
+    with (
+        mock.patch.object(FastdraftSpeculator, "_propose", guarded_propose),
+        # As above: the kernel for top-k does not run in Triton's interpreter.
+        mock.patch.object(topk_topp_sampler, "HAS_TRITON", False),
+    ):
+        # At first nothing is known; then there are the answers of before.
+        outputs = [run.tokens(PROMPTS) for _ in range(3)]
+        outputs.append(run.tokens(PROMPTS, temperature=0.7, top_k=1))
+        speculator = made[0]
+        run.core.step_fn()
+        assert speculator.drain()
+    stats = speculator.stats
+    return {
+        "outputs": outputs,
+        "guarded calls": len(guarded),
+        "head": type(run.speculator).__name__,
+        "drafts": run.metric("vllm:spec_decode_num_drafts"),
+        "accepted": run.accepted,
+        "lookups": stats.drafts,
+        "accepted lookups": stats.accepted,
+        "acceptance": float(speculator._head.table()[0]),
+        "faults": speculator.faults,
+    }
+
+
+def refused(mode: str, model: str) -> dict[str, Any]:
+    from fastdraft.errors import InvalidValueError
+
+    try:
+        start(mode, model)
+    except InvalidValueError as error:
+        return {"refused": str(error)}
+    return {"refused": ""}
+
+
 def in_a_crowd(run: Run) -> dict[str, Any]:
     from vllm import SamplingParams
 
@@ -594,6 +683,10 @@ def in_changing_lengths(run: Run) -> dict[str, Any]:
 
 
 def main(mode: str, model: str) -> None:
+    if mode == "beside draws":
+        print()
+        print(json.dumps(refused(mode, model)), flush=True)
+        return
     run = Run(mode, model)
     found = {
         "plain": plainly,
@@ -601,6 +694,8 @@ def main(mode: str, model: str) -> None:
         "crowded": in_a_crowd,
         "ranks": in_parts,
         "lengths": in_changing_lengths,
+        "beside draft_model": beside_a_head,
+        "beside eagle3": beside_a_head,
         "ngram_gpu": lambda run: {"speculator": type(run.speculator).__name__},
     }[mode](run)
     run.core.shutdown()

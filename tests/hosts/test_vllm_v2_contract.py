@@ -53,7 +53,7 @@ def test_propose_has_the_parameters_of_vllms(source: Path) -> None:
     base = body(module(source, f"{GPU}/spec_decode/speculator.py"), "BaseSpeculator")
     theirs = parameters(body(base, "propose"))
     ours = list(inspect.signature(FastdraftSpeculator.propose).parameters)
-    assert ours == [*theirs, "_"]
+    assert ours == [*theirs, "head_ids", "_"]
     abstract = {
         node.name
         for node in ast.walk(base)
@@ -91,6 +91,15 @@ def test_propose_gets_rows_and_counts_behind_the_texts(source: Path) -> None:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
     }
     assert {"num_reqs", "idx_mapping", "idx_mapping_np", "num_draft_tokens_per_req"} <= names
+
+
+def test_heads_draft_before_lookups_join_them(source: Path) -> None:
+    """The speculator is called through its instance, and says whether its drafts are drawn."""
+    base = body(module(source, f"{GPU}/spec_decode/speculator.py"), "DraftModelSpeculator")
+    assert says(body(base, "__init__"), "self.draft_logits: torch.Tensor | None = None")
+    assert "self.draft_sample_method" not in ast.unparse(base)
+    made = ast.unparse(body(runner(source), "__init__"))
+    assert made.index("self.req_states = RequestState(") < made.index("init_speculator(")
 
 
 def test_texts_stay_where_they_are(source: Path) -> None:

@@ -174,7 +174,7 @@ def test_a_configuration_without_drafts_stays_as_it_is() -> None:
 
 
 def test_the_other_model_runner_ends_the_start() -> None:
-    with pytest.raises(InvalidValueError, match="got V1 after V2"):
+    with pytest.raises(InvalidValueError, match="must keep to Model Runner V2"):
         give_lengths(vllm_config(v2=False))
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastdraft.kernels import fused, reference
-from fastdraft.kernels.operands import Aligned, Scan, Texts, Trees
+from fastdraft.kernels.operands import Aligned, Head, Scan, Texts, Trees
 from oracles.align import Tree, align
 
 VOCABULARY = 5
@@ -120,19 +120,21 @@ def operands(held, rows, sampled, *, dtype=torch.int32, stride=LONGEST, longest=
     return texts, trees, column(rows, dtype), column(sampled, dtype)
 
 
-def both(given_operands, lookahead, *, scan=SCAN, padding=None, dtype=torch.int64):
+def both(given_operands, lookahead, *, scan=SCAN, padding=None, dtype=torch.int64, head=None):
     """What the kernel and the reference write, over what stood there before."""
     found = []
+    width = 3 + TAIL + (1 + 2 * lookahead if head else 0)
     rows = len(given_operands[2])
     for kernels in (fused, reference):
         output = Aligned(
             torch.full((rows, lookahead), 77, dtype=dtype),
             torch.full((rows, lookahead), math.nan),
             torch.full((rows,), -5, dtype=torch.int32),
-            torch.full((rows, 3 + TAIL), -5, dtype=torch.int32),
+            torch.full((rows, width), -5, dtype=torch.int32),
         )
         limits = Scan(torch.tensor(CHANCES), **scan)
-        assert kernels.align(*given_operands, limits, VOCABULARY, padding, output) is output
+        options = limits, VOCABULARY, padding, output, head
+        assert kernels.align(*given_operands, *options) is output
         found.append(output)
     return found
 
@@ -220,6 +222,61 @@ def test_each_way_to_a_draft(place, expected):
         count = int(output.counts[0])
         assert output.token_ids[0, :count].tolist() == [token for token, _ in expected]
         assert output.probabilities[0, :count].tolist() == pytest.approx([p for _, p in expected])
+
+
+def expected_of(chances):
+    """The tokens that are right, where each is with its chance if those before it are."""
+    return sum(math.prod(chances[: i + 1]) for i in range(len(chances)))
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.data(), batches(), st.sampled_from([1, 3, 8]), st.sampled_from([1, 4]))
+def test_a_row_takes_the_better_of_two_drafts(data, batch, lookahead, bins):
+    held, rows, sampled = batch
+    eighths = st.integers(0, 8).map(lambda n: n / 8)
+
+    def drawn(values, *shape):
+        size = math.prod(shape)
+        flat = data.draw(st.lists(values, min_size=size, max_size=size))
+        return np.array(flat).reshape(shape).tolist()
+
+    theirs = drawn(few, len(rows), lookahead)
+    for row, ids in zip(rows, theirs, strict=True):
+        if 0 <= row < len(held) and data.draw(st.booleans()):
+            # The beginning is what is found without them.
+            known = held[row].draft(lookahead, SCAN)
+            size = data.draw(st.integers(0, len(known)))
+            ids[:size] = [token for token, _ in known[:size]]
+    acceptance, first = drawn(eighths, lookahead), drawn(eighths, 2, bins)
+    head = Head(torch.tensor(theirs), torch.tensor(acceptance), torch.tensor(first))
+    for output in both(operands(*batch), lookahead, head=head):
+        columns = [each.tolist() for each in output]
+        for row, come, other, ids, chances, count, end in zip(
+            rows, sampled, theirs, *columns, strict=True
+        ):
+            place = held[row] if 0 <= row < len(held) else Place()
+            own = place.draft(lookahead, SCAN) if come > 0 else []
+            own_ids = [token for token, _ in own]
+            at = next((i for i, token in enumerate(own_ids) if token != other[i]), None)
+            place_of = -1
+            if at is not None:
+                place_of = min(int(own[at][1] * bins), bins - 1)
+                mine = expected_of([first[0][place_of], *(p for _, p in own[at + 1 :])])
+                its = expected_of([first[1][place_of], *acceptance[at + 1 :]])
+                if abs(mine - its) < 1e-5:
+                    continue
+            takes_own = at is not None and mine > its
+            after = lookahead - len(own)
+            assert end[2:] == [
+                len(own) if takes_own else 0,
+                *(place_of, *other, *own_ids, *[-1] * after),
+                *([-1] * TAIL + place.text)[-TAIL:],
+            ]
+            last = max(place.text[-1], 0) if place.text else 0
+            assert ids == ([*own_ids, *[last] * after] if takes_own else other)
+            assert count == (len(own) if takes_own else lookahead)
+            expected = [p for _, p in own] + [0] * after if takes_own else acceptance
+            np.testing.assert_allclose(chances, expected, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.usefixtures("any_order")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastdraft.alignment import Aligner, Texts, Trees
+from fastdraft.alignment import Aligner, Head, Texts, Trees
 from fastdraft.kernels import fused
 from fastdraft.kernels.fused import config
 from fastdraft.verification import (
@@ -91,8 +91,10 @@ def trees() -> None:
     fused.compaction_indices(torch.zeros(2, DRAFT, dtype=torch.int32))
 
 
-def continuations(places: int = 64, longest: int = 32_768, nodes: int = 128) -> None:
-    """Drafts for a host that waits for nothing."""
+def continuations(
+    places: int = 64, longest: int = 32_768, nodes: int = 128, beside_head: bool = False
+) -> None:
+    """Drafts for a host that waits for nothing, also beside those of a head."""
 
     def column(dtype: torch.dtype = torch.int32, *more: int) -> Tensor:
         return torch.zeros(places, *more, dtype=dtype)
@@ -100,8 +102,11 @@ def continuations(places: int = 64, longest: int = 32_768, nodes: int = 128) -> 
     texts = Texts(column(torch.int32, longest), column(), column(), column())
     nodes_of = column(torch.int32, nodes), column(torch.int32, nodes), column(torch.float32, nodes)
     trees = Trees(column(), column(), *nodes_of, column())
-    aligner = Aligner("cpu", max_rows=places, lookahead=16, vocabulary=VOCABULARY)
-    aligner.align(texts, trees, column(), column())
+    aligner = Aligner(
+        "cpu", max_rows=places, lookahead=16, vocabulary=VOCABULARY, beside_head=beside_head
+    )
+    head = Head(column(torch.int64, 16), torch.zeros(16), torch.zeros(2, 8))
+    aligner.align(texts, trees, column(), column(), head if beside_head else None)
 
 
 def attention(
@@ -160,6 +165,7 @@ def launches() -> dict[str, Callable[[], None]]:
         found.update({f"{call} {name}": launch for call, launch in calls.items()})
     found["trees"] = trees
     found["continuations"] = continuations
+    found["continuations beside a head"] = lambda: continuations(beside_head=True)
     found["odd vocabulary"] = partial(odd, torch.bfloat16, 50_257, 1)
     found["strided"] = partial(odd, torch.bfloat16, 50_257, 2)
     return found

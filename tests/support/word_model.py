@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
-__all__ = ["word_model"]
+__all__ = ["draft_head", "draft_model", "word_model"]
 
 # In 64 and in three parts, as vLLM divides it.
 _VOCABULARY = 6144
@@ -56,6 +57,45 @@ def word_model(folder: Path, demo: Path) -> Path:
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     words = [place for token, place in tokens.items() if re.fullmatch("Ġ[a-z]{2,}", token)]
     save_file(_weights(words[:_WORDS]), folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def draft_model(folder: Path, model: Path) -> Path:
+    """Writes one that mostly says what the model says: it slips less."""
+    shutil.copytree(model, folder)
+    weights = load_file(folder / "model.safetensors")
+    for name in [name for name in weights if "proj" in name]:
+        weights[name] *= 0.9
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def draft_head(folder: Path, model: Path) -> Path:
+    """Writes an EAGLE-3 head of random weights for the model."""
+    shutil.copytree(model, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "draft_vocab_size": _VOCABULARY,
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1]},
+        "num_hidden_layers": 1,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    weights = load_file(folder / "model.safetensors")
+    layer = {
+        name.replace("model.layers.0.", "midlayer."): weight
+        for name, weight in weights.items()
+        if "layers.0." in name
+    }
+    for name in "qkv":
+        layer[f"midlayer.self_attn.{name}_proj.weight"] = torch.randn(_WIDTH, 2 * _WIDTH)
+    head = {
+        "midlayer.hidden_norm.weight": torch.ones(_WIDTH),
+        "fc.weight": torch.randn(_WIDTH, 2 * _WIDTH),
+        "norm.weight": torch.ones(_WIDTH),
+        "lm_head.weight": weights["lm_head.weight"],
+    }
+    save_file(layer | head, folder / "model.safetensors", {"format": "pt"})
     return folder
 
 

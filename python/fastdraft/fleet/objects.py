@@ -49,7 +49,7 @@ def Objects(url: str | os.PathLike[str]) -> LocalObjects | RemoteObjects:  # noq
 
 
 class RemoteObjects:
-    """Objects in a store of fsspec. Each is written at once and never changed. Thread-safe.
+    """Objects in a store of fsspec. Each is written atomically and never changed. Thread-safe.
 
     Names are relative, with slashes. What a store raises comes as an OSError.
     """
@@ -58,7 +58,7 @@ class RemoteObjects:
         try:
             import fsspec
 
-            # What others wrote has to be seen at once, so listings are not kept.
+            # What others wrote has to be seen immediately, so listings are not kept.
             self._files, root = fsspec.core.url_to_fs(
                 url, use_listings_cache=False, skip_instance_cache=True
             )
@@ -108,8 +108,8 @@ class RemoteObjects:
     def write(self, name: str, content: bytes) -> bool:
         """Writes an object if there is none of its name, and returns whether it did.
 
-        Of two at once one succeeds: on S3, GCS and local disks, and where else the store has such a
-        write. On others both may, and the last one stays.
+        Of two concurrent calls one succeeds: on S3, GCS and local disks, and where else the store
+        has such a write. On others both may, and the last one stays.
         """
         try:
             self._files.pipe_file(f"{self._root}/{name}", content, mode="create")

@@ -24,16 +24,16 @@ _MOST_OBJECT = 1 << 40
 _MOST_NUMBER = 10**20
 # Read of an object at first, to know what it holds.
 _AHEAD = 1 << 16
-# What is joined at once, and the size from which on a pack is not joined any more.
+# How many bytes are joined together, and the size from which on a pack is not joined any more.
 _MOST_JOINED = 1 << 28
 _MOST_PACK = 1 << 26
 _LEAST_PACK = 1 << 18
-# A pack is written again when so many times fewer bytes come after it.
+# A pack is written again when this many times fewer bytes come after it.
 _GROWTH = 4
-# So many manifests long, what was joined stays, for those who are reading it.
+# For this many manifests, what was joined stays, for those who are reading it.
 _HISTORY = 8
-# Text that was published so many manifests late is refused, so that what was forgotten earlier need
-# not be known.
+# Text that is published this many manifests late is refused, so what was forgotten earlier need not
+# be known.
 _HORIZON = 1024
 _ATTEMPTS = 16
 # Objects by which a key is tried.
@@ -179,7 +179,7 @@ class Published:
 
         Args:
             pack: The pack.
-            ahead: So many bytes are read at once; text among them needs no further call.
+            ahead: How many bytes the first call reads; text among them needs no further call.
         """
 
         def read() -> Head:
@@ -324,9 +324,10 @@ class Published:
     def join(self, max_bytes: int = _MOST_OBJECT) -> Manifest:
         """Puts what replicas have published since, and packs that are small beside it, into a pack.
 
-        Any number of processes may do so at once, or be killed. The pack is written first, then the
-        manifest that names it, whose number is free for one process alone; another one begins anew.
-        What was joined is removed some manifests later. What cannot be read is left as it is.
+        Any number of processes may do so concurrently, or be killed. The pack is written first,
+        then the manifest that names it, whose number is free for one process alone; another one
+        begins anew. What was joined is removed some manifests later; what cannot be read is
+        left as it is.
 
         Args:
             max_bytes: The most bytes of all packs. Beyond it the oldest text leaves, but for that

@@ -26,7 +26,7 @@ from fastdraft.memory import Memory
 
 __all__ = ["Replica"]
 
-# Namespaces that are followed at once.
+# The most namespaces that are followed.
 _MOST_NAMESPACES = 1 << 14
 # The longest pause after errors, in seconds.
 _LONGEST_PAUSE = 300.0
@@ -34,15 +34,15 @@ _LONGEST_PAUSE = 300.0
 _MOST_TOKENS = 1 << 23
 # Read of a new object in one call.
 _AHEAD = 1 << 23
-# When so many objects or bytes have been published since, they are joined; another replica's claim
-# to do so holds for so many looks.
+# When this many objects or bytes have been published since, they are joined; another replica's
+# claim to do so holds for this many refreshes.
 _JOINED_OBJECTS = 32
 _JOINED_BYTES = 1 << 25
 _PATIENCE = 6
-# What packs hold is kept in mind up to so many bytes.
+# The most bytes of pack directories that are cached.
 _MOST_HEADS = 1 << 28
 # Of a namespace's published text, what is newest and takes less than this part of the memory is
-# read. A token takes about so many bytes there.
+# read. A token takes about this many bytes there.
 _PART = 2
 _TOKEN_BYTES = 15
 
@@ -440,7 +440,7 @@ class Replica:
         return chunks[::-1]
 
     def _forget(self, names: set[str]) -> None:
-        """Forgets what was said in namespaces, here and by others."""
+        """Forgets the text of namespaces, this replica's and others'."""
         for namespace in {*self.memory.namespaces, *self._active}:
             with contextlib.suppress(InvalidValueError):
                 if self._id_of(namespace) in names:

@@ -40,7 +40,7 @@ class Model:
     bits: int = 16
 
     def seconds(self, tokens: int, bandwidth: float, operations: float) -> float:
-        """A step of so many tokens, each with experts of its own choice."""
+        """A step of `tokens`, each with experts of its own choice."""
         shared = self.active - self.experts * self.chosen
         read = shared + self.experts * (1 - (1 - self.chosen) ** tokens)
         return read * self.bits / 8 / bandwidth + 2 * self.active * tokens / operations

@@ -555,7 +555,7 @@ def _vllm(line: Json) -> Iterator[Json]:
 
 
 def _sglang(line: Json) -> Iterator[Json]:
-    """Finished requests, as text or as JSON; those received are told again when they finish."""
+    """Finished requests, as text or as JSON; those received are logged again when they finish."""
     if "sglang" in line:
         found = line["sglang"]
     elif line["event"] == "request.finished":

@@ -87,7 +87,7 @@ class Peer(ABC):
     def start(
         self, prompt: Ids, first: Sequence[int] = (), prediction: Ids | None = None
     ) -> PeerRequest:
-        """Starts a request over the prompt, and the tokens that came with its prefill.
+        """Starts a request over the prompt, and the tokens of its prefill.
 
         `prediction` is the text that the caller expects; only the engine takes it.
         """

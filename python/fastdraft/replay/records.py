@@ -1,6 +1,6 @@
 """Recorded requests: JSON lines that any serving loop can write and `fastdraft replay` reads.
 
-One line is one request, and the lines of a file stand in the order in which the requests came. A
+One line is one request, and the lines of a file stand in order of arrival. A
 file is a family: its requests are of one kind, and one memory of earlier requests serves them all.
 
 - `prompt` or `prompt_ids`: what the model was given, as text or as token ids. Ids go before text.
@@ -77,7 +77,7 @@ class Record:
         output_ids: The tokens of the output, int32.
         reference_ids: The tokens that the caller expected in the output, int32; None where the
             record has none or they were not asked for.
-        session: What it continues: it came when the session's last request was answered.
+        session: What it continues: it arrived when the session's last request was answered.
     """
 
     id: str
@@ -88,7 +88,7 @@ class Record:
 
 
 class RecordWriter:
-    """Appends records to a JSON lines file. Calls may come from several threads at once.
+    """Appends records to a JSON lines file. Thread-safe.
 
     Each record is in the file when `append` returns, so an interrupted process loses none; what
     stood in the file before stays.

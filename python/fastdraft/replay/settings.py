@@ -27,7 +27,7 @@ class Setting:
         token_costs: One, or several where the drafter does not act on it.
         lookahead: Its longest draft.
         tree_budget: The most nodes of its trees, None for chains.
-        make: Makes the drafter for a family whose longest request has so many tokens.
+        make: Makes the drafter for a family whose longest request has the given number of tokens.
     """
 
     drafter: str
@@ -64,7 +64,7 @@ def settings_of(
         token_costs: What a draft token costs, as fractions of a step.
         lookahead: Its longest draft; by default `DraftConfig`'s for the default drafter, 16 for all
             others, which draft as much whatever it costs.
-        tree_budget: Makes the default drafter draft trees of at most so many tokens.
+        tree_budget: Makes the default drafter draft trees of at most this many tokens.
         memory: Whether the engine may draft from earlier requests of a family.
         datastores: What else it may draft from; they stay as they are.
 

@@ -1,4 +1,4 @@
-"""What happened at each step of one request: the draft, its chances and sources, what was accepted.
+"""What happened at each step of a request: the draft, its probabilities and sources, acceptance.
 
 Every picture of a request is drawn from a `Trace`: the coloured text in a terminal, as SVG and in a
 notebook, and the page in a browser. Importing this module needs numpy alone.
@@ -132,7 +132,7 @@ class Trace:
         name: The request's.
         title: What drafted, and how.
         prompt_ids: The prompt's tokens.
-        first_ids: The output tokens that came with the prompt's forward.
+        first_ids: The output tokens of the prompt's forward.
         decode: Turns token ids into text; None where only the ids are known.
         steps: The steps after the prompt's forward.
     """

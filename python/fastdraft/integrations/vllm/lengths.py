@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fastdraft.faults import Faults
-from fastdraft.integrations.vllm.method import drafts_on_v2
+from fastdraft.integrations.vllm.method import drafts_on_v2, has_head
 from fastdraft.integrations.vllm.step_times import captured_sizes
 from fastdraft.step_latency import StepLatency
 
@@ -152,9 +152,9 @@ def default_lengths(longest: int) -> list[int]:
 def give_lengths(vllm_config: Any) -> None:
     """Gives vLLM lengths of drafts to choose among, if the user named none.
 
-    Does nothing without the V2 speculator, with adaptive verification, whose drafts differ in
-    length, with data parallelism, where vLLM cannot change the length, and with ranks that schedule
-    for themselves, whose clocks differ.
+    Does nothing without the V2 speculator, beside a head, with adaptive verification, whose drafts
+    differ in length, with data parallelism, where vLLM cannot change the length, and with ranks
+    that schedule for themselves, whose clocks differ.
 
     Args:
         vllm_config: A `vllm.config.VllmConfig` that is being made, before it chooses the sizes of
@@ -163,7 +163,7 @@ def give_lengths(vllm_config: Any) -> None:
     Raises:
         InvalidValueError: vLLM takes Model Runner V1 after all.
     """
-    if not drafts_on_v2(vllm_config):
+    if not drafts_on_v2(vllm_config) or has_head(vllm_config):
         return
     speculative, parallel = vllm_config.speculative_config, vllm_config.parallel_config
     if (

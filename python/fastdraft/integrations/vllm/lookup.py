@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fastdraft import DraftConfig
 from fastdraft.background import Report
+from fastdraft.integrations.vllm.beside import HeadRecord
 from fastdraft.integrations.vllm.requests import Request, VllmRequests, VllmText
 from fastdraft.integrations.vllm.settings import Settings
 from fastdraft.integrations.vllm.transfers import EndsCopy
@@ -32,13 +33,22 @@ class LateRequests(VllmRequests[VllmText]):
         places: The most requests at once.
         nodes: The most nodes of a tree of continuations.
         depth: How far they reach, in tokens.
+        head: What is learned of a head beside it; None without one.
     """
 
     def __init__(
-        self, vllm_config: Any, settings: Settings, *, places: int, nodes: int, depth: int
+        self,
+        vllm_config: Any,
+        settings: Settings,
+        *,
+        places: int,
+        nodes: int,
+        depth: int,
+        head: HeadRecord | None = None,
     ) -> None:
         config = DraftConfig(lookahead=depth, tree_budget=nodes)
         super().__init__(vllm_config, settings, config, drafts=True, in_step=True)
+        self._head = head
         # By place, of the step under way: the tokens of its draft, and whose it is.
         self._drafted = np.zeros(places, dtype=np.int64)
         self._drafting = np.zeros(places, dtype=np.int64)
@@ -98,9 +108,13 @@ class LateRequests(VllmRequests[VllmText]):
         try:
             ends = copy.wait()
             emitted, lengths, drafted = ends[:, :3].astype(np.int64).T
-            reach = ends.shape[1] - 3
+            beside = 0 if self._head is None else self._head.width
+            drafts, last = np.split(ends[:, 3:], [beside], axis=1)
+            if self._head is not None:
+                self._head.observe(places, numbers, emitted, lengths, verified, drafts, last)
+            reach = last.shape[1]
             sizes = np.where(emitted > 0, np.minimum(lengths, reach), 0)
-            tails = ends[:, 3:][np.arange(reach) >= reach - sizes[:, None]]
+            tails = last[np.arange(reach) >= reach - sizes[:, None]]
             before = np.where(self._drafting[places] == numbers, self._drafted[places], 0)
             before = np.minimum(before, verified)
             self._drafted[places], self._drafting[places] = drafted, numbers

@@ -1,8 +1,9 @@
 """vLLM's `--speculative-config '{"method": "fastdraft"}'`.
 
 vLLM has a fixed list of methods. So the entry point puts one of these in the place of ours, before
-vLLM looks: the one in whose place fastdraft drafts with the model runner that vLLM takes. Our
-options move to `additional_config`, which reaches the workers.
+vLLM looks: the one in whose place fastdraft drafts with the model runner that vLLM takes, or that
+of the `head` beside which it is to draft. Our options move to `additional_config`, which reaches
+the workers.
 """
 
 from __future__ import annotations
@@ -15,7 +16,15 @@ from typing import Any, Final
 from fastdraft.errors import InvalidValueError
 from fastdraft.integrations.vllm.settings import Settings
 
-__all__ = ["METHOD", "add_front", "configure", "default_runner", "drafts_on_v2", "is_chosen"]
+__all__ = [
+    "METHOD",
+    "add_front",
+    "configure",
+    "default_runner",
+    "drafts_on_v2",
+    "has_head",
+    "is_chosen",
+]
 
 METHOD: Final = "fastdraft"
 
@@ -64,7 +73,16 @@ def configure(args: Any, parallel_config: Any) -> None:
     Settings(**options)
     args.additional_config = {**additional, METHOD: options}
     args.spec_method = None
-    if _takes_v2(args, parallel_config):
+    head = given.pop("head", None)
+    chosen: dict[str, Any]
+    if head is not None:
+        if not isinstance(head, Mapping) or head.get("method") == METHOD:
+            raise InvalidValueError(
+                "head must be vLLM's own configuration of a draft head or model, such as "
+                f'{{"method": "eagle3", "model": ...}}, got {head!r}'
+            )
+        chosen = dict(head)
+    elif _takes_v2(args, parallel_config):
         chosen = {"method": "ngram_gpu", "model": METHOD, "num_speculative_tokens": _LONGEST_V2}
     else:
         chosen = {
@@ -73,7 +91,7 @@ def configure(args: Any, parallel_config: Any) -> None:
             "num_speculative_tokens": _LONGEST_V1,
         }
     if args.spec_tokens is not None:
-        del chosen["num_speculative_tokens"]
+        chosen.pop("num_speculative_tokens", None)
     given.pop("method", None)
     args.speculative_config = {**chosen, **given}
 
@@ -85,14 +103,22 @@ def drafts_on_v2(vllm_config: Any) -> bool:
         InvalidValueError: vLLM takes V1 for it after all, which would draft something else.
     """
     speculative = vllm_config.speculative_config
-    if getattr(speculative, "method", None) != "ngram_gpu" or speculative.model != METHOD:
+    replaces = getattr(speculative, "method", None) == "ngram_gpu" and speculative.model == METHOD
+    if not replaces and not has_head(vllm_config):
         return False
     if not vllm_config.use_v2_model_runner:
         raise InvalidValueError(
-            "vLLM must keep to the model runner that it began with, got V1 after V2; set the "
-            "environment's VLLM_USE_V2_MODEL_RUNNER to 0 or 1"
+            "vLLM must keep to Model Runner V2, with which it began or which a head beside "
+            "fastdraft needs, got V1; set the environment's VLLM_USE_V2_MODEL_RUNNER to 0 or 1"
         )
     return True
+
+
+def has_head(vllm_config: Any) -> bool:
+    """Whether a `vllm.config.VllmConfig` has fastdraft draft beside a head of vLLM's."""
+    method = getattr(vllm_config.speculative_config, "method", None)
+    asked = METHOD in (getattr(vllm_config, "additional_config", None) or {})
+    return asked and method not in (None, "ngram_gpu", "custom_class")
 
 
 def add_front(args: Any) -> None:

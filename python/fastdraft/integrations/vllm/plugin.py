@@ -14,7 +14,13 @@ from typing import Any
 from fastdraft.integrations.request_options import request_options
 from fastdraft.integrations.vllm.ledger import share_folder
 from fastdraft.integrations.vllm.lengths import follow_batches, give_lengths
-from fastdraft.integrations.vllm.method import METHOD, add_front, configure, drafts_on_v2
+from fastdraft.integrations.vllm.method import (
+    METHOD,
+    add_front,
+    configure,
+    drafts_on_v2,
+    has_head,
+)
 from fastdraft.integrations.vllm.proposer import FastdraftProposer
 from fastdraft.integrations.vllm.requests import SALT, Salt
 from fastdraft.integrations.vllm.sampling import mend_sampling
@@ -101,7 +107,7 @@ def _check_options() -> None:
 def _drafts(vllm_config: Any) -> bool:
     """Whether fastdraft drafts there."""
     speculative = getattr(vllm_config, "speculative_config", None)
-    return str(getattr(speculative, "model", None)).startswith(METHOD)
+    return str(getattr(speculative, "model", None)).startswith(METHOD) or has_head(vllm_config)
 
 
 def _introduce_runners() -> None:
@@ -123,9 +129,12 @@ def _introduce_v2_runners() -> None:
 
     def introduce(made: Any, runner: Any, *args: Any, **kwargs: Any) -> None:
         made(runner, *args, **kwargs)
-        attach = getattr(getattr(runner, "speculator", None), "attach", None)
-        if attach is not None and getattr(attach, "__module__", "").startswith("fastdraft."):
-            attach(runner)
+        speculator = getattr(runner, "speculator", None)
+        if speculator is not None and drafts_on_v2(runner.vllm_config):
+            if has_head(runner.vllm_config):
+                make = _speculator_class()
+                speculator = make(runner.vllm_config, runner.device, runner.req_states)
+            speculator.attach(runner)
 
     _wrap(GPUModelRunner, "__init__", introduce)
 

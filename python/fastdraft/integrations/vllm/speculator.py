@@ -18,12 +18,14 @@ import torch
 from torch import Tensor
 
 from fastdraft import DraftStats
-from fastdraft.alignment import Aligner, Texts
+from fastdraft.alignment import Aligner, Head, Texts
 from fastdraft.background import BackgroundDrafter, Snapshot
 from fastdraft.errors import InvalidValueError
 from fastdraft.faults import Faults
 from fastdraft.integrations.request_options import LOOKAHEAD, SWITCH, request_options
+from fastdraft.integrations.vllm.beside import BINS, HeadRecord
 from fastdraft.integrations.vllm.lookup import LateRequests
+from fastdraft.integrations.vllm.method import has_head
 from fastdraft.integrations.vllm.requests import Request, is_first_rank
 from fastdraft.integrations.vllm.settings import Settings, check_speculator
 from fastdraft.integrations.vllm.transfers import Ends, TreeBuffers
@@ -41,7 +43,8 @@ _logger = logging.getLogger(__name__)
 
 
 class FastdraftSpeculator:
-    """Drafts for one V2 model runner, in the place of vLLM's `ngram_gpu`: see `method`.
+    """Drafts for one V2 model runner, in the place of vLLM's `ngram_gpu` or beside a draft head
+    of vLLM's: see `method`.
 
     vLLM's class of speculators is mixed in where vLLM is at hand: see `plugin`.
 
@@ -77,12 +80,14 @@ class FastdraftSpeculator:
         self._lookahead = lookahead = int(speculative.num_speculative_tokens)
         places = int(vllm_config.scheduler_config.max_num_seqs)
         self._states = req_states
+        self._head = HeadRecord(lookahead, places) if has_head(vllm_config) else None
         self._aligner = Aligner(
             device,
             max_rows=places,
             lookahead=lookahead,
             vocabulary=int(vllm_config.model_config.get_vocab_size()),
             tail=_STEPS_BACK * (lookahead + 1),
+            beside_head=self._head is not None,
         )
         self.draft_token_confidence_probs = self._aligner.output.probabilities
         self.enable_adaptive_verification = bool(
@@ -99,12 +104,18 @@ class FastdraftSpeculator:
         self.late: LateRequests | None = None
         self.drafter: BackgroundDrafter | None = None
         if is_first_rank():
-            self._trees = TreeBuffers(device, places, _NODES)
+            more = 0 if self._head is None else lookahead + 2 * BINS
+            self._trees = TreeBuffers(device, places, _NODES, more)
             self._ends = Ends(device, places, self._aligner.output.ends.shape[1])
             # What two steps may emit, and the draft after them.
             depth = 3 * (lookahead + 1)
             self.late = LateRequests(
-                vllm_config, settings, places=places, nodes=_NODES, depth=depth
+                vllm_config,
+                settings,
+                places=places,
+                nodes=_NODES,
+                depth=depth,
+                head=self._head,
             )
             self.drafter = BackgroundDrafter(
                 self.late, snapshots=self._trees.snapshots, published=self._send
@@ -140,7 +151,12 @@ class FastdraftSpeculator:
 
         Raises:
             AttributeError: It lacks what is needed.
+            InvalidValueError: There is to be a draft head, and its speculator is none.
         """
+        beside = ""
+        if self._head is not None:
+            self._join(runner.speculator)
+            beside = f" beside vLLM's {type(runner.speculator).__name__}"
         if self.drafter is None:
             return
         assert self.late is not None
@@ -163,7 +179,7 @@ class FastdraftSpeculator:
         asynchronous = getattr(runner.vllm_config.scheduler_config, "async_scheduling", False)
         self.late.announce(
             f"Model Runner V2, asynchronous scheduling {'on' if asynchronous else 'off'}, drafts "
-            f"of up to {self._lookahead} tokens"
+            f"of up to {self._lookahead} tokens{beside}"
         )
         shutdown = getattr(runner, "shutdown", None)
         if shutdown is not None:
@@ -194,6 +210,7 @@ class FastdraftSpeculator:
         mm_inputs: Any = None,
         is_profile: bool = False,
         num_speculative_tokens: int | None = None,
+        head_ids: Tensor | None = None,
         **_: Any,
     ) -> Tensor:
         """The drafts of the next step, int64 (rows, num_speculative_tokens). Waits for nothing.
@@ -205,28 +222,64 @@ class FastdraftSpeculator:
                 as an array, and how many draft tokens of each were verified.
             num_sampled: integer (rows,), the tokens that each row has just emitted.
             dummy_run: Whether there are no requests.
+            head_ids: integer (rows, num_speculative_tokens), the drafts of a head, of which each
+                row takes the better one.
         """
         output = self._aligner.output
         rows = input_batch.num_reqs
         drafts = output.token_ids[:rows]
         if dummy_run:
-            return drafts
+            return drafts if head_ids is None else head_ids
+        if head_ids is not None:
+            drafts.copy_(head_ids)
         if self.late is not None:
-            self._guard(self._propose, input_batch, num_sampled)
+            self._guard(self._propose, input_batch, num_sampled, head_ids)
         if self._ranks > 1:
             # What has arrived differs between ranks, and all have to verify the same drafts.
             self._share(drafts)
             self._share(output.probabilities[:rows])
         return drafts
 
-    def _propose(self, input_batch: Any, num_sampled: Tensor) -> None:
+    def _join(self, speculator: Any) -> None:
+        """Has vLLM's own speculator draft first, and each row take the better of both drafts."""
+        from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
+
+        if not isinstance(speculator, DraftModelSpeculator):
+            raise InvalidValueError(
+                "head must be vLLM's configuration of a draft head or model, got one for which "
+                f"vLLM makes {type(speculator).__name__}"
+            )
+        if speculator.draft_logits is not None:
+            raise InvalidValueError(
+                "draft_sample_method must be 'greedy' beside fastdraft: vLLM verifies drawn tokens "
+                "by the head's probabilities, which looked-up ones have not; got 'probabilistic'"
+            )
+        if self.enable_adaptive_verification:
+            raise InvalidValueError(
+                "enable_adaptive_verification must be left out with a head beside fastdraft, whose "
+                "probabilities are not comparable to the head's; got True"
+            )
+        propose = speculator.propose
+
+        @functools.wraps(propose)
+        def propose_both(*args: Any, **options: Any) -> Tensor:
+            options["head_ids"] = propose(*args, **options)
+            return self.propose(*args, **options)
+
+        speculator.propose = propose_both
+
+    def _propose(self, input_batch: Any, num_sampled: Tensor, head_ids: Tensor | None) -> None:
         states, rows = self._states, input_batch.num_reqs
         texts = Texts(states.all_token_ids.gpu, states.total_len.gpu, *self._columns)
         self._ends.protect()
         trees = self._trees.take()
+        head = None
+        if head_ids is not None:
+            acceptance, first = self._trees.more().tensor_split([self._lookahead])
+            head = Head(head_ids, acceptance, first.view(2, BINS))
         try:
             aligned = self._aligner.align(
-                texts, trees, input_batch.idx_mapping[:rows], num_sampled[:rows]
+                texts, trees, input_batch.idx_mapping[:rows], num_sampled[:rows], head
             )
         finally:
             self._trees.release()
@@ -243,7 +296,7 @@ class FastdraftSpeculator:
     def _send(self, snapshot: Snapshot) -> None:
         """Publishes trees and counts, on the drafter's thread."""
         assert self.late is not None
-        self._trees.publish(snapshot)
+        self._trees.publish(snapshot, None if self._head is None else self._head.table())
         self.late.publish()
 
     def _enter(self, requests: Iterable[Any]) -> None:

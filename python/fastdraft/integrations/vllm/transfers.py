@@ -105,31 +105,39 @@ class TreeBuffers:
         device: where they go.
         places: the most requests.
         nodes: the most nodes of a tree.
+        more: how many float32 values go there beside them.
 
     Attributes:
         snapshots: for a `BackgroundDrafter` to write to, in memory that the device copies from.
     """
 
-    def __init__(self, device: torch.device, places: int, nodes: int) -> None:
+    def __init__(self, device: torch.device, places: int, nodes: int, more: int = 0) -> None:
         self._cuda = device.type == "cuda"
         # All fields in one piece of memory, so that one copy carries them.
-        size = 3 * places * (1 + nodes)
+        size = 3 * places * (1 + nodes) + more
+        self._begin = size - more
         self._flat: dict[Snapshot, Tensor] = {}
+        self._more: dict[Snapshot, NDArray[np.float32]] = {}
         for _ in range(3):
             flat = torch.zeros(size, dtype=torch.int32, pin_memory=self._cuda)
-            *fields, requests = (field.numpy() for field in _trees_in(flat, places, nodes))
-            self._flat[Snapshot(0, Continuations(*fields), requests)] = flat
+            trees = _trees_in(flat[: self._begin], places, nodes)
+            *fields, requests = (field.numpy() for field in trees)
+            snapshot = Snapshot(0, Continuations(*fields), requests)
+            self._flat[snapshot] = flat
+            self._more[snapshot] = flat[self._begin :].view(torch.float32).numpy()
         self.snapshots = list(self._flat)
         self._buffers = [torch.zeros(size, dtype=torch.int32, device=device) for _ in range(3)]
-        self._trees = [_trees_in(buffer, places, nodes) for buffer in self._buffers]
+        self._trees = [_trees_in(each[: self._begin], places, nodes) for each in self._buffers]
         self._newest = self._in_use = 0
         self._stream: Any = _cuda.Stream(device) if self._cuda else None
         self._arrived: Any = _cuda.Event(blocking=True) if self._cuda else None
         self._used: list[Any] = [_cuda.Event() if self._cuda else None for _ in range(3)]
 
-    def publish(self, snapshot: Snapshot) -> None:
+    def publish(self, snapshot: Snapshot, more: NDArray[np.float32] | None = None) -> None:
         """Copies one of `snapshots` to the device, and makes it the newest. Waits for the copy."""
         flat = self._flat[snapshot]
+        if more is not None:
+            self._more[snapshot][:] = more
         free = next(each for each in range(3) if each not in (self._newest, self._in_use))
         if self._cuda:
             self._stream.wait_event(self._used[free])
@@ -148,6 +156,10 @@ class TreeBuffers:
             # If newer ones came in between, the buffer may be written already.
             if newest == self._newest:
                 return self._trees[newest]
+
+    def more(self) -> Tensor:
+        """What goes with the trees that were taken; zeros before any arrived."""
+        return self._buffers[self._in_use][self._begin :].view(torch.float32)
 
     def release(self) -> None:
         """Says that what the current stream has to do with the trees is under way."""

@@ -1,0 +1,116 @@
+"""Lookups beside a draft head of vLLM's: what is learned for the choice between their drafts.
+
+The kernel `align` takes for each row the draft that more tokens are expected of. For that it has to
+know how often the head is right at each depth, and which of the two is right where they differ.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["BINS", "HeadRecord"]
+
+BINS: Final = 8
+"""Bins of the chance of a looked-up token."""
+
+# After so many drafts what was counted is worth half.
+_HALF_LIFE: Final = 512.0
+# What is guessed beforehand counts as so many drafts: a token of the head is right as often as the
+# one before it, and the first one with this chance.
+_GUESSED: Final = 4.0
+_FIRST: Final = 0.6
+
+Rows = NDArray[np.int64]
+
+
+class HeadRecord:
+    """How often a head's drafts were right, and lookups that differ from them.
+
+    It learns of both whichever was verified, as far as the emitted tokens reach.
+
+    Args:
+        lookahead: The longest draft.
+        places: The most requests at once.
+
+    Attributes:
+        width: The values that `align` writes for a row between its counts and its last tokens.
+    """
+
+    def __init__(self, lookahead: int, places: int) -> None:
+        # By depth, of the head's tokens behind right ones: their number, and the right ones.
+        self._tried: NDArray[np.float64] = np.zeros(lookahead)
+        self._right: NDArray[np.float64] = np.zeros(lookahead)
+        # By bin, of the places where the drafts first differ: their number, and those where the
+        # lookup was right, and the head.
+        self._differed: NDArray[np.float64] = np.zeros(BINS)
+        self._first: NDArray[np.float64] = np.zeros((2, BINS))
+        # By place, of the step under way: whose text it follows, its length, a bin and two drafts.
+        self._numbers: Rows = np.zeros(places, dtype=np.int64)
+        self._lengths: Rows = np.zeros(places, dtype=np.int64)
+        self.width = 1 + 2 * lookahead
+        self._drafts: NDArray[np.int32] = np.zeros((places, self.width), dtype=np.int32)
+
+    def observe(
+        self,
+        places: Rows,
+        numbers: Rows,
+        emitted: Rows,
+        lengths: Rows,
+        verified: Rows,
+        drafts: NDArray[np.int32],
+        tails: NDArray[np.int32],
+    ) -> None:
+        """Learns from what a step emitted, and keeps its drafts until the next one.
+
+        Args:
+            places, numbers: (rows,), where the requests are, and their numbers.
+            emitted, lengths: (rows,), the tokens that each emitted, and that its text has then.
+            verified: (rows,), how many draft tokens of each the step verified.
+            drafts: (rows, width), what `align` has drafted since.
+            tails: (rows, n), the last tokens of the texts.
+        """
+        known = (self._numbers[places] == numbers) & (self._lengths[places] == lengths - emitted)
+        self._learn(self._drafts[places][known], emitted[known], verified[known], tails[known])
+        self._numbers[places], self._lengths[places] = numbers, lengths
+        self._drafts[places] = drafts
+
+    def _learn(
+        self, drafts: NDArray[np.int32], emitted: Rows, verified: Rows, tails: NDArray[np.int32]
+    ) -> None:
+        rows, lookahead = len(drafts), len(self._tried)
+        bins, head, lookup = np.split(drafts, [1, 1 + lookahead], axis=1)
+        slot, width = np.arange(lookahead), tails.shape[1]
+        came = np.take_along_axis(
+            tails, np.minimum(width - emitted[:, None] + slot, width - 1), axis=1
+        )
+        seen = slot < np.minimum(emitted, verified)[:, None]
+        right = np.cumprod(seen & (head == came), axis=1)
+        reached = seen & (np.column_stack([np.ones(rows), right[:, :-1]]) > 0)
+        # The head's tokens before the first difference are those of the lookup too.
+        differ = np.flatnonzero(bins[:, 0] >= 0)
+        at = ((lookup != head) & (lookup >= 0))[differ].argmax(axis=1)
+        told = reached[differ, at]
+        differ, at = differ[told], at[told]
+        here = bins[differ, 0]
+        decay = 0.5 ** (rows / _HALF_LIFE)
+        self._tried = decay * self._tried + reached.sum(axis=0)
+        self._right = decay * self._right + right.sum(axis=0)
+        self._differed = decay * self._differed + np.bincount(here, minlength=BINS)
+        for first, draft in zip(self._first, (lookup, head), strict=True):
+            first *= decay
+            first += np.bincount(here[draft[differ, at] == came[differ, at]], minlength=BINS)
+
+    def table(self) -> NDArray[np.float32]:
+        """`Head.acceptance` and `Head.first`, one after the other: (lookahead + 2 * BINS,)."""
+        acceptance, chance = [], _FIRST
+        for tried, right in zip(self._tried.tolist(), self._right.tolist(), strict=True):
+            chance = (right + _GUESSED * chance) / (tried + _GUESSED)
+            acceptance.append(chance)
+        # Of two that know nothing of each other not both are right where they differ.
+        told, head = (np.arange(BINS) + 0.5) / BINS, acceptance[0]
+        guessed = np.stack([told * (1 - head), head * (1 - told)]) / (1 - told * head)
+        first = (self._first + _GUESSED * guessed) / (self._differed + _GUESSED)
+        return np.concatenate([acceptance, *first]).astype(np.float32)
