@@ -104,44 +104,26 @@ void check_array(const T* values, std::int64_t size, const char* name) {
   if (size > 0) required(values, name);
 }
 
-// The sizes of the structs in the first version of this header: no caller's is smaller, however
-// many members are added. Each new struct is added here.
+// The sizes of the structs in the first version of this header, with their last members: no
+// caller's struct is smaller, however many members are added. Each new struct is added here.
 static_assert(sizeof(void*) == 8);
 template <typename T>
 constexpr std::size_t kFirstSize = 0;
-template <>
-constexpr std::size_t kFirstSize<fastdraft_datastore_stats> = 48;
-template <>
-constexpr std::size_t kFirstSize<fastdraft_config> = 72;
-template <>
-constexpr std::size_t kFirstSize<fastdraft_engine_stats> = 48;
-template <>
-constexpr std::size_t kFirstSize<fastdraft_request_options> = 72;
-template <>
-constexpr std::size_t kFirstSize<fastdraft_offers> = 72;
-template <>
-constexpr std::size_t kFirstSize<fastdraft_propose_options> = 64;
-template <>
-constexpr std::size_t kFirstSize<fastdraft_draft> = 56;
-template <>
-constexpr std::size_t kFirstSize<fastdraft_continuations> = 64;
-template <>
-constexpr std::size_t kFirstSize<fastdraft_stats> = 72;
-
-// Whether `member` is the last one of the first version.
-#define FASTDRAFT_FIRST_LAST(type, member)                                           \
-  static_assert(offsetof(type, member) + sizeof(type::member) <= kFirstSize<type> && \
-                offsetof(type, member) + sizeof(type::member) + 8 > kFirstSize<type>)
-FASTDRAFT_FIRST_LAST(fastdraft_datastore_stats, closed);
-FASTDRAFT_FIRST_LAST(fastdraft_config, vocabulary);
-FASTDRAFT_FIRST_LAST(fastdraft_engine_stats, num_refused_offers);
-FASTDRAFT_FIRST_LAST(fastdraft_request_options, num_read_only);
-FASTDRAFT_FIRST_LAST(fastdraft_offers, drawn);
-FASTDRAFT_FIRST_LAST(fastdraft_propose_options, num_offers);
-FASTDRAFT_FIRST_LAST(fastdraft_draft, sources);
-FASTDRAFT_FIRST_LAST(fastdraft_continuations, probabilities);
-FASTDRAFT_FIRST_LAST(fastdraft_stats, num_tokens);
-#undef FASTDRAFT_FIRST_LAST
+#define FASTDRAFT_FIRST(type, bytes, last)                              \
+  template <>                                                           \
+  constexpr std::size_t kFirstSize<type> = bytes;                       \
+  static_assert(offsetof(type, last) + sizeof(type::last) <= (bytes) && \
+                offsetof(type, last) + sizeof(type::last) + 8 > (bytes))
+FASTDRAFT_FIRST(fastdraft_datastore_stats, 48, closed);
+FASTDRAFT_FIRST(fastdraft_config, 72, vocabulary);
+FASTDRAFT_FIRST(fastdraft_engine_stats, 48, num_refused_offers);
+FASTDRAFT_FIRST(fastdraft_request_options, 72, num_read_only);
+FASTDRAFT_FIRST(fastdraft_offers, 72, drawn);
+FASTDRAFT_FIRST(fastdraft_propose_options, 64, num_offers);
+FASTDRAFT_FIRST(fastdraft_draft, 56, sources);
+FASTDRAFT_FIRST(fastdraft_continuations, 64, probabilities);
+FASTDRAFT_FIRST(fastdraft_stats, 72, num_tokens);
+#undef FASTDRAFT_FIRST
 
 template <typename T>
 void check_struct(const T* given, const char* name) {

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "draft/first_places.h"
 #include "fastdraft/calibration.h"
 #include "fastdraft/token.h"
 
@@ -207,15 +208,7 @@ class AcceptanceModel {
     }
     return after;
   }();
-  static constexpr std::array<int, kFeatures + 1> kFirst = [] {
-    std::array<int, kFeatures + 1> first{};
-    int sum = 0;
-    for (std::size_t i = 0; i <= kFeatures; ++i) {
-      first[i] = sum;
-      sum += kValues[i];
-    }
-    return first;
-  }();
+  static constexpr std::array<int, kFeatures + 1> kFirst = first_places(kValues);
 
   static constexpr float kSurely = 16.0f;  // a chance of 1, for a float
   static constexpr int kChancesPerUnit = 8;

@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "draft/first_places.h"
+
 namespace fastdraft {
 
 // Of a kind's recent offers for a request: the places that were judged, and those of them where the
@@ -99,15 +101,7 @@ class OfferModel {
   static constexpr std::array<int, kFeatures> kValues = {
       kSituations, 2 * kConfidences, kSituations * kConfidences, 2 * kRecords, 2 * kDepths};
 
-  static constexpr std::array<int, kFeatures> kFirst = [] {
-    std::array<int, kFeatures> first{};
-    int sum = 0;
-    for (std::size_t i = 0; i < kFeatures; ++i) {
-      first[i] = sum;
-      sum += kValues[i];
-    }
-    return first;
-  }();
+  static constexpr std::array<int, kFeatures> kFirst = first_places(kValues);
   static constexpr std::size_t kWeights = static_cast<std::size_t>(kFirst[kFeatures - 1]) +
                                           static_cast<std::size_t>(kValues[kFeatures - 1]);
   static constexpr std::size_t kSaved = 2 * kWeights + StepPromises::kSaved;

@@ -1,0 +1,18 @@
+// Where the weights of each feature begin, in a model that keeps all of them in one array.
+#pragma once
+
+#include <array>
+#include <cstddef>
+
+namespace fastdraft {
+
+// `values`: how many values each feature has.
+template <std::size_t kFeatures>
+constexpr std::array<int, kFeatures> first_places(
+    const std::array<int, kFeatures>& values) noexcept {
+  std::array<int, kFeatures> first{};
+  for (std::size_t i = 1; i < kFeatures; ++i) first[i] = first[i - 1] + values[i - 1];
+  return first;
+}
+
+}  // namespace fastdraft
