@@ -213,16 +213,18 @@ def replicas(number: int, *, share: bool) -> Run:
 
 
 def half(newest: int | None) -> Run:
-    """A memory of half of the first epoch: of its newest text, or by equal prompts, of each its
-    `newest` samples."""
+    """A memory of half of the first epoch: as the store fills it, or of each prompt its `newest`
+    samples."""
 
     def run(samples: Sequence[Sample], count: int, options: argparse.Namespace) -> Took:
         first = [each for each in samples if each.epoch == 1]
         whole, store = (Datastore(max_bytes=options.memory_bytes) for _ in range(2))
         add_all(whole, first)
         if newest is None:
+            # What runs takes none of it.
             store = Datastore(max_bytes=whole.bytes // 2)
             add_all(store, first)
+            store.limit(options.memory_bytes)
         else:
             kept = defaultdict(list)
             for each in first:
@@ -281,7 +283,7 @@ def main() -> None:
             for count in (2, 8)
             for share in (False, True)
         },
-        "half, the newest text": half(None),
+        "half of the memory": half(None),
         "half, 2 of each prompt": half(2),
     }
     samples = read(options.data)

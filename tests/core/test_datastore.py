@@ -24,6 +24,7 @@ from fastdraft import Datastore
 from fastdraft.cli.app import app
 from fastdraft.datastore import DatastoreWriter, Occurrence, build, fingerprint
 from fastdraft.errors import DatastoreClosedError, DatastoreError, InvalidValueError
+from oracles.samples import Samples
 
 ORDERS, LINKS, LONGEST = (4, 2, 1), 32, 32
 KEPT_LIVE, KEPT_FROZEN = 31, 64  # places of each n-gram
@@ -208,6 +209,86 @@ def test_the_turns_of_a_chat_are_stored_once() -> None:
         (found, *_) = store.find(chat[:end])
         assert found.length == LONGEST
         assert store.read(found.next, 1).tolist() == [chat[end]]
+
+
+def sample(prompt: int, seed: int, size: int) -> tuple[list[int], list[int]]:
+    """A prompt, too short to be stored once, and it with an output that no other has."""
+    short = [prompt] * 9
+    return short, [*short, *np.random.default_rng(seed).integers(100, 2**22, size).tolist()]
+
+
+def let_prompts_repeat(store: Datastore) -> list[list[int]]:
+    """Two samples of one prompt, long enough to be known by its text."""
+    prompt = list(range(50, 90))
+    added = [[*prompt, 1], [*prompt, 2]]
+    for tokens in added:
+        store.add(tokens, prompt_size=len(prompt))
+    return added
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9) | st.integers(0, 3000)), max_size=60),
+    st.integers(0, 2**32),
+    st.sampled_from([0, 2, 8, 30]),
+)
+def test_prompts_keep_about_as_many_samples_each(
+    drawn: list[tuple[int, int]], seed: int, blocks: int
+) -> None:
+    store = Datastore(max_bytes=LEAST + BLOCK * blocks)
+    first, second = let_prompts_repeat(store)
+    # Of the first one nobody can know yet that its prompt will come again.
+    samples = Samples().enter((), first).enter(tuple(second[:-1]), second)
+    for number, (prompt, size) in enumerate(drawn):
+        short, tokens = sample(prompt, seed + number, size)
+        # Every sixth is text without a prompt.
+        prompt_size = len(short) if prompt else 0
+        expected = samples.outcomes(tuple(short[:prompt_size]), tokens, store.begin)
+        store.add(tokens, prompt_size=prompt_size)
+        samples = next(each for each in expected if each.end == store.end)
+        assert store.bytes <= store.max_bytes
+    for each in samples.log:
+        if each.start >= store.begin:
+            assert store.read(each.start + 1, 2**62).tolist() == each.tokens
+            assert store.find(each.tokens[:-1])[0].length == min(len(each.tokens) - 1, LONGEST)
+
+
+def test_a_prompt_that_returns_finds_its_samples_in_half_of_the_memory() -> None:
+    """Epochs in one order, the worst for a memory whose oldest text leaves first: it would hold
+    none of what comes next."""
+    random = np.random.default_rng(0)
+    prompts, of_each, tokens_of_each = 60, 4, 400
+    store = Datastore(max_bytes=1_900_000)
+    let_prompts_repeat(store)
+    found = added = 0
+    for epoch in range(5):
+        begin = store.end
+        for prompt in range(prompts):
+            # The output has a run that tells whose it is.
+            marks = [1000 * (prompt + 1) + number for number in range(of_each)]
+            if epoch > 1:
+                found += any(store.find([mark] * 4, least=4) for mark in marks)
+            for mark in marks:
+                output = random.integers(100_000, 150_000, tokens_of_each)
+                output[50:55] = mark
+                store.add([*[prompt] * 9, *output.tolist()], prompt_size=9)
+        added = prompts * of_each * (10 + tokens_of_each)
+        # Of each token that is added at most one is moved.
+        assert store.end - begin <= 2 * added
+    assert len(store) < added / 2
+    assert found >= 0.8 * 3 * prompts
+
+
+def test_text_whose_prompts_do_not_return_leaves_the_oldest_first() -> None:
+    store = Datastore(max_bytes=300_000)
+    let_prompts_repeat(store)
+    for number in range(200):
+        before = store.end
+        _, tokens = sample(number, number, number * 37 % 1500)
+        store.add(tokens, prompt_size=9)
+        assert store.end == before + 1 + len(tokens)
+        assert store.read(before + 1, 2**62).tolist() == tokens
+    assert store.begin > 0
 
 
 def test_memory_stays_within_the_limit() -> None:

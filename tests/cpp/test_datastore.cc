@@ -146,5 +146,34 @@ TEST(Datastore, ALowerLimitLetsTextGo) {
   }
 }
 
+// Samples of a few prompts, which enter again or not at all, while the limit moves.
+TEST(Datastore, SamplesMoveWithinTheLimit) {
+  for (const std::int64_t limit : {kLeastBytes, std::int64_t{300} << 10}) {
+    const auto store = Datastore::live(limit);
+    // A prompt comes again, which is known by its text from 32 tokens on.
+    Tokens text(40, 7);
+    for (const Token last : {8, 9}) {
+      text.push_back(last);
+      store->add(text.data(), 41, 40);
+      text.pop_back();
+    }
+    std::int64_t added = 0;
+    for (std::uint32_t round = 0; round < 300; ++round) {
+      const auto prompt = static_cast<Token>(round * 7 % 5);
+      text = testing::random_text(100 + round * 31 % 800, round % 3 == 0 ? 4 : 1 << 30, round);
+      text.insert(text.begin(), 9, 100 + prompt);
+      const auto size = static_cast<std::int64_t>(text.size());
+      store->add(text.data(), size, 9);
+      added += 1 + size;
+      if (round % 50 == 49) store->limit(limit - (round % 100 == 49 ? limit / 3 : 0));
+      ASSERT_LE(store->bytes(), store->max_bytes());
+    }
+    EXPECT_LE(Datastore::Reader(*store).end(), 2 * added + 100);
+    EXPECT_GT(Datastore::Reader(*store).begin(), 0);
+    store->close();
+    EXPECT_EQ(store->bytes(), 0);
+  }
+}
+
 }  // namespace
 }  // namespace fastdraft

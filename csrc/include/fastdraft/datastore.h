@@ -154,7 +154,10 @@ class FASTDRAFT_EXPORT Datastore {
     const Datastore* store_;
   };
 
-  // Adds a document to a live store; the oldest text leaves as needed. The tokens from
+  // Adds a document to a live store; the oldest text leaves as needed. But once a prompt has come
+  // again, all prompts keep about as many samples of those that do: a sample of a prompt that has
+  // few enters again in place of leaving, at most a token for each that is added, or the document
+  // itself is left out. Prompts of fewer than 32 tokens count from then on too. The tokens from
   // tokens[prompt_size] on are a model's output, which resembles other outputs more than prompts
   // do. A beginning of 32 tokens or more that the store holds already, as the beginning of a
   // document, is not stored again: each turn of a chat repeats the turns before, which are thus

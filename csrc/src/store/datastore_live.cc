@@ -16,6 +16,7 @@
 #include "store/live_table.h"
 #include "store/phase_fair_mutex.h"
 #include "store/running_texts.h"
+#include "store/samples.h"
 #include "store/token_weights.h"
 
 namespace fastdraft {
@@ -25,6 +26,10 @@ namespace {
 constexpr std::int64_t kPieceTokens = std::int64_t{1} << 16;
 // Readers wait for so many tokens at most: microseconds.
 constexpr std::int64_t kSliceTokens = 128;
+// So much is moved for one document at most: any that is not longer than a piece.
+constexpr std::int64_t kMostMoved = kPieceTokens + kContextTokens;
+// What the list of samples takes of the limit at most: a sixty-fourth.
+constexpr std::int64_t kSamplesPart = 64;
 // A slice's memory is asked for so many tokens at a time: what is not used soon leaves the nearest
 // cache again.
 constexpr std::int64_t kStepTokens = 16;
@@ -112,6 +117,7 @@ class LiveDatastore final : public Datastore {
       for (LiveTable& table : orders_) table.close();
       prefixes_.close();
       lists_.close();
+      samples_.close();
       running_bytes_ = 0;
       weights_.reset();
     }
@@ -165,11 +171,24 @@ class LiveDatastore final : public Datastore {
   std::int64_t stored_prefix(const Token* tokens, std::int64_t size) const;
   std::int64_t find_prefix(const Token* tokens, std::int64_t size) const;
   std::int64_t most_slice_bytes() const noexcept;
+  // A sample that enters again.
+  struct Moved {
+    Samples::Prompt prompt;
+    std::int64_t prompt_size;
+    std::int64_t context;
+    std::vector<Token> tokens;
+  };
+  Samples::Prompt prompt_of(const Token* tokens, std::int64_t common, std::int64_t prompt_size);
+  bool make_way(Samples::Prompt prompt, std::int64_t size, const Grow& grow,
+                std::vector<Moved>* moved);
+  bool copy(const Samples::Sample& sample, std::vector<Moved>* moved) const noexcept;
+  void note(Samples::Prompt prompt, std::int64_t size) noexcept;
+  void ask_for_room(std::unique_lock<PhaseFairMutex>& lock, const Grow& grow);
   void append(const Token* tokens, std::int64_t start, std::int64_t size, std::int64_t common,
-              std::int64_t prompt_size, const Grow& grow);
+              std::int64_t prompt_size, Samples::Prompt prompt, const Grow& grow);
   void append_pieces(std::unique_lock<PhaseFairMutex>& adding, const Token* tokens,
                      std::int64_t size, std::int64_t common, std::int64_t prompt_size,
-                     const Grow& grow);
+                     Samples::Prompt prompt, const Grow& grow);
   std::int64_t add_slice(const Token* tokens, std::int64_t first, std::int64_t last,
                          std::int64_t common, std::int64_t prompt_size);
 
@@ -187,7 +206,10 @@ class LiveDatastore final : public Datastore {
   std::array<LiveTable, kNumOrders> orders_;
   LiveTable prefixes_;
   LiveLists lists_;
-  double cleaned_ = 0.0;  // for so much of what has left the log, lists have been cleaned
+  Samples samples_;  // none before the first prompt that comes again
+  bool prompts_repeat_ = false;
+  std::int64_t may_move_ = 0;  // so many tokens
+  double cleaned_ = 0.0;       // for so much of what has left the log, lists have been cleaned
   std::array<double, kNumOrders + 1> merged_{};  // and pages of each table looked at
   std::int64_t running_bytes_ = 0;               // of those that the log counts
   RunningTexts running_;
@@ -523,20 +545,119 @@ void LiveDatastore::add(const Token* tokens, std::int64_t size, std::int64_t pro
   std::unique_lock<PhaseFairMutex> adding(adding_);
   const std::int64_t common = stored_prefix(tokens, size);
   if (common == size && !closed()) return;
-  append_pieces(adding, tokens, size, common, prompt_size, grow);
+  const Samples::Prompt prompt = prompt_of(tokens, common, std::min(prompt_size, size));
+  std::vector<Moved> moved;
+  const std::int64_t entering =
+      std::min(size - std::max<std::int64_t>(0, common - kContextTokens), kMostMoved);
+  const bool enters = make_way(prompt, entering, grow, &moved);
+  for (const Moved& each : moved) {
+    append(each.tokens.data(), 0, static_cast<std::int64_t>(each.tokens.size()), each.context,
+           each.prompt_size, each.prompt, grow);
+  }
+  if (enters) append_pieces(adding, tokens, size, common, prompt_size, prompt, grow);
+}
+
+// The prompt whose sample a document is that begins with `common` tokens of another. Samples are
+// told apart from the first prompt on that comes again: before that there is nothing to decide on.
+Samples::Prompt LiveDatastore::prompt_of(const Token* tokens, std::int64_t common,
+                                         std::int64_t prompt_size) {
+  if (prompt_size <= 0 || (!prompts_repeat_ && common < prompt_size)) return Samples::kNone;
+  prompts_repeat_ = true;
+  const auto hash = static_cast<Samples::Prompt>(prefixes_.hash(tokens, prompt_size) >> 32);
+  return hash == Samples::kNone ? hash + 1 : hash;
+}
+
+// Decides what leaves for `size` tokens of a sample, so that all prompts keep about as many. The
+// oldest sample leaves if its prompt is the same, or has more samples than the new one's and no
+// fewer than the average. Else it enters again: it is copied to `moved`, as long as no more tokens
+// are moved than were added. Where that is no longer possible it leaves all the same, unless its
+// prompt has fewer samples than the new one's: then that does not enter, and this returns false.
+bool LiveDatastore::make_way(Samples::Prompt prompt, std::int64_t size, const Grow& grow,
+                             std::vector<Moved>* moved) {
+  if (!prompts_repeat_) return true;
+  std::unique_lock<PhaseFairMutex> lock(*mutex_);
+  ask_for_room(lock, grow);
+  may_move_ = std::min(may_move_ + size, kMostMoved);
+  while (!closed() && log_.begin() > 0 && !log_.has_room(size)) {
+    samples_.drop_before(log_.begin());
+    if (samples_.empty()) return true;
+    const Samples::Sample oldest = samples_.oldest();
+    // Text without a prompt goes first, or the newest would leave.
+    const std::int64_t end = oldest.start + 1 + oldest.size;
+    if (oldest.start - log_.begin() > size + LiveLog::kLeastRoom || end >= log_.end()) return true;
+    const std::int64_t count = samples_.count(prompt);
+    const std::int64_t others = samples_.count(oldest.prompt);
+    if (oldest.prompt != prompt && (others <= count || others < samples_.average())) {
+      if (oldest.size <= may_move_ && copy(oldest, moved)) {
+        may_move_ -= oldest.size;
+        size += oldest.size;
+      } else if (others < count) {
+        return false;
+      }
+    }
+    samples_.drop_oldest();
+    log_.forget_before(end);
+    mutex_->pass();
+  }
+  return true;
+}
+
+// Under the lock. Returns whether there was memory for it.
+bool LiveDatastore::copy(const Samples::Sample& sample, std::vector<Moved>* moved) const noexcept {
+  const std::int64_t begin = sample.start + 1;
+  const std::int64_t most = std::min<std::int64_t>(sample.size, log_.end() - begin);
+  try {
+    std::vector<Token> tokens(static_cast<std::size_t>(most));
+    log_.copy(begin, most, tokens.data());
+    // It is shorter where memory ran out.
+    const auto is_mark = [](Token token) { return token < 0; };
+    tokens.erase(std::find_if(tokens.begin(), tokens.end(), is_mark), tokens.end());
+    const auto size = static_cast<std::int64_t>(tokens.size());
+    std::int64_t prompt_size = 0;
+    while (prompt_size < size && !log_.output(begin + prompt_size)) ++prompt_size;
+    const std::int64_t context = mark_context(log_.token(sample.start));
+    moved->push_back({sample.prompt, prompt_size, context, std::move(tokens)});
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+  return true;
+}
+
+// Lists a sample that begins at the log's end, if there is memory for it.
+void LiveDatastore::note(Samples::Prompt prompt, std::int64_t size) noexcept {
+  if (prompt == Samples::kNone) return;
+  samples_.drop_before(log_.begin());
+  if (const std::int64_t wanted = samples_.wanted_bytes(); wanted > 0) {
+    if (wanted > log_.max_bytes() / kSamplesPart) return;
+    const std::int64_t held = samples_.bytes();
+    try {
+      log_.charge(wanted);
+    } catch (const MemoryLimitError&) {
+      return;
+    }
+    try {
+      samples_.grow();
+      log_.refund(held);
+    } catch (const std::bad_alloc&) {
+      log_.refund(wanted);
+      return;
+    }
+  }
+  samples_.add({log_.end(), static_cast<std::int32_t>(size), prompt});
 }
 
 // Appends what comes from tokens[common] on, in pieces. Each begins with context, as a document
 // does whose beginning is stored elsewhere, so others may enter in between.
 void LiveDatastore::append_pieces(std::unique_lock<PhaseFairMutex>& adding, const Token* tokens,
                                   std::int64_t size, std::int64_t common, std::int64_t prompt_size,
-                                  const Grow& grow) {
+                                  Samples::Prompt prompt, const Grow& grow) {
   for (;;) {
     const std::int64_t end = std::min(size, common + kPieceTokens);
     append(tokens, std::max<std::int64_t>(0, common - kContextTokens), end, common, prompt_size,
-           grow);
+           prompt, grow);
     if (end == size) return;
     common = end;
+    prompt = Samples::kNone;
     adding.unlock();
     check_interrupt();
     adding.lock();
@@ -554,26 +675,29 @@ std::int64_t LiveDatastore::most_slice_bytes() const noexcept {
   return kBlocks * LiveLog::kBlockBytes + 2 * directories;
 }
 
+// Calls `grow` without the lock where the store is too full for a slice. Throws where it is closed.
+void LiveDatastore::ask_for_room(std::unique_lock<PhaseFairMutex>& lock, const Grow& grow) {
+  check_open();
+  if (!grow || log_.max_bytes() - log_.bytes() >= most_slice_bytes()) return;
+  lock.unlock();
+  grow();
+  lock.lock();
+  check_open();
+}
+
 // Appends a document's tokens from tokens[start] on, of which those before tokens[common] are
 // context. One thread at a time.
 void LiveDatastore::append(const Token* tokens, std::int64_t start, std::int64_t size,
-                           std::int64_t common, std::int64_t prompt_size, const Grow& grow) {
+                           std::int64_t common, std::int64_t prompt_size, Samples::Prompt prompt,
+                           const Grow& grow) {
   std::unique_lock<PhaseFairMutex> lock(*mutex_);
-  const auto make_room = [&] {
-    if (!grow || log_.max_bytes() - log_.bytes() >= most_slice_bytes()) return;
-    lock.unlock();
-    grow();
-    lock.lock();
-    check_open();
-  };
-  check_open();
-  make_room();
+  ask_for_room(lock, grow);
+  note(prompt, size - start);
   log_.append(document_mark(common - start), false);
   for (std::int64_t first = start; first < size;) {
     if (first > start) {
       mutex_->pass();
-      check_open();
-      make_room();
+      ask_for_room(lock, grow);
     }
     if (lists_left()) clean_lists();
     if (log_.wants_slab()) {
@@ -602,7 +726,7 @@ void LiveDatastore::add_all(const Datastore& source, const Grow& grow) {
         add(document.data(), size, prompt_size, grow);
       } else {
         std::unique_lock<PhaseFairMutex> adding(adding_);
-        append_pieces(adding, document.data(), size, context, prompt_size, grow);
+        append_pieces(adding, document.data(), size, context, prompt_size, Samples::kNone, grow);
       }
     }
     document.clear();

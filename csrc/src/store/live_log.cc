@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cassert>
 #include <string>
-#include <utility>
 
 #include "fastdraft/error.h"
 
@@ -79,6 +78,7 @@ void LiveLog::release() noexcept {
   used_of_slab_ = kSlabBlocks;
   given_back_ = {};
   kept_ = nullptr;
+  num_kept_ = 0;
   ring_ = {};
   highest_ = {};
   num_chunks_ = 0;
@@ -90,7 +90,7 @@ void LiveLog::release() noexcept {
 
 bool LiveLog::drop_block() noexcept {
   if (kept_ != nullptr) {
-    free_block(std::exchange(kept_, kept_->next));
+    free_block(take_kept());
     return true;
   }
   if (num_chunks_ <= 1) return false;
@@ -99,12 +99,15 @@ bool LiveLog::drop_block() noexcept {
 }
 
 void LiveLog::forget_quarter() noexcept {
-  const std::int64_t middle = begin_ + (end_ - begin_ + 3) / 4;
-  while (num_chunks_ > 1 && middle / kChunkTokens > begin_ / kChunkTokens) {
-    free_block(drop_oldest());
-  }
-  forget(middle);
+  forget_before(begin_ + (end_ - begin_ + 3) / 4);
   left_ += 1.0;
+}
+
+void LiveLog::forget_before(std::int64_t position) noexcept {
+  while (num_chunks_ > 1 && position / kChunkTokens > begin_ / kChunkTokens) {
+    keep_block(drop_oldest());
+  }
+  forget(position);
 }
 
 std::int64_t LiveLog::prefix_window(std::int64_t position) const noexcept {
@@ -114,7 +117,7 @@ std::int64_t LiveLog::prefix_window(std::int64_t position) const noexcept {
 }
 
 void* LiveLog::allocate_block(std::int64_t keep) {
-  if (kept_ != nullptr) return std::exchange(kept_, kept_->next);
+  if (kept_ != nullptr) return take_kept();
   if (used_of_slab_ < kSlabBlocks) {
     return slabs_.back().get() + used_of_slab_++ * static_cast<std::int64_t>(sizeof(Chunk));
   }

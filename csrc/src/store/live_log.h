@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <new>
+#include <utility>
 #include <vector>
 
 #include "fastdraft/token.h"
@@ -78,6 +79,8 @@ class LiveLog {
   // The older half of the tokens leaves, which counts as all: all that it leads to is to be
   // cleaned.
   void forget_quarter() noexcept;
+  // The text before `position` leaves, and makes room for as much.
+  void forget_before(std::int64_t position) noexcept;
 
   std::int64_t begin() const noexcept { return begin_; }
   std::int64_t end() const noexcept { return end_; }
@@ -85,6 +88,13 @@ class LiveLog {
   std::int64_t num_tokens() const noexcept { return num_tokens_; }
   std::int64_t bytes() const noexcept { return bytes_; }
   std::int64_t max_bytes() const noexcept { return max_bytes_; }
+  // Whether so many tokens can enter before the oldest text leaves, and kLeastRoom more, since the
+  // index too takes blocks.
+  static constexpr std::int64_t kLeastRoom = 2 * kChunkTokens;
+  bool has_room(std::int64_t tokens) const noexcept {
+    const std::int64_t unused = (max_bytes_ - bytes_) / kBlockBytes;
+    return (tokens + kLeastRoom) / kChunkTokens <= unused + num_kept_ + kSlabBlocks - used_of_slab_;
+  }
   std::int64_t num_chunks() const noexcept { return num_chunks_; }
   // The text that has left, in parts of what there was at the time: for each chunk 1 / num_chunks.
   double left() const noexcept { return left_; }
@@ -169,7 +179,10 @@ class LiveLog {
   // chunk's where the limit is reached and there are more than `keep`. Throws MemoryLimitError.
   void* allocate_block(std::int64_t keep);
   // Takes a block back, for the next that is allocated.
-  void keep_block(void* block) noexcept { kept_ = new (block) Kept{kept_}; }
+  void keep_block(void* block) noexcept {
+    kept_ = new (block) Kept{kept_};
+    ++num_kept_;
+  }
   // Memory for many blocks. The system clears it at once, which takes up to milliseconds: call this
   // without the store's lock. Null where there is no memory.
   struct FreeSlab {
@@ -221,6 +234,10 @@ class LiveLog {
   struct Kept {
     Kept* next;
   };
+  void* take_kept() noexcept {
+    --num_kept_;
+    return std::exchange(kept_, kept_->next);
+  }
 
   static constexpr int kLowBits = 23;
   static constexpr std::uint32_t kLow = (std::uint32_t{1} << kLowBits) - 1;
@@ -296,6 +313,7 @@ class LiveLog {
   std::int64_t used_of_slab_ = kSlabBlocks;
   std::vector<void*> given_back_;  // with room for all blocks of slabs
   Kept* kept_ = nullptr;           // blocks that are not used, but counted
+  std::int64_t num_kept_ = 0;
   std::vector<Chunk*> ring_;       // by the chunk's number, modulo the size, a power of two
   std::vector<Highest*> highest_;  // the same; null: all tokens are narrow
   std::int64_t num_chunks_ = 0;

@@ -379,56 +379,34 @@ class Decoding:
         """
         if not self.processors:
             return self.warping(logits)
-        positions = functools.partial(self._chain_positions, rows, tails, counts)
+        tails_of = [
+            [tail[:end] for end in range(len(tail) - count + 1, len(tail) + 1)]
+            for tail, count in zip(tails, counts, strict=True)
+        ]
+        positions = functools.partial(self._behind, [self.rows[row] for row in rows], tails_of)
         # A copy, since processors may write to what they are given.
         scores = logits.to(torch.float32, copy=True)
         return self.warping(self.processors.at_positions(scores, positions))
 
     def _positions(self, drafts: FlatDrafts) -> Positions:
         """The positions of a step, for processors that read the text."""
-        if not drafts.are_chains:
-            return self._tree_positions(drafts)
-        rows = [row.index for row in self._running]
-        return self._chain_positions(rows, drafts.by_row, (drafts.counts + 1).tolist())
-
-    def _chain_positions(
-        self,
-        rows: Sequence[int],
-        tails: Sequence[Sequence[int]],
-        counts: Sequence[int],
-    ) -> Positions:
-        """The positions of tails, as in `shaped`, which are written behind the text."""
-        of_rows: list[int] = []
-        lengths: list[int] = []
-        starts = [self.length(self.rows[row]) for row in rows]
-        self._write(rows, starts, tails)
-        for row, start, tail, count in zip(rows, starts, tails, counts, strict=True):
-            end = start + len(tail)
-            of_rows += [row] * count
-            lengths += range(end - count + 1, end + 1)
-        return Positions(self.text, of_rows, lengths)
-
-    def _tree_positions(self, drafts: FlatDrafts) -> Positions:
-        """A line of text for each position: the row's, and the draft tokens that lead there."""
-        of_rows: list[int] = []
-        firsts: list[int] = []
-        paths: list[list[int]] = []
         parents = drafts.parents.tolist()
-        for row, tokens, start in zip(
-            self._running, drafts.by_row, drafts.offsets.tolist(), strict=False
-        ):
-            root = len(paths)
-            paths.append([])
+        paths: list[list[list[int]]] = []
+        for tokens, start in zip(drafts.by_row, drafts.offsets.tolist(), strict=False):
+            paths.append([[]])
             for token, parent in zip(tokens, parents[start:], strict=False):
-                paths.append([*paths[root + 1 + parent], token])
-            of_rows += [row.index] * (len(tokens) + 1)
-            firsts += [self.length(row)] * (len(tokens) + 1)
-        lengths = [first + len(path) for first, path in zip(firsts, paths, strict=True)]
-        self._reserve(max(lengths))
-        lines = self.text[of_rows, : max(lengths)]
-        for line, first, path in zip(lines, firsts, paths, strict=True):
-            line[first : first + len(path)] = path
-        return Positions(lines, of_rows, lengths, lines=range(len(lines)))
+                paths[-1].append([*paths[-1][parent + 1], token])
+        return self._behind(self._running, paths)
+
+    def _behind(self, rows: Sequence[Row], tails: Sequence[Sequence[Sequence[int]]]) -> Positions:
+        """The positions behind each row's text and each of its tails."""
+        of_rows = [row for row, own in zip(rows, tails, strict=True) for _ in own]
+        return Positions(
+            self.text,
+            [row.index for row in of_rows],
+            list(map(self.length, of_rows)),
+            [tail for own in tails for tail in own],
+        )
 
     def _conclude(self, emitted: _Emitted, offsets: NDArray[np.int32]) -> None:
         """Appends what was emitted, tells the drafter and the streamer, and lets rows end."""
@@ -495,13 +473,12 @@ class Decoding:
             counts.append(len(tokens) if stop is None else stop)
             ended.append(stop is not None)
         if criteria.read_text:
-            places = [
-                (slot, number)
-                for slot, count in enumerate(counts)
-                for number in range(1, count + 1)
+            tails = [
+                [tokens[:number] for number in range(1, count + 1)]
+                for tokens, count in zip(emitted.tokens, counts, strict=True)
             ]
-            lengths = [self.length(rows[slot]) + number for slot, number in places]
-            positions = Positions(self.text, [rows[slot].index for slot, _ in places], lengths)
+            places = [(slot, len(tail)) for slot, own in enumerate(tails) for tail in own]
+            positions = self._behind(rows, tails)
             stops = criteria.stops(positions, emitted.logits.device)
             for (slot, number), stopped in zip(places, stops, strict=True):
                 if stopped and number <= counts[slot]:
@@ -514,15 +491,13 @@ class Decoding:
         self, rows: Sequence[int], starts: Sequence[int], tokens: Sequence[Sequence[int]]
     ) -> None:
         """Writes the tokens of each row to its text, from a column on."""
-        self._reserve(max(map(sum, zip(starts, map(len, tokens), strict=True))))
-        for row, start, line in zip(rows, starts, tokens, strict=True):
-            self.text[row, start : start + len(line)] = line
-
-    def _reserve(self, columns: int) -> None:
+        columns = max(map(sum, zip(starts, map(len, tokens), strict=True)))
         if columns > self.text.shape[1]:
             grown = np.zeros((len(self.rows), 2 * columns), dtype=np.int64)
             grown[:, : self.text.shape[1]] = self.text
             self.text = grown
+        for row, start, line in zip(rows, starts, tokens, strict=True):
+            self.text[row, start : start + len(line)] = line
 
 
 def _kept(paths: Sequence[Sequence[int]], longest: int) -> NDArray[np.int64]:

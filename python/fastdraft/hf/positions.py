@@ -75,35 +75,37 @@ _OF_TEXT = (
 
 @dataclass(frozen=True)
 class Positions:
-    """The positions of one step: for each, its row and the text before it.
+    """The positions of one step: for each, its row, and the tokens of the step that lead there.
 
     Attributes:
-        text: (lines, columns) int64, padded prompts with output and draft.
+        text: (rows of the batch, columns) int64, padded prompts with output.
         rows: The row of each position, an index of the batch.
-        lengths: The number of tokens before each position, padding included.
-        lines: The line of `text` that begins with them; `None` where lines are rows.
+        starts: The length of the row's text before the step, padding included.
+        tails: The tokens behind it that lead to the position.
     """
 
     text: NDArray[np.int64]
     rows: Sequence[int]
-    lengths: Sequence[int]
-    lines: Sequence[int] | None = None
+    starts: Sequence[int]
+    tails: Sequence[Sequence[int]]
 
     def texts(self) -> Iterator[tuple[int, list[int]]]:
         """For each position its row, and the text before it."""
-        line_of = self.rows if self.lines is None else self.lines
-        for row, line, length in zip(self.rows, line_of, self.lengths, strict=True):
-            yield row, self.text[line, :length].tolist()
+        for row, start, tail in zip(self.rows, self.starts, self.tails, strict=True):
+            yield row, [*self.text[row, :start].tolist(), *tail]
 
     def by_length(self, device: torch.device) -> Iterator[tuple[list[int], torch.Tensor]]:
         """The positions whose text is equally long, and their texts; shortest first."""
         members: dict[int, list[int]] = {}
-        for position, length in enumerate(self.lengths):
-            members.setdefault(length, []).append(position)
-        line_of = self.rows if self.lines is None else self.lines
-        for length in sorted(members):
-            lines = [line_of[position] for position in members[length]]
-            yield members[length], on_device(device, self.text[lines, :length])[0]
+        for position, (start, tail) in enumerate(zip(self.starts, self.tails, strict=True)):
+            members.setdefault(start + len(tail), []).append(position)
+        for length, together in sorted(members.items()):
+            lines = np.zeros((len(together), length), np.int64)
+            held = self.text[[self.rows[position] for position in together], :length]
+            lines[:, : held.shape[1]] = held
+            for line, position in zip(lines, together, strict=True):
+                line[self.starts[position] :] = self.tails[position]
+            yield together, on_device(device, lines)[0]
 
 
 # In the order in which verification applies them, with the names of what they hold.
