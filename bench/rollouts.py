@@ -32,7 +32,7 @@ from fastdraft.replay.tokenizer import TextTokenizer
 from fastdraft.replay.trace import accepted_prefix
 from harness import Row, about, add_server, finish, parser, show
 
-LOOKAHEAD = 16
+LOOKAHEAD = DraftConfig().lookahead
 # A sample of so many tokens is one that found no end.
 ENDLESS = 2000
 
@@ -49,7 +49,7 @@ class Fastdraft:
 
     def __init__(self, store: Datastore | None = None) -> None:
         stores = [] if store is None else [store]
-        self._engine = Engine(DraftConfig(lookahead=LOOKAHEAD), datastores=stores)
+        self._engine = Engine(DraftConfig(), datastores=stores)
         self._ids: dict[int, int] = {}
 
     def add(self, row: int, prompt: NDArray[np.int32]) -> None:
@@ -74,7 +74,7 @@ class Arctic:
     """Arctic's suffix decoding with its defaults, as vLLM drives it."""
 
     def __init__(self) -> None:
-        self._peer = ArcticSuffix(LOOKAHEAD, 8192)
+        self._peer = ArcticSuffix(ArcticSuffix.DEPTH, 8192)
         self._requests: dict[int, PeerRequest] = {}
 
     def add(self, row: int, prompt: NDArray[np.int32]) -> None:

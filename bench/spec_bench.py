@@ -34,7 +34,6 @@ MT_BENCH = (
 )
 TASKS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag")
 TOKEN_COSTS = (0.003, 0.02)
-LOOKAHEAD = 16
 RESAMPLES = 1000
 
 KNOWN = {
@@ -116,13 +115,11 @@ def recorded_tasks(options: argparse.Namespace) -> dict[str, list[Record]]:
 def ways(token_cost: float) -> Iterator[tuple[str, Setting]]:
     """What drafts, by name."""
     for peer, kind in PEERS.items():
-        yield kind.title, settings_of(peer, token_costs=[token_cost], lookahead=LOOKAHEAD)[0]
+        yield kind.title, settings_of(peer, token_costs=[token_cost])[0]
     for budget in (None, 32, 80):
         for memory in (False, True):
             name = "chains" if budget is None else f"trees of {budget}"
-            setting = settings_of(
-                token_costs=[token_cost], lookahead=LOOKAHEAD, tree_budget=budget, memory=memory
-            )[0]
+            setting = settings_of(token_costs=[token_cost], tree_budget=budget, memory=memory)[0]
             yield f"fastdraft, {name}{', with memory' if memory else ''}", setting
 
 

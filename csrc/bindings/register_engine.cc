@@ -672,7 +672,7 @@ Nothing of it enters a datastore. Raises UnknownRequestError for an id that is n
 
 Raises InvalidValueError where the drafter learns nothing: all but the default one.)");
   py::typing::List<py::typing::Tuple<py::str, int>> features;
-  for (std::size_t i = 0; i < AcceptanceModel::kFeatures; ++i) {
+  for (std::size_t i = 0; i < AcceptanceModel::kNames.size(); ++i) {
     features.append(py::make_tuple(AcceptanceModel::kNames[i], AcceptanceModel::kValues[i]));
   }
   module.attr("FEATURES") = features;

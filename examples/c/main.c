@@ -11,7 +11,7 @@ static void check(fastdraft_status status) {
   exit(1);
 }
 
-enum { PERIOD = 40, PROMPT = 80, TOKENS = 400, CAPACITY = 16 };
+enum { PERIOD = 40, PROMPT = 80, TOKENS = 400, CAPACITY = 64 };
 
 int main(void) {
   int32_t text[TOKENS];

@@ -20,8 +20,8 @@ from fastdraft.errors import InvalidValueError
 
 __all__ = ["Calibration", "ReliabilityBucket"]
 
-_VERSION = 2
-_READ = (1, 2)  # version 1 has nothing of offers
+_VERSION = 3
+_READ = (1, 2, 3)  # version 1 has nothing of offers, versions 1 and 2 nothing of paths
 _FEATURES: Mapping[str, int] = dict(_core.FEATURES)
 _MOST = _core.MOST_WEIGHT
 _OFFER_RANGES: Sequence[tuple[float, float]] = _core.OFFER_RANGES
@@ -142,6 +142,8 @@ class Calibration:
             )
         try:
             weights = {name: tuple(values) for name, values in content["weights"].items()}
+            if version < 3:
+                weights["path"] = (0.0,) * _FEATURES["path"]
             buckets = tuple(ReliabilityBucket(**bucket) for bucket in content["reliability"])
             knows_offers = version > 1
             learned = content["offers"] if knows_offers else {}

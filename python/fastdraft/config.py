@@ -22,7 +22,7 @@ class DraftConfig:
     it pays for its cost.
     """
 
-    lookahead: int = 16
+    lookahead: int = 64
     """The longest draft, in tokens; of a tree, its longest path."""
     tree_budget: int | None = None
     """Draft trees of at most so many tokens, the most probable ones; None drafts chains. Only the

@@ -160,18 +160,23 @@ def test_what_was_learned_of_offers_is_saved(tmp_path: Path) -> None:
     assert chance(again) == chance(engine) > chance(Engine()) + 0.1
 
 
-def test_a_calibration_of_version_1_is_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [1, 2])
+def test_earlier_versions_are_read(tmp_path: Path, version: int) -> None:
     engine = Engine()
     serve_offers(engine)
     path = tmp_path / "calibration.json"
     engine.calibration().save(path)
     content = json.loads(path.read_text())
-    content["fastdraft_calibration"] = 1
-    del content["offers"], content["plain_steps"]
+    content["fastdraft_calibration"] = version
+    del content["weights"]["path"]
+    if version == 1:
+        del content["offers"], content["plain_steps"]
     path.write_text(json.dumps(content))
     read = Calibration.load(path)
-    assert (read.weights, read.offers) == (engine.calibration().weights, {})
-    assert Engine(calibration=read).offer_kinds == ()
+    learned = engine.calibration()
+    assert read.weights == {**learned.weights, "path": (0.0,) * len(learned.weights["path"])}
+    assert read.offers == ({} if version == 1 else learned.offers)
+    assert Engine(calibration=read).offer_kinds == (() if version == 1 else ("eagle",))
 
 
 @pytest.mark.parametrize("largest", [0, 1])
@@ -218,9 +223,9 @@ def damage(change: Callable[[dict[str, Any]], object]) -> Callable[[str], str]:
         (lambda text: text[: len(text) // 2], r"calibration\.json is no calibration: "),
         (lambda text: text[:0], r"calibration\.json is no calibration: "),
         (lambda text: "\xff" + text, r"calibration\.json is no calibration: "),
-        (lambda text: f"[{text}]", r"calibration of version 2 or earlier, got version None"),
-        (damage(dict.clear), r"calibration of version 2 or earlier, got version None"),
-        (damage(lambda c: c.update(fastdraft_calibration=3)), r"or earlier, got version 3"),
+        (lambda text: f"[{text}]", r"calibration of version 3 or earlier, got version None"),
+        (damage(dict.clear), r"calibration of version 3 or earlier, got version None"),
+        (damage(lambda c: c.update(fastdraft_calibration=4)), r"or earlier, got version 4"),
         (damage(lambda c: c.pop("offers")), r"damaged calibration: KeyError\('offers'\)"),
         (damage(lambda c: c.pop("plain_steps")), r"damaged calibration: KeyError"),
         (damage(lambda c: c.update(offers=[1])), r"damaged calibration: "),

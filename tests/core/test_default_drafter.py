@@ -415,7 +415,7 @@ def test_stores_of_two_tokenizers_are_refused() -> None:
 
 
 def test_what_the_target_refuses_is_no_longer_drafted_and_what_it_takes_is_again() -> None:
-    engine = Engine()
+    engine = Engine(DraftConfig(lookahead=16))
     request = engine.add_request([7] * 50)
     assert len(engine.propose(request)) == 16
     for fresh in range(1000, 1200):

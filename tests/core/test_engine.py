@@ -461,7 +461,7 @@ def test_unknown_requests_are_named() -> None:
 
 
 def test_a_row_that_fails_costs_that_row_alone() -> None:
-    engine = Engine(DraftConfig(token_cost=0, max_request_tokens=20))
+    engine = Engine(DraftConfig(lookahead=16, token_cost=0, max_request_tokens=20))
     requests = [engine.add_request([1, 2, 3] * 5) for _ in range(5)]
     engine.cancel(requests[1])
     drafts = engine.propose_batch(requests)
@@ -567,7 +567,7 @@ def test_configurations_are_values() -> None:
 
 
 def test_cost_decides_the_length() -> None:
-    engine = Engine()
+    engine = Engine(DraftConfig(lookahead=16))
     request = engine.add_request([1, 2, 3, 4] * 20)
     free = engine.propose(request, token_cost=0)
     assert len(free) == 16

@@ -31,7 +31,7 @@ REPEATS = [1, 2, 3, 4, 1, 2]
 
 def test_an_engine_says_how_it_drafts_and_what_it_holds() -> None:
     engine = Engine()
-    shown = "<Engine DraftConfig(lookahead=16, token_cost=0.02), "
+    shown = "<Engine DraftConfig(lookahead=64, token_cost=0.02), "
     assert repr(engine) == shown + "0 requests running, 0 bytes>"
     engine.add_request(range(2000))
     assert repr(engine).startswith(shown + "1 request running, ")
@@ -88,7 +88,7 @@ def test_configurations_show_what_was_chosen() -> None:
         DraftConfig.predicted_outputs(),
     ):
         assert eval(repr(config), {"DraftConfig": DraftConfig}) == config
-    assert repr(DraftConfig()) == "DraftConfig(lookahead=16, token_cost=0.02)"
+    assert repr(DraftConfig()) == "DraftConfig(lookahead=64, token_cost=0.02)"
 
 
 def test_a_calibration_says_how_well_it_fits() -> None:

@@ -25,10 +25,11 @@ Evidence evidence_of(const std::array<int, kCount>& values) {
   return evidence;
 }
 
+// A request's step that teaches one outcome.
 void learn(AcceptanceModel& acceptance, const Evidence& evidence, Token token, float predicted,
            AcceptanceModel::Moment moment, bool accepted) {
   const float current = AcceptanceModel::chance(acceptance.weigh(evidence));
-  acceptance.learn(evidence, token, moment, {accepted, predicted, current, 1});
+  acceptance.learn(evidence, token, moment, acceptance.now(), {accepted, predicted, current, 1});
 }
 
 TEST(AcceptanceModel, TellsWhenWeightsHaveChanged) {
@@ -44,7 +45,7 @@ TEST(AcceptanceModel, TellsWhenWeightsHaveChanged) {
 
 TEST(AcceptanceModel, GivesEachValueOfEachFeatureAWeightOfItsOwn) {
   std::array<int, AcceptanceModel::kWeights> uses{};
-  for (std::size_t i = 0; i < AcceptanceModel::kFeatures; ++i) {
+  for (std::size_t i = 0; i < AcceptanceModel::kValues.size(); ++i) {
     for (int value = 0; value < AcceptanceModel::kValues[i]; ++value) {
       const std::uint16_t place =
           AcceptanceModel::place(static_cast<AcceptanceModel::Feature>(i), value);
@@ -160,7 +161,8 @@ TEST(AcceptanceModel, AnOutcomeThatStandsForFourTakesFourSteps) {
     AcceptanceModel acceptance;
     const float before = acceptance.weigh(evidence);
     const float chance = AcceptanceModel::chance(before);
-    acceptance.learn(evidence, 1, acceptance.now(), {false, chance, chance, times});
+    acceptance.learn(evidence, 1, acceptance.now(), acceptance.now(),
+                     {false, chance, chance, times});
     const auto counts = acceptance.reliability();
     double count = 0.0;
     for (const ReliabilityBucket& bucket : counts) count += bucket.count;
@@ -227,6 +229,71 @@ TEST(AcceptanceModel, CopiesOfARequestTeachLittleMoreThanOne) {
   // 1 + 1 / 2 + ... + 1 / 64.
   EXPECT_LT(moved(64), 4.75f * moved(1));
   EXPECT_LT(moved(1024), 7.6f * moved(1));
+}
+
+TEST(AcceptanceModel, TheOutcomesOfOneStepAllCountInFull) {
+  const Evidence evidence = evidence_of<1>({4});
+  AcceptanceModel acceptance;
+  const AcceptanceModel::Moment moment = acceptance.now();
+  AcceptanceModel::Moment begun = moment;
+  // What a token of the draft moves the weights by, for an error of 1.
+  const auto move = [&](Token token) {
+    const float before = acceptance.weigh(evidence);
+    const float chance = AcceptanceModel::chance(before);
+    acceptance.learn(evidence, token, moment, begun, {true, chance, chance, 1});
+    return (acceptance.weigh(evidence) - before) / (1.0f - chance);
+  };
+  const float full = move(1);
+  for (Token token = 2; token < 20; ++token) EXPECT_NEAR(move(token), full, 1e-5f);
+  EXPECT_NEAR(move(19), full, 1e-5f);
+  // The second request of the batch.
+  begun = acceptance.now();
+  for (Token token = 31; token < 50; ++token) {
+    EXPECT_NEAR(move(token), full / std::sqrt(2.0f), 1e-5f);
+  }
+  EXPECT_NEAR(move(1), full / 2.0f, 1e-5f);
+  begun = acceptance.now();
+  EXPECT_NEAR(move(51), full / std::sqrt(3.0f), 1e-5f);
+  EXPECT_NEAR(move(1), full / 3.0f, 1e-5f);
+}
+
+TEST(AcceptanceModel, CorrectsDeepPathsByWhatBecameOfThem) {
+  AcceptanceModel acceptance;
+  std::mt19937 random(3);
+  std::uniform_real_distribution<float> any(0.55f, 0.7f);
+  std::bernoulli_distribution accepted(0.3);
+  for (int i = 0; i < 5000; ++i) acceptance.learn_path(30, any(random), accepted(random));
+  for (const float path : {0.58f, 0.6f, 0.66f}) {
+    EXPECT_NEAR(acceptance.path_chance(30, path), 0.3f, 0.1f) << path;
+    EXPECT_EQ(acceptance.path_chance(24, path), acceptance.path_chance(39, path));
+    // Others are as they were.
+    for (const std::int32_t depth : {0, 3, 4, 15, 23, 40, 1000}) {
+      EXPECT_EQ(acceptance.path_chance(depth, path), path) << depth;
+    }
+  }
+  for (const float path : {0.0f, 0.1f, 0.5f, 0.75f, 1.0f}) {
+    EXPECT_EQ(acceptance.path_chance(30, path), path);
+  }
+}
+
+TEST(AcceptanceModel, ShallowPathsAreTakenAtTheirWord) {
+  AcceptanceModel acceptance;
+  const auto before = acceptance.weights();
+  for (std::int32_t depth = 0; depth < 4; ++depth) acceptance.learn_path(depth, 0.5f, false);
+  EXPECT_EQ(acceptance.weights(), before);
+}
+
+TEST(AcceptanceModel, ChancesOfPathsStayWithinTheirRange) {
+  AcceptanceModel acceptance;
+  auto weights = acceptance.weights();
+  for (const float correction : {-1000.0f, 1000.0f}) {
+    std::fill(weights.end() - AcceptanceModel::kValues.back(), weights.end(), correction);
+    acceptance.set_weights(weights.data());
+    for (const float path : {0.0f, 0.3f, 1.0f, std::numeric_limits<float>::quiet_NaN()}) {
+      const float chance = acceptance.path_chance(50, path);
+      EXPECT_TRUE(std::isnan(path) || chance == (correction < 0.0f ? 0.0f : 1.0f)) << path;
+    }
+  }
 }
 
 TEST(AcceptanceModel, OutcomesThatAreLearnedBeforeTheNextChanceIsToldCountInFull) {

@@ -95,6 +95,7 @@ void add_to(Datastore& store, const Tokens& text) {
 
 EngineConfig drafting_all() {
   EngineConfig config;
+  config.lookahead = 16;
   config.token_cost = 0.0;
   return config;
 }

@@ -136,11 +136,12 @@ TEST(Threads, CallsOnOneRequestTakeTurns) {
         add_predicted(engine, testing::random_text(100, 3, round + 1))};
     run_threads(4, [&](std::uint32_t thread) {
       const Tokens next = testing::random_text(3, 3, thread);
-      std::vector<std::int32_t> memory(static_cast<std::size_t>(DraftColumns::words(16)));
+      const std::int32_t most = engine.config().lookahead;
+      std::vector<std::int32_t> memory(static_cast<std::size_t>(DraftColumns::words(most)));
       try {
         for (int step = 0; step < 50; ++step) {
           engine.observe(ids[0], next.data(), 3);
-          engine.propose(ids[0], {}, DraftColumns::in(memory.data(), 16));
+          engine.propose(ids[0], {}, DraftColumns::in(memory.data(), most));
           const DraftBatch batch = engine.propose_batch(ids.data(), 2, {});
           for (std::int32_t i = 0; i < batch.offsets.back(); ++i) {
             EXPECT_LT(static_cast<std::uint32_t>(batch.columns.token_ids[i]), 3U);

@@ -62,7 +62,7 @@ struct FASTDRAFT_EXPORT EngineConfig {
   static constexpr std::int64_t kUnlimitedBytes = std::numeric_limits<std::int64_t>::max();
 
   DrafterConfig drafter;
-  std::int32_t lookahead = 16;  // the longest draft, or the longest path of a tree; to 65536
+  std::int32_t lookahead = 64;  // the longest draft, or the longest path of a tree; to 65536
   double token_cost = 0.02;     // for calls that give no cost of their own; see StepCost
   std::int64_t max_request_tokens = kMaxTextTokens;  // of a request, and of its prediction
   std::int64_t max_bytes = kUnlimitedBytes;          // of all indexes together

@@ -10,6 +10,8 @@ namespace {
 // The step size. From 0.01 to 0.03 modelled speed on the recorded requests changes
 // by half a percent at most. A smaller one predicts better and adapts more slowly.
 constexpr float kRate = 0.015f;
+// Of the corrections of paths.
+constexpr float kPathRate = 0.02f;
 
 // Weights of an engine that has seen nothing. They are what recorded requests
 // taught, by bench/calibration.py: the mean over families of what the
@@ -76,12 +78,19 @@ void AcceptanceModel::put(Kinds& kinds, std::size_t place, std::uint64_t kind, M
                      std::memory_order_relaxed);
 }
 
-// Counts `times` more outcomes of the kind with this hash and with this token. Returns the part of
-// a step that the first of them takes, of which others were learned since `moment`.
-float AcceptanceModel::part(std::uint64_t kind, Token token, Moment moment, Moment now,
-                            std::uint32_t times) noexcept {
+// Counts a request whose step, learned from `begun` on, has an outcome of the kind with this hash
+// and with this token. Returns the part of a step of descent that the outcome takes, by how many
+// requests taught one of the kind since `moment`.
+float AcceptanceModel::part(std::uint64_t kind, Token token, Moment moment, Moment begun,
+                            Moment now) noexcept {
+  // How many requests, this one included.
+  const auto requests = [begun](const Place& place) {
+    const bool is_counted = place.count > 0 && static_cast<std::int32_t>(place.last - begun) >= 0;
+    return place.count + (is_counted ? 0 : 1);
+  };
   const Place alike = find(alike_, kind, moment, now);
-  put(alike_, alike.index, kind, now, alike.count + times);
+  const std::uint32_t with_evidence = requests(alike);
+  put(alike_, alike.index, kind, now, with_evidence);
   std::atomic<Token>& only = only_[alike.index];
   if (alike.count == 0) {
     only.store(token, std::memory_order_relaxed);
@@ -96,9 +105,10 @@ float AcceptanceModel::part(std::uint64_t kind, Token token, Moment moment, Mome
   }
   const std::uint64_t copy = with(token);
   const Place copies = find(copies_, copy, moment, now);
-  put(copies_, copies.index, copy, now, copies.count + times);
-  return 1.0f / std::max(std::sqrt(1.0f + static_cast<float>(alike.count)),
-                         1.0f + static_cast<float>(copies.count));
+  const std::uint32_t with_token = requests(copies);
+  put(copies_, copies.index, copy, now, with_token);
+  return 1.0f /
+         std::max(std::sqrt(static_cast<float>(with_evidence)), static_cast<float>(with_token));
 }
 
 // Makes room for the kinds of `outcomes`. Only those since a prediction matter: with few requests
@@ -134,14 +144,13 @@ void AcceptanceModel::add(const Evidence& evidence, float step) noexcept {
   }
 }
 
-void AcceptanceModel::learn(const Evidence& evidence, Token token, Moment moment,
+void AcceptanceModel::learn(const Evidence& evidence, Token token, Moment moment, Moment begun,
                             const Outcome& outcome) noexcept {
   const Moment now = now_.load(std::memory_order_relaxed);
   now_.store(now + 1, std::memory_order_relaxed);
   make_room(now - moment);
   const auto times = static_cast<float>(outcome.times);
-  const float taken =
-      part(hash(evidence), token, moment, now, static_cast<std::uint32_t>(outcome.times));
+  const float taken = part(hash(evidence), token, moment, begun, now);
   const float came = outcome.accepted ? 1.0f : 0.0f;
   add(evidence, kRate * times * taken * (came - outcome.current));
   // NaN goes to the first bucket.
@@ -152,6 +161,19 @@ void AcceptanceModel::learn(const Evidence& evidence, Token token, Moment moment
   count(counts.predicted, static_cast<double>(times * predicted));
   count(counts.accepted, static_cast<double>(times * came));
   count(counts.count, static_cast<double>(times));
+}
+
+void AcceptanceModel::learn_path(std::int32_t depth, float path, bool accepted) noexcept {
+  if (depth < kFirstCorrected) return;
+  const Bin bin = bin_of(depth, path);
+  const float step = kPathRate * ((accepted ? 1.0f : 0.0f) - path_chance(depth, path));
+  const auto move = [&](std::size_t place, float part) {
+    std::atomic<float>& correction = weights_[place];
+    correction.store(correction.load(std::memory_order_relaxed) + part * step,
+                     std::memory_order_relaxed);
+  };
+  move(bin.place, 1.0f - bin.part);
+  move(bin.place + 1, bin.part);
 }
 
 std::array<float, AcceptanceModel::kWeights> AcceptanceModel::weights() const noexcept {

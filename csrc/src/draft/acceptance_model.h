@@ -49,31 +49,36 @@ class AcceptanceModel {
     kShare,           // how many of all occurrences go on with it
     kLengthAndRival,  // the longest match of all for it, with kRivalLength
     kOutput,          // whether a model wrote it, here or in the datastores, with that length
-    kFeatures
+    kFeatures,
+    kPath = kFeatures  // no feature: the corrections of `path_chance`
   };
   // Match lengths: 0, 1, 2, 3, 4, 5.., 7.., 10.., 16.., 32 and more.
   static constexpr int kLengths = 10;
   static constexpr int kCounts = 5;      // 0, 1, 2, 3.., 5 and more
   static constexpr int kShares = 6;      // fifths
   static constexpr int kFollowing = 12;  // see `following`
-  static constexpr std::array<int, kFeatures> kValues = {kLengths,
-                                                         kLengths,
-                                                         kLengths,
-                                                         kCounts,
-                                                         kCounts,
-                                                         9,
-                                                         kFollowing,
-                                                         kFollowing,
-                                                         kLengths * kLengths,
-                                                         kShares * kShares,
-                                                         kLengths * kLengths,
-                                                         4 * kLengths};
-  static constexpr std::array<const char*, kFeatures> kNames = {
+  static constexpr int kDepths = 5;      // 4.., 8.., 16.., 24.., 40 and more
+  static constexpr int kPaths = 24;      // equal parts of the range from 0 to 1
+  static constexpr std::array<int, kFeatures + 1> kValues = {kLengths,
+                                                             kLengths,
+                                                             kLengths,
+                                                             kCounts,
+                                                             kCounts,
+                                                             9,
+                                                             kFollowing,
+                                                             kFollowing,
+                                                             kLengths * kLengths,
+                                                             kShares * kShares,
+                                                             kLengths * kLengths,
+                                                             4 * kLengths,
+                                                             kDepths * (kPaths + 1)};
+  static constexpr std::array<const char*, kFeatures + 1> kNames = {
       "context_length",   "store_length", "rival_length", "context_count", "store_count",
       "latest",           "copy",         "prediction",   "both_lengths",  "share",
-      "length_and_rival", "output"};
-  static constexpr int kWeights =
-      7 * kLengths + 2 * kCounts + 9 + 2 * kFollowing + 2 * kLengths * kLengths + kShares * kShares;
+      "length_and_rival", "output",       "path"};
+  static constexpr int kWeights = 7 * kLengths + 2 * kCounts + 9 + 2 * kFollowing +
+                                  2 * kLengths * kLengths + kShares * kShares +
+                                  kDepths * (kPaths + 1);
 
   // The value of each feature for one token, as the place of its weight.
   using Evidence = std::array<std::uint16_t, kFeatures>;
@@ -165,9 +170,25 @@ class AcceptanceModel {
   };
 
   // Learns whether the target emitted `token` next, where the chance of the evidence was predicted
-  // at `moment`. The current chances of one node's candidates are best asked for before any of them
-  // is learned: then none waits for another's step.
-  void learn(const Evidence& evidence, Token token, Moment moment, const Outcome& outcome) noexcept;
+  // at `moment`, and what its request's step taught began to be learned at `begun`. The current
+  // chances of one node's candidates are best asked for before any of them is learned: then none
+  // waits for another's step.
+  void learn(const Evidence& evidence, Token token, Moment moment, Moment begun,
+             const Outcome& outcome) noexcept;
+
+  // The chance that all tokens of a draft up to this depth, 0 for the first, are accepted, where
+  // `path` is the product of their chances. The product is corrected by what became of similar
+  // ones, since deep ones are off: a draft's own tokens are evidence for those that follow. This is
+  // an adaptive probability map, as PAQ has them (M. Mahoney, 2005).
+  float path_chance(std::int32_t depth, float path) const noexcept {
+    if (depth < kFirstCorrected) return path;
+    const Bin bin = bin_of(depth, path);
+    const float low = weights_[bin.place].load(std::memory_order_relaxed);
+    const float high = weights_[bin.place + 1].load(std::memory_order_relaxed);
+    return std::clamp(path + low + bin.part * (high - low), 0.0f, 1.0f);
+  }
+  // Learns whether they all were accepted.
+  void learn_path(std::int32_t depth, float path, bool accepted) noexcept;
 
   std::array<float, kWeights> weights() const noexcept;
   void set_weights(const float* weights) noexcept;
@@ -187,7 +208,7 @@ class AcceptanceModel {
     }
     return after;
   }();
-  static constexpr std::array<int, kFeatures> kFirst = first_places(kValues);
+  static constexpr std::array<int, kFeatures + 1> kFirst = first_places(kValues);
 
   static constexpr float kSurely = 16.0f;  // a chance of 1, for a float
   static constexpr int kChancesPerUnit = 8;
@@ -206,8 +227,8 @@ class AcceptanceModel {
     return chances;
   }();
 
-  // Outcomes of one kind: when the last one was learned, and how many in a
-  // row were each predicted before the previous one was learned. Clang calls a
+  // Outcomes of one kind: when the last one was learned, and of how many requests in a
+  // row each was predicted before the previous one was learned. Clang calls a
   // library for atomics that it does not see aligned to their size.
   struct alignas(8) Lessons {
     Moment last = 0;
@@ -219,12 +240,26 @@ class AcceptanceModel {
   // Sets of places, indexed by the kind's hash. A full set gives up its older kind.
   static constexpr std::size_t kWays = 2;
   using Kinds = std::array<std::atomic<Lessons>, kMostKinds>;
-  // A kind's place, when its last outcome was learned, and how many of its outcomes count.
+  // A kind's place, when its last outcome was learned, and how many requests with it count.
   struct Place {
     std::size_t index;
     Moment last;
     std::uint32_t count;
   };
+
+  // Where a product lies between two corrections: the place of the first, and the part of the way
+  // from there to the next.
+  struct Bin {
+    std::size_t place;
+    float part;
+  };
+  static constexpr std::int32_t kFirstCorrected = 4;
+  static Bin bin_of(std::int32_t depth, float path) noexcept {
+    const int of = depth < 8 ? 0 : depth < 16 ? 1 : depth < 24 ? 2 : depth < 40 ? 3 : 4;
+    const float at = path > 0.0f ? std::min(path, 1.0f) * kPaths : 0.0f;
+    const int bin = std::min(static_cast<int>(at), kPaths - 1);
+    return {place(kPath, of * (kPaths + 1) + bin), at - static_cast<float>(bin)};
+  }
 
   struct Counts {
     std::atomic<double> predicted{0};
@@ -235,8 +270,7 @@ class AcceptanceModel {
   Place find(const Kinds& kinds, std::uint64_t kind, Moment moment, Moment now) const noexcept;
   static void put(Kinds& kinds, std::size_t place, std::uint64_t kind, Moment last,
                   std::uint32_t count) noexcept;
-  float part(std::uint64_t kind, Token token, Moment moment, Moment now,
-             std::uint32_t times) noexcept;
+  float part(std::uint64_t kind, Token token, Moment moment, Moment begun, Moment now) noexcept;
   void make_room(std::uint32_t outcomes) noexcept;
   void add(const Evidence& evidence, float step) noexcept;
 
@@ -244,8 +278,8 @@ class AcceptanceModel {
   std::atomic<Moment> now_{0};
   std::atomic<std::size_t> num_kinds_{kFewestKinds};  // places in use of each of the next three
   Kinds alike_{};                                     // kinds of evidence
-  // The token of the only outcome that is counted of each of these; -1: they are counted with their
-  // tokens too. So with few requests in flight one table is looked into, not two.
+  // The only token that came with each of these; -1: they are counted with their tokens too. So
+  // with few requests in flight one table is looked into, not two.
   std::array<std::atomic<Token>, kMostKinds> only_;
   Kinds copies_{};  // the same with the token
   std::array<Counts, kBuckets> reliability_;

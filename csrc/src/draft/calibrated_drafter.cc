@@ -72,11 +72,13 @@ class CalibratedDrafter final : public Drafter {
   void learn(const Token* emitted, std::int64_t count) override {
     const bool with_offers = offered_ != nullptr && offered_->used;
     if (with_offers) offered_->accepted_without = 0;
+    learn_paths(emitted, count);
+    const AcceptanceModel::Moment begun = acceptance_.now();
     float path = 1.0f;  // without offers
     std::size_t node = 0;
     for (std::int64_t i = 0; i < count; ++i) {
-      if (with_offers) path = follow_without_offers(nodes_[node].following, path, emitted[i]);
-      learn_of(nodes_[node].following, emitted[i]);
+      if (with_offers) path = follow_without_offers(nodes_[node], path, emitted[i]);
+      learn_of(nodes_[node].following, emitted[i], begun);
       if (with_offers) offered_->candidates.learn(offered_->nodes[node].following, emitted[i]);
       std::size_t child = node + 1;
       while (child < num_nodes_ && (nodes_[child].parent != static_cast<std::int32_t>(node) ||
@@ -100,24 +102,41 @@ class CalibratedDrafter final : public Drafter {
     std::int32_t parent;
     Token token;
     std::int32_t depth;   // how many tokens of the draft lead to it, itself included
-    float path;           // the chance that it is accepted, with all before it
+    float path;           // the product of the chances of the tokens that lead to it
+    float chance;         // that all of them are accepted
     Agreement agreement;  // of the sources with its path
     Candidates::Range following;
+    bool refused = false;  // it, or a token before it
   };
 
   // A candidate that may be drafted next.
   struct Waiting {
     float path;
+    float chance;
     std::size_t candidate;
     std::size_t parent;
     // Of equals the first comes first.
     bool operator<(const Waiting& other) const noexcept {
-      return path != other.path ? path < other.path : candidate > other.candidate;
+      return chance != other.chance ? chance < other.chance : candidate > other.candidate;
     }
   };
 
-  // Learns which of one node's candidates was emitted.
-  void learn_of(Candidates::Range following, Token emitted) noexcept {
+  // Learns which tokens of the draft were accepted, as far as the emitted ones tell.
+  void learn_paths(const Token* emitted, std::int64_t count) noexcept {
+    for (std::size_t n = 1; n < num_weighed_; ++n) {
+      DraftNode& node = nodes_[n];
+      const bool is_told = node.depth <= count;
+      node.refused = nodes_[static_cast<std::size_t>(node.parent)].refused ||
+                     (is_told && node.token != emitted[node.depth - 1]);
+      if (node.refused || is_told) {
+        acceptance_.learn_path(node.depth - 1, node.path, !node.refused);
+      }
+    }
+  }
+
+  // Learns which of one node's candidates was emitted. `begun`: when the step began to be learned.
+  void learn_of(Candidates::Range following, Token emitted,
+                AcceptanceModel::Moment begun) noexcept {
     struct Lesson {
       const Candidate* candidate;
       AcceptanceModel::Outcome outcome;
@@ -138,7 +157,7 @@ class CalibratedDrafter final : public Drafter {
     }
     for (std::size_t i = 0; i < count; ++i) {
       const auto& [candidate, outcome] = lessons[i];
-      acceptance_.learn(candidate->evidence, candidate->token, moment_, outcome);
+      acceptance_.learn(candidate->evidence, candidate->token, moment_, begun, outcome);
       if (candidate->named) {
         const float came = outcome.accepted ? 1.0f : 0.0f;
         weights_->learn(candidate->names,
@@ -206,7 +225,8 @@ class CalibratedDrafter final : public Drafter {
   // Goes on along the path that a guess without offers would share with the target: counts the
   // emitted token if that guess would have held it. Returns the chance of the path; 0: it has
   // ended.
-  float follow_without_offers(Candidates::Range following, float path, Token emitted) {
+  float follow_without_offers(const DraftNode& node, float path, Token emitted) {
+    const Candidates::Range following = node.following;
     const Candidate* same = nullptr;
     float best = 0.0f;
     for (std::size_t c = following.first; c < following.last; ++c) {
@@ -216,7 +236,7 @@ class CalibratedDrafter final : public Drafter {
     }
     if (same == nullptr || (!tree_ && same->weight < best)) return 0.0f;
     path *= AcceptanceModel::chance(same->weight);
-    if (path < offered_->least) return 0.0f;
+    if (acceptance_.path_chance(node.depth, path) < offered_->least) return 0.0f;
     if (path > 0.0f) ++offered_->accepted_without;
     return path;
   }
@@ -239,8 +259,14 @@ class CalibratedDrafter final : public Drafter {
       nodes_.resize(static_cast<std::size_t>(limit) + 1);
     }
     const Token last = context_.size() > 0 ? context_.text()[context_.size() - 1] : -1;
-    nodes_[0] = {-1, last, 0, 1.0f, candidates_.begin(copy, expected), {0, 0}};
+    nodes_[0] = {-1, last, 0, 1.0f, 1.0f, candidates_.begin(copy, expected), {0, 0}};
     num_nodes_ = 1;
+    num_weighed_ = 1;
+  }
+
+  // The chance that a token below this node is accepted, with all before it.
+  float chance_below(const DraftNode& node, float path) const noexcept {
+    return std::min(node.chance, acceptance_.path_chance(node.depth, path));
   }
 
   template <class Choices>
@@ -256,16 +282,19 @@ class CalibratedDrafter final : public Drafter {
   std::int32_t draft_candidate(std::size_t parent, const Candidate& candidate, float path,
                                const DraftColumns& draft) {
     const auto place = static_cast<std::int32_t>(num_nodes_) - 1;
+    const float chance = chance_below(nodes_[parent], path);
     draft.token_ids[place] = candidate.token;
     draft.parents[place] = static_cast<std::int32_t>(parent) - 1;
-    draft.probabilities[place] = path;
+    draft.probabilities[place] = chance;
     draft.sources[place] = candidate.source;
     nodes_[num_nodes_++] = {static_cast<std::int32_t>(parent),
                             candidate.token,
                             nodes_[parent].depth + 1,
                             path,
+                            chance,
                             candidate.agreement,
                             {0, 0}};
+    num_weighed_ = num_nodes_;
     return place + 1;
   }
 
@@ -295,12 +324,14 @@ class CalibratedDrafter final : public Drafter {
         chance = AcceptanceModel::chance(weight);
       }
       path *= chance;
-      if (path < least) break;
+      const float accepted = chance_below(nodes[count], path);
+      nodes[count + 1] = {count, best->token, count + 1, path, accepted, best->agreement, {0, 0}};
+      num_weighed_ = static_cast<std::size_t>(count) + 2;
+      if (accepted < least) break;
       draft.token_ids[count] = best->token;
       draft.parents[count] = count - 1;
-      draft.probabilities[count] = path;
+      draft.probabilities[count] = accepted;
       draft.sources[count] = best->source;
-      nodes[count + 1] = {count, best->token, count + 1, path, best->agreement, {0, 0}};
       ++count;
       choices.draft(chosen);
       if (count < limit) choices.expand(static_cast<std::size_t>(count));
@@ -337,8 +368,9 @@ class CalibratedDrafter final : public Drafter {
       const Candidates::Range following = choices.following(node);
       for (std::size_t c = following.first; c < following.last; ++c) {
         const float path = nodes_[node].path * AcceptanceModel::chance(choices[c].weight);
-        if (path < least) continue;
-        waiting_.push_back({path, c, node});
+        const float chance = chance_below(nodes_[node], path);
+        if (chance < least) continue;
+        waiting_.push_back({path, chance, c, node});
         std::push_heap(waiting_.begin(), waiting_.end());
       }
     };
@@ -373,6 +405,7 @@ class CalibratedDrafter final : public Drafter {
   Candidates candidates_;
   std::vector<DraftNode> nodes_;  // the first num_nodes_ are the guess
   std::size_t num_nodes_ = 0;
+  std::size_t num_weighed_ = 0;  // the same with the token that was too unlikely for a chain
   std::vector<Waiting> waiting_;
   std::unique_ptr<OfferedDraft> offered_;
 };

@@ -90,7 +90,9 @@ TABLE_WIDTH = 120
     help="What a draft token costs, as a fraction of a step; each one given is a run.",
 )
 @click.option(
-    "--lookahead", type=NUMBER, default=16, show_default=True, help="The longest draft, in tokens."
+    "--lookahead",
+    type=NUMBER,
+    help="The longest draft, in tokens.  [default: 64; 16 for drafters that take no --token-cost]",
 )
 @click.option(
     "--tree-budget",
@@ -160,7 +162,7 @@ def replay(
     drafters: tuple[str, ...],
     peers: bool,
     token_costs: tuple[float, ...],
-    lookahead: int,
+    lookahead: int | None,
     tree_budget: int | None,
     at_once: int,
     memory: bool,
@@ -250,12 +252,13 @@ def replay(
     ]
     for name in PEERS if peers else ():
         if name not in drafters:
+            found = settings_of(name, token_costs=token_costs, lookahead=lookahead)
             try:
-                PEERS[name](lookahead, 1)
+                found[0].make(1)
             except Unavailable as reason:
                 click.echo(str(reason), err=True)
             else:
-                settings += settings_of(name, token_costs=token_costs, lookahead=lookahead)
+                settings += found
     if shown is not None:
         ((_, records),) = families.items()
         traces = []

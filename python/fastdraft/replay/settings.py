@@ -15,6 +15,9 @@ DRAFTERS = ("default", "prompt-lookup", "ngram", "predicted-outputs")
 """The engine's drafters by their names; those of `PEERS` come beside them."""
 
 
+_LOOKAHEAD = 16  # of those that do not act on the cost
+
+
 @dataclass(frozen=True)
 class Setting:
     """What drafts in a replay, and how.
@@ -49,7 +52,7 @@ def settings_of(
     drafter: str = "default",
     *,
     token_costs: Sequence[float] = (0.02,),
-    lookahead: int = 16,
+    lookahead: int | None = None,
     tree_budget: int | None = None,
     memory: bool = True,
     datastores: Sequence[Datastore] = (),
@@ -59,7 +62,8 @@ def settings_of(
     Args:
         drafter: One of `DRAFTERS` or `PEERS`.
         token_costs: What a draft token costs, as fractions of a step.
-        lookahead: Its longest draft.
+        lookahead: Its longest draft; by default `DraftConfig`'s for the default drafter, 16 for all
+            others, which draft as much whatever it costs.
         tree_budget: Makes the default drafter draft trees of at most this many tokens.
         memory: Whether the engine may draft from earlier requests of a family.
         datastores: What else it may draft from; they stay as they are.
@@ -68,6 +72,8 @@ def settings_of(
         KeyError: No drafter has this name.
     """
     costs = tuple(dict.fromkeys(token_costs))
+    if lookahead is None:
+        lookahead = DraftConfig().lookahead if drafter == "default" else _LOOKAHEAD
 
     def engine(config: DraftConfig) -> Callable[[int], Peer]:
         def make(_: int) -> Peer:

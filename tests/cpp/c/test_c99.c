@@ -15,7 +15,7 @@
     }                                                                                         \
   } while (0)
 
-enum { PERIOD = 50, TOKENS = 500, CAPACITY = 16 };
+enum { PERIOD = 50, TOKENS = 2000, CAPACITY = 64 };
 
 int main(void) {
   int32_t text[TOKENS];

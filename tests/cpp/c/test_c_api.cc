@@ -108,7 +108,7 @@ TEST(CApiTest, DraftsWhatARepeatingTextGoesOnWith) {
   const Engine engine = make_engine();
   const Tokens text = periodic(200);
   const fastdraft_request request = add(engine, Tokens(text.begin(), text.begin() + 100));
-  Draft draft(16);
+  Draft draft(64);
   ASSERT_EQ(fastdraft_propose(engine.get(), request, nullptr, &draft.c), FASTDRAFT_OK);
   ASSERT_GT(draft.c.count, 0);
   for (std::int64_t i = 0; i < draft.c.count; ++i) {
@@ -153,7 +153,7 @@ TEST(CApiTest, DraftsWhatOthersOffer) {
   auto options = sized<fastdraft_propose_options>();
   options.offers = &offers;
   options.num_offers = 1;
-  Draft draft(16);
+  Draft draft(64);
   ASSERT_EQ(fastdraft_propose(engine.get(), request, &options, &draft.c), FASTDRAFT_OK);
   EXPECT_EQ(draft.tokens(), tokens);
   EXPECT_EQ(draft.sources[0], FASTDRAFT_SOURCE_OFFER);
@@ -210,7 +210,7 @@ TEST(CApiTest, CountsTheOffersThatABatchLeavesOut) {
   auto options = sized<fastdraft_propose_options>();
   options.offers = &offers;
   options.num_offers = 1;
-  Draft draft(16);
+  Draft draft(64);
   std::vector<std::int64_t> bounds(2);
   ASSERT_EQ(fastdraft_propose_batch(engine.get(), &request, 1, &options, &draft.c, bounds.data()),
             FASTDRAFT_OK);
@@ -229,7 +229,7 @@ TEST(CApiTest, RefusesTooManyOffersBeforeItReadsThem) {
   auto options = sized<fastdraft_propose_options>();
   options.offers = offers.data();
   options.num_offers = 1 << 20;
-  Draft draft(16);
+  Draft draft(64);
   expect_invalid(fastdraft_propose(engine.get(), request, &options, &draft.c), "at most 4 offers");
 }
 
@@ -253,7 +253,7 @@ TEST(CApiTest, TakesTheStructsOfTheFirstVersion) {
 TEST(CApiTest, WritesOnlyTheColumnsThatAreGiven) {
   const Engine engine = make_engine();
   const fastdraft_request request = add(engine, periodic(100));
-  Draft draft(16);
+  Draft draft(64);
   draft.c.parents = nullptr;
   draft.c.probabilities = nullptr;
   draft.c.sources = nullptr;
@@ -296,7 +296,7 @@ TEST(CApiTest, ProposesAndObservesBatches) {
   const fastdraft_request second = add(engine, Tokens(text.begin(), text.begin() + 120));
   const std::vector<fastdraft_request> requests = {first, 12345, second};
   std::vector<std::int64_t> offsets(4);
-  Draft draft(48);
+  Draft draft(192);
   ASSERT_EQ(
       fastdraft_propose_batch(engine.get(), requests.data(), 3, nullptr, &draft.c, offsets.data()),
       FASTDRAFT_OK);
@@ -409,7 +409,7 @@ TEST(CApiTest, SharesDatastoresAndWritesThemToFiles) {
   // A request drafts from the stores of its own, and only from these.
   const Engine engine = make_engine(nullptr, {frozen.get()});
   const Tokens prompt = periodic(30, 60);
-  Draft draft(16);
+  Draft draft(64);
   ASSERT_EQ(fastdraft_propose(engine.get(), add(engine, prompt), nullptr, &draft.c), FASTDRAFT_OK);
   ASSERT_GT(draft.c.count, 0);
   EXPECT_EQ(draft.token_ids[0], 30);
@@ -457,7 +457,7 @@ TEST(CApiTest, ReadOnlyStoresAreDraftedFromAndKeepTheirText) {
   options.num_read_only = 1;
   const fastdraft_request request =
       add(engine, Tokens(document.begin(), document.begin() + 9), &options);
-  Draft draft(16);
+  Draft draft(64);
   ASSERT_EQ(fastdraft_propose(engine.get(), request, nullptr, &draft.c), FASTDRAFT_OK);
   ASSERT_GT(draft.c.count, 0);
   EXPECT_EQ(draft.token_ids[0], document[9]);
@@ -504,7 +504,7 @@ TEST(CApiTest, AStoreOutlivesItsHandleWhileAnEngineUsesIt) {
   const Engine engine = make_engine(nullptr, {store.get()});
   store.reset();
   ASSERT_EQ(fastdraft_finish(engine.get(), add(engine, periodic(60, 60)), nullptr), FASTDRAFT_OK);
-  Draft draft(16);
+  Draft draft(64);
   ASSERT_EQ(fastdraft_propose(engine.get(), add(engine, periodic(30, 60)), nullptr, &draft.c),
             FASTDRAFT_OK);
   EXPECT_GT(draft.c.count, 0);
@@ -540,7 +540,7 @@ TEST(CApiTest, ConfiguresTheEngine) {
 
 TEST(CApiTest, DraftsByEachDrafter) {
   const Tokens text = periodic(100);
-  Draft draft(16);
+  Draft draft(64);
   for (const fastdraft_drafter drafter : {FASTDRAFT_CALIBRATED, FASTDRAFT_PROMPT_LOOKUP,
                                           FASTDRAFT_NGRAM, FASTDRAFT_PREDICTED_OUTPUTS}) {
     auto config = default_config();
@@ -600,7 +600,7 @@ TEST(CApiTest, TakesStructsOfLaterVersionsThatSetNothingNew) {
   config.added = 99;
   ASSERT_EQ(fastdraft_config_init(&config.known), FASTDRAFT_OK);
   EXPECT_EQ(config.known.size, sizeof config);
-  EXPECT_EQ(config.known.lookahead, 16);
+  EXPECT_EQ(config.known.lookahead, 64);
   EXPECT_EQ(config.added, 0);
   const Engine engine = make_engine(&config.known);
   fastdraft_engine* refused = nullptr;
@@ -628,7 +628,7 @@ TEST(CApiTest, RefusesStructsThatAreTooSmallAndThenChangesNothing) {
   stats.size = sizeof stats;
   EXPECT_EQ(fastdraft_get_stats(engine.get(), request, &stats), FASTDRAFT_OK);
 
-  Draft draft(16);
+  Draft draft(64);
   fastdraft_propose_options options{};
   expect_invalid(fastdraft_propose(engine.get(), request, &options, &draft.c), "options.size");
   draft.c.size = 8;
@@ -652,7 +652,7 @@ TEST(CApiTest, RefusesNullHandlesAndResults) {
   fastdraft_request request = -1;
   const std::int64_t zero = 0;
   std::int64_t offset = 0;
-  Draft draft(16);
+  Draft draft(64);
   const std::string part = "engine must not be NULL";
   expect_invalid(fastdraft_engine_get_stats(nullptr, &engine_stats), part);
   expect_invalid(fastdraft_add_request(nullptr, nullptr, 0, nullptr, &request), part);
@@ -742,7 +742,7 @@ TEST(CApiTest, RefusesBadProposals) {
   const fastdraft_request request = add(engine, periodic(100));
   Draft draft(15);
   expect_invalid(fastdraft_propose(engine.get(), request, nullptr, &draft.c),
-                 "draft.capacity must be at least 16");
+                 "draft.capacity must be at least 64");
   auto options = sized<fastdraft_propose_options>();
   std::int32_t limit = 15;
   options.limits = &limit;
@@ -780,7 +780,7 @@ TEST(CApiTest, RefusesUnknownRequests) {
   const Engine engine = make_engine();
   const fastdraft_request ended = add(engine, periodic(10));
   ASSERT_EQ(fastdraft_cancel(engine.get(), ended), FASTDRAFT_OK);
-  Draft draft(16);
+  Draft draft(64);
   auto stats = sized<fastdraft_stats>();
   for (const fastdraft_request request :
        {ended, ended + 1, fastdraft_request{-1}, std::numeric_limits<fastdraft_request>::max()}) {

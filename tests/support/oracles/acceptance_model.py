@@ -36,12 +36,15 @@ def logistic(weight: float) -> float:
 class AcceptanceModel:
     """Logistic regression over one weight for each value of each feature, learned online."""
 
-    RATE = 0.015
+    RATE, PATH_RATE = 0.015, 0.02
+    FIRST_CORRECTED, DEPTHS = 4, [8, 16, 24, 40]
+    PATHS = 24
 
     def __init__(self, weights: Mapping[str, Sequence[float]]) -> None:
         self.weights = {name: list(values) for name, values in weights.items()}
         self.now = 0  # how many outcomes were learned
-        self.lessons: dict[tuple[int, ...], tuple[int, int]] = {}  # the last of a kind, how many
+        # Of a kind: when the last was learned, and of how many requests.
+        self.lessons: dict[tuple[int, ...], tuple[int, int]] = {}
 
     def weigh(self, evidence: Mapping[str, int]) -> float:
         return sum(self.weights[name][v] for name, v in evidence.items())
@@ -50,14 +53,15 @@ class AcceptanceModel:
         self,
         outcomes: Sequence[tuple[int, Mapping[str, int], float, Sequence[int]]],
         moment: int,
+        begun: int,
         emitted: int,
         sample: Sample,
         named: TokenWeights | None = None,
     ) -> None:
         """Learns which of one node's candidates was emitted, from errors that are taken at once.
 
-        Each candidate is a token, its evidence, what that weighed when it was predicted, and its
-        places in `named`.
+        Each candidate is a token, its evidence, what that weighed when it was predicted, at
+        `moment`, and its places in `named`. The step began to be learned at `begun`.
         """
 
         def current(values: Mapping[str, int], places: Sequence[int]) -> float:
@@ -71,21 +75,42 @@ class AcceptanceModel:
             if times == 0:
                 continue
             kind = tuple(values.values())
-            alike = self.count(kind, moment, times)
-            copies = self.count((*kind, token), moment, times)
+            alike = self.count(kind, moment, begun)
+            copies = self.count((*kind, token), moment, begun)
             self.now += 1
-            step = times * self.RATE / max(math.sqrt(1 + alike), 1 + copies)
+            step = times * self.RATE / max(math.sqrt(alike), copies)
             for name, value in values.items():
                 self.weights[name][value] += step * ((token == emitted) - chance)
             if named:
                 named.learn(places, times * ((token == emitted) - chance))
 
-    def count(self, kind: tuple[int, ...], moment: int, times: int) -> int:
-        """How many outcomes of the kind there were since `moment`, before these."""
-        last, count = self.lessons.get(kind, (-1, 0))
-        count = count if last >= moment else 0
-        self.lessons[kind] = self.now, count + times
-        return count
+    def count(self, kind: tuple[int, ...], moment: int, begun: int) -> int:
+        """How many requests have taught one of the kind since `moment`, this one included."""
+        last, requests = self.lessons.get(kind, (-1, 0))
+        requests = requests if last >= moment else 0
+        requests += requests == 0 or last < begun
+        self.lessons[kind] = self.now, requests
+        return requests
+
+    def path_chance(self, depth: int, path: float) -> float:
+        """The chance that a draft is accepted up to a token whose path has this product."""
+        corrections = self.weights["path"]
+        chance = path + sum(part * corrections[at] for at, part in self.bins(depth, path))
+        return min(max(chance, 0.0), 1.0)
+
+    def learn_path(self, depth: int, path: float, accepted: bool) -> None:
+        error = accepted - self.path_chance(depth, path)
+        for at, part in self.bins(depth, path):
+            self.weights["path"][at] += self.PATH_RATE * part * error
+
+    def bins(self, depth: int, path: float) -> list[tuple[int, float]]:
+        """The corrections on both sides of a path, and how close it is to each."""
+        if depth < self.FIRST_CORRECTED:
+            return []
+        low = min(int(path * self.PATHS), self.PATHS - 1)
+        part = path * self.PATHS - low
+        first = bisect_right(self.DEPTHS, depth) * (self.PATHS + 1) + low
+        return [(first, 1 - part), (first + 1, part)]
 
 
 def relation(said: int, token: int) -> int:

@@ -84,6 +84,13 @@ class CalibratedDrafter:
                 candidate.names = names(candidate.token, last, second, length, rival)
                 candidate.weight += self.named.weigh(candidate.names)
             candidate.path = above.path * logistic(candidate.weight)
+        self.correct(node)
+
+    def correct(self, node: Node) -> None:
+        """Says how likely the tokens that may follow are to be accepted, with all before them."""
+        for candidate in node.following:
+            corrected = self.acceptance.path_chance(node.depth, candidate.path)
+            candidate.chance = min(node.candidate.chance, corrected)
 
     def follow(
         self,
@@ -103,12 +110,12 @@ class CalibratedDrafter:
         columns = (draft.token_ids, draft.parents, draft.probabilities, draft.sources)
         rows = zip(*(column[row].tolist() for column in columns), strict=True)
         for token, parent, probability, source in rows:
-            waiting = self.waiting()
-            chosen = waiting[parent, token]
-            best = max(candidate.path for candidate in waiting.values())
+            chosen = self.waiting()[parent, token]
             if drawn is None:
-                assert chosen.path >= max(best, least) - self.TIE, (chosen, best, least)
-            assert abs(chosen.path - probability) < self.TIE, (chosen, probability)
+                best = self.likeliest()
+                assert self.order(chosen) >= self.order(best) - self.TIE, (chosen, best)
+                assert chosen.chance >= least - self.TIE, (chosen, least)
+            assert abs(chosen.chance - probability) < self.TIE, (chosen, probability)
             assert chosen.source == source, (chosen, source)
             self.append(parent, token)
         if drawn is not None:
@@ -116,10 +123,17 @@ class CalibratedDrafter:
             assert draft.token_ids[row].tolist() == chain
             assert draft.parents[row].tolist() == list(range(-1, len(chain) - 1))
             return
-        waiting = self.waiting()
-        assert not waiting or least > 0, waiting
-        for candidate in waiting.values():
-            assert candidate.path < least + self.TIE, (candidate, least)
+        if self.waiting():
+            assert least > 0, self.waiting()
+            assert self.likeliest().chance < least + self.TIE, least
+
+    def order(self, candidate: Candidate) -> float:
+        """By what the next token is chosen: corrections may change the order of a chain's."""
+        return candidate.chance if self.tree else candidate.path
+
+    def likeliest(self) -> Candidate:
+        """The token that is drafted next, of those that wait; of equals the first."""
+        return max(self.waiting().values(), key=self.order)
 
     def waiting(self) -> dict[tuple[int, int], Candidate]:
         """What may be drafted next, by the index of the parent in the draft and the token."""
@@ -155,7 +169,8 @@ class CalibratedDrafter:
                 self.prediction.follow(self.text)
 
     def learn(self, emitted: Sequence[int]) -> None:
-        index = 0
+        self.learn_paths(emitted)
+        begun, index = self.acceptance.now, 0
         for token in emitted:
             following = self.nodes[index].following
             self.acceptance.learn(
@@ -164,6 +179,7 @@ class CalibratedDrafter:
                     for candidate in following
                 ],
                 self.moment,
+                begun,
                 token,
                 self.sample,
                 self.named,
@@ -176,6 +192,21 @@ class CalibratedDrafter:
             index = next(children, -1)
             if index < 0:
                 return
+
+    def learn_paths(self, emitted: Sequence[int]) -> None:
+        """Learns which paths were accepted; of a chain, that of the token that ended it too."""
+        nodes = self.nodes[1:]
+        if not self.tree and self.waiting():
+            nodes.append(Node(len(nodes) - 1, len(nodes) + 1, self.likeliest()))
+        for node in nodes:
+            path = self.tokens_to(node)
+            if path[: len(emitted)] != list(emitted[: len(path)]):
+                accepted = False
+            elif len(path) <= len(emitted):
+                accepted = True
+            else:
+                continue
+            self.acceptance.learn_path(node.depth - 1, node.candidate.path, accepted)
 
     def tokens_to(self, node: Node) -> list[int]:
         """The tokens from the text's end to a node."""

@@ -31,7 +31,8 @@ class Candidate:
     source: Source
     names: Sequence[int] = ()  # its places in TokenWeights
     weight: float = 0.0  # of the evidence, and of the names
-    path: float = 1.0  # the probability that it is accepted, with all before it
+    path: float = 1.0  # the product of the chances of the tokens up to it
+    chance: float = 1.0  # that all of them are accepted
 
 
 def expected_token(cursor: CopyCursor | None, text: Sequence[int], depth: int) -> int:

@@ -110,6 +110,7 @@ class OfferedDrafter(CalibratedDrafter):
         for each in following:
             each.path = above.path / (1 + math.exp(-each.weight))
         node.following = list(following)
+        self.correct(node)
 
     def weigh(
         self,
@@ -163,13 +164,15 @@ class OfferedDrafter(CalibratedDrafter):
             each.weight += offer.model.weigh(evidence)
 
     def learn(self, emitted: Sequence[int]) -> None:
-        index = 0
+        self.learn_paths(emitted)
+        begun, index = self.acceptance.now, 0
         for token in emitted:
             node = self.nodes[index]
             own = self.own.get(index, [])
             self.acceptance.learn(
                 [(each.token, each.evidence, each.weight, each.names) for each in own],
                 self.moment,
+                begun,
                 token,
                 self.sample,
                 self.named,

@@ -30,7 +30,8 @@ METHOD: Final = "fastdraft"
 
 _PROPOSER: Final = "fastdraft.integrations.vllm.FastdraftProposer"
 _FRONT: Final = "fastdraft.integrations.vllm.PredictionMiddleware"
-# The longest draft where the user names none. V2 verifies as many tokens for each row.
+# The longest draft where the user names none. V1 rounds the sizes of its graphs up to multiples of
+# one more, so that a step without a draft pays for it. V2 verifies as many tokens for each row.
 _LONGEST_V1: Final = 16
 _LONGEST_V2: Final = 8
 
