@@ -347,9 +347,22 @@ def test_no_scores_unless_asked_for(model: Any) -> None:
     assert output.logits is None
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def dory() -> Any:
+    """Repeats its layers, which get caches of their own in the first forward."""
+    if not hasattr(transformers, "DoryConfig"):
+        pytest.skip("this transformers has no Dory")
+    config = transformers.DoryConfig(
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=4,
+        n_input_layers=1, n_output_layers=1, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=8, sliding_window=11, pad_token_id=PAD, eos_token_id=EOS, bos_token_id=1,
+        tie_word_embeddings=False,
+    )  # fmt: skip
+    return drawn(transformers.AutoModelForCausalLM.from_config, config)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "dory"])
 def test_a_cache_goes_from_turn_to_turn(family: str) -> None:
-    model = tiny_model(family)
+    model = dory() if family == "dory" else tiny_model(family)
     ids = repetitive_batch(1, longest=8)["input_ids"]
     options = {"do_sample": False, "eos_token_id": None}
     cache = DynamicCache(config=model.config)

@@ -459,7 +459,12 @@ class RowCache(Cache):
             if not isinstance(layer, _RowLayer) or not layer.buffers:
                 continue
             if index == len(cache.layers):
-                cache.layers.append(DynamicLayer())  # type: ignore[no-untyped-call]
+                made: Any = (
+                    DynamicLayer()  # type: ignore[no-untyped-call]
+                    if layer.window is None
+                    else DynamicSlidingWindowLayer(layer.window)
+                )
+                cache.layers.append(made)
             target: Any = cache.layers[index]
             start = 0
             if isinstance(target, DynamicSlidingWindowLayer):
