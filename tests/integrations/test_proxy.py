@@ -352,6 +352,8 @@ def test_headers_of_several_lines() -> None:
     assert forwarded == b"6.6.6.6, 10.0.0.1, 10.0.0.2, 127.0.0.1"
     assert [value for name, value in sent if name == b"x-keep"] == [b"1", b"2"]
     assert b"x-drop" not in dict(sent)
+    # The server's connection ends, whatever the client's does.
+    assert [value for name, value in sent if name == b"connection"] == [b"close"]
 
 
 def test_many_requests_at_once() -> None:
