@@ -12,7 +12,9 @@
 namespace fastdraft {
 namespace {
 
-// Made while there is memory: a copy shares its text.
+// Made while there is memory: a copy shares its text. Where there is none when the library is
+// loaded, it cannot be loaded.
+// NOLINTNEXTLINE(bugprone-throwing-static-initialization)
 const MemoryLimitError kNoMemoryLeft("the operating system has no memory left");
 
 }  // namespace

@@ -41,8 +41,9 @@ std::int64_t Samples::wanted_bytes() const noexcept {
 void Samples::grow() {
   std::vector<Sample> ring(wanted_samples());
   std::vector<Count> counts(wanted_counts());
-  for (std::size_t i = first_; i != first_ + size_; ++i)
+  for (std::size_t i = first_; i != first_ + size_; ++i) {
     ring[i & (ring.size() - 1)] = ring_[slot(i)];
+  }
   for (const Count& count : counts_) {
     if (count.prompt != kNone) counts[find(counts, count.prompt)] = count;
   }
