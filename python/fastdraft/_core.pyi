@@ -119,7 +119,9 @@ class Datastore:
         grow: called, from 128 tokens to the next, before the oldest text would have to leave; it may raise
             the store's limit, and then nothing leaves.
         
-        The oldest text leaves as far as `max_bytes` asks. What of the document's beginning already stands
+        The oldest text leaves as far as `max_bytes` asks. Once a prompt, of 32 tokens or more, has come
+        again, all prompts keep about as many samples: an old one may enter again in place of leaving, or
+        the document be left out where its prompt has more than others. What of the document's beginning already stands
         in the store as a document's beginning is not stored again: from 32 tokens on, to the token. The
         turns of a chat, each of which repeats the ones before, are thus stored once.
         
