@@ -145,7 +145,7 @@ def test_samples_have_the_models_distribution(
         drafter=drafter(),
     )
     if drafter is Generous:
-        # Fewer in a process that has yet to take its steps without drafts: 198 where it was run alone.
+        # Few in a process that has yet to take its steps without drafts: 198 were seen.
         assert output.stats.accepted > 100
         assert output.stats.drafted - output.stats.accepted > 100
     with torch.no_grad():
