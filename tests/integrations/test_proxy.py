@@ -530,7 +530,7 @@ def accepts(url: str) -> bool:
     """Whether something listens there."""
     try:
         socket.create_connection(url.removeprefix("http://").split(":")).close()
-    except ConnectionRefusedError:
+    except (ConnectionRefusedError, ConnectionResetError):  # the latter while it is closing
         return False
     return True
 
