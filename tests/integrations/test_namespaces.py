@@ -14,8 +14,8 @@ from fastdraft import DraftConfig, Engine, Memory
 from fastdraft.integrations import request_options as options
 from fastdraft.integrations.host import HostRequests, Text
 
-# Half of a word's tokens are everybody's, so that texts of other namespaces match; the other half
-# begins with the namespace's number: a foreign one shows in each draft.
+# All namespaces share the first half of a word's tokens, so that their texts match. The second half
+# starts with the namespace's number, so a draft from a foreign namespace shows it.
 WIDTH = 1000
 COMMON = 9
 NAMES: list[dict[str, Any]] = [

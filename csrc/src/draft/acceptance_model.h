@@ -176,10 +176,10 @@ class AcceptanceModel {
   void learn(const Evidence& evidence, Token token, Moment moment, Moment begun,
              const Outcome& outcome) noexcept;
 
-  // The chance that all tokens of a draft up to this depth, 0 for the first, are accepted, where
-  // `path` is the product of their chances. The product is corrected by what became of similar
-  // ones, since deep ones are off: a draft's own tokens are evidence for those that follow. This is
-  // an adaptive probability map, as PAQ has them (M. Mahoney, 2005).
+  // The probability that a draft's tokens from depth 0 to `depth` are all accepted. `path` is the
+  // product of their probabilities. Deep in a draft the product is off, since the draft's own
+  // tokens count as evidence for later ones. So it is corrected by how often drafts with a similar
+  // product were accepted: an adaptive probability map, as in PAQ (M. Mahoney, 2005).
   float path_chance(std::int32_t depth, float path) const noexcept {
     if (depth < kFirstCorrected) return path;
     const Bin bin = bin_of(depth, path);
@@ -247,8 +247,8 @@ class AcceptanceModel {
     std::uint32_t count;
   };
 
-  // Where a product lies between two corrections: the place of the first, and the part of the way
-  // from there to the next.
+  // A correction is interpolated between two weights. `place` is the first one's, and `part`, 0 to
+  // 1, is the share of the second.
   struct Bin {
     std::size_t place;
     float part;

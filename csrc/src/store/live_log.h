@@ -88,7 +88,7 @@ class LiveLog {
   std::int64_t num_tokens() const noexcept { return num_tokens_; }
   std::int64_t bytes() const noexcept { return bytes_; }
   std::int64_t max_bytes() const noexcept { return max_bytes_; }
-  // Whether so many tokens can enter before the oldest text leaves, and kLeastRoom more, since the
+  // Whether `tokens` and kLeastRoom more can enter before the oldest text leaves, since the
   // index too takes blocks.
   static constexpr std::int64_t kLeastRoom = 2 * kChunkTokens;
   bool has_room(std::int64_t tokens) const noexcept {

@@ -66,7 +66,7 @@ class Samples {
     if (4 * (num_prompts_ + 1) <= 3 * counts_.size()) return counts_.size();
     return counts_.empty() ? kFirst : 2 * counts_.size();
   }
-  // Where the prompt is or would be.
+  // The slot that counts the prompt, or the free slot for it.
   static std::size_t find(const std::vector<Count>& counts, Prompt prompt) noexcept;
 
   std::vector<Sample> ring_;   // as many as a power of two
