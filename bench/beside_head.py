@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from fastdraft import Continuations, Datastore, DraftConfig, Engine
 from fastdraft.alignment import Aligner, Head, Texts, Trees
-from fastdraft.integrations.vllm.beside import BINS, HeadRecord
 from fastdraft.replay import Record
 from fastdraft.replay.trace import accepted_prefix
+from fastdraft.serving.vllm.beside import BINS, HeadRecord
 from harness import Row, about, add_requests, finish, parser, recorded_families, show
 
 NODES = 128

@@ -30,10 +30,10 @@ from vllm import EngineArgs, SamplingParams
 from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 
 import baselines
-from fastdraft.integrations.vllm.requests import SALT, Salt
 from fastdraft.replay import Record
 from fastdraft.replay.run import p50_p99
 from fastdraft.replay.trace import accepted_prefix
+from fastdraft.serving.vllm.requests import SALT, Salt
 from harness import Row, show
 
 STEP_SECONDS = 0.01  # of a modelled forward over no tokens
@@ -44,8 +44,8 @@ Call = tuple[int, int, int, bool]
 CLASSES = {
     "ngram": "vllm.v1.spec_decode.ngram_proposer.NgramProposer",
     "suffix": "vllm.v1.spec_decode.suffix_decoding.SuffixDecodingProposer",
-    "fastdraft": "fastdraft.integrations.vllm.FastdraftProposer",
-    "told": "fastdraft.integrations.vllm.FastdraftProposer",
+    "fastdraft": "fastdraft.serving.vllm.FastdraftProposer",
+    "told": "fastdraft.serving.vllm.FastdraftProposer",
 }
 """The proposers. "told" is fastdraft that is told the step cost, and need not measure it."""
 FASTDRAFT = ("fastdraft", "told")

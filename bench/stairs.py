@@ -22,7 +22,7 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from fastdraft.integrations.vllm.step_times import StepTimes
+from fastdraft.serving.vllm.step_times import StepTimes
 from harness import Row, about, add_server, finish, parser, show
 
 LOOKAHEAD = 8

@@ -3,7 +3,7 @@
     pip install 'fastdraft[demo]' && python rollouts.py
 
 A training step would change the weights in between: samples stay the policy's own all the same.
-With TRL, `fastdraft.integrations.trl.attach(trainer)` does this.
+With TRL, `fastdraft.hf.trl.attach(trainer)` does this.
 """
 
 from __future__ import annotations

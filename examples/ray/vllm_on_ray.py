@@ -34,7 +34,7 @@ class Replica:
         from vllm.entrypoints.launchers.cli_args import make_arg_parser
         from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-        from fastdraft.integrations.vllm.ray_metrics import report_to_ray
+        from fastdraft.serving.vllm.ray_metrics import report_to_ray
 
         args = make_arg_parser(FlexibleArgumentParser()).parse_args(self.arguments)
         self.running = build_async_engine_client(args)

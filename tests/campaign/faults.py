@@ -14,7 +14,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 from campaign.families import random_model
 from fastdraft import DraftConfig, hf
-from fastdraft.integrations.vllm import FastdraftProposer
+from fastdraft.serving.vllm import FastdraftProposer
 from hf_models import EOS, PAD, VOCABULARY, Generous
 from vllm_host import Host, Job, config
 

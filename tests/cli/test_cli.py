@@ -216,10 +216,10 @@ def test_doctor_finds_hosts_that_cannot_load_fastdraft(
     fake_host(tmp_path, "llama-cpp-python", entry=False)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
-    monkeypatch.delitem(sys.modules, "fastdraft.integrations.llama_cpp", raising=False)
+    monkeypatch.delitem(sys.modules, "fastdraft.serving.llama_cpp", raising=False)
     result = fastdraft("doctor")
     assert result.exit_code == 1
-    assert "9.9, cannot load fastdraft.integrations.llama_cpp: ModuleNotFoundError" in result.stdout
+    assert "9.9, cannot load fastdraft.serving.llama_cpp: ModuleNotFoundError" in result.stdout
     assert "Error: cannot load fastdraft: llama-cpp-python" in result.stderr
 
 

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fastdraft.cli.app import app
-from fastdraft.integrations.host import Namespace
+from fastdraft.serving.host import Namespace
 from fleets import KEY, contents, holds, join, say, texts
 
 

@@ -12,8 +12,8 @@ from fastdraft.datastore import fingerprint
 from fastdraft.errors import InvalidValueError
 from fastdraft.fleet import Manifest, groups
 from fastdraft.fleet.objects import Objects
-from fastdraft.integrations.host import share
-from fastdraft.integrations.sglang import Corpus
+from fastdraft.serving.host import share
+from fastdraft.serving.sglang import Corpus
 from fleets import KEY
 
 TOKENIZER = '{"model": {"vocab": {"a": 0, "b": 1}, "merges": []}}'

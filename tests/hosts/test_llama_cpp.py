@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from doctor import doctor
 from fastdraft import Datastore, DraftConfig, DraftStats, Engine, Memory
 from fastdraft.errors import InvalidValueError
-from fastdraft.integrations.host import Namespace
-from fastdraft.integrations.llama_cpp import FastdraftDraftModel
+from fastdraft.serving.host import Namespace
+from fastdraft.serving.llama_cpp import FastdraftDraftModel
 from fastdraft.step_latency import StepLatency
 from llama_models import VOCABULARY, WIDTH, demo_model, tiny_model, write_model
 

@@ -13,8 +13,8 @@ from llama_cpp.server import app as llama_server
 from llama_cpp.server.settings import ModelSettings, ServerSettings
 
 from fastdraft import DraftConfig
-from fastdraft.integrations.http.proxy import create
-from fastdraft.integrations.llama_cpp import FastdraftDraftModel
+from fastdraft.serving.http.proxy import create
+from fastdraft.serving.llama_cpp import FastdraftDraftModel
 from http_serving import running
 from llama_models import tiny_model
 

@@ -35,8 +35,8 @@ import torch
 from doctor import doctor
 from fastdraft import Datastore
 from fastdraft.errors import InvalidValueError
-from fastdraft.integrations import sglang as adapter
-from fastdraft.integrations.metrics import SOURCES, hits_field
+from fastdraft.serving import sglang as adapter
+from fastdraft.serving.metrics import SOURCES, hits_field
 
 TORCHVISION_ON_CPU = Path(__file__).parents[1] / "support" / "torchvision_on_cpu"
 
@@ -223,7 +223,7 @@ def test_the_plugin_loader_registers_it(algorithm: Any) -> None:
     from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
     [entry] = [e for e in entry_points(group="sglang.srt.plugins") if e.name == "fastdraft"]
-    assert entry.value == "fastdraft.integrations.sglang:register"
+    assert entry.value == "fastdraft.serving.sglang:register"
     assert isinstance(algorithm, CustomSpecAlgo)
     assert algorithm.name == adapter.NAME
     assert algorithm.supports_overlap
@@ -1319,7 +1319,7 @@ def test_predictions_and_tools_reach_the_sampling_parameters(package: Path, mode
     from sglang.srt.entrypoints.openai import protocol
     from transformers import AutoTokenizer
 
-    from fastdraft.integrations.http.proxy import create
+    from fastdraft.serving.http.proxy import create
     from http_serving import running
 
     tokenizer = AutoTokenizer.from_pretrained(model)

@@ -20,7 +20,7 @@ from trl import GRPOConfig, GRPOTrainer
 from fastdraft import Engine, hf, step_latency
 from fastdraft.errors import InvalidValueError
 from fastdraft.hf.step import CachedModel
-from fastdraft.integrations.trl import attach
+from fastdraft.hf.trl import attach
 from step_clock import StepClock
 
 PROMPTS = ["the first of many", "a house by the water", "when it began to rain", "many years ago"]

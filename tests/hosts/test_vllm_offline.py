@@ -31,9 +31,9 @@ from vllm.v1.request import Request
 from vllm.v1.sample import rejection_sampler
 
 from fastdraft import Source
-from fastdraft.integrations.host import Namespace
-from fastdraft.integrations.vllm import FastdraftProposer
-from fastdraft.integrations.vllm.step_times import StepTimes
+from fastdraft.serving.host import Namespace
+from fastdraft.serving.vllm import FastdraftProposer
+from fastdraft.serving.vllm.step_times import StepTimes
 from fastdraft.step_latency import StepLatency
 from forks import Forks
 from vllm_forks import fork_workers
@@ -223,7 +223,7 @@ def test_the_command_line_takes_the_method(words: Path) -> None:
     command = ["--model", str(words), "--spec-method", "fastdraft", "--spec-tokens", "5"]
     arguments = AsyncEngineArgs.from_cli_args(parser.parse_args(command))
     speculative = arguments.create_engine_config().speculative_config
-    assert speculative.model == "fastdraft.integrations.vllm.FastdraftProposer"
+    assert speculative.model == "fastdraft.serving.vllm.FastdraftProposer"
     assert speculative.num_speculative_tokens == 5
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from fastdraft.integrations.http.proxy import create
+from fastdraft.serving.http.proxy import create
 from forks import Forks
 from http_serving import running
 from vllm_server import KEY, MODEL, Server, serving

@@ -25,7 +25,7 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from fastdraft.integrations.vllm.ledger import FOLDER_VARIABLE
+from fastdraft.serving.vllm.ledger import FOLDER_VARIABLE
 
 serve = pytest.importorskip(
     "ray.serve", reason="Ray Serve is not installed: pip install 'ray[serve]'"

@@ -412,8 +412,8 @@ def with_drafts(run: Run) -> dict[str, Any]:
     from vllm.v1.sample.ops import topk_topp_sampler
 
     from fastdraft import alignment
-    from fastdraft.integrations.host import Namespace
     from fastdraft.kernels import fused
+    from fastdraft.serving.host import Namespace
     from waiting import no_waiting
 
     speculator = run.speculator
@@ -582,7 +582,7 @@ def broken(target: Any, name: str, at: int) -> Any:
 def beside_a_head(run: Run) -> dict[str, Any]:
     from vllm.v1.sample.ops import topk_topp_sampler
 
-    from fastdraft.integrations.vllm.speculator import FastdraftSpeculator
+    from fastdraft.serving.vllm.speculator import FastdraftSpeculator
     from waiting import no_waiting
 
     propose, made, guarded = FastdraftSpeculator._propose, [], []
@@ -652,7 +652,7 @@ def in_parts(run: Run) -> dict[str, Any]:
 def in_changing_lengths(run: Run) -> dict[str, Any]:
     """Every choice is taken from a script, so that all of them are verified."""
     speculative = run.llm.llm_engine.vllm_config.speculative_config
-    from fastdraft.integrations.vllm.lengths import DraftLengths
+    from fastdraft.serving.vllm.lengths import DraftLengths
 
     told: list[int] = []
     script = itertools.cycle([LOOKAHEAD, 3, 0, LOOKAHEAD, 1, LOOKAHEAD, 3])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fastdraft.integrations.vllm.speculator import _WARM_UP, FastdraftSpeculator
+from fastdraft.serving.vllm.speculator import _WARM_UP, FastdraftSpeculator
 from vllm_source import body, module, parameters, says, sources
 
 GPU = "v1/worker/gpu"

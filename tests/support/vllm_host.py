@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from fastdraft.integrations.vllm import FastdraftProposer
-from fastdraft.integrations.vllm.requests import SALT, Salt
+from fastdraft.serving.vllm import FastdraftProposer
+from fastdraft.serving.vllm.requests import SALT, Salt
 
 VOCABULARY = 1000
 

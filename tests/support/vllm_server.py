@@ -24,7 +24,7 @@ __all__ = ["KEY", "MODEL", "Server", "serving"]
 
 MODEL = "demo"
 KEY = "not-a-secret"
-PROPOSER = "fastdraft.integrations.vllm.FastdraftProposer"
+PROPOSER = "fastdraft.serving.vllm.FastdraftProposer"
 
 
 @dataclass(frozen=True)

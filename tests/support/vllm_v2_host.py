@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from fastdraft.background import BackgroundDrafter
-from fastdraft.integrations.vllm import speculator as speculator_module
-from fastdraft.integrations.vllm.speculator import FastdraftSpeculator
+from fastdraft.serving.vllm import speculator as speculator_module
+from fastdraft.serving.vllm.speculator import FastdraftSpeculator
 from vllm_host import VOCABULARY, Job, config
 from waiting import no_waiting
 

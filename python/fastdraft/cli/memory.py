@@ -16,7 +16,7 @@ from fastdraft.errors import DatastoreError, InvalidValueError
 from fastdraft.fleet import Manifest, Published, groups
 from fastdraft.fleet.objects import Objects
 from fastdraft.fleet.sealed import secret_of
-from fastdraft.integrations.host import Namespace
+from fastdraft.serving.host import Namespace
 
 __all__ = ["memory"]
 

@@ -15,11 +15,11 @@ from typing import Any
 import click
 
 from fastdraft.cli.options import NEW_FILE, check_folder
-from fastdraft.integrations.http.servers import SERVERS
 from fastdraft.replay import RecordWriter
 from fastdraft.replay.importers import Importer
 from fastdraft.replay.records import JsonLine
 from fastdraft.replay.tokenizer import TextTokenizer
+from fastdraft.serving.http.servers import SERVERS
 
 __all__ = ["proxy"]
 
@@ -81,8 +81,8 @@ def proxy(
     With --record, requests with their answers are appended to a file that `fastdraft replay` reads:
     their whole text, or with --record-ids token ids under a key that is thrown away.
     """
-    from fastdraft.integrations.http.proxy import create, serve
-    from fastdraft.integrations.http.recorder import Recorder
+    from fastdraft.serving.http.proxy import create, serve
+    from fastdraft.serving.http.recorder import Recorder
 
     if model is not None and record is None:
         raise click.UsageError("--record-ids needs --record")

@@ -190,7 +190,7 @@ class _Speculation(Asked):
             raise InvalidValueError(
                 "custom_generate must be an argument of model.generate, got one in a "
                 "GenerationConfig, which passes it to nobody; for a trainer of TRL call "
-                "fastdraft.integrations.trl.attach(trainer)"
+                "fastdraft.hf.trl.attach(trainer)"
             )
         return self
 

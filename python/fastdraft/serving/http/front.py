@@ -1,0 +1,441 @@
+"""What OpenAI's API has and an inference server lacks: predictions, and templates of tool calls.
+
+A front stands before a server and turns a request's `prediction` into the token ids that fastdraft
+takes from the request's own parameters; the servers themselves ignore predictions. A request's
+tools and its JSON schema become templates to draft from. It is plain ASGI and knows the server's
+HTTP interface alone. Other requests pass as they are, unless they ask fastdraft for what it does
+not understand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+from typing import Final
+
+from fastdraft.errors import InvalidValueError
+from fastdraft.serving.http.answers import EventAnswer, WholeAnswer
+from fastdraft.serving.http.asgi import (
+    App,
+    Json,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    header,
+    json_headers,
+    parsed,
+    send_error,
+    without,
+)
+from fastdraft.serving.http.servers import COMPLETIONS, Server, server_of
+from fastdraft.serving.http.templates import RequestTemplates, ServerError, tokens_of
+from fastdraft.serving.request_options import (
+    MOST_IDS,
+    NAMESPACE,
+    OPTIONS,
+    PREDICTION,
+    REMEMBER,
+    TEMPLATES,
+    request_options,
+)
+
+__all__ = ["Front"]
+
+_MOST_BYTES: Final = 1 << 26
+"""The largest body of a request for a completion, which is read whole. OpenAI takes 50 MB."""
+_MOST_LETTERS: Final = 16 * MOST_IDS
+"""The longest prediction that the server is asked to tokenize."""
+_HARMLESS: Final = ("/detokenize", "/tokenize", "/v1/embeddings", "/v1/messages/count_tokens")
+"""What else may be posted where each key has a namespace of its own."""
+_KEYS: Final = (b"authorization", b"x-api-key")
+# A body with none of these passes without being parsed.
+_OF_INTEREST: Final = (b'"prediction', b'"fastdraft', b'"tools"', b'"json_schema"')
+
+logger = logging.getLogger(__name__)
+
+
+class Front:
+    """Predicted outputs, and templates of tool calls, before a server with OpenAI's API.
+
+    Args:
+        app: The server, or what passes requests on to it.
+        server: Which one it is; None to ask it when the first request needs to know.
+        namespace_by_key: Whether the server's memory is shared by requests of the same key alone.
+            The names of namespaces that clients send are left out, and requests without a key, or
+            whose body cannot be changed, are kept from the memory or refused.
+    """
+
+    def __init__(
+        self, app: App, server: Server | None = None, *, namespace_by_key: bool = False
+    ) -> None:
+        self.app = app
+        self.namespace_by_key = namespace_by_key
+        self._server = server
+        self._asked = server is not None
+        self._warned: set[str] = set()
+        self._templates = RequestTemplates()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "POST":
+            path = scope["path"].removeprefix(scope.get("root_path", ""))
+            readable = header(scope["headers"], b"content-encoding") is None
+            if path in COMPLETIONS and readable:
+                await _Completion(self, scope, path, receive, send).run()
+                return
+            if self.namespace_by_key and path not in _HARMLESS:
+                text = "Each key has a namespace of its own here, so "
+                text += "this path is closed." if readable else "no body may be compressed."
+                await send_error(send, 403, text, "PermissionDeniedError")
+                return
+        await self.app(scope, receive, send)
+
+    def new_ticket(self) -> tuple[str, str] | None:
+        """The parameter that lets the engine tell what became of a request's prediction.
+
+        Its key and its value, or None where the engine tells nothing.
+        """
+        return None
+
+    def report(self, usage: Json, ticket: str) -> None:
+        """Adds what became of the prediction of `ticket` to an answer's `usage`."""
+
+    async def server(self, scope: Scope) -> Server | None:
+        """Which server it is, asked in the name of a request; None where that is not known."""
+        if not self._asked:
+            try:
+                models = await self._ask(scope, "GET", "/v1/models")
+            except ServerError as error:
+                # Another client, or a later question, may get an answer, but for a closed path.
+                self._asked = error.status in (404, 405)
+                self.warn_once("cannot find out which server this is: %s", error)
+                return None
+            self._asked = True
+            self._server = server_of(models)
+            if self._server is None:
+                self.warn_once(
+                    "the server is none that fastdraft knows, so requests pass as they are; "
+                    "/v1/models answered %.300s",
+                    models,
+                )
+            else:
+                logger.info("the server is %s", self._server.title)
+        return self._server
+
+    async def prediction_ids(self, scope: Scope, model: object, text: str) -> list[int]:
+        """The tokens of a prediction, by the server's own endpoint; none where it gives none."""
+        question = {"model": model, "prompt": text, "add_special_tokens": False}
+        try:
+            return tokens_of(await self._ask(scope, "POST", "/tokenize", question))
+        except ServerError as error:
+            self.warn_once("%s, so a prediction went unused", error)
+            return []
+
+    async def template_ids(
+        self, scope: Scope, request: Json, server: Server, namespace: object
+    ) -> list[int]:
+        """The tokens of the templates of a request; none where it has no tools and no schema."""
+
+        async def ask(path: str, question: Json) -> Json:
+            return await self._ask(scope, "POST", path, question)
+
+        caller = [_key(scope), namespace, request.get("cache_salt")]
+        try:
+            return await self._templates.ids(request, server, caller, ask)
+        except ServerError as error:
+            self.warn_once("%s, so tools and schemas are not drafted from", error)
+            return []
+
+    async def _ask(
+        self, scope: Scope, method: str, path: str, question: Json | None = None
+    ) -> Json:
+        """What the server answers to a question of ours, in the name of a request."""
+        body = b"" if question is None else json.dumps(question).encode()
+        headers = json_headers(body) if body else []
+        headers += [pair for pair in scope["headers"] if pair[0].lower() in _KEYS]
+        target = scope.get("root_path", "") + path
+        request = {
+            **scope,
+            "method": method,
+            "path": target,
+            "raw_path": target.encode(),
+            "query_string": b"",
+            "headers": headers,
+        }
+        if "state" in scope:
+            request["state"] = dict(scope["state"])
+        messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive() -> Message:
+            if messages:
+                return messages.pop()
+            # A disconnect of the client is for the request itself; this one is over in a moment.
+            await asyncio.Event().wait()
+            return {"type": "http.disconnect"}
+
+        status = 0
+        answer = bytearray()
+
+        async def send(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            elif message["type"] == "http.response.body":
+                answer.extend(message.get("body", b""))
+
+        try:
+            await self.app(request, receive, send)
+        except Exception as error:
+            raise ServerError(f"{path} raised {error!r}") from error
+        if status != 200:
+            text = f"{path} answered with status {status} and {bytes(answer[:200])!r}"
+            raise ServerError(text, status)
+        return parsed(bytes(answer))
+
+    def warn_once(self, what: str, *details: object) -> None:
+        """Logs a warning that was not logged before."""
+        if what not in self._warned:
+            self._warned.add(what)
+            logger.warning(what, *details)
+
+
+def _key(scope: Scope) -> str:
+    """The key that a request comes with; empty where there is none."""
+    values = (header(scope["headers"], name) for name in _KEYS)
+    key = next((value for value in values if value), b"")
+    return key.decode("latin-1").removeprefix("Bearer ").strip()
+
+
+class _InvalidRequest(Exception):
+    """Why a request is refused, and the parameter that is wrong with it."""
+
+    def __init__(
+        self, reason: str, parameter: str | None = "prediction", *, status: int = 400
+    ) -> None:
+        super().__init__(reason)
+        self.parameter = parameter
+        self.status = status
+
+
+class _Completion:
+    """One request for a completion, on its way in and out.
+
+    The body is read when the application asks for it and not before, so after it has checked who is
+    calling.
+    """
+
+    def __init__(self, front: Front, scope: Scope, path: str, receive: Receive, send: Send) -> None:
+        self._front = front
+        self._scope = scope
+        self._path = path
+        self._client_receive = receive
+        self._client_send = send
+        self._body_given = False
+        self._ticket: str | None = None
+        self._refusal: _InvalidRequest | None = None
+        self._answer: WholeAnswer | EventAnswer | None = None
+
+    async def run(self) -> None:
+        # How long the body becomes is not known yet.
+        headers = without(self._scope["headers"], b"content-length")
+        try:
+            await self._front.app({**self._scope, "headers": headers}, self._receive, self._send)
+        except Exception:
+            # An application may take a caller who went away for an error.
+            if self._refusal is None:
+                raise
+        if self._refusal is not None:
+            await send_error(
+                self._client_send,
+                self._refusal.status,
+                str(self._refusal),
+                "BadRequestError",
+                self._refusal.parameter,
+            )
+
+    async def _receive(self) -> Message:
+        if self._body_given:
+            return await self._client_receive()
+        try:
+            body = await self._body()
+            if body is None:
+                return {"type": "http.disconnect"}
+            self._body_given = True
+            body = await self._with_token_ids(body)
+        except _InvalidRequest as error:
+            self._refusal = error
+        except RecursionError:
+            self._refusal = _InvalidRequest("the body is nested too deeply", None)
+        if self._refusal is not None:
+            return {"type": "http.disconnect"}
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def _body(self) -> bytes | None:
+        """The whole body; None where the client goes away. Raises _InvalidRequest."""
+        size = header(self._scope["headers"], b"content-length") or b"0"
+        body = bytearray()
+        more = True
+        while more:
+            if len(body) > _MOST_BYTES or (size.isdigit() and int(size) > _MOST_BYTES):
+                text = f"the body must be at most {_MOST_BYTES} bytes"
+                raise _InvalidRequest(text, None, status=413)
+            message = await self._client_receive()
+            if message["type"] != "http.request":
+                return None
+            body.extend(message.get("body", b""))
+            more = message.get("more_body", False)
+        return bytes(body)
+
+    async def _with_token_ids(self, body: bytes) -> bytes:
+        """The body with prediction and templates as token ids, and with a prediction a ticket."""
+        by_key = self._front.namespace_by_key
+        if not by_key and not any(name in body for name in _OF_INTEREST):
+            return body
+        try:
+            request = json.loads(body)
+        except ValueError:
+            request = None
+        if not isinstance(request, dict):
+            return self._left_alone(body, "the body must be a JSON object")
+        prediction = request.get("prediction")
+        text = None if prediction is None else _prediction_text(prediction)
+        server = await self._front.server(self._scope)
+        if server is None:
+            return self._left_alone(body, "fastdraft does not know which server this is")
+        field = server.parameters
+        if field is None or self._path not in server.paths:
+            if text:
+                self._front.warn_once(
+                    "%s passes nothing of a request on to a drafter, so predictions have no effect",
+                    f"{server.title}'s {self._path}",
+                )
+            return self._left_alone(body, f"{server.title} takes no namespaces at {self._path}")
+        arguments = request.get(field)
+        if arguments is None:
+            arguments = {}
+        if not isinstance(arguments, dict):
+            return self._left_alone(body, f"{field} must be an object")
+        for name in request:
+            if name in OPTIONS or name.startswith("fastdraft"):
+                raise _InvalidRequest(f"{_shown(name)} belongs in {field}", name)
+        try:
+            options = request_options(arguments)
+        except InvalidValueError as error:
+            raise _InvalidRequest(f"{field}.{error}", field) from error
+        added: Json = {}
+        if by_key:
+            added |= _memory_of(_key(self._scope))
+            arguments.pop(NAMESPACE, None)
+        if options.lookahead and options.templates is None:
+            template_ids = await self._front.template_ids(
+                self._scope, request, server, options.namespace
+            )
+            if template_ids:
+                added[TEMPLATES] = template_ids
+        if options.prediction is None and text:
+            added |= await self._predicted(request.get("model"), text)
+        if PREDICTION in arguments or PREDICTION in added:
+            ticket = self._front.new_ticket()
+            if ticket is not None:
+                key, self._ticket = ticket
+                added[key] = self._ticket
+            request.pop("prediction", None)
+        if not added:
+            return body
+        request[field] = {**arguments, **added}
+        return json.dumps(request).encode()
+
+    def _left_alone(self, body: bytes, why: str) -> bytes:
+        """The body as it is, whose faults the server has errors for.
+
+        Raises:
+            _InvalidRequest: It has to have the namespace of its key.
+        """
+        if self._front.namespace_by_key:
+            raise _InvalidRequest(f"{why}, but each key has a namespace of its own here", None)
+        return body
+
+    async def _predicted(self, model: object, text: str) -> Json:
+        """The parameters of a prediction. Raises _InvalidRequest."""
+        if len(text) > _MOST_LETTERS:
+            raise _InvalidRequest(
+                f"prediction must be at most {_MOST_LETTERS} characters, got {len(text)}"
+            )
+        token_ids = await self._front.prediction_ids(self._scope, model, text)
+        if len(token_ids) > MOST_IDS:
+            raise _InvalidRequest(
+                f"prediction must be at most {MOST_IDS} tokens, got {len(token_ids)}"
+            )
+        return {PREDICTION: token_ids} if token_ids else {}
+
+    async def _send(self, message: Message) -> None:
+        if self._refusal is not None:
+            # What the application says to a caller who went away.
+            return
+        if message["type"] == "http.response.start" and self._ticket is not None:
+            kind = header(message["headers"], b"content-type") or b""
+            if message["status"] != 200 or header(message["headers"], b"content-encoding"):
+                pass
+            elif kind.startswith(b"text/event-stream"):
+                self._answer = EventAnswer(self._client_send, self._reported)
+            elif kind.startswith(b"application/json"):
+                self._answer = WholeAnswer(self._client_send, self._reported)
+        send = self._client_send if self._answer is None else self._answer.send
+        await send(message)
+
+    def _reported(self, document: bytes) -> bytes:
+        """A JSON document with the counts in its `usage`, or as it is where it has none."""
+        answer = parsed(document)
+        # The last event of /v1/responses holds the whole answer.
+        inner = answer.get("response")
+        usage = (inner if isinstance(inner, dict) else answer).get("usage")
+        if self._ticket is None or not isinstance(usage, dict):
+            return document
+        self._front.report(usage, self._ticket)
+        text = json.dumps(answer, ensure_ascii=False, separators=(",", ":"))
+        # Half a surrogate pair has no encoding; JSON writes it as Python's backslashes do.
+        return text.encode("utf-8", "backslashreplace")
+
+
+def _memory_of(key: str) -> Json:
+    """The parameters of a request whose memory is that of its key."""
+    if not key:
+        return {REMEMBER: False}
+    return {NAMESPACE: f"key-{hashlib.sha256(key.encode('latin-1')).hexdigest()[:32]}"}
+
+
+def _prediction_text(prediction: object) -> str:
+    """The text of OpenAI's `prediction` field. Raises _InvalidRequest."""
+    if not isinstance(prediction, dict):
+        raise _InvalidRequest(
+            f'prediction must be an object such as {{"type": "content", "content": "..."}}, '
+            f"got {_shown(prediction)}"
+        )
+    if prediction.get("type") != "content":
+        raise _InvalidRequest(
+            f'prediction.type must be "content", got {_shown(prediction.get("type"))}'
+        )
+    content = prediction.get("content")
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise _InvalidRequest(
+            f"prediction.content must be a string or a list of text parts, got {_shown(content)}"
+        )
+    texts = []
+    for index, part in enumerate(content):
+        text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
+        if not isinstance(text, str):
+            raise _InvalidRequest(
+                f'prediction.content[{index}] must be {{"type": "text", "text": "..."}}, '
+                f"got {_shown(part)}"
+            )
+        texts.append(text)
+    return "".join(texts)
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,251 @@
+"""How many draft tokens each row of a step gets, where all rows get the same number.
+
+vLLM's V2 model runner verifies as many tokens for each row, and its scheduler has to say how many
+before the drafts are known. So what decides is what recent drafts had accepted, by their depth, and
+what steps of each length take.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fastdraft.faults import Faults
+from fastdraft.serving.vllm.method import drafts_on_v2, has_head
+from fastdraft.serving.vllm.step_times import captured_sizes
+from fastdraft.step_latency import StepLatency
+
+__all__ = ["DraftLengths", "DraftSchedule", "default_lengths", "follow_batches", "give_lengths"]
+
+_logger = logging.getLogger(__name__)
+
+# After so many drafts what was counted is worth half.
+_HALF_LIFE: Final = 256.0
+# How many drafts the guess is worth that a token is accepted as often as the one before it; and
+# how often the first one is, before anything is known.
+_GUESSED: Final = 4.0
+_FIRST: Final = 0.6
+# A length has to be better than none by so much: estimates of what looks best are too high.
+_MARGIN: Final = 1.02
+# While nothing is drafted nothing is learned: a step with the shortest drafts is taken after so
+# many steps, and after twice as many each time that it changes nothing.
+_FIRST_PROBE: Final = 32
+_LAST_PROBE: Final = 1024
+
+
+class DraftLengths:
+    """Chooses the length of the drafts of each step.
+
+    Args:
+        lengths: Those to choose among, beside 0.
+        latency: What steps take; is told of each step.
+
+    Raises:
+        ValueError: There is none above 0.
+    """
+
+    def __init__(self, lengths: Iterable[int], latency: StepLatency) -> None:
+        self._lengths = np.array(sorted({0, *lengths}))
+        longest = int(self._lengths.max())
+        if longest < 1:
+            raise ValueError(f"lengths must have one of at least 1, got {self._lengths.tolist()}")
+        self._latency = latency
+        # By depth: the drafts of late whose tokens before it were right, and those that it was too.
+        self._tried: NDArray[np.float64] = np.zeros(longest)
+        self._right: NDArray[np.float64] = np.zeros(longest)
+        self._pause = self._steps_left = _FIRST_PROBE
+
+    def choose(self, rows: int) -> int:
+        """The number of draft tokens for each row of the next step. Ask once a step. O(longest)."""
+        if self._latency.wants_plain_step(rows):
+            return 0
+        widest = int(self._lengths[-1]) + 1
+        seconds = self._latency.seconds_by_tokens(rows, widest, hopeful=True)
+        speeds = self._tokens()[self._lengths] / seconds[rows * (1 + self._lengths) - 1]
+        best = int(np.argmax(speeds))
+        if speeds[best] > _MARGIN * speeds[0]:
+            self._pause = self._steps_left = _FIRST_PROBE
+            return int(self._lengths[best])
+        self._steps_left -= 1
+        if self._steps_left > 0:
+            return 0
+        self._pause = self._steps_left = min(2 * self._pause, _LAST_PROBE)
+        return int(self._lengths[1])
+
+    def observe(
+        self, rows: int, length: int, accepted: ArrayLike, seconds: float, *, prompt_tokens: int = 0
+    ) -> None:
+        """Learns from a step.
+
+        Args:
+            rows: All rows of the step.
+            length: The draft tokens of those that had drafts.
+            accepted: How many of these were right, by row.
+            seconds: What it took; 0 where that says nothing.
+            prompt_tokens: How many of its tokens were of prompts.
+        """
+        right = np.bincount(np.asarray(accepted, dtype=np.int64), minlength=length + 1)
+        drafts = int(right.sum())
+        if length and drafts:
+            # reached[i]: the drafts of which at least i tokens were right.
+            reached = right[::-1].cumsum()[::-1]
+            decay = 0.5 ** (drafts / _HALF_LIFE)
+            self._tried[:length] = decay * self._tried[:length] + reached[:length]
+            self._right[:length] = decay * self._right[:length] + reached[1 : length + 1]
+        tokens = rows + length * drafts + prompt_tokens
+        self._latency.observe(rows, tokens / rows, seconds, prompt_tokens=prompt_tokens)
+
+    def forget(self, part: float) -> None:
+        """Forgets a part, 0 to 1, of what drafts had accepted: so many of the rows are new.
+
+        What other requests accepted says little of them. One may have a prediction, say.
+        """
+        self._tried *= 1.0 - part
+        self._right *= 1.0 - part
+
+    def _tokens(self) -> NDArray[np.float64]:
+        """The tokens that a row is expected to emit, by the length of its draft."""
+        expected, path, chance = [1.0], 1.0, _FIRST
+        for tried, right in zip(self._tried.tolist(), self._right.tolist(), strict=True):
+            chance = (right + _GUESSED * chance) / (tried + _GUESSED)
+            path *= chance
+            expected.append(expected[-1] + path)
+        return np.array(expected)
+
+
+class DraftSchedule(list[tuple[int, int, int]]):
+    """vLLM's `num_speculative_tokens_per_batch_size` where fastdraft gave it, not the user.
+
+    vLLM captures graphs of the lengths that it names. Which of them a step takes is fastdraft's
+    choice then; without fastdraft's scheduler the number of rows decides.
+
+    Args:
+        longest: The longest draft.
+        rows: The most rows of a step. Each length needs a number of rows of its own.
+    """
+
+    def __init__(self, longest: int, rows: int) -> None:
+        lengths = default_lengths(longest)
+        if len(lengths) > rows:
+            lengths = [*lengths[: rows - 1], 0] if rows > 1 else [longest]
+        # As many rows as have a graph: where drafts are half as long, twice as many.
+        ends = [max(i, (rows - 1) >> (len(lengths) - 1 - i)) for i in range(1, len(lengths))]
+        begins = [1, *(end + 1 for end in ends)]
+        super().__init__(zip(begins, [*ends, rows], lengths, strict=True))
+
+
+def default_lengths(longest: int) -> list[int]:
+    """Those to choose among where the user names none: each half of the one before it, and 0."""
+    lengths = [longest]
+    while lengths[-1]:
+        lengths.append(lengths[-1] // 2)
+    return lengths
+
+
+def give_lengths(vllm_config: Any) -> None:
+    """Gives vLLM lengths of drafts to choose among, if the user named none.
+
+    Does nothing without the V2 speculator, beside a head, with adaptive verification, whose drafts
+    differ in length, with data parallelism, where vLLM cannot change the length, and with ranks
+    that schedule for themselves, whose clocks differ.
+
+    Args:
+        vllm_config: A `vllm.config.VllmConfig` that is being made, before it chooses the sizes of
+            its graphs.
+
+    Raises:
+        InvalidValueError: vLLM takes Model Runner V1 after all.
+    """
+    if not drafts_on_v2(vllm_config) or has_head(vllm_config):
+        return
+    speculative, parallel = vllm_config.speculative_config, vllm_config.parallel_config
+    if (
+        speculative.num_speculative_tokens_per_batch_size is not None
+        or getattr(speculative, "enable_adaptive_verification", False)
+        or parallel.data_parallel_size > 1
+        or parallel.distributed_executor_backend == "external_launcher"
+    ):
+        return
+    speculative.num_speculative_tokens_per_batch_size = DraftSchedule(
+        int(speculative.num_speculative_tokens), int(vllm_config.scheduler_config.max_num_seqs)
+    )
+
+
+class _Lengths:
+    """In the place of a scheduler's list of lengths by the number of rows."""
+
+    def __init__(self, lengths: DraftLengths) -> None:
+        self._lengths = lengths
+
+    def __getitem__(self, rows: int) -> int:
+        return self._lengths.choose(rows)
+
+
+def follow_batches(scheduler: Any) -> None:
+    """Has a scheduler choose the length of drafts step by step.
+
+    Does nothing where `give_lengths` gave none: a list of the user's own is vLLM's to follow.
+
+    Args:
+        scheduler: A `vllm.v1.core.sched.scheduler.Scheduler` that was just made.
+    """
+    config = scheduler.vllm_config
+    speculative = getattr(config, "speculative_config", None)
+    schedule = getattr(speculative, "num_speculative_tokens_per_batch_size", None)
+    if not isinstance(schedule, DraftSchedule):
+        return
+    allowed = {length for *_, length in schedule}
+    sizes, _ = captured_sizes(config)
+    lengths = DraftLengths(allowed, StepLatency(config.device_config.device_type, sizes))
+    update, last, faults = scheduler.update_from_output, _Last(), Faults(_logger)
+
+    @functools.wraps(update)
+    def update_from_output(scheduler_output: Any, model_runner_output: Any) -> Any:
+        try:
+            _observe(lengths, last, scheduler_output, model_runner_output)
+        except Exception:
+            faults.add("a step taught nothing of how long drafts should be")
+        return update(scheduler_output, model_runner_output)
+
+    scheduler.update_from_output = update_from_output
+    scheduler.dynamic_sd_lookup = _Lengths(lengths)
+
+
+@dataclass
+class _Last:
+    """The last step: when its output came, and whose it was."""
+
+    ended_at: float = 0.0
+    requests: frozenset[str] = frozenset()
+
+
+def _observe(lengths: DraftLengths, last: _Last, scheduled: Any, output: Any) -> None:
+    """Learns from a step of vLLM, of a `SchedulerOutput` and a `ModelRunnerOutput`."""
+    now = time.perf_counter()
+    tokens, drafts = scheduled.num_scheduled_tokens, scheduled.scheduled_spec_decode_tokens
+    # If all requests are new, the host may have waited for them.
+    known = last.requests & tokens.keys()
+    seconds = now - last.ended_at if known else 0.0
+    last.ended_at, last.requests = now, frozenset(tokens)
+    if not tokens:
+        return
+    lengths.forget(1.0 - len(known) / len(tokens))
+    length = max(map(len, drafts.values()), default=0)
+    emitted = (
+        len(output.sampled_token_ids[output.req_id_to_index[key]])
+        for key, draft in drafts.items()
+        if len(draft) == length
+    )
+    accepted = [min(count - 1, length) for count in emitted if count > 0]
+    others = sum(tokens.values()) - len(accepted) * (1 + length)
+    rows_without = len(tokens) - len(accepted)
+    lengths.observe(
+        len(tokens), length, accepted, seconds, prompt_tokens=max(others - rows_without, 0)
+    )

@@ -1,0 +1,129 @@
+"""The engine's side of vLLM's V2 speculator: what the background drafter's thread calls.
+
+The drafter follows the texts of requests. Here are their settings, their memory and their counts,
+and the reports of steps that come from the device. All calls come from the drafter's thread.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fastdraft import DraftConfig
+from fastdraft.background import Report
+from fastdraft.serving.vllm.beside import HeadRecord
+from fastdraft.serving.vllm.requests import Request, VllmRequests, VllmText
+from fastdraft.serving.vllm.settings import Settings
+from fastdraft.serving.vllm.transfers import EndsCopy
+
+__all__ = ["LateRequests"]
+
+
+class LateRequests(VllmRequests[VllmText]):
+    """The requests of one V2 model runner, by the engine's ids.
+
+    A `fastdraft.background.BatchEngine`.
+
+    Args:
+        vllm_config: A `vllm.config.VllmConfig`.
+        settings: Those in it.
+        places: The most requests at once.
+        nodes: The most nodes of a tree of continuations.
+        depth: How far they reach, in tokens.
+        head: What is learned of a head beside it; None without one.
+    """
+
+    def __init__(
+        self,
+        vllm_config: Any,
+        settings: Settings,
+        *,
+        places: int,
+        nodes: int,
+        depth: int,
+        head: HeadRecord | None = None,
+    ) -> None:
+        config = DraftConfig(lookahead=depth, tree_budget=nodes)
+        super().__init__(vllm_config, settings, config, drafts=True, in_step=True)
+        self._head = head
+        # By place, of the step under way: the tokens of its draft, and whose it is.
+        self._drafted = np.zeros(places, dtype=np.int64)
+        self._drafting = np.zeros(places, dtype=np.int64)
+
+    def add_request(self, prompt_ids: ArrayLike, *, request: Request, length: int) -> int | None:
+        """Starts to draft for a request; None where its settings say no, or are wrong.
+
+        Args:
+            prompt_ids: Its prompt.
+            request: What vLLM knows of it.
+            length: The tokens of its text by now.
+        """
+        text = VllmText()
+        self._start(text, request, np.asarray(prompt_ids, dtype=np.int32), length)
+        if text.request is None:
+            self._ended(text)
+            return None
+        self._texts[text.request] = text
+        return text.request
+
+    def continue_batch(self, *args: Any, **options: Any) -> None:
+        """As `Engine.continue_batch`; its time is counted."""
+        started = time.perf_counter()
+        try:
+            self.engine.continue_batch(*args, **options)
+        finally:
+            self._seconds += time.perf_counter() - started
+
+    def finish(self, request: int) -> None:
+        """Ends a request, so that it is remembered."""
+        self._end([request])
+
+    def cancel(self, request: int) -> None:
+        """Ends a request; nothing is remembered."""
+        text = self._texts.pop(request, None)
+        if text is not None:
+            self._give_up(text)
+            self._ended(text)
+
+    def read(
+        self,
+        copy: EndsCopy,
+        places: NDArray[np.int64],
+        numbers: NDArray[np.int64],
+        verified: NDArray[np.int64],
+    ) -> Report:
+        """What a step emitted, when it is on the host. Waits for the device.
+
+        Each row repeats its last tokens as far back as the copy reaches, so that a step that was
+        lost before it is made good.
+
+        Args:
+            copy: The ends of the texts; given back.
+            places, numbers: (rows,), where they are, and the background drafter's numbers.
+            verified: (rows,), how many draft tokens of each the step verified, padding included.
+        """
+        try:
+            ends = copy.wait()
+            emitted, lengths, drafted = ends[:, :3].astype(np.int64).T
+            beside = 0 if self._head is None else self._head.width
+            drafts, last = np.split(ends[:, 3:], [beside], axis=1)
+            if self._head is not None:
+                self._head.observe(places, numbers, emitted, lengths, verified, drafts, last)
+            reach = last.shape[1]
+            sizes = np.where(emitted > 0, np.minimum(lengths, reach), 0)
+            tails = last[np.arange(reach) >= reach - sizes[:, None]]
+            before = np.where(self._drafting[places] == numbers, self._drafted[places], 0)
+            before = np.minimum(before, verified)
+            self._drafted[places], self._drafting[places] = drafted, numbers
+        finally:
+            copy.free()
+        self._steps += 1
+        offsets = np.concatenate([[0], np.cumsum(sizes)])
+        return Report(places, numbers, lengths - sizes, tails, offsets, before)
+
+    def publish(self) -> None:
+        """Writes the counts into the ledger."""
+        self._guard([], self._publish)

@@ -1,0 +1,157 @@
+"""vLLM's `--speculative-config '{"method": "fastdraft"}'`.
+
+vLLM has a fixed list of methods. So the entry point puts one of these in the place of ours, before
+vLLM looks: the one in whose place fastdraft drafts with the model runner that vLLM takes, or that
+of the `head` beside which it is to draft. Our options move to `additional_config`, which reaches
+the workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from types import SimpleNamespace
+from typing import Any, Final
+
+from fastdraft.errors import InvalidValueError
+from fastdraft.serving.vllm.settings import Settings
+
+__all__ = [
+    "METHOD",
+    "add_front",
+    "configure",
+    "default_runner",
+    "drafts_on_v2",
+    "has_head",
+    "is_chosen",
+]
+
+METHOD: Final = "fastdraft"
+
+_PROPOSER: Final = "fastdraft.serving.vllm.FastdraftProposer"
+_FRONT: Final = "fastdraft.serving.vllm.PredictionMiddleware"
+# The longest draft where the user names none. V1 rounds the sizes of its graphs up to multiples of
+# one more, so that a step without a draft pays for it. V2 verifies as many tokens for each row.
+_LONGEST_V1: Final = 16
+_LONGEST_V2: Final = 8
+
+
+def is_chosen(args: Any) -> bool:
+    """Whether vLLM's arguments name the method.
+
+    Args:
+        args: A `vllm.EngineArgs`, or what vLLM parsed from a command line.
+    """
+    given = getattr(args, "speculative_config", None)
+    method = given.get("method") if isinstance(given, Mapping) else None
+    return METHOD in (method, getattr(args, "spec_method", None))
+
+
+def configure(args: Any, parallel_config: Any) -> None:
+    """Puts a method that vLLM knows in the place of ours, if the arguments name it.
+
+    Args:
+        args: A `vllm.EngineArgs`; its speculative and additional configurations are replaced.
+        parallel_config: The `vllm.config.ParallelConfig` made of it.
+
+    Raises:
+        InvalidValueError: An option has a bad value, or is given twice.
+    """
+    if not is_chosen(args):
+        return
+    given = args.speculative_config or {}
+    given = {name.replace("-", "_"): value for name, value in given.items()}
+    additional = args.additional_config or {}
+    for place, name in ((given, "model"), (additional, METHOD)):
+        if name in place:
+            raise InvalidValueError(
+                f"{name} must be left out of vLLM's configuration with the method {METHOD!r}, "
+                f"beside which its options stand, got {place[name]!r}"
+            )
+    names = {field.name for field in fields(Settings)}
+    options = {name: given.pop(name) for name in names & given.keys()}
+    Settings(**options)
+    args.additional_config = {**additional, METHOD: options}
+    args.spec_method = None
+    head = given.pop("head", None)
+    chosen: dict[str, Any]
+    if head is not None:
+        if not isinstance(head, Mapping) or head.get("method") == METHOD:
+            raise InvalidValueError(
+                "head must be vLLM's own configuration of a draft head or model, such as "
+                f'{{"method": "eagle3", "model": ...}}, got {head!r}'
+            )
+        chosen = dict(head)
+    elif _takes_v2(args, parallel_config):
+        chosen = {"method": "ngram_gpu", "model": METHOD, "num_speculative_tokens": _LONGEST_V2}
+    else:
+        chosen = {
+            "method": "custom_class",
+            "model": _PROPOSER,
+            "num_speculative_tokens": _LONGEST_V1,
+        }
+    if args.spec_tokens is not None:
+        chosen.pop("num_speculative_tokens", None)
+    given.pop("method", None)
+    args.speculative_config = {**chosen, **given}
+
+
+def drafts_on_v2(vllm_config: Any) -> bool:
+    """Whether a `vllm.config.VllmConfig` has fastdraft draft for Model Runner V2.
+
+    Raises:
+        InvalidValueError: vLLM takes V1 for it after all, which would draft something else.
+    """
+    speculative = vllm_config.speculative_config
+    replaces = getattr(speculative, "method", None) == "ngram_gpu" and speculative.model == METHOD
+    if not replaces and not has_head(vllm_config):
+        return False
+    if not vllm_config.use_v2_model_runner:
+        raise InvalidValueError(
+            "vLLM must keep to Model Runner V2, with which it began or which a head beside "
+            "fastdraft needs, got V1; set the environment's VLLM_USE_V2_MODEL_RUNNER to 0 or 1"
+        )
+    return True
+
+
+def has_head(vllm_config: Any) -> bool:
+    """Whether a `vllm.config.VllmConfig` has fastdraft draft beside a head of vLLM's."""
+    method = getattr(vllm_config.speculative_config, "method", None)
+    asked = METHOD in (getattr(vllm_config, "additional_config", None) or {})
+    return asked and method not in (None, "ngram_gpu", "custom_class")
+
+
+def add_front(args: Any) -> None:
+    """Has vLLM's HTTP server take predictions, if the command line chooses the method.
+
+    Args:
+        args: What vLLM parsed from it.
+    """
+    middleware = getattr(args, "middleware", None)
+    if middleware is not None and is_chosen(args) and _FRONT not in middleware:
+        args.middleware = [*middleware, _FRONT]
+
+
+def default_runner() -> str:
+    """The model runner that vLLM takes here, unless an option asks for what V2 lacks."""
+    from vllm.config import ParallelConfig
+    from vllm.engine.arg_utils import EngineArgs
+
+    return f"Model Runner V{2 if _takes_v2(EngineArgs(), ParallelConfig()) else 1}"
+
+
+def _takes_v2(args: Any, parallel_config: Any) -> bool:
+    """Whether vLLM takes Model Runner V2 if nothing but the method is left to decide: asks vLLM."""
+    from vllm.config import VllmConfig
+
+    if not hasattr(VllmConfig, "use_v2_model_runner"):
+        return False  # before V2
+    watermark = getattr(args, "create_watermark_config", lambda: None)
+    asked = object.__new__(VllmConfig)
+    vars(asked).update(
+        attention_config=args.attention_config,
+        parallel_config=parallel_config,
+        speculative_config=SimpleNamespace(method="ngram_gpu", parallel_drafting=False),
+        watermark_config=watermark(),
+    )
+    return bool(asked.use_v2_model_runner)

@@ -1,0 +1,256 @@
+"""vLLM's `custom_class` proposer: its rows become requests of one engine.
+
+Once a step vLLM passes the rows of its batch with the tokens that each emitted, and takes drafts.
+It does not say which row belongs to which request. The model runner knows, and the entry point in
+`plugin` attaches it.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import time
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastdraft import DraftConfig
+from fastdraft.errors import InvalidValueError
+from fastdraft.serving.vllm.requests import Request, VllmRequests, VllmText, is_first_rank
+from fastdraft.serving.vllm.settings import Settings, check
+from fastdraft.serving.vllm.step_times import StepTimes, captured_sizes
+
+__all__ = ["FastdraftProposer"]
+
+
+@dataclass(slots=True)
+class _Text(VllmText):
+    scheduled: int = 0
+    """The tokens that its next forward is to have, its draft included; 0 for a prompt's."""
+
+
+class FastdraftProposer(VllmRequests[_Text]):
+    """Drafts for one vLLM engine whose model runner is V1: see `method`.
+
+    Not thread-safe: vLLM calls it from the thread that runs the model.
+    """
+
+    def __init__(self, vllm_config: Any) -> None:
+        """Makes a proposer as vLLM does.
+
+        Args:
+            vllm_config: A `vllm.config.VllmConfig`.
+
+        Raises:
+            InvalidValueError: An option is unknown or has a bad value, or vLLM is set up in a way
+                that drafts cannot serve.
+            DatastoreError: A datastore cannot be opened.
+        """
+        settings = Settings.of(vllm_config)
+        check(vllm_config)
+        self._lookahead = int(vllm_config.speculative_config.num_speculative_tokens)
+        config = DraftConfig(lookahead=self._lookahead)
+        if settings.token_cost is not None:
+            config = replace(config, token_cost=settings.token_cost)
+        # Where each rank schedules for itself, all must draft the same, and their clocks differ.
+        parallel = getattr(vllm_config, "parallel_config", None)
+        backend = getattr(parallel, "distributed_executor_backend", None)
+        together = backend == "external_launcher"
+        self._drafts = together or is_first_rank()
+        super().__init__(vllm_config, settings, config, drafts=self._drafts, in_step=together)
+        self._times = None
+        if settings.token_cost is None and not together:
+            sizes, even_graphs = captured_sizes(vllm_config)
+            device_type = vllm_config.device_config.device_type
+            self._times = StepTimes(device_type, sizes, even_graphs=even_graphs)
+        self._runner: Any = None
+        # Of the last forward, by request id: its draft tokens.
+        self._verified: Mapping[Hashable, Sequence[int]] = {}
+        self._ended_at = 0.0
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """Loads nothing: there is no draft model.
+
+        Raises:
+            InvalidValueError: Nobody has called `attach`.
+        """
+        if self._runner is None:
+            raise InvalidValueError(
+                "fastdraft's entry point must be loaded in vLLM's workers: if VLLM_PLUGINS is set, "
+                f"it has to name fastdraft, got {os.environ.get('VLLM_PLUGINS')!r}"
+            )
+
+    def attach(self, runner: Any) -> None:
+        """Takes request ids, parameters and ends from the model runner that owns the proposer.
+
+        Args:
+            runner: A `vllm.v1.worker.gpu_model_runner.GPUModelRunner`.
+
+        Raises:
+            AttributeError: It lacks what is needed.
+        """
+        # Looked up once here, so that a changed runner shows before the first request.
+        runner.input_batch.req_ids, runner.requests.keys()
+        execute = runner.execute_model
+        self._runner = runner
+        if self._drafts:
+            self.announce(f"Model Runner V1, drafts of up to {self._lookahead} tokens")
+
+        @functools.wraps(execute)
+        def execute_model(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+            # `propose` is not called for the last request's end, nor before an id comes again.
+            ended = getattr(scheduler_output, "finished_req_ids", ())
+            if ended:
+                self._guard(self._texts.values(), self._end, ended)
+                self._guard(self._texts.values(), self._publish)
+            tokens = getattr(scheduler_output, "num_scheduled_tokens", None)
+            if tokens and self._times is not None:
+                self._times.add_forward(tokens)
+            self._verified = getattr(scheduler_output, "scheduled_spec_decode_tokens", {})
+            return execute(scheduler_output, *args, **kwargs)
+
+        runner.execute_model = execute_model
+        if hasattr(runner, "effective_drafter_max_model_len"):
+            # Otherwise the runner drafts zeros for all rows as soon as one is near its end. Here
+            # the limit is known row by row.
+            runner.effective_drafter_max_model_len += self._lookahead
+            update = getattr(runner, "update_max_model_len", lambda _: None)
+
+            @functools.wraps(update)
+            def update_max_model_len(length: int) -> None:
+                # It may set the drafter's length again.
+                runner.effective_drafter_max_model_len -= self._lookahead
+                update(length)
+                runner.effective_drafter_max_model_len += self._lookahead
+
+            runner.update_max_model_len = update_max_model_len
+
+    def propose(
+        self,
+        sampled_token_ids: list[list[int]],
+        num_tokens_no_spec: NDArray[np.int32],
+        token_ids_cpu: NDArray[np.int32],
+        **_: Any,
+    ) -> list[list[int]]:
+        """The drafts of the next step.
+
+        Args:
+            sampled_token_ids: For each row the tokens that it emitted; none where it is still at
+                its prompt.
+            num_tokens_no_spec: (rows or more,), the tokens of each row's text, the emitted ones
+                included.
+            token_ids_cpu: (rows or more, longest text), the texts. Read during the call alone.
+
+        Returns:
+            For each row its draft, of at most `num_speculative_tokens` tokens, and never more than
+            what remains up to the model's longest text and the request's `max_tokens`.
+
+        One call of the engine for what was emitted and one for the drafts; O(emitted + drafted
+        tokens), and O(text) for a request's first.
+        """
+        started = time.perf_counter()
+        drafts: list[list[int]] = [[] for _ in sampled_token_ids]
+        if not self._drafts:
+            return drafts
+        waited = started - self._ended_at
+        step = (drafts, waited, sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
+        self._guard(self._texts.values(), self._step, *step)
+        self._ended_at = time.perf_counter()
+        self._steps += 1
+        self._seconds += self._ended_at - started
+        self._guard(self._texts.values(), self._publish)
+        return drafts
+
+    def _step(
+        self,
+        drafts: list[list[int]],
+        seconds: float,
+        sampled_token_ids: list[list[int]],
+        num_tokens_no_spec: NDArray[np.int32],
+        token_ids: NDArray[np.int32],
+    ) -> None:
+        rows = [row for row, sampled in enumerate(sampled_token_ids) if sampled]
+        lengths = num_tokens_no_spec[: len(drafts)].tolist()
+        now = [lengths[row] for row in rows]
+        before = [lengths[row] - len(sampled_token_ids[row]) for row in rows]
+
+        request_ids, requests = self._runner.input_batch.req_ids, self._runner.requests
+        keys = [request_ids[row] for row in rows]
+        self._end(self._texts.keys() - requests.keys())
+        decoded: dict[Hashable, int] = {}
+        texts: list[_Text] = []
+        for key, row, length in zip(keys, rows, before, strict=True):
+            text = self._texts.get(key)
+            if text is not None and text.length > length and text.is_drafted:
+                # The host took tokens back, which the engine cannot.
+                self._end([key])
+                text = None
+            if text is None:
+                text = self._texts[key] = _Text()
+                self._start(text, Request.of(requests[key]), token_ids[row], length)
+            elif text.scheduled > 0 and text.length == length:
+                decoded[key] = text.scheduled
+            texts.append(text)
+        if self._times is not None:
+            self._times.observe(decoded, len(drafts), seconds, 1 + self._lookahead)
+        # vLLM may have cut drafts.
+        verified = [len(self._verified.get(key, ())) for key in keys]
+        self._take_emitted(texts, rows, now, token_ids, verified)
+        self._draft(texts, rows, drafts)
+
+    def _take_emitted(
+        self,
+        texts: list[_Text],
+        rows: list[int],
+        now: list[int],
+        token_ids: NDArray[np.int32],
+        verified: list[int],
+    ) -> None:
+        """Passes on what the rows emitted: up to the lengths `now` of their texts."""
+        live = []
+        for text, row, end, number in zip(texts, rows, now, verified, strict=True):
+            if text.request is not None:
+                live.append((text, row, end, number))
+            elif text.indexing is not None:
+                text.missed.append(token_ids[row, text.length : end].copy())
+        if live:
+            emitted = [token_ids[row, text.length : end] for text, row, end, _ in live]
+            offsets = [0, *itertools.accumulate(map(len, emitted))]
+            together = emitted[0] if len(emitted) == 1 else np.concatenate(emitted)
+            drafted = [number for *_, number in live]
+            self._observe([text for text, *_ in live], together, offsets, drafted)
+        for text, end in zip(texts, now, strict=True):
+            text.length = end
+
+    def _draft(self, texts: list[_Text], rows: list[int], drafts: list[list[int]]) -> None:
+        for text in texts:
+            text.scheduled = 1
+        live = [
+            (text, row) for text, row in zip(texts, rows, strict=True) if text.request is not None
+        ]
+        if not live:
+            return
+        # One token follows every draft, and must have room too.
+        limits = [min(max(text.longest - text.length - 1, 0), text.lookahead) for text, _ in live]
+        cost, even = None, False
+        if self._times is not None:
+            even = min(limits) >= self._lookahead
+            cost = self._times.curve(len(drafts), len(live), self._lookahead, even=even)
+            if cost is None:
+                return
+        batch = self._propose([text for text, _ in live], limits, cost)
+        chosen = batch.tolist()
+        if (
+            even
+            and self._times is not None
+            and self._times.is_better_even(len(live) + len(batch.token_ids))
+        ):
+            # What stands behind a draft's end is verified for nothing, and the step is faster.
+            chosen = [draft + [0] * (self._lookahead - len(draft)) for draft in chosen]
+        for (text, row), draft in zip(live, chosen, strict=True):
+            text.scheduled += len(draft)
+            drafts[row] = draft

@@ -1,0 +1,241 @@
+"""vLLM's requests at one engine: how they start, what they leave, and the ledger of their counts.
+
+Both adapters are made of it: the proposer of the V1 model runner, and the speculator of V2.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastdraft import Datastore, DraftConfig, DraftStats, Engine, Memory, __version__
+from fastdraft.serving.host import (
+    HostRequests,
+    Text,
+    share,
+    watch,
+)
+from fastdraft.serving.request_options import PREDICTION, UNLIMITED
+from fastdraft.serving.vllm.ledger import Ledger
+from fastdraft.serving.vllm.settings import Settings
+
+__all__ = ["SALT", "TICKET", "Request", "Salt", "VllmRequests", "VllmText", "is_first_rank"]
+
+TICKET = "prediction_ticket"
+"""In a request's `extra_args`: under what the ledger notes what became of the prediction."""
+
+SALT = "fastdraft_cache_salt"
+"""In a request's `extra_args`: its `Salt`, put there by the entry point alone."""
+
+_logger = logging.getLogger(__name__)
+
+# The least tokens of output that allow for a draft: the one that comes with the prompt, one of a
+# draft and the one that follows it.
+_LEAST_ROOM = 3
+
+
+class Salt(NamedTuple):
+    """A request's `cache_salt`. No client can send one: what comes as JSON is no `Salt`."""
+
+    value: str | None
+
+
+class Request(NamedTuple):
+    """What vLLM knows of a request that can be drafted for."""
+
+    prompt_size: int
+    """The tokens of its prompt."""
+    params: Mapping[str, Any]
+    """Its `extra_args`."""
+    max_tokens: int | None
+    """The most tokens of its output."""
+    adapter: str | None
+    """The name of its LoRA adapter, by which vLLM tells adapters apart, in its cache too."""
+
+    @classmethod
+    def of(cls, request: Any) -> Request | None:
+        """That of vLLM's own record, a `NewRequestData` or a `CachedRequestState`; None where the
+        prompt, or a part of it, came as embeddings, which have no tokens to look up."""
+        params = request.sampling_params
+        if (
+            params is None
+            or request.prompt_token_ids is None
+            or getattr(request, "prompt_is_token_ids", None)
+        ):
+            return None
+        adapter = getattr(request, "lora_request", None)
+        return cls(
+            len(request.prompt_token_ids),
+            getattr(params, "extra_args", None) or {},
+            getattr(params, "max_tokens", None),
+            None if adapter is None else adapter.lora_name,
+        )
+
+
+@dataclass(slots=True)
+class VllmText(Text):
+    """What is known of one request."""
+
+    length: int = 0
+    """The tokens of it that the engine has."""
+    longest: int = UNLIMITED
+    """The tokens at which it ends, of prompt and output."""
+    predicts: bool = False
+    row: int | None = None
+    """Its row in the ledger."""
+
+
+VllmTextT = TypeVar("VllmTextT", bound=VllmText)
+
+
+class VllmRequests(HostRequests[VllmTextT]):
+    """The requests of one vLLM engine.
+
+    Args:
+        vllm_config: A `vllm.config.VllmConfig`.
+        settings: Those in it.
+        config: The drafter's configuration, but for what the settings and the model say.
+        drafts: Whether it drafts at all: not on further ranks of one model.
+        in_step: See `HostRequests`.
+    """
+
+    def __init__(
+        self,
+        vllm_config: Any,
+        settings: Settings,
+        config: DraftConfig,
+        *,
+        drafts: bool,
+        in_step: bool,
+    ) -> None:
+        self._model_config = vllm_config.model_config
+        frozen = [Datastore.open(path) for path in settings.datastores]
+        vocabulary = int(self._model_config.get_vocab_size())
+        config = replace(config, max_bytes=settings.max_bytes, vocabulary=vocabulary)
+        parallel = getattr(vllm_config, "parallel_config", None)
+        rank = getattr(parallel, "data_parallel_rank", 0)
+        memory = Memory(settings.memory_bytes)
+        replica = None
+        # A folder of this machine is a fleet of the engines here, whenever they run.
+        url = settings.memory_folder if settings.fleet_url is None else settings.fleet_url
+        if url is not None and drafts:
+            model = str(getattr(self._model_config, "model", ""))
+            replica = share(
+                memory,
+                url,
+                model=model,
+                tokenizer=str(getattr(self._model_config, "tokenizer", model)),
+                revision=getattr(self._model_config, "tokenizer_revision", None),
+            )
+        engine = Engine(config, datastores=frozen)
+        super().__init__(
+            engine,
+            memory,
+            frozen,
+            shared=settings.shared_namespaces,
+            replica=replica,
+            own_options=(SALT,),
+            in_step=in_step,
+        )
+        self._warned_of_salts = False
+        self._ledger = Ledger.from_environment(engine=rank) if drafts else None
+        if replica is not None and self._ledger is not None:
+            watch(replica, self._ledger.publish)
+
+    def _start(
+        self, text: VllmTextT, request: Request | None, token_ids: NDArray[np.int32], length: int
+    ) -> None:
+        """Adds a request to the engine, but not its output.
+
+        Args:
+            text: What is known of it.
+            request: What vLLM knows; None if it cannot be drafted for.
+            token_ids: Its text.
+            length: The tokens of it.
+        """
+        if request is None:
+            return
+        size, params = request.prompt_size, request.params
+        text.length = size
+        text.longest = self._model_config.max_model_len
+        if request.max_tokens is not None:
+            text.longest = min(text.longest, size + request.max_tokens)
+        predicts = params.get(PREDICTION) is not None
+        if predicts and self._ledger is not None:
+            text.row = self._ledger.open(params.get(TICKET))
+        if text.longest - length < _LEAST_ROOM:
+            return
+        self._guard([text], self._add_apart, text, token_ids[:size], request)
+        text.predicts = predicts and text.is_drafted
+
+    def _add_apart(self, text: VllmTextT, prompt: NDArray[np.int32], request: Request) -> None:
+        """Adds a request to those of its salt. Where none is known to be its own, it is apart from
+        all others: else a `cache_salt` that is lost on its way would open one tenant's text to
+        others."""
+        salt = request.params.get(SALT)
+        known = isinstance(salt, Salt)
+        if not known and not self._warned_of_salts:
+            self._warned_of_salts = True
+            _logger.warning(
+                "fastdraft: this vLLM does not show cache_salt to its drafter, so nothing is "
+                "remembered: drafts come from each request's own text and its prediction alone"
+            )
+        self._add(
+            text,
+            prompt,
+            request.params,
+            adapter=request.adapter,
+            salt=salt.value if isinstance(salt, Salt) else None,
+            apart=not known,
+        )
+
+    def announce(self, what: str) -> None:
+        """Says once, in vLLM's own log, what drafts, and with which memory."""
+        memory = f"{self.memory.max_bytes >> 20} MiB" if self.memory.max_bytes else "none"
+        shared = " shared between replicas" if self.replica is not None else ""
+        # vLLM shows what its own loggers say.
+        logging.getLogger("vllm.fastdraft").info(
+            "fastdraft %s drafts: %s, memory: %s%s", __version__, what, memory, shared
+        )
+
+    def _publish(self) -> None:
+        """Writes the counts of predictions and the totals into the ledger. O(requests)."""
+        if self._ledger is None:
+            return
+        stats = self._finished
+        for text in self._texts.values():
+            if text.predicts and text.request is not None:
+                running = self.engine.stats(text.request)
+                stats += running
+                self._record(text, running)
+        self._ledger.publish(self.totals(stats))
+
+    def _ended(self, text: VllmTextT) -> None:
+        """Ends a request's row in the ledger."""
+        if text.row is not None and self._ledger is not None:
+            self._ledger.close(text.row)
+
+    def _conclude(self, text: VllmTextT, stats: DraftStats) -> None:
+        super()._conclude(text, stats)
+        self._record(text, stats)
+
+    def _record(self, text: VllmTextT, stats: DraftStats) -> None:
+        if text.row is not None and self._ledger is not None:
+            self._ledger.record(
+                text.row, stats.accepted_prediction_tokens, stats.rejected_prediction_tokens
+            )
+
+
+def is_first_rank() -> bool:
+    """Whether this worker drafts for all: with tensor parallelism, rank 0 does."""
+    try:
+        from vllm.distributed.parallel_state import get_tp_group
+
+        return bool(get_tp_group().is_first_rank)
+    except (ImportError, AttributeError, AssertionError):
+        return True

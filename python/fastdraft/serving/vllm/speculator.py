@@ -1,0 +1,377 @@
+"""vLLM's V2 speculator: drafts that the model runner never waits for.
+
+After each step one kernel drafts on the device, from continuations that have arrived, and says
+where the texts end now. That is copied to the host on a stream of its own. The thread of a
+`BackgroundDrafter` tells the engine, and sends the next continuations. So they are a step or two
+old when they are used; the kernel aligns them with what was emitted meanwhile.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastdraft import DraftStats
+from fastdraft.alignment import Aligner, Head, Texts
+from fastdraft.background import BackgroundDrafter, Snapshot
+from fastdraft.errors import InvalidValueError
+from fastdraft.faults import Faults
+from fastdraft.serving.request_options import LOOKAHEAD, SWITCH, request_options
+from fastdraft.serving.vllm.beside import BINS, HeadRecord
+from fastdraft.serving.vllm.lookup import LateRequests
+from fastdraft.serving.vllm.method import has_head
+from fastdraft.serving.vllm.requests import Request, is_first_rank
+from fastdraft.serving.vllm.settings import Settings, check_speculator
+from fastdraft.serving.vllm.transfers import Ends, TreeBuffers
+
+__all__ = ["FastdraftSpeculator"]
+
+# Nodes of a tree of continuations: more gain nothing.
+_NODES: Final = 128
+# A copy heals the loss of so many steps before it.
+_STEPS_BACK: Final = 4
+# The requests with which vLLM warms its kernels up.
+_WARM_UP: Final = ("_warmup_", "_v2_mixed_warmup_")
+
+_logger = logging.getLogger(__name__)
+
+
+class FastdraftSpeculator:
+    """Drafts for one V2 model runner, in the place of vLLM's `ngram_gpu` or beside a draft head
+    of vLLM's: see `method`.
+
+    vLLM's class of speculators is mixed in where vLLM is at hand: see `plugin`.
+
+    Attributes:
+        draft_token_confidence_probs: (max_num_seqs, num_speculative_tokens) float32, the chance of
+            each draft token if those before it are right, for vLLM's adaptive verification.
+        late: The requests of the engine's thread; None where another rank drafts.
+        drafter: The thread; None where another rank drafts.
+    """
+
+    num_query_per_req = 1
+    num_extra_query_per_req = 0
+    supports_mm_inputs = False
+    draft_logits = None
+
+    def __init__(self, vllm_config: Any, device: torch.device, req_states: Any) -> None:
+        """Makes a speculator as vLLM does.
+
+        Args:
+            vllm_config: A `vllm.config.VllmConfig`.
+            device: That of the model.
+            req_states: A `vllm.v1.worker.gpu.states.RequestState`.
+
+        Raises:
+            InvalidValueError: An option is unknown or has a bad value, or vLLM is set up in a way
+                that drafts cannot serve.
+            DatastoreError: A datastore cannot be opened.
+        """
+        settings = Settings.of(vllm_config)
+        check_speculator(vllm_config)
+        device = torch.device(device)
+        speculative = vllm_config.speculative_config
+        self._lookahead = lookahead = int(speculative.num_speculative_tokens)
+        places = int(vllm_config.scheduler_config.max_num_seqs)
+        self._states = req_states
+        self._head = HeadRecord(lookahead, places) if has_head(vllm_config) else None
+        self._aligner = Aligner(
+            device,
+            max_rows=places,
+            lookahead=lookahead,
+            vocabulary=int(vllm_config.model_config.get_vocab_size()),
+            tail=_STEPS_BACK * (lookahead + 1),
+            beside_head=self._head is not None,
+        )
+        self.draft_token_confidence_probs = self._aligner.output.probabilities
+        self.enable_adaptive_verification = bool(
+            getattr(speculative, "enable_adaptive_verification", False)
+        )
+        self._ranks = int(vllm_config.parallel_config.tensor_parallel_size)
+        self._columns = torch.zeros(2, places, dtype=torch.int32, device=device)
+        # On the host; row 0: numbers of requests, row 1: their longest drafts.
+        self._column_values = np.zeros((2, places), dtype=np.int32)
+        # The drafter's number of each request id, and the ids that are preempted.
+        self._numbers: dict[str, int] = {}
+        self._preempted: set[str] = set()
+        self._faults = Faults(_logger)
+        self.late: LateRequests | None = None
+        self.drafter: BackgroundDrafter | None = None
+        if is_first_rank():
+            more = 0 if self._head is None else lookahead + 2 * BINS
+            self._trees = TreeBuffers(device, places, _NODES, more)
+            self._ends = Ends(device, places, self._aligner.output.ends.shape[1])
+            # What two steps may emit, and the draft after them.
+            depth = 3 * (lookahead + 1)
+            self.late = LateRequests(
+                vllm_config,
+                settings,
+                places=places,
+                nodes=_NODES,
+                depth=depth,
+                head=self._head,
+            )
+            self.drafter = BackgroundDrafter(
+                self.late, snapshots=self._trees.snapshots, published=self._send
+            )
+
+    @property
+    def faults(self) -> int:
+        """The number of drafting errors."""
+        if self.late is None or self.drafter is None:
+            return self._faults.count
+        return self._faults.count + self.late.faults + self.drafter.faults
+
+    @property
+    def stats(self) -> DraftStats:
+        """The counts of all requests, of steps that the engine has heard of."""
+        return DraftStats() if self.late is None else self.late.stats
+
+    def init_cudagraph_manager(self, cudagraph_mode: Any) -> None:
+        """Nothing: there is no draft model."""
+
+    def capture(self) -> None:
+        """Nothing: one kernel is launched as it is."""
+
+    def drain(self, timeout: float = 60.0) -> bool:
+        """Waits until the engine's thread has done all that was asked; whether it has."""
+        return self.drafter is None or self.drafter.drain(timeout)
+
+    def attach(self, runner: Any) -> None:
+        """Hears of requests from the model runner that owns the speculator.
+
+        Args:
+            runner: A `vllm.v1.worker.gpu.model_runner.GPUModelRunner`.
+
+        Raises:
+            AttributeError: It lacks what is needed.
+            InvalidValueError: There is to be a draft head, and its speculator is none.
+        """
+        beside = ""
+        if self._head is not None:
+            self._join(runner.speculator)
+            beside = f" beside vLLM's {type(runner.speculator).__name__}"
+        if self.drafter is None:
+            return
+        assert self.late is not None
+        stop = self.drafter.stop
+        add, finish = runner.add_requests, runner.finish_requests
+        self._states.req_id_to_index  # noqa: B018
+
+        @functools.wraps(add)
+        def add_requests(scheduler_output: Any) -> None:
+            add(scheduler_output)
+            if scheduler_output.scheduled_new_reqs:
+                self._guard(self._enter, scheduler_output.scheduled_new_reqs)
+
+        @functools.wraps(finish)
+        def finish_requests(scheduler_output: Any) -> None:
+            self._guard(self._leave, scheduler_output)
+            finish(scheduler_output)
+
+        runner.add_requests, runner.finish_requests = add_requests, finish_requests
+        asynchronous = getattr(runner.vllm_config.scheduler_config, "async_scheduling", False)
+        self.late.announce(
+            f"Model Runner V2, asynchronous scheduling {'on' if asynchronous else 'off'}, drafts "
+            f"of up to {self._lookahead} tokens{beside}"
+        )
+        shutdown = getattr(runner, "shutdown", None)
+        if shutdown is not None:
+
+            @functools.wraps(shutdown)
+            def shut_down() -> None:
+                stop()
+                shutdown()
+
+            runner.shutdown = shut_down
+
+    def propose(
+        self,
+        input_batch: Any,
+        attn_metadata: Any,
+        slot_mappings: Any,
+        last_hidden_states: Tensor,
+        aux_hidden_states: list[Tensor] | None,
+        num_sampled: Tensor,
+        num_rejected: Tensor,
+        last_sampled: Tensor,
+        next_prefill_tokens: Tensor,
+        temperature: Tensor,
+        seeds: Tensor,
+        dp_sync_state: Any = None,
+        dummy_run: bool = False,
+        skip_attn_for_dummy_run: bool = False,
+        mm_inputs: Any = None,
+        is_profile: bool = False,
+        num_speculative_tokens: int | None = None,
+        head_ids: Tensor | None = None,
+        **_: Any,
+    ) -> Tensor:
+        """The drafts of the next step, int64 (rows, num_speculative_tokens). Waits for nothing.
+
+        Where a draft is shorter, the text's last token follows, as in vLLM's `ngram_gpu`.
+
+        Args:
+            input_batch: The rows: `num_reqs`, `idx_mapping` from rows to places, on the device and
+                as an array, and how many draft tokens of each were verified.
+            num_sampled: integer (rows,), the tokens that each row has just emitted.
+            dummy_run: Whether there are no requests.
+            head_ids: integer (rows, num_speculative_tokens), the drafts of a head, of which each
+                row takes the better one.
+        """
+        output = self._aligner.output
+        rows = input_batch.num_reqs
+        drafts = output.token_ids[:rows]
+        if dummy_run:
+            return drafts if head_ids is None else head_ids
+        if head_ids is not None:
+            drafts.copy_(head_ids)
+        if self.late is not None:
+            self._guard(self._propose, input_batch, num_sampled, head_ids)
+        if self._ranks > 1:
+            # What has arrived differs between ranks, and all have to verify the same drafts.
+            self._share(drafts)
+            self._share(output.probabilities[:rows])
+        return drafts
+
+    def _join(self, speculator: Any) -> None:
+        """Has vLLM's own speculator draft first, and each row take the better of both drafts."""
+        from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
+
+        if not isinstance(speculator, DraftModelSpeculator):
+            raise InvalidValueError(
+                "head must be vLLM's configuration of a draft head or model, got one for which "
+                f"vLLM makes {type(speculator).__name__}"
+            )
+        if speculator.draft_logits is not None:
+            raise InvalidValueError(
+                "draft_sample_method must be 'greedy' beside fastdraft: vLLM verifies drawn tokens "
+                "by the head's probabilities, which looked-up ones have not; got 'probabilistic'"
+            )
+        if self.enable_adaptive_verification:
+            raise InvalidValueError(
+                "enable_adaptive_verification must be left out with a head beside fastdraft, whose "
+                "probabilities are not comparable to the head's; got True"
+            )
+        propose = speculator.propose
+
+        @functools.wraps(propose)
+        def propose_both(*args: Any, **options: Any) -> Tensor:
+            options["head_ids"] = propose(*args, **options)
+            return self.propose(*args, **options)
+
+        speculator.propose = propose_both
+
+    def _propose(self, input_batch: Any, num_sampled: Tensor, head_ids: Tensor | None) -> None:
+        states, rows = self._states, input_batch.num_reqs
+        texts = Texts(states.all_token_ids.gpu, states.total_len.gpu, *self._columns)
+        self._ends.protect()
+        trees = self._trees.take()
+        head = None
+        if head_ids is not None:
+            acceptance, first = self._trees.more().tensor_split([self._lookahead])
+            head = Head(head_ids, acceptance, first.view(2, BINS))
+        try:
+            aligned = self._aligner.align(
+                texts, trees, input_batch.idx_mapping[:rows], num_sampled[:rows], head
+            )
+        finally:
+            self._trees.release()
+        copy = self._ends.send(aligned.ends)
+        if copy is not None:
+            assert self.late is not None and self.drafter is not None
+            places = input_batch.idx_mapping_np[:rows].astype(np.int64)
+            numbers = self._column_values[0, places].astype(np.int64)
+            # The scheduler may have left out some of what was drafted, or all.
+            verified = input_batch.num_draft_tokens_per_req
+            verified = np.zeros(rows, np.int64) if verified is None else verified[:rows].copy()
+            self.drafter.expect(functools.partial(self.late.read, copy, places, numbers, verified))
+
+    def _send(self, snapshot: Snapshot) -> None:
+        """Publishes trees and counts, on the drafter's thread."""
+        assert self.late is not None
+        self._trees.publish(snapshot, None if self._head is None else self._head.table())
+        self.late.publish()
+
+    def _enter(self, requests: Iterable[Any]) -> None:
+        """Requests have got places."""
+        for request in requests:
+            place = self._states.req_id_to_index[request.req_id]
+            self._column_values[:, place] = 0
+            known = _known(request)
+            if known is not None:
+                self._column_values[0, place] = self._begin(request, known, place)
+                self._column_values[1, place] = min(_longest_draft(known), self._lookahead)
+        self._send_columns()
+
+    def _begin(self, request: Any, known: Request, place: int) -> int:
+        """Tells the drafter of a request that is new, or was preempted; gives its number."""
+        assert self.drafter is not None
+        name, tokens = request.req_id, request.prefill_token_ids
+        number = self._numbers.get(name)
+        if number is not None and name in self._preempted:
+            self._preempted.discard(name)
+            self._numbers[name] = self.drafter.resume(place, number, tokens)
+            return self._numbers[name]
+        if number is not None:
+            # The host has changed the prompt.
+            self.drafter.cancel(number)
+        length, size = len(tokens), known.prompt_size
+        number = self.drafter.add(place, request.prompt_token_ids, request=known, length=length)
+        self._numbers[name] = number
+        if length > size:
+            self.drafter.observe([place], [number], [size], tokens[size:], [0, length - size])
+        return number
+
+    def _leave(self, scheduler_output: Any) -> None:
+        """Requests have ended, or were preempted."""
+        assert self.drafter is not None
+        for name in sorted(getattr(scheduler_output, "preempted_req_ids", None) or ()):
+            if name in self._numbers:
+                self._preempted.add(name)
+                self.drafter.suspend(self._numbers[name])
+        for name in sorted(scheduler_output.finished_req_ids):
+            self._preempted.discard(name)
+            number = self._numbers.pop(name, None)
+            if number is not None:
+                self.drafter.finish(number)
+
+    def _send_columns(self) -> None:
+        """Sends numbers and longest drafts to the device, ahead of the next step."""
+        values = torch.from_numpy(self._column_values.copy())
+        if self._columns.is_cuda:
+            values = values.pin_memory()
+        self._columns.copy_(values, non_blocking=True)
+
+    def _share(self, values: Tensor) -> None:
+        """Gives all ranks of the model the first one's values."""
+        from vllm.distributed.parallel_state import get_tp_group
+
+        get_tp_group().broadcast(values, src=0)
+
+    def _guard(self, call: Callable[..., None], *args: Any) -> None:
+        """Calls; what it raises costs drafts alone."""
+        try:
+            call(*args)
+        except Exception:
+            self._faults.add("drafting failed; the step goes on without new drafts")
+
+
+def _known(request: Any) -> Request | None:
+    """What is known of a `NewRequestData`; None where nothing is to be looked up for it."""
+    return None if request.req_id.startswith(_WARM_UP) else Request.of(request)
+
+
+def _longest_draft(request: Request) -> int:
+    """The longest draft that a request asks for. Looks at no lists of ids, which takes long."""
+    try:
+        asked = {SWITCH, LOOKAHEAD} & request.params.keys()
+        return request_options({name: request.params[name] for name in asked}).lookahead
+    except InvalidValueError:
+        return 0  # the drafter's thread counts and tells

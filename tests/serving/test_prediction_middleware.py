@@ -1,0 +1,998 @@
+"""Predicted outputs over HTTP, before a plain ASGI application with vLLM's HTTP interface."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from fastdraft.serving.http.front import Front
+from fastdraft.serving.http.servers import COMPLETIONS, VLLM
+from fastdraft.serving.http.templates import RequestTemplates
+from fastdraft.serving.request_options import MOST_IDS
+from fastdraft.serving.vllm import ledger as ledgers
+from fastdraft.serving.vllm.ledger import Ledger, LedgerReader, new_ticket
+from fastdraft.serving.vllm.middleware import PredictionMiddleware
+
+CHAT = "/v1/chat/completions"
+JSON_TYPE = (b"content-type", b"application/json")
+USAGE = {"prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8}
+
+
+@dataclass
+class Answer:
+    status: int = 0
+    headers: dict[bytes, bytes] = field(default_factory=dict)
+    parts: list[bytes] = field(default_factory=list)
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(self.parts)
+
+    def json(self):
+        return json.loads(self.body)
+
+
+class Server:
+    """Tokenises by character and answers every completion alike; notes what it was asked.
+
+    Its chat template writes `most_calls` calls in an answer and fails for more; with 0 it writes
+    none.
+    """
+
+    def __init__(
+        self, ledger: Ledger | None = None, counts: tuple[int, int] = (4, 2), most_calls: int = 9
+    ) -> None:
+        self.ledger = ledger
+        self.most_calls = most_calls
+        self.counts = counts
+        self.keys: tuple[bytes, ...] = (b"good",)
+        self.asked: list[tuple[str, bytes]] = []
+        self.headers: list[list[tuple[bytes, bytes]]] = []
+        self.tokenize_status = 200
+        self.events: list[bytes] = []
+        self.disconnected = False
+        self.metrics = b"vllm:num_requests_running 0.0\n"
+        self.usage = dict(USAGE)
+
+    async def __call__(self, scope, receive, send) -> None:
+        if scope["type"] != "http":
+            await send({"type": f"{scope['type']}.seen"})
+            return
+        key = dict(scope["headers"]).get(b"authorization", b"Bearer good").removeprefix(b"Bearer ")
+        if key not in self.keys:
+            await answer(send, {"error": "Unauthorized"}, status=401)
+            return
+        self.headers.append(scope["headers"])
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        if path == "/metrics":
+            await answer(send, self.metrics, kind=b"text/plain; version=0.0.4")
+            return
+        body = b""
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                self.disconnected = True
+                raise ConnectionError("the client went away")
+            body += message["body"]
+            more = message["more_body"]
+        self.asked.append((path, body))
+        if path == "/tokenize":
+            asked = json.loads(body)
+            text = self.chat(asked) if "messages" in asked else asked["prompt"]
+            status = 400 if text is None else self.tokenize_status
+            await answer(send, {"tokens": list(map(ord, text or ""))}, status=status)
+            return
+        if path == "/detokenize":
+            text = "".join(map(chr, json.loads(body)["tokens"]))
+            await answer(send, {"prompt": text})
+            return
+        try:
+            request = json.loads(body)
+            ticket = request.get("vllm_xargs", {}).get("prediction_ticket")
+        except (AttributeError, ValueError):
+            await answer(send, {"error": "not what was expected"}, status=400)
+            return
+        for _ in range(request.get("n", 1)):
+            row = None if self.ledger is None else self.ledger.open(ticket)
+            if row is not None:
+                self.ledger.record(row, *self.counts)
+                self.ledger.close(row)
+        if self.events:
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": 200,
+                    "headers": [(b"content-type", b"text/event-stream; charset=utf-8")],
+                }
+            )
+            for event in self.events:
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            return
+        await answer(send, {"choices": ["naïve"], "usage": self.usage})
+
+    def chat(self, asked) -> str | None:
+        text = ""
+        for message in asked["messages"]:
+            text += f"<{message['role']}>{message['content']}"
+            calls = message.get("tool_calls", [])
+            if 0 < self.most_calls < len(calls):
+                return None
+            for call in calls[: self.most_calls]:
+                text += f"{call['function']['name']}({call['function']['arguments']});"
+        return text + ("<assistant>" if asked.get("add_generation_prompt", True) else "")
+
+    def bodies(self, path: str) -> list[dict]:
+        return [json.loads(body) for asked, body in self.asked if asked == path]
+
+
+async def answer(send, content, *, status=200, kind=b"application/json") -> None:
+    body = content if isinstance(content, bytes) else json.dumps(content).encode()
+    headers = [(b"content-type", kind), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def ask(
+    app, body, *, path=CHAT, method="POST", headers=(JSON_TYPE,), root_path="", pieces=1
+) -> Answer:
+    """Sends a request in `pieces`, then goes away, and returns what was answered."""
+    body = body if isinstance(body, bytes) else json.dumps(body).encode()
+    size = max(-(-len(body) // pieces), 1)
+    messages = [
+        {"type": "http.request", "body": body[at : at + size], "more_body": at + size < len(body)}
+        for at in range(0, max(len(body), 1), size)
+    ]
+    result = Answer()
+
+    async def receive():
+        return messages.pop(0) if messages else {"type": "http.disconnect"}
+
+    async def send(message) -> None:
+        if message["type"] == "http.response.start":
+            assert result.status == 0, "answered twice"
+            result.status = message["status"]
+            result.headers = dict(message["headers"])
+        else:
+            result.parts.append(message["body"])
+
+    scope = {
+        "type": "http",
+        "method": method,
+        "path": root_path + path,
+        "raw_path": (root_path + path).encode(),
+        "root_path": root_path,
+        "query_string": b"",
+        "headers": [*headers, (b"content-length", str(len(body)).encode())],
+        "state": {},
+    }
+    asyncio.run(app(scope, receive, send))
+    if b"content-length" in result.headers:
+        assert int(result.headers[b"content-length"]) == len(result.body)
+    return result
+
+
+def request(prediction=None, **fields) -> dict:
+    body = {"model": "m", "messages": [{"role": "user", "content": "Rewrite: ab"}], **fields}
+    return body if prediction is None else {**body, "prediction": prediction}
+
+
+def content(text) -> dict:
+    return {"type": "content", "content": text}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(ledgers.FOLDER_VARIABLE, str(tmp_path))
+    return tmp_path
+
+
+# --- the request -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text", ["abc", [{"type": "text", "text": "a"}, {"type": "text", "text": "bc"}]]
+)
+@pytest.mark.parametrize("path", COMPLETIONS)
+def test_prediction_becomes_token_ids(text, path: str) -> None:
+    server = Server()
+    body = request(content(text), temperature=0.5, vllm_xargs={"mine": 1})
+    assert ask(PredictionMiddleware(server), body, path=path, pieces=3).status == 200
+    assert server.bodies("/tokenize") == [
+        {"model": "m", "prompt": "abc", "add_special_tokens": False}
+    ]
+    (sent,) = server.bodies(path)
+    arguments = sent.pop("vllm_xargs")
+    ticket = arguments.pop("prediction_ticket")
+    assert len(ticket) == 16
+    assert arguments == {"mine": 1, "prediction_token_ids": [97, 98, 99]}
+    del body["prediction"], body["vllm_xargs"]
+    assert sent == body
+
+
+def test_token_ids_of_the_caller_are_kept() -> None:
+    server = Server()
+    ask(
+        PredictionMiddleware(server),
+        request(content("abc"), vllm_xargs={"prediction_token_ids": [7, 8]}),
+    )
+    assert server.bodies("/tokenize") == []
+    (sent,) = server.bodies(CHAT)
+    assert sent["vllm_xargs"]["prediction_token_ids"] == [7, 8]
+    assert "prediction" not in sent
+
+
+# Templates of tools and schemas
+
+
+def tool(name: str, *properties: str) -> dict:
+    schema = {"type": "object", "properties": {each: {"type": "string"} for each in properties}}
+    return {"type": "function", "function": {"name": name, "parameters": schema}}
+
+
+def template_of(server: Server, **fields) -> str | None:
+    """The text of the templates that the server got with a request."""
+    server.asked.clear()
+    assert ask(PredictionMiddleware(server), request(**fields)).status == 200
+    (sent,) = server.bodies(CHAT)
+    ids = sent.get("vllm_xargs", {}).get("fastdraft_template_ids")
+    return None if ids is None else "".join(map(chr, ids))
+
+
+TOOLS = [tool("look", "place"), tool("go", "there", "by")]
+LOOK = 'look({"place": "place"});'
+GO = 'go({"there": "there", "by": "by"});'
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        # As /v1/chat/completions, /v1/responses and /v1/messages take them.
+        {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "go"}}},
+        {
+            "tools": [{"type": "function", **each["function"]} for each in TOOLS],
+            "tool_choice": {"type": "function", "name": "go"},
+        },
+        {
+            "tools": [
+                {"name": each["function"]["name"], "input_schema": each["function"]["parameters"]}
+                for each in TOOLS
+            ],
+            "tool_choice": {"type": "tool", "name": "go"},
+        },
+    ],
+)
+def test_a_chosen_tool_of_each_interface(fields) -> None:
+    assert template_of(Server(), **fields) == GO
+    for choice in ("auto", "required", {"type": "auto"}):
+        assert template_of(Server(), **{**fields, "tool_choice": choice}) == LOOK + GO
+    for choice in ("none", {"type": "none"}):
+        assert template_of(Server(), **{**fields, "tool_choice": choice}) is None
+
+
+def test_a_schema_of_each_interface() -> None:
+    schema = {"type": "object", "properties": {"age": {"type": "integer"}}}
+    form = {"type": "json_schema", "schema": schema}
+    for fields in ({"text": {"format": form}}, {"output_config": {"format": form}}):
+        assert template_of(Server(), **fields) == '{"age": 1}'
+
+
+def test_templates_are_made_anew_for_each_caller() -> None:
+    """How fast an answer comes would tell what others have sent."""
+    server = Server()
+    app = Front(server, VLLM)
+    server.keys = (b"a", b"b")
+
+    def asked(key: bytes, **fields) -> int:
+        server.asked.clear()
+        headers = (JSON_TYPE, (b"authorization", b"Bearer " + key))
+        assert ask(app, request(tools=TOOLS, **fields), headers=headers).status == 200
+        return len(server.bodies("/tokenize"))
+
+    assert asked(b"a") > 0
+    assert asked(b"a") == 0
+    assert asked(b"b") > 0
+    assert asked(b"b", cache_salt="s") > 0
+    assert asked(b"b", vllm_xargs={"fastdraft_namespace": "n"}) > 0
+    assert asked(b"a") == asked(b"b") == asked(b"b", cache_salt="s") == 0
+
+
+def test_templates_that_are_kept_have_an_end() -> None:
+    templates = RequestTemplates()
+    app = Front(Server(), VLLM)
+    app._templates = templates
+    for number in range(18):
+        schema = {"properties": {f"{number}{each}" * 20: {} for each in range(2000)}}
+        form = {"type": "json_schema", "json_schema": {"schema": schema}}
+        assert ask(app, request(response_format=form)).status == 200
+        kept = sum(map(len, templates._known.values()))
+        assert 0 < kept <= 1 << 20
+    assert len(templates._known) < 18
+
+
+@pytest.mark.parametrize("most_calls", [9, 1])
+def test_tools_become_templates_by_the_chat_template(most_calls: int) -> None:
+    text = template_of(Server(most_calls=most_calls), tools=TOOLS)
+    assert text == LOOK + GO
+
+
+def test_calls_that_the_chat_template_does_not_write_are_written_as_most_models_do() -> None:
+    text = template_of(Server(most_calls=0), tools=TOOLS[:1])
+    assert text == '<tool_call>\n{"name": "look", "arguments": {"place": "place"}}\n</tool_call>\n'
+
+
+def test_a_schema_of_the_answer_becomes_a_template() -> None:
+    schema = {"type": "object", "properties": {"name": {"type": "string"}}}
+    form = {"type": "json_schema", "json_schema": {"name": "person", "schema": schema}}
+    assert template_of(Server(), response_format=form) == '{"name": "name"}'
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": None},
+        {"tools": []},
+        {"tools": "look"},
+        {"tools": [1]},
+        {"response_format": {"type": "json_object"}},
+        {"response_format": {"type": "json_schema"}},
+        {"tools": TOOLS, "vllm_xargs": {"fastdraft": "off"}},
+    ],
+)
+def test_requests_without_templates_pass_as_they_are(fields) -> None:
+    server = Server()
+    body = request(**fields)
+    ask(PredictionMiddleware(server), body)
+    assert [path for path, _ in server.asked] == [CHAT]
+    assert server.bodies(CHAT) == [body]
+
+
+def test_templates_are_made_once_for_the_same_tools() -> None:
+    server = Server()
+    app = PredictionMiddleware(server)
+    for _ in range(3):
+        ask(app, request(tools=TOOLS))
+    asked = len(server.bodies("/tokenize"))
+    ask(app, request(tools=TOOLS))
+    assert len(server.bodies("/tokenize")) == asked
+    ask(app, request(tools=TOOLS[:1]))
+    assert len(server.bodies("/tokenize")) == 2 * asked
+    first, *others, last = (sent["vllm_xargs"] for sent in server.bodies(CHAT))
+    assert others == [first] * 3
+    assert last != first
+
+
+def test_a_server_that_cannot_tokenize_gets_its_tools_without_templates() -> None:
+    server = Server()
+    server.tokenize_status = 500
+    assert template_of(server, tools=TOOLS) is None
+
+
+def test_ticket_of_the_caller_is_not_taken() -> None:
+    server = Server()
+    arguments = {"prediction_token_ids": [7], "prediction_ticket": "0123456789abcdef"}
+    ask(PredictionMiddleware(server), request(vllm_xargs=arguments))
+    (sent,) = server.bodies(CHAT)
+    assert sent["vllm_xargs"]["prediction_ticket"] != "0123456789abcdef"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        request(),
+        b'{ "model" : "m",  "messages": [] }',
+        b'{"model": "m", "prediction": ',
+        b'["prediction"]',
+        b"",
+        json.dumps(request(vllm_xargs={"other": 1})).encode(),
+        json.dumps({**request(), "prediction": None}).encode(),
+        json.dumps(request(content(""))).encode(),
+        json.dumps(request(content("abc"), vllm_xargs=5)).encode(),
+    ],
+)
+def test_bodies_without_a_prediction_stay_as_they_are(body) -> None:
+    server = Server()
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    expected = ask(Server(), raw)
+    got = ask(PredictionMiddleware(server), raw, pieces=2)
+    assert (got.status, got.headers, got.body) == (
+        expected.status,
+        expected.headers,
+        expected.body,
+    )
+    assert server.asked == [(CHAT, raw)]
+
+
+def test_other_paths_methods_and_encodings_pass() -> None:
+    server = Server()
+    app = PredictionMiddleware(server)
+    raw = json.dumps(request(content("abc"))).encode()
+    ask(app, raw, path="/v1/embeddings")
+    ask(app, raw, method="PUT")
+    packed = gzip.compress(raw)
+    ask(app, packed, headers=(JSON_TYPE, (b"content-encoding", b"gzip")))
+    assert [body for _, body in server.asked] == [raw, raw, packed]
+
+
+@pytest.mark.parametrize("kind", ["websocket", "lifespan"])
+def test_other_protocols_pass(kind: str) -> None:
+    seen = []
+
+    async def send(message) -> None:
+        seen.append(message["type"])
+
+    async def receive():
+        raise AssertionError("nobody asked")
+
+    asyncio.run(PredictionMiddleware(Server())({"type": kind}, receive, send))
+    assert seen == [f"{kind}.seen"]
+
+
+def test_root_path_and_authorization_go_along() -> None:
+    server = Server()
+    body = request(content("abc"))
+    headers = (JSON_TYPE, (b"authorization", b"Bearer good"))
+    assert ask(PredictionMiddleware(server), body, root_path="/api", headers=headers).status == 200
+    assert [path for path, _ in server.asked] == ["/tokenize", CHAT]
+    assert all(dict(sent)[b"authorization"] == b"Bearer good" for sent in server.headers)
+
+
+def test_nothing_is_read_before_the_application_asks() -> None:
+    server = Server()
+    headers = (JSON_TYPE, (b"authorization", b"Bearer bad"))
+    got = ask(PredictionMiddleware(server), request(content("abc")), headers=headers)
+    assert (got.status, server.asked) == (401, [])
+
+
+@pytest.mark.parametrize(
+    ("prediction", "message"),
+    [
+        ("abc", 'prediction must be an object such as .*, got "abc"'),
+        (["abc"], r'prediction must be an object .*, got \["abc"\]'),
+        ({"content": "abc"}, 'prediction.type must be "content", got null'),
+        ({"type": "text", "content": "abc"}, 'prediction.type must be "content", got "text"'),
+        ({"type": "content"}, "prediction.content must be a string or a list .*, got null"),
+        (content(5), "prediction.content must be a string or a list of text parts, got 5"),
+        (content(["a"]), r'prediction.content\[0\] must be \{"type": "text".*, got "a"'),
+        (
+            content([{"type": "text", "text": "a"}, {"type": "image_url", "text": "x" * 99}]),
+            r"prediction.content\[1\] must be .*\.\.\.$",
+        ),
+        (content([{"type": "text", "text": None}]), r"prediction.content\[0\] must be"),
+    ],
+)
+def test_wrong_predictions_are_refused(prediction, message: str) -> None:
+    server = Server()
+    got = ask(PredictionMiddleware(server), request(prediction))
+    assert got.status == 400
+    error = got.json()["error"]
+    assert (error["type"], error["param"], error["code"]) == ("BadRequestError", "prediction", 400)
+    assert re.search(message, error["message"])
+    assert server.disconnected and server.asked == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"fastdraft_remember": "false"}, "vllm_xargs.fastdraft_remember must be True or False"),
+        ({"fastdraft_namspace": "a"}, "vllm_xargs.fastdraft_namspace is no option of a request"),
+        ({"fastdraft_cache_salt": "a"}, "vllm_xargs.fastdraft_cache_salt is no option"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments, message: str) -> None:
+    server = Server()
+    got = ask(PredictionMiddleware(server), request(vllm_xargs=arguments))
+    assert got.status == 400
+    error = got.json()["error"]
+    assert (error["type"], error["param"], error["code"]) == ("BadRequestError", "vllm_xargs", 400)
+    assert error["message"].startswith(message)
+    assert server.disconnected and server.asked == []
+
+
+@pytest.mark.parametrize("name", ["fastdraft_remember", "prediction_token_ids", "fastdraft_"])
+def test_arguments_in_the_wrong_place_are_refused(name: str) -> None:
+    server = Server()
+    got = ask(PredictionMiddleware(server), request(**{name: False}))
+    assert got.status == 400
+    error = got.json()["error"]
+    assert (error["message"], error["param"]) == (f'"{name}" belongs in vllm_xargs', name)
+    assert server.asked == []
+
+
+def test_predictions_have_an_end() -> None:
+    server = Server()
+    app = PredictionMiddleware(server)
+    assert ask(app, request(content("a" * MOST_IDS))).status == 200
+    got = ask(app, request(content("a" * (MOST_IDS + 1))))
+    assert got.status == 400
+    error = got.json()["error"]
+    assert error["message"] == f"prediction must be at most {MOST_IDS} tokens, got {MOST_IDS + 1}"
+    assert error["param"] == "prediction"
+    assert len(server.bodies(CHAT)) == 1
+
+
+DEEP = b"[" * 100_000 + b"]" * 100_000
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"prediction": ' + DEEP + b"}",
+        b'{"vllm_xargs": {"fastdraft_namespace": ' + DEEP + b"}}",
+        *(b'{"tools": ' + b"[" * depth + b"]" * depth + b"}" for depth in range(880, 1000, 7)),
+    ],
+)
+def test_deep_bodies_are_no_error_of_the_server(body: bytes) -> None:
+    got = ask(PredictionMiddleware(Server()), body)
+    assert got.status in (200, 400)
+    if DEEP in body:
+        assert got.json()["error"]["message"] == "the body is nested too deeply"
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_large_bodies_are_refused_before_they_are_whole(told: bool) -> None:
+    server = Server()
+    app = PredictionMiddleware(server)
+    taken = 0
+
+    async def receive():
+        nonlocal taken
+        taken += 1 << 20
+        return {"type": "http.request", "body": bytes(1 << 20), "more_body": True}
+
+    result = Answer()
+
+    async def send(message) -> None:
+        result.status = message.get("status", result.status)
+        result.parts.append(message.get("body", b""))
+
+    headers = [(b"content-length", b"200000000")] if told else []
+    scope = {"type": "http", "method": "POST", "path": CHAT, "headers": headers}
+    asyncio.run(app(scope, receive, send))
+    assert result.status == 413
+    assert result.json()["error"]["message"] == "the body must be at most 67108864 bytes"
+    assert taken == (0 if told else 65 << 20)
+    assert server.asked == []
+
+
+# A namespace for each key
+
+
+def by_key(server: Server, body, *, path: str = CHAT, key: bytes | None = b"good", **options):
+    name = options.pop("name", b"authorization")
+    value = key if name == b"x-api-key" or key is None else b"Bearer " + key
+    headers = [JSON_TYPE, *options.pop("headers", ())] + ([(name, value)] if key else [])
+    app = Front(server, VLLM, namespace_by_key=True)
+    return ask(app, body, path=path, headers=headers, **options)
+
+
+@pytest.mark.parametrize("path", COMPLETIONS)
+@pytest.mark.parametrize(
+    "arguments", [{}, {"fastdraft_namespace": "theirs"}, {"fastdraft_namespace": "a", "mine": 1}]
+)
+def test_each_key_has_a_namespace(path: str, arguments) -> None:
+    server = Server()
+    for name in (b"authorization", b"x-api-key"):
+        assert by_key(server, request(vllm_xargs=arguments), path=path, name=name).status == 200
+    expected = {key: value for key, value in arguments.items() if key == "mine"}
+    expected["fastdraft_namespace"] = "key-" + hashlib.sha256(b"good").hexdigest()[:32]
+    assert [sent["vllm_xargs"] for sent in server.bodies(path)] == [expected] * 2
+
+
+def test_no_key_has_no_memory() -> None:
+    server = Server()
+    arguments = {"fastdraft_namespace": "theirs", "fastdraft_remember": True}
+    assert by_key(server, request(vllm_xargs=arguments), key=None).status == 200
+    [sent] = server.bodies(CHAT)
+    assert sent["vllm_xargs"] == {"fastdraft_remember": False}
+
+
+def test_what_a_client_says_against_memory_stands() -> None:
+    server = Server()
+    by_key(server, request(vllm_xargs={"fastdraft_remember": False}))
+    [sent] = server.bodies(CHAT)
+    assert sent["vllm_xargs"]["fastdraft_remember"] is False
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "headers", "status"),
+    [
+        (CHAT, request(vllm_xargs=[1]), (), 400),
+        (CHAT, b"[", (), 400),
+        (CHAT, b"[]", (), 400),
+        (CHAT, b"{}", ((b"content-encoding", b"gzip"),), 403),
+        ("/inference/v1/generate", request(), (), 403),
+        ("/v1/audio/transcriptions", b"--form", (), 403),
+        ("/v1/embeddings", request(), (), 200),
+    ],
+)
+def test_what_cannot_have_the_namespace_of_its_key(path: str, body, headers, status: int) -> None:
+    server = Server()
+    assert by_key(server, body, path=path, headers=headers).status == status
+    assert len(server.asked) == (status == 200)
+
+
+def test_request_goes_on_where_tokenizing_fails(caplog: pytest.LogCaptureFixture) -> None:
+    server = Server()
+    server.tokenize_status = 404
+    app = PredictionMiddleware(server)
+    for _ in range(2):
+        assert ask(app, request(content("abc"))).status == 200
+    assert server.bodies(CHAT) == [request(content("abc"))] * 2
+    (warning,) = caplog.messages
+    assert "/tokenize answered with status 404" in warning
+
+
+def test_request_goes_on_where_tokenizing_raises(caplog: pytest.LogCaptureFixture) -> None:
+    server = Server()
+
+    async def no_tokens(scope, receive, send) -> None:
+        if scope["path"] == "/tokenize":
+            raise RuntimeError("no tokens today")
+        await server(scope, receive, send)
+
+    assert ask(PredictionMiddleware(no_tokens), request(content("abc"))).status == 200
+    assert server.bodies(CHAT) == [request(content("abc"))]
+    (warning,) = caplog.messages
+    assert "no tokens today" in warning
+
+
+def test_disconnect_in_mid_body_reaches_the_application() -> None:
+    server = Server()
+    messages = [{"type": "http.request", "body": b"{", "more_body": True}]
+
+    async def receive():
+        return messages.pop() if messages else {"type": "http.disconnect"}
+
+    async def send(message) -> None:
+        raise AssertionError(f"nobody is there for {message}")
+
+    scope = {"type": "http", "method": "POST", "path": CHAT, "headers": [JSON_TYPE]}
+    with pytest.raises(ConnectionError):
+        asyncio.run(PredictionMiddleware(server)(scope, receive, send))
+    assert server.disconnected
+
+
+# --- the answer ----------------------------------------------------------------------------------
+
+
+def test_counts_of_all_choices_are_added(folder: Path) -> None:
+    server = Server(Ledger(folder), counts=(1, 2))
+    got = ask(PredictionMiddleware(server), request(content("abc"), n=3))
+    details = got.json()["usage"]["completion_tokens_details"]
+    assert details == {"accepted_prediction_tokens": 3, "rejected_prediction_tokens": 6}
+
+
+def test_no_more_is_accepted_than_was_said(folder: Path) -> None:
+    server = Server(Ledger(folder), counts=(9, 0))
+    got = ask(PredictionMiddleware(server), request(content("abc")))
+    details = got.json()["usage"]["completion_tokens_details"]
+    assert details["accepted_prediction_tokens"] == USAGE["completion_tokens"]
+
+
+@pytest.mark.usefixtures("folder")
+def test_nothing_is_reported_where_no_engine_notes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ask(PredictionMiddleware(Server()), request(content("abc"))).json()["usage"] == USAGE
+    monkeypatch.delenv(ledgers.FOLDER_VARIABLE)
+    assert ask(PredictionMiddleware(Server()), request(content("abc"))).json()["usage"] == USAGE
+
+
+def test_counts_that_cannot_arrive_are_warned_of_once(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where an engine runs on another machine: its ledger is in a folder there."""
+    app = PredictionMiddleware(Server(Ledger(folder)))
+    ask(app, request(content("abc")))
+    assert not caplog.records
+    app = PredictionMiddleware(Server())
+    for _ in range(3):
+        assert ask(app, request(content("abc"))).json()["usage"] == USAGE
+    [record] = caplog.records
+    assert "another machine" in record.getMessage()
+    assert str(folder) in record.getMessage()
+
+
+@pytest.mark.usefixtures("folder")
+def test_usage_before_the_first_token_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    server = Server()
+    server.events = [event(usage={"prompt_tokens": 3, "completion_tokens": 0, "total_tokens": 3})]
+    ask(PredictionMiddleware(server), request(content("abc"), stream=True))
+    assert not caplog.records
+
+
+def test_counts_of_the_server_itself_stand(folder: Path) -> None:
+    own = {"reasoning_tokens": 1, "accepted_prediction_tokens": 3, "rejected_prediction_tokens": 0}
+    server = Server(Ledger(folder))
+    server.usage = {**USAGE, "completion_tokens_details": own}
+    got = ask(PredictionMiddleware(server), request(content("abc")))
+    assert got.json()["usage"]["completion_tokens_details"] == own
+    server.usage["completion_tokens_details"] = {
+        "reasoning_tokens": 1,
+        "accepted_prediction_tokens": None,
+    }
+    got = ask(PredictionMiddleware(server), request(content("abc")))
+    assert got.json()["usage"]["completion_tokens_details"] == {
+        "reasoning_tokens": 1,
+        "accepted_prediction_tokens": 4,
+        "rejected_prediction_tokens": 2,
+    }
+
+
+def test_half_a_character_is_passed_on(folder: Path) -> None:
+    server = Server(Ledger(folder))
+    server.usage = {**USAGE, "note": "\ud800 naïve"}
+    got = ask(PredictionMiddleware(server), request(content("abc")))
+    assert got.json()["usage"]["note"] == "\ud800 naïve"
+    assert "naïve".encode() in got.body
+    assert got.json()["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] == 4
+
+
+def event(**fields) -> bytes:
+    return b"data: " + json.dumps(fields).encode() + b"\n\n"
+
+
+def test_streams_report_in_their_usage_and_nowhere_else(folder: Path) -> None:
+    server = Server(Ledger(folder))
+    server.events = [
+        b": keep-alive\n\n",
+        event(choices=[{"delta": {"content": 'says "usage": {}'}}]),
+        event(choices=[], usage=None),
+        event(choices=[], usage=USAGE),
+        b"data: [DONE]\n\n",
+    ]
+    got = ask(PredictionMiddleware(server), request(content("abc"), stream=True))
+    assert len(got.parts) == len(server.events) + 1
+    for index in (0, 1, 4):
+        assert got.parts[index] == server.events[index]
+    before, after = (json.loads(got.parts[index].removeprefix(b"data: ")) for index in (2, 3))
+    assert before == {"choices": [], "usage": None}
+    assert after["usage"] == {
+        **USAGE,
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": 4,
+            "rejected_prediction_tokens": 2,
+        },
+    }
+    assert got.parts[3].endswith(b"}\n\n")
+
+
+def test_counts_in_the_words_of_other_endpoints(folder: Path) -> None:
+    counts = {"accepted_prediction_tokens": 4, "rejected_prediction_tokens": 2}
+    usage = {"input_tokens": 3, "output_tokens": 5}
+    for path, before, at in (
+        ("/v1/responses", [event(type="response.created", response={"usage": None})], "response"),
+        ("/v1/messages", [event(type="message_start", message={"usage": usage})], None),
+    ):
+        server = Server(Ledger(folder))
+        last = {"type": "last", **({"usage": usage} if at is None else {at: {"usage": usage}})}
+        server.events = [*before, event(**last)]
+        got = ask(PredictionMiddleware(server), request(content("abc")), path=path)
+        assert got.parts[0] == before[0]
+        told = json.loads(got.parts[1].removeprefix(b"data: "))
+        assert (told if at is None else told[at])["usage"] == {
+            **usage,
+            "output_tokens_details": counts,
+        }
+
+
+@pytest.mark.parametrize("size", [1, 7, 50, 10_000])
+def test_streams_may_be_cut_anywhere(folder: Path, size: int) -> None:
+    stream = event(choices=["é"]) + event(choices=[], usage=USAGE) + b"data: [DONE]\r\n\r\nend"
+    server = Server(Ledger(folder))
+    server.events = [stream]
+    whole = ask(PredictionMiddleware(server), request(content("abc"))).body
+    assert whole != stream
+    server.events = [stream[at : at + size] for at in range(0, len(stream), size)]
+    assert ask(PredictionMiddleware(server), request(content("abc"))).body == whole
+
+
+def test_streams_without_a_prediction_are_untouched(folder: Path) -> None:
+    server = Server(Ledger(folder))
+    server.events = [b"data: half", b" an event\n\n", event(usage=USAGE)]
+    got = ask(PredictionMiddleware(server), request(stream=True))
+    assert got.parts == [*server.events, b""]
+
+
+# --- the metrics ---------------------------------------------------------------------------------
+
+
+def test_metrics_are_added_to_those_of_the_server(folder: Path) -> None:
+    Ledger(folder, engine=0).publish(
+        {
+            "accepted_prediction_tokens": 5,
+            "rejected_prediction_tokens": 2,
+            "faults": 1,
+            "steps": 100,
+            "seconds": 0.25,
+            "requests": 3,
+            "request_bytes": 4096,
+            "datastore_bytes": 1 << 20,
+        }
+    )
+    Ledger(folder, engine=1).publish({"steps": 7})
+    app = PredictionMiddleware(Server())
+    headers = ((b"accept", b"application/openmetrics-text"), (b"accept-encoding", b"gzip"))
+    got = ask(app, b"", path="/metrics", method="GET", headers=headers)
+    assert got.status == 200
+    lines = got.body.decode().splitlines()
+    assert lines[0] == "vllm:num_requests_running 0.0"
+    assert "# TYPE fastdraft_faults_total counter" in lines
+    values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    assert values['fastdraft_accepted_prediction_tokens_total{engine="0"}'] == "5.0"
+    assert values['fastdraft_rejected_prediction_tokens_total{engine="0"}'] == "2.0"
+    assert values['fastdraft_faults_total{engine="0"}'] == "1.0"
+    assert values['fastdraft_seconds_total{engine="0"}'] == "0.25"
+    assert values['fastdraft_datastore_bytes{engine="0"}'] == "1048576.0"
+    assert values['fastdraft_steps_total{engine="1"}'] == "7.0"
+    assert values['fastdraft_requests{engine="1"}'] == "0.0"
+
+
+@pytest.mark.usefixtures("folder")
+def test_metrics_are_asked_for_in_plain_text() -> None:
+    server = Server()
+    headers = ((b"accept", b"application/openmetrics-text"), (b"accept-encoding", b"gzip"))
+    ask(PredictionMiddleware(server), b"", path="/metrics", method="GET", headers=headers)
+    assert [name for name, _ in server.headers[0]] == [b"content-length"]
+
+
+# --- the ledger ----------------------------------------------------------------------------------
+
+
+def test_ledger_keeps_the_counts_of_finished_requests(folder: Path) -> None:
+    ledger, reader = Ledger(folder), LedgerReader(folder)
+    tickets = [new_ticket() for _ in range(3)]
+    rows = [ledger.open(ticket) for ticket in tickets]
+    for count, row in enumerate(rows):
+        ledger.record(row, count, (1 << 32) - 1)
+        ledger.close(row)
+    assert [reader.prediction_tokens(ticket) for ticket in tickets] == [
+        (count, (1 << 32) - 1) for count in range(3)
+    ]
+    assert reader.prediction_tokens(new_ticket()) is None
+
+
+def test_ledger_is_bounded_and_running_requests_keep_their_rows(folder: Path) -> None:
+    ledger, reader = Ledger(folder), LedgerReader(folder)
+    mine = new_ticket()
+    running = ledger.open(mine)
+    ledger.record(running, 1, 0)
+    finished = new_ticket()
+    ledger.close(ledger.open(finished))
+    for _ in range(20_000):
+        ledger.close(ledger.open(new_ticket()))
+    ledger.record(running, 2, 0)
+    assert reader.prediction_tokens(mine) == (2, 0)
+    assert reader.prediction_tokens(finished) is None
+    while ledger.open(new_ticket()) is not None:
+        pass
+    assert reader.prediction_tokens(mine) == (2, 0)
+    ledger.close(running)
+    assert ledger.open(new_ticket()) == running
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 1 << 19
+
+
+@pytest.mark.parametrize("ticket", [None, 5, "", "0" * 15, "-00000000000000a", "G" * 16, "é" * 16])
+def test_ledger_takes_tickets_alone(folder: Path, ticket: object) -> None:
+    assert Ledger(folder).open(ticket) is None
+
+
+def test_engines_are_told_apart_and_added_up(folder: Path) -> None:
+    first, second, reader = Ledger(folder, engine=0), Ledger(folder, engine=1), LedgerReader(folder)
+    ticket = new_ticket()
+    first.record(first.open(ticket), 3, 1)
+    assert reader.prediction_tokens(ticket) == (3, 1)
+    second.record(second.open(ticket), 4, 0)
+    assert reader.prediction_tokens(ticket) == (7, 1)
+    restarted = Ledger(folder, engine=1)
+    for ledger, steps in ((first, 1), (second, 2), (restarted, 3)):
+        ledger.publish({"steps": steps})
+    assert {engine: totals["steps"] for engine, totals in reader.totals().items()} == {
+        "0": 1.0,
+        "1": 5.0,
+    }
+
+
+def test_ledger_without_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv(ledgers.FOLDER_VARIABLE, raising=False)
+    assert Ledger.from_environment() is None
+    assert LedgerReader.from_environment() is None
+    monkeypatch.setenv(ledgers.FOLDER_VARIABLE, str(tmp_path / "gone"))
+    assert Ledger.from_environment() is None
+    reader = LedgerReader.from_environment()
+    assert reader is not None
+    assert (reader.prediction_tokens(new_ticket()), reader.totals()) == (None, {})
+    (tmp_path / "0-1-empty.ledger").touch()
+    assert LedgerReader(tmp_path).totals() == {}
+
+
+NO_ROOM = """
+import resource
+from fastdraft.serving.vllm.ledger import Ledger
+resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
+assert Ledger.from_environment() is None
+"""
+
+
+def test_engine_goes_on_where_there_is_no_room(folder: Path) -> None:
+    subprocess.run([sys.executable, "-c", NO_ROOM], check=True)
+    assert LedgerReader(folder).totals() == {}
+
+
+KILLED = """
+import os
+from fastdraft.serving.vllm.ledger import FOLDER_VARIABLE, share_folder
+share_folder()
+print(os.environ[FOLDER_VARIABLE], flush=True)
+input()
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_folder_of_a_killed_server_goes_with_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ledgers.FOLDER_VARIABLE, raising=False)
+    servers = [
+        subprocess.Popen(
+            [sys.executable, "-c", KILLED],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    folders = [Path(server.stdout.readline().strip()) for server in servers]
+    servers[0].communicate("\n")
+    assert [folder.exists() for folder in folders] == [True, True]
+    subprocess.run([sys.executable, "-c", SERVER, ""], check=True, capture_output=True)
+    assert [folder.exists() for folder in folders] == [False, True]
+    servers[1].communicate("\n")
+    subprocess.run([sys.executable, "-c", SERVER, ""], check=True, capture_output=True)
+    assert [folder.exists() for folder in folders] == [False, False]
+
+
+SERVER = """
+import os, subprocess, sys
+from fastdraft.serving.vllm.ledger import FOLDER_VARIABLE, LedgerReader, share_folder
+share_folder()
+folder = os.environ[FOLDER_VARIABLE]
+share_folder()
+assert os.environ[FOLDER_VARIABLE] == folder
+reader = LedgerReader.from_environment()
+subprocess.run([sys.executable, "-c", sys.argv[1]], check=True)
+print(reader.prediction_tokens("0123456789abcdef"), folder)
+"""
+
+ENGINE = """
+import os
+from fastdraft.serving.vllm.ledger import Ledger, share_folder
+share_folder()
+ledger = Ledger.from_environment()
+ledger.record(ledger.open("0123456789abcdef"), 11, 5)
+os.kill(os.getpid(), {signal})
+"""
+
+
+@pytest.mark.parametrize("signal", [0, 9])
+def test_counts_outlive_the_engine_and_the_folder_ends_with_the_server(signal: int) -> None:
+    environment = {k: v for k, v in os.environ.items() if k != ledgers.FOLDER_VARIABLE}
+    server = SERVER if signal == 0 else SERVER.replace("check=True", "check=False")
+    output = subprocess.run(
+        [sys.executable, "-c", server, ENGINE.format(signal=signal)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    counts, _, folder = output.strip().rpartition(" ")
+    assert counts == "(11, 5)"
+    assert not Path(folder).exists()

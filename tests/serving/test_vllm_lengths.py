@@ -1,0 +1,264 @@
+"""The length of drafts follows what they had accepted and what steps take."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import pickle
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastdraft.errors import InvalidValueError
+from fastdraft.serving.vllm import lengths as lengths_module
+from fastdraft.serving.vllm.lengths import (
+    DraftLengths,
+    DraftSchedule,
+    follow_batches,
+    give_lengths,
+)
+from fastdraft.serving.vllm.method import METHOD
+from fastdraft.step_latency import StepLatency
+from vllm_v2_host import v2_config
+
+LENGTHS = (2, 5, 8)
+
+
+def seconds(rows: int, length: int, token: float) -> float:
+    return 0.007 + token * rows * (1 + length)
+
+
+def serve(
+    chance: float, token: float, rows: int, *, steps: int = 600, lengths: Any = LENGTHS
+) -> tuple[list[int], float]:
+    """The lengths chosen where each token is right with a chance; and tokens a second of late."""
+    random = np.random.default_rng(1)
+    chooser = DraftLengths(lengths, StepLatency("cuda"))
+    chosen: list[int] = []
+    tokens = elapsed = 0.0
+    for step in range(steps):
+        length = chooser.choose(rows)
+        right = (random.random((rows, max(length, 1))) < chance).cumprod(1).sum(1)
+        accepted = np.minimum(right, length)
+        took = seconds(rows, length, token) * float(np.exp(0.03 * random.standard_normal()))
+        chooser.observe(rows, length, accepted if length else [], took)
+        chosen.append(length)
+        if step >= steps // 3:
+            tokens += float((1 + accepted).sum())
+            elapsed += took
+    return chosen, tokens / elapsed
+
+
+@pytest.mark.parametrize("rows", [1, 16, 64, 256])
+@pytest.mark.parametrize("chance", [0.02, 0.4, 0.7, 0.95])
+def test_the_choice_is_almost_the_best(rows: int, chance: float) -> None:
+    """Of the lengths, that with the most tokens a second; an oracle knows times and chances."""
+    token = 2.1e-5
+
+    def speed(length: int) -> float:
+        emitted = sum(chance**i for i in range(length + 1))
+        return rows * emitted / seconds(rows, length, token)
+
+    best = max(map(speed, (0, *LENGTHS)))
+    # Steps of thousands of tokens are feared, and the longest ones not always tried.
+    least = 0.96 if rows <= 64 else 0.9
+    assert serve(chance, token, rows)[1] > least * best
+
+
+def test_probes_become_rare_where_drafts_do_not_pay() -> None:
+    chosen, _ = serve(0.02, 1e-4, 64, steps=3000)
+    assert 3 <= np.count_nonzero(chosen) <= 14
+    assert max(chosen[100:]) == 2
+
+
+def test_drafts_begin_when_they_pay_again() -> None:
+    chooser = DraftLengths(LENGTHS, StepLatency("cuda"))
+    for chance in (0.0, 1.0):
+        late = []
+        for _ in range(400):
+            length = chooser.choose(16)
+            accepted = [round(chance * length)] * 16 if length else []
+            chooser.observe(16, length, accepted, seconds(16, length, 1e-4))
+            late.append(length)
+        assert (np.mean(late[200:]) > 6) == (chance == 1.0)
+
+
+def test_there_must_be_a_length() -> None:
+    with pytest.raises(ValueError, match=r"at least 1, got \[0\]"):
+        DraftLengths([0], StepLatency("cuda"))
+
+
+@given(st.integers(1, 64), st.integers(1, 600))
+def test_a_schedule_names_each_length_for_some_rows(longest: int, rows: int) -> None:
+    """As vLLM reads it: ranges that follow one another from 1 on, the last one to the most rows."""
+    schedule = DraftSchedule(longest, rows)
+    begins, ends, lengths = zip(*schedule, strict=True)
+    assert begins == (1, *(end + 1 for end in ends[:-1]))
+    assert ends[-1] == rows
+    assert all(begin <= end for begin, end, _ in schedule)
+    assert lengths[0] == longest
+    assert list(lengths) == sorted(set(lengths), reverse=True)
+    assert rows == 1 or lengths[-1] == 0
+
+
+def test_longer_drafts_are_named_for_fewer_rows() -> None:
+    assert DraftSchedule(8, 256) == [
+        (1, 31, 8),
+        (32, 63, 4),
+        (64, 127, 2),
+        (128, 255, 1),
+        (256, 256, 0),
+    ]
+    assert DraftSchedule(8, 3) == [(1, 1, 8), (2, 2, 4), (3, 3, 0)]
+    assert DraftSchedule(8, 1) == [(1, 1, 8)]
+
+
+def test_a_schedule_reaches_other_processes() -> None:
+    schedule = DraftSchedule(8, 256)
+    for other in (pickle.loads(pickle.dumps(schedule)), copy.deepcopy(schedule)):
+        assert isinstance(other, DraftSchedule)
+        assert other == schedule
+
+
+def vllm_config(
+    *,
+    v2: bool = True,
+    replicas: int = 1,
+    method: str = "ngram_gpu",
+    model: str = METHOD,
+    **options: Any,
+) -> Any:
+    made = v2_config(**options)
+    made.use_v2_model_runner = v2
+    made.parallel_config.data_parallel_size = replicas
+    made.speculative_config.method, made.speculative_config.model = method, model
+    return made
+
+
+def test_lengths_are_given_where_the_user_named_none() -> None:
+    made = vllm_config(lookahead=6, rows=4)
+    for _ in range(2):
+        give_lengths(made)
+        given_lengths = made.speculative_config.num_speculative_tokens_per_batch_size
+        assert given_lengths == DraftSchedule(6, 4)
+        assert isinstance(given_lengths, DraftSchedule)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"model": "ngram_gpu"},
+        {"replicas": 2},
+        {"executor": "external_launcher"},
+        {"adaptive": True},
+        {"by_batch_size": [(1, 4, 6)]},
+        {"method": "ngram"},
+    ],
+)
+def test_elsewhere_vllm_keeps_what_it_was_given(options: Any) -> None:
+    made = vllm_config(**options)
+    give_lengths(made)
+    named = made.speculative_config.num_speculative_tokens_per_batch_size
+    assert named == options.get("by_batch_size")
+    assert not isinstance(named, DraftSchedule)
+
+
+def test_a_configuration_without_drafts_stays_as_it_is() -> None:
+    made = vllm_config()
+    made.speculative_config = None
+    give_lengths(made)
+
+
+def test_the_other_model_runner_ends_the_start() -> None:
+    with pytest.raises(InvalidValueError, match="must keep to Model Runner V2"):
+        give_lengths(vllm_config(v2=False))
+
+
+class Scheduler:
+    """vLLM's, as far as it is read."""
+
+    def __init__(self, by_batch_size: Any, **options: Any) -> None:
+        self.vllm_config = v2_config(by_batch_size=by_batch_size, **options)
+        self.dynamic_sd_lookup: Any = "vLLM's own"
+        self.updated = 0
+
+    def update_from_output(self, scheduled: Any, output: Any) -> str:
+        self.updated += 1
+        return "outputs"
+
+
+def a_step(
+    scheduler: Scheduler, drafts: dict[str, int], accepted: dict[str, int], prompt: int = 0
+) -> None:
+    tokens = {key: 1 + length for key, length in drafts.items()}
+    if prompt:
+        tokens["prompt"] = prompt
+    scheduled = SimpleNamespace(
+        num_scheduled_tokens=tokens,
+        scheduled_spec_decode_tokens={k: [-1] * length for k, length in drafts.items() if length},
+    )
+    output = SimpleNamespace(
+        sampled_token_ids=[[7] * (1 + accepted.get(key, -1)) for key in tokens],
+        req_id_to_index={key: index for index, key in enumerate(tokens)},
+    )
+    assert scheduler.update_from_output(scheduled, output) == "outputs"
+
+
+@pytest.mark.parametrize("good", [True, False])
+def test_a_scheduler_asks_and_tells(good: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(lengths_module.time, "perf_counter", lambda: clock.now)
+    scheduler = Scheduler(DraftSchedule(6, 3))
+    follow_batches(scheduler)
+    chosen = []
+    for step in range(300):
+        length = scheduler.dynamic_sd_lookup[4]
+        clock.now += 0.01 + 0.001 * 4 * (1 + length)
+        drafts = dict.fromkeys("abcd", length)
+        right = length if good else 0
+        a_step(scheduler, drafts, dict.fromkeys("abcd", right), prompt=20 * (step % 7 == 0))
+        chosen.append(length)
+    assert scheduler.updated == 300
+    assert set(chosen) <= {0, 3, 6}
+    late = np.mean(chosen[100:])
+    assert late > 5 if good else late < 0.5
+
+
+@pytest.mark.parametrize(
+    "by_batch_size",
+    [
+        None,
+        [[1, 4, 6]],
+        [(1, 1, 6), (2, 2, 3), (3, 3, 0)],
+    ],
+)
+def test_a_list_of_the_users_own_is_vllms_to_follow(by_batch_size: Any) -> None:
+    scheduler = Scheduler(by_batch_size)
+    follow_batches(scheduler)
+    assert scheduler.dynamic_sd_lookup == "vLLM's own"
+    assert "update_from_output" not in vars(scheduler)
+
+
+def test_a_changed_scheduler_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    scheduler = Scheduler(DraftSchedule(6, 2))
+    follow_batches(scheduler)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            nothing: Any = SimpleNamespace()
+            assert scheduler.update_from_output(nothing, nothing) == "outputs"
+    assert len(caplog.records) == 2  # of three
+    assert scheduler.dynamic_sd_lookup[4] in (0, 6)
+
+
+def test_new_requests_are_not_judged_by_earlier_ones() -> None:
+    chooser = DraftLengths(LENGTHS, StepLatency("cuda"))
+    for accepted in [0] * 200:
+        length = chooser.choose(1)
+        chooser.observe(1, length, [accepted] if length else [], seconds(1, length, 1e-3))
+    assert not any(chooser.choose(1) for _ in range(8))
+    chooser.forget(1.0)
+    assert chooser.choose(1) > 0

@@ -1,0 +1,533 @@
+"""The V2 speculator, called as vLLM's model runner calls it, without vLLM; it never waits."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fastdraft import Engine
+from fastdraft.errors import InvalidValueError
+from fastdraft.serving.vllm import speculator as speculator_module
+from fastdraft.serving.vllm import transfers
+from fastdraft.serving.vllm.ledger import FOLDER_VARIABLE, LedgerReader, new_ticket
+from fastdraft.serving.vllm.speculator import FastdraftSpeculator
+from fastdraft.serving.vllm.transfers import COPIES, Ends, TreeBuffers
+from vllm_v2_host import VOCABULARY, Job, V2Host, v2_config
+
+CYCLE = list(range(100, 120))
+
+
+@pytest.fixture(autouse=True)
+def no_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
+
+
+def late(host: V2Host) -> Any:
+    assert host.speculator.late is not None
+    return host.speculator.late
+
+
+def assert_empty(host: V2Host) -> None:
+    requests = late(host)
+    assert requests.num_requests == requests.engine.num_requests == 0
+    assert requests.engine.num_bytes == 0
+    assert_no_rows(host.speculator)
+
+
+def assert_no_rows(speculator: FastdraftSpeculator) -> None:
+    assert speculator.drafter is not None
+    snapshot = speculator.drafter.acquire()
+    speculator.drafter.release(snapshot)
+    assert not snapshot.requests.any() and not snapshot.continuations.count.any()
+    assert not speculator._numbers and not speculator._preempted
+    assert not speculator.drafter._requests and not speculator.drafter._at
+
+
+def text_in_engine(host: V2Host, name: str) -> tuple[int, int]:
+    """The engine's id of a request that is running, and the tokens that it has of its text."""
+    assert host.speculator.drafter is not None
+    request = host.speculator.drafter._requests[host.speculator._numbers[name]]
+    return request.id, late(host).engine.num_tokens(request.id)
+
+
+def apart(**more: Any) -> dict[str, Any]:
+    return {"fastdraft_remember": 0, **more}
+
+
+def test_a_repeated_text_is_drafted() -> None:
+    host = V2Host(v2_config())
+    host.add("a", Job(CYCLE * 3, CYCLE * 4, max_tokens=80))
+    host.run()
+    assert host.steps < 20
+    assert host.speculator.faults == 0
+    assert host.speculator.stats.emitted == 80
+    assert host.speculator.stats.accepted == 80 - host.steps
+    assert_empty(host)
+
+
+def test_draft_tokens_that_were_not_verified_are_not_counted() -> None:
+    """vLLM cuts drafts where a step has no room; what follows may still be as drafted."""
+    host = V2Host(v2_config())
+    host.most_verified = 2
+    host.add("a", Job(CYCLE * 3, CYCLE * 4, max_tokens=80))
+    host.run()
+    assert host.speculator.stats.accepted == host.accepted == 80 - host.steps
+    host.most_verified = 0
+    host.add("b", Job(CYCLE * 3, CYCLE * 4, max_tokens=80))
+    host.run()
+    assert host.speculator.stats.accepted == host.accepted
+
+
+def test_what_one_request_said_is_drafted_for_the_next() -> None:
+    """Its own text has nothing: all comes from memory, a step late."""
+    host = V2Host(v2_config())
+    text = np.random.default_rng(1).permutation(VOCABULARY)[:60].tolist()
+    host.add("a", Job(text[:10], text[10:]))
+    host.run()
+    before = host.steps
+    host.add("b", Job(text[:10], text[10:]))
+    host.run()
+    assert before == 50
+    assert host.steps - before < 12
+
+
+def test_a_prediction_is_drafted_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    host = V2Host(v2_config())
+    text = np.random.default_rng(1).permutation(VOCABULARY)[:60].tolist()
+    ticket = new_ticket()
+    expected = [*text[10:30], 5, 6, *text[32:]]
+    arguments = apart(prediction_token_ids=expected, prediction_ticket=ticket)
+    host.add("a", Job(text[:10], text[10:], extra_args=arguments))
+    host.run()
+    assert host.steps < 20
+    counts = LedgerReader(tmp_path).prediction_tokens(ticket)
+    assert counts is not None and counts[0] > 35
+    [totals] = LedgerReader(tmp_path).totals().values()
+    assert totals["accepted_prediction_tokens"] == counts[0]
+    assert totals["faults"] == totals["requests"] == 0
+    assert totals["steps"] == host.steps
+
+
+@pytest.mark.parametrize("lag", [0, 1, 2, "any"])
+def test_random_requests_leave_nothing_behind(lag: int | str) -> None:
+    """Chunks of prompts, preemption, aborts, places that change hands, and a thread that lags."""
+    random = np.random.default_rng(7)
+    host = V2Host(v2_config(memory_bytes=1 << 20))
+    names = (str(number) for number in range(150))
+    preempted: list[str] = []
+    more = True
+    while more or host.jobs:
+        while more and len(host.jobs) < 6:
+            name = next(names, None)
+            if name is None:
+                more = False
+                break
+            start = int(random.integers(100, 900))
+            host.add(name, Job([*range(start, start + 30)], [*range(start + 5, start + 20)]))
+        if preempted and random.random() < 0.5:
+            host.resume(preempted.pop())
+        host.step(prefill=16)
+        if lag == "any":
+            host.thread.run(int(random.integers(0, 6)))
+        else:
+            host.thread.run(max(len(host.thread.tasks) - int(lag), 0))
+        for name in host.running:
+            job = host.jobs[name]
+            if job.said >= len(job.output) or random.random() < 0.02:
+                host.end(name)
+            elif random.random() < 0.02:
+                host.preempt(name, takes_back=int(random.integers(0, 3)))
+                preempted.append(name)
+    host.run()
+    assert host.speculator.faults == 0
+    assert host.speculator.stats.accepted > 150
+    assert_empty(host)
+    assert 0 < late(host).memory.bytes <= 1 << 20
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_copies_that_are_lost_late_or_doubled_never_make_a_wrong_text(seed: int) -> None:
+    """The engine's texts are those of the host, as far as they go; else it has none."""
+    random = np.random.default_rng(seed)
+    host = V2Host(v2_config())
+    for number in range(4):
+        text = random.integers(0, 50, 20).tolist() * 10
+        host.add(str(number), Job(text[:40], text[40:], extra_args=apart()))
+    seen: dict[int, list[int]] = {}
+    engine = late(host).engine
+
+    def record(ids: Any, token_ids: Any, offsets: Any, *args: Any, **kwargs: Any) -> None:
+        for index, each in enumerate(ids):
+            new = token_ids[offsets[index] : offsets[index + 1]]
+            seen.setdefault(int(each), []).extend(np.asarray(new).tolist())
+        Engine.continue_batch(engine, ids, token_ids, offsets, *args, **kwargs)
+
+    late(host).engine = SimpleNamespace(
+        continue_batch=record,
+        add_request=engine.add_request,
+        cancel=engine.cancel,
+        stats=engine.stats,
+        num_tokens=engine.num_tokens,
+        num_foreign=0,
+        num_requests=0,
+        num_bytes=0,
+    )
+    for _ in range(30):
+        host.step()
+        steps = host.thread.steps()
+        if steps and random.random() < 0.3:
+            host.thread.lose(steps[int(random.integers(len(steps)))])
+        elif steps and random.random() < 0.3:  # late: after the next ones
+            host.thread.tasks.remove(steps[0])
+            host.thread.tasks.append(steps[0])
+        host.thread.run(int(random.integers(0, 3)))
+    host.thread.run()
+    assert host.speculator.faults == 0
+    for name in host.running:
+        request, length = text_in_engine(host, name)
+        assert seen[request] == host.jobs[name].output[: len(seen[request])]
+        assert length == 40 + len(seen[request])
+    assert seen
+
+
+def lose_steps(host: V2Host, steps: int) -> None:
+    """Runs steps of which the engine never hears."""
+    for _ in range(steps):
+        host.step()
+        for task in host.thread.steps():
+            host.thread.lose(task)
+
+
+def test_a_gap_is_healed_by_the_next_copy() -> None:
+    host = V2Host(v2_config())
+    host.add("a", Job(CYCLE * 3, CYCLE * 8, extra_args=apart()))
+    host.step()
+    host.thread.run()
+    lose_steps(host, 2)
+    host.step()
+    host.thread.run()
+    assert text_in_engine(host, "a")[1] == len(host.jobs["a"].text)
+
+
+def test_a_request_that_lost_too_much_goes_on_without_continuations() -> None:
+    host = V2Host(v2_config(length=2000), length=2000)
+    host.add("a", Job(CYCLE * 3, CYCLE * 30, extra_args=apart()))
+    host.step()
+    host.thread.run()
+    lose_steps(host, 20)
+    host.step()
+    host.thread.run()
+    assert host.speculator.drafter is not None
+    [behind] = host.speculator.drafter.behind().values()
+    assert behind == (host.speculator._numbers["a"], text_in_engine(host, "a")[1])
+    # Its own text is drafted from all the same.
+    assert max(host.step().values()) == 9
+    host.run()
+    assert host.speculator.faults == 0
+    assert_empty(host)
+
+
+def test_all_copies_in_use_cost_drafts_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfers, "COPIES", 8)
+    host = V2Host(v2_config(length=2000), length=2000)
+    host.add("a", Job(CYCLE * 3, CYCLE * 30, extra_args=apart()))
+    for _ in range(15):
+        host.step()
+    assert len(host.thread.steps()) == 8
+    host.run()
+    assert host.speculator.faults == 0
+
+
+def test_a_thread_that_is_busy_for_long_loses_nothing() -> None:
+    host = V2Host(v2_config(length=2000), length=2000)
+    host.add("a", Job(CYCLE * 3, CYCLE * 90, extra_args=apart(fastdraft_lookahead=1)))
+    for _ in range(100):
+        host.step()
+    host.thread.run()
+    assert text_in_engine(host, "a")[1] == len(host.jobs["a"].text)
+
+
+def test_a_place_that_changes_hands_keeps_no_tree() -> None:
+    """The thread lags: the tree of one tenant's text is not drafted for another."""
+    host = V2Host(v2_config(rows=1), rows=1)
+    secret = np.random.default_rng(1).permutation(VOCABULARY)[:60].tolist()
+    host.add("a", Job(secret[:10], secret[10:], extra_args=apart(prediction_token_ids=secret)))
+    host.step()
+    host.thread.run()
+    host.step()
+    assert max(host.step().values()) > 1
+    host.end("a")
+    # The same text, so that everything would fit.
+    host.add("b", Job(secret[:10], secret[10:], extra_args=apart()))
+    for _ in range(5):
+        assert host.step() == {"b": 1}
+
+
+def test_tokens_that_the_host_takes_back_are_forgotten() -> None:
+    host = V2Host(v2_config())
+    job = Job(CYCLE * 3, CYCLE * 4, extra_args=apart())
+    host.add("a", job)
+    for _ in range(4):
+        host.step()
+        host.thread.run()
+    host.preempt("a", takes_back=2)
+    job.output[job.said :] = [7, 8, 9, 10, 11]
+    host.resume("a")
+    host.step()
+    host.thread.run()
+    request, length = text_in_engine(host, "a")
+    assert length == len(job.text)
+    # One that comes back as it was goes on with what the engine has.
+    host.preempt("a")
+    host.resume("a")
+    host.step()
+    host.thread.run()
+    assert text_in_engine(host, "a") == (request, len(job.text))
+    host.run()
+    assert_empty(host)
+
+
+@pytest.mark.parametrize("off", ["off", False])
+def test_a_request_may_switch_drafts_off(off: object) -> None:
+    host = V2Host(v2_config())
+    host.add("a", Job(CYCLE * 3, CYCLE * 2, extra_args={"fastdraft": off}))
+    host.run()
+    assert host.steps == 40
+    assert host.speculator.faults == 0
+
+
+def test_a_request_may_say_its_longest_draft() -> None:
+    host = V2Host(v2_config())
+    host.add("a", Job(CYCLE * 3, CYCLE * 2, extra_args={"fastdraft_lookahead": 2}))
+    most = 0
+    while host.jobs["a"].said < 40:
+        most = max(most, *host.step().values())
+        host.thread.run()
+    assert most == 3
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"fastdraft": "maybe"},
+        {"fastdraft_lookahead": 0},
+        {"prediction_token_ids": ["a"]},
+        {"prediction_token_ids": [VOCABULARY]},
+    ],
+)
+def test_bad_arguments_cost_drafts_alone(
+    arguments: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    host = V2Host(v2_config())
+    host.add("a", Job(CYCLE * 3, CYCLE, extra_args=arguments))
+    host.add("b", Job(CYCLE * 3, CYCLE, extra_args=apart()))
+    with caplog.at_level(logging.WARNING):
+        host.run()
+    assert (late(host).refused, host.speculator.faults) == (1, 0)
+    assert len(caplog.records) == 1
+    assert_empty(host)
+
+
+def test_what_is_not_to_be_looked_up() -> None:
+    host = V2Host(v2_config())
+    for name in ("_warmup_0_", "_v2_mixed_warmup_decode_"):
+        host.add(name, Job(CYCLE, CYCLE[:3]))
+    host.add("embedded", Job(CYCLE, CYCLE[:3]))
+    schedule = host.add_requests
+
+    def without_ids(scheduler_output: Any) -> None:
+        for request in scheduler_output.scheduled_new_reqs:
+            if request.req_id == "embedded":
+                request.prompt_token_ids = None
+        schedule(scheduler_output)
+
+    host.add_requests = without_ids  # type: ignore[method-assign]
+    host.run()
+    assert host.speculator.stats.emitted == 0
+    assert host.speculator.faults == 0
+    assert len(late(host).memory.of(None)[0]) == 0
+
+
+def test_adapters_and_salted_requests_remember_apart() -> None:
+    text = np.random.default_rng(1).permutation(VOCABULARY)[:40].tolist()
+
+    def steps(first: dict[str, Any], second: dict[str, Any]) -> int:
+        host = V2Host(v2_config(adapters=2))
+        host.add("a", Job(text[:10], text[10:], **first))
+        host.run()
+        before = host.steps
+        host.add("b", Job(text[:10], text[10:], **second))
+        host.run()
+        return host.steps - before
+
+    assert steps({"adapter": "x"}, {"adapter": "x"}) < 12
+    assert steps({"adapter": "x"}, {"adapter": "y"}) == 30
+    assert steps({"adapter": "x"}, {}) == 30
+    assert steps({"extra_args": apart()}, {}) == 30
+    assert steps({}, {"extra_args": apart()}) == 30
+    salted = {"salt": "tenant"}
+    assert steps(salted, salted) < 12
+    assert steps(salted, {}) == 30
+    assert steps(salted, {"salt": "other"}) == 30
+
+
+def test_chances_are_for_vllms_adaptive_verification() -> None:
+    host = V2Host(v2_config(adaptive=True))
+    assert host.speculator.enable_adaptive_verification
+    host.add("a", Job(CYCLE * 3, CYCLE * 2, extra_args={"fastdraft_lookahead": 3}))
+    for _ in range(5):
+        host.step()
+        host.thread.run()
+    chances = host.speculator.draft_token_confidence_probs
+    assert chances.shape == (4, 8) and chances.dtype == torch.float32
+    assert (chances[0, :3] > 0.3).all()
+    assert (chances[0, 3:] == 0).all()
+
+
+class Broken:
+    """An engine whose calls raise, from the n-th on or once."""
+
+    def __init__(self, engine: Engine, at: int, *, once: bool) -> None:
+        self._engine, self._left, self._once = engine, at, once
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._engine, name)
+        if not callable(value) or name in ("cancel", "stats"):
+            return value
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._left -= 1
+            if self._left == 0 or (self._left < 0 and not self._once):
+                raise RuntimeError("broken")
+            return value(*args, **kwargs)
+
+        return call
+
+
+@pytest.mark.parametrize("once", [True, False])
+def test_faults_at_every_call_cost_drafts_alone(
+    once: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    for at in (1, 2, 3, 5, 8, 13):
+        host = V2Host(v2_config())
+        late(host).engine = Broken(late(host).engine, at, once=once)
+        for number in range(3):
+            host.add(str(number), Job(CYCLE[number:] * 3, CYCLE[number:] * 2))
+        host.run()
+        assert host.speculator.faults > 0 or at > 12
+        assert late(host).num_requests == 0
+        if once and at > 1:
+            # Those that come later are drafted for again.
+            host.add("later", Job(CYCLE * 3, CYCLE * 2))
+            host.run()
+    assert caplog.records
+
+
+def test_a_fault_of_the_kernel_costs_a_step(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    host = V2Host(v2_config())
+    host.add("a", Job(CYCLE * 3, CYCLE * 4))
+    host.step()
+    align = host.speculator._aligner.align
+    calls = iter(range(100))
+
+    def fails(*args: Any) -> Any:
+        if next(calls) in (1, 2):
+            raise RuntimeError("no kernel")
+        return align(*args)
+
+    monkeypatch.setattr(host.speculator._aligner, "align", fails)
+    with caplog.at_level(logging.WARNING):
+        host.run()
+    assert host.speculator.faults == len(caplog.records) == 2
+    assert host.speculator.stats.accepted > 40
+
+
+def test_ranks_share_the_first_ones_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared: list[tuple[int, ...]] = []
+    monkeypatch.setattr(
+        FastdraftSpeculator, "_share", lambda _, values: shared.append(tuple(values.shape))
+    )
+    first = V2Host(v2_config(ranks=2))
+    monkeypatch.setattr(speculator_module, "is_first_rank", lambda: False)
+    second = V2Host(v2_config(ranks=2))
+    for host in (first, second):
+        shared.clear()
+        host.add("a", Job(CYCLE * 3, CYCLE[:1]))
+        host.step()
+        assert shared == [(1, 8), (1, 8)]
+    assert second.speculator.late is None
+    assert second.speculator.stats.emitted == second.speculator.faults == 0
+    assert second.speculator.drafter is None
+
+
+def test_a_dummy_run_does_nothing() -> None:
+    host = V2Host(v2_config())
+    nothing: Any = None
+    drafts = host.speculator.propose(
+        SimpleNamespace(num_reqs=3), *[nothing] * 10, dummy_run=True, unknown=1
+    )
+    assert drafts.tolist() == [[0] * 8] * 3
+    host.speculator.init_cudagraph_manager(None)
+    host.speculator.capture()
+    assert not host.thread.tasks
+
+
+def test_a_runner_that_changed_ends_the_start() -> None:
+    with pytest.raises(AttributeError):
+        V2Host(v2_config()).speculator.attach(SimpleNamespace())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"stages": 2}, "pipeline_parallel_size must be 1 for fastdraft.*got 2"),
+        ({"hybrid": True}, "the model must have a key-value cache alone"),
+        ({"adaptive": True, "adapters": 1}, "enable_adaptive_verification must be left out"),
+        ({"unknown": 1}, "must be a mapping with keys of"),
+        ({"token_cost": 0.1}, "token_cost must be left out with Model Runner V2, .* got 0.1"),
+    ],
+)
+def test_what_cannot_be_honoured_ends_the_start(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidValueError, match=message):
+        V2Host(v2_config(**options))
+
+
+def test_trees_are_never_written_while_they_are_read() -> None:
+    trees = TreeBuffers(torch.device("cpu"), 2, 4)
+    taken = trees.take()
+    for number in range(1, 6):
+        snapshot = trees.snapshots[number % 3]
+        snapshot.continuations.base[:] = number
+        snapshot.requests[:] = number
+        snapshot.continuations.probabilities[:] = number / 8
+        trees.publish(snapshot)
+    assert taken.bases.tolist() == [0, 0]
+    trees.release()
+    newest = trees.take()
+    assert newest.bases.tolist() == newest.requests.tolist() == [5, 5]
+    assert newest.probabilities.tolist() == [[0.625] * 4] * 2
+    assert newest.token_ids.is_contiguous() and newest.parents.is_contiguous()
+
+
+def test_ends_are_copied() -> None:
+    ends = Ends(torch.device("cpu"), 3, 2)
+    values = torch.tensor([[1, 2], [3, 4]], dtype=torch.int32)
+    copies = [ends.send(values) for _ in range(COPIES + 1)]
+    assert copies[-1] is None
+    assert copies[0] is not None
+    values.zero_()
+    ends.protect()
+    assert copies[0].wait().tolist() == [[1, 2], [3, 4]]
+    copies[0].free()
+    assert ends.send(values) is not None
