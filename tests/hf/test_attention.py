@@ -25,12 +25,12 @@ from fastdraft.drafters import AssistantModel
 from fastdraft.errors import InvalidValueError
 from fastdraft.hf import attention
 from fastdraft.hf.attention import ATTENTION, attending, shares_keys, takes_sights
+from fastdraft.hf.kv_cache import Frame
 from fastdraft.hf.masks import Masks
 from fastdraft.hf.static import WIDTHS
 from fastdraft.kernels import reference
 from fastdraft.step_latency import StepLatency
 from hf_models import (
-    FAMILIES,
     VOCABULARY,
     Forester,
     Generous,
@@ -98,86 +98,52 @@ def test_each_token_sees_what_the_mask_shows(
         sliding_window=window,
         layer_types=["full_attention", "sliding_attention"],
     )
-    model = SimpleNamespace(
-        config=SimpleNamespace(get_text_config=lambda **_: config), dtype=torch.float32
+    model: Any = SimpleNamespace(
+        config=SimpleNamespace(get_text_config=lambda **_: config),
+        dtype=torch.float32,
+        modules=list,
     )
     lengths = random.integers(1, longest + 1, rows)
     visible = None
     if is_padded:
         prompts = int(lengths.min())
         visible = torch.from_numpy(np.arange(prompts) >= random.integers(0, prompts, rows)[:, None])
-    masks = Masks(model, visible=visible, rows=rows)
     sizes = random.integers(1, width + 1, rows)
     depths = np.minimum(np.arange(width), sizes[:, None] - 1)
-    bits = (2 << depths) - 1
     trees = None
     if is_tree:
-        sees = np.zeros((rows, width, width), bool)
+        trees = np.zeros((rows, width, width), bool)
         for row, slot in np.ndindex(rows, width):
             if slot:
-                sees[row, slot] = sees[row, random.integers(max(slot - 3, 0), slot)]
-            sees[row, slot, slot] = True
-        depths, bits = sees.sum(-1) - 1, sees @ (1 << np.arange(width))
-        trees = sees
-    columns = {False: longest + width, True: window + WIDTHS[-1] - 1}
-    numbers = masks.fixed_numbers(lengths, depths, columns=columns, trees=trees)
-    expected = masks.fixed(list(map(torch.from_numpy, numbers)), range(rows), columns=columns)
-    padding = masks.padding()
-    assert padding is not None
-    sights = masks.by_kind(
-        list(map(torch.from_numpy, masks.sights(lengths, depths, bits, padding)))
-    )
-    assert isinstance(expected, dict)
-    assert isinstance(sights, dict)
+                trees[row, slot] = trees[row, random.integers(max(slot - 3, 0), slot)]
+            trees[row, slot, slot] = True
+        depths = trees.sum(-1) - 1
+    ring = window + WIDTHS[-1] - 1
+    frames = {
+        None: Frame([0] * rows, longest + width),
+        window: Frame((lengths + width - ring).tolist(), ring, is_ring=True),
+    }
+    found = []
+    for by_lengths in (False, True):
+        masks = Masks(model, visible=visible, rows=rows, is_fixed=True)
+        masks.by_lengths = by_lengths
+        numbers, made = masks.planned(
+            range(rows), lengths.tolist(), depths, frames=frames, trees=trees
+        )
+        found.append(made(list(map(torch.from_numpy, numbers))))
+    expected, sights = found
     for kind, mask in expected.items():
-        count = columns[kind == "sliding_attention"]
+        count = frames[window if kind == "sliding_attention" else None].columns
         assert torch.equal(reference.visible_columns(sights[kind], count), mask)
 
 
+@pytest.mark.usefixtures("fast")
 def test_padding_stands_at_the_front_or_masks_are_made() -> None:
     model = tiny_model("llama")
-    assert Masks(model, visible=None, rows=3).padding().tolist() == [0]
     shown = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
-    assert Masks(model, visible=shown, rows=2).padding().tolist() == [2, 0]
-    shown[1, 2] = 0
-    assert Masks(model, visible=shown, rows=2).padding() is None
-
-
-@pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_chains_give_the_tokens_of_generate(
-    family: str, rows: int, calls: list[torch.Tensor]
-) -> None:
-    inputs = repetitive_batch(rows)
-    model, expected = _masked(family, inputs, max_new_tokens=NEW)
-    output = hf.generate(
-        _by_lengths(family),
-        **inputs,
-        **STATIC,
-        max_new_tokens=NEW,
-        drafter=Generous(),
-        prediction=[edited(row[PROMPT:]) for row in expected],
-    )
-    assert calls
-    assert_same_tokens(model, expected, output.sequences, attention_mask=inputs["attention_mask"])
-    assert output.stats.accepted > 0
-
-
-@pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_trees_give_the_tokens_of_generate(
-    family: str, rows: int, calls: list[torch.Tensor]
-) -> None:
-    inputs = repetitive_batch(rows)
-    # Longer than prompt, window and widest draft, so that rings go round.
-    options = {"max_new_tokens": 90, "eos_token_id": None}
-    model, expected = _masked(family, inputs, **options)
-    forester = Forester([row[PROMPT:].tolist() for row in expected], nodes=20)
-    output = hf.generate(_by_lengths(family), **inputs, **STATIC, **options, drafter=forester)
-    assert_same_tokens(model, expected, output.sequences, attention_mask=inputs["attention_mask"])
-    assert forester.moved > len(forester.accepted) / 8
-    # Three numbers for each token, in place of a mask.
-    assert {seen.shape[3] for seen in calls} == {3}
+    for visible, by_lengths in ((None, True), (shown, True), (shown.flip(1), False)):
+        assert Masks(model, visible=visible, rows=2, is_fixed=True).by_lengths == by_lengths
+    assert not Masks(model, visible=None, rows=2).by_lengths
 
 
 def _gpt_oss(implementation: str) -> Any:
@@ -201,24 +167,6 @@ def test_sinks(rows: int, cache: str | None, calls: list[torch.Tensor]) -> None:
     )
     assert_same_tokens(model, expected, output.sequences, attention_mask=inputs["attention_mask"])
     assert bool(calls) == (cache == "static")
-
-
-@pytest.mark.parametrize("family", ["llama", "gemma2", "gemma3"])
-def test_models_that_use_it_always(family: str) -> None:
-    """Plain decoding, and drafts without a static cache: with masks."""
-    inputs = repetitive_batch(3)
-    model, expected = _masked(family, inputs, max_new_tokens=NEW)
-    chosen = _by_lengths(family)
-    own = plain_tokens(chosen, inputs, max_new_tokens=NEW)
-    assert_same_tokens(model, expected, own, attention_mask=inputs["attention_mask"])
-    output = hf.generate(
-        chosen,
-        **inputs,
-        do_sample=False,
-        max_new_tokens=NEW,
-        drafter=Forester([row[PROMPT:].tolist() for row in expected]),
-    )
-    assert_same_tokens(model, expected, output.sequences, attention_mask=inputs["attention_mask"])
 
 
 @pytest.mark.usefixtures("fast")

@@ -30,9 +30,12 @@ from hf_models import (
     EOS,
     PAD,
     VOCABULARY,
+    Forester,
     Generous,
+    assert_decodes,
     drawn,
     edited,
+    plain_tokens,
     repetitive_batch,
     tiny_model,
 )
@@ -70,23 +73,23 @@ class _Recorder(BaseStreamer):
         self.calls.append("end")
 
 
+@pytest.mark.parametrize("drafts", ["predicted", "trees"])
 @pytest.mark.parametrize("inside", [False, True])
-def test_streamers_get_the_calls_of_plain_decoding(model: Any, inside: bool) -> None:
+def test_streamers_get_the_calls_of_plain_decoding(model: Any, inside: bool, drafts: str) -> None:
     inputs = repetitive_batch(1)
     options = {"do_sample": False, "max_new_tokens": NEW}
-    prediction = _prediction(model, inputs)
     expected = _Recorder()
-    model.generate(**inputs, **options, streamer=expected)
+    said = model.generate(**inputs, **options, streamer=expected)[:, 30:]
+    more: dict[str, Any] = {"drafter": Forester(said.tolist())}
+    if drafts == "predicted":
+        more = {"drafter": Generous(), "prediction": list(map(edited, said))}
     forwards: list[int] = []
     handle = model.register_forward_hook(lambda *_: forwards.append(1))
-    actual = _Recorder(forwards)
+    more["streamer"] = actual = _Recorder(forwards)
     if inside:
-        decode = hf.speculate(drafter=Generous(), prediction=prediction, streamer=actual)
-        model.generate(**inputs, **options, custom_generate=decode)
+        model.generate(**inputs, **options, custom_generate=hf.speculate(**more))
     else:
-        hf.generate(
-            model, **inputs, **options, streamer=actual, drafter=Generous(), prediction=prediction
-        )
+        hf.generate(model, **inputs, **options, **more)
     handle.remove()
     assert actual.calls == expected.calls
     assert actual.forwards_at[1] == 1
@@ -272,36 +275,34 @@ class _Sum(StoppingCriteria):
     """Ends a row when its tokens sum to a multiple, which differs from row to row."""
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-        rows = torch.arange(len(input_ids))
-        return input_ids.sum(-1) % (13 + rows) == 0
+        return input_ids.sum(-1) % (29 + torch.arange(len(input_ids))) == 0
 
 
+@pytest.mark.parametrize("drafts", ["predicted", "trees"])
 @pytest.mark.parametrize("rows", [1, 3])
-def test_stopping_criteria_see_every_token(model: Any, rows: int) -> None:
+def test_stops_in_the_middle_of_a_draft(model: Any, rows: int, drafts: str) -> None:
     inputs = repetitive_batch(rows)
-    options = {"do_sample": False, "max_new_tokens": NEW}
-    criteria = StoppingCriteriaList([_Sum()])
-    expected = model.generate(**inputs, **options, stopping_criteria=criteria)
-    output = hf.generate(
-        model,
-        **inputs,
-        **options,
-        stopping_criteria=criteria,
-        drafter=Generous(),
-        prediction=_prediction(model, inputs),
-    )
-    assert torch.equal(output.sequences, expected)
-    assert expected.shape[1] < 30 + NEW
+    plain = plain_tokens(model, inputs, max_new_tokens=NEW, eos_token_id=None)
+    said = plain[:, 30:]
+    for options in (
+        {"max_new_tokens": NEW, "stopping_criteria": StoppingCriteriaList([_Sum()])},
+        {"max_new_tokens": NEW, "eos_token_id": [EOS, *plain[:, 43].tolist()]},
+        {"max_new_tokens": 7, "eos_token_id": None},
+    ):
+        # Drafts go on where plain decoding would have.
+        ours: dict[str, Any] = {"drafter": Forester(said.tolist(), seed=5)}
+        if drafts == "predicted":
+            ours = {"drafter": Generous(), "prediction": list(map(edited, said))}
+        found = assert_decodes(model, inputs, drafts, ours=ours, exact=True, **options)
+        assert found.expected.shape[1] < 30 + NEW
 
 
 def test_rows_end_at_different_times_and_are_padded(model: Any) -> None:
     inputs = repetitive_batch(8)
     predictions = _prediction(model, inputs)
-    ends = [predictions[row][row] for row in range(8)]
-    options = {"do_sample": False, "max_new_tokens": NEW, "eos_token_id": [EOS, *ends]}
-    expected = model.generate(**inputs, **options)
-    output = hf.generate(model, **inputs, **options, drafter=Generous(), prediction=predictions)
-    assert torch.equal(output.sequences, expected)
+    options = {"max_new_tokens": NEW, "eos_token_id": [EOS, *np.diag(predictions).tolist()]}
+    ours = {"prediction": predictions}
+    output = assert_decodes(model, inputs, ours=ours, exact=True, **options).output
     assert len({row.emitted for row in output.row_stats}) > 2
 
 
@@ -312,21 +313,21 @@ def test_max_time_ends_after_a_step(model: Any) -> None:
     assert output.sequences.shape[1] == 31
 
 
+@pytest.mark.parametrize("cache", [None, "static"])
+@pytest.mark.parametrize("drafts", ["predicted", "trees"])
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("penalty", [1.0, 1.4])
-def test_scores_and_logits(model: Any, rows: int, penalty: float) -> None:
+def test_scores_and_logits(
+    model: Any, rows: int, penalty: float, drafts: str, cache: str | None
+) -> None:
     inputs = repetitive_batch(rows)
-    options = {
-        "do_sample": False,
-        "max_new_tokens": NEW,
-        "repetition_penalty": penalty,
-        "return_dict_in_generate": True,
-        "output_scores": True,
-        "output_logits": True,
-    }
-    expected = model.generate(**inputs, **options)
-    output = hf.generate(model, **inputs, **options, prediction=_prediction(model, inputs))
-    assert torch.equal(output.sequences, expected.sequences)
+    options: dict[str, Any] = {"max_new_tokens": NEW, "repetition_penalty": penalty}
+    dicts = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
+    expected = model.generate(**inputs, do_sample=False, **options, **dicts)
+    ours = {**dicts, "cache_implementation": cache}
+    output = assert_decodes(model, inputs, drafts, ours=ours, exact=True, **options).output
+    # A static cache ends with the generation, and one of several rows is nobody's.
+    assert (getattr(output, CACHE) is None) == (rows > 1 or cache == "static")
     for name in ("scores", "logits"):
         ours, theirs = getattr(output, name), getattr(expected, name)
         assert len(ours) == len(theirs) == expected.sequences.shape[1] - 30
@@ -345,42 +346,6 @@ def test_no_scores_unless_asked_for(model: Any) -> None:
     output = hf.generate(model, **repetitive_batch(1), do_sample=False, max_new_tokens=4)
     assert output.scores is None
     assert output.logits is None
-
-
-def dory() -> Any:
-    """Repeats its layers, which get caches of their own in the first forward."""
-    if not hasattr(transformers, "DoryConfig"):
-        pytest.skip("this transformers has no Dory")
-    config = transformers.DoryConfig(
-        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=4,
-        n_input_layers=1, n_output_layers=1, num_attention_heads=4, num_key_value_heads=2,
-        head_dim=8, sliding_window=11, pad_token_id=PAD, eos_token_id=EOS, bos_token_id=1,
-        tie_word_embeddings=False,
-    )  # fmt: skip
-    return drawn(transformers.AutoModelForCausalLM.from_config, config)
-
-
-@pytest.mark.parametrize("family", ["llama", "gemma3", "dory"])
-def test_a_cache_goes_from_turn_to_turn(family: str) -> None:
-    model = dory() if family == "dory" else tiny_model(family)
-    ids = repetitive_batch(1, longest=8)["input_ids"]
-    options = {"do_sample": False, "eos_token_id": None}
-    cache = DynamicCache(config=model.config)
-    first = hf.generate(
-        model, ids, **options, max_new_tokens=2, **{CACHE: cache}, drafter=Generous()
-    )
-    assert cache.get_seq_length() == 9
-    longer = torch.cat([first.sequences, ids[:, :3]], -1)
-    expected = model.generate(longer, **options, max_new_tokens=NEW)
-    second = hf.generate(
-        model, longer, **options, max_new_tokens=NEW, **{CACHE: cache}, drafter=Generous()
-    )
-    assert torch.equal(second.sequences, expected)
-    third = torch.cat([second.sequences, ids[:, :3]], -1)
-    expected = model.generate(third, **options, max_new_tokens=5)
-    assert torch.equal(
-        model.generate(third, **options, max_new_tokens=5, **{CACHE: cache}), expected
-    )
 
 
 @pytest.mark.parametrize("name", sorted({CACHE, "past_key_values"}))

@@ -24,7 +24,7 @@ PROCESSED: dict[str, Any] = {"repetition_penalty": 1.1, "suppress_tokens": [96]}
 
 
 # A tensor over memory that there is: nothing is computed, and a GPU launches nothing.
-_WRAPPING = ("lift_fresh", "detach")
+_WRAPPING = ("lift_fresh", "detach", "slice")
 
 
 class _Operations(TorchDispatchMode):
@@ -57,7 +57,7 @@ class _Operations(TorchDispatchMode):
         (1, "chains", {"cache_implementation": "static"}, 3),
         (4, "chains", {}, 7),
         (4, "trees", {}, 12),
-        (4, "chains", {"cache_implementation": "static"}, 4),
+        (4, "chains", {"cache_implementation": "static"}, 5),
         (4, "trees", {"cache_implementation": "static"}, 12),
     ],
     ids=lambda value: "-".join(value) or "plain" if isinstance(value, dict) else str(value),

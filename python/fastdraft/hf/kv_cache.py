@@ -20,6 +20,8 @@ row that a rejected draft could bring back, and cuts them anew at every forward.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import sub
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -37,7 +39,17 @@ from transformers.cache_utils import (
 from fastdraft.errors import InvalidValueError
 from fastdraft.hf.interface import CACHE
 
-__all__ = ["SHARING", "Frame", "RowCache", "on_device", "on_host", "places_after"]
+__all__ = [
+    "SHARING",
+    "Frame",
+    "RaggedCache",
+    "RowCache",
+    "RowLayer",
+    "lines_of",
+    "on_device",
+    "on_host",
+    "places_after",
+]
 
 # A buffer has room for so much more than it needs, as a share of that.
 _SLACK: Final = 16
@@ -60,52 +72,82 @@ _STATE_BASE: Any = object if _STATE is None else _STATE
 
 
 class Frame(NamedTuple):
-    """What a forward sees of a layer: columns, and of each row which token its first one holds."""
+    """What a forward sees of the layers of one window.
 
-    firsts: list[int]
+    Attributes:
+        firsts: Of each row, the oldest token that has a column; it may lie before the text.
+        columns: How many columns there are.
+        is_ring: Whether token t stands in column t % columns, not in column t - first.
+    """
+
+    firsts: Sequence[int]
     columns: int
+    is_ring: bool = False
+
+    def columns_of(
+        self, tokens: NDArray[np.int64], rows: Sequence[int] | slice = slice(None)
+    ) -> NDArray[np.int64]:
+        """The columns of tokens (rows, n) of all rows, or of some."""
+        firsts: NDArray[np.int64] = np.array(self.firsts)[rows, None]
+        return tokens % self.columns if self.is_ring else tokens - firsts
 
 
-class _Plan(NamedTuple):
+@dataclass
+class _Plan:
     """Where a forward writes in the layers of one window, and what it sees of them.
 
     Attributes:
         bases: The token that the first column of each row's buffer holds.
         capacity: The columns of the buffers.
-        moves: By how many columns the buffers' contents move to the front: of all rows, or which
-            column each is to hold, (rows, capacity).
+        moves: By how many columns the contents of each row move to the front.
         start: The column to write to; where rows write to different ones, the least.
-        places: The columns to write to, (rows, heads, width, head size) of most layers; None when
-            all rows write to the same.
-        seen: The columns that are seen: the first, and the one behind the last.
+        places: (rows, 1, width, 1), the columns to write to, on the host and then on the device;
+            None when all rows write to the same.
+        first, columns: The columns that are seen: the first one, and how many.
         length: Tokens of the longest row, the new ones too.
     """
 
     bases: list[int]
     capacity: int
-    moves: int | torch.Tensor
+    moves: list[int]
     start: int
-    places: torch.Tensor | None
-    seen: tuple[int, int]
+    places: Any
+    first: int
+    columns: int
     length: int
 
     @property
     def frame(self) -> Frame:
-        first, end = self.seen
-        return Frame([base + first for base in self.bases], end - first)
+        return Frame([base + self.first for base in self.bases], self.columns)
 
 
-class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
-    """The keys and values of one layer.
+class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+    """The keys and values of one layer, (rows, heads, columns, head size) of what forwards see.
 
     Args:
         window: How many tokens a query sees, itself among them; None for all.
     """
 
+    keys: Any
+    values: Any
+
     def __init__(self, window: int | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.window = window
         self.is_sliding = window is not None
+
+    def move(self, rows: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        """Copies columns to the places of others."""
+        for seen in (self.keys, self.values):
+            at = [index.to(seen.device) for index in (rows, sources, targets)]
+            seen[at[0], :, at[2]] = seen[at[0], :, at[1]]
+
+
+class _GrowingLayer(RowLayer):  # type: ignore[no-untyped-call]
+    """A layer whose buffers grow with the text."""
+
+    def __init__(self, window: int | None = None) -> None:
+        super().__init__(window)
         self.buffers: list[torch.Tensor] = []  # keys and values: (rows, heads, columns, head size)
         self.bases: list[int] = []
         # Tokens of the longest row. The model reads it to place queries in its own masks.
@@ -133,7 +175,7 @@ class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         plan = self.plan
         if plan is None:
             lengths = [self.length] * key_states.shape[0]
-            plan = self.planned(lengths, lengths, key_states.shape[-2], None, key_states.device)
+            plan = self.planned(lengths, lengths, key_states.shape[-2], None)
         if plan.capacity != self.capacity or plan.bases != self.bases:
             # Views of the buffers, which must not outlive them.
             self.keys = self.values = None
@@ -141,33 +183,21 @@ class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
                 # One after the other, so that no more than one is there twice.
                 self.buffers[index] = _moved(buffer, plan)
                 del buffer
-        first, end = plan.seen
         used = self.buffers
         if used[0].shape[0] > len(plan.bases):
             used = [buffer[: len(plan.bases)] for buffer in used]
-        if plan.places is None:
-            width = key_states.shape[-2]
-            used[0].narrow(2, plan.start, width).copy_(key_states)
-            used[1].narrow(2, plan.start, width).copy_(value_states)
-        else:
-            for buffer, states in zip(used, (key_states, value_states), strict=True):
-                places = plan.places.to(buffer.device)
-                if places.shape != states.shape:
-                    places = places[:, :1, :, :1].expand_as(states)
-                buffer.scatter_(2, places, states)
+        for buffer, states in zip(used, (key_states, value_states), strict=True):
+            if plan.places is None:
+                buffer.narrow(2, plan.start, states.shape[2]).copy_(states)
+            else:
+                buffer.scatter_(2, plan.places.to(buffer.device).expand_as(states), states)
         self.bases, self.length = plan.bases, plan.length
         # Some models look at these themselves.
-        self.keys = used[0].narrow(2, first, end - first)
-        self.values = used[1].narrow(2, first, end - first)
+        self.keys, self.values = (buffer.narrow(2, plan.first, plan.columns) for buffer in used)
         return self.keys, self.values
 
     def planned(
-        self,
-        lengths: Sequence[int],
-        floors: Sequence[int],
-        width: int,
-        most: int | None,
-        device: torch.device,
+        self, lengths: Sequence[int], floors: Sequence[int], width: int, most: int | None
     ) -> _Plan:
         """Plans a forward of `width` tokens, of row b from token lengths[b] on.
 
@@ -175,17 +205,14 @@ class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             floors: No forward from the next one on begins before these.
             most: Columns that the buffers can come to need, if that is known.
         """
-        bases = self.bases or [0] * len(lengths)
+        old = bases = self.bases or [0] * len(lengths)
         capacity = self.capacity
-        starts = [length - base for length, base in zip(lengths, bases, strict=True)]
-        moves: int | torch.Tensor = 0
-        needed = max(starts) + width
-        if needed > capacity:
-            old, bases = bases, [0] * len(lengths)
+        starts = list(map(sub, lengths, bases))
+        if max(starts) + width > capacity:
             if self.window is not None:
                 oldest = [min(pair) - self.window + 1 for pair in zip(lengths, floors, strict=True)]
-                bases = [max(pair) for pair in zip(oldest, old, strict=True)]
-            starts = [length - base for length, base in zip(lengths, bases, strict=True)]
+                bases = list(map(max, oldest, old))
+            starts = list(map(sub, lengths, bases))
             needed = max(starts) + width
             slack = max(needed // _SLACK, _LEAST_SLACK)
             if self.window is not None and needed > self.window:
@@ -194,27 +221,20 @@ class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             capacity = needed + slack
             if most is not None:
                 capacity = max(needed, min(capacity, most))
-            shifts = [new - before for new, before in zip(bases, old, strict=True)]
-            moves = shifts[0]
-            if min(shifts) < max(shifts):
-                columns = np.array(shifts)[:, None] + np.arange(capacity)
-                (moves,) = on_device(device, columns.clip(max=max(self.capacity - 1, 0)))
         places = None
         if min(starts) < max(starts):
-            columns = np.array(starts)[:, None] + np.arange(width)
-            (places,) = on_device(device, columns[:, None, :, None])
-            if self.buffers:
-                # Once for all layers that are alike.
-                _, heads, _, size = self.buffers[0].shape
-                places = places.expand(-1, heads, -1, size)
+            places = (np.array(starts)[:, None] + np.arange(width))[:, None, :, None]
         first = 0 if self.window is None else max(min(starts) - self.window + 1, 0)
-        seen = (first, max(starts) + width)
-        return _Plan(bases, capacity, moves, min(starts), places, seen, length=max(lengths) + width)
-
-    def move(self, rows: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
-        for buffer in self.buffers:
-            at = [index.to(buffer.device) for index in (rows, sources, targets)]
-            buffer[at[0], :, at[2]] = buffer[at[0], :, at[1]]
+        return _Plan(
+            bases,
+            capacity,
+            moves=list(map(sub, bases, old)),
+            start=min(starts),
+            places=places,
+            first=first,
+            columns=max(starts) + width - first,
+            length=max(lengths) + width,
+        )
 
     def keep(self, slots: Sequence[int]) -> None:
         for buffer in self.buffers:
@@ -236,7 +256,7 @@ class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return -1
 
 
-class _ConvolutionRowLayer(_STATE_BASE):  # type: ignore[misc]
+class _ConvolutionLayer(_STATE_BASE):  # type: ignore[misc]
     """The inputs of a causal convolution, of each row those of the last tokens.
 
     Column c of row b holds the input of token firsts[b] + c. Before the first token are zeros.
@@ -308,8 +328,75 @@ class _ConvolutionRowLayer(_STATE_BASE):  # type: ignore[misc]
         self.states = None
 
 
-class RowCache(Cache):
-    """The cache of a batch whose rows grow and end at different times.
+class RaggedCache(Cache):
+    """A cache whose rows have lengths of their own.
+
+    Attributes:
+        frames: What the next forward sees of the layers, by their windows.
+    """
+
+    def __init__(self, *, layers: list[Any], layer_class_to_replicate: Any = None) -> None:
+        if layer_class_to_replicate is None:
+            super().__init__(layers=layers)
+        else:
+            super().__init__(layer_class_to_replicate=layer_class_to_replicate)
+            self.layers = layers
+        self.frames: dict[int | None, Frame] = {}
+        self._windows: dict[int | None, list[Any]] = {}
+        self._grouped = 0
+
+    def by_window(self) -> dict[int | None, list[Any]]:
+        """The layers of attention by their windows: those of one window hold the same tokens."""
+        for layer in self.layers[self._grouped :]:
+            # The first forward may add layers.
+            if isinstance(layer, RowLayer):
+                self._windows.setdefault(layer.window, []).append(layer)
+        self._grouped = len(self.layers)
+        return self._windows
+
+    def planned(
+        self, lengths: Sequence[int], width: int, floors: Sequence[int] | None = None
+    ) -> list[NDArray[np.int64]]:
+        """Plans the next forward: it writes `width` tokens, of row b from token lengths[b] on.
+
+        Args:
+            floors: No forward from the next one on begins before these; `None` for `lengths`.
+
+        Returns:
+            What `prepare` takes.
+        """
+        raise NotImplementedError
+
+    def prepare(self, numbers: Sequence[torch.Tensor]) -> None:
+        """Says where the next forward writes: the numbers of `planned`, on the device."""
+        raise NotImplementedError
+
+    def compact(self, rows: Sequence[int], lengths: Sequence[int], kept: NDArray[np.int64]) -> None:
+        """Moves what the latest forward wrote, so that accepted tokens stand behind each other.
+
+        Args:
+            rows: The rows that took part, by their places in the cache.
+            lengths: Tokens of each before the forward.
+            kept: (rows, tokens), which of a row's new tokens is to stand in each of the places
+                from there on.
+        """
+        steps = np.arange(kept.shape[1])
+        moved, places = np.nonzero(kept != steps)
+        if len(moved) == 0:
+            return
+        starts = np.array(lengths)[:, None]
+        for window, layers in self.by_window().items():
+            frame = self.frames[window]
+            indices = [
+                frame.columns_of(starts + tokens, rows)[moved, places] for tokens in (kept, steps)
+            ]
+            sent = on_device(layers[0].keys.device, np.array(rows)[moved], *indices)
+            for layer in layers:
+                layer.move(*sent)
+
+
+class RowCache(RaggedCache):
+    """A cache that grows with the text.
 
     Args:
         prepared: The cache that `generate` made or was given. Its layers say what the model needs.
@@ -319,9 +406,6 @@ class RowCache(Cache):
             where that is not known.
         layer_types: What the model's configuration calls its layers, in which `conv` is a short
             convolution; None for attention alone.
-
-    Attributes:
-        frames: What the next forward sees of the layers, by their windows.
 
     Raises:
         InvalidValueError: A layer holds state that cannot take back a rejected token.
@@ -340,26 +424,24 @@ class RowCache(Cache):
                 f"{CACHE} must be a DynamicCache, got "
                 f"{offloaded}{type(prepared).__name__}; leave cache_implementation unset"
             )
-        if prepared.layer_class_to_replicate is None:
-            super().__init__(layers=[])
-        else:
-            super().__init__(layer_class_to_replicate=_RowLayer)
         # A convolution's layer does not store how long the text is; an attention layer does.
         lengths = [
             layer.get_seq_length() for layer in prepared.layers if isinstance(layer, DynamicLayer)
         ]
         # A model that repeats layers has more of them than it names: Dory.
         kinds = dict(enumerate(layer_types or ()))
+        layers: list[Any] = []
         for index, layer in enumerate(prepared.layers):
             if lengths and _is_convolution(layer, kinds.get(index)):
-                self.layers.append(_convolution_layer(layer, index, lengths[0]))
+                layers.append(_convolution_layer(layer, index, lengths[0]))
             else:
-                self.layers.append(_row_layer(layer, index))
-        self.frames: dict[int | None, Frame] = {}
+                layers.append(_row_layer(layer, index))
+        adds_layers = prepared.layer_class_to_replicate is not None
+        super().__init__(
+            layers=layers, layer_class_to_replicate=_GrowingLayer if adds_layers else None
+        )
+        self._convolutions = [each for each in layers if isinstance(each, _ConvolutionLayer)]
         self._prepared: DynamicCache | None = prepared
-        self._windows: dict[int | None, list[_RowLayer]] = {}
-        self._convolutions: list[_ConvolutionRowLayer] = []
-        self._grouped = 0
         self._new_tokens = new_tokens
         self._most: int | None = None
 
@@ -385,19 +467,9 @@ class RowCache(Cache):
             keys, values = super().update(key_states, value_states, layer_idx, *args, **kwargs)
         return keys, values
 
-    def prepare(
-        self,
-        lengths: Sequence[int],
-        width: int,
-        device: torch.device,
-        *,
-        floors: Sequence[int] | None = None,
-    ) -> None:
-        """Says where the next forward writes: row b from token lengths[b] on, `width` tokens.
-
-        Args:
-            floors: No forward from the next one on begins before these; `None` for `lengths`.
-        """
+    def planned(
+        self, lengths: Sequence[int], width: int, floors: Sequence[int] | None = None
+    ) -> list[NDArray[np.int64]]:
         if self._new_tokens is not None and self._most is None:
             self._most = max(lengths) + self._new_tokens
         most = self._most
@@ -405,34 +477,24 @@ class RowCache(Cache):
             # A draft may be as wide as the one of a row that has further to go.
             most += width
         self.frames = {}
-        for window, layers in self._by_window().items():
-            plan = layers[0].planned(lengths, floors or lengths, width, most, device)
+        numbers = []
+        for window, layers in self.by_window().items():
+            plan = layers[0].planned(lengths, floors or lengths, width, most)
             self.frames[window] = plan.frame
             for layer in layers:
                 layer.plan = plan
                 layer.length = max(lengths)
+            if plan.places is not None:
+                numbers.append(plan.places)
         for state in self._convolutions:
             state.prepare(lengths, floors or lengths)
+        return numbers
 
-    def compact(
-        self, lengths: Sequence[int], kept: NDArray[np.int64], device: torch.device
-    ) -> None:
-        """Moves what the latest forward wrote, so that accepted tokens stand behind each other.
-
-        Args:
-            lengths: Where the forward wrote in each row, as in `prepare`.
-            kept: (rows, tokens), which of a row's new tokens is to stand in each of the places
-                from there on.
-        """
-        rows, places = np.nonzero(kept != np.arange(kept.shape[1]))
-        if len(rows) == 0:
-            return
-        assert not self._convolutions, "convolutions take no trees"
-        for layers in self._by_window().values():
-            starts = (np.array(lengths) - np.array(layers[0].bases))[rows]
-            indices = on_device(device, rows, starts + kept[rows, places], starts + places)
-            for layer in layers:
-                layer.move(*indices)
+    def prepare(self, numbers: Sequence[torch.Tensor]) -> None:
+        sent = iter(numbers)
+        for layers in self._windows.values():
+            if layers[0].plan.places is not None:
+                layers[0].plan.places = next(sent)
 
     def keep(self, slots: Sequence[int]) -> None:
         """Drops all rows but `slots` and moves these to the front. Copies only rows that move.
@@ -441,7 +503,7 @@ class RowCache(Cache):
             slots: What each remaining slot holds from now on, as an index among the present rows;
                 a slot keeps its own row or takes over a later one.
         """
-        for layers in self._by_window().values():
+        for layers in self.by_window().values():
             for layer in layers:
                 layer.keep(slots)
         for state in self._convolutions:
@@ -453,10 +515,10 @@ class RowCache(Cache):
         Layer after layer, and without them this cache is of no use any more.
         """
         for index, layer in enumerate(self.layers):
-            if isinstance(layer, _ConvolutionRowLayer):
+            if isinstance(layer, _ConvolutionLayer):
                 layer.write_back(cache.layers[index], length)
                 continue
-            if not isinstance(layer, _RowLayer) or not layer.buffers:
+            if not isinstance(layer, _GrowingLayer) or not layer.buffers:
                 continue
             if index == len(cache.layers):
                 made: Any = (
@@ -477,17 +539,6 @@ class RowCache(Cache):
             target.values = layer.buffers.pop()[:1, :, held].clone()
             target.keys = layer.buffers.pop()[:1, :, held].clone()
 
-    def _by_window(self) -> dict[int | None, list[_RowLayer]]:
-        """The layers by their windows: those of one window hold the same tokens."""
-        for layer in self.layers[self._grouped :]:
-            # The first forward may add layers.
-            if isinstance(layer, _RowLayer):
-                self._windows.setdefault(layer.window, []).append(layer)
-            elif isinstance(layer, _ConvolutionRowLayer):
-                self._convolutions.append(layer)
-        self._grouped = len(self.layers)
-        return self._windows
-
 
 def places_after(ended: Sequence[bool]) -> list[int]:
     """The slots that stay, for `RowCache.keep`: the last ones in the places that became free."""
@@ -505,7 +556,7 @@ def _row_layer(layer: Any, index: int) -> Any:
             f"got layer {index} with {type(layer).__name__}"
         )
     window = layer.sliding_window if isinstance(layer, DynamicSlidingWindowLayer) else None
-    row_layer = _RowLayer(window)
+    row_layer = _GrowingLayer(window)
     seen = layer.get_seq_length()
     if seen:
         held = layer.keys.shape[-2]
@@ -528,9 +579,9 @@ def _is_convolution(layer: Any, kind: str | None) -> bool:
     return bool(kind == "conv" and type(layer) is _STATE and layer.number_of_states == 1)
 
 
-def _convolution_layer(layer: Any, index: int, seen: int) -> _ConvolutionRowLayer:
+def _convolution_layer(layer: Any, index: int, seen: int) -> _ConvolutionLayer:
     """The layer of a convolution whose cache holds `seen` tokens."""
-    row_layer = _ConvolutionRowLayer()
+    row_layer = _ConvolutionLayer()
     if seen:
         if not layer.has_previous_state[0]:
             raise InvalidValueError(
@@ -590,16 +641,28 @@ def in_one_copy(device: torch.device, arrays: Sequence[NDArray[Any]]) -> list[to
     return [part.view(array.shape).data for part, array in zip(parts, arrays, strict=True)]
 
 
+def lines_of(logits: torch.Tensor, indices: NDArray[np.int64]) -> torch.Tensor:
+    """Lines of `logits`, of which they are a view where all lie side by side."""
+    places: list[int] = indices.tolist()
+    first, count = places[0], len(places)
+    if places == list(range(first, first + count)):
+        return logits if count == len(logits) else logits[first : first + count]
+    # By index: the size of a mask's selection is not known before the device has computed it.
+    return logits[on_device(logits.device, indices)[0]]
+
+
 def _moved(buffer: torch.Tensor, plan: _Plan) -> torch.Tensor:
     """A buffer of the plan's capacity, with the columns of `buffer` where they are to stand."""
-    _, heads, _, size = buffer.shape
-    rows = len(plan.bases)
-    if isinstance(plan.moves, torch.Tensor):
-        columns = plan.moves.to(buffer.device)[:, None, :, None]
-        return buffer[:rows].gather(2, columns.expand(rows, heads, plan.capacity, size))
+    _, heads, held, size = buffer.shape
+    rows, move = len(plan.bases), plan.moves[0]
+    if max(plan.moves) > min(plan.moves):
+        columns = np.array(plan.moves)[:, None] + np.arange(plan.capacity)
+        columns = columns.clip(max=max(held - 1, 0))[:, None, :, None]
+        (sources,) = on_device(buffer.device, columns)
+        return buffer[:rows].gather(2, sources.expand(rows, heads, plan.capacity, size))
     moved = buffer.new_empty((rows, heads, plan.capacity, size))
-    kept = min(buffer.shape[-2] - plan.moves, plan.capacity)
-    moved[:, :, :kept] = buffer[:rows, :, plan.moves : plan.moves + kept]
+    kept = min(held - move, plan.capacity)
+    moved[:, :, :kept] = buffer[:rows, :, move : move + kept]
     # Zeros: a masked column still takes part in probabilities x values, where 0 x NaN is NaN.
     moved[:, :, kept:] = 0
     return moved

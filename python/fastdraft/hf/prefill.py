@@ -101,7 +101,7 @@ def add_requests(
     text = input_ids.numpy(force=True)
     shown = np.ones((len(text), columns), dtype=bool)
     if target.masks.visible is not None:
-        shown = target.masks.visible.numpy(force=True)
+        shown = target.masks.visible
     placeholders = [
         getattr(config, name)
         for name in ("image_token_id", "image_token_index")

@@ -16,7 +16,7 @@ from transformers import GenerationMixin
 
 from fastdraft.hf.drafts import FlatDrafts
 from fastdraft.hf.interface import CACHE, device_of
-from fastdraft.hf.kv_cache import on_device
+from fastdraft.hf.kv_cache import lines_of, on_device
 from fastdraft.hf.masks import Masks
 from fastdraft.hf.positions import Warping
 from fastdraft.hf.rows import UNLIMITED
@@ -30,7 +30,7 @@ from fastdraft.verification import (
     verify_sampled,
 )
 
-__all__ = ["CachedModel", "Choice", "Verifier", "lines_of", "padded"]
+__all__ = ["CachedModel", "Choice", "Verifier", "padded"]
 
 
 @dataclass
@@ -129,7 +129,7 @@ class CachedModel:
 
     def compact(self, rows: Sequence[int], cached: Sequence[int], kept: NDArray[np.int64]) -> None:
         """Moves accepted tokens behind each other, as `RowCache.compact`, in the running rows."""
-        self.cache.compact(cached, kept, self.device)
+        self.cache.compact(range(len(rows)), cached, kept)
 
     def keep(self, slots: Sequence[int]) -> None:
         """Drops the rows that have ended, as `RowCache.keep`."""
@@ -155,46 +155,83 @@ class CachedModel:
             width: Tokens a row in the forward, shorter rows padded; `None` for the longest row's.
             wanted: The logits are wanted after so many of each row's last tokens; `None` for all.
             trees: As in `FlatDrafts.sees`; `None` where each token follows the one before it.
-            floors: As in `RowCache.prepare`.
+            floors: As in `RowCache.planned`.
         """
-        device = self.device
-        width = width or max(map(len, tokens))
-        input_ids, depths, used = padded(tokens, width)
-
-        self.cache.prepare(cached, width, device, floors=floors)
-        mask = self.masks.of(rows, cached, width, device, frames=self.cache.frames, trees=trees)
-        kwargs = {**self.kwargs, "attention_mask": mask}
+        input_ids, depths, used = padded(tokens, width or max(map(len, tokens)))
         if trees is not None:
             depths = trees.sum(-1) - 1
-        arrays = [input_ids]
+        columns = None
+        if wanted is not None:
+            places = np.arange(input_ids.shape[1])
+            ends = np.array(list(map(len, tokens)))[:, None]
+            used = (places < ends) & (places >= ends - np.array(wanted)[:, None])
+            columns = np.flatnonzero(used.any(0))
+            used = used[:, columns]
+        logits = self._run(
+            input_ids, depths, rows=rows, cached=cached, trees=trees, floors=floors, columns=columns
+        )
+        flat, slots = logits.flatten(0, 1), self._slots(rows)
+        if used is not None or slots is not None:
+            count = logits.shape[1]
+            places = np.arange(len(rows)) if slots is None else slots
+            lines = places[:, None] * count + np.arange(count)
+            flat = lines_of(flat, lines.ravel() if used is None else lines[used])
+        return flat.to(self.home)
+
+    def _slots(self, rows: Sequence[int]) -> NDArray[np.int64] | None:
+        """The place of each row in the forwards; `None` for one after the other."""
+        return None
+
+    def _run(
+        self,
+        input_ids: NDArray[np.int64],
+        depths: NDArray[np.int64],
+        *,
+        rows: Sequence[int],
+        cached: Sequence[int],
+        trees: NDArray[np.bool_] | None,
+        floors: Sequence[int] | None = None,
+        columns: NDArray[np.int64] | None = None,
+    ) -> torch.Tensor:
+        """One forward: the logits (rows, width, vocabulary), or of some columns.
+
+        Args:
+            input_ids: (rows, width).
+            depths: (rows or 1, width), by how much the place of each token is further on than the
+                row's first.
+        """
+        width = input_ids.shape[1]
+        written = self.cache.planned(cached, width, floors)
+        seen, mask_of = self.masks.planned(
+            rows, cached, depths, frames=self.cache.frames, trees=trees
+        )
+        arrays = [input_ids, *written, *seen]
         if self._first is not None:
             offsets = depths + np.array(cached)[:, None]
             if self.last_offset < UNLIMITED:
                 offsets = np.minimum(offsets, self.last_offset)
             arrays.append(self._positions(offsets, rows))
-        ids, *positions = on_device(device, *arrays)
-        if positions:
-            kwargs["position_ids"] = positions[0]
-        columns = None
-        if wanted is not None:
-            sizes = np.array(list(map(len, tokens)))
-            places = np.arange(width)
-            ends = sizes[:, None]
-            used = (places < ends) & (places >= ends - np.array(wanted)[:, None])
-            columns = np.flatnonzero(used.any(0))
-            used = used[:, columns]
+        is_cut = columns is not None and len(columns) < width
+        if is_cut:
+            arrays.append(columns)
+        sent = on_device(self.device, *arrays)
+        ids, numbers = sent[0], sent[1:]
+        self.cache.prepare(numbers[: len(written)])
+        kwargs = dict(self.kwargs)
+        kwargs["attention_mask"] = mask_of(numbers[len(written) : len(written) + len(seen)])
+        if self._first is not None:
+            kwargs["position_ids"] = numbers[len(written) + len(seen)]
         if "logits_to_keep" in kwargs:
-            kwargs["logits_to_keep"] = width
-            if columns is not None and len(columns) < width:
-                (kwargs["logits_to_keep"],) = on_device(device, columns)
-        logits: torch.Tensor = self.model(**self._inputs(ids, kwargs), return_dict=True).logits
-        if columns is not None and logits.shape[1] == width > len(columns):
+            kwargs["logits_to_keep"] = sent[-1] if is_cut else width
+        logits = self._called(self._inputs(ids, kwargs))
+        if is_cut and logits.shape[1] == width:
             # A model that cannot choose gives all.
-            logits = logits[:, on_device(logits.device, columns)[0]]
-        flat = logits.flatten(0, 1)
-        if used is not None:
-            flat = lines_of(flat, used.ravel().nonzero()[0])
-        return flat.to(self.home)
+            logits = logits[:, sent[-1].to(logits.device)]
+        return logits
+
+    def _called(self, inputs: dict[str, Any]) -> torch.Tensor:
+        logits: torch.Tensor = self.model(**inputs, return_dict=True).logits
+        return logits
 
 
 # Inputs of a forward that this module makes anew each time, besides the tokens.
@@ -231,16 +268,6 @@ def padded(
     ids = [[*row, *[row[-1]] * (width - size)] for row, size in zip(tokens, sizes, strict=True)]
     ends = np.array(sizes)[:, None]
     return np.array(ids, np.int64), np.minimum(steps, ends - 1), steps < ends
-
-
-def lines_of(logits: torch.Tensor, indices: NDArray[np.int64]) -> torch.Tensor:
-    """Lines of `logits`, of which they are a view where all lie side by side."""
-    places: list[int] = indices.tolist()
-    first, count = places[0], len(places)
-    if places == list(range(first, first + count)):
-        return logits if count == len(logits) else logits[first : first + count]
-    # By index: the size of a mask's selection is not known before the device has computed it.
-    return logits[on_device(logits.device, indices)[0]]
 
 
 # A workspace has room for drafts of so many tokens from the start.
