@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from fastdraft.hf import attention
 from fastdraft.hf.attention import ATTENTION
 from hf_models import (
     FAMILIES,
@@ -46,20 +45,6 @@ def _cases() -> Iterator[Any]:
         yield from (pytest.param(family, "eager", drafts, 3) for drafts in ("predicted", "trees"))
     yield from (pytest.param(family, "masks", "trees", 3) for family in ("llama", "gemma2"))
     yield pytest.param("gemma3", "masks", "trees", 3)
-
-
-@pytest.fixture
-def lengths(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
-    """What the attention by lengths was called with."""
-    found: list[torch.Tensor] = []
-    real = attention._cached_attention
-
-    def called(query: torch.Tensor, keys: torch.Tensor, values: Any, seen: Any, *rest: Any) -> Any:
-        found.append(seen)
-        return real(query, keys, values, seen, *rest)
-
-    monkeypatch.setattr(attention, "_cached_attention", called)
-    return found
 
 
 @pytest.mark.parametrize(("family", "way", "drafts", "rows"), _cases())

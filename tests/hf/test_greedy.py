@@ -28,11 +28,6 @@ from hf_models import (
 NEW = 48
 
 
-@pytest.fixture(scope="module")
-def llama() -> Any:
-    return tiny_model("llama")
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_prompts_without_padding_keep_the_models_own_masks(family: str) -> None:
     model = tiny_model(family)
@@ -82,7 +77,7 @@ def test_forwards_are_padded_to_the_cheaper_width(
     ours = {"drafter": Generous(DraftConfig(lookahead=4))} if drafts == "predicted" else None
     assert_decodes(model, inputs, drafts, ours=ours, **options)
     handle.remove()
-    assert set(widths) == {30, 1, width}
+    assert {30, width} <= set(widths) <= {30, 1, width}
     assert widths.count(width) > 5
 
 

@@ -44,11 +44,6 @@ from tiny_tokenizer import tiny_tokenizer
 NEW = 40
 
 
-@pytest.fixture(scope="module")
-def model() -> Any:
-    return tiny_model("llama")
-
-
 def _prediction(model: Any, inputs: dict[str, torch.Tensor], **options: Any) -> list[list[int]]:
     columns = inputs["input_ids"].shape[1]
     output = model.generate(
@@ -71,30 +66,6 @@ class _Recorder(BaseStreamer):
 
     def end(self) -> None:
         self.calls.append("end")
-
-
-@pytest.mark.parametrize("drafts", ["predicted", "trees"])
-@pytest.mark.parametrize("inside", [False, True])
-def test_streamers_get_the_calls_of_plain_decoding(model: Any, inside: bool, drafts: str) -> None:
-    inputs = repetitive_batch(1)
-    options = {"do_sample": False, "max_new_tokens": NEW}
-    expected = _Recorder()
-    said = model.generate(**inputs, **options, streamer=expected)[:, 30:]
-    more: dict[str, Any] = {"drafter": Forester(said.tolist())}
-    if drafts == "predicted":
-        more = {"drafter": Generous(), "prediction": list(map(edited, said))}
-    forwards: list[int] = []
-    handle = model.register_forward_hook(lambda *_: forwards.append(1))
-    more["streamer"] = actual = _Recorder(forwards)
-    if inside:
-        model.generate(**inputs, **options, custom_generate=hf.speculate(**more))
-    else:
-        hf.generate(model, **inputs, **options, **more)
-    handle.remove()
-    assert actual.calls == expected.calls
-    assert actual.forwards_at[1] == 1
-    assert actual.forwards_at == sorted(actual.forwards_at)
-    assert len(set(actual.forwards_at)) == len(forwards) + 1
 
 
 class _Wrapping(transformers.LlamaForCausalLM):
@@ -132,23 +103,33 @@ def _of_class(kind: Any) -> Any:
     return drawn(kind, tiny_model("llama").config)
 
 
+@pytest.mark.parametrize("drafts", ["predicted", "trees"])
 @pytest.mark.parametrize("inside", [False, True])
-@pytest.mark.parametrize("kind", [_Wrapping, _Elsewhere])
-def test_streamers_of_models_that_wrap_what_decodes(kind: Any, inside: bool) -> None:
+@pytest.mark.parametrize("kind", [transformers.LlamaForCausalLM, _Wrapping, _Elsewhere])
+def test_streamers_get_the_calls_of_plain_decoding(kind: Any, inside: bool, drafts: str) -> None:
     model, inputs = _of_class(kind), repetitive_batch(1)
     options = {"do_sample": False, "max_new_tokens": NEW}
-    expected, actual = _Recorder(), _Recorder()
-    model.generate(**inputs, **options, streamer=expected)
+    expected = _Recorder()
+    said = model.generate(**inputs, **options, streamer=expected)[:, 30:]
+    more: dict[str, Any] = {"drafter": Forester(said.tolist())}
+    if drafts == "predicted":
+        more = {"drafter": Generous(), "prediction": list(map(edited, said))}
+    forwards: list[int] = []
+    handle = model.register_forward_hook(lambda *_: forwards.append(1))
+    more["streamer"] = actual = _Recorder(forwards)
     if inside:
-        decode = hf.speculate(drafter=Generous(), streamer=actual)
-        model.generate(**inputs, **options, custom_generate=decode)
+        model.generate(**inputs, **options, custom_generate=hf.speculate(**more))
     else:
-        hf.generate(model, **inputs, **options, streamer=actual, drafter=Generous())
+        hf.generate(model, **inputs, **options, **more)
+    handle.remove()
     assert actual.calls == expected.calls
+    assert actual.forwards_at[1] == 1
+    assert actual.forwards_at == sorted(actual.forwards_at)
+    assert len(set(actual.forwards_at)) == len(forwards) + 1
 
 
-@pytest.mark.parametrize("kind", [_Wrapping, _Elsewhere])
-def test_assistants_of_models_that_wrap_what_decodes_are_refused(kind: Any) -> None:
+@pytest.mark.parametrize("kind", [transformers.LlamaForCausalLM, _Wrapping, _Elsewhere])
+def test_assistants_are_refused(kind: Any) -> None:
     model, inputs = _of_class(kind), repetitive_batch(1)
     with pytest.raises(InvalidValueError, match="assisted_generation"):
         hf.generate(model, **inputs, max_new_tokens=4, assistant_model=model)
@@ -293,7 +274,7 @@ def test_stops_in_the_middle_of_a_draft(model: Any, rows: int, drafts: str) -> N
         ours: dict[str, Any] = {"drafter": Forester(said.tolist(), seed=5)}
         if drafts == "predicted":
             ours = {"drafter": Generous(), "prediction": list(map(edited, said))}
-        found = assert_decodes(model, inputs, drafts, ours=ours, exact=True, **options)
+        found = assert_decodes(model, inputs, "found", ours=ours, exact=True, **options)
         assert found.expected.shape[1] < 30 + NEW
 
 
@@ -417,11 +398,8 @@ def test_the_models_own_generation_config_counts() -> None:
     model = tiny_model("llama")
     model.generation_config.max_new_tokens = 7
     model.generation_config.repetition_penalty = 1.5
-    inputs = repetitive_batch(2)
-    expected = model.generate(**inputs, do_sample=False)
-    output = hf.generate(model, **inputs, do_sample=False)
-    assert torch.equal(output.sequences, expected)
-    assert expected.shape[1] == 37
+    found = assert_decodes(model, repetitive_batch(2), "found", exact=True)
+    assert found.expected.shape[1] == 37
 
 
 def test_an_engine_serves_several_generations(model: Any) -> None:
@@ -590,11 +568,6 @@ def test_refusals_before_the_model_is_run(
     assert not forwards
 
 
-def test_an_assistant_model_is_refused(model: Any) -> None:
-    with pytest.raises(InvalidValueError, match="assisted_generation"):
-        hf.generate(model, **repetitive_batch(1), max_new_tokens=4, assistant_model=model)
-
-
 def test_the_callers_cache_for_a_batch_is_refused(model: Any) -> None:
     inputs = repetitive_batch(2)
     cache = DynamicCache(config=model.config)
@@ -635,13 +608,6 @@ def test_models_that_cannot_take_back_tokens_are_refused(config: Any, message: s
     assert not forwards
 
 
-def test_models_that_keep_no_cache_are_refused() -> None:
-    config = transformers.OpenAIGPTConfig(vocab_size=97, n_embd=16, n_layer=1, n_head=2)
-    model = transformers.AutoModelForCausalLM.from_config(config).eval()
-    with pytest.raises(InvalidValueError, match=r"the cache .* got OpenAIGPTLMHeadModel"):
-        hf.generate(model, torch.tensor([[3, 4, 5]]), max_new_tokens=4)
-
-
 def test_batches_of_models_that_take_no_positions_are_refused() -> None:
     config = transformers.BartConfig(
         vocab_size=97,
@@ -653,10 +619,8 @@ def test_batches_of_models_that_take_no_positions_are_refused() -> None:
     )
     model = transformers.BartForCausalLM(config).eval()
     ids = torch.tensor([[3, 4, 5]])
-    options = {"do_sample": False, "max_new_tokens": 8, "eos_token_id": None}
-    expected = model.generate(ids, **options)
-    output = hf.generate(model, ids, **options, prediction=expected[0, 3:])
-    assert torch.equal(output.sequences, expected)
+    options: dict[str, Any] = {"max_new_tokens": 8, "eos_token_id": None}
+    assert_decodes(model, {"input_ids": ids}, exact=True, **options)
     with pytest.raises(InvalidValueError, match="takes position_ids, got BartForCausalLM"):
         hf.generate(model, ids.repeat(2, 1), **options)
 

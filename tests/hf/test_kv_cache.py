@@ -190,6 +190,7 @@ def test_a_filled_cache_is_taken_over_and_written_back() -> None:
     prepared.update(keys, values, 0)
     cache = RowCache(prepared)
     assert cache.get_seq_length() == prepared.get_seq_length() == 5
+    cache.take_over()
     more_keys, more_values = _states(1, 3)
     _prepare(cache, [5], 3)
     cache.update(more_keys, more_values, 0)

@@ -16,7 +16,6 @@ from transformers import GenerationMixin
 
 from fastdraft import hf
 from fastdraft.hf.loop import Decoding
-from fastdraft.step_latency import StepLatency
 from hf_models import Forester, Generous, Silent, edited, repetitive_batch, tiny_model
 
 NEW, PROMPT = 40, 30
@@ -48,6 +47,7 @@ class _Operations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.usefixtures("known_times")
 @pytest.mark.parametrize(
     ("rows", "drafts", "options", "most"),
     [
@@ -85,13 +85,6 @@ def test_a_step_takes_few_operations(
         counts.append(len(operations.names))
 
     monkeypatch.setattr(Decoding, "_step", counting)
-    # A wider forward that happens to be the faster one is padded, which takes more operations.
-    observe = StepLatency.observe
-    monkeypatch.setattr(
-        StepLatency,
-        "observe",
-        lambda self, rows, width, _: observe(self, rows, width, 1e-3 + 1e-5 * width),
-    )
     more: dict[str, Any] = {"drafter": Forester(expected.tolist())}
     if drafts == "chains":
         more = {"drafter": Generous(), "prediction": [edited(row) for row in expected]}

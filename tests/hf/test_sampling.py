@@ -32,11 +32,6 @@ SAMPLE: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def model() -> Any:
-    return tiny_model("llama")
-
-
 @pytest.mark.parametrize("family", ["llama", "gemma2", "opt"])
 @pytest.mark.parametrize("options", [{}, {"top_k": 40, "temperature": 1.2}], ids=str)
 @pytest.mark.parametrize("drafts", ["chains", "trees", "engine's trees"])

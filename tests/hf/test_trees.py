@@ -33,11 +33,6 @@ NEW = 48
 PROMPT = 30
 
 
-@pytest.fixture(scope="module")
-def llama() -> Any:
-    return tiny_model("llama")
-
-
 def test_positions_of_several_axes() -> None:
     config = transformers.Qwen2VLConfig(
         text_config={

@@ -12,7 +12,7 @@ from transformers.generation.streamers import BaseStreamer
 from fastdraft import DraftConfig, Engine, hf
 from fastdraft.hf.loop import Decoding
 from fastdraft.kernels import reference
-from hf_models import Forester, Generous, edited, plain_tokens, repetitive_batch, tiny_model
+from hf_models import Forester, Generous, edited, plain_tokens, repetitive_batch
 from waiting import counted_waits, unnoticed
 
 NEW, PROMPT = 40, 30
@@ -44,11 +44,6 @@ class _Deaf(BaseStreamer):
 
     def end(self) -> None:
         pass
-
-
-@pytest.fixture(scope="module")
-def llama() -> Any:
-    return tiny_model("llama")
 
 
 @pytest.mark.parametrize(

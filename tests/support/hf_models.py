@@ -357,10 +357,13 @@ class Forester:
         assert self.cut <= rows
 
 
-def edited(output: torch.Tensor, *, every: int = 9) -> list[int]:
-    """An output with one token in `every` changed: a prediction right and wrong in turn."""
+def edited(output: torch.Tensor, *, every: int = 9, row: int = 0) -> list[int]:
+    """An output with one token in `every` changed: a prediction right and wrong in turn.
+
+    In other rows of a batch other tokens are wrong.
+    """
     tokens = output.tolist()
-    for place in range(every - 1, len(tokens), every):
+    for place in range((every - 1 + row) % every, len(tokens), every):
         tokens[place] = (tokens[place] + 1) % VOCABULARY
     return tokens
 
@@ -414,7 +417,7 @@ class Decoded(NamedTuple):
 
 def assert_decodes(
     model: Any,
-    inputs: dict[str, torch.Tensor],
+    inputs: dict[str, Any],
     drafts: Any = "predicted",
     *,
     plain: Any = None,
@@ -427,7 +430,7 @@ def assert_decodes(
 
     Args:
         model: The model.
-        inputs: The prompts.
+        inputs: The prompts, and maybe options.
         drafts: "predicted": what comes, but for one token in `every`; "trees" that hold what comes;
             "found" in the text; or a drafter.
         plain: The model that says what is expected, if it is another one.
@@ -436,13 +439,17 @@ def assert_decodes(
         exact: Whether a near-tie of logits is no excuse.
         options: Those of both.
     """
+    options = {**inputs, **options}
+    options.pop("do_sample", None)
+    tensors = (each for each in inputs if isinstance(inputs[each], torch.Tensor))
+    inputs = {name: options.pop(name) for name in tensors}
     expected = plain_tokens(plain or model, inputs, **options)
     said = expected[:, inputs["input_ids"].shape[1] if "input_ids" in inputs else 0 :]
     more: dict[str, Any] = {"drafter": drafts}
     if drafts == "trees":
         more = {"drafter": Forester(said.tolist(), seed=len(said))}
     elif drafts == "predicted":
-        prediction = [edited(row, every=every) for row in said]
+        prediction = [edited(line, every=every, row=row) for row, line in enumerate(said)]
         more = {"drafter": Generous(), "prediction": prediction}
     elif drafts == "found":
         more = {"drafter": Generous()}

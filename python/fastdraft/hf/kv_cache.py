@@ -12,9 +12,6 @@ first column holds another token than the next row's, and `RowCache.frames` says
 A full buffer grows by a sixteenth, at least by 32 columns, but never beyond the longest text of the
 generation, and only one buffer grows at a time. So the cache takes little more memory than a
 DynamicCache, which copies itself whole at every step.
-
-A short convolution (LFM2) looks at the inputs of the last few tokens. Its layer keeps those of each
-row that a rejected draft could bring back, and cuts them anew at every forward.
 """
 
 from __future__ import annotations
@@ -37,19 +34,11 @@ from transformers.cache_utils import (
 )
 
 from fastdraft.errors import InvalidValueError
+from fastdraft.hf.convolutions import STATE, ConvolutionLayer, convolution_layer, is_convolution
+from fastdraft.hf.device import on_device
 from fastdraft.hf.interface import CACHE
 
-__all__ = [
-    "SHARING",
-    "Frame",
-    "RaggedCache",
-    "RowCache",
-    "RowLayer",
-    "lines_of",
-    "on_device",
-    "on_host",
-    "places_after",
-]
+__all__ = ["SHARING", "Frame", "RaggedCache", "RowCache", "RowLayer", "places_after"]
 
 # A buffer has room for so much more than it needs, as a share of that.
 _SLACK: Final = 16
@@ -60,15 +49,6 @@ _LEAST_SLACK: Final = 32
 SHARING: tuple[type, ...] = tuple(
     kind for kind in (getattr(cache_utils, "DummyLayer", None),) if kind is not None
 )
-
-
-# The cache layer of a short convolution. Transformers takes tokens back from it since 5.21.
-_STATE: Any = (
-    getattr(cache_utils, "LinearAttentionLayer", None)
-    if hasattr(Cache, "is_recording_past")
-    else None
-)
-_STATE_BASE: Any = object if _STATE is None else _STATE
 
 
 class Frame(NamedTuple):
@@ -256,80 +236,10 @@ class _GrowingLayer(RowLayer):  # type: ignore[no-untyped-call]
         return -1
 
 
-class _ConvolutionLayer(_STATE_BASE):  # type: ignore[misc]
-    """The inputs of a causal convolution, of each row those of the last tokens.
-
-    Column c of row b holds the input of token firsts[b] + c. Before the first token are zeros.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        # Tells the model to call `update_conv_state` in every forward, also over a single token.
-        self.record_past = True
-        self.states: torch.Tensor | None = None
-        self.firsts: list[int] = []
-        self.length = 0
-        # Where the next forward writes, and how far before that a later one may begin.
-        self._next: tuple[list[int], int] | None = None
-
-    def prepare(self, lengths: Sequence[int], floors: Sequence[int]) -> None:
-        """As `RowCache.prepare`."""
-        furthest = max(length - floor for length, floor in zip(lengths, floors, strict=True))
-        self._next = list(lengths), max(furthest, 0)
-
-    def update_conv_state(
-        self, conv_states: torch.Tensor, state_idx: int = 0, *, conv_kernel_size: int, **_: Any
-    ) -> torch.Tensor:
-        """The inputs that the new tokens look at.
-
-        Args:
-            conv_states: (rows, channels, new tokens).
-            conv_kernel_size: Of how many tokens an output is made, its own among them.
-
-        Returns:
-            (rows, channels, conv_kernel_size - 1 + new tokens).
-        """
-        rows, width = conv_states.shape[0], conv_states.shape[2]
-        lengths, furthest = self._next or ([self.length] * rows, 0)
-        # A forward needs one input less; `write_back` needs as many as the kernel has.
-        behind = conv_kernel_size + furthest
-        held = conv_states.new_zeros((*conv_states.shape[:2], behind))
-        if self.states is not None:
-            held = _columns_from(
-                self.states[:rows],
-                [
-                    length - behind - first
-                    for length, first in zip(lengths, self.firsts, strict=True)
-                ],
-                behind,
-            )
-        self.states = torch.cat([held, conv_states], dim=2)
-        self.firsts = [length - behind for length in lengths]
-        self.length = max(lengths) + width
-        self.conv_kernel_size[state_idx] = conv_kernel_size
-        self.has_previous_state[state_idx] = True
-        return self.states[:, :, behind - conv_kernel_size + 1 :]
-
-    def keep(self, slots: Sequence[int]) -> None:
-        if self.states is not None:
-            self.states = self.states[list(slots)]
-            self.firsts = [self.firsts[slot] for slot in slots]
-
-    def write_back(self, target: Any, length: int) -> None:
-        """Hands the inputs of a single row's last tokens over, as `RowCache.write_back`."""
-        assert self.states is not None
-        size = self.conv_kernel_size[0]
-        states = _columns_from(self.states[:1], [length - size - self.firsts[0]], size)
-        held = target.conv_states[0]
-        if held is None or held.shape != states.shape:
-            target.lazy_initialization(conv_states=states, conv_kernel_size=size)
-        target.conv_states[0].copy_(states)
-        target.has_previous_state[0] = True
-        self.states = None
-
-
 class RaggedCache(Cache):
-    """A cache whose rows have lengths of their own.
+    """A cache whose rows have lengths of their own: what `RowCache` and `StaticRowCache` share.
+
+    Before each forward `planned` makes numbers, and `prepare` gets them on the device.
 
     Attributes:
         frames: What the next forward sees of the layers, by their windows.
@@ -353,23 +263,6 @@ class RaggedCache(Cache):
                 self._windows.setdefault(layer.window, []).append(layer)
         self._grouped = len(self.layers)
         return self._windows
-
-    def planned(
-        self, lengths: Sequence[int], width: int, floors: Sequence[int] | None = None
-    ) -> list[NDArray[np.int64]]:
-        """Plans the next forward: it writes `width` tokens, of row b from token lengths[b] on.
-
-        Args:
-            floors: No forward from the next one on begins before these; `None` for `lengths`.
-
-        Returns:
-            What `prepare` takes.
-        """
-        raise NotImplementedError
-
-    def prepare(self, numbers: Sequence[torch.Tensor]) -> None:
-        """Says where the next forward writes: the numbers of `planned`, on the device."""
-        raise NotImplementedError
 
     def compact(self, rows: Sequence[int], lengths: Sequence[int], kept: NDArray[np.int64]) -> None:
         """Moves what the latest forward wrote, so that accepted tokens stand behind each other.
@@ -400,8 +293,8 @@ class RowCache(RaggedCache):
 
     Args:
         prepared: The cache that `generate` made or was given. Its layers say what the model needs.
-            Tokens that it holds already are taken over at the first forward, and it is empty from
-            then on until `write_back`: they are never held twice.
+            Tokens that it holds already are held twice from the first forward on, unless
+            `take_over` empties it until `write_back`.
         new_tokens: How many tokens a row grows by at most, once the prompts are in the cache; None
             where that is not known.
         layer_types: What the model's configuration calls its layers, in which `conv` is a short
@@ -432,44 +325,38 @@ class RowCache(RaggedCache):
         kinds = dict(enumerate(layer_types or ()))
         layers: list[Any] = []
         for index, layer in enumerate(prepared.layers):
-            if lengths and _is_convolution(layer, kinds.get(index)):
-                layers.append(_convolution_layer(layer, index, lengths[0]))
+            if lengths and is_convolution(layer, kinds.get(index)):
+                layers.append(convolution_layer(layer, index, lengths[0]))
             else:
                 layers.append(_row_layer(layer, index))
         adds_layers = prepared.layer_class_to_replicate is not None
         super().__init__(
             layers=layers, layer_class_to_replicate=_GrowingLayer if adds_layers else None
         )
-        self._convolutions = [each for each in layers if isinstance(each, _ConvolutionLayer)]
-        self._prepared: DynamicCache | None = prepared
+        self._convolutions = [each for each in layers if isinstance(each, ConvolutionLayer)]
+        self._prepared = prepared
         self._new_tokens = new_tokens
         self._most: int | None = None
 
-    def update(
-        self,
-        key_states: torch.Tensor,
-        value_states: torch.Tensor,
-        layer_idx: int,
-        *args: Any,
-        **kwargs: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        if self._prepared is not None:
-            for layer in self._prepared.layers:
-                if isinstance(layer, DynamicLayer):
-                    _empty(layer)
-                elif _STATE is not None and isinstance(layer, _STATE):
-                    layer.reset()
-            self._prepared = None
-        if layer_idx < len(self.layers):
-            of_layer: Any = self.layers[layer_idx]
-            keys, values = of_layer.update(key_states, value_states, *args, **kwargs)
-        else:
-            keys, values = super().update(key_states, value_states, layer_idx, *args, **kwargs)
-        return keys, values
+    def take_over(self) -> None:
+        """Leaves the tokens of the prepared cache to this one alone."""
+        for layer in self._prepared.layers:
+            if isinstance(layer, DynamicLayer):
+                _empty(layer)
+            elif STATE is not None and isinstance(layer, STATE):
+                layer.reset()
 
     def planned(
         self, lengths: Sequence[int], width: int, floors: Sequence[int] | None = None
     ) -> list[NDArray[np.int64]]:
+        """Plans the next forward: it writes `width` tokens, of row b from token lengths[b] on.
+
+        Args:
+            floors: No forward from the next one on begins before these; `None` for `lengths`.
+
+        Returns:
+            What `prepare` takes.
+        """
         if self._new_tokens is not None and self._most is None:
             self._most = max(lengths) + self._new_tokens
         most = self._most
@@ -491,6 +378,7 @@ class RowCache(RaggedCache):
         return numbers
 
     def prepare(self, numbers: Sequence[torch.Tensor]) -> None:
+        """Says where the next forward writes: the numbers of `planned`, on the device."""
         sent = iter(numbers)
         for layers in self._windows.values():
             if layers[0].plan.places is not None:
@@ -515,7 +403,7 @@ class RowCache(RaggedCache):
         Layer after layer, and without them this cache is of no use any more.
         """
         for index, layer in enumerate(self.layers):
-            if isinstance(layer, _ConvolutionLayer):
+            if isinstance(layer, ConvolutionLayer):
                 layer.write_back(cache.layers[index], length)
                 continue
             if not isinstance(layer, _GrowingLayer) or not layer.buffers:
@@ -574,81 +462,11 @@ def _row_layer(layer: Any, index: int) -> Any:
     return row_layer
 
 
-def _is_convolution(layer: Any, kind: str | None) -> bool:
-    """Whether a layer holds the inputs of one convolution and no other state."""
-    return bool(kind == "conv" and type(layer) is _STATE and layer.number_of_states == 1)
-
-
-def _convolution_layer(layer: Any, index: int, seen: int) -> _ConvolutionLayer:
-    """The layer of a convolution whose cache holds `seen` tokens."""
-    row_layer = _ConvolutionLayer()
-    if seen:
-        if not layer.has_previous_state[0]:
-            raise InvalidValueError(
-                f"{CACHE} must hold the convolutions' inputs of its {seen} tokens, got "
-                f"layer {index} without"
-            )
-        size = layer.conv_kernel_size[0]
-        # A copy: the prepared layer's own is emptied, and stays at its place in memory.
-        row_layer.states = layer.conv_states[0][:, :, -size:].clone()
-        row_layer.firsts = [seen - size] * len(row_layer.states)
-        row_layer.length = seen
-        row_layer.conv_kernel_size[0] = size
-        row_layer.has_previous_state[0] = True
-    return row_layer
-
-
-def _columns_from(states: torch.Tensor, firsts: Sequence[int], count: int) -> torch.Tensor:
-    """Columns firsts[b] to firsts[b] + count of each row; zeros stand for negative columns."""
-    missing = max(0, -min(firsts))
-    if missing:
-        states = torch.nn.functional.pad(states, (missing, 0))
-    if min(firsts) == max(firsts):
-        return states.narrow(2, firsts[0] + missing, count)
-    (columns,) = on_device(states.device, np.array(firsts)[:, None] + missing + np.arange(count))
-    return states.gather(2, columns[:, None].expand(-1, states.shape[1], -1))
-
-
 def _empty(layer: Any) -> None:
     layer.keys = layer.values = None
     layer.is_initialized = False
     if isinstance(layer, DynamicSlidingWindowLayer):
         layer.cumulative_length = 0
-
-
-def on_host(values: Any) -> torch.Tensor:
-    """A copy of numbers on the CPU, whatever torch's default device is."""
-    return torch.tensor(values, device="cpu")
-
-
-def on_device(device: torch.device, *arrays: NDArray[Any]) -> list[torch.Tensor]:
-    """Numbers of the host on a device: all in one copy, which nobody waits for."""
-    if device.type == "cpu":
-        return [torch.from_numpy(array) for array in arrays]
-    return in_one_copy(device, arrays)
-
-
-def in_one_copy(device: torch.device, arrays: Sequence[NDArray[Any]]) -> list[torch.Tensor]:
-    """As `on_device`, where the device has memory of its own."""
-    numbers = torch.from_numpy(np.concatenate([array.ravel() for array in arrays]))
-    is_cuda = device.type == "cuda"
-    if is_cuda:
-        # From other memory the driver would wait for all that the device has still to do.
-        numbers = numbers.pin_memory()
-    numbers = numbers.to(device, non_blocking=is_cuda)
-    parts = torch.split(numbers, [array.size for array in arrays])
-    # As tensors of their own: what is compiled for a view expects all numbers to be as many again.
-    return [part.view(array.shape).data for part, array in zip(parts, arrays, strict=True)]
-
-
-def lines_of(logits: torch.Tensor, indices: NDArray[np.int64]) -> torch.Tensor:
-    """Lines of `logits`, of which they are a view where all lie side by side."""
-    places: list[int] = indices.tolist()
-    first, count = places[0], len(places)
-    if places == list(range(first, first + count)):
-        return logits if count == len(logits) else logits[first : first + count]
-    # By index: the size of a mask's selection is not known before the device has computed it.
-    return logits[on_device(logits.device, indices)[0]]
 
 
 def _moved(buffer: torch.Tensor, plan: _Plan) -> torch.Tensor:

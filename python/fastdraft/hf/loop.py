@@ -21,11 +21,13 @@ from fastdraft import step_latency
 from fastdraft.drafters import Drafter
 from fastdraft.engine import Engine
 from fastdraft.errors import FastdraftError
+from fastdraft.hf.device import lines_of, on_device, on_host
 from fastdraft.hf.drafts import FlatDrafts, RowDraft
-from fastdraft.hf.kv_cache import lines_of, on_device, on_host, places_after
+from fastdraft.hf.kv_cache import places_after
 from fastdraft.hf.positions import PositionCriteria, PositionProcessors, Positions, Warping
 from fastdraft.hf.rows import UNLIMITED, Row
-from fastdraft.hf.step import CachedModel, Choice, Verifier
+from fastdraft.hf.step import CachedModel
+from fastdraft.hf.verifier import Choice, Verifier
 from fastdraft.hf.vocabulary import require_known_ids
 from fastdraft.offers import Offers
 from fastdraft.step_latency import StepLatency
@@ -293,12 +295,15 @@ class Decoding:
         tokens: list[list[int]] = [[] for _ in rows]
         logprobs: list[list[float]] = [[] for _ in rows]
         ended = [False] * len(rows)
-        kept = logits.to(torch.float32, copy=True) if self.keep_scores else logits
+        kept = logits
         for depth in itertools.count():
             lines = firsts + 1 + np.array(nodes)
             scores = self._processed(lines_of(logits, lines), depth)
             if self.keep_scores:
-                kept[on_device(kept.device, lines)[0]] = scores
+                # Processors may return any type, and another one at times.
+                kind = torch.promote_types(kept.dtype, scores.dtype) if depth else scores.dtype
+                kept = kept.to(kind, copy=depth == 0)
+                kept[on_device(kept.device, lines)[0]] = scores.to(kind)
             below, children = drafts.below(nodes)
             # What a child's own scores are does not count yet.
             again = np.repeat(np.arange(len(rows)), below.counts + 1)

@@ -21,9 +21,10 @@ from fastdraft import Datastore, DraftConfig, Engine
 from fastdraft.drafters import AssistantModel, Drafter, Staged
 from fastdraft.errors import InvalidValueError
 from fastdraft.hf.attention import attending, shares_keys
+from fastdraft.hf.device import device_of
 from fastdraft.hf.draft_models import ModelDrafter
 from fastdraft.hf.grammar import Grammar
-from fastdraft.hf.interface import CACHE, device_of
+from fastdraft.hf.interface import CACHE
 from fastdraft.hf.kv_cache import RowCache
 from fastdraft.hf.loop import Decoding
 from fastdraft.hf.masks import Masks

@@ -36,8 +36,8 @@ from transformers.generation.stopping_criteria import (
 )
 
 from fastdraft.errors import InvalidValueError
+from fastdraft.hf.device import lines_of, on_device
 from fastdraft.hf.grammar import Grammar
-from fastdraft.hf.kv_cache import lines_of, on_device
 from fastdraft.kernels import reference
 from fastdraft.kernels.operands import Warpers
 

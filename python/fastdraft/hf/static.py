@@ -230,6 +230,7 @@ class StaticRowCache(RaggedCache):
     def planned(
         self, lengths: Sequence[int], width: int, floors: Sequence[int] | None = None
     ) -> list[NDArray[np.int64]]:
+        """As `RowCache.planned`."""
         starts = np.array(lengths)
         numbers = [np.array(starts.max())]
         tokens = starts[:, None] + np.arange(width)
@@ -240,6 +241,7 @@ class StaticRowCache(RaggedCache):
         return numbers
 
     def prepare(self, numbers: Sequence[torch.Tensor]) -> None:
+        """As `RowCache.prepare`."""
         longest, *columns = numbers
         for places, at in zip(self._places.values(), columns, strict=True):
             if places.rows is None or len(places.rows) != len(at):
@@ -360,8 +362,7 @@ class StaticModel(CachedModel):
         rows: Sequence[int],
         cached: Sequence[int],
         trees: NDArray[np.bool_] | None,
-        floors: Sequence[int] | None = None,
-        columns: NDArray[np.int64] | None = None,
+        **_: Any,
     ) -> torch.Tensor:
         width = input_ids.shape[1]
         if width not in self.widths:

@@ -33,7 +33,8 @@ from fastdraft.hf.kv_cache import RowCache, places_after
 from fastdraft.hf.masks import Masks
 from fastdraft.hf.positions import Warping
 from fastdraft.hf.rows import UNLIMITED
-from fastdraft.hf.step import CachedModel, Verifier
+from fastdraft.hf.step import CachedModel
+from fastdraft.hf.verifier import Verifier
 from fastdraft.hf.vocabulary import DraftVocabulary
 from fastdraft.stats import AssistantStats
 from fastdraft.step_latency import StepLatency
