@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from fastdraft.hf import attention
+from fastdraft.hf.loop import Decoding
 from fastdraft.step_latency import StepLatency
 from hf_models import tiny_model
 
@@ -43,6 +45,25 @@ def compilations(known_times: None) -> Iterator[Any]:
     counters.clear()
     yield lambda: counters["stats"]["unique_graphs"]
     torch._dynamo.reset()
+
+
+@pytest.fixture
+def each_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], list[list[str]]]:
+    """Runs each step of the loop in a context, and lists what these have noted."""
+
+    def watch(noting: Callable[[], AbstractContextManager[list[str]]]) -> list[list[str]]:
+        steps: list[list[str]] = []
+        step = Decoding._step
+
+        def watched(decoding: Decoding) -> None:
+            with noting() as noted:
+                step(decoding)
+            steps.append(list(noted))
+
+        monkeypatch.setattr(Decoding, "_step", watched)
+        return steps
+
+    return watch
 
 
 @pytest.fixture

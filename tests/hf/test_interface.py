@@ -340,41 +340,55 @@ def test_the_cache_goes_by_each_name_that_transformers_takes(model: Any, name: s
     assert getattr(output, name) is output[name] is cache
 
 
+def _dory() -> Any:
+    """Repeats its layers, which get caches of their own in the first forward."""
+    if not hasattr(transformers, "DoryConfig"):
+        pytest.skip("this transformers has no Dory")
+    config = transformers.DoryConfig(
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=4,
+        n_input_layers=1, n_output_layers=1, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=8, sliding_window=11, pad_token_id=PAD, eos_token_id=EOS, bos_token_id=1,
+        tie_word_embeddings=False,
+    )  # fmt: skip
+    return drawn(transformers.AutoModelForCausalLM.from_config, config)
+
+
 WINDOWED = ["mistral", "gemma2", "gemma3", "qwen2", "phi3", "gpt_oss"]
 
 
 def _precise(family: str) -> Any:
-    model = tiny_model(family)
+    model = _dory() if family == "dory" else tiny_model(family)
     # Its experts take no float64.
     return model if family == "gpt_oss" else model.double()
 
 
-@pytest.mark.parametrize("swapped", [False, True])
-@pytest.mark.parametrize("family", ["llama", *WINDOWED])
-def test_the_cache_of_an_output_goes_into_the_next_turn(family: str, swapped: bool) -> None:
-    """Between turns a window holds its last tokens alone, in plain decoding's cache too."""
+@pytest.mark.parametrize(
+    ("drafts", "swapped"), [("found", False), ("predicted", True), ("trees", True)]
+)
+@pytest.mark.parametrize("family", ["llama", *WINDOWED, "dory"])
+def test_the_cache_of_an_output_goes_into_the_next_turn(
+    family: str, drafts: str, swapped: bool
+) -> None:
+    """Between turns a window holds its last tokens alone, in plain decoding's cache too.
+
+    Swapped, each loop goes on from what the other has left.
+    """
     model = _precise(family)
     ids = repetitive_batch(1)["input_ids"]
-    options = {"do_sample": False, "eos_token_id": None, "max_new_tokens": 20}
+    options: dict[str, Any] = {"eos_token_id": None, "max_new_tokens": 20}
+    dicts = {"return_dict_in_generate": True, "do_sample": False}
     caches: list[Any] = [None, None]
-    for turn in range(3):
-        output = hf.generate(
-            model,
-            ids,
-            **options,
-            **{CACHE: caches[0]},
-            return_dict_in_generate=True,
-            drafter=Generous(),
-        )
-        expected = model.generate(
-            ids, **options, **{CACHE: caches[1]}, return_dict_in_generate=True
-        )
-        assert torch.equal(output.sequences, expected.sequences)
-        caches = [output[CACHE], expected[CACHE]]
+    for turn in range(4):
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        ours = {**dicts, CACHE: caches[0]}
+        output = assert_decodes(model, inputs, drafts, ours=ours, exact=True, **options).output
+        plain = model.generate(**inputs, **options, **dicts, **{CACHE: caches[1]})
+        assert torch.equal(output.sequences, plain.sequences)
+        caches = [output[CACHE], plain[CACHE]]
         assert [cache.get_seq_length() for cache in caches] == [ids.shape[1] + 19] * 2
         if swapped:
             caches.reverse()
-        ids = torch.cat([expected.sequences, ids[:, : 3 + 9 * turn]], -1)
+        ids = torch.cat([plain.sequences, ids[:, : 3 + 9 * turn]], -1)
 
 
 @pytest.mark.parametrize("family", ["llama", *WINDOWED])

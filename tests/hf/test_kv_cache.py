@@ -9,7 +9,6 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import DynamicCache
@@ -24,18 +23,7 @@ from fastdraft.hf import kv_cache
 from fastdraft.hf.interface import CACHE
 from fastdraft.hf.kv_cache import RowCache
 from fastdraft.hf.masks import Masks
-from hf_models import (
-    EOS,
-    PAD,
-    VOCABULARY,
-    Forester,
-    Generous,
-    drawn,
-    edited,
-    plain_tokens,
-    repetitive_batch,
-    tiny_model,
-)
+from hf_models import Forester, plain_tokens, repetitive_batch, tiny_model
 
 HEADS, SIZE = 2, 3
 
@@ -200,45 +188,6 @@ def test_a_filled_cache_is_taken_over_and_written_back() -> None:
     assert prepared.get_seq_length() == 7
     assert torch.equal(prepared.layers[0].keys, torch.cat([keys, more_keys[:, :, :2]], 2))
     assert torch.equal(prepared.layers[0].values, torch.cat([values, more_values[:, :, :2]], 2))
-
-
-def _dory() -> Any:
-    """Repeats its layers, which get caches of their own in the first forward."""
-    if not hasattr(transformers, "DoryConfig"):
-        pytest.skip("this transformers has no Dory")
-    config = transformers.DoryConfig(
-        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=4,
-        n_input_layers=1, n_output_layers=1, num_attention_heads=4, num_key_value_heads=2,
-        head_dim=8, sliding_window=11, pad_token_id=PAD, eos_token_id=EOS, bos_token_id=1,
-        tie_word_embeddings=False,
-    )  # fmt: skip
-    return drawn(transformers.AutoModelForCausalLM.from_config, config)
-
-
-@pytest.mark.parametrize("trees", [False, True])
-@pytest.mark.parametrize(
-    ("family", "first"),
-    [("llama", 1), ("gemma3", 1), ("mistral", 1), ("gemma3", 0), ("dory", 0)],
-)
-def test_a_cache_goes_from_turn_to_turn(family: str, first: int, trees: bool) -> None:
-    """Turns of `generate` and of fastdraft by turns, all with the same cache."""
-    model = _dory() if family == "dory" else tiny_model(family)
-    options: dict[str, Any] = {"do_sample": False, "max_new_tokens": 30, "eos_token_id": None}
-    cache = DynamicCache(config=model.config)
-    texts = [repetitive_batch(1)["input_ids"]]
-    for turn in range(4):
-        options["attention_mask"] = torch.ones_like(texts[-1])
-        expected = model.generate(texts[-1], **options)
-        if turn % 2 != first:
-            output = model.generate(texts[-1], **options, **{CACHE: cache})
-        else:
-            said = expected[0, texts[-1].shape[1] :]
-            drafter = Forester([said.tolist()]) if trees else Generous()
-            more = {"drafter": drafter, "prediction": edited(said), CACHE: cache}
-            output = hf.generate(model, texts[-1], **options, **more).sequences
-        assert torch.equal(output, expected)
-        assert cache.get_seq_length() == output.shape[1] - 1
-        texts.append(torch.cat([output, texts[0][:, :7]], 1))
 
 
 @pytest.mark.parametrize("rows", [1, 3])

@@ -6,17 +6,17 @@ list that the host sends. The number of operations between two forwards must not
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import statistics
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GenerationMixin
 
-from fastdraft import hf
-from fastdraft.hf.loop import Decoding
-from hf_models import Forester, Generous, Silent, edited, repetitive_batch, tiny_model
+from hf_models import Silent, assert_decodes, plain_tokens, repetitive_batch, tiny_model
 
 NEW, PROMPT = 40, 30
 PROCESSED: dict[str, Any] = {"repetition_penalty": 1.1, "suppress_tokens": [96]}
@@ -51,59 +51,45 @@ class _Operations(TorchDispatchMode):
 @pytest.mark.parametrize(
     ("rows", "drafts", "options", "most"),
     [
-        (1, "chains", {}, 1),
+        (1, "predicted", {}, 1),
         (1, "trees", {}, 11),
-        (1, "chains", PROCESSED, 58),
-        (1, "chains", {"cache_implementation": "static"}, 3),
-        (4, "chains", {}, 7),
+        (1, "predicted", PROCESSED, 58),
+        (1, "predicted", {"cache_implementation": "static"}, 3),
+        (4, "predicted", {}, 7),
         (4, "trees", {}, 12),
-        (4, "chains", {"cache_implementation": "static"}, 5),
+        (4, "predicted", {"cache_implementation": "static"}, 5),
         (4, "trees", {"cache_implementation": "static"}, 12),
     ],
     ids=lambda value: "-".join(value) or "plain" if isinstance(value, dict) else str(value),
 )
 def test_a_step_takes_few_operations(
-    rows: int,
-    drafts: str,
-    options: dict[str, Any],
-    most: int,
-    monkeypatch: pytest.MonkeyPatch,
+    rows: int, drafts: str, options: dict[str, Any], most: int, each_step: Any
 ) -> None:
-    model = tiny_model("llama")
-    inputs = repetitive_batch(rows)
-    expected = model.generate(**inputs, do_sample=False, max_new_tokens=NEW, eos_token_id=None)[
-        :, PROMPT:
-    ]
+    model, inputs = tiny_model("llama"), repetitive_batch(rows)
+    ours = {"cache_implementation": options.get("cache_implementation")}
+    both = {name: value for name, value in options.items() if name not in ours}
+    plain_tokens(model, inputs, max_new_tokens=NEW, eos_token_id=None, **both)
     operations = _Operations(model)
-    counts: list[int] = []
-    step = Decoding._step
 
-    def counting(decoding: Decoding) -> None:
+    @contextlib.contextmanager
+    def noting() -> Iterator[list[str]]:
         operations.names.clear()
         with operations:
-            step(decoding)
-        counts.append(len(operations.names))
+            yield operations.names
 
-    monkeypatch.setattr(Decoding, "_step", counting)
-    more: dict[str, Any] = {"drafter": Forester(expected.tolist())}
-    if drafts == "chains":
-        more = {"drafter": Generous(), "prediction": [edited(row) for row in expected]}
-    output = hf.generate(
-        model, **inputs, do_sample=False, max_new_tokens=NEW, eos_token_id=None, **options, **more
-    )
-    assert output.stats.accepted > 0
+    steps = each_step(noting)
+    assert_decodes(model, inputs, drafts, ours=ours, max_new_tokens=NEW, eos_token_id=None, **both)
     # The median: a buffer that grows, or a row that ends, takes more now and then.
-    assert statistics.median(counts) <= most
+    assert statistics.median(map(len, steps)) <= most
 
 
 @pytest.mark.parametrize("whose", ["transformers'", "the model's own"])
 def test_inputs_are_prepared_anew_only_where_the_model_has_its_own_way(
     whose: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = tiny_model("llama")
-    inputs = repetitive_batch(3)
-    options: dict[str, Any] = {"do_sample": False, "max_new_tokens": NEW, "eos_token_id": None}
-    expected = model.generate(**inputs, **options)
+    model, inputs = tiny_model("llama"), repetitive_batch(3)
+    options: dict[str, Any] = {"max_new_tokens": NEW, "eos_token_id": None}
+    plain_tokens(model, inputs, **options)
     plain = GenerationMixin.prepare_inputs_for_generation
     calls: list[int] = []
 
@@ -114,7 +100,6 @@ def test_inputs_are_prepared_anew_only_where_the_model_has_its_own_way(
 
     owner = GenerationMixin if whose == "transformers'" else type(model)
     monkeypatch.setattr(owner, "prepare_inputs_for_generation", counting)
-    output = hf.generate(model, **inputs, **options, drafter=Silent())
-    assert output.sequences.equal(expected)
+    assert_decodes(model, inputs, Silent(), exact=True, **options)
     # The prompt, a question to the model beforehand, and steps.
     assert (len(calls) < 6) == (whose == "transformers'")

@@ -199,10 +199,11 @@ def plain_tokens(model: Any, inputs: dict[str, torch.Tensor], **options: Any) ->
     key: class, configurations, weights, inputs and options. What JSON cannot write among the
     options, functions say, is decoded each time.
     """
+    options["do_sample"] = False
     try:
         written = json.dumps(options, sort_keys=True)
     except TypeError:
-        decoded: torch.Tensor = model.generate(**inputs, do_sample=False, **options)
+        decoded: torch.Tensor = model.generate(**inputs, **options)
         return decoded
     bits = hashlib.sha256()
     for name, tensor in (*model.state_dict().items(), *inputs.items()):
@@ -217,7 +218,7 @@ def plain_tokens(model: Any, inputs: dict[str, torch.Tensor], **options: Any) ->
         bits.hexdigest(),
     )
     if key not in _DECODED:
-        _DECODED[key] = model.generate(**inputs, do_sample=False, **options)
+        _DECODED[key] = model.generate(**inputs, **options)
     return _DECODED[key].clone()
 
 
@@ -440,7 +441,6 @@ def assert_decodes(
         options: Those of both.
     """
     options = {**inputs, **options}
-    options.pop("do_sample", None)
     tensors = (each for each in inputs if isinstance(inputs[each], torch.Tensor))
     inputs = {name: options.pop(name) for name in tensors}
     expected = plain_tokens(plain or model, inputs, **options)
