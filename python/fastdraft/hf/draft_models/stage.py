@@ -152,7 +152,7 @@ class Stage:
 
     def close(self) -> None:
         """Frees the cache; nothing can be drafted from then on."""
-        self._model.cache.layers.clear()
+        del self._model
 
     def expected(
         self, requests: Sequence[int], step: NDArray[np.float64], limits: NDArray[np.int32]
