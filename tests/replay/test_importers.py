@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import zstandard
 from click.testing import CliRunner
 
 from fastdraft.cli.app import app
 from fastdraft.replay.importers import FORMS, Importer
-from fastdraft.replay.records import JsonLine, RecordError, parse_lines
+from fastdraft.replay.records import JsonLine, RecordError, parse_lines, zstd_module
 from fastdraft.replay.tokenizer import TextTokenizer
+
+zstd = zstd_module()
 
 USER = {"role": "user", "content": "hi"}
 SAID = {"role": "assistant", "content": "hello"}
@@ -442,13 +443,13 @@ PAIRS = [
 ]
 
 
-def zstandard_frames(content: bytes) -> bytes:
+def zstd_frames(content: bytes) -> bytes:
     """Two frames, as a log that was appended to has them."""
     half = len(content) // 2
-    return b"".join(map(zstandard.compress, (content[:half], content[half:])))
+    return b"".join(map(zstd.compress, (content[:half], content[half:])))
 
 
-@pytest.mark.parametrize("pack", [bytes, gzip.compress, zstandard_frames])
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, zstd_frames])
 @pytest.mark.parametrize("form", ["lines", "array", "indented array"])
 def test_files_are_read_as_they_come(
     tmp_path: Path, pack: Callable[[bytes], bytes], form: str
@@ -471,7 +472,8 @@ def test_files_are_read_as_they_come(
         b'["\xff"]',
         gzip.compress(b"{}\n{}\n", mtime=0)[:-9],
         b"\x1f\x8bxx",
-        zstandard.compress(b"{}\n" * 9_999)[:-9] + b"xxxxxxxxxx",
+        zstd.compress(b"{}\n" * 9_999)[:-9] + b"xxxxxxxxxx",
+        zstd.compress(b"{}\n{}\n")[:-3],
     ],
 )
 def test_damaged_files_are_told(tmp_path: Path, content: bytes) -> None:
