@@ -6,6 +6,8 @@ HOSTS := $(patsubst tests/hosts/requirements/%.txt,%,$(wildcard tests/hosts/requ
 # 0.9.1 and OpenRLHF 0.11.2 pin.
 VLLM_SOURCES := $(shell sed -n 's/^vllm==/vllm-/p' constraints/vllm.txt) vllm-0.24.0 vllm-0.29.0
 VERL := verl-0.9.1
+# That verl pins too, and that is refused.
+SGLANG_OLDER := sglang-0.5.12
 
 DEMO_MODEL = FASTDRAFT_DEMO_MODEL="$$(python -c \
   'from fastdraft.demo import ensure_model; print(ensure_model())')"
@@ -38,11 +40,14 @@ constraints/%.txt:
 	$(MAKE) $(VENV)/.release
 	python tools/update.py --host $*
 
+test-sglang: export FASTDRAFT_SGLANG_OLDER = build/hosts/sources/$(SGLANG_OLDER)
+test-sglang: build/hosts/sources/$(SGLANG_OLDER)/.ready
+
 # A package's text, without what is compiled.
 build/hosts/sources/%/.ready: | $(VENV)/.python
 	rm -rf $(@D) && mkdir -p $(@D)
-	pip download -qq --no-deps --only-binary :all: --platform manylinux_2_28_x86_64 -d $(@D) \
-	  $(subst -,==,$*)
+	pip download -qq --no-deps --only-binary :all: --python-version 3.11 -d $(@D) \
+	  $(patsubst %,--platform manylinux_2_%_x86_64,28 34) $(subst -,==,$*)
 	cd $(@D) && python -c 'import glob, zipfile; wheel = zipfile.ZipFile(*glob.glob("*.whl")); \
 	  wheel.extractall(members=[file for file in wheel.filelist if file.file_size < 1 << 20])' && rm *.whl
 	touch $@

