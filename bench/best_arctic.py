@@ -1,7 +1,7 @@
 """Arctic's suffix decoding at the best of its settings for each token cost, beside the engine.
 
 Arctic's draft lengths follow from fixed settings: how many tokens a draft may have for each that
-matches (`max_spec_factor`), how deep its trees are, and the least probability of a token. This
+matches (`max_spec_factor`) and the least probability of a token. This
 replays all families with each combination, as chains and with its tree speculation, and takes for
 each token cost the one with the best geometric mean. Drafts have at most 64 tokens. The engine's
 own runs come from files that `fastdraft replay --json` wrote.
@@ -28,8 +28,9 @@ from harness import Row
 
 TOKEN_COSTS = (0.0, 0.02, 0.05, 0.2)
 LONGEST = 64
-FACTORS, DEPTHS, PROBABILITIES = (1.0, 2.0, 4.0), (24, 64), (0.1, 0.2, 0.3)
-TREE_BUDGETS = (32, 64)
+DEPTH = 64
+FACTORS, PROBABILITIES = (4.0, 2.0, 1.0), (0.1, 0.3)
+TREE_BUDGETS = (64, 32)
 
 Speeds = dict[str, float]
 """By family."""
@@ -40,7 +41,6 @@ class Setting(NamedTuple):
 
     nodes: int | None  # of a tree; None: chains
     factor: float
-    depth: int
     probability: float
 
 
@@ -55,18 +55,14 @@ class Counts(NamedTuple):
         return self.emitted / (self.steps + cost * self.drafted)
 
 
-CHAINS = [Setting(None, f, depth, p) for f in FACTORS for depth in DEPTHS for p in PROBABILITIES]
-TREES = [
-    Setting(nodes, factor, max(DEPTHS), PROBABILITIES[0])
-    for nodes in TREE_BUDGETS
-    for factor in FACTORS
-]
+CHAINS = [Setting(None, factor, least) for least in PROBABILITIES for factor in FACTORS]
+TREES = [Setting(nodes, factor, 0.1) for nodes in TREE_BUDGETS for factor in (4.0, 2.0)]
 
 
 def replay_all(setting: Setting, families: dict[str, list[Record]]) -> dict[str, Counts]:
     class Arctic(ArcticSuffix):
         FACTOR = setting.factor
-        DEPTH = setting.depth
+        DEPTH = DEPTH
         MIN_PROBABILITY = setting.probability
         TREE = setting.nodes is not None
 

@@ -222,7 +222,7 @@ class _Part(NamedTuple):
     """How much of its file it takes."""
 
 
-def _parts(inputs: tuple[Path, ...], field: str, dtype: np.dtype[Any]) -> Iterator[_Part]:
+def _parts(inputs: Sequence[Path], field: str, dtype: np.dtype[Any]) -> Iterator[_Part]:
     for path in inputs:
         if path.suffix == ".jsonl":
             yield from _json_lines(path, field)
