@@ -316,8 +316,14 @@ SamplingParams(n=1), prompt_token_ids: [4, 5], prompt_embeds shape: None, lora_r
 INFO 11-24 10:00:01 [request_logger.py:90] Generated response chatcmpl-1 (streaming delta): \
 output: 'no', finish_reason: None
 DEBUG 11-24 10:00:02 [request_logger.py:80] Generated response chatcmpl-1 (streaming complete) \
-details: output_token_ids: [3]
+details: output_token_ids: None
 INFO 11-24 10:00:02 [request_logger.py:90] Generated response chatcmpl-1 (streaming complete): \
+output: 'hello', finish_reason: streaming_complete
+DEBUG 11-24 10:00:02 [request_logger.py:50] Request chatcmpl-3 details: prompt: 'it', \
+prompt_token_ids: [1, 2], prompt_embeds shape: None.
+DEBUG 11-24 10:00:02 [request_logger.py:80] Generated response chatcmpl-3 details: \
+output_token_ids: [3]
+INFO 11-24 10:00:02 [request_logger.py:90] Generated response chatcmpl-3: \
 output: 'hello', finish_reason: stop
 INFO 11-24 10:00:03 [logger.py:90] Generated response cmpl-2: output: 'hello', \
 output_token_ids: None, finish_reason: stop
@@ -382,7 +388,7 @@ def test_requests_and_answers_of_batches_are_joined(order: int) -> None:
 def test_vllms_log_is_read(form: str | None) -> None:
     lines = VLLM.splitlines()
     found, _ = imported(*lines[1:] if form is None else lines, form=form)
-    assert found == [([1, 2], [3]), ("it's", "hello")]
+    assert found == [('it\'s\n"1"', "hello"), ([1, 2], [3]), ("it's", "hello")]
 
 
 def test_sglangs_log_is_read() -> None:
