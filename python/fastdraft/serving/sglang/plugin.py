@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from typing import Any, Final
 
 from fastdraft.errors import InvalidValueError
@@ -28,6 +29,11 @@ def register() -> None:
     except ValueError:
         pass
     else:
+        return
+
+    if not hasattr(CustomSpecAlgo, "handle_server_args"):
+        # Such a version's n-gram worker knows no overlapping steps, and its arguments no plugin.
+        SpeculativeAlgorithm.register(NAME, validate_server_args=_refuse)(_refuse)
         return
 
     as_ngram = SpeculativeAlgorithm.NGRAM
@@ -60,6 +66,10 @@ def register() -> None:
         NAME, supports_overlap=True, spec_class=Algorithm
     )
     register_factory(lambda _server_args: _worker())
+
+
+def _refuse(_server_args: Any) -> Any:
+    raise InvalidValueError(f"{NAME} needs SGLang 0.5.23 or newer, got {version('sglang')}")
 
 
 @functools.cache
