@@ -198,12 +198,14 @@ plots: $(VENV)/.bench ## Draw the documentation's images from the committed resu
 	fastdraft replay --sample --show edit-1 --svg docs/images/coloured-answer.svg > /dev/null
 	python bench/plots.py
 
+# On a GPU: LIVE="--model MODEL".
+LIVE ?= --rows 1 4 16 --prompt-tokens 512 --new-tokens 64 --serve "--dtype float32 --enforce-eager"
 bench-serving: build/hosts/vllm/.ready build/dist/.stamp $(VENV)/.bench ## Measure drafters in vLLM's loop on DATA
 	cd build/hosts/vllm && $(INSTALL_WHEEL)
 	export PYTHONPATH=$$(python bench/baselines.py) $(DEMO_MODEL) && \
 	  build/hosts/vllm/bin/python bench/serving.py replay --data $(DATA) && \
 	  OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind VLLM_CPU_KVCACHE_SPACE=2 \
-	  build/hosts/vllm/bin/python bench/serving.py live --data $(DATA)
+	  build/hosts/vllm/bin/python bench/serving.py live --data $(DATA) $(LIVE)
 
 # Where the folder was carried to and nothing else was made, the machine's own Python and torch run.
 ifeq ($(wildcard $(VENV))$(wildcard $(CARRY)/.complete),$(CARRY)/.complete)
