@@ -15,6 +15,7 @@ import os
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -537,6 +538,11 @@ def register() -> None:
     else:
         return
 
+    if not hasattr(CustomSpecAlgo, "handle_server_args"):
+        # Such a version's n-gram worker knows no overlapping steps, and its arguments no plugin.
+        SpeculativeAlgorithm.register(NAME, validate_server_args=_refuse)(_refuse)
+        return
+
     as_ngram = SpeculativeAlgorithm.NGRAM
 
     class Algorithm(CustomSpecAlgo):  # type: ignore[misc]
@@ -567,6 +573,10 @@ def register() -> None:
         NAME, supports_overlap=True, spec_class=Algorithm
     )
     register_factory(lambda _server_args: _worker())
+
+
+def _refuse(_server_args: Any) -> Any:
+    raise InvalidValueError(f"{NAME} needs SGLang 0.5.23 or newer, got {version('sglang')}")
 
 
 @functools.cache
