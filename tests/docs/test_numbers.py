@@ -41,7 +41,8 @@ def quality(name: str, drafter: str) -> list[str]:
 @pytest.mark.parametrize(
     ("beginning", "name", "drafter"),
     [
-        ("fastdraft, trees", "replay_trees", "default"),
+        ("fastdraft, trees of up to 64", "replay_trees_64", "default"),
+        ("fastdraft, trees of up to 32", "replay_trees", "default"),
         ("fastdraft, chains", "replay", "default"),
         ("fastdraft, 16 requests at once", "replay_at_once_16", "default"),
         ("fastdraft, 64 requests at once", "replay_at_once_64", "default"),
@@ -75,6 +76,23 @@ def test_no_peer_is_ahead_in_any_cell() -> None:
     ]
     assert len(parts) == 384
     assert f"{max(parts):.3f}" == "0.980"
+
+
+def test_arctic_at_its_best() -> None:
+    page = ROOT / "docs" / "benchmarks" / "quality.md"
+    rows = results("best_arctic")["best"]
+    for form in ("trees", "chains"):
+        found = [row for row in rows if row["Arctic"] == form]
+        (cells,) = [
+            row[1:]
+            for row in rows_of(page)
+            if row[0].startswith("Arctic suffix decoding 0.3.0, best") and form in row[0]
+        ]
+        assert cells == [f"{row['geometric mean']:.2f} / {row['worst']:.2f}" for row in found]
+    of_chains = [row for row in rows if row["Arctic"] == "chains"]
+    assert sum(row["ahead"] for row in of_chains) == 1
+    assert f"{max(row['most'] for row in of_chains):.3f} times as fast on code" in page.read_text()
+    assert "95 of 96" in (ROOT / "docs" / "start" / "choosing.md").read_text()
 
 
 def test_captured_graphs() -> None:
