@@ -95,6 +95,23 @@ def test_arctic_at_its_best() -> None:
     assert "95 of 96" in (ROOT / "docs" / "start" / "choosing.md").read_text()
 
 
+def test_a_prior_of_other_families() -> None:
+    text = " ".join((ROOT / "docs" / "benchmarks" / "quality.md").read_text().split())
+    rows = {(row["prior"], row["token cost"]): row for row in results("held_out")["held_out"]}
+    for prior, part in (
+        ("ships", "reach {:.3f} and {:.3f} with it"),
+        ("other half's", "reach {:.3f} and {:.3f} with it, and with priors"),
+        ("none", "weights of zero they reach {:.3f} and {:.3f}"),
+    ):
+        assert part.format(*(rows[prior, cost]["geometric mean"] for cost in (0.02, 0.2))) in text
+    changes = [
+        abs(speed / rows["ships", cost]["families"][family] - 1)
+        for cost in (0.02, 0.2)
+        for family, speed in rows["other half's", cost]["families"].items()
+    ]
+    assert 0.006 < max(changes) < 0.007
+
+
 def test_captured_graphs() -> None:
     text = " ".join((ROOT / "docs" / "explanation" / "what-pays.md").read_text().split())
     rows = results("stairs")["rows"]
