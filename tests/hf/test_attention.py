@@ -97,6 +97,7 @@ def test_each_token_sees_what_the_mask_shows(
         numbers, made = masks.planned(
             range(rows), lengths.tolist(), depths, frames=frames, trees=trees
         )
+        assert made is not None
         found.append(made(map(torch.from_numpy, numbers)))
     expected, sights = found
     for kind, mask in expected.items():

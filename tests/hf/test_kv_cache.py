@@ -126,7 +126,7 @@ def test_windows_show_what_plain_decoding_sees(data: st.DataObject, rows: int, p
         _prepare(cache, lengths, width, floors=floors)
         depths = np.arange(width)[None]
         numbers, made = masks.planned(range(len(held)), lengths, depths, frames=cache.frames)
-        mask = made(map(torch.from_numpy, numbers))
+        mask = made and made(map(torch.from_numpy, numbers))
         sizes = [cache.get_mask_sizes(width, layer) for layer in range(2)]
         keys, values = _states(len(held), width)
         shown = [cache.update(keys, values, layer) for layer in range(2)]

@@ -24,7 +24,7 @@ __all__ = ["Masks"]
 # Of layers whose masks are made here.
 _KINDS: Final = ("full_attention", "sliding_attention")
 
-Mask = torch.Tensor | dict[str, torch.Tensor] | None
+Mask = torch.Tensor | dict[str, torch.Tensor]
 
 
 class _Sight(NamedTuple):
@@ -131,7 +131,7 @@ class Masks:
         *,
         frames: Mapping[int | None, Frame],
         trees: NDArray[np.bool_] | None = None,
-    ) -> tuple[list[NDArray[Any]], Callable[[Iterator[torch.Tensor]], Mask]]:
+    ) -> tuple[list[NDArray[Any]], Callable[[Iterator[torch.Tensor]], Mask] | None]:
         """Plans the mask of a forward.
 
         Args:
@@ -144,12 +144,12 @@ class Masks:
 
         Returns:
             Numbers of the host, and what takes them on the device and makes (rows, 1, width,
-            columns) of them, True or 0 where a query may look; a dict of these by layer type when
-            the layers differ; `None` when the model's own mask is right.
+            columns) of them, True or 0 where a query may look, or a dict of these by layer type
+            when the layers differ. `None` when the model's own mask is right.
         """
         needs_none = not self._is_fixed and trees is None and self.visible is None
         if needs_none and _are_alike(lengths, frames):
-            return [], lambda _: None
+            return [], None
         width = depths.shape[1]
         starts = np.array(lengths)[:, None]
         places = starts + depths

@@ -286,6 +286,7 @@ class PositionCriteria:
         max_length: The most tokens of a row, padding included; `None` for no bound.
         eos_ids: The tokens that end a row.
         along_path: Whether one of them has to be called as plain decoding calls it.
+        read_text: Whether there are others than these bounds.
     """
 
     def __init__(self, criteria: StoppingCriteriaList) -> None:
@@ -303,10 +304,7 @@ class PositionCriteria:
             else:
                 self._others.append(each)
         self.along_path = any(type(each) is not StopStringCriteria for each in self._others)
-
-    @property
-    def read_text(self) -> bool:
-        return bool(self._others)
+        self.read_text = bool(self._others)
 
     def out_of_time(self) -> bool:
         if not self._timers:

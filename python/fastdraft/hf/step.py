@@ -208,7 +208,8 @@ class CachedModel:
         # Each takes its own from `sent`, in the order of `arrays`.
         ids = next(sent)
         self.cache.prepare(sent)
-        kwargs = {**self.kwargs, "attention_mask": mask_of(sent)}
+        mask = None if mask_of is None else mask_of(sent)
+        kwargs = {**self.kwargs, "attention_mask": mask}
         if self._first is not None:
             kwargs["position_ids"] = next(sent)
         kept = next(sent) if is_cut else width
