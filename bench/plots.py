@@ -94,12 +94,13 @@ def propose_latency() -> dict[str, dict[int, float]]:
 
 
 def throughput(which: int = 0) -> dict[str, dict[int, float]]:
-    """By drafter and requests at once, the tokens a second, times plain decoding's: the median of
-    the runs, or the lowest (1) or highest (2) of them."""
+    """By drafter and requests at once, the tokens by the server's processor time, times plain
+    decoding's: the median of the runs, or the lowest (1) or highest (2) of them."""
+    key = "tokens_per_processor_second_of_plain"
     rows = [row for row in result("serving_live")["rows"] if row["workload"] == "recorded"]
     return {
-        name: {row["rows"]: row[key]["output_throughput_of_plain"][which] for row in rows}
-        for key, name in SERVED.items()
+        name: {row["rows"]: row[method][key][which] for row in rows}
+        for method, name in SERVED.items()
     }
 
 
@@ -179,7 +180,9 @@ def draw_throughput() -> Figure:
         axes.vlines(list(data[name]), *ends, color=look["color"], linewidth=1)
     axes.axhline(1, color="#24292f", linewidth=1.5, zorder=2)
     axes.annotate("plain decoding", (rows[-1], 1), (0, 5), textcoords="offset points", ha="right")
-    axes.set(xscale="log", xlabel="requests at once", ylabel="tokens a second, times plain")
+    axes.set(
+        xscale="log", xlabel="requests at once", ylabel="tokens by processor time, times plain"
+    )
     axes.xaxis.set_major_locator(FixedLocator(rows))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(ScalarFormatter())
