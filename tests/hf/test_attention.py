@@ -27,7 +27,8 @@ from fastdraft.hf import attention
 from fastdraft.hf.attention import ATTENTION, attending, shares_keys, takes_sights
 from fastdraft.hf.masks import Masks
 from fastdraft.hf.static import WIDTHS
-from fastdraft.kernels import reference
+from fastdraft.kernels import attention as operation
+from fastdraft.kernels import language
 from fastdraft.step_latency import StepLatency
 from hf_models import (
     FAMILIES,
@@ -64,9 +65,10 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
 
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where Triton has a kernel: the reference, which is no `reference` any more."""
-    kernels = SimpleNamespace(cached_attention=reference.cached_attention)
-    monkeypatch.setattr(attention, "kernels_for", lambda _: kernels)
+    """As where Triton has a kernel, with the plain version in its place."""
+    # Of values in four dimensions, and of the probe: not of logits.
+    monkeypatch.setattr(language, "has_kernels", lambda values: values.dim() != 2)
+    monkeypatch.setattr(operation, "launch", operation.plain)
 
 
 def _masked(family: str, inputs: dict[str, torch.Tensor], **options: Any) -> Any:
@@ -131,7 +133,7 @@ def test_each_token_sees_what_the_mask_shows(
     assert isinstance(sights, dict)
     for kind, mask in expected.items():
         count = columns[kind == "sliding_attention"]
-        assert torch.equal(reference.visible_columns(sights[kind], count), mask)
+        assert torch.equal(operation.visible_columns(sights[kind], count), mask)
 
 
 def test_padding_stands_at_the_front_or_masks_are_made() -> None:

@@ -11,9 +11,9 @@ from transformers.generation.streamers import BaseStreamer
 
 from fastdraft import DraftConfig, Engine, hf
 from fastdraft.hf.loop import Decoding
-from fastdraft.kernels import reference
+from fastdraft.kernels import greedy, rejection, sampled
 from hf_models import Forester, Generous, edited, plain_tokens, repetitive_batch, tiny_model
-from waiting import counted_waits, unnoticed
+from waiting import as_on_a_device, counted_waits
 
 NEW, PROMPT = 40, 30
 PROCESSED: dict[str, Any] = {
@@ -23,19 +23,6 @@ PROCESSED: dict[str, Any] = {
     "min_new_tokens": NEW,
     "eos_token_id": 2,
 }
-
-
-class _OnDevice:
-    """The plain kernels in place of those on a device, which read nothing back."""
-
-    def __getattr__(self, name: str) -> Any:
-        kernel = getattr(reference, name)
-
-        def launch(*operands: Any, **options: Any) -> Any:
-            with unnoticed():
-                return kernel(*operands, **options)
-
-        return launch
 
 
 class _Deaf(BaseStreamer):
@@ -82,7 +69,8 @@ def test_a_step_waits_once(
         steps.append(waits)
 
     monkeypatch.setattr(Decoding, "_step", counting)
-    monkeypatch.setattr("fastdraft.verification.verify.kernels_for", lambda _: _OnDevice())
+    for operation in (greedy, sampled, rejection):
+        monkeypatch.setattr(operation, "verify", as_on_a_device(operation.plain))
     more: dict[str, Any] = {"drafter": Forester(expected.tolist())}
     if drafts == "chains":
         more = {"drafter": Generous(), "prediction": [edited(row) for row in expected]}

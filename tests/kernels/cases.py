@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from types import ModuleType
 from typing import NamedTuple
 
 import torch
 from adversarial import Random, assert_same, hits, odd_rows, offsets_of, tree_parents
 
-from fastdraft.kernels import fused, reference
+from fastdraft.kernels import greedy, rejection, sampled, trees
+from fastdraft.kernels.chunks import rows_of
 from fastdraft.kernels.operands import Batch, DraftDistribution, Sampling, Warpers
-from fastdraft.kernels.reference.acceptance import rows_of
 from rejection_cases import drawn
 
 # Greedy and sampled requests side by side; the extremes make all weights equal, or one of them 1.
@@ -25,18 +26,18 @@ OPERATIONS = ["greedy", "sampled", "filters", *FORMS]
 
 
 class Case(NamedTuple):
-    """A batch, and what else its verb takes."""
+    """A batch, and what else its operation takes."""
 
-    verb: str
+    operation: ModuleType
     batch: Batch
     more: tuple[Sampling | DraftDistribution, ...] = ()
 
     def run(self, **changes):
         """The kernels' result; changes: of the batch."""
-        return getattr(fused, self.verb)(self.batch._replace(**changes), *self.more)
+        return self.operation.launch(self.batch._replace(**changes), *self.more)
 
     def expected(self, **changes):
-        return getattr(reference, self.verb)(self.batch._replace(**changes), *self.more)
+        return self.operation.plain(self.batch._replace(**changes), *self.more)
 
     def check(self, *, logits=None, distribution=None, workspace=None, **changes):
         """Runs the kernels and the reference; the kernels on `logits` and `distribution` if
@@ -76,9 +77,9 @@ def greedy_case(lengths, vocabulary, dtype, *, seed, tree=False, allowed=None):
     offsets = offsets_of(lengths)
     logits = odd_rows(int(offsets[-1]) + len(lengths), vocabulary, dtype, seed=seed)
     parents = tree_parents(lengths, seed=seed) if tree else None
-    tokens = reference.argmax(logits, allowed).tokens
+    tokens = greedy.argmax(logits, allowed).tokens
     ids = hits(tokens, vocabulary, offsets, parents, seed=seed)
-    return Case("verify_greedy", Batch(logits, ids, offsets, max(lengths), parents, allowed))
+    return Case(greedy, Batch(logits, ids, offsets, max(lengths), parents, allowed))
 
 
 def sampled_case(
@@ -104,13 +105,13 @@ def sampled_case(
     )
     request, depth = rows_of(len(logits), offsets)
     if parents is not None:
-        depth = reference.tree_depths(parents, offsets, max_draft=max(lengths))[request, depth]
+        depth = trees.depths(parents, offsets, max_draft=max(lengths))[request, depth]
     of_rows = sampling.of(request)
     of_rows = of_rows._replace(positions=of_rows.positions + depth)
-    tokens = reference.draw(logits, of_rows, allowed).tokens
+    tokens = sampled.draw(logits, of_rows, allowed).tokens
     ids = hits(tokens, vocabulary, offsets, parents, seed=seed)
     batch = Batch(logits, ids, offsets, max(lengths), parents, allowed, logprobs, logprobs)
-    return Case("verify_sampled", batch, (sampling,))
+    return Case(sampled, batch, (sampling,))
 
 
 def rejection_case(
@@ -152,4 +153,4 @@ def rejection_case(
         distribution.to(draft_dtype or dtype), is_logits=form == "draft_logits"
     )
     batch = Batch(logits, draft_ids, offsets, max(lengths))
-    return Case("verify_rejection", batch, (sampling, of_draft))
+    return Case(rejection, batch, (sampling, of_draft))

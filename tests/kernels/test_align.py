@@ -11,8 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastdraft.kernels import fused, reference
-from fastdraft.kernels.operands import Aligned, Head, Scan, Texts, Trees
+from fastdraft.kernels import config
+from fastdraft.kernels.align import launch, plain
+from fastdraft.kernels.operands import Aligned, Head, Scan, Texts, Trees, width_beside_head
 from oracles.align import Tree, align
 
 VOCABULARY = 5
@@ -123,9 +124,9 @@ def operands(held, rows, sampled, *, dtype=torch.int32, stride=LONGEST, longest=
 def both(given_operands, lookahead, *, scan=SCAN, padding=None, dtype=torch.int64, head=None):
     """What the kernel and the reference write, over what stood there before."""
     found = []
-    width = 3 + TAIL + (1 + 2 * lookahead if head else 0)
+    width = 3 + TAIL + (width_beside_head(lookahead) if head else 0)
     rows = len(given_operands[2])
-    for kernels in (fused, reference):
+    for version in (launch, plain):
         output = Aligned(
             torch.full((rows, lookahead), 77, dtype=dtype),
             torch.full((rows, lookahead), math.nan),
@@ -134,7 +135,7 @@ def both(given_operands, lookahead, *, scan=SCAN, padding=None, dtype=torch.int6
         )
         limits = Scan(torch.tensor(CHANCES), **scan)
         options = limits, VOCABULARY, padding, output, head
-        assert kernels.align(*given_operands, *options) is output
+        assert version(*given_operands, *options) is output
         found.append(output)
     return found
 
@@ -297,7 +298,7 @@ def test_a_large_batch_in_any_order():
 
 
 def test_a_window_of_several_blocks(monkeypatch):
-    monkeypatch.setattr(fused.align.__globals__["config"], "_SCANNED", 4)
+    monkeypatch.setattr(config, "_SCANNED", 4)
     for window in (3, 7, 20):
         scan = {**SCAN, "window": window}
         held = [

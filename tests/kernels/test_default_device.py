@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from adversarial import assert_same, odd_rows, offsets_of, tree_parents
 
-from fastdraft.kernels import fused
+from fastdraft.kernels import greedy, sampled, trees
 from fastdraft.kernels.operands import Batch, Sampling, Warpers
 
 LENGTHS = [2, 1]
@@ -25,14 +25,14 @@ def test_results_are_where_the_logits_are():
     sampling = Sampling(Warpers(torch.full((2,), 0.8)), torch.arange(2), torch.arange(2))
 
     def verified():
-        greedy = fused.verify_greedy(Batch(*operands, max_draft=2, parents=parents))
-        sampled = fused.verify_sampled(Batch(*operands, max_draft=2, logprobs=True), sampling)
-        return greedy, sampled
+        return (
+            greedy.launch(Batch(*operands, max_draft=2, parents=parents)),
+            sampled.launch(Batch(*operands, max_draft=2, logprobs=True), sampling),
+        )
 
     def layout():
-        depths = fused.tree_depths(parents, operands[2], max_draft=2)
-        mask = fused.tree_attention_mask(parents, operands[2], max_draft=2)
-        return depths, mask, fused.compaction_indices(verified()[0].path)
+        mask = trees.launch(parents, operands[2], max_draft=2)
+        return mask, trees.compaction_indices(verified()[0].path)
 
     expected, expected_layout = verified(), layout()
     with torch.device("meta"):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from adversarial import DTYPES, LENGTHS, allowed_bits, in_layout, odd_rows, offsets_of, workspace_of
 
-from fastdraft.kernels import fused, reference
+from fastdraft.kernels import greedy, sampled
 from fastdraft.kernels.operands import Batch, Sampling, Warpers
 from fastdraft.kernels.workspace import BUFFERS
 
@@ -35,11 +35,11 @@ def sampling_of(filters=()):
 def check(batch, sampling, **options):
     """Runs the kernels, with other options of the batch, and the reference."""
     if sampling is None:
-        expected = reference.verify_greedy(batch).likeliest
-        got = fused.verify_greedy(batch._replace(**options)).likeliest
+        expected = greedy.plain(batch).likeliest
+        got = greedy.launch(batch._replace(**options)).likeliest
     else:
-        expected = reference.verify_sampled(batch, sampling).likeliest
-        got = fused.verify_sampled(batch._replace(**options), sampling).likeliest
+        expected = sampled.plain(batch, sampling).likeliest
+        got = sampled.launch(batch._replace(**options), sampling).likeliest
     assert got.token_ids.dtype == expected.token_ids.dtype == torch.int32
     assert got.token_ids.tolist() == expected.token_ids.tolist()
     assert got.probabilities.dtype == torch.float32
@@ -77,7 +77,7 @@ def test_a_workspace_is_left_as_it_was():
 def test_rows_of_no_request_have_none():
     batch = batch_of(40, torch.float32, seed=0)
     batch = batch._replace(logits=torch.zeros(len(batch.logits) + 2, 40))
-    found = fused.verify_greedy(batch).likeliest
+    found = greedy.launch(batch).likeliest
     assert (found.token_ids[-2:] == -1).all()
     assert (found.probabilities[-2:] == 0).all()
     assert (found.token_ids[:-2] == torch.arange(8)).all()

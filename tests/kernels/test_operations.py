@@ -27,8 +27,7 @@ from cases import (
 )
 
 from fastdraft.errors import InvalidValueError
-from fastdraft.kernels import fused
-from fastdraft.kernels.fused import config
+from fastdraft.kernels import config, greedy, rejection, sampled
 from fastdraft.kernels.operands import Batch, DraftDistribution, Sampling, Warpers
 from fastdraft.kernels.workspace import BUFFERS, Workspace
 
@@ -77,7 +76,7 @@ def test_logprobs_are_the_reference(dtype, masked):
     if dtype == torch.float16 and masked:
         case.check(raw_logprobs=False)
         case.check(logprobs=False)
-    Case("verify_greedy", case.batch).check()
+    Case(greedy, case.batch).check()
 
 
 @pytest.mark.parametrize(
@@ -98,7 +97,7 @@ def test_filtered_is_the_reference(dtype, filters, tree):
 @pytest.mark.parametrize("filters", [(), ("top_k",), ("top_p", "min_p")], ids=str)
 def test_rows_without_drafts_are_the_reference(dtype, filters):
     case = sampled_case([0] * 8, 1500, dtype, seed=9, filters=filters)
-    for each in (case, Case("verify_greedy", case.batch)):
+    for each in (case, Case(greedy, case.batch)):
         got = each.check(likeliest=3)
         assert torch.equal(got.likeliest.token_ids, each.expected(likeliest=3).likeliest.token_ids)
         assert each.run().likeliest is None
@@ -152,7 +151,7 @@ def test_requests_without_a_draft(form):
     batch = Batch(Random(0).normal(3, 1400), torch.empty(0).long(), torch.zeros(4).long(), 0)
     sampling = Sampling(Warpers(torch.tensor([0.7, 1.0, 1.0])), *torch.arange(6).view(2, 3))
     nothing = DraftDistribution(torch.empty(0, 1400), is_logits=form == "draft_logits")
-    Case("verify_rejection", batch, (sampling, nothing)).check()
+    Case(rejection, batch, (sampling, nothing)).check()
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -322,15 +321,15 @@ def test_a_seed_has_its_tokens_with_any_draft_and_anywhere():
     for slot in range(length + 1):  # token by token, without drafts
         none = torch.tensor([], dtype=torch.int64), torch.tensor([0, 0])
         step = Batch(logits[slot : slot + 1], *none, max_draft=0)
-        emitted = fused.verify_sampled(step, one._replace(positions=one.positions + slot))
+        emitted = sampled.launch(step, one._replace(positions=one.positions + slot))
         tokens.append(int(emitted.token_ids))
     whole = Batch(logits, torch.tensor(tokens[:length]), offsets, max_draft=length)
-    assert fused.verify_sampled(whole, one).token_ids.tolist() == [tokens]
+    assert sampled.launch(whole, one).token_ids.tolist() == [tokens]
     # Behind another request, with a tree whose second branch is the right one.
     ids = torch.tensor([*tokens[:3], vocabulary, tokens[0], *tokens[1:length]])
     parents = torch.tensor([-1, 0, 1, -1, -1, 1, 2, 3, 4, 5])
     rows = torch.cat([logits[:4], logits[:1], logits[:1], logits[1:]])
     both = Batch(rows, ids, torch.tensor([0, 3, 10]), max_draft=7, parents=parents)
-    emitted = fused.verify_sampled(both, one.of(torch.tensor([0, 0])))
+    emitted = sampled.launch(both, one.of(torch.tensor([0, 0])))
     assert emitted.token_ids[0, :4].tolist() == tokens[:4]
     assert emitted.token_ids[1, : length + 1].tolist() == tokens

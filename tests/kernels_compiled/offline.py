@@ -80,6 +80,12 @@ class Specialisation:
         logits = self.signature.get("logits", ("",))
         return {"*bf16": 2, "*fp16": 2, "*fp32": 4}.get(logits[0])
 
+    @property
+    def leaves_statistics(self) -> bool:
+        """Whether it makes row statistics, or has no choice."""
+        names = self.kernel.arg_names
+        return "STATISTICS" not in names or self.constants[names.index("STATISTICS"),] is True
+
     def compile(self, target: GPUTarget) -> CompiledKernel:
         source = ASTSource(self.kernel, self.signature, self.constants, self.attributes)
         with active(target), triton.knobs.cache.scope(), TemporaryDirectory() as cache:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from fastdraft.kernels.filters import weigh_rows
 from fastdraft.kernels.operands import Warpers
-from fastdraft.kernels.reference.sampling import weigh_rows
 from fastdraft.verification import verify_sampled
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastdraft.errors import InvalidValueError
-from fastdraft.kernels import reference
+from fastdraft.kernels import chunks
 from fastdraft.verification import (
     Status,
     Workspace,
@@ -154,7 +154,7 @@ def test_greedy_requests_among_sampled_ones_have_unfiltered_logprobs():
         positions=torch.arange(5),
         logprobs=True,
     )
-    request, _ = reference.acceptance.rows_of(len(logits), offsets)
+    request, _ = chunks.rows_of(len(logits), offsets)
     distribution = filtered(logits, temperature=0.7, top_k=3, top_p=0.5, min_p=0.3)
     greedy = (temperature == 0)[request][:, None]
     distribution = torch.where(greedy, logits.double().log_softmax(-1), distribution)
@@ -187,7 +187,7 @@ def test_logprobs_of_more_rows_than_a_slab(monkeypatch):
         "raw_logprobs": True,
     }
     whole = verify_sampled(logits, ids, offsets, **options)
-    monkeypatch.setitem(reference.sampling._SLAB, "cpu", 3 * V)
+    monkeypatch.setitem(chunks._SLAB, "cpu", 3 * V)
     parts = verify_sampled(logits, ids, offsets, **options)
     for name in ("token_ids", "status", "logprobs", "raw_logprobs"):
         assert torch.equal(getattr(parts, name).nan_to_num(), getattr(whole, name).nan_to_num())

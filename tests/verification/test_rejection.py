@@ -23,9 +23,8 @@ from test_verification import (
 )
 
 from fastdraft.errors import InvalidValueError
-from fastdraft.kernels import operands, reference
+from fastdraft.kernels import operands, rejection
 from fastdraft.kernels.operands import DraftDistribution, Sampling, Warpers
-from fastdraft.kernels.reference import sampling
 from fastdraft.verification import (
     Status,
     verify_greedy,
@@ -48,7 +47,7 @@ def softmax_oracle(row):
 
 
 def race_oracle(weights, seed, position, chunk_stream, token_stream):
-    width = sampling.CHUNK
+    width = operands.CHUNK
     chunks = [weights[start : start + width] for start in range(0, len(weights), width)]
     race = [
         sum(chunk) / noise_oracle(seed, position, chunk_stream, c) for c, chunk in enumerate(chunks)
@@ -143,10 +142,10 @@ def test_rejection_is_the_oracle(lengths, vocabulary, chunk, as_logits, odd, dat
     distribution = torch.tensor(flat, dtype=torch.float64).reshape(-1, vocabulary)
     draft_ids, offsets = ragged(drafts)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sampling, "CHUNK", chunk)
+        patch.setattr(operands, "CHUNK", chunk)
         # Not through the checked entry, which refuses the odd distributions: on a device they come
         # through.
-        emitted = reference.verify_rejection(
+        emitted = rejection.plain(
             operands.Batch(
                 torch.tensor([row for request in logits for row in request], dtype=torch.float64),
                 draft_ids,
@@ -383,7 +382,7 @@ def test_a_residual_of_nothing_gives_the_targets_distribution():
 def test_a_draft_token_without_a_distribution_leaves_the_targets_alone(form, distribution):
     n = 20_000
     logits = torch.tensor([[1.0, 0.0, -1.0], [0.0, 0.0, 0.0]])
-    emitted = reference.verify_rejection(
+    emitted = rejection.plain(
         operands.Batch(
             logits.repeat(n, 1), torch.ones(n, dtype=torch.int64), torch.arange(n + 1), 1
         ),

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastdraft.errors import InvalidValueError
-from fastdraft.kernels import reference
+from fastdraft.kernels import chunks, greedy, noise, operands, trees
+from fastdraft.kernels import sampled as sampled_kernel
+from fastdraft.kernels.filters import weigh
 from fastdraft.kernels.operands import Batch, Warpers
-from fastdraft.kernels.reference import acceptance, sampling
 from fastdraft.verification import (
     Status,
     Verified,
@@ -85,7 +86,7 @@ def draw_oracle(row, seed, position, temperature=1.0, top_k=0, top_p=1.0, min_p=
     if temperature == 0 or any(math.isnan(x) or x == INF for x in row) or max(row) == -INF:
         return argmax_oracle(row)
     weights = weights_oracle(row, temperature, top_k, top_p, min_p)
-    width = sampling.CHUNK
+    width = operands.CHUNK
     chunks = [weights[start : start + width] for start in range(0, len(row), width)]
     race = [sum(chunk) / noise_oracle(seed, position, 1, c) for c, chunk in enumerate(chunks)]
     best = race.index(max(race))
@@ -188,19 +189,19 @@ def check_padding(verified):
     ],
 )
 def test_philox_known_answers(counter, key, words):
-    result = reference.philox(tuple(map(torch.tensor, counter)), tuple(map(torch.tensor, key)))
+    result = noise.philox(tuple(map(torch.tensor, counter)), tuple(map(torch.tensor, key)))
     assert tuple(map(int, result)) == words
     assert philox_oracle(counter, key) == words
 
 
 def test_exponential_keeps_both_tails():
     words = torch.tensor([0, 1, 2**32 - 1])
-    smallest, _, _ = reference.exponential(torch.zeros(3, dtype=torch.int64), words).tolist()
+    smallest, _, _ = noise.exponential(torch.zeros(3, dtype=torch.int64), words).tolist()
     assert smallest == pytest.approx(2.0**-65, rel=1e-12, abs=0)
-    largest = reference.exponential(torch.full((3,), 2**32 - 1), words)
+    largest = noise.exponential(torch.full((3,), 2**32 - 1), words)
     assert largest.isfinite().all()
     assert float(largest[2]) == pytest.approx(53 * math.log(2), rel=1e-12)
-    half = reference.exponential(torch.tensor([2**31]), torch.tensor([0]))
+    half = noise.exponential(torch.tensor([2**31]), torch.tensor([0]))
     assert float(half) == pytest.approx(math.log(2), rel=1e-12)
 
 
@@ -211,10 +212,10 @@ def test_exponential_keeps_both_tails():
     stream=st.integers(0, 3),
 )
 def test_noise_is_the_documented_one(seed, position, index, stream):
-    noise = reference.exponential_noise(
+    value = noise.exponential_noise(
         torch.tensor([seed]), torch.tensor([position]), torch.tensor([index]), stream=stream
     )
-    assert float(noise) == pytest.approx(noise_oracle(seed, position, stream, index), rel=1e-12)
+    assert float(value) == pytest.approx(noise_oracle(seed, position, stream, index), rel=1e-12)
 
 
 # Ragged batches against the oracles.
@@ -286,7 +287,7 @@ def test_sampled_is_the_oracle(batch, hit, chunk, data):
     seeds = each(st.integers(-(2**63), 2**63 - 1))
     positions = each(st.integers(0, 2**62))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sampling, "CHUNK", chunk)
+        patch.setattr(operands, "CHUNK", chunk)
         # float32 options, as verification takes them
         exact = [float(np.float32(t)) for t in temperature]
         tokens = [
@@ -452,9 +453,9 @@ VOCABULARIES = [2, 3, 1000, 1023, 1024, 1025, 2047, 2048, 4099, 49152, 50257]
 
 @pytest.mark.parametrize("vocabulary", [*VOCABULARIES, 151936, 300000])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("few", [0, acceptance._FEW])
+@pytest.mark.parametrize("few", [0, greedy._FEW])
 def test_greedy_is_argmax_for_any_vocabulary(vocabulary, dtype, few, monkeypatch):
-    monkeypatch.setattr(acceptance, "_FEW", few)
+    monkeypatch.setattr(greedy, "_FEW", few)
     torch.manual_seed(vocabulary)
     rows = 3
     # Few distinct values, so that nearly every maximum is a tie.
@@ -527,14 +528,14 @@ def test_rows_may_have_any_stride(dtype):
 def kept(logits, **options):
     """The tokens of each row that have a weight, and the weights."""
     rows = len(logits)
-    x = sampling.chunked(logits.to(torch.promote_types(logits.dtype, torch.float32)))
+    x = chunks.chunked(logits.to(torch.promote_types(logits.dtype, torch.float32)))
     full = {
         "temperature": torch.full((rows,), float(options.get("temperature", 1.0))),
         "top_k": torch.full((rows,), options["top_k"]) if "top_k" in options else None,
         "top_p": torch.full((rows,), float(options["top_p"])) if "top_p" in options else None,
         "min_p": torch.full((rows,), float(options["min_p"])) if "min_p" in options else None,
     }
-    weights = reference.weigh(x, maximum=x.amax((-1, -2)), warpers=Warpers(**full))
+    weights = weigh(x, maximum=x.amax((-1, -2)), warpers=Warpers(**full))
     return weights.flatten(1)[:, : logits.shape[1]]
 
 
@@ -776,7 +777,7 @@ def test_requests_of_a_large_batch_are_drawn_alone():
     # More rows than one slab holds, each request with options of its own.
     torch.manual_seed(5)
     requests, vocabulary = 1200, 1100
-    assert requests * vocabulary > sampling._SLAB["cpu"]
+    assert requests * vocabulary > chunks._SLAB["cpu"]
     logits = torch.randn(requests, vocabulary) * 3
     seeds, positions = torch.arange(requests) - 7, torch.arange(requests) * 3
     options = {
@@ -824,23 +825,19 @@ def device(shape, dtype=torch.float32):
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-class Launches:
+def launch(batch, sampling=None):
     """Stands for kernels that read nothing back, with results of the right shapes."""
-
-    def verify_greedy(self, batch):
-        assert all(each.is_meta for each in batch if isinstance(each, torch.Tensor))
-        ids = device((batch.requests, batch.max_draft + 1), torch.int32)
-        path = None if batch.parents is None else ids[:, 1:]
-        return Verified(ids, ids[:, 0], ids[:, 0], path, None, None)
-
-    def verify_sampled(self, batch, sampling):
-        drawn_by = *sampling.warpers, *sampling[1:]
-        assert all(each.is_meta for each in drawn_by if each is not None)
-        return self.verify_greedy(batch)
+    drawn_by = () if sampling is None else (*sampling.warpers, *sampling[1:])
+    given = [*batch, *drawn_by]
+    assert all(each.is_meta for each in given if isinstance(each, torch.Tensor))
+    ids = device((batch.requests, batch.max_draft + 1), torch.int32)
+    path = None if batch.parents is None else ids[:, 1:]
+    return Verified(ids, ids[:, 0], ids[:, 0], path, None, None)
 
 
 def test_no_value_on_a_device_is_read_back(monkeypatch):
-    monkeypatch.setattr("fastdraft.verification.verify.kernels_for", lambda _: Launches())
+    for module in (greedy, sampled_kernel):
+        monkeypatch.setattr(module, "verify", launch)
     batch = (device((9, 5000)), device(6, torch.int32), device(4, torch.int32))
     verified = verify_sampled(
         *batch,
@@ -882,7 +879,7 @@ def test_no_parent_is_read_out_of_bounds(data, sizes):
     max_draft = data.draw(st.integers(0, 7))
     logits = torch.tensor([data.draw(st.integers(0, 1)) for _ in range(sum(sizes) + len(sizes))])
     logits = torch.nn.functional.one_hot(logits, 2).float()
-    emitted = reference.verify_greedy(Batch(logits, ids, offsets, max_draft, parents))
+    emitted = greedy.plain(Batch(logits, ids, offsets, max_draft, parents))
     token_ids, lengths, status, path, *_ = emitted
     check_padding(emitted)
     assert (token_ids < 2).all()
@@ -891,7 +888,7 @@ def test_no_parent_is_read_out_of_bounds(data, sizes):
     accepted = (path >= 0).sum(1)
     assert torch.equal(accepted, lengths - 1)
     assert (path < torch.tensor(sizes)[:, None]).all()
-    depths = reference.tree_depths(parents, offsets, max_draft=max_draft)
+    depths = trees.depths(parents, offsets, max_draft=max_draft)
     assert ((depths >= 0) & (depths <= torch.arange(max_draft + 1))).all()
 
 
@@ -975,11 +972,11 @@ GOOD = {
     ],
 )
 def test_errors_name_the_value(change, message):
-    operands = {**GOOD, **change}
-    batch = [operands.pop(name) for name in ("logits", "draft_ids", "offsets")]
+    given = {**GOOD, **change}
+    batch = [given.pop(name) for name in ("logits", "draft_ids", "offsets")]
     with pytest.raises(InvalidValueError, match=message):
-        verify_sampled(*batch, **operands)
-    shared = {name: operands[name] for name in ("parents", "max_draft") if name in change}
+        verify_sampled(*batch, **given)
+    shared = {name: given[name] for name in ("parents", "max_draft") if name in change}
     if shared or any(name in ("logits", "draft_ids", "offsets") for name in change):
         with pytest.raises(InvalidValueError, match=message):
             verify_greedy(*batch, **shared)

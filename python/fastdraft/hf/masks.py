@@ -274,7 +274,7 @@ class Masks:
 
         Returns:
             For each kind of layer (rows, 1, width, 3), `seen` of
-            `fastdraft.kernels.reference.attention`; `by_kind` makes the mask of them.
+            `fastdraft.kernels.attention`; `by_kind` makes the mask of them.
         """
         starts = np.broadcast_to(lengths[:, None], depths.shape)
         width = depths.shape[1]

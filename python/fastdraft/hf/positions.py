@@ -38,7 +38,7 @@ from transformers.generation.stopping_criteria import (
 from fastdraft.errors import InvalidValueError
 from fastdraft.hf.grammar import Grammar
 from fastdraft.hf.kv_cache import on_device
-from fastdraft.kernels import reference
+from fastdraft.kernels.filters import warp
 from fastdraft.kernels.operands import Warpers
 
 __all__ = ["PositionCriteria", "PositionProcessors", "Positions", "Warping"]
@@ -142,7 +142,7 @@ class Warping:
         """The scores (positions, vocabulary) after the warpers."""
         if self == Warping():
             return scores
-        return reference.warp(scores, Warpers(**self.of_rows(len(scores), scores.device)))
+        return warp(scores, Warpers(**self.of_rows(len(scores), scores.device)))
 
     def of_rows(self, rows: int, device: torch.device) -> dict[str, Any]:
         """The options of verification, as tensors (rows,) where they do something."""

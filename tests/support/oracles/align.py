@@ -61,7 +61,7 @@ def align(
     window: int,
     reach: int,
 ) -> list[tuple[int, float]]:
-    """At most `most` tokens, each with its chance; as kernels/reference/align.py defines it."""
+    """At most `most` tokens, each with its chance; as kernels/align.py defines it."""
     grown = len(text) - tree.base if tree is not None else -1
     if tree is None or not tree.token_ids or not 0 <= tree.base <= len(text) or grown > reach:
         tree = None
