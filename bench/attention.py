@@ -88,14 +88,8 @@ class Operands:
 
 
 def by_lengths(operands: Operands) -> Call:
-    return functools.partial(
-        attention.launch,
-        operands.query,
-        operands.keys,
-        operands.values,
-        operands.seen,
-        scale=operands.scale,
-    )
+    attended = attention.Operands(operands.query, operands.keys, operands.values, operands.scale)
+    return functools.partial(attention.launch, attended, operands.seen)
 
 
 def masked(operands: Operands) -> Call:
@@ -165,9 +159,8 @@ def exact(operands: Operands) -> Tensor:
         query, keys, values = (
             tensor[each].double() for tensor in (operands.query, operands.keys, operands.values)
         )
-        found.append(
-            attention.plain(query, keys, values, operands.seen[each], scale=operands.scale)
-        )
+        attended = attention.Operands(query, keys, values, operands.scale)
+        found.append(attention.plain(attended, operands.seen[each]))
     return torch.cat(found)
 
 

@@ -37,54 +37,28 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fastdraft.kernels import config, language
 from fastdraft.kernels.language import jit, next_power_of_2, tl
-from fastdraft.kernels.operands import Aligned, Head, Scan, Texts, Trees, width_beside_head
+from fastdraft.kernels.operands import Aligned, Alignment, Scan, width_beside_head
 
 # Tokens, each with its chance if those before it are right.
 _Draft = list[tuple[int, float]]
 
 
-def align(
-    texts: Texts,
-    trees: Trees,
-    idx_mapping: Tensor,
-    num_sampled: Tensor,
-    scan: Scan,
-    vocabulary: int,
-    padding: int | None,
-    output: Aligned,
-    head: Head | None = None,
-) -> Aligned:
+def align(batch: Alignment, output: Aligned) -> Aligned:
     """Writes a draft for each row of a batch into `output`, and returns it.
-
-    idx_mapping: integer (rows,), each row's place in `texts` and `trees`; a row whose place
-        is outside drafts nothing, and is padded with 0 where `padding` is None.
-    num_sampled: integer (rows,); a row with 0 drafts nothing.
-    vocabulary: a draft ends before the first token outside [0, vocabulary).
-    padding: what stands after each draft's end; None for the text's last token.
 
     O(rows * ((reach + lookahead) * nodes + window * longest match)). Where there is a kernel, one
     launch, and no value is read back.
     """
-    version = launch if language.has_kernels(texts.token_ids) else plain
-    return version(texts, trees, idx_mapping, num_sampled, scan, vocabulary, padding, output, head)
+    version = launch if language.has_kernels(batch.texts.token_ids) else plain
+    return version(batch, output)
 
 
-def plain(
-    texts: Texts,
-    trees: Trees,
-    idx_mapping: Tensor,
-    num_sampled: Tensor,
-    scan: Scan,
-    vocabulary: int,
-    padding: int | None,
-    output: Aligned,
-    head: Head | None = None,
-) -> Aligned:
+def plain(batch: Alignment, output: Aligned) -> Aligned:
     """The definition, row by row: it reads the operands back."""
+    texts, trees, idx_mapping, num_sampled, scan, vocabulary, padding, head = batch
     token_ids, lengths, numbers, limits = (each.numpy(force=True) for each in texts)
     bases, counts, *nodes, tree_numbers = (each.numpy(force=True) for each in trees)
     chances = scan.probabilities.tolist()
@@ -423,18 +397,9 @@ def align_kernel(
     tl.store(end + WIDTH - TAIL + lane, tail, mask=lane < TAIL)
 
 
-def launch(
-    texts: Texts,
-    trees: Trees,
-    idx_mapping: Tensor,
-    num_sampled: Tensor,
-    scan: Scan,
-    vocabulary: int,
-    padding: int | None,
-    output: Aligned,
-    head: Head | None = None,
-) -> Aligned:
-    """The reference's `launch`, in one launch."""
+def launch(batch: Alignment, output: Aligned) -> Aligned:
+    """The same in one launch."""
+    texts, trees, idx_mapping, num_sampled, scan, vocabulary, padding, head = batch
     places, longest = texts.token_ids.shape
     nodes = trees.token_ids.shape[1]
     lookahead = output.token_ids.shape[1]

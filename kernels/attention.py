@@ -24,6 +24,8 @@ beyond windows nothing is read.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -34,50 +36,44 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 SEEN = tl.constexpr(3)  # numbers a query
 
 
-def cached_attention(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    seen: Tensor,
-    *,
-    scale: float,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-) -> Tensor:
-    """The softmax of the scores times the values, (rows, width, heads, value size).
+class Operands(NamedTuple):
+    """What attends to what.
 
     query: (rows, heads, width, head size), at most 64 wide; keys and values: (rows, key heads,
         columns, head or value size); consecutive query heads share a key head,
         heads / key heads each.
     scale: of query times key. softcap: s becomes softcap * tanh(s / softcap) of such a score.
     sinks: (heads,), the score of one more key of each head, whose value is zero.
+    """
+
+    query: Tensor
+    keys: Tensor
+    values: Tensor
+    scale: float
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+
+def cached_attention(operands: Operands, seen: Tensor) -> Tensor:
+    """The softmax of the scores times the values, (rows, width, heads, value size).
 
     O(rows * heads * width * columns * size), in float32 (float64 of float64). Heads of more than
     256 values have no kernel.
     """
-    largest = max(query.shape[3], values.shape[3])
-    is_served = language.has_kernels(query) and largest <= config.LARGEST_HEAD
-    version = launch if is_served else plain
-    return version(query, keys, values, seen, scale=scale, softcap=softcap, sinks=sinks)
+    largest = max(operands.query.shape[3], operands.values.shape[3])
+    is_served = language.has_kernels(operands.query) and largest <= config.LARGEST_HEAD
+    return launch(operands, seen) if is_served else plain(operands, seen)
 
 
-def plain(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    seen: Tensor,
-    *,
-    scale: float,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-) -> Tensor:
+def plain(operands: Operands, seen: Tensor) -> Tensor:
     """The definition. A CPU reads how far the text goes, and leaves out the columns behind it."""
+    query, keys, values = operands[:3]
     width = query.shape[2]
     if query.device.type == "cpu":
         used = int(seen[..., 0].max()) + width
         keys, values = keys[:, :, :used], values[:, :, :used]
     visible = visible_columns(seen, keys.shape[2])
-    attended = attention(query, keys, values, visible, scale=scale, softcap=softcap, sinks=sinks)
+    attended = attention(operands._replace(keys=keys, values=values), visible)
     return attended.transpose(1, 2).contiguous()
 
 
@@ -91,20 +87,12 @@ def visible_columns(seen: Tensor, columns: int) -> Tensor:
     return torch.where(token < start, token >= first, bit.bool())
 
 
-def attention(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    visible: Tensor,
-    *,
-    scale: float,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-) -> Tensor:
+def attention(operands: Operands, visible: Tensor) -> Tensor:
     """`cached_attention` with a mask, bool (rows or 1, 1, width, columns).
 
     Returns (rows, heads, width, value size).
     """
+    query, keys, values, scale, softcap, sinks = operands
     rows, heads, width, size = query.shape
     key_heads, columns, value_size = keys.shape[1], keys.shape[2], values.shape[3]
     exact = torch.promote_types(query.dtype, torch.float32)
@@ -284,21 +272,13 @@ def combine_kernel(
     tl.store(output + place, attended, mask=size < VALUE_SIZE)
 
 
-def launch(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    seen: Tensor,
-    *,
-    scale: float,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-) -> Tensor:
-    """The reference's `launch`, in one launch or two.
+def launch(operands: Operands, seen: Tensor) -> Tensor:
+    """The same, in one launch or two.
 
     Allocates the result and, in two launches, the parts; nothing depends on what is in a tensor, so
-    it can be captured in a CUDA graph. Heads of more than 256 values take the reference.
+    it can be captured in a CUDA graph.
     """
+    query, keys, values, scale, softcap, sinks = operands
     rows, heads, width, size = query.shape
     key_heads, columns, value_size = keys.shape[1], keys.shape[2], values.shape[3]
     query, keys, values = (

@@ -244,6 +244,28 @@ class Head(NamedTuple):
     first: Tensor
 
 
+class Alignment(NamedTuple):
+    """A batch to draft for.
+
+    idx_mapping: integer (rows,), each row's place in `texts` and `trees`; a row whose place is
+        outside drafts nothing, and is padded with 0 where `padding` is None.
+    num_sampled: integer (rows,), the tokens that each row has just emitted; one with 0 drafts
+        nothing.
+    vocabulary: a draft ends before the first token outside [0, vocabulary).
+    padding: what stands after each draft's end; None for the text's last token.
+    head: the drafts of a head, of which a row takes the better one; None without a head.
+    """
+
+    texts: Texts
+    trees: Trees
+    idx_mapping: Tensor
+    num_sampled: Tensor
+    scan: Scan
+    vocabulary: int
+    padding: int | None
+    head: Head | None = None
+
+
 class Aligned(NamedTuple):
     """The drafts of a batch.
 

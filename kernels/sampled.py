@@ -245,7 +245,8 @@ def sampled_kernel(
     STATISTICS: tl.constexpr,
     C,
 ):
-    """What is emitted, from row statistics; STATISTICS: which this launch leaves."""
+    """What is emitted, from row statistics. STATISTICS: this launch leaves them; without output
+    nothing else."""
     program = tl.program_id(0)
     drafts = grid.Drafts(draft_ids, parents, offsets, rows, requests, drafted, max_draft)
     draws = grid.Draws(temperature, seeds, positions)
@@ -260,7 +261,9 @@ def sampled_kernel(
         statistics.leave_logits(
             place, logits, allowed, heat, program % programs, tiles, scratch, C.CHUNKS, C.ALLOWED
         )
-        if grid.last_to_arrive(scratch.row_arrivals + place.row, programs, C.WAIT):
+        if output is not None and grid.last_to_arrive(
+            scratch.row_arrivals + place.row, programs, C.WAIT
+        ):
             _finish_row(place, logits, allowed, drafts, draws, scratch, output, GREEDY, C)
     else:
         _finish_row(place, logits, allowed, drafts, draws, scratch, output, GREEDY, C)
@@ -280,7 +283,7 @@ def launch(batch: Batch, sampling: Sampling) -> Verified:
     scratch = Scratch.take(
         batch, *filters.BUFFERS, "chunk_maximum", "chunk_sum", "row_results", "request_arrivals"
     )
-    statistics.row_statistics(batch, warpers.temperature, scratch)
+    leave_statistics(batch, warpers.temperature, scratch)
     found = likeliest.launch(batch, sampling, scratch)
     filters.launch(batch, warpers, scratch)
     grid.run(
@@ -323,3 +326,23 @@ def launch_once(batch: Batch, sampling: Sampling | None) -> Verified:
         STATISTICS=True,
     )
     return output._replace(likeliest=likeliest.launch(batch, sampling, scratch))
+
+
+def leave_statistics(batch: Batch, temperature: Tensor, scratch: Scratch) -> None:
+    """Leaves the statistics of all rows that count in scratch, whatever of them it has room for.
+
+    temperature: float32 (requests,); 0 counts as 1. One launch.
+    """
+    grid.run(
+        sampled_kernel,
+        len(batch.logits),
+        batch,
+        split=config.split_chunks(*batch.logits.shape),
+        scratch=scratch,
+        output=None,
+        temperature=temperature,
+        seeds=batch.offsets,
+        positions=batch.offsets,
+        GREEDY=False,
+        STATISTICS=True,
+    )

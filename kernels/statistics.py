@@ -9,12 +9,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from torch import Tensor
-
-from fastdraft.kernels import config, grid, workspace
+from fastdraft.kernels import grid, workspace
 from fastdraft.kernels.language import jit, tl
-from fastdraft.kernels.operands import Batch
-from fastdraft.kernels.workspace import Scratch
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 # What is no candidate in a race: below every key.
@@ -202,49 +198,3 @@ def log_raw(place, logits, token, scratch, BLOCK: tl.constexpr):
     _, key, weights = totals(raw, LOG2_E, logits, BLOCK)
     at = grid.values_of(logits, place.row) + token.to(tl.int64) * logits.token_stride
     return tl.load(at).to(tl.float32) - grid.value_of(key) - tl.log(tl.sum(weights))
-
-
-@jit(do_not_specialize=grid.PER_BATCH, do_not_specialize_on_alignment=grid.ANY_ALIGNMENT)
-def statistics_kernel(
-    logits,
-    scratch,
-    draft_ids,
-    parents,
-    offsets,
-    allowed,
-    allowed_stride,
-    temperature,
-    rows,
-    requests,
-    drafted,
-    max_draft,
-    programs,
-    tiles,
-    C,
-):
-    """Row statistics, left for another launch."""
-    program = tl.program_id(0)
-    drafts = grid.Drafts(draft_ids, parents, offsets, rows, requests, drafted, max_draft)
-    place, used = grid.locate(program // programs, drafts, C.REQUESTS)
-    if not used:
-        return
-    leave_logits(
-        place, logits, allowed + place.row.to(tl.int64) * allowed_stride,
-        tl.load(temperature + place.request), program % programs, tiles, scratch,
-        C.CHUNKS, C.ALLOWED,
-    )  # fmt: skip
-
-
-def row_statistics(batch: Batch, temperature: Tensor, scratch: Scratch) -> None:
-    """Leaves the statistics of all rows that count in scratch, whatever of them it has room for.
-
-    temperature: float32 (requests,); 0 counts as 1. One launch.
-    """
-    grid.run(
-        statistics_kernel,
-        len(batch.logits),
-        batch,
-        split=config.split_chunks(*batch.logits.shape),
-        scratch=scratch,
-        temperature=temperature,
-    )

@@ -20,7 +20,15 @@ from torch import Tensor
 
 from fastdraft.errors import InvalidValueError
 from fastdraft.kernels.align import align
-from fastdraft.kernels.operands import Aligned, Head, Scan, Texts, Trees, width_beside_head
+from fastdraft.kernels.operands import (
+    Aligned,
+    Alignment,
+    Head,
+    Scan,
+    Texts,
+    Trees,
+    width_beside_head,
+)
 from fastdraft.verification.checks import INTEGER_TYPES, check_tensor
 
 __all__ = ["Aligned", "Aligner", "Head", "Texts", "Trees"]
@@ -142,7 +150,7 @@ class Aligner:
         output = Aligned(*(each[:rows] for each in self._output))
         if not rows:
             return output
-        return align(
+        batch = Alignment(
             texts,
             trees,
             idx_mapping,
@@ -150,9 +158,9 @@ class Aligner:
             self._scan,
             self._vocabulary,
             self._padding,
-            output,
             head,
         )
+        return align(batch, output)
 
     def _check(
         self,

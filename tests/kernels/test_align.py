@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 
 from fastdraft.kernels import config
 from fastdraft.kernels.align import launch, plain
-from fastdraft.kernels.operands import Aligned, Head, Scan, Texts, Trees, width_beside_head
+from fastdraft.kernels.operands import (
+    Aligned,
+    Alignment,
+    Head,
+    Scan,
+    Texts,
+    Trees,
+    width_beside_head,
+)
 from oracles.align import Tree, align
 
 VOCABULARY = 5
@@ -134,8 +142,8 @@ def both(given_operands, lookahead, *, scan=SCAN, padding=None, dtype=torch.int6
             torch.full((rows, width), -5, dtype=torch.int32),
         )
         limits = Scan(torch.tensor(CHANCES), **scan)
-        options = limits, VOCABULARY, padding, output, head
-        assert version(*given_operands, *options) is output
+        batch = Alignment(*given_operands, limits, VOCABULARY, padding, head)
+        assert version(batch, output) is output
         found.append(output)
     return found
 

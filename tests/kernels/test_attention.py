@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fastdraft import hf
 from fastdraft.kernels import attention, config, language
-from fastdraft.kernels.attention import cached_attention, launch, plain
+from fastdraft.kernels.attention import Operands, cached_attention, launch, plain
 from hf_models import Forester, assert_same_tokens, repetitive_batch, tiny_model
 
 NEVER = 1e4  # what stands where nothing may look; NaN times a weight of zero would be NaN
@@ -77,7 +77,7 @@ class Case:
         self.sinks = torch.randn(key_heads * group).to(dtype)
 
     def __call__(self, version, **options):
-        return version(self.query, self.keys, self.values, self.seen, **options)
+        return version(Operands(self.query, self.keys, self.values, **options), self.seen)
 
 
 def slowly(case, *, scale, softcap=None, sinks=None):
@@ -198,9 +198,7 @@ def test_generations_say_the_same(family, monkeypatch):
         # Of values in four dimensions, and of the probe: not of logits.
         monkeypatch.setattr(language, "has_kernels", lambda values: values.dim() != 2)
     met = []
-    monkeypatch.setattr(
-        attention, "launch", lambda *given, **more: met.append(1) or launch(*given, **more)
-    )
+    monkeypatch.setattr(attention, "launch", lambda *given: met.append(1) or launch(*given))
     forester = Forester([row[30:].tolist() for row in expected], nodes=15)
     output = hf.generate(
         model,
@@ -222,8 +220,8 @@ def test_a_row_is_the_same_in_any_batch(version):
     together = case(version, scale=0.25)
     for row in range(3):
         only = slice(row, row + 1)
-        operands = (each[only] for each in (case.query, case.keys, case.values, case.seen))
-        alone = version(*operands, scale=0.25)
+        *operands, seen = (each[only] for each in (case.query, case.keys, case.values, case.seen))
+        alone = version(Operands(*operands, scale=0.25), seen)
         torch.testing.assert_close(alone, together[only], atol=1e-6, rtol=1e-6)
 
 

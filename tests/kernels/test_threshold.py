@@ -15,7 +15,7 @@ from fastdraft.kernels import filters
 from fastdraft.kernels.chunks import mask
 from fastdraft.kernels.filters import weigh_rows
 from fastdraft.kernels.operands import CHUNK, Batch, Warpers
-from fastdraft.kernels.statistics import row_statistics
+from fastdraft.kernels.sampled import leave_statistics
 from fastdraft.kernels.workspace import PARTS, Scratch
 
 # Temperature, top-k, top-p, min-p.
@@ -51,7 +51,7 @@ def run(logits, warpers, *, allowed=None, offsets=None, max_draft=0):
     batch = Batch(logits, torch.zeros(int(offsets[-1])).long(), offsets, max_draft, None, allowed)
     scratch = Scratch.take(batch, *filters.BUFFERS, "chunk_maximum", "chunk_sum")
     scratch.lowest.fill_(7.0)
-    row_statistics(batch, warpers.temperature, scratch)
+    leave_statistics(batch, warpers.temperature, scratch)
     before = scratch.chunk_sum.clone()
     filters.launch(batch, warpers, scratch)
     return scratch, before
@@ -276,7 +276,7 @@ def test_the_parts_of_a_chunk_are_those_of_the_statistics():
         logits = odd_rows(1, 3000, dtype, seed=9)
         batch = Batch(logits, torch.zeros(0).long(), torch.tensor([0, 0]), max_draft=0)
         scratch = Scratch.take(batch, "chunk_maximum", "chunk_sum", "part_maximum")
-        row_statistics(batch, torch.ones(1), scratch)
+        leave_statistics(batch, torch.ones(1), scratch)
         filled = torch.nn.functional.pad(logits.float(), (0, 72), value=-math.inf)
         unit = 16 // dtype.itemsize
         parts = filled.view(1, 3, -1, PARTS, 2 * unit).amax((2, 4))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fastdraft.alignment import Aligner, Head, Texts, Trees
 from fastdraft.kernels import config, language
-from fastdraft.kernels.attention import cached_attention
+from fastdraft.kernels.attention import Operands, cached_attention
 from fastdraft.verification import (
     tree_attention_mask,
     tree_depths,
@@ -33,7 +33,6 @@ OVER_THE_VOCABULARY = {
     "rejection_kernel",
     "rejection_rows_kernel",
     "sampled_kernel",
-    "statistics_kernel",
 }
 
 # Launches that calculate more than the time to read 16-bit logits leaves room for: masks, and sums
@@ -116,7 +115,7 @@ def attention(
     query = torch.zeros(rows, width, 32, head_size, dtype=dtype).transpose(1, 2)
     keys, values = (torch.zeros(rows, 8, 4096, head_size, dtype=dtype) for _ in range(2))
     seen = torch.zeros(rows, 1, width, 3, dtype=torch.int64)
-    cached_attention(query, keys, values, seen, scale=head_size**-0.5, **options)
+    cached_attention(Operands(query, keys, values, head_size**-0.5, **options), seen)
 
 
 def odd(dtype: torch.dtype, vocabulary: int, step: int) -> None:

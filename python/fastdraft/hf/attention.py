@@ -160,9 +160,8 @@ def _cached_attention(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    return attention.cached_attention(
-        query, keys, values, seen, scale=scale, softcap=softcap, sinks=sinks
-    )
+    operands = attention.Operands(query, keys, values, scale, softcap, sinks)
+    return attention.cached_attention(operands, seen)
 
 
 # For a compiler one call, of which it knows the result's shape.
@@ -217,9 +216,8 @@ def _attention_forward(
         visible = torch.ones(tokens, columns, dtype=torch.bool, device=query.device)
         if kwargs.get("is_causal", getattr(module, "is_causal", True)):
             visible = visible.tril(columns - tokens)
-    result = attention.attention(
-        query, key, value, visible, scale=scale, softcap=softcap, sinks=sinks
-    )
+    operands = attention.Operands(query, key, value, scale, softcap, sinks)
+    result = attention.attention(operands, visible)
     return result.transpose(1, 2).contiguous(), None
 
 
