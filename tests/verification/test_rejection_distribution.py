@@ -8,13 +8,13 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from cases import drawn
 from scipy import stats
-from test_verification_distribution import OPTIONS, SIGNIFICANT, N, check_counts, exact
+from test_sampled_distribution import OPTIONS, SIGNIFICANT, N, check_counts, exact
 
 from fastdraft.kernels import operands
 from fastdraft.verification import verify_rejection
-from oracles.rejection import keep_chances
-from rejection_cases import drawn
+from oracles.verification import keep_chances
 
 VOCABULARY = 12
 # The drafts that several tests verify.
