@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 import pytest
 import torch
+from cases import FORMS, case_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -268,6 +269,36 @@ def test_rejection_is_the_oracle(lengths, vocabulary, chunk, as_logits, odd, dat
     check_padding(emitted)
     assert emitted.tolist() == [tokens for tokens, _ in expected]
     assert emitted.status.tolist() == [status for _, status in expected]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("shape", [{}, {"top_p": [0.9453125, 1.0, 0.5703125]}], ids=str)
+def test_rejection_of_drafts_that_were_drawn(form, shape):
+    """Where drafts end by chance, at every length."""
+    lengths = [0, 1, 2, 3, 5] * 60
+    case = case_of(form, lengths, 6, torch.float64, seed=4, odd=False, likeness=0.7, shape={})
+    case = case.warped(temperature=[0.75, 1.0, 1.5], **shape)
+    batch, (drawn_by, of_draft) = case.batch, case.more
+    verified = case.verify()
+    assert set(verified.lengths.tolist()) == {1, 2, 3, 4, 5, 6}
+    expected, starts = [], batch.offsets.tolist()
+    for b, (begin, end) in enumerate(pairwise(starts)):
+        warpers = drawn_by.warpers
+        options = [warpers.temperature[b].item(), 0, 1.0, 0.0]
+        if warpers.top_p is not None:
+            options[2] = warpers.top_p[b].item()
+        q = of_draft.values[begin:end].tolist()
+        expected.append(
+            oracle.reject(
+                batch.logits[begin + b : end + b + 1].tolist(),
+                batch.draft_ids[begin:end].tolist(),
+                [oracle.softmax(row) for row in q] if form == "draft_logits" else q,
+                int(drawn_by.seeds[b]),
+                int(drawn_by.positions[b]),
+                options,
+            )[0]
+        )
+    assert verified.tolist() == expected
 
 
 # Vocabularies of all sizes, a token from each row.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import random
+import subprocess
+import sys
 from itertools import accumulate
 
 import pytest
@@ -465,3 +467,25 @@ def test_a_draft_token_without_a_distribution_leaves_the_targets_alone(is_logits
     assert (emitted.lengths == 1).all()
     counts = emitted.token_ids[:, 0].bincount(minlength=3)
     torch.testing.assert_close(counts / n, logits[0].softmax(-1), atol=0.02, rtol=0)
+
+
+# Without Triton.
+
+WITHOUT_TRITON = """
+import sys
+
+sys.modules["triton"] = None  # as where it is not installed
+import torch
+
+from fastdraft import alignment, verification
+from fastdraft.kernels import attention, language, rejection
+
+logits, offsets = torch.eye(3), torch.tensor([0, 2])
+verified = verification.verify_greedy(logits, torch.tensor([0, 2]), offsets)
+assert verified.tolist() == [[0, 1]], verified
+assert not language.has_kernels(logits)
+"""
+
+
+def test_triton_is_not_needed():
+    subprocess.run([sys.executable, "-c", WITHOUT_TRITON], check=True)
