@@ -7,30 +7,42 @@ prediction come from the families with references, replayed with the reference a
 once with the prompt and once without, since most references stand in their prompts. Write, install
 anew, and repeat until the results stay: two rounds did, from weights set by hand.
 
-Without `--write` it prints the reliability diagram: the chances that were told beside what the
-target emitted, over all families, for chains and trees, and saves it.
+Without `--write` it prints the reliability diagram: the predicted chances beside what the target
+emitted, over all families, for chains and trees; the same of whole paths, by depth; and in which
+families they differ.
+
+`--held-out` says what the prior's families gain from being its families. It fits a prior on each
+half of them, from weights of zero, and prints the modelled speed of the other half with it, beside
+that with the prior that ships. Predictions play no part in it.
 
     python bench/calibration.py --data FOLDER --json FILE
+    python bench/calibration.py --data FOLDER --held-out --json FILE
     python bench/calibration.py --data FOLDER --write csrc/src/draft/acceptance_model_prior.inc
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from statistics import geometric_mean
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import harness
 from fastdraft import Calibration, Datastore, DraftConfig, Engine
-from fastdraft.replay import EnginePeer, Record, replay_family
+from fastdraft.replay import EnginePeer, Record, Trace, replay_family
 
 TOKEN_COSTS = (0.0, 0.02, 0.05, 0.2)
 TREE_BUDGET = 32
+DEPTHS = (1, 5, 9, 17, 25, 41, 65)
+"""Where bins of depth begin, and the end of the last."""
+ENOUGH = 1000  # tokens of a bin; fewer are noise
+ROUNDS = 3  # of fitting; a fourth changes speeds by less than 0.1 %
 
 
 class Job(NamedTuple):
@@ -40,15 +52,44 @@ class Job(NamedTuple):
     config: DraftConfig
     prediction: bool = False
     prompt: bool = True
+    at_once: int = 1
+    prior: Calibration | None = None
 
 
-def run(job: Job, records: list[Record]) -> Calibration:
+class Learned(NamedTuple):
+    """What came of it."""
+
+    calibration: Calibration
+    speed: float
+    paths: np.ndarray
+    """Of chains, by bin of depth: the sum of the predicted chances that a token and all before it
+    are accepted, how many were, and how many were drafted."""
+
+
+def run(job: Job, records: list[Record]) -> Learned:
     """What an engine has learned at the end of a family."""
-    engine = Engine(job.config, datastores=[Datastore()])
+    engine = Engine(job.config, datastores=[Datastore()], calibration=job.prior)
     if not job.prompt:
         records = [replace(record, prompt_ids=record.prompt_ids[:0]) for record in records]
-    replay_family(EnginePeer(engine), records, prediction=job.prediction)
-    return engine.calibration()
+    paths = np.zeros((len(DEPTHS) - 1, 3))
+
+    def count(trace: Trace) -> None:
+        for step in trace.steps:
+            predicted = np.array(step.chances)
+            for place, (begin, end) in enumerate(pairwise(DEPTHS)):
+                of = predicted[begin - 1 : end - 1]
+                accepted = min(max(0, len(step.accepted) - begin + 1), len(of))
+                paths[place] += of.sum(), accepted, len(of)
+
+    result = replay_family(
+        EnginePeer(engine),
+        records,
+        at_once=job.at_once,
+        prediction=job.prediction,
+        traced={record.id for record in records} if job.config.tree_budget is None else set(),
+        on_trace=count,
+    )
+    return Learned(engine.calibration(), result.speed(job.config.token_cost), paths)
 
 
 def mean(calibrations: Iterable[Calibration]) -> dict[str, np.ndarray]:
@@ -100,17 +141,111 @@ def reliability(calibrations: Iterable[Calibration]) -> list[dict[str, float]]:
     ]
 
 
+def run_all(jobs: Sequence[Job], families: dict[str, list[Record]]) -> list[tuple[Job, Learned]]:
+    with ProcessPoolExecutor() as pool:
+        return list(
+            zip(jobs, pool.map(run, jobs, [families[job.family] for job in jobs]), strict=True)
+        )
+
+
+def differences(learned: Sequence[tuple[Job, Learned]]) -> list[dict[str, Any]]:
+    """The bins of at least `ENOUGH` tokens, of one family at one cost, by how far they are off."""
+    found: list[dict[str, Any]] = []
+    for job, each in learned:
+        form = "chain" if job.config.tree_budget is None else "tree"
+        bins = [
+            (f"{form}, chance {bucket.chance:.2f}", bucket.chance, bucket.accepted, bucket.count)
+            for bucket in each.calibration.reliability
+        ]
+        bins += [
+            (f"path, depth {begin} to {end - 1}", predicted / count, accepted / count, count)
+            for (begin, end), (predicted, accepted, count) in zip(
+                pairwise(DEPTHS), each.paths, strict=True
+            )
+            if count
+        ]
+        cost = job.config.token_cost
+        for name, predicted, accepted, count in bins:
+            if count >= ENOUGH:
+                row = {"family": job.family, "token cost": cost, "bin": name}
+                found.append({**row, "predicted": predicted, "observed": accepted, "count": count})
+    return sorted(found, key=lambda row: -abs(row["predicted"] - row["observed"]))
+
+
+def held_out(families: dict[str, list[Record]]) -> list[dict[str, Any]]:
+    """Modelled speed by token cost with the prior that ships, and with one of the other half."""
+    halves = [list(families)[half::2] for half in (0, 1)]
+    zero = Calibration({name: (0.0,) * size for name, size in sizes().items()})
+    configs = [DraftConfig(token_cost=cost) for cost in TOKEN_COSTS]
+
+    def fit(names: Sequence[str]) -> Calibration:
+        prior = zero
+        for _ in range(ROUNDS):
+            jobs = [Job(name, config, prior=prior) for name in names for config in configs]
+            learned = run_all(jobs, families)
+            by_family = [
+                mean(each.calibration for job, each in learned if job.family == name)
+                for name in names
+            ]
+            weights = {
+                feature: tuple(np.mean([each[feature] for each in by_family], axis=0).tolist())
+                for feature in zero.weights
+            }
+            prior = Calibration(weights)
+        return prior
+
+    priors = {
+        name: prior
+        for half, other in (halves, halves[::-1])
+        for prior in [fit(other)]
+        for name in half
+    }
+    rows = []
+    for title, chosen in (("ships", {}), ("other half's", priors), ("none", None)):
+        jobs = [
+            Job(name, config, prior=zero if chosen is None else chosen.get(name))
+            for name in families
+            for config in configs
+        ]
+        learned = run_all(jobs, families)
+        for config in configs:
+            speeds = {job.family: each.speed for job, each in learned if job.config is config}
+            rows.append(
+                {
+                    "prior": title,
+                    "token cost": config.token_cost,
+                    "geometric mean": geometric_mean(speeds.values()),
+                    "worst": min(speeds.values()),
+                    "families": speeds,
+                }
+            )
+    return rows
+
+
+def sizes() -> dict[str, int]:
+    """The number of weights of each feature."""
+    return {name: len(values) for name, values in Engine().calibration().weights.items()}
+
+
 def main() -> None:
     parser = harness.parser(__doc__)
     parser.add_argument("--data", type=Path, required=True, help="a folder of *.jsonl files")
     parser.add_argument("--write", type=Path, help="learn the prior and write it here")
+    parser.add_argument("--held-out", action="store_true", help="priors of half of the families")
+    parser.add_argument("--at-once", type=int, default=1, help="requests of a family")
     options = parser.parse_args()
 
     about = harness.about()
     families = harness.recorded_families(options.data, references=True)
+    if options.held_out:
+        rows = held_out(families)
+        columns = ("prior", "token cost", "geometric mean", "worst")
+        harness.show("Modelled speed", {name: name for name in columns}, rows, digits=3)
+        harness.finish(options, {**about, "held_out": rows})
+        return
     chains = [DraftConfig(token_cost=cost) for cost in TOKEN_COSTS]
     trees = [DraftConfig(token_cost=cost, tree_budget=TREE_BUDGET) for cost in TOKEN_COSTS]
-    jobs = [Job(family, config) for family in families for config in chains]
+    jobs = [Job(name, config, at_once=options.at_once) for name in families for config in chains]
     if options.write:
         jobs += [
             Job(family, config, prediction=True, prompt=prompt)
@@ -120,25 +255,35 @@ def main() -> None:
             for prompt in (True, False)
         ]
     else:
-        jobs += [Job(family, config) for family in families for config in trees]
-    with ProcessPoolExecutor() as pool:
-        found = pool.map(run, jobs, [families[job.family] for job in jobs])
-        outcomes = dict(zip(jobs, found, strict=True))
+        jobs += [
+            Job(name, config, at_once=options.at_once) for name in families for config in trees
+        ]
+    learned = run_all(jobs, families)
 
     if options.write:
-        options.write.write_text(prior(outcomes))
+        options.write.write_text(prior({job: each.calibration for job, each in learned}))
         return
     diagrams = {
         name: reliability(
-            calibration
-            for job, calibration in outcomes.items()
-            if (job.config.tree_budget is None) == chain
+            each.calibration for job, each in learned if (job.config.tree_budget is None) == chain
         )
         for name, chain in (("chains", True), (f"trees of up to {TREE_BUDGET}", False))
     }
     for name, buckets in diagrams.items():
         harness.show(name, None, buckets, digits=3)
-    harness.finish(options, {**about, "diagrams": diagrams})
+    paths = []
+    for cost in TOKEN_COSTS:
+        of_cost = [each.paths for job, each in learned if job.config.token_cost == cost]
+        total = np.sum(of_cost, axis=0)
+        for (begin, end), (predicted, accepted, count) in zip(pairwise(DEPTHS), total, strict=True):
+            row = {"token cost": cost, "depth": f"{begin} to {end - 1}", "count": int(count)}
+            paths.append({**row, "predicted": predicted / count, "observed": accepted / count})
+    harness.show("Whole paths of chains", None, paths, digits=3)
+    found = differences(learned)
+    off = [row for row in found if abs(row["predicted"] - row["observed"]) > 0.05]
+    harness.show(f"{len(off)} of {len(found)} bins are off by more than 0.05", None, off, digits=3)
+    about |= {"at_once": options.at_once, "diagrams": diagrams, "paths": paths}
+    harness.finish(options, {**about, "bins": len(found), "off": off})
 
 
 if __name__ == "__main__":

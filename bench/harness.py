@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import platform
 import shlex
@@ -20,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from fastdraft.replay import Record, read_families
-from fastdraft.replay.measurement import describe_machine, write_results
+from fastdraft.replay.measurement import describe_machine, paired_ratio, write_results
 from fastdraft.replay.run import clock_ns, p50_p99
 from fastdraft.replay.tokenizer import TextTokenizer
 
@@ -156,19 +155,9 @@ def interleave(commands: Mapping[str, Sequence[str]], rounds: int) -> dict[str, 
 
 
 def ratio(rows: Sequence[Row], others: Sequence[Row], key: str) -> Row:
-    """The median over the rounds of one side's figure as a multiple of the other's.
-
-    The result also has a 95 % confidence interval. Its ends are two of the rounds' ratios, in order
-    of size, so it holds for any distribution.
-    """
-    ratios = sorted(row[key] / other[key] for row, other in zip(rows, others, strict=True))
-    count = len(ratios)
-    # How many ratios lie outside the interval at each end, by the binomial distribution.
-    cut, chance = 0, 0.5**count
-    while cut + 1 < count / 2 and chance + math.comb(count, cut + 1) * 0.5**count <= 0.025:
-        cut += 1
-        chance += math.comb(count, cut) * 0.5**count
-    return {"ratio": float(np.median(ratios)), "low": ratios[cut], "high": ratios[-1 - cut]}
+    """One side's figure as a multiple of the other's in the same rounds, with its interval."""
+    found = paired_ratio([row[key] for row in rows], [row[key] for row in others])
+    return {"ratio": found.median, "low": found.low, "high": found.high}
 
 
 def compare(title: str, sides: Mapping[str, list[Row]]) -> list[Row]:

@@ -212,7 +212,7 @@ def side(kind: str, text: np.ndarray, context: int) -> Callable[[int], Row]:
     def measure(number: int) -> Row:
         peer: Peer
         if kind == "arctic":
-            peer = PEERS["arctic"](NUM_TOKENS, context + steps)
+            peer = PEERS["arctic-local"](NUM_TOKENS, context + steps)
         else:
             peer = EnginePeer(Engine(datastores=stores))
         place = number * 50_000 % 1_000_000

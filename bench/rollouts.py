@@ -13,11 +13,12 @@ FILE has a JSON object in each line: `group`, `epoch` (1 or 2), `prompt` and `ou
 from __future__ import annotations
 
 import argparse
+import heapq
 import json
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,11 +31,16 @@ from fastdraft.demo import ensure_model
 from fastdraft.replay.peers import ArcticSuffix, PeerRequest, Unavailable
 from fastdraft.replay.tokenizer import TextTokenizer
 from fastdraft.replay.trace import accepted_prefix
+from fastdraft.serving.routing import choose_server
 from harness import Row, about, add_server, finish, parser, show
 
 LOOKAHEAD = DraftConfig().lookahead
 # A sample of so many tokens is one that found no end.
 ENDLESS = 2000
+# Orders in which prompts come to replicas.
+DRAWS = 8
+# That of `choose_server`.
+SPREAD = 1.25
 
 
 class Sample(NamedTuple):
@@ -119,23 +125,30 @@ class Took(NamedTuple):
 NOTHING = Took(0.0, 0.0, 0, 0)
 
 
-def step(
-    side: Fastdraft | Arctic, samples: Sequence[Sample], count: int, options: argparse.Namespace
-) -> Took:
-    """A step of samples that stand for `count` rows."""
-    stands_for = count / len(samples)
+def plain(samples: Sequence[Sample], stands_for: float, options: argparse.Namespace) -> float:
+    """The milliseconds of a step without drafts."""
+    lengths = np.array([len(sample.output) for sample in samples])
+    running = (lengths[:, None] > np.arange(lengths.max())).sum(0)
+    return float((options.base_ms + options.token_ms * stands_for * running).sum())
+
+
+def forwards(
+    side: Fastdraft | Arctic,
+    samples: Sequence[Sample],
+    stands_for: float,
+    options: argparse.Namespace,
+) -> Iterator[tuple[float, int]]:
+    """Decodes samples that each stand for so many rows: the milliseconds and rows of each
+    forward."""
     sizes = np.arange(1, len(samples) * (LOOKAHEAD + 1) + 1)
     cost = options.base_ms + options.token_ms * stands_for * sizes
     places = [0] * len(samples)
     for row, sample in enumerate(samples):
         side.add(row, sample.prompt)
     rows = list(range(len(samples)))
-    took, forwards = 0.0, 0
     while rows:
         left = [len(samples[row].output) - places[row] for row in rows]
         drafts = side.propose(rows, left, cost)
-        took += float(cost[len(rows) + sum(map(len, drafts)) - 1])
-        forwards += len(rows)
         emitted = []
         for row, draft in zip(rows, drafts, strict=True):
             output = samples[row].output[places[row] : places[row] + len(draft) + 1].tolist()
@@ -145,10 +158,26 @@ def step(
         ended = [row for row in rows if places[row] >= len(samples[row].output)]
         for row in ended:
             side.finish(row)
+        yield float(cost[len(rows) + sum(map(len, drafts)) - 1]), len(rows)
         rows = [row for row in rows if row not in ended]
-    lengths = np.array([len(sample.output) for sample in samples])
-    running = (lengths[:, None] > np.arange(lengths.max())).sum(0)
-    return Took(float(cost[running - 1].sum()), took, int(lengths.sum()), forwards)
+
+
+def tokens_of(samples: Sequence[Sample]) -> int:
+    return sum(len(sample.output) for sample in samples)
+
+
+def step(
+    side: Fastdraft | Arctic, samples: Sequence[Sample], count: int, options: argparse.Namespace
+) -> Took:
+    """A step of samples that stand for `count` rows."""
+    stands_for = count / len(samples)
+    took = [*forwards(side, samples, stands_for, options)]
+    return Took(
+        plain(samples, stands_for, options),
+        sum(ms for ms, _ in took),
+        tokens_of(samples),
+        sum(rows for _, rows in took),
+    )
 
 
 def batches(samples: Iterable[Sample], epoch: int, count: int) -> Iterator[list[Sample]]:
@@ -190,26 +219,72 @@ def after(make: Callable[[], Fastdraft | Arctic], *, warm: bool = True) -> Run:
     return run
 
 
-def replicas(number: int, *, share: bool) -> Run:
-    """Replicas that prompts come to at random, each with rows of its own; after each epoch they
-    give each other what was sampled, if they `share`."""
+def replicas(number: int, *, spread: float = 1.0, shared: str = "nothing") -> Run:
+    """Replicas with `count` rows each, whose step ends with the last of them: means of several
+    orders in which prompts may come.
+
+    spread: 1 sends each request to a replica with the fewest; more those of a prompt to one.
+    shared: "nothing"; "epochs", what they said until the last one; or "all", one memory.
+    """
 
     def run(samples: Sequence[Sample], count: int, options: argparse.Namespace) -> Took:
-        draw, took = random.Random(1), NOTHING
-        stores = [Datastore(max_bytes=options.memory_bytes) for _ in range(number)]
-        sides = [Fastdraft(store) for store in stores]
+        return sum((draw(samples, count, options, seed) for seed in range(DRAWS)), NOTHING)
+
+    def draw(samples: Sequence[Sample], count: int, options: argparse.Namespace, seed: int) -> Took:
+        random_of_draw = random.Random(seed)
+        names = [f"{seed}:{at}" for at in range(number)]
+        stores = [Datastore(max_bytes=options.memory_bytes) for _ in names]
+        sides = [Fastdraft(stores[0 if shared == "all" else at]) for at in range(number)]
+        took = NOTHING
         for epoch in (1, 2):
-            place = {group: draw.randrange(number) for group in {each.group for each in samples}}
-            for at, side in enumerate(sides):
-                own = [each for each in samples if place[each.group] == at]
-                for batch in batches(own, epoch, count):
-                    of_step = step(side, batch, count, options)
-                    took = took + of_step if epoch == 2 else took
-            for at, store in enumerate(stores if share else ()):
-                add_all(store, (e for e in samples if e.epoch == epoch and place[e.group] != at))
+            of_epoch = [each for each in samples if each.epoch == epoch]
+            stands_for = number * count / len(of_epoch)
+            balanced = places = placed(of_epoch, names, 1.0, random_of_draw)
+            if spread > 1:
+                places = placed(of_epoch, names, spread, random_of_draw)
+            running = [
+                forwards(side, place, stands_for, options)
+                for side, place in zip(sides, places, strict=True)
+            ]
+            clocks = [(0.0, at) for at in range(number)]
+            drafted, rows = 0.0, 0
+            while clocks:
+                now, at = heapq.heappop(clocks)
+                drafted = max(drafted, now)
+                for ms, of_forward in islice(running[at], 1):
+                    heapq.heappush(clocks, (now + ms, at))
+                    rows += of_forward
+            if shared == "epochs":
+                for store in stores:  # which leaves out what it has
+                    add_all(store, of_epoch)
+            undrafted = max(plain(place, stands_for, options) for place in balanced)
+            took = Took(undrafted, drafted, tokens_of(of_epoch), rows)
         return took
 
     return run
+
+
+def placed(
+    samples: Sequence[Sample], names: Sequence[str], spread: float, draw: random.Random
+) -> list[list[Sample]]:
+    """The samples of each replica. Prompts come in any order, those of eight workers in turns."""
+    groups = defaultdict(list)
+    for sample in samples:
+        groups[sample.group].append(sample)
+    order = [*groups.values()]
+    draw.shuffle(order)
+    loads = dict.fromkeys(names, 0)
+    found: dict[str, list[Sample]] = {name: [] for name in names}
+    workers = [[*chain(*order[at::8])] for at in range(8)]
+    for sample in filter(None, chain(*zip_longest(*workers))):
+        if spread == 1:
+            least = min(loads.values())
+            name = draw.choice([name for name, load in loads.items() if load == least])
+        else:
+            name = choose_server(sample.prompt, loads, spread=spread)
+        loads[name] += 1
+        found[name].append(sample)
+    return [*found.values()]
 
 
 def half(newest: int | None) -> Run:
@@ -278,11 +353,11 @@ def main() -> None:
         "+ siblings": after(lambda: Fastdraft(store()), warm=False),
         "+ epoch before": after(lambda: Fastdraft(store())),
         "Arctic, same memory": after(Arctic),
-        **{
-            f"{count} replicas{', shared' * share}": replicas(count, share=share)
-            for count in (2, 8)
-            for share in (False, True)
-        },
+        "8 replicas": replicas(8),
+        "8 replicas, shared": replicas(8, shared="epochs"),
+        "8 replicas, by prompt": replicas(8, spread=SPREAD),
+        "8 replicas, by prompt, shared": replicas(8, spread=SPREAD, shared="epochs"),
+        "8 replicas, one memory": replicas(8, shared="all"),
         "half of the memory": half(None),
         "half, 2 of each prompt": half(2),
     }

@@ -5,11 +5,6 @@ values, or the nucleus' share of the weights. It is sought without a sort among 
 themselves, in the order of their keys, which is exact; a step of a kernel's search cuts the values
 between two bounds in `_CUTS + 1` equal parts.
 
-`fastdraft.kernels.reference.sampling.weigh` defines what is kept. A threshold is the largest value
-that, with all above it, is enough: k values, or the nucleus' share of the weights. It is sought
-among the values themselves, in the order of their keys, which is exact; a step of the search cuts
-the values between two bounds in `_CUTS + 1` equal parts.
-
 **What a kernel reads.** The row statistics hold, besides each chunk's maximum and sum, the maxima
 of its *parts* (`part_maximum`, float32 (rows, chunks, PARTS), of what is allowed, -inf past the
 vocabulary). Their k-th largest bounds the threshold from below, and so does the value from which on

@@ -52,10 +52,10 @@ void add(Datastore& store, const Integers& token_ids, std::optional<std::int64_t
             grow.value_or(nullptr));
 }
 
-void append(DatastoreWriter& writer, const Integers& token_ids) {
+void append(DatastoreWriter& writer, const Integers& token_ids, bool output) {
   const IntegerArray<Token> tokens(token_ids, "token_ids");
   const py::gil_scoped_release release;
-  writer.append(tokens.data(), tokens.size());
+  writer.append(tokens.data(), tokens.size(), output);
 }
 
 std::vector<std::tuple<std::int64_t, std::int32_t, bool>> find(const Datastore& store,
@@ -301,9 +301,11 @@ Raises InvalidValueError below 0, DatastoreError for a frozen store, or Datastor
       R"(What is appended next is another document.
 
 Raises DatastoreClosedError after `finish` or `discard`.)");
-  writer.def("append", &append, py::arg("token_ids"), R"(Appends tokens to the document.
+  writer.def("append", &append, py::arg("token_ids"), py::kw_only(), py::arg("output") = false,
+             R"(Appends tokens to the document.
 
 token_ids: a list or a row of integers, 0 or greater.
+output: whether a model wrote them; such text resembles answers more than other text does.
 
 O(1) a token; where a segment is full it is indexed and written, which takes seconds. Raises
 InvalidValueError, DatastoreError where the file cannot be written, or DatastoreClosedError.)");

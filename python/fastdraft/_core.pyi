@@ -204,11 +204,12 @@ class DatastoreWriter:
     """
     def __init__(self, *, path: bytes, fingerprint: bytes | None, segment_tokens: typing.SupportsInt | typing.SupportsIndex) -> None:
         ...
-    def append(self, token_ids: numpy.typing.ArrayLike) -> None:
+    def append(self, token_ids: numpy.typing.ArrayLike, *, output: bool = False) -> None:
         """
         Appends tokens to the document.
         
         token_ids: a list or a row of integers, 0 or greater.
+        output: whether a model wrote them; such text resembles answers more than other text does.
         
         O(1) a token; where a segment is full it is indexed and written, which takes seconds. Raises
         InvalidValueError, DatastoreError where the file cannot be written, or DatastoreClosedError.

@@ -423,7 +423,7 @@ def test_the_real_model_copies_the_file_that_it_edits() -> None:
     edit = demo_requests()[0]
     found = compare(target, edit, Console(quiet=True), max_new_tokens=16, repeats=1)
     # Of what the model writes first, all is in the old file.
-    assert found.best(Mode.PLAIN).forwards == 16
-    assert found.best(Mode.FASTDRAFT).forwards < 8
-    assert target.decode(found.best(Mode.FASTDRAFT).tokens).strip().startswith("y = 0.30*r")
+    assert found.median(Mode.PLAIN).forwards == 16
+    assert found.median(Mode.FASTDRAFT).forwards < 8
+    assert target.decode(found.median(Mode.FASTDRAFT).tokens).strip().startswith("y = 0.30*r")
     assert found.is_exact

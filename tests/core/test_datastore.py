@@ -1066,6 +1066,28 @@ def test_command_line_builds_from_every_kind_of_file(tmp_path: Path, tokenizer_f
     assert shown.output.endswith(": 23 24\n")
 
 
+def test_command_line_stores_the_answers_of_logs(tmp_path: Path, tokenizer_file: Path) -> None:
+    request, answer = {"prompt": "it finds text"}, {"text": "a store holds text"}
+    lines = [
+        {"request": request, "response": {"choices": [answer, {"text": "holds it again ."}]}},
+        {"prompt_ids": [40, 41, 42, 43], "output_ids": [60, 61, 62, 63]},
+        {"of": "no form"},
+        {"prompt": "a store holds", "output": "text and finds it"},
+    ]
+    log, out = tmp_path / "log.jsonl", tmp_path / "answers.fds"
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    built = command("build", out, "--answers", log, "--tokenizer", tokenizer_file)
+    assert built.exit_code == 0, built.output
+    assert f"left out: {log}, line 3: expected a known form" in built.output
+    assert f"{out}: 16 tokens in 4 documents" in built.output
+    store = Datastore.open(out, fingerprint=fingerprint(tokenizer_file), verify=True)
+    assert not store.find([40, 41])  # a prompt
+    for ids, following in [([60, 61], [62, 63]), ([0, 1], [2, 3]), ([4, 5], [6])]:
+        found, *_ = store.find(ids)
+        assert found.output
+        assert store.read(found.next, len(following)).tolist() == following
+
+
 def test_command_line_takes_more_text_than_it_holds(tmp_path: Path, tokenizer_file: Path) -> None:
     line = "a store holds text and finds it again .\n"
     (tmp_path / "long.txt").write_text(line * 120_000)
@@ -1131,6 +1153,7 @@ def test_command_line_refuses_what_makes_no_sense(
     for arguments, message in [
         (["build", tmp_path / "o.fds", tmp_path / "x.txt"], "text needs --tokenizer"),
         (["build", tmp_path / "o.fds", tmp_path / "x.npy"], "got 1 of float64"),
+        (["build", tmp_path / "o.fds", "--answers", tmp_path / "x.txt"], "needs --tokenizer"),
         (["build", tmp_path / "o.fds", tmp_path / "none.npy"], "none.npy is empty"),
         (["info", tmp_path / "x.txt"], "not a datastore"),
         (["query", frozen_path], "give either --text or --ids"),

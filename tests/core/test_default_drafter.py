@@ -88,6 +88,26 @@ def corpus() -> Iterator[Datastore]:
     token_cost=0.0,
     names=False,
 )
+@example(  # stored texts that go on together for longer than is copied at first
+    prompt=[1, 2, 3, 4],
+    prediction=[],
+    documents=[[*range(60)], [*range(40), *range(70, 90)]],
+    steps=[(0, [5], 9), (50, [], 9)],
+    lookahead=64,
+    tree_budget=None,
+    token_cost=0.0,
+    names=True,
+)
+@example(
+    prompt=[1, 2, 3, 4],
+    prediction=[],
+    documents=[[*range(60)], [*range(40), *range(70, 90)]],
+    steps=[(0, [5], 9), (90, [], 9)],
+    lookahead=64,
+    tree_budget=100,
+    token_cost=0.0,
+    names=True,
+)
 def test_drafts_are_the_oracles(
     corpus: Datastore,
     prompt: list[int],

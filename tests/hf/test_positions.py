@@ -16,10 +16,17 @@ from transformers.generation import logits_process as stock
 
 from fastdraft import hf
 from fastdraft.drafters import AssistantModel
-from hf_models import Forester, Generous, edited, repetitive_batch, tiny_model
+from hf_models import (
+    Forester,
+    Generous,
+    assert_decodes,
+    edited,
+    repetitive_batch,
+    tiny_model,
+)
 
 NEW = 32
-OPTIONS = {"do_sample": False, "max_new_tokens": NEW, "eos_token_id": None}
+OPTIONS: dict[str, Any] = {"do_sample": False, "max_new_tokens": NEW, "eos_token_id": None}
 
 
 @pytest.fixture(scope="module")
@@ -128,11 +135,8 @@ def test_processors_return_scores_of_any_type_and_form(model: Any, form: str, ro
 @pytest.mark.parametrize("form", ["float64", "float16", "strided"])
 def test_trees_take_scores_of_any_type_and_form(model: Any, form: str) -> None:
     processors = LogitsProcessorList([_Returns(form)])
-    inputs = repetitive_batch(2)
-    expected = model.generate(**inputs, **OPTIONS, logits_processor=processors)
-    forester = Forester(expected[:, 30:].tolist())
-    output = hf.generate(model, **inputs, **OPTIONS, logits_processor=processors, drafter=forester)
-    assert torch.equal(output.sequences, expected)
+    options = {**OPTIONS, "logits_processor": processors}
+    forester = assert_decodes(model, repetitive_batch(2), "trees", exact=True, **options).drafter
     assert forester.moved > 0
 
 
@@ -254,13 +258,7 @@ def test_what_is_not_known_is_called_as_in_plain_decoding(
 @pytest.mark.parametrize("rows", [1, 2])
 def test_guidance_runs_its_own_model_along_the_path(model: Any, rows: int) -> None:
     """Classifier-free guidance keeps the cache of another forward from call to call."""
-    inputs = repetitive_batch(rows)
-    options = {**OPTIONS, "guidance_scale": 1.5}
-    expected = model.generate(**inputs, **options)
-    predictions = [edited(row[30:]) for row in expected]
-    output = hf.generate(model, **inputs, **options, drafter=Generous(), prediction=predictions)
-    assert torch.equal(output.sequences, expected)
-    assert output.stats.accepted > 0
+    assert_decodes(model, repetitive_batch(rows), exact=True, **OPTIONS, guidance_scale=1.5)
 
 
 def test_logits_are_compared_as_float32() -> None:
@@ -269,10 +267,7 @@ def test_logits_are_compared_as_float32() -> None:
     with torch.no_grad():
         head = model.lm_head.weight
         head[50:] = head[: len(head) - 50] * (1 + 1e-12)
-    inputs = repetitive_batch(2)
-    expected = model.generate(**inputs, **OPTIONS)
-    output = hf.generate(model, **inputs, **OPTIONS, drafter=Generous())
-    assert torch.equal(output.sequences, expected)
+    assert_decodes(model, repetitive_batch(2), "found", exact=True, **OPTIONS)
 
 
 class _Every(StoppingCriteria):
@@ -289,17 +284,8 @@ class _Every(StoppingCriteria):
 @pytest.mark.parametrize("form", ["bool", "scalar"])
 @pytest.mark.parametrize("rows", [1, 3])
 def test_criteria_may_answer_for_all_rows_at_once(model: Any, form: str, rows: int) -> None:
-    options = {"stopping_criteria": StoppingCriteriaList([_Every(form)])}
+    options = {**OPTIONS, "stopping_criteria": StoppingCriteriaList([_Every(form)])}
     if rows > 1:
         options["eos_token_id"] = 96
-    inputs = repetitive_batch(rows)
-    expected = model.generate(**inputs, **{**OPTIONS, **options})
-    output = hf.generate(
-        model,
-        **inputs,
-        **{**OPTIONS, **options},
-        drafter=Generous(),
-        prediction=[edited(row[30:]) for row in expected],
-    )
-    assert expected.shape[1] == 50
-    assert torch.equal(output.sequences, expected)
+    found = assert_decodes(model, repetitive_batch(rows), exact=True, **options)
+    assert found.expected.shape[1] == 50

@@ -15,7 +15,7 @@ from transformers.models.mllama.configuration_mllama import MllamaTextConfig
 from fastdraft import hf
 from fastdraft.errors import InvalidValueError
 from fastdraft.hf.interface import CACHE
-from hf_models import VOCABULARY, Generous, drawn, edited, repetitive_batch, tiny_model
+from hf_models import VOCABULARY, assert_decodes, drawn, repetitive_batch, tiny_model
 
 OPTIONS = {"do_sample": False, "max_new_tokens": 24, "eos_token_id": None}
 _ENCODER: dict[str, Any] = {
@@ -58,15 +58,6 @@ def _widths(model: Any) -> Iterator[list[int]]:
     handle.remove()
 
 
-def _check(model: Any, rows: int = 1) -> None:
-    inputs = repetitive_batch(rows)
-    expected = model.generate(**inputs, **OPTIONS)
-    prediction = [edited(row[30:]) for row in expected]
-    output = hf.generate(model, **inputs, **OPTIONS, drafter=Generous(), prediction=prediction)
-    assert torch.equal(output.sequences, expected)
-    assert output.stats.accepted > 0
-
-
 @pytest.mark.parametrize("family", ENCODERS)
 def test_encoders_that_attend_both_ways_are_refused(family: str) -> None:
     model = _encoder(family, is_decoder=False)
@@ -79,7 +70,7 @@ def test_encoders_that_attend_both_ways_are_refused(family: str) -> None:
 
 @pytest.mark.parametrize("family", ENCODERS)
 def test_encoders_that_are_decoders_decode(family: str) -> None:
-    _check(_encoder(family, is_decoder=True))
+    assert_decodes(_encoder(family, is_decoder=True), repetitive_batch(1), exact=True, **OPTIONS)
 
 
 def test_a_model_is_asked_once() -> None:
@@ -144,9 +135,7 @@ def test_windows_that_the_cache_alone_keeps_are_refused_beyond_them() -> None:
         hf.generate(model, **inputs, **OPTIONS)
     assert widths == [2]
     within = {**OPTIONS, "max_new_tokens": 10}
-    expected = model.generate(**inputs, **within)
-    output = hf.generate(model, **inputs, **within, drafter=Generous())
-    assert torch.equal(output.sequences, expected)
+    assert_decodes(model, inputs, "found", exact=True, **within)
 
 
 @pytest.mark.parametrize(
@@ -232,11 +221,10 @@ def test_text_without_pictures_decodes_with_cross_attention_left_out() -> None:
         tie_word_embeddings=False,
     )
     model = drawn(transformers.MllamaForCausalLM, config).double()
-    _check(model)
-    _check(model, rows=3)
+    assert_decodes(model, repetitive_batch(3), exact=True, **OPTIONS)
     inputs = repetitive_batch(1)
     options = {**OPTIONS, "return_dict_in_generate": True}
-    first = hf.generate(model, **inputs, **options, drafter=Generous())
+    first = assert_decodes(model, inputs, ours=options, exact=True, **OPTIONS).output
     text = torch.cat([first.sequences, inputs["input_ids"][:, :5]], -1)
     expected = model.generate(text, **OPTIONS)
     second = hf.generate(model, text, **options, **{CACHE: first[CACHE]})
@@ -287,9 +275,7 @@ def test_models_that_prepare_more_than_the_text_are_refused(kind: str) -> None:
         hf.generate(tuned, **repetitive_batch(1), **OPTIONS)
     assert not widths
     adapted: Any = _Tuned(model, "none")
-    expected = model.generate(**repetitive_batch(1), **OPTIONS)
-    output = hf.generate(adapted, **repetitive_batch(1), **OPTIONS, drafter=Generous())
-    assert torch.equal(output.sequences, expected)
+    assert_decodes(adapted, repetitive_batch(1), plain=model, exact=True, **OPTIONS)
 
 
 @pytest.mark.filterwarnings("ignore:Position ids are not supported")
@@ -311,9 +297,7 @@ def test_tuning_with_peft(kind: str) -> None:
     model = peft.get_peft_model(tiny_model("llama").double(), config).double().eval()
     inputs = repetitive_batch(1)
     if kind == "lora":
-        expected = model.generate(**inputs, **OPTIONS)
-        output = hf.generate(model, **inputs, **OPTIONS, drafter=Generous())
-        assert torch.equal(output.sequences, expected)
+        assert_decodes(model, inputs, exact=True, **OPTIONS)
     else:
         with pytest.raises(InvalidValueError, match="prompt or prefix tuning"):
             hf.generate(model, **inputs, **OPTIONS)

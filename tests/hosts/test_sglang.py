@@ -1385,3 +1385,32 @@ def test_predictions_and_tools_reach_the_sampling_parameters(package: Path, mode
 def test_doctor_finds_this_host() -> None:
     found = doctor("SGLang", PYTHONPATH=str(TORCHVISION_ON_CPU))
     assert found == (0, f"{version('sglang')}, loads fastdraft")
+
+
+# In the place of the packages, whose beginnings import much that this version has elsewhere.
+_OLDER = """
+import sys, types
+for name in ("sglang", "sglang.srt", "sglang.srt.speculative"):
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = [sys.argv[1] + "/" + name.replace(".", "/")]
+from fastdraft.serving.sglang import register
+register()
+register()
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+SpeculativeAlgorithm.from_string("FASTDRAFT").validate_server_args(None)
+"""
+
+
+def test_an_older_version_is_refused_when_its_arguments_are_checked() -> None:
+    older = os.environ["FASTDRAFT_SGLANG_OLDER"]
+    path = os.pathsep.join([older, os.environ.get("PYTHONPATH", "")])
+    run = subprocess.run(
+        [sys.executable, "-c", _OLDER, older],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 1
+    assert "FASTDRAFT needs SGLang 0.5.23 or newer, got 0.5.12" in run.stderr
+    arguments = ast.parse(Path(older, "sglang/srt/server_args.py").read_text(encoding="utf-8"))
+    assert "algo.validate_server_args(self)" in ast.unparse(arguments)

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from doctor import doctor
-from vllm_source import body, module, parameters, says, sources
+from vllm_source import body, drafts_ngrams_on_v2, module, parameters, says, sources
+
+NEWER = [source for source in sources() if drafts_ngrams_on_v2(source)]
+OLDER = [source for source in sources() if source not in NEWER]
 
 
 def test_there_is_a_source_to_look_at() -> None:
@@ -48,6 +51,19 @@ def test_propose_is_called_with_rows_lengths_and_texts(source: Path) -> None:
     # Whatever else comes, comes by name, which the proposer takes and leaves.
     assert {keyword.arg for keyword in call.keywords} == {"slot_mappings"}
     assert any(says(node, "assert isinstance(sampled_token_ids, list)") for node in branch.body)
+
+
+def test_log_probabilities_are_taken_of_as_many_lines_for_each_row(source: Path) -> None:
+    """As many as the longest draft of the step has tokens, and one: `StepTimes` prices them."""
+    sampler = body(module(source, "v1/sample/rejection_sampler.py"), "RejectionSampler")
+    made = ast.unparse(body(sampler, "_get_logprobs_tensors"))
+    assert "offsets = torch.arange(sampled_token_ids.shape[-1]" in made
+    assert "logit_start_indices.unsqueeze(1) + offsets.unsqueeze(0)" in made
+    assert "self.sampler.compute_logprobs(accepted_logits)" in made
+    sample = (source / "v1/sample/rejection_sampler.py").read_text(encoding="utf-8")
+    assert "(batch_size, max_spec_len + 1)" in sample
+    metadata = (source / "v1/spec_decode/metadata.py").read_text(encoding="utf-8")
+    assert "self.max_spec_len = max(self.num_draft_tokens)" in metadata
 
 
 def test_a_draft_follows_the_bookkeeping(source: Path) -> None:
@@ -103,6 +119,7 @@ def test_the_runner_knows_requests_and_hears_of_their_end(source: Path) -> None:
     } <= fields
     assert "lora_name: str" in (source / "lora" / "request.py").read_text(encoding="utf-8")
     assert says(body(batch, "InputBatch"), "self.req_id_to_index")
+    assert says(body(batch, "InputBatch"), "self.num_logprobs: dict[str, int] = {}")
     assert parameters(body(body(batch, "InputBatch"), "req_ids")) == ["self"]
     sampling = body(module(source, "sampling_params.py"), "SamplingParams")
     known = {
@@ -141,11 +158,13 @@ def test_one_rank_drafts_for_its_group(source: Path) -> None:
 def test_drafts_are_cut_where_the_grammar_ends(source: Path) -> None:
     scheduler = body(module(source, "v1/core/sched/scheduler.py"), "Scheduler")
     update = ast.unparse(body(scheduler, "update_draft_token_ids"))
-    assert "self.structured_output_manager.validate_tokens(request, spec_token_ids)" in update
+    assert "grammar.validate_tokens(spec_token_ids)" in update or (
+        "self.structured_output_manager.validate_tokens(request, spec_token_ids)" in update
+    )
 
 
 def test_steps_do_not_overlap(source: Path) -> None:
-    """Drafts come from tokens that are known: no asynchronous scheduling, and its model runner."""
+    """Drafts come from tokens that are known: no asynchronous scheduling."""
     config = body(module(source, "config/vllm.py"), "VllmConfig")
     allowed = [
         ast.unparse(node)
@@ -155,12 +174,31 @@ def test_steps_do_not_overlap(source: Path) -> None:
     ]
     assert allowed
     assert not any("custom_class" in condition for condition in allowed)
+
+
+@pytest.mark.parametrize("source", NEWER, ids=lambda path: path.parent.name)
+def test_v2_refuses_a_class_of_the_users(source: Path) -> None:
+    config = body(module(source, "config/vllm.py"), "VllmConfig")
     (unsupported,) = [
         node
         for node in ast.walk(config)
         if isinstance(node, ast.Compare) and "'custom_class'" in ast.unparse(node)
     ]
     assert ast.unparse(unsupported).startswith("speculative_config.method in")
+
+
+@pytest.mark.parametrize("source", OLDER, ids=lambda path: path.parent.name)
+def test_where_v2_drafts_no_ngrams_vllm_takes_v1(source: Path) -> None:
+    """For these, and for a class of the user's."""
+    config = body(module(source, "config/vllm.py"), "VllmConfig")
+    unsupported = ast.unparse(body(config, "_get_v2_model_runner_unsupported_features"))
+    assert "if speculative_config.method in ('ngram', 'ngram_gpu'):" in unsupported
+    assert (
+        "elif speculative_config.method not in ('eagle', 'eagle3', 'mtp', 'dflash'" in unsupported
+    )
+    assert "custom_class" not in unsupported
+    choice = ast.unparse(body(config, "use_v2_model_runner"))
+    assert "unsupported = self._get_v2_model_runner_unsupported_features()" in choice
 
 
 def test_the_config_has_what_is_read(source: Path) -> None:
@@ -217,6 +255,7 @@ def test_the_method_is_replaced_before_vllm_looks(source: Path) -> None:
     assert parameters(body(arguments, "from_cli_args")) == ["cls", "args"]
 
 
+@pytest.mark.parametrize("source", NEWER, ids=lambda path: path.parent.name)
 def test_which_runner_vllm_takes_depends_on_what_it_is_asked_with(source: Path) -> None:
     config = body(module(source, "config/vllm.py"), "VllmConfig")
     read = {

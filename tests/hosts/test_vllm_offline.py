@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -276,6 +277,37 @@ def test_prediction_is_accepted_and_counted(llm: LLM, plain: Plain) -> None:
 def test_wrong_options_of_a_request_are_refused(llm: LLM, arguments: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(arguments))):
         run(llm, [PROMPTS[0]], greedy(extra_args=arguments))
+
+
+class FlatTimes(StepTimes):
+    """A token costs nothing, only a line of log-probabilities does."""
+
+    def curve(self, rows: int, drafted: int, lookahead: int, **_: Any) -> Any:
+        self._seconds = np.full(drafted * (1 + lookahead), 0.01)
+        return self._seconds
+
+
+@pytest.mark.parametrize("price", [0.0, 10.0])
+def test_log_probabilities_are_the_same_and_their_price_cuts_drafts(
+    price: float, llm: LLM, plain: Plain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(llm, PROMPTS, greedy())  # is remembered
+    settle(llm)
+    proposer = proposer_of(llm)
+    monkeypatch.setattr(proposer, "_times", FlatTimes("cpu", line_seconds=price))
+    before = proposer.stats
+    for output, expected in zip(run(llm, PROMPTS, greedy(logprobs=0)), plain.alone, strict=True):
+        assert_same(expected, tokens_of(output))
+        entries = zip(output.outputs[0].logprobs, expected.outputs[0].logprobs, strict=True)
+        for ours, theirs, token, same in zip(
+            *zip(*entries, strict=True), tokens_of(output), tokens_of(expected), strict=True
+        ):
+            if token != same:
+                break  # after a near tie
+            assert abs(ours[token].logprob - theirs[token].logprob) < NEAR_TIE
+    settle(llm)
+    accepted = proposer.stats.accepted - before.accepted
+    assert accepted > 50 if price == 0 else accepted == 0
 
 
 def test_what_only_the_engine_can_refuse_costs_drafts_alone(llm: LLM, plain: Plain) -> None:

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastdraft.hf.drafts import FlatDrafts
 from fastdraft.hf.positions import Warping
-from fastdraft.hf.step import Verifier
+from fastdraft.hf.verifier import Verifier
 from fastdraft.kernels import language
 
 VOCABULARY = 3000

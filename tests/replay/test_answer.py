@@ -50,6 +50,16 @@ def test_equal_requests_have_no_interval() -> None:
     assert worth.interval == (4.0, 4.0)
 
 
+def test_the_mean_of_families_has_an_interval_of_its_own() -> None:
+    low, high = RESULTS[0].interval
+    # Of two families, one always has a speed of 1.
+    slow, fast = 40 / (20 + 0.1 * 50), 40 / (10 + 0.1 * 50)
+    assert (low, high) == pytest.approx((slow**0.5, fast**0.5))
+    assert low < RESULTS[0].geometric_mean < high
+    equal = result("default", 0.1, code=[(10, 40, 50)] * 9, story=[(20, 20, 0)] * 3)
+    assert equal.interval == pytest.approx((equal.geometric_mean, equal.geometric_mean))
+
+
 def test_costs_are_those_by_hand() -> None:
     # A weight is read in 2 bytes and used in 2 operations, so the size cancels out.
     bandwidth, operations = GPUS["H100 SXM"]

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import zstandard
 from click.testing import CliRunner
 
 from fastdraft.cli.app import app
 from fastdraft.replay.importers import FORMS, Importer
-from fastdraft.replay.records import JsonLine, RecordError, parse_lines
+from fastdraft.replay.records import JsonLine, RecordError, parse_lines, zstd_module
 from fastdraft.replay.tokenizer import TextTokenizer
+
+zstd = zstd_module()
 
 USER = {"role": "user", "content": "hi"}
 SAID = {"role": "assistant", "content": "hello"}
@@ -315,8 +316,14 @@ SamplingParams(n=1), prompt_token_ids: [4, 5], prompt_embeds shape: None, lora_r
 INFO 11-24 10:00:01 [request_logger.py:90] Generated response chatcmpl-1 (streaming delta): \
 output: 'no', finish_reason: None
 DEBUG 11-24 10:00:02 [request_logger.py:80] Generated response chatcmpl-1 (streaming complete) \
-details: output_token_ids: [3]
+details: output_token_ids: None
 INFO 11-24 10:00:02 [request_logger.py:90] Generated response chatcmpl-1 (streaming complete): \
+output: 'hello', finish_reason: streaming_complete
+DEBUG 11-24 10:00:02 [request_logger.py:50] Request chatcmpl-3 details: prompt: 'it', \
+prompt_token_ids: [1, 2], prompt_embeds shape: None.
+DEBUG 11-24 10:00:02 [request_logger.py:80] Generated response chatcmpl-3 details: \
+output_token_ids: [3]
+INFO 11-24 10:00:02 [request_logger.py:90] Generated response chatcmpl-3: \
 output: 'hello', finish_reason: stop
 INFO 11-24 10:00:03 [logger.py:90] Generated response cmpl-2: output: 'hello', \
 output_token_ids: None, finish_reason: stop
@@ -381,7 +388,7 @@ def test_requests_and_answers_of_batches_are_joined(order: int) -> None:
 def test_vllms_log_is_read(form: str | None) -> None:
     lines = VLLM.splitlines()
     found, _ = imported(*lines[1:] if form is None else lines, form=form)
-    assert found == [([1, 2], [3]), ("it's", "hello")]
+    assert found == [('it\'s\n"1"', "hello"), ([1, 2], [3]), ("it's", "hello")]
 
 
 def test_sglangs_log_is_read() -> None:
@@ -442,13 +449,13 @@ PAIRS = [
 ]
 
 
-def zstandard_frames(content: bytes) -> bytes:
+def zstd_frames(content: bytes) -> bytes:
     """Two frames, as a log that was appended to has them."""
     half = len(content) // 2
-    return b"".join(map(zstandard.compress, (content[:half], content[half:])))
+    return b"".join(map(zstd.compress, (content[:half], content[half:])))
 
 
-@pytest.mark.parametrize("pack", [bytes, gzip.compress, zstandard_frames])
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, zstd_frames])
 @pytest.mark.parametrize("form", ["lines", "array", "indented array"])
 def test_files_are_read_as_they_come(
     tmp_path: Path, pack: Callable[[bytes], bytes], form: str
@@ -471,7 +478,8 @@ def test_files_are_read_as_they_come(
         b'["\xff"]',
         gzip.compress(b"{}\n{}\n", mtime=0)[:-9],
         b"\x1f\x8bxx",
-        zstandard.compress(b"{}\n" * 9_999)[:-9] + b"xxxxxxxxxx",
+        zstd.compress(b"{}\n" * 9_999)[:-9] + b"xxxxxxxxxx",
+        zstd.compress(b"{}\n{}\n")[:-3],
     ],
 )
 def test_damaged_files_are_told(tmp_path: Path, content: bytes) -> None:

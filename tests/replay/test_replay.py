@@ -45,7 +45,7 @@ from fastdraft.replay.trace import accepted_path
 RUN_KEYS = {
     "at_once",
     *("drafter", "token_cost", "lookahead", "tree_budget", "families"),
-    *("geometric_mean", "worst"),
+    *("geometric_mean", "interval", "worst"),
 }
 FAMILY_KEYS = {
     *("requests", "steps", "emitted", "drafted", "accepted"),

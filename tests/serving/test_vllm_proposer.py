@@ -19,7 +19,7 @@ from fastdraft.serving.request_options import NAMESPACE
 from fastdraft.serving.vllm import FastdraftProposer, Settings, proposer
 from fastdraft.serving.vllm.ledger import FOLDER_VARIABLE, Ledger, LedgerReader, new_ticket
 from fastdraft.serving.vllm.requests import SALT
-from fastdraft.serving.vllm.step_times import captured_sizes
+from fastdraft.serving.vllm.step_times import StepTimes, captured_sizes, seconds_of_a_line
 from vllm_host import VOCABULARY, Clock, Host, Job, StairsClock, config, graphs
 
 CYCLE = list(range(100, 120))
@@ -445,6 +445,75 @@ def test_drafting_follows_the_measured_times(
         clock.forward(sum(1 + len(draft) for draft in drafts.values()))
     late = np.mean(drafted[len(drafted) // 2 :])
     assert late > 2 if pays else late < 0.3
+
+
+@pytest.mark.parametrize(
+    ("line", "shares"), [(0.0, True), (1e-6, True), (2e-4, False)], ids=["free", "cheap", "dear"]
+)
+@pytest.mark.parametrize("copying", [1, 32])
+def test_the_price_of_log_probabilities_cuts_long_drafts(
+    copying: int, line: float, shares: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are taken at as many lines for each of 32 rows as the longest draft has tokens, and
+    one: of 32 rows one with a draft pays for all, 32 with drafts share."""
+    clock = Clock(0.001)
+    monkeypatch.setattr(proposer, "time", clock)
+    monkeypatch.setattr(proposer, "seconds_of_a_line", lambda *_: line)
+    host = Host(FastdraftProposer(config(length=4096)), rows=32, length=4096)
+    random = np.random.default_rng(0)
+    for number in range(32):
+        text = CYCLE * 60 if number < copying else random.integers(200, VOCABULARY, 1000).tolist()
+        host.add(str(number), Job(text[:60], text[60:]))
+        host.input_batch.num_logprobs[str(number)] = 0
+    longest, seconds = [], []
+    while all(job.said < len(job.output) for job in host.jobs.values()):
+        drafts = host.step()
+        longest.append(max(map(len, drafts.values())))
+        started = clock.now
+        clock.forward(sum(1 + len(draft) for draft in drafts.values()))
+        clock.now += line * 32 * (1 + longest[-1])
+        seconds.append(clock.now - started)
+    late = np.mean(longest[len(longest) // 2 :])
+    if shares or copying == 32:
+        assert late > 7
+    else:
+        # 32 lines take 6.4 ms, a forward 10: for a token of one row in 32 that does not pay.
+        assert late < 0.5
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_lengths_with_log_probabilities_are_the_best_of_all(seed: int) -> None:
+    """Against every length tried."""
+    random = np.random.default_rng(seed)
+    rows = int(random.integers(1, 9))
+    drafted = int(random.integers(1, rows + 1))
+    line = float(random.uniform(0, 0.02))
+    times = StepTimes("cpu", line_seconds=line)
+    for width in (1, 1, 1, 3, 5, 9):
+        decoded = dict.fromkeys(range(rows), width)
+        times.add_forward(decoded)
+        lines = rows * width
+        times.observe(decoded, rows, 0.05 + 0.01 * width + line * lines, lines=lines)
+    seconds = times.curve(rows, drafted, 8)
+    assert seconds is not None
+    # The price of lines is in none of them.
+    assert 0.05 < seconds[drafted - 1] < 0.07
+    sizes = random.integers(0, 9, drafted)
+    drafts = [np.sort(random.random(size))[::-1].astype(np.float32) for size in sizes]
+
+    def speed(longest: int) -> float:
+        kept = [draft[:longest] for draft in drafts]
+        took = seconds[drafted + sum(map(len, kept)) - 1] + line * rows * (1 + longest)
+        return float((drafted + sum(draft.sum() for draft in kept)) / took)
+
+    offsets = np.cumsum([0, *sizes], dtype=np.int32)
+    found = times.best_longest(rows, offsets, np.concatenate(drafts))
+    speeds = [speed(longest) for longest in range(max(sizes) + 1)]
+    assert speeds[found] == pytest.approx(max(speeds), rel=1e-6)
+
+
+def test_a_line_takes_some_time() -> None:
+    assert 0 < seconds_of_a_line("cpu", 100_000) < 0.1
 
 
 @pytest.mark.parametrize("chunk", [3, 40], ids=["short prompts", "chunks of a long prompt"])

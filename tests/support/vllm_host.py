@@ -128,7 +128,7 @@ class Host:
         self.lengths = np.zeros(rows, dtype=np.int32)
         self.jobs: dict[str, Job] = {}
         self.drafts: dict[str, list[int]] = {}
-        self.input_batch = SimpleNamespace(req_ids=[])
+        self.input_batch = SimpleNamespace(req_ids=[], num_logprobs={})
         self.requests: dict[str, Any] = {}
         self.executed = 0
         self.most_verified = 1 << 30

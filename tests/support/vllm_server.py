@@ -106,12 +106,14 @@ def serving(
         speculative = {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": 8}
         arguments["--additional-config"] = json.dumps({"fastdraft": settings})
     arguments["--speculative-config"] = json.dumps(speculative)
-    command = ["--enforce-eager", *itertools.chain(*arguments.items())]
+    # With VLLM_LOGGING_LEVEL=DEBUG the log has prompts and answers.
+    log = ["--enable-log-requests", "--enable-log-outputs"]
+    command = ["--enforce-eager", *log, *itertools.chain(*arguments.items())]
     server = Server(f"http://127.0.0.1:{port}", folder / "server.log")
     environment = {
-        **variables,
         "VLLM_LOGGING_LEVEL": "INFO",
         "VLLM_NO_USAGE_STATS": "1",
+        **variables,
     }
     if frontend is not None:
         environment["VLLM_USE_RUST_FRONTEND"] = "1"

@@ -1,17 +1,18 @@
 """vLLM's source, looked at without running it.
 
-By default the source of the vLLM that is installed; FASTDRAFT_VLLM_SOURCE names the folder of
-another version's (the one with `vllm/` in it).
+That of the vLLM that is installed, and of other versions: FASTDRAFT_VLLM_SOURCES names folders with
+`vllm/` in them, separated as in PATH.
 """
 
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
 import os
 from pathlib import Path
 
-__all__ = ["body", "module", "parameters", "says", "sources"]
+__all__ = ["body", "drafts_ngrams_on_v2", "module", "parameters", "says", "sources"]
 
 
 def sources() -> list[Path]:
@@ -19,11 +20,16 @@ def sources() -> list[Path]:
     found = []
     if installed is not None and installed.origin is not None:
         found.append(Path(installed.origin).parent)
-    if "FASTDRAFT_VLLM_SOURCE" in os.environ:
-        found.append(Path(os.environ["FASTDRAFT_VLLM_SOURCE"]) / "vllm")
-    return found
+    folders = os.environ.get("FASTDRAFT_VLLM_SOURCES", "").split(os.pathsep)
+    return found + [Path(folder) / "vllm" for folder in folders if folder]
 
 
+def drafts_ngrams_on_v2(source: Path) -> bool:
+    """Whether Model Runner V2 has the speculator in whose place fastdraft's is put."""
+    return (source / "v1/worker/gpu/spec_decode/ngram").is_dir()
+
+
+@functools.cache
 def module(source: Path, name: str) -> ast.Module:
     return ast.parse((source / name).read_text(encoding="utf-8"))
 

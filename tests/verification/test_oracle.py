@@ -271,6 +271,34 @@ def test_rejection_is_the_oracle(lengths, vocabulary, chunk, as_logits, odd, dat
     assert emitted.status.tolist() == [status for _, status in expected]
 
 
+@pytest.mark.parametrize("operation", ["sampled", "filters"])
+def test_drafts_that_hit(operation):
+    """Trees of ordinary rows, which the target leaves at every depth."""
+    case = case_of(operation, [0, 1, 3, 6, 9] * 20, 6, torch.float64, seed=4, odd=False, tree=True)
+    case = case.warped(temperature=[0.75, 1.0, 1.5])
+    batch, drawn_by = case.batch, case.more[0]
+    verified = case.verify()
+    assert {1, 2, 3, 4} <= set(verified.lengths.tolist())
+    off = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    expected = []
+    for b, (begin, end) in enumerate(pairwise(batch.offsets.tolist())):
+        of_request = drawn_by.of(slice(b, b + 1))
+        own = [
+            other if each is None else each.item()
+            for each, other in zip(of_request.warpers, off.values(), strict=True)
+        ]
+        seed, position = int(of_request.seeds), int(of_request.positions)
+        expected.append(
+            oracle.walk(
+                batch.logits[begin + b : end + b + 1].tolist(),
+                lambda row, depth, s=seed, p=position, o=own: oracle.draw(row, s, p + depth, *o),
+                batch.draft_ids[begin:end].tolist(),
+                batch.parents[begin:end].tolist(),
+            )[0]
+        )
+    assert verified.tolist() == expected
+
+
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("shape", [{}, {"top_p": [0.9453125, 1.0, 0.5703125]}], ids=str)
 def test_rejection_of_drafts_that_were_drawn(form, shape):
@@ -437,8 +465,9 @@ few_logits = st.sampled_from([-INF, -2.0, -0.0, 0.0, 1.0, 3.0]) | st.just(NAN)
     st.integers(1, 8),
     st.sampled_from([0.0, 0.5, 1.0, 2.0]),
     st.booleans(),
+    st.sampled_from([2, 3, 1024]),
 )
-def test_the_likeliest_tokens_are_the_oracles(data, vocabulary, count, most, heat, masked):
+def test_the_likeliest_tokens_are_the_oracles(data, vocabulary, count, most, heat, masked, chunk):
     logits = rows_of(data, few_logits, count, vocabulary)
     x, allowed = torch.tensor(logits), None
     if masked:
@@ -449,10 +478,10 @@ def test_the_likeliest_tokens_are_the_oracles(data, vocabulary, count, most, hea
     zeros = torch.zeros(1, dtype=torch.int64)
     drawn_by = {"temperature": heat, "top_k": 1, "seeds": zeros, "positions": zeros}
     shared = {"allowed": allowed, "likeliest": most}
-    for verified, temperature in (
-        (verify_greedy(*batch, **shared), 1.0),
-        (verify_sampled(*batch, **drawn_by, **shared), heat or 1.0),
-    ):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(operands, "CHUNK", chunk)
+        found = verify_greedy(*batch, **shared), verify_sampled(*batch, **drawn_by, **shared)
+    for verified, temperature in zip(found, (1.0, heat or 1.0), strict=True):
         token_ids, probabilities = verified.likeliest
         expected = [oracle.likeliest(row, temperature, most) for row in logits]
         assert token_ids.tolist() == [[token for token, _ in row] for row in expected]

@@ -39,6 +39,7 @@ void Candidates::find(std::int32_t depth, const Agreement& agreement) {
   // For a run after them too.
   constexpr std::size_t kRoom = kMost + kLongestRun;
   if (candidates_.size() < size_ + kRoom) candidates_.resize(2 * size_ + kRoom);
+  if (depth >= MatchedTexts::kCopiedAtFirst) matches_.reach(agreement.matches);
   Node node{depth,
             agreement.copy ? copy_.token(depth) : -1,
             agreement.prediction ? prediction_.token(depth) : -1,

@@ -78,8 +78,8 @@ class Candidates {
 
   // For chains, or for trees, which draft from what a chain leaves out as unlikely. `weights` may
   // be null.
-  Candidates(const AcceptanceModel& acceptance, const TokenWeights* weights,
-             const MatchedTexts& matches, bool tree) noexcept
+  Candidates(const AcceptanceModel& acceptance, const TokenWeights* weights, MatchedTexts& matches,
+             bool tree) noexcept
       : acceptance_(acceptance), weights_(weights), matches_(matches), tree_(tree) {}
 
   // Begins a draft from the matches as they are now. Gives the agreement of the root.
@@ -174,7 +174,7 @@ class Candidates {
 
   const AcceptanceModel& acceptance_;
   const TokenWeights* const weights_;
-  const MatchedTexts& matches_;
+  MatchedTexts& matches_;
   const bool tree_;
   ExpectedText copy_;
   ExpectedText prediction_;

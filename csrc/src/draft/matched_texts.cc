@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <optional>
 
+#include "index/bits.h"
 #include "store/running_texts.h"
 
 namespace fastdraft {
@@ -40,19 +41,20 @@ void MatchedTexts::find() {
   find_suffixes();
   if (first) first->go_on(lookup);
   if (repeated < kStrong) find_last_token();
-  if (first) add_stored(*first, lookup, source_of(0));
+  if (first) add_stored(*first, lookup, source_of(0), stores_[0].get());
   first.reset();
   for (std::size_t i = 0; i < size; ++i) {
     if (i > 0) {
       const Datastore::Reader reader(*stores_[i]);
       lookup = reader.begin(context_.text(), context_.size(), shortest);
       reader.go_on(lookup);
-      add_stored(reader, lookup, source_of(i));
+      add_stored(reader, lookup, source_of(i), stores_[i].get());
     }
     const RunningTexts* running = stores_[i]->running();
     if (running != nullptr && running->has_others(&context_)) {
       const RunningTexts::Reader reader(*running, &context_);
-      add_stored(reader, {context_.text(), context_.size(), shortest, {}}, Source::kRunning);
+      add_stored(reader, {context_.text(), context_.size(), shortest, {}}, Source::kRunning,
+                 nullptr);
     }
   }
 }
@@ -125,12 +127,14 @@ Source MatchedTexts::source_of(std::size_t store) const noexcept {
   return own ? Source::kDatastore : Source::kReadOnly;
 }
 
-// Adds what a store holds, or what other running requests have written.
+// Adds what a store holds, or, without `store`, what other running requests have written: text that
+// may have moved once the reader is gone, so all of it is copied at once.
 //
 // All datastores share most_stored() places, so that none hides what another one has.
 template <typename Reader>
-void MatchedTexts::add_stored(const Reader& reader, const Datastore::Lookup& lookup,
-                              Source source) {
+void MatchedTexts::add_stored(const Reader& reader, const Datastore::Lookup& lookup, Source source,
+                              const Datastore* store) {
+  const std::int32_t most = store == nullptr ? lookahead_ : std::min(lookahead_, kCopiedAtFirst);
   std::array<Occurrence, kStoredOfTree> found;
   const int count = reader.find(lookup, found.data(), most_stored(),
                                 tree_ ? 2 * kStoredOfTree : Datastore::kLinks);
@@ -148,16 +152,32 @@ void MatchedTexts::add_stored(const Reader& reader, const Datastore::Lookup& loo
     const bool full = num_stored_ == most_stored();
     if (full && at == last) return;  // nor has the store any that is better
     // Where all places are taken, the worst match's gives way.
-    Token* tokens = stored_tokens_.data() + (full ? (last - 1)->next - stored_tokens_.data()
-                                                  : std::ptrdiff_t{num_stored_} * lookahead_);
-    const auto copied = static_cast<std::int32_t>(reader.copy(place.next, tokens, lookahead_));
+    const std::size_t slot = full ? slot_of(*(last - 1)) : static_cast<std::size_t>(num_stored_);
+    Token* tokens = stored_tokens_.data() + slot * static_cast<std::size_t>(lookahead_);
+    const auto copied = static_cast<std::int32_t>(reader.copy(place.next, tokens, most));
     if (copied == 0) continue;
+    rests_[slot] = {copied == most && most < lookahead_ ? store : nullptr, place.next + copied};
     if (!full) {
       ++num_stored_;
       ++size_;
     }
     std::copy_backward(at, full ? last - 1 : last, full ? last : last + 1);
     *at = {tokens, copied, place.length, source, place.output, rank};
+  }
+}
+
+void MatchedTexts::reach(MatchSet matches) {
+  for (MatchSet left = matches & all(); left != 0; left &= left - 1) {
+    MatchedText& match = matches_[static_cast<std::size_t>(lowest_bit(left))];
+    if (!match.stored()) continue;
+    const std::size_t slot = slot_of(match);
+    const auto [store, position] = rests_[slot];
+    if (store == nullptr) continue;
+    rests_[slot].store = nullptr;
+    Token* tokens = stored_tokens_.data() + slot * static_cast<std::size_t>(lookahead_);
+    const Datastore::Reader reader(*store);
+    match.count += static_cast<std::int32_t>(
+        reader.copy(position, tokens + match.count, lookahead_ - match.count));
   }
 }
 

@@ -64,6 +64,11 @@ class MatchedTexts {
   // longest first; of equally long ones each store's latest precedes its second latest.
   void find();
 
+  // Of a stored text so many tokens are copied at first; what follows them, when `reach` asks.
+  static constexpr std::int32_t kCopiedAtFirst = 16;
+  // Has all of these matches' texts, for a draft that agrees with them so far.
+  void reach(MatchSet matches);
+
   MatchSet all() const noexcept { return (MatchSet{1} << size_) - 1; }
   const MatchedText& operator[](int i) const noexcept {
     return matches_[static_cast<std::size_t>(i)];
@@ -79,8 +84,14 @@ class MatchedTexts {
   void find_suffixes() noexcept;
   void find_last_token() noexcept;
   Source source_of(std::size_t store) const noexcept;
+  // Which of stored_tokens_' places, of lookahead_ tokens each, has the text of a stored match.
+  std::size_t slot_of(const MatchedText& match) const noexcept {
+    return static_cast<std::size_t>(match.next - stored_tokens_.data()) /
+           static_cast<std::size_t>(lookahead_);
+  }
   template <typename Reader>
-  void add_stored(const Reader& reader, const Datastore::Lookup& lookup, Source source);
+  void add_stored(const Reader& reader, const Datastore::Lookup& lookup, Source source,
+                  const Datastore* store);
 
   const SuffixAutomaton& context_;
   const std::int64_t templates_size_;
@@ -96,6 +107,12 @@ class MatchedTexts {
   int size_ = 0;
   int num_stored_ = 0;
   std::vector<Token> stored_tokens_;  // copied, since the text may leave the datastore
+  // By the place in stored_tokens_: where the text goes on; a null store: nowhere.
+  struct Rest {
+    const Datastore* store;
+    std::int64_t position;
+  };
+  std::array<Rest, kStoredOfTree> rests_;
 };
 
 static_assert(MatchedTexts::kMost < 64);

@@ -22,6 +22,7 @@ EXTRAS = {
     "torch": "hf",
     "transformers": "cli",
     "accelerate": "demo",
+    "backports": "cli",
     "filelock": "cli",
     "fsspec": "fleet",
     "gguf": "demo",
@@ -30,7 +31,6 @@ EXTRAS = {
     "ray": "ray",
     "tokenizers": "cli",
     "uvicorn": "proxy",
-    "zstandard": "cli",
 }
 
 

@@ -20,7 +20,8 @@ from fastdraft.cluster import Cluster
 from fastdraft.datastore import Datastore, DatastoreWriter
 from fastdraft.errors import InvalidValueError
 from fastdraft.replay.display import progress
-from fastdraft.replay.records import parse_lines, short
+from fastdraft.replay.importers import Importer
+from fastdraft.replay.records import RecordError, parse_lines, short
 from fastdraft.replay.tokenizer import TextTokenizer
 
 __all__ = ["datastore"]
@@ -64,6 +65,11 @@ def datastore() -> None:
     show_default=True,
     help="The token ids in .bin files.",
 )
+@click.option(
+    "--answers",
+    is_flag=True,
+    help="The inputs are logs, as `fastdraft replay` reads them: store the answers in them.",
+)
 @ray_option
 def build(
     output: Path,
@@ -71,6 +77,7 @@ def build(
     tokenizer: Path | None,
     field: str,
     dtype: str,
+    answers: bool,
     address: str | None,
 ) -> None:
     """Write a frozen datastore from files of text or token ids.
@@ -85,25 +92,36 @@ def build(
     OUT.fds removes what one that was killed left. Memory stays below about 1 GB, however large the
     inputs are.
 
+    With --answers, each answer in the logs is a document. A line that is no request with its answer
+    is left out and named.
+
     With --ray, each input file is read and tokenised on one core of the cluster, and this process
     writes the store: the same file, bit for bit. It helps where there is text to tokenise, and more
     than one machine.
     """
+    if answers and tokenizer is None:
+        raise click.UsageError("--answers needs --tokenizer, which renders what the model said")
     texts = None if tokenizer is None else TextTokenizer(tokenizer)
     mark = None if texts is None else texts.fingerprint()
+
+    def read(paths: Sequence[Path], texts: TextTokenizer | None) -> Iterator[_Part]:
+        if answers and texts is not None:
+            return _answers(paths, texts)
+        return _parts(paths, field, np.dtype(dtype))
+
     with ExitStack() as stack:
         if address is None:
-            parts = _tokenised(_parts(inputs, field, np.dtype(dtype)), texts)
+            parts = _tokenised(read(inputs, texts), texts)
         else:
             cluster = stack.enter_context(Cluster(address))
-            parts = _tokenised_by(cluster, inputs, field, np.dtype(dtype), tokenizer)
+            parts = _tokenised_by(cluster, inputs, read, tokenizer)
         advance = stack.enter_context(progress(sum(path.stat().st_size for path in inputs)))
         writer = stack.enter_context(DatastoreWriter(output, fingerprint=mark))
         for part in parts:
             if part.begins:
                 writer.begin_document()
             try:
-                writer.append(part.content)
+                writer.append(part.content, output=answers)
             except InvalidValueError as error:
                 raise InvalidValueError(f"{part.place}: {error}") from error
             advance(f"{writer.num_tokens / 1e6:.1f} M tokens", part.bytes)
@@ -204,7 +222,7 @@ class _Part(NamedTuple):
     """How much of its file it takes."""
 
 
-def _parts(inputs: tuple[Path, ...], field: str, dtype: np.dtype[Any]) -> Iterator[_Part]:
+def _parts(inputs: Sequence[Path], field: str, dtype: np.dtype[Any]) -> Iterator[_Part]:
     for path in inputs:
         if path.suffix == ".jsonl":
             yield from _json_lines(path, field)
@@ -224,6 +242,19 @@ def _json_lines(path: Path, field: str) -> Iterator[_Part]:
                 f"got {got}"
             )
         yield _Part(line.place, value, True, line.bytes)
+
+
+def _answers(inputs: Sequence[Path], tokenizer: TextTokenizer) -> Iterator[_Part]:
+    convert = Importer(tokenizer)
+    for path in inputs:
+        for line in parse_lines(path):
+            try:
+                answers = [each.get("output_ids") or each["output"] for each in convert(line)]
+            except RecordError as error:
+                click.echo(f"left out: {error}", err=True)
+                continue
+            for answer in answers:
+                yield _Part(line.place, answer, True, line.bytes // len(answers))
 
 
 def _text(path: Path) -> Iterator[_Part]:
@@ -290,8 +321,7 @@ def _tokenised(parts: Iterator[_Part], tokenizer: TextTokenizer | None) -> Itera
 def _tokenised_by(
     cluster: Cluster,
     inputs: Sequence[Path],
-    field: str,
-    dtype: np.dtype[Any],
+    read: Callable[[Sequence[Path], TextTokenizer | None], Iterator[_Part]],
     tokenizer: Path | None,
 ) -> Iterator[_Part]:
     """The same parts, each file's by a task of its own."""
@@ -301,7 +331,7 @@ def _tokenised_by(
         # The other cores have tasks of their own.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         texts = None if where is None else TextTokenizer(where)
-        for batch in _batches(_parts((path,), field, dtype)):
+        for batch in _batches(read((path,), texts)):
             yield _encode(batch, texts)
 
     # The nodes work in folders of their own.

@@ -44,7 +44,7 @@ __all__ = ["demo"]
     type=NUMBER,
     default=3,
     show_default=True,
-    help="Runs of each mode; the fastest counts.",
+    help="Runs of each mode; the median counts. Six or more give an interval.",
 )
 @click.option("--json", "json_file", type=NEW_FILE, help="Write the results to this file.")
 @click.option(
@@ -84,7 +84,7 @@ def demo(
     for key, value in about.items():
         console.print(Text(f"{key + ':':9} {value}"))
     console.print(
-        f"Greedy, up to {max_new_tokens} tokens; the fastest of {repeats} runs, prompt included."
+        f"Greedy, up to {max_new_tokens} tokens; the median of {repeats} runs, prompt included."
     )
 
     warm_up(target, requests[0], max_new_tokens=max_new_tokens)

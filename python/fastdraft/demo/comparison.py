@@ -20,6 +20,7 @@ from fastdraft.demo.measure import (
 )
 from fastdraft.demo.requests import Request
 from fastdraft.demo.target import Target
+from fastdraft.replay.measurement import Ratio, paired_ratio
 from fastdraft.replay.trace import Trace
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class Comparison:
     Attributes:
         request: What was asked.
         prompt_tokens: The length of its prompt.
-        runs: All runs of each mode.
+        runs: All runs of each mode; the modes took turns.
         differences: How the output of each other mode differs from the plain one; None where it
             does not.
     """
@@ -45,21 +46,23 @@ class Comparison:
     runs: dict[Mode, list[Generation]]
     differences: dict[Mode, Difference | None]
 
-    def best(self, mode: Mode) -> Generation:
-        """The fastest run of a mode: what disturbs a measurement only ever slows it."""
-        return max(self.runs[mode], key=lambda run: run.tokens_per_second)
+    def median(self, mode: Mode) -> Generation:
+        """The run of a mode whose time is the median one, of two such runs the slower one."""
+        runs = sorted(self.runs[mode], key=lambda run: run.seconds)
+        return runs[len(runs) // 2]
 
     def trace(self, target: Target) -> Trace:
-        """What happened at each step of fastdraft's fastest run."""
-        found = self.best(Mode.FASTDRAFT).trace
+        """What happened at each step of fastdraft's median run."""
+        found = self.median(Mode.FASTDRAFT).trace
         assert found is not None
         return replace(
             found, name=self.request.name, title=self.request.title, decode=target.decode
         )
 
-    def speedup(self, mode: Mode) -> float:
-        """How many times faster than plain decoding a mode is."""
-        return self.best(mode).tokens_per_second / self.best(Mode.PLAIN).tokens_per_second
+    def speedup(self, mode: Mode) -> Ratio:
+        """How many times faster than plain decoding a mode is, run by run."""
+        seconds = {each: [run.seconds for run in self.runs[each]] for each in (Mode.PLAIN, mode)}
+        return paired_ratio(seconds[Mode.PLAIN], seconds[mode])
 
     @property
     def is_exact(self) -> bool:
@@ -100,7 +103,7 @@ def compare(
     for repeat in range(repeats):
         for mode in Mode:
             title = f"{mode.value}, run {repeat + 1} of {repeats}"
-            # The fastest run counts, so only the first may be slowed by showing its text.
+            # Showing its text slows a run, and the median of several hardly feels one.
             with _watching(target, console, title, streaming=repeat == 0) as streamer:
                 runs[mode].append(
                     generate(

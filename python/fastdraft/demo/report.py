@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 __all__ = ["as_json", "show", "summarise"]
 
+# Of fewer, all outcomes together hold the median less often than 95 times in 100.
+RUNS_FOR_INTERVAL = 6
+
 
 def show(console: Console, target: Target, comparison: Comparison) -> None:
     """Prints the text of one request, coloured by where its tokens came from, and its table."""
@@ -26,14 +29,14 @@ def show(console: Console, target: Target, comparison: Comparison) -> None:
     show_origins(console, trace.parts(), counts, before=comparison.request.answer_start, note=note)
     rows = table("", "tokens", "forwards", "tokens/step", "tokens/s", "to plain", "output")
     for mode in Mode:
-        best = comparison.best(mode)
+        run = comparison.median(mode)
         rows.add_row(
             mode.value,
-            str(len(best.tokens)),
-            str(best.forwards),
-            f"{best.tokens_per_step:.2f}",
-            f"{best.tokens_per_second:.1f}",
-            f"{comparison.speedup(mode):.2f}x",
+            str(len(run.tokens)),
+            str(run.forwards),
+            f"{run.tokens_per_step:.2f}",
+            f"{run.tokens_per_second:.1f}",
+            _speedup(comparison, mode),
             comparison.verdict(mode),
         )
     console.print(rows)
@@ -52,25 +55,33 @@ def summarise(console: Console, comparisons: list[Comparison]) -> None:
     rows = table("", *(mode.value for mode in Mode), "fastdraft's output")
     for comparison in comparisons:
         cells = [
-            f"{comparison.best(mode).tokens_per_second:.1f} ({comparison.speedup(mode):.2f}x)"
+            f"{comparison.median(mode).tokens_per_second:.1f} ({_speedup(comparison, mode)})"
             for mode in Mode
         ]
         rows.add_row(comparison.request.name, *cells, comparison.verdict(Mode.FASTDRAFT))
     console.print(rows)
 
 
+def _speedup(comparison: Comparison, mode: Mode) -> str:
+    """With its 95 % interval, where the runs are enough for one."""
+    found = comparison.speedup(mode)
+    if mode is Mode.PLAIN or len(comparison.runs[mode]) < RUNS_FOR_INTERVAL:
+        return f"{found.median:.2f}x"
+    return f"{found.median:.2f}x, {found.low:.2f} to {found.high:.2f}"
+
+
 def as_json(target: Target, comparison: Comparison) -> dict[str, Any]:
     """What was measured of one request, for a JSON file; times in seconds."""
     modes: dict[str, Any] = {}
     for mode, runs in comparison.runs.items():
-        best = comparison.best(mode)
+        run = comparison.median(mode)
         modes[mode.name.lower()] = {
-            "tokens": len(best.tokens),
-            "forwards": best.forwards,
-            "tokens_per_step": best.tokens_per_step,
+            "tokens": len(run.tokens),
+            "forwards": run.forwards,
+            "tokens_per_step": run.tokens_per_step,
             "seconds": [run.seconds for run in runs],
-            "tokens_per_second": best.tokens_per_second,
-            "speedup": comparison.speedup(mode),
+            "tokens_per_second": run.tokens_per_second,
+            "speedup": comparison.speedup(mode)._asdict(),
         }
         if mode is not Mode.PLAIN:
             modes[mode.name.lower()]["output"] = comparison.verdict(mode)

@@ -9,7 +9,7 @@ from html import escape
 import numpy as np
 
 from fastdraft.replay.costs import GPUS, MODELS, token_cost
-from fastdraft.replay.results import ReplayResult
+from fastdraft.replay.results import ReplayResult, resampled_speeds
 from fastdraft.replay.trace import Trace
 
 __all__ = ["GPU_HEADS", "SERVERS", "Worth", "gpu_rows", "html_report", "worth_of"]
@@ -24,7 +24,6 @@ SERVERS = {
     "SGLang": "python -m sglang.launch_server --model-path MODEL --speculative-algorithm FASTDRAFT",
 }
 """The line to paste."""
-_SAMPLES = 500
 
 
 @dataclass(frozen=True)
@@ -179,12 +178,8 @@ def _speed(counts: np.ndarray[tuple[int, ...], np.dtype[np.int64]], cost: float)
 
 
 def _interval(result: ReplayResult) -> tuple[float, float]:
-    """By the bootstrap, with the same draws each time."""
-    counts, draws = _counts(result), np.random.default_rng(0)
-    speeds = [
-        _speed(counts[draws.integers(len(counts), size=len(counts))], result.token_cost)
-        for _ in range(_SAMPLES)
-    ]
+    """By the bootstrap."""
+    speeds = resampled_speeds(_counts(result), result.token_cost, np.random.default_rng(0))
     low, high = np.percentile(speeds, [2.5, 97.5])
     return float(low), float(high)
 

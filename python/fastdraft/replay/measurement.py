@@ -6,14 +6,18 @@ import json
 import math
 import os
 import platform
+import statistics
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import fastdraft
 
-__all__ = ["describe_machine", "results_text", "versions", "write_results"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Ratio", "describe_machine", "paired_ratio", "results_text", "versions", "write_results"]
 
 LINE_WIDTH = 160
 DIGITS = 4
@@ -44,6 +48,36 @@ def versions() -> dict[str, str | None]:
         except PackageNotFoundError:
             found[package] = None
     return found
+
+
+class Ratio(NamedTuple):
+    """How many times as large one figure is as another, over interleaved rounds.
+
+    Attributes:
+        median: Over the rounds.
+        low, high: The ends of a 95 % confidence interval, or the least and the greatest of fewer
+            than six rounds.
+    """
+
+    median: float
+    low: float
+    high: float
+
+
+def paired_ratio(figures: Sequence[float], others: Sequence[float]) -> Ratio:
+    """The figures of one side over those that the other side had in the same rounds.
+
+    The interval's ends are two of the rounds' ratios, in order of size, so it holds for any
+    distribution.
+    """
+    ratios = sorted(one / other for one, other in zip(figures, others, strict=True))
+    count = len(ratios)
+    # How many ratios lie outside the interval at each end, by the binomial distribution.
+    cut, chance = 0, 0.5**count
+    while cut + 1 < count / 2 and chance + math.comb(count, cut + 1) * 0.5**count <= 0.025:
+        cut += 1
+        chance += math.comb(count, cut) * 0.5**count
+    return Ratio(statistics.median(ratios), ratios[cut], ratios[-1 - cut])
 
 
 def write_results(path: Path, results: dict[str, Any]) -> None:

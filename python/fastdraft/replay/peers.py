@@ -212,6 +212,9 @@ class ArcticSuffix(Peer):
     title = "Arctic suffix decoding"
     DEPTH = 24
     CACHED_REQUESTS = 10_000
+    FACTOR = 1.0  # tokens of a draft for each that matches
+    MIN_PROBABILITY = 0.1
+    TREE = False
 
     def __init__(self, lookahead: int, max_tokens: int) -> None:
         module = _import("arctic_inference.suffix_decoding", self.title)
@@ -243,11 +246,13 @@ class ArcticSuffix(Peer):
                 name,
                 context,
                 max_spec_tokens=self._lookahead,
-                max_spec_factor=1.0,
-                min_token_prob=0.1,
+                max_spec_factor=self.FACTOR,
+                min_token_prob=self.MIN_PROBABILITY,
+                use_tree_spec=self.TREE,
             ),
             observe,
             tokens=lambda proposal: list(proposal.token_ids),
+            parents=(lambda proposal: list(proposal.parents)) if self.TREE else None,
             finish=partial(cache.stop_request, name),
         )
         if first:

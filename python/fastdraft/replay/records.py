@@ -25,11 +25,13 @@ import io
 import json
 import re
 import reprlib
+import sys
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -344,13 +346,16 @@ def parse_lines(path: Path) -> Iterator[JsonLine]:
     Raises:
         RecordError: The file cannot be read.
     """
+    damage: tuple[type[Exception], ...] = (OSError, EOFError, zlib.error)
     try:
         with path.open("rb") as file:
             unpacked: io.BufferedReader = file
             if file.peek(2)[:2] == b"\x1f\x8b":
                 unpacked = io.BufferedReader(gzip.GzipFile(fileobj=file))
             elif file.peek(4)[:4] == b"\x28\xb5\x2f\xfd":
-                unpacked = io.BufferedReader(_unpacked_zstandard(file))
+                zstd = zstd_module()
+                damage = (*damage, zstd.ZstdError)
+                unpacked = io.BufferedReader(zstd.ZstdFile(file))
             kind, parts = "line", iter(unpacked)
             if unpacked.peek(1)[:1] == b"[":
                 kind, parts = "item", _items(unpacked, path)
@@ -359,31 +364,14 @@ def parse_lines(path: Path) -> Iterator[JsonLine]:
                 before, at = at, file.tell()
                 if line.strip():
                     yield JsonLine(number, f"{path}, {kind} {number}", line, at - before)
-    except (OSError, EOFError, zlib.error) as error:
+    except damage as error:
         reason = getattr(error, "strerror", None) or error
         raise RecordError(f"cannot read {path}: {reason}") from error
 
 
-def _unpacked_zstandard(file: io.BufferedReader) -> io.RawIOBase:
-    import zstandard
-
-    class Reader(io.RawIOBase):
-        """Tells damage as gzip does."""
-
-        def __init__(self) -> None:
-            unpack = zstandard.ZstdDecompressor()
-            self._reader = unpack.stream_reader(file, read_across_frames=True)
-
-        def readable(self) -> bool:
-            return True
-
-        def readinto(self, buffer: Any) -> int:
-            try:
-                return self._reader.readinto(buffer)
-            except zstandard.ZstdError as error:
-                raise EOFError(str(error)) from error
-
-    return Reader()
+def zstd_module() -> Any:
+    """The module that Python has from 3.14 on."""
+    return import_module("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
 
 
 def _items(file: io.BufferedReader, path: Path) -> Iterator[bytes]:

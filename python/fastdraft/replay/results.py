@@ -16,7 +16,15 @@ from numpy.typing import NDArray
 from fastdraft.errors import FastdraftError
 from fastdraft.stats import DraftStats
 
-__all__ = ["FamilyResult", "ReplayResult", "ResultsError", "Speeds", "as_json", "read_speeds"]
+__all__ = [
+    "FamilyResult",
+    "ReplayResult",
+    "ResultsError",
+    "Speeds",
+    "as_json",
+    "read_speeds",
+    "resampled_speeds",
+]
 
 
 class ResultsError(FastdraftError, ValueError):
@@ -94,6 +102,17 @@ class ReplayResult:
         """The least of the families' modelled speeds."""
         return min(self.speeds.values())
 
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The geometric mean's 95 % interval, by the bootstrap over each family's sessions."""
+        draws = np.random.default_rng(0)
+        logarithms = sum(
+            np.log(resampled_speeds(family.sessions, self.token_cost, draws))
+            for family in self.families.values()
+        )
+        low, high = np.exp(np.percentile(logarithms / len(self.families), [2.5, 97.5]))
+        return float(low), float(high)
+
     def __repr__(self) -> str:
         return (
             f"<ReplayResult of {_title(self.drafter, self.tree_budget)}, {len(self.families)} "
@@ -158,6 +177,7 @@ def as_json(results: Sequence[ReplayResult]) -> list[dict[str, Any]]:
             "tree_budget": result.tree_budget,
             "at_once": result.at_once,
             "geometric_mean": result.geometric_mean,
+            "interval": result.interval,
             "worst": result.worst,
             "families": {
                 name: {
@@ -175,6 +195,25 @@ def as_json(results: Sequence[ReplayResult]) -> list[dict[str, Any]]:
         }
         for result in results
     ]
+
+
+def resampled_speeds(
+    counts: NDArray[np.int64], token_cost: float, draws: np.random.Generator
+) -> NDArray[np.float64]:
+    """Modelled speeds of 500 samples of the sessions, as many as there are, with replacement.
+
+    Args:
+        counts: As `FamilyResult.sessions`.
+        token_cost: What a draft token costs, as a fraction of a step.
+        draws: Chooses the sessions.
+    """
+    rows = len(counts)
+    drawn = draws.multinomial(rows, np.full(rows, 1 / rows), size=500)
+    steps, emitted, drafted = (drawn @ counts).T
+    time = steps + token_cost * drafted
+    speeds = np.ones(len(drawn))
+    np.divide(emitted, time, out=speeds, where=time > 0)
+    return speeds
 
 
 def read_speeds(path: Path) -> list[Speeds]:

