@@ -140,8 +140,9 @@ def sampled_case(
     # Beside numbers of 38 digits a log-probability of the reference is lost.
     largest = 1e6 if logprobs else torch.inf
     rows = int(offsets[-1]) + requests
-    logits = odd_rows(rows, vocabulary, dtype, seed=seed, largest=largest)
-    if not odd:
+    if odd:
+        logits = odd_rows(rows, vocabulary, dtype, seed=seed, largest=largest)
+    else:
         logits = (random.normal(rows, vocabulary) * 3).to(dtype)
     parents = tree_parents(lengths, seed=seed) if tree else None
     warpers = Warpers(

@@ -61,7 +61,7 @@ def kernels():
         for launch_name, asked in asked_for(target.backend).items():
             for each in asked:
                 # Named after one that is not compiled here, it has the same name everywhere.
-                name = names.setdefault(each.key, f"{each.name} / {launch_name}")
+                name = names.setdefault(each.key, f"{each.label} / {launch_name}")
                 if each.key in yielded or not is_compiled(launch_name, target_name):
                     continue
                 yielded.add(each.key)
