@@ -99,7 +99,7 @@ def test_each_token_sees_what_the_mask_shows(
         numbers, made = masks.planned(
             range(rows), lengths.tolist(), depths, frames=frames, trees=trees
         )
-        found.append(made(list(map(torch.from_numpy, numbers))))
+        found.append(made(map(torch.from_numpy, numbers)))
     expected, sights = found
     for kind, mask in expected.items():
         count = frames[window if kind == "sliding_attention" else None].columns
