@@ -112,6 +112,19 @@ def test_a_prior_of_other_families() -> None:
     assert 0.006 < max(changes) < 0.007
 
 
+def test_calibration() -> None:
+    page = ROOT / "docs" / "benchmarks" / "quality.md"
+    found = results("calibration")
+    buckets = [each for diagram in found["diagrams"].values() for each in diagram]
+    assert f"{max(abs(each['chance'] - each['accepted']) for each in buckets):.2f}" == "0.05"
+    for cost in (0.02, 0.05, 0.2):
+        paths = [row for row in found["paths"] if row["token cost"] == cost]
+        cells = [f"{row['predicted']:.2f} / {row['observed']:.2f}" for row in paths]
+        assert [f"{cost:g}", *cells] in rows_of(page)
+    assert f"Of {found['bins']:,} bins" in page.read_text()
+    assert f"{found['off']} are off by more than 0.05" in page.read_text()
+
+
 def test_captured_graphs() -> None:
     text = " ".join((ROOT / "docs" / "explanation" / "what-pays.md").read_text().split())
     rows = results("stairs")["rows"]
