@@ -41,19 +41,17 @@ STEP_TOKENS = 8192  # the most in one forward
 
 Call = tuple[int, int, bool]
 
+FASTDRAFT = ("fastdraft", "told")
+"""The latter is told the step cost, and need not measure it."""
 CLASSES = {
     "ngram": "vllm.v1.spec_decode.ngram_proposer.NgramProposer",
     "suffix": "vllm.v1.spec_decode.suffix_decoding.SuffixDecodingProposer",
-    "fastdraft": "fastdraft.serving.vllm.FastdraftProposer",
-    "told": "fastdraft.serving.vllm.FastdraftProposer",
+    **dict.fromkeys(FASTDRAFT, "fastdraft.serving.vllm.FastdraftProposer"),
 }
-"""The proposers. "told" is fastdraft that is told the step cost, and need not measure it."""
-FASTDRAFT = ("fastdraft", "told")
 SPECULATIVE: dict[str, dict[str, Any]] = {
     "ngram": {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 5},
     "suffix": {"method": "suffix"},
-    "fastdraft": {"method": "custom_class", "model": CLASSES["fastdraft"]},
-    "told": {"method": "custom_class", "model": CLASSES["told"]},
+    **{name: {"method": "custom_class", "model": CLASSES[name]} for name in FASTDRAFT},
 }
 """vLLM's `speculative_config` of each drafter, but for `num_speculative_tokens`."""
 
@@ -315,20 +313,10 @@ class Proposer:
             # As the entry point does.
             self._proposer.attach(runner)
 
-    def begin(
-        self,
-        runner: Runner,
-        finished: list[str],
-        scheduled: dict[str, int],
-        drafts: dict[str, list[int]],
-    ) -> None:
-        """Before a step's forward: tells which requests have finished, the tokens of the others in
-        it, and the drafts among them."""
-        output = SimpleNamespace(
-            finished_req_ids=finished,
-            num_scheduled_tokens=scheduled,
-            scheduled_spec_decode_tokens=drafts,
-        )
+    def begin(self, runner: Runner, finished: list[str], *others: Mapping[str, Any]) -> None:
+        """Before a step's forward: which requests have finished, the others' tokens and drafts."""
+        names = ("num_scheduled_tokens", "scheduled_spec_decode_tokens")
+        output = SimpleNamespace(finished_req_ids=finished, **dict(zip(names, others, strict=True)))
         started = time.perf_counter_ns()
         runner.execute_model(output)
         self.ns += time.perf_counter_ns() - started
