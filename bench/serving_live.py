@@ -1,257 +1,283 @@
-"""Real decoding in vLLM, one engine for each drafter, each in a process of its own.
+"""Real servers, one for each way to draft, driven by vLLM's own `vllm bench serve`.
 
-Engines take turns on the same requests, in a closed loop: so many requests run at once, and the
-next one comes when one is answered. No request comes twice, since drafters that remember would know
-its answer. Greedy, float32, eager, without the prefix cache, so every measurement has its prefills
-in it.
+A run starts a server for each method, one after the other, drives it with the run's requests, and
+ends it. So each begins without memory, and what else the machine does meets all methods alike. All
+methods get the same requests; each run has others, greedy ones. Workloads are
 
-A target step is a step in which a request emitted after its first token. First tokens are timed
-from a request's arrival, later ones from one step of the request to the next, whose tokens come
-together. Speeds relative to plain decoding are those of the same requests, by the clock and by the
-processor time of the engine's process, which other processes disturb less.
+- recorded: requests of all families in turn, none twice, without those of sessions;
+- agents: requests of sessions, and then the same a second time;
+- spec_bench: vLLM's reading of the file that `--spec-bench` names.
 """
 
 from __future__ import annotations
 
 import argparse
-import multiprocessing
+import asyncio
+import contextlib
+import importlib.util
+import itertools
+import json
 import os
-import statistics
+import shlex
+import signal
+import socket
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from multiprocessing.connection import Connection
-from typing import Any
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
 
-import numpy as np
-from vllm import EngineArgs, SamplingParams
-from vllm.v1.engine.llm_engine import LLMEngine
+import torch
 
-import serving_replay
 from fastdraft.replay import Record
-from fastdraft.replay.run import p50_p99
+from fastdraft.replay.tokenizer import TextTokenizer
 from harness import Row, show
-from serving_replay import SPECULATIVE
 
+NGRAM = {"prompt_lookup_max": 4, "num_speculative_tokens": 5}
+METHODS: Mapping[str, tuple[Row | None, str | None]] = {
+    "plain": (None, None),
+    "ngram": ({"method": "ngram", **NGRAM}, None),
+    "suffix": ({"method": "suffix", "num_speculative_tokens": 32}, None),
+    "fastdraft-v1": ({"method": "fastdraft"}, "0"),
+    "ngram_gpu": ({"method": "ngram_gpu", **NGRAM}, None),
+    "fastdraft-v2": ({"method": "fastdraft"}, "1"),
+}
+"""vLLM's `speculative_config`, for peers as its documentation has it, and the model runner where
+vLLM is not to choose it. On a CPU the last two need Triton's interpreter."""
+FIGURES = (
+    "output_throughput",
+    "median_ttft_ms",
+    "p99_ttft_ms",
+    "median_itl_ms",
+    "p99_itl_ms",
+    "spec_decode_acceptance_length",
+    "tokens_per_step",
+    "tokens_per_processor_second",
+)
+"""vLLM's names, but for the last two: tokens of a request in each step after its first, and tokens
+by the processor time of the server's processes, which other processes disturb less."""
+TEMPLATE = 128  # tokens that a chat template may add
 WARM_UP = 4  # requests
-Prompt = list[int]
+
+Place = tuple[str, int]
+"""A workload and the number of requests at once."""
 
 
-class Engine:
-    """vLLM's engine in this process, with the time of its proposer."""
+class Server(NamedTuple):
+    """One that runs."""
 
-    def __init__(self, drafter: str, model: str, rows: int, num_tokens: int, room: int) -> None:
-        self.proposals: list[tuple[int, int]] = []
-        speculative = None
-        if drafter in SPECULATIVE:
-            speculative = {**SPECULATIVE[drafter], "num_speculative_tokens": num_tokens}
-        self._engine: Any = LLMEngine.from_engine_args(
-            EngineArgs(
-                model=model,
-                dtype="float32",
-                enforce_eager=True,
-                enable_prefix_caching=False,
-                max_model_len=room,
-                max_num_seqs=rows,
-                seed=0,
-                speculative_config=speculative,
-            )
-        )
-        self._served = 0
-        if speculative is not None:
-            self._watch(drafter)
+    url: str
+    process: int
 
-    def _watch(self, drafter: str) -> None:
-        """Notes of each call of the proposer the rows that sampled, and nanoseconds."""
-        kind: Any = serving_replay.proposer_class(drafter)
-        propose = kind.propose
-        # Where the list of what was sampled stands among the arguments.
-        place = {"ngram": 1, "suffix": 2, "fastdraft": 0}[drafter]
+    def steps(self) -> float:
+        """Steps of requests after their first, added up over the requests, by vLLM's metrics."""
+        with urllib.request.urlopen(f"{self.url}/metrics") as answer:
+            lines = answer.read().decode().splitlines()
+        name = "vllm:inter_token_latency_seconds_count"
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
 
-        def timed(proposer: Any, *arguments: Any, **options: Any) -> Any:
-            started = time.perf_counter_ns()
-            drafts = propose(proposer, *arguments, **options)
-            took = time.perf_counter_ns() - started
-            self.proposals.append((sum(map(bool, arguments[place])), took))
-            return drafts
+    def processor_seconds(self) -> float:
+        import psutil
 
-        kind.propose = timed
-
-    def run(self, prompts: Sequence[Prompt], rows: int, new_tokens: int) -> Row:
-        """Answers the prompts, `rows` at a time, and tells what it took."""
-        parameters = SamplingParams(temperature=0.0, max_tokens=new_tokens, detokenize=False)
-        waiting = list(reversed(prompts))
-        arrived: dict[str, float] = {}
-        last: dict[str, float] = {}
-        answers: dict[str, list[int]] = {}
-        first: list[float] = []
-        gaps: list[float] = []
-        forwards = 0
-        self.proposals.clear()
-        processor = time.process_time()
-        started = time.perf_counter()
-        while waiting or arrived:
-            while waiting and len(arrived) < rows:
-                name = f"request-{self._served}"
-                self._served += 1
-                arrived[name] = time.perf_counter()
-                answers[name] = []
-                prompt = {"prompt_token_ids": waiting.pop()}
-                self._engine.add_request(name, prompt, parameters)
-            outputs = self._engine.step()
-            now = time.perf_counter()
-            forwards += 1
-            for output in outputs:
-                name, tokens = output.request_id, output.outputs[0].token_ids
-                if len(tokens) > len(answers[name]):
-                    if name in last:
-                        gaps.append(now - last[name])
-                    else:
-                        first.append(now - arrived[name])
-                    last[name] = now
-                    answers[name] = list(tokens)
-                if output.finished:
-                    del arrived[name]
-        seconds = time.perf_counter() - started
-        processor = time.process_time() - processor
-        emitted = sum(map(len, answers.values()))
-        return {
-            "seconds": seconds,
-            "processor_seconds": processor,
-            "emitted": emitted,
-            "tokens_per_second": emitted / seconds,
-            "target_steps": len(gaps),
-            "forwards": forwards,
-            "first_token": first,
-            "gaps": gaps,
-            "proposals": [*self.proposals],
-            "answers": [*answers.values()],
-        }
+        process = psutil.Process(self.process)
+        times = [each.cpu_times() for each in (process, *process.children(recursive=True))]
+        return float(sum(each.user + each.system for each in times))
 
 
-def _serve(connection: Connection, arguments: tuple[Any, ...]) -> None:
-    """A process's life: an engine, then runs until there is nothing more to do."""
-    engine = Engine(*arguments)
-    connection.send(None)
-    while (order := connection.recv()) is not None:
-        connection.send(engine.run(*order))
+@contextlib.contextmanager
+def serving(
+    method: tuple[Row | None, str | None], folder: Path, options: argparse.Namespace
+) -> Iterator[Server]:
+    """A server, until the block ends; it logs to a file in `folder`."""
+    speculative, runner = method
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [
+        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--port", str(port),
+        "--model", options.model, "--max-num-seqs", str(max(options.rows)),
+        "--max-model-len", str(options.prompt_tokens + options.new_tokens + TEMPLATE),
+    ]  # fmt: skip
+    if speculative is not None:
+        command += ["--speculative-config", json.dumps(speculative)]
+    path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path, "VLLM_NO_USAGE_STATS": "1"}
+    if runner is not None:
+        environment["VLLM_USE_V2_MODEL_RUNNER"] = runner
+    log = folder / "server.log"
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            [*command, *shlex.split(options.serve)], env=environment, stdout=file, stderr=file,
+            start_new_session=True,
+        )  # fmt: skip
+    url = f"http://127.0.0.1:{port}"
+    try:
+        while process.poll() is None:
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/health"):
+                break
+            time.sleep(0.5)
+        else:
+            raise SystemExit(f"the server does not start:\n{log.read_text()[-4000:]}")
+        yield Server(url, process.pid)
+    finally:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(60)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def drive(server: Server, *arguments: object) -> Row:
+    """What `vllm bench serve` finds with these arguments."""
+    from vllm.benchmarks import serve
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = FlexibleArgumentParser()
+    serve.add_cli_args(parser)
+    given = ["--base-url", server.url, "--temperature", "0", "--save-detailed", "--disable-tqdm"]
+    given += map(str, arguments)
+    steps, seconds = server.steps(), server.processor_seconds()
+    with contextlib.redirect_stdout(sys.stderr):
+        found: Row = asyncio.run(serve.main_async(parser.parse_args(given)))
+    if found["failed"]:
+        raise SystemExit(f"requests failed: {next(filter(None, found['errors']))}")
+    tokens = found["total_output_tokens"]
+    seconds, steps = server.processor_seconds() - seconds, server.steps() - steps
+    found["tokens_per_step"] = (tokens - found["completed"]) / max(1.0, steps)
+    return {**found, "tokens_per_processor_second": tokens / seconds}
 
 
 def measure(families: Mapping[str, Sequence[Record]], options: argparse.Namespace) -> Row:
-    """Every drafter at every number of requests at once."""
-    # The engine's core belongs in the process whose proposer is timed.
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-    if "suffix" in options.drafters:
-        serving_replay.ensure_suffix()
-    every = _prompts(families, options)
-    needed = WARM_UP + options.repeats * sum(max(n, options.least_requests) for n in options.rows)
-    if len(every) < needed:
-        raise SystemExit(
-            f"{needed} requests are needed, and {len(every)} have at most {options.prompt_tokens} "
-            "tokens; allow longer ones, or ask for fewer"
-        )
-    warm_up, prompts = every[:WARM_UP], iter(every[WARM_UP:])
-    spawn = multiprocessing.get_context("spawn")
-    engines: dict[str, Connection] = {}
-    processes = []
-    for drafter in options.drafters:
-        ours, theirs = spawn.Pipe()
-        room = options.prompt_tokens + options.new_tokens + options.num_tokens + 1
-        arguments = (drafter, options.model, max(options.rows), options.num_tokens, room)
-        process = spawn.Process(target=_serve, args=(theirs, arguments), daemon=True)
-        process.start()
-        theirs.close()
-        # One at a time: an engine takes its KV cache by the memory that it finds.
-        ours.recv()
-        processes.append(process)
-        engines[drafter] = ours
+    """Every method, with every workload, at every number of requests at once."""
+    methods = dict(METHODS)
+    if options.head is not None:
+        beside = {"method": "fastdraft", "head": options.head}
+        methods |= {"head": (options.head, None), "fastdraft-head": (beside, "1")}
+    here = list(methods) if torch.cuda.is_available() else list(methods)[:4]
+    names = options.methods or here
+    places = list(itertools.product(options.workloads, options.rows))
+    runs: dict[Place, dict[str, list[Row]]] = {
+        place: {name: [] for name in names} for place in places
+    }
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        if "suffix" in names:
+            import serving_replay
 
-    def run(drafter: str, *order: Any) -> Row:
-        engines[drafter].send(order)
-        answer: Row = engines[drafter].recv()
-        speed, steps = answer["tokens_per_second"], answer["target_steps"]
-        print(f"... {drafter}: {speed:.1f} tokens/s, {steps} steps", file=sys.stderr, flush=True)
-        return answer
-
-    # The first forwards are not counted, but later ones learn from them.
-    for drafter in options.drafters:
-        run(drafter, warm_up, len(warm_up), 8)
-    rows: list[Row] = []
-    for count in options.rows:
-        runs: dict[str, list[Row]] = {drafter: [] for drafter in options.drafters}
-        for repeat in range(options.repeats):
-            chosen = [next(prompts) for _ in range(max(count, options.least_requests))]
-            first = repeat % len(runs)
-            for drafter in options.drafters[first:] + options.drafters[:first]:
-                runs[drafter].append(run(drafter, chosen, count, options.new_tokens))
-        rows.append({"rows": count, **_summary(runs)})
-        each = [{"drafter": name, **rows[-1][name]} for name in options.drafters]
-        shown = ("drafter", "tokens_per_second", "tokens_per_step", "equal", "answers")
-        timed = ("proposer_us", "proposer_share")
-        show(f"{count} at once", {key: key for key in (*shown, *timed)}, each)
-    for engine in engines.values():
-        engine.send(None)
-    for process in processes:
-        process.join()
-    return {"num_tokens": options.num_tokens, "rows": rows}
-
-
-def _prompts(families: Mapping[str, Sequence[Record]], options: argparse.Namespace) -> list[Prompt]:
-    """The prompts of all families in turn, as the model's chat template puts them."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(options.model)
-    columns = []
-    for family, records in families.items():
-        column = []
-        for record in records:
-            # The template adds some tokens, which the limit counts.
-            if len(record.prompt_ids) > options.prompt_tokens:
-                continue
-            text: Any = tokenizer.decode(record.prompt_ids)
-            chat = [{"role": "user", "content": text}]
-            prompt: Any = tokenizer.apply_chat_template(
-                chat, add_generation_prompt=True, return_dict=False
-            )
-            if len(prompt) <= options.prompt_tokens:
-                column.append(list(prompt))
-        print(f"{family:24} {len(column):4} prompts are short enough")
-        columns.append(column)
-    longest = max(map(len, columns))
-    return [column[place] for place in range(longest) for column in columns if place < len(column)]
-
-
-def _summary(runs: Mapping[str, Sequence[Row]]) -> Row:
-    summary: Row = {}
-    plain = runs.get("plain")
-    for drafter, results in runs.items():
-        steps = sum(r["target_steps"] for r in results)
-        row: Row = {
-            "tokens_per_second": statistics.median(r["tokens_per_second"] for r in results),
-            "target_steps": steps,
-            "tokens_per_step": sum(len(a) - 1 for r in results for a in r["answers"]) / steps,
-            "forwards": sum(r["forwards"] for r in results),
-            "first_token_ms": p50_p99([1000 * x for r in results for x in r["first_token"]]),
-            "inter_token_ms": p50_p99([1000 * x for r in results for x in r["gaps"]]),
+            serving_replay.ensure_suffix()
+            # By itself: a part of vLLM stands beside it.
+            spec = importlib.util.find_spec("arctic_inference")
+            assert spec is not None and spec.submodule_search_locations
+            package = next(iter(spec.submodule_search_locations))
+            (folder / "arctic_inference").symlink_to(package)
+        sets = _Sets(families, options, folder)
+        warm_up = sets.written("warm-up", sets.take("recorded", WARM_UP))
+        chosen = {
+            (run, place): sets.chosen(run, *place)
+            for run, place in itertools.product(range(options.runs), places)
         }
+        for run in range(options.runs):
+            first = run % len(names)
+            for name in names[first:] + names[:first]:
+                with serving(methods[name], folder, options) as server:
+                    drive(server, *warm_up, "--output-len", 8)
+                    for place in places:
+                        lengths = "--output-len", options.new_tokens, "--max-concurrency", place[1]
+                        found = drive(server, *chosen[run, place], *lengths)
+                        runs[place][name].append(found)
+                        speed = f"{found['output_throughput']:.1f} tokens/s"
+                        print("...", run, name, *place, speed, file=sys.stderr, flush=True)
+    rows: list[Row] = []
+    for (workload, at_once), of in runs.items():
+        rows.append({"workload": workload, "rows": at_once, **summary(of)})
+        each = [{"method": name, **rows[-1][name]} for name in names]
+        for row in each:
+            for key, value in row.items():
+                if isinstance(value, list):
+                    row[key] = "{:.3g} ({:.3g} to {:.3g})".format(*value)
+        columns = ["method", *FIGURES, "output_throughput_of_plain", "equal", "answers"]
+        headings = {key.replace("_", "\n"): key for key in columns}
+        show(f"{workload}, {at_once} at once: median (lowest to highest)", headings, each)
+    return {"methods": {name: methods[name][0] for name in names}, "rows": rows}
+
+
+def summary(runs: Mapping[str, Sequence[Row]]) -> Row:
+    """For each method the median of each figure over its runs, the lowest and the highest.
+
+    Beside a method named plain, also those of speeds as multiples of plain's in the same run, and
+    how many answers are the same.
+    """
+    found: Row = {}
+    plain = runs.get("plain")
+    for name, results in runs.items():
+        known = [key for key in FIGURES if all(key in each for each in results)]
+        found[name] = {key: _spread([each[key] for each in results]) for key in known}
         if plain is not None:
             pairs = list(zip(results, plain, strict=True))
-            for key in ("seconds", "processor_seconds"):
-                ratios = [
-                    result["emitted"] / result[key] / (base["emitted"] / base[key])
-                    for result, base in pairs
-                ]
-                row[f"relative_{key}"] = [statistics.median(ratios), min(ratios), max(ratios)]
-            row["answers"] = sum(len(result["answers"]) for result in results)
-            row["equal"] = sum(
-                answer == expected
-                for result, base in pairs
-                for answer, expected in zip(result["answers"], base["answers"], strict=True)
+            for key in ("output_throughput", "tokens_per_processor_second"):
+                ratios = [each[key] / base[key] for each, base in pairs]
+                found[name][f"{key}_of_plain"] = _spread(ratios)
+            said, expected = (
+                [text for each in side for text in each["generated_texts"]]
+                for side in (results, plain)
             )
-        if sampled_and_ns := [call for result in results for call in result["proposals"]]:
-            sampled, took = np.array(sampled_and_ns).T
-            row["proposer_us"] = float(took.sum() / sampled.sum() / 1000)
-            row["proposer_share"] = float(took.sum() / 1e9 / sum(r["seconds"] for r in results))
-        summary[drafter] = row
-    return summary
+            found[name]["equal"] = sum(map(str.__eq__, said, expected))
+            found[name]["answers"] = len(expected)
+    return found
+
+
+def _spread(values: Sequence[float]) -> list[float]:
+    return [median(values), min(values), max(values)]
+
+
+class _Sets:
+    """Requests for vLLM's data sets; each is taken once."""
+
+    def __init__(
+        self, families: Mapping[str, Sequence[Record]], options: argparse.Namespace, folder: Path
+    ) -> None:
+        self._options, self._folder = options, folder
+        tokenizer = TextTokenizer(Path(options.model))
+        agents: list[Record] = []
+        others: list[list[Record]] = []
+        for records in families.values():
+            short = [each for each in records if len(each.prompt_ids) <= options.prompt_tokens]
+            agents += [each for each in short if each.session is not None]
+            others.append([each for each in short if each.session is None])
+        mixed = filter(None, itertools.chain(*itertools.zip_longest(*others)))
+        self._waiting: dict[str, Iterator[str]] = {
+            name: (tokenizer.decode(each.prompt_ids.tolist()) for each in records)
+            for name, records in (("recorded", mixed), ("agents", agents))
+        }
+
+    def take(self, workload: str, count: int) -> list[str]:
+        """The next prompts of a workload."""
+        texts = list(itertools.islice(self._waiting[workload], count))
+        if len(texts) < count:
+            raise SystemExit(
+                f"too few requests for {workload} have at most {self._options.prompt_tokens} "
+                "tokens; allow longer ones, or ask for fewer"
+            )
+        return texts
+
+    def written(self, name: str, texts: Sequence[str]) -> list[Any]:
+        """vLLM's options for a data set of these prompts, in their order."""
+        file = self._folder / f"{name}.jsonl"
+        file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts), "utf-8")
+        kind = ["--dataset-name", "custom", "--dataset-path", file, "--disable-shuffle"]
+        return [*kind, "--num-prompts", len(texts)]
+
+    def chosen(self, run: int, workload: str, at_once: int) -> list[Any]:
+        """vLLM's options for the data set of one measurement."""
+        options = self._options
+        count = max(2 * at_once, options.least_requests)
+        if workload == "spec_bench":
+            kind = ["--dataset-name", workload, "--dataset-path", options.spec_bench]
+            return [*kind, "--seed", 1000 * run + at_once, "--num-prompts", count]
+        twice = 2 if workload == "agents" else 1
+        texts = self.take(workload, count // twice) * twice
+        return self.written(f"{workload}-{run}-{at_once}", texts)

@@ -18,7 +18,7 @@ import itertools
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import geometric_mean
 from types import SimpleNamespace
@@ -39,7 +39,7 @@ from harness import Row, show
 STEP_SECONDS = 0.01  # of a modelled forward over no tokens
 STEP_TOKENS = 8192  # the most in one forward
 
-Call = tuple[int, int, int, bool]
+Call = tuple[int, int, bool]
 
 CLASSES = {
     "ngram": "vllm.v1.spec_decode.ngram_proposer.NgramProposer",
@@ -70,8 +70,8 @@ class Counts:
         emitted: Output tokens after the first of each request, which comes with prefill.
         drafted: Draft tokens.
         seconds: The modelled time of all forwards.
-        calls: Of each step the rows that sampled, the nanoseconds of the proposer, those of them in
-            fastdraft's engine, and whether a request came or went.
+        calls: Of each step the rows that sampled, the nanoseconds of the proposer, and whether a
+            request came or went.
     """
 
     requests: int = 0
@@ -233,8 +233,8 @@ def replay(
 
         changed = bool(arrived or finished)
         proposed = proposer.propose(runner.input_batch, sampled)
-        counts.calls.append((sum(map(bool, sampled)), proposer.ns, proposer.engine_ns, changed))
-        proposer.ns = proposer.engine_ns = 0
+        counts.calls.append((sum(map(bool, sampled)), proposer.ns, changed))
+        proposer.ns = 0
         finished = []
         for name, draft in zip(runner.input_batch.req_ids, proposed, strict=True):
             each = running[name]
@@ -274,22 +274,11 @@ def ensure_suffix() -> None:
         raise SystemExit(f"suffix decoding is not available: {failures}")
 
 
-def proposer_class(drafter: str) -> Any:
-    """The class that vLLM makes its proposer of.
-
-    Where an engine starts in this process too, that goes first: once numba is imported, which the
-    n-gram proposer is written in, vLLM's start fails.
-    """
-    module, _, name = CLASSES[drafter].rpartition(".")
-    return getattr(importlib.import_module(module), name)
-
-
 class Proposer:
     """A proposer of vLLM, called as its model runner does.
 
     Attributes:
         ns: What its calls have taken so far.
-        engine_ns: What fastdraft's engine has taken of it, in the calls for a batch.
     """
 
     def __init__(
@@ -308,21 +297,18 @@ class Proposer:
             runner: With no requests.
             clock: The modelled time, which it reads instead of the real one.
         """
-        kind = proposer_class(drafter)
+        module, _, name = CLASSES[drafter].rpartition(".")
+        kind = getattr(importlib.import_module(module), name)
         if drafter in FASTDRAFT:
             # It measures the steps, by this clock.
             vars(sys.modules[kind.__module__])["time"] = SimpleNamespace(perf_counter=clock)
         self.ns = 0
-        self.engine_ns = 0
         self._drafter = drafter
         self._tokens = config.speculative_config.num_speculative_tokens
         self._proposer = kind(config)
         if drafter in FASTDRAFT:
             # As the entry point does.
             self._proposer.attach(runner)
-            engine = self._proposer.engine
-            engine.observe_batch = self._timed(engine.observe_batch)
-            engine.propose_batch = self._timed(engine.propose_batch)
 
     def begin(self, runner: Runner, finished: list[str]) -> None:
         """Before a step's forward: the runner knows which requests have finished."""
@@ -354,15 +340,6 @@ class Proposer:
         faults, left = self._proposer.faults, self._proposer.num_requests
         if faults or left:
             raise RuntimeError(f"expected no faults and no requests left, got {faults} and {left}")
-
-    def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*arguments: Any, **options: Any) -> Any:
-            started = time.perf_counter_ns()
-            result = call(*arguments, **options)
-            self.engine_ns += time.perf_counter_ns() - started
-            return result
-
-        return timed
 
 
 def measure(families: Mapping[str, Sequence[Record]], options: argparse.Namespace) -> Row:
@@ -439,14 +416,12 @@ def _times(calls: Sequence[Call], rows: int) -> Row:
 
     Steady are steps in which all rows sampled and no request came or went.
     """
-    sampled, took, in_engine, changed = np.array(calls, dtype=np.int64).T
+    sampled, took, changed = np.array(calls, dtype=np.int64).T
     steady = (sampled == rows) & (changed == 0)
     row: Row = {"steps": len(took), "steady_steps": int(steady.sum())}
-    for name, nanoseconds in (("", took), ("engine_", in_engine)):
-        row[f"{name}mean_us"] = float(nanoseconds.sum() / sampled.sum() / 1000)
-        if steady.any():
-            p50, p99 = p50_p99(nanoseconds[steady] / rows / 1000)
-            row |= {f"{name}p50_us": p50, f"{name}p99_us": p99}
+    row["mean_us"] = float(took.sum() / sampled.sum() / 1000)
+    if steady.any():
+        row["p50_us"], row["p99_us"] = p50_p99(took[steady] / rows / 1000)
     return row
 
 

@@ -26,8 +26,8 @@ def step_clock(monkeypatch: pytest.MonkeyPatch) -> StepClock:
         from fastdraft.hf.static import StaticModel
         from fastdraft.hf.step import CachedModel
 
-        for kind in (CachedModel, StaticModel):
-            monkeypatch.setattr(kind, "forward", clock.timing_forwards(kind.forward))
+        forward = clock.timing_forwards(CachedModel.forward)
+        monkeypatch.setattr(CachedModel, "forward", forward)
         called = clock.timing_compilations(StaticModel._called)
         monkeypatch.setattr(StaticModel, "_called", called)
         monkeypatch.setattr(Stage, "_forward", clock.timing_drafts(Stage._forward))

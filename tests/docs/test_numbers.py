@@ -41,7 +41,8 @@ def quality(name: str, drafter: str) -> list[str]:
 @pytest.mark.parametrize(
     ("beginning", "name", "drafter"),
     [
-        ("fastdraft, trees", "replay_trees", "default"),
+        ("fastdraft, trees of up to 64", "replay_trees_64", "default"),
+        ("fastdraft, trees of up to 32", "replay_trees", "default"),
         ("fastdraft, chains", "replay", "default"),
         ("fastdraft, 16 requests at once", "replay_at_once_16", "default"),
         ("fastdraft, 64 requests at once", "replay_at_once_64", "default"),
@@ -75,6 +76,53 @@ def test_no_peer_is_ahead_in_any_cell() -> None:
     ]
     assert len(parts) == 384
     assert f"{max(parts):.3f}" == "0.980"
+
+
+def test_arctic_at_its_best() -> None:
+    page = ROOT / "docs" / "benchmarks" / "quality.md"
+    rows = results("best_arctic")["best"]
+    for form in ("trees", "chains"):
+        found = [row for row in rows if row["Arctic"] == form]
+        (cells,) = [
+            row[1:]
+            for row in rows_of(page)
+            if row[0].startswith("Arctic suffix decoding 0.3.0, best") and form in row[0]
+        ]
+        assert cells == [f"{row['geometric mean']:.2f} / {row['worst']:.2f}" for row in found]
+    of_chains = [row for row in rows if row["Arctic"] == "chains"]
+    assert sum(row["ahead"] for row in of_chains) == 1
+    assert f"{max(row['most'] for row in of_chains):.3f} times as fast on code" in page.read_text()
+    assert "95 of 96" in (ROOT / "docs" / "start" / "choosing.md").read_text()
+
+
+def test_a_prior_of_other_families() -> None:
+    text = " ".join((ROOT / "docs" / "benchmarks" / "quality.md").read_text().split())
+    rows = {(row["prior"], row["token cost"]): row for row in results("held_out")["held_out"]}
+    for prior, part in (
+        ("ships", "reach {:.3f} and {:.3f} with it"),
+        ("other half's", "reach {:.3f} and {:.3f} with it, and with priors"),
+        ("none", "weights of zero they reach {:.3f} and {:.3f}"),
+    ):
+        assert part.format(*(rows[prior, cost]["geometric mean"] for cost in (0.02, 0.2))) in text
+    changes = [
+        abs(speed / rows["ships", cost]["families"][family] - 1)
+        for cost in (0.02, 0.2)
+        for family, speed in rows["other half's", cost]["families"].items()
+    ]
+    assert 0.006 < max(changes) < 0.007
+
+
+def test_calibration() -> None:
+    page = ROOT / "docs" / "benchmarks" / "quality.md"
+    found = results("calibration")
+    buckets = [each for diagram in found["diagrams"].values() for each in diagram]
+    assert f"{max(abs(each['chance'] - each['accepted']) for each in buckets):.2f}" == "0.05"
+    for cost in (0.02, 0.05, 0.2):
+        paths = [row for row in found["paths"] if row["token cost"] == cost]
+        cells = [f"{row['predicted']:.2f} / {row['observed']:.2f}" for row in paths]
+        assert [f"{cost:g}", *cells] in rows_of(page)
+    assert f"Of {found['bins']:,} bins" in page.read_text()
+    assert f"{found['off']} are off by more than 0.05" in page.read_text()
 
 
 def test_captured_graphs() -> None:

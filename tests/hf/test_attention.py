@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import threading
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,27 +13,23 @@ import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch._dynamo.utils import counters
 from transformers import CompileConfig
 from transformers.integrations import sdpa_attention
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from fastdraft import hf
 from fastdraft.drafters import AssistantModel
 from fastdraft.errors import InvalidValueError
 from fastdraft.hf import attention
 from fastdraft.hf.attention import ATTENTION, attending, shares_keys, takes_sights
+from fastdraft.hf.kv_cache import Frame
 from fastdraft.hf.masks import Masks
 from fastdraft.hf.static import WIDTHS
-from fastdraft.kernels import reference
-from fastdraft.step_latency import StepLatency
+from fastdraft.kernels import attention as operation
+from fastdraft.kernels import language
 from hf_models import (
-    FAMILIES,
     VOCABULARY,
     Forester,
-    Generous,
-    assert_same_tokens,
-    edited,
+    assert_decodes,
     plain_tokens,
     repetitive_batch,
     tiny_model,
@@ -44,39 +38,14 @@ from hf_models import (
 NEW = 48
 PROMPT = 30
 STATIC: dict[str, Any] = {"do_sample": False, "cache_implementation": "static"}
-# Models are given lengths in place of masks, for a row as for several.
-ROWS = [pytest.param(1, marks=pytest.mark.any_transformers), 3]
-
-
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
-    """What the attention by lengths was called with."""
-    found: list[torch.Tensor] = []
-    real = attention._cached_attention
-
-    def called(query: torch.Tensor, keys: torch.Tensor, values: Any, seen: Any, *rest: Any) -> Any:
-        found.append(seen)
-        return real(query, keys, values, seen, *rest)
-
-    monkeypatch.setattr(attention, "_cached_attention", called)
-    return found
 
 
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where Triton has a kernel: the reference, which is no `reference` any more."""
-    kernels = SimpleNamespace(cached_attention=reference.cached_attention)
-    monkeypatch.setattr(attention, "kernels_for", lambda _: kernels)
-
-
-def _masked(family: str, inputs: dict[str, torch.Tensor], **options: Any) -> Any:
-    # transformers 5.19 gives Gemma 2 'sdpa', which leaves its soft caps out.
-    model = tiny_model(family, attention="eager" if family == "gemma2" else None)
-    return model, plain_tokens(model, inputs, **options)
-
-
-def _by_lengths(family: str) -> Any:
-    return tiny_model(family, attention=ATTENTION)
+    """As where Triton has a kernel, with the plain version in its place."""
+    # Of values in four dimensions, and of the probe: not of logits.
+    monkeypatch.setattr(language, "has_kernels", lambda values: values.dim() != 2)
+    monkeypatch.setattr(operation, "launch", operation.plain)
 
 
 @settings(max_examples=150, deadline=None)
@@ -98,86 +67,52 @@ def test_each_token_sees_what_the_mask_shows(
         sliding_window=window,
         layer_types=["full_attention", "sliding_attention"],
     )
-    model = SimpleNamespace(
-        config=SimpleNamespace(get_text_config=lambda **_: config), dtype=torch.float32
+    model: Any = SimpleNamespace(
+        config=SimpleNamespace(get_text_config=lambda **_: config),
+        dtype=torch.float32,
+        modules=list,
     )
     lengths = random.integers(1, longest + 1, rows)
     visible = None
     if is_padded:
         prompts = int(lengths.min())
         visible = torch.from_numpy(np.arange(prompts) >= random.integers(0, prompts, rows)[:, None])
-    masks = Masks(model, visible=visible, rows=rows)
     sizes = random.integers(1, width + 1, rows)
     depths = np.minimum(np.arange(width), sizes[:, None] - 1)
-    bits = (2 << depths) - 1
     trees = None
     if is_tree:
-        sees = np.zeros((rows, width, width), bool)
+        trees = np.zeros((rows, width, width), bool)
         for row, slot in np.ndindex(rows, width):
             if slot:
-                sees[row, slot] = sees[row, random.integers(max(slot - 3, 0), slot)]
-            sees[row, slot, slot] = True
-        depths, bits = sees.sum(-1) - 1, sees @ (1 << np.arange(width))
-        trees = sees
-    columns = {False: longest + width, True: window + WIDTHS[-1] - 1}
-    numbers = masks.fixed_numbers(lengths, depths, columns=columns, trees=trees)
-    expected = masks.fixed(list(map(torch.from_numpy, numbers)), range(rows), columns=columns)
-    padding = masks.padding()
-    assert padding is not None
-    sights = masks.by_kind(
-        list(map(torch.from_numpy, masks.sights(lengths, depths, bits, padding)))
-    )
-    assert isinstance(expected, dict)
-    assert isinstance(sights, dict)
+                trees[row, slot] = trees[row, random.integers(max(slot - 3, 0), slot)]
+            trees[row, slot, slot] = True
+        depths = trees.sum(-1) - 1
+    ring = window + WIDTHS[-1] - 1
+    frames = {
+        None: Frame([0] * rows, longest + width),
+        window: Frame((lengths + width - ring).tolist(), ring, is_ring=True),
+    }
+    found = []
+    for by_lengths in (False, True):
+        masks = Masks(model, visible=visible, rows=rows, is_fixed=True)
+        masks.by_lengths = by_lengths
+        numbers, made = masks.planned(
+            range(rows), lengths.tolist(), depths, frames=frames, trees=trees
+        )
+        found.append(made(map(torch.from_numpy, numbers)))
+    expected, sights = found
     for kind, mask in expected.items():
-        count = columns[kind == "sliding_attention"]
-        assert torch.equal(reference.visible_columns(sights[kind], count), mask)
+        count = frames[window if kind == "sliding_attention" else None].columns
+        assert torch.equal(operation.visible_columns(sights[kind], count), mask)
 
 
+@pytest.mark.usefixtures("fast")
 def test_padding_stands_at_the_front_or_masks_are_made() -> None:
     model = tiny_model("llama")
-    assert Masks(model, visible=None, rows=3).padding().tolist() == [0]
     shown = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
-    assert Masks(model, visible=shown, rows=2).padding().tolist() == [2, 0]
-    shown[1, 2] = 0
-    assert Masks(model, visible=shown, rows=2).padding() is None
-
-
-@pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_chains_give_the_tokens_of_generate(
-    family: str, rows: int, calls: list[torch.Tensor]
-) -> None:
-    inputs = repetitive_batch(rows)
-    model, expected = _masked(family, inputs, max_new_tokens=NEW)
-    output = hf.generate(
-        _by_lengths(family),
-        **inputs,
-        **STATIC,
-        max_new_tokens=NEW,
-        drafter=Generous(),
-        prediction=[edited(row[PROMPT:]) for row in expected],
-    )
-    assert calls
-    assert_same_tokens(model, expected, output.sequences, attention_mask=inputs["attention_mask"])
-    assert output.stats.accepted > 0
-
-
-@pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_trees_give_the_tokens_of_generate(
-    family: str, rows: int, calls: list[torch.Tensor]
-) -> None:
-    inputs = repetitive_batch(rows)
-    # Longer than prompt, window and widest draft, so that rings go round.
-    options = {"max_new_tokens": 90, "eos_token_id": None}
-    model, expected = _masked(family, inputs, **options)
-    forester = Forester([row[PROMPT:].tolist() for row in expected], nodes=20)
-    output = hf.generate(_by_lengths(family), **inputs, **STATIC, **options, drafter=forester)
-    assert_same_tokens(model, expected, output.sequences, attention_mask=inputs["attention_mask"])
-    assert forester.moved > len(forester.accepted) / 8
-    # Three numbers for each token, in place of a mask.
-    assert {seen.shape[3] for seen in calls} == {3}
+    for visible, by_lengths in ((None, True), (shown, True), (shown.flip(1), False)):
+        assert Masks(model, visible=visible, rows=2, is_fixed=True).by_lengths == by_lengths
+    assert not Masks(model, visible=None, rows=2).by_lengths
 
 
 def _gpt_oss(implementation: str) -> Any:
@@ -190,49 +125,25 @@ def _gpt_oss(implementation: str) -> Any:
 
 @pytest.mark.parametrize("cache", [None, "static"])
 @pytest.mark.parametrize("rows", [1, 3])
-def test_sinks(rows: int, cache: str | None, calls: list[torch.Tensor]) -> None:
-    inputs = repetitive_batch(rows)
-    options = {"max_new_tokens": 60, "eos_token_id": None, "do_sample": False}
-    model = _gpt_oss("eager")
-    expected = model.generate(**inputs, **options)
-    forester = Forester([row[PROMPT:].tolist() for row in expected], nodes=20)
-    output = hf.generate(
-        _gpt_oss(ATTENTION), **inputs, **options, cache_implementation=cache, drafter=forester
-    )
-    assert_same_tokens(model, expected, output.sequences, attention_mask=inputs["attention_mask"])
-    assert bool(calls) == (cache == "static")
-
-
-@pytest.mark.parametrize("family", ["llama", "gemma2", "gemma3"])
-def test_models_that_use_it_always(family: str) -> None:
-    """Plain decoding, and drafts without a static cache: with masks."""
-    inputs = repetitive_batch(3)
-    model, expected = _masked(family, inputs, max_new_tokens=NEW)
-    chosen = _by_lengths(family)
-    own = plain_tokens(chosen, inputs, max_new_tokens=NEW)
-    assert_same_tokens(model, expected, own, attention_mask=inputs["attention_mask"])
-    output = hf.generate(
-        chosen,
-        **inputs,
-        do_sample=False,
-        max_new_tokens=NEW,
-        drafter=Forester([row[PROMPT:].tolist() for row in expected]),
-    )
-    assert_same_tokens(model, expected, output.sequences, attention_mask=inputs["attention_mask"])
+def test_sinks(rows: int, cache: str | None, lengths: list[torch.Tensor]) -> None:
+    options = {"max_new_tokens": 60, "eos_token_id": None}
+    ours = {"cache_implementation": cache}
+    plain, inputs = _gpt_oss("eager"), repetitive_batch(rows)
+    assert_decodes(_gpt_oss(ATTENTION), inputs, "trees", plain=plain, ours=ours, **options)
+    assert bool(lengths) == (cache == "static")
 
 
 @pytest.mark.usefixtures("fast")
 def test_it_takes_the_place_of_sdpa_for_the_time_of_a_generation(
-    calls: list[torch.Tensor],
+    lengths: list[torch.Tensor],
 ) -> None:
     model, inputs = tiny_model("llama"), repetitive_batch(2)
     used: list[str] = []
     model.register_forward_pre_hook(lambda *_: used.append(model.config._attn_implementation))
-    expected = model.generate(**inputs, do_sample=False, max_new_tokens=20)
+    plain_tokens(model, inputs, max_new_tokens=20)
     used.clear()
-    output = hf.generate(model, **inputs, **STATIC, max_new_tokens=20)
-    assert calls
-    assert torch.equal(output.sequences, expected)
+    assert_decodes(model, inputs, "found", ours=STATIC, exact=True, max_new_tokens=20)
+    assert lengths
     assert set(used) == {"sdpa", ATTENTION}
     assert model.config._attn_implementation == "sdpa"
     # An error ends it too.
@@ -261,14 +172,12 @@ def test_generations_at_a_time_share_it() -> None:
 
 
 @pytest.mark.usefixtures("fast")
-def test_where_masks_stay(calls: list[torch.Tensor]) -> None:
+def test_where_masks_stay(lengths: list[torch.Tensor]) -> None:
     inputs = repetitive_batch(2)
     inputs["attention_mask"][0, 7] = 0  # in the midst of a prompt
     for model in (tiny_model("llama"), tiny_model("llama", attention="eager")):
-        expected = model.generate(**inputs, do_sample=False, max_new_tokens=20)
-        output = hf.generate(model, **inputs, **STATIC, max_new_tokens=20)
-        assert torch.equal(output.sequences, expected)
-    assert not calls
+        assert_decodes(model, inputs, "found", ours=STATIC, exact=True, max_new_tokens=20)
+    assert not lengths
     # Scores with a bias, and a mask that the layer changes.
     config = transformers.DogeConfig(
         vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=1, num_attention_heads=2
@@ -360,53 +269,33 @@ def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("cache", [None, "static"])
 @pytest.mark.parametrize("shares", [True, False])
-@pytest.mark.parametrize("drafts", ["chains", "trees"])
+@pytest.mark.parametrize("drafts", ["predicted", "trees", "models"])
 @pytest.mark.parametrize("rows", [1, 3])
 def test_drafts_copy_no_keys(
     rows: int,
-    drafts: str,
+    drafts: Any,
     shares: bool,
     cache: str | None,
     copied: list[int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model, inputs = tiny_model("llama").double(), repetitive_batch(rows)
-    options: dict[str, Any] = {"do_sample": False, "max_new_tokens": NEW, "eos_token_id": None}
-    expected = model.generate(**inputs, **options)
+    options: dict[str, Any] = {"max_new_tokens": NEW, "eos_token_id": None}
+    plain_tokens(model, inputs, **options)
     copied.clear()
     if not shares:
-        generation = importlib.import_module("fastdraft.hf.plan")
-        monkeypatch.setattr(generation, "shares_keys", lambda _: False)
-    outputs = expected[:, PROMPT:]
-    more: dict[str, Any] = {"drafter": Forester(outputs.tolist())}
-    if drafts == "chains":
-        more = {"drafter": Generous(), "prediction": [edited(row) for row in outputs]}
-    output = hf.generate(model, **inputs, **options, **more, cache_implementation=cache)
-    assert torch.equal(output.sequences, expected)
+        for module in ("plan", "draft_models.stage"):
+            monkeypatch.setattr(f"fastdraft.hf.{module}.shares_keys", lambda _: False)
+    assistant = copy.deepcopy(model)
+    if drafts == "models":
+        # Drafts that are accepted whole leave the draft model several tokens to read at a time.
+        drafts = AssistantModel(assistant, schedule="constant", lookup=None)
+    ours = {"cache_implementation": cache}
+    output = assert_decodes(model, inputs, drafts, ours=ours, exact=True, **options).output
     assert output.stats.accepted > 0
     assert bool(copied) != shares
     assert model.config._attn_implementation == "sdpa"
-
-
-@pytest.mark.parametrize("shares", [True, False])
-def test_draft_models_copy_no_keys(
-    shares: bool, copied: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Drafts that are accepted whole leave the draft model several tokens to read at a time.
-    model, inputs = tiny_model("llama").double(), repetitive_batch(3)
-    drafter = copy.deepcopy(model)
-    options: dict[str, Any] = {"do_sample": False, "max_new_tokens": NEW, "eos_token_id": None}
-    expected = model.generate(**inputs, **options)
-    copied.clear()
-    if not shares:
-        stage = importlib.import_module("fastdraft.hf.draft_models.stage")
-        monkeypatch.setattr(stage, "shares_keys", lambda _: False)
-    assistant = AssistantModel(drafter, schedule="constant", lookup=None)
-    output = hf.generate(model, **inputs, **options, drafter=assistant)
-    assert torch.equal(output.sequences, expected)
-    assert output.stats.accepted > 0
-    assert bool(copied) != shares
-    assert drafter.config._attn_implementation == "sdpa"
+    assert assistant.config._attn_implementation == "sdpa"
 
 
 def test_which_models_share_keys() -> None:
@@ -434,41 +323,18 @@ def test_dropout_is_refused_where_nothing_else_can_drop() -> None:
         model(torch.ones(1, 4, dtype=torch.int64))
 
 
-@pytest.fixture
-def compilations(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    # A wider forward that happens to be the faster one would be compiled in place of the own one.
-    observe = StepLatency.observe
-    monkeypatch.setattr(
-        StepLatency,
-        "observe",
-        lambda self, rows, width, _: observe(self, rows, width, 1e-3 + 1e-5 * width),
-    )
-    torch._dynamo.reset()
-    counters.clear()
-    yield lambda: counters["stats"]["unique_graphs"]
-    torch._dynamo.reset()
-
-
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_each_width_is_compiled_once(family: str, compilations: Any) -> None:
-    inputs = repetitive_batch(3)
     options: dict[str, Any] = {"max_new_tokens": NEW, "eos_token_id": None}
-    model, expected = _masked(family, inputs, **options)
     compile_config = CompileConfig(fullgraph=True, backend="aot_eager", mode=None)
     compile_config._compile_all_devices = True
-    chosen = _by_lengths(family)
+    ours = {**STATIC, "compile_config": compile_config}
+    model, inputs = tiny_model(family), repetitive_batch(3)
+    said = plain_tokens(model, inputs, **options)[:, PROMPT:].tolist()
+    chosen = tiny_model(family, attention=ATTENTION)
     # Narrow drafts: each width takes a second to compile.
     for seed in range(2):
-        output = hf.generate(
-            chosen,
-            **inputs,
-            **STATIC,
-            **options,
-            compile_config=compile_config,
-            drafter=Forester([row[PROMPT:].tolist() for row in expected], nodes=3, seed=seed),
-        )
+        forester = Forester(said, nodes=3, seed=seed)
+        output = assert_decodes(chosen, inputs, forester, plain=model, ours=ours, **options).output
         assert output.stats.accepted > 0
-        assert_same_tokens(
-            model, expected, output.sequences, attention_mask=inputs["attention_mask"]
-        )
     assert compilations() == 2

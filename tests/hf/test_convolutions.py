@@ -20,17 +20,19 @@ from hf_models import (
     EOS,
     PAD,
     VOCABULARY,
-    Forester,
-    Generous,
+    assert_decodes,
     assert_goes_on,
     drawn,
+    edited,
+    plain_tokens,
     repetitive_batch,
 )
 
 if not hasattr(Cache, "is_recording_past"):
     pytest.skip("needs transformers 5.21", allow_module_level=True)
 
-OPTIONS: dict[str, Any] = {"do_sample": False, "max_new_tokens": 40, "eos_token_id": None}
+OPTIONS: dict[str, Any] = {"max_new_tokens": 40, "eos_token_id": None}
+DICT = {"return_dict_in_generate": True, "do_sample": False}
 PROMPT = 30
 
 
@@ -68,37 +70,20 @@ def model(request: pytest.FixtureRequest) -> Any:
     return _model(request.param)
 
 
-def _wrong_at_times(sequences: torch.Tensor) -> list[list[int]]:
-    """What comes, but for one token in seven, elsewhere in each row."""
-    predictions = sequences[:, PROMPT:].clone()
-    for row in range(len(predictions)):
-        predictions[row, 3 + row :: 7] = (predictions[row, 3 + row :: 7] + 1) % VOCABULARY
-    return predictions.tolist()
+def _check(model: Any, inputs: dict[str, torch.Tensor], drafts: str = "predicted") -> None:
+    stats = assert_decodes(model, inputs, drafts, every=7, exact=True, **OPTIONS).output.stats
+    assert 0 < stats.accepted < stats.drafted
 
 
+@pytest.mark.parametrize("drafts", ["predicted", "trees"])  # which are verified as chains
 @pytest.mark.parametrize("rows", [1, 3])
-def test_tokens_are_those_of_generate(model: Any, rows: int) -> None:
-    inputs = repetitive_batch(rows)
-    expected = model.generate(**inputs, **OPTIONS)
-    output = hf.generate(
-        model,
-        **inputs,
-        **OPTIONS,
-        drafter=Generous(),
-        prediction=_wrong_at_times(expected),
-    )
-    assert torch.equal(output.sequences, expected)
-    assert 0 < output.stats.accepted < output.stats.drafted
+def test_tokens_are_those_of_generate(model: Any, rows: int, drafts: str) -> None:
+    _check(model, repetitive_batch(rows), drafts)
 
 
 @pytest.mark.parametrize("kernel", [1, 2, 7])
 def test_kernels_of_any_size(kernel: int) -> None:
-    model = _model("lfm2", conv_L_cache=kernel)
-    inputs = repetitive_batch(3)
-    expected = model.generate(**inputs, **OPTIONS)
-    predictions = _wrong_at_times(expected)
-    output = hf.generate(model, **inputs, **OPTIONS, drafter=Generous(), prediction=predictions)
-    assert torch.equal(output.sequences, expected)
+    _check(_model("lfm2", conv_L_cache=kernel), repetitive_batch(3))
 
 
 @pytest.mark.skipif(not hasattr(transformers, "Lfm3Config"), reason="needs a newer transformers")
@@ -106,51 +91,30 @@ def test_kernels_of_any_size(kernel: int) -> None:
 def test_beside_sliding_windows(rows: int) -> None:
     kinds = ["conv", "sliding_attention", "conv", "full_attention"]
     model = _model("lfm3", layer_types=kinds, conv_L_cache=7, sliding_window=11, head_dim=8)
-    inputs = repetitive_batch(rows)
-    expected = model.generate(**inputs, **OPTIONS)
-    predictions = _wrong_at_times(expected)
-    output = hf.generate(model, **inputs, **OPTIONS, drafter=Generous(), prediction=predictions)
-    assert torch.equal(output.sequences, expected)
-    assert 0 < output.stats.accepted < output.stats.drafted
+    _check(model, repetitive_batch(rows))
 
 
 def test_prompts_shorter_than_the_kernel() -> None:
-    model = _model("lfm2", conv_L_cache=7)
     inputs = {"input_ids": torch.tensor([[5, 6]]), "attention_mask": torch.ones(1, 2).long()}
-    expected = model.generate(**inputs, **OPTIONS)
-    prediction = expected[0, 2:].tolist()
-    prediction[2::5] = [3] * len(prediction[2::5])
-    output = hf.generate(model, **inputs, **OPTIONS, drafter=Generous(), prediction=prediction)
-    assert torch.equal(output.sequences, expected)
+    _check(_model("lfm2", conv_L_cache=7), inputs)
 
 
 @pytest.mark.parametrize("rows", [1, 3])
 def test_rows_that_end_leave(model: Any, rows: int) -> None:
     inputs = repetitive_batch(rows)
-    longest = model.generate(**inputs, **OPTIONS)
+    longest = plain_tokens(model, inputs, **OPTIONS)
     # The end token appears in the rows at different places.
     options = {**OPTIONS, "eos_token_id": int(longest[0, PROMPT + 9]), "pad_token_id": PAD}
-    expected = model.generate(**inputs, **options)
-    predictions = _wrong_at_times(longest)
-    output = hf.generate(model, **inputs, **options, drafter=Generous(), prediction=predictions)
-    assert torch.equal(output.sequences, expected)
-
-
-def test_trees_are_verified_as_chains(model: Any) -> None:
-    inputs = repetitive_batch(3)
-    expected = model.generate(**inputs, **OPTIONS)
-    forester = Forester([row[PROMPT:].tolist() for row in expected])
-    output = hf.generate(model, **inputs, **OPTIONS, drafter=forester)
-    assert torch.equal(output.sequences, expected)
-    assert 0 < output.stats.accepted < output.stats.drafted
+    ours = {
+        "prediction": [edited(line, every=7, row=at) for at, line in enumerate(longest[:, 30:])]
+    }
+    assert_decodes(model, inputs, ours=ours, exact=True, **options)
 
 
 def test_a_cache_is_handed_over_with_its_state(model: Any) -> None:
     inputs = repetitive_batch(1)
-    options = {**OPTIONS, "return_dict_in_generate": True}
-    plain = model.generate(**inputs, **options)
-    predictions = _wrong_at_times(plain.sequences)
-    first = hf.generate(model, **inputs, **options, drafter=Generous(), prediction=predictions)
+    plain = model.generate(**inputs, **OPTIONS, **DICT)
+    first = assert_decodes(model, inputs, every=7, ours=DICT, exact=True, **OPTIONS).output
     for ours, theirs in zip(first[CACHE].layers[::2], plain[CACHE].layers[::2], strict=True):
         torch.testing.assert_close(ours.conv_states[0], theirs.conv_states[0])
     assert_goes_on(model, first, inputs)
@@ -158,22 +122,12 @@ def test_a_cache_is_handed_over_with_its_state(model: Any) -> None:
 
 def test_a_cache_that_recorded_its_past_goes_on(model: Any) -> None:
     inputs = repetitive_batch(1)
-    expected = model.generate(**inputs, **OPTIONS)
     cache = DynamicCache(config=model.config)
     cache.activate_past_recording()
     # Such a cache holds the inputs of all 20 tokens; the convolution needs the last three.
     model(inputs["input_ids"][:, :20], **{CACHE: cache})
-    options = {**OPTIONS, "return_dict_in_generate": True}
-    output = hf.generate(
-        model,
-        **inputs,
-        **options,
-        **{CACHE: cache},
-        drafter=Generous(),
-        prediction=_wrong_at_times(expected),
-    )
-    assert torch.equal(output.sequences, expected)
-    plain = model.generate(**inputs, **options)
+    assert_decodes(model, inputs, every=7, ours={CACHE: cache}, exact=True, **OPTIONS)
+    plain = model.generate(**inputs, **OPTIONS, **DICT)
     for ours, theirs in zip(cache.layers[::2], plain[CACHE].layers[::2], strict=True):
         torch.testing.assert_close(ours.conv_states[0], theirs.conv_states[0])
 
@@ -199,17 +153,16 @@ def test_convolutions_alone_are_refused() -> None:
 @pytest.mark.parametrize("rows", [1, 3])
 def test_draft_models_with_convolutions(rows: int, small: float, large: float) -> None:
     model = _model("lfm2")
-    inputs = repetitive_batch(rows)
-    expected = model.generate(**inputs, **OPTIONS)
     drafter: Any = Staged(
         [
             AssistantModel(bent(model, by=small, seed=2), schedule="constant", num_tokens=3),
             AssistantModel(bent(model, by=large), schedule="constant", num_tokens=5),
         ]
     )
-    output = hf.generate(model, **inputs, **OPTIONS, drafter=drafter, return_dict_in_generate=True)
-    assert torch.equal(output.sequences, expected)
-    accepted, drafted = output.stats.accepted, output.stats.drafted
+    stats = assert_decodes(
+        model, repetitive_batch(rows), drafter, exact=True, **OPTIONS
+    ).output.stats
+    accepted, drafted = stats.accepted, stats.drafted
     assert accepted < drafted if large else accepted > 0
 
 

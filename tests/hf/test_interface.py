@@ -30,20 +30,18 @@ from hf_models import (
     EOS,
     PAD,
     VOCABULARY,
+    Forester,
     Generous,
+    assert_decodes,
     drawn,
     edited,
+    plain_tokens,
     repetitive_batch,
     tiny_model,
 )
 from tiny_tokenizer import tiny_tokenizer
 
 NEW = 40
-
-
-@pytest.fixture(scope="module")
-def model() -> Any:
-    return tiny_model("llama")
 
 
 def _prediction(model: Any, inputs: dict[str, torch.Tensor], **options: Any) -> list[list[int]]:
@@ -68,30 +66,6 @@ class _Recorder(BaseStreamer):
 
     def end(self) -> None:
         self.calls.append("end")
-
-
-@pytest.mark.parametrize("inside", [False, True])
-def test_streamers_get_the_calls_of_plain_decoding(model: Any, inside: bool) -> None:
-    inputs = repetitive_batch(1)
-    options = {"do_sample": False, "max_new_tokens": NEW}
-    prediction = _prediction(model, inputs)
-    expected = _Recorder()
-    model.generate(**inputs, **options, streamer=expected)
-    forwards: list[int] = []
-    handle = model.register_forward_hook(lambda *_: forwards.append(1))
-    actual = _Recorder(forwards)
-    if inside:
-        decode = hf.speculate(drafter=Generous(), prediction=prediction, streamer=actual)
-        model.generate(**inputs, **options, custom_generate=decode)
-    else:
-        hf.generate(
-            model, **inputs, **options, streamer=actual, drafter=Generous(), prediction=prediction
-        )
-    handle.remove()
-    assert actual.calls == expected.calls
-    assert actual.forwards_at[1] == 1
-    assert actual.forwards_at == sorted(actual.forwards_at)
-    assert len(set(actual.forwards_at)) == len(forwards) + 1
 
 
 class _Wrapping(transformers.LlamaForCausalLM):
@@ -129,23 +103,33 @@ def _of_class(kind: Any) -> Any:
     return drawn(kind, tiny_model("llama").config)
 
 
+@pytest.mark.parametrize("drafts", ["predicted", "trees"])
 @pytest.mark.parametrize("inside", [False, True])
-@pytest.mark.parametrize("kind", [_Wrapping, _Elsewhere])
-def test_streamers_of_models_that_wrap_what_decodes(kind: Any, inside: bool) -> None:
+@pytest.mark.parametrize("kind", [transformers.LlamaForCausalLM, _Wrapping, _Elsewhere])
+def test_streamers_get_the_calls_of_plain_decoding(kind: Any, inside: bool, drafts: str) -> None:
     model, inputs = _of_class(kind), repetitive_batch(1)
     options = {"do_sample": False, "max_new_tokens": NEW}
-    expected, actual = _Recorder(), _Recorder()
-    model.generate(**inputs, **options, streamer=expected)
+    expected = _Recorder()
+    said = model.generate(**inputs, **options, streamer=expected)[:, 30:]
+    more: dict[str, Any] = {"drafter": Forester(said.tolist())}
+    if drafts == "predicted":
+        more = {"drafter": Generous(), "prediction": list(map(edited, said))}
+    forwards: list[int] = []
+    handle = model.register_forward_hook(lambda *_: forwards.append(1))
+    more["streamer"] = actual = _Recorder(forwards)
     if inside:
-        decode = hf.speculate(drafter=Generous(), streamer=actual)
-        model.generate(**inputs, **options, custom_generate=decode)
+        model.generate(**inputs, **options, custom_generate=hf.speculate(**more))
     else:
-        hf.generate(model, **inputs, **options, streamer=actual, drafter=Generous())
+        hf.generate(model, **inputs, **options, **more)
+    handle.remove()
     assert actual.calls == expected.calls
+    assert actual.forwards_at[1] == 1
+    assert actual.forwards_at == sorted(actual.forwards_at)
+    assert len(set(actual.forwards_at)) == len(forwards) + 1
 
 
-@pytest.mark.parametrize("kind", [_Wrapping, _Elsewhere])
-def test_assistants_of_models_that_wrap_what_decodes_are_refused(kind: Any) -> None:
+@pytest.mark.parametrize("kind", [transformers.LlamaForCausalLM, _Wrapping, _Elsewhere])
+def test_assistants_are_refused(kind: Any) -> None:
     model, inputs = _of_class(kind), repetitive_batch(1)
     with pytest.raises(InvalidValueError, match="assisted_generation"):
         hf.generate(model, **inputs, max_new_tokens=4, assistant_model=model)
@@ -272,36 +256,34 @@ class _Sum(StoppingCriteria):
     """Ends a row when its tokens sum to a multiple, which differs from row to row."""
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-        rows = torch.arange(len(input_ids))
-        return input_ids.sum(-1) % (13 + rows) == 0
+        return input_ids.sum(-1) % (29 + torch.arange(len(input_ids))) == 0
 
 
+@pytest.mark.parametrize("drafts", ["predicted", "trees"])
 @pytest.mark.parametrize("rows", [1, 3])
-def test_stopping_criteria_see_every_token(model: Any, rows: int) -> None:
+def test_stops_in_the_middle_of_a_draft(model: Any, rows: int, drafts: str) -> None:
     inputs = repetitive_batch(rows)
-    options = {"do_sample": False, "max_new_tokens": NEW}
-    criteria = StoppingCriteriaList([_Sum()])
-    expected = model.generate(**inputs, **options, stopping_criteria=criteria)
-    output = hf.generate(
-        model,
-        **inputs,
-        **options,
-        stopping_criteria=criteria,
-        drafter=Generous(),
-        prediction=_prediction(model, inputs),
-    )
-    assert torch.equal(output.sequences, expected)
-    assert expected.shape[1] < 30 + NEW
+    plain = plain_tokens(model, inputs, max_new_tokens=NEW, eos_token_id=None)
+    said = plain[:, 30:]
+    for options in (
+        {"max_new_tokens": NEW, "stopping_criteria": StoppingCriteriaList([_Sum()])},
+        {"max_new_tokens": NEW, "eos_token_id": [EOS, *plain[:, 43].tolist()]},
+        {"max_new_tokens": 7, "eos_token_id": None},
+    ):
+        # Drafts go on where plain decoding would have.
+        ours: dict[str, Any] = {"drafter": Forester(said.tolist(), seed=5)}
+        if drafts == "predicted":
+            ours = {"drafter": Generous(), "prediction": list(map(edited, said))}
+        found = assert_decodes(model, inputs, "found", ours=ours, exact=True, **options)
+        assert found.expected.shape[1] < 30 + NEW
 
 
 def test_rows_end_at_different_times_and_are_padded(model: Any) -> None:
     inputs = repetitive_batch(8)
     predictions = _prediction(model, inputs)
-    ends = [predictions[row][row] for row in range(8)]
-    options = {"do_sample": False, "max_new_tokens": NEW, "eos_token_id": [EOS, *ends]}
-    expected = model.generate(**inputs, **options)
-    output = hf.generate(model, **inputs, **options, drafter=Generous(), prediction=predictions)
-    assert torch.equal(output.sequences, expected)
+    options = {"max_new_tokens": NEW, "eos_token_id": [EOS, *np.diag(predictions).tolist()]}
+    ours = {"prediction": predictions}
+    output = assert_decodes(model, inputs, ours=ours, exact=True, **options).output
     assert len({row.emitted for row in output.row_stats}) > 2
 
 
@@ -312,21 +294,21 @@ def test_max_time_ends_after_a_step(model: Any) -> None:
     assert output.sequences.shape[1] == 31
 
 
+@pytest.mark.parametrize("cache", [None, "static"])
+@pytest.mark.parametrize("drafts", ["predicted", "trees"])
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("penalty", [1.0, 1.4])
-def test_scores_and_logits(model: Any, rows: int, penalty: float) -> None:
+def test_scores_and_logits(
+    model: Any, rows: int, penalty: float, drafts: str, cache: str | None
+) -> None:
     inputs = repetitive_batch(rows)
-    options = {
-        "do_sample": False,
-        "max_new_tokens": NEW,
-        "repetition_penalty": penalty,
-        "return_dict_in_generate": True,
-        "output_scores": True,
-        "output_logits": True,
-    }
-    expected = model.generate(**inputs, **options)
-    output = hf.generate(model, **inputs, **options, prediction=_prediction(model, inputs))
-    assert torch.equal(output.sequences, expected.sequences)
+    options: dict[str, Any] = {"max_new_tokens": NEW, "repetition_penalty": penalty}
+    dicts = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
+    expected = model.generate(**inputs, do_sample=False, **options, **dicts)
+    ours = {**dicts, "cache_implementation": cache}
+    output = assert_decodes(model, inputs, drafts, ours=ours, exact=True, **options).output
+    # A static cache ends with the generation, and one of several rows is nobody's.
+    assert (getattr(output, CACHE) is None) == (rows > 1 or cache == "static")
     for name in ("scores", "logits"):
         ours, theirs = getattr(output, name), getattr(expected, name)
         assert len(ours) == len(theirs) == expected.sequences.shape[1] - 30
@@ -347,7 +329,18 @@ def test_no_scores_unless_asked_for(model: Any) -> None:
     assert output.logits is None
 
 
-def dory() -> Any:
+@pytest.mark.parametrize("name", sorted({CACHE, "past_key_values"}))
+def test_the_cache_goes_by_each_name_that_transformers_takes(model: Any, name: str) -> None:
+    ids = repetitive_batch(1)["input_ids"]
+    cache = DynamicCache(config=model.config)
+    output = hf.generate(
+        model, ids, max_new_tokens=4, return_dict_in_generate=True, **{name: cache}
+    )
+    assert cache.get_seq_length() == output.sequences.shape[1] - 1
+    assert getattr(output, name) is output[name] is cache
+
+
+def _dory() -> Any:
     """Repeats its layers, which get caches of their own in the first forward."""
     if not hasattr(transformers, "DoryConfig"):
         pytest.skip("this transformers has no Dory")
@@ -360,75 +353,42 @@ def dory() -> Any:
     return drawn(transformers.AutoModelForCausalLM.from_config, config)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3", "dory"])
-def test_a_cache_goes_from_turn_to_turn(family: str) -> None:
-    model = dory() if family == "dory" else tiny_model(family)
-    ids = repetitive_batch(1, longest=8)["input_ids"]
-    options = {"do_sample": False, "eos_token_id": None}
-    cache = DynamicCache(config=model.config)
-    first = hf.generate(
-        model, ids, **options, max_new_tokens=2, **{CACHE: cache}, drafter=Generous()
-    )
-    assert cache.get_seq_length() == 9
-    longer = torch.cat([first.sequences, ids[:, :3]], -1)
-    expected = model.generate(longer, **options, max_new_tokens=NEW)
-    second = hf.generate(
-        model, longer, **options, max_new_tokens=NEW, **{CACHE: cache}, drafter=Generous()
-    )
-    assert torch.equal(second.sequences, expected)
-    third = torch.cat([second.sequences, ids[:, :3]], -1)
-    expected = model.generate(third, **options, max_new_tokens=5)
-    assert torch.equal(
-        model.generate(third, **options, max_new_tokens=5, **{CACHE: cache}), expected
-    )
-
-
-@pytest.mark.parametrize("name", sorted({CACHE, "past_key_values"}))
-def test_the_cache_goes_by_each_name_that_transformers_takes(model: Any, name: str) -> None:
-    ids = repetitive_batch(1)["input_ids"]
-    cache = DynamicCache(config=model.config)
-    output = hf.generate(
-        model, ids, max_new_tokens=4, return_dict_in_generate=True, **{name: cache}
-    )
-    assert cache.get_seq_length() == output.sequences.shape[1] - 1
-    assert getattr(output, name) is output[name] is cache
-
-
 WINDOWED = ["mistral", "gemma2", "gemma3", "qwen2", "phi3", "gpt_oss"]
 
 
 def _precise(family: str) -> Any:
-    model = tiny_model(family)
+    model = _dory() if family == "dory" else tiny_model(family)
     # Its experts take no float64.
     return model if family == "gpt_oss" else model.double()
 
 
-@pytest.mark.parametrize("swapped", [False, True])
-@pytest.mark.parametrize("family", ["llama", *WINDOWED])
-def test_the_cache_of_an_output_goes_into_the_next_turn(family: str, swapped: bool) -> None:
-    """Between turns a window holds its last tokens alone, in plain decoding's cache too."""
+@pytest.mark.parametrize(
+    ("drafts", "swapped"), [("found", False), ("predicted", True), ("trees", True)]
+)
+@pytest.mark.parametrize("family", ["llama", *WINDOWED, "dory"])
+def test_the_cache_of_an_output_goes_into_the_next_turn(
+    family: str, drafts: str, swapped: bool
+) -> None:
+    """Between turns a window holds its last tokens alone, in plain decoding's cache too.
+
+    Swapped, each loop goes on from what the other has left.
+    """
     model = _precise(family)
     ids = repetitive_batch(1)["input_ids"]
-    options = {"do_sample": False, "eos_token_id": None, "max_new_tokens": 20}
+    options: dict[str, Any] = {"eos_token_id": None, "max_new_tokens": 20}
+    dicts = {"return_dict_in_generate": True, "do_sample": False}
     caches: list[Any] = [None, None]
-    for turn in range(3):
-        output = hf.generate(
-            model,
-            ids,
-            **options,
-            **{CACHE: caches[0]},
-            return_dict_in_generate=True,
-            drafter=Generous(),
-        )
-        expected = model.generate(
-            ids, **options, **{CACHE: caches[1]}, return_dict_in_generate=True
-        )
-        assert torch.equal(output.sequences, expected.sequences)
-        caches = [output[CACHE], expected[CACHE]]
+    for turn in range(4):
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        ours = {**dicts, CACHE: caches[0]}
+        output = assert_decodes(model, inputs, drafts, ours=ours, exact=True, **options).output
+        plain = model.generate(**inputs, **options, **dicts, **{CACHE: caches[1]})
+        assert torch.equal(output.sequences, plain.sequences)
+        caches = [output[CACHE], plain[CACHE]]
         assert [cache.get_seq_length() for cache in caches] == [ids.shape[1] + 19] * 2
         if swapped:
             caches.reverse()
-        ids = torch.cat([expected.sequences, ids[:, : 3 + 9 * turn]], -1)
+        ids = torch.cat([plain.sequences, ids[:, : 3 + 9 * turn]], -1)
 
 
 @pytest.mark.parametrize("family", ["llama", *WINDOWED])
@@ -452,11 +412,8 @@ def test_the_models_own_generation_config_counts() -> None:
     model = tiny_model("llama")
     model.generation_config.max_new_tokens = 7
     model.generation_config.repetition_penalty = 1.5
-    inputs = repetitive_batch(2)
-    expected = model.generate(**inputs, do_sample=False)
-    output = hf.generate(model, **inputs, do_sample=False)
-    assert torch.equal(output.sequences, expected)
-    assert expected.shape[1] == 37
+    found = assert_decodes(model, repetitive_batch(2), "found", exact=True)
+    assert found.expected.shape[1] == 37
 
 
 def test_an_engine_serves_several_generations(model: Any) -> None:
@@ -625,11 +582,6 @@ def test_refusals_before_the_model_is_run(
     assert not forwards
 
 
-def test_an_assistant_model_is_refused(model: Any) -> None:
-    with pytest.raises(InvalidValueError, match="assisted_generation"):
-        hf.generate(model, **repetitive_batch(1), max_new_tokens=4, assistant_model=model)
-
-
 def test_the_callers_cache_for_a_batch_is_refused(model: Any) -> None:
     inputs = repetitive_batch(2)
     cache = DynamicCache(config=model.config)
@@ -637,44 +589,6 @@ def test_the_callers_cache_for_a_batch_is_refused(model: Any) -> None:
         model(inputs["input_ids"][:, :5], **{CACHE: cache})
     with pytest.raises(InvalidValueError, match="batch of 1 row, got 2 rows"):
         hf.generate(model, **inputs, max_new_tokens=4, **{CACHE: cache})
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        (
-            transformers.MambaConfig(vocab_size=97, hidden_size=16, num_hidden_layers=1),
-            "recurrent state cannot take back",
-        ),
-        (
-            transformers.T5Config(
-                vocab_size=97, d_model=16, d_ff=16, num_layers=1, num_heads=2, d_kv=8
-            ),
-            "decoder-only, got the encoder-decoder T5ForConditionalGeneration",
-        ),
-    ],
-    ids=["mamba", "t5"],
-)
-def test_models_that_cannot_take_back_tokens_are_refused(config: Any, message: str) -> None:
-    automatic = (
-        transformers.AutoModelForSeq2SeqLM
-        if config.is_encoder_decoder
-        else transformers.AutoModelForCausalLM
-    )
-    model = automatic.from_config(config).eval()
-    forwards = []
-    for module in model.modules():
-        module.register_forward_hook(lambda *_: forwards.append(1))
-    with pytest.raises(InvalidValueError, match=message):
-        hf.generate(model, torch.tensor([[3, 4, 5]]), max_new_tokens=4)
-    assert not forwards
-
-
-def test_models_that_keep_no_cache_are_refused() -> None:
-    config = transformers.OpenAIGPTConfig(vocab_size=97, n_embd=16, n_layer=1, n_head=2)
-    model = transformers.AutoModelForCausalLM.from_config(config).eval()
-    with pytest.raises(InvalidValueError, match=r"the cache .* got OpenAIGPTLMHeadModel"):
-        hf.generate(model, torch.tensor([[3, 4, 5]]), max_new_tokens=4)
 
 
 def test_batches_of_models_that_take_no_positions_are_refused() -> None:
@@ -688,36 +602,10 @@ def test_batches_of_models_that_take_no_positions_are_refused() -> None:
     )
     model = transformers.BartForCausalLM(config).eval()
     ids = torch.tensor([[3, 4, 5]])
-    options = {"do_sample": False, "max_new_tokens": 8, "eos_token_id": None}
-    expected = model.generate(ids, **options)
-    output = hf.generate(model, ids, **options, prediction=expected[0, 3:])
-    assert torch.equal(output.sequences, expected)
+    options: dict[str, Any] = {"max_new_tokens": 8, "eos_token_id": None}
+    assert_decodes(model, {"input_ids": ids}, exact=True, **options)
     with pytest.raises(InvalidValueError, match="takes position_ids, got BartForCausalLM"):
         hf.generate(model, ids.repeat(2, 1), **options)
-
-
-def test_hybrid_models_are_refused_inside_generate() -> None:
-    config = transformers.Qwen3NextConfig(
-        vocab_size=97,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        layer_types=["linear_attention", "full_attention"],
-        num_experts=2,
-        num_experts_per_tok=1,
-        moe_intermediate_size=8,
-        shared_expert_intermediate_size=8,
-        linear_num_key_heads=1,
-        linear_num_value_heads=1,
-        linear_key_head_dim=8,
-        linear_value_head_dim=8,
-    )
-    model = transformers.AutoModelForCausalLM.from_config(config).eval()
-    with pytest.raises(InvalidValueError, match="take back a rejected token"):
-        model.generate(torch.tensor([[3, 4, 5]]), max_new_tokens=4, custom_generate=hf.speculate())
 
 
 def test_changing_rotary_embeddings_are_refused_beyond_their_range() -> None:

@@ -19,7 +19,7 @@ from assistants import bent
 from fastdraft import DraftConfig, hf
 from fastdraft.drafters import AssistantModel
 from fastdraft.errors import InvalidValueError
-from hf_models import Generous, Silent, edited, repetitive_batch, tiny_model
+from hf_models import Generous, Silent, edited, repetitive_batch
 
 NEW = 20
 ROWS = 3
@@ -32,11 +32,6 @@ class _Counting(LogitsProcessor):
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         return scores + 0.001 * input_ids.shape[1] * torch.arange(scores.shape[1]).cos()
-
-
-@pytest.fixture(scope="module")
-def model() -> Any:
-    return tiny_model("llama")
 
 
 def _of_forward(

@@ -6,8 +6,10 @@ list that the host sends. The number of operations between two forwards must not
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import statistics
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,16 +17,23 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GenerationMixin
 
 from fastdraft import hf
-from fastdraft.hf.loop import Decoding
-from fastdraft.step_latency import StepLatency
-from hf_models import Forester, Generous, Silent, edited, repetitive_batch, tiny_model
+from hf_models import (
+    Forester,
+    Generous,
+    Silent,
+    assert_decodes,
+    edited,
+    plain_tokens,
+    repetitive_batch,
+    tiny_model,
+)
 
 NEW, PROMPT = 40, 30
 PROCESSED: dict[str, Any] = {"repetition_penalty": 1.1, "suppress_tokens": [96]}
 
 
 # A tensor over memory that there is: nothing is computed, and a GPU launches nothing.
-_WRAPPING = ("lift_fresh", "detach")
+_WRAPPING = ("lift_fresh", "detach", "slice")
 
 
 class _Operations(TorchDispatchMode):
@@ -48,6 +57,7 @@ class _Operations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.usefixtures("known_times")
 @pytest.mark.parametrize(
     ("rows", "drafts", "options", "most"),
     [
@@ -57,60 +67,42 @@ class _Operations(TorchDispatchMode):
         (1, "chains", {"cache_implementation": "static"}, 3),
         (4, "chains", {}, 7),
         (4, "trees", {}, 12),
-        (4, "chains", {"cache_implementation": "static"}, 4),
+        (4, "chains", {"cache_implementation": "static"}, 5),
         (4, "trees", {"cache_implementation": "static"}, 12),
     ],
     ids=lambda value: "-".join(value) or "plain" if isinstance(value, dict) else str(value),
 )
 def test_a_step_takes_few_operations(
-    rows: int,
-    drafts: str,
-    options: dict[str, Any],
-    most: int,
-    monkeypatch: pytest.MonkeyPatch,
+    rows: int, drafts: str, options: dict[str, Any], most: int, each_step: Any
 ) -> None:
-    model = tiny_model("llama")
-    inputs = repetitive_batch(rows)
-    expected = model.generate(**inputs, do_sample=False, max_new_tokens=NEW, eos_token_id=None)[
-        :, PROMPT:
-    ]
+    model, inputs = tiny_model("llama"), repetitive_batch(rows)
+    common: dict[str, Any] = {"max_new_tokens": NEW, "eos_token_id": None}
+    said = plain_tokens(model, inputs, **common)[:, PROMPT:]
+    more: dict[str, Any] = {"drafter": Forester(said.tolist()), "do_sample": False}
+    if drafts == "chains":
+        more |= {"drafter": Generous(), "prediction": list(map(edited, said))}
     operations = _Operations(model)
-    counts: list[int] = []
-    step = Decoding._step
 
-    def counting(decoding: Decoding) -> None:
+    @contextlib.contextmanager
+    def noting() -> Iterator[list[str]]:
         operations.names.clear()
         with operations:
-            step(decoding)
-        counts.append(len(operations.names))
+            yield operations.names
 
-    monkeypatch.setattr(Decoding, "_step", counting)
-    # A wider forward that happens to be the faster one is padded, which takes more operations.
-    observe = StepLatency.observe
-    monkeypatch.setattr(
-        StepLatency,
-        "observe",
-        lambda self, rows, width, _: observe(self, rows, width, 1e-3 + 1e-5 * width),
-    )
-    more: dict[str, Any] = {"drafter": Forester(expected.tolist())}
-    if drafts == "chains":
-        more = {"drafter": Generous(), "prediction": [edited(row) for row in expected]}
-    output = hf.generate(
-        model, **inputs, do_sample=False, max_new_tokens=NEW, eos_token_id=None, **options, **more
-    )
+    steps = each_step(noting)
+    output = hf.generate(model, **inputs, **common, **options, **more)
     assert output.stats.accepted > 0
     # The median: a buffer that grows, or a row that ends, takes more now and then.
-    assert statistics.median(counts) <= most
+    assert statistics.median(map(len, steps)) <= most
 
 
 @pytest.mark.parametrize("whose", ["transformers'", "the model's own"])
 def test_inputs_are_prepared_anew_only_where_the_model_has_its_own_way(
     whose: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = tiny_model("llama")
-    inputs = repetitive_batch(3)
-    options: dict[str, Any] = {"do_sample": False, "max_new_tokens": NEW, "eos_token_id": None}
-    expected = model.generate(**inputs, **options)
+    model, inputs = tiny_model("llama"), repetitive_batch(3)
+    options: dict[str, Any] = {"max_new_tokens": NEW, "eos_token_id": None}
+    plain_tokens(model, inputs, **options)
     plain = GenerationMixin.prepare_inputs_for_generation
     calls: list[int] = []
 
@@ -121,7 +113,6 @@ def test_inputs_are_prepared_anew_only_where_the_model_has_its_own_way(
 
     owner = GenerationMixin if whose == "transformers'" else type(model)
     monkeypatch.setattr(owner, "prepare_inputs_for_generation", counting)
-    output = hf.generate(model, **inputs, **options, drafter=Silent())
-    assert output.sequences.equal(expected)
+    assert_decodes(model, inputs, Silent(), exact=True, **options)
     # The prompt, a question to the model beforehand, and steps.
     assert (len(calls) < 6) == (whose == "transformers'")

@@ -16,10 +16,19 @@ from transformers.generation import logits_process as stock
 
 from fastdraft import hf
 from fastdraft.drafters import AssistantModel
-from hf_models import Forester, Generous, edited, repetitive_batch, tiny_model
+from hf_models import (
+    EOS,
+    VOCABULARY,
+    Forester,
+    Generous,
+    assert_decodes,
+    edited,
+    repetitive_batch,
+    tiny_model,
+)
 
 NEW = 32
-OPTIONS = {"do_sample": False, "max_new_tokens": NEW, "eos_token_id": None}
+OPTIONS: dict[str, Any] = {"do_sample": False, "max_new_tokens": NEW, "eos_token_id": None}
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +48,51 @@ def _check(model: Any, rows: int, **options: Any) -> None:
     assert output.stats.accepted > 0
     for ours, theirs in zip(output.scores, expected.scores, strict=True):
         torch.testing.assert_close(ours.double(), theirs.double(), rtol=1e-5, atol=1e-5)
+
+
+class _OfRows(LogitsProcessor):
+    """Favours a token of each row's own, so it must be called with every row at its place."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        scores = scores.clone()
+        for row, text in enumerate(input_ids.tolist()):
+            scores[row, (3 + row + sum(text[-4:])) % VOCABULARY] += 20.0
+        return scores
+
+
+def _two_thirds(row: int, text: torch.Tensor) -> list[int]:
+    return [token for token in range(VOCABULARY) if (token + row + len(text)) % 3]
+
+
+@pytest.mark.parametrize("drafts", ["predicted", "trees"])
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"repetition_penalty": 1.3},
+        {"no_repeat_ngram_size": 2},
+        {"no_repeat_ngram_size": 3},
+        {"min_new_tokens": 20},
+        {"bad_words_ids": [[5], [7, 9], [11, 12, 13]]},
+        {"forced_eos_token_id": EOS},
+        {"suppress_tokens": [4, 5, 6], "repetition_penalty": 0.8},
+        {"eos_token_id": [EOS, 17, 23, 60, 61, 62]},
+        {"sequence_bias": [[[10], 4.0], [[11, 12], -3.0]], "suppress_tokens": [7]},
+        {"exponential_decay_length_penalty": (5, 1.2)},
+        {"logits_processor": LogitsProcessorList([_OfRows()])},
+        {"prefix_allowed_tokens_fn": _two_thirds},
+    ],
+    ids=lambda options: "-".join(options),
+)
+def test_processors_see_the_tokens_that_lead_to_a_place(
+    llama: Any, rows: int, options: dict[str, Any], drafts: str
+) -> None:
+    inputs = repetitive_batch(rows, seed=3)
+    found = assert_decodes(
+        llama, inputs, drafts, every=5, exact=True, **{"max_new_tokens": 48, **options}
+    )
+    if drafts == "trees":
+        assert found.drafter.moved > 0
 
 
 class _ReadsText(LogitsProcessor):
@@ -128,11 +182,8 @@ def test_processors_return_scores_of_any_type_and_form(model: Any, form: str, ro
 @pytest.mark.parametrize("form", ["float64", "float16", "strided"])
 def test_trees_take_scores_of_any_type_and_form(model: Any, form: str) -> None:
     processors = LogitsProcessorList([_Returns(form)])
-    inputs = repetitive_batch(2)
-    expected = model.generate(**inputs, **OPTIONS, logits_processor=processors)
-    forester = Forester(expected[:, 30:].tolist())
-    output = hf.generate(model, **inputs, **OPTIONS, logits_processor=processors, drafter=forester)
-    assert torch.equal(output.sequences, expected)
+    options = {**OPTIONS, "logits_processor": processors}
+    forester = assert_decodes(model, repetitive_batch(2), "trees", exact=True, **options).drafter
     assert forester.moved > 0
 
 
@@ -254,13 +305,7 @@ def test_what_is_not_known_is_called_as_in_plain_decoding(
 @pytest.mark.parametrize("rows", [1, 2])
 def test_guidance_runs_its_own_model_along_the_path(model: Any, rows: int) -> None:
     """Classifier-free guidance keeps the cache of another forward from call to call."""
-    inputs = repetitive_batch(rows)
-    options = {**OPTIONS, "guidance_scale": 1.5}
-    expected = model.generate(**inputs, **options)
-    predictions = [edited(row[30:]) for row in expected]
-    output = hf.generate(model, **inputs, **options, drafter=Generous(), prediction=predictions)
-    assert torch.equal(output.sequences, expected)
-    assert output.stats.accepted > 0
+    assert_decodes(model, repetitive_batch(rows), exact=True, **OPTIONS, guidance_scale=1.5)
 
 
 def test_logits_are_compared_as_float32() -> None:
@@ -269,10 +314,7 @@ def test_logits_are_compared_as_float32() -> None:
     with torch.no_grad():
         head = model.lm_head.weight
         head[50:] = head[: len(head) - 50] * (1 + 1e-12)
-    inputs = repetitive_batch(2)
-    expected = model.generate(**inputs, **OPTIONS)
-    output = hf.generate(model, **inputs, **OPTIONS, drafter=Generous())
-    assert torch.equal(output.sequences, expected)
+    assert_decodes(model, repetitive_batch(2), "found", exact=True, **OPTIONS)
 
 
 class _Every(StoppingCriteria):
@@ -289,17 +331,8 @@ class _Every(StoppingCriteria):
 @pytest.mark.parametrize("form", ["bool", "scalar"])
 @pytest.mark.parametrize("rows", [1, 3])
 def test_criteria_may_answer_for_all_rows_at_once(model: Any, form: str, rows: int) -> None:
-    options = {"stopping_criteria": StoppingCriteriaList([_Every(form)])}
+    options = {**OPTIONS, "stopping_criteria": StoppingCriteriaList([_Every(form)])}
     if rows > 1:
         options["eos_token_id"] = 96
-    inputs = repetitive_batch(rows)
-    expected = model.generate(**inputs, **{**OPTIONS, **options})
-    output = hf.generate(
-        model,
-        **inputs,
-        **{**OPTIONS, **options},
-        drafter=Generous(),
-        prediction=[edited(row[30:]) for row in expected],
-    )
-    assert expected.shape[1] == 50
-    assert torch.equal(output.sequences, expected)
+    found = assert_decodes(model, repetitive_batch(rows), exact=True, **options)
+    assert found.expected.shape[1] == 50

@@ -20,7 +20,13 @@ from transformers.generation import utils
 from fastdraft import hf
 from fastdraft.errors import InvalidValueError
 from fastdraft.hf.interface import CACHE
-from hf_models import Generous, repetitive_batch, tiny_model
+from hf_models import (
+    Generous,
+    assert_decodes,
+    plain_tokens,
+    repetitive_batch,
+    tiny_model,
+)
 
 OPTIONS: dict[str, Any] = {"do_sample": False, "max_new_tokens": 24, "eos_token_id": None}
 
@@ -43,11 +49,8 @@ def test_adapters_by_row(rows: int) -> None:
     forwards: list[int] = []
     handle = model.register_forward_hook(lambda *_: forwards.append(1))
 
-    expected = model.generate(**inputs, **OPTIONS, adapter_names=names)
-    forwards.clear()
     if rows == 1:
-        output = hf.generate(model, **inputs, **OPTIONS, adapter_names=names, drafter=Generous())
-        assert torch.equal(output.sequences, expected)
+        assert_decodes(model, inputs, exact=True, **OPTIONS, adapter_names=names)
         return
     with pytest.raises(InvalidValueError, match="adapter_names must be unset for several rows"):
         hf.generate(model, **inputs, **OPTIONS, adapter_names=names)
@@ -77,14 +80,10 @@ def test_criteria_that_read_scores_are_told(read: Callable[[Any], Any]) -> None:
 # transformers 5.19 warns that the model's device is none.
 @pytest.mark.filterwarnings("ignore:You are calling .generate")
 def test_offloaded_embeddings() -> None:
-    model, inputs = tiny_model("llama").double(), repetitive_batch(2)
-    expected = model.generate(**inputs, **OPTIONS)
+    model, plain = (tiny_model("llama").double() for _ in range(2))
     accelerate.cpu_offload(model)
     assert model.device.type == "meta"
-    assert torch.equal(model.generate(**inputs, **OPTIONS), expected)
-    output = hf.generate(model, **inputs, **OPTIONS, drafter=Generous())
-    assert torch.equal(output.sequences, expected)
-    assert output.stats.accepted > 0
+    assert_decodes(model, repetitive_batch(2), plain=plain, exact=True, **OPTIONS)
 
 
 def test_seeds_of_numpy() -> None:
@@ -101,7 +100,7 @@ def test_seeds_of_numpy() -> None:
 @pytest.mark.parametrize("inside", [False, True])
 def test_models_that_are_spread_over_ranks(monkeypatch: pytest.MonkeyPatch, inside: bool) -> None:
     model, inputs = tiny_model("llama"), repetitive_batch(1)
-    expected = model.generate(**inputs, **OPTIONS)
+    plain_tokens(model, inputs, **OPTIONS)
     monkeypatch.setattr(utils, "is_fsdp_managed_module", lambda _: True)
     monkeypatch.setattr(utils, "_get_torch_distributed_world_size", lambda: 2)
     decode = functools.partial(hf.generate, model)
@@ -109,8 +108,7 @@ def test_models_that_are_spread_over_ranks(monkeypatch: pytest.MonkeyPatch, insi
         decode = functools.partial(model.generate, custom_generate=hf.speculate())
     with pytest.raises(InvalidValueError, match=r"gather the parameters .* synced_gpus=False"):
         decode(**inputs, **OPTIONS)
-    output = hf.generate(model, **inputs, **OPTIONS, synced_gpus=False)
-    assert torch.equal(output.sequences, expected)
+    assert_decodes(model, inputs, ours={"synced_gpus": False}, exact=True, **OPTIONS)
 
 
 def test_gradient_checkpointing_while_training() -> None:

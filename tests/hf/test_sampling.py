@@ -18,8 +18,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from fastdraft import hf
-from hf_models import Generous, Silent, edited, repetitive_batch, tiny_model
+from fastdraft import DraftConfig, hf
+from hf_models import Forester, Generous, Silent, edited, repetitive_batch, tiny_model
 
 NEW = 32
 PROMPT = 12  # of the thousands of copies whose distribution is tested
@@ -32,24 +32,30 @@ SAMPLE: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def model() -> Any:
-    return tiny_model("llama")
-
-
 @pytest.mark.parametrize("family", ["llama", "gemma2", "opt"])
-def test_a_seed_gives_the_same_tokens_with_and_without_drafts(family: str) -> None:
-    model = tiny_model(family)
-    inputs = repetitive_batch(3)
-    plain = hf.generate(model, **inputs, **SAMPLE, seed=[5, 6, 7], drafter=Silent())
-    predictions = [edited(row[30:]) for row in plain.sequences]
+@pytest.mark.parametrize("options", [{}, {"top_k": 40, "temperature": 1.2}], ids=str)
+@pytest.mark.parametrize("drafts", ["chains", "trees", "engine's trees"])
+def test_a_seed_gives_the_same_tokens_whatever_is_drafted(
+    family: str, options: dict[str, Any], drafts: str
+) -> None:
+    model, inputs = tiny_model(family), repetitive_batch(3)
+    options = {**SAMPLE, **options}
+    plain = hf.generate(model, **inputs, **options, seed=[5, 6, 7], drafter=Silent())
+    said = plain.sequences[:, 30:]
+    drafters: dict[str, Any] = {
+        "chains": Generous(),
+        "trees": Forester(said.tolist()),
+        "engine's trees": Generous(DraftConfig(tree_budget=32)),
+    }
+    drafter, predictions = drafters[drafts], list(map(edited, said))
     drafted = hf.generate(
-        model, **inputs, **SAMPLE, seed=5, drafter=Generous(), prediction=predictions
+        model, **inputs, **options, seed=5, drafter=drafter, prediction=predictions
     )
     assert torch.equal(plain.sequences, drafted.sequences)
-    assert drafted.stats.accepted > 0
-    assert drafted.stats.drafted > drafted.stats.accepted
+    assert drafted.stats.drafted > drafted.stats.accepted > 0
     assert drafted.stats.steps < plain.stats.steps
+    if drafts == "trees":
+        drafter.assert_was_a_forest(3)
 
 
 def test_a_seed_gives_the_same_tokens_in_any_place_of_any_batch(model: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,6 @@ import pytest
 import torch
 import transformers
 from scipy import stats
-from torch._dynamo.utils import counters
 from transformers import (
     CompileConfig,
     StaticCache,
@@ -23,9 +22,9 @@ from assistants import bent
 from fastdraft import DraftConfig, hf, step_latency
 from fastdraft.drafters import AssistantModel
 from fastdraft.errors import FastdraftError, InvalidValueError
-from fastdraft.hf import static
+from fastdraft.hf import step
+from fastdraft.hf.device import in_one_copy
 from fastdraft.hf.interface import CACHE
-from fastdraft.hf.kv_cache import in_one_copy
 from fastdraft.hf.static import WIDTHS, Compiled, StaticModel, StaticRowCache
 from fastdraft.step_latency import StepLatency
 from hf_models import (
@@ -36,6 +35,7 @@ from hf_models import (
     Generous,
     Silent,
     TreeBatch,
+    assert_decodes,
     assert_same_tokens,
     edited,
     plain_tokens,
@@ -46,31 +46,8 @@ from hf_models import (
 NEW = 48
 PROMPT = 30
 STATIC: dict[str, Any] = {"cache_implementation": "static"}
-# The masks of a static cache are ours, for a row as for several.
-ROWS = [pytest.param(1, marks=pytest.mark.any_transformers), 3]
 # Drafts that take the two narrow widths, 1 and 4: compiling a width takes a second and more.
 NARROW = DraftConfig(lookahead=3)
-
-
-@pytest.fixture(scope="module")
-def llama() -> Any:
-    return tiny_model("llama")
-
-
-@pytest.fixture
-def compilations(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Counts the graphs that are compiled, in a process that has none yet."""
-    # A wider forward that happens to be the faster one would be compiled in place of the own one.
-    observe = StepLatency.observe
-    monkeypatch.setattr(
-        StepLatency,
-        "observe",
-        lambda self, rows, width, _: observe(self, rows, width, 1e-3 + 1e-5 * width),
-    )
-    torch._dynamo.reset()
-    counters.clear()
-    yield lambda: counters["stats"]["unique_graphs"]
-    torch._dynamo.reset()
 
 
 @pytest.fixture
@@ -79,9 +56,9 @@ def shapes(monkeypatch: pytest.MonkeyPatch) -> set[tuple[int, ...]]:
     found: set[tuple[int, ...]] = set()
     called = StaticModel._called
 
-    def noted(self: StaticModel, inputs: dict[str, Any], shape: tuple[int, ...]) -> torch.Tensor:
+    def noted(self: StaticModel, inputs: dict[str, Any]) -> torch.Tensor:
         found.add(tuple(inputs["input_ids"].shape))
-        return called(self, inputs, shape)
+        return called(self, inputs)
 
     monkeypatch.setattr(StaticModel, "_called", noted)
     return found
@@ -98,40 +75,6 @@ def _compiled(backend: str = "eager") -> dict[str, Any]:
     # transformers compiles on GPUs alone otherwise.
     config._compile_all_devices = True
     return {**STATIC, "compile_config": config}
-
-
-@pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_chains_give_the_tokens_of_generate(family: str, rows: int) -> None:
-    model, inputs = tiny_model(family), repetitive_batch(rows)
-    options = {"max_new_tokens": NEW}
-    expected = plain_tokens(model, inputs, **options)
-    predictions = [edited(row[PROMPT:]) for row in expected]
-    output = hf.generate(
-        model,
-        **inputs,
-        do_sample=False,
-        **options,
-        **STATIC,
-        drafter=Generous(),
-        prediction=predictions,
-    )
-    assert_same_tokens(model, expected, output.sequences, attention_mask=inputs["attention_mask"])
-    assert output.stats.steps < output.stats.emitted
-    assert output.stats.emitted == sum(row.emitted for row in output.row_stats)
-
-
-@pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_trees_give_the_tokens_of_generate(family: str, rows: int) -> None:
-    model, inputs = tiny_model(family), repetitive_batch(rows)
-    # Longer than prompt, window and widest draft, so that rings go round.
-    options = {"max_new_tokens": 90, "eos_token_id": None}
-    expected = plain_tokens(model, inputs, **options)
-    forester = Forester([row[PROMPT:].tolist() for row in expected], nodes=20)
-    output = hf.generate(model, **inputs, do_sample=False, **options, **STATIC, drafter=forester)
-    assert_same_tokens(model, expected, output.sequences, attention_mask=inputs["attention_mask"])
-    assert forester.moved > len(forester.accepted) / 8
 
 
 class _Limits(StoppingCriteria):
@@ -187,11 +130,8 @@ def test_rows_that_have_ended_leave(
 
 
 def test_rows_leave_in_inference_mode(llama: Any) -> None:
-    options = _ending(3)
-    expected = llama.generate(**options, do_sample=False)
     with torch.inference_mode():
-        output = hf.generate(llama, **options, do_sample=False, **STATIC, drafter=Generous())
-    assert_same_tokens(llama, expected, output.sequences, attention_mask=options["attention_mask"])
+        assert_decodes(llama, _ending(3), "found", ours=STATIC)
 
 
 def test_fewer_rows_are_compiled_once_padding_has_taken_as_long(
@@ -202,9 +142,9 @@ def test_fewer_rows_are_compiled_once_padding_has_taken_as_long(
     rows: list[int] = []
     called = StaticModel._called
 
-    def noted(self: StaticModel, inputs: dict[str, Any], shape: tuple[int, ...]) -> torch.Tensor:
-        rows.append(shape[0])
-        return called(self, inputs, shape)
+    def noted(self: StaticModel, inputs: dict[str, Any]) -> torch.Tensor:
+        rows.append(len(inputs["input_ids"]))
+        return called(self, inputs)
 
     monkeypatch.setattr(StaticModel, "_called", noted)
     options = _ending(3)
@@ -223,12 +163,8 @@ def test_fewer_rows_are_compiled_once_padding_has_taken_as_long(
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_prompts_longer_than_the_window_and_its_ring(attention: str) -> None:
     model = tiny_model("gemma3", attention=attention)
-    inputs = repetitive_batch(3, longest=100)
     options = {"max_new_tokens": 60, "eos_token_id": None}
-    expected = plain_tokens(model, inputs, **options)
-    forester = Forester([row[100:].tolist() for row in expected], nodes=20)
-    output = hf.generate(model, **inputs, do_sample=False, **options, **STATIC, drafter=forester)
-    assert_same_tokens(model, expected, output.sequences, attention_mask=inputs["attention_mask"])
+    assert_decodes(model, repetitive_batch(3, longest=100), "trees", ours=STATIC, **options)
 
 
 # Drafts of all widths for one row, narrow ones for more: each shape takes a second to compile.
@@ -252,23 +188,16 @@ def test_each_shape_is_compiled_once(
 ) -> None:
     if is_apart:
         # As on a device with memory of its own: what a step needs is parts of one copy.
-        monkeypatch.setattr(
-            static, "on_device", lambda device, *arrays: in_one_copy(device, arrays)
-        )
+        monkeypatch.setattr(step, "on_device", lambda device, *arrays: in_one_copy(device, arrays))
     inputs = repetitive_batch(rows)
-    options = {"max_new_tokens": NEW, "eos_token_id": None}
-    expected = plain_tokens(llama, inputs, **options)
-    truths = [row[PROMPT:].tolist() for row in expected]
-    options |= {"do_sample": False, **_compiled()}
+    options: dict[str, Any] = {"max_new_tokens": NEW, "eos_token_id": None}
+    truths = plain_tokens(llama, inputs, **options)[:, PROMPT:].tolist()
     for seed in range(4):
         forester = Forester(truths, nodes=nodes, seed=seed)
-        output = hf.generate(llama, **inputs, **options, drafter=forester)
-        assert torch.equal(output.sequences, expected)
+        assert_decodes(llama, inputs, forester, ours=_compiled(), exact=True, **options)
         engine = Generous(DraftConfig(lookahead=nodes))
-        output = hf.generate(
-            llama, **inputs, **options, drafter=engine, prediction=list(map(np.array, truths))
-        )
-        assert torch.equal(output.sequences, expected)
+        ours = {**_compiled(), "prediction": truths}
+        assert_decodes(llama, inputs, engine, ours=ours, exact=True, **options)
     assert compilations() == len(shapes)
     if rows == 1:
         assert shapes == {(1, width) for width in WIDTHS}
@@ -276,7 +205,8 @@ def test_each_shape_is_compiled_once(
         assert {(3, 1), (3, 4), (1, 1)} <= shapes
     # Other texts of any length that fits, and of other drafts, need no further one.
     shorter = repetitive_batch(rows, seed=5, longest=20)
-    hf.generate(llama, **shorter, **{**options, "max_new_tokens": 30}, drafter=Silent())
+    options["max_new_tokens"] = 30
+    hf.generate(llama, **shorter, **options, **_compiled(), do_sample=False, drafter=Silent())
     assert compilations() == len(shapes)
 
 
@@ -294,13 +224,9 @@ def test_a_compiled_forward_finds_its_cache_where_it_was(monkeypatch: pytest.Mon
     model = tiny_model("gemma3")
     options: dict[str, Any] = {"max_new_tokens": NEW, "eos_token_id": None}
 
-    def generated(rows: int, seed: int) -> Any:
+    def generated(rows: int, seed: int, drafter: Any = "found") -> None:
         inputs = repetitive_batch(rows, seed=seed)
-        found = hf.generate(
-            model, **inputs, do_sample=False, **options, **_compiled(), drafter=Generous()
-        )
-        assert torch.equal(found.sequences, plain_tokens(model, inputs, **options))
-        return found
+        assert_decodes(model, inputs, drafter, ours=_compiled(), exact=True, **options)
 
     for seed in range(3):
         generated(2, seed)
@@ -323,65 +249,41 @@ def test_a_compiled_forward_finds_its_cache_where_it_was(monkeypatch: pytest.Mon
                 generated(3, 5)
             return super().add_request(*arguments, **more)
 
-    inputs = repetitive_batch(3, seed=6)
-    found = hf.generate(
-        model, **inputs, do_sample=False, **options, **_compiled(), drafter=Nested()
-    )
-    assert torch.equal(found.sequences, plain_tokens(model, inputs, **options))
+    generated(3, 6, Nested())
     assert not set(places[0]) & set(places[1])
 
 
 @pytest.mark.usefixtures("leaving")
 @pytest.mark.parametrize("family", ["gemma3", "qwen2"])
 def test_windows_compile_too(family: str, compilations: Any, shapes: set[tuple[int, ...]]) -> None:
-    model, options = tiny_model(family), _ending(3)
-    expected = model.generate(**options, do_sample=False)
-    truths = [row[PROMPT:].tolist() for row in expected]
+    model, ours = tiny_model(family), _compiled("aot_eager")
+    truths = model.generate(**_ending(3), do_sample=False)[:, PROMPT:].tolist()
     for seed in range(2):
-        output = hf.generate(
-            model,
-            **options,
-            do_sample=False,
-            **_compiled("aot_eager"),
-            drafter=Forester(truths, nodes=3, seed=seed),
-        )
-        assert torch.equal(output.sequences, expected)
+        forester = Forester(truths, nodes=3, seed=seed)
+        output = assert_decodes(model, _ending(3), forester, ours=ours, exact=True).output
         assert output.stats.accepted > 0
     assert {rows for rows, _ in shapes} == {3, 2, 1}
     # A batch that has two rows from the start takes what was compiled for two of three.
-    pair = _ending(2)
-    expected = model.generate(**pair, do_sample=False)
-    output = hf.generate(model, **pair, do_sample=False, **_compiled("aot_eager"), drafter=Silent())
-    assert torch.equal(output.sequences, expected)
+    assert_decodes(model, _ending(2), Silent(), ours=ours, exact=True)
     assert compilations() == len(shapes)
 
 
 @pytest.mark.any_transformers
 def test_inductor(llama: Any, compilations: Any) -> None:
-    inputs = repetitive_batch(2)
-    expected = plain_tokens(llama, inputs, max_new_tokens=NEW, eos_token_id=None)
-    output = hf.generate(
-        llama,
-        **inputs,
-        do_sample=False,
-        max_new_tokens=NEW,
-        eos_token_id=None,
-        **_compiled("inductor"),
-        drafter=Generous(NARROW),
-        prediction=[edited(row[PROMPT:]) for row in expected],
-    )
-    assert_same_tokens(llama, expected, output.sequences, attention_mask=inputs["attention_mask"])
+    ours = {**_compiled("inductor"), "drafter": Generous(NARROW)}
+    options = {"max_new_tokens": NEW, "eos_token_id": None}
+    output = assert_decodes(llama, repetitive_batch(2), ours=ours, **options).output
     assert output.stats.accepted > NEW / 2
     assert 1 < compilations() <= len(WIDTHS)
 
 
 def test_models_that_ask_for_a_static_cache_themselves(compilations: Any) -> None:
     model, inputs = tiny_model("llama"), repetitive_batch(1)
-    expected = plain_tokens(model, inputs, max_new_tokens=NEW)
+    plain = tiny_model("llama")
+    expected = plain_tokens(plain, inputs, max_new_tokens=NEW)
     for name, value in _compiled().items():
         setattr(model.generation_config, name, value)
-    output = hf.generate(model, **inputs, do_sample=False, max_new_tokens=NEW, drafter=NARROW)
-    assert torch.equal(output.sequences, expected)
+    assert_decodes(model, inputs, NARROW, plain=plain, exact=True, max_new_tokens=NEW)
     assert compilations() > 0
     decode = hf.speculate(drafter=Generous(NARROW))
     sequences = model.generate(
@@ -441,50 +343,16 @@ def test_samples_have_the_models_distribution(llama: Any) -> None:
 
 
 def test_draft_models_draft_for_a_static_target(llama: Any) -> None:
-    inputs = repetitive_batch(3)
-    expected = plain_tokens(llama, inputs, max_new_tokens=NEW)
-    output = hf.generate(
-        llama,
-        **inputs,
-        do_sample=False,
-        max_new_tokens=NEW,
-        **STATIC,
-        drafter=AssistantModel(bent(llama)),
-    )
-    assert_same_tokens(llama, expected, output.sequences, attention_mask=inputs["attention_mask"])
-    assert output.stats.accepted > 0
-
-
-def test_scores_and_logits_are_those_of_generate(llama: Any) -> None:
-    inputs = repetitive_batch(2)
-    options = {
-        "do_sample": False,
-        "max_new_tokens": 20,
-        "eos_token_id": None,
-        "return_dict_in_generate": True,
-        "output_scores": True,
-        "output_logits": True,
-    }
-    expected = llama.generate(**inputs, **options)
-    forester = Forester([row[PROMPT:].tolist() for row in expected.sequences])
-    output = hf.generate(llama, **inputs, **options, **STATIC, drafter=forester)
-    for ours, theirs in zip(output.scores, expected.scores, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
-    for ours, theirs in zip(output.logits, expected.logits, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
-    # A static cache ends with the generation.
-    assert getattr(output, CACHE) is None
+    drafter = AssistantModel(bent(llama))
+    found = assert_decodes(llama, repetitive_batch(3), drafter, ours=STATIC, max_new_tokens=NEW)
+    assert found.output.stats.accepted > 0
 
 
 def test_the_last_places_of_a_model_are_used() -> None:
-    model = tiny_model("opt", attention="eager")
-    inputs = repetitive_batch(2, longest=200)
+    model, inputs = tiny_model("opt", attention="eager"), repetitive_batch(2, longest=200)
     options = {"max_length": 256, "eos_token_id": None}
-    expected = plain_tokens(model, inputs, **options)
-    forester = Forester([row[200:].tolist() for row in expected], nodes=30)
-    output = hf.generate(model, **inputs, do_sample=False, **options, **STATIC, drafter=forester)
-    assert_same_tokens(model, expected, output.sequences, attention_mask=inputs["attention_mask"])
-    assert output.sequences.shape[1] == 256
+    found = assert_decodes(model, inputs, "trees", ours=STATIC, **options)
+    assert found.output.sequences.shape[1] == 256
 
 
 def test_drafts_fill_the_width_that_is_paid_for() -> None:

@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, StoppingCriteriaList
-from transformers.generation.stopping_criteria import StoppingCriteria
-from transformers.generation.streamers import BaseStreamer
+from transformers import DynamicCache
 
 from fastdraft import DraftConfig, Engine, hf
 from fastdraft.errors import InvalidValueError
@@ -19,17 +17,13 @@ from fastdraft.hf.drafts import FlatDrafts
 from fastdraft.hf.interface import CACHE
 from fastdraft.step_latency import StepLatency
 from hf_models import (
-    EOS,
     FAMILIES,
     VOCABULARY,
     Forester,
     Generous,
-    Silent,
     TreeBatch,
-    assert_same_tokens,
-    charge_in_steps,
+    assert_decodes,
     drawn,
-    edited,
     plain_tokens,
     repetitive_batch,
     tiny_model,
@@ -37,47 +31,6 @@ from hf_models import (
 
 NEW = 48
 PROMPT = 30
-
-
-@pytest.fixture(scope="module")
-def llama() -> Any:
-    return tiny_model("llama")
-
-
-def _both(model: Any, inputs: dict[str, torch.Tensor], **options: Any) -> tuple[Any, Forester]:
-    """Decodes with trees around the model's own greedy output, and compares with it."""
-    options = {"max_new_tokens": NEW, **options}
-    expected = plain_tokens(model, inputs, **options)
-    forester = Forester([row[PROMPT:].tolist() for row in expected], seed=len(expected))
-    output = hf.generate(model, **inputs, **options, do_sample=False, drafter=forester)
-    assert_same_tokens(model, expected, output.sequences, attention_mask=inputs["attention_mask"])
-    return output, forester
-
-
-def _was_a_forest(forester: Forester, rows: int) -> None:
-    """Paths of many lengths were accepted whole, out of the middle of their trees."""
-    assert len(set(forester.accepted)) > 3
-    assert forester.moved > len(forester.accepted) / 6
-    # A row that ends may leave true tokens behind.
-    assert forester.cut <= rows
-
-
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_same_tokens_as_generate(family: str, rows: int) -> None:
-    model = tiny_model(family)
-    output, forester = _both(model, repetitive_batch(rows), max_new_tokens=90, eos_token_id=None)
-    _was_a_forest(forester, rows)
-    assert output.stats.emitted == 90 * rows
-    assert output.stats.accepted == sum(forester.accepted)
-
-
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("family", ["gemma3", "gpt2", "mistral"])
-def test_attention_implementations(family: str, attention: str) -> None:
-    model = tiny_model(family, attention=attention)
-    _, forester = _both(model, repetitive_batch(3), eos_token_id=None)
-    _was_a_forest(forester, 3)
 
 
 def test_positions_of_several_axes() -> None:
@@ -103,8 +56,9 @@ def test_positions_of_several_axes() -> None:
     for rows in (1, 3):
         inputs = repetitive_batch(rows)
         inputs["input_ids"].clamp_(max=92)
-        _, forester = _both(model, inputs, suppress_tokens=[93, 94, 95, 96], eos_token_id=None)
-        _was_a_forest(forester, rows)
+        options = {"suppress_tokens": [93, 94, 95, 96], "eos_token_id": None}
+        found = assert_decodes(model, inputs, "trees", max_new_tokens=NEW, **options)
+        found.drafter.assert_was_a_forest(rows)
 
 
 def test_a_tree_is_verified_in_one_forward(llama: Any) -> None:
@@ -119,130 +73,6 @@ def test_a_tree_is_verified_in_one_forward(llama: Any) -> None:
     finally:
         handle.remove()
     assert len(forwards) == output.stats.steps < NEW * 2 / 3
-
-
-@pytest.mark.parametrize("family", ["gemma3", "opt"])
-@pytest.mark.parametrize("rows", [1, 3])
-def test_forwards_are_padded_to_the_cheaper_width(family: str, rows: int) -> None:
-    model = tiny_model(family)
-    charge_in_steps(model, 16)
-    widths: list[int] = []
-    handle = model.get_input_embeddings().register_forward_hook(
-        lambda _, arguments, __: widths.append(arguments[0].shape[1])
-    )
-    _both(model, repetitive_batch(rows), eos_token_id=None)
-    handle.remove()
-    assert set(widths) == {PROMPT, 1, 16}
-
-
-class _ByRow(LogitsProcessor):
-    """Forbids each row another token, so it must be called with every row at its place."""
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        scores = scores.clone()
-        for row, text in enumerate(input_ids.tolist()):
-            scores[row, (3 + row + sum(text[-4:])) % VOCABULARY] += 20.0
-        return scores
-
-
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"repetition_penalty": 1.3},
-        {"no_repeat_ngram_size": 2},
-        {"suppress_tokens": [4, 5, 6]},
-        {"sequence_bias": [[[10], 4.0], [[11, 12], -3.0]], "suppress_tokens": [7]},
-        {"logits_processor": LogitsProcessorList([_ByRow()])},
-        {
-            "prefix_allowed_tokens_fn": lambda row, text: [
-                token for token in range(VOCABULARY) if (token + row + len(text)) % 3
-            ]
-        },
-    ],
-    ids=lambda options: "-".join(options),
-)
-def test_processors_see_the_tokens_that_lead_to_a_node(
-    llama: Any, rows: int, options: dict[str, Any]
-) -> None:
-    inputs = repetitive_batch(rows, seed=3)
-    options = {"do_sample": False, "max_new_tokens": NEW, "eos_token_id": None, **options}
-    expected = llama.generate(**inputs, **options)
-    forester = Forester([row[PROMPT:].tolist() for row in expected])
-    output = hf.generate(llama, **inputs, **options, drafter=forester)
-    assert torch.equal(output.sequences, expected)
-    if rows > 1 and not options.keys().isdisjoint(("logits_processor", "prefix_allowed_tokens_fn")):
-        # Rows go on together, so a step ends where the first of them leaves its tree.
-        assert forester.moved > 0
-        return
-    _was_a_forest(forester, rows)
-
-
-class _Sum(StoppingCriteria):
-    """Ends a row when its tokens sum to a multiple, which differs from row to row."""
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-        return input_ids.sum(-1) % (29 + torch.arange(len(input_ids))) == 0
-
-
-@pytest.mark.parametrize("rows", [1, 3])
-def test_stops_in_the_middle_of_a_path(llama: Any, rows: int) -> None:
-    inputs = repetitive_batch(rows)
-    plain = plain_tokens(llama, inputs, max_new_tokens=NEW, eos_token_id=None)
-    for options in (
-        {"max_new_tokens": NEW, "stopping_criteria": StoppingCriteriaList([_Sum()])},
-        {"max_new_tokens": NEW, "eos_token_id": [EOS, *plain[:, 43].tolist()]},
-        {"max_new_tokens": 7, "eos_token_id": None},
-    ):
-        expected = llama.generate(**inputs, **options, do_sample=False)
-        # The trees go on where plain decoding would have.
-        forester = Forester([row[PROMPT:].tolist() for row in plain], seed=5)
-        output = hf.generate(llama, **inputs, **options, do_sample=False, drafter=forester)
-        assert torch.equal(output.sequences, expected)
-        assert expected.shape[1] < PROMPT + NEW
-
-
-class _Recorder(BaseStreamer):
-    def __init__(self) -> None:
-        self.calls: list[Any] = []
-
-    def put(self, value: torch.Tensor) -> None:
-        self.calls.append(value.tolist())
-
-    def end(self) -> None:
-        self.calls.append("end")
-
-
-def test_streamers_get_the_calls_of_plain_decoding(llama: Any) -> None:
-    inputs = repetitive_batch(1)
-    options = {"do_sample": False, "max_new_tokens": NEW}
-    expected, actual = _Recorder(), _Recorder()
-    plain = llama.generate(**inputs, **options, streamer=expected)
-    hf.generate(
-        llama, **inputs, **options, streamer=actual, drafter=Forester([plain[0, PROMPT:].tolist()])
-    )
-    assert actual.calls == expected.calls
-
-
-@pytest.mark.parametrize("rows", [1, 3])
-def test_scores_and_logits_are_those_of_the_path(llama: Any, rows: int) -> None:
-    inputs = repetitive_batch(rows)
-    options = {
-        "do_sample": False,
-        "max_new_tokens": NEW,
-        "eos_token_id": None,
-        "repetition_penalty": 1.4,
-        "return_dict_in_generate": True,
-        "output_scores": True,
-        "output_logits": True,
-    }
-    expected = llama.generate(**inputs, **options)
-    forester = Forester([row[PROMPT:].tolist() for row in expected.sequences])
-    output = hf.generate(llama, **inputs, **options, drafter=forester)
-    assert torch.equal(output.sequences, expected.sequences)
-    for name in ("scores", "logits"):
-        ours, theirs = torch.stack(getattr(output, name)), torch.stack(getattr(expected, name))
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
@@ -265,35 +95,6 @@ def test_the_cache_that_is_handed_over_holds_the_path(family: str) -> None:
             torch.testing.assert_close(ours.values, theirs.values, rtol=1e-4, atol=1e-4)
 
 
-def test_learned_positions_end_where_the_model_ends() -> None:
-    model = tiny_model("gpt2")
-    ids = repetitive_batch(1, longest=240)["input_ids"]
-    options = {"do_sample": False, "eos_token_id": None, "max_length": 256}
-    expected = model.generate(ids, **options)
-    for seed in range(4):
-        # No limit but the model's own until the end is there.
-        forester = Forester([expected[0, 240:].tolist()], nodes=40, seed=seed)
-        stop = int(expected[0, 254])
-        output = hf.generate(
-            model, ids, do_sample=False, max_length=1000, eos_token_id=stop, drafter=forester
-        )
-        assert torch.equal(output.sequences[0], expected[0, : output.sequences.shape[1]])
-        assert output.sequences[0, -1] == stop
-
-
-@pytest.mark.parametrize("family", ["llama", "gemma2", "opt"])
-def test_a_seed_gives_the_same_tokens_with_and_without_trees(family: str) -> None:
-    model = tiny_model(family)
-    inputs = repetitive_batch(3)
-    options = {"do_sample": True, "top_k": 40, "temperature": 1.2, "max_new_tokens": NEW}
-    options |= {"eos_token_id": None, "seed": [5, 6, 7]}
-    plain = hf.generate(model, **inputs, **options, drafter=Silent())
-    forester = Forester([row[PROMPT:].tolist() for row in plain.sequences])
-    output = hf.generate(model, **inputs, **options, drafter=forester)
-    assert torch.equal(output.sequences, plain.sequences)
-    _was_a_forest(forester, 3)
-
-
 class _Planter(Generous):
     """The engine's own trees, whatever they cost."""
 
@@ -312,28 +113,11 @@ def test_trees_of_the_engine(family: str) -> None:
     model = tiny_model(family)
     planter = _Planter()
     for rows, drafter in ((1, planter), (3, planter), (3, DraftConfig(tree_budget=32))):
-        inputs = repetitive_batch(rows)
-        options = {"do_sample": False, "max_new_tokens": NEW, "eos_token_id": None}
-        expected = model.generate(**inputs, **options)
-        predictions = [edited(row[PROMPT:]) for row in expected]
-        output = hf.generate(model, **inputs, **options, drafter=drafter, prediction=predictions)
-        assert_same_tokens(
-            model, expected, output.sequences, attention_mask=inputs["attention_mask"]
-        )
+        options = {"max_new_tokens": NEW, "eos_token_id": None}
+        ours = {"drafter": drafter}
+        output = assert_decodes(model, repetitive_batch(rows), ours=ours, **options).output
         assert output.stats.accepted == output.stats.emitted - output.stats.steps
     assert planter.trees > 0
-
-
-def test_a_seed_gives_the_same_tokens_with_trees_of_the_engine(llama: Any) -> None:
-    inputs = repetitive_batch(3)
-    options = {"do_sample": True, "max_new_tokens": NEW, "eos_token_id": None, "seed": 3}
-    plain = hf.generate(llama, **inputs, **options, drafter=Silent())
-    planter = _Planter()
-    predictions = [edited(row[PROMPT:]) for row in plain.sequences]
-    output = hf.generate(llama, **inputs, **options, drafter=planter, prediction=predictions)
-    assert torch.equal(output.sequences, plain.sequences)
-    assert planter.trees > 0
-    assert output.stats.accepted > 0
 
 
 def _bare(kind: str) -> Any:
@@ -372,9 +156,8 @@ def _bare(kind: str) -> Any:
 @pytest.mark.parametrize("kind", ["chunks", "columns", "alibi", "no positions"])
 def test_models_that_take_no_trees_verify_chains(kind: str) -> None:
     model = _bare(kind)
-    output, forester = _both(model, repetitive_batch(1), eos_token_id=None)
-    assert output.stats.accepted > 0
-    assert forester.cut > 0
+    options = {"max_new_tokens": NEW, "eos_token_id": None}
+    assert assert_decodes(model, repetitive_batch(1), "trees", **options).drafter.cut > 0
 
 
 class _Crooked(Forester):

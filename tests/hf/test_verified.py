@@ -40,7 +40,7 @@ def test_nothing_else_decodes(sampled: bool, drafts: str, monkeypatch: pytest.Mo
 
     names = ("verify_greedy", "verify_sampled", "verify_rejection")
     for name in names:
-        monkeypatch.setattr(f"fastdraft.hf.step.{name}", refusing(name))
+        monkeypatch.setattr(f"fastdraft.hf.verifier.{name}", refusing(name))
     with pytest.raises(_UsedError):
         hf.generate(model, **inputs, **options)
     assert called == ["verify_sampled" if sampled else "verify_greedy"]

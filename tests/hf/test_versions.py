@@ -13,7 +13,7 @@ from fastdraft.errors import FastdraftError, InvalidValueError
 from fastdraft.hf import requirements
 from fastdraft.hf.interface import CACHE
 from fastdraft.versions import NEWEST, newer
-from hf_models import repetitive_batch, tiny_model
+from hf_models import repetitive_batch
 
 pytestmark = pytest.mark.any_transformers
 
@@ -21,11 +21,6 @@ SENTENCE = (
     r"^fastdraft \d+\.\d+ was tested with transformers 5\.19 to {}\.{}; this is 5\.99\.1: "
     r"pip install 'transformers<{}\.{}' \(".format(*NEWEST, NEWEST[0], NEWEST[1] + 1)
 )
-
-
-@pytest.fixture(scope="module")
-def model() -> Any:
-    return tiny_model("llama")
 
 
 @pytest.fixture

@@ -10,10 +10,9 @@ import torch
 from transformers.generation.streamers import BaseStreamer
 
 from fastdraft import DraftConfig, Engine, hf
-from fastdraft.hf.loop import Decoding
-from fastdraft.kernels import reference
-from hf_models import Forester, Generous, edited, plain_tokens, repetitive_batch, tiny_model
-from waiting import counted_waits, unnoticed
+from fastdraft.kernels import greedy, rejection, sampled
+from hf_models import Forester, Generous, edited, plain_tokens, repetitive_batch
+from waiting import as_on_a_device, counted_waits
 
 NEW, PROMPT = 40, 30
 PROCESSED: dict[str, Any] = {
@@ -25,30 +24,12 @@ PROCESSED: dict[str, Any] = {
 }
 
 
-class _OnDevice:
-    """The plain kernels in place of those on a device, which read nothing back."""
-
-    def __getattr__(self, name: str) -> Any:
-        kernel = getattr(reference, name)
-
-        def launch(*operands: Any, **options: Any) -> Any:
-            with unnoticed():
-                return kernel(*operands, **options)
-
-        return launch
-
-
 class _Deaf(BaseStreamer):
     def put(self, value: torch.Tensor) -> None:
         pass
 
     def end(self) -> None:
         pass
-
-
-@pytest.fixture(scope="module")
-def llama() -> Any:
-    return tiny_model("llama")
 
 
 @pytest.mark.parametrize(
@@ -69,31 +50,26 @@ def llama() -> Any:
 )
 @pytest.mark.parametrize("drafts", ["chains", "trees", "logits"])
 def test_a_step_waits_once(
-    llama: Any, rows: int, options: dict[str, Any], drafts: str, monkeypatch: pytest.MonkeyPatch
+    llama: Any,
+    rows: int,
+    options: dict[str, Any],
+    drafts: str,
+    each_step: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     inputs = repetitive_batch(rows)
-    expected = plain_tokens(llama, inputs, max_new_tokens=NEW, eos_token_id=None)[:, PROMPT:]
-    steps: list[list[str]] = []
-    step = Decoding._step
-
-    def counting(decoding: Decoding) -> None:
-        with counted_waits() as waits:
-            step(decoding)
-        steps.append(waits)
-
-    monkeypatch.setattr(Decoding, "_step", counting)
-    monkeypatch.setattr("fastdraft.verification.verify.kernels_for", lambda _: _OnDevice())
-    more: dict[str, Any] = {"drafter": Forester(expected.tolist())}
+    said = plain_tokens(llama, inputs, max_new_tokens=NEW, eos_token_id=None)[:, PROMPT:]
+    for operation in (greedy, sampled, rejection):
+        monkeypatch.setattr(operation, "verify", as_on_a_device(operation.plain))
+    more: dict[str, Any] = {"drafter": Forester(said.tolist())}
     if drafts == "chains":
-        more = {"drafter": Generous(), "prediction": [edited(row) for row in expected]}
+        more = {"drafter": Generous(), "prediction": list(map(edited, said))}
     if drafts == "logits":
         monkeypatch.setattr("fastdraft.hf.loop._CHEAP", math.inf)
         more = {"drafter": Engine(DraftConfig(tree_budget=8))}
-    output = hf.generate(
-        llama,
-        **inputs,
-        **{"do_sample": False, "max_new_tokens": NEW, "eos_token_id": None, **options, **more},
-    )
+    common = {"do_sample": False, "max_new_tokens": NEW, "eos_token_id": None}
+    steps = each_step(counted_waits)
+    output = hf.generate(llama, **inputs, **{**common, **options, **more})
     assert output.stats.accepted > 0
     assert [waits for waits in steps if len(waits) > 1] == []
     assert all(steps)

@@ -23,6 +23,7 @@ import pytest
 
 from forks import Forks
 from vllm_forks import fork_workers, v2_variables
+from word_model import dflash_head, draft_head, draft_model, mtp_model
 
 TOKENS = 24
 LONG = 80
@@ -230,13 +231,21 @@ def test_chunks_and_preemption_change_nothing(
     assert crowded["left"] == [0, 0, 0]
 
 
-@pytest.mark.parametrize("kind", ["draft_model", "eagle3"])
+HEADS = {
+    "draft_model": "StandaloneARSpeculator",
+    "eagle3": "EagleSpeculator",
+    "mtp": "MTPSpeculator",
+    "dflash": "DFlashSpeculator",
+}
+
+
+@pytest.mark.parametrize("kind", HEADS)
 def test_beside_a_head_the_target_says_the_same(
     kind: str, plain: dict[str, Any], scenario: Scenario
 ) -> None:
-    """A draft model that is right mostly, and an EAGLE-3 head of random weights."""
+    """A draft model that is right mostly, and heads of random weights."""
     result = scenario(f"beside {kind}")
-    assert result["head"] == {"draft_model": "StandaloneAR", "eagle3": "Eagle"}[kind] + "Speculator"
+    assert result["head"] == HEADS[kind]
     for outputs in result["outputs"]:
         assert_all_same(plain["alone"], outputs)
     # No tensor is read on the host between the head's draft and what is verified.
@@ -290,7 +299,12 @@ def start(mode: str, model: str) -> Any:
             "num_gpu_blocks_override": 12,
         }
     if mode.startswith("beside "):
-        options["speculative_config"] = beside(mode.partition(" ")[2], Path(model))
+        folder = Path(tempfile.mkdtemp(prefix="head-"))
+        options["speculative_config"] = beside(mode.partition(" ")[2], folder, Path(model))
+        if mode == "beside mtp":
+            # A model of another kind would get a tokenizer of another kind.
+            options["tokenizer"] = model
+            model = str(mtp_model(folder / "model", Path(model)))
     elif mode != "plain":
         method = mode if mode == "ngram_gpu" else "fastdraft"
         options["speculative_config"] = {"method": method, "num_speculative_tokens": LOOKAHEAD}
@@ -310,16 +324,14 @@ def start(mode: str, model: str) -> Any:
     )
 
 
-def beside(kind: str, model: Path) -> dict[str, Any]:
+def beside(kind: str, folder: Path, model: Path) -> dict[str, Any]:
     """A configuration with a head of some kind."""
-    from word_model import draft_head, draft_model
-
-    make = draft_head if kind == "eagle3" else draft_model
     head = {"method": "draft_model" if kind == "draws" else kind}
     if kind == "draws":
         head["draft_sample_method"] = "probabilistic"
-    folder = Path(tempfile.mkdtemp(prefix="head-"))
-    head["model"] = str(make(folder / "head", model))
+    if kind != "mtp":
+        make = {"eagle3": draft_head, "dflash": dflash_head}.get(kind, draft_model)
+        head["model"] = str(make(folder / "head", model))
     return {"method": "fastdraft", "head": head, "num_speculative_tokens": LOOKAHEAD}
 
 
@@ -411,10 +423,9 @@ def with_drafts(run: Run) -> dict[str, Any]:
     from vllm.sampling_params import StructuredOutputsParams
     from vllm.v1.sample.ops import topk_topp_sampler
 
-    from fastdraft import alignment
-    from fastdraft.kernels import fused
+    from fastdraft.kernels import align, language
     from fastdraft.serving.host import Namespace
-    from waiting import no_waiting
+    from waiting import as_on_a_device, no_waiting
 
     speculator = run.speculator
     late = speculator.late
@@ -519,13 +530,16 @@ def with_drafts(run: Run) -> dict[str, Any]:
         return wrapped
 
     calls: list[int] = []
-    with mock.patch.object(speculator, "propose", counted(speculator.propose, calls, no_waiting)):
+    with (
+        mock.patch.object(speculator, "propose", counted(speculator.propose, calls, no_waiting)),
+        mock.patch.object(align, "plain", as_on_a_device(align.plain)),
+    ):
         found["guarded"] = run.alone(PROMPTS[:2], extra_args=apart)
     found["guarded calls"] = len(calls)
     calls = []
     with (
-        mock.patch.object(alignment, "kernels_for", return_value=fused),
-        mock.patch.object(fused, "align", counted(fused.align, calls)),
+        mock.patch.object(language, "has_kernels", return_value=True),
+        mock.patch.object(align, "launch", counted(align.launch, calls)),
     ):
         found["fused"] = run.alone(PROMPTS[:2], extra_args=apart)
     found["fused launches"] = len(calls)
@@ -582,8 +596,9 @@ def broken(target: Any, name: str, at: int) -> Any:
 def beside_a_head(run: Run) -> dict[str, Any]:
     from vllm.v1.sample.ops import topk_topp_sampler
 
+    from fastdraft.kernels import align
     from fastdraft.serving.vllm.speculator import FastdraftSpeculator
-    from waiting import no_waiting
+    from waiting import as_on_a_device, no_waiting
 
     propose, made, guarded = FastdraftSpeculator._propose, [], []
 
@@ -595,6 +610,7 @@ def beside_a_head(run: Run) -> dict[str, Any]:
 
     with (
         mock.patch.object(FastdraftSpeculator, "_propose", guarded_propose),
+        mock.patch.object(align, "plain", as_on_a_device(align.plain)),
         # As above: the kernel for top-k does not run in Triton's interpreter.
         mock.patch.object(topk_topp_sampler, "HAS_TRITON", False),
     ):
@@ -694,8 +710,7 @@ def main(mode: str, model: str) -> None:
         "crowded": in_a_crowd,
         "ranks": in_parts,
         "lengths": in_changing_lengths,
-        "beside draft_model": beside_a_head,
-        "beside eagle3": beside_a_head,
+        **{f"beside {kind}": beside_a_head for kind in HEADS},
         "ngram_gpu": lambda run: {"speculator": type(run.speculator).__name__},
     }[mode](run)
     run.core.shutdown()

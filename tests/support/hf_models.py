@@ -8,7 +8,7 @@ import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -199,10 +199,11 @@ def plain_tokens(model: Any, inputs: dict[str, torch.Tensor], **options: Any) ->
     key: class, configurations, weights, inputs and options. What JSON cannot write among the
     options, functions say, is decoded each time.
     """
+    options["do_sample"] = False
     try:
         written = json.dumps(options, sort_keys=True)
     except TypeError:
-        decoded: torch.Tensor = model.generate(**inputs, do_sample=False, **options)
+        decoded: torch.Tensor = model.generate(**inputs, **options)
         return decoded
     bits = hashlib.sha256()
     for name, tensor in (*model.state_dict().items(), *inputs.items()):
@@ -217,7 +218,7 @@ def plain_tokens(model: Any, inputs: dict[str, torch.Tensor], **options: Any) ->
         bits.hexdigest(),
     )
     if key not in _DECODED:
-        _DECODED[key] = model.generate(**inputs, do_sample=False, **options)
+        _DECODED[key] = model.generate(**inputs, **options)
     return _DECODED[key].clone()
 
 
@@ -349,11 +350,21 @@ class Forester:
     def cancel(self, request: int) -> None:
         self.cancelled += 1
 
+    def assert_was_a_forest(self, rows: int) -> None:
+        """Paths of many lengths were accepted whole, out of the middle of their trees."""
+        assert len(set(self.accepted)) > 3
+        assert self.moved > len(self.accepted) / 8
+        # A row that ends may leave true tokens behind.
+        assert self.cut <= rows
 
-def edited(output: torch.Tensor, *, every: int = 9) -> list[int]:
-    """An output with one token in `every` changed: a prediction right and wrong in turn."""
+
+def edited(output: torch.Tensor, *, every: int = 9, row: int = 0) -> list[int]:
+    """An output with one token in `every` changed: a prediction right and wrong in turn.
+
+    In other rows of a batch other tokens are wrong.
+    """
     tokens = output.tolist()
-    for place in range(every - 1, len(tokens), every):
+    for place in range((every - 1 + row) % every, len(tokens), every):
         tokens[place] = (tokens[place] + 1) % VOCABULARY
     return tokens
 
@@ -395,6 +406,62 @@ def assert_same_tokens(
         )
     assert ties or expected.shape == actual.shape
     return ties
+
+
+class Decoded(NamedTuple):
+    """What `assert_decodes` found."""
+
+    output: Any
+    expected: torch.Tensor
+    drafter: Any
+
+
+def assert_decodes(
+    model: Any,
+    inputs: dict[str, Any],
+    drafts: Any = "predicted",
+    *,
+    plain: Any = None,
+    ours: dict[str, Any] | None = None,
+    every: int = 9,
+    exact: bool = False,
+    **options: Any,
+) -> Decoded:
+    """Asserts that greedy decoding with drafts gives the tokens of `model.generate`.
+
+    Args:
+        model: The model.
+        inputs: The prompts, and maybe options.
+        drafts: "predicted": what comes, but for one token in `every`; "trees" that hold what comes;
+            "found" in the text; or a drafter.
+        plain: The model that says what is expected, if it is another one.
+        ours: Options of `hf.generate` alone.
+        every: Of a prediction's wrong tokens.
+        exact: Whether a near-tie of logits is no excuse.
+        options: Those of both.
+    """
+    options = {**inputs, **options}
+    tensors = (each for each in inputs if isinstance(inputs[each], torch.Tensor))
+    inputs = {name: options.pop(name) for name in tensors}
+    expected = plain_tokens(plain or model, inputs, **options)
+    said = expected[:, inputs["input_ids"].shape[1] if "input_ids" in inputs else 0 :]
+    more: dict[str, Any] = {"drafter": drafts}
+    if drafts == "trees":
+        more = {"drafter": Forester(said.tolist(), seed=len(said))}
+    elif drafts == "predicted":
+        prediction = [edited(line, every=every, row=row) for row, line in enumerate(said)]
+        more = {"drafter": Generous(), "prediction": prediction}
+    elif drafts == "found":
+        more = {"drafter": Generous()}
+    output = hf.generate(model, **inputs, **{"do_sample": False, **options, **more, **(ours or {})})
+    if exact:
+        assert torch.equal(output.sequences, expected)
+    else:
+        mask = inputs["attention_mask"]
+        assert_same_tokens(plain or model, expected, output.sequences, attention_mask=mask)
+    if isinstance(drafts, str) and drafts != "found":
+        assert output.stats.accepted > 0
+    return Decoded(output, expected, more["drafter"])
 
 
 class _InSteps(StepLatency):

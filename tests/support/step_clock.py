@@ -25,7 +25,7 @@ class StepClock(threading.local):
         return self.seconds
 
     def timing_forwards(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """`CachedModel.forward` or that of a subclass, which takes time by its tokens."""
+        """`CachedModel.forward`, which takes time by its tokens."""
 
         @functools.wraps(forward)
         def timed(model: Any, tokens: Any, **options: Any) -> Any:
@@ -52,8 +52,8 @@ class StepClock(threading.local):
         """`StaticModel._called`, which takes the time of a compilation for each new shape."""
 
         @functools.wraps(called)
-        def timed(model: Any, inputs: Any, shape: tuple[int, ...]) -> Any:
-            call = model.call
+        def timed(model: Any, inputs: Any) -> Any:
+            call, shape = model.call, (*inputs["input_ids"].shape, *model.cache.sizes)
 
             def compiling(**inputs: Any) -> Any:
                 self.seconds += COMPILATION
@@ -62,7 +62,7 @@ class StepClock(threading.local):
             if model.compiled is not None and shape not in model.compiled.runs:
                 model.call = compiling
             try:
-                return called(model, inputs, shape)
+                return called(model, inputs)
             finally:
                 model.call = call
 

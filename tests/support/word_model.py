@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-__all__ = ["draft_head", "draft_model", "word_model"]
+__all__ = ["dflash_head", "draft_head", "draft_model", "mtp_model", "word_model"]
 
 # In 64 and in three parts, as vLLM divides it.
 _VOCABULARY = 6144
@@ -72,31 +72,87 @@ def draft_model(folder: Path, model: Path) -> Path:
 
 def draft_head(folder: Path, model: Path) -> Path:
     """Writes an EAGLE-3 head of random weights for the model."""
-    shutil.copytree(model, folder)
-    config = json.loads((folder / "config.json").read_text())
-    config |= {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "draft_vocab_size": _VOCABULARY,
-        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1]},
-        "num_hidden_layers": 1,
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    weights = load_file(folder / "model.safetensors")
-    layer = {
-        name.replace("model.layers.0.", "midlayer."): weight
-        for name, weight in weights.items()
-        if "layers.0." in name
-    }
-    for name in "qkv":
-        layer[f"midlayer.self_attn.{name}_proj.weight"] = torch.randn(_WIDTH, 2 * _WIDTH)
-    head = {
+    weights = _copied(
+        folder,
+        model,
+        architectures=["LlamaForCausalLMEagle3"],
+        draft_vocab_size=_VOCABULARY,
+        eagle_config={"eagle_aux_hidden_state_layer_ids": [0, 1]},
+        num_hidden_layers=1,
+    )
+    head = _layer(weights, "midlayer.") | {
         "midlayer.hidden_norm.weight": torch.ones(_WIDTH),
         "fc.weight": torch.randn(_WIDTH, 2 * _WIDTH),
         "norm.weight": torch.ones(_WIDTH),
         "lm_head.weight": weights["lm_head.weight"],
     }
-    save_file(layer | head, folder / "model.safetensors", {"format": "pt"})
+    for name in "qkv":
+        head[f"midlayer.self_attn.{name}_proj.weight"] = torch.randn(_WIDTH, 2 * _WIDTH)
+    save_file(head, folder / "model.safetensors", {"format": "pt"})
     return folder
+
+
+def dflash_head(folder: Path, model: Path) -> Path:
+    """Writes a DFlash head of random weights for the model."""
+    weights = _copied(
+        folder,
+        model,
+        architectures=["DFlashDraftModel"],
+        model_type="qwen3",
+        dflash_config={"mask_token_id": 0, "target_layer_ids": [0, 1]},
+        num_hidden_layers=1,
+    )
+    head = _layer(weights, "layers.0.") | {
+        "fc.weight": torch.randn(_WIDTH, 2 * _WIDTH),
+        **dict.fromkeys(("hidden_norm.weight", "norm.weight"), torch.ones(_WIDTH)),
+    }
+    for name in "qk":
+        head[f"layers.0.self_attn.{name}_norm.weight"] = torch.ones(_HEAD)
+    head = {name: weight.clone() for name, weight in head.items()}
+    save_file(head, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def mtp_model(folder: Path, model: Path) -> Path:
+    """Writes the model as MiMo's, which says the same, with an MTP layer of random weights."""
+    weights = _copied(
+        folder,
+        model,
+        architectures=["MiMoForCausalLM"],
+        model_type="qwen2",
+        num_nextn_predict_layers=1,
+    )
+    begin = "model.mtp_layers.0."
+    layer = _layer(weights, begin)
+    layer[f"{begin}input_proj.weight"] = torch.randn(_WIDTH, 2 * _WIDTH)
+    for name in ("token", "hidden", "final"):
+        layer[f"{begin}{name}_layernorm.weight"] = torch.ones(_WIDTH)
+    both = weights | {name: weight.clone() for name, weight in layer.items()}
+    biases = {
+        name.replace("weight", "bias"): torch.zeros(_WIDTH)
+        for name in both
+        if re.search(r"self_attn\.[qkv]_proj", name)
+    }
+    save_file(both | biases, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def _copied(folder: Path, model: Path, **changes: object) -> dict[str, torch.Tensor]:
+    """Copies the model with another configuration, and gives its weights."""
+    shutil.copytree(model, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    return load_file(folder / "model.safetensors")
+
+
+def _layer(weights: dict[str, torch.Tensor], begin: str) -> dict[str, torch.Tensor]:
+    """The first layer under other names."""
+    first = "model.layers.0."
+    return {
+        begin + name.removeprefix(first): weight
+        for name, weight in weights.items()
+        if name.startswith(first)
+    }
 
 
 def _weights(words: list[int]) -> dict[str, torch.Tensor]:

@@ -112,6 +112,12 @@ class FlatDrafts:
         )
 
     @cached_property
+    def parents_by_row(self) -> list[list[int]]:
+        """The parents of each row's draft tokens."""
+        parents = self.parents.tolist()
+        return [parents[start:end] for start, end in pairwise(self.offsets.tolist())]
+
+    @cached_property
     def first_lines(self) -> NDArray[np.int64]:
         """The line of logits of each row's last token; those of its draft follow: (rows,)."""
         return self.offsets[:-1].astype(np.int64) + np.arange(len(self.counts))
@@ -141,10 +147,8 @@ class FlatDrafts:
         width = self.longest + 1
         sees = np.zeros((len(self.counts), width, width), dtype=bool)
         sees[:, np.arange(width), np.arange(width)] = True
-        for row, start, count in zip(
-            sees, self.offsets.tolist(), self.counts.tolist(), strict=False
-        ):
-            for index, parent in enumerate(self.parents[start : start + count].tolist()):
+        for row, parents in zip(sees, self.parents_by_row, strict=True):
+            for index, parent in enumerate(parents):
                 if not -1 <= parent < index:
                     raise InvalidValueError(
                         "parents must stand before their children, from -1 to "
@@ -162,13 +166,12 @@ class FlatDrafts:
         Returns:
             The drafts, and for each row which of its draft tokens they are.
         """
-        parents, starts = self.parents.tolist(), self.offsets.tolist()
         children = [
-            [at for at in range(node + 1, end - start) if parents[start + at] == node]
-            for node, (start, end) in zip(nodes, pairwise(starts), strict=True)
+            [at for at, parent in enumerate(parents) if parent == node]
+            for node, parents in zip(nodes, self.parents_by_row, strict=True)
         ]
-        chosen = np.zeros(len(parents), dtype=bool)
-        for start, of_row in zip(starts, children, strict=False):
+        chosen = np.zeros(len(self.parents), dtype=bool)
+        for start, of_row in zip(self.offsets.tolist(), children, strict=False):
             chosen[[start + at for at in of_row]] = True
         logits = {
             row: each[children[row]] for row, each in self.draft_logits.items() if children[row]

@@ -12,7 +12,7 @@ from transformers import LogitsProcessor
 
 from fastdraft.errors import InvalidValueError
 from fastdraft.grammars import ForcedText
-from fastdraft.hf.kv_cache import on_device
+from fastdraft.hf.device import on_device
 
 if TYPE_CHECKING:
     from fastdraft.offers import Offers

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
-import torch
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from fastdraft.errors import InvalidValueError
 from fastdraft.versions import newer
 
-__all__ = ["CACHE", "device_of", "unfit"]
+__all__ = ["CACHE", "unfit"]
 
 CACHE: Final = next(
     name
@@ -28,9 +27,3 @@ def unfit(problem: str) -> InvalidValueError:
     """
     sentence = newer()
     return InvalidValueError(problem if sentence is None else f"{sentence} ({problem})")
-
-
-def device_of(model: Any, home: torch.device) -> torch.device:
-    """Where the model takes its inputs: where they are, if accelerate keeps its embeddings away."""
-    device: torch.device = model.device
-    return home if device.type == "meta" else device

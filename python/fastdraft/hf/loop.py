@@ -21,11 +21,13 @@ from fastdraft import step_latency
 from fastdraft.drafters import Drafter
 from fastdraft.engine import Engine
 from fastdraft.errors import FastdraftError
+from fastdraft.hf.device import lines_of, on_device, on_host
 from fastdraft.hf.drafts import FlatDrafts, RowDraft
-from fastdraft.hf.kv_cache import on_device, on_host, places_after
+from fastdraft.hf.kv_cache import places_after
 from fastdraft.hf.positions import PositionCriteria, PositionProcessors, Positions, Warping
 from fastdraft.hf.rows import UNLIMITED, Row
-from fastdraft.hf.step import CachedModel, Choice, Verifier, lines_of
+from fastdraft.hf.step import CachedModel
+from fastdraft.hf.verifier import Choice, Verifier
 from fastdraft.hf.vocabulary import require_known_ids
 from fastdraft.offers import Offers
 from fastdraft.step_latency import StepLatency
@@ -42,15 +44,15 @@ class _Emitted(NamedTuple):
     """The tokens that the target emits in a step, and the logits that they were chosen from.
 
     Token i of a row was chosen from the logits after its token `kept[row, i]` in the forward, after
-    its token i where `kept` is None. The cache has to keep just these. `followed`: what is known
-    where processors and criteria were called along the path.
+    its token i where `kept` is None. The cache has to keep just these. `ended`: whether each row
+    ends with its last token, where criteria were called along the path.
     """
 
     tokens: list[list[int]]
     scores: torch.Tensor  # (draft tokens + rows, vocabulary)
     logits: torch.Tensor
     kept: NDArray[np.int64] | None  # (rows, longest draft + 1)
-    followed: _Followed | None = None
+    ended: list[bool] | None = None
     logprobs: list[list[float]] | None = None
     raw_logprobs: list[list[float]] | None = None
 
@@ -58,18 +60,6 @@ class _Emitted(NamedTuple):
         """The lines that the first `count` tokens of a row were chosen from."""
         steps = np.arange(count) if self.kept is None else self.kept[slot, :count]
         return int(offsets[slot]) + slot + steps
-
-
-class _Followed(NamedTuple):
-    """What came of calling processors and criteria along the path.
-
-    Attributes:
-        scores: For each token that every row has emitted, (rows, vocabulary).
-        ended: Whether each row ends with the last one.
-    """
-
-    scores: list[torch.Tensor]
-    ended: list[bool]
 
 
 @dataclass
@@ -304,11 +294,16 @@ class Decoding:
         paths: list[list[int]] = [[] for _ in rows]
         tokens: list[list[int]] = [[] for _ in rows]
         logprobs: list[list[float]] = [[] for _ in rows]
-        kept: list[torch.Tensor] = []
         ended = [False] * len(rows)
+        kept = logits
         for depth in itertools.count():
-            scores = self._processed(lines_of(logits, firsts + 1 + np.array(nodes)), depth)
-            kept.append(scores)
+            lines = firsts + 1 + np.array(nodes)
+            scores = self._processed(lines_of(logits, lines), depth)
+            if self.keep_scores:
+                # Processors may return any type, and another one at times.
+                kind = torch.promote_types(kept.dtype, scores.dtype) if depth else scores.dtype
+                kept = kept.to(kind, copy=depth == 0)
+                kept[on_device(kept.device, lines)[0]] = scores.to(kind)
             below, children = drafts.below(nodes)
             # What a child's own scores are does not count yet.
             again = np.repeat(np.arange(len(rows)), below.counts + 1)
@@ -326,7 +321,7 @@ class Decoding:
             for path, node in zip(paths, nodes, strict=True):
                 path.append(node)
         moved = None if drafts.are_chains else _kept(paths, drafts.longest)
-        return _Emitted(tokens, logits, logits, moved, _Followed(kept, ended), logprobs)
+        return _Emitted(tokens, kept, logits, moved, ended, logprobs)
 
     def _processed(self, logits: torch.Tensor, depth: int) -> torch.Tensor:
         """The logits (rows, vocabulary) of the running rows after the processors, each row behind
@@ -379,34 +374,30 @@ class Decoding:
         """
         if not self.processors:
             return self.warping(logits)
-        tails_of = [
-            [tail[:end] for end in range(len(tail) - count + 1, len(tail) + 1)]
-            for tail, count in zip(tails, counts, strict=True)
-        ]
-        positions = functools.partial(self._behind, [self.rows[row] for row in rows], tails_of)
+        positions = functools.partial(self._behind, [self.rows[row] for row in rows], tails, counts)
         # A copy, since processors may write to what they are given.
         scores = logits.to(torch.float32, copy=True)
         return self.warping(self.processors.at_positions(scores, positions))
 
     def _positions(self, drafts: FlatDrafts) -> Positions:
         """The positions of a step, for processors that read the text."""
-        parents = drafts.parents.tolist()
-        paths: list[list[list[int]]] = []
-        for tokens, start in zip(drafts.by_row, drafts.offsets.tolist(), strict=False):
-            paths.append([[]])
-            for token, parent in zip(tokens, parents[start:], strict=False):
-                paths[-1].append([*paths[-1][parent + 1], token])
-        return self._behind(self._running, paths)
+        if drafts.are_chains:
+            return self._behind(self._running, drafts.by_row, (drafts.counts + 1).tolist())
+        paths: list[list[int]] = []
+        for tokens, parents in zip(drafts.by_row, drafts.parents_by_row, strict=True):
+            first = len(paths) + 1
+            paths.append([])
+            for token, parent in zip(tokens, parents, strict=True):
+                paths.append([*paths[first + parent], token])
+        rows = np.repeat(np.arange(len(self._running)), drafts.counts + 1)
+        return self._behind([self._running[row] for row in rows], paths, [1] * len(paths))
 
-    def _behind(self, rows: Sequence[Row], tails: Sequence[Sequence[Sequence[int]]]) -> Positions:
-        """The positions behind each row's text and each of its tails."""
-        of_rows = [row for row, own in zip(rows, tails, strict=True) for _ in own]
-        return Positions(
-            self.text,
-            [row.index for row in of_rows],
-            list(map(self.length, of_rows)),
-            [tail for own in tails for tail in own],
-        )
+    def _behind(
+        self, rows: Sequence[Row], tails: Sequence[Sequence[int]], counts: Sequence[int]
+    ) -> Positions:
+        """The positions behind the texts of rows and the first tokens of tails, as `Positions`."""
+        starts = list(map(self.length, rows))
+        return Positions(self.text, [row.index for row in rows], starts, tails, counts)
 
     def _conclude(self, emitted: _Emitted, offsets: NDArray[np.int32]) -> None:
         """Appends what was emitted, tells the drafter and the streamer, and lets rows end."""
@@ -452,10 +443,7 @@ class Decoding:
         """Keeps the scores and logits of the tokens that each row has emitted."""
         for slot, (row, count) in enumerate(zip(self._running, counts, strict=True)):
             (lines,) = on_device(emitted.scores.device, emitted.lines(offsets, slot, count))
-            if self.keep_scores and emitted.followed is not None:
-                scores = torch.stack([each[slot] for each in emitted.followed.scores[:count]])
-                row.scores.extend(self.warping(scores))
-            elif self.keep_scores:
+            if self.keep_scores:
                 row.scores.extend(self.warping(emitted.scores[lines].clone()))
             if self.keep_logits:
                 row.logits.extend(emitted.logits[lines].to(torch.float32, copy=True))
@@ -463,9 +451,9 @@ class Decoding:
     def _stopped(self, emitted: _Emitted) -> tuple[list[int], list[bool]]:
         """How many emitted tokens each row keeps, and whether the row ends with them."""
         rows, criteria = self._running, self.criteria
-        if emitted.followed is not None:
+        if emitted.ended is not None:
             over = criteria.out_of_time()
-            return list(map(len, emitted.tokens)), [each or over for each in emitted.followed.ended]
+            return list(map(len, emitted.tokens)), [each or over for each in emitted.ended]
         counts: list[int] = []
         ended: list[bool] = []
         for row, tokens in zip(rows, emitted.tokens, strict=True):
@@ -473,16 +461,12 @@ class Decoding:
             counts.append(len(tokens) if stop is None else stop)
             ended.append(stop is not None)
         if criteria.read_text:
-            tails = [
-                [tokens[:number] for number in range(1, count + 1)]
-                for tokens, count in zip(emitted.tokens, counts, strict=True)
-            ]
-            places = [(slot, len(tail)) for slot, own in enumerate(tails) for tail in own]
-            positions = self._behind(rows, tails)
-            stops = criteria.stops(positions, emitted.logits.device)
-            for (slot, number), stopped in zip(places, stops, strict=True):
-                if stopped and number <= counts[slot]:
-                    counts[slot], ended[slot] = number, True
+            tails = [tokens[:count] for tokens, count in zip(emitted.tokens, counts, strict=True)]
+            stops = iter(criteria.stops(self._behind(rows, tails, counts), emitted.logits.device))
+            for slot, tail in enumerate(tails):
+                of_row = list(itertools.islice(stops, len(tail)))
+                if True in of_row:
+                    counts[slot], ended[slot] = of_row.index(True) + 1, True
         if criteria.out_of_time():
             ended = [True] * len(rows)
         return counts, ended

@@ -20,10 +20,11 @@ from transformers import (
 from fastdraft import Datastore, DraftConfig, Engine
 from fastdraft.drafters import AssistantModel, Drafter, Staged
 from fastdraft.errors import InvalidValueError
-from fastdraft.hf.attention import attending, shares_keys, takes_sights
+from fastdraft.hf.attention import attending, shares_keys
+from fastdraft.hf.device import device_of
 from fastdraft.hf.draft_models import ModelDrafter
 from fastdraft.hf.grammar import Grammar
-from fastdraft.hf.interface import CACHE, device_of
+from fastdraft.hf.interface import CACHE
 from fastdraft.hf.kv_cache import RowCache
 from fastdraft.hf.loop import Decoding
 from fastdraft.hf.masks import Masks
@@ -140,7 +141,12 @@ class Plan:
         self._predictions = row_texts("prediction", asked.prediction, rows, copies, model)
         self._templates = row_texts("templates", asked.templates, rows, copies, model)
 
-        self._masks = Masks(model, visible=model_kwargs.get("attention_mask"), rows=rows)
+        self._masks = Masks(
+            model,
+            visible=model_kwargs.get("attention_mask"),
+            rows=rows,
+            is_fixed=type(self._prepared) is StaticCache,
+        )
         self._choose_cache()
         self._choose_drafter()
         is_static = isinstance(self._cache, StaticRowCache)
@@ -160,7 +166,7 @@ class Plan:
         """The cache of the rows, what runs the steps on it, and what their times are kept for."""
         model, config, prepared = self._model, self._config, self._prepared
         self._stepping: Callable[..., CachedModel] = CachedModel
-        self._timed, self._compiled, by_lengths = model, None, False
+        self._timed, self._compiled = model, None
         self._cache: Any
         if type(prepared) is StaticCache:
             self._cache = StaticRowCache(prepared)
@@ -168,14 +174,12 @@ class Plan:
             call, compiled = compiled_call(model, config, self._model_kwargs)
             if compiled is not None:
                 self._cache.take_buffers(compiled)
-            by_lengths = takes_sights(model)
             self._timed, self._compiled = call, compiled
             self._stepping = functools.partial(
                 StaticModel,
                 call=call,
                 batch=len(self._input_ids),
                 compiled=compiled,
-                padding=self._masks.padding() if by_lengths else None,
             )
         else:
             text_config = model.config.get_text_config(decoder=True)
@@ -184,7 +188,7 @@ class Plan:
                 new_tokens=config.max_length - self._input_ids.shape[1],
                 layer_types=getattr(text_config, "layer_types", None),
             )
-        self._attends = by_lengths or shares_keys(model)
+        self._attends = self._masks.by_lengths or shares_keys(model)
 
     def _choose_drafter(self) -> None:
         """The drafter, and itself if it runs models."""

@@ -36,9 +36,9 @@ from transformers.generation.stopping_criteria import (
 )
 
 from fastdraft.errors import InvalidValueError
+from fastdraft.hf.device import lines_of, on_device
 from fastdraft.hf.grammar import Grammar
-from fastdraft.hf.kv_cache import on_device
-from fastdraft.kernels import reference
+from fastdraft.kernels.filters import warp
 from fastdraft.kernels.operands import Warpers
 
 __all__ = ["PositionCriteria", "PositionProcessors", "Positions", "Warping"]
@@ -73,39 +73,49 @@ _OF_TEXT = (
 )
 
 
-@dataclass(frozen=True)
 class Positions:
-    """The positions of one step: for each, its row, and the tokens of the step that lead there.
+    """Places in the texts of a step, each with the text before it.
+
+    Args:
+        text: (rows of the batch, columns) int64, padded prompts with output.
+        rows: The rows that tokens stand behind, as indices of the batch.
+        starts: The length of each one's text before the step, padding included.
+        tails: The tokens behind it.
+        counts: How many places each has: the last one behind its tail, the others before the tail's
+            last tokens.
 
     Attributes:
-        text: (rows of the batch, columns) int64, padded prompts with output.
-        rows: The row of each position, an index of the batch.
-        starts: The length of the row's text before the step, padding included.
-        tails: The tokens behind it that lead to the position.
+        rows: The row of each place.
     """
 
-    text: NDArray[np.int64]
-    rows: Sequence[int]
-    starts: Sequence[int]
-    tails: Sequence[Sequence[int]]
+    def __init__(
+        self,
+        text: NDArray[np.int64],
+        rows: Sequence[int],
+        starts: Sequence[int],
+        tails: Sequence[Sequence[int]],
+        counts: Sequence[int],
+    ) -> None:
+        ends = np.array(list(map(len, tails))) + starts
+        self._texts = np.zeros((len(rows), ends.max()), np.int64)
+        for line, row, start, end, tail in zip(self._texts, rows, starts, ends, tails, strict=True):
+            line[:start] = text[row, :start]
+            line[start:end] = tail
+        self._lines = np.repeat(np.arange(len(rows)), counts)
+        behind = [np.arange(1 - count, 1) for count in counts]
+        self._lengths = ends[self._lines] + np.concatenate(behind)
+        self.rows = np.array(rows)[self._lines]
 
     def texts(self) -> Iterator[tuple[int, list[int]]]:
-        """For each position its row, and the text before it."""
-        for row, start, tail in zip(self.rows, self.starts, self.tails, strict=True):
-            yield row, [*self.text[row, :start].tolist(), *tail]
+        """For each place its row, and the text before it."""
+        for row, line, length in zip(self.rows.tolist(), self._lines, self._lengths, strict=True):
+            yield row, self._texts[line, :length].tolist()
 
-    def by_length(self, device: torch.device) -> Iterator[tuple[list[int], torch.Tensor]]:
-        """The positions whose text is equally long, and their texts; shortest first."""
-        members: dict[int, list[int]] = {}
-        for position, (start, tail) in enumerate(zip(self.starts, self.tails, strict=True)):
-            members.setdefault(start + len(tail), []).append(position)
-        for length, together in sorted(members.items()):
-            lines = np.zeros((len(together), length), np.int64)
-            held = self.text[[self.rows[position] for position in together], :length]
-            lines[:, : held.shape[1]] = held
-            for line, position in zip(lines, together, strict=True):
-                line[self.starts[position] :] = self.tails[position]
-            yield together, on_device(device, lines)[0]
+    def by_length(self, device: torch.device) -> Iterator[tuple[NDArray[np.int64], torch.Tensor]]:
+        """The places whose text is equally long, and their texts; shortest first."""
+        for length in np.unique(self._lengths):
+            (members,) = np.nonzero(self._lengths == length)
+            yield members, on_device(device, self._texts[self._lines[members], :length])[0]
 
 
 # In the order in which verification applies them, with the names of what they hold.
@@ -142,7 +152,7 @@ class Warping:
         """The scores (positions, vocabulary) after the warpers."""
         if self == Warping():
             return scores
-        return reference.warp(scores, Warpers(**self.of_rows(len(scores), scores.device)))
+        return warp(scores, Warpers(**self.of_rows(len(scores), scores.device)))
 
     def of_rows(self, rows: int, device: torch.device) -> dict[str, Any]:
         """The options of verification, as tensors (rows,) where they do something."""
@@ -233,37 +243,24 @@ def _by_length(
     known: Sequence[LogitsProcessor], positions: Positions, scores: torch.Tensor
 ) -> torch.Tensor:
     """The scores as processors that read the text give them: one call for each length of text."""
-    order: list[int] = []
-    parts = []
+    order, parts = [], []
     for members, text in positions.by_length(scores.device):
-        rows = [positions.rows[member] for member in members]
+        rows = positions.rows[members]
         call: Any = LogitsProcessorList(_of_rows(each, rows) for each in known)
-        parts.append(call(text, _lines(scores, members)))
-        order += members
-    if len(parts) == 1:
-        only: torch.Tensor = parts[0]
-        return only
-    processed = torch.cat(parts)
-    if order == sorted(order):
-        return processed
-    return _lines(processed, np.argsort(order).tolist())
+        parts.append(call(text, lines_of(scores, members)))
+        order.append(members)
+    processed: torch.Tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return lines_of(processed, np.concatenate(order).argsort())
 
 
-def _of_rows(processor: Any, rows: Sequence[int]) -> Any:
+def _of_rows(processor: Any, rows: NDArray[np.int64]) -> Any:
     """The processor for these rows: a repetition penalty may ignore some tokens of each."""
     ignored = getattr(processor, "prompt_ignore_length", None)
     if not isinstance(ignored, torch.Tensor):
         return processor
     of_rows = copy.copy(processor)
-    of_rows.prompt_ignore_length = ignored[rows]
+    of_rows.prompt_ignore_length = ignored[rows.tolist()]
     return of_rows
-
-
-def _lines(scores: torch.Tensor, lines: list[int]) -> torch.Tensor:
-    if len(lines) == 1:
-        return scores[lines[0] : lines[0] + 1]
-    # An index of the host's would be copied while the host waits.
-    return scores[on_device(scores.device, np.array(lines))[0]]
 
 
 def _no_text(scores: torch.Tensor) -> Any:
@@ -333,12 +330,12 @@ class PositionCriteria:
         return stop
 
     def stops(self, positions: Positions, device: torch.device) -> list[bool]:
-        """Whether each position, its text ending with the token just emitted, ends its row."""
-        stops = [False] * len(positions.rows)
+        """Whether each place, its text ending with the token just emitted, ends its row."""
+        stops = np.zeros(len(positions.rows), bool)
         for members, text in positions.by_length(device):
-            for member, ended in zip(members, self.stop_rows(text), strict=True):
-                stops[member] = ended
-        return stops
+            stops[members] = self.stop_rows(text)
+        ended: list[bool] = stops.tolist()
+        return ended
 
     def stop_rows(self, text: torch.Tensor) -> list[bool]:
         """Whether the criteria that read the text end each row of `text` (rows, length)."""

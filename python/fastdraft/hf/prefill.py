@@ -14,6 +14,7 @@ from transformers import GenerationConfig
 from fastdraft import Datastore
 from fastdraft.drafters import Drafter
 from fastdraft.hf.interface import CACHE, unfit
+from fastdraft.hf.kv_cache import RowCache
 from fastdraft.hf.masks import Masks
 from fastdraft.hf.requirements import IMAGE_INPUTS
 from fastdraft.hf.rows import UNLIMITED, Row
@@ -49,6 +50,8 @@ def prefill(
         on the prompts' device.
     """
     kwargs = {**model_kwargs, CACHE: cache}
+    if isinstance(cache, RowCache):
+        cache.take_over()
     logits = model._prefill(input_ids, config, kwargs).logits
     # A copy, since some models give the logits of the whole prompt, which are large.
     first_logits = logits[:, -1].to(input_ids.device, copy=True)
@@ -101,7 +104,7 @@ def add_requests(
     text = input_ids.numpy(force=True)
     shown = np.ones((len(text), columns), dtype=bool)
     if target.masks.visible is not None:
-        shown = target.masks.visible.numpy(force=True)
+        shown = target.masks.visible
     placeholders = [
         getattr(config, name)
         for name in ("image_token_id", "image_token_index")

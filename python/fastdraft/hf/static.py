@@ -27,20 +27,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from transformers import GenerationConfig
-from transformers.cache_utils import (
-    Cache,
-    CacheLayerMixin,
-    StaticCache,
-    StaticLayer,
-    StaticSlidingWindowLayer,
-)
+from transformers.cache_utils import StaticCache, StaticLayer, StaticSlidingWindowLayer
 
 from fastdraft import step_latency
 from fastdraft.errors import FastdraftError, InvalidValueError
 from fastdraft.hf.interface import CACHE
-from fastdraft.hf.kv_cache import SHARING, on_device
+from fastdraft.hf.kv_cache import SHARING, Frame, RaggedCache, RowLayer
 from fastdraft.hf.masks import Masks
-from fastdraft.hf.step import CachedModel, lines_of, padded
+from fastdraft.hf.step import CachedModel
 
 __all__ = [
     "WIDTHS",
@@ -95,19 +89,21 @@ class _Places:
     """Where the next forward writes; shared by the layers that hold the same tokens.
 
     Attributes:
-        columns: The columns of a layer's buffers. Token t of a row stands in column t % columns.
+        columns: The columns of a layer's buffers.
+        is_ring: Whether token t of a row stands in column t % columns; else in column t.
         rows, at: (rows, 1) and (rows, width) int64; `None` for the prompt.
         length: Tokens of the longest row before it, an int for the prompt, later a tensor: a number
             that changes from step to step would be compiled into the forward.
     """
 
     columns: int
+    is_ring: bool
     rows: torch.Tensor | None = None
     at: torch.Tensor | None = None
     length: Any = 0
 
 
-class _StaticRowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+class _StaticRowLayer(RowLayer):  # type: ignore[no-untyped-call]
     """The keys and values of one layer, (rows, heads, columns, head size) each.
 
     Forwards see the first rows of the buffers, all of them at the start. A layer with a sliding
@@ -115,13 +111,9 @@ class _StaticRowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     later query's sight, even if the draft is rejected.
     """
 
-    keys: Any
-    values: Any
-
-    def __init__(self, places: _Places, *, is_sliding: bool) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+    def __init__(self, places: _Places, window: int | None) -> None:
+        super().__init__(window)
         self.places = places
-        self.is_sliding = is_sliding
         self.earlier: _Buffers | None = None  # of an earlier generation, to be used again
         self.buffers: _Buffers | None = None  # of all rows
 
@@ -161,11 +153,6 @@ class _StaticRowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self.places.length = length
         return key_states, value_states
 
-    def move(self, rows: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
-        for buffer in (self.keys, self.values):
-            at = [index.to(buffer.device) for index in (rows, sources, targets)]
-            buffer[at[0], :, at[2]] = buffer[at[0], :, at[1]]
-
     def move_rows(self, sources: Sequence[int], targets: Sequence[int], count: int) -> None:
         """Copies rows to the places of others, and shows forwards the first `count` from now on."""
         assert self.buffers is not None
@@ -185,15 +172,12 @@ class _StaticRowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return self.places.columns
 
 
-class StaticRowCache(Cache):
+class StaticRowCache(RaggedCache):
     """A cache of fixed buffers whose rows have lengths of their own.
 
     Args:
         prepared: The cache that `generate` made. Its layers say what the model needs, and its
             length how long a text may become.
-
-    Attributes:
-        places: Where forwards write, by whether a layer has a sliding window.
 
     Raises:
         InvalidValueError: The cache cannot be decoded from, with what to do instead.
@@ -213,7 +197,7 @@ class StaticRowCache(Cache):
         # Where all layers have a window, the cache does not tell.
         whole = [layer.max_cache_len for layer in prepared.layers if type(layer) is StaticLayer]
         longest = max(whole, default=math.inf)
-        self.places: dict[bool, _Places] = {}
+        self._places: dict[int | None, _Places] = {}
         layers = [self._layer(layer, index, longest) for index, layer in enumerate(prepared.layers)]
         super().__init__(layers=layers)
 
@@ -226,27 +210,41 @@ class StaticRowCache(Cache):
                 f"got layer {index} with {type(layer).__name__}; leave cache_implementation unset"
             )
         # Of a layer with a window, its length or the window, whichever is shorter.
-        columns = layer.max_cache_len + WIDTHS[-1] - 1
-        is_sliding = type(layer) is StaticSlidingWindowLayer and layer.max_cache_len < longest
-        places = self.places.setdefault(is_sliding, _Places(columns))
-        if places.columns != columns:
+        size = layer.max_cache_len
+        is_ring = type(layer) is StaticSlidingWindowLayer and size < longest
+        window = size if is_ring else None
+        places = self._places.setdefault(window, _Places(size + WIDTHS[-1] - 1, is_ring))
+        windows = [each for each in self._places if each is not None]
+        if len(windows) > 1:
             raise InvalidValueError(
-                "a static cache needs sliding windows of one size, got "
-                f"{places.columns - WIDTHS[-1] + 1} and {layer.max_cache_len}; "
+                f"a static cache needs sliding windows of one size, got {windows[0]} and {size}; "
                 "leave cache_implementation unset"
             )
-        return _StaticRowLayer(places, is_sliding=is_sliding)
+        return _StaticRowLayer(places, window)
 
-    def planned(self, lengths: NDArray[np.int64], width: int) -> list[NDArray[np.int64]]:
-        """What `prepare` takes for a forward of `width` tokens, of row b from lengths[b] on."""
-        tokens = lengths[:, None] + np.arange(width)
-        columns = [tokens % places.columns for places in self.places.values()]
-        return [np.array(lengths.max()), *columns]
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The columns of its layers, which with rows and tokens make a forward's shape."""
+        return tuple(places.columns for places in self._places.values())
 
-    def prepare(self, numbers: Sequence[torch.Tensor]) -> None:
-        """Says where the next forward writes: the numbers of `planned`, on the device."""
-        longest, *columns = numbers
-        for places, at in zip(self.places.values(), columns, strict=True):
+    def planned(
+        self, lengths: Sequence[int], width: int, floors: Sequence[int] | None = None
+    ) -> list[NDArray[np.int64]]:
+        """As `RowCache.planned`."""
+        starts = np.array(lengths)
+        numbers = [np.array(starts.max())]
+        tokens = starts[:, None] + np.arange(width)
+        for window, places in self._places.items():
+            firsts = starts + width - places.columns if places.is_ring else np.zeros_like(starts)
+            self.frames[window] = Frame(firsts.tolist(), places.columns, places.is_ring)
+            numbers.append(self.frames[window].columns_of(tokens))
+        return numbers
+
+    def prepare(self, sent: Iterator[torch.Tensor]) -> None:
+        """As `RowCache.prepare`."""
+        longest = next(sent)
+        for places in self._places.values():
+            at = next(sent)
             if places.rows is None or len(places.rows) != len(at):
                 places.rows = torch.arange(len(at), device=at.device)[:, None]
                 torch._dynamo.mark_static(places.rows)
@@ -260,43 +258,22 @@ class StaticRowCache(Cache):
             sources, targets: The row that each of some places takes over; no place is both.
             count: How many rows forwards have from now on, the first ones.
         """
-        for layer in self.layers:
-            if isinstance(layer, _StaticRowLayer):
-                layer.move_rows(sources, targets, count)
-
-    def compact(self, rows: Sequence[int], lengths: Sequence[int], kept: NDArray[np.int64]) -> None:
-        """Moves what the latest forward wrote, so that accepted tokens stand behind each other.
-
-        Args:
-            rows: The places of the rows that took part.
-            lengths: Tokens of each before the forward.
-            kept: (rows, tokens), which of a row's new tokens is to stand in each of the places
-                from there on.
-        """
-        slots, places = np.nonzero(kept != np.arange(kept.shape[1]))
-        if len(slots) == 0:
-            return
-        starts = np.asarray(lengths)[slots]
-        moves = np.stack([np.asarray(rows)[slots], starts + kept[slots, places], starts + places])
-        layers = [layer for layer in self.layers if isinstance(layer, _StaticRowLayer)]
-        for ring in self.places.values():
-            wrapped = np.stack([moves[0], moves[1] % ring.columns, moves[2] % ring.columns])
-            (indices,) = on_device(layers[0].keys.device, wrapped)
-            for layer in layers:
-                if layer.places is ring:
-                    layer.move(*indices)
+        for layer in self._own():
+            layer.move_rows(sources, targets, count)
 
     def take_buffers(self, compiled: Compiled) -> None:
         """Uses those that an earlier generation has kept, where they are of the right size."""
-        layers = [layer for layer in self.layers if isinstance(layer, _StaticRowLayer)]
         earlier, compiled.buffers = compiled.buffers, []
-        for layer, buffers in zip(layers, earlier, strict=False):
+        for layer, buffers in zip(self._own(), earlier, strict=False):
             layer.earlier = buffers
 
     def keep_buffers(self, compiled: Compiled) -> None:
         """Keeps them for the next generation. The last ones kept stay."""
-        layers = [layer for layer in self.layers if isinstance(layer, _StaticRowLayer)]
-        compiled.buffers = [layer.buffers for layer in layers if layer.buffers is not None]
+        compiled.buffers = [each.buffers for each in self._own() if each.buffers is not None]
+
+    def _own(self) -> list[_StaticRowLayer]:
+        """The layers but for those that use the keys and values of others."""
+        return [layer for layer in self.layers if isinstance(layer, _StaticRowLayer)]
 
 
 def _buffer(states: torch.Tensor, columns: int, earlier: torch.Tensor | None) -> torch.Tensor:
@@ -336,13 +313,11 @@ class StaticModel(CachedModel):
         call: The model, or its compiled forward.
         batch: The number of rows at the start.
         compiled: What is known of `call`; `None` where it is the model.
-        padding: As `Masks.padding` gives it where attention goes by lengths; `None` for masks.
     """
 
     call: Callable[..., Any] = field(kw_only=True)
     batch: int = field(kw_only=True)
     compiled: Compiled | None = field(kw_only=True, default=None)
-    padding: NDArray[np.int64] | None = field(kw_only=True, default=None)
     widths = WIDTHS
 
     def __post_init__(self) -> None:
@@ -357,22 +332,19 @@ class StaticModel(CachedModel):
         wanted = min(_power_of_two(running), most)
         if self.compiled is None or self.compiled.pays:
             return wanted
-        columns = self._shape(0, 0)[2:]
-        known = {shape[0] for shape in self.compiled.runs if shape[2:] == columns}
+        known = {shape[0] for shape in self.compiled.runs if shape[2:] == self.cache.sizes}
         return min((rows for rows in known if wanted <= rows < most), default=most)
 
     def is_warm(self, rows: int, width: int) -> bool:
         """Whether a forward of this shape has been compiled, and its time says what it costs."""
         cold = _COLD_RUNS.get(self.device.type, _COLD_RUNS_ELSEWHERE)
-        return self.compiled is None or self.compiled.runs[self._shape(rows, width)] >= cold
+        shape = rows, width, *self.cache.sizes
+        return self.compiled is None or self.compiled.runs[shape] >= cold
 
     def observe(self, running: int, rows: int, seconds: float) -> None:
         if self.compiled is not None:
             wanted = min(_power_of_two(running), rows)
             self.compiled.padding += seconds * (1 - wanted / rows)
-
-    def _shape(self, rows: int, width: int) -> tuple[int, ...]:
-        return (rows, width, *(each.columns for each in self.cache.places.values()))
 
     def _leave(self, running: Sequence[int], count: int) -> None:
         """Leaves `count` rows to the forwards, the running ones among them."""
@@ -383,18 +355,17 @@ class StaticModel(CachedModel):
         self._places[late] = ended
         self._rows = self._rows[:count]
 
-    def forward(
+    def _run(
         self,
-        tokens: Sequence[Sequence[int]],
+        input_ids: NDArray[np.int64],
+        depths: NDArray[np.int64],
         *,
         rows: Sequence[int],
         cached: Sequence[int],
-        width: int | None = None,
-        wanted: Sequence[int] | None = None,
-        trees: NDArray[np.bool_] | None = None,
-        floors: Sequence[int] | None = None,
+        trees: NDArray[np.bool_] | None,
+        **_: Any,
     ) -> torch.Tensor:
-        width = width or max(map(len, tokens))
+        width = input_ids.shape[1]
         if width not in self.widths:
             raise FastdraftError(
                 f"a forward of fixed shapes takes {', '.join(map(str, self.widths))} tokens a row, "
@@ -403,53 +374,29 @@ class StaticModel(CachedModel):
         count = self.rows_in_forward(len(rows))
         if count < len(self._rows):
             self._leave(rows, count)
-        own_ids, depths, used = padded(tokens, width)
         self._lengths[rows] = cached
-        lengths, places = self._lengths[self._rows], self._places[rows]
-        input_ids, steps = np.zeros((2, count, width), dtype=np.int64)
-        input_ids[places] = own_ids
-        steps[places] = depths if trees is None else trees.sum(-1) - 1
-        positions = self._positions(steps + lengths[:, None], self._rows.tolist())
-        written = self.cache.planned(lengths, width)
-        columns = {each: held.columns for each, held in self.cache.places.items()}
-        if self.padding is None:
-            sees = None
-            if trees is not None:
-                sees = np.zeros((count, width, width), dtype=bool)
-                sees[places] = trees
-            seen = self.masks.fixed_numbers(lengths, steps, columns=columns, trees=sees)
-        else:
-            # As bits which tokens of the forward each one sees.
-            powers = 1 << np.arange(width, dtype=np.int64)
-            bits = np.ones_like(steps)
-            bits[places] = (2 << depths) - 1 if trees is None else trees @ powers
-            hidden = self.padding if len(self.padding) == 1 else self.padding[self._rows]
-            seen = self.masks.sights(lengths, steps, bits, hidden)
-        # One copy in.
-        sent = on_device(self.device, input_ids, positions, *written, *seen)
-        ids, position_ids = sent[:2]
-        self.cache.prepare(sent[2 : 2 + len(written)])
-        others = sent[2 + len(written) :]
-        kwargs = dict(self.kwargs)
-        if self.padding is None:
-            kwargs["attention_mask"] = self.masks.fixed(
-                others, self._rows.tolist(), columns=columns
-            )
-        else:
-            kwargs["attention_mask"] = self.masks.by_kind(others)
-        kwargs["position_ids"] = position_ids
-        if "logits_to_keep" in kwargs:
-            # All: a number that changes with the width would be compiled as one of any value.
-            kwargs["logits_to_keep"] = 0
-        inputs = self._inputs(ids, kwargs)
-        logits = self._called(inputs, self._shape(count, width))
-        flat = logits.flatten(0, 1)
-        if used is not None or len(rows) < count or count < self.batch:
-            lines = places[:, None] * width + np.arange(width)
-            flat = lines_of(flat, lines.ravel() if used is None else lines[used])
-        return flat.to(self.home)
+        places = self._places[rows]
+        all_ids, all_depths = np.zeros((2, count, width), np.int64)
+        all_ids[places], all_depths[places] = input_ids, depths
+        sees = None
+        if trees is not None:
+            sees = np.zeros((count, width, width), bool)
+            sees[places] = trees
+        return super()._run(
+            all_ids,
+            all_depths,
+            rows=self._rows.tolist(),
+            cached=self._lengths[self._rows].tolist(),
+            trees=sees,
+        )
 
-    def _called(self, inputs: dict[str, Any], shape: tuple[int, ...]) -> torch.Tensor:
+    def _slots(self, rows: Sequence[int]) -> NDArray[np.int64]:
+        return self._places[rows]
+
+    def _called(self, inputs: dict[str, Any]) -> torch.Tensor:
+        if "logits_to_keep" in inputs:
+            # All: a number that changes with the width would be compiled as one of any value.
+            inputs["logits_to_keep"] = 0
         compiled = self.compiled
         logits: torch.Tensor
         if compiled is None:
@@ -457,6 +404,7 @@ class StaticModel(CachedModel):
             return logits
         for tensor in _tensors(inputs):
             torch._dynamo.mark_static(tensor)
+        shape = *inputs["input_ids"].shape, *self.cache.sizes
         is_new, started = shape not in compiled.runs, step_latency.clock()
         logits = self.call(**inputs, return_dict=True).logits
         if is_new:

@@ -1,4 +1,4 @@
-"""One ragged step of a model: a forward over rows of unequal length, and its verification.
+"""One forward of a model over rows of unequal length.
 
 The target's decoding loop and the stages of draft models both run on it.
 """
@@ -7,30 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from transformers import GenerationMixin
 
-from fastdraft.hf.drafts import FlatDrafts
-from fastdraft.hf.interface import CACHE, device_of
-from fastdraft.hf.kv_cache import on_device
+from fastdraft.hf.device import device_of, lines_of, on_device
+from fastdraft.hf.interface import CACHE
 from fastdraft.hf.masks import Masks
-from fastdraft.hf.positions import Warping
 from fastdraft.hf.rows import UNLIMITED
 from fastdraft.hf.vocabulary import vocabulary_size
-from fastdraft.kernels.workspace import Size
-from fastdraft.verification import (
-    Verified,
-    Workspace,
-    verify_greedy,
-    verify_rejection,
-    verify_sampled,
-)
 
-__all__ = ["CachedModel", "Choice", "Verifier", "lines_of", "padded"]
+__all__ = ["CachedModel"]
 
 
 @dataclass
@@ -129,7 +119,7 @@ class CachedModel:
 
     def compact(self, rows: Sequence[int], cached: Sequence[int], kept: NDArray[np.int64]) -> None:
         """Moves accepted tokens behind each other, as `RowCache.compact`, in the running rows."""
-        self.cache.compact(cached, kept, self.device)
+        self.cache.compact(range(len(rows)), cached, kept)
 
     def keep(self, slots: Sequence[int]) -> None:
         """Drops the rows that have ended, as `RowCache.keep`."""
@@ -155,46 +145,84 @@ class CachedModel:
             width: Tokens a row in the forward, shorter rows padded; `None` for the longest row's.
             wanted: The logits are wanted after so many of each row's last tokens; `None` for all.
             trees: As in `FlatDrafts.sees`; `None` where each token follows the one before it.
-            floors: As in `RowCache.prepare`.
+            floors: As in `RowCache.planned`.
         """
-        device = self.device
-        width = width or max(map(len, tokens))
-        input_ids, depths, used = padded(tokens, width)
-
-        self.cache.prepare(cached, width, device, floors=floors)
-        mask = self.masks.of(rows, cached, width, device, frames=self.cache.frames, trees=trees)
-        kwargs = {**self.kwargs, "attention_mask": mask}
+        input_ids, depths, used = _padded(tokens, width or max(map(len, tokens)))
         if trees is not None:
             depths = trees.sum(-1) - 1
-        arrays = [input_ids]
+        columns = None
+        if wanted is not None:
+            places = np.arange(input_ids.shape[1])
+            ends = np.array(list(map(len, tokens)))[:, None]
+            used = (places < ends) & (places >= ends - np.array(wanted)[:, None])
+            columns = np.flatnonzero(used.any(0))
+            used = used[:, columns]
+        logits = self._run(
+            input_ids, depths, rows=rows, cached=cached, trees=trees, floors=floors, columns=columns
+        )
+        flat, slots = logits.flatten(0, 1), self._slots(rows)
+        if used is not None or slots is not None:
+            count = logits.shape[1]
+            places = np.arange(len(rows)) if slots is None else slots
+            lines = places[:, None] * count + np.arange(count)
+            flat = lines_of(flat, lines.ravel() if used is None else lines[used])
+        return flat.to(self.home)
+
+    def _slots(self, rows: Sequence[int]) -> NDArray[np.int64] | None:
+        """The place of each row in the forwards; `None` for one after the other."""
+        return None
+
+    def _run(
+        self,
+        input_ids: NDArray[np.int64],
+        depths: NDArray[np.int64],
+        *,
+        rows: Sequence[int],
+        cached: Sequence[int],
+        trees: NDArray[np.bool_] | None,
+        floors: Sequence[int] | None = None,
+        columns: NDArray[np.int64] | None = None,
+    ) -> torch.Tensor:
+        """One forward: the logits (rows, width, vocabulary), or of some columns.
+
+        Args:
+            input_ids: (rows, width).
+            depths: (rows or 1, width), by how much the place of each token is further on than the
+                row's first.
+        """
+        width = input_ids.shape[1]
+        written = self.cache.planned(cached, width, floors)
+        seen, mask_of = self.masks.planned(
+            rows, cached, depths, frames=self.cache.frames, trees=trees
+        )
+        arrays = [input_ids, *written, *seen]
         if self._first is not None:
             offsets = depths + np.array(cached)[:, None]
             if self.last_offset < UNLIMITED:
                 offsets = np.minimum(offsets, self.last_offset)
             arrays.append(self._positions(offsets, rows))
-        ids, *positions = on_device(device, *arrays)
-        if positions:
-            kwargs["position_ids"] = positions[0]
-        columns = None
-        if wanted is not None:
-            sizes = np.array(list(map(len, tokens)))
-            places = np.arange(width)
-            ends = sizes[:, None]
-            used = (places < ends) & (places >= ends - np.array(wanted)[:, None])
-            columns = np.flatnonzero(used.any(0))
-            used = used[:, columns]
+        is_cut = columns is not None and len(columns) < width
+        if is_cut:
+            arrays.append(columns)
+        sent = iter(on_device(self.device, *arrays))
+        # Each takes its own from `sent`, in the order of `arrays`.
+        ids = next(sent)
+        self.cache.prepare(sent)
+        kwargs = {**self.kwargs, "attention_mask": mask_of(sent)}
+        if self._first is not None:
+            kwargs["position_ids"] = next(sent)
+        kept = next(sent) if is_cut else width
         if "logits_to_keep" in kwargs:
-            kwargs["logits_to_keep"] = width
-            if columns is not None and len(columns) < width:
-                (kwargs["logits_to_keep"],) = on_device(device, columns)
-        logits: torch.Tensor = self.model(**self._inputs(ids, kwargs), return_dict=True).logits
-        if columns is not None and logits.shape[1] == width > len(columns):
+            kwargs["logits_to_keep"] = kept
+        logits = self._called(self._inputs(ids, kwargs))
+        if is_cut and logits.shape[1] == width:
             # A model that cannot choose gives all.
-            logits = logits[:, on_device(logits.device, columns)[0]]
-        flat = logits.flatten(0, 1)
-        if used is not None:
-            flat = lines_of(flat, used.ravel().nonzero()[0])
-        return flat.to(self.home)
+            logits = logits[:, kept.to(logits.device)]
+        return logits
+
+    def _called(self, inputs: dict[str, Any]) -> torch.Tensor:
+        logits: torch.Tensor = self.model(**inputs, return_dict=True).logits
+        return logits
 
 
 # Inputs of a forward that this module makes anew each time, besides the tokens.
@@ -213,7 +241,7 @@ def _prepares_plainly(model: Any) -> bool:
     return own is GenerationMixin.prepare_inputs_for_generation and not model.is_remote_code()
 
 
-def padded(
+def _padded(
     tokens: Sequence[Sequence[int]], width: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_] | None]:
     """The tokens of each row, padded to `width`.
@@ -231,197 +259,3 @@ def padded(
     ids = [[*row, *[row[-1]] * (width - size)] for row, size in zip(tokens, sizes, strict=True)]
     ends = np.array(sizes)[:, None]
     return np.array(ids, np.int64), np.minimum(steps, ends - 1), steps < ends
-
-
-def lines_of(logits: torch.Tensor, indices: NDArray[np.int64]) -> torch.Tensor:
-    """Lines of `logits`, of which they are a view where all lie side by side."""
-    places: list[int] = indices.tolist()
-    first, count = places[0], len(places)
-    if places == list(range(first, first + count)):
-        return logits if count == len(logits) else logits[first : first + count]
-    # By index: the size of a mask's selection is not known before the device has computed it.
-    return logits[on_device(logits.device, indices)[0]]
-
-
-# A workspace has room for drafts of so many tokens from the start.
-_MOST_DRAFTED = 16
-
-
-class Choice(NamedTuple):
-    """What the target made of the drafts of a step, on the host.
-
-    Attributes:
-        tokens: What each row emits: accepted tokens, then the target's own unless all tokens of its
-            scores are -inf.
-        paths: The accepted tokens of each row, as indices within its draft; `None` where all drafts
-            are chains, of which it is the first ones.
-        likeliest: int32 (lines, n), the likeliest tokens of each line of scores, -1 for what cannot
-            come; `None` unless asked for.
-        chances: float32 (lines, n), their probabilities.
-        logprobs: The log-probability of each row's tokens in the distribution that they were chosen
-            from; `None` unless asked for.
-        raw_logprobs: The same under the softmax of the scores.
-    """
-
-    tokens: list[list[int]]
-    paths: list[list[int]] | None = None
-    logprobs: list[list[float]] | None = None
-    raw_logprobs: list[list[float]] | None = None
-    likeliest: NDArray[np.int32] | None = None
-    chances: NDArray[np.float32] | None = None
-
-    def of(self, rows: Sequence[int]) -> Choice:
-        """The same of these rows, without `likeliest`."""
-
-        def chosen(column: list[Any] | None) -> Any:
-            return None if column is None else [column[row] for row in rows]
-
-        return Choice(*map(chosen, (self.tokens, self.paths, self.logprobs, self.raw_logprobs)))
-
-
-class Verifier:
-    """Verifies the drafts of one generation, step after step, in memory that it keeps.
-
-    Args:
-        warping: The last of the logits processors, which verification applies itself.
-        logprobs: Whether to give log-probabilities.
-    """
-
-    def __init__(self, warping: Warping, *, logprobs: bool = False) -> None:
-        self._warping = warping
-        self._logprobs = logprobs
-        self._workspaces: dict[bool, Workspace] = {}
-        self._options: dict[int, dict[str, Any]] = {}
-
-    def __call__(
-        self,
-        scores: torch.Tensor,
-        drafts: FlatDrafts,
-        *,
-        seeds: NDArray[np.int64] | None,
-        positions: NDArray[np.int64] | None,
-        likeliest: int = 0,
-    ) -> Choice:
-        """Verifies the drafts of a step: greedily without seeds, else by sampling.
-
-        Args:
-            scores: (draft tokens + rows, vocabulary), as `fastdraft.verification` lays them out.
-            drafts: The drafts; those that were drawn are chains.
-            seeds: (rows,), the seed of each row, for its random numbers.
-            positions: (rows,), the position of each row's first emitted token, for the same.
-            likeliest: How many of each line's likeliest tokens to find. Drafts that were drawn have
-                none.
-        """
-        drawn = sorted(drafts.draft_logits)
-        if seeds is None or positions is None or len(drawn) in (0, len(drafts.by_row)):
-            return _read(
-                [self._verify(scores, drafts, seeds, positions, likeliest=likeliest)],
-                is_tree=not drafts.are_chains,
-            )
-        # Drafts that were drawn and those that were not are verified apart, and read together.
-        others = [row for row in range(len(seeds)) if row not in drafts.draft_logits]
-        found = []
-        for rows in (drawn, others):
-            lines = np.flatnonzero(drafts.are_lines_of(rows))
-            part = self._verify(
-                lines_of(scores, lines), drafts.of(rows), seeds[rows], positions[rows]
-            )
-            found.append(part)
-        choice = _read(found, is_tree=not drafts.are_chains)
-        return choice.of(np.argsort(drawn + others).tolist())
-
-    def _verify(
-        self,
-        scores: torch.Tensor,
-        drafts: FlatDrafts,
-        seeds: NDArray[np.int64] | None,
-        positions: NDArray[np.int64] | None,
-        *,
-        likeliest: int = 0,
-    ) -> Verified:
-        # Copies, since a drafter may hand out read-only arrays.
-        arrays = [drafts.token_ids.astype(np.int64), drafts.offsets.astype(np.int64)]
-        if not drafts.are_chains:
-            arrays.append(drafts.parents.astype(np.int64))
-        if seeds is not None and positions is not None:
-            arrays += seeds, positions
-        ids, offsets, *more = on_device(scores.device, *arrays)
-        memory = self._memory(scores, drafts, is_drawn=bool(drafts.draft_logits))
-        options: dict[str, Any] = {"max_draft": drafts.longest, "workspace": memory}
-        if self._logprobs:
-            options.update(logprobs=True, raw_logprobs=True)
-        if seeds is not None:
-            rows = len(seeds)
-            if rows not in self._options:
-                self._options[rows] = self._warping.of_rows(rows, scores.device)
-            options.update(self._options[rows], seeds=more[-2], positions=more[-1])
-        if drafts.draft_logits:
-            logits = torch.cat([drafts.draft_logits[row] for row in sorted(drafts.draft_logits)])
-            return verify_rejection(scores, ids, offsets, draft_logits=logits, **options)
-        if not drafts.are_chains:
-            options["parents"] = more[0]
-        if likeliest:
-            options["likeliest"] = likeliest
-        if seeds is None:
-            return verify_greedy(scores, ids, offsets, **options)
-        return verify_sampled(scores, ids, offsets, **options)
-
-    def _memory(self, scores: torch.Tensor, drafts: FlatDrafts, *, is_drawn: bool) -> Workspace:
-        """The workspace of one kind of verification, larger than any so far where it has to be."""
-        rows, vocabulary = scores.shape
-        needed = Size(rows, vocabulary, len(drafts.by_row), drafts.longest)
-        workspace = self._workspaces.get(is_drawn)
-        if workspace is None or not workspace.has_room(needed):
-            most = needed if workspace is None else Size(*map(max, needed, workspace.size))
-            max_draft = max(1 << (most.max_draft - 1).bit_length(), _MOST_DRAFTED)
-            larger = Workspace(
-                scores.device,
-                max_rows=max(1 << most.rows.bit_length(), most.requests * (_MOST_DRAFTED + 1)),
-                max_requests=most.requests,
-                vocabulary=most.vocabulary,
-                max_draft=max_draft,
-            )
-            # The operands of a generation are made alike, so they are checked once.
-            larger.has_checked = workspace is not None and workspace.has_checked
-            self._workspaces[is_drawn] = workspace = larger
-        return workspace
-
-
-def _read(found: Sequence[Verified], *, is_tree: bool) -> Choice:
-    """What was verified, on the host: in one read."""
-    names = ["token_ids"]
-    if is_tree:
-        names.append("path")
-    if found[0].logprobs is not None:
-        names += "logprobs", "raw_logprobs"
-    parts = [getattr(verified, name) for name in names for verified in found]
-    likeliest = found[0].likeliest
-    if likeliest is not None:
-        parts += likeliest
-    if len(parts) == 1:
-        return Choice(_without_padding(parts[0].numpy(force=True)))
-    bits = [part.view(torch.int32) if part.is_floating_point() else part for part in parts]
-    flat = torch.cat([part.reshape(-1) for part in bits]).numpy(force=True)
-    ends = np.cumsum([part.numel() for part in parts])[:-1]
-    arrays = [
-        array.reshape(part.shape) for array, part in zip(np.split(flat, ends), parts, strict=True)
-    ]
-    columns: dict[str, Any] = {}
-    for at, name in enumerate(names):
-        of_requests = arrays[at * len(found) : (at + 1) * len(found)]
-        if name in ("token_ids", "path"):
-            columns[name] = [row for array in of_requests for row in _without_padding(array)]
-        else:
-            rows = [row for array in of_requests for row in array.view(np.float32).tolist()]
-            tokens = columns["token_ids"]
-            columns[name] = [row[: len(own)] for row, own in zip(rows, tokens, strict=True)]
-    choice = Choice(columns.pop("token_ids"), columns.pop("path", None), **columns)
-    if likeliest is None:
-        return choice
-    return choice._replace(likeliest=arrays[-2], chances=arrays[-1].view(np.float32))
-
-
-def _without_padding(lines: NDArray[np.int32]) -> list[list[int]]:
-    """The numbers of each line up to the first -1."""
-    rows: list[list[int]] = lines.tolist()
-    return [row[: row.index(-1)] if -1 in row else row for row in rows]

@@ -33,7 +33,8 @@ from fastdraft.hf.kv_cache import RowCache, places_after
 from fastdraft.hf.masks import Masks
 from fastdraft.hf.positions import Warping
 from fastdraft.hf.rows import UNLIMITED
-from fastdraft.hf.step import CachedModel, Verifier
+from fastdraft.hf.step import CachedModel
+from fastdraft.hf.verifier import Verifier
 from fastdraft.hf.vocabulary import DraftVocabulary
 from fastdraft.stats import AssistantStats
 from fastdraft.step_latency import StepLatency
@@ -151,7 +152,7 @@ class Stage:
 
     def close(self) -> None:
         """Frees the cache; nothing can be drafted from then on."""
-        self._model.cache.layers.clear()
+        del self._model
 
     def expected(
         self, requests: Sequence[int], step: NDArray[np.float64], limits: NDArray[np.int32]

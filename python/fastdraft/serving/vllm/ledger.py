@@ -5,6 +5,9 @@ that the API server maps: its totals, and a table of the requests with a predict
 writer, which never waits for readers. A request is found by its ticket, a random number that the
 API server sends with the prediction: it depends neither on request ids, which vLLM changes on the
 way, nor on the choice of an engine, and nobody can guess another's.
+
+vLLM's own counts of a request (`per_request_spec_decode_metrics`) are no substitute: they do not
+say which draft tokens came from its prediction.
 """
 
 from __future__ import annotations

@@ -1,0 +1,167 @@
+"""How kernels are laid out on a device: a table, no measurement at run time.
+
+What a kernel is compiled for depends on the type of the logits, their strides, the vocabulary and
+which operands there are, never on the size of the batch beyond the steps given here: a server has
+met all of its kernels once each was called.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Final, NamedTuple
+
+import torch
+
+from fastdraft.kernels.operands import CHUNK
+
+# Loads of 16 bytes a thread are the widest, four warps of them 2 KiB.
+_LOAD_BYTES: Final = 16
+WARPS: Final = 4
+
+# Bytes of logits that a greedy program looks at together: four whole loads a thread are in flight,
+# so that a few programs on each multiprocessor hide the latency of memory.
+_GREEDY_BYTES: Final = 4 * 32 * WARPS * _LOAD_BYTES
+
+# Chunks that a program looks at together: one a warp of 32 threads (64 on AMD hold two).
+TILE_CHUNKS: Final = WARPS * (2 if torch.version.hip else 1)
+
+# Slots of a draft that are looked at together: what one warp holds needs no barriers.
+SLOTS: Final = 32
+
+# Slots whose rows of an attention mask one program fills.
+MASK_SLOTS: Final = 16
+
+# Positions of a text that are looked at together: a few a thread.
+_SCANNED: Final = 4 * 32 * WARPS
+
+# Attention: the queries of one program; the tokens that it looks at together and the bytes of their
+# keys as of their values; the programs that a cache is split into, as long as each has a few tiles
+# of tokens; the size of heads beyond which too little would fit.
+_LEAST_QUERIES: Final = 16
+_MOST_QUERIES: Final = 64
+_ATTENDED_BYTES: Final = 16384
+_MOST_TOKENS: Final = 64
+_ATTENTION_PROGRAMS: Final = 264
+_LEAST_TILES: Final = 4
+ATTENTION_STAGES: Final = 2
+LARGEST_HEAD: Final = 256
+
+# What waits for a wave's stores on AMD: the counter of stores, which up to gfx9 is that of loads.
+WAIT_GFX9: Final = "s_waitcnt vmcnt(0)"
+_WAITS: Final = {
+    "gfx10": "s_waitcnt_vscnt null, 0x0",
+    "gfx11": "s_waitcnt_vscnt null, 0x0",
+    "gfx12": "s_wait_storecnt 0x0",
+}
+
+# How many programs run at a time: eight on each multiprocessor of a large device. As few as that
+# are best all there from the start, since a few left for later would run alone; more of them are
+# best short, but not so short that they spend their time on beginning and end.
+_RESIDENT: Final = 1024
+_MOST_TILES: Final = 6
+_SHORT_TILES: Final = 4
+
+
+class Split(NamedTuple):
+    """How rows are split: the programs a row, and the tiles that each goes over."""
+
+    programs: int
+    tiles: int
+
+
+WHOLE: Final = Split(1, 0)
+"""A program a row."""
+
+
+class AttentionPlan(NamedTuple):
+    """How attention is split.
+
+    blocks of so many queries; splits of a row's tokens; tokens that are looked at together; warps
+    of a program.
+    """
+
+    queries: int
+    blocks: int
+    tokens: int
+    splits: int
+    warps: int
+
+
+def width(dtype: torch.dtype) -> int:
+    """How many logits one load takes."""
+    return _LOAD_BYTES // dtype.itemsize
+
+
+def unit(logits: torch.Tensor) -> int:
+    """How many logits are one load: as many as it takes where all rows begin with one, or 1."""
+    whole = width(logits.dtype)
+    begins = logits.data_ptr() % _LOAD_BYTES == 0 and logits.stride(0) % whole == 0
+    return whole if begins and logits.stride(1) == 1 else 1
+
+
+def greedy_tile(dtype: torch.dtype) -> int:
+    """How many logits a greedy program looks at together."""
+    return _GREEDY_BYTES // dtype.itemsize
+
+
+def split_greedy(rows: int, vocabulary: int, dtype: torch.dtype) -> Split:
+    return _split(rows, -(-vocabulary // greedy_tile(dtype)))
+
+
+def split_chunks(rows: int, vocabulary: int) -> Split:
+    return _split(rows, -(-vocabulary // (TILE_CHUNKS * CHUNK)))
+
+
+@functools.cache
+def wait_for_stores() -> str | None:
+    """The instruction with which an AMD wave waits until its stores have landed; else None."""
+    if torch.version.hip is None:
+        return None
+    architecture = torch.cuda.get_device_properties().gcnArchName
+    return _WAITS.get(architecture[:5], WAIT_GFX9)
+
+
+def requests_block(requests: int) -> int:
+    """How many requests are looked through together for the one that a row belongs to.
+
+    In a small batch it is what one warp holds, without barriers: there the latency counts.
+    """
+    return 32 if requests <= 32 else 1024
+
+
+def scan_block(window: int) -> int:
+    """How many of `window` positions are looked at together."""
+    return int(min(1 << (window - 1).bit_length(), _SCANNED))
+
+
+def chunks_block(vocabulary: int) -> int:
+    """A power of two that is at least the number of chunks."""
+    return 1 << (-(-vocabulary // CHUNK) - 1).bit_length()
+
+
+def split_attention(
+    pairs: int, queries: int, columns: int, size: int, dtype: torch.dtype
+) -> AttentionPlan:
+    """By shapes alone, since how far texts go is known on the device only.
+
+    pairs: of a row and a key head, each with so many queries; size: of a head.
+    """
+    most_queries, tokens = _MOST_QUERIES, _MOST_TOKENS
+    if dtype.itemsize > 2:
+        # Products of float32 are made without matrix units, from registers.
+        most_queries = tokens = _LEAST_QUERIES
+    block = min(max(1 << (queries - 1).bit_length(), _LEAST_QUERIES), most_queries)
+    blocks = -(-queries // block)
+    tokens = max(min(_ATTENDED_BYTES // (size * dtype.itemsize), tokens), 16)
+    most = max(columns // (_LEAST_TILES * tokens), 1)
+    splits = min(-(-_ATTENTION_PROGRAMS // (pairs * blocks)), most)
+    warps = 2 * WARPS if block == _MOST_QUERIES else WARPS
+    return AttentionPlan(block, blocks, tokens, splits, warps)
+
+
+def _split(rows: int, tiles: int) -> Split:
+    for each in range(1, _MOST_TILES + 1):
+        programs = -(-tiles // each)
+        if rows * programs <= _RESIDENT:
+            return Split(programs, each)
+    return Split(-(-tiles // _SHORT_TILES), _SHORT_TILES)

@@ -1,0 +1,363 @@
+"""What the programs of a kernel share: operands, places, loads, ordered keys, arrivals.
+
+**Operands.** Kernels take named tuples in place of long lists. Triton takes one apart where a
+kernel is launched, and compiles it as if its members were arguments of their own, None and
+constants too. With one difference, in all versions from 3.3 to 3.9: `do_not_specialize` and
+`do_not_specialize_on_alignment` do not reach into a tuple. So what changes from one batch to the
+next, and what callers may cut out of other tensors, are arguments of their own, `PER_BATCH` and
+`ANY_ALIGNMENT`; a kernel packs them into tuples of its own at once. Triton 3.3 allows neither None
+nor constants in a tuple made in a kernel. Any pointer stands there for an operand that is missing,
+and a constant tells. In the interpreter a constant member has to stand to the right of a tensor: a
+number times a constant is a constant.
+
+**Who finishes.** Programs that work on parts of one thing (a row, a request) leave what they found
+in the workspace, then count themselves in: `last_to_arrive`. The last one finds all that the others
+left, finishes the thing and leaves the workspace as it was, without a second launch. The order in
+memory that this needs:
+
+- what any thread of a program wrote comes before its count: a barrier, then one atomic addition
+  that releases it to the device. On AMD a barrier does not wait for stores, and the addition
+  releases those of its own wave alone: each wave waits for its own before the barrier;
+- what the last program reads comes after its count: the same addition acquires, and its result
+  reaches the other threads through a barrier;
+- the reads go past the first-level cache (`.cg`), which is not coherent.
+
+Nothing waits for another program, so programs may run in any order and number at a time.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastdraft.kernels import config, operands
+from fastdraft.kernels.language import jit, tl
+from fastdraft.kernels.operands import Batch
+
+CHUNK = tl.constexpr(operands.CHUNK)
+
+# `ordered_key` of NaN, of +inf and of -inf.
+NAN_KEY = tl.constexpr(0x7FFFFFFF)
+INFINITE_KEY = tl.constexpr(0x7F800000)
+EMPTY_KEY = tl.constexpr(-0x7F800001)
+
+# Operands that a kernel is not compiled anew for: they change from one batch to the next.
+PER_BATCH = (
+    *("rows", "requests", "drafted", "max_draft", "allowed_stride", "programs", "tiles", "count"),
+)
+# Nor for how these lie, of which only few values are read.
+ANY_ALIGNMENT = (
+    "draft_ids",
+    "parents",
+    "offsets",
+    "allowed",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "seeds",
+    "positions",
+)
+
+
+class Rows(NamedTuple):
+    """Rows of a value for each token of the vocabulary: logits, or what drafts were drawn from.
+
+    data: bfloat16, float16 or float32 (rows, vocabulary).
+    row_stride, token_stride: in values.
+    vocabulary: their number in a row.
+    WIDTH: how many values are loaded together.
+    ALIGNED: every row begins at a multiple of so many values.
+    CONTIGUOUS: whether token_stride is 1.
+    """
+
+    data: Any
+    row_stride: Any
+    token_stride: Any
+    vocabulary: Any
+    WIDTH: Any
+    ALIGNED: Any
+    CONTIGUOUS: Any
+
+    @classmethod
+    def of(cls, values: Tensor, width: int | None = None) -> Rows:
+        """width: that of one load, unless given."""
+        constants = width or config.width(values.dtype), config.unit(values), values.stride(1) == 1
+        row_stride, token_stride = values.stride()
+        vocabulary = values.shape[1]
+        return cls(values, row_stride, token_stride, vocabulary, *map(_constant, constants))
+
+
+class Config(NamedTuple):
+    """What a kernel is compiled for, besides its operands.
+
+    REQUESTS: how many requests are looked through together for the one that a row belongs to.
+    BLOCK: at least the chunks of a row, a power of two.
+    CHUNKS: the chunks that a program looks at together.
+    SLOTS: the slots of a draft that are looked at together.
+    WAIT: the instruction that waits for a wave's stores, None for none.
+    ALLOWED, TREE: whether there is a mask, whether there are parents.
+    """
+
+    REQUESTS: Any
+    BLOCK: Any
+    CHUNKS: Any
+    SLOTS: Any
+    WAIT: Any
+    ALLOWED: Any
+    TREE: Any
+
+    @classmethod
+    def of(cls, batch: Batch) -> Config:
+        return cls(
+            _constant(config.requests_block(batch.requests)),
+            _constant(config.chunks_block(batch.logits.shape[1])),
+            _constant(config.TILE_CHUNKS),
+            _constant(config.SLOTS),
+            _constant(config.wait_for_stores()),
+            _constant(batch.allowed is not None),
+            _constant(batch.parents is not None),
+        )
+
+
+@functools.lru_cache(typed=True)
+def _constant(value: object) -> object:
+    """A constant member of a tuple: the same one each time, which launches recognise quickly."""
+    return None if value is None else tl.constexpr(value)
+
+
+class Drafts(NamedTuple):
+    """The drafts of a batch, and its sizes. Made in kernels.
+
+    draft_ids, parents: int32 or int64 (drafted,); offsets: int64 (requests + 1,); the sizes are
+    int32 scalars.
+    """
+
+    draft_ids: Any
+    parents: Any
+    offsets: Any
+    rows: Any
+    requests: Any
+    drafted: Any
+    max_draft: Any
+
+
+class Place(NamedTuple):
+    """A row of logits in its request. Made in kernels; int32 scalars.
+
+    first: the request's first row; size: how many draft tokens it has, at most max_draft.
+    """
+
+    row: Any
+    request: Any
+    first: Any
+    size: Any
+
+
+class Draws(NamedTuple):
+    """What the tokens of each request are drawn by. Made in kernels.
+
+    temperature: float32 (requests,); seeds, positions: int64 (requests,).
+    """
+
+    temperature: Any
+    seeds: Any
+    positions: Any
+
+
+def run(
+    kernel: Any,
+    count: int,
+    batch: Batch,
+    /,
+    *,
+    logits: Rows | None = None,
+    split: config.Split | None = None,
+    **more: Any,
+) -> None:
+    """Launches a kernel over so many rows or requests of a batch.
+
+    logits: the batch's, unless given. split: of a row or request among programs, if the kernel
+    takes one. more: what else it takes.
+    """
+    with torch.cuda.device_of(batch.logits):
+        kernel[(count * (split.programs if split else 1),)](
+            logits=logits or Rows.of(batch.logits),
+            draft_ids=batch.draft_ids,
+            parents=batch.draft_ids if batch.parents is None else batch.parents,
+            offsets=batch.offsets,
+            allowed=batch.offsets if batch.allowed is None else batch.allowed,
+            allowed_stride=0 if batch.allowed is None else batch.allowed.stride(0),
+            rows=len(batch.logits),
+            requests=batch.requests,
+            drafted=len(batch.draft_ids),
+            max_draft=batch.max_draft,
+            C=Config.of(batch),
+            **(split._asdict() if split else {}),
+            **{"num_warps": config.WARPS, **more},
+        )
+
+
+@jit
+def locate(row, drafts, REQUESTS: tl.constexpr):
+    """Where a row of logits belongs: its `Place`, and whether it is one of the size + 1 that count.
+
+    Whatever offsets hold, all used rows with one `first` have one `request` and `size`, and are
+    exactly size + 1; requests and rows are in range.
+    """
+    requests, rows = drafts.requests, drafts.rows
+    total = tl.load(drafts.offsets + requests) + requests
+    end = tl.minimum(tl.maximum(total, 0), rows).to(tl.int32)
+    inside = row < end
+    count = 0
+    first = 0
+    for block in range(0, requests, REQUESTS):
+        request = block + tl.arange(0, REQUESTS)
+        start = tl.load(drafts.offsets + request, mask=request < requests, other=rows) + request
+        start = tl.minimum(tl.maximum(start, 0), rows).to(tl.int32)
+        before = (start <= row) & (request < requests)
+        count += tl.sum(before.to(tl.int32))
+        first = tl.maximum(first, tl.max(tl.where(before, start, 0)))
+        end = tl.minimum(end, tl.min(tl.where(before, rows, start)))
+    size = tl.minimum(end - first - 1, drafts.max_draft)
+    used = inside & (count > 0) & (row - first <= size)
+    return Place(row, count - 1, first, size), used
+
+
+@jit
+def drafted_at(place, slot):
+    """Where the draft token of a request's slot, from 1, stands in draft_ids; any int32."""
+    return place.first - place.request + slot - 1
+
+
+@jit
+def parent_slot(place, slot, drafts):
+    """The slot of a slot's parent, from 1: before it, whatever parents hold."""
+    at = drafted_at(place, slot)
+    parent = tl.load(drafts.parents + at, mask=(at >= 0) & (at < drafts.drafted), other=-1)
+    return tl.maximum(tl.minimum(parent, slot - 2), -1).to(tl.int32) + 1
+
+
+@jit
+def depth_of(place, drafts, TREE: tl.constexpr):
+    """How many draft tokens lead to a row's slot, itself included."""
+    slot = place.row - place.first
+    depth = slot
+    if TREE:
+        depth = slot * 0
+        while slot > 0:
+            slot = parent_slot(place, slot, drafts)
+            depth += 1
+    return depth
+
+
+@jit
+def values_of(rows, row):
+    """Where the values of a row begin."""
+    return rows.data + tl.multiple_of(row.to(tl.int64) * rows.row_stride, rows.ALIGNED)
+
+
+@jit
+def load_units(rows, values, unit, WHOLE: tl.constexpr):
+    """Units of WIDTH consecutive values of a row, float32 (*unit.shape, WIDTH).
+
+    rows: what the row is one of; values: where it begins. -inf past the vocabulary; WHOLE where
+    none of the units reaches past it, and nothing is masked. A unit of 16 bytes whose address
+    divides by them is one load.
+    """
+    token = tokens_of(unit, rows)
+    place = values + (token if rows.CONTIGUOUS else token.to(tl.int64) * rows.token_stride)
+    if WHOLE:
+        return tl.load(place).to(tl.float32)
+    return tl.load(place, mask=token < rows.vocabulary, other=float("-inf")).to(tl.float32)
+
+
+@jit
+def only_allowed(x, allowed, rows, unit):
+    """x, as `load_units` gave it, with -inf where the row's bit mask does not allow the token.
+
+    allowed: the row's int32 words; bit t % 32 of word t // 32 is 1 where token t is allowed.
+    """
+    token = unit * rows.WIDTH
+    word = tl.load(allowed + (token >> 5), mask=token < rows.vocabulary, other=0)
+    bits = tl.expand_dims(word >> (token & 31), -1) >> tl.arange(0, rows.WIDTH)
+    return tl.where((bits & 1) != 0, x, float("-inf"))
+
+
+@jit
+def load_allowed(rows, values, allowed, unit, ALLOWED: tl.constexpr):
+    """Units of a row, with -inf for what its mask, if there is one, does not allow."""
+    x = load_units(rows, values, unit, False)
+    if ALLOWED:
+        x = only_allowed(x, allowed, rows, unit)
+    return x
+
+
+@jit
+def passes(x, token, lowest, last_tied):
+    """Whether a row's filters keep logits x of these tokens; `lowest`, `last_tied`: the row's."""
+    return (x > lowest) | ((x == lowest) & (token <= last_tied))
+
+
+@jit
+def units_of(chunk, rows):
+    """The units of a chunk."""
+    return chunk * (CHUNK // rows.WIDTH) + tl.arange(0, CHUNK // rows.WIDTH)
+
+
+@jit
+def tokens_of(unit, rows):
+    """The tokens of units, (*unit.shape, WIDTH)."""
+    return tl.expand_dims(unit, -1) * rows.WIDTH + tl.arange(0, rows.WIDTH)
+
+
+@jit
+def ordered_key(x):
+    """int32 keys in the order of float32 values: NaN above all and equal, -0.0 equal to 0.0."""
+    bits = x.to(tl.int32, bitcast=True)
+    key = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    key = tl.where(x == 0, 0, key)
+    return tl.where(x != x, NAN_KEY, key)
+
+
+@jit
+def value_of(key):
+    """The float32 value of an `ordered_key`."""
+    return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@jit
+def pack(key, index):
+    """An int32 key and a 31-bit index as a positive int64, whose largest is the largest key's.
+
+    Of equal keys, the lowest index is the largest. 0 is less than all.
+    """
+    return ((key.to(tl.int64) + 0x80000000) << 31) | (0x7FFFFFFF - index).to(tl.int64)
+
+
+@jit
+def unpack(packed):
+    """(key, index) of `pack`; of 0, a key below all others and an index."""
+    key = ((packed >> 31) - 0x80000000).to(tl.int32)
+    return key, 0x7FFFFFFF - (packed & 0x7FFFFFFF).to(tl.int32)
+
+
+@jit
+def last_to_arrive(counter, expected, WAIT: tl.constexpr):
+    """Counts the program in; whether it is the last of `expected`, and the counter 0 again.
+
+    Then it sees what the others had written: the module says how it has to read. WAIT: the
+    instruction that waits for a wave's stores, of `config.wait_for_stores`; None for none.
+    """
+    if WAIT is not None:
+        tl.inline_asm_elementwise(
+            WAIT, "=v,0,~{memory}", [tl.zeros((1,), tl.int32)], tl.int32, is_pure=False, pack=1
+        )
+    tl.debug_barrier()
+    last = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == expected - 1
+    if last:
+        tl.store(counter, 0)
+    return last

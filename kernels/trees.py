@@ -1,0 +1,180 @@
+"""Which draft tokens lead to which.
+
+A request's *slots* are the text's last token, slot 0, and its draft tokens, token j in
+slot j + 1; they are what a target forward runs over and the logits' rows stand for. `parents`
+gives for each draft token the index of its parent within the draft, -1 for the text's last
+token; a parent stands before its children. Whatever the values hold, a parent is taken for one
+of the slots before its child. Questions about ancestors are answered by doubling: what holds for
+a slot and its 2**k - 1 nearest ancestors follows from what holds for half as many of them, here
+and at the ancestor half way up. In a kernel each slot of a block walks up to the text's last token,
+all at once; the parents on the way come from the first-level cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastdraft.kernels import config, grid, language
+from fastdraft.kernels.language import jit, tl
+
+
+def depths(parents: Tensor, offsets: Tensor, *, max_draft: int) -> Tensor:
+    """How many draft tokens lead to each slot, itself included: int64 (requests, max_draft + 1).
+
+    The depth is what a token's position has over that of the text's last token. 0 for the
+    text's last token, and in slots past the draft. For a chain, 0, 1, 2, ...
+
+    parents: integer (drafted,); offsets: int64 (requests + 1,). A draft is looked at up to
+    max_draft tokens.
+    """
+    if language.has_kernels(parents):
+        # A slot sees itself and what leads to it.
+        return launch(parents, offsets, max_draft=max_draft).sum(2) - 1
+    parent = parent_slots(parents, offsets, max_draft=max_draft)
+    depth = (parent != torch.arange(parent.shape[1], device=parent.device)).long()
+    for ancestor in doubled(parent):
+        depth = depth + depth.gather(1, ancestor)
+    return depth
+
+
+def attention_mask(parents: Tensor, offsets: Tensor, *, max_draft: int) -> Tensor:
+    """Which slots see which: bool (requests, max_draft + 1, max_draft + 1), [b, i, j] for i sees j.
+
+    A token sees itself and its ancestors, the text's last token among them. A slot past the draft
+    sees itself alone, so that no row is empty. For a chain, the lower triangle. The text before
+    its last token, which all see, is not part of it. Operands as in `depths`.
+    """
+    if language.has_kernels(parents):
+        return launch(parents, offsets, max_draft=max_draft)
+    return plain_mask(parents, offsets, max_draft=max_draft)
+
+
+def plain_mask(parents: Tensor, offsets: Tensor, *, max_draft: int) -> Tensor:
+    """`attention_mask` in plain PyTorch."""
+    parent = parent_slots(parents, offsets, max_draft=max_draft)
+    slots = parent.shape[1]
+    seen = torch.eye(slots, dtype=torch.bool, device=parent.device).expand(len(parent), -1, -1)
+    for ancestor in doubled(parent):
+        seen = seen | seen.gather(1, ancestor[:, :, None].expand(-1, -1, slots))
+    return seen
+
+
+def compaction_indices(path: Tensor) -> Tensor:
+    """Which slot's keys and values each slot has to take over for the accepted text to be in order.
+
+    path: int32 (requests, max_draft), as `Verified` has it. The result is int64 (requests,
+    max_draft + 1): 0 for the text's last token, the slots of the path in its order, then each
+    slot's own number. Nothing is taken from a slot before the one that takes it.
+    """
+    slot = torch.arange(path.shape[1] + 1, device=path.device).expand(len(path), -1)
+    accepted = torch.nn.functional.pad(path.long() + 1, (1, 0))
+    return torch.where(accepted > 0, accepted, slot)
+
+
+def parent_slots(parents: Tensor, offsets: Tensor, *, max_draft: int) -> Tensor:
+    """The parent of each slot as a slot, int64 (requests, max_draft + 1).
+
+    The text's last token and slots past the draft are their own parents.
+    """
+    bounded = parents.long().clamp(-1, max_draft) + 1
+    parent = in_slots(bounded, offsets, max_draft=max_draft, fill=-1)
+    slot = torch.arange(max_draft + 1, device=parents.device).expand_as(parent)
+    return torch.where(parent < 0, slot, parent.minimum((slot - 1).clamp(min=0)))
+
+
+def in_slots(values: Tensor, offsets: Tensor, *, max_draft: int, fill: int) -> Tensor:
+    """One value for each draft token, flat, as (requests, max_draft + 1); elsewhere `fill`."""
+    slot = torch.arange(max_draft + 1, device=values.device)
+    first = offsets[:-1, None]
+    used = (slot > 0) & (slot <= offsets[1:, None] - first)
+    # One more value, so that there is something to look at where nothing is drafted.
+    padded = torch.nn.functional.pad(values, (0, 1), value=fill)
+    return padded[torch.where(used, first + slot - 1, len(values))]
+
+
+def doubled(parent: Tensor) -> Iterator[Tensor]:
+    """The ancestor 1, 2, 4, ... generations up of each slot, until all have come to the root."""
+    for _ in range((parent.shape[1] - 1).bit_length()):
+        yield parent
+        parent = parent.gather(1, parent)
+
+
+class _Parents(NamedTuple):
+    """What `parent_slot` reads of `Drafts`. Made in kernels."""
+
+    parents: Any
+    drafted: Any
+
+
+@jit
+def _up(slot, place, drafts):
+    """The parent of each slot; the text's last token and slots past the draft are their own."""
+    parent = grid.parent_slot(place, slot, drafts)
+    return tl.where((slot > 0) & (slot <= place.size), parent, slot)
+
+
+@jit
+def _place(block, offsets, drafted, blocks):
+    """That of the first row of the request that a block of slots belongs to."""
+    request = block // blocks
+    start = tl.load(offsets + request)
+    size = tl.load(offsets + request + 1) - start
+    start = tl.minimum(tl.maximum(start, 0), drafted).to(tl.int32)
+    size = tl.minimum(tl.maximum(size, 0), drafted)
+    return grid.Place(start + request, request, start + request, size.to(tl.int32))
+
+
+@jit(
+    do_not_specialize=("drafted", "slots", "blocks"),
+    do_not_specialize_on_alignment=("parents", "offsets"),
+)
+def mask_kernel(
+    parents,
+    offsets,
+    seen,
+    drafted,
+    slots,
+    blocks,
+    BLOCK: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    block = tl.program_id(0)
+    drafts = _Parents(parents, drafted)
+    place = _place(block, offsets, drafted, blocks)
+    slot = (block % blocks) * BLOCK + tl.arange(0, BLOCK)
+    row = (place.request.to(tl.int64) * slots + slot) * slots
+    for start in range(0, slots, COLUMNS):
+        column = start + tl.arange(0, COLUMNS)
+        current = slot
+        sees = current[:, None] == column[None, :]
+        above = _up(current, place, drafts)
+        while tl.max((above != current).to(tl.int32)) > 0:
+            current = above
+            sees |= current[:, None] == column[None, :]
+            above = _up(current, place, drafts)
+        inside = (slot < slots)[:, None] & (column < slots)[None, :]
+        tl.store(seen + row[:, None] + column[None, :], sees.to(tl.uint8), mask=inside)
+
+
+def launch(parents: Tensor, offsets: Tensor, *, max_draft: int) -> Tensor:
+    """`plain_mask`, in one launch."""
+    requests, slots = len(offsets) - 1, max_draft + 1
+    seen = torch.empty(requests, slots, slots, dtype=torch.bool, device=parents.device)
+    blocks = -(-slots // config.MASK_SLOTS)
+    with torch.cuda.device_of(parents):
+        mask_kernel[(requests * blocks,)](
+            parents,
+            offsets,
+            seen.view(torch.uint8),
+            len(parents),
+            slots,
+            blocks,
+            BLOCK=config.MASK_SLOTS,
+            COLUMNS=config.SLOTS,
+            num_warps=1,
+        )
+    return seen

@@ -1,0 +1,53 @@
+"""Numbers between host and device: in one copy, and without waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+__all__ = ["device_of", "in_one_copy", "lines_of", "on_device", "on_host"]
+
+
+def device_of(model: Any, home: torch.device) -> torch.device:
+    """Where the model takes its inputs: where they are, if accelerate keeps its embeddings away."""
+    device: torch.device = model.device
+    return home if device.type == "meta" else device
+
+
+def on_host(values: Any) -> torch.Tensor:
+    """A copy of numbers on the CPU, whatever torch's default device is."""
+    return torch.tensor(values, device="cpu")
+
+
+def on_device(device: torch.device, *arrays: NDArray[Any]) -> list[torch.Tensor]:
+    """Numbers of the host on a device: all in one copy, which nobody waits for."""
+    if device.type == "cpu":
+        return [torch.from_numpy(array) for array in arrays]
+    return in_one_copy(device, arrays)
+
+
+def in_one_copy(device: torch.device, arrays: Sequence[NDArray[Any]]) -> list[torch.Tensor]:
+    """As `on_device`, where the device has memory of its own."""
+    numbers = torch.from_numpy(np.concatenate([array.ravel() for array in arrays]))
+    is_cuda = device.type == "cuda"
+    if is_cuda:
+        # From other memory the driver would wait for all that the device has still to do.
+        numbers = numbers.pin_memory()
+    numbers = numbers.to(device, non_blocking=is_cuda)
+    parts = torch.split(numbers, [array.size for array in arrays])
+    # As tensors of their own: what is compiled for a view expects all numbers to be as many again.
+    return [part.view(array.shape).data for part, array in zip(parts, arrays, strict=True)]
+
+
+def lines_of(logits: torch.Tensor, indices: NDArray[np.int64]) -> torch.Tensor:
+    """Lines of `logits`, of which they are a view where all lie side by side."""
+    places: list[int] = indices.tolist()
+    first, count = places[0], len(places)
+    if places == list(range(first, first + count)):
+        return logits if count == len(logits) else logits[first : first + count]
+    # By index: the size of a mask's selection is not known before the device has computed it.
+    return logits[on_device(logits.device, indices)[0]]

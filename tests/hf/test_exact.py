@@ -1,0 +1,83 @@
+"""Greedy decoding gives the tokens of `model.generate`: families, caches, attention and drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from fastdraft.hf.attention import ATTENTION
+from hf_models import (
+    FAMILIES,
+    assert_decodes,
+    assert_same_tokens,
+    plain_tokens,
+    repetitive_batch,
+    tiny_model,
+)
+
+# The model's attention and the cache, by name.
+_WAYS: dict[str, tuple[str | None, str | None]] = {
+    "growing": (None, None),
+    "eager": ("eager", None),
+    "static": (None, "static"),
+    "lengths": (ATTENTION, "static"),
+    "masks": (ATTENTION, None),
+}
+
+
+def _cases() -> Iterator[Any]:
+    for family in FAMILIES:
+        for drafts in ("found", "predicted", "trees"):
+            # A row alone has no mask, and several are padded: transformers treats 8 as it does 3.
+            for rows in (1, 3, 8):
+                if rows < 8 or drafts != "trees":
+                    marks = [pytest.mark.any_transformers] if rows == 8 else []
+                    yield pytest.param(family, "growing", drafts, rows, marks=marks)
+        for way in ("static", "lengths"):
+            for drafts in ("predicted", "trees"):
+                # The masks of a static cache are ours, for a row as for several.
+                yield pytest.param(family, way, drafts, 1, marks=pytest.mark.any_transformers)
+                yield pytest.param(family, way, drafts, 3)
+    for family in ("gemma3", "gpt2", "mistral"):
+        yield from (pytest.param(family, "eager", drafts, 3) for drafts in ("predicted", "trees"))
+    yield from (pytest.param(family, "masks", "trees", 3) for family in ("llama", "gemma2"))
+    yield pytest.param("gemma3", "masks", "trees", 3)
+
+
+@pytest.mark.parametrize(("family", "way", "drafts", "rows"), _cases())
+def test_tokens_are_those_of_generate(
+    family: str, way: str, drafts: str, rows: int, lengths: list[torch.Tensor]
+) -> None:
+    implementation, cache = _WAYS[way]
+    model, inputs = tiny_model(family, attention=implementation), repetitive_batch(rows)
+    options: dict[str, Any] = {"max_new_tokens": 48}
+    if drafts != "found":
+        options["eos_token_id"] = None
+    if drafts == "trees":
+        # Longer than prompt, window and widest draft, so that rings go round.
+        options["max_new_tokens"] = 90
+    plain = model
+    if implementation == ATTENTION:
+        # transformers 5.19 gives Gemma 2 'sdpa', which leaves its soft caps out.
+        plain = tiny_model(family, attention="eager" if family == "gemma2" else None)
+    output, expected, drafter = assert_decodes(
+        model, inputs, drafts, plain=plain, ours={"cache_implementation": cache}, **options
+    )
+    assert len(output.row_stats) == rows
+    assert output.stats.emitted == sum(row.emitted for row in output.row_stats)
+    assert output.sequences.shape[1] > 30
+    if drafts == "predicted":
+        assert output.stats.accepted_prediction_tokens > 0
+        assert output.stats.rejected_prediction_tokens > 0
+        assert output.stats.steps < output.stats.emitted
+    if drafts == "trees":
+        drafter.assert_was_a_forest(rows)
+        assert output.stats.accepted == sum(drafter.accepted)
+    # Three numbers for each token, in place of a mask.
+    assert {seen.shape[3] for seen in lengths} == ({3} if way == "lengths" else set())
+    if way == "masks":
+        own = plain_tokens(model, inputs, **options)
+        assert_same_tokens(plain, expected, own, attention_mask=inputs["attention_mask"])

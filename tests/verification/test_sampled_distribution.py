@@ -1,0 +1,254 @@
+"""Sampled verification as a distribution: chi-square tests against the exact softmax."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from fastdraft.kernels import operands
+from fastdraft.kernels.noise import exponential_noise
+from fastdraft.verification import verify_greedy, verify_sampled
+
+N = 100_000
+VOCABULARY = 24
+# Every seed here is fixed, so a test that passes keeps passing.
+SIGNIFICANT = 1e-3
+
+OPTIONS = {
+    "plain": {},
+    "temperature": {"temperature": 0.6},
+    "hot": {"temperature": 2.5},
+    "top_k": {"top_k": 5},
+    "top_p": {"top_p": 0.8},
+    "min_p": {"min_p": 0.1},
+    "all": {"temperature": 1.4, "top_k": 12, "top_p": 0.9, "min_p": 0.05},
+}
+
+
+def exact(logits, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
+    """The distribution of a row without ties, in float64."""
+    scaled = logits.double().numpy() / temperature
+    p = np.exp(scaled - scaled.max())
+    order = np.argsort(-p)
+    if top_k:
+        p[order[top_k:]] = 0.0
+    p /= p.sum()
+    above = np.cumsum(p[order]) - p[order]
+    p[order[above >= top_p]] = 0.0
+    p[p < min_p * p.max()] = 0.0
+    return p / p.sum()
+
+
+def check_counts(counts, probabilities):
+    """The chi-square test; rare outcomes count together, and impossible ones never occur."""
+    counts, probabilities = np.ravel(counts), np.ravel(probabilities)
+    expected = probabilities * counts.sum()
+    assert counts[probabilities == 0].sum() == 0
+    common = expected >= 5
+    rare = expected[~common].sum()
+    observed, expected = counts[common], expected[common]
+    if rare >= 5:
+        observed = np.append(observed, counts.sum() - observed.sum())
+        expected = np.append(expected, rare)
+    p_value = stats.chisquare(observed, expected * observed.sum() / expected.sum()).pvalue
+    assert p_value > SIGNIFICANT
+
+
+def rows(count, vocabulary=VOCABULARY):
+    torch.manual_seed(11)
+    return torch.randn(count, vocabulary) * 1.5
+
+
+def verify_many(logits, draft, *, seeds, position=50, parents=None, **options):
+    """The same request and draft for every seed; logits (draft + 1, vocabulary)."""
+    n = len(seeds)
+    if parents is not None:
+        options["parents"] = torch.tensor(parents).repeat(n)
+    return verify_sampled(
+        logits.repeat(n, 1),
+        torch.tensor(draft, dtype=torch.int32).repeat(n),
+        torch.arange(n + 1) * len(draft),
+        seeds=seeds,
+        positions=torch.full((n,), position),
+        **options,
+    )
+
+
+def in_chunks(*, first):
+    """All options, drawn over several small chunks and over one in turn.
+
+    A token without drafts and the one after some are drawn by the same code: what one test draws
+    over small chunks, the other draws over one.
+    """
+    sizes = itertools.cycle((8, 1024) if first == 8 else (1024, 8))
+    cases = [
+        pytest.param(options, size, id=f"{name}-{size}")
+        for (name, options), size in zip(OPTIONS.items(), sizes, strict=False)
+    ]
+    return pytest.mark.parametrize(("options", "chunk"), cases)
+
+
+@in_chunks(first=8)
+def test_without_drafts(options, chunk, monkeypatch):
+    monkeypatch.setattr(operands, "CHUNK", chunk)
+    logits = rows(1)
+    verified = verify_many(logits, [], seeds=torch.arange(N), **options)
+    counts = np.bincount(verified.token_ids[:, 0], minlength=VOCABULARY)
+    check_counts(counts, exact(logits[0], **options))
+
+
+@in_chunks(first=1024)
+def test_joint_distribution_of_accepted_and_last_token(options, chunk, monkeypatch):
+    monkeypatch.setattr(operands, "CHUNK", chunk)
+    logits = rows(3)
+    distributions = [exact(row, **options) for row in logits]
+    # A likely token, then a middling one, so that every outcome occurs.
+    draft = [int(distributions[0].argmax()), int(np.argsort(-distributions[1])[2])]
+    verified = verify_many(logits, draft, seeds=torch.arange(N) * 3 + 10**12, **options)
+    accepted = verified.lengths.long() - 1
+    last = verified.token_ids.gather(1, accepted[:, None])[:, 0]
+    counts = np.zeros((3, VOCABULARY))
+    np.add.at(counts, (accepted.numpy(), last.numpy()), 1)
+
+    joint, reached = np.zeros((3, VOCABULARY)), 1.0
+    for j, distribution in enumerate(distributions):
+        joint[j] = reached * distribution
+        if j < len(draft):
+            joint[j, draft[j]] = 0.0
+            reached *= distribution[draft[j]]
+    assert joint.sum() == pytest.approx(1)
+    check_counts(counts, joint)
+
+
+@pytest.mark.parametrize("options", [OPTIONS["plain"], OPTIONS["all"]], ids=["plain", "all"])
+def test_joint_distribution_of_path_and_last_token_of_a_tree(options):
+    logits = rows(6)
+    distributions = [exact(row, **options) for row in logits]
+    likely = [np.argsort(-distribution) for distribution in distributions]
+    # Two guesses after the text, two after the first of them, one after the second.
+    parents = [-1, -1, 0, 1, 0]
+    choices = [likely[0][0], likely[0][2], likely[1][1], likely[2][0], likely[1][0]]
+    draft = list(map(int, choices))
+    verified = verify_many(
+        logits, draft, parents=parents, seeds=torch.arange(N) * 7 - 10**9, **options
+    )
+    accepted = verified.lengths.long() - 1
+    last = verified.token_ids.gather(1, accepted[:, None])[:, 0]
+    # The largest index on a path is its last, since parents stand before their children.
+    slot = verified.path.amax(1) + 1
+    counts = np.zeros((6, VOCABULARY))
+    np.add.at(counts, (slot.numpy(), last.numpy()), 1)
+
+    joint, reached = np.zeros((6, VOCABULARY)), [1.0]
+    for node, (parent, token) in enumerate(zip(parents, draft, strict=True), 1):
+        reached.append(reached[parent + 1] * distributions[parent + 1][token])
+        joint[node] = reached[node] * distributions[node]
+    joint[0] = distributions[0]
+    for parent, token in zip(parents, draft, strict=True):
+        joint[parent + 1, token] = 0.0
+    assert joint.sum() == pytest.approx(1)
+    check_counts(counts, joint)
+    # The first token alone has the distribution of plain sampling.
+    check_counts(np.bincount(verified.token_ids[:, 0], minlength=VOCABULARY), distributions[0])
+
+
+def test_first_token_has_the_same_distribution_with_and_without_drafts():
+    logits = rows(2)
+    distribution = exact(logits[0])
+    for drafted in range(0, VOCABULARY, 5):
+        verified = verify_many(logits, [drafted], seeds=torch.arange(N) - N * drafted)
+        check_counts(np.bincount(verified.token_ids[:, 0], minlength=VOCABULARY), distribution)
+        accepted = int((verified.lengths == 2).sum())
+        assert stats.binomtest(accepted, N, distribution[drafted]).pvalue > SIGNIFICANT
+
+
+@pytest.mark.parametrize("options", [{}, {"top_p": 0.7}], ids=["plain", "top_p"])
+def test_chunks_of_a_real_vocabulary(options):
+    vocabulary, n, part = 2600, N if not options else 10_000, 2000
+    logits = rows(1, vocabulary)
+    counts = np.zeros(vocabulary)
+    for start in range(0, n, part):
+        verified = verify_many(logits, [], seeds=torch.arange(start, start + part), **options)
+        counts += np.bincount(verified.token_ids[:, 0], minlength=vocabulary)
+    check_counts(counts, exact(logits[0], **options))
+
+
+def test_noise_is_exponential_far_into_both_tails():
+    n = 2_000_000
+    noise = exponential_noise(torch.tensor([3]), torch.tensor([4]), torch.arange(n), stream=0)
+    assert stats.kstest(noise[0, :N].numpy(), "expon").pvalue > SIGNIFICANT
+    for limit in [2.0**-18, 2.0**-14, 2.0**-10, 2.0**-4]:
+        hits = int((noise < limit).sum())
+        assert stats.binomtest(hits, n, -np.expm1(-limit)).pvalue > SIGNIFICANT
+    for limit in [1.0, 4.0, 8.0, 12.0]:
+        hits = int((noise > limit).sum())
+        assert stats.binomtest(hits, n, np.exp(-limit)).pvalue > SIGNIFICANT
+
+
+def draws(seeds, positions, logits):
+    verified = verify_sampled(
+        logits.expand(len(seeds), -1),
+        torch.empty(0, dtype=torch.int32),
+        torch.zeros(len(seeds) + 1, dtype=torch.int32),
+        seeds=seeds,
+        positions=positions,
+    )
+    return verified.token_ids[:, 0].numpy()
+
+
+BASE = torch.arange(N)
+SAME = torch.zeros(N, dtype=torch.int64)
+
+
+# A column's noise does not depend on its chunk: each case has one size.
+@pytest.mark.parametrize(
+    ("seeds", "positions", "other_seeds", "other_positions", "chunk"),
+    [
+        (BASE, SAME, BASE, SAME + 1, 8),
+        (SAME, BASE, SAME, BASE + 1, 1024),
+        (BASE, SAME, BASE + 1, SAME, 8),
+        (BASE, SAME, BASE + 2**32, SAME, 1024),
+        (BASE, SAME, -BASE - 1, SAME, 8),
+        (BASE, SAME + 3, BASE, SAME + 3 + 2**32, 1024),
+        (BASE, SAME + 1, SAME + 1, BASE + 2, 8),
+    ],
+    ids=["next-position", "along-a-text", "next-seed", "high-seed", "minus", "far", "swapped"],
+)
+def test_pairs_of_draws_are_independent(
+    seeds, positions, other_seeds, other_positions, chunk, monkeypatch
+):
+    monkeypatch.setattr(operands, "CHUNK", chunk)
+    logits = rows(1, 20)
+    distribution = exact(logits[0])
+    pairs = np.zeros((20, 20))
+    np.add.at(
+        pairs,
+        (draws(seeds, positions, logits), draws(other_seeds, other_positions, logits)),
+        1,
+    )
+    check_counts(pairs, np.outer(distribution, distribution))
+
+
+def test_accepted_drafts_do_not_steer_what_follows():
+    # The token after an accepted draft has its row's distribution, whatever was accepted.
+    logits = rows(2)
+    distribution = exact(logits[1])
+    for drafted in (0, 7, 23):
+        verified = verify_many(logits, [drafted], seeds=torch.arange(N) + 5 * N)
+        followed = verified.token_ids[verified.lengths == 2, 1]
+        check_counts(np.bincount(followed, minlength=VOCABULARY), distribution)
+
+
+def test_cold_sampling_is_greedy():
+    logits = rows(4)
+    batch = (logits, torch.tensor([1, 2, 3]), torch.tensor([0, 3]))
+    greedy = verify_greedy(*batch)
+    for seed in range(20):
+        cold = verify_sampled(
+            *batch, temperature=1e-4, seeds=torch.tensor([seed]), positions=torch.tensor([0])
+        )
+        assert cold.tolist() == greedy.tolist()
