@@ -110,7 +110,7 @@ class Runner:
         )
 
     def execute_model(self, scheduler_output: Any) -> None:
-        """Begins a step. Here a proposer that was introduced hears which requests have finished."""
+        """Begins a step, of which a proposer that was introduced hears here."""
 
     def add(self, name: str, prompt: list[int]) -> None:
         """A request's first chunk is in this step."""
@@ -201,23 +201,26 @@ def replay(
     running: dict[str, _Running] = {}
     finished: list[str] = []
     while waiting or running:
-        proposer.begin(runner, finished)
         for name in finished:
             runner.remove(name)
         drafts = {name: each.draft for name, each in running.items() if each.done}
-        tokens = sum(1 + len(draft) for draft in drafts.values())
-        for each in running.values():
-            if not each.done:
-                tokens += each.prefill(STEP_TOKENS - tokens)
+        scheduled = {name: 1 + len(draft) for name, draft in drafts.items()}
+        tokens = sum(scheduled.values())
+        for name, each in running.items():
+            if not each.done and tokens < STEP_TOKENS:
+                scheduled[name] = each.prefill(STEP_TOKENS - tokens)
+                tokens += scheduled[name]
         arrived: list[str] = []
         while len(running) < rows and tokens < STEP_TOKENS:
             admitted = _admit(waiting, running)
             if admitted is None:
                 break
-            tokens += running[admitted].prefill(STEP_TOKENS - tokens)
+            scheduled[admitted] = running[admitted].prefill(STEP_TOKENS - tokens)
+            tokens += scheduled[admitted]
             runner.add(admitted, running[admitted].prompt)
             arrived.append(admitted)
         runner.settle(drafts)
+        proposer.begin(runner, finished, scheduled, drafts)
 
         counts.forwards += 1
         counts.seconds += STEP_SECONDS * (1 + token_cost * tokens)
@@ -245,7 +248,7 @@ def replay(
             else:
                 counts.drafted += len(draft)
         counts.requests += len(finished)
-    proposer.begin(runner, finished)
+    proposer.begin(runner, finished, {}, {})
     for name in finished:
         runner.remove(name)
     runner.settle({})
@@ -300,8 +303,10 @@ class Proposer:
         module, _, name = CLASSES[drafter].rpartition(".")
         kind = getattr(importlib.import_module(module), name)
         if drafter in FASTDRAFT:
-            # It measures the steps, by this clock.
-            vars(sys.modules[kind.__module__])["time"] = SimpleNamespace(perf_counter=clock)
+            # It measures the steps, by this clock, and no log-probabilities, without the device.
+            names = vars(sys.modules[kind.__module__])
+            names["time"] = SimpleNamespace(perf_counter=clock)
+            names["seconds_of_a_line"] = lambda *_: 0.0
         self.ns = 0
         self._drafter = drafter
         self._tokens = config.speculative_config.num_speculative_tokens
@@ -310,10 +315,22 @@ class Proposer:
             # As the entry point does.
             self._proposer.attach(runner)
 
-    def begin(self, runner: Runner, finished: list[str]) -> None:
-        """Before a step's forward: the runner knows which requests have finished."""
+    def begin(
+        self,
+        runner: Runner,
+        finished: list[str],
+        scheduled: dict[str, int],
+        drafts: dict[str, list[int]],
+    ) -> None:
+        """Before a step's forward: tells which requests have finished, the tokens of the others in
+        it, and the drafts among them."""
+        output = SimpleNamespace(
+            finished_req_ids=finished,
+            num_scheduled_tokens=scheduled,
+            scheduled_spec_decode_tokens=drafts,
+        )
         started = time.perf_counter_ns()
-        runner.execute_model(SimpleNamespace(finished_req_ids=finished))
+        runner.execute_model(output)
         self.ns += time.perf_counter_ns() - started
 
     def propose(self, batch: Any, sampled: list[list[int]]) -> list[list[int]]:
