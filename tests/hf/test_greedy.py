@@ -7,11 +7,9 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from transformers import LogitsProcessor, LogitsProcessorList
 
 from fastdraft import DraftConfig
 from hf_models import (
-    EOS,
     FAMILIES,
     VOCABULARY,
     Forester,
@@ -127,51 +125,6 @@ def test_nothing_is_placed_behind_the_last_position(family: str, hidden: int) ->
     plain_tokens(model, inputs, **options)
     charge_in_steps(model, 6)
     assert_decodes(model, inputs, every=5, exact=True, **options)
-
-
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"repetition_penalty": 1.3},
-        {"no_repeat_ngram_size": 3},
-        {"min_new_tokens": 20},
-        {"bad_words_ids": [[5], [7, 9], [11, 12, 13]]},
-        {"forced_eos_token_id": EOS},
-        {"suppress_tokens": [4, 5, 6], "repetition_penalty": 0.8},
-        {"eos_token_id": [EOS, 17, 23, 60, 61, 62]},
-        {"sequence_bias": [[[10], 4.0], [[11, 12], -3.0]]},
-        {"exponential_decay_length_penalty": (5, 1.2)},
-    ],
-    ids=lambda options: "-".join(options),
-)
-def test_logits_processors(llama: Any, rows: int, options: dict[str, Any]) -> None:
-    inputs = repetitive_batch(rows, seed=3)
-    assert_decodes(llama, inputs, every=5, exact=True, max_new_tokens=NEW, **options)
-
-
-class _ByRow(LogitsProcessor):
-    """Forbids each row another token, so it must be called with every row at its place."""
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        scores = scores.clone()
-        for row, text in enumerate(input_ids.tolist()):
-            scores[row, (3 + row + text[-1]) % VOCABULARY] = -torch.inf
-        return scores
-
-
-def test_processors_may_look_at_the_index_of_a_row(llama: Any) -> None:
-    inputs = repetitive_batch(3)
-    options = {"logits_processor": LogitsProcessorList([_ByRow()]), "max_new_tokens": NEW}
-    assert_decodes(llama, inputs, "found", **options)
-
-
-def test_prefix_allowed_tokens(llama: Any) -> None:
-    def allowed(row: int, text: torch.Tensor) -> list[int]:
-        return [token for token in range(VOCABULARY) if (token + row + len(text)) % 3]
-
-    options = {"prefix_allowed_tokens_fn": allowed, "max_new_tokens": NEW}
-    assert assert_decodes(llama, repetitive_batch(3), "found", **options).output.stats.drafted > 0
 
 
 def test_max_length_counts_the_prompt(llama: Any) -> None:

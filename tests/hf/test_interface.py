@@ -591,37 +591,6 @@ def test_the_callers_cache_for_a_batch_is_refused(model: Any) -> None:
         hf.generate(model, **inputs, max_new_tokens=4, **{CACHE: cache})
 
 
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        (
-            transformers.MambaConfig(vocab_size=97, hidden_size=16, num_hidden_layers=1),
-            "recurrent state cannot take back",
-        ),
-        (
-            transformers.T5Config(
-                vocab_size=97, d_model=16, d_ff=16, num_layers=1, num_heads=2, d_kv=8
-            ),
-            "decoder-only, got the encoder-decoder T5ForConditionalGeneration",
-        ),
-    ],
-    ids=["mamba", "t5"],
-)
-def test_models_that_cannot_take_back_tokens_are_refused(config: Any, message: str) -> None:
-    automatic = (
-        transformers.AutoModelForSeq2SeqLM
-        if config.is_encoder_decoder
-        else transformers.AutoModelForCausalLM
-    )
-    model = automatic.from_config(config).eval()
-    forwards = []
-    for module in model.modules():
-        module.register_forward_hook(lambda *_: forwards.append(1))
-    with pytest.raises(InvalidValueError, match=message):
-        hf.generate(model, torch.tensor([[3, 4, 5]]), max_new_tokens=4)
-    assert not forwards
-
-
 def test_batches_of_models_that_take_no_positions_are_refused() -> None:
     config = transformers.BartConfig(
         vocab_size=97,
@@ -637,30 +606,6 @@ def test_batches_of_models_that_take_no_positions_are_refused() -> None:
     assert_decodes(model, {"input_ids": ids}, exact=True, **options)
     with pytest.raises(InvalidValueError, match="takes position_ids, got BartForCausalLM"):
         hf.generate(model, ids.repeat(2, 1), **options)
-
-
-def test_hybrid_models_are_refused_inside_generate() -> None:
-    config = transformers.Qwen3NextConfig(
-        vocab_size=97,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        layer_types=["linear_attention", "full_attention"],
-        num_experts=2,
-        num_experts_per_tok=1,
-        moe_intermediate_size=8,
-        shared_expert_intermediate_size=8,
-        linear_num_key_heads=1,
-        linear_num_value_heads=1,
-        linear_key_head_dim=8,
-        linear_value_head_dim=8,
-    )
-    model = transformers.AutoModelForCausalLM.from_config(config).eval()
-    with pytest.raises(InvalidValueError, match="take back a rejected token"):
-        model.generate(torch.tensor([[3, 4, 5]]), max_new_tokens=4, custom_generate=hf.speculate())
 
 
 def test_changing_rotary_embeddings_are_refused_beyond_their_range() -> None:

@@ -17,6 +17,8 @@ from transformers.generation import logits_process as stock
 from fastdraft import hf
 from fastdraft.drafters import AssistantModel
 from hf_models import (
+    EOS,
+    VOCABULARY,
     Forester,
     Generous,
     assert_decodes,
@@ -46,6 +48,51 @@ def _check(model: Any, rows: int, **options: Any) -> None:
     assert output.stats.accepted > 0
     for ours, theirs in zip(output.scores, expected.scores, strict=True):
         torch.testing.assert_close(ours.double(), theirs.double(), rtol=1e-5, atol=1e-5)
+
+
+class _OfRows(LogitsProcessor):
+    """Favours a token of each row's own, so it must be called with every row at its place."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        scores = scores.clone()
+        for row, text in enumerate(input_ids.tolist()):
+            scores[row, (3 + row + sum(text[-4:])) % VOCABULARY] += 20.0
+        return scores
+
+
+def _two_thirds(row: int, text: torch.Tensor) -> list[int]:
+    return [token for token in range(VOCABULARY) if (token + row + len(text)) % 3]
+
+
+@pytest.mark.parametrize("drafts", ["predicted", "trees"])
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"repetition_penalty": 1.3},
+        {"no_repeat_ngram_size": 2},
+        {"no_repeat_ngram_size": 3},
+        {"min_new_tokens": 20},
+        {"bad_words_ids": [[5], [7, 9], [11, 12, 13]]},
+        {"forced_eos_token_id": EOS},
+        {"suppress_tokens": [4, 5, 6], "repetition_penalty": 0.8},
+        {"eos_token_id": [EOS, 17, 23, 60, 61, 62]},
+        {"sequence_bias": [[[10], 4.0], [[11, 12], -3.0]], "suppress_tokens": [7]},
+        {"exponential_decay_length_penalty": (5, 1.2)},
+        {"logits_processor": LogitsProcessorList([_OfRows()])},
+        {"prefix_allowed_tokens_fn": _two_thirds},
+    ],
+    ids=lambda options: "-".join(options),
+)
+def test_processors_see_the_tokens_that_lead_to_a_place(
+    llama: Any, rows: int, options: dict[str, Any], drafts: str
+) -> None:
+    inputs = repetitive_batch(rows, seed=3)
+    found = assert_decodes(
+        llama, inputs, drafts, every=5, exact=True, **{"max_new_tokens": 48, **options}
+    )
+    if drafts == "trees":
+        assert found.drafter.moved > 0
 
 
 class _ReadsText(LogitsProcessor):

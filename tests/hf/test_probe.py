@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -138,71 +139,82 @@ def test_windows_that_the_cache_alone_keeps_are_refused_beyond_them() -> None:
     assert_decodes(model, inputs, "found", exact=True, **within)
 
 
-@pytest.mark.parametrize(
-    ("model", "config"),
-    [
-        (
-            transformers.OpenAIGPTLMHeadModel,
-            transformers.OpenAIGPTConfig(vocab_size=VOCABULARY, n_embd=16, n_layer=1, n_head=2),
-        ),
-        (
-            transformers.XLMWithLMHeadModel,
-            transformers.XLMConfig(
-                vocab_size=VOCABULARY, emb_dim=16, n_layers=1, n_heads=2, mask_token_id=5
-            ),
-        ),
-    ],
-)
-def test_models_that_take_no_cache_are_refused_unasked(model: Any, config: Any) -> None:
-    model = drawn(model, config)
-    message = "the cache that it is given"
-    with _widths(model) as widths, pytest.raises(InvalidValueError, match=message):
-        hf.generate(model, **repetitive_batch(1), **OPTIONS)
-    assert not widths
+_PROPHET: dict[str, Any] = {
+    "hidden_size": 16,
+    "num_decoder_layers": 1,
+    "num_decoder_attention_heads": 2,
+    "decoder_ffn_dim": 16,
+    "is_encoder_decoder": False,
+    "is_decoder": True,
+    "pad_token_id": 0,
+}
+_CPM_ANT = {"hidden_size": 16, "num_attention_heads": 2, "dim_head": 8, "dim_ff": 16}
+_LINEAR: dict[str, Any] = {
+    **{f"linear_num_{each}_heads": 1 for each in ("key", "value")},
+    **{f"linear_{each}_head_dim": 8 for each in ("key", "value")},
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 8),
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "head_dim": 8,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "num_experts": 2,
+    "num_experts_per_tok": 1,
+    "layer_types": ["linear_attention", "full_attention"],
+}
+# By class: sizes, the reason, and whether the model has to be asked.
+_REFUSED: dict[str, tuple[dict[str, Any], str, bool]] = {
+    "OpenAIGPTLMHeadModel": (
+        {"n_embd": 16, "n_layer": 1, "n_head": 2},
+        r"the cache that it is given.* got OpenAIGPTLMHeadModel",
+        False,
+    ),
+    "XLMWithLMHeadModel": (
+        {"emb_dim": 16, "n_layers": 1, "n_heads": 2, "mask_token_id": 5},
+        "the cache that it is given",
+        False,
+    ),
+    "ProphetNetForCausalLM": (
+        _PROPHET,
+        "must run on several tokens behind its cache, got ProphetNetForCausalLM, which fails",
+        True,
+    ),
+    "CpmAntForCausalLM": (
+        {**_CPM_ANT, "num_hidden_layers": 1, "prompt_length": 4},
+        "got CpmAntForCausalLM",
+        True,
+    ),
+    "MambaForCausalLM": (
+        {"hidden_size": 16, "num_hidden_layers": 1},
+        "recurrent state cannot take back",
+        False,
+    ),
+    "T5ForConditionalGeneration": (
+        {"d_model": 16, "d_ff": 16, "num_layers": 1, "num_heads": 2, "decoder_start_token_id": 0},
+        "decoder-only, got the encoder-decoder T5ForConditionalGeneration",
+        False,
+    ),
+    "Qwen3NextForCausalLM": (_LINEAR, "take back a rejected token", False),
+}
 
 
-@pytest.mark.parametrize(
-    ("model", "config", "message"),
-    [
-        (
-            transformers.ProphetNetForCausalLM,
-            transformers.ProphetNetConfig(
-                vocab_size=VOCABULARY,
-                hidden_size=16,
-                num_decoder_layers=1,
-                num_decoder_attention_heads=2,
-                decoder_ffn_dim=16,
-                is_encoder_decoder=False,
-                is_decoder=True,
-                pad_token_id=0,
-            ),
-            "must run on several tokens behind its cache, got ProphetNetForCausalLM, which fails",
-        ),
-        (
-            transformers.CpmAntForCausalLM,
-            transformers.CpmAntConfig(
-                vocab_size=VOCABULARY,
-                hidden_size=16,
-                num_attention_heads=2,
-                dim_head=8,
-                dim_ff=16,
-                num_hidden_layers=1,
-                prompt_length=4,
-            ),
-            "got CpmAntForCausalLM",
-        ),
-    ],
-    ids=["prophetnet", "cpmant"],
-)
-def test_models_that_take_one_token_at_a_time_are_refused(
-    model: Any, config: Any, message: str
-) -> None:
-    model = drawn(model, config).double()
-    inputs = repetitive_batch(1)
-    model.generate(**inputs, **OPTIONS)
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("name", _REFUSED)
+def test_models_that_cannot_verify_drafts_are_refused(name: str, inside: bool) -> None:
+    sizes, message, is_asked = _REFUSED[name]
+    kind = getattr(transformers, name)
+    model = drawn(kind, kind.config_class(vocab_size=VOCABULARY, **sizes)).double()
+    inputs: dict[str, Any] = {**repetitive_batch(1), **OPTIONS}
+    if is_asked:
+        model.generate(**inputs)
+    decode = functools.partial(hf.generate, model)
+    if inside:
+        decode = functools.partial(model.generate, custom_generate=hf.speculate())
     with _widths(model) as widths, pytest.raises(InvalidValueError, match=message):
-        hf.generate(model, **inputs, **OPTIONS)
-    assert len(widths) <= 1
+        decode(**inputs)
+    # transformers runs an encoder before it decodes.
+    assert len(widths) <= (is_asked or (inside and name.startswith("T5")))
 
 
 def test_text_without_pictures_decodes_with_cross_attention_left_out() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList
+from transformers import DynamicCache
 
 from fastdraft import DraftConfig, Engine, hf
 from fastdraft.errors import InvalidValueError
@@ -73,46 +73,6 @@ def test_a_tree_is_verified_in_one_forward(llama: Any) -> None:
     finally:
         handle.remove()
     assert len(forwards) == output.stats.steps < NEW * 2 / 3
-
-
-class _ByRow(LogitsProcessor):
-    """Forbids each row another token, so it must be called with every row at its place."""
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        scores = scores.clone()
-        for row, text in enumerate(input_ids.tolist()):
-            scores[row, (3 + row + sum(text[-4:])) % VOCABULARY] += 20.0
-        return scores
-
-
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"repetition_penalty": 1.3},
-        {"no_repeat_ngram_size": 2},
-        {"suppress_tokens": [4, 5, 6]},
-        {"sequence_bias": [[[10], 4.0], [[11, 12], -3.0]], "suppress_tokens": [7]},
-        {"logits_processor": LogitsProcessorList([_ByRow()])},
-        {
-            "prefix_allowed_tokens_fn": lambda row, text: [
-                token for token in range(VOCABULARY) if (token + row + len(text)) % 3
-            ]
-        },
-    ],
-    ids=lambda options: "-".join(options),
-)
-def test_processors_see_the_tokens_that_lead_to_a_node(
-    llama: Any, rows: int, options: dict[str, Any]
-) -> None:
-    inputs = repetitive_batch(rows, seed=3)
-    options = {"max_new_tokens": NEW, "eos_token_id": None, **options}
-    forester = assert_decodes(llama, inputs, "trees", exact=True, **options).drafter
-    if rows > 1 and not options.keys().isdisjoint(("logits_processor", "prefix_allowed_tokens_fn")):
-        # Rows go on together, so a step ends where the first of them leaves its tree.
-        assert forester.moved > 0
-        return
-    forester.assert_was_a_forest(rows)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])

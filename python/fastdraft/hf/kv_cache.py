@@ -16,7 +16,7 @@ DynamicCache, which copies itself whole at every step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import sub
 from typing import Any, Final, NamedTuple
@@ -239,7 +239,7 @@ class _GrowingLayer(RowLayer):  # type: ignore[no-untyped-call]
 class RaggedCache(Cache):
     """A cache whose rows have lengths of their own: what `RowCache` and `StaticRowCache` share.
 
-    Before each forward `planned` makes numbers, and `prepare` gets them on the device.
+    Before each forward `planned` makes numbers, and `prepare` takes them on the device.
 
     Attributes:
         frames: What the next forward sees of the layers, by their windows.
@@ -377,9 +377,8 @@ class RowCache(RaggedCache):
             state.prepare(lengths, floors or lengths)
         return numbers
 
-    def prepare(self, numbers: Sequence[torch.Tensor]) -> None:
-        """Says where the next forward writes: the numbers of `planned`, on the device."""
-        sent = iter(numbers)
+    def prepare(self, sent: Iterator[torch.Tensor]) -> None:
+        """Says where the next forward writes: takes the numbers of `planned`, on the device."""
         for layers in self._windows.values():
             if layers[0].plan.places is not None:
                 layers[0].plan.places = next(sent)

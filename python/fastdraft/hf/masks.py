@@ -8,7 +8,7 @@ own mask, and its fast paths stay open. Otherwise the mask is made here, in the 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -131,7 +131,7 @@ class Masks:
         *,
         frames: Mapping[int | None, Frame],
         trees: NDArray[np.bool_] | None = None,
-    ) -> tuple[list[NDArray[Any]], Callable[[Sequence[torch.Tensor]], Mask]]:
+    ) -> tuple[list[NDArray[Any]], Callable[[Iterator[torch.Tensor]], Mask]]:
         """Plans the mask of a forward.
 
         Args:
@@ -143,9 +143,9 @@ class Masks:
             trees: As in `FlatDrafts.sees`; `None` where each new token sees those before it.
 
         Returns:
-            Numbers of the host, and what makes of them on the device (rows, 1, width, columns),
-            True or 0 where a query may look; a dict of these by layer type when the layers differ;
-            `None` when the model's own mask is right.
+            Numbers of the host, and what takes them on the device and makes (rows, 1, width,
+            columns) of them, True or 0 where a query may look; a dict of these by layer type when
+            the layers differ; `None` when the model's own mask is right.
         """
         needs_none = not self._is_fixed and trees is None and self.visible is None
         if needs_none and _are_alike(lengths, frames):
@@ -166,7 +166,7 @@ class Masks:
             if trees is not None and window is not None and window < width:
                 near = trees & (depths[:, :, None] - depths[:, None] < window)
             if self.by_lengths:
-                # `seen` of `fastdraft.kernels.reference.attention`: new tokens as bits.
+                # `seen` of `fastdraft.kernels.attention`: new tokens as bits.
                 bits = near @ (1 << np.arange(width))
                 numbers.append(np.stack(np.broadcast_arrays(starts, oldest, bits), -1)[:, None])
                 continue
@@ -188,14 +188,13 @@ class Masks:
             sights.append(sight)
             numbers += [each for each in sight[1:] if each is not None]
         if self.by_lengths:
-            return numbers, self._by_kind
+            return numbers, lambda sent: self._by_kind([next(sent) for _ in self._windows])
         if self._holes is not None:
             numbers.append(self._holes[list(rows), None, None])
         return numbers, functools.partial(self._made, sights)
 
-    def _made(self, sights: Sequence[_Sight], numbers: Sequence[torch.Tensor]) -> Mask:
-        """The mask of what was planned, its numbers on the device."""
-        sent = iter(numbers)
+    def _made(self, sights: Sequence[_Sight], sent: Iterator[torch.Tensor]) -> Mask:
+        """The mask of what was planned."""
         there = [
             _Sight(sight.frame, *(each if each is None else next(sent) for each in sight[1:]))
             for sight in sights
@@ -243,8 +242,10 @@ class Masks:
 
 def _are_alike(lengths: Sequence[int], frames: Mapping[int | None, Frame]) -> bool:
     """Whether all rows hold the same tokens in the same columns."""
+    if len(lengths) == 1:
+        return True
     numbers = [lengths, *(frame.firsts for frame in frames.values())]
-    return len(lengths) == 1 or all(min(each) == max(each) for each in numbers)
+    return all(min(each) == max(each) for each in numbers)
 
 
 def _frame_of(

@@ -240,10 +240,11 @@ class StaticRowCache(RaggedCache):
             numbers.append(self.frames[window].columns_of(tokens))
         return numbers
 
-    def prepare(self, numbers: Sequence[torch.Tensor]) -> None:
+    def prepare(self, sent: Iterator[torch.Tensor]) -> None:
         """As `RowCache.prepare`."""
-        longest, *columns = numbers
-        for places, at in zip(self._places.values(), columns, strict=True):
+        longest = next(sent)
+        for places in self._places.values():
+            at = next(sent)
             if places.rows is None or len(places.rows) != len(at):
                 places.rows = torch.arange(len(at), device=at.device)[:, None]
                 torch._dynamo.mark_static(places.rows)

@@ -204,19 +204,20 @@ class CachedModel:
         is_cut = columns is not None and len(columns) < width
         if is_cut:
             arrays.append(columns)
-        sent = on_device(self.device, *arrays)
-        ids, numbers = sent[0], sent[1:]
-        self.cache.prepare(numbers[: len(written)])
-        kwargs = dict(self.kwargs)
-        kwargs["attention_mask"] = mask_of(numbers[len(written) : len(written) + len(seen)])
+        sent = iter(on_device(self.device, *arrays))
+        # Each takes its own from `sent`, in the order of `arrays`.
+        ids = next(sent)
+        self.cache.prepare(sent)
+        kwargs = {**self.kwargs, "attention_mask": mask_of(sent)}
         if self._first is not None:
-            kwargs["position_ids"] = numbers[len(written) + len(seen)]
+            kwargs["position_ids"] = next(sent)
+        kept = next(sent) if is_cut else width
         if "logits_to_keep" in kwargs:
-            kwargs["logits_to_keep"] = sent[-1] if is_cut else width
+            kwargs["logits_to_keep"] = kept
         logits = self._called(self._inputs(ids, kwargs))
         if is_cut and logits.shape[1] == width:
             # A model that cannot choose gives all.
-            logits = logits[:, sent[-1].to(logits.device)]
+            logits = logits[:, kept.to(logits.device)]
         return logits
 
     def _called(self, inputs: dict[str, Any]) -> torch.Tensor:
