@@ -198,7 +198,7 @@ plots: $(VENV)/.bench ## Draw the documentation's images from the committed resu
 	fastdraft replay --sample --show edit-1 --svg docs/images/coloured-answer.svg > /dev/null
 	python bench/plots.py
 
-# On a GPU: LIVE="--model MODEL".
+# On a CPU; bench/serving.py has what fits a GPU by default.
 LIVE ?= --rows 1 4 16 --prompt-tokens 256 --new-tokens 64 --workloads recorded \
   --serve "--dtype float32 --enforce-eager --distributed-executor-backend uni"
 bench-serving: build/hosts/vllm/.ready build/dist/.stamp $(VENV)/.bench ## Measure drafters in vLLM's loop on DATA

@@ -28,7 +28,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
 import harness
-from fastdraft.kernels import fused, reference
+from fastdraft.kernels import attention
 from harness import Row
 from verification import COLD, copy_bandwidth, eager_us, graph_us
 
@@ -88,18 +88,12 @@ class Operands:
 
 
 def by_lengths(operands: Operands) -> Call:
-    return functools.partial(
-        fused.cached_attention,
-        operands.query,
-        operands.keys,
-        operands.values,
-        operands.seen,
-        scale=operands.scale,
-    )
+    attended = attention.Operands(operands.query, operands.keys, operands.values, operands.scale)
+    return functools.partial(attention.launch, attended, operands.seen)
 
 
 def masked(operands: Operands) -> Call:
-    mask = reference.visible_columns(operands.seen, operands.keys.shape[2])
+    mask = attention.visible_columns(operands.seen, operands.keys.shape[2])
     group = operands.query.shape[1] // operands.keys.shape[1]
 
     def call() -> Tensor:
@@ -165,11 +159,8 @@ def exact(operands: Operands) -> Tensor:
         query, keys, values = (
             tensor[each].double() for tensor in (operands.query, operands.keys, operands.values)
         )
-        found.append(
-            reference.cached_attention(
-                query, keys, values, operands.seen[each], scale=operands.scale
-            )
-        )
+        attended = attention.Operands(query, keys, values, operands.scale)
+        found.append(attention.plain(attended, operands.seen[each]))
     return torch.cat(found)
 
 

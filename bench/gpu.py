@@ -117,7 +117,7 @@ PARTS = (
     Part(
         "sanitizers",
         "Sanitizers",
-        ("verification.py", "--sanitize", "--quick"),
+        ("verification.py", "--sanitize"),
         120,
         None,
         needs="compute-sanitizer",

@@ -348,16 +348,18 @@ def main() -> None:
     def store() -> Datastore:
         return Datastore(max_bytes=options.memory_bytes)
 
+    ways: dict[str, Callable[[int], Run]] = {
+        "": replicas,
+        ", by prompt": lambda number: replicas(number, spread=SPREAD),
+        ", shared": lambda number: replicas(number, shared="epochs"),
+        ", one memory": lambda number: replicas(number, shared="all"),
+    }
     sides: dict[str, Run] = {
         "own text": after(Fastdraft),
         "+ siblings": after(lambda: Fastdraft(store()), warm=False),
         "+ epoch before": after(lambda: Fastdraft(store())),
         "Arctic, same memory": after(Arctic),
-        "8 replicas": replicas(8),
-        "8 replicas, shared": replicas(8, shared="epochs"),
-        "8 replicas, by prompt": replicas(8, spread=SPREAD),
-        "8 replicas, by prompt, shared": replicas(8, spread=SPREAD, shared="epochs"),
-        "8 replicas, one memory": replicas(8, shared="all"),
+        **{f"{count} replicas{how}": run(count) for count in (2, 8) for how, run in ways.items()},
         "half of the memory": half(None),
         "half, 2 of each prompt": half(2),
     }

@@ -61,7 +61,7 @@ FIGURES = (
 """vLLM's names, but for the last two: tokens of a request in each step after its first, and tokens
 by the processor time of the server's processes, which other processes disturb less."""
 TEMPLATE = 128  # tokens that a chat template may add
-WARM_UP = 4  # requests
+WARM_UP = 8  # requests, of which some are to be drafted for: what is compiled then takes long
 
 Place = tuple[str, int]
 """A workload and the number of requests at once."""
@@ -184,7 +184,7 @@ def measure(families: Mapping[str, Sequence[Record]], options: argparse.Namespac
             first = run % len(names)
             for name in names[first:] + names[:first]:
                 with serving(methods[name], folder, options) as server:
-                    drive(server, *warm_up, "--output-len", 8)
+                    drive(server, *warm_up, "--output-len", options.new_tokens)
                     for place in places:
                         lengths = "--output-len", options.new_tokens, "--max-concurrency", place[1]
                         found = drive(server, *chosen[run, place], *lengths)

@@ -41,19 +41,17 @@ STEP_TOKENS = 8192  # the most in one forward
 
 Call = tuple[int, int, bool]
 
+FASTDRAFT = ("fastdraft", "told")
+"""The latter is told the step cost, and need not measure it."""
 CLASSES = {
     "ngram": "vllm.v1.spec_decode.ngram_proposer.NgramProposer",
     "suffix": "vllm.v1.spec_decode.suffix_decoding.SuffixDecodingProposer",
-    "fastdraft": "fastdraft.serving.vllm.FastdraftProposer",
-    "told": "fastdraft.serving.vllm.FastdraftProposer",
+    **dict.fromkeys(FASTDRAFT, "fastdraft.serving.vllm.FastdraftProposer"),
 }
-"""The proposers. "told" is fastdraft that is told the step cost, and need not measure it."""
-FASTDRAFT = ("fastdraft", "told")
 SPECULATIVE: dict[str, dict[str, Any]] = {
     "ngram": {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 5},
     "suffix": {"method": "suffix"},
-    "fastdraft": {"method": "custom_class", "model": CLASSES["fastdraft"]},
-    "told": {"method": "custom_class", "model": CLASSES["told"]},
+    **{name: {"method": "custom_class", "model": CLASSES[name]} for name in FASTDRAFT},
 }
 """vLLM's `speculative_config` of each drafter, but for `num_speculative_tokens`."""
 
@@ -110,7 +108,7 @@ class Runner:
         )
 
     def execute_model(self, scheduler_output: Any) -> None:
-        """Begins a step. Here a proposer that was introduced hears which requests have finished."""
+        """Begins a step, of which a proposer that was introduced hears here."""
 
     def add(self, name: str, prompt: list[int]) -> None:
         """A request's first chunk is in this step."""
@@ -201,23 +199,26 @@ def replay(
     running: dict[str, _Running] = {}
     finished: list[str] = []
     while waiting or running:
-        proposer.begin(runner, finished)
         for name in finished:
             runner.remove(name)
         drafts = {name: each.draft for name, each in running.items() if each.done}
-        tokens = sum(1 + len(draft) for draft in drafts.values())
-        for each in running.values():
-            if not each.done:
-                tokens += each.prefill(STEP_TOKENS - tokens)
+        scheduled = {name: 1 + len(draft) for name, draft in drafts.items()}
+        tokens = sum(scheduled.values())
+        for name, each in running.items():
+            if not each.done and tokens < STEP_TOKENS:
+                scheduled[name] = each.prefill(STEP_TOKENS - tokens)
+                tokens += scheduled[name]
         arrived: list[str] = []
         while len(running) < rows and tokens < STEP_TOKENS:
             admitted = _admit(waiting, running)
             if admitted is None:
                 break
-            tokens += running[admitted].prefill(STEP_TOKENS - tokens)
+            scheduled[admitted] = running[admitted].prefill(STEP_TOKENS - tokens)
+            tokens += scheduled[admitted]
             runner.add(admitted, running[admitted].prompt)
             arrived.append(admitted)
         runner.settle(drafts)
+        proposer.begin(runner, finished, scheduled, drafts)
 
         counts.forwards += 1
         counts.seconds += STEP_SECONDS * (1 + token_cost * tokens)
@@ -245,7 +246,7 @@ def replay(
             else:
                 counts.drafted += len(draft)
         counts.requests += len(finished)
-    proposer.begin(runner, finished)
+    proposer.begin(runner, finished, {}, {})
     for name in finished:
         runner.remove(name)
     runner.settle({})
@@ -300,8 +301,10 @@ class Proposer:
         module, _, name = CLASSES[drafter].rpartition(".")
         kind = getattr(importlib.import_module(module), name)
         if drafter in FASTDRAFT:
-            # It measures the steps, by this clock.
-            vars(sys.modules[kind.__module__])["time"] = SimpleNamespace(perf_counter=clock)
+            # It measures the steps, by this clock, and no log-probabilities, without the device.
+            names = vars(sys.modules[kind.__module__])
+            names["time"] = SimpleNamespace(perf_counter=clock)
+            names["seconds_of_a_line"] = lambda *_: 0.0
         self.ns = 0
         self._drafter = drafter
         self._tokens = config.speculative_config.num_speculative_tokens
@@ -310,10 +313,12 @@ class Proposer:
             # As the entry point does.
             self._proposer.attach(runner)
 
-    def begin(self, runner: Runner, finished: list[str]) -> None:
-        """Before a step's forward: the runner knows which requests have finished."""
+    def begin(self, runner: Runner, finished: list[str], *others: Mapping[str, Any]) -> None:
+        """Before a step's forward: which requests have finished, the others' tokens and drafts."""
+        names = ("num_scheduled_tokens", "scheduled_spec_decode_tokens")
+        output = SimpleNamespace(finished_req_ids=finished, **dict(zip(names, others, strict=True)))
         started = time.perf_counter_ns()
-        runner.execute_model(SimpleNamespace(finished_req_ids=finished))
+        runner.execute_model(output)
         self.ns += time.perf_counter_ns() - started
 
     def propose(self, batch: Any, sampled: list[list[int]]) -> list[list[int]]:

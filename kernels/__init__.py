@@ -1,6 +1,6 @@
 """Verification on tensors: what a target model's logits make of a draft; and drafts on a device.
 
-`fastdraft.kernels.reference` defines every operation in plain PyTorch. The modules here know numpy
-and torch alone, never the rest of fastdraft; `fastdraft.verification` and `fastdraft.alignment` are
-the checked entries to them.
+An operation is a file: its plain version, which defines it and runs on a CPU, above its Triton
+kernel and the launcher of that. The modules here know numpy, torch and Triton alone, never the rest
+of fastdraft; `fastdraft.verification` and `fastdraft.alignment` are the checked entries to them.
 """

@@ -1,4 +1,4 @@
-"""What verification takes and gives, and the operations that reference and fused kernels share.
+"""What operations take and give, whether a plain version or a kernel runs.
 
 The public functions in `fastdraft.verification` make these from what a caller passes and check
 them once. Everything below takes them whole, and trusts them.
@@ -7,13 +7,16 @@ them once. Everything below takes them whole, and trusts them.
 from __future__ import annotations
 
 from enum import IntFlag
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
     from fastdraft.kernels.workspace import Workspace
+
+CHUNK: Final = 1024
+"""How many consecutive tokens the random contract draws together: see `sampled`."""
 
 
 class Batch(NamedTuple):
@@ -31,7 +34,7 @@ class Batch(NamedTuple):
     allowed: int32 (rows, ceil(vocabulary / 32)), of any row stride: bit t % 32 of word t // 32 is 1
         where token t may come; None where all tokens may.
     logprobs, raw_logprobs: whether the result has them.
-    workspace: the memory that fused kernels use; None for new memory. The reference ignores it.
+    workspace: the memory that kernels use; None for new memory. Plain versions ignore it.
     likeliest: how many of each row's likeliest tokens the result has; 0 for none.
     """
 
@@ -129,7 +132,7 @@ class Likeliest(NamedTuple):
 
 
 class Verified(NamedTuple):
-    """What a verification emitted, on the logits' device. Fused kernels write it in this form.
+    """What a verification emitted, on the logits' device. Kernels write it in this form.
 
     token_ids: int32 (requests, max_draft + 1), accepted tokens, then the recovered or bonus token,
         then -1.
@@ -241,6 +244,28 @@ class Head(NamedTuple):
     first: Tensor
 
 
+class Alignment(NamedTuple):
+    """A batch to draft for.
+
+    idx_mapping: integer (rows,), each row's place in `texts` and `trees`; a row whose place is
+        outside drafts nothing, and is padded with 0 where `padding` is None.
+    num_sampled: integer (rows,), the tokens that each row has just emitted; one with 0 drafts
+        nothing.
+    vocabulary: a draft ends before the first token outside [0, vocabulary).
+    padding: what stands after each draft's end; None for the text's last token.
+    head: the drafts of a head, of which a row takes the better one; None without a head.
+    """
+
+    texts: Texts
+    trees: Trees
+    idx_mapping: Tensor
+    num_sampled: Tensor
+    scan: Scan
+    vocabulary: int
+    padding: int | None
+    head: Head | None = None
+
+
 class Aligned(NamedTuple):
     """The drafts of a batch.
 
@@ -250,10 +275,10 @@ class Aligned(NamedTuple):
     counts: int32 (rows,), the tokens of each draft.
     ends: int32 (rows, 3 + n), contiguous: what a host that computes continuations has to know of
         each row. How many tokens it has just emitted, the length of its text, the tokens of its
-        draft, and the text's last n tokens, -1 where the text is shorter. With a `Head`, int32
-        (rows, 4 + 2 * lookahead + n): before the last n tokens also the bin of its `first`, -1
-        where the drafts do not differ, its draft, and the aligned one, -1 after that one's end. The
-        tokens of the draft are 0 where the head's is taken.
+        draft, and the text's last n tokens, -1 where the text is shorter. With a `Head`, before
+        these last ones `width_beside_head` more: the bin of its `first`, -1 where the drafts do
+        not differ, its draft, and the aligned one, -1 after that one's end. The tokens of the draft
+        are 0 where the head's is taken.
     """
 
     token_ids: Tensor
@@ -262,49 +287,6 @@ class Aligned(NamedTuple):
     ends: Tensor
 
 
-class Kernels(Protocol):
-    """The operations, as the modules `reference` and `fused` both have them.
-
-    `reference` says what each computes.
-    """
-
-    def verify_greedy(self, batch: Batch) -> Verified: ...
-
-    def verify_sampled(self, batch: Batch, sampling: Sampling) -> Verified: ...
-
-    def verify_rejection(
-        self, batch: Batch, sampling: Sampling, draft_distribution: DraftDistribution
-    ) -> Verified: ...
-
-    def tree_depths(self, parents: Tensor, offsets: Tensor, *, max_draft: int) -> Tensor: ...
-
-    def tree_attention_mask(
-        self, parents: Tensor, offsets: Tensor, *, max_draft: int
-    ) -> Tensor: ...
-
-    def compaction_indices(self, path: Tensor) -> Tensor: ...
-
-    def align(
-        self,
-        texts: Texts,
-        trees: Trees,
-        idx_mapping: Tensor,
-        num_sampled: Tensor,
-        scan: Scan,
-        vocabulary: int,
-        padding: int | None,
-        output: Aligned,
-        head: Head | None = None,
-    ) -> Aligned: ...
-
-    def cached_attention(
-        self,
-        query: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        seen: Tensor,
-        *,
-        scale: float,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
-    ) -> Tensor: ...
+def width_beside_head(lookahead: int) -> int:
+    """The columns that `Aligned.ends` has more with a `Head`: a bin and two drafts."""
+    return 1 + 2 * lookahead

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from enum import Enum
+import math
 from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fastdraft.errors import InvalidValueError
-from fastdraft.kernels.operands import Batch, Verified
-from fastdraft.kernels.reference import CHUNK
+from fastdraft.kernels.operands import CHUNK, Batch, Verified
 
 # Parts of a chunk that filters look at on their own.
 PARTS: Final = 16
@@ -26,78 +25,74 @@ class Size(NamedTuple):
     requests: int
     max_draft: int
 
-
-class Shape(Enum):
-    """What a buffer holds an entry for; the names are those of the dimensions."""
-
-    ROWS = "rows"
-    ROWS_CHUNKS = "rows, chunks"
-    ROWS_PARTS = "rows, chunks, parts"
-    ROWS_LIKELIEST = "rows, likeliest"
-    REQUESTS = "requests"
-    REQUESTS_DRAFT = "requests, max_draft"
-    REQUESTS_EMITTED = "requests, max_draft + 1"
-
-    def of(self, size: Size) -> tuple[int, ...]:
-        chunks = -(-size.vocabulary // CHUNK)
-        shapes: dict[Shape, tuple[int, ...]] = {
-            Shape.ROWS: (size.rows,),
-            Shape.ROWS_CHUNKS: (size.rows, chunks),
-            Shape.ROWS_PARTS: (size.rows, chunks, PARTS),
-            Shape.ROWS_LIKELIEST: (size.rows, LIKELIEST),
-            Shape.REQUESTS: (size.requests,),
-            Shape.REQUESTS_DRAFT: (size.requests, size.max_draft),
-            Shape.REQUESTS_EMITTED: (size.requests, size.max_draft + 1),
+    @property
+    def lengths(self) -> dict[str, int]:
+        """Of the dimensions that buffers have."""
+        return {
+            **self._asdict(),
+            "chunks": -(-self.vocabulary // CHUNK),
+            "parts": PARTS,
+            "likeliest": LIKELIEST,
+            "emitted": self.max_draft + 1,
         }
-        return shapes[self]
 
 
 class Buffer(NamedTuple):
-    """What a buffer holds. One that starts at zero is zero again after each verification."""
+    """What a buffer holds, by its dimensions. One that starts at zero is zero again after each
+    verification."""
 
-    shape: Shape
+    dimensions: tuple[str, ...]
     dtype: torch.dtype = torch.float32
     zero: bool = False
 
+    def make(self, lengths: dict[str, int], device: torch.device) -> Tensor:
+        shape = [lengths[each] for each in self.dimensions]
+        return (torch.zeros if self.zero else torch.empty)(shape, dtype=self.dtype, device=device)
 
+
+_ROWS: Final = ("rows",)
+_CHUNKS: Final = ("rows", "chunks")
+_PARTS: Final = ("rows", "chunks", "parts")
+_REQUESTS: Final = ("requests",)
+_EMITTED: Final = ("requests", "emitted")
 BUFFERS: Final = {
     # What was found of each row: packed key and token (greedy: the largest so far).
-    "row_results": Buffer(Shape.ROWS, torch.int64, zero=True),
-    "row_logprobs": Buffer(Shape.ROWS),
-    "row_raw_logprobs": Buffer(Shape.ROWS),
+    "row_results": Buffer(_ROWS, torch.int64, zero=True),
+    "row_logprobs": Buffer(_ROWS),
+    "row_raw_logprobs": Buffer(_ROWS),
     # How many programs have left their part of a row, of a request.
-    "row_arrivals": Buffer(Shape.ROWS, torch.int32, zero=True),
-    "request_arrivals": Buffer(Shape.REQUESTS, torch.int32, zero=True),
+    "row_arrivals": Buffer(_ROWS, torch.int32, zero=True),
+    "request_arrivals": Buffer(_REQUESTS, torch.int32, zero=True),
     # Row statistics: of each chunk the maximum m and the sum of exp((x - m) / T); the same of the
     # logits as they came, at temperature 1.
-    "chunk_maximum": Buffer(Shape.ROWS_CHUNKS),
-    "chunk_sum": Buffer(Shape.ROWS_CHUNKS),
-    "raw_maximum": Buffer(Shape.ROWS_CHUNKS),
-    "raw_sum": Buffer(Shape.ROWS_CHUNKS),
+    "chunk_maximum": Buffer(_CHUNKS),
+    "chunk_sum": Buffer(_CHUNKS),
+    "raw_maximum": Buffer(_CHUNKS),
+    "raw_sum": Buffer(_CHUNKS),
     # What the filters of a row keep: the logits above `lowest`, and of those that equal it the
     # tokens up to `last_tied`. On the way there: the maxima of the parts; the parts that matter.
-    "lowest": Buffer(Shape.ROWS),
-    "last_tied": Buffer(Shape.ROWS, torch.int32),
-    "part_maximum": Buffer(Shape.ROWS_PARTS),
-    "part_list": Buffer(Shape.ROWS_PARTS, torch.int32),
+    "lowest": Buffer(_ROWS),
+    "last_tied": Buffer(_ROWS, torch.int32),
+    "part_maximum": Buffer(_PARTS),
+    "part_list": Buffer(_PARTS, torch.int32),
     # Rejection sampling: the packed key of each row's maximum and the draft token; the logarithm of
     # its p / q; what is known of keeping the draft tokens before the row; the same statistics of
     # the draft logits; of the residual, the chunks' sums.
-    "row_tests": Buffer(Shape.ROWS, torch.int64),
-    "row_ratios": Buffer(Shape.ROWS),
-    "row_log_k": Buffer(Shape.ROWS),
-    "draft_maximum": Buffer(Shape.ROWS_CHUNKS),
-    "draft_sum": Buffer(Shape.ROWS_CHUNKS),
-    "residual_sum": Buffer(Shape.ROWS_CHUNKS),
+    "row_tests": Buffer(_ROWS, torch.int64),
+    "row_ratios": Buffer(_ROWS),
+    "row_log_k": Buffer(_ROWS),
+    "draft_maximum": Buffer(_CHUNKS),
+    "draft_sum": Buffer(_CHUNKS),
+    "residual_sum": Buffer(_CHUNKS),
     # Results.
-    "token_ids": Buffer(Shape.REQUESTS_EMITTED, torch.int32),
-    "lengths": Buffer(Shape.REQUESTS, torch.int32),
-    "status": Buffer(Shape.REQUESTS, torch.int32),
-    "path": Buffer(Shape.REQUESTS_DRAFT, torch.int32),
-    "logprobs": Buffer(Shape.REQUESTS_EMITTED),
-    "raw_logprobs": Buffer(Shape.REQUESTS_EMITTED),
-    "likeliest_ids": Buffer(Shape.ROWS_LIKELIEST, torch.int32),
-    "likeliest_probabilities": Buffer(Shape.ROWS_LIKELIEST),
+    "token_ids": Buffer(_EMITTED, torch.int32),
+    "lengths": Buffer(_REQUESTS, torch.int32),
+    "status": Buffer(_REQUESTS, torch.int32),
+    "path": Buffer(("requests", "max_draft"), torch.int32),
+    "logprobs": Buffer(_EMITTED),
+    "raw_logprobs": Buffer(_EMITTED),
+    "likeliest_ids": Buffer(("rows", "likeliest"), torch.int32),
+    "likeliest_probabilities": Buffer(("rows", "likeliest")),
 }
 
 
@@ -154,7 +149,7 @@ class Workspace:
                 self._make(name)
 
     def _make(self, name: str) -> None:
-        self._buffers[name] = _allocate(BUFFERS[name], self.size, self.device).flatten()
+        self._buffers[name] = BUFFERS[name].make(self.size.lengths, self.device).flatten()
 
     def has_room(self, size: Size) -> bool:
         """Whether a batch of this size fits."""
@@ -172,11 +167,9 @@ class Workspace:
         if name not in self._buffers:
             # On a CPU, where the plain version needs none.
             self._make(name)
-        shape = BUFFERS[name].shape.of(size)
-        count = 1
-        for length in shape:
-            count *= length
-        return self._buffers[name][:count].view(shape)
+        lengths = size.lengths
+        shape = [lengths[each] for each in BUFFERS[name].dimensions]
+        return self._buffers[name][: math.prod(shape)].view(shape)
 
 
 class Scratch(NamedTuple):
@@ -233,9 +226,4 @@ def take(batch: Batch, name: str) -> Tensor:
     size = Size(rows, vocabulary, batch.requests, batch.max_draft)
     if batch.workspace is not None:
         return batch.workspace.take(name, size)
-    return _allocate(BUFFERS[name], size, batch.logits.device)
-
-
-def _allocate(buffer: Buffer, size: Size, device: torch.device) -> Tensor:
-    make = torch.zeros if buffer.zero else torch.empty
-    return make(buffer.shape.of(size), dtype=buffer.dtype, device=device)
+    return BUFFERS[name].make(size.lengths, batch.logits.device)

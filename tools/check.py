@@ -17,8 +17,7 @@ from pathlib import Path
 # Where the room's name is not the folder's.
 ROOMS = {
     "csrc": ("cpp", "core"),
-    "kernels": ("kernels",),
-    "kernels/reference": ("verification",),
+    "kernels": ("kernels", "verification"),
     "python/fastdraft": ("core", "package"),
     "tests/cpp": ("cpp",),
 }

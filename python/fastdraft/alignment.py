@@ -6,8 +6,8 @@ drafts on the device: it finds the text as it is now in the tree, and goes on fr
 tree does not help, it drafts from the longest repetition in the request's own text, or takes the
 last token for an edit. Drafts may be wrong, as ever; verification decides.
 
-Nothing here waits for the device, allocates memory after the first call, or reads a value back. So
-a call may be captured in a CUDA graph.
+On a CUDA or ROCm device nothing here waits, allocates memory after the first call, or reads a value
+back, so a call may be captured in a CUDA graph. Elsewhere, and without Triton, values are read.
 """
 
 from __future__ import annotations
@@ -19,8 +19,16 @@ import torch
 from torch import Tensor
 
 from fastdraft.errors import InvalidValueError
-from fastdraft.kernels.operands import Aligned, Head, Scan, Texts, Trees
-from fastdraft.verification.backend import kernels_for
+from fastdraft.kernels.align import align
+from fastdraft.kernels.operands import (
+    Aligned,
+    Alignment,
+    Head,
+    Scan,
+    Texts,
+    Trees,
+    width_beside_head,
+)
 from fastdraft.verification.checks import INTEGER_TYPES, check_tensor
 
 __all__ = ["Aligned", "Aligner", "Head", "Texts", "Trees"]
@@ -98,7 +106,7 @@ class Aligner:
         chances = torch.tensor(probabilities, dtype=torch.float32, device=device)
         self._scan = Scan(chances, shortest, window, reach)
         self._beside_head = beside_head
-        width = 3 + (1 + 2 * lookahead if beside_head else 0) + tail
+        width = 3 + (width_beside_head(lookahead) if beside_head else 0) + tail
         self._output = Aligned(
             torch.zeros(max_rows, lookahead, dtype=dtype, device=device),
             torch.zeros(max_rows, lookahead, dtype=torch.float32, device=device),
@@ -136,13 +144,13 @@ class Aligner:
                 at; whatever they are, drafts are tokens of the vocabulary, or padding.
 
         O(rows * (nodes * (reach + lookahead) + window * longest repetition)) at the worst;
-        `kernels/reference/align.py` defines it.
+        `kernels/align.py` defines it.
         """
         rows = self._check(texts, trees, idx_mapping, num_sampled, head)
         output = Aligned(*(each[:rows] for each in self._output))
         if not rows:
             return output
-        return kernels_for(texts.token_ids).align(
+        batch = Alignment(
             texts,
             trees,
             idx_mapping,
@@ -150,9 +158,9 @@ class Aligner:
             self._scan,
             self._vocabulary,
             self._padding,
-            output,
             head,
         )
+        return align(batch, output)
 
     def _check(
         self,

@@ -94,4 +94,4 @@ def test_methods_take_turns_with_the_same_requests(monkeypatch: pytest.MonkeyPat
 def test_too_few_requests_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving_live, "TextTokenizer", Tokenizer)
     with pytest.raises(SystemExit, match="too few requests for agents have at most 8 tokens"):
-        serving_live.measure(families(4), options(workloads=["agents"], runs=9))
+        serving_live.measure(families(8), options(workloads=["agents"], runs=9))

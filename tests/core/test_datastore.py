@@ -1288,3 +1288,27 @@ def test_a_prompt_is_part_of_its_document(prompt_size: int) -> None:
     with pytest.raises(InvalidValueError, match=f"token_ids, 3, got {prompt_size}"):
         store.add([1, 2, 3], prompt_size=prompt_size)
     assert len(store) == 0
+
+
+def test_a_sample_that_comes_again_enters_once() -> None:
+    """As a full store gives samples that it moves: with the last tokens of what comes before."""
+    random = np.random.default_rng(5)
+    for shared in (40, 64, 100, 500):
+        prompt = random.integers(0, 1000, shared)
+        source, copy = Datastore(max_bytes=1 << 22), Datastore(max_bytes=1 << 22)
+        for size in (300, 31, 333):
+            output = random.integers(0, 1000, size)
+            source.add(np.concatenate([prompt, output]), prompt_size=shared)
+        begun, _ = source._dump(source.begin, 1 << 20)
+        copy._load(begun, None)
+        tokens = len(copy)
+        assert tokens == len(source)
+        copy._load(begun, None)
+        # What is shorter than a step of the index is not looked for.
+        assert len(copy) <= tokens + (64 + 31 if shared >= 64 else 0)
+        # What goes on otherwise enters.
+        source.add(np.concatenate([prompt, output[:200], output[:100]]), prompt_size=shared)
+        again, _ = source._dump(source.begin, 1 << 20)
+        before = len(copy)
+        copy._load(again, None)
+        assert len(copy) >= before + 100

@@ -24,7 +24,8 @@ from fastdraft.hf.attention import ATTENTION, attending, shares_keys, takes_sigh
 from fastdraft.hf.kv_cache import Frame
 from fastdraft.hf.masks import Masks
 from fastdraft.hf.static import WIDTHS
-from fastdraft.kernels import reference
+from fastdraft.kernels import attention as operation
+from fastdraft.kernels import language
 from hf_models import (
     VOCABULARY,
     Forester,
@@ -41,9 +42,10 @@ STATIC: dict[str, Any] = {"do_sample": False, "cache_implementation": "static"}
 
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where Triton has a kernel: the reference, which is no `reference` any more."""
-    kernels = SimpleNamespace(cached_attention=reference.cached_attention)
-    monkeypatch.setattr(attention, "kernels_for", lambda _: kernels)
+    """As where Triton has a kernel, with the plain version in its place."""
+    # Of values in four dimensions, and of the probe: not of logits.
+    monkeypatch.setattr(language, "has_kernels", lambda values: values.dim() != 2)
+    monkeypatch.setattr(operation, "launch", operation.plain)
 
 
 @settings(max_examples=150, deadline=None)
@@ -102,7 +104,7 @@ def test_each_token_sees_what_the_mask_shows(
     expected, sights = found
     for kind, mask in expected.items():
         count = frames[window if kind == "sliding_attention" else None].columns
-        assert torch.equal(reference.visible_columns(sights[kind], count), mask)
+        assert torch.equal(operation.visible_columns(sights[kind], count), mask)
 
 
 @pytest.mark.usefixtures("fast")

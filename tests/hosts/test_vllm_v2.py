@@ -423,10 +423,9 @@ def with_drafts(run: Run) -> dict[str, Any]:
     from vllm.sampling_params import StructuredOutputsParams
     from vllm.v1.sample.ops import topk_topp_sampler
 
-    from fastdraft import alignment
-    from fastdraft.kernels import fused
+    from fastdraft.kernels import align, language
     from fastdraft.serving.host import Namespace
-    from waiting import no_waiting
+    from waiting import as_on_a_device, no_waiting
 
     speculator = run.speculator
     late = speculator.late
@@ -531,13 +530,16 @@ def with_drafts(run: Run) -> dict[str, Any]:
         return wrapped
 
     calls: list[int] = []
-    with mock.patch.object(speculator, "propose", counted(speculator.propose, calls, no_waiting)):
+    with (
+        mock.patch.object(speculator, "propose", counted(speculator.propose, calls, no_waiting)),
+        mock.patch.object(align, "plain", as_on_a_device(align.plain)),
+    ):
         found["guarded"] = run.alone(PROMPTS[:2], extra_args=apart)
     found["guarded calls"] = len(calls)
     calls = []
     with (
-        mock.patch.object(alignment, "kernels_for", return_value=fused),
-        mock.patch.object(fused, "align", counted(fused.align, calls)),
+        mock.patch.object(language, "has_kernels", return_value=True),
+        mock.patch.object(align, "launch", counted(align.launch, calls)),
     ):
         found["fused"] = run.alone(PROMPTS[:2], extra_args=apart)
     found["fused launches"] = len(calls)
@@ -594,8 +596,9 @@ def broken(target: Any, name: str, at: int) -> Any:
 def beside_a_head(run: Run) -> dict[str, Any]:
     from vllm.v1.sample.ops import topk_topp_sampler
 
+    from fastdraft.kernels import align
     from fastdraft.serving.vllm.speculator import FastdraftSpeculator
-    from waiting import no_waiting
+    from waiting import as_on_a_device, no_waiting
 
     propose, made, guarded = FastdraftSpeculator._propose, [], []
 
@@ -607,6 +610,7 @@ def beside_a_head(run: Run) -> dict[str, Any]:
 
     with (
         mock.patch.object(FastdraftSpeculator, "_propose", guarded_propose),
+        mock.patch.object(align, "plain", as_on_a_device(align.plain)),
         # As above: the kernel for top-k does not run in Triton's interpreter.
         mock.patch.object(topk_topp_sampler, "HAS_TRITON", False),
     ):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 
 MODEL = os.environ["FASTDRAFT_DEMO_MODEL"]
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "reinforcement-learning.md"
 ROUTER = "router_class: fastdraft.serving.verl.PromptRouter\n"
 
 
@@ -67,6 +69,7 @@ class Server:
 
 def router_of(verl: ModuleType, servers: dict[str, Any], path: Path, text: str) -> Any:
     """What verl makes of a YAML file, but in this process."""
+    assert ROUTER in PAGE.read_text()
     path.write_text(text)
     routers = verl.workers.rollout.router
     config = routers._load_router_yaml(str(path))
@@ -148,7 +151,8 @@ def test_it_is_a_load_balancer_of_verl_and_an_actor_of_ray(
 
 @pytest.mark.usefixtures("verl")
 def test_vllm_takes_the_arguments_that_verl_makes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of `engine_kwargs.vllm.speculative_config={method: fastdraft, fleet_url: ...}`."""
+    """The line of the page, through Hydra and verl."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
     from verl.workers.rollout.vllm_rollout.utils import build_cli_args_from_config
     from vllm import EngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -157,14 +161,19 @@ def test_vllm_takes_the_arguments_that_verl_makes(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
     register()
+    [line] = re.findall(r'^  "(\+actor_rollout_ref.*)"$', PAGE.read_text(), re.MULTILINE)
+    override = OverridesParser.create().parse_override(line)
+    assert (
+        override.key_or_group == "actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config"
+    )
     arguments = build_cli_args_from_config(
         {
             "model": MODEL,
             "logprobs_mode": "processed_logprobs",
-            "speculative_config": {"method": "fastdraft", "fleet_url": "/shared"},
+            "speculative_config": override.value(),
         }
     )
     parsed = EngineArgs.add_cli_args(FlexibleArgumentParser()).parse_args(arguments)
     config = EngineArgs.from_cli_args(parsed).create_engine_config()
-    assert config.additional_config == {"fastdraft": {"fleet_url": "/shared"}}
+    assert config.additional_config == {"fastdraft": {"fleet_url": "/shared/fastdraft"}}
     assert config.speculative_config.model == "fastdraft.serving.vllm.FastdraftProposer"

@@ -146,7 +146,7 @@ def allowed_bits(rows: int, vocabulary: int, *, seed: int) -> Tensor:
 
 
 def assert_same(got: Verified, expected: Verified) -> None:
-    """Equal tokens, lengths, status and paths; log-probabilities to within rounding."""
+    """Equal tokens, lengths, status and paths; probabilities to within rounding."""
     for name in ("token_ids", "lengths", "status", "path"):
         ours, theirs = getattr(got, name), getattr(expected, name)
         assert (ours is None) == (theirs is None), name
@@ -158,3 +158,9 @@ def assert_same(got: Verified, expected: Verified) -> None:
         assert (ours is None) == (theirs is None), name
         if ours is not None:
             torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=2e-5, equal_nan=True)
+    assert (got.likeliest is None) == (expected.likeliest is None)
+    if got.likeliest is not None:
+        assert got.likeliest.token_ids.dtype == torch.int32
+        assert got.likeliest.token_ids.tolist() == expected.likeliest.token_ids.tolist()
+        ours, theirs = got.likeliest.probabilities, expected.likeliest.probabilities
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)

@@ -1,17 +1,19 @@
-"""Cases of every verification operation, each of which checks the kernels against the reference."""
+"""Cases of every verification operation: for its kernel, its plain version, its checked entry."""
 
 from __future__ import annotations
 
 import math
+from types import ModuleType
 from typing import NamedTuple
 
 import torch
 from adversarial import Random, assert_same, hits, odd_rows, offsets_of, tree_parents
 
-from fastdraft.kernels import fused, reference
+from fastdraft.kernels import greedy, rejection, sampled, trees
+from fastdraft.kernels.chunks import rows_of
+from fastdraft.kernels.filters import weigh_rows
 from fastdraft.kernels.operands import Batch, DraftDistribution, Sampling, Warpers
-from fastdraft.kernels.reference.acceptance import rows_of
-from rejection_cases import drawn
+from fastdraft.verification import verify_greedy, verify_rejection, verify_sampled
 
 # Greedy and sampled requests side by side; the extremes make all weights equal, or one of them 1.
 TEMPERATURES = [1.0, 0.7, 0.0, 1.5, 0.3, 2e-38, 3e38, 0.0]
@@ -20,23 +22,61 @@ FILTERS = {
     "top_p": [0.9, 1.0, 0.5, 0.3, 1.0, 0.0, 0.99, 1.0],
     "min_p": [0.0, 0.0, 0.1, 0.2, 0.05, 0.0, 1.0, 0.0],
 }
+ENTRIES = {greedy: verify_greedy, sampled: verify_sampled, rejection: verify_rejection}
 FORMS = ["draft_probs", "draft_logits"]
 OPERATIONS = ["greedy", "sampled", "filters", *FORMS]
 
 
 class Case(NamedTuple):
-    """A batch, and what else its verb takes."""
+    """A batch, and what else its operation takes."""
 
-    verb: str
+    operation: ModuleType
     batch: Batch
     more: tuple[Sampling | DraftDistribution, ...] = ()
 
     def run(self, **changes):
         """The kernels' result; changes: of the batch."""
-        return getattr(fused, self.verb)(self.batch._replace(**changes), *self.more)
+        return self.operation.launch(self.batch._replace(**changes), *self.more)
+
+    def verify(self, distribution=None, **changes):
+        """The checked entry's result; changes: of the batch and the draft's distribution."""
+        options = self.batch._replace(**changes)._asdict()
+        names = ["logits", "draft_ids", "offsets"]
+        operands = [options.pop(name) for name in names]
+        if self.more:
+            sampling = self.more[0]
+            of_each = sampling.warpers._asdict() | sampling._asdict()
+            del of_each["warpers"]
+            options |= {name: each for name, each in of_each.items() if each is not None}
+        if self.operation is rejection:
+            values, is_logits = self.more[1]
+            form = "draft_logits" if is_logits else "draft_probs"
+            options[form] = values if distribution is None else distribution
+            del options["parents"], options["likeliest"]
+        return ENTRIES[self.operation](*operands, **options)
+
+    def alone(self, request):
+        """The case of one of its requests."""
+        batch = self.batch
+        begin, end = batch.offsets[request : request + 2].tolist()
+        rows, tokens = slice(begin + request, end + request + 1), slice(begin, end)
+        own = batch._replace(
+            logits=batch.logits[rows],
+            draft_ids=batch.draft_ids[tokens],
+            offsets=torch.tensor([0, end - begin]),
+            parents=None if batch.parents is None else batch.parents[tokens],
+            allowed=None if batch.allowed is None else batch.allowed[rows],
+        )
+        more = [
+            each._replace(values=each.values[tokens])
+            if isinstance(each, DraftDistribution)
+            else each.of(slice(request, request + 1))
+            for each in self.more
+        ]
+        return self._replace(batch=own, more=tuple(more))
 
     def expected(self, **changes):
-        return getattr(reference, self.verb)(self.batch._replace(**changes), *self.more)
+        return self.operation.plain(self.batch._replace(**changes), *self.more)
 
     def check(self, *, logits=None, distribution=None, workspace=None, **changes):
         """Runs the kernels and the reference; the kernels on `logits` and `distribution` if
@@ -76,13 +116,22 @@ def greedy_case(lengths, vocabulary, dtype, *, seed, tree=False, allowed=None):
     offsets = offsets_of(lengths)
     logits = odd_rows(int(offsets[-1]) + len(lengths), vocabulary, dtype, seed=seed)
     parents = tree_parents(lengths, seed=seed) if tree else None
-    tokens = reference.argmax(logits, allowed).tokens
+    tokens = greedy.argmax(logits, allowed).tokens
     ids = hits(tokens, vocabulary, offsets, parents, seed=seed)
-    return Case("verify_greedy", Batch(logits, ids, offsets, max(lengths), parents, allowed))
+    return Case(greedy, Batch(logits, ids, offsets, max(lengths), parents, allowed))
 
 
 def sampled_case(
-    lengths, vocabulary, dtype, *, seed, tree=False, allowed=None, filters=(), logprobs=False
+    lengths,
+    vocabulary,
+    dtype,
+    *,
+    seed,
+    tree=False,
+    allowed=None,
+    filters=(),
+    logprobs=False,
+    odd=True,
 ):
     """Drafts follow what the reference draws, for about four tokens in five."""
     offsets = offsets_of(lengths)
@@ -91,7 +140,10 @@ def sampled_case(
     # Beside numbers of 38 digits a log-probability of the reference is lost.
     largest = 1e6 if logprobs else torch.inf
     rows = int(offsets[-1]) + requests
-    logits = odd_rows(rows, vocabulary, dtype, seed=seed, largest=largest)
+    if odd:
+        logits = odd_rows(rows, vocabulary, dtype, seed=seed, largest=largest)
+    else:
+        logits = (random.normal(rows, vocabulary) * 3).to(dtype)
     parents = tree_parents(lengths, seed=seed) if tree else None
     warpers = Warpers(
         torch.tensor((TEMPERATURES * requests)[seed:][:requests]),
@@ -104,20 +156,29 @@ def sampled_case(
     )
     request, depth = rows_of(len(logits), offsets)
     if parents is not None:
-        depth = reference.tree_depths(parents, offsets, max_draft=max(lengths))[request, depth]
+        depth = trees.depths(parents, offsets, max_draft=max(lengths))[request, depth]
     of_rows = sampling.of(request)
     of_rows = of_rows._replace(positions=of_rows.positions + depth)
-    tokens = reference.draw(logits, of_rows, allowed).tokens
+    tokens = sampled.draw(logits, of_rows, allowed).tokens
     ids = hits(tokens, vocabulary, offsets, parents, seed=seed)
     batch = Batch(logits, ids, offsets, max(lengths), parents, allowed, logprobs, logprobs)
-    return Case("verify_sampled", batch, (sampling,))
+    return Case(sampled, batch, (sampling,))
 
 
 def rejection_case(
-    lengths, vocabulary, dtype, form, *, seed, likeness=0.8, odd=True, draft_dtype=None
+    lengths,
+    vocabulary,
+    dtype,
+    form,
+    *,
+    seed,
+    likeness=0.8,
+    odd=True,
+    draft_dtype=None,
+    shape=None,
 ):
     """Drafts drawn from distributions that are like the target's; if odd, half of all rows are
-    extreme."""
+    extreme. shape: options of the drafts' distributions, by default a bound of top-k."""
     random = Random(seed)
     offsets = offsets_of(lengths)
     drafted, requests = int(offsets[-1]), len(lengths)
@@ -132,7 +193,7 @@ def rejection_case(
         guess,
         seeds=torch.arange(drafted) + seed,
         positions=torch.arange(drafted),
-        top_k=max(vocabulary // 2, 1),
+        **({"top_k": max(vocabulary // 2, 1)} if shape is None else shape),
     )
     draft_ids = draft_ids.long()
     if form == "draft_logits":
@@ -152,4 +213,26 @@ def rejection_case(
         distribution.to(draft_dtype or dtype), is_logits=form == "draft_logits"
     )
     batch = Batch(logits, draft_ids, offsets, max(lengths))
-    return Case("verify_rejection", batch, (sampling, of_draft))
+    return Case(rejection, batch, (sampling, of_draft))
+
+
+def drawn(logits, *, seeds, positions, **shape):
+    """A token from each row of a draft model's logits, and the distributions that they were drawn
+    from.
+
+    seeds: those of verification, of which other ones are made; shape: the options of the
+    distribution. None of the rows is decided by its argmax.
+    """
+    count, vocabulary = logits.shape
+    nothing = torch.zeros(count + 1, dtype=torch.int64, device=logits.device)
+    tokens = verify_sampled(
+        logits, nothing[:0], nothing, seeds=seeds + 2**40, positions=positions, **shape
+    ).token_ids[:, 0]
+    options = {"temperature": 1.0, **shape}
+    each = {
+        name: None if value is None else torch.full((count,), value, device=logits.device)
+        for name, value in options.items()
+    }
+    weights, *_ = weigh_rows(logits, Warpers(**each))
+    distribution = weights.flatten(1)[:, :vocabulary].double()
+    return tokens, (distribution / distribution.sum(1, keepdim=True)).to(weights.dtype)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import sys
 
 import pytest
 import torch
@@ -12,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastdraft import hf
-from fastdraft.kernels import fused, reference
-from fastdraft.kernels.fused import config
+from fastdraft.kernels import attention, config, language
+from fastdraft.kernels.attention import Operands, cached_attention, launch, plain
 from hf_models import Forester, assert_same_tokens, repetitive_batch, tiny_model
 
 NEVER = 1e4  # what stands where nothing may look; NaN times a weight of zero would be NaN
@@ -77,8 +76,8 @@ class Case:
             self.values[row, :, at] = torch.randn(key_heads, int(at.sum()), value_size).to(dtype)
         self.sinks = torch.randn(key_heads * group).to(dtype)
 
-    def __call__(self, kernels, **options):
-        return kernels.cached_attention(self.query, self.keys, self.values, self.seen, **options)
+    def __call__(self, version, **options):
+        return version(Operands(self.query, self.keys, self.values, **options), self.seen)
 
 
 def slowly(case, *, scale, softcap=None, sinks=None):
@@ -130,15 +129,15 @@ def test_kernel_reference_and_loop_agree(softcap, sinks, split, **sizes):
     options = options_of(case, sizes["sizes"][0] ** -0.5, softcap, sinks)
     expected = slowly(case, **options)
     torch.testing.assert_close(
-        reference.visible_columns(case.seen, case.keys.shape[2]), case.visible
+        attention.visible_columns(case.seen, case.keys.shape[2]), case.visible
     )
     with pytest.MonkeyPatch.context() as patch:
         # So that a few tokens are many tiles, in one part or many.
         patch.setattr(config, "_MOST_TOKENS", 16)
         patch.setattr(config, "_LEAST_TILES", 1 if split else 1000)
-        found = case(fused, **options)
+        found = case(launch, **options)
     assert found.is_contiguous()
-    torch.testing.assert_close(case(reference, **options).double(), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(case(plain, **options).double(), expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)
 
 
@@ -162,14 +161,14 @@ def test_types_sizes_and_the_last_bit(dtype, width, group, sizes):
         dtype=dtype,
     )  # fmt: skip
     options = options_of(case, sizes[0] ** -0.5, None, True)
-    found = case(fused, **options)
+    found = case(launch, **options)
     assert found.dtype == dtype
     expected = slowly(case, **options)
     torch.testing.assert_close(
         found.double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
     )
     torch.testing.assert_close(
-        case(reference, **options).double(),
+        case(plain, **options).double(),
         expected,
         atol=TOLERANCE[dtype],
         rtol=TOLERANCE[dtype],
@@ -182,7 +181,7 @@ def test_parts_in_any_order(monkeypatch):
     sizes = {"key_heads": 2, "group": 3, "width": 6, "sizes": (16, 8), "window": 50, "longest": 90}
     case = Case(4, rows=2, dtype=torch.float32, **sizes)
     options = options_of(case, 0.3, None, True)
-    torch.testing.assert_close(case(fused, **options), case(reference, **options))
+    torch.testing.assert_close(case(launch, **options), case(plain, **options))
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2"])
@@ -196,12 +195,10 @@ def test_generations_say_the_same(family, monkeypatch):
     options = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None}
     expected = model.generate(**inputs, **options)
     if device.type == "cpu":
-        monkeypatch.setattr(hf.attention, "kernels_for", lambda _: fused)
+        # Of values in four dimensions, and of the probe: not of logits.
+        monkeypatch.setattr(language, "has_kernels", lambda values: values.dim() != 2)
     met = []
-    kernel = fused.cached_attention
-    monkeypatch.setattr(
-        fused, "cached_attention", lambda *given, **more: met.append(1) or kernel(*given, **more)
-    )
+    monkeypatch.setattr(attention, "launch", lambda *given: met.append(1) or launch(*given))
     forester = Forester([row[30:].tolist() for row in expected], nodes=15)
     output = hf.generate(
         model,
@@ -216,23 +213,24 @@ def test_generations_say_the_same(family, monkeypatch):
     assert_same_tokens(model, expected, output.sequences, attention_mask=inputs["attention_mask"])
 
 
-@pytest.mark.parametrize("kernels", [fused, reference])
-def test_a_row_is_the_same_in_any_batch(kernels):
+@pytest.mark.parametrize("version", [launch, plain])
+def test_a_row_is_the_same_in_any_batch(version):
     sizes = {"key_heads": 1, "group": 2, "width": 4, "sizes": (16, 16), "window": 9, "longest": 60}
     case = Case(5, rows=3, dtype=torch.float32, **sizes)
-    together = case(kernels, scale=0.25)
+    together = case(version, scale=0.25)
     for row in range(3):
         only = slice(row, row + 1)
-        operands = (each[only] for each in (case.query, case.keys, case.values, case.seen))
-        alone = kernels.cached_attention(*operands, scale=0.25)
+        *operands, seen = (each[only] for each in (case.query, case.keys, case.values, case.seen))
+        alone = version(Operands(*operands, scale=0.25), seen)
         torch.testing.assert_close(alone, together[only], atol=1e-6, rtol=1e-6)
 
 
-def test_heads_that_are_too_large_take_the_reference(monkeypatch):
+def test_heads_that_are_too_large_take_the_plain_version(monkeypatch):
     sizes = {"key_heads": 1, "group": 2, "width": 4, "window": None, "longest": 30}
     case = Case(6, rows=1, dtype=torch.float32, sizes=(300, 16), **sizes)
-    monkeypatch.setattr(sys.modules["fastdraft.kernels.fused.attention"], "attention_kernel", None)
-    torch.testing.assert_close(case(fused, scale=0.05), case(reference, scale=0.05))
+    monkeypatch.setattr(language, "has_kernels", lambda _: True)
+    monkeypatch.setattr(attention, "launch", None)
+    torch.testing.assert_close(case(cached_attention, scale=0.05), case(plain, scale=0.05))
 
 
 def test_programs_and_parts_are_as_many_as_shapes_say():

@@ -9,8 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from fastdraft.kernels import reference
-from fastdraft.kernels.fused import noise
+from fastdraft.kernels import noise
 
 COUNT = 4096
 
@@ -21,7 +20,7 @@ def words_kernel(seed, position, words, values, stream: tl.constexpr, SIZE: tl.c
     high, low = noise.random_words(tl.load(seed), tl.load(position), index, stream)
     tl.store(words + index, high.to(tl.int64))
     tl.store(words + SIZE + index, low.to(tl.int64))
-    value = noise.exponential_noise(tl.load(seed), tl.load(position), index, stream)
+    value = noise.noise_of(tl.load(seed), tl.load(position), index, stream)
     tl.store(values + index, value)
 
 
@@ -29,7 +28,7 @@ def words_kernel(seed, position, words, values, stream: tl.constexpr, SIZE: tl.c
 def exponential_kernel(high, low, values, SIZE: tl.constexpr):
     index = tl.arange(0, SIZE)
     words = tl.load(high + index).to(tl.uint32), tl.load(low + index).to(tl.uint32)
-    tl.store(values + index, noise.exponential(words[0], words[1]))
+    tl.store(values + index, noise.exponential_of(words[0], words[1]))
 
 
 @pytest.mark.parametrize(
@@ -42,13 +41,13 @@ def test_noise_is_the_reference(seed, position, stream):
     words_kernel[(1,)](seeds, positions, words, values, stream, COUNT)
 
     index, low, high = torch.arange(COUNT), 2**32 - 1, 32
-    expected = reference.philox(
+    expected = noise.philox(
         (index, positions & low, positions >> high & low, torch.tensor(stream)),
         (seeds & low, seeds >> high & low),
     )
     assert torch.equal(words[0], expected[0])
     assert torch.equal(words[1], expected[1])
-    exact = reference.exponential_noise(seeds, positions, index, stream=stream)[0]
+    exact = noise.exponential_noise(seeds, positions, index, stream=stream)[0]
     assert float(((values - exact) / exact).abs().max()) < 2**-22
 
 

@@ -1,4 +1,4 @@
-"""Every verification operation by the kernels against the reference, token for token."""
+"""Every verification operation by its kernels against its plain version, token for token."""
 
 from __future__ import annotations
 
@@ -26,11 +26,9 @@ from cases import (
     sampled_case,
 )
 
-from fastdraft.errors import InvalidValueError
-from fastdraft.kernels import fused
-from fastdraft.kernels.fused import config
-from fastdraft.kernels.operands import Batch, DraftDistribution, Sampling, Warpers
-from fastdraft.kernels.workspace import BUFFERS, Workspace
+from fastdraft.kernels import config, greedy, rejection, sampled, trees
+from fastdraft.kernels.operands import Batch, DraftDistribution, Likeliest, Sampling, Warpers
+from fastdraft.kernels.workspace import BUFFERS
 
 LAYOUTS = ["rows apart", "tokens apart", "transposed"]
 # Each operation, and those that take trees with these.
@@ -42,42 +40,53 @@ SHAPES = [pytest.param(name, {}, id=f"{name}, chains") for name in OPERATIONS] +
 OF_EVERY_SHAPE = pytest.mark.parametrize(("operation", "shape"), SHAPES)
 
 
+VOCABULARIES = {
+    "greedy": [2, 37, 1024, 5001],
+    "sampled": [2, 37, 1024, 5001],
+    "draft_probs": [2, 37, 2600],
+    "draft_logits": [2, 37, 2600],
+}
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("vocabulary", [2, 37, 1024, 5001])
-@pytest.mark.parametrize("tree", [False, True], ids=["chains", "trees"])
-def test_greedy_is_the_reference(vocabulary, dtype, tree):
+@pytest.mark.parametrize(
+    ("operation", "vocabulary"),
+    [(name, size) for name, sizes in VOCABULARIES.items() for size in sizes],
+)
+def test_kernels_are_the_plain_version(operation, vocabulary, dtype):
     for seed in range(2):
-        greedy_case(LENGTHS, vocabulary, dtype, seed=seed, tree=tree).check()
+        asked = {"logprobs": vocabulary == 37, "raw_logprobs": vocabulary == 2600}
+        if operation in FORMS:
+            case = case_of(operation, LENGTHS, vocabulary, dtype, seed=vocabulary)
+        else:
+            asked = {}
+            case = case_of(operation, LENGTHS, vocabulary, dtype, seed=seed, tree=bool(seed))
+        case.check(**asked)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("operation", list(VOCABULARIES))
 @pytest.mark.parametrize("vocabulary", [31, 2500])
-def test_greedy_among_allowed_tokens(vocabulary, dtype):
-    allowed = allowed_bits(sum(LENGTHS) + len(LENGTHS), vocabulary, seed=1)
-    case = greedy_case(LENGTHS, vocabulary, dtype, seed=1, allowed=allowed)
-    case.check()
-    wide = torch.nn.functional.pad(allowed, (0, 3))[:, : allowed.shape[1]]
-    case.check(allowed=wide)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("vocabulary", [2, 37, 1024, 5001])
-def test_sampled_is_the_reference(vocabulary, dtype):
-    for tree in (False, True):
-        sampled_case(LENGTHS, vocabulary, dtype, seed=int(tree), tree=tree).check()
+def test_among_allowed_tokens(operation, vocabulary):
+    rows = sum(LENGTHS) + len(LENGTHS)
+    for seed, dtype in enumerate(DTYPES):
+        allowed = allowed_bits(rows, vocabulary, seed=seed)
+        case = case_of(operation, LENGTHS, vocabulary, dtype, seed=seed)
+        case.check(allowed=allowed)
+        wide = torch.nn.functional.pad(allowed, (0, 3))[:, : allowed.shape[1]]
+        case.check(allowed=wide)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("masked", [False, True], ids=["all tokens", "allowed tokens"])
-def test_logprobs_are_the_reference(dtype, masked):
+def test_logprobs_and_the_likeliest_tokens(dtype, masked):
     rows = sum(LENGTHS) + len(LENGTHS)
     allowed = allowed_bits(rows, 2100, seed=2) if masked else None
     case = sampled_case(LENGTHS, 2100, dtype, seed=2, tree=masked, allowed=allowed, logprobs=True)
-    case.check()
+    case.check(likeliest=8)
     if dtype == torch.float16 and masked:
         case.check(raw_logprobs=False)
         case.check(logprobs=False)
-    Case("verify_greedy", case.batch).check()
+    Case(greedy, case.batch).check(likeliest=3)
 
 
 @pytest.mark.parametrize(
@@ -88,28 +97,20 @@ def test_logprobs_are_the_reference(dtype, masked):
         (torch.float32, list(FILTERS), True),
     ],
 )
-def test_filtered_is_the_reference(dtype, filters, tree):
+def test_filters(dtype, filters, tree):
     allowed = allowed_bits(sum(LENGTHS) + len(LENGTHS), 3000, seed=1) if tree else None
     options = {"tree": tree, "allowed": allowed, "filters": filters, "logprobs": True}
-    sampled_case(LENGTHS, 3000, dtype, seed=1, **options).check()
+    # The likeliest tokens are those before filters.
+    sampled_case(LENGTHS, 3000, dtype, seed=1, **options).check(likeliest=5)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("filters", [(), ("top_k",), ("top_p", "min_p")], ids=str)
-def test_rows_without_drafts_are_the_reference(dtype, filters):
-    case = sampled_case([0] * 8, 1500, dtype, seed=9, filters=filters)
-    for each in (case, Case("verify_greedy", case.batch)):
-        got = each.check(likeliest=3)
-        assert torch.equal(got.likeliest.token_ids, each.expected(likeliest=3).likeliest.token_ids)
-        assert each.run().likeliest is None
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("vocabulary", [2, 37, 2600])
-@pytest.mark.parametrize("form", FORMS)
-def test_rejection_is_the_reference(form, vocabulary, dtype):
-    case = rejection_case(LENGTHS, vocabulary, dtype, form, seed=vocabulary)
-    case.check(logprobs=vocabulary != 2, raw_logprobs=vocabulary == 2600)
+def test_rows_without_drafts(dtype, filters):
+    case = sampled_case([0] * 8, 1500, dtype, seed=9, filters=filters, logprobs=True)
+    for each in (case, Case(greedy, case.batch)):
+        each.check(likeliest=3, logprobs=False)
+        assert each.run(logprobs=False, raw_logprobs=False).likeliest is None
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -126,7 +127,7 @@ def test_ordinary_drafts_end_everywhere(form):
         (torch.float32, "draft_logits"),
     ],
 )
-def test_filtered_rejection_is_the_reference(dtype, form):
+def test_filtered_rejection(dtype, form):
     # Few rows: the search for a threshold takes the interpreter long.
     case = rejection_case([3, 1, 2, 0], 1100, dtype, form, seed=3, odd=False, likeness=0.95)
     case = case.warped(
@@ -138,21 +139,13 @@ def test_filtered_rejection_is_the_reference(dtype, form):
     assert case.check(workspace=workspace_of(**size)).lengths.max() > 1
 
 
-@pytest.mark.parametrize("vocabulary", [31, 2600])
-def test_rejection_among_allowed_tokens(vocabulary):
-    for form in FORMS:
-        case = rejection_case(LENGTHS, vocabulary, torch.bfloat16, form, seed=5)
-        allowed = allowed_bits(len(case.batch.logits), vocabulary, seed=5)
-        case.check(allowed=allowed, logprobs=True, raw_logprobs=True)
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_requests_without_a_draft(form):
     rejection_case([3, 0], 40, torch.float32, form, seed=8).check()
     batch = Batch(Random(0).normal(3, 1400), torch.empty(0).long(), torch.zeros(4).long(), 0)
     sampling = Sampling(Warpers(torch.tensor([0.7, 1.0, 1.0])), *torch.arange(6).view(2, 3))
     nothing = DraftDistribution(torch.empty(0, 1400), is_logits=form == "draft_logits")
-    Case("verify_rejection", batch, (sampling, nothing)).check()
+    Case(rejection, batch, (sampling, nothing)).check()
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -180,7 +173,7 @@ def test_any_strides(operation, layout):
             case.check(distribution=in_layout(case.more[1].values, layout))
         if operation == "sampled":
             case = sampled_case([4, 0, 2], 2051, dtype, seed=3, logprobs=True)
-            case.check(logits=in_layout(case.batch.logits, layout))
+            case.check(logits=in_layout(case.batch.logits, layout), likeliest=3)
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
@@ -242,11 +235,18 @@ def test_rows_past_the_last_request_are_ignored(operation):
     if operation in FORMS:
         values = torch.cat([more[1].values, strange])
         more = (more[0], more[1]._replace(values=values))
+    likeliest = 0 if operation in FORMS else 4
     padded = case._replace(more=more).run(
         logits=torch.cat([case.batch.logits, strange]),
         draft_ids=torch.cat([case.batch.draft_ids, torch.full((9,), 3)]),
+        likeliest=likeliest,
     )
-    assert_same(padded, case.expected())
+    found = padded.likeliest
+    if likeliest:
+        assert (found.token_ids[5:] == -1).all()
+        assert (found.probabilities[5:] == 0).all()
+        padded = padded._replace(likeliest=Likeliest(*(each[:5] for each in found)))
+    assert_same(padded, case.expected(likeliest=likeliest))
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
@@ -258,7 +258,8 @@ def test_a_workspace_is_used_and_left_as_it_was(operation):
     )
     tree = {} if operation in FORMS else {"tree": True}
     second = case_of(operation, [1, 4], 77, torch.float32, seed=14, **tree)
-    second = second.check(max_draft=6, workspace=workspace)
+    likeliest = 0 if operation in FORMS else 4
+    second = second.check(max_draft=6, workspace=workspace, likeliest=likeliest)
     assert first.token_ids.data_ptr() == second.token_ids.data_ptr()
     assert_zero(workspace)
 
@@ -268,11 +269,16 @@ def assert_zero(workspace):
         assert not (buffer.zero and workspace._buffers[name].any()), name
 
 
-def test_a_workspace_has_room():
-    size = {"max_rows": 1, "max_requests": 1, "vocabulary": 1, "max_draft": 0}
-    for name, least in size.items():
-        with pytest.raises(InvalidValueError, match=f"{name} must be at least {least}, got"):
-            Workspace("cpu", **{**size, name: least - 1})
+@OF_EVERY_SHAPE
+def test_results_are_where_the_logits_are(operation, shape):
+    """Whatever torch's default device is."""
+    case = case_of(operation, [2, 1], 37, torch.float32, seed=1, **shape)
+    expected = case.run(logprobs=True)
+    with torch.device("meta"):
+        found = case.run(logprobs=True)
+        if shape:
+            trees.launch(case.batch.parents, case.batch.offsets, max_draft=2)
+    assert_same(found, expected)
 
 
 CANARY = 0x5A
@@ -322,15 +328,15 @@ def test_a_seed_has_its_tokens_with_any_draft_and_anywhere():
     for slot in range(length + 1):  # token by token, without drafts
         none = torch.tensor([], dtype=torch.int64), torch.tensor([0, 0])
         step = Batch(logits[slot : slot + 1], *none, max_draft=0)
-        emitted = fused.verify_sampled(step, one._replace(positions=one.positions + slot))
+        emitted = sampled.launch(step, one._replace(positions=one.positions + slot))
         tokens.append(int(emitted.token_ids))
     whole = Batch(logits, torch.tensor(tokens[:length]), offsets, max_draft=length)
-    assert fused.verify_sampled(whole, one).token_ids.tolist() == [tokens]
+    assert sampled.launch(whole, one).token_ids.tolist() == [tokens]
     # Behind another request, with a tree whose second branch is the right one.
     ids = torch.tensor([*tokens[:3], vocabulary, tokens[0], *tokens[1:length]])
     parents = torch.tensor([-1, 0, 1, -1, -1, 1, 2, 3, 4, 5])
     rows = torch.cat([logits[:4], logits[:1], logits[:1], logits[1:]])
     both = Batch(rows, ids, torch.tensor([0, 3, 10]), max_draft=7, parents=parents)
-    emitted = fused.verify_sampled(both, one.of(torch.tensor([0, 0])))
+    emitted = sampled.launch(both, one.of(torch.tensor([0, 0])))
     assert emitted.token_ids[0, :4].tolist() == tokens[:4]
     assert emitted.token_ids[1, : length + 1].tolist() == tokens

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import TopPLogitsWarper
 
-from fastdraft.kernels.fused import threshold
-from fastdraft.kernels.fused.statistics import row_statistics
-from fastdraft.kernels.operands import Batch, Warpers
-from fastdraft.kernels.reference import CHUNK
-from fastdraft.kernels.reference.sampling import mask, weigh_rows
+from fastdraft.kernels import filters
+from fastdraft.kernels.chunks import mask
+from fastdraft.kernels.filters import weigh_rows
+from fastdraft.kernels.operands import CHUNK, Batch, Warpers
+from fastdraft.kernels.sampled import leave_statistics
 from fastdraft.kernels.workspace import PARTS, Scratch
 
 # Temperature, top-k, top-p, min-p.
@@ -39,9 +39,9 @@ FILTERS = [
 ROUNDING = 2e-6
 
 
-def options(rows, *, filters=FILTERS, first=0):
+def options(rows, *, of=FILTERS, first=0):
     """Filters of that many requests, in turn."""
-    each = zip(*((filters * rows)[first:][:rows]), strict=True)
+    each = zip(*((of * rows)[first:][:rows]), strict=True)
     return Warpers(*map(torch.tensor, each))
 
 
@@ -49,11 +49,11 @@ def run(logits, warpers, *, allowed=None, offsets=None, max_draft=0):
     """The statistics of rows, as they were and with the filters' thresholds."""
     offsets = torch.zeros(len(warpers.temperature) + 1).long() if offsets is None else offsets
     batch = Batch(logits, torch.zeros(int(offsets[-1])).long(), offsets, max_draft, None, allowed)
-    scratch = Scratch.take(batch, *threshold.BUFFERS, "chunk_maximum", "chunk_sum")
+    scratch = Scratch.take(batch, *filters.BUFFERS, "chunk_maximum", "chunk_sum")
     scratch.lowest.fill_(7.0)
-    row_statistics(batch, warpers.temperature, scratch)
+    leave_statistics(batch, warpers.temperature, scratch)
     before = scratch.chunk_sum.clone()
-    threshold.launch(batch, warpers, scratch)
+    filters.launch(batch, warpers, scratch)
     return scratch, before
 
 
@@ -81,14 +81,14 @@ def kept_of(row, lowest, last_tied):
     return (row > lowest) | ((row == lowest) & (tokens <= last_tied))
 
 
-def check(logits, filters, *, allowed=None):
+def check(logits, warpers, *, allowed=None):
     """Compares what is kept of each row, and the sums of what is, with what they should be."""
     x = logits.float() if allowed is None else mask(logits.float(), allowed)
-    scratch, before = run(logits, filters, allowed=allowed)
+    scratch, before = run(logits, warpers, allowed=allowed)
     lowest, sums = scratch.lowest, scratch.chunk_sum
-    weights, *_ = weigh_rows(x, filters)
+    weights, *_ = weigh_rows(x, warpers)
     for index, row in enumerate(x):
-        temperature, top_k, top_p, min_p = (float(value[index]) for value in filters)
+        temperature, top_k, top_p, min_p = (float(value[index]) for value in warpers)
         idle = not (0 < top_k < len(row) or top_p < 1 or min_p > 0)
         if idle or temperature == 0 or not math.isfinite(row.max()):
             assert lowest[index] == -math.inf
@@ -138,14 +138,14 @@ def test_negative_values(dtype):
     """Where rounding a key down is rounding away from zero."""
     random = Random(2)
     logits = -random.uniform(8, 5000) * torch.logspace(-3, 3, 8)[:, None]
-    check(logits.to(dtype), options(8, filters=[(1.0, 4, 1.0, 0.0), *FILTERS[:3]]))
+    check(logits.to(dtype), options(8, of=[(1.0, 4, 1.0, 0.0), *FILTERS[:3]]))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_many_values_to_keep(dtype):
     """More than the list of units has room for."""
     vocabulary = 20_000
-    filters = [
+    chosen = [
         (1.0, 0, 0.9, 0.0),
         (1.0, 15_000, 0.7, 0.0),
         (1.0, vocabulary - 1, 1.0, 0.0),
@@ -153,14 +153,14 @@ def test_many_values_to_keep(dtype):
     ]
     random = Random(0)
     logits = random.normal(4, vocabulary).to(dtype)
-    check(logits, options(4, filters=filters))
+    check(logits, options(4, of=chosen))
 
 
 def test_large_vocabularies():
     vocabulary = 262_144
     random = Random(0)
     logits = (random.normal(2, vocabulary) * 3).bfloat16()
-    check(logits, options(2, filters=[(1.0, 50, 0.9, 0.0), (0.5, 0, 0.8, 0.0)]))
+    check(logits, options(2, of=[(1.0, 50, 0.9, 0.0), (0.5, 0, 0.8, 0.0)]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
@@ -178,16 +178,16 @@ def test_any_strides(layout):
 
 @pytest.mark.parametrize("name", ["top_k", "top_p", "min_p"])
 def test_one_filter_alone(name):
-    filters = options(6)
+    warpers = options(6)
     logits = odd_rows(6, 2500, torch.float32, seed=5)
-    scratch, _ = run(logits, Warpers(filters.temperature, **{name: getattr(filters, name)}))
+    scratch, _ = run(logits, Warpers(warpers.temperature, **{name: getattr(warpers, name)}))
     without = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
     others = {
-        key: torch.full_like(getattr(filters, key), off)
+        key: torch.full_like(getattr(warpers, key), off)
         for key, off in without.items()
         if key != name
     }
-    expected, _ = run(logits, filters._replace(**others))
+    expected, _ = run(logits, warpers._replace(**others))
     assert torch.equal(scratch.lowest, expected.lowest)
     assert torch.equal(scratch.last_tied, expected.last_tied)
 
@@ -202,15 +202,15 @@ def test_ties(data):
     logits = torch.tensor(
         data.draw(st.lists(values, min_size=rows * vocabulary, max_size=rows * vocabulary))
     )
-    filters = st.tuples(
+    one = st.tuples(
         st.sampled_from([0.0, 0.5, 1.0]),
         st.integers(0, vocabulary + 1),
         st.sampled_from([0.0, 0.3, 0.9, 1.0]),
         st.sampled_from([0.0, 0.05, 0.6, 1.0]),
     )
-    chosen = data.draw(st.lists(filters, min_size=rows, max_size=rows))
+    chosen = data.draw(st.lists(one, min_size=rows, max_size=rows))
     dtype = data.draw(st.sampled_from(DTYPES))
-    check(logits.view(rows, vocabulary).to(dtype), options(rows, filters=chosen))
+    check(logits.view(rows, vocabulary).to(dtype), options(rows, of=chosen))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -236,10 +236,10 @@ def test_top_p_keeps_as_many_tied_tokens_as_transformers(dtype, share):
 
 def test_a_row_has_its_threshold_in_any_batch():
     logits = odd_rows(8, 9000, torch.float32, seed=6)
-    filters = options(8, first=1)
-    together, _ = run(logits, filters)
+    warpers = options(8, first=1)
+    together, _ = run(logits, warpers)
     for row in (0, 3, 6):
-        alone, _ = run(logits[row : row + 1], filters.of(slice(row, row + 1)))
+        alone, _ = run(logits[row : row + 1], warpers.of(slice(row, row + 1)))
         for name in ("lowest", "chunk_sum"):
             assert torch.equal(getattr(alone, name)[0], getattr(together, name)[row])
 
@@ -256,7 +256,7 @@ def test_options_that_are_no_numbers_end():
     random = Random(8)
     logits = random.normal(7, 2100) * 4
     nan = math.nan
-    filters = [
+    chosen = [
         (1.0, 5, 0.9, 0.1),
         (nan, 5, 0.9, 0.1),
         (-1.0, 5, 0.9, 0.1),
@@ -266,7 +266,7 @@ def test_options_that_are_no_numbers_end():
         (1.0, 5, 0.9, 0.1),
     ]
     logits[-1] = logits[0]
-    scratch, _ = run(logits, options(7, filters=filters))
+    scratch, _ = run(logits, options(7, of=chosen))
     for name in ("lowest", "chunk_sum"):
         assert torch.equal(getattr(scratch, name)[0], getattr(scratch, name)[-1])
 
@@ -276,7 +276,7 @@ def test_the_parts_of_a_chunk_are_those_of_the_statistics():
         logits = odd_rows(1, 3000, dtype, seed=9)
         batch = Batch(logits, torch.zeros(0).long(), torch.tensor([0, 0]), max_draft=0)
         scratch = Scratch.take(batch, "chunk_maximum", "chunk_sum", "part_maximum")
-        row_statistics(batch, torch.ones(1), scratch)
+        leave_statistics(batch, torch.ones(1), scratch)
         filled = torch.nn.functional.pad(logits.float(), (0, 72), value=-math.inf)
         unit = 16 // dtype.itemsize
         parts = filled.view(1, 3, -1, PARTS, 2 * unit).amax((2, 4))

@@ -1,23 +1,29 @@
-"""Depths, masks and compaction by the kernels against the reference."""
+"""Depths and masks by the kernel against the plain version."""
 
 from __future__ import annotations
+
+from unittest import mock
 
 import pytest
 import torch
 from adversarial import Random, offsets_of, tree_parents
 
-from fastdraft.kernels import fused, reference
-from fastdraft.kernels.fused import config
+from fastdraft.kernels import config, language, trees
 
 
 def check(parents, offsets, max_draft):
-    for name in ("tree_depths", "tree_attention_mask"):
-        ours, theirs = (
-            getattr(kernels, name)(parents, offsets, max_draft=max_draft)
-            for kernels in (fused, reference)
-        )
-        assert ours.dtype == theirs.dtype
-        assert torch.equal(ours, theirs), name
+    ours, theirs = (
+        version(parents, offsets, max_draft=max_draft)
+        for version in (trees.launch, trees.plain_mask)
+    )
+    assert ours.dtype == theirs.dtype
+    assert torch.equal(ours, theirs)
+    expected = trees.depths(parents, offsets, max_draft=max_draft)
+    with mock.patch.object(language, "has_kernels", return_value=True):
+        depths = trees.depths(parents, offsets, max_draft=max_draft)
+        assert torch.equal(trees.attention_mask(parents, offsets, max_draft=max_draft), ours)
+    assert depths.dtype == expected.dtype
+    assert torch.equal(depths, expected)
 
 
 @pytest.mark.parametrize("lengths", [[0], [1], [7, 0, 12, 64], [20, 3, 30, 0, 0, 1]])
@@ -44,13 +50,3 @@ def test_any_parents_are_slots_before():
     for _ in range(3):
         check(random.integers(-(2**40), 2**40, 15), offsets, 9)
         check(random.integers(-4, 20, 15).int(), offsets, 9)
-
-
-@pytest.mark.parametrize("shape", [(1, 0), (1, 1), (3, 7), (9, 40)])
-def test_compaction_is_the_reference(shape):
-    random = Random(0)
-    path = random.integers(-1, shape[1] + 1, *shape).int()
-    for each in (path, torch.nn.functional.pad(path, (0, 2))[:, : shape[1]]):
-        ours, theirs = fused.compaction_indices(each), reference.compaction_indices(path)
-        assert ours.dtype == theirs.dtype
-        assert torch.equal(ours, theirs)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from fastdraft.alignment import Aligner, Head, Texts, Trees
-from fastdraft.kernels import fused
-from fastdraft.kernels.fused import config
+from fastdraft.kernels import config, language
+from fastdraft.kernels.attention import Operands, cached_attention
 from fastdraft.verification import (
     tree_attention_mask,
     tree_depths,
@@ -26,13 +26,13 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 VOCABULARY = 128_256
 DRAFT = 3
 
-# Kernels that go over the whole vocabulary, whose loops the memory is to limit.
+# Kernels that go over the whole vocabulary, whose loops the memory is to limit; not where their
+# STATISTICS are off.
 OVER_THE_VOCABULARY = {
     "greedy_kernel",
     "rejection_kernel",
-    "rejection_statistics_kernel",
+    "rejection_rows_kernel",
     "sampled_kernel",
-    "statistics_kernel",
 }
 
 # Launches that calculate more than the time to read 16-bit logits leaves room for: masks, and sums
@@ -84,11 +84,10 @@ def rejection(dtype: torch.dtype, draft: str, **options: Any) -> None:
 
 
 def trees() -> None:
-    """What a forward over trees needs, and a cache after it."""
+    """What a forward over trees needs."""
     offsets = batch(torch.bfloat16)["offsets"]
     tree_depths(**TREE, offsets=offsets)
     tree_attention_mask(**TREE, offsets=offsets)
-    fused.compaction_indices(torch.zeros(2, DRAFT, dtype=torch.int32))
 
 
 def continuations(
@@ -116,7 +115,7 @@ def attention(
     query = torch.zeros(rows, width, 32, head_size, dtype=dtype).transpose(1, 2)
     keys, values = (torch.zeros(rows, 8, 4096, head_size, dtype=dtype) for _ in range(2))
     seen = torch.zeros(rows, 1, width, 3, dtype=torch.int64)
-    fused.cached_attention(query, keys, values, seen, scale=head_size**-0.5, **options)
+    cached_attention(Operands(query, keys, values, head_size**-0.5, **options), seen)
 
 
 def odd(dtype: torch.dtype, vocabulary: int, step: int) -> None:
@@ -203,7 +202,5 @@ def on_a_device(launch: Callable[[], None], *, amd: bool) -> None:
     with pytest.MonkeyPatch.context() as patch:
         if amd:
             patch.setattr(config, "wait_for_stores", lambda: config.WAIT_GFX9)
-        for module in ("verify", "rejection", "trees"):
-            patch.setattr(f"fastdraft.verification.{module}.kernels_for", lambda _: fused)
-        patch.setattr("fastdraft.alignment.kernels_for", lambda _: fused)
+        patch.setattr(language, "has_kernels", lambda _: True)
         launch()

@@ -80,6 +80,17 @@ class Specialisation:
         logits = self.signature.get("logits", ("",))
         return {"*bf16": 2, "*fp16": 2, "*fp32": 4}.get(logits[0])
 
+    @property
+    def label(self) -> str:
+        """The kernel's name, and whether it comes after filters."""
+        return self.name if self.leaves_statistics else f"{self.name} after filters"
+
+    @property
+    def leaves_statistics(self) -> bool:
+        """Whether it makes row statistics, or has no choice."""
+        names = self.kernel.arg_names
+        return "STATISTICS" not in names or self.constants[names.index("STATISTICS"),] is True
+
     def compile(self, target: GPUTarget) -> CompiledKernel:
         source = ASTSource(self.kernel, self.signature, self.constants, self.attributes)
         with active(target), triton.knobs.cache.scope(), TemporaryDirectory() as cache:

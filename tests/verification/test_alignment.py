@@ -7,7 +7,8 @@ import torch
 
 from fastdraft.alignment import Aligner, Texts, Trees
 from fastdraft.errors import InvalidValueError
-from waiting import Waited, no_waiting
+from fastdraft.kernels import align
+from waiting import Waited, as_on_a_device, no_waiting
 
 
 def aligner(**more):
@@ -66,7 +67,8 @@ def test_an_empty_batch():
     assert drafts.counts.tolist() == []
 
 
-def test_nothing_waits():
+def test_nothing_waits(monkeypatch):
+    monkeypatch.setattr(align, "plain", as_on_a_device(align.plain))
     drafter, operands = aligner(), (texts(), continuations(), *ROWS)
     with no_waiting():
         drafts = drafter.align(*operands)

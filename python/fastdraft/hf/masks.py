@@ -166,7 +166,7 @@ class Masks:
             if trees is not None and window is not None and window < width:
                 near = trees & (depths[:, :, None] - depths[:, None] < window)
             if self.by_lengths:
-                # `seen` of `fastdraft.kernels.reference.attention`: new tokens as bits.
+                # `seen` of `fastdraft.kernels.attention`: new tokens as bits.
                 bits = near @ (1 << np.arange(width))
                 numbers.append(np.stack(np.broadcast_arrays(starts, oldest, bits), -1)[:, None])
                 continue

@@ -38,7 +38,7 @@ from transformers.generation.stopping_criteria import (
 from fastdraft.errors import InvalidValueError
 from fastdraft.hf.device import lines_of, on_device
 from fastdraft.hf.grammar import Grammar
-from fastdraft.kernels import reference
+from fastdraft.kernels.filters import warp
 from fastdraft.kernels.operands import Warpers
 
 __all__ = ["PositionCriteria", "PositionProcessors", "Positions", "Warping"]
@@ -152,7 +152,7 @@ class Warping:
         """The scores (positions, vocabulary) after the warpers."""
         if self == Warping():
             return scores
-        return reference.warp(scores, Warpers(**self.of_rows(len(scores), scores.device)))
+        return warp(scores, Warpers(**self.of_rows(len(scores), scores.device)))
 
     def of_rows(self, rows: int, device: torch.device) -> dict[str, Any]:
         """The options of verification, as tensors (rows,) where they do something."""

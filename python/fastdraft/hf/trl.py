@@ -41,7 +41,8 @@ def attach(
     Args:
         trainer: A `GRPOTrainer` or `RLOOTrainer` that generates with transformers.
         config: How to draft, by default `DraftConfig()`.
-        memory_bytes: The most bytes of the memory, on each rank; the oldest text leaves first.
+        memory_bytes: The most bytes of the memory, on each rank. A full one keeps about as many
+            samples of each prompt.
 
     Returns:
         The memory: `add` samples of an earlier run to it, or `save` it for a later one.

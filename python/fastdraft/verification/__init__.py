@@ -54,9 +54,9 @@ be in order and within the rows, numbers in their ranges; emitted ids and paths 
 whatever ids and parents hold. Offsets, parents, options, seeds and positions may stay on the CPU
 beside logits on a device.
 
-Logits on a CPU take the reference, `fastdraft.kernels.reference`, in plain PyTorch. Those on CUDA
-and ROCm devices take Triton's kernels, which read them once. Without Triton, and for float64
-logits, they take the reference there too, which does wait: it reads the target's tokens back.
+Logits on a CPU take the plain version of an operation, in PyTorch. Those on CUDA and ROCm devices
+take its Triton kernel, which reads them once. Without Triton, and for float64 logits, they take the
+plain version there too, which does wait: it reads the target's tokens back.
 """
 
 from __future__ import annotations
@@ -71,9 +71,8 @@ except ModuleNotFoundError as error:
 
 from fastdraft.kernels.operands import Status, Verified
 from fastdraft.kernels.workspace import Workspace
-from fastdraft.verification.rejection import verify_rejection
 from fastdraft.verification.trees import compaction_indices, tree_attention_mask, tree_depths
-from fastdraft.verification.verify import verify_greedy, verify_sampled
+from fastdraft.verification.verify import verify_greedy, verify_rejection, verify_sampled
 
 __all__ = [
     "Status",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fastdraft.errors import InvalidValueError
-from fastdraft.kernels.operands import Batch, Sampling, Warpers
+from fastdraft.kernels.operands import Batch, DraftDistribution, Sampling, Warpers
 from fastdraft.kernels.workspace import LIKELIEST, Size, Workspace
 
 P = ParamSpec("P")
@@ -65,46 +65,55 @@ def check_batch(
         raise InvalidValueError(f"workspace must be a Workspace, got {type(workspace).__name__}")
     check_tensor("logits", logits, LOGIT_TYPES, dimensions=2)
     rows, vocabulary = logits.shape
-    drafted = len(draft_ids)
+    drafted, device = len(draft_ids), logits.device
+    is_known = False
     if workspace is not None and workspace.has_checked and max_draft is not None:
         size = Size(rows, vocabulary, len(offsets) - 1, max_draft)
-        if (
+        is_known = (
             rows == drafted + size.requests
             and workspace.has_room(size)
-            and logits.device == workspace.device
-        ):
-            return Batch(
-                logits,
-                _place(draft_ids, logits.device, draft_ids.dtype),
-                _place(offsets, logits.device, torch.int64),
-                max_draft,
-                None if parents is None else _place(parents, logits.device, parents.dtype),
-                None if allowed is None else _place(allowed, logits.device, torch.int32),
-                logprobs,
-                raw_logprobs,
-                workspace,
-                likeliest,
-            )
-    if vocabulary < 1:
-        raise InvalidValueError("logits must have a vocabulary of at least 1 token, got 0")
-    if logits.device.type == "mps":
-        raise InvalidValueError("logits must be on a device with float64, got mps")
-    check_tensor("draft_ids", draft_ids, INTEGER_TYPES, dimensions=1)
-    check_device("draft_ids", draft_ids, logits.device)
-    if max_draft is None and workspace is not None and not on_host(offsets):
-        max_draft = workspace.size.max_draft
-    max_draft = _check_drafts(offsets, drafted, max_draft, logits.device)
-    requests = len(offsets) - 1
-    if rows != drafted + requests:
-        raise InvalidValueError(
-            f"logits must have {drafted + requests} rows ({drafted} draft tokens + {requests} "
-            f"requests), got {rows}"
+            and device == workspace.device
         )
-    if workspace is not None:
-        _check_workspace(workspace, logits, Size(rows, vocabulary, requests, max_draft))
-    if parents is not None:
-        check_device("parents", parents, logits.device)
-        parents = _check_parents(parents, draft_ids, offsets)
+    if not is_known:
+        if vocabulary < 1:
+            raise InvalidValueError("logits must have a vocabulary of at least 1 token, got 0")
+        if device.type == "mps":
+            raise InvalidValueError("logits must be on a device with float64, got mps")
+        check_tensor("draft_ids", draft_ids, INTEGER_TYPES, dimensions=1)
+        check_device("draft_ids", draft_ids, device)
+        if max_draft is None and workspace is not None and not on_host(offsets):
+            max_draft = workspace.size.max_draft
+        max_draft = _check_drafts(offsets, drafted, max_draft, device)
+        requests = len(offsets) - 1
+        if rows != drafted + requests:
+            raise InvalidValueError(
+                f"logits must have {drafted + requests} rows ({drafted} draft tokens + {requests} "
+                f"requests), got {rows}"
+            )
+        if workspace is not None:
+            _check_workspace(workspace, logits, Size(rows, vocabulary, requests, max_draft))
+        if parents is not None:
+            check_device("parents", parents, device)
+            parents = _check_parents(parents, draft_ids, offsets)
+        _check_options(logits, allowed, likeliest, logprobs=logprobs, raw_logprobs=raw_logprobs)
+    assert max_draft is not None
+    return Batch(
+        logits,
+        _place(draft_ids, device, draft_ids.dtype),
+        _place(offsets, device, torch.int64),
+        max_draft,
+        None if parents is None else _place(parents, device, parents.dtype),
+        None if allowed is None else _place(allowed, device, torch.int32),
+        logprobs,
+        raw_logprobs,
+        workspace,
+        int(likeliest),
+    )
+
+
+def _check_options(logits: Tensor, allowed: Tensor | None, likeliest: int, **asked: bool) -> None:
+    """Checks what else is asked of a batch."""
+    rows, vocabulary = logits.shape
     if allowed is not None:
         check_tensor("allowed", allowed, (torch.int32,), dimensions=2)
         if allowed.shape != (rows, words := -(-vocabulary // 32)):
@@ -113,23 +122,11 @@ def check_batch(
                 f"for each of {vocabulary} tokens, got shape {tuple(allowed.shape)}"
             )
         check_device("allowed", allowed, logits.device)
-    for name, value in (("logprobs", logprobs), ("raw_logprobs", raw_logprobs)):
+    for name, value in asked.items():
         if not isinstance(value, bool):
             raise InvalidValueError(f"{name} must be True or False, got {value!r}")
     if not (isinstance(likeliest, Integral) and 0 <= likeliest <= LIKELIEST):
         raise InvalidValueError(f"likeliest must be from 0 to {LIKELIEST}, got {likeliest!r}")
-    return Batch(
-        logits,
-        _place(draft_ids, logits.device, draft_ids.dtype),
-        _place(offsets, logits.device, torch.int64),
-        max_draft,
-        None if parents is None else _place(parents, logits.device, parents.dtype),
-        None if allowed is None else _place(allowed, logits.device, torch.int32),
-        logprobs,
-        raw_logprobs,
-        workspace,
-        int(likeliest),
-    )
 
 
 def check_tree(parents: Tensor, offsets: Tensor, max_draft: int | None) -> tuple[Tensor, int]:
@@ -199,13 +196,9 @@ def check_sampling(
     min_p: float | Tensor,
     seeds: Tensor,
     positions: Tensor,
-    trusted: bool,
 ) -> Sampling | None:
-    """Checks what tokens are drawn by; None where all requests are known to be greedy.
-
-    trusted: values in tensors are not looked at.
-    """
-    requests, device = batch.requests, batch.logits.device
+    """Checks what tokens are drawn by; None where all requests are known to be greedy."""
+    requests, device, trusted = batch.requests, batch.logits.device, is_trusted(batch)
     options = zip(
         (_TEMPERATURE, _TOP_K, _TOP_P, _MIN_P), (temperature, top_k, top_p, min_p), strict=True
     )
@@ -217,6 +210,72 @@ def check_sampling(
     if not trusted and on_host(positions) and requests and int(positions.min()) < 0:
         raise InvalidValueError(f"positions must be at least 0, got {int(positions.min())}")
     return None if heat is None else Sampling(Warpers(heat, *filters), drawn_by, placed)
+
+
+def check_distributions(
+    batch: Batch, draft_probs: Tensor | None, draft_logits: Tensor | None
+) -> DraftDistribution:
+    """Checks the drafts' distributions; on a CPU also that each can have given its token."""
+    if (draft_probs is None) == (draft_logits is None):
+        raise InvalidValueError(
+            "one of draft_probs and draft_logits must be given, got "
+            + ("neither" if draft_probs is None else "both")
+        )
+    logits, draft_ids, offsets = batch[:3]
+    name = "draft_logits" if draft_probs is None else "draft_probs"
+    distribution = draft_logits if draft_probs is None else draft_probs
+    check_tensor(name, distribution, LOGIT_TYPES, dimensions=2)
+    assert distribution is not None
+    expected = (len(draft_ids), logits.shape[1])
+    if distribution.shape != expected:
+        raise InvalidValueError(
+            f"{name} must have a row for each draft token and a column for each token of the "
+            f"vocabulary, {expected}, got shape {tuple(distribution.shape)}"
+        )
+    if distribution.device != logits.device:
+        raise InvalidValueError(
+            f"{name} must be on the logits' device, {logits.device}, got {distribution.device}"
+        )
+    checked = DraftDistribution(distribution, is_logits=draft_probs is None)
+    if is_trusted(batch) or not on_host(distribution) or not len(distribution):
+        return checked
+    ids = draft_ids.long()
+    unknown = (ids < 0) | (ids >= logits.shape[1])
+    if unknown.any():
+        token = int(unknown.int().argmax())
+        raise InvalidValueError(
+            "draft_ids must be drawn from their distributions, from 0 to "
+            f"{logits.shape[1] - 1}, got "
+            f"{int(ids[token])} in request {request_of(token, offsets)}"
+        )
+    drawn = distribution.gather(1, ids[:, None])[:, 0]
+    if draft_probs is None:
+        wrong, likely = ~drawn.isfinite(), "finite for the tokens drawn"
+    else:
+        wrong, likely = ~((drawn > 0) & (drawn <= 1)), "in (0, 1] for the tokens drawn"
+    if wrong.any():
+        token = int(wrong.int().argmax())
+        raise InvalidValueError(
+            f"{name} must be {likely}, got {drawn[token].item()} for token {int(ids[token])} in "
+            f"request {request_of(token, offsets)}"
+        )
+    if draft_probs is not None:
+        lowest, highest = draft_probs.aminmax(dim=1)
+        wrong = ~((lowest >= 0) & (highest <= 1))
+        if wrong.any():
+            token = int(wrong.int().argmax())
+            found = lowest if not lowest[token] >= 0 else highest
+            raise InvalidValueError(
+                f"draft_probs must be in [0, 1], got {found[token].item()} in the row of draft "
+                f"token {token - int(offsets[request_of(token, offsets)])} of request "
+                f"{request_of(token, offsets)}"
+            )
+    return checked
+
+
+def is_trusted(batch: Batch) -> bool:
+    """Whether values in tensors are not looked at, since those of earlier batches were right."""
+    return batch.workspace is not None and batch.workspace.has_checked
 
 
 def without_gradients(function: Callable[P, T]) -> Callable[P, T]:

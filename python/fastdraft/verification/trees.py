@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fastdraft.verification.backend import kernels_for
+from fastdraft.kernels import trees
 from fastdraft.verification.checks import check_tensor, check_tree
 
 
@@ -20,7 +20,7 @@ def tree_depths(parents: Tensor, offsets: Tensor, *, max_draft: int | None = Non
     parents, offsets and max_draft are as in `verify_greedy`, and checked as there.
     """
     offsets, max_draft = check_tree(parents, offsets, max_draft)
-    return kernels_for(parents).tree_depths(parents, offsets, max_draft=max_draft)
+    return trees.depths(parents, offsets, max_draft=max_draft)
 
 
 @torch.no_grad()
@@ -37,7 +37,7 @@ def tree_attention_mask(
     grow with the square of max_draft.
     """
     offsets, max_draft = check_tree(parents, offsets, max_draft)
-    return kernels_for(parents).tree_attention_mask(parents, offsets, max_draft=max_draft)
+    return trees.attention_mask(parents, offsets, max_draft=max_draft)
 
 
 @torch.no_grad()
@@ -54,4 +54,4 @@ def compaction_indices(path: Tensor) -> Tensor:
         InvalidValueError: it is none.
     """
     check_tensor("path", path, (torch.int32,), dimensions=2)
-    return kernels_for(path).compaction_indices(path)
+    return trees.compaction_indices(path)

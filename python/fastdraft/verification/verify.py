@@ -1,13 +1,18 @@
-"""Verification of drafts without probabilities: greedy and sampled."""
+"""The checked entries to verification: greedy, sampled, and by rejection."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
+from fastdraft.kernels import greedy, rejection, sampled
 from fastdraft.kernels.operands import Batch, Verified
 from fastdraft.kernels.workspace import Workspace
-from fastdraft.verification.backend import kernels_for
-from fastdraft.verification.checks import check_batch, check_sampling, without_gradients
+from fastdraft.verification.checks import (
+    check_batch,
+    check_distributions,
+    check_sampling,
+    without_gradients,
+)
 
 
 @without_gradients
@@ -60,7 +65,7 @@ def verify_greedy(
         workspace=workspace,
         likeliest=likeliest,
     )
-    return finished(batch, kernels_for(logits).verify_greedy(batch))
+    return _finished(batch, greedy.verify(batch))
 
 
 @without_gradients
@@ -114,7 +119,6 @@ def verify_sampled(
     Time is linear in the logits, plus about a thousand random values a row; top_k and top_p look
     several times at the logits that they may keep.
     """
-    trusted = isinstance(workspace, Workspace) and workspace.has_checked
     batch = check_batch(
         logits,
         draft_ids,
@@ -135,17 +139,99 @@ def verify_sampled(
         min_p=min_p,
         seeds=seeds,
         positions=positions,
-        trusted=trusted,
     )
-    kernels = kernels_for(logits)
     if sampling is None:
-        emitted = kernels.verify_greedy(batch)
-    else:
-        emitted = kernels.verify_sampled(batch, sampling)
-    return finished(batch, emitted)
+        return _finished(batch, greedy.verify(batch))
+    return _finished(batch, sampled.verify(batch, sampling))
 
 
-def finished(batch: Batch, emitted: Verified) -> Verified:
+@without_gradients
+def verify_rejection(
+    logits: Tensor,
+    draft_ids: Tensor,
+    offsets: Tensor,
+    *,
+    draft_probs: Tensor | None = None,
+    draft_logits: Tensor | None = None,
+    temperature: float | Tensor = 1.0,
+    top_k: int | Tensor = 0,
+    top_p: float | Tensor = 1.0,
+    min_p: float | Tensor = 0.0,
+    seeds: Tensor,
+    positions: Tensor,
+    allowed: Tensor | None = None,
+    logprobs: bool = False,
+    raw_logprobs: bool = False,
+    max_draft: int | None = None,
+    workspace: Workspace | None = None,
+) -> Verified:
+    """Accepts drafts drawn from known distributions, as often as lossless verification can.
+
+    With p the target's distribution after temperature and filters, and q those that the draft
+    tokens d were drawn from, the first j tokens are accepted with probability k_j = min(1, k_(j-1)
+    p(d_j) / q(d_j)), k_0 = 1: a draft is verified as a block (Sun et al., Block verification
+    accelerates speculative decoding, 2025). That accepts at least as many tokens on average as
+    testing them one by one does, with the same drafts, and more where drafts are long and p and q
+    differ in places. What is emitted has exactly the distribution p.
+
+    For that, each draft token must be drawn from its q, given the ones before it, with noise that
+    is independent of this one *and of that of all earlier steps*: the number of accepted tokens
+    depends on the rejected ones, so a step that drew them again by the same random numbers would be
+    biased. `verify_sampled` draws them, of a draft model's logits without drafts, in one launch on
+    a device; with seeds that are not these, and other ones in each step.
+
+    A bonus token, after a whole draft or none, is the one that `verify_sampled` gives there. A
+    draft token's acceptance depends on the request's seed, the position of its next token and its
+    own rows, not on the rest of the batch.
+
+    Args:
+        logits, draft_ids, offsets: the ragged batch, as the module describes it; the drafts are
+            chains.
+        draft_probs: bfloat16, float16, float32 or float64 (drafted, vocabulary), on the logits'
+            device: row i is the distribution of draft token i. It is taken as it is: where it does
+            not sum to 1, what is emitted is off by about as much.
+        draft_logits: given instead, logits whose softmax is the distribution: temperature and
+            filters are applied already, and what was never drafted is -inf.
+        temperature, top_k, top_p, min_p, seeds, positions: as in `verify_sampled`, for the target.
+        allowed, max_draft, workspace: as in `verify_greedy`; they are the target's.
+        logprobs, raw_logprobs: as in `verify_greedy`, under p, which recovered tokens have too.
+
+    Raises:
+        InvalidValueError: an operand has a wrong type, shape or device, or a value out of range;
+            draft_probs and draft_logits are both given or both missing; a draft token cannot have
+            been drawn from its distribution. Where that cannot be checked, on a device, the draft
+            ends before a token outside the vocabulary, or of probability 0 or NaN. It also ends
+            before a row of the target with NaN, or whose maximum is infinite.
+
+    Time is linear in the logits and in the draft's.
+    """
+    batch = check_batch(
+        logits,
+        draft_ids,
+        offsets,
+        allowed=allowed,
+        logprobs=logprobs,
+        raw_logprobs=raw_logprobs,
+        max_draft=max_draft,
+        workspace=workspace,
+    )
+    distribution = check_distributions(batch, draft_probs, draft_logits)
+    sampling = check_sampling(
+        batch,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seeds=seeds,
+        positions=positions,
+    )
+    if sampling is None:
+        # At temperature 0 the target is certain of its argmax, and accepts that alone.
+        return _finished(batch, greedy.verify(batch))
+    return _finished(batch, rejection.verify(batch, sampling, distribution))
+
+
+def _finished(batch: Batch, emitted: Verified) -> Verified:
     """The result, after which later operands in the workspace are trusted."""
     if batch.workspace is not None:
         batch.workspace.has_checked = True

@@ -11,6 +11,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from fastdraft.kernels.operands import width_beside_head
+
 __all__ = ["BINS", "HeadRecord"]
 
 BINS: Final = 8
@@ -50,7 +52,7 @@ class HeadRecord:
         # By place, of the step under way: whose text it follows, its length, a bin and two drafts.
         self._numbers: Rows = np.zeros(places, dtype=np.int64)
         self._lengths: Rows = np.zeros(places, dtype=np.int64)
-        self.width = 1 + 2 * lookahead
+        self.width = width_beside_head(lookahead)
         self._drafts: NDArray[np.int32] = np.zeros((places, self.width), dtype=np.int32)
 
     def observe(

@@ -100,7 +100,7 @@ class FastdraftProposer(VllmRequests[_Text]):
             AttributeError: It lacks what is needed.
         """
         # Looked up once here, so that a changed runner shows before the first request.
-        runner.input_batch.req_ids, runner.requests.keys()
+        runner.input_batch.req_ids, runner.input_batch.num_logprobs, runner.requests.keys()
         execute = runner.execute_model
         self._runner = runner
         if self._drafts:

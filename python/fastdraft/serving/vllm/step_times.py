@@ -122,12 +122,11 @@ class StepTimes:
         """
         # What is priced by itself, or nearly all of it if it took less than that this time.
         seconds = max(seconds - self._line_seconds * lines, 0.1 * seconds)
-        forwards = len(self._forwards)
-        forward = self._forwards.popleft() if forwards else decoded
+        forwards = [*self._forwards]
         self._forwards.clear()
-        # Without the runner, the size of a forward is known only if it reads no prompt.
-        if not decoded or forwards > 1 or (not forwards and len(decoded) < rows):
+        if not decoded or len(forwards) != 1:
             return
+        [forward] = forwards
         tokens = sum(forward.values())
         prompt_tokens = tokens - sum(map(forward.get, decoded, itertools.repeat(0)))
         self._prompt_tokens += _PROMPT_RATE * (prompt_tokens - self._prompt_tokens)

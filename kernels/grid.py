@@ -1,4 +1,14 @@
-"""What kernels over rows of logits share: places, loads, keys in the order of floats, arrivals.
+"""What the programs of a kernel share: operands, places, loads, ordered keys, arrivals.
+
+**Operands.** Kernels take named tuples in place of long lists. Triton takes one apart where a
+kernel is launched, and compiles it as if its members were arguments of their own, None and
+constants too. With one difference, in all versions from 3.3 to 3.9: `do_not_specialize` and
+`do_not_specialize_on_alignment` do not reach into a tuple. So what changes from one batch to the
+next, and what callers may cut out of other tensors, are arguments of their own, `PER_BATCH` and
+`ANY_ALIGNMENT`; a kernel packs them into tuples of its own at once. Triton 3.3 allows neither None
+nor constants in a tuple made in a kernel. Any pointer stands there for an operand that is missing,
+and a constant tells. In the interpreter a constant member has to stand to the right of a tensor: a
+number times a constant is a constant.
 
 **Who finishes.** Programs that work on parts of one thing (a row, a request) leave what they found
 in the workspace, then count themselves in: `last_to_arrive`. The last one finds all that the others
@@ -17,21 +27,181 @@ Nothing waits for another program, so programs may run in any order and number a
 
 from __future__ import annotations
 
-import triton
-import triton.language as tl
+import functools
+from typing import Any, NamedTuple
 
-from fastdraft.kernels import reference
-from fastdraft.kernels.fused.arguments import Place
+import torch
+from torch import Tensor
 
-CHUNK = tl.constexpr(reference.CHUNK)
+from fastdraft.kernels import config, operands
+from fastdraft.kernels.language import jit, tl
+from fastdraft.kernels.operands import Batch
+
+CHUNK = tl.constexpr(operands.CHUNK)
 
 # `ordered_key` of NaN, of +inf and of -inf.
 NAN_KEY = tl.constexpr(0x7FFFFFFF)
 INFINITE_KEY = tl.constexpr(0x7F800000)
 EMPTY_KEY = tl.constexpr(-0x7F800001)
 
+# Operands that a kernel is not compiled anew for: they change from one batch to the next.
+PER_BATCH = (
+    *("rows", "requests", "drafted", "max_draft", "allowed_stride", "programs", "tiles", "count"),
+)
+# Nor for how these lie, of which only few values are read.
+ANY_ALIGNMENT = (
+    "draft_ids",
+    "parents",
+    "offsets",
+    "allowed",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "seeds",
+    "positions",
+)
 
-@triton.jit
+
+class Rows(NamedTuple):
+    """Rows of a value for each token of the vocabulary: logits, or what drafts were drawn from.
+
+    data: bfloat16, float16 or float32 (rows, vocabulary).
+    row_stride, token_stride: in values.
+    vocabulary: their number in a row.
+    WIDTH: how many values are loaded together.
+    ALIGNED: every row begins at a multiple of so many values.
+    CONTIGUOUS: whether token_stride is 1.
+    """
+
+    data: Any
+    row_stride: Any
+    token_stride: Any
+    vocabulary: Any
+    WIDTH: Any
+    ALIGNED: Any
+    CONTIGUOUS: Any
+
+    @classmethod
+    def of(cls, values: Tensor, width: int | None = None) -> Rows:
+        """width: that of one load, unless given."""
+        constants = width or config.width(values.dtype), config.unit(values), values.stride(1) == 1
+        row_stride, token_stride = values.stride()
+        vocabulary = values.shape[1]
+        return cls(values, row_stride, token_stride, vocabulary, *map(_constant, constants))
+
+
+class Config(NamedTuple):
+    """What a kernel is compiled for, besides its operands.
+
+    REQUESTS: how many requests are looked through together for the one that a row belongs to.
+    BLOCK: at least the chunks of a row, a power of two.
+    CHUNKS: the chunks that a program looks at together.
+    SLOTS: the slots of a draft that are looked at together.
+    WAIT: the instruction that waits for a wave's stores, None for none.
+    ALLOWED, TREE: whether there is a mask, whether there are parents.
+    """
+
+    REQUESTS: Any
+    BLOCK: Any
+    CHUNKS: Any
+    SLOTS: Any
+    WAIT: Any
+    ALLOWED: Any
+    TREE: Any
+
+    @classmethod
+    def of(cls, batch: Batch) -> Config:
+        return cls(
+            _constant(config.requests_block(batch.requests)),
+            _constant(config.chunks_block(batch.logits.shape[1])),
+            _constant(config.TILE_CHUNKS),
+            _constant(config.SLOTS),
+            _constant(config.wait_for_stores()),
+            _constant(batch.allowed is not None),
+            _constant(batch.parents is not None),
+        )
+
+
+@functools.lru_cache(typed=True)
+def _constant(value: object) -> object:
+    """A constant member of a tuple: the same one each time, which launches recognise quickly."""
+    return None if value is None else tl.constexpr(value)
+
+
+class Drafts(NamedTuple):
+    """The drafts of a batch, and its sizes. Made in kernels.
+
+    draft_ids, parents: int32 or int64 (drafted,); offsets: int64 (requests + 1,); the sizes are
+    int32 scalars.
+    """
+
+    draft_ids: Any
+    parents: Any
+    offsets: Any
+    rows: Any
+    requests: Any
+    drafted: Any
+    max_draft: Any
+
+
+class Place(NamedTuple):
+    """A row of logits in its request. Made in kernels; int32 scalars.
+
+    first: the request's first row; size: how many draft tokens it has, at most max_draft.
+    """
+
+    row: Any
+    request: Any
+    first: Any
+    size: Any
+
+
+class Draws(NamedTuple):
+    """What the tokens of each request are drawn by. Made in kernels.
+
+    temperature: float32 (requests,); seeds, positions: int64 (requests,).
+    """
+
+    temperature: Any
+    seeds: Any
+    positions: Any
+
+
+def run(
+    kernel: Any,
+    count: int,
+    batch: Batch,
+    /,
+    *,
+    logits: Rows | None = None,
+    split: config.Split | None = None,
+    **more: Any,
+) -> None:
+    """Launches a kernel over so many rows or requests of a batch.
+
+    logits: the batch's, unless given. split: of a row or request among programs, if the kernel
+    takes one. more: what else it takes.
+    """
+    with torch.cuda.device_of(batch.logits):
+        kernel[(count * (split.programs if split else 1),)](
+            logits=logits or Rows.of(batch.logits),
+            draft_ids=batch.draft_ids,
+            parents=batch.draft_ids if batch.parents is None else batch.parents,
+            offsets=batch.offsets,
+            allowed=batch.offsets if batch.allowed is None else batch.allowed,
+            allowed_stride=0 if batch.allowed is None else batch.allowed.stride(0),
+            rows=len(batch.logits),
+            requests=batch.requests,
+            drafted=len(batch.draft_ids),
+            max_draft=batch.max_draft,
+            C=Config.of(batch),
+            **(split._asdict() if split else {}),
+            **{"num_warps": config.WARPS, **more},
+        )
+
+
+@jit
 def locate(row, drafts, REQUESTS: tl.constexpr):
     """Where a row of logits belongs: its `Place`, and whether it is one of the size + 1 that count.
 
@@ -57,13 +227,13 @@ def locate(row, drafts, REQUESTS: tl.constexpr):
     return Place(row, count - 1, first, size), used
 
 
-@triton.jit
+@jit
 def drafted_at(place, slot):
     """Where the draft token of a request's slot, from 1, stands in draft_ids; any int32."""
     return place.first - place.request + slot - 1
 
 
-@triton.jit
+@jit
 def parent_slot(place, slot, drafts):
     """The slot of a slot's parent, from 1: before it, whatever parents hold."""
     at = drafted_at(place, slot)
@@ -71,7 +241,7 @@ def parent_slot(place, slot, drafts):
     return tl.maximum(tl.minimum(parent, slot - 2), -1).to(tl.int32) + 1
 
 
-@triton.jit
+@jit
 def depth_of(place, drafts, TREE: tl.constexpr):
     """How many draft tokens lead to a row's slot, itself included."""
     slot = place.row - place.first
@@ -84,13 +254,13 @@ def depth_of(place, drafts, TREE: tl.constexpr):
     return depth
 
 
-@triton.jit
+@jit
 def values_of(rows, row):
     """Where the values of a row begin."""
     return rows.data + tl.multiple_of(row.to(tl.int64) * rows.row_stride, rows.ALIGNED)
 
 
-@triton.jit
+@jit
 def load_units(rows, values, unit, WHOLE: tl.constexpr):
     """Units of WIDTH consecutive values of a row, float32 (*unit.shape, WIDTH).
 
@@ -105,7 +275,7 @@ def load_units(rows, values, unit, WHOLE: tl.constexpr):
     return tl.load(place, mask=token < rows.vocabulary, other=float("-inf")).to(tl.float32)
 
 
-@triton.jit
+@jit
 def only_allowed(x, allowed, rows, unit):
     """x, as `load_units` gave it, with -inf where the row's bit mask does not allow the token.
 
@@ -117,7 +287,7 @@ def only_allowed(x, allowed, rows, unit):
     return tl.where((bits & 1) != 0, x, float("-inf"))
 
 
-@triton.jit
+@jit
 def load_allowed(rows, values, allowed, unit, ALLOWED: tl.constexpr):
     """Units of a row, with -inf for what its mask, if there is one, does not allow."""
     x = load_units(rows, values, unit, False)
@@ -126,25 +296,25 @@ def load_allowed(rows, values, allowed, unit, ALLOWED: tl.constexpr):
     return x
 
 
-@triton.jit
+@jit
 def passes(x, token, lowest, last_tied):
     """Whether a row's filters keep logits x of these tokens; `lowest`, `last_tied`: the row's."""
     return (x > lowest) | ((x == lowest) & (token <= last_tied))
 
 
-@triton.jit
+@jit
 def units_of(chunk, rows):
     """The units of a chunk."""
     return chunk * (CHUNK // rows.WIDTH) + tl.arange(0, CHUNK // rows.WIDTH)
 
 
-@triton.jit
+@jit
 def tokens_of(unit, rows):
     """The tokens of units, (*unit.shape, WIDTH)."""
     return tl.expand_dims(unit, -1) * rows.WIDTH + tl.arange(0, rows.WIDTH)
 
 
-@triton.jit
+@jit
 def ordered_key(x):
     """int32 keys in the order of float32 values: NaN above all and equal, -0.0 equal to 0.0."""
     bits = x.to(tl.int32, bitcast=True)
@@ -153,13 +323,13 @@ def ordered_key(x):
     return tl.where(x != x, NAN_KEY, key)
 
 
-@triton.jit
+@jit
 def value_of(key):
     """The float32 value of an `ordered_key`."""
     return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
-@triton.jit
+@jit
 def pack(key, index):
     """An int32 key and a 31-bit index as a positive int64, whose largest is the largest key's.
 
@@ -168,14 +338,14 @@ def pack(key, index):
     return ((key.to(tl.int64) + 0x80000000) << 31) | (0x7FFFFFFF - index).to(tl.int64)
 
 
-@triton.jit
+@jit
 def unpack(packed):
     """(key, index) of `pack`; of 0, a key below all others and an index."""
     key = ((packed >> 31) - 0x80000000).to(tl.int32)
     return key, 0x7FFFFFFF - (packed & 0x7FFFFFFF).to(tl.int32)
 
 
-@triton.jit
+@jit
 def last_to_arrive(counter, expected, WAIT: tl.constexpr):
     """Counts the program in; whether it is the last of `expected`, and the counter 0 again.
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from scipy import stats
 
-from fastdraft.kernels import reference
-from fastdraft.kernels.reference import sampling
+from fastdraft.kernels import operands
+from fastdraft.kernels.noise import exponential_noise
 from fastdraft.verification import verify_greedy, verify_sampled
 
 N = 100_000
@@ -94,7 +94,7 @@ def in_chunks(*, first):
 
 @in_chunks(first=8)
 def test_without_drafts(options, chunk, monkeypatch):
-    monkeypatch.setattr(sampling, "CHUNK", chunk)
+    monkeypatch.setattr(operands, "CHUNK", chunk)
     logits = rows(1)
     verified = verify_many(logits, [], seeds=torch.arange(N), **options)
     counts = np.bincount(verified.token_ids[:, 0], minlength=VOCABULARY)
@@ -103,7 +103,7 @@ def test_without_drafts(options, chunk, monkeypatch):
 
 @in_chunks(first=1024)
 def test_joint_distribution_of_accepted_and_last_token(options, chunk, monkeypatch):
-    monkeypatch.setattr(sampling, "CHUNK", chunk)
+    monkeypatch.setattr(operands, "CHUNK", chunk)
     logits = rows(3)
     distributions = [exact(row, **options) for row in logits]
     # A likely token, then a middling one, so that every outcome occurs.
@@ -179,9 +179,7 @@ def test_chunks_of_a_real_vocabulary(options):
 
 def test_noise_is_exponential_far_into_both_tails():
     n = 2_000_000
-    noise = reference.exponential_noise(
-        torch.tensor([3]), torch.tensor([4]), torch.arange(n), stream=0
-    )
+    noise = exponential_noise(torch.tensor([3]), torch.tensor([4]), torch.arange(n), stream=0)
     assert stats.kstest(noise[0, :N].numpy(), "expon").pvalue > SIGNIFICANT
     for limit in [2.0**-18, 2.0**-14, 2.0**-10, 2.0**-4]:
         hits = int((noise < limit).sum())
@@ -223,7 +221,7 @@ SAME = torch.zeros(N, dtype=torch.int64)
 def test_pairs_of_draws_are_independent(
     seeds, positions, other_seeds, other_positions, chunk, monkeypatch
 ):
-    monkeypatch.setattr(sampling, "CHUNK", chunk)
+    monkeypatch.setattr(operands, "CHUNK", chunk)
     logits = rows(1, 20)
     distribution = exact(logits[0])
     pairs = np.zeros((20, 20))

@@ -1,31 +1,118 @@
-"""Attention of a step's new tokens to the cache: Triton kernels that read each key once a program.
+"""Attention of the new tokens of a step to a cache whose rows have lengths of their own.
 
-`fastdraft.kernels.reference.attention` says what they compute. The new tokens of a step are few, so
-a row and key head alone give a device too little to do: the cache's tokens are split among
-programs, each of which goes over its part with a running softmax (Milakov and Gimelshein, 2018;
-flash-decoding, Dao et al., 2023), and a second launch combines the parts. All query heads that
-share a key head are queries of the same program.
+A step has `width` new tokens a row: the text's last token and a draft, a chain or a tree. Their
+keys and values stand in the cache already. Token t of a row's text stands in column t % columns, so
+layers with a sliding window keep a ring; the new tokens count on from the text's, in their order.
 
-A program goes over tokens, not columns: from the first that one of its queries sees to the last new
-one. So a long buffer costs nothing until it is filled, and of padding and beyond windows nothing is
-read.
+No mask is passed. What each query sees are three numbers, `seen`, int64 (rows, 1, width, 3):
+
+- start: how many tokens stand before the new ones, the same for all queries of a row;
+- first: of these, the query sees the ones from `first` on, which is behind padding on the left and
+  no further back than the window;
+- new: it sees the new token j, which is token start + j of the row, where bit j is set.
+
+Each query sees at least one token, and start + width - first is at most the number of columns.
+
+**On a device** the new tokens of a step are few, so a row and key head alone give it too little to
+do: the cache's tokens are split among programs, each of which goes over its part with a running
+softmax (Milakov and Gimelshein, 2018; flash-decoding, Dao et al., 2023), and a second launch
+combines the parts. All query heads that share a key head are queries of the same program, which
+reads each key once. A program goes over tokens, not columns: from the first that one of its queries
+sees to the last new one. So a long buffer costs nothing until it is filled, and of padding and
+beyond windows nothing is read.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
-from fastdraft.kernels import reference
-from fastdraft.kernels.fused import config
+from fastdraft.kernels import config, language
+from fastdraft.kernels.language import jit, next_power_of_2, tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 SEEN = tl.constexpr(3)  # numbers a query
 
 
-@triton.jit
+class Operands(NamedTuple):
+    """What attends to what.
+
+    query: (rows, heads, width, head size), at most 64 wide; keys and values: (rows, key heads,
+        columns, head or value size); consecutive query heads share a key head,
+        heads / key heads each.
+    scale: of query times key. softcap: s becomes softcap * tanh(s / softcap) of such a score.
+    sinks: (heads,), the score of one more key of each head, whose value is zero.
+    """
+
+    query: Tensor
+    keys: Tensor
+    values: Tensor
+    scale: float
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+
+def cached_attention(operands: Operands, seen: Tensor) -> Tensor:
+    """The softmax of the scores times the values, (rows, width, heads, value size).
+
+    O(rows * heads * width * columns * size), in float32 (float64 of float64). Heads of more than
+    256 values have no kernel.
+    """
+    largest = max(operands.query.shape[3], operands.values.shape[3])
+    is_served = language.has_kernels(operands.query) and largest <= config.LARGEST_HEAD
+    return launch(operands, seen) if is_served else plain(operands, seen)
+
+
+def plain(operands: Operands, seen: Tensor) -> Tensor:
+    """The definition. A CPU reads how far the text goes, and leaves out the columns behind it."""
+    query, keys, values = operands[:3]
+    width = query.shape[2]
+    if query.device.type == "cpu":
+        used = int(seen[..., 0].max()) + width
+        keys, values = keys[:, :, :used], values[:, :, :used]
+    visible = visible_columns(seen, keys.shape[2])
+    attended = attention(operands._replace(keys=keys, values=values), visible)
+    return attended.transpose(1, 2).contiguous()
+
+
+def visible_columns(seen: Tensor, columns: int) -> Tensor:
+    """The mask that `seen` stands for: bool (rows, 1, width, columns)."""
+    start, first, new = seen[..., None].unbind(3)  # (rows, 1, width, 1) each
+    last = start + seen.shape[2] - 1
+    # A column holds the newest token that was written there; none where negative.
+    token = last - (last - torch.arange(columns, device=seen.device)) % columns
+    bit = new >> (token - start).clamp(min=0) & 1
+    return torch.where(token < start, token >= first, bit.bool())
+
+
+def attention(operands: Operands, visible: Tensor) -> Tensor:
+    """`cached_attention` with a mask, bool (rows or 1, 1, width, columns).
+
+    Returns (rows, heads, width, value size).
+    """
+    query, keys, values, scale, softcap, sinks = operands
+    rows, heads, width, size = query.shape
+    key_heads, columns, value_size = keys.shape[1], keys.shape[2], values.shape[3]
+    exact = torch.promote_types(query.dtype, torch.float32)
+    # The heads that share a key head are so many queries more of one head: nothing is repeated.
+    packed = query.to(exact).reshape(rows, key_heads, -1, size)
+    scores = (packed @ keys.to(exact).transpose(2, 3)) * scale
+    scores = scores.view(rows, heads, width, columns)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    # Not -inf: a query that sees nothing, as padding does, gets an average, and no NaN.
+    scores = scores.masked_fill(~visible, torch.finfo(exact).min)
+    if sinks is not None:
+        sink = sinks.to(exact)[:, None, None].expand(*scores.shape[:-1], 1)
+        scores = torch.cat([scores, sink], dim=-1)
+    weights = scores.softmax(-1)[..., :columns].reshape(rows, key_heads, -1, columns)
+    attended = (weights @ values.to(exact)).view(rows, heads, width, value_size)
+    return attended.to(query.dtype)
+
+
+@jit
 def _weights(dot, scale, softcap, SOFTCAP: tl.constexpr):
     """Scores in units of log 2, for `exp2`."""
     scores = dot * scale
@@ -35,7 +122,7 @@ def _weights(dot, scale, softcap, SOFTCAP: tl.constexpr):
     return scores * LOG2_E
 
 
-@triton.jit
+@jit
 def _with_sink(maximum, total, sinks, head, used):
     """The maximum and the sum of weights with one more key, and the factor for what was summed."""
     sink = tl.load(sinks + head, mask=used, other=0.0).to(tl.float32) * LOG2_E
@@ -44,7 +131,7 @@ def _with_sink(maximum, total, sinks, head, used):
     return total * factor + tl.exp2(sink - highest), factor
 
 
-@triton.jit(
+@jit(
     do_not_specialize=("width", "columns", "blocks", "splits"),
     do_not_specialize_on_alignment=("seen", "sinks"),
 )
@@ -149,9 +236,7 @@ def attention_kernel(
     )
 
 
-@triton.jit(
-    do_not_specialize=("width", "blocks", "splits"), do_not_specialize_on_alignment=("sinks",)
-)
+@jit(do_not_specialize=("width", "blocks", "splits"), do_not_specialize_on_alignment=("sinks",))
 def combine_kernel(
     parts, sums, sinks, output, key_heads, width, blocks, splits,
     GROUP: tl.constexpr, QUERIES: tl.constexpr, VALUE_SIZE: tl.constexpr,
@@ -187,34 +272,22 @@ def combine_kernel(
     tl.store(output + place, attended, mask=size < VALUE_SIZE)
 
 
-def cached_attention(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    seen: Tensor,
-    *,
-    scale: float,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-) -> Tensor:
-    """The reference's `cached_attention`, in one launch or two.
+def launch(operands: Operands, seen: Tensor) -> Tensor:
+    """The same, in one launch or two.
 
     Allocates the result and, in two launches, the parts; nothing depends on what is in a tensor, so
-    it can be captured in a CUDA graph. Heads of more than 256 values take the reference.
+    it can be captured in a CUDA graph.
     """
+    query, keys, values, scale, softcap, sinks = operands
     rows, heads, width, size = query.shape
     key_heads, columns, value_size = keys.shape[1], keys.shape[2], values.shape[3]
-    if max(size, value_size) > config.LARGEST_HEAD:
-        return reference.cached_attention(
-            query, keys, values, seen, scale=scale, softcap=softcap, sinks=sinks
-        )
     query, keys, values = (
         each if each.stride(-1) == 1 else each.contiguous() for each in (query, keys, values)
     )
     seen = seen.contiguous()
     group = heads // key_heads
     blocks = {"SIZE_BLOCK": size, "VALUE_BLOCK": value_size}
-    blocks = {name: max(triton.next_power_of_2(each), 16) for name, each in blocks.items()}
+    blocks = {name: max(next_power_of_2(each), 16) for name, each in blocks.items()}
     plan = config.split_attention(
         rows * key_heads, width * group, columns, max(blocks.values()), query.dtype
     )
@@ -274,7 +347,7 @@ def cached_attention(
                 plan.splits,
                 **shared,
                 SINKS=has_sinks,
-                PARTS=triton.next_power_of_2(plan.splits),
+                PARTS=next_power_of_2(plan.splits),
                 num_warps=1,
             )
     return output

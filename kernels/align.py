@@ -1,21 +1,196 @@
-"""Drafts from continuations that have arrived, in one launch: one program a row.
+"""Drafts on the device, from text that the host looked up a step or more ago.
 
-`fastdraft.kernels.reference.align` says which draft a row gets. A tree is held in
-registers, and a node's child is found among all nodes at once. The own text is looked through only
-where the tree has nothing.
+A host computes a tree of *trees* for the text that it knew. When the tree arrives, the text
+has grown. So the new text is looked for in the tree, and the draft goes on from there. This costs
+no wait: what has arrived is used, whatever its age.
+
+Of one row, with a text T of `length` tokens and a tree of T[:base], the draft is the first of these
+that has tokens:
+
+1. *Tree.* The tokens T[base:length] are followed down the tree from its root. If all are there, the
+   draft goes on below the node that they lead to, to the first child each time. First children are
+   the most probable ones, since nodes stand in that order.
+2. *Own text.* Of the positions before the last, at most `window` from it, the one with the longest
+   match of T's last tokens wins, at least `shortest` of them, and of equal ones the latest, p. The
+   draft is T[p + 1:length], repeated as often as needed.
+3. *Edit.* If all but the last token are there, that one is taken for a replacement of the token
+   that the tree has first in its place, and the draft goes on below that.
+
+The chance of a token, where those before it are right, is in 1 and 3 that of its path as a part of
+its parent's, but of the first token in 3 `probabilities[0]`. In 2 it is `probabilities[m]` for the
+match's length m, and each token makes the match longer.
+
+Beside the drafts of a *head*, a row takes the one of the two that more tokens are expected of, from
+where they first differ. There each is right as often as `head.first` says; behind it the draft's
+chances are as above, the head's are `head.acceptance`.
+
+On a device there is one program a row. A tree is held in registers, and a node's child is found
+among all nodes at once. The own text is looked through only where the tree has nothing.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-import triton
-import triton.language as tl
-from torch import Tensor
+from numpy.typing import NDArray
 
-from fastdraft.kernels.fused import config
-from fastdraft.kernels.operands import Aligned, Head, Scan, Texts, Trees
+from fastdraft.kernels import config, language
+from fastdraft.kernels.language import jit, next_power_of_2, tl
+from fastdraft.kernels.operands import Aligned, Alignment, Scan, width_beside_head
+
+# Tokens, each with its chance if those before it are right.
+_Draft = list[tuple[int, float]]
+
+
+def align(batch: Alignment, output: Aligned) -> Aligned:
+    """Writes a draft for each row of a batch into `output`, and returns it.
+
+    O(rows * ((reach + lookahead) * nodes + window * longest match)). Where there is a kernel, one
+    launch, and no value is read back.
+    """
+    version = launch if language.has_kernels(batch.texts.token_ids) else plain
+    return version(batch, output)
+
+
+def plain(batch: Alignment, output: Aligned) -> Aligned:
+    """The definition, row by row: it reads the operands back."""
+    texts, trees, idx_mapping, num_sampled, scan, vocabulary, padding, head = batch
+    token_ids, lengths, numbers, limits = (each.numpy(force=True) for each in texts)
+    bases, counts, *nodes, tree_numbers = (each.numpy(force=True) for each in trees)
+    chances = scan.probabilities.tolist()
+    (places, longest), lookahead = token_ids.shape, output.token_ids.shape[1]
+    rows: list[tuple[list[int], list[float], int, list[int]]] = []
+    for row, (place, sampled) in enumerate(
+        zip(idx_mapping.tolist(), num_sampled.tolist(), strict=True)
+    ):
+        text, draft = token_ids[0, :0], _Draft()
+        is_inside = 0 <= place < places
+        if is_inside:
+            text = token_ids[place, : max(min(int(lengths[place]), longest), 0)]
+            most = min(int(limits[place]), longest - len(text), lookahead)
+            if len(text) and sampled > 0 and most > 0:
+                count = max(int(counts[place]), 0) if tree_numbers[place] == numbers[place] else 0
+                tree = _Tree(int(bases[place]), *(each[place, :count].tolist() for each in nodes))
+                draft = _draft_of(text, tree, most, chances, scan)
+        foreign = (at for at, (token, _) in enumerate(draft) if not 0 <= token < vocabulary)
+        draft = draft[: next(foreign, len(draft))]
+        ids, probabilities = [token for token, _ in draft], [chance for _, chance in draft]
+        after = padding
+        if after is None:
+            after = max(int(text[-1]), 0) if len(text) else 0
+        counted = drafted = len(draft)
+        both: list[int] = []
+        if head is not None:
+            theirs = head.token_ids[row].tolist()
+            acceptance, first = head.acceptance.tolist(), head.first.tolist()
+            is_theirs, chosen = _compare(draft, theirs, acceptance, first)
+            both = [chosen, *theirs, *ids, *[-1] * (lookahead - drafted)]
+            if is_theirs:
+                ids, probabilities, counted, drafted = theirs, acceptance, lookahead, 0
+        tail = output.ends.shape[1] - 3 - len(both)
+        end = [-1] * max(tail - len(text), 0) + text[max(len(text) - tail, 0) :].tolist()
+        rest = lookahead - counted
+        rows.append(
+            (
+                ids + [after] * rest,
+                probabilities + [0.0] * rest,
+                counted,
+                [sampled if is_inside else 0, len(text), drafted, *both, *end],
+            )
+        )
+    for to, values in zip(output, zip(*rows, strict=True), strict=True):
+        to.copy_(torch.tensor(values, dtype=to.dtype))
+    return output
+
+
+class _Tree:
+    """A row's tree; whatever its parents hold, one stands before its children."""
+
+    def __init__(
+        self, base: int, token_ids: list[int], parents: list[int], probabilities: list[float]
+    ) -> None:
+        self.base, self.token_ids, self.probabilities = base, token_ids, probabilities
+        # The first child of each node, -1 being the root, and its first with each token.
+        self.first: dict[int, int] = {}
+        self.first_with: dict[tuple[int, int], int] = {}
+        for node in reversed(range(len(token_ids))):
+            parent = min(max(parents[node], -1), node - 1)
+            self.first[parent] = node
+            self.first_with[parent, token_ids[node]] = node
+
+    def walk(self, tokens: list[int]) -> int | None:
+        """The node that the tokens lead to from the root; None where they leave the tree."""
+        node: int | None = -1
+        for token in tokens:
+            node = None if node is None else self.first_with.get((node, token))
+        return node
+
+    def below(self, node: int, most: int) -> _Draft:
+        """The first children from a node down."""
+        draft = _Draft()
+        before = 1.0 if node < 0 else self.probabilities[node]
+        while len(draft) < most and node in self.first:
+            node = self.first[node]
+            chance = self.probabilities[node]
+            ratio = chance / before if before else 0.0
+            draft.append((self.token_ids[node], min(ratio, 1.0) if ratio > 0 else 0.0))
+            before = chance
+        return draft
+
+
+def _draft_of(
+    text: NDArray[np.int32], tree: _Tree, most: int, chances: list[float], scan: Scan
+) -> _Draft:
+    """The draft of a text: from the tree, else from the text, else after an edit."""
+    grown = len(text) - tree.base
+    is_usable = bool(tree.first) and tree.base >= 0 and 0 <= grown <= scan.reach
+    came = text[tree.base :].tolist() if is_usable else []
+    if is_usable and (node := tree.walk(came)) is not None:
+        draft = tree.below(node, most)
+        if draft:
+            return draft
+    match, after = _repetition(text, scan)
+    if match:
+        repeated = np.resize(text[after:], most).tolist()
+        return [(t, chances[min(match + i, len(chances) - 1)]) for i, t in enumerate(repeated)]
+    if came and (node := tree.walk(came[:-1])) is not None and node in tree.first:
+        draft = tree.below(tree.first[node], most)
+        return [(t, chances[0] if i == 0 else chance) for i, (t, chance) in enumerate(draft)]
+    return []
+
+
+def _repetition(text: NDArray[np.int32], scan: Scan) -> tuple[int, int]:
+    """The longest match of the text's end in itself, 0 for none, and where the text goes on."""
+    last = len(text) - 1
+    ends = np.arange(max(last - scan.window, 0), last)
+    match = after = 0
+    for size in range(1, len(scan.probabilities)):
+        ends = ends[ends >= size - 1]
+        ends = ends[text[ends - size + 1] == text[last - size + 1]] if len(ends) else ends
+        if not len(ends):
+            break
+        match, after = size, int(ends[-1]) + 1
+    return (match, after) if match >= scan.shortest else (0, 0)
+
+
+def _compare(
+    draft: _Draft, theirs: list[int], acceptance: list[float], first: Sequence[list[float]]
+) -> tuple[bool, int]:
+    """Whether the head's draft is taken, and the bin of `Head.first`, -1 for none."""
+    at = next((i for i, (token, _) in enumerate(draft) if token != theirs[i]), None)
+    if at is None:
+        return True, -1
+    chosen = min(int(draft[at][1] * len(first[0])), len(first[0]) - 1)
+    behind = [chance for _, chance in draft[at + 1 :]], acceptance[at + 1 :]
+    own, its = (
+        sum(math.prod([right[chosen], *chances[:size]]) for size in range(len(chances) + 1))
+        for right, chances in zip(first, behind, strict=True)
+    )
+    return own <= its, chosen
 
 
 class _Row(NamedTuple):
@@ -29,7 +204,7 @@ class _Row(NamedTuple):
     last: Any
 
 
-class _Tree(NamedTuple):
+class _TreeOfRow(NamedTuple):
     """A row's tree. Made in kernels: pointers to the row's first node, and two scalars."""
 
     token_ids: Any
@@ -39,20 +214,20 @@ class _Tree(NamedTuple):
     count: Any
 
 
-@triton.jit
+@jit
 def _parent(tree, node, used):
     """The parent of each node: -1 or a node before it, whatever the tree holds."""
     parent = tl.load(tree.parents + node, mask=used, other=-1)
     return tl.minimum(tl.maximum(parent, -1), node - 1)
 
 
-@triton.jit
+@jit
 def _first_child(above, node, index, used, NODES: tl.constexpr):
     """The first child of `node`, NODES if there is none; `above` are the parents of all nodes."""
     return tl.min(tl.where(used & (above == node), index, NODES))
 
 
-@triton.jit
+@jit
 def _walk(row, tree, ids, above, index, used, REACH: tl.constexpr, NODES: tl.constexpr):
     """The node that what the text has grown by leads to, and the one expected in its place.
 
@@ -77,7 +252,7 @@ def _walk(row, tree, ids, above, index, used, REACH: tl.constexpr, NODES: tl.con
     return tl.where(all_there, node, NODES), tl.where(almost, expected, NODES)
 
 
-@triton.jit
+@jit
 def _own_text(
     row, shortest, WINDOW: tl.constexpr, LONGEST: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
@@ -105,14 +280,14 @@ def _own_text(
     return key // (WINDOW + 1), WINDOW - key % (WINDOW + 1)
 
 
-@triton.jit
+@jit
 def _expected(chances, there, at, slot):
     """The tokens expected of a draft from slot `at` on, where the first is right with `there`."""
     chances = tl.where(slot == at, there, tl.where(slot > at, chances, 1.0))
     return tl.sum(tl.where(slot >= at, tl.cumprod(chances), 0.0))
 
 
-@triton.jit(
+@jit(
     do_not_specialize=("places", "longest", "text_stride", "nodes", "vocabulary", "padding"),
     do_not_specialize_on_alignment=("idx_mapping", "num_sampled", "token_ids"),
 )
@@ -125,7 +300,7 @@ def align_kernel(
     LOOKAHEAD: tl.constexpr, SLOTS: tl.constexpr, NODES: tl.constexpr, REACH: tl.constexpr,
     SHORTEST: tl.constexpr, LONGEST: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr,
     TAIL: tl.constexpr, TAIL_BLOCK: tl.constexpr, PAD_WITH_LAST: tl.constexpr,
-    BINS: tl.constexpr,
+    BINS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     place = tl.load(idx_mapping + program).to(tl.int64)
@@ -144,7 +319,7 @@ def align_kernel(
     size = tl.minimum(tl.maximum(tl.load(count + place), 0), nodes)
     size = tl.where(tl.load(tree_requests + place) == tl.load(requests + place), size, 0)
     first = place * nodes
-    tree = _Tree(
+    tree = _TreeOfRow(
         node_ids + first, parents + first, node_probabilities + first, tl.load(base + place), size
     )
     index = tl.arange(0, NODES)
@@ -194,7 +369,6 @@ def align_kernel(
     drawn = tl.where(slot < drafted, ids, padding)
     probabilities = tl.where(slot < drafted, probabilities, 0.0)
     total = drafted
-    WIDTH: tl.constexpr = 3 + TAIL + (1 + 2 * LOOKAHEAD if BINS else 0)
     end = ends + program.to(tl.int64) * WIDTH
     if BINS:
         theirs = tl.load(head_ids + after, mask=slot < LOOKAHEAD, other=0).to(tl.int32)
@@ -223,23 +397,15 @@ def align_kernel(
     tl.store(end + WIDTH - TAIL + lane, tail, mask=lane < TAIL)
 
 
-def align(
-    texts: Texts,
-    trees: Trees,
-    idx_mapping: Tensor,
-    num_sampled: Tensor,
-    scan: Scan,
-    vocabulary: int,
-    padding: int | None,
-    output: Aligned,
-    head: Head | None = None,
-) -> Aligned:
-    """The reference's `align`, in one launch."""
+def launch(batch: Alignment, output: Aligned) -> Aligned:
+    """The same in one launch."""
+    texts, trees, idx_mapping, num_sampled, scan, vocabulary, padding, head = batch
     places, longest = texts.token_ids.shape
     nodes = trees.token_ids.shape[1]
     lookahead = output.token_ids.shape[1]
     bins = 0 if head is None else head.first.shape[1]
-    tail = output.ends.shape[1] - 3 - (1 + 2 * lookahead if bins else 0)
+    width = output.ends.shape[1]
+    tail = width - 3 - (width_beside_head(lookahead) if bins else 0)
     # Read by no kernel where there is no head.
     beside = head or (output.token_ids, scan.probabilities, scan.probabilities)
     with torch.cuda.device_of(texts.token_ids):
@@ -258,17 +424,18 @@ def align(
             vocabulary,
             0 if padding is None else padding,
             LOOKAHEAD=lookahead,
-            SLOTS=triton.next_power_of_2(lookahead),
-            NODES=triton.next_power_of_2(nodes),
+            SLOTS=next_power_of_2(lookahead),
+            NODES=next_power_of_2(nodes),
             REACH=scan.reach,
             SHORTEST=scan.shortest,
             LONGEST=len(scan.probabilities) - 1,
             WINDOW=scan.window,
             BLOCK=config.scan_block(scan.window),
             TAIL=tail,
-            TAIL_BLOCK=triton.next_power_of_2(tail),
+            TAIL_BLOCK=next_power_of_2(tail),
             PAD_WITH_LAST=padding is None,
             BINS=bins,
+            WIDTH=width,
             num_warps=config.WARPS,
         )
     return output

@@ -1,49 +1,35 @@
-"""Row statistics: what one pass over the logits leaves for all that follows.
+"""Row statistics: what one pass over the logits leaves in a workspace for all that follows.
 
 Of each chunk of the random contract they hold the maximum m and the sum of exp((x - m) / T): with
 them a row can be drawn from by reading one chunk again, its log-probabilities have their divisor,
-and its filters know where to look.
+and its filters know where to look. Kernels alone need them.
 """
 
 from __future__ import annotations
 
-import torch
-import triton
-import triton.language as tl
-from torch import Tensor
+from typing import Any, NamedTuple
 
-from fastdraft.kernels import workspace as memory
-from fastdraft.kernels.fused import config
-from fastdraft.kernels.fused.arguments import (
-    ANY_ALIGNMENT,
-    PER_BATCH,
-    Config,
-    Drafts,
-    Rows,
-    Statistics,
-    drafts_of,
-    mask_of,
-)
-from fastdraft.kernels.fused.rows import (
-    CHUNK,
-    load_units,
-    locate,
-    only_allowed,
-    ordered_key,
-    value_of,
-    values_of,
-)
-from fastdraft.kernels.operands import Batch
-from fastdraft.kernels.workspace import Scratch
+from fastdraft.kernels import grid, workspace
+from fastdraft.kernels.language import jit, tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 # What is no candidate in a race: below every key.
 OUT = tl.constexpr(-0x80000000)
 # The filters' parts of a chunk.
-PARTS = tl.constexpr(memory.PARTS)
+PARTS = tl.constexpr(workspace.PARTS)
 
 
-@triton.jit
+class Statistics(NamedTuple):
+    """What row statistics hold of the chunks of one row: float32 (chunks,) each. Made in kernels.
+
+    maximum: each chunk's largest value m; sum: its sum of exp((x - m) / T).
+    """
+
+    maximum: Any
+    sum: Any
+
+
+@jit
 def _sums(x, scale):
     """The maximum m of each chunk, and its sum of 2**((x - m) * scale).
 
@@ -58,36 +44,36 @@ def _sums(x, scale):
     return tl.where(total == total, maximum, float("nan")), total
 
 
-@triton.jit
+@jit
 def tile_units(tile, rows, CHUNKS: tl.constexpr):
     """The units of CHUNKS chunks of a row, (repeats, CHUNKS, 32).
 
     Each chunk is in the hands of one warp, in loads of 32 units: no sum crosses warps.
     """
-    REPEATS: tl.constexpr = CHUNK // (32 * rows.WIDTH)
+    REPEATS: tl.constexpr = grid.CHUNK // (32 * rows.WIDTH)
     chunk = tl.arange(0, CHUNKS) + tile * CHUNKS
     return (
-        chunk[None, :, None] * (CHUNK // rows.WIDTH)
+        chunk[None, :, None] * (grid.CHUNK // rows.WIDTH)
         + tl.arange(0, REPEATS)[:, None, None] * 32
         + tl.arange(0, 32)[None, None, :]
     )
 
 
-@triton.jit
+@jit
 def _leave_tile(rows, values, allowed, tile, scale, left, raw, parts, CHUNKS: tl.constexpr,
                 ALLOWED: tl.constexpr, RAW: tl.constexpr, PARTS_TOO: tl.constexpr,
                 WHOLE: tl.constexpr):  # fmt: skip
     """Writes the statistics of a tile of a row's chunks; operands as in `leave_part`."""
     unit = tile_units(tile, rows, CHUNKS)
-    as_it_is = load_units(rows, values, unit, WHOLE)
+    as_it_is = grid.load_units(rows, values, unit, WHOLE)
     x = as_it_is
     if ALLOWED:
-        x = only_allowed(x, allowed, rows, unit)
+        x = grid.only_allowed(x, allowed, rows, unit)
     # The first lane of each warp writes what the warp found. Places that follow the lanes keep the
     # compiler from handing it to other warps first.
     chunk = tl.expand_dims(tl.arange(0, CHUNKS) + tile * CHUNKS, 1)
     lane = tl.arange(0, 32)[None, :]
-    inside = chunk < tl.cdiv(rows.vocabulary, CHUNK)
+    inside = chunk < tl.cdiv(rows.vocabulary, grid.CHUNK)
     first = inside & (lane == 0)
     place = chunk + lane
     maximum, total = _sums(x, scale)
@@ -107,7 +93,7 @@ def _leave_tile(rows, values, allowed, tile, scale, left, raw, parts, CHUNKS: tl
         tl.store(raw.sum + place, total[:, None], mask=first)
 
 
-@triton.jit
+@jit
 def leave_part(rows, values, allowed, share, tiles, scale, left, raw, parts, CHUNKS: tl.constexpr,
                ALLOWED: tl.constexpr, RAW: tl.constexpr, PARTS_TOO: tl.constexpr):  # fmt: skip
     """Writes the statistics of a share of a row, so many tiles long.
@@ -118,8 +104,8 @@ def leave_part(rows, values, allowed, share, tiles, scale, left, raw, parts, CHU
     repeats of `tile_units`.
     """
     begin = share * tiles
-    end = tl.minimum(begin + tiles, tl.cdiv(rows.vocabulary, CHUNKS * CHUNK))
-    whole = tl.minimum(end, rows.vocabulary // (CHUNKS * CHUNK))
+    end = tl.minimum(begin + tiles, tl.cdiv(rows.vocabulary, CHUNKS * grid.CHUNK))
+    whole = tl.minimum(end, rows.vocabulary // (CHUNKS * grid.CHUNK))
     for tile in range(begin, whole):
         _leave_tile(
             rows, values, allowed, tile, scale, left, raw, parts,
@@ -132,20 +118,20 @@ def leave_part(rows, values, allowed, share, tiles, scale, left, raw, parts, CHU
         )  # fmt: skip
 
 
-@triton.jit
+@jit
 def row_chunks(row, rows):
     """How many chunks the rows before this one have."""
-    return row.to(tl.int64) * tl.cdiv(rows.vocabulary, CHUNK)
+    return row.to(tl.int64) * tl.cdiv(rows.vocabulary, grid.CHUNK)
 
 
-@triton.jit
+@jit
 def statistics_of(place, logits, scratch):
     """The statistics of a row of logits."""
     chunks = row_chunks(place.row, logits)
     return Statistics(scratch.chunk_maximum + chunks, scratch.chunk_sum + chunks)
 
 
-@triton.jit
+@jit
 def raw_statistics_of(place, logits, scratch):
     """Those of the logits as they are; any others where there are none."""
     raw = statistics_of(place, logits, scratch)
@@ -155,7 +141,7 @@ def raw_statistics_of(place, logits, scratch):
     return raw
 
 
-@triton.jit
+@jit
 def leave_logits(place, logits, allowed, temperature, share, tiles, scratch,
                  CHUNKS: tl.constexpr, ALLOWED: tl.constexpr):  # fmt: skip
     """Writes the statistics of a share of a row of logits, and all else that scratch has room for.
@@ -166,94 +152,49 @@ def leave_logits(place, logits, allowed, temperature, share, tiles, scratch,
     if scratch.part_maximum is not None:
         parts = scratch.part_maximum + row_chunks(place.row, logits) * PARTS
     leave_part(
-        logits, values_of(logits, place.row), allowed, share, tiles,
+        logits, grid.values_of(logits, place.row), allowed, share, tiles,
         scale_of(temperature), statistics_of(place, logits, scratch),
         raw_statistics_of(place, logits, scratch), parts,
         CHUNKS, ALLOWED, scratch.raw_sum is not None, scratch.part_maximum is not None,
     )  # fmt: skip
 
 
-@triton.jit
+@jit
 def divisor_of(temperature):
     """What logits are divided by: 1 for temperature 0, and no more than a quotient can bear."""
     return tl.where(temperature == 0, 1.0, tl.minimum(temperature, 2.0**126))
 
 
-@triton.jit
+@jit
 def scale_of(temperature):
     """log2(e) / T; temperature 0 counts as 1."""
     return tl.full((), LOG2_E, tl.float32) / divisor_of(temperature)
 
 
-@triton.jit
+@jit
 def totals(left, scale, rows, BLOCK: tl.constexpr):
     """Of a row's statistics: (the keys of the chunks' maxima, the row's key, the chunks' sums
     relative to the row's maximum). BLOCK: at least the chunks of a row."""
     chunk = tl.arange(0, BLOCK)
-    inside = chunk < tl.cdiv(rows.vocabulary, CHUNK)
+    inside = chunk < tl.cdiv(rows.vocabulary, grid.CHUNK)
     maximum = tl.load(left.maximum + chunk, mask=inside, other=float("-inf"), cache_modifier=".cg")
     total = tl.load(left.sum + chunk, mask=inside, other=0.0, cache_modifier=".cg")
-    keys = tl.where(inside, ordered_key(maximum), OUT)
+    keys = tl.where(inside, grid.ordered_key(maximum), OUT)
     key = tl.max(keys)
-    weights = total * tl.exp2((maximum - value_of(key)) * scale)
+    weights = total * tl.exp2((maximum - grid.value_of(key)) * scale)
     return keys, key, tl.where(inside, weights, 0.0)
 
 
-@triton.jit
+@jit
+def totals_of(place, logits, scratch, scale, BLOCK: tl.constexpr):
+    """`totals` of a row of logits."""
+    return totals(statistics_of(place, logits, scratch), scale, logits, BLOCK)
+
+
+@jit
 def log_raw(place, logits, token, scratch, BLOCK: tl.constexpr):
     """The log-probability of a row's token under the logits as they are."""
     raw = raw_statistics_of(place, logits, scratch)
     _, key, weights = totals(raw, LOG2_E, logits, BLOCK)
-    at = values_of(logits, place.row) + token.to(tl.int64) * logits.token_stride
-    return tl.load(at).to(tl.float32) - value_of(key) - tl.log(tl.sum(weights))
-
-
-@triton.jit(do_not_specialize=PER_BATCH, do_not_specialize_on_alignment=ANY_ALIGNMENT)
-def statistics_kernel(
-    logits,
-    scratch,
-    draft_ids,
-    parents,
-    offsets,
-    allowed,
-    allowed_stride,
-    temperature,
-    rows,
-    requests,
-    drafted,
-    max_draft,
-    programs,
-    tiles,
-    C,
-):
-    """Row statistics, left for another launch."""
-    program = tl.program_id(0)
-    drafts = Drafts(draft_ids, parents, offsets, rows, requests, drafted, max_draft)
-    place, used = locate(program // programs, drafts, C.REQUESTS)
-    if not used:
-        return
-    leave_logits(
-        place, logits, allowed + place.row.to(tl.int64) * allowed_stride,
-        tl.load(temperature + place.request), program % programs, tiles, scratch,
-        C.CHUNKS, C.ALLOWED,
-    )  # fmt: skip
-
-
-def row_statistics(batch: Batch, temperature: Tensor, scratch: Scratch) -> None:
-    """Leaves the statistics of all rows that count in scratch, whatever of them it has room for.
-
-    temperature: float32 (requests,); 0 counts as 1. One launch.
-    """
-    programs, tiles = config.split_chunks(*batch.logits.shape)
-    with torch.cuda.device_of(batch.logits):
-        statistics_kernel[(len(batch.logits) * programs,)](
-            Rows.of(batch.logits),
-            scratch,
-            **drafts_of(batch),
-            **mask_of(batch),
-            temperature=temperature,
-            programs=programs,
-            tiles=tiles,
-            C=Config.of(batch),
-            num_warps=config.WARPS,
-        )
+    at = grid.values_of(logits, place.row) + token.to(tl.int64) * logits.token_stride
+    return tl.load(at).to(tl.float32) - grid.value_of(key) - tl.log(tl.sum(weights))

@@ -1,12 +1,12 @@
-"""Filters: from which logit on a row is kept, by top-k, top-p and min-p, without a sort.
+"""Temperature and filters: from which logit on a row is kept, by top-k, top-p and min-p.
 
-`fastdraft.kernels.reference.sampling.weigh` defines what is kept. A threshold is the largest value
-that, with all above it, is enough: k values, or the nucleus' share of the weights. It is sought
-among the values themselves, in the order of their keys, which is exact; a step of the search cuts
-the values between two bounds in `_CUTS + 1` equal parts.
+`weigh` defines what is kept. A threshold is the largest value that, with all above it, is enough: k
+values, or the nucleus' share of the weights. It is sought without a sort among the values
+themselves, in the order of their keys, which is exact; a step of a kernel's search cuts the values
+between two bounds in `_CUTS + 1` equal parts.
 
-**What is read.** The row statistics hold, besides each chunk's maximum and sum, the maxima of its
-*parts* (`part_maximum`, float32 (rows, chunks, PARTS), of what is allowed, -inf past the
+**What a kernel reads.** The row statistics hold, besides each chunk's maximum and sum, the maxima
+of its *parts* (`part_maximum`, float32 (rows, chunks, PARTS), of what is allowed, -inf past the
 vocabulary). Their k-th largest bounds the threshold from below, and so does the value from which on
 they alone are the nucleus. Only parts that reach this bound are read, from then on out of the
 caches: about as many as there are tokens to keep, in most rows. Where there is no such bound or
@@ -29,41 +29,29 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 import torch
-import triton
-import triton.language as tl
+from torch import Tensor
 
-from fastdraft.kernels.fused import config
-from fastdraft.kernels.fused.arguments import (
-    ANY_ALIGNMENT,
-    PER_BATCH,
-    Config,
-    Drafts,
-    Rows,
-    drafts_of,
-    mask_of,
+from fastdraft.kernels import config, grid, operands, statistics, workspace
+from fastdraft.kernels.chunks import (
+    as_float,
+    chunked,
+    largest,
+    mask,
+    reads_back,
+    slabs,
+    total,
 )
-from fastdraft.kernels.fused.rows import (
-    CHUNK,
-    EMPTY_KEY,
-    INFINITE_KEY,
-    load_allowed,
-    locate,
-    ordered_key,
-    passes,
-    tokens_of,
-    value_of,
-    values_of,
-)
-from fastdraft.kernels.fused.statistics import (
-    OUT,
-    PARTS,
-    row_chunks,
-    scale_of,
-    statistics_of,
-    totals,
-)
+from fastdraft.kernels.language import jit, tl
 from fastdraft.kernels.operands import Batch, Warpers
+from fastdraft.kernels.statistics import OUT, PARTS
 from fastdraft.kernels.workspace import Scratch
+
+_NEGLIGIBLE: Final = 2.0**-125
+NEGLIGIBLE = tl.constexpr(_NEGLIGIBLE)
+
+# Where `_threshold` looks first, and for a nucleus in how many columns. No result depends on them.
+_COLUMN_HEIGHT: Final = 32
+_NUCLEUS: Final = 64
 
 # What `launch` works with and leaves, besides the row statistics.
 BUFFERS: Final = ("part_maximum", "part_list", "lowest", "last_tied")
@@ -80,6 +68,175 @@ _UNUSED_BITS: Final = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}
 _SOME = tl.constexpr(1e-30)
 # `last_tied` where all are kept.
 _ALL = tl.constexpr(0x7FFFFFFF)
+
+
+def weigh(x: Tensor, *, maximum: Tensor, warpers: Warpers) -> Tensor:
+    """The weights w of the random contract: the distribution to draw from, up to a factor.
+
+    x: float32 or float64 (rows, chunks, width), like the weights; maximum: (rows,), each row's;
+    warpers: of rows, with temperatures above 0. The filters apply in the order top_k, top_p, min_p,
+    each to what the one before has left, top_p to the renormalised rest. The token that crosses
+    top_p is kept, and so is the likeliest one. Of tokens with equal logits, top_p keeps no more
+    than it needs, those with the lowest ids; top_k and min_p keep all.
+    """
+    temperature, top_k, top_p, min_p = warpers
+    weights = x - maximum[:, None, None]
+    # exp is up to fifty times slower on a CPU where its result is 0 or below the normal numbers, so
+    # it is asked for something just above them, which then is too light to count.
+    weights.div_(temperature[:, None, None]).clamp_(min=-87.0).exp_()
+    torch.threshold_(weights, _NEGLIGIBLE, 0.0)
+    if top_k is not None:
+        bounded = (top_k > 0) & (top_k < x[0].numel())
+        need = torch.where(bounded, top_k, torch.inf).to(x.dtype)
+        if reads_back(x):
+            few = int(torch.where(bounded, top_k, 1).max())
+            lowest = x.flatten(1).topk(few).values.gather(1, top_k.clamp(1, few)[:, None] - 1)
+            lowest = torch.where(bounded, lowest[:, 0], -torch.inf)
+        else:
+            lowest = _threshold(x, None, need, maximum, few=0)
+        _remove_below(lowest, x, weights)
+    if top_p is not None:
+        need = torch.where(top_p < 1, top_p * weights.sum(-1).sum(-1), torch.inf).to(x.dtype)
+        lowest = _threshold(x, weights, need, maximum, few=_NUCLEUS)
+        _remove_below(lowest, x, weights)
+        _remove_ties(lowest, need, x, weights)
+    if min_p is not None:
+        lowest = (maximum + temperature * min_p.double().log()).to(x.dtype)
+        _remove_below(lowest, x, weights)
+    return weights
+
+
+def weigh_rows(
+    logits: Tensor, warpers: Warpers, allowed: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The distribution of each row of logits (rows, vocabulary). allowed: as in `mask`.
+
+    Gives the weights (rows, chunks, width); the maxima (rows,); which rows their argmax decides
+    alone, bool (rows,), since their temperature is 0 or their maximum is not finite: their weights
+    are those of temperature 1, or mean nothing; the argmax of each row, int64 (rows,).
+    """
+    x = as_float(logits)
+    x = chunked(x if allowed is None else mask(x, allowed))
+    best, maximum = largest(x)
+    by_argmax = (warpers.temperature == 0) | ~maximum.isfinite()
+    # The distribution of an argmax, for its logprob, is the softmax at temperature 1, nothing
+    # removed.
+    usable = Warpers(
+        *(
+            None if option is None else torch.where(by_argmax, off, option)
+            for option, off in zip(warpers, (1.0, 0, 1.0, 0.0), strict=True)
+        )  # type: ignore[arg-type]
+    )
+    return weigh(x, maximum=maximum, warpers=usable), maximum, by_argmax, best
+
+
+def warp(logits: Tensor, warpers: Warpers) -> Tensor:
+    """The scores of rows of logits (rows, vocabulary), whose softmax is the distribution to draw
+    from: divided by the temperature, above 0, and -inf for what the filters remove.
+
+    Where there are filters, they also remove what is less than 2**-125 times as likely as the
+    likeliest token.
+    """
+    scores = as_float(logits) / warpers.temperature[:, None]
+    if not warpers.has_filters:
+        return scores
+    for part in slabs(len(logits), logits):
+        weights, _, by_argmax, _ = weigh_rows(logits[part], warpers.of(part))
+        removed = (weights.flatten(1)[:, : logits.shape[1]] == 0) & ~by_argmax[:, None]
+        scores[part].masked_fill_(removed, -torch.inf)
+    return scores
+
+
+def log_softmax_of(token: Tensor, logits: Tensor) -> Tensor:
+    """The log-probability of a token of each row, float32 (rows,), at temperature 1."""
+    # The maximum first: where it is huge, it would swallow the rest.
+    x = as_float(logits)
+    maximum = x.amax(-1)
+    weights = weigh(chunked(x), maximum=maximum, warpers=Warpers(torch.ones_like(maximum)))
+    return (logit_of(logits, token).double() - maximum.double() - total(weights).log()).float()
+
+
+def logit_of(logits: Tensor, token: Tensor) -> Tensor:
+    return as_float(logits.gather(1, token[:, None])[:, 0])
+
+
+def _remove_below(lowest: Tensor, x: Tensor, weights: Tensor) -> None:
+    """Makes the weights of all x below their row's lowest value 0."""
+    # As numbers, since torch multiplies much faster on a CPU than it fills under a mask.
+    weights.mul_(torch.ge(x, lowest[:, None, None], out=torch.empty_like(x)))
+
+
+def _remove_ties(lowest: Tensor, need: Tensor, x: Tensor, weights: Tensor) -> None:
+    """Makes the weights of those last tokens at `lowest` 0 without which `need` is met too."""
+    at_lowest = torch.where(x == lowest[:, None, None], weights, 0.0).amax(-1).amax(-1)
+    surplus = (weights.sum(-1).sum(-1) - need) / at_lowest
+    rows = torch.arange(len(x), device=x.device)
+    if reads_back(x):
+        rows = (surplus >= 1).nonzero()[:, 0]
+        if not len(rows):
+            return
+    tied = x[rows].flatten(1) == lowest[rows, None]
+    place = tied.cumsum(1)
+    kept = (place[:, -1] - torch.where(surplus >= 1, surplus, 0)[rows].long()).clamp(min=1)
+    cut = tied & (place > kept[:, None])
+    weights[rows] = weights[rows].masked_fill(cut.view(-1, *x.shape[1:]), 0.0)
+
+
+def _threshold(
+    x: Tensor, weights: Tensor | None, need: Tensor, maximum: Tensor, *, few: int
+) -> Tensor:
+    """The largest value of each row of x that, with all above it, weighs at least `need`.
+
+    x, weights: (rows, chunks, width), None for weights of 1; need, maximum: (rows,), in x's
+    dtype. The maximum where nothing is needed, -inf where the row does not weigh as much.
+
+    On a CPU, the answer is first sought in a part of the row. Laid out in columns of
+    `_COLUMN_HEIGHT` values, the `few` columns of largest maxima hold the `few` largest values and
+    all that are above the least of these maxima, so an answer from there up is the row's.
+    """
+    row = x.flatten(1)
+    columns = row.shape[1] // _COLUMN_HEIGHT
+    if not reads_back(x) or few >= columns or row.shape[1] % _COLUMN_HEIGHT:
+        return _bisect(x, weights, need, maximum)
+    table = x.view(len(x), _COLUMN_HEIGHT, columns)
+    best = table.amax(1).topk(few, sorted=True)
+    index = best.indices[:, None, :].expand(-1, _COLUMN_HEIGHT, -1)
+    held = None if weights is None else weights.view(table.shape).gather(2, index)
+    found = _bisect(table.gather(2, index), held, need, maximum)
+    open_rows = ((found < best.values[:, -1]) & need.isfinite()).nonzero()[:, 0]
+    if len(open_rows):
+        held = None if weights is None else weights[open_rows]
+        found[open_rows] = _bisect(x[open_rows], held, need[open_rows], maximum[open_rows])
+    return found
+
+
+def _bisect(x: Tensor, weights: Tensor | None, need: Tensor, maximum: Tensor) -> Tensor:
+    """`_threshold` by halving, exact after as many passes as a value has bits."""
+    lowest = _keys_of(torch.full_like(maximum, -torch.inf))
+    above = _keys_of(maximum) + 1
+    kept = torch.empty_like(x)
+    for _ in range(8 * x.element_size()):
+        middle = (lowest & above) + ((lowest ^ above) >> 1)  # their mean, without overflow
+        torch.ge(x, _values_of(middle, x.dtype)[:, None, None], out=kept)
+        if weights is not None:
+            kept.mul_(weights)
+        enough = kept.sum(-1).sum(-1) >= need
+        lowest = torch.where(enough, middle, lowest)
+        above = torch.where(enough, above, middle)
+    return _values_of(lowest, x.dtype)
+
+
+def _keys_of(value: Tensor) -> Tensor:
+    """int64 keys in the order of the float32 or float64 values they stand for."""
+    integer = torch.int32 if value.dtype == torch.float32 else torch.int64
+    bits = value.view(integer).long()
+    return bits ^ ((bits >> 63) & torch.iinfo(integer).max)
+
+
+def _values_of(key: Tensor, dtype: torch.dtype) -> Tensor:
+    """The inverse of `_ordered_key`."""
+    integer = torch.int32 if dtype == torch.float32 else torch.int64
+    return (key ^ ((key >> 63) & torch.iinfo(integer).max)).to(integer).view(dtype)
 
 
 class _Row(NamedTuple):
@@ -106,13 +263,13 @@ class _Units(NamedTuple):
     more: Any
 
 
-@triton.jit
-def _value_of(key, UNUSED: tl.constexpr):
+@jit
+def _leading_value(key, UNUSED: tl.constexpr):
     """The value of the leading bits of a key: the one in whose key the others are unused."""
-    return value_of(tl.where(key < 0, ~(~key << UNUSED), key << UNUSED))
+    return grid.value_of(tl.where(key < 0, ~(~key << UNUSED), key << UNUSED))
 
 
-@triton.jit
+@jit
 def _load_listed(logits, row, units, index, ALLOWED: tl.constexpr):
     """Units that are listed, float32 (*index.shape, WIDTH), and which they are.
 
@@ -120,13 +277,13 @@ def _load_listed(logits, row, units, index, ALLOWED: tl.constexpr):
     """
     entry = index >> units.more
     within = index - (entry << units.more)
-    beyond = tl.cdiv(logits.vocabulary, CHUNK) * (CHUNK // logits.WIDTH)
+    beyond = tl.cdiv(logits.vocabulary, grid.CHUNK) * (grid.CHUNK // logits.WIDTH)
     unit = tl.load(units.entries + entry, mask=entry < units.length, other=beyond)
     unit += within // 2 * 32 + within % 2
-    return load_allowed(logits, row.data, row.allowed, unit, ALLOWED), unit
+    return grid.load_allowed(logits, row.data, row.allowed, unit, ALLOWED), unit
 
 
-@triton.jit
+@jit
 def _load_tile(logits, row, maxima, units, start, ALLOWED: tl.constexpr, MAXIMA: tl.constexpr):
     """_TILE of the values to search, (_TILE / WIDTH, WIDTH), in an order that never changes.
 
@@ -142,7 +299,7 @@ def _load_tile(logits, row, maxima, units, start, ALLOWED: tl.constexpr, MAXIMA:
     return x
 
 
-@triton.jit
+@jit
 def _search(logits, row, maxima, units, floor, need, ALLOWED: tl.constexpr, MAXIMA: tl.constexpr,
             WEIGHED: tl.constexpr, UNUSED: tl.constexpr):  # fmt: skip
     """The largest value that with all above it is enough; floor where no value above it is.
@@ -155,17 +312,17 @@ def _search(logits, row, maxima, units, floor, need, ALLOWED: tl.constexpr, MAXI
     size = units.length
     if not MAXIMA:
         size = (units.length << units.more) * logits.WIDTH
-    bottom = ordered_key(floor) >> UNUSED
+    bottom = grid.ordered_key(floor) >> UNUSED
     lowest = bottom
-    above = (ordered_key(maximum) >> UNUSED) + 1
+    above = (grid.ordered_key(maximum) >> UNUSED) + 1
     # Up to 2**32, and none where a temperature that is no number leaves no order to search in.
     span = tl.where(above > lowest, above - lowest, 0).to(tl.uint32)
     while span > 1:
         step = tl.maximum(span // (_CUTS + 1), 1).to(tl.int32)
-        first = _value_of(lowest + step, UNUSED)
-        second = _value_of(lowest + step * 2, UNUSED)
-        third = _value_of(lowest + step * 3, UNUSED)
-        fourth = _value_of(lowest + step * 4, UNUSED)
+        first = _leading_value(lowest + step, UNUSED)
+        second = _leading_value(lowest + step * 2, UNUSED)
+        third = _leading_value(lowest + step * 3, UNUSED)
+        fourth = _leading_value(lowest + step * 4, UNUSED)
         from_first = tl.zeros((_TILE // logits.WIDTH, logits.WIDTH), tl.float32)
         from_second = tl.zeros((_TILE // logits.WIDTH, logits.WIDTH), tl.float32)
         from_third = tl.zeros((_TILE // logits.WIDTH, logits.WIDTH), tl.float32)
@@ -186,10 +343,10 @@ def _search(logits, row, maxima, units, floor, need, ALLOWED: tl.constexpr, MAXI
             above = tl.minimum(above, lowest + step * (enough + 1))
         lowest += step * enough
         span = tl.where(above > lowest, above - lowest, 0).to(tl.uint32)
-    return tl.where(lowest > bottom, _value_of(lowest, UNUSED), floor)
+    return tl.where(lowest > bottom, _leading_value(lowest, UNUSED), floor)
 
 
-@triton.jit
+@jit
 def _weigh(logits, row, units, lowest, ALLOWED: tl.constexpr):
     """What the listed values from `lowest` up weigh together, and the least of them."""
     weights = tl.zeros((_TILE // logits.WIDTH, logits.WIDTH), tl.float32)
@@ -201,20 +358,20 @@ def _weigh(logits, row, units, lowest, ALLOWED: tl.constexpr):
     return tl.sum(weights), tl.min(tl.min(least, 1), 0)
 
 
-@triton.jit
+@jit
 def _count_tied(logits, row, units, value, last, ALLOWED: tl.constexpr):
     """How many of the listed values equal `value`, of tokens up to `last`."""
     tied = tl.zeros((_TILE // logits.WIDTH, logits.WIDTH), tl.int32)
     for start in range(0, units.length << units.more, _TILE // logits.WIDTH):
         index = start + tl.arange(0, _TILE // logits.WIDTH)
         x, unit = _load_listed(logits, row, units, index, ALLOWED)
-        token = tokens_of(unit, logits)
+        token = grid.tokens_of(unit, logits)
         inside = (token <= last) & (token < logits.vocabulary)
         tied += ((x == value) & inside).to(tl.int32)
     return tl.sum(tied)
 
 
-@triton.jit
+@jit
 def _cut_ties(logits, row, units, lowest, need, ALLOWED: tl.constexpr):
     """The least value kept and the last of its tokens that is needed, where from `lowest` up there
     is enough; most often all are, and one pass over the listed values tells."""
@@ -239,7 +396,7 @@ def _cut_ties(logits, row, units, lowest, need, ALLOWED: tl.constexpr):
     return value, last
 
 
-@triton.jit
+@jit
 def _list_parts(maxima, entries, parts, floor, logits):
     """Lists the parts that reach the floor by their first units, in order; how many they are."""
     listed = 0
@@ -248,14 +405,14 @@ def _list_parts(maxima, entries, parts, floor, logits):
         best = tl.load(maxima + part, mask=part < parts, other=float("-inf"))
         reaches = (best >= floor) & (best > float("-inf"))
         place = listed + tl.cumsum(reaches.to(tl.int32), 0) - 1
-        first = part // PARTS * (CHUNK // logits.WIDTH) + part % PARTS * 2
+        first = part // PARTS * (grid.CHUNK // logits.WIDTH) + part % PARTS * 2
         tl.store(entries + place, first, mask=reaches)
         listed += tl.sum(reaches.to(tl.int32))
     tl.debug_barrier()
     return listed
 
 
-@triton.jit
+@jit
 def _list_units(logits, row, listed, entries, room, floor, ALLOWED: tl.constexpr):
     """Lists in `entries` those of the listed units that reach the floor.
 
@@ -287,29 +444,29 @@ def _list_units(logits, row, listed, entries, room, floor, ALLOWED: tl.constexpr
     return _Units(entries, count, each)
 
 
-@triton.jit
+@jit
 def _replace_sums(logits, row, left, part_sum, listed, lowest, last_tied, ALLOWED: tl.constexpr):
     """Makes the sums of a row's chunks those of what is kept, which the listed parts hold.
 
     part_sum: room for a number a part.
     """
-    chunks = tl.cdiv(logits.vocabulary, CHUNK)
+    chunks = tl.cdiv(logits.vocabulary, grid.CHUNK)
     tl.debug_barrier()  # What was there in place of the sums is no longer read.
     for start in range(0, chunks * PARTS, _TILE):
         part = start + tl.arange(0, _TILE)
         tl.store(part_sum + part, tl.zeros((_TILE,), tl.float32), mask=part < chunks * PARTS)
     tl.debug_barrier()
-    loads: tl.constexpr = CHUNK // PARTS // logits.WIDTH
-    at_once: tl.constexpr = _TILE // (CHUNK // PARTS)
+    loads: tl.constexpr = grid.CHUNK // PARTS // logits.WIDTH
+    at_once: tl.constexpr = _TILE // (grid.CHUNK // PARTS)
     for start in range(0, listed.length, at_once):
         entry = start + tl.arange(0, at_once)
         first = tl.load(listed.entries + entry, mask=entry < listed.length, other=0)
-        chunk = first // (CHUNK // logits.WIDTH)
+        chunk = first // (grid.CHUNK // logits.WIDTH)
         anchor = tl.load(left.maximum + chunk)
         load = tl.arange(0, loads)
         unit = first[:, None] + (load // 2 * 32 + load % 2)[None, :]
-        x = load_allowed(logits, row.data, row.allowed, unit, ALLOWED)
-        kept = passes(x, tokens_of(unit, logits), lowest, last_tied)
+        x = grid.load_allowed(logits, row.data, row.allowed, unit, ALLOWED)
+        kept = grid.passes(x, grid.tokens_of(unit, logits), lowest, last_tied)
         weights = tl.where(kept, tl.exp2((x - anchor[:, None, None]) * row.scale), 0.0)
         place = part_sum + chunk * PARTS + first % 32 // 2
         tl.store(place, tl.sum(tl.sum(weights, 2), 1), mask=entry < listed.length)
@@ -322,7 +479,7 @@ def _replace_sums(logits, row, left, part_sum, listed, lowest, last_tied, ALLOWE
         tl.store(left.sum + chunk, tl.sum(sums, 1), mask=chunk < chunks)
 
 
-@triton.jit(do_not_specialize=PER_BATCH, do_not_specialize_on_alignment=ANY_ALIGNMENT)
+@jit(do_not_specialize=grid.PER_BATCH, do_not_specialize_on_alignment=grid.ANY_ALIGNMENT)
 def threshold_kernel(
     logits,
     scratch,
@@ -344,8 +501,8 @@ def threshold_kernel(
     C,
 ):
     """One row a program."""
-    drafts = Drafts(draft_ids, parents, offsets, rows, requests, drafted, max_draft)
-    place, used = locate(tl.program_id(0), drafts, C.REQUESTS)
+    drafts = grid.Drafts(draft_ids, parents, offsets, rows, requests, drafted, max_draft)
+    place, used = grid.locate(tl.program_id(0), drafts, C.REQUESTS)
     if not used:
         return
     request = place.request
@@ -368,22 +525,22 @@ def threshold_kernel(
         tl.store(lowest, nothing)
         return
 
-    chunks = tl.cdiv(logits.vocabulary, CHUNK)
+    chunks = tl.cdiv(logits.vocabulary, grid.CHUNK)
     parts = chunks * PARTS
-    before = row_chunks(place.row, logits) * PARTS
+    before = statistics.row_chunks(place.row, logits) * PARTS
     maxima = scratch.part_maximum + before
     part_list = scratch.part_list + before
-    left = statistics_of(place, logits, scratch)
+    left = statistics.statistics_of(place, logits, scratch)
     # Finite, so that the maximum itself weighs 1 at any temperature.
-    scale = tl.minimum(scale_of(heat), 3e38)
-    keys, key, weights = totals(left, scale, logits, C.BLOCK)
-    if (key >= INFINITE_KEY) | (key <= EMPTY_KEY):
+    scale = tl.minimum(statistics.scale_of(heat), 3e38)
+    keys, key, weights = statistics.totals(left, scale, logits, C.BLOCK)
+    if (key >= grid.INFINITE_KEY) | (key <= grid.EMPTY_KEY):
         tl.store(lowest, nothing)
         return
-    maximum = value_of(key)
+    maximum = grid.value_of(key)
     total = tl.sum(weights)
     mask = allowed + place.row.to(tl.int64) * allowed_stride
-    row = _Row(values_of(logits, place.row), mask, maximum, scale)
+    row = _Row(grid.values_of(logits, place.row), mask, maximum, scale)
 
     least = nothing
     if min_p is not None:
@@ -393,7 +550,7 @@ def threshold_kernel(
 
     # Nothing below the floor can be the answer. It is sought where most often it is: from the least
     # of the chunks' maxima on, which as many values reach as there are chunks.
-    start = value_of(tl.min(tl.where(keys == OUT, key, keys)))
+    start = grid.value_of(tl.min(tl.where(keys == OUT, key, keys)))
     floor = least
     last_tied = tl.full((), _ALL, tl.int32)
     every_part = _Units(part_list, parts, parts * 0)
@@ -444,16 +601,14 @@ def launch(batch: Batch, warpers: Warpers, scratch: Scratch) -> None:
     with temperature 0 or without filters costs nothing, and its sums stay as they are. One launch.
     """
     dtype = batch.logits.dtype
-    parts_loads = CHUNK.value // PARTS.value // config.width(dtype)
-    with torch.cuda.device_of(batch.logits):
-        threshold_kernel[(len(batch.logits),)](
-            Rows.of(batch.logits),
-            scratch,
-            **drafts_of(batch),
-            **mask_of(batch),
-            **warpers._asdict(),
-            MORE=parts_loads.bit_length() - 1,
-            UNUSED=_UNUSED_BITS[dtype],
-            C=Config.of(batch),
-            num_warps=_WARPS,
-        )
+    loads_a_part = operands.CHUNK // workspace.PARTS // config.width(dtype)
+    grid.run(
+        threshold_kernel,
+        len(batch.logits),
+        batch,
+        scratch=scratch,
+        **warpers._asdict(),
+        MORE=loads_a_part.bit_length() - 1,
+        UNUSED=_UNUSED_BITS[dtype],
+        num_warps=_WARPS,
+    )

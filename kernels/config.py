@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import torch
 
-from fastdraft.kernels.reference import CHUNK
+from fastdraft.kernels.operands import CHUNK
 
 # Loads of 16 bytes a thread are the widest, four warps of them 2 KiB.
 _LOAD_BYTES: Final = 16
@@ -67,6 +67,10 @@ class Split(NamedTuple):
 
     programs: int
     tiles: int
+
+
+WHOLE: Final = Split(1, 0)
+"""A program a row."""
 
 
 class AttentionPlan(NamedTuple):

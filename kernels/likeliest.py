@@ -1,0 +1,140 @@
+"""The likeliest tokens of each row.
+
+On a device they come from its row statistics, one program a row: the n likeliest tokens lie in the
+n chunks of the largest maxima, so only these are read again.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fastdraft.kernels import grid, statistics
+from fastdraft.kernels.chunks import as_float, chunked, largest, mask, slabs, total
+from fastdraft.kernels.filters import weigh
+from fastdraft.kernels.language import jit, tl
+from fastdraft.kernels.operands import Batch, Likeliest, Sampling, Warpers
+from fastdraft.kernels.statistics import LOG2_E
+from fastdraft.kernels.workspace import LIKELIEST, Scratch, take
+
+# Tokens and probabilities have so many columns.
+COLUMNS = tl.constexpr(LIKELIEST)
+
+
+def plain(
+    logits: Tensor,
+    count: int,
+    temperature: Tensor | None = None,
+    allowed: Tensor | None = None,
+) -> Likeliest:
+    """The `count` likeliest tokens of each row of logits (rows, vocabulary).
+
+    temperature: float32 (rows,), 0 counts as 1, like None; allowed: as in `mask`.
+    """
+    parts = []
+    for part in slabs(len(logits), logits):
+        x = as_float(logits[part])
+        x = chunked(x if allowed is None else mask(x, allowed[part]))
+        heat = torch.ones_like(x[:, 0, 0])
+        if temperature is not None:
+            heat = torch.where(temperature[part] == 0, heat, temperature[part].to(x.dtype))
+        maximum = x.amax(-1).amax(-1)
+        sums = total(weigh(x, maximum=maximum, warpers=Warpers(heat)))
+        # The chunks of the largest maxima hold them all; of equal chunks the first.
+        order = x.amax(-1).sort(descending=True, stable=True).indices[:, :count].sort().values
+        rest = x.gather(1, order[:, :, None].expand(-1, -1, x.shape[2]))
+        tokens, chances = [], []
+        for _ in range(count):
+            place, value = largest(rest)
+            rest.flatten(1).scatter_(1, place[:, None], -torch.inf)
+            chunk = order.gather(1, place[:, None] // x.shape[2])[:, 0]
+            token = chunk * x.shape[2] + place % x.shape[2]
+            can_come = maximum.isfinite() & (value > -torch.inf)
+            chance = ((value - maximum).double() / heat).exp() / sums
+            tokens.append(torch.where(can_come, token, -1).int())
+            chances.append(torch.where(can_come, chance, 0.0).float())
+        parts.append(Likeliest(torch.stack(tokens, 1), torch.stack(chances, 1)))
+    return Likeliest(*map(torch.cat, zip(*parts, strict=True)))
+
+
+@jit(do_not_specialize=grid.PER_BATCH, do_not_specialize_on_alignment=grid.ANY_ALIGNMENT)
+def likeliest_kernel(
+    logits,
+    scratch,
+    token_ids,
+    probabilities,
+    draft_ids,
+    parents,
+    offsets,
+    allowed,
+    allowed_stride,
+    temperature,
+    rows,
+    requests,
+    drafted,
+    max_draft,
+    count,
+    GREEDY: tl.constexpr,
+    C,
+):
+    drafts = grid.Drafts(draft_ids, parents, offsets, rows, requests, drafted, max_draft)
+    row = tl.program_id(0)
+    token_ids += row.to(tl.int64) * COLUMNS
+    probabilities += row.to(tl.int64) * COLUMNS
+    place, used = grid.locate(row, drafts, C.REQUESTS)
+    if not used:
+        column = tl.arange(0, COLUMNS)
+        tl.store(token_ids + column, tl.full((COLUMNS,), -1, tl.int32), mask=column < count)
+        tl.store(probabilities + column, tl.zeros((COLUMNS,), tl.float32), mask=column < count)
+        return
+    allowed += row.to(tl.int64) * allowed_stride
+    heat = (place.first * 0).to(tl.float32)
+    if not GREEDY:
+        heat = tl.load(temperature + place.request)
+    divisor = statistics.divisor_of(heat)
+    keys, key, weights = statistics.totals_of(place, logits, scratch, LOG2_E / divisor, C.BLOCK)
+    total = tl.sum(weights)
+    maximum = grid.value_of(key)
+    has_softmax = (key < grid.INFINITE_KEY) & (key > grid.EMPTY_KEY)
+
+    values = grid.values_of(logits, row)
+    index = tl.arange(0, C.BLOCK)
+    # Of each chunk the key of the largest logit that is not taken yet.
+    best = grid.pack(keys, index)
+    taken = (place.first * 0).to(tl.int64) + 0x7FFFFFFFFFFFFFFF
+    for column in range(count):
+        _, chunk = grid.unpack(tl.max(best))
+        x = grid.load_allowed(logits, values, allowed, grid.units_of(chunk, logits), C.ALLOWED)
+        token = tl.reshape(chunk * grid.CHUNK + tl.arange(0, grid.CHUNK), x.shape)
+        packed = grid.pack(grid.ordered_key(x), token)
+        packed = tl.where((token < logits.vocabulary) & (packed < taken), packed, 0)
+        taken = tl.max(tl.max(packed, 1), 0)
+        after = tl.max(tl.max(tl.where(packed < taken, packed, 0), 1), 0)
+        key, chosen = grid.unpack(taken)
+        can_come = has_softmax & (key > grid.EMPTY_KEY)
+        chance = tl.exp((grid.value_of(key) - maximum) / divisor) / total
+        tl.store(token_ids + column, tl.where(can_come, chosen, -1))
+        tl.store(probabilities + column, tl.where(can_come, chance, 0.0))
+        key, _ = grid.unpack(after)
+        best = tl.where(index == chunk, grid.pack(key, index), best)
+
+
+def launch(batch: Batch, sampling: Sampling | None, scratch: Scratch) -> Likeliest | None:
+    """The same of the batch's rows, if the batch asks for it.
+
+    scratch: with the row statistics, before filters. One launch.
+    """
+    if not batch.likeliest:
+        return None
+    found = Likeliest(take(batch, "likeliest_ids"), take(batch, "likeliest_probabilities"))
+    grid.run(
+        likeliest_kernel,
+        len(batch.logits),
+        batch,
+        scratch=scratch,
+        **found._asdict(),
+        temperature=batch.offsets if sampling is None else sampling.warpers.temperature,
+        count=batch.likeliest,
+        GREEDY=sampling is None,
+    )
+    return Likeliest(*(each[:, : batch.likeliest] for each in found))

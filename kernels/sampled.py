@@ -1,0 +1,348 @@
+"""Sampled verification: a draw from each row, against the draft.
+
+**The random contract.** The token drawn from a row of logits depends on the row, the seed and the
+absolute position of that token alone, never on the draft, the batch or the device. It is a
+Gumbel draw in two levels, over chunks of `CHUNK` consecutive token ids (the last one may be
+shorter), with M the largest logit of the row and T the temperature:
+
+    w_t  = exp((x_t - M) / T), or 0 where that is 2**-125 or less, or where top-k, top-p or min-p
+           removes the token
+    c*   = argmax over the chunks c of     sum(w_t for t in c) / E(1, c)
+    t*   = argmax over the tokens t in c* of  w_t / E(0, t)
+
+E(stream, index) is standard exponential noise, and argmax of w / E is the same choice as argmax of
+log w + Gumbel noise, as -log E is Gumbel noise. Both levels together draw t with probability
+softmax(x / T)_t exactly, for the noise of one chunk and one value a chunk instead of noise for the
+whole vocabulary (Gumbel-max trick, Gumbel 1954; split by groups as in Maddison et al., A* sampling,
+2014).
+
+The noise is counter-based (Philox4x32-10, Salmon et al., Parallel random numbers: as easy as 1, 2,
+3, 2011), with
+
+    key     = (low, high) 32 bits of the seed
+    counter = (index: the token's or chunk's id, low and high 32 bits of the position, stream)
+    u       = (word0 * 2**32 + word1 + 1/2) * 2**-64,  E = -log1p(-u)
+
+All 64 bits are needed: the winner of a race over a vocabulary is decided where u is tiny.
+
+**Precision.** Weights and their sums are float32 (float64 for float64 logits), as on any fast path;
+noise and races are float64 here. They are written as a race of ratios because a ratio keeps a
+relative precision of 2**-24 in float32, where x + Gumbel loses digits to the size of the sum: a
+float32 kernel draws the same token unless the two best ratios lie within a few 2**-24 of each
+other, which has about that probability. Weights relative to the maximum do not overflow, whatever
+the logits and the temperature, and what is too small to matter is 0 at a fixed bound, well before
+float32 loses digits.
+
+**Rows that are not numbers.** A row whose maximum is NaN or +inf has no softmax: it gives the
+token of torch.argmax (the first NaN, or else the first +inf), whatever the temperature. A row
+of nothing but -inf is empty and gives no token.
+
+**On a device** it takes one launch, or three where a request has filters. The first goes over the
+logits once and leaves row statistics (see `statistics`). With them a row is drawn from one chunk
+alone: the chunk by a race over the chunks' sums, the token by a race in that chunk, read again. The
+program that leaves a row's last statistics does it, and the one that finishes a request's last row
+compares the tokens with the draft. With filters, `filters` then says from which logit on a row is
+kept and what is left of the sums, and a launch over the rows draws.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fastdraft.kernels import config, filters, grid, language, likeliest, statistics, trees
+from fastdraft.kernels.acceptance import Chosen, accept, emit, join
+from fastdraft.kernels.chunks import chunk_of, rows_of, slabs, total
+from fastdraft.kernels.filters import NEGLIGIBLE, log_softmax_of, logit_of, weigh_rows
+from fastdraft.kernels.grid import Rows
+from fastdraft.kernels.language import jit, tl
+from fastdraft.kernels.noise import (
+    CHUNK_NOISE,
+    CHUNK_STREAM,
+    TOKEN_NOISE,
+    TOKEN_STREAM,
+    exponential_noise,
+    noise_of,
+)
+from fastdraft.kernels.operands import Batch, Sampling, Verified
+from fastdraft.kernels.statistics import LOG2_E, OUT
+from fastdraft.kernels.workspace import Scratch, take_output
+
+
+def verify(batch: Batch, sampling: Sampling) -> Verified:
+    """Sampled verification of drafts without probabilities."""
+    if language.has_kernels(batch.logits):
+        return launch(batch, sampling)
+    return plain(batch, sampling)
+
+
+def plain(batch: Batch, sampling: Sampling) -> Verified:
+    """Sampled verification of drafts without probabilities.
+
+    One draw a row, kept while it is the draft's token: a token d is accepted with the target's own
+    probability p(d), and a recovered token follows p without d, which is the distribution of
+    rejection sampling for a certain draft, with nothing wasted; of the children of one parent in a
+    tree, all together are accepted with the target's probability of the set. The noise of a row is
+    that of the position which its token would take: that of the text's next token plus the depth of
+    the row's slot. So what is emitted is the same with any draft, chain or tree, and with none.
+    """
+    request, depth = rows_of(len(batch.logits), batch.offsets)
+    if batch.parents is not None:
+        depths = trees.depths(batch.parents, batch.offsets, max_draft=batch.max_draft)
+        depth = depths[request, depth.clamp(max=batch.max_draft)]
+    of_rows = sampling.of(request)
+    of_rows = of_rows._replace(positions=of_rows.positions + depth)
+    emitted = emit(draw(batch.logits, of_rows, batch.allowed, **batch.wanted), batch)
+    if not batch.likeliest:
+        return emitted
+    temperature = of_rows.warpers.temperature
+    return emitted._replace(
+        likeliest=likeliest.plain(batch.logits, batch.likeliest, temperature, allowed=batch.allowed)
+    )
+
+
+def draw(
+    logits: Tensor,
+    sampling: Sampling,
+    allowed: Tensor | None = None,
+    *,
+    logprobs: bool = False,
+    raw_logprobs: bool = False,
+) -> Chosen:
+    """One token from each row of logits (rows, vocabulary), as the random contract has it.
+
+    sampling: of rows; allowed: as in `mask`. Time is linear in the logits, memory in those of one
+    slab.
+    """
+    parts = []
+    for part in slabs(len(logits), logits):
+        x, drawn_by = logits[part], sampling.of(part)
+        weights, maximum, by_argmax, best = weigh_rows(
+            x, drawn_by.warpers, None if allowed is None else allowed[part]
+        )
+        drawn = race(weights, drawn_by, token_stream=TOKEN_STREAM, chunk_stream=CHUNK_STREAM)
+        token = torch.where(by_argmax, best, drawn)
+        logprob = None
+        if logprobs:
+            heat = torch.where(by_argmax, 1.0, drawn_by.warpers.temperature)
+            above = (logit_of(x, token) - maximum).double() / heat
+            logprob = (above - total(weights).log()).float()
+        raw = log_softmax_of(token, x) if raw_logprobs else None
+        parts.append(Chosen(token, maximum, logprob, raw))
+    return join(parts)
+
+
+def race(
+    weights: Tensor,
+    sampling: Sampling,
+    *,
+    token_stream: int | Tensor,
+    chunk_stream: int | Tensor,
+) -> Tensor:
+    """One token from each row of weights (rows, chunks, width), as the random contract draws it.
+
+    sampling: of rows; the streams of the noise: one for all rows, or int64 (rows,).
+    Gives the tokens, int64 (rows,); what a row without a weight above 0 gives means nothing, but
+    is in range where the weights are numbers.
+    """
+    _, chunks, width = weights.shape
+    seeds, positions = sampling.seeds, sampling.positions
+    index = torch.arange(chunks, device=weights.device)
+    noise = exponential_noise(seeds, positions, index, stream=chunk_stream)
+    chunk = (weights.sum(-1) / noise).argmax(-1)
+    index = chunk[:, None] * width + torch.arange(width, device=weights.device)
+    noise = exponential_noise(seeds, positions, index, stream=token_stream)
+    return chunk * width + (chunk_of(weights, chunk) / noise).argmax(-1)
+
+
+@jit
+def draw_row(place, logits, allowed, scratch, temperature, seed, position, chunk_stream,
+             token_stream, GREEDY: tl.constexpr, ALLOWED: tl.constexpr,
+             BLOCK: tl.constexpr):  # fmt: skip
+    """One token of a row, as the random contract has it: (its key, token, log-probability).
+
+    The key is that of the row's maximum. allowed: where the row's mask begins. temperature: 0 for
+    the argmax. The streams are those of the noise.
+    """
+    divisor = statistics.divisor_of(temperature)
+    keys, key, weights = statistics.totals_of(place, logits, scratch, LOG2_E / divisor, BLOCK)
+    # Where the maximum is no number or infinite there is no softmax.
+    by_argmax = (temperature == 0) | (key >= grid.INFINITE_KEY) | (key <= grid.EMPTY_KEY)
+    index = tl.arange(0, BLOCK)
+    score = keys
+    if not GREEDY:
+        ratio = weights / noise_of(seed, position, index, chunk_stream)
+        ratio = tl.where(keys == OUT, OUT, ratio.to(tl.int32, bitcast=True))
+        score = tl.where(by_argmax, keys, ratio)
+    _, chunk = grid.unpack(tl.max(grid.pack(score, index)))
+
+    values = grid.values_of(logits, place.row)
+    x = grid.load_allowed(logits, values, allowed, grid.units_of(chunk, logits), ALLOWED)
+    token = tl.reshape(chunk * grid.CHUNK + tl.arange(0, grid.CHUNK), x.shape)
+    score = grid.ordered_key(x)
+    maximum = grid.value_of(key)
+    if not GREEDY:
+        weight = tl.exp((x - maximum) / divisor)
+        kept = weight > NEGLIGIBLE
+        if scratch.lowest is not None:
+            lowest = tl.load(scratch.lowest + place.row)
+            kept = kept & grid.passes(x, token, lowest, tl.load(scratch.last_tied + place.row))
+        weight = tl.where(kept, weight, 0.0)
+        ratio = weight / noise_of(seed, position, token, token_stream)
+        score = tl.where(by_argmax, score, ratio.to(tl.int32, bitcast=True))
+    score = tl.where(token < logits.vocabulary, score, OUT)
+    _, chosen = grid.unpack(tl.max(tl.max(grid.pack(score, token), 1), 0))
+    value = tl.sum(tl.sum(tl.where(token == chosen, x, 0.0), 1), 0)
+    return key, chosen, (value - maximum) / divisor - tl.log(tl.sum(weights))
+
+
+@jit
+def _finish_row(place, logits, allowed, drafts, draws, scratch, output, GREEDY: tl.constexpr,
+                C):  # fmt: skip
+    """grid.Draws a row's token and, for the request's last row, writes what the request emits."""
+    request = place.request
+    heat = (place.first * 0).to(tl.float32)
+    seed = place.first.to(tl.int64)
+    position = seed
+    if not GREEDY:
+        heat = tl.load(draws.temperature + request)
+        seed = tl.load(draws.seeds + request)
+        position = tl.load(draws.positions + request) + grid.depth_of(place, drafts, C.TREE)
+    key, token, logprob = draw_row(
+        place, logits, allowed, scratch, heat, seed, position, CHUNK_NOISE, TOKEN_NOISE,
+        GREEDY, C.ALLOWED, C.BLOCK,
+    )  # fmt: skip
+    tl.store(scratch.row_results + place.row, grid.pack(key, token))
+    if output.logprobs is not None:
+        tl.store(scratch.row_logprobs + place.row, logprob)
+    if output.raw_logprobs is not None:
+        raw = statistics.log_raw(place, logits, token, scratch, C.BLOCK)
+        tl.store(scratch.row_raw_logprobs + place.row, raw)
+    if grid.last_to_arrive(scratch.request_arrivals + request, place.size + 1, C.WAIT):
+        accept(place, drafts, scratch, output, C.SLOTS)
+
+
+@jit(do_not_specialize=grid.PER_BATCH, do_not_specialize_on_alignment=grid.ANY_ALIGNMENT)
+def sampled_kernel(
+    logits,
+    scratch,
+    output,
+    draft_ids,
+    parents,
+    offsets,
+    allowed,
+    allowed_stride,
+    temperature,
+    seeds,
+    positions,
+    rows,
+    requests,
+    drafted,
+    max_draft,
+    programs,
+    tiles,
+    GREEDY: tl.constexpr,
+    STATISTICS: tl.constexpr,
+    C,
+):
+    """What is emitted, from row statistics. STATISTICS: this launch leaves them; without output
+    nothing else."""
+    program = tl.program_id(0)
+    drafts = grid.Drafts(draft_ids, parents, offsets, rows, requests, drafted, max_draft)
+    draws = grid.Draws(temperature, seeds, positions)
+    place, used = grid.locate(program // programs, drafts, C.REQUESTS)
+    if not used:
+        return
+    allowed += place.row.to(tl.int64) * allowed_stride
+    if STATISTICS:
+        heat = (place.first * 0).to(tl.float32)
+        if not GREEDY:
+            heat = tl.load(temperature + place.request)
+        statistics.leave_logits(
+            place, logits, allowed, heat, program % programs, tiles, scratch, C.CHUNKS, C.ALLOWED
+        )
+        if output is not None and grid.last_to_arrive(
+            scratch.row_arrivals + place.row, programs, C.WAIT
+        ):
+            _finish_row(place, logits, allowed, drafts, draws, scratch, output, GREEDY, C)
+    else:
+        _finish_row(place, logits, allowed, drafts, draws, scratch, output, GREEDY, C)
+
+
+def launch(batch: Batch, sampling: Sampling) -> Verified:
+    """The same of logits of 16 or 32 bits.
+
+    One launch without filters, three with one, and one more for the likeliest tokens; the logits
+    are read once, and a chunk of each row again. The results are the workspace's buffers, if there
+    is one.
+    """
+    warpers = sampling.warpers
+    if not warpers.has_filters:
+        return launch_once(batch, sampling)
+    output = take_output(batch)
+    scratch = Scratch.take(
+        batch, *filters.BUFFERS, "chunk_maximum", "chunk_sum", "row_results", "request_arrivals"
+    )
+    leave_statistics(batch, warpers.temperature, scratch)
+    found = likeliest.launch(batch, sampling, scratch)
+    filters.launch(batch, warpers, scratch)
+    grid.run(
+        sampled_kernel,
+        len(batch.logits),
+        batch,
+        scratch=scratch,
+        output=output,
+        temperature=warpers.temperature,
+        seeds=sampling.seeds,
+        positions=sampling.positions,
+        split=config.WHOLE,
+        GREEDY=False,
+        STATISTICS=False,
+    )
+    return output._replace(likeliest=found)
+
+
+def launch_once(batch: Batch, sampling: Sampling | None) -> Verified:
+    """Verification without filters; the argmax of all rows without sampling.
+
+    One launch more for the likeliest tokens, if the batch asks for them.
+    """
+    logits, output = batch.logits, take_output(batch)
+    scratch = Scratch.take(
+        batch, "chunk_maximum", "chunk_sum", "row_results", "row_arrivals", "request_arrivals"
+    )
+    grid.run(
+        sampled_kernel,
+        len(logits),
+        batch,
+        split=config.split_chunks(*logits.shape),
+        logits=Rows.of(logits, config.unit(logits)),
+        scratch=scratch,
+        output=output,
+        temperature=batch.offsets if sampling is None else sampling.warpers.temperature,
+        seeds=batch.offsets if sampling is None else sampling.seeds,
+        positions=batch.offsets if sampling is None else sampling.positions,
+        GREEDY=sampling is None,
+        STATISTICS=True,
+    )
+    return output._replace(likeliest=likeliest.launch(batch, sampling, scratch))
+
+
+def leave_statistics(batch: Batch, temperature: Tensor, scratch: Scratch) -> None:
+    """Leaves the statistics of all rows that count in scratch, whatever of them it has room for.
+
+    temperature: float32 (requests,); 0 counts as 1. One launch.
+    """
+    grid.run(
+        sampled_kernel,
+        len(batch.logits),
+        batch,
+        split=config.split_chunks(*batch.logits.shape),
+        scratch=scratch,
+        output=None,
+        temperature=temperature,
+        seeds=batch.offsets,
+        positions=batch.offsets,
+        GREEDY=False,
+        STATISTICS=True,
+    )

@@ -1,0 +1,491 @@
+"""What holds for every verification operation: layouts, masks, log-probabilities, seeds, memory."""
+
+from __future__ import annotations
+
+import math
+import random
+import subprocess
+import sys
+from itertools import accumulate
+
+import pytest
+import torch
+from adversarial import LENGTHS, allowed_bits, assert_same, in_layout
+from cases import FORMS, OPERATIONS, case_of
+
+from fastdraft.kernels import chunks, greedy, operands, rejection, sampled
+from fastdraft.kernels.operands import Verified
+from fastdraft.verification import (
+    Workspace,
+    compaction_indices,
+    tree_attention_mask,
+    verify_greedy,
+    verify_rejection,
+    verify_sampled,
+)
+from oracles import verification as oracle
+
+INF = math.inf
+LAYOUTS = ["rows apart", "tokens apart", "transposed"]
+# Each operation, and those that take trees with these.
+SHAPES = [pytest.param(name, False, id=f"{name}, chains") for name in OPERATIONS] + [
+    pytest.param(name, True, id=f"{name}, trees") for name in OPERATIONS if name not in FORMS
+]
+of_every_shape = pytest.mark.parametrize(("operation", "tree"), SHAPES)
+
+
+def made(operation, tree=False, *, vocabulary=70, dtype=torch.float32, lengths=LENGTHS, **more):
+    """A case whose drafts hit; with odd rows, but for rejection, which refuses odd drafts."""
+    options = {"odd": False} if operation in FORMS else {"tree": tree}
+    if operation in FORMS:
+        options["likeness"] = 0.95
+    return case_of(operation, lengths, vocabulary, dtype, seed=3, **options, **more)
+
+
+def ordinary(operation, tree=False, **more):
+    """The same without odd rows; a greedy one as a sampled one's batch."""
+    if operation in FORMS:
+        return made(operation, **more)
+    of = operation if operation == "filters" else "sampled"
+    case = case_of(of, LENGTHS, 70, torch.float32, seed=3, tree=tree, odd=False, **more)
+    return case._replace(operation=greedy, more=()) if operation == "greedy" else case
+
+
+@of_every_shape
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_any_strides(operation, tree, layout, dtype):
+    case = made(operation, tree, vocabulary=1037, dtype=dtype, lengths=[4, 0, 2])
+    expected = case.verify()
+    assert_same(case.verify(logits=in_layout(case.batch.logits, layout)), expected)
+    if operation in FORMS:
+        values = case.more[1].values
+        before = values.clone()
+        assert_same(case.verify(distribution=in_layout(values, layout)), expected)
+        assert torch.equal(values, before)
+
+
+@of_every_shape
+def test_a_request_is_verified_alone(operation, tree):
+    case = made(operation, tree, vocabulary=1500)
+    together = case.verify()
+    assert len(set(together.lengths.tolist())) > 2
+    for request in range(len(LENGTHS)):
+        alone = case.alone(request).verify(max_draft=20)
+        assert alone.token_ids.shape == (1, 21)
+        assert alone.tolist() == together.tolist()[request : request + 1]
+        assert alone.status.tolist() == together.status[request : request + 1].tolist()
+
+
+@of_every_shape
+def test_more_rows_than_a_slab(operation, tree, monkeypatch):
+    case = made(operation, tree)
+    allowed = allowed_bits(len(case.batch.logits), 70, seed=1)
+    asked = {"allowed": allowed, "logprobs": True, "raw_logprobs": True}
+    if operation not in FORMS:
+        asked["likeliest"] = 3
+    whole = case.verify(**asked)
+    monkeypatch.setitem(chunks._SLAB, "cpu", 3 * 70)
+    parts = case.verify(**asked)
+    assert_same(parts, whole)
+    if operation not in FORMS:
+        assert all(map(torch.equal, parts.likeliest, whole.likeliest))
+
+
+@of_every_shape
+def test_drafts_are_padded(operation, tree):
+    case = made(operation, tree)
+    narrow = case.verify(max_draft=None)
+    wide = case.verify(max_draft=40, draft_ids=case.batch.draft_ids.int())
+    assert isinstance(wide, Verified)
+    assert narrow.token_ids.shape == (len(LENGTHS), max(LENGTHS) + 1)
+    assert wide.token_ids.shape == (len(LENGTHS), 41)
+    assert wide.path.shape == (len(LENGTHS), 40)
+    assert wide.tolist() == narrow.tolist()
+    assert (wide.token_ids[:, max(LENGTHS) + 1 :] == -1).all()
+    assert (wide.path[:, max(LENGTHS) :] == -1).all()
+
+
+@of_every_shape
+def test_operands_are_left_alone(operation, tree):
+    case = made(operation, tree)
+    tensors = [case.batch.logits, *(each.values for each in case.more[1:])]
+    before = [each.clone() for each in tensors]
+    for each in tensors:
+        each.requires_grad_()
+    verified = case.verify(allowed=allowed_bits(len(case.batch.logits), 70, seed=2), logprobs=True)
+    for each, same in zip(tensors, before, strict=True):
+        torch.testing.assert_close(each.detach(), same, rtol=0, atol=0, equal_nan=True)
+    assert not verified.logprobs.requires_grad
+    with pytest.raises(AttributeError):
+        verified.status = verified.lengths
+
+
+@of_every_shape
+def test_masked_tokens_count_as_minus_infinity(operation, tree):
+    # Whatever a row holds where it is not allowed.
+    for vocabulary in (2, 31, 33, 64, 70):
+        case = made(operation, tree, vocabulary=vocabulary)
+        allowed = allowed_bits(len(case.batch.logits), vocabulary, seed=vocabulary)
+        tokens = torch.arange(vocabulary)
+        bits = (allowed[:, tokens // 32] >> (tokens % 32)) & 1
+        masked = case.batch.logits.where(bits.bool(), -INF)
+        found = case.verify(allowed=allowed, logprobs=True)
+        assert_same(found, case.verify(logits=masked, logprobs=True))
+        for request, emitted in enumerate(found.tolist()):
+            row = int(case.batch.offsets[request]) + request
+            assert not emitted or bits[row, emitted[0]]
+
+
+@of_every_shape
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("masked", [False, True], ids=["all tokens", "allowed tokens"])
+def test_logprobs_are_those_of_what_was_chosen_from(operation, tree, dtype, masked):
+    case = ordinary(operation, tree)
+    rows = len(case.batch.logits)
+    logits = case.batch.logits.to(dtype)
+    allowed = allowed_bits(rows, 70, seed=4) if masked else None
+    if masked:
+        allowed[3::10] = -1  # a token may come in every row
+    verified = case.verify(logits=logits, allowed=allowed, logprobs=True, raw_logprobs=True)
+    assert masked or (verified.lengths > 2).any()
+    warpers = case.more[0].warpers if case.more else None
+    for b, tokens in enumerate(verified.tolist()):
+        slots = [0, *(node + 1 for node in verified.path[b].tolist() if node >= 0)]
+        options = [1.0, 0, 1.0, 0.0]
+        if warpers is not None and warpers.temperature[b] > 0:
+            off = zip(warpers, options, strict=True)
+            options = [other if each is None else each[b].item() for each, other in off]
+        for step, token in enumerate(tokens):
+            row = int(case.batch.offsets[b]) + b + slots[step]
+            raw = logits[row].tolist()
+            may = [allowed is None or allowed[row, t // 32] >> t % 32 & 1 for t in range(70)]
+            own = [x if each else -INF for x, each in zip(raw, may, strict=True)]
+            for found, x, by in (
+                (verified.logprobs, own, options),
+                (verified.raw_logprobs, raw, [1.0, 0, 1.0, 0.0]),
+            ):
+                weights = oracle.weights(x, *by)
+                expected = math.log(weights[token] / sum(weights))
+                assert float(found[b, step]) == pytest.approx(expected, rel=1e-5, abs=1e-5)
+        assert verified.logprobs[b, len(tokens) :].isnan().all()
+        assert verified.raw_logprobs[b, len(tokens) :].isnan().all()
+    plain = case.verify(logits=logits, allowed=allowed)
+    assert plain.logprobs is None and plain.raw_logprobs is None
+    assert torch.equal(plain.token_ids, verified.token_ids)
+
+
+def test_rows_without_a_softmax_have_no_logprobs():
+    rows = torch.zeros(4, 5)
+    rows[1, 2], rows[2, 3], rows[3] = INF, math.nan, -INF
+    nothing = torch.empty(0, dtype=torch.int32), torch.zeros(5, dtype=torch.int64)
+    zeros = torch.zeros(4, dtype=torch.int64)
+    for verified in (
+        verify_greedy(rows, *nothing, logprobs=True, raw_logprobs=True),
+        verify_sampled(
+            rows, *nothing, temperature=1e-4, seeds=zeros, positions=zeros, logprobs=True,
+            raw_logprobs=True,
+        ),
+    ):  # fmt: skip
+        assert verified.tolist()[1:] == [[2], [3], []]
+        for found in (verified.logprobs, verified.raw_logprobs):
+            assert float(found[0, 0]) == pytest.approx(-math.log(5))
+            assert found[1:].isnan().all()
+
+
+@of_every_shape
+def test_a_workspace_is_checked_whole_in_the_first_call_alone(operation, tree):
+    case = made(operation, tree)
+    size = {"max_rows": 40, "max_requests": 9, "vocabulary": 80, "max_draft": 10}
+    workspace = Workspace("cpu", **size)
+    wrong = case.batch.offsets.clone()
+    wrong[0] = 1
+    with pytest.raises(ValueError, match="offsets must start with 0"):
+        case.verify(offsets=wrong, max_draft=8, workspace=workspace)
+    expected = case.verify(max_draft=8)
+    for _ in range(2):
+        assert_same(case.verify(max_draft=8, workspace=workspace), expected)
+    assert workspace.has_checked
+    with pytest.MonkeyPatch.context() as patch:
+        # Values are looked at no more.
+        patch.setattr("fastdraft.verification.checks._check_offsets", None)
+        assert_same(case.verify(max_draft=8, workspace=workspace), expected)
+
+
+# Seeds.
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.8, "top_k": 60, "top_p": 0.9}])
+def test_a_seeded_sample_is_the_same_with_any_draft_and_anywhere(options):
+    # The logits of a place in the text depend on the text before it, as a model's do.
+    vocabulary, seed, start = 700, 2**40 + 3, 77
+    chooser = random.Random(8)
+
+    def logits_after(text):
+        generator = torch.Generator().manual_seed(hash(text) % 2**63)
+        return torch.randn(vocabulary, generator=generator) * 3
+
+    def step(text, nodes, others=0):
+        """One step of a tree, among other requests."""
+        at = chooser.randrange(others + 1)
+        trees = [[(node - 1, 7) for node in range(chooser.randrange(4))] for _ in range(others)]
+        trees.insert(at, nodes)
+        rows = []
+        for number, tree in enumerate(trees):
+            before, paths = (text if number == at else (number,)), [()]
+            for parent, token in tree:
+                paths.append((*paths[parent + 1], token))
+            rows += [logits_after(before + path) for path in paths]
+        flat = [node for tree in trees for node in tree]
+        seeds, positions = ([chooser.randrange(2**50) for _ in trees] for _ in range(2))
+        seeds[at], positions[at] = seed, start + len(text)
+        verified = verify_sampled(
+            torch.stack(rows),
+            torch.tensor([token for _, token in flat], dtype=torch.int64),
+            torch.tensor([0, *accumulate(map(len, trees))]),
+            parents=torch.tensor([parent for parent, _ in flat], dtype=torch.int32),
+            seeds=torch.tensor(seeds),
+            positions=torch.tensor(positions),
+            **options,
+        )
+        return tuple(verified.tolist()[at])
+
+    plain = ()
+    while len(plain) < 60:
+        plain += step(plain, [])
+    text, accepted = (), []
+    while len(text) < 45:
+        nodes, node, depth = [], -1, 0
+        for _ in range(chooser.randrange(12)):
+            true = (node, plain[len(text) + depth])
+            wrong = (chooser.randrange(-1, len(nodes)), chooser.randrange(vocabulary))
+            if chooser.random() < 0.5 and true not in nodes:
+                node, depth = len(nodes), depth + 1
+                nodes.append(true)
+            elif wrong not in nodes:
+                nodes.append(wrong)
+        new = step(text, nodes, others=chooser.choice([0, 1, 5]))
+        assert len(new) >= depth + 1
+        text += new
+        accepted.append(len(new) - 1)
+    assert text == plain[: len(text)]
+    assert len(set(accepted)) > 4
+
+
+# What a device waits for.
+
+
+def on_meta(shape, dtype=torch.float32):
+    """A meta tensor has a shape and no values: whatever reads one raises."""
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def launched(batch, sampling=None):
+    """Stands for kernels that read nothing back, with results of the right shapes."""
+    drawn_by = () if sampling is None else (*sampling.warpers, *sampling[1:])
+    given = [*batch, *drawn_by]
+    assert all(each.is_meta for each in given if isinstance(each, torch.Tensor))
+    ids = on_meta((batch.requests, batch.max_draft + 1), torch.int32)
+    path = None if batch.parents is None else ids[:, 1:]
+    return Verified(ids, ids[:, 0], ids[:, 0], path, None, None)
+
+
+def test_no_value_on_a_device_is_read_back(monkeypatch):
+    for module in (greedy, sampled):
+        monkeypatch.setattr(module, "verify", launched)
+    batch = (on_meta((9, 5000)), on_meta(6, torch.int32), on_meta(4, torch.int32))
+    parents = on_meta(6, torch.int32)
+    for temperature, more in ((on_meta(3), {}), (0.5, {"parents": parents})):
+        verified = verify_sampled(
+            *batch,
+            temperature=temperature,
+            top_k=on_meta(3, torch.int64),
+            top_p=on_meta(3),
+            min_p=0.1,
+            seeds=on_meta(3, torch.int64),
+            positions=torch.zeros(3, dtype=torch.int64),
+            max_draft=4,
+            **more,
+        )
+        assert verified.token_ids.shape == (3, 5)
+        assert verified.path.shape == (3, 4)
+    assert compaction_indices(verified.path).shape == (3, 5)
+    assert tree_attention_mask(parents, batch[2], max_draft=4).shape == (3, 5, 5)
+    assert verify_greedy(*batch).token_ids.shape == (3, 7)
+    # The plain version of rejection sampling reads nothing either.
+    for temperature in (1.0, on_meta(3)):
+        verified = verify_rejection(
+            *batch,
+            draft_probs=on_meta((6, 5000)),
+            temperature=temperature,
+            top_p=0.5,
+            seeds=on_meta(3, torch.int64),
+            positions=on_meta(3, torch.int64),
+        )
+        assert verified.token_ids.shape == (3, 7)
+        assert verified.token_ids.is_meta
+
+
+# Rejection sampling.
+
+SHAPED = {
+    "plain": {},
+    "cold": {"temperature": 0.3},
+    "top_k": {"top_k": 20},
+    "top_p": {"temperature": 1.3, "top_p": 0.7},
+    "all": {"temperature": 0.8, "top_k": 50, "top_p": 0.9, "min_p": 0.05},
+}
+
+
+def drawn_case(lengths, vocabulary, *, form="draft_probs", dtype=torch.float32, **options):
+    """Drafts drawn from a distribution with the options, which the target has too."""
+    case = case_of(
+        form, lengths, vocabulary, dtype, seed=5, odd=False, likeness=0.95, shape=options
+    )
+    return case.warped(**{name: [each] for name, each in {"temperature": 1.0, **options}.items()})
+
+
+@pytest.mark.parametrize("options", SHAPED.values(), ids=SHAPED)
+@pytest.mark.parametrize("vocabulary", [2, 50, 1500])
+def test_a_bonus_token_is_the_sample_at_its_position(vocabulary, options):
+    case = drawn_case([0, 1, 2, 3, 4, 7, 16, 0, 5] * 10, vocabulary, **options)
+    verified = case.verify()
+    sizes = case.batch.offsets.diff()
+    whole = (verified.lengths - 1 == sizes).nonzero()[:, 0]
+    assert 20 <= len(whole) < len(verified.lengths)
+    last = verified.token_ids.gather(1, verified.lengths[:, None].long() - 1)[:, 0]
+    bonus_rows = case.batch.offsets[1:] + torch.arange(len(sizes))
+    sampling = case.more[0]
+    plain = verify_sampled(
+        case.batch.logits[bonus_rows],
+        torch.empty(0, dtype=torch.int64),
+        torch.zeros(len(bonus_rows) + 1, dtype=torch.int64),
+        seeds=sampling.seeds,
+        positions=sampling.positions + sizes,
+        **options,
+    )
+    assert torch.equal(last[whole], plain.token_ids[whole, 0])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_draft_of_the_targets_own_distribution_is_accepted_whole(form, dtype):
+    case = case_of(form, [5] * 200, 300, dtype, seed=2, odd=False, likeness=1.0, shape={})
+    case = case.warped(temperature=[1.0])
+    rows = torch.arange(1000) + torch.arange(200).repeat_interleave(5)
+    own = case.batch.logits[rows].double()
+    values = own if form == "draft_logits" else own.softmax(-1)
+    assert (case.verify(distribution=values).lengths == 6).all()
+
+
+@pytest.mark.parametrize("options", SHAPED.values(), ids=SHAPED)
+def test_probabilities_and_logits_are_the_same_distribution(options):
+    case = drawn_case([0, 1, 2, 3, 4, 7, 16, 0, 5] * 20, 400, **options)
+    by_logits = case._replace(
+        more=(case.more[0], case.more[1]._replace(values=case.more[1].values.log(), is_logits=True))
+    )
+    assert torch.equal(case.verify().token_ids, by_logits.verify().token_ids)
+    assert case.verify().lengths.float().mean() > 1.5
+
+
+def test_temperature_0_is_greedy_whatever_the_draft_says():
+    case = drawn_case(LENGTHS * 5, 60)
+    batch = case.batch
+    expected = verify_greedy(batch.logits, batch.draft_ids, batch.offsets).tolist()
+    assert any(len(each) > 2 for each in expected)
+    found = {heat: case.warped(temperature=[heat]).verify().tolist() for heat in (0.0, 1.0, 0.5)}
+    assert found[0.0] == expected
+    mixed = case.warped(temperature=[0.0, 1.0, 0.5]).verify().tolist()
+    for at, heat in enumerate((0.0, 1.0, 0.5)):
+        assert mixed[at::3] == found[heat][at::3]
+
+
+def many(logits, distribution, token, *, n=20_000, **options):
+    """One draft token, the same for many seeds; logits (2, vocabulary), distribution
+    (vocabulary,)."""
+    return verify_rejection(
+        torch.tensor(logits).repeat(n, 1),
+        torch.full((n,), token),
+        torch.arange(n + 1),
+        draft_probs=torch.tensor([distribution]).expand(n, -1),
+        seeds=torch.arange(n),
+        positions=torch.zeros(n, dtype=torch.int64),
+        **options,
+    )
+
+
+@pytest.mark.parametrize(
+    ("row", "options"),
+    [
+        ([1.0, -INF, 0.5], {}),
+        ([1.0, -200.0, 0.5], {}),
+        ([1.0, 0.0, 0.5], {"top_k": 2}),
+        ([1.0, 0.0, 0.5], {"top_p": 0.7}),
+        ([1.0, 0.0, 0.5], {"min_p": 0.5}),
+        ([1.0, 0.99, 0.5], {"temperature": 0.0001}),
+        ([1.0, 0.99, 0.5], {"temperature": torch.zeros(20_000)}),
+        ([1.0, 3.0, 0.5], {"allowed": torch.tensor([[0b101], [0b111]]).int().repeat(20_000, 1)}),
+    ],
+)
+@pytest.mark.parametrize("chance", [1e-30, 0.5, 1.0])
+def test_what_the_target_never_says_is_never_accepted(row, options, chance):
+    verified = many([row, row], [(1 - chance) / 2, chance, (1 - chance) / 2], 1, **options)
+    assert (verified.lengths == 1).all()
+    assert (verified.token_ids[:, 0] != 1).all()
+
+
+def test_distributions_without_a_common_token():
+    verified = many([[2.0, 1.0, -INF, -INF], [0.0] * 4], [0.0, 0.0, 0.75, 0.25], 2)
+    assert (verified.lengths == 1).all()
+    # Nothing of the draft's distribution is the target's, so the target's is left whole.
+    share = float((verified.token_ids[:, 0] == 0).double().mean())
+    assert share == pytest.approx(1 / (1 + math.exp(-1)), abs=0.02)
+
+
+def test_a_residual_of_nothing_gives_the_targets_distribution():
+    # Twice the target's distribution: each token is refused half of the time, and p - q is nowhere
+    # above 0.
+    p = torch.tensor([0.5, 0.3, 0.2])
+    verified = many(torch.stack([p.log()] * 2).tolist(), (2 * p).tolist(), 1)
+    accepted = verified.lengths == 2
+    assert float(accepted.double().mean()) == pytest.approx(0.5, abs=0.02)
+    counts = verified.token_ids[~accepted, 0].bincount(minlength=3)
+    torch.testing.assert_close(counts / counts.sum(), p, atol=0.02, rtol=0)
+
+
+@pytest.mark.parametrize("is_logits", [False, True])
+@pytest.mark.parametrize("distribution", [[math.nan] * 3, [0.1, math.nan, 0.1]])
+def test_a_draft_token_without_a_distribution_leaves_the_targets_alone(is_logits, distribution):
+    n = 20_000
+    logits = torch.tensor([[1.0, 0.0, -1.0], [0.0, 0.0, 0.0]])
+    numbers = torch.arange(n)
+    emitted = rejection.plain(
+        operands.Batch(logits.repeat(n, 1), torch.ones_like(numbers), torch.arange(n + 1), 1),
+        operands.Sampling(operands.Warpers(torch.ones(n)), numbers, torch.zeros_like(numbers)),
+        operands.DraftDistribution(torch.tensor([distribution]).expand(n, -1), is_logits),
+    )
+    assert (emitted.lengths == 1).all()
+    counts = emitted.token_ids[:, 0].bincount(minlength=3)
+    torch.testing.assert_close(counts / n, logits[0].softmax(-1), atol=0.02, rtol=0)
+
+
+# Without Triton.
+
+WITHOUT_TRITON = """
+import sys
+
+sys.modules["triton"] = None  # as where it is not installed
+import torch
+
+from fastdraft import alignment, verification
+from fastdraft.kernels import attention, language, rejection
+
+logits, offsets = torch.eye(3), torch.tensor([0, 2])
+verified = verification.verify_greedy(logits, torch.tensor([0, 2]), offsets)
+assert verified.tolist() == [[0, 1]], verified
+assert not language.has_kernels(logits)
+"""
+
+
+def test_triton_is_not_needed():
+    subprocess.run([sys.executable, "-c", WITHOUT_TRITON], check=True)
