@@ -253,7 +253,9 @@ def test_beside_a_head_the_target_says_the_same(
     # vLLM counts drafts of both kinds, fastdraft those of its own.
     assert 0 < result["lookups"] < result["drafts"]
     assert 0 < result["accepted lookups"] <= result["accepted"]
-    assert (result["accepted lookups"] < result["accepted"]) == (kind == "draft_model")
+    # A random head is right now and then.
+    by_head = result["accepted"] - result["accepted lookups"]
+    assert (by_head > result["accepted"] / 10) == (kind == "draft_model")
     # What was learned of the head says so too.
     assert (result["acceptance"] > 0.4) == (kind == "draft_model")
     assert result["faults"] == 0

@@ -33,7 +33,8 @@ def server(
         folder,
         {"num_speculative_tokens": 6},
         spawn=True,
-        variables={**v2_variables(), "VLLM_LOGGING_LEVEL": "DEBUG"},
+        variables=v2_variables(),
+        log_texts=True,
     ) as server:
         yield server
 

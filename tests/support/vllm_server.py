@@ -74,6 +74,7 @@ def serving(
     front: bool = True,
     ledger: Path | None = None,
     frontend: Path | None = None,
+    log_texts: bool = False,
 ) -> Iterator[Server]:
     """A server that drafts with settings of fastdraft, until the block ends.
 
@@ -82,6 +83,7 @@ def serving(
     variables: Of its environment.
     ledger: The folder of its ledgers; None for one of its own.
     frontend: The program of vLLM's frontend in Rust; None for the one in Python.
+    log_texts: Whether the log has prompts and answers.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -106,14 +108,13 @@ def serving(
         speculative = {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": 8}
         arguments["--additional-config"] = json.dumps({"fastdraft": settings})
     arguments["--speculative-config"] = json.dumps(speculative)
-    # With VLLM_LOGGING_LEVEL=DEBUG the log has prompts and answers.
-    log = ["--enable-log-requests", "--enable-log-outputs"]
+    log = ["--enable-log-requests", "--enable-log-outputs"] if log_texts else []
     command = ["--enforce-eager", *log, *itertools.chain(*arguments.items())]
     server = Server(f"http://127.0.0.1:{port}", folder / "server.log")
     environment = {
-        "VLLM_LOGGING_LEVEL": "INFO",
-        "VLLM_NO_USAGE_STATS": "1",
         **variables,
+        "VLLM_LOGGING_LEVEL": "DEBUG" if log_texts else "INFO",
+        "VLLM_NO_USAGE_STATS": "1",
     }
     if frontend is not None:
         environment["VLLM_USE_RUST_FRONTEND"] = "1"
