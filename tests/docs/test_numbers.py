@@ -136,28 +136,47 @@ def test_captured_graphs() -> None:
 
 def test_the_front_page() -> None:
     front = ROOT / "README.md"
+    (arctic,) = [
+        row
+        for row in results("best_arctic")["best"]
+        if row["Arctic"] == "chains" and row["token cost"] == 0.02
+    ]
+    (ours,) = [
+        run
+        for run in results("replay")["runs"]
+        if run["drafter"] == "default" and run["token_cost"] == 0.02
+    ]
+    low, high = ours["interval"]
     assert row_of(front, "modelled speed") == [
         "1.00",
-        f"{quality('replay', 'arctic')[1]} (Arctic)",
-        quality("replay", "default")[1],
+        f"{arctic['geometric mean']:.2f} / {arctic['worst']:.2f} (Arctic, its best settings)",
+        f"{ours['geometric_mean']:.2f} ({low:.2f} to {high:.2f}) / {ours['worst']:.2f}",
     ]
-    propose = {
-        row["name"]: row["propose"]["p50_us"]
-        for row in results("index")["rows"]
-        if row["context"] == 100_000
-    }
+    (rounds,) = results("index_rounds")["ratios"][:1]
+    (propose,) = [row for row in rounds["rows"] if row["figure"] == "propose p50, us"]
+    assert rounds["context"] == 100_000
+    found = propose["Arctic"]
     assert row_of(front, "proposing") == [
         "",
-        f"{propose['Arctic suffix decoding, local tree']:.1f} µs (Arctic)",
-        f"{propose['fastdraft']:.1f} µs",
+        f"{propose['fastdraft'] / found['ratio']:.1f} µs (Arctic)",
+        f"{propose['fastdraft']:.1f} µs, {1 / found['ratio']:.1f} times as fast "
+        f"({1 / found['high']:.1f} to {1 / found['low']:.1f})",
     ]
     requests = {each["name"]: each["modes"] for each in results("demo")["requests"]}
     for beginning, name in (("rewriting a file", "edit"), ("telling a story", "story")):
         plain, lookup, ours = (
-            f"{requests[name][mode]['tokens_per_second']:.1f}"
-            for mode in ("plain", "prompt_lookup", "fastdraft")
+            requests[name][mode] for mode in ("plain", "prompt_lookup", "fastdraft")
         )
-        assert row_of(front, beginning) == [plain, f"{lookup} (prompt lookup)", ours]
+        assert row_of(front, beginning) == [
+            f"{plain['tokens_per_second']:.1f} tokens/s",
+            f"{speedup(lookup)} (prompt lookup)",
+            speedup(ours),
+        ]
+
+
+def speedup(mode: Any) -> str:
+    """Times plain, with the interval."""
+    return "{median:.2f}x, {low:.2f} to {high:.2f}".format(**mode["speedup"])
 
 
 def test_what_each_source_adds() -> None:
@@ -321,7 +340,7 @@ def test_the_demo() -> None:
     for each in results("demo")["requests"]:
         modes = [each["modes"][name] for name in ("plain", "prompt_lookup", "fastdraft")]
         plain, *others = (f"{mode['tokens_per_second']:.1f}" for mode in modes)
-        speeds = [f"{mode['speedup']:.2f}x" for mode in modes[1:]]
+        speeds = [speedup(mode) for mode in modes[1:]]
         assert row_of(SERVING, beginnings[each["name"]]) == [
             plain,
             *(f"{rate} ({speed})" for rate, speed in zip(others, speeds, strict=True)),
