@@ -310,6 +310,9 @@ class Proposer:
         self._tokens = config.speculative_config.num_speculative_tokens
         self._proposer = kind(config)
         if drafter in FASTDRAFT:
+            # No forward runs here, so steps would be over before a thread has indexed a long text.
+            self._proposer._thread = None
+        if drafter in FASTDRAFT:
             # As the entry point does.
             self._proposer.attach(runner)
 
