@@ -12,7 +12,6 @@ from files that `fastdraft replay --json` wrote.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -24,6 +23,7 @@ import baselines
 import harness
 from fastdraft.replay import Record, replay_family
 from fastdraft.replay.peers import ArcticSuffix
+from fastdraft.replay.results import read_speeds
 from harness import Row
 
 TOKEN_COSTS = (0.0, 0.02, 0.05, 0.2)
@@ -31,6 +31,7 @@ LONGEST = 64
 DEPTH = 64
 FACTORS, PROBABILITIES = (4.0, 2.0, 1.0), (0.1, 0.3)
 NODES = 64  # of a tree
+OURS = "fastdraft"  # the engine's name in files of results
 
 Speeds = dict[str, float]
 """By family."""
@@ -74,21 +75,18 @@ def replay_all(setting: Setting, families: dict[str, list[Record]]) -> dict[str,
     return found
 
 
-def own_speeds(files: Sequence[Path]) -> dict[tuple[int | None, float], Speeds]:
-    """The engine's runs by tree budget and token cost."""
+def own_speeds(files: Sequence[Path]) -> dict[tuple[str, float], Speeds]:
+    """The engine's runs by name and token cost."""
     return {
-        (run["tree_budget"], run["token_cost"]): {
-            name: Counts(each["emitted"], each["steps"], each["drafted"]).speed(run["token_cost"])
-            for name, each in run["families"].items()
-        }
+        (run.name, run.token_cost): run.families
         for file in files
-        for run in json.loads(file.read_text("utf-8"))["runs"]
-        if run["drafter"] == "default"
+        for run in read_speeds(file)
+        if run.name.startswith(OURS)
     }
 
 
 def compare(
-    found: dict[Setting, dict[str, Counts]], own: dict[tuple[int | None, float], Speeds]
+    found: dict[Setting, dict[str, Counts]], own: dict[tuple[str, float], Speeds]
 ) -> list[Row]:
     """For each form and token cost Arctic's best setting, and in how many families it is ahead of
     the engine."""
@@ -109,7 +107,8 @@ def compare(
                 **best._asdict(),
             }
             # Against trees of as many tokens.
-            if (ours := own.get((best.nodes, cost))) is not None:
+            title_of_ours = OURS if best.nodes is None else f"{OURS}, trees of {best.nodes}"
+            if (ours := own.get((title_of_ours, cost))) is not None:
                 parts = [theirs[name] / ours[name] for name in theirs]
                 row |= {
                     "fastdraft": geometric_mean(ours.values()),
