@@ -8,8 +8,8 @@
 #include <cstdlib>
 #include <vector>
 
-#include "fastdraft/error.h"
 #include "engine/successors.h"
+#include "fastdraft/error.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
 
