@@ -13,9 +13,9 @@ import torch
 
 from fastdraft import Engine
 from fastdraft.errors import InvalidValueError
+from fastdraft.serving.ledger import FOLDER_VARIABLE, LedgerReader, new_ticket
 from fastdraft.serving.vllm import speculator as speculator_module
 from fastdraft.serving.vllm import transfers
-from fastdraft.serving.vllm.ledger import FOLDER_VARIABLE, LedgerReader, new_ticket
 from fastdraft.serving.vllm.speculator import FastdraftSpeculator
 from fastdraft.serving.vllm.transfers import COPIES, Ends, TreeBuffers
 from vllm_v2_host import VOCABULARY, Job, V2Host, v2_config
