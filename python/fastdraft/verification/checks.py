@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fastdraft.errors import InvalidValueError
-from fastdraft.kernels.operands import Batch, DraftDistribution, Sampling, Warpers
+from fastdraft.kernels.operands import Batch, Sampling, Warpers
 from fastdraft.kernels.workspace import LIKELIEST, Size, Workspace
 
 P = ParamSpec("P")
@@ -212,65 +212,39 @@ def check_sampling(
     return None if heat is None else Sampling(Warpers(heat, *filters), drawn_by, placed)
 
 
-def check_distributions(
-    batch: Batch, draft_probs: Tensor | None, draft_logits: Tensor | None
-) -> DraftDistribution:
-    """Checks the drafts' distributions; on a CPU also that each can have given its token."""
-    if (draft_probs is None) == (draft_logits is None):
-        raise InvalidValueError(
-            "one of draft_probs and draft_logits must be given, got "
-            + ("neither" if draft_probs is None else "both")
-        )
+def check_draft_logits(batch: Batch, draft_logits: Tensor) -> None:
+    """Checks the logits that drafts were drawn from; on a CPU also that they gave their tokens."""
     logits, draft_ids, offsets = batch[:3]
-    name = "draft_logits" if draft_probs is None else "draft_probs"
-    distribution = draft_logits if draft_probs is None else draft_probs
-    check_tensor(name, distribution, LOGIT_TYPES, dimensions=2)
-    assert distribution is not None
+    check_tensor("draft_logits", draft_logits, LOGIT_TYPES, dimensions=2)
     expected = (len(draft_ids), logits.shape[1])
-    if distribution.shape != expected:
+    if draft_logits.shape != expected:
         raise InvalidValueError(
-            f"{name} must have a row for each draft token and a column for each token of the "
-            f"vocabulary, {expected}, got shape {tuple(distribution.shape)}"
+            f"draft_logits must have a row for each draft token and a column for each token of the "
+            f"vocabulary, {expected}, got shape {tuple(draft_logits.shape)}"
         )
-    if distribution.device != logits.device:
+    if draft_logits.device != logits.device:
         raise InvalidValueError(
-            f"{name} must be on the logits' device, {logits.device}, got {distribution.device}"
+            f"draft_logits must be on the logits' device, {logits.device}, got "
+            f"{draft_logits.device}"
         )
-    checked = DraftDistribution(distribution, is_logits=draft_probs is None)
-    if is_trusted(batch) or not on_host(distribution) or not len(distribution):
-        return checked
+    if is_trusted(batch) or not on_host(draft_logits) or not len(draft_logits):
+        return
     ids = draft_ids.long()
     unknown = (ids < 0) | (ids >= logits.shape[1])
     if unknown.any():
         token = int(unknown.int().argmax())
         raise InvalidValueError(
-            "draft_ids must be drawn from their distributions, from 0 to "
-            f"{logits.shape[1] - 1}, got "
+            f"draft_ids must be drawn from draft_logits, from 0 to {logits.shape[1] - 1}, got "
             f"{int(ids[token])} in request {request_of(token, offsets)}"
         )
-    drawn = distribution.gather(1, ids[:, None])[:, 0]
-    if draft_probs is None:
-        wrong, likely = ~drawn.isfinite(), "finite for the tokens drawn"
-    else:
-        wrong, likely = ~((drawn > 0) & (drawn <= 1)), "in (0, 1] for the tokens drawn"
+    drawn = draft_logits.gather(1, ids[:, None])[:, 0]
+    wrong = ~drawn.isfinite()
     if wrong.any():
         token = int(wrong.int().argmax())
         raise InvalidValueError(
-            f"{name} must be {likely}, got {drawn[token].item()} for token {int(ids[token])} in "
-            f"request {request_of(token, offsets)}"
+            f"draft_logits must be finite for the tokens drawn, got {drawn[token].item()} for "
+            f"token {int(ids[token])} in request {request_of(token, offsets)}"
         )
-    if draft_probs is not None:
-        lowest, highest = draft_probs.aminmax(dim=1)
-        wrong = ~((lowest >= 0) & (highest <= 1))
-        if wrong.any():
-            token = int(wrong.int().argmax())
-            found = lowest if not lowest[token] >= 0 else highest
-            raise InvalidValueError(
-                f"draft_probs must be in [0, 1], got {found[token].item()} in the row of draft "
-                f"token {token - int(offsets[request_of(token, offsets)])} of request "
-                f"{request_of(token, offsets)}"
-            )
-    return checked
 
 
 def is_trusted(batch: Batch) -> bool:
