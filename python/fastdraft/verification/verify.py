@@ -54,17 +54,9 @@ def verify_greedy(
     Time is linear in the logits, which are read once.
     """
     batch = check_batch(
-        logits,
-        draft_ids,
-        offsets,
-        parents=parents,
-        allowed=allowed,
-        logprobs=logprobs,
-        raw_logprobs=raw_logprobs,
-        max_draft=max_draft,
-        workspace=workspace,
-        likeliest=likeliest,
-    )
+        logits, draft_ids, offsets, max_draft, parents, allowed, logprobs, raw_logprobs, workspace,
+        likeliest,
+    )  # fmt: skip
     return _finished(batch, greedy.verify(batch))
 
 
@@ -120,26 +112,10 @@ def verify_sampled(
     several times at the logits that they may keep.
     """
     batch = check_batch(
-        logits,
-        draft_ids,
-        offsets,
-        parents=parents,
-        allowed=allowed,
-        logprobs=logprobs,
-        raw_logprobs=raw_logprobs,
-        max_draft=max_draft,
-        workspace=workspace,
-        likeliest=likeliest,
-    )
-    sampling = check_sampling(
-        batch,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        seeds=seeds,
-        positions=positions,
-    )
+        logits, draft_ids, offsets, max_draft, parents, allowed, logprobs, raw_logprobs, workspace,
+        likeliest,
+    )  # fmt: skip
+    sampling = check_sampling(batch, temperature, top_k, top_p, min_p, seeds, positions)
     if sampling is None:
         return _finished(batch, greedy.verify(batch))
     return _finished(batch, sampled.verify(batch, sampling))
@@ -203,25 +179,10 @@ def verify_rejection(
     Time is linear in the logits and in the draft's.
     """
     batch = check_batch(
-        logits,
-        draft_ids,
-        offsets,
-        allowed=allowed,
-        logprobs=logprobs,
-        raw_logprobs=raw_logprobs,
-        max_draft=max_draft,
-        workspace=workspace,
+        logits, draft_ids, offsets, max_draft, None, allowed, logprobs, raw_logprobs, workspace
     )
     check_draft_logits(batch, draft_logits)
-    sampling = check_sampling(
-        batch,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        seeds=seeds,
-        positions=positions,
-    )
+    sampling = check_sampling(batch, temperature, top_k, top_p, min_p, seeds, positions)
     if sampling is None:
         # At temperature 0 the target is certain of its argmax, and accepts that alone.
         return _finished(batch, greedy.verify(batch))
