@@ -627,13 +627,21 @@ Raises InvalidValueError where the drafter learns nothing: all but the default o
   }
   module.attr("FEATURES") = features;
   module.attr("MOST_WEIGHT") = AcceptanceModel::kMostWeight;
-  using Range = py::typing::Tuple<float, float>;
-  py::typing::List<Range> offers;
+  using Ranges = py::typing::List<py::typing::Tuple<float, float>>;
+  Ranges offers;
   for (std::size_t i = 0; i < OfferModel::kSaved; ++i) {
     offers.append(py::make_tuple(OfferModel::least(i), OfferModel::most(i)));
   }
   module.attr("OFFER_RANGES") = offers;
-  py::typing::List<Range> steps;
+  Ranges confidences;
+  for (int i = 1; i < OfferModel::kConfidences; ++i) {
+    const auto edge = static_cast<std::size_t>(i - 1);
+    const bool is_last = edge == OfferModel::kConfidenceEdges.size();
+    confidences.append(py::make_tuple(is_last ? 1.0f : OfferModel::kConfidenceEdges[edge],
+                                      OfferModel::first_chance(i)));
+  }
+  module.attr("CONFIDENCE_CLASSES") = confidences;
+  Ranges steps;
   for (std::size_t i = 0; i < StepPromises::kSaved; ++i) {
     steps.append(py::make_tuple(0.0f, StepPromises::most(i)));
   }

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from fastdraft.alignment import Aligner, Head, Texts, Trees
 from fastdraft.kernels import config, language
-from fastdraft.kernels.attention import Operands, cached_attention
 from fastdraft.verification import (
     verify_greedy,
     verify_rejection,
@@ -99,16 +98,6 @@ def continuations(
     aligner.align(texts, trees, column(), column(), head if beside_head else None)
 
 
-def attention(
-    dtype: torch.dtype, width: int, head_size: int = 128, rows: int = 1, **options: Any
-) -> None:
-    """Of 32 heads, four of which share one of the cache's: in parts where the rows are few."""
-    query = torch.zeros(rows, width, 32, head_size, dtype=dtype).transpose(1, 2)
-    keys, values = (torch.zeros(rows, 8, 4096, head_size, dtype=dtype) for _ in range(2))
-    seen = torch.zeros(rows, 1, width, 3, dtype=torch.int64)
-    cached_attention(Operands(query, keys, values, head_size**-0.5, **options), seen)
-
-
 def odd(dtype: torch.dtype, vocabulary: int, step: int) -> None:
     """Rows that are not aligned to 16 bytes, or whose logits do not lie side by side."""
     verify_greedy(**batch(dtype, vocabulary, step))
@@ -123,7 +112,6 @@ def launches() -> dict[str, Callable[[], None]]:
     """The calls by a name each, which ends in the type of the logits where there is a choice."""
     found: dict[str, Callable[[], None]] = {}
     for name, dtype in DTYPES.items():
-        more = {"softcap": 30.0, "sinks": torch.zeros(32)}
         calls = {
             "greedy": partial(greedy, dtype),
             "greedy mask": partial(greedy, dtype, allowed=allowed()),
@@ -138,10 +126,6 @@ def launches() -> dict[str, Callable[[], None]]:
             "sampled likeliest": partial(sampled, dtype, likeliest=8, allowed=allowed()),
             "rejection": partial(rejection, dtype),
             "rejection filters": partial(rejection, dtype, **FILTERS),
-            "attention, a token": partial(attention, dtype, 1),
-            "attention, a tree": partial(attention, dtype, 32),
-            "attention, many rows": partial(attention, dtype, 8, rows=64, **more),
-            "attention, large heads": partial(attention, dtype, 64, 256, **more),
             "sampled everything": partial(sampled, dtype, **EVERYTHING, **TREE),
             "rejection everything": partial(rejection, dtype, **EVERYTHING),
         }
@@ -160,8 +144,6 @@ USUAL = (
     "sampled filters",
     "rejection",
     "rejection filters",
-    "attention, a token",
-    "attention, a tree",
 )
 # Calls that differ for a target as one of the usual ones does, or hardly by the logits' type.
 BFLOAT16_ALONE = ("greedy tree", "greedy tree logprobs", "greedy likeliest", "greedy logprobs")
