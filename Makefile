@@ -154,6 +154,7 @@ campaign: $(VENV)/.test ## Run random cases of everything for MINUTES, or the on
 	cmake --preset fuzz && cmake --build --preset fuzz
 	CAMPAIGN_WORKERS=$(if $(SEED),1,$(JOBS)) $(PYTEST) --dist load --maxschedchunk 1 tests/campaign \
 	  $(PART:%=-k %) $(if $(SEED),--seed $(SEED),--minutes $(MINUTES))
+	cat build/campaign/*.counts
 
 stubs: $(VENV)/.test ## Regenerate the stub of the C++ module
 	python tools/stubs.py

@@ -4,7 +4,7 @@
     make campaign PART=stores SEED=12345    # one case again
 
 Each case has a seed of its own, which a failure names. Where a case ends its process, the seed is
-in build/campaign/PART.
+in build/campaign/PART-WORKER; what cases counted is in files beside it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def seeds_of(cases, share, config):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("worker", range(int(os.environ.get("CAMPAIGN_WORKERS", "1"))))
 @pytest.mark.parametrize("part", PARTS)
-def test_cases_of_a_part_compare_something(part, worker, monkeypatch, pytestconfig, capsys):  # noqa: ARG001
+def test_cases_of_a_part_compare_something(part, worker, monkeypatch, pytestconfig):
     # Read where torch and transformers are imported, and by the processes that parts start.
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("TRANSFORMERS_VERBOSITY", "critical")
@@ -63,7 +63,7 @@ def test_cases_of_a_part_compare_something(part, worker, monkeypatch, pytestconf
     # Parts may silence what is logged.
     monkeypatch.setattr(logging.root.manager, "disable", logging.root.manager.disable)
     counts: Counter[str] = Counter()
-    at = Path("build/campaign") / part
+    at = Path("build/campaign") / f"{part}-{worker}"
     case = importlib.import_module(f"campaign.{part}").case
     for seed in seeds_of(PARTS[part][1], PARTS[part][0], pytestconfig):
         at.parent.mkdir(parents=True, exist_ok=True)
