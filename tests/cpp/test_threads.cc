@@ -12,12 +12,12 @@
 #include <thread>
 #include <vector>
 
+#include "engine/step_latency.h"
+#include "engine/successors.h"
 #include "fastdraft/datastore.h"
 #include "fastdraft/engine.h"
 #include "fastdraft/error.h"
 #include "fastdraft/offers.h"
-#include "fastdraft/step_latency.h"
-#include "fastdraft/successors.h"
 #include "folder.h"
 #include "texts.h"
 
@@ -406,8 +406,11 @@ TEST(Threads, ShareSuccessorsAndStepLatencies) {
     const std::vector<float> chances = {0.5f, 0.25f};
     const auto rows = static_cast<std::int64_t>(1 + thread);
     for (int i = 0; i < 500; ++i) {
-      successors.learn(tokens.data(), 1, tokens.data() + 1, chances.data(), 2);
-      successors.trees(tokens.data(), 1);
+      Successors* table = &successors;
+      const std::vector<std::int64_t> offsets = {0, 1};
+      Successors::learn(&table, 1, offsets.data(), tokens.data(), tokens.data() + 1, chances.data(),
+                        2);
+      Successors::trees(&table, tokens.data(), 1);
       latency.observe(rows, 1.0 + i % 5, 0.01);
       static_cast<void>(latency.best_widths(rows, 9));
     }
