@@ -90,15 +90,6 @@ PARTS = (
         takes=("--seconds",),
     ),
     Part(
-        "attention",
-        "Attention of a step to a static cache, caches cold, against one read of what is seen",
-        ("attention.py",),
-        60,
-        ("attention.py",),
-        needs="triton",
-        takes=("--seconds",),
-    ),
-    Part(
         "generation",
         "Whole generations, with and without drafts",
         ("gpu_generation.py",),

@@ -20,7 +20,7 @@ WARPS: Final = 4
 
 # Bytes of logits that a greedy program looks at together: four whole loads a thread are in flight,
 # so that a few programs on each multiprocessor hide the latency of memory.
-_GREEDY_BYTES: Final = 4 * 32 * WARPS * _LOAD_BYTES
+GREEDY_BYTES: Final = 4 * 32 * WARPS * _LOAD_BYTES
 
 # Chunks that a program looks at together: one a warp of 32 threads (64 on AMD hold two).
 TILE_CHUNKS: Final = WARPS * (2 if torch.version.hip else 1)
@@ -28,23 +28,8 @@ TILE_CHUNKS: Final = WARPS * (2 if torch.version.hip else 1)
 # Slots of a draft that are looked at together: what one warp holds needs no barriers.
 SLOTS: Final = 32
 
-# Slots whose rows of an attention mask one program fills.
-MASK_SLOTS: Final = 16
-
 # Positions of a text that are looked at together: a few a thread.
 _SCANNED: Final = 4 * 32 * WARPS
-
-# Attention: the queries of one program; the tokens that it looks at together and the bytes of their
-# keys as of their values; the programs that a cache is split into, as long as each has a few tiles
-# of tokens; the size of heads beyond which too little would fit.
-_LEAST_QUERIES: Final = 16
-_MOST_QUERIES: Final = 64
-_ATTENDED_BYTES: Final = 16384
-_MOST_TOKENS: Final = 64
-_ATTENTION_PROGRAMS: Final = 264
-_LEAST_TILES: Final = 4
-ATTENTION_STAGES: Final = 2
-LARGEST_HEAD: Final = 256
 
 # What waits for a wave's stores on AMD: the counter of stores, which up to gfx9 is that of loads.
 WAIT_GFX9: Final = "s_waitcnt vmcnt(0)"
@@ -73,20 +58,6 @@ WHOLE: Final = Split(1, 0)
 """A program a row."""
 
 
-class AttentionPlan(NamedTuple):
-    """How attention is split.
-
-    blocks of so many queries; splits of a row's tokens; tokens that are looked at together; warps
-    of a program.
-    """
-
-    queries: int
-    blocks: int
-    tokens: int
-    splits: int
-    warps: int
-
-
 def width(dtype: torch.dtype) -> int:
     """How many logits one load takes."""
     return _LOAD_BYTES // dtype.itemsize
@@ -99,13 +70,8 @@ def unit(logits: torch.Tensor) -> int:
     return whole if begins and logits.stride(1) == 1 else 1
 
 
-def greedy_tile(dtype: torch.dtype) -> int:
-    """How many logits a greedy program looks at together."""
-    return _GREEDY_BYTES // dtype.itemsize
-
-
 def split_greedy(rows: int, vocabulary: int, dtype: torch.dtype) -> Split:
-    return _split(rows, -(-vocabulary // greedy_tile(dtype)))
+    return _split(rows, -(-vocabulary * dtype.itemsize // GREEDY_BYTES))
 
 
 def split_chunks(rows: int, vocabulary: int) -> Split:
@@ -137,26 +103,6 @@ def scan_block(window: int) -> int:
 def chunks_block(vocabulary: int) -> int:
     """A power of two that is at least the number of chunks."""
     return 1 << (-(-vocabulary // CHUNK) - 1).bit_length()
-
-
-def split_attention(
-    pairs: int, queries: int, columns: int, size: int, dtype: torch.dtype
-) -> AttentionPlan:
-    """By shapes alone, since how far texts go is known on the device only.
-
-    pairs: of a row and a key head, each with so many queries; size: of a head.
-    """
-    most_queries, tokens = _MOST_QUERIES, _MOST_TOKENS
-    if dtype.itemsize > 2:
-        # Products of float32 are made without matrix units, from registers.
-        most_queries = tokens = _LEAST_QUERIES
-    block = min(max(1 << (queries - 1).bit_length(), _LEAST_QUERIES), most_queries)
-    blocks = -(-queries // block)
-    tokens = max(min(_ATTENDED_BYTES // (size * dtype.itemsize), tokens), 16)
-    most = max(columns // (_LEAST_TILES * tokens), 1)
-    splits = min(-(-_ATTENTION_PROGRAMS // (pairs * blocks)), most)
-    warps = 2 * WARPS if block == _MOST_QUERIES else WARPS
-    return AttentionPlan(block, blocks, tokens, splits, warps)
 
 
 def _split(rows: int, tiles: int) -> Split:

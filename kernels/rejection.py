@@ -45,8 +45,8 @@ target that is empty or no numbers has no p: the draft ends before that token. A
 target keeps its argmax, whatever q is, and what is emitted is greedy.
 
 **On a device** it takes two launches, or four where a request has filters. The first goes over the
-logits and the draft's distribution together and leaves the statistics of both, as sampled
-verification does for the logits; probabilities need none. The program that leaves a row's last ones
+logits and the draft's together and leaves the statistics of both, as sampled verification does for
+the logits. The program that leaves a row's last ones
 compares p and q of the row's draft token, and the one that does so for a request's last row finds
 out which numbers of tokens may be kept. With filters, `filters` comes first, and a launch over the
 rows compares. The last launch is over the requests: each of its programs leaves the residual's sums
@@ -64,9 +64,9 @@ from torch import Tensor
 
 from fastdraft.kernels import config, filters, grid, language, statistics
 from fastdraft.kernels.acceptance import EMPTY, NAN, Chosen, emitted_of, join
-from fastdraft.kernels.chunks import as_float, chunked, reads_back, slabs, total
+from fastdraft.kernels.chunks import as_float, reads_back, slabs, total
 from fastdraft.kernels.filters import NEGLIGIBLE, log_softmax_of, weigh_rows
-from fastdraft.kernels.grid import Drafts, Draws, Place, Rows
+from fastdraft.kernels.grid import Place, Rows
 from fastdraft.kernels.language import jit, tl
 from fastdraft.kernels.noise import (
     ACCEPT_NOISE,
@@ -82,7 +82,7 @@ from fastdraft.kernels.noise import (
     exponential_noise,
     noise_of,
 )
-from fastdraft.kernels.operands import Batch, DraftDistribution, Sampling, Status, Verified, Warpers
+from fastdraft.kernels.operands import Batch, Sampling, Status, Verified, Warpers
 from fastdraft.kernels.sampled import draw_row, race
 from fastdraft.kernels.statistics import LOG2_E, OUT, Statistics
 from fastdraft.kernels.workspace import Scratch, take_output
@@ -94,14 +94,14 @@ _REFUSED = tl.constexpr(1.0)
 _WHOLE = tl.constexpr(2.0)
 
 
-def verify(batch: Batch, sampling: Sampling, draft_distribution: DraftDistribution) -> Verified:
+def verify(batch: Batch, sampling: Sampling, draft_logits: Tensor) -> Verified:
     """Rejection sampling of drafts that are chains, as blocks."""
     if language.has_kernels(batch.logits):
-        return launch(batch, sampling, draft_distribution)
-    return plain(batch, sampling, draft_distribution)
+        return launch(batch, sampling, draft_logits)
+    return plain(batch, sampling, draft_logits)
 
 
-def plain(batch: Batch, sampling: Sampling, draft_distribution: DraftDistribution) -> Verified:
+def plain(batch: Batch, sampling: Sampling, draft_logits: Tensor) -> Verified:
     """Rejection sampling of drafts that are chains, as blocks.
 
     The logprobs of all tokens, recovered ones too, are those of the target's distribution, which
@@ -112,8 +112,7 @@ def plain(batch: Batch, sampling: Sampling, draft_distribution: DraftDistributio
     if len(draft_ids) == 0:
         # One token of no request, so that there is something to look at where nothing is drafted.
         batch = batch._replace(draft_ids=draft_ids.new_zeros(1))
-        values = draft_distribution.values.new_zeros(1, logits.shape[1])
-        draft_distribution = draft_distribution._replace(values=values)
+        draft_logits = draft_logits.new_zeros(1, logits.shape[1])
     drafted = len(batch.draft_ids)
 
     # Each draft token against its row.
@@ -122,7 +121,7 @@ def plain(batch: Batch, sampling: Sampling, draft_distribution: DraftDistributio
     rows = _Drafted(
         batch,
         sampling,
-        draft_distribution,
+        draft_logits,
         (token + request).clamp(max=len(logits) - 1),
         request,
         token,
@@ -194,7 +193,7 @@ class _Drafted(NamedTuple):
 
     batch: Batch
     sampling: Sampling
-    draft_distribution: DraftDistribution
+    draft_logits: Tensor
     row: Tensor
     request: Tensor
     token: Tensor
@@ -209,7 +208,7 @@ class _Drafted(NamedTuple):
             sampling,
             *weigh_rows(logits, sampling.warpers, allowed),
             batch.draft_ids[token].long(),
-            self.draft_distribution._replace(values=self.draft_distribution.values[token]),
+            self.draft_logits[token],
             batch.logprobs,
             batch.raw_logprobs,
         )
@@ -219,8 +218,8 @@ class _Rows(NamedTuple):
     """Rows of a batch with what they are verified by, and what that makes of them.
 
     logits: (n, vocabulary); sampling: of the rows; weights, maximum, by_argmax, best: as
-    `weigh_rows` gives them; draft_ids: int64 (n,); draft_distribution: of these; logprobs,
-    raw_logprobs: as in `Batch`.
+    `weigh_rows` gives them; draft_ids: int64 (n,); draft_logits: (n,
+    vocabulary), of these; logprobs, raw_logprobs: as in `Batch`.
     """
 
     logits: Tensor
@@ -230,7 +229,7 @@ class _Rows(NamedTuple):
     by_argmax: Tensor
     best: Tensor
     draft_ids: Tensor
-    draft_distribution: DraftDistribution
+    draft_logits: Tensor
     logprobs: bool
     raw_logprobs: bool
 
@@ -243,19 +242,20 @@ class _Rows(NamedTuple):
 
     def log_q(self, tokens: Tensor) -> Tensor:
         """The same under the draft's distribution; -inf or NaN where none has drawn the token."""
-        if not self.draft_distribution.is_logits:
-            return _weight_of(self.draft_distribution.values, tokens).log()
-        odds = _odds(self.draft_distribution)
+        odds = self.odds()
         return _weight_of(odds, tokens).log() - total(odds).log()
 
     def residual(self, log_k: Tensor) -> Tensor:
         """The r of the random contract, like the weights. log_k: float64 (n,)."""
-        odds = _odds(self.draft_distribution)
-        scale = total(self.weights) * torch.exp(-log_k)
-        if self.draft_distribution.is_logits:
-            scale = scale / total(odds)
+        odds = self.odds()
+        scale = total(self.weights) * torch.exp(-log_k) / total(odds)
         residual = self.weights - odds * scale.to(self.weights.dtype)[:, None, None]
         return torch.where(residual > 0, residual, 0.0)
+
+    def odds(self) -> Tensor:
+        """The draft's distribution q up to a factor, like the weights."""
+        ones = torch.ones(len(self.draft_logits), device=self.draft_logits.device)
+        return weigh_rows(self.draft_logits, Warpers(ones))[0]
 
     def chosen(self, tokens: Tensor, log_p: Tensor | None = None) -> Chosen:
         logprobs = raw_logprobs = None
@@ -301,16 +301,6 @@ def _draw_last(rows: _Rows, refused: Tensor, depth: Tensor, log_k: Tensor) -> Ch
     return rows.chosen(torch.where(rows.by_argmax, rows.best, drawn))
 
 
-def _odds(draft_distribution: DraftDistribution) -> Tensor:
-    """The draft's distribution q up to a factor, (rows, chunks, width); probabilities as they
-    are."""
-    values = draft_distribution.values
-    if not draft_distribution.is_logits:
-        # Below 0 is only what fills the last chunk up.
-        return chunked(as_float(values)).clamp(min=0.0)
-    return weigh_rows(values, Warpers(torch.ones(len(values), device=values.device)))[0]
-
-
 def _weight_of(weights: Tensor, tokens: Tensor) -> Tensor:
     """Each row's weight of its token, float64 (rows,)."""
     return weights.flatten(1).gather(1, tokens[:, None])[:, 0].double()
@@ -325,12 +315,10 @@ def _is_allowed(allowed, token, ALLOWED: tl.constexpr):
 
 
 @jit
-def _first_of(keys, key, place, logits, allowed, C):
+def _first_of(keys, key, place, batch, logits, C):
     """The first token whose logit has the row's key; keys: those of the chunks' maxima."""
     chunk = tl.min(tl.where(keys == key, tl.arange(0, C.BLOCK), C.BLOCK - 1))
-    values = grid.values_of(logits, place.row)
-    x = grid.load_allowed(logits, values, allowed, grid.units_of(chunk, logits), C.ALLOWED)
-    token = tl.reshape(chunk * grid.CHUNK + tl.arange(0, grid.CHUNK), x.shape)
+    x, token = grid.load_chunk(place, batch, logits, chunk, C)
     return tl.min(tl.min(tl.where(grid.ordered_key(x) == key, token, logits.vocabulary), 1), 0)
 
 
@@ -350,33 +338,29 @@ def _log_q(place, draft, at, token, scratch, BLOCK: tl.constexpr):
     at: the draft token that the distribution is of.
     """
     q = tl.load(grid.values_of(draft, at) + token.to(tl.int64) * draft.token_stride).to(tl.float32)
-    if scratch.draft_sum is not None:
-        key, weights = _draft_totals(place, draft, scratch, BLOCK)
-        above = q - grid.value_of(key)
-        never = tl.exp2(above * LOG2_E) <= NEGLIGIBLE
-        log_q = tl.where(never, float("-inf"), above) - tl.log(tl.sum(weights))
-    else:
-        log_q = tl.where(q == 0, float("-inf"), tl.log(tl.where(q == 0, 1.0, q)))
-    return log_q
+    key, weights = _draft_totals(place, draft, scratch, BLOCK)
+    above = q - grid.value_of(key)
+    never = tl.exp2(above * LOG2_E) <= NEGLIGIBLE
+    return tl.where(never, float("-inf"), above) - tl.log(tl.sum(weights))
 
 
 @jit
-def _test(place, logits, allowed, draft, drafts, draws, scratch, C):
+def _test(place, batch, logits, draft, scratch, C):
     """Leaves in `row_ratios` the logarithm of p / q of a row's draft token, NaN where the draft
-    ends before it. allowed: the row's mask."""
+    ends before it."""
     row, request = place.row, place.request
     at = row - request
-    drafted = tl.load(drafts.draft_ids + at).to(tl.int64)
+    drafted = tl.load(batch.draft_ids + at).to(tl.int64)
     known = (drafted >= 0) & (drafted < logits.vocabulary)
     token = tl.where(known, drafted, 0).to(tl.int32)
-    heat = tl.load(draws.temperature + request)
+    heat = tl.load(batch.temperature + request)
     divisor = statistics.divisor_of(heat)
     keys, key, weights = statistics.totals_of(place, logits, scratch, LOG2_E / divisor, C.BLOCK)
 
     x = tl.load(grid.values_of(logits, row) + token.to(tl.int64) * logits.token_stride).to(
         tl.float32
     )
-    x = tl.where(_is_allowed(allowed, token, C.ALLOWED), x, float("-inf"))
+    x = tl.where(_is_allowed(grid.mask_of(batch, row), token, C.ALLOWED), x, float("-inf"))
     above = (x - grid.value_of(key)) / divisor
     never = tl.exp(above) <= NEGLIGIBLE
     if scratch.lowest is not None:
@@ -387,9 +371,8 @@ def _test(place, logits, allowed, draft, drafts, draws, scratch, C):
     ratio = log_p - log_q
     drawn = known & (key > grid.EMPTY_KEY)
     if heat == 0:
-        ratio = tl.where(
-            token == _first_of(keys, key, place, logits, allowed, C), 0.0, -float("inf")
-        )
+        is_best = token == _first_of(keys, key, place, batch, logits, C)
+        ratio = tl.where(is_best, 0.0, -float("inf"))
     else:
         drawn = drawn & (key < grid.INFINITE_KEY) & (log_q > float("-inf"))
     tl.store(scratch.row_ratios + row, tl.where(drawn, ratio, float("nan")))
@@ -404,7 +387,7 @@ def _test(place, logits, allowed, draft, drafts, draws, scratch, C):
 
 
 @jit
-def _plan(place, draws, scratch, C):
+def _plan(place, batch, scratch, C):
     """Leaves in `row_log_k`, for each number of a request's draft tokens, log k if that number may
     be kept, else `_REFUSED`; `_WHOLE` at the draft's end. It is certain where it is 0 or `_WHOLE`.
     """
@@ -416,8 +399,8 @@ def _plan(place, draws, scratch, C):
         ratio = tl.load(ratios, mask=slot < size, other=0.0, cache_modifier=".cg")
         end = tl.minimum(end, tl.min(tl.where(ratio != ratio, slot, size)))
 
-    seed = tl.load(draws.seeds + place.request)
-    position = tl.load(draws.positions + place.request)
+    seed = tl.load(batch.seeds + place.request)
+    position = tl.load(batch.positions + place.request)
     # log k is how far the sum of the log ratios is below the largest one so far, from 0 up.
     before = (size * 0).to(tl.float32)
     highest = before
@@ -438,15 +421,15 @@ def _plan(place, draws, scratch, C):
 
 
 @jit
-def _test_and_plan(place, logits, allowed, draft, drafts, draws, scratch, C):
+def _test_and_plan(place, batch, logits, draft, scratch, C):
     """`_test` of a row with a draft token, and of a request's last one `_plan`."""
     at = place.row - place.request
-    if (at >= 0) & (at < drafts.drafted):
-        _test(place, logits, allowed, draft, drafts, draws, scratch, C)
+    if (at >= 0) & (at < batch.drafted):
+        _test(place, batch, logits, draft, scratch, C)
     else:
         tl.store(scratch.row_ratios + place.row, float("nan"))
     if grid.last_to_arrive(scratch.request_arrivals + place.request, place.size, C.WAIT):
-        _plan(place, draws, scratch, C)
+        _plan(place, batch, scratch, C)
 
 
 @jit
@@ -481,19 +464,16 @@ class _Against(NamedTuple):
 
 
 @jit
-def _against(place, log_k, scale, logits, draft, drafts, scratch, C):
+def _against(place, batch, log_k, scale, logits, draft, scratch, C):
     slot = place.row - place.first
     at = grid.drafted_at(place, slot + 1)
-    refused = (slot < place.size) & (log_k <= 0) & (at >= 0) & (at < drafts.drafted)
+    refused = (slot < place.size) & (log_k <= 0) & (at >= 0) & (at < batch.drafted)
     at = tl.where(refused, at, 0).to(tl.int64)
     _, key, weights = statistics.totals_of(place, logits, scratch, scale, C.BLOCK)
     total = tl.sum(weights)
-    factor = total * tl.exp(-log_k)
-    draft_top = total
-    if scratch.draft_sum is not None:
-        draft_key, draft_weights = _draft_totals(place, draft, scratch, C.BLOCK)
-        draft_top = grid.value_of(draft_key)
-        factor = factor / tl.sum(draft_weights)
+    draft_key, draft_weights = _draft_totals(place, draft, scratch, C.BLOCK)
+    draft_top = grid.value_of(draft_key)
+    factor = total * tl.exp(-log_k) / tl.sum(draft_weights)
     lowest = tl.full((), float("-inf"), tl.float32)
     last_tied = slot * 0
     if scratch.lowest is not None:
@@ -510,104 +490,59 @@ def _residual(x, q, token, against, scale, scratch):
     if scratch.lowest is not None:
         kept = grid.passes(x, token, against.lowest, against.last_tied)
         weight = tl.where(kept, weight, 0.0)
-    if scratch.draft_sum is not None:
-        q = tl.exp2((q - against.draft_top) * LOG2_E)
-        q = tl.where(q <= NEGLIGIBLE, 0.0, q)
-    else:
-        q = tl.where(q < 0, 0.0, q)  # past the vocabulary it is -inf
+    q = tl.exp2((q - against.draft_top) * LOG2_E)
+    q = tl.where(q <= NEGLIGIBLE, 0.0, q)
     left = weight - q * against.factor
     return tl.where(left > 0, left, 0.0)
 
 
-@jit(do_not_specialize=grid.PER_BATCH, do_not_specialize_on_alignment=grid.ANY_ALIGNMENT)
-def rejection_rows_kernel(
-    logits,
-    draft,
-    scratch,
-    draft_ids,
-    parents,
-    offsets,
-    allowed,
-    allowed_stride,
-    temperature,
-    seeds,
-    positions,
-    rows,
-    requests,
-    drafted,
-    max_draft,
-    programs,
-    tiles,
-    STATISTICS: tl.constexpr,
-    C,
-):
-    """The plans of the requests; STATISTICS: also what they are made of, row statistics.
+@jit
+def rejection_rows_kernel(batch, logits, draft, scratch, output, C):
+    """The plans of the requests, and the row statistics that they are made of.
 
-    With filters, whose thresholds come between, these are two launches.
+    With filters, whose thresholds come between, it leaves the statistics alone.
     """
-    program = tl.program_id(0)
-    drafts = Drafts(draft_ids, parents, offsets, rows, requests, drafted, max_draft)
-    draws = Draws(temperature, seeds, positions)
-    place, used = grid.locate(program // programs, drafts, C.REQUESTS)
+    part = tl.program_id(0) % batch.programs
+    place, used = grid.locate(tl.program_id(0) // batch.programs, batch, C.REQUESTS)
     if not used:
         return
     row = place.row
     has_draft = row - place.first < place.size
-    allowed += row.to(tl.int64) * allowed_stride
-    if STATISTICS:
-        part = program % programs
-        heat = tl.load(temperature + place.request)
-        statistics.leave_logits(
-            place, logits, allowed, heat, part, tiles, scratch, C.CHUNKS, C.ALLOWED
-        )
-        if scratch.draft_sum is not None:
-            at = row - place.request
-            chunks = statistics.row_chunks(row, draft)
-            left = Statistics(scratch.draft_maximum + chunks, scratch.draft_sum + chunks)
-            if has_draft & (at >= 0) & (at < drafted):
-                statistics.leave_part(
-                    draft, grid.values_of(draft, at), left.sum, part, tiles, LOG2_E,
-                    left, left, left.sum, C.CHUNKS, False, False, False,
-                )  # fmt: skip
-    if (STATISTICS and scratch.lowest is not None) or not has_draft:
+    statistics.leave_logits(place, batch, logits, scratch, C)
+    at = row - place.request
+    if has_draft & (at >= 0) & (at < batch.drafted):
+        chunks = statistics.row_chunks(row, draft)
+        left = Statistics(scratch.draft_maximum + chunks, scratch.draft_sum + chunks)
+        statistics.leave_part(
+            draft, grid.values_of(draft, at), left.sum, part, batch.tiles, LOG2_E,
+            left, left, left.sum, C.CHUNKS, False, False, False,
+        )  # fmt: skip
+    if scratch.lowest is not None or not has_draft:
         return
-    if STATISTICS:
-        if grid.last_to_arrive(scratch.row_arrivals + row, programs, C.WAIT):
-            _test_and_plan(place, logits, allowed, draft, drafts, draws, scratch, C)
-    else:
-        _test_and_plan(place, logits, allowed, draft, drafts, draws, scratch, C)
+    if grid.last_to_arrive(scratch.row_arrivals + row, batch.programs, C.WAIT):
+        _test_and_plan(place, batch, logits, draft, scratch, C)
 
 
-@jit(do_not_specialize=grid.PER_BATCH, do_not_specialize_on_alignment=grid.ANY_ALIGNMENT)
-def rejection_kernel(
-    logits,
-    draft,
-    scratch,
-    output,
-    draft_ids,
-    parents,
-    offsets,
-    allowed,
-    allowed_stride,
-    temperature,
-    seeds,
-    positions,
-    rows,
-    requests,
-    drafted,
-    max_draft,
-    programs,
-    tiles,
-    C,
-):
+@jit
+def rejection_plans_kernel(batch, logits, draft, scratch, output, C):
+    """The plans of the requests after filters."""
+    place, used = grid.locate(tl.program_id(0), batch, C.REQUESTS)
+    if used & (place.row - place.first < place.size):
+        _test_and_plan(place, batch, logits, draft, scratch, C)
+
+
+@jit
+def rejection_kernel(batch, logits, draft, scratch, output, C):
     """What each request emits, from its plan."""
     program = tl.program_id(0)
-    request = program // programs
-    part = program % programs
-    drafts = Drafts(draft_ids, parents, offsets, rows, requests, drafted, max_draft)
+    request = program // batch.programs
+    part = program % batch.programs
+    max_draft = batch.max_draft
     # In range whatever the offsets hold.
-    first = tl.minimum(tl.maximum(tl.load(offsets + request) + request, 0), rows - 1).to(tl.int32)
-    end = tl.minimum(tl.load(offsets + request + 1) + request + 1, rows).to(tl.int32)
+    rows = batch.rows
+    first = tl.minimum(tl.maximum(tl.load(batch.offsets + request) + request, 0), rows - 1)
+    first = first.to(tl.int32)
+    end = tl.minimum(tl.load(batch.offsets + request + 1) + request + 1, rows).to(tl.int32)
     size = tl.minimum(tl.maximum(end - first - 1, 0), max_draft)
 
     sure = size * 0
@@ -618,9 +553,9 @@ def rejection_kernel(
         sure = tl.maximum(sure, tl.max(tl.where(certain, slot, 0)))
 
     chunks = tl.cdiv(logits.vocabulary, grid.CHUNK)
-    heat = tl.load(temperature + request)
+    heat = tl.load(batch.temperature + request)
     scale = statistics.scale_of(heat)
-    end_tile = tl.minimum((part + 1) * tiles, tl.cdiv(chunks, C.CHUNKS))
+    end_tile = tl.minimum((part + 1) * batch.tiles, tl.cdiv(chunks, C.CHUNKS))
     for block in range(0, size + 1, C.SLOTS):
         slot = block + tl.arange(0, C.SLOTS)
         log_k = _planned(slot, first, size, scratch)
@@ -628,13 +563,13 @@ def rejection_kernel(
         while kept <= size:
             place = Place(first + kept, request, first, size)
             own_log_k = tl.sum(tl.where(slot == kept, log_k, 0.0))
-            against = _against(place, own_log_k, scale, logits, draft, drafts, scratch, C)
+            against = _against(place, batch, own_log_k, scale, logits, draft, scratch, C)
             if against.refused & (heat != 0):
                 values = grid.values_of(logits, place.row)
                 odds = grid.values_of(draft, against.at)
-                mask = allowed + place.row.to(tl.int64) * allowed_stride
+                mask = grid.mask_of(batch, place.row)
                 left_sum = scratch.residual_sum + statistics.row_chunks(place.row, logits)
-                for tile in range(part * tiles, end_tile):
+                for tile in range(part * batch.tiles, end_tile):
                     unit = statistics.tile_units(tile, logits, C.CHUNKS)
                     x = grid.load_allowed(logits, values, mask, unit, C.ALLOWED)
                     q = grid.load_units(draft, odds, unit, False)
@@ -645,18 +580,18 @@ def rejection_kernel(
                     tl.store(left_sum + chunk, left, mask=chunk < chunks)
             kept = _next(slot, log_k, kept, size)
 
-    if not grid.last_to_arrive(scratch.request_arrivals + request, programs, C.WAIT):
+    if not grid.last_to_arrive(scratch.request_arrivals + request, batch.programs, C.WAIT):
         return
     # Read again: in registers through the loop above they would leave too few for it.
-    heat = tl.load(temperature + request)
+    heat = tl.load(batch.temperature + request)
     scale = statistics.scale_of(heat)
-    seed = tl.load(seeds + request)
+    seed = tl.load(batch.seeds + request)
     index = tl.arange(0, C.BLOCK)
     last = sure
     for block in range(0, size + 1, C.SLOTS):
         slot = block + tl.arange(0, C.SLOTS)
         log_k = _planned(slot, first, size, scratch)
-        noise = noise_of(seed, tl.load(positions + request), slot, ACCEPT_NOISE)
+        noise = noise_of(seed, tl.load(batch.positions + request), slot, ACCEPT_NOISE)
         kept = _next(slot, log_k, sure, size)
         while kept <= size:
             place = Place(first + kept, request, first, size)
@@ -672,24 +607,20 @@ def rejection_kernel(
     place = Place(first + last, request, first, size)
     row = place.row
     own_log_k = tl.sum(_planned(last + tl.zeros((1,), tl.int32), first, size, scratch))
-    against = _against(place, own_log_k, scale, logits, draft, drafts, scratch, C)
+    against = _against(place, batch, own_log_k, scale, logits, draft, scratch, C)
     refused = against.refused
-    values = grid.values_of(logits, row)
-    odds = grid.values_of(draft, against.at)
-    allowed += row.to(tl.int64) * allowed_stride
     left_sum = scratch.residual_sum + statistics.row_chunks(row, logits)
     chunk_stream = tl.where(refused, RESIDUAL_CHUNK_NOISE, CHUNK_NOISE)
     token_stream = tl.where(refused, RESIDUAL_TOKEN_NOISE, TOKEN_NOISE)
-    position = tl.load(positions + request) + last
+    position = tl.load(batch.positions + request) + last
     left_chunks = tl.where(refused & (heat != 0), chunks, 0)
     left = tl.load(left_sum + index, mask=index < left_chunks, other=0.0, cache_modifier=".cg")
     if tl.max(left) > 0:
         ratio = left / noise_of(seed, position, index, RESIDUAL_CHUNK_NOISE)
         _best, chunk = grid.unpack(tl.max(grid.pack(ratio.to(tl.int32, bitcast=True), index)))
-        unit = grid.units_of(chunk, logits)
-        x = grid.load_allowed(logits, values, allowed, unit, C.ALLOWED)
-        q = grid.load_units(draft, odds, unit, False)
-        token = tl.reshape(chunk * grid.CHUNK + tl.arange(0, grid.CHUNK), x.shape)
+        x, token = grid.load_chunk(place, batch, logits, chunk, C)
+        odds = grid.values_of(draft, against.at)
+        q = grid.load_units(draft, odds, grid.units_of(chunk, logits), False)
         left_of = _residual(x, q, token, against, scale, scratch)
         ratio = left_of / noise_of(seed, position, token, RESIDUAL_TOKEN_NOISE)
         score = tl.where(token < logits.vocabulary, ratio.to(tl.int32, bitcast=True), OUT)
@@ -699,13 +630,12 @@ def rejection_kernel(
         logprob = above - tl.log(against.total)
     else:
         _best, found, logprob = draw_row(
-            place, logits, allowed, scratch, heat, seed, position, chunk_stream, token_stream,
-            False, C.ALLOWED, C.BLOCK,
-        )  # fmt: skip
+            place, batch, logits, scratch, heat, seed, position, chunk_stream, token_stream, C
+        )
 
     stopped = (against.key <= grid.EMPTY_KEY).to(tl.int32)
     nan = (against.key == grid.NAN_KEY).to(tl.int32)
-    emitted = emitted_of(request, drafts)
+    emitted = emitted_of(request, batch)
     raw = 0.0
     if output.raw_logprobs is not None:
         raw = statistics.log_raw(place, logits, found, scratch, C.BLOCK)
@@ -731,12 +661,12 @@ def rejection_kernel(
     tl.store(output.status + request, nan * NAN + stopped * EMPTY)
 
 
-def launch(batch: Batch, sampling: Sampling, draft_distribution: DraftDistribution) -> Verified:
+def launch(batch: Batch, sampling: Sampling, draft_logits: Tensor) -> Verified:
     """The same, of logits of 16 or 32 bits.
 
-    Two launches without filters, four with one. The logits and a draft's logits are read once, a
-    draft's probabilities where the draft tokens are; for each request again the row of both that
-    its last token comes from, and those after which it might have ended. The results are the
+    Two launches without filters, four with one. The logits and the draft's are read once; for each
+    request again the row of both that its last token comes from, and those after which it might
+    have ended. The results are the
     workspace's buffers, if there is one.
     """
     logits, warpers = batch.logits, sampling.warpers
@@ -744,7 +674,8 @@ def launch(batch: Batch, sampling: Sampling, draft_distribution: DraftDistributi
     scratch = Scratch.take(
         batch,
         *(filters.BUFFERS if warpers.has_filters else ()),
-        *(("draft_maximum", "draft_sum") if draft_distribution.is_logits else ()),
+        "draft_maximum",
+        "draft_sum",
         "chunk_maximum",
         "chunk_sum",
         "row_arrivals",
@@ -756,20 +687,16 @@ def launch(batch: Batch, sampling: Sampling, draft_distribution: DraftDistributi
     )
     shared: dict[str, Any] = {
         "logits": Rows.of(logits),
-        "draft": Rows.of(draft_distribution.values, config.width(logits.dtype)),
+        "draft": Rows.of(draft_logits, config.width(logits.dtype)),
         "scratch": scratch,
-        "temperature": warpers.temperature,
-        "seeds": sampling.seeds,
-        "positions": sampling.positions,
     }
     rows, vocabulary = logits.shape
     split = config.split_chunks(rows, vocabulary)
-    grid.run(rejection_rows_kernel, rows, batch, split=split, STATISTICS=True, **shared)
+    grid.run(rejection_rows_kernel, rows, batch, sampling, split=split, **shared)
     if warpers.has_filters:
-        filters.launch(batch, warpers, scratch)
-        split = config.WHOLE
-        grid.run(rejection_rows_kernel, rows, batch, split=split, STATISTICS=False, **shared)
+        filters.launch(batch, sampling, scratch)
+        grid.run(rejection_plans_kernel, rows, batch, sampling, **shared)
     split = config.split_chunks(batch.requests, vocabulary)
     last: dict[str, Any] = {"output": output, "num_warps": _LAST_WARPS}
-    grid.run(rejection_kernel, batch.requests, batch, split=split, **last, **shared)
+    grid.run(rejection_kernel, batch.requests, batch, sampling, split=split, **last, **shared)
     return output

@@ -8,11 +8,12 @@
 #include <string>
 #include <type_traits>
 
+#include "engine/back_off.h"
+#include "engine/step_latency.h"
+#include "engine/successors.h"
 #include "fastdraft/datastore.h"
 #include "fastdraft/draft.h"
 #include "fastdraft/engine.h"
-#include "fastdraft/step_latency.h"
-#include "fastdraft/successors.h"
 
 namespace fastdraft::bindings {
 
@@ -37,6 +38,17 @@ class InitialisedCaster : public Caster {
   }
 };
 
+// The T of an object, for functions that take anything for self. Throws TypeError.
+template <typename T>
+const T& self_as(pybind11::handle self) {
+  if (!pybind11::isinstance<T>(self)) {
+    throw pybind11::type_error(
+        "self must be a " + std::string(pybind11::str(pybind11::type::of<T>().attr("__name__"))) +
+        ", got a " + Py_TYPE(self.ptr())->tp_name);
+  }
+  return self.cast<const T&>();
+}
+
 }  // namespace fastdraft::bindings
 
 namespace pybind11::detail {
@@ -49,6 +61,9 @@ class type_caster<fastdraft::DraftBatch> : public InitialisedCaster<fastdraft::D
 template <>
 class type_caster<fastdraft::DatastoreWriter>
     : public InitialisedCaster<fastdraft::DatastoreWriter> {};
+
+template <>
+class type_caster<fastdraft::BackOff> : public InitialisedCaster<fastdraft::BackOff> {};
 
 template <>
 class type_caster<fastdraft::StepLatency> : public InitialisedCaster<fastdraft::StepLatency> {};

@@ -100,16 +100,6 @@ def test_a_part_is_rehearsed(tmp_path, monkeypatch):
     assert len(found["result"]["rows"]) + found["result"]["left_out"] == 20
 
 
-def test_attention_is_rehearsed(tmp_path, monkeypatch):
-    parts = [each for each in gpu.PARTS if each.name == "attention"]
-    status, report, page = run(tmp_path, monkeypatch, parts)
-    assert status == 0
-    (row,) = report["parts"]["attention"]["result"]["rows"]
-    assert all(row[way]["error"] < 1e-5 for way in ("fastdraft", "masked"))
-    assert "| 2 | 4 | 32 |" in page
-    assert "RuntimeError: flex_attention is compiled" in page
-
-
 def test_operations_are_called_on_two_sets_of_operands(tmp_path, monkeypatch):
     parts = [each for each in gpu.PARTS if each.name == "graphs"]
     status, report, page = run(tmp_path, monkeypatch, parts)

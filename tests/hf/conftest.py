@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from fastdraft.hf import attention
 from fastdraft.hf.loop import Decoding
 from fastdraft.step_latency import StepLatency
 from hf_models import tiny_model
@@ -64,17 +63,3 @@ def each_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], list[list[str]
         return steps
 
     return watch
-
-
-@pytest.fixture
-def lengths(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
-    """What the attention by lengths was called with."""
-    found: list[torch.Tensor] = []
-    real = attention._cached_attention
-
-    def called(query: torch.Tensor, keys: torch.Tensor, values: Any, seen: Any, *rest: Any) -> Any:
-        found.append(seen)
-        return real(query, keys, values, seen, *rest)
-
-    monkeypatch.setattr(attention, "_cached_attention", called)
-    return found

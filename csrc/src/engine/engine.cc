@@ -398,7 +398,7 @@ void Engine::wants(OfferKind kind, const RequestId* ids, std::int64_t rows,
   if (rows == 0) return;
   const bool pays = value.pays(options.cost.value_or(StepCost::constant(config_.token_cost)), rows,
                                options.padded);
-  if (!kinds_->model(kind).asks(pays)) {
+  if (!kinds_->back_off(kind).asks(pays)) {
     std::fill_n(wanted, rows, false);
   } else if (!pays) {
     for (std::int64_t row = 0; row < rows; ++row) {

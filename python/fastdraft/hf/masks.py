@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from fastdraft.errors import InvalidValueError
-from fastdraft.hf.attention import ATTENTION, takes_sights
+from fastdraft.hf.attention import STAND_IN
 from fastdraft.hf.kv_cache import Frame
 
 __all__ = ["Masks"]
@@ -62,8 +62,6 @@ class Masks:
     Attributes:
         visible: The same, bool, on the host.
         needed: What the masks made here need and the model lacks; `None` where it takes them.
-        by_lengths: Whether forwards are given lengths in place of masks: see
-            `fastdraft.hf.attention`.
 
     Raises:
         InvalidValueError: The rows need a mask and the model's attention takes none of this form.
@@ -94,8 +92,8 @@ class Masks:
             kinds = ["full_attention"]
         unknown = [kind for kind in kinds if kind not in _KINDS]
         needed = None
-        if implementation not in ("sdpa", "eager", ATTENTION):
-            needed = f"attn_implementation 'sdpa', 'eager' or {ATTENTION!r}, got {implementation!r}"
+        if implementation not in ("sdpa", "eager", STAND_IN):
+            needed = f"attn_implementation 'sdpa' or 'eager', got {implementation!r}"
         elif unknown:
             needed = f"layers with full or sliding attention, got {unknown[0]!r}"
         elif getattr(config, "alibi", False):
@@ -116,7 +114,6 @@ class Masks:
             self._padding = (~begun).sum(1)
             if not self.visible[begun].all():
                 self._holes = self.visible
-        self.by_lengths = is_fixed and self._holes is None and takes_sights(model)
 
     @property
     def takes_trees(self) -> bool:
@@ -154,8 +151,6 @@ class Masks:
         starts = np.array(lengths)[:, None]
         places = starts + depths
         padding = self._padding[list(rows)][:, None]
-        if self.by_lengths and trees is None:
-            trees = np.arange(width) <= depths[:, :, None]
         sights: list[_Sight] = []
         numbers: list[NDArray[Any]] = []
         for window in self._windows.values():
@@ -165,11 +160,6 @@ class Masks:
                 oldest = np.maximum(padding, places - (window - 1))
             if trees is not None and window is not None and window < width:
                 near = trees & (depths[:, :, None] - depths[:, None] < window)
-            if self.by_lengths:
-                # `seen` of `fastdraft.kernels.attention`: new tokens as bits.
-                bits = near @ (1 << np.arange(width))
-                numbers.append(np.stack(np.broadcast_arrays(starts, oldest, bits), -1)[:, None])
-                continue
             frame = _frame_of(window, frames, lengths, width)
             # The columns of a ring that hold no token yet seem to hold those before the first.
             hides_some = frame.is_ring or (oldest > 0).any()
@@ -187,8 +177,6 @@ class Masks:
             )
             sights.append(sight)
             numbers += [each for each in sight[1:] if each is not None]
-        if self.by_lengths:
-            return numbers, lambda sent: self._by_kind([next(sent) for _ in self._windows])
         if self._holes is not None:
             numbers.append(self._holes[list(rows), None, None])
         return numbers, functools.partial(self._made, sights)

@@ -188,7 +188,7 @@ class Plan:
                 new_tokens=config.max_length - self._input_ids.shape[1],
                 layer_types=getattr(text_config, "layer_types", None),
             )
-        self._attends = self._masks.by_lengths or shares_keys(model)
+        self._shares_keys = shares_keys(model)
 
     def _choose_drafter(self) -> None:
         """The drafter, and itself if it runs models."""
@@ -256,7 +256,7 @@ class Plan:
             with (
                 self._model._optimize_model_for_decode(),
                 compiling(is_compiled=self._compiled is not None),
-                attending(self._model, stands_in=self._attends),
+                attending(self._model, stands_in=self._shares_keys),
             ):
                 decoding.run(first_logits)
         if streamer is not None:
