@@ -463,7 +463,7 @@ sys.modules["triton"] = None  # as where it is not installed
 import torch
 
 from fastdraft import alignment, verification
-from fastdraft.kernels import attention, language, rejection
+from fastdraft.kernels import language, rejection
 
 logits, offsets = torch.eye(3), torch.tensor([0, 2])
 verified = verification.verify_greedy(logits, torch.tensor([0, 2]), offsets)
