@@ -308,21 +308,17 @@ RunningTexts::Text::~Text() {
 int RunningTexts::Reader::find(const Datastore::Lookup& lookup, Occurrence* out, int most,
                                int links) const {
   if (most <= 0) return 0;
-  const auto [text, size, least, unused] = lookup;
-  const Token* end = text + size;
+  const Token* end = lookup.text + lookup.size;
   std::array<std::uint64_t, kNumOrders> hashes{};
-  for (std::size_t order = 0; order < kNumOrders && Datastore::kOrders[order] >= least; ++order) {
-    if (size < Datastore::kOrders[order]) continue;
+  for (std::size_t order = lookup.first; order < lookup.end; ++order) {
     hashes[order] = texts_.hash(end, order);
     texts_.prefetch_entry(hashes[order], order);
   }
   BestOccurrences best(out, most);
   int passed_over = kPassedOver * links;
   std::int32_t longer = Datastore::kLongestMatch + 1;
-  for (std::size_t order = 0; order < kNumOrders && Datastore::kOrders[order] >= least; ++order) {
+  for (std::size_t order = lookup.first; order < lookup.end; ++order) {
     if (best.full() || links == 0) break;
-    const std::int32_t length = Datastore::kOrders[order];
-    if (size < length) continue;
     Place place = texts_.latest(hashes[order], end, order);
     for (; place != kNone && links > 0 && !best.settled();
          place = texts_.links(order, place).earlier) {
@@ -335,12 +331,12 @@ int RunningTexts::Reader::find(const Datastore::Lookup& lookup, Occurrence* out,
       Token before[Datastore::kLongestMatch];
       Token* before_end = before + Datastore::kLongestMatch;
       const std::int64_t held = texts_.copy_before(
-          place, std::min<std::int64_t>(size, Datastore::kLongestMatch), before_end);
+          place, std::min<std::int64_t>(lookup.size, Datastore::kLongestMatch), before_end);
       const auto common = static_cast<std::int32_t>(common_suffix(before_end, end, held));
       // Longer ones have been met.
       if (common < longer) best.offer({place, common, true});
     }
-    longer = length;
+    longer = Datastore::kOrders[order];
   }
   return best.count();
 }

@@ -197,7 +197,7 @@ class RunningTexts::Reader {
   int find(const Datastore::Lookup& lookup, Occurrence* out, int most, int links) const;
   int find(const Token* text, std::int64_t size, Occurrence* out, int most, int links,
            std::int32_t least) const {
-    return find({text, size, least, {}}, out, most, links);
+    return find({text, size, least}, out, most, links);
   }
 
   // Copies the tokens from there on, to the end of what has entered, `most` at most. Returns how
