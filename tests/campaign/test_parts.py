@@ -78,9 +78,5 @@ def test_cases_of_a_part_compare_something(part, worker, monkeypatch, pytestconf
     if not counts:
         pytest.skip("no case of this part")
     assert counts.total() > counts["cases"]
-    with capsys.disabled():
-        print(
-            f"\n{part}:",
-            *(f"{count:>12,}  {name}" for name, count in sorted(counts.items())),
-            sep="\n",
-        )
+    lines = [f"{part}:", *(f"{n:>12,}  {name}" for name, n in sorted(counts.items()))]
+    at.with_suffix(".counts").write_text("\n".join([*lines, ""]))
