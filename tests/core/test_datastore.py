@@ -507,17 +507,6 @@ def frozen_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_another_process_reads_the_same(frozen_path: Path) -> None:
-    text = document(3, 700, 20)[:300]
-    program = (
-        "import sys; from fastdraft import Datastore; "
-        f"print(*Datastore.open(sys.argv[1]).find({text}), sep='\\n')"
-    )
-    found = Datastore.open(frozen_path).find(text)
-    assert found
-    assert run(program, frozen_path).splitlines() == [str(occurrence) for occurrence in found]
-
-
 ENTRY = 72  # bytes of a segment in the directory
 
 
@@ -933,18 +922,6 @@ assert len(store) == 60_000
     assert path.read_bytes() == frozen_path.read_bytes()
 
 
-def test_build_writes_what_open_reads(tmp_path: Path) -> None:
-    path = tmp_path / "built.fds"
-    build(path, [[1, 2, 3, 4, 5], [], [7, 8, 9, 10]], fingerprint=b"x" * 32)
-    store = Datastore.open(path, fingerprint=b"x" * 32)
-    assert (len(store), store.max_bytes) == (9, path.stat().st_size)
-    ((position, length, _),) = store.find([7, 8, 9])
-    assert (store.read(position, 9).tolist(), length) == ([10], 3)
-    assert not store.find([3, 4, 5])
-    build(path, [])
-    assert len(Datastore.open(path, verify=True)) == 0
-
-
 def test_fingerprint(tmp_path: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers")
     vocabulary = {"a": 0, "b": 1, "ab": 2}
@@ -1165,6 +1142,7 @@ def test_stores_are_joined_to_what_their_documents_make(
 ) -> None:
     """With segments of 1,024 tokens, so that documents go on from one to the next."""
     folder, chance = tmp_path_factory.mktemp("stores"), np.random.default_rng(0)
+    live, copy = Datastore(), Datastore()
     with (
         DatastoreWriter(folder / "whole.fds", segment_tokens=1024) as whole,
         DatastoreWriter(folder / "joined.fds", segment_tokens=1024) as joined,
@@ -1174,11 +1152,14 @@ def test_stores_are_joined_to_what_their_documents_make(
             with DatastoreWriter(path, segment_tokens=1024) as part:
                 for size in each:
                     document = chance.integers(0, alphabet, size)
+                    live.add(document)
                     for writer in (whole, part):
                         writer.begin_document()
                         writer.append(document)
             joined.append_all(Datastore.open(path))
     assert (folder / "joined.fds").read_bytes() == (folder / "whole.fds").read_bytes()
+    copy.add_all(Datastore.open(folder / "joined.fds"))
+    assert copy._dump(0, 1 << 20) == live._dump(0, 1 << 20)
 
 
 def test_a_saved_store_is_copied_as_it_is(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <array>
 #include <mutex>
-#include <random>
 #include <shared_mutex>
 #include <string>
 #include <utility>
@@ -98,13 +97,11 @@ class LiveDatastore final : public Datastore {
       throw InvalidValueError("max_bytes must be at least " + std::to_string(least) + ", got " +
                               std::to_string(max_bytes));
     }
-    std::random_device seeds;
-    const auto seed = [&] { return (std::uint64_t{seeds()} << 32) | seeds(); };
     lists_.open(log_);
     for (std::size_t i = 0; i < kNumOrders; ++i) {
-      orders_[i].open(log_, kOrders[i], seed(), &lists_, i);
+      orders_[i].open(log_, kOrders[i], random_seed(), &lists_, i);
     }
-    prefixes_.open(log_, 0, seed());
+    prefixes_.open(log_, 0, random_seed());
   }
 
   void add(const Token* tokens, std::int64_t size, std::int64_t prompt_size,

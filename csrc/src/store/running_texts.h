@@ -87,6 +87,14 @@ class RunningTexts {
     };
     std::vector<Entry> entries;
     std::size_t used = 0;
+
+    // The first entry from the hash's place on that leads there; to kNone: a free one.
+    static std::size_t find(const std::vector<Entry>& entries, std::uint32_t hash,
+                            Place latest) noexcept {
+      std::size_t at = hash & (entries.size() - 1);
+      while (entries[at].latest != latest) at = (at + 1) & (entries.size() - 1);
+      return at;
+    }
   };
 
   static std::uintptr_t number(Owner owner) noexcept {
