@@ -18,7 +18,6 @@ from fastdraft import DraftConfig, DraftStats, Engine, hf
 from fastdraft.drafters import AssistantModel, Staged
 from fastdraft.errors import InvalidValueError
 from fastdraft.hf.draft_models.drafter import ModelDrafter
-from fastdraft.hf.draft_models.engine import EngineRequests
 from hf_models import VOCABULARY, assert_same_tokens, repetitive_batch, tiny_model
 
 NEW = 32
@@ -203,11 +202,11 @@ def test_what_it_has_to_read_counts(
     """A long prompt makes its first draft dear, the more so the fewer drafts are to come."""
     times: list[float] = []
 
-    def refuse(*_: Any, time: float, **__: Any) -> list[bool]:
+    def refuse(*_: Any, time: float, **__: Any) -> np.ndarray:
         times.append(time)
-        return [False]
+        return np.array([False])
 
-    monkeypatch.setattr(EngineRequests, "wants", refuse)
+    monkeypatch.setattr(Engine, "wants", refuse)
     cost = np.linspace(1.0, 2.0, 17)
 
     def asked(prompt: int, left: int, steps: int = 1) -> float:

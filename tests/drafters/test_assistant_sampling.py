@@ -18,9 +18,8 @@ from transformers import (
 )
 
 from assistants import bent, shortened
-from fastdraft import DraftConfig, DraftStats, hf
+from fastdraft import DraftConfig, DraftStats, Engine, hf
 from fastdraft.drafters import AssistantModel, Staged
-from fastdraft.hf.draft_models.engine import EngineRequests
 from hf_models import VOCABULARY, TreeBatch, repetitive_batch
 
 LENGTH, COPIES, PROMPT = 8, 1500, 12
@@ -126,19 +125,19 @@ def _drafters(model: Any, small: Any) -> dict[str, Any]:
 
 def _let_everything_pay(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every other draft is the model's and every other one the engine's, whatever they cost."""
-    propose = EngineRequests.propose
+    propose = Engine.propose_batch
 
-    def wants(_: EngineRequests, __: str, requests: Any, **___: Any) -> list[bool]:
+    def wants(_: Engine, __: str, requests: Any, **___: Any) -> np.ndarray:
         coins = np.random.default_rng(len(steps)).random(len(requests)) < 0.5
         steps.append(coins.mean())
-        return coins.tolist()
+        return coins
 
-    def costless(self: EngineRequests, requests: Any, **options: Any) -> Any:
+    def costless(self: Engine, requests: Any, **options: Any) -> Any:
         return propose(self, requests, **{**options, "cost": None, "token_cost": 0.0})
 
     steps: list[float] = []
-    monkeypatch.setattr(EngineRequests, "wants", wants)
-    monkeypatch.setattr(EngineRequests, "propose", costless)
+    monkeypatch.setattr(Engine, "wants", wants)
+    monkeypatch.setattr(Engine, "propose_batch", costless)
 
 
 @pytest.mark.parametrize(

@@ -110,16 +110,13 @@ class CachedModel:
         """How many rows a forward has where so many have not ended."""
         return running
 
-    def is_warm(self, rows: int, width: int) -> bool:
-        """Whether the time of a forward of this shape says what it costs."""
+    def is_warm(self, width: int) -> bool:
+        """Whether the time of a forward of this width says what it costs."""
         return True
 
-    def observe(self, running: int, rows: int, seconds: float) -> None:
-        """Learns how long a warm step took, of so many running rows in a forward of `rows`."""
-
     def compact(self, rows: Sequence[int], cached: Sequence[int], kept: NDArray[np.int64]) -> None:
-        """Moves accepted tokens behind each other, as `RowCache.compact`, in the running rows."""
-        self.cache.compact(range(len(rows)), cached, kept)
+        """Moves accepted tokens behind each other, as `RowCache.compact`, in these rows."""
+        self.cache.compact(self._places(rows), cached, kept)
 
     def keep(self, slots: Sequence[int]) -> None:
         """Drops the rows that have ended, as `RowCache.keep`."""
@@ -160,17 +157,16 @@ class CachedModel:
         logits = self._run(
             input_ids, depths, rows=rows, cached=cached, trees=trees, floors=floors, columns=columns
         )
-        flat, slots = logits.flatten(0, 1), self._slots(rows)
-        if used is not None or slots is not None:
+        flat = logits.flatten(0, 1)
+        if used is not None or len(rows) < len(logits):
             count = logits.shape[1]
-            places = np.arange(len(rows)) if slots is None else slots
-            lines = places[:, None] * count + np.arange(count)
+            lines = np.array(self._places(rows))[:, None] * count + np.arange(count)
             flat = lines_of(flat, lines.ravel() if used is None else lines[used])
         return flat.to(self.home)
 
-    def _slots(self, rows: Sequence[int]) -> NDArray[np.int64] | None:
-        """The place of each row in the forwards; `None` for one after the other."""
-        return None
+    def _places(self, rows: Sequence[int]) -> Sequence[int]:
+        """The place of each row in the forwards and the cache."""
+        return range(len(rows))
 
     def _run(
         self,
