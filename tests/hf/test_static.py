@@ -21,7 +21,7 @@ from assistants import bent
 from fastdraft import DraftConfig, hf
 from fastdraft.drafters import AssistantModel
 from fastdraft.errors import FastdraftError, InvalidValueError
-from fastdraft.hf import step
+from fastdraft.hf import device
 from fastdraft.hf.device import in_one_copy
 from fastdraft.hf.interface import CACHE
 from fastdraft.hf.static import WIDTHS, StaticModel, StaticRowCache
@@ -147,7 +147,7 @@ def test_each_shape_is_compiled_once(
 ) -> None:
     if is_apart:
         # As on a device with memory of its own: what a step needs is parts of one copy.
-        monkeypatch.setattr(step, "on_device", lambda device, *arrays: in_one_copy(device, arrays))
+        monkeypatch.setattr(device, "on_device", lambda to, *arrays: in_one_copy(to, arrays))
     inputs = repetitive_batch(rows)
     options: dict[str, Any] = {"max_new_tokens": NEW, "eos_token_id": None}
     truths = plain_tokens(llama, inputs, **options)[:, PROMPT:].tolist()

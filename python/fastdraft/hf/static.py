@@ -25,6 +25,7 @@ from transformers import GenerationConfig
 from transformers.cache_utils import StaticCache, StaticLayer, StaticSlidingWindowLayer
 
 from fastdraft.errors import FastdraftError, InvalidValueError
+from fastdraft.hf.device import Transfer
 from fastdraft.hf.interface import CACHE
 from fastdraft.hf.kv_cache import SHARING, Frame, RaggedCache, RowLayer
 from fastdraft.hf.masks import Masks
@@ -171,6 +172,8 @@ class StaticRowCache(RaggedCache):
         self._places: dict[int | None, _Places] = {}
         layers = [self._layer(layer, index, longest) for index, layer in enumerate(prepared.layers)]
         super().__init__(layers=layers)
+        self._longest: Callable[[], torch.Tensor]
+        self._at: dict[int | None, Callable[[], torch.Tensor]] = {}
 
     def _layer(self, layer: Any, index: int, longest: float) -> Any:
         if isinstance(layer, SHARING):
@@ -198,24 +201,26 @@ class StaticRowCache(RaggedCache):
         """The columns of its layers, which with rows and tokens make a forward's shape."""
         return tuple(places.columns for places in self._places.values())
 
-    def planned(
-        self, lengths: Sequence[int], width: int, floors: Sequence[int] | None = None
-    ) -> list[NDArray[np.int64]]:
-        """As `RowCache.planned`."""
+    def plan(
+        self,
+        transfer: Transfer,
+        lengths: Sequence[int],
+        width: int,
+        floors: Sequence[int] | None = None,
+    ) -> None:
+        """As `RowCache.plan`."""
         starts = np.array(lengths)
-        numbers = [np.array(starts.max())]
+        self._longest = transfer.add(np.array(starts.max()))
         tokens = starts[:, None] + np.arange(width)
         for window, places in self._places.items():
             firsts = starts + width - places.columns if places.is_ring else np.zeros_like(starts)
             self.frames[window] = Frame(firsts.tolist(), places.columns, places.is_ring)
-            numbers.append(self.frames[window].columns_of(tokens))
-        return numbers
+            self._at[window] = transfer.add(self.frames[window].columns_of(tokens))
 
-    def prepare(self, sent: Iterator[torch.Tensor]) -> None:
-        """As `RowCache.prepare`."""
-        longest = next(sent)
-        for places in self._places.values():
-            at = next(sent)
+    def prepare(self) -> None:
+        longest = self._longest()
+        for window, places in self._places.items():
+            at = self._at[window]()
             if places.rows is None or len(places.rows) != len(at):
                 places.rows = torch.arange(len(at), device=at.device)[:, None]
                 torch._dynamo.mark_static(places.rows)

@@ -60,6 +60,7 @@ class _Request:
     """A request, and the tokens that it has in the cache.
 
     Attributes:
+        row: Its row in the batch.
         text: Its text, which grows as the target emits.
         seed: The seed of its samples.
         token_ids: The tokens in the cache.
@@ -68,6 +69,7 @@ class _Request:
         drafts: Those in which the model drafted.
     """
 
+    row: int
     text: list[int]
     seed: int
     token_ids: list[int] = field(default_factory=list)
@@ -150,7 +152,7 @@ class Stage:
     def add(self, request: int, text: list[int], seed: int) -> None:
         """Adds a request, before the first draft."""
         self._slots.append(request)
-        self._requests[request] = _Request(text, seed)
+        self._requests[request] = _Request(len(self._requests), text, seed)
 
     def end(self, request: int) -> None:
         """Ends a request; its place in the cache becomes free."""
@@ -408,7 +410,7 @@ class Stage:
         with attending(self._model.model, stands_in=self._shares_keys):
             logits = self._model.forward(
                 feeds,
-                rows=self._slots,
+                rows=[self._requests[each].row for each in self._slots],
                 cached=lengths,
                 wanted=wanted,
                 # The last confirmed token may have to be read again.
@@ -445,7 +447,8 @@ class Stage:
         the tokens that each request emits."""
         drafts = FlatDrafts.of_rows([lower[request] for request in tails])
         texts = [tail + lower[request].token_ids for request, tail in tails.items()]
-        scores = self.scoring(logits, list(tails), texts, (drafts.counts + 1).tolist())
+        rows = [self._requests[request].row for request in tails]
+        scores = self.scoring(logits, rows, texts, (drafts.counts + 1).tolist())
         scores = scores.to(torch.float32)
         seeds = None
         if self.samples:
