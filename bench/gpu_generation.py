@@ -372,16 +372,17 @@ def beside_a_step(device: torch.device, *, steps: int, rounds: int) -> Row:
         "without": (step,),
         "with": (step, lambda: aligner.align(*operands)),
     }
-    found: dict[str, list[Row]] = {name: [] for name in sides}
-    for number in range(rounds + 1):
-        for name in list(sides)[:: 1 if number % 2 else -1]:
-            synchronize(device)
-            begin = time.perf_counter()
-            for call in sides[name] * steps:
-                call()
-            synchronize(device)
-            if number:  # the first one warms up
-                found[name].append({"ms": (time.perf_counter() - begin) / steps * 1e3})
+
+    def milliseconds(calls: tuple[Callable[[], object], ...], _: int) -> Row:
+        synchronize(device)
+        begin = time.perf_counter()
+        for call in calls * steps:
+            call()
+        synchronize(device)
+        return {"ms": (time.perf_counter() - begin) / steps * 1e3}
+
+    ways = {name: partial(milliseconds, calls) for name, calls in sides.items()}
+    found = harness.interleave(ways, rounds)
     ratio = harness.ratio(found["with"], found["without"], "ms")
     least = {f"{name}_ms": min(row["ms"] for row in runs) for name, runs in found.items()}
     return {"rows": rows, **least, "ratio": ratio, "is_free": ratio["ratio"] <= FREE}

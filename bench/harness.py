@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -91,67 +91,49 @@ def recorded_families(
     return read_families([folder], encode, names=names, references=references)
 
 
+class Speeds(NamedTuple):
+    """The modelled speeds of one drafter at one token cost, times plain decoding, by family."""
+
+    name: str
+    token_cost: float
+    families: dict[str, float]
+
+
+def read_speeds(path: Path) -> list[Speeds]:
+    """Those of all runs that `fastdraft replay --json` wrote to a file. The default drafter is
+    "fastdraft"; a name ends with the size of trees."""
+    found = []
+    for run in json.loads(path.read_text("utf-8"))["runs"]:
+        name = "fastdraft" if run["drafter"] == "default" else run["drafter"]
+        trees = run.get("tree_budget")
+        cost = run["token_cost"]
+        speeds = {
+            family: each["emitted"] / (each["steps"] + cost * each["drafted"])
+            for family, each in run["families"].items()
+        }
+        found.append(Speeds(name if trees is None else f"{name}, trees of {trees}", cost, speeds))
+    return found
+
+
 def percentiles(times: Iterable[int]) -> dict[str, float]:
     """p50 and p99 of single calls in microseconds, from nanoseconds; less the clock's own cost."""
     p50, p99 = p50_p99(np.fromiter(times, np.float64) - clock_ns())
     return {"p50_us": p50 / 1e3, "p99_us": p99 / 1e3}
 
 
-class Side:
-    """A process that measures one side of a comparison, a round at a time.
+def interleave(ways: Mapping[str, Callable[[int], Row]], rounds: int) -> dict[str, list[Row]]:
+    """Measures all ways in turn, `rounds` times, each time in the opposite order.
 
-    It runs `command`, which must call `serve_rounds`.
+    What else runs on the machine meets all alike. A way is called with the number of the round.
+    Returns each way's figures of all rounds but the first one, which warms up.
     """
-
-    def __init__(self, command: Sequence[str]) -> None:
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        self._answer()  # once it is ready
-
-    def measure(self, number: int) -> Row:
-        """The figures of round `number`."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{number}\n")
-        self._process.stdin.flush()
-        return self._answer()
-
-    def close(self) -> None:
-        self._process.communicate()
-
-    def _answer(self) -> Row:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"{self._process.args!r} ended before its answer")
-        answer: Row = json.loads(line)
-        return answer
-
-
-def serve_rounds(measure: Callable[[int], Row]) -> None:
-    """Answers a `Side` with what `measure` returns for the number of each round."""
-    print("{}", flush=True)
-    for line in sys.stdin:
-        print(json.dumps(measure(int(line))), flush=True)
-
-
-def interleave(commands: Mapping[str, Sequence[str]], rounds: int) -> dict[str, list[Row]]:
-    """Measures all sides in turn, `rounds` times, each time in the opposite order.
-
-    What else runs on the machine meets all sides alike. Nothing runs beside the side that is
-    measured. Returns each side's figures of all rounds; the first round, which warms up, is left
-    out.
-    """
-    sides = {name: Side(command) for name, command in commands.items()}
-    rows: dict[str, list[Row]] = {name: [] for name in sides}
+    found: dict[str, list[Row]] = {name: [] for name in ways}
     for number in range(rounds + 1):
-        for name in list(sides)[:: 1 if number % 2 else -1]:
-            row = sides[name].measure(number)
+        for name in list(ways)[:: 1 if number % 2 else -1]:
+            row = ways[name](number)
             if number > 0:
-                rows[name].append(row)
-    for side in sides.values():
-        side.close()
-    return rows
+                found[name].append(row)
+    return found
 
 
 def ratio(rows: Sequence[Row], others: Sequence[Row], key: str) -> Row:
@@ -161,24 +143,16 @@ def ratio(rows: Sequence[Row], others: Sequence[Row], key: str) -> Row:
 
 
 def compare(title: str, sides: Mapping[str, list[Row]]) -> list[Row]:
-    """Prints and returns the first side's figures, and as multiples of every other side's."""
-    (name, rows), *others = sides.items()
-    results: list[Row] = []
-    for key in rows[0]:
-        result: Row = {"figure": key, name: float(np.median([row[key] for row in rows]))}
-        for other, other_rows in others:
-            if key in other_rows[0]:
-                found = ratio(rows, other_rows, key)
-                result[other] = found
-                result[f"to {other}"] = (
-                    f"{found['ratio']:.3f} ({found['low']:.3f} to {found['high']:.3f})"
-                )
-        results.append(result)
-    columns = {"": "figure", name: name, **{f"to {other}": f"to {other}" for other, _ in others}}
-    show(title, columns, results, digits=3)
-    return [
-        {key: value for key, value in row.items() if not key.startswith("to ")} for row in results
+    """Prints and returns the medians of the first side's figures, and what multiple of the other
+    side's they are."""
+    (name, rows), (other, other_rows) = sides.items()
+    results: list[Row] = [
+        {"figure": key, name: float(np.median([row[key] for row in rows]))}
+        | {other: ratio(rows, other_rows, key)}
+        for key in rows[0]
     ]
+    show(title, {"": "figure", name: name, f"to {other}": other}, results, digits=3)
+    return results
 
 
 def show(

@@ -8,11 +8,11 @@ other processes only ever add time.
 
     python bench/index.py --json results.json
 
-With --rounds, figures are ratios: the engine, Arctic's suffix decoding and another commit's build
-take turns, so that a busy machine slows all of them alike. --against is the Python of an
-environment in which that commit is installed.
+With --rounds, figures are ratios: the engine and Arctic's suffix decoding take turns, so that a
+busy machine slows both alike. To compare two builds of fastdraft, count the instructions of each
+one's bench_index: valgrind --tool=callgrind build/release/bench_index tokens.bin
 
-    python bench/index.py --rounds 20 --against /path/to/venv/bin/python
+    python bench/index.py --rounds 20
 """
 
 from __future__ import annotations
@@ -204,53 +204,29 @@ def least(passes: list[Row]) -> Row:
     }
 
 
-def side(kind: str, text: np.ndarray, context: int) -> Callable[[int], Row]:
-    """What one side of a comparison measures in a round: flat figures, the same for each side."""
+def ratios(options: argparse.Namespace, text: np.ndarray) -> list[Row]:
+    """The engine's figures beside Arctic's, which take turns in rounds of 200 steps."""
     steps = 200
-    stores = [filled_datastore(text)] if kind == "stored" else []
 
-    def measure(number: int) -> Row:
-        peer: Peer
-        if kind == "arctic":
-            peer = PEERS["arctic-local"](NUM_TOKENS, context + steps)
-        else:
-            peer = EnginePeer(Engine(datastores=stores))
+    def figures(make: Make, context: int, number: int) -> Row:
         place = number * 50_000 % 1_000_000
-        row = decode_at(peer, text, context, [place], steps)
-        figures = {"prompt, ms": row["prompt_ms"]}
-        for call in ("append", "propose"):
-            for name, value in row[call].items():
-                figures[f"{call} {name.removesuffix('_us')}, us"] = value
-        figures["append + propose p50, us"] = row["append"]["p50_us"] + row["propose"]["p50_us"]
-        if kind != "arctic":
-            row = batch(text, min(context, 100_000), stores)
-            both = row["append"]["p50_us"] + row["propose"]["p50_us"]
-            figures[f"batch of {BATCH}, append + propose p50, us a request"] = both
-        return figures
+        row = decode_at(make(context + steps), text, context, [place], steps)
+        append, propose = row["append"], row["propose"]
+        found = {"prompt, ms": row["prompt_ms"]}
+        for call, times in (("append", append), ("propose", propose)):
+            found |= {f"{call} {name[:3]}, us": value for name, value in times.items()}
+        return {**found, "append + propose p50, us": append["p50_us"] + propose["p50_us"]}
 
-    return measure
-
-
-def ratios(options: argparse.Namespace, report: Row) -> None:
-    """Measures the engine beside Arctic and beside another commit, in turns."""
-    pythons = {"fastdraft": sys.executable}
-    if options.against is not None:
-        pythons["the other commit"] = str(options.against)
-    comparisons = []
+    comparisons: list[Row] = []
     for context in options.contexts:
-        arguments = [__file__, "--contexts", str(context)]
-        if options.tokens is not None:
-            arguments += ["--tokens", str(options.tokens)]
-        for kind in ("alone", "stored")[: 2 if context == 100_000 else 1]:
-            sides = {name: [made, *arguments, "--side", kind] for name, made in pythons.items()}
-            if kind == "alone" and not options.alone:
-                sides["Arctic"] = [sys.executable, *arguments, "--side", "arctic"]
-            title = f"{context:,} tokens"
-            if kind == "stored":
-                title += f", {STORE_TOKENS // 10**6} M tokens stored"
-            rows = harness.compare(title, harness.interleave(sides, options.rounds))
-            comparisons.append({"context": context, "side": kind, "rows": rows})
-    report["ratios"] = comparisons
+        ways = {
+            "fastdraft": partial(figures, makers()[0], context),
+            "Arctic": partial(figures, partial(PEERS["arctic-local"], NUM_TOKENS), context),
+        }
+        rows = harness.interleave(ways, options.rounds)
+        table = harness.compare(f"{context:,} tokens", rows)
+        comparisons.append({"context": context, "rows": table})
+    return comparisons
 
 
 def main() -> None:
@@ -261,12 +237,8 @@ def main() -> None:
         "--tokens", type=Path, metavar="FILE", help="the text, as bench/corpus.py writes it"
     )
     parser.add_argument("--alone", action="store_true", help="without the peers")
-    parser.add_argument("--rounds", type=int, help="print ratios over so many rounds in turns")
-    parser.add_argument(
-        "--against", type=Path, metavar="PYTHON", help="another commit's, for --rounds"
-    )
+    parser.add_argument("--rounds", type=int, help="print ratios to Arctic over n rounds in turn")
     parser.add_argument("--memory", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--side", help=argparse.SUPPRESS)
     options = parser.parse_args()
 
     longest = max(options.contexts)
@@ -284,13 +256,9 @@ def main() -> None:
         print(bytes_a_token(makers()[options.memory], text, longest))
         return
 
-    if options.side is not None:
-        harness.serve_rounds(side(options.side, text, longest))
-        return
-
     report = harness.about(vocabulary=len(np.unique(text)))
     if options.rounds is not None:
-        ratios(options, report)
+        report["ratios"] = ratios(options, text)
         harness.finish(options, report)
         return
     rows: list[Row] = []

@@ -136,7 +136,7 @@ def prompts(rows: int) -> dict[str, Any]:
     return {"input_ids": input_ids * attention_mask, "attention_mask": attention_mask}
 
 
-def forward_alone(model: Any, rows: int, *, width: int, cached: int, steps: int) -> float:
+def forward_alone(model: Any, rows: int, *, width: int, cached: int, steps: int) -> Row:
     """Milliseconds of a forward over `width` tokens a row, without any loop."""
     inputs, cache = prompts(rows), DynamicCache(config=model.config)
     shown = inputs["attention_mask"]
@@ -156,7 +156,7 @@ def forward_alone(model: Any, rows: int, *, width: int, cached: int, steps: int)
             )
             found.append((time.process_time() - began) * 1e3)
             cache.crop(-width)
-    return float(np.median(found))
+    return {"step_ms": float(np.median(found))}
 
 
 def compare(model: Any, rows: int, *, lookahead: int, new_tokens: int, rounds: int) -> Row:
@@ -175,35 +175,29 @@ def compare(model: Any, rows: int, *, lookahead: int, new_tokens: int, rounds: i
         found = hf.generate(model, **inputs, **options, drafter=drafter).sequences
         assert torch.equal(found, expected)
 
-    ways: dict[str, Callable[[], object]] = {
-        "plain": lambda: model.generate(**inputs, **options),
-        "without drafts": lambda: drafted(0),
-        "with drafts": lambda: drafted(lookahead),
-    }
-    figures: dict[str, list[Row]] = {name: [] for name in ways}
-    alone: list[Row] = []
-    for number in range(rounds + 1):
-        if number:
-            cached = PROMPT + new_tokens // 2
-            milliseconds = forward_alone(
-                model, rows, width=1 + lookahead, cached=cached, steps=new_tokens // 4
-            )
-            alone.append({"step_ms": milliseconds})
-        for name, run in list(ways.items())[:: 1 if number % 2 else -1]:
-            row = forwards.measure(run)
-            if number:
-                figures[name].append(row)
+    def alone() -> Row:
+        cached = PROMPT + new_tokens // 2
+        return forward_alone(model, rows, width=1 + lookahead, cached=cached, steps=new_tokens // 4)
+
+    def plain() -> object:
+        return model.generate(**inputs, **options)
+
+    figures = harness.interleave(
+        {
+            "plain": lambda _: forwards.measure(plain),
+            "without drafts": lambda _: forwards.measure(lambda: drafted(0)),
+            "with drafts": lambda _: forwards.measure(lambda: drafted(lookahead)),
+            "forward alone": lambda _: alone(),
+        },
+        rounds,
+    )
     found: Row = {"rows": rows}
     for name, of_way in figures.items():
         found[name] = {key: float(np.median([row[key] for row in of_way])) for key in of_way[0]}
         found[name]["to_plain"] = harness.ratio(of_way, figures["plain"], "step_ms")
     found["with drafts"]["to_forward_alone"] = harness.ratio(
-        figures["with drafts"], alone, "step_ms"
+        figures["with drafts"], figures["forward alone"], "step_ms"
     )
-    found["forward alone"] = {
-        "step_ms": float(np.median([row["step_ms"] for row in alone])),
-        "to_plain": harness.ratio(alone, figures["plain"], "step_ms"),
-    }
     return found
 
 

@@ -143,20 +143,20 @@ def _placed(numbers: list[Any], device: torch.device) -> Tensor:
 
 
 @jit
-def accept(place, drafts, scratch, output, SLOTS: tl.constexpr):
+def accept(place, batch, scratch, output, C):
     """Writes what a request emits; place: that of any of its rows. With a path it is a tree."""
     if output.tree_path is not None:
-        length, nan, stopped = _walk(place, drafts, scratch, output, SLOTS)
+        length, nan, stopped = _walk(place, batch, scratch, output, C)
     else:
-        length, nan, stopped = _compare(place, drafts, scratch, output, SLOTS)
+        length, nan, stopped = _compare(place, batch, scratch, output, C)
     tl.store(output.lengths + place.request, length)
     tl.store(output.status + place.request, nan * NAN + stopped * EMPTY)
 
 
 @jit
-def emitted_of(request, drafts):
+def emitted_of(request, batch):
     """Where what a request emits begins."""
-    return request.to(tl.int64) * (drafts.max_draft + 1)
+    return request.to(tl.int64) * (batch.max_draft + 1)
 
 
 @jit
@@ -170,20 +170,20 @@ def _take_results(place, scratch, slot):
 
 
 @jit
-def _compare(place, drafts, scratch, output, SLOTS: tl.constexpr):
+def _compare(place, batch, scratch, output, C):
     """A chain: the slots up to the first whose row does not give the draft's next token."""
-    size, max_draft = place.size, drafts.max_draft
-    emitted = emitted_of(place.request, drafts)
+    size, max_draft = place.size, batch.max_draft
+    emitted = emitted_of(place.request, batch)
     last = size
     nan = 0
     stopped = 0
-    for block in range(0, max_draft + 1, SLOTS):
-        slot = block + tl.arange(0, SLOTS)
+    for block in range(0, max_draft + 1, C.SLOTS):
+        slot = block + tl.arange(0, C.SLOTS)
         packed = _take_results(place, scratch, slot)
         key, token = grid.unpack(packed)
         at = grid.drafted_at(place, slot + 1)
-        follows = (slot < size) & (at >= 0) & (at < drafts.drafted)
-        expected = tl.load(drafts.draft_ids + at, mask=follows, other=-1)
+        follows = (slot < size) & (at >= 0) & (at < batch.drafted)
+        expected = tl.load(batch.draft_ids + at, mask=follows, other=-1)
         empty = key <= grid.EMPTY_KEY
         refused = (slot <= size) & ((expected != token) | empty)
         last = tl.minimum(last, tl.min(tl.where(refused, slot, size)))
@@ -202,13 +202,13 @@ def _compare(place, drafts, scratch, output, SLOTS: tl.constexpr):
 
 
 @jit
-def _walk(place, drafts, scratch, output, SLOTS: tl.constexpr):
+def _walk(place, batch, scratch, output, C):
     """A tree: from the text's last token to the child that is the target's token, and on from it.
 
     A child stands behind its parent, so the slots are looked through once, in blocks.
     """
-    size, max_draft = place.size, drafts.max_draft
-    emitted = emitted_of(place.request, drafts)
+    size, max_draft = place.size, batch.max_draft
+    emitted = emitted_of(place.request, batch)
     token_ids = output.token_ids + emitted
     path = output.tree_path + (emitted - place.request)
     current = 0
@@ -216,15 +216,15 @@ def _walk(place, drafts, scratch, output, SLOTS: tl.constexpr):
     # The result of the row that the walk has come to.
     result = (place.first * 0).to(tl.int64)
     nan = 0
-    for block in range(0, size + 1, SLOTS):
-        slot = block + tl.arange(0, SLOTS)
+    for block in range(0, size + 1, C.SLOTS):
+        slot = block + tl.arange(0, C.SLOTS)
         packed = _take_results(place, scratch, slot)
         if block == 0:
             result = tl.max(tl.where(slot == 0, packed, 0))
         at = grid.drafted_at(place, slot)
-        is_draft = (slot > 0) & (slot <= size) & (at >= 0) & (at < drafts.drafted)
-        guess = tl.load(drafts.draft_ids + at, mask=is_draft, other=-1)
-        parent = tl.where(is_draft, grid.parent_slot(place, slot, drafts), -1)
+        is_draft = (slot > 0) & (slot <= size) & (at >= 0) & (at < batch.drafted)
+        guess = tl.load(batch.draft_ids + at, mask=is_draft, other=-1)
+        parent = tl.where(is_draft, grid.parent_slot(place, slot, batch), -1)
         child = _child(slot, parent, guess, current, result, size)
         while child <= size:
             key, token = grid.unpack(result)
@@ -244,13 +244,13 @@ def _walk(place, drafts, scratch, output, SLOTS: tl.constexpr):
     if stopped == 0:
         tl.store(token_ids + depth, token)
         _store_logprobs(place.first + current, emitted + depth, scratch, output)
-    for block in range(0, max_draft + 1, SLOTS):
-        step = block + tl.arange(0, SLOTS)
+    for block in range(0, max_draft + 1, C.SLOTS):
+        step = block + tl.arange(0, C.SLOTS)
         after = (step >= length) & (step <= max_draft)
-        tl.store(token_ids + step, tl.full((SLOTS,), -1, tl.int32), mask=after)
+        tl.store(token_ids + step, tl.full((C.SLOTS,), -1, tl.int32), mask=after)
         unused = (step >= depth) & (step < max_draft)
-        tl.store(path + step, tl.full((SLOTS,), -1, tl.int32), mask=unused)
-        nothing = tl.full((SLOTS,), float("nan"), tl.float32)
+        tl.store(path + step, tl.full((C.SLOTS,), -1, tl.int32), mask=unused)
+        nothing = tl.full((C.SLOTS,), float("nan"), tl.float32)
         if output.logprobs is not None:
             tl.store(output.logprobs + emitted + step, nothing, mask=after)
         if output.raw_logprobs is not None:

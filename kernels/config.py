@@ -20,16 +20,13 @@ WARPS: Final = 4
 
 # Bytes of logits that a greedy program looks at together: four whole loads a thread are in flight,
 # so that a few programs on each multiprocessor hide the latency of memory.
-_GREEDY_BYTES: Final = 4 * 32 * WARPS * _LOAD_BYTES
+GREEDY_BYTES: Final = 4 * 32 * WARPS * _LOAD_BYTES
 
 # Chunks that a program looks at together: one a warp of 32 threads (64 on AMD hold two).
 TILE_CHUNKS: Final = WARPS * (2 if torch.version.hip else 1)
 
 # Slots of a draft that are looked at together: what one warp holds needs no barriers.
 SLOTS: Final = 32
-
-# Slots whose rows of an attention mask one program fills.
-MASK_SLOTS: Final = 16
 
 # Positions of a text that are looked at together: a few a thread.
 _SCANNED: Final = 4 * 32 * WARPS
@@ -73,13 +70,8 @@ def unit(logits: torch.Tensor) -> int:
     return whole if begins and logits.stride(1) == 1 else 1
 
 
-def greedy_tile(dtype: torch.dtype) -> int:
-    """How many logits a greedy program looks at together."""
-    return _GREEDY_BYTES // dtype.itemsize
-
-
 def split_greedy(rows: int, vocabulary: int, dtype: torch.dtype) -> Split:
-    return _split(rows, -(-vocabulary // greedy_tile(dtype)))
+    return _split(rows, -(-vocabulary * dtype.itemsize // GREEDY_BYTES))
 
 
 def split_chunks(rows: int, vocabulary: int) -> Split:

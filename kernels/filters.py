@@ -31,7 +31,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from fastdraft.kernels import config, grid, operands, statistics, workspace
+from fastdraft.kernels import grid, statistics
 from fastdraft.kernels.chunks import (
     as_float,
     chunked,
@@ -42,7 +42,7 @@ from fastdraft.kernels.chunks import (
     total,
 )
 from fastdraft.kernels.language import jit, tl
-from fastdraft.kernels.operands import Batch, Warpers
+from fastdraft.kernels.operands import Batch, Sampling, Warpers
 from fastdraft.kernels.statistics import OUT, PARTS
 from fastdraft.kernels.workspace import Scratch
 
@@ -62,8 +62,6 @@ _WARPS: Final = 4
 _CUTS = tl.constexpr(4)
 # Keys of the floor, which need not be exact, leave out so many bits.
 _COARSE = tl.constexpr(16)
-# The bits of a float32 key in which values of a type do not differ.
-_UNUSED_BITS: Final = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}
 # What a nucleus needs at least: the likeliest token.
 _SOME = tl.constexpr(1e-30)
 # `last_tied` where all are kept.
@@ -479,48 +477,28 @@ def _replace_sums(logits, row, left, part_sum, listed, lowest, last_tied, ALLOWE
         tl.store(left.sum + chunk, tl.sum(sums, 1), mask=chunk < chunks)
 
 
-@jit(do_not_specialize=grid.PER_BATCH, do_not_specialize_on_alignment=grid.ANY_ALIGNMENT)
-def threshold_kernel(
-    logits,
-    scratch,
-    draft_ids,
-    parents,
-    offsets,
-    allowed,
-    allowed_stride,
-    temperature,
-    top_k,
-    top_p,
-    min_p,
-    rows,
-    requests,
-    drafted,
-    max_draft,
-    MORE: tl.constexpr,
-    UNUSED: tl.constexpr,
-    C,
-):
+@jit
+def threshold_kernel(batch, logits, draft, scratch, output, C):
     """One row a program."""
-    drafts = grid.Drafts(draft_ids, parents, offsets, rows, requests, drafted, max_draft)
-    place, used = grid.locate(tl.program_id(0), drafts, C.REQUESTS)
+    place, used = grid.locate(tl.program_id(0), batch, C.REQUESTS)
     if not used:
         return
     request = place.request
     lowest = scratch.lowest + place.row
     tl.store(scratch.last_tied + place.row, _ALL)
     nothing = tl.full((), float("-inf"), tl.float32)
-    heat = tl.load(temperature + request)
+    heat = tl.load(batch.temperature + request)
     # Without a filter: no number of tokens, the whole share, no ratio.
     most = tl.full((), 0.0, tl.float32)
     share = tl.full((), 1.0, tl.float32)
     ratio = tl.full((), 0.0, tl.float32)
-    if top_k is not None:
-        k = tl.load(top_k + request)
+    if (C.FILTERS & 1) != 0:
+        k = tl.load(batch.top_k + request)
         most = tl.where((k > 0) & (k < logits.vocabulary), k, 0).to(tl.float32)
-    if top_p is not None:
-        share = tl.load(top_p + request)
-    if min_p is not None:
-        ratio = tl.load(min_p + request)
+    if (C.FILTERS & 2) != 0:
+        share = tl.load(batch.top_p + request)
+    if (C.FILTERS & 4) != 0:
+        ratio = tl.load(batch.min_p + request)
     if (heat == 0) | ((most == 0) & (share >= 1) & (ratio <= 0)):
         tl.store(lowest, nothing)
         return
@@ -531,6 +509,9 @@ def threshold_kernel(
     maxima = scratch.part_maximum + before
     part_list = scratch.part_list + before
     left = statistics.statistics_of(place, logits, scratch)
+    # Bits of a key in which values of the logits' type do not differ; a part has 2**MORE units.
+    UNUSED: tl.constexpr = 23 - logits.data.dtype.element_ty.fp_mantissa_width
+    MORE: tl.constexpr = 3 if logits.WIDTH == 8 else 4
     # Finite, so that the maximum itself weighs 1 at any temperature.
     scale = tl.minimum(statistics.scale_of(heat), 3e38)
     keys, key, weights = statistics.totals(left, scale, logits, C.BLOCK)
@@ -539,11 +520,10 @@ def threshold_kernel(
         return
     maximum = grid.value_of(key)
     total = tl.sum(weights)
-    mask = allowed + place.row.to(tl.int64) * allowed_stride
-    row = _Row(grid.values_of(logits, place.row), mask, maximum, scale)
+    row = _Row(grid.values_of(logits, place.row), grid.mask_of(batch, place.row), maximum, scale)
 
     least = nothing
-    if min_p is not None:
+    if (C.FILTERS & 4) != 0:
         log_ratio = tl.log(tl.where(ratio > 0, ratio, 1.0).to(tl.float64))
         bound = (maximum.to(tl.float64) + heat.to(tl.float64) * log_ratio).to(tl.float32)
         least = tl.where(ratio > 0, bound, nothing)
@@ -594,21 +574,15 @@ def threshold_kernel(
     _replace_sums(logits, row, left, maxima, listed, kept, last_tied, C.ALLOWED)
 
 
-def launch(batch: Batch, warpers: Warpers, scratch: Scratch) -> None:
+def launch(batch: Batch, sampling: Sampling, scratch: Scratch) -> None:
     """Leaves in scratch what the filters keep: `lowest`, and the sums in `chunk_sum`.
 
     The row statistics, `part_maximum` too, are in scratch; `part_maximum` is used up. A request
     with temperature 0 or without filters costs nothing, and its sums stay as they are. One launch.
     """
-    dtype = batch.logits.dtype
-    loads_a_part = operands.CHUNK // workspace.PARTS // config.width(dtype)
+    # With nothing else in it, one kernel serves sampled verification and rejection sampling.
+    scratch = scratch.only("chunk_maximum", "chunk_sum", *BUFFERS)
+    rows = len(batch.logits)
     grid.run(
-        threshold_kernel,
-        len(batch.logits),
-        batch,
-        scratch=scratch,
-        **warpers._asdict(),
-        MORE=loads_a_part.bit_length() - 1,
-        UNUSED=_UNUSED_BITS[dtype],
-        num_warps=_WARPS,
+        threshold_kernel, rows, batch, sampling, scratch=scratch, filters=True, num_warps=_WARPS
     )

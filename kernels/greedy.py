@@ -30,6 +30,8 @@ from fastdraft.kernels.workspace import Scratch, take_output
 # threads find the maxima sooner.
 _NUMPY: Final = (torch.float32, torch.float64)
 _FEW: Final = 1 << 23
+# Bytes of logits that a program looks at together.
+_BYTES = tl.constexpr(config.GREEDY_BYTES)
 
 
 def verify(batch: Batch) -> Verified:
@@ -106,36 +108,20 @@ def _look(rows, values, allowed, tile, best, best_tile, UNITS: tl.constexpr,
     return tl.where(better, largest, best), tl.where(better, tile, best_tile)
 
 
-@jit(do_not_specialize=grid.PER_BATCH, do_not_specialize_on_alignment=grid.ANY_ALIGNMENT)
-def greedy_kernel(
-    logits,
-    scratch,
-    output,
-    draft_ids,
-    parents,
-    offsets,
-    allowed,
-    allowed_stride,
-    rows,
-    requests,
-    drafted,
-    max_draft,
-    programs,
-    tiles,
-    UNITS: tl.constexpr,
-    C,
-):
+@jit
+def greedy_kernel(batch, logits, draft, scratch, output, C):
     program = tl.program_id(0)
-    drafts = grid.Drafts(draft_ids, parents, offsets, rows, requests, drafted, max_draft)
-    place, used = grid.locate(program // programs, drafts, C.REQUESTS)
+    place, used = grid.locate(program // batch.programs, batch, C.REQUESTS)
     if not used:
         return
 
+    BYTES: tl.constexpr = logits.data.dtype.element_ty.primitive_bitwidth // 8
+    UNITS: tl.constexpr = _BYTES // BYTES // logits.WIDTH
     TILE: tl.constexpr = UNITS * logits.WIDTH
     values = grid.values_of(logits, place.row)
-    allowed += place.row.to(tl.int64) * allowed_stride
-    begin = (program % programs) * tiles
-    end = tl.minimum(begin + tiles, tl.cdiv(logits.vocabulary, TILE))
+    allowed = grid.mask_of(batch, place.row)
+    begin = (program % batch.programs) * batch.tiles
+    end = tl.minimum(begin + batch.tiles, tl.cdiv(logits.vocabulary, TILE))
     whole = tl.minimum(end, logits.vocabulary // TILE)
     best = tl.full((UNITS,), float("-inf"), tl.float32)
     best_tile = tl.zeros((UNITS,), tl.int32) + begin
@@ -157,8 +143,8 @@ def greedy_kernel(
     tl.atomic_max(scratch.row_results + place.row, grid.pack(key, token), sem="relaxed")
 
     arrivals = scratch.request_arrivals + place.request
-    if grid.last_to_arrive(arrivals, (place.size + 1) * programs, C.WAIT):
-        accept(place, drafts, scratch, output, C.SLOTS)
+    if grid.last_to_arrive(arrivals, (place.size + 1) * batch.programs, C.WAIT):
+        accept(place, batch, scratch, output, C)
 
 
 def launch(batch: Batch) -> Verified:
@@ -170,15 +156,13 @@ def launch(batch: Batch) -> Verified:
         return sampled.launch_once(batch, None)
     logits = batch.logits
     output = take_output(batch)
-    width = config.unit(logits)
     grid.run(
         greedy_kernel,
         len(logits),
         batch,
-        split=config.split_greedy(len(logits), logits.shape[1], logits.dtype),
-        logits=Rows.of(logits, width),
         scratch=Scratch.take(batch, "row_results", "request_arrivals"),
         output=output,
-        UNITS=config.greedy_tile(logits.dtype) // width,
+        logits=Rows.of(logits, config.unit(logits)),
+        split=config.split_greedy(len(logits), logits.shape[1], logits.dtype),
     )
     return output

@@ -1,14 +1,13 @@
-"""What the programs of a kernel share: operands, places, loads, ordered keys, arrivals.
+"""What kernels share: one list of operands, places, loads, ordered keys, arrivals.
 
-**Operands.** Kernels take named tuples in place of long lists. Triton takes one apart where a
-kernel is launched, and compiles it as if its members were arguments of their own, None and
-constants too. With one difference, in all versions from 3.3 to 3.9: `do_not_specialize` and
-`do_not_specialize_on_alignment` do not reach into a tuple. So what changes from one batch to the
-next, and what callers may cut out of other tensors, are arguments of their own, `PER_BATCH` and
-`ANY_ALIGNMENT`; a kernel packs them into tuples of its own at once. Triton 3.3 allows neither None
-nor constants in a tuple made in a kernel. Any pointer stands there for an operand that is missing,
-and a constant tells. In the interpreter a constant member has to stand to the right of a tensor: a
-number times a constant is a constant.
+**Operands.** An operation on a device is a *body*, which `run` launches within `kernel`, the one
+kernel of verification. It takes the operands one by one and packs them into `Operands`, since
+Triton's `do_not_specialize` does not reach into a tuple that is passed to a kernel, in all versions
+from 3.3 to 3.9: what changes from one batch to the next, or was cut out of another tensor, would
+have a kernel compiled anew. `Rows`, `Scratch` and results come as tuples, whose members count as
+arguments. Triton 3.3 allows neither None nor constants in a tuple made in a kernel: any pointer
+stands there for an operand that is missing, and `Config` tells. In the interpreter a constant
+member has to stand to the right of a tensor: a number times a constant is a constant.
 
 **Who finishes.** Programs that work on parts of one thing (a row, a request) leave what they found
 in the workspace, then count themselves in: `last_to_arrive`. The last one finds all that the others
@@ -35,7 +34,7 @@ from torch import Tensor
 
 from fastdraft.kernels import config, operands
 from fastdraft.kernels.language import jit, tl
-from fastdraft.kernels.operands import Batch
+from fastdraft.kernels.operands import Batch, Sampling, Warpers
 
 CHUNK = tl.constexpr(operands.CHUNK)
 
@@ -43,24 +42,6 @@ CHUNK = tl.constexpr(operands.CHUNK)
 NAN_KEY = tl.constexpr(0x7FFFFFFF)
 INFINITE_KEY = tl.constexpr(0x7F800000)
 EMPTY_KEY = tl.constexpr(-0x7F800001)
-
-# Operands that a kernel is not compiled anew for: they change from one batch to the next.
-PER_BATCH = (
-    *("rows", "requests", "drafted", "max_draft", "allowed_stride", "programs", "tiles", "count"),
-)
-# Nor for how these lie, of which only few values are read.
-ANY_ALIGNMENT = (
-    "draft_ids",
-    "parents",
-    "offsets",
-    "allowed",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "seeds",
-    "positions",
-)
 
 
 class Rows(NamedTuple):
@@ -92,7 +73,7 @@ class Rows(NamedTuple):
 
 
 class Config(NamedTuple):
-    """What a kernel is compiled for, besides its operands.
+    """What a body is compiled for, besides its operands.
 
     REQUESTS: how many requests are looked through together for the one that a row belongs to.
     BLOCK: at least the chunks of a row, a power of two.
@@ -100,6 +81,8 @@ class Config(NamedTuple):
     SLOTS: the slots of a draft that are looked at together.
     WAIT: the instruction that waits for a wave's stores, None for none.
     ALLOWED, TREE: whether there is a mask, whether there are parents.
+    GREEDY: whether there is nothing to sample by.
+    FILTERS: which filters there are, if the body asks: 1 for top-k, 2 for top-p, 4 for min-p.
     """
 
     REQUESTS: Any
@@ -109,9 +92,11 @@ class Config(NamedTuple):
     WAIT: Any
     ALLOWED: Any
     TREE: Any
+    GREEDY: Any
+    FILTERS: Any
 
     @classmethod
-    def of(cls, batch: Batch) -> Config:
+    def of(cls, batch: Batch, *, greedy: bool, filters: int) -> Config:
         return cls(
             _constant(config.requests_block(batch.requests)),
             _constant(config.chunks_block(batch.logits.shape[1])),
@@ -120,6 +105,8 @@ class Config(NamedTuple):
             _constant(config.wait_for_stores()),
             _constant(batch.allowed is not None),
             _constant(batch.parents is not None),
+            _constant(greedy),
+            _constant(filters),
         )
 
 
@@ -129,20 +116,32 @@ def _constant(value: object) -> object:
     return None if value is None else tl.constexpr(value)
 
 
-class Drafts(NamedTuple):
-    """The drafts of a batch, and its sizes. Made in kernels.
+class Operands(NamedTuple):
+    """The operands of a batch, its sizes and how it is split. Made in `kernel`.
 
-    draft_ids, parents: int32 or int64 (drafted,); offsets: int64 (requests + 1,); the sizes are
-    int32 scalars.
+    draft_ids, parents: int32 or int64 (drafted,); offsets: int64 (requests + 1,); allowed: int32
+    words; temperature, top_p, min_p: float32 (requests,); top_k, seeds, positions: int64
+    (requests,). The others are int32 scalars.
     """
 
     draft_ids: Any
     parents: Any
     offsets: Any
+    allowed: Any
+    temperature: Any
+    top_k: Any
+    top_p: Any
+    min_p: Any
+    seeds: Any
+    positions: Any
+    allowed_stride: Any
     rows: Any
     requests: Any
     drafted: Any
     max_draft: Any
+    likeliest: Any
+    programs: Any
+    tiles: Any
 
 
 class Place(NamedTuple):
@@ -157,72 +156,97 @@ class Place(NamedTuple):
     size: Any
 
 
-class Draws(NamedTuple):
-    """What the tokens of each request are drawn by. Made in kernels.
-
-    temperature: float32 (requests,); seeds, positions: int64 (requests,).
-    """
-
-    temperature: Any
-    seeds: Any
-    positions: Any
+@jit(
+    repr=lambda specialization: specialization.constants["BODY"].__name__,
+    do_not_specialize=Operands._fields[Operands._fields.index("allowed_stride") :],
+    do_not_specialize_on_alignment=Operands._fields[: Operands._fields.index("allowed_stride")],
+)
+def kernel(
+    logits, draft, scratch, output,
+    draft_ids, parents, offsets, allowed, temperature, top_k, top_p, min_p, seeds, positions,
+    allowed_stride, rows, requests, drafted, max_draft, likeliest, programs, tiles,
+    BODY: tl.constexpr, C,
+):  # fmt: skip
+    """Has a body's programs work on a batch."""
+    batch = Operands(
+        draft_ids, parents, offsets, allowed, temperature, top_k, top_p, min_p, seeds, positions,
+        allowed_stride, rows, requests, drafted, max_draft, likeliest, programs, tiles,
+    )  # fmt: skip
+    BODY(batch, logits, draft, scratch, output, C)
 
 
 def run(
-    kernel: Any,
+    body: Any,
     count: int,
     batch: Batch,
-    /,
+    sampling: Sampling | None = None,
     *,
+    scratch: Any,
+    output: Any = None,
     logits: Rows | None = None,
-    split: config.Split | None = None,
-    **more: Any,
+    draft: Rows | None = None,
+    split: config.Split = config.WHOLE,
+    filters: bool = False,
+    num_warps: int = config.WARPS,
 ) -> None:
-    """Launches a kernel over so many rows or requests of a batch.
+    """Launches a body over so many rows or requests of a batch.
 
-    logits: the batch's, unless given. split: of a row or request among programs, if the kernel
-    takes one. more: what else it takes.
+    logits: the batch's, unless given. draft: what the draft tokens were drawn from. split: of a row
+    or request among programs. filters: whether the body filters.
     """
+    # What stands for an operand that is missing.
+    other = batch.offsets
+    warpers = Warpers(other) if sampling is None else sampling.warpers
+    which = sum(1 << i for i, each in enumerate(warpers[1:]) if filters and each is not None)
+    allowed = batch.allowed
     with torch.cuda.device_of(batch.logits):
-        kernel[(count * (split.programs if split else 1),)](
-            logits=logits or Rows.of(batch.logits),
-            draft_ids=batch.draft_ids,
-            parents=batch.draft_ids if batch.parents is None else batch.parents,
-            offsets=batch.offsets,
-            allowed=batch.offsets if batch.allowed is None else batch.allowed,
-            allowed_stride=0 if batch.allowed is None else batch.allowed.stride(0),
-            rows=len(batch.logits),
-            requests=batch.requests,
-            drafted=len(batch.draft_ids),
-            max_draft=batch.max_draft,
-            C=Config.of(batch),
-            **(split._asdict() if split else {}),
-            **{"num_warps": config.WARPS, **more},
+        kernel[(count * split.programs,)](
+            logits or Rows.of(batch.logits),
+            draft,
+            scratch,
+            output,
+            batch.draft_ids,
+            other if batch.parents is None else batch.parents,
+            batch.offsets,
+            other if allowed is None else allowed,
+            *(other if each is None else each for each in warpers),
+            other if sampling is None else sampling.seeds,
+            other if sampling is None else sampling.positions,
+            0 if allowed is None else allowed.stride(0),
+            len(batch.logits),
+            batch.requests,
+            len(batch.draft_ids),
+            batch.max_draft,
+            batch.likeliest,
+            *split,
+            BODY=body,
+            C=Config.of(batch, greedy=sampling is None, filters=which),
+            num_warps=num_warps,
         )
 
 
 @jit
-def locate(row, drafts, REQUESTS: tl.constexpr):
+def locate(row, batch, REQUESTS: tl.constexpr):
     """Where a row of logits belongs: its `Place`, and whether it is one of the size + 1 that count.
 
     Whatever offsets hold, all used rows with one `first` have one `request` and `size`, and are
     exactly size + 1; requests and rows are in range.
     """
-    requests, rows = drafts.requests, drafts.rows
-    total = tl.load(drafts.offsets + requests) + requests
+    requests, rows = batch.requests, batch.rows
+    total = tl.load(batch.offsets + requests) + requests
     end = tl.minimum(tl.maximum(total, 0), rows).to(tl.int32)
     inside = row < end
     count = 0
     first = 0
     for block in range(0, requests, REQUESTS):
         request = block + tl.arange(0, REQUESTS)
-        start = tl.load(drafts.offsets + request, mask=request < requests, other=rows) + request
+        start = tl.load(batch.offsets + request, mask=request < requests, other=rows) + request
         start = tl.minimum(tl.maximum(start, 0), rows).to(tl.int32)
         before = (start <= row) & (request < requests)
         count += tl.sum(before.to(tl.int32))
         first = tl.maximum(first, tl.max(tl.where(before, start, 0)))
         end = tl.minimum(end, tl.min(tl.where(before, rows, start)))
-    size = tl.minimum(end - first - 1, drafts.max_draft)
+    size = tl.minimum(end - first - 1, batch.max_draft)
     used = inside & (count > 0) & (row - first <= size)
     return Place(row, count - 1, first, size), used
 
@@ -234,24 +258,39 @@ def drafted_at(place, slot):
 
 
 @jit
-def parent_slot(place, slot, drafts):
+def parent_slot(place, slot, batch):
     """The slot of a slot's parent, from 1: before it, whatever parents hold."""
     at = drafted_at(place, slot)
-    parent = tl.load(drafts.parents + at, mask=(at >= 0) & (at < drafts.drafted), other=-1)
+    parent = tl.load(batch.parents + at, mask=(at >= 0) & (at < batch.drafted), other=-1)
     return tl.maximum(tl.minimum(parent, slot - 2), -1).to(tl.int32) + 1
 
 
 @jit
-def depth_of(place, drafts, TREE: tl.constexpr):
+def depth_of(place, batch, TREE: tl.constexpr):
     """How many draft tokens lead to a row's slot, itself included."""
     slot = place.row - place.first
     depth = slot
     if TREE:
         depth = slot * 0
         while slot > 0:
-            slot = parent_slot(place, slot, drafts)
+            slot = parent_slot(place, slot, batch)
             depth += 1
     return depth
+
+
+@jit
+def mask_of(batch, row):
+    """Where the mask of a row begins."""
+    return batch.allowed + row.to(tl.int64) * batch.allowed_stride
+
+
+@jit
+def temperature_of(place, batch, GREEDY: tl.constexpr):
+    """That of a row's request; 0 where all are greedy."""
+    heat = (place.first * 0).to(tl.float32)
+    if not GREEDY:
+        heat = tl.load(batch.temperature + place.request)
+    return heat
 
 
 @jit
@@ -294,6 +333,14 @@ def load_allowed(rows, values, allowed, unit, ALLOWED: tl.constexpr):
     if ALLOWED:
         x = only_allowed(x, allowed, rows, unit)
     return x
+
+
+@jit
+def load_chunk(place, batch, rows, chunk, C):
+    """A chunk of a row of logits, with -inf for what may not come, and its tokens."""
+    mask = mask_of(batch, place.row)
+    x = load_allowed(rows, values_of(rows, place.row), mask, units_of(chunk, rows), C.ALLOWED)
+    return x, tl.reshape(chunk * CHUNK + tl.arange(0, CHUNK), x.shape)
 
 
 @jit

@@ -57,55 +57,32 @@ def plain(
     return Likeliest(*map(torch.cat, zip(*parts, strict=True)))
 
 
-@jit(do_not_specialize=grid.PER_BATCH, do_not_specialize_on_alignment=grid.ANY_ALIGNMENT)
-def likeliest_kernel(
-    logits,
-    scratch,
-    token_ids,
-    probabilities,
-    draft_ids,
-    parents,
-    offsets,
-    allowed,
-    allowed_stride,
-    temperature,
-    rows,
-    requests,
-    drafted,
-    max_draft,
-    count,
-    GREEDY: tl.constexpr,
-    C,
-):
-    drafts = grid.Drafts(draft_ids, parents, offsets, rows, requests, drafted, max_draft)
+@jit
+def likeliest_kernel(batch, logits, draft, scratch, output, C):
     row = tl.program_id(0)
-    token_ids += row.to(tl.int64) * COLUMNS
-    probabilities += row.to(tl.int64) * COLUMNS
-    place, used = grid.locate(row, drafts, C.REQUESTS)
+    token_ids = output.token_ids + row.to(tl.int64) * COLUMNS
+    probabilities = output.probabilities + row.to(tl.int64) * COLUMNS
+    place, used = grid.locate(row, batch, C.REQUESTS)
     if not used:
         column = tl.arange(0, COLUMNS)
-        tl.store(token_ids + column, tl.full((COLUMNS,), -1, tl.int32), mask=column < count)
-        tl.store(probabilities + column, tl.zeros((COLUMNS,), tl.float32), mask=column < count)
+        inside = column < batch.likeliest
+        tl.store(token_ids + column, tl.full((COLUMNS,), -1, tl.int32), mask=inside)
+        tl.store(probabilities + column, tl.zeros((COLUMNS,), tl.float32), mask=inside)
         return
-    allowed += row.to(tl.int64) * allowed_stride
-    heat = (place.first * 0).to(tl.float32)
-    if not GREEDY:
-        heat = tl.load(temperature + place.request)
+    heat = grid.temperature_of(place, batch, C.GREEDY)
     divisor = statistics.divisor_of(heat)
     keys, key, weights = statistics.totals_of(place, logits, scratch, LOG2_E / divisor, C.BLOCK)
     total = tl.sum(weights)
     maximum = grid.value_of(key)
     has_softmax = (key < grid.INFINITE_KEY) & (key > grid.EMPTY_KEY)
 
-    values = grid.values_of(logits, row)
     index = tl.arange(0, C.BLOCK)
     # Of each chunk the key of the largest logit that is not taken yet.
     best = grid.pack(keys, index)
     taken = (place.first * 0).to(tl.int64) + 0x7FFFFFFFFFFFFFFF
-    for column in range(count):
+    for column in range(batch.likeliest):
         _, chunk = grid.unpack(tl.max(best))
-        x = grid.load_allowed(logits, values, allowed, grid.units_of(chunk, logits), C.ALLOWED)
-        token = tl.reshape(chunk * grid.CHUNK + tl.arange(0, grid.CHUNK), x.shape)
+        x, token = grid.load_chunk(place, batch, logits, chunk, C)
         packed = grid.pack(grid.ordered_key(x), token)
         packed = tl.where((token < logits.vocabulary) & (packed < taken), packed, 0)
         taken = tl.max(tl.max(packed, 1), 0)
@@ -127,14 +104,6 @@ def launch(batch: Batch, sampling: Sampling | None, scratch: Scratch) -> Likelie
     if not batch.likeliest:
         return None
     found = Likeliest(take(batch, "likeliest_ids"), take(batch, "likeliest_probabilities"))
-    grid.run(
-        likeliest_kernel,
-        len(batch.logits),
-        batch,
-        scratch=scratch,
-        **found._asdict(),
-        temperature=batch.offsets if sampling is None else sampling.warpers.temperature,
-        count=batch.likeliest,
-        GREEDY=sampling is None,
-    )
+    rows, scratch = len(batch.logits), scratch.only("chunk_maximum", "chunk_sum")
+    grid.run(likeliest_kernel, rows, batch, sampling, scratch=scratch, output=found)
     return Likeliest(*(each[:, : batch.likeliest] for each in found))

@@ -66,7 +66,7 @@ from fastdraft.kernels import config, filters, grid, language, statistics
 from fastdraft.kernels.acceptance import EMPTY, NAN, Chosen, emitted_of, join
 from fastdraft.kernels.chunks import as_float, chunked, reads_back, slabs, total
 from fastdraft.kernels.filters import NEGLIGIBLE, log_softmax_of, weigh_rows
-from fastdraft.kernels.grid import Drafts, Draws, Place, Rows
+from fastdraft.kernels.grid import Place, Rows
 from fastdraft.kernels.language import jit, tl
 from fastdraft.kernels.noise import (
     ACCEPT_NOISE,
@@ -325,12 +325,10 @@ def _is_allowed(allowed, token, ALLOWED: tl.constexpr):
 
 
 @jit
-def _first_of(keys, key, place, logits, allowed, C):
+def _first_of(keys, key, place, batch, logits, C):
     """The first token whose logit has the row's key; keys: those of the chunks' maxima."""
     chunk = tl.min(tl.where(keys == key, tl.arange(0, C.BLOCK), C.BLOCK - 1))
-    values = grid.values_of(logits, place.row)
-    x = grid.load_allowed(logits, values, allowed, grid.units_of(chunk, logits), C.ALLOWED)
-    token = tl.reshape(chunk * grid.CHUNK + tl.arange(0, grid.CHUNK), x.shape)
+    x, token = grid.load_chunk(place, batch, logits, chunk, C)
     return tl.min(tl.min(tl.where(grid.ordered_key(x) == key, token, logits.vocabulary), 1), 0)
 
 
@@ -361,22 +359,22 @@ def _log_q(place, draft, at, token, scratch, BLOCK: tl.constexpr):
 
 
 @jit
-def _test(place, logits, allowed, draft, drafts, draws, scratch, C):
+def _test(place, batch, logits, draft, scratch, C):
     """Leaves in `row_ratios` the logarithm of p / q of a row's draft token, NaN where the draft
-    ends before it. allowed: the row's mask."""
+    ends before it."""
     row, request = place.row, place.request
     at = row - request
-    drafted = tl.load(drafts.draft_ids + at).to(tl.int64)
+    drafted = tl.load(batch.draft_ids + at).to(tl.int64)
     known = (drafted >= 0) & (drafted < logits.vocabulary)
     token = tl.where(known, drafted, 0).to(tl.int32)
-    heat = tl.load(draws.temperature + request)
+    heat = tl.load(batch.temperature + request)
     divisor = statistics.divisor_of(heat)
     keys, key, weights = statistics.totals_of(place, logits, scratch, LOG2_E / divisor, C.BLOCK)
 
     x = tl.load(grid.values_of(logits, row) + token.to(tl.int64) * logits.token_stride).to(
         tl.float32
     )
-    x = tl.where(_is_allowed(allowed, token, C.ALLOWED), x, float("-inf"))
+    x = tl.where(_is_allowed(grid.mask_of(batch, row), token, C.ALLOWED), x, float("-inf"))
     above = (x - grid.value_of(key)) / divisor
     never = tl.exp(above) <= NEGLIGIBLE
     if scratch.lowest is not None:
@@ -387,9 +385,8 @@ def _test(place, logits, allowed, draft, drafts, draws, scratch, C):
     ratio = log_p - log_q
     drawn = known & (key > grid.EMPTY_KEY)
     if heat == 0:
-        ratio = tl.where(
-            token == _first_of(keys, key, place, logits, allowed, C), 0.0, -float("inf")
-        )
+        is_best = token == _first_of(keys, key, place, batch, logits, C)
+        ratio = tl.where(is_best, 0.0, -float("inf"))
     else:
         drawn = drawn & (key < grid.INFINITE_KEY) & (log_q > float("-inf"))
     tl.store(scratch.row_ratios + row, tl.where(drawn, ratio, float("nan")))
@@ -404,7 +401,7 @@ def _test(place, logits, allowed, draft, drafts, draws, scratch, C):
 
 
 @jit
-def _plan(place, draws, scratch, C):
+def _plan(place, batch, scratch, C):
     """Leaves in `row_log_k`, for each number of a request's draft tokens, log k if that number may
     be kept, else `_REFUSED`; `_WHOLE` at the draft's end. It is certain where it is 0 or `_WHOLE`.
     """
@@ -416,8 +413,8 @@ def _plan(place, draws, scratch, C):
         ratio = tl.load(ratios, mask=slot < size, other=0.0, cache_modifier=".cg")
         end = tl.minimum(end, tl.min(tl.where(ratio != ratio, slot, size)))
 
-    seed = tl.load(draws.seeds + place.request)
-    position = tl.load(draws.positions + place.request)
+    seed = tl.load(batch.seeds + place.request)
+    position = tl.load(batch.positions + place.request)
     # log k is how far the sum of the log ratios is below the largest one so far, from 0 up.
     before = (size * 0).to(tl.float32)
     highest = before
@@ -438,15 +435,15 @@ def _plan(place, draws, scratch, C):
 
 
 @jit
-def _test_and_plan(place, logits, allowed, draft, drafts, draws, scratch, C):
+def _test_and_plan(place, batch, logits, draft, scratch, C):
     """`_test` of a row with a draft token, and of a request's last one `_plan`."""
     at = place.row - place.request
-    if (at >= 0) & (at < drafts.drafted):
-        _test(place, logits, allowed, draft, drafts, draws, scratch, C)
+    if (at >= 0) & (at < batch.drafted):
+        _test(place, batch, logits, draft, scratch, C)
     else:
         tl.store(scratch.row_ratios + place.row, float("nan"))
     if grid.last_to_arrive(scratch.request_arrivals + place.request, place.size, C.WAIT):
-        _plan(place, draws, scratch, C)
+        _plan(place, batch, scratch, C)
 
 
 @jit
@@ -481,10 +478,10 @@ class _Against(NamedTuple):
 
 
 @jit
-def _against(place, log_k, scale, logits, draft, drafts, scratch, C):
+def _against(place, batch, log_k, scale, logits, draft, scratch, C):
     slot = place.row - place.first
     at = grid.drafted_at(place, slot + 1)
-    refused = (slot < place.size) & (log_k <= 0) & (at >= 0) & (at < drafts.drafted)
+    refused = (slot < place.size) & (log_k <= 0) & (at >= 0) & (at < batch.drafted)
     at = tl.where(refused, at, 0).to(tl.int64)
     _, key, weights = statistics.totals_of(place, logits, scratch, scale, C.BLOCK)
     total = tl.sum(weights)
@@ -519,95 +516,54 @@ def _residual(x, q, token, against, scale, scratch):
     return tl.where(left > 0, left, 0.0)
 
 
-@jit(do_not_specialize=grid.PER_BATCH, do_not_specialize_on_alignment=grid.ANY_ALIGNMENT)
-def rejection_rows_kernel(
-    logits,
-    draft,
-    scratch,
-    draft_ids,
-    parents,
-    offsets,
-    allowed,
-    allowed_stride,
-    temperature,
-    seeds,
-    positions,
-    rows,
-    requests,
-    drafted,
-    max_draft,
-    programs,
-    tiles,
-    STATISTICS: tl.constexpr,
-    C,
-):
-    """The plans of the requests; STATISTICS: also what they are made of, row statistics.
+@jit
+def rejection_rows_kernel(batch, logits, draft, scratch, output, C):
+    """The plans of the requests, and the row statistics that they are made of.
 
-    With filters, whose thresholds come between, these are two launches.
+    With filters, whose thresholds come between, it leaves the statistics alone.
     """
-    program = tl.program_id(0)
-    drafts = Drafts(draft_ids, parents, offsets, rows, requests, drafted, max_draft)
-    draws = Draws(temperature, seeds, positions)
-    place, used = grid.locate(program // programs, drafts, C.REQUESTS)
+    part = tl.program_id(0) % batch.programs
+    place, used = grid.locate(tl.program_id(0) // batch.programs, batch, C.REQUESTS)
     if not used:
         return
     row = place.row
     has_draft = row - place.first < place.size
-    allowed += row.to(tl.int64) * allowed_stride
-    if STATISTICS:
-        part = program % programs
-        heat = tl.load(temperature + place.request)
-        statistics.leave_logits(
-            place, logits, allowed, heat, part, tiles, scratch, C.CHUNKS, C.ALLOWED
-        )
-        if scratch.draft_sum is not None:
-            at = row - place.request
-            chunks = statistics.row_chunks(row, draft)
-            left = Statistics(scratch.draft_maximum + chunks, scratch.draft_sum + chunks)
-            if has_draft & (at >= 0) & (at < drafted):
-                statistics.leave_part(
-                    draft, grid.values_of(draft, at), left.sum, part, tiles, LOG2_E,
-                    left, left, left.sum, C.CHUNKS, False, False, False,
-                )  # fmt: skip
-    if (STATISTICS and scratch.lowest is not None) or not has_draft:
+    statistics.leave_logits(place, batch, logits, scratch, C)
+    if scratch.draft_sum is not None:
+        at = row - place.request
+        chunks = statistics.row_chunks(row, draft)
+        left = Statistics(scratch.draft_maximum + chunks, scratch.draft_sum + chunks)
+        if has_draft & (at >= 0) & (at < batch.drafted):
+            statistics.leave_part(
+                draft, grid.values_of(draft, at), left.sum, part, batch.tiles, LOG2_E,
+                left, left, left.sum, C.CHUNKS, False, False, False,
+            )  # fmt: skip
+    if scratch.lowest is not None or not has_draft:
         return
-    if STATISTICS:
-        if grid.last_to_arrive(scratch.row_arrivals + row, programs, C.WAIT):
-            _test_and_plan(place, logits, allowed, draft, drafts, draws, scratch, C)
-    else:
-        _test_and_plan(place, logits, allowed, draft, drafts, draws, scratch, C)
+    if grid.last_to_arrive(scratch.row_arrivals + row, batch.programs, C.WAIT):
+        _test_and_plan(place, batch, logits, draft, scratch, C)
 
 
-@jit(do_not_specialize=grid.PER_BATCH, do_not_specialize_on_alignment=grid.ANY_ALIGNMENT)
-def rejection_kernel(
-    logits,
-    draft,
-    scratch,
-    output,
-    draft_ids,
-    parents,
-    offsets,
-    allowed,
-    allowed_stride,
-    temperature,
-    seeds,
-    positions,
-    rows,
-    requests,
-    drafted,
-    max_draft,
-    programs,
-    tiles,
-    C,
-):
+@jit
+def rejection_plans_kernel(batch, logits, draft, scratch, output, C):
+    """The plans of the requests after filters."""
+    place, used = grid.locate(tl.program_id(0), batch, C.REQUESTS)
+    if used & (place.row - place.first < place.size):
+        _test_and_plan(place, batch, logits, draft, scratch, C)
+
+
+@jit
+def rejection_kernel(batch, logits, draft, scratch, output, C):
     """What each request emits, from its plan."""
     program = tl.program_id(0)
-    request = program // programs
-    part = program % programs
-    drafts = Drafts(draft_ids, parents, offsets, rows, requests, drafted, max_draft)
+    request = program // batch.programs
+    part = program % batch.programs
+    max_draft = batch.max_draft
     # In range whatever the offsets hold.
-    first = tl.minimum(tl.maximum(tl.load(offsets + request) + request, 0), rows - 1).to(tl.int32)
-    end = tl.minimum(tl.load(offsets + request + 1) + request + 1, rows).to(tl.int32)
+    rows = batch.rows
+    first = tl.minimum(tl.maximum(tl.load(batch.offsets + request) + request, 0), rows - 1)
+    first = first.to(tl.int32)
+    end = tl.minimum(tl.load(batch.offsets + request + 1) + request + 1, rows).to(tl.int32)
     size = tl.minimum(tl.maximum(end - first - 1, 0), max_draft)
 
     sure = size * 0
@@ -618,9 +574,9 @@ def rejection_kernel(
         sure = tl.maximum(sure, tl.max(tl.where(certain, slot, 0)))
 
     chunks = tl.cdiv(logits.vocabulary, grid.CHUNK)
-    heat = tl.load(temperature + request)
+    heat = tl.load(batch.temperature + request)
     scale = statistics.scale_of(heat)
-    end_tile = tl.minimum((part + 1) * tiles, tl.cdiv(chunks, C.CHUNKS))
+    end_tile = tl.minimum((part + 1) * batch.tiles, tl.cdiv(chunks, C.CHUNKS))
     for block in range(0, size + 1, C.SLOTS):
         slot = block + tl.arange(0, C.SLOTS)
         log_k = _planned(slot, first, size, scratch)
@@ -628,13 +584,13 @@ def rejection_kernel(
         while kept <= size:
             place = Place(first + kept, request, first, size)
             own_log_k = tl.sum(tl.where(slot == kept, log_k, 0.0))
-            against = _against(place, own_log_k, scale, logits, draft, drafts, scratch, C)
+            against = _against(place, batch, own_log_k, scale, logits, draft, scratch, C)
             if against.refused & (heat != 0):
                 values = grid.values_of(logits, place.row)
                 odds = grid.values_of(draft, against.at)
-                mask = allowed + place.row.to(tl.int64) * allowed_stride
+                mask = grid.mask_of(batch, place.row)
                 left_sum = scratch.residual_sum + statistics.row_chunks(place.row, logits)
-                for tile in range(part * tiles, end_tile):
+                for tile in range(part * batch.tiles, end_tile):
                     unit = statistics.tile_units(tile, logits, C.CHUNKS)
                     x = grid.load_allowed(logits, values, mask, unit, C.ALLOWED)
                     q = grid.load_units(draft, odds, unit, False)
@@ -645,18 +601,18 @@ def rejection_kernel(
                     tl.store(left_sum + chunk, left, mask=chunk < chunks)
             kept = _next(slot, log_k, kept, size)
 
-    if not grid.last_to_arrive(scratch.request_arrivals + request, programs, C.WAIT):
+    if not grid.last_to_arrive(scratch.request_arrivals + request, batch.programs, C.WAIT):
         return
     # Read again: in registers through the loop above they would leave too few for it.
-    heat = tl.load(temperature + request)
+    heat = tl.load(batch.temperature + request)
     scale = statistics.scale_of(heat)
-    seed = tl.load(seeds + request)
+    seed = tl.load(batch.seeds + request)
     index = tl.arange(0, C.BLOCK)
     last = sure
     for block in range(0, size + 1, C.SLOTS):
         slot = block + tl.arange(0, C.SLOTS)
         log_k = _planned(slot, first, size, scratch)
-        noise = noise_of(seed, tl.load(positions + request), slot, ACCEPT_NOISE)
+        noise = noise_of(seed, tl.load(batch.positions + request), slot, ACCEPT_NOISE)
         kept = _next(slot, log_k, sure, size)
         while kept <= size:
             place = Place(first + kept, request, first, size)
@@ -672,24 +628,20 @@ def rejection_kernel(
     place = Place(first + last, request, first, size)
     row = place.row
     own_log_k = tl.sum(_planned(last + tl.zeros((1,), tl.int32), first, size, scratch))
-    against = _against(place, own_log_k, scale, logits, draft, drafts, scratch, C)
+    against = _against(place, batch, own_log_k, scale, logits, draft, scratch, C)
     refused = against.refused
-    values = grid.values_of(logits, row)
-    odds = grid.values_of(draft, against.at)
-    allowed += row.to(tl.int64) * allowed_stride
     left_sum = scratch.residual_sum + statistics.row_chunks(row, logits)
     chunk_stream = tl.where(refused, RESIDUAL_CHUNK_NOISE, CHUNK_NOISE)
     token_stream = tl.where(refused, RESIDUAL_TOKEN_NOISE, TOKEN_NOISE)
-    position = tl.load(positions + request) + last
+    position = tl.load(batch.positions + request) + last
     left_chunks = tl.where(refused & (heat != 0), chunks, 0)
     left = tl.load(left_sum + index, mask=index < left_chunks, other=0.0, cache_modifier=".cg")
     if tl.max(left) > 0:
         ratio = left / noise_of(seed, position, index, RESIDUAL_CHUNK_NOISE)
         _best, chunk = grid.unpack(tl.max(grid.pack(ratio.to(tl.int32, bitcast=True), index)))
-        unit = grid.units_of(chunk, logits)
-        x = grid.load_allowed(logits, values, allowed, unit, C.ALLOWED)
-        q = grid.load_units(draft, odds, unit, False)
-        token = tl.reshape(chunk * grid.CHUNK + tl.arange(0, grid.CHUNK), x.shape)
+        x, token = grid.load_chunk(place, batch, logits, chunk, C)
+        odds = grid.values_of(draft, against.at)
+        q = grid.load_units(draft, odds, grid.units_of(chunk, logits), False)
         left_of = _residual(x, q, token, against, scale, scratch)
         ratio = left_of / noise_of(seed, position, token, RESIDUAL_TOKEN_NOISE)
         score = tl.where(token < logits.vocabulary, ratio.to(tl.int32, bitcast=True), OUT)
@@ -699,13 +651,12 @@ def rejection_kernel(
         logprob = above - tl.log(against.total)
     else:
         _best, found, logprob = draw_row(
-            place, logits, allowed, scratch, heat, seed, position, chunk_stream, token_stream,
-            False, C.ALLOWED, C.BLOCK,
-        )  # fmt: skip
+            place, batch, logits, scratch, heat, seed, position, chunk_stream, token_stream, C
+        )
 
     stopped = (against.key <= grid.EMPTY_KEY).to(tl.int32)
     nan = (against.key == grid.NAN_KEY).to(tl.int32)
-    emitted = emitted_of(request, drafts)
+    emitted = emitted_of(request, batch)
     raw = 0.0
     if output.raw_logprobs is not None:
         raw = statistics.log_raw(place, logits, found, scratch, C.BLOCK)
@@ -758,18 +709,14 @@ def launch(batch: Batch, sampling: Sampling, draft_distribution: DraftDistributi
         "logits": Rows.of(logits),
         "draft": Rows.of(draft_distribution.values, config.width(logits.dtype)),
         "scratch": scratch,
-        "temperature": warpers.temperature,
-        "seeds": sampling.seeds,
-        "positions": sampling.positions,
     }
     rows, vocabulary = logits.shape
     split = config.split_chunks(rows, vocabulary)
-    grid.run(rejection_rows_kernel, rows, batch, split=split, STATISTICS=True, **shared)
+    grid.run(rejection_rows_kernel, rows, batch, sampling, split=split, **shared)
     if warpers.has_filters:
-        filters.launch(batch, warpers, scratch)
-        split = config.WHOLE
-        grid.run(rejection_rows_kernel, rows, batch, split=split, STATISTICS=False, **shared)
+        filters.launch(batch, sampling, scratch)
+        grid.run(rejection_plans_kernel, rows, batch, sampling, **shared)
     split = config.split_chunks(batch.requests, vocabulary)
     last: dict[str, Any] = {"output": output, "num_warps": _LAST_WARPS}
-    grid.run(rejection_kernel, batch.requests, batch, split=split, **last, **shared)
+    grid.run(rejection_kernel, batch.requests, batch, sampling, split=split, **last, **shared)
     return output

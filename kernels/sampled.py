@@ -156,32 +156,28 @@ def race(
 
 
 @jit
-def draw_row(place, logits, allowed, scratch, temperature, seed, position, chunk_stream,
-             token_stream, GREEDY: tl.constexpr, ALLOWED: tl.constexpr,
-             BLOCK: tl.constexpr):  # fmt: skip
+def draw_row(place, batch, logits, scratch, heat, seed, position, chunk_stream, token_stream, C):
     """One token of a row, as the random contract has it: (its key, token, log-probability).
 
-    The key is that of the row's maximum. allowed: where the row's mask begins. temperature: 0 for
-    the argmax. The streams are those of the noise.
+    The key is that of the row's maximum. heat: the temperature, 0 for the argmax. The streams are
+    those of the noise.
     """
-    divisor = statistics.divisor_of(temperature)
-    keys, key, weights = statistics.totals_of(place, logits, scratch, LOG2_E / divisor, BLOCK)
+    divisor = statistics.divisor_of(heat)
+    keys, key, weights = statistics.totals_of(place, logits, scratch, LOG2_E / divisor, C.BLOCK)
     # Where the maximum is no number or infinite there is no softmax.
-    by_argmax = (temperature == 0) | (key >= grid.INFINITE_KEY) | (key <= grid.EMPTY_KEY)
-    index = tl.arange(0, BLOCK)
+    by_argmax = (heat == 0) | (key >= grid.INFINITE_KEY) | (key <= grid.EMPTY_KEY)
+    index = tl.arange(0, C.BLOCK)
     score = keys
-    if not GREEDY:
+    if not C.GREEDY:
         ratio = weights / noise_of(seed, position, index, chunk_stream)
         ratio = tl.where(keys == OUT, OUT, ratio.to(tl.int32, bitcast=True))
         score = tl.where(by_argmax, keys, ratio)
     _, chunk = grid.unpack(tl.max(grid.pack(score, index)))
 
-    values = grid.values_of(logits, place.row)
-    x = grid.load_allowed(logits, values, allowed, grid.units_of(chunk, logits), ALLOWED)
-    token = tl.reshape(chunk * grid.CHUNK + tl.arange(0, grid.CHUNK), x.shape)
+    x, token = grid.load_chunk(place, batch, logits, chunk, C)
     score = grid.ordered_key(x)
     maximum = grid.value_of(key)
-    if not GREEDY:
+    if not C.GREEDY:
         weight = tl.exp((x - maximum) / divisor)
         kept = weight > NEGLIGIBLE
         if scratch.lowest is not None:
@@ -197,21 +193,18 @@ def draw_row(place, logits, allowed, scratch, temperature, seed, position, chunk
 
 
 @jit
-def _finish_row(place, logits, allowed, drafts, draws, scratch, output, GREEDY: tl.constexpr,
-                C):  # fmt: skip
-    """grid.Draws a row's token and, for the request's last row, writes what the request emits."""
+def _finish_row(place, batch, logits, scratch, output, C):
+    """Draws a row's token and, for the request's last row, writes what the request emits."""
     request = place.request
-    heat = (place.first * 0).to(tl.float32)
     seed = place.first.to(tl.int64)
     position = seed
-    if not GREEDY:
-        heat = tl.load(draws.temperature + request)
-        seed = tl.load(draws.seeds + request)
-        position = tl.load(draws.positions + request) + grid.depth_of(place, drafts, C.TREE)
+    if not C.GREEDY:
+        seed = tl.load(batch.seeds + request)
+        position = tl.load(batch.positions + request) + grid.depth_of(place, batch, C.TREE)
+    heat = grid.temperature_of(place, batch, C.GREEDY)
     key, token, logprob = draw_row(
-        place, logits, allowed, scratch, heat, seed, position, CHUNK_NOISE, TOKEN_NOISE,
-        GREEDY, C.ALLOWED, C.BLOCK,
-    )  # fmt: skip
+        place, batch, logits, scratch, heat, seed, position, CHUNK_NOISE, TOKEN_NOISE, C
+    )
     tl.store(scratch.row_results + place.row, grid.pack(key, token))
     if output.logprobs is not None:
         tl.store(scratch.row_logprobs + place.row, logprob)
@@ -219,54 +212,34 @@ def _finish_row(place, logits, allowed, drafts, draws, scratch, output, GREEDY: 
         raw = statistics.log_raw(place, logits, token, scratch, C.BLOCK)
         tl.store(scratch.row_raw_logprobs + place.row, raw)
     if grid.last_to_arrive(scratch.request_arrivals + request, place.size + 1, C.WAIT):
-        accept(place, drafts, scratch, output, C.SLOTS)
+        accept(place, batch, scratch, output, C)
 
 
-@jit(do_not_specialize=grid.PER_BATCH, do_not_specialize_on_alignment=grid.ANY_ALIGNMENT)
-def sampled_kernel(
-    logits,
-    scratch,
-    output,
-    draft_ids,
-    parents,
-    offsets,
-    allowed,
-    allowed_stride,
-    temperature,
-    seeds,
-    positions,
-    rows,
-    requests,
-    drafted,
-    max_draft,
-    programs,
-    tiles,
-    GREEDY: tl.constexpr,
-    STATISTICS: tl.constexpr,
-    C,
-):
-    """What is emitted, from row statistics. STATISTICS: this launch leaves them; without output
-    nothing else."""
-    program = tl.program_id(0)
-    drafts = grid.Drafts(draft_ids, parents, offsets, rows, requests, drafted, max_draft)
-    draws = grid.Draws(temperature, seeds, positions)
-    place, used = grid.locate(program // programs, drafts, C.REQUESTS)
+@jit
+def statistics_kernel(batch, logits, draft, scratch, output, C):
+    """Leaves row statistics, whatever of them scratch has room for."""
+    place, used = grid.locate(tl.program_id(0) // batch.programs, batch, C.REQUESTS)
+    if used:
+        statistics.leave_logits(place, batch, logits, scratch, C)
+
+
+@jit
+def draw_kernel(batch, logits, draft, scratch, output, C):
+    """What is emitted, from row statistics."""
+    place, used = grid.locate(tl.program_id(0), batch, C.REQUESTS)
+    if used:
+        _finish_row(place, batch, logits, scratch, output, C)
+
+
+@jit
+def sampled_kernel(batch, logits, draft, scratch, output, C):
+    """Both together."""
+    place, used = grid.locate(tl.program_id(0) // batch.programs, batch, C.REQUESTS)
     if not used:
         return
-    allowed += place.row.to(tl.int64) * allowed_stride
-    if STATISTICS:
-        heat = (place.first * 0).to(tl.float32)
-        if not GREEDY:
-            heat = tl.load(temperature + place.request)
-        statistics.leave_logits(
-            place, logits, allowed, heat, program % programs, tiles, scratch, C.CHUNKS, C.ALLOWED
-        )
-        if output is not None and grid.last_to_arrive(
-            scratch.row_arrivals + place.row, programs, C.WAIT
-        ):
-            _finish_row(place, logits, allowed, drafts, draws, scratch, output, GREEDY, C)
-    else:
-        _finish_row(place, logits, allowed, drafts, draws, scratch, output, GREEDY, C)
+    statistics.leave_logits(place, batch, logits, scratch, C)
+    if grid.last_to_arrive(scratch.row_arrivals + place.row, batch.programs, C.WAIT):
+        _finish_row(place, batch, logits, scratch, output, C)
 
 
 def launch(batch: Batch, sampling: Sampling) -> Verified:
@@ -276,29 +249,16 @@ def launch(batch: Batch, sampling: Sampling) -> Verified:
     are read once, and a chunk of each row again. The results are the workspace's buffers, if there
     is one.
     """
-    warpers = sampling.warpers
-    if not warpers.has_filters:
+    if not sampling.warpers.has_filters:
         return launch_once(batch, sampling)
     output = take_output(batch)
     scratch = Scratch.take(
         batch, *filters.BUFFERS, "chunk_maximum", "chunk_sum", "row_results", "request_arrivals"
     )
-    leave_statistics(batch, warpers.temperature, scratch)
+    leave_statistics(batch, sampling, scratch)
     found = likeliest.launch(batch, sampling, scratch)
-    filters.launch(batch, warpers, scratch)
-    grid.run(
-        sampled_kernel,
-        len(batch.logits),
-        batch,
-        scratch=scratch,
-        output=output,
-        temperature=warpers.temperature,
-        seeds=sampling.seeds,
-        positions=sampling.positions,
-        split=config.WHOLE,
-        GREEDY=False,
-        STATISTICS=False,
-    )
+    filters.launch(batch, sampling, scratch)
+    grid.run(draw_kernel, len(batch.logits), batch, sampling, scratch=scratch, output=output)
     return output._replace(likeliest=found)
 
 
@@ -315,34 +275,16 @@ def launch_once(batch: Batch, sampling: Sampling | None) -> Verified:
         sampled_kernel,
         len(logits),
         batch,
-        split=config.split_chunks(*logits.shape),
-        logits=Rows.of(logits, config.unit(logits)),
+        sampling,
         scratch=scratch,
         output=output,
-        temperature=batch.offsets if sampling is None else sampling.warpers.temperature,
-        seeds=batch.offsets if sampling is None else sampling.seeds,
-        positions=batch.offsets if sampling is None else sampling.positions,
-        GREEDY=sampling is None,
-        STATISTICS=True,
+        logits=Rows.of(logits, config.unit(logits)),
+        split=config.split_chunks(*logits.shape),
     )
     return output._replace(likeliest=likeliest.launch(batch, sampling, scratch))
 
 
-def leave_statistics(batch: Batch, temperature: Tensor, scratch: Scratch) -> None:
-    """Leaves the statistics of all rows that count in scratch, whatever of them it has room for.
-
-    temperature: float32 (requests,); 0 counts as 1. One launch.
-    """
-    grid.run(
-        sampled_kernel,
-        len(batch.logits),
-        batch,
-        split=config.split_chunks(*batch.logits.shape),
-        scratch=scratch,
-        output=None,
-        temperature=temperature,
-        seeds=batch.offsets,
-        positions=batch.offsets,
-        GREEDY=False,
-        STATISTICS=True,
-    )
+def leave_statistics(batch: Batch, sampling: Sampling, scratch: Scratch) -> None:
+    """Leaves the statistics of all rows that count in scratch. One launch."""
+    rows, split = len(batch.logits), config.split_chunks(*batch.logits.shape)
+    grid.run(statistics_kernel, rows, batch, sampling, scratch=scratch, split=split)

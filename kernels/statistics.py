@@ -142,20 +142,19 @@ def raw_statistics_of(place, logits, scratch):
 
 
 @jit
-def leave_logits(place, logits, allowed, temperature, share, tiles, scratch,
-                 CHUNKS: tl.constexpr, ALLOWED: tl.constexpr):  # fmt: skip
-    """Writes the statistics of a share of a row of logits, and all else that scratch has room for.
-
-    allowed: where the row's mask begins; temperature: of the row's request.
-    """
+def leave_logits(place, batch, logits, scratch, C):
+    """Writes a program's share of the statistics of a row of logits, whatever of them scratch has
+    room for."""
     parts = scratch.chunk_maximum
     if scratch.part_maximum is not None:
         parts = scratch.part_maximum + row_chunks(place.row, logits) * PARTS
+    heat = grid.temperature_of(place, batch, C.GREEDY)
     leave_part(
-        logits, grid.values_of(logits, place.row), allowed, share, tiles,
-        scale_of(temperature), statistics_of(place, logits, scratch),
+        logits, grid.values_of(logits, place.row), grid.mask_of(batch, place.row),
+        tl.program_id(0) % batch.programs, batch.tiles,
+        scale_of(heat), statistics_of(place, logits, scratch),
         raw_statistics_of(place, logits, scratch), parts,
-        CHUNKS, ALLOWED, scratch.raw_sum is not None, scratch.part_maximum is not None,
+        C.CHUNKS, C.ALLOWED, scratch.raw_sum is not None, scratch.part_maximum is not None,
     )  # fmt: skip
 
 

@@ -6,20 +6,15 @@ gives for each draft token the index of its parent within the draft, -1 for the 
 token; a parent stands before its children. Whatever the values hold, a parent is taken for one
 of the slots before its child. Questions about ancestors are answered by doubling: what holds for
 a slot and its 2**k - 1 nearest ancestors follows from what holds for half as many of them, here
-and at the ancestor half way up. In a kernel each slot of a block walks up to the text's last token,
-all at once; the parents on the way come from the first-level cache.
+and at the ancestor half way up. So no value is read back from a device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-
-from fastdraft.kernels import config, grid, language
-from fastdraft.kernels.language import jit, tl
 
 
 def depths(parents: Tensor, offsets: Tensor, *, max_draft: int) -> Tensor:
@@ -31,9 +26,6 @@ def depths(parents: Tensor, offsets: Tensor, *, max_draft: int) -> Tensor:
     parents: integer (drafted,); offsets: int64 (requests + 1,). A draft is looked at up to
     max_draft tokens.
     """
-    if language.has_kernels(parents):
-        # A slot sees itself and what leads to it.
-        return launch(parents, offsets, max_draft=max_draft).sum(2) - 1
     parent = parent_slots(parents, offsets, max_draft=max_draft)
     depth = (parent != torch.arange(parent.shape[1], device=parent.device)).long()
     for ancestor in doubled(parent):
@@ -48,13 +40,6 @@ def attention_mask(parents: Tensor, offsets: Tensor, *, max_draft: int) -> Tenso
     sees itself alone, so that no row is empty. For a chain, the lower triangle. The text before
     its last token, which all see, is not part of it. Operands as in `depths`.
     """
-    if language.has_kernels(parents):
-        return launch(parents, offsets, max_draft=max_draft)
-    return plain_mask(parents, offsets, max_draft=max_draft)
-
-
-def plain_mask(parents: Tensor, offsets: Tensor, *, max_draft: int) -> Tensor:
-    """`attention_mask` in plain PyTorch."""
     parent = parent_slots(parents, offsets, max_draft=max_draft)
     slots = parent.shape[1]
     seen = torch.eye(slots, dtype=torch.bool, device=parent.device).expand(len(parent), -1, -1)
@@ -101,80 +86,3 @@ def doubled(parent: Tensor) -> Iterator[Tensor]:
     for _ in range((parent.shape[1] - 1).bit_length()):
         yield parent
         parent = parent.gather(1, parent)
-
-
-class _Parents(NamedTuple):
-    """What `parent_slot` reads of `Drafts`. Made in kernels."""
-
-    parents: Any
-    drafted: Any
-
-
-@jit
-def _up(slot, place, drafts):
-    """The parent of each slot; the text's last token and slots past the draft are their own."""
-    parent = grid.parent_slot(place, slot, drafts)
-    return tl.where((slot > 0) & (slot <= place.size), parent, slot)
-
-
-@jit
-def _place(block, offsets, drafted, blocks):
-    """That of the first row of the request that a block of slots belongs to."""
-    request = block // blocks
-    start = tl.load(offsets + request)
-    size = tl.load(offsets + request + 1) - start
-    start = tl.minimum(tl.maximum(start, 0), drafted).to(tl.int32)
-    size = tl.minimum(tl.maximum(size, 0), drafted)
-    return grid.Place(start + request, request, start + request, size.to(tl.int32))
-
-
-@jit(
-    do_not_specialize=("drafted", "slots", "blocks"),
-    do_not_specialize_on_alignment=("parents", "offsets"),
-)
-def mask_kernel(
-    parents,
-    offsets,
-    seen,
-    drafted,
-    slots,
-    blocks,
-    BLOCK: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    block = tl.program_id(0)
-    drafts = _Parents(parents, drafted)
-    place = _place(block, offsets, drafted, blocks)
-    slot = (block % blocks) * BLOCK + tl.arange(0, BLOCK)
-    row = (place.request.to(tl.int64) * slots + slot) * slots
-    for start in range(0, slots, COLUMNS):
-        column = start + tl.arange(0, COLUMNS)
-        current = slot
-        sees = current[:, None] == column[None, :]
-        above = _up(current, place, drafts)
-        while tl.max((above != current).to(tl.int32)) > 0:
-            current = above
-            sees |= current[:, None] == column[None, :]
-            above = _up(current, place, drafts)
-        inside = (slot < slots)[:, None] & (column < slots)[None, :]
-        tl.store(seen + row[:, None] + column[None, :], sees.to(tl.uint8), mask=inside)
-
-
-def launch(parents: Tensor, offsets: Tensor, *, max_draft: int) -> Tensor:
-    """`plain_mask`, in one launch."""
-    requests, slots = len(offsets) - 1, max_draft + 1
-    seen = torch.empty(requests, slots, slots, dtype=torch.bool, device=parents.device)
-    blocks = -(-slots // config.MASK_SLOTS)
-    with torch.cuda.device_of(parents):
-        mask_kernel[(requests * blocks,)](
-            parents,
-            offsets,
-            seen.view(torch.uint8),
-            len(parents),
-            slots,
-            blocks,
-            BLOCK=config.MASK_SLOTS,
-            COLUMNS=config.SLOTS,
-            num_warps=1,
-        )
-    return seen

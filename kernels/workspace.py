@@ -207,6 +207,9 @@ class Scratch(NamedTuple):
             names += ("row_raw_logprobs", "raw_maximum", "raw_sum")
         return cls(**{name: take(batch, name) for name in names})
 
+    def only(self, *names: str) -> Scratch:
+        return Scratch(**{name: getattr(self, name) for name in names})
+
 
 def take_output(batch: Batch) -> Verified:
     """The results of a verification, which kernels fill."""

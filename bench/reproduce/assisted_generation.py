@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiment import PLAIN, Experiment, Mode, Prompt, chosen, options_of, recorded, short
+from experiment import PLAIN, Experiment, Mode, Prompt, options_of, recorded, short
 
 from fastdraft.demo import demo_requests
 from fastdraft.drafters import AssistantModel
@@ -73,7 +73,7 @@ def prompts(experiment: Experiment) -> dict[str, list[Prompt]]:
             each.name: [Prompt(each.name, each.prompt, answer_start=each.answer_start)]
             for each in demo_requests()
         }
-    return {task: chosen(experiment, each) for task, each in tasks.items()}
+    return {task: experiment.chosen(each) for task, each in tasks.items()}
 
 
 def main() -> None:
@@ -97,7 +97,7 @@ def main() -> None:
         }
     ways = modes(experiment.draft(options.draft))
     names = [mode.name for mode in ways]
-    rows, _ = experiment.compare(ways, kinds)
+    rows = experiment.compare(ways, kinds)
     show(
         f"Assisted generation, {options.plot_of}, {short(options.draft)} drafts: times plain",
         {"": "kind", "plain, ms\na token": (PLAIN, "ms")}

@@ -15,12 +15,10 @@ import re
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -42,8 +40,7 @@ from harness import Row
 PLAIN = "plain"
 
 
-@dataclass(frozen=True)
-class Prompt:
+class Prompt(NamedTuple):
     """What a user says, at the end of a conversation or at its beginning.
 
     Attributes:
@@ -59,12 +56,11 @@ class Prompt:
     answer_start: str = ""
 
 
-@dataclass(frozen=True)
-class Mode:
+class Mode(NamedTuple):
     """One way to decode.
 
     Attributes:
-        name: In tables and plots.
+        name: In tables.
         drafter: Decodes with `hf.generate`; without one transformers does it by itself.
         options: Further ones of transformers' `generate`.
         model: What generates in place of the target.
@@ -72,69 +68,54 @@ class Mode:
 
     name: str
     drafter: Any = None
-    options: Row = field(default_factory=dict)
+    options: Row = {}  # noqa: RUF012 - read only
     model: Any = None
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """One generation.
 
     Attributes:
         tokens: The new tokens.
-        timed: Those that came after the first ones.
-        seconds: What each of these took.
+        seconds: What each took of those that came after the first ones; None without any.
         stats: With fastdraft, what the drafts were worth.
         assistants: And those of each draft model, the smallest first.
     """
 
     tokens: list[int]
-    timed: int
-    seconds: float
+    seconds: float | None
     stats: DraftStats | None
     assistants: list[AssistantStats]
 
 
-@dataclass
-class Measured:
+class Measured(NamedTuple):
     """What a mode came to.
 
     Attributes:
-        prompts: What was answered.
-        runs: By prompt and repeat.
-        forwards: Seconds of the target's forwards after the prompt's, by the tokens in them.
+        answers: By prompt and repeat; all are timed.
+        forwards: Seconds of the target's forwards after the prompt's.
     """
 
-    prompts: list[Prompt]
-    runs: list[list[Answer]]
-    forwards: dict[int, list[float]]
+    answers: list[list[Answer]]
+    forwards: list[float]
 
     @property
     def seconds(self) -> list[float]:
         """A token of each prompt's answer, the median of its repeats."""
-        return [statistics.median(run.seconds for run in repeats) for repeats in self.runs]
+        return [statistics.median(run.seconds or 0.0 for run in runs) for runs in self.answers]
 
     @property
     def ms(self) -> float:
         """Milliseconds a token, the mean of the prompts."""
         return 1000 * statistics.mean(self.seconds)
 
-    @property
-    def forward(self) -> float:
-        """Seconds of a target forward, the median of those after the prompt's."""
-        return statistics.median(each for seconds in self.forwards.values() for each in seconds)
-
-    @property
-    def stats(self) -> DraftStats:
-        """The sum over all runs."""
-        return sum((run.stats for run in self._all() if run.stats is not None), DraftStats())
-
     def assistant(self, level: int = -1) -> AssistantStats:
-        """What the drafts of a draft model were worth, over all runs and places in a draft.
+        """What the drafts of a draft model were worth, over all answers and places in a draft.
 
         `level` is the draft model's among the stages; -1 drafts for the target.
         """
-        found = [run.assistants[level] for run in self._all() if run.assistants]
+        every = [run for runs in self.answers for run in runs]
+        found = [run.assistants[level] for run in every if run.assistants]
         return AssistantStats(
             drafts=sum(each.drafts for each in found),
             drafted=sum(each.drafted for each in found),
@@ -147,78 +128,56 @@ class Measured:
         stats = self.assistant(level)
         return sum(stats.accepted) / stats.drafted if stats.drafted else 0.0
 
-    @property
-    def c(self) -> float | None:
-        """The cost coefficient of the draft model, the median of the runs; None for none."""
-        known = [run.assistants[-1].c for run in self._all() if run.assistants]
-        timed = [c for c in known if c is not None]
-        return statistics.median(timed) if timed else None
-
     def beside(self, plain: Measured) -> Row:
         """Its figures beside those of plain decoding."""
         own, base = self.seconds, plain.seconds
         rates = [1 / seconds for seconds in own]
+        every = [run for runs in self.answers for run in runs]
+        stats = sum((run.stats for run in every if run.stats is not None), DraftStats())
         row: Row = {
-            "ms": 1000 * statistics.mean(own),
-            "speed": statistics.mean(base) / statistics.mean(own),
+            "ms": self.ms,
+            "speed": plain.ms / self.ms,
             "least speed": min(b / o for b, o in zip(base, own, strict=True)),
             "tokens/s": statistics.mean(rates),
             "deviation": statistics.pstdev(rates),
             "times plain": statistics.mean(rates) / statistics.mean(1 / each for each in base),
             "differs": sum(
                 one[0].tokens != other[0].tokens
-                for one, other in zip(self.runs, plain.runs, strict=True)
+                for one, other in zip(self.answers, plain.answers, strict=True)
             ),
-            "tokens a step": self.stats.mean_accepted_tokens,
+            "tokens a step": stats.mean_accepted_tokens,
         }
-        levels = range(len(self.runs[0][0].assistants))
-        row["assistants"] = [
-            {
-                "alpha": self.assistant(level).alpha,
-                "acceptance_rate": self.acceptance_rate(level),
-                "gamma": self.assistant(level).gamma,
-            }
-            for level in levels
-        ]
         if self.assistant().drafts:
-            row |= {"alpha": self.assistant().alpha, "gamma": self.assistant().gamma, "c": self.c}
+            known = [run.assistants[-1].c for run in every if run.assistants]
+            c = statistics.median([c for c in known if c is not None] or [float("nan")])
+            row |= {"alpha": self.assistant().alpha, "gamma": self.assistant().gamma, "c": c}
         return row
 
-    def _all(self) -> Iterator[Answer]:
-        return (run for repeats in self.runs for run in repeats)
 
+@contextmanager
+def timed_forwards(model: Any) -> Iterator[list[float]]:
+    """A list that takes the seconds of each forward of the model. A forward is waited for."""
+    seconds: list[float] = []
+    began = 0.0
 
-class _Forwards:
-    """Seconds of the target's forwards, by the tokens in them. A forward is waited for."""
+    def now() -> float:
+        if model.device.type == "cuda":
+            torch.cuda.synchronize(model.device)
+        return time.perf_counter()
 
-    def __init__(self) -> None:
-        self._started = 0.0
-        self.target: list[tuple[int, float]] = []
+    def before(*_: Any) -> None:
+        nonlocal began
+        began = now()
 
-    @contextmanager
-    def timed(self, model: Any) -> Iterator[None]:
-        """Times the model's forwards inside."""
-
-        def now() -> float:
-            if model.device.type == "cuda":
-                torch.cuda.synchronize(model.device)
-            return time.perf_counter()
-
-        def before(*_: Any) -> None:
-            self._started = now()
-
-        def after(_module: Any, _arguments: Any, kwargs: Row, _output: Any) -> None:
-            self.target.append((kwargs["input_ids"].shape[1], now() - self._started))
-
-        hooks = [
-            model.register_forward_pre_hook(before),
-            model.register_forward_hook(after, with_kwargs=True),
-        ]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
+    hooks = [
+        model.register_forward_pre_hook(before),
+        model.register_forward_hook(lambda *_: seconds.append(now() - began)),
+    ]
+    try:
+        yield seconds
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 class Experiment:
@@ -232,8 +191,7 @@ class Experiment:
         if options.json is not None and not options.json.parent.is_dir():
             raise SystemExit(f"--json must be in a folder that exists, got {options.json}")
         self.options = options
-        self.target = _load(options.target, options)
-        self._forwards = _Forwards()
+        self.target = _load(options.target, options.device, options.dtype)
         self._drafts: dict[str, Any] = {}
         self._warm: set[str] = set()
 
@@ -250,17 +208,15 @@ class Experiment:
     def draft(self, name: str) -> Any:
         """A draft model: `cut:N`, the target's first N layers, or a path or name."""
         if name not in self._drafts:
-            self._drafts[name] = self._load_draft(name)
+            if name.startswith("cut:"):
+                self._drafts[name] = _cut(self.model, name)
+            else:
+                dtype = str(self.model.dtype).removeprefix("torch.")
+                loaded = _load(name, str(self.model.device), dtype)
+                if self.target.tokenizer.get_vocab() != loaded.tokenizer.get_vocab():
+                    raise SystemExit(f"{name} must have the target's tokenizer, got another one")
+                self._drafts[name] = loaded.model
         return self._drafts[name]
-
-    def _load_draft(self, name: str) -> Any:
-        if name.startswith("cut:"):
-            return _cut(self.model, name)
-        loaded = _load(name, self.options, device=str(self.model.device), dtype=self.model.dtype)
-        own, others = self.target.tokenizer.get_vocab(), loaded.tokenizer.get_vocab()
-        if own != others:
-            raise SystemExit(f"{name} must have the target's tokenizer, got another one")
-        return loaded.model
 
     def encode(self, prompt: Prompt) -> Any:
         """The model's inputs, one row."""
@@ -273,15 +229,16 @@ class Experiment:
             max_new_tokens=self.options.new_tokens,
         )
 
-    def fitting(self, prompts: Sequence[Prompt]) -> Iterator[Prompt]:
-        """Those whose tokens are not more than `--prompt-tokens`."""
+    def chosen(self, prompts: Iterable[Prompt]) -> list[Prompt]:
+        """The first --samples of the prompts that have at most `--prompt-tokens` tokens."""
+        found: list[Prompt] = []
         for prompt in prompts:
-            try:
+            with suppress(TargetError):  # longer than the model takes
                 length = self.encode(prompt)["input_ids"].shape[1]
-            except TargetError:  # longer than the model takes
-                continue
-            if length <= self.options.prompt_tokens:
-                yield prompt
+                found += [prompt] * (length <= self.options.prompt_tokens)
+            if len(found) == self.options.samples:
+                break
+        return found
 
     def measure(
         self,
@@ -301,8 +258,10 @@ class Experiment:
                 "give more with --prompt-tokens"
             )
         inputs = [self.encode(prompt) for prompt in prompts]
-        runs: dict[str, list[list[Answer]]] = {mode.name: [[] for _ in prompts] for mode in modes}
-        forwards: dict[str, dict[int, list[float]]] = {mode.name: {} for mode in modes}
+        answers: dict[str, list[list[Answer]]] = {
+            mode.name: [[] for _ in prompts] for mode in modes
+        }
+        forwards: dict[str, list[float]] = {mode.name: [] for mode in modes}
         repeats = self.options.repeats
         cold = [mode for mode in modes if mode.name not in self._warm]
         with progress(len(cold) + len(modes) * repeats * len(prompts)) as advance:
@@ -315,68 +274,63 @@ class Experiment:
                     start = (repeat + place) % len(modes)
                     for mode in [*modes[start:], *modes[:start]]:
                         seed = repeat * len(prompts) + place
-                        run = self._run(mode, sample, seed=seed, temperature=temperature)
-                        for width, seconds in self._forwards.target:
-                            forwards[mode.name].setdefault(width, []).append(seconds)
-                        if run.timed:
-                            runs[mode.name][place].append(run)
+                        run, took = self._run(mode, sample, seed=seed, temperature=temperature)
+                        forwards[mode.name] += took
+                        answers[mode.name][place].append(run)
                         advance(f"{title}: {mode.name}", 1)
-        answered = [
+        timed = [
             place
             for place in range(len(prompts))
-            if all(len(each[place]) == repeats for each in runs.values())
+            if not any(run.seconds is None for each in answers.values() for run in each[place])
         ]
-        if short := len(prompts) - len(answered):
+        if short := len(prompts) - len(timed):
             print(f"{title}: {short} of {len(prompts)} answers are too short to time, left out")
-        if not answered:
+        if not timed:
             raise SystemExit(f"{title}: no answer is long enough to be timed")
         return {
-            name: Measured(
-                [prompts[place] for place in answered],
-                [each[place] for place in answered],
-                forwards[name],
-            )
-            for name, each in runs.items()
+            name: Measured([each[place] for place in timed], forwards[name])
+            for name, each in answers.items()
         }
 
     def compare(
         self, modes: Sequence[Mode], kinds: Mapping[str, tuple[Sequence[Prompt], float]]
-    ) -> tuple[list[Row], dict[str, dict[str, Measured]]]:
-        """A row for each kind of answers, and what was measured.
+    ) -> list[Row]:
+        """A row for each kind of answers.
 
         Args:
             modes: The first is plain decoding.
             kinds: Prompts and temperature. Where that is 0, prints how many outputs differ.
         """
         rows: list[Row] = []
-        measured = {}
         for kind, (prompts, temperature) in kinds.items():
             found = self.measure(modes, prompts, temperature=temperature, title=kind)
             figures = {name: own.beside(found[PLAIN]) for name, own in found.items()}
-            count = len(found[PLAIN].prompts)
+            count = len(found[PLAIN].answers)
             rows.append({"kind": kind, "temperature": temperature, "answers": count, **figures})
-            measured[kind] = found
         greedy = [row for row in rows if row["temperature"] == 0]
         for mode in modes[1:] if greedy else ():
             differing = sum(row[mode.name]["differs"] for row in greedy)
             print(f"{mode.name}: {differing} greedy answers are not the plain ones")
-        return rows, measured
+        return rows
 
     def answer(self, prompt: Prompt) -> str:
         """What the target says by itself, greedily."""
-        run = self._run(Mode(PLAIN), self.encode(prompt), seed=0, temperature=0.0)
+        run, _ = self._run(Mode(PLAIN), self.encode(prompt), seed=0, temperature=0.0)
         text: str = self.target.tokenizer.decode(run.tokens, skip_special_tokens=True)
         return text
 
-    def _run(self, mode: Mode, inputs: Any, *, seed: int, temperature: float) -> Answer:
+    def _run(
+        self, mode: Mode, inputs: Any, *, seed: int, temperature: float
+    ) -> tuple[Answer, list[float]]:
+        """The answer, and the seconds of the target's forwards after the prompt's."""
         model = mode.model or self.model
-        first, began = 0, 0.0
+        first, began, prompts_forwards = 0, 0.0, 0
 
         def begin(tokens: list[int]) -> None:
-            nonlocal first, began
+            nonlocal first, began, prompts_forwards
             if first == 0:
-                self._forwards.target.clear()
                 first, began = len(tokens), time.perf_counter()
+                prompts_forwards = len(forwards)
 
         options: Row = {
             **inputs,
@@ -389,7 +343,7 @@ class Experiment:
             options |= {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
         torch.manual_seed(seed)
         output: Any = None
-        with torch.inference_mode(), self._forwards.timed(self.model):
+        with torch.inference_mode(), timed_forwards(self.model) as forwards:
             if mode.drafter is None:
                 sequences = model.generate(**options)
             else:
@@ -397,15 +351,10 @@ class Experiment:
                 sequences = output.sequences
         # Reading the tokens waits for the device.
         tokens = sequences[0, inputs["input_ids"].shape[1] :].tolist()
-        seconds = time.perf_counter() - began
-        timed = len(tokens) - first
-        return Answer(
-            tokens,
-            timed,
-            seconds / max(timed, 1),
-            None if output is None else output.stats,
-            [] if output is None else output.assistants or [],
-        )
+        later = len(tokens) - first
+        seconds = (time.perf_counter() - began) / later if later else None
+        drafted = (None, []) if output is None else (output.stats, output.assistants or [])
+        return Answer(tokens, seconds, *drafted), forwards[prompts_forwards:]
 
     def finish(self, results: Row, differences: str) -> None:
         """Prints what differs from the paper, settings and machine, and writes JSON if asked to."""
@@ -428,27 +377,22 @@ def options_of(description: str | None, **defaults: Any) -> argparse.ArgumentPar
         defaults: Of `samples`, `new_tokens`, `repeats` and `prompt_tokens`.
     """
     usual = {"samples": 2, "new_tokens": 32, "repeats": 3, "prompt_tokens": 1024, **defaults}
+    helps = {
+        "samples": "answers of each kind",
+        "new_tokens": "of an answer, at most",
+        "repeats": "of every answer in every mode",
+        "prompt_tokens": "of a prompt, at most",
+    }
     parser = harness.parser(description)
     add = parser.add_argument
     add("--target", metavar="MODEL", help="by path or name; the demo model by default")
     add("--device", help="such as cuda:0; a GPU where there is one")
     add("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"])
     add("--data", type=Path, metavar="FOLDER", help="recorded requests in place of the built-in")
-    add("--samples", type=_positive, default=usual["samples"], help="answers of each kind")
-    add("--new-tokens", type=_positive, default=usual["new_tokens"], help="of an answer, at most")
-    add("--repeats", type=_positive, default=usual["repeats"], help="of every answer in every mode")
-    add(
-        "--prompt-tokens",
-        type=_positive,
-        default=usual["prompt_tokens"],
-        help="of a prompt, at most",
-    )
+    for name, number in usual.items():
+        option = f"--{name.replace('_', '-')}"
+        add(option, type=_positive, default=number, help=helps[name])
     return parser
-
-
-def chosen(experiment: Experiment, prompts: Sequence[Prompt]) -> list[Prompt]:
-    """The first --samples of the prompts that are short enough."""
-    return list(islice(experiment.fitting(prompts), experiment.options.samples))
 
 
 def short(name: str) -> str:
@@ -502,21 +446,9 @@ def _positive(text: str) -> int:
     return number
 
 
-def _load(
-    name: str | None,
-    options: argparse.Namespace,
-    *,
-    device: str | None = None,
-    dtype: torch.dtype | None = None,
-) -> Target:
+def _load(name: str | None, device: str | None, dtype: str) -> Target:
     try:
-        return load_target(
-            name,
-            device=device or options.device,
-            dtype=options.dtype if dtype is None else str(dtype).removeprefix("torch."),
-            threads=None,
-            raw=False,
-        )
+        return load_target(name, device=device, dtype=dtype, threads=None, raw=False)
     except FastdraftError as error:
         raise SystemExit(str(error)) from error
 

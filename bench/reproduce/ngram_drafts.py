@@ -12,7 +12,7 @@ and 6.7 %. Beside its drafter stands the default one.
 
 from __future__ import annotations
 
-from experiment import PLAIN, Experiment, Mode, Prompt, chosen, options_of, recorded
+from experiment import PLAIN, Experiment, Mode, Prompt, options_of, recorded
 from prompts import ONE_SENTENCE, PROMPTS
 
 from fastdraft import DraftConfig
@@ -61,7 +61,7 @@ def prompts(experiment: Experiment, task: str, *, limited: bool) -> list[Prompt]
         every = [Prompt(task, each.text) for each in PROMPTS if each.task == task]
     if limited:
         every = [Prompt(task, each.text + ONE_SENTENCE) for each in every]
-    return chosen(experiment, every)
+    return experiment.chosen(every)
 
 
 def main() -> None:
@@ -82,7 +82,7 @@ def main() -> None:
         task: (prompts(experiment, task, limited=options.table == 2), options.temperature)
         for task in tasks
     }
-    measured, _ = experiment.compare(modes, kinds)
+    measured = experiment.compare(modes, kinds)
     rows: list[Row] = [{"model": f"paper: {name}", **cells} for name, cells in paper.items()]
     for name in (mode.name for mode in modes[1:]):
         own = {row["kind"]: 100 / row[name]["speed"] for row in measured}

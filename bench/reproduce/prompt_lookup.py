@@ -21,7 +21,6 @@ from experiment import (
     Experiment,
     Mode,
     Prompt,
-    chosen,
     options_of,
     recorded,
     records,
@@ -96,7 +95,7 @@ def questions(experiment: Experiment, kind: str) -> list[Prompt]:
     else:
         every = [Prompt(kind, each.text) for each in PROMPTS if each.task == "web"]
         every += [Prompt(kind, each.prompt) for each in demo_requests() if each.name == "document"]
-    return chosen(experiment, every)
+    return experiment.chosen(every)
 
 
 def conversations(folder: Path | None) -> list[tuple[str, str, str]]:
@@ -120,7 +119,7 @@ def chats(experiment: Experiment) -> tuple[list[Prompt], list[Prompt]]:
     second: list[Prompt] = []
     for category, question, next_question in conversations(experiment.options.data):
         opening = Prompt(category, question)
-        if len(first) < experiment.options.samples and list(experiment.fitting([opening])):
+        if len(first) < experiment.options.samples and experiment.chosen([opening]):
             answer = experiment.answer(opening)
             first.append(opening)
             second.append(Prompt(category, next_question, before=(question, answer)))
@@ -138,7 +137,7 @@ def main() -> None:
     else:
         asked = {options.kind: questions(experiment, options.kind)}
 
-    rows, _ = experiment.compare(ways, {name: (each, 0.0) for name, each in asked.items()})
+    rows = experiment.compare(ways, {name: (each, 0.0) for name, each in asked.items()})
     names = [mode.name for mode in ways]
     show(
         f"Prompt lookup, {options.kind}: tokens a second, mean and standard deviation",

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import cycle, islice
+from statistics import median
 from typing import NamedTuple
 
 from experiment import (
@@ -35,7 +36,6 @@ from experiment import (
     Measured,
     Mode,
     Prompt,
-    chosen,
     constant,
     options_of,
     recorded,
@@ -63,23 +63,21 @@ class Table(NamedTuple):
     """A table of the report.
 
     Attributes:
-        target, draft, tiny: Its models; the tiny one drafts for the draft model.
+        models: The target, its draft model, and in tables 5 and 6 the one that drafts for that.
+        cuts: What drafts here in place of these.
         rows: gamma, alpha, seconds a token, empirical speed, theoretical speed; of three models
             gamma, alpha of the tiny and of the draft model, seconds a token, empirical speed.
-        cuts: What drafts here without other models, the draft model and the tiny one.
     """
 
-    target: str
-    draft: str
-    rows: tuple[tuple[float, ...], ...]
+    models: tuple[str, ...]
     cuts: tuple[str, ...]
-    tiny: str | None = None
+    rows: tuple[tuple[float, ...], ...]
 
 
 TABLES = {
     1: Table(
-        "gpt2-large",
-        "distilgpt2",
+        ("gpt2-large", "distilgpt2"),
+        ("cut:1",),
         (
             (2, 0.48, 0.0272, 1.202, 1.338),
             (3, 0.36, 0.0277, 1.180, 1.084),
@@ -87,11 +85,10 @@ TABLES = {
             (5, 0.23, 0.0291, 1.123, 0.766),
             (7, 0.18, 0.0300, 1.090, 0.618),
         ),
-        ("cut:1",),
     ),
     2: Table(
-        "gpt2-medium",
-        "gpt2",
+        ("gpt2-medium", "gpt2"),
+        ("cut:10",),
         (
             (2, 0.56, 0.0192, 0.958333, 0.946),
             (3, 0.47, 0.0203, 0.906404, 0.727),
@@ -99,51 +96,44 @@ TABLES = {
             (5, 0.34, 0.0239, 0.769874, 0.438),
             (7, 0.27, 0.0289, 0.636678, 0.309),
         ),
-        ("cut:10",),
     ),
     3: Table(
-        "gpt2",
-        "distilgpt2",
+        ("gpt2", "distilgpt2"),
+        ("cut:11",),
         (
             (2, 0.57, 0.0105, 0.904, 0.950),
             (3, 0.49, 0.0112, 0.848, 0.742),
             (5, 0.37, 0.0139, 0.683, 0.454),
         ),
-        ("cut:11",),
     ),
     4: Table(
-        "gpt2-medium",
-        "distilgpt2",
+        ("gpt2-medium", "distilgpt2"),
+        ("cut:2",),
         (
             (2, 0.46, 0.0178, 1.033, 1.124),
             (3, 0.38, 0.0180, 1.022, 0.913),
             (5, 0.26, 0.0200, 0.920, 0.609),
         ),
-        ("cut:2",),
     ),
     5: Table(
-        "gpt2-medium",
-        "gpt2",
+        ("gpt2-medium", "gpt2", "distilgpt2"),
+        ("cut:10", "cut:2"),
         (
             (2, 0.59, 0.49, 0.0154, 1.194),
             (3, 0.51, 0.52, 0.0169, 1.088),
             (4, 0.46, 0.52, 0.0181, 1.016),
             (5, 0.40, 0.52, 0.0186, 0.989),
         ),
-        ("cut:10", "cut:2"),
-        tiny="distilgpt2",
     ),
     6: Table(
-        "gpt2-large",
-        "gpt2",
+        ("gpt2-large", "gpt2", "distilgpt2"),
+        ("cut:4", "cut:1"),
         (
             (2, 0.59, 0.48, 0.0227, 1.440),
             (3, 0.50, 0.50, 0.0235, 1.391),
             (4, 0.47, 0.48, 0.0259, 1.262),
             (5, 0.41, 0.48, 0.0251, 1.302),
         ),
-        ("cut:4", "cut:1"),
-        tiny="distilgpt2",
     ),
 }
 
@@ -163,48 +153,27 @@ def prompts(experiment: Experiment) -> list[Prompt]:
         every = recorded(options.data, {"summarization": "summary"})["summary"]
     else:
         every = [Prompt("summary", each.text) for each in PROMPTS if each.task == "summary"]
-    return list(islice(cycle(chosen(experiment, every)), options.samples))
+    return list(islice(cycle(experiment.chosen(every)), options.samples))
 
 
 def measure(
-    experiment: Experiment, table: Table, drafts: dict[str, str], modes: Sequence[Mode]
+    experiment: Experiment, table: Table, names: Sequence[str], modes: Sequence[Mode]
 ) -> dict[str, Measured]:
-    """The modes, beside the target and each draft model by itself; prints the latter.
-
-    drafts: The draft models' names, by their role: "draft" and "tiny".
-    """
-    alone = [Mode(f"{role} alone", model=experiment.draft(name)) for role, name in drafts.items()]
+    """The modes, beside the target and each draft model by itself, whose times are printed."""
+    alone = [Mode(f"{name} alone", model=experiment.draft(name)) for name in names]
     found = experiment.measure(
         [Mode(PLAIN), *alone, *modes],
         prompts(experiment),
         temperature=experiment.options.temperature,
         title=f"Table {experiment.options.table}",
     )
-    report = {"target": table.target, "draft": table.draft, "tiny": table.tiny}
-    rows: list[Row] = []
-    for role, name in {"target": experiment.name, **drafts}.items():
-        model = str(report[role])
-        own = found[PLAIN if role == "target" else f"{role} alone"].ms
-        rows.append({"report": model, "report ms": ALONE[model], "here": short(name), "ms": own})
+    places = [(experiment.name, PLAIN), *((short(name), f"{name} alone") for name in names)]
+    rows = [
+        {"report": model, "report ms": ALONE[model], "here": name, "ms": found[mode].ms}
+        for model, (name, mode) in zip(table.models, places, strict=True)
+    ]
     show("Models by themselves, ms a token (the report's section 4)", None, rows)
     return found
-
-
-def theory(
-    own: Measured, plain: Measured, *, alpha: float, gamma: int, c: float
-) -> dict[str, float]:
-    """What was measured, theorem 6.1, and that with what a wider forward takes."""
-    width, speed = own.forward / plain.forward, plain.ms / own.ms
-    wider = expected_tokens(alpha, gamma) / (gamma * c + width)
-    return {
-        "ms": own.ms,
-        "speed": speed,
-        "alpha": alpha,
-        "theory": improvement_factor(alpha, gamma, c),
-        "width": width,
-        "wider theory": wider,
-        "measured / wider theory": speed / wider,
-    }
 
 
 def beside(heading: str, key: str, own: str | None = None) -> dict[str, str]:
@@ -212,6 +181,14 @@ def beside(heading: str, key: str, own: str | None = None) -> dict[str, str]:
     return {f"{heading}\nreport": f"report {key}", f"{heading}\nhere": own or key}
 
 
+RATES = {
+    2: beside("accepted/drafted", "rate") | beside("theoretical", "theorem", "theorem of rate"),
+    3: beside("alpha draft", "rate of draft") | beside("alpha target", "rate"),
+}
+REPORTED = {
+    2: ("gamma", "report rate", "seconds", "report speed", "report theorem"),
+    3: ("gamma", "report rate of draft", "report rate", "seconds", "report speed"),
+}
 MEASURED = {
     **beside("ms a token", "ms"),
     **beside("speed", "speed"),
@@ -223,97 +200,70 @@ MEASURED = {
 }
 
 
-def two_models(experiment: Experiment, number: int) -> Row:
-    """Tables 1 to 4."""
-    table = TABLES[number]
-    name = experiment.options.draft or table.cuts[0]
-    draft = experiment.draft(name)
-    modes = [Mode(f"gamma {row[0]}", constant(draft, int(row[0]))) for row in table.rows]
-    found = measure(experiment, table, {"draft": name}, modes)
-    plain, c = found[PLAIN], found["draft alone"].ms / found[PLAIN].ms
-    report_c = ALONE[table.draft] / ALONE[table.target]
-    rows: list[Row] = []
-    for gamma, rate, seconds, speed, theorem in table.rows:
-        own = found[f"gamma {gamma}"]
-        figures = theory(own, plain, alpha=own.assistant().alpha, gamma=int(gamma), c=c)
-        rows.append(
-            {
-                "gamma": int(gamma),
-                "report rate": rate,
-                "report ms": 1000 * seconds,
-                "report speed": speed,
-                "report theorem": theorem,
-                "rate": own.acceptance_rate(),
-                "theorem as the report": improvement_factor(own.acceptance_rate(), int(gamma), c),
-                **figures,
-                "measured": own.beside(plain),
-            }
-        )
-    show(
-        f"Table {number}: {table.draft} drafts for {table.target}, c = {report_c:.2f}; "
-        f"{short(name)} for {experiment.name}, c = {c:.2f}",
-        {"gamma": "gamma"}
-        | beside("accepted/drafted", "rate")
-        | beside("theoretical", "theorem", "theorem as the report")
-        | MEASURED,
-        rows,
-    )
-    return {"c": c, "report c": report_c, "rows": rows, "plain": plain.beside(plain)}
+def constants(experiment: Experiment, number: int) -> Row:
+    """Tables 1 to 6, of two models and of three.
 
-
-def three_models(experiment: Experiment, number: int) -> Row:
-    """Tables 5 and 6.
-
-    The tiny model drafts gamma tokens for a forward of the draft model, which so emits up to
-    gamma + 1, and these are drafted for the target. The report does not say how many those were.
+    Of three, the tiny model drafts gamma tokens for a forward of the draft model, which so emits up
+    to gamma + 1, and these are drafted for the target. The report does not say how many those were.
     Where fewer are missing for a whole draft, the tiny model drafts fewer: the theorem is taken for
     the mean lengths.
     """
-    table, options = TABLES[number], experiment.options
-    assert table.tiny is not None
-    names = {"draft": options.draft or table.cuts[0], "tiny": options.tiny or table.cuts[1]}
-    draft, tiny = (experiment.draft(name) for name in names.values())
+    table, given = TABLES[number], (experiment.options.draft, experiment.options.tiny)
+    names = [own or cut for own, cut in zip(given, table.cuts, strict=False)]
+    draft, *tiny = map(experiment.draft, names)
     modes = []
-    for length in (int(row[0]) for row in table.rows):
-        three = Staged([constant(tiny, length), constant(draft, length + 1)])
-        modes.append(Mode(f"two, gamma {length}", constant(draft, length + 1)))
-        modes.append(Mode(f"three, gamma {length}", three))
+    for gamma in (int(row[0]) for row in table.rows):
+        if tiny:
+            two = constant(draft, gamma + 1)
+            modes.append(Mode(f"two models, gamma {gamma}", two))
+            modes.append(Mode(f"gamma {gamma}", Staged([constant(tiny[0], gamma), two])))
+        else:
+            modes.append(Mode(f"gamma {gamma}", constant(draft, gamma)))
     found = measure(experiment, table, names, modes)
     plain = found[PLAIN]
-    c, sub_c = (found[f"{role} alone"].ms / plain.ms for role in names)
+    costs = [found[f"{name} alone"].ms / plain.ms for name in names]
     rows: list[Row] = []
-    for number_of, below, above, seconds, speed in table.rows:
-        gamma = int(number_of)
-        own, two = found[f"three, gamma {gamma}"], found[f"two, gamma {gamma}"]
-        first, last = own.assistant(0), own.assistant()
-        cost = staged_cost(c, alpha=first.alpha, gamma=round(first.gamma), sub_c=sub_c)
-        rows.append(
-            {
-                "gamma": gamma,
-                "report rate of draft": below,
-                "report rate of target": above,
-                "report ms": 1000 * seconds,
-                "report speed": speed,
-                "rate of draft": own.acceptance_rate(0),
-                "rate of target": own.acceptance_rate(),
-                "speed of two": plain.ms / two.ms,
-                **theory(own, plain, alpha=last.alpha, gamma=round(last.gamma), c=cost),
-                "measured": own.beside(plain),
-                "measured of two": two.beside(plain),
-            }
-        )
-    staged = [short(names["tiny"]), short(names["draft"]), experiment.name]
+    for values in table.rows:
+        row: Row = dict(zip(REPORTED[len(table.models)], values, strict=True))
+        row["report ms"] = 1000 * row.pop("seconds")
+        gamma, cost = int(row["gamma"]), costs[0]
+        own, rate = found[f"gamma {gamma}"], found[f"gamma {gamma}"].acceptance_rate()
+        alpha, length = own.assistant().alpha, gamma
+        if tiny:
+            first = own.assistant(0)
+            length, inner = round(own.assistant().gamma), round(first.gamma)
+            cost = staged_cost(cost, alpha=first.alpha, gamma=inner, sub_c=costs[1])
+            row["rate of draft"] = own.acceptance_rate(0)
+            row["speed of two"] = plain.ms / found[f"two models, gamma {gamma}"].ms
+        else:
+            row["theorem of rate"] = improvement_factor(rate, gamma, cost)
+        width, speed = median(own.forwards) / median(plain.forwards), plain.ms / own.ms
+        wider = expected_tokens(alpha, length) / (length * cost + width)
+        row |= {
+            "gamma": gamma,
+            "ms": own.ms,
+            "speed": speed,
+            "rate": rate,
+            "alpha": alpha,
+            "theory": improvement_factor(alpha, length, cost),
+            "width": width,
+            "wider theory": wider,
+            "measured / wider theory": speed / wider,
+            "measured": own.beside(plain),
+        }
+        rows.append(row)
+    used = " and ".join(f"{cost:.2f}" for cost in costs)
     show(
-        f"Table {number}: {' for '.join((table.tiny, table.draft, table.target))}; "
-        f"{' for '.join(staged)}, c = {sub_c:.2f} and {c:.2f}",
+        f"Table {number}: {' for '.join(table.models[::-1])}; "
+        f"{' for '.join(map(short, names[::-1]))} for {experiment.name}, c = {used}",
         {"gamma": "gamma"}
-        | beside("alpha draft", "rate of draft")
-        | beside("alpha target", "rate of target")
+        | RATES[len(table.models)]
         | MEASURED
-        | {"without\nthe tiny one": "speed of two"},
+        | ({"without\nthe tiny one": "speed of two"} if tiny else {}),
         rows,
     )
-    return {"c": c, "sub c": sub_c, "rows": rows, "plain": plain.beside(plain)}
+    report_costs = [ALONE[model] / ALONE[table.models[0]] for model in table.models[1:]]
+    return {"c": costs, "report c": report_costs, "rows": rows, "plain": plain.beside(plain)}
 
 
 def adaptive(experiment: Experiment) -> Row:
@@ -325,13 +275,12 @@ def adaptive(experiment: Experiment) -> Row:
     table = TABLES[1]
     name = experiment.options.draft or table.cuts[0]
     draft = experiment.draft(name)
-    heuristic = AssistantModel(draft, schedule="heuristic", num_tokens=3, lookup=None)
     modes = [
         *(Mode(f"constant {gamma}", constant(draft, gamma)) for gamma in (2, 3)),
-        Mode("heuristic", heuristic),
+        Mode("heuristic", AssistantModel(draft, schedule="heuristic", num_tokens=3, lookup=None)),
         Mode("adaptive", AssistantModel(draft, lookup=None)),
     ]
-    found = measure(experiment, table, {"draft": name}, modes)
+    found = measure(experiment, table, [name], modes)
     plain = found[PLAIN]
     rows: list[Row] = []
     for mode in modes:
@@ -376,10 +325,7 @@ def main() -> None:
     if options.tiny is not None and options.table not in (5, 6):
         parser.error(f"--tiny is for tables 5 and 6, got table {options.table}")
     experiment, number = Experiment(options), options.table
-    if number == 7:
-        results = adaptive(experiment)
-    else:
-        results = (three_models if number in (5, 6) else two_models)(experiment, number)
+    results = adaptive(experiment) if number == 7 else constants(experiment, number)
     experiment.finish(results, DIFFERENCES)
 
 

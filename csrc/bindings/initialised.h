@@ -8,11 +8,11 @@
 #include <string>
 #include <type_traits>
 
+#include "engine/step_latency.h"
+#include "engine/successors.h"
 #include "fastdraft/datastore.h"
 #include "fastdraft/draft.h"
 #include "fastdraft/engine.h"
-#include "fastdraft/step_latency.h"
-#include "fastdraft/successors.h"
 
 namespace fastdraft::bindings {
 
@@ -36,6 +36,17 @@ class InitialisedCaster : public Caster {
     return Caster::load(source, convert);
   }
 };
+
+// The T of an object, for functions that take anything for self. Throws TypeError.
+template <typename T>
+const T& self_as(pybind11::handle self) {
+  if (!pybind11::isinstance<T>(self)) {
+    throw pybind11::type_error(
+        "self must be a " + std::string(pybind11::str(pybind11::type::of<T>().attr("__name__"))) +
+        ", got a " + Py_TYPE(self.ptr())->tp_name);
+  }
+  return self.cast<const T&>();
+}
 
 }  // namespace fastdraft::bindings
 

@@ -29,19 +29,12 @@ TokenList as_list(const Token* tokens, std::int64_t size) {
 }
 
 // The members are functions of Python, which take anything for self.
-[[noreturn]] void refuse_self(const char* type, py::handle self) {
-  throw py::type_error(std::string("self must be a ") + type + ", got a " +
-                       Py_TYPE(self.ptr())->tp_name);
-}
-
 DraftObject& draft_of(py::handle self) {
-  if (PyObject_TypeCheck(self.ptr(), draft_type) == 0) refuse_self("Draft", self);
+  if (PyObject_TypeCheck(self.ptr(), draft_type) == 0) {
+    throw py::type_error(std::string("self must be a Draft, got a ") +
+                         Py_TYPE(self.ptr())->tp_name);
+  }
   return *reinterpret_cast<DraftObject*>(self.ptr());
-}
-
-const DraftBatch& batch_of(py::handle self) {
-  if (!py::isinstance<DraftBatch>(self)) refuse_self("DraftBatch", self);
-  return self.cast<const DraftBatch&>();
 }
 
 void deallocate(PyObject* self) {
@@ -152,13 +145,13 @@ void register_draft(py::module_& module) {
       "The drafts of a batch, as flat read-only columns: row r's tokens are offsets[r] to "
       "offsets[r + 1].");
   def_columns(batch, [](const py::object& self) {
-    const DraftBatch& drafts = batch_of(self);
+    const DraftBatch& drafts = self_as<DraftBatch>(self);
     return std::pair{drafts.columns, std::int64_t{drafts.offsets.back()}};
   });
   def_column(
       batch, "offsets",
       [](const py::object& self) {
-        const auto& offsets = batch_of(self).offsets;
+        const auto& offsets = self_as<DraftBatch>(self).offsets;
         return std::pair{offsets.data(), static_cast<std::int64_t>(offsets.size())};
       },
       "Where each row begins, and the end of the last, int32, one more than rows.");
@@ -174,7 +167,8 @@ void register_draft(py::module_& module) {
         return rows;
       },
       "The drafted tokens as a list for each row.");
-  def_described(batch, "__repr__", "batch", [](const py::handle& self) { batch_of(self); });
+  def_described(batch, "__repr__", "batch",
+                [](const py::handle& self) { self_as<DraftBatch>(self); });
 }
 
 }  // namespace fastdraft::bindings

@@ -17,6 +17,7 @@
 #include "fastdraft/engine.h"
 #include "fastdraft/error.h"
 #include "numpy.h"
+#include "offers_object.h"
 #include "register.h"
 #include "signatures.h"
 #include "typed_object.h"
@@ -75,10 +76,10 @@ std::optional<StepCost> step_cost(const std::optional<double>& token_cost,
   return StepCost::curve(cost->data(), cost->size());
 }
 
-void check_offsets(const IntegerArray<std::int64_t>& offsets, std::int64_t rows,
-                   std::int64_t tokens, const char* what = "offsets",
-                   const char* of = "emitted_ids") {
-  if (offsets.size() != rows + 1) {
+template <typename Offsets>
+void check_offsets(const Offsets& offsets, std::int64_t rows, std::int64_t tokens,
+                   const char* what = "offsets", const char* of = "emitted_ids") {
+  if (static_cast<std::int64_t>(offsets.size()) != rows + 1) {
     throw InvalidValueError(std::string(what) + " must have one more entry than the " +
                             std::to_string(rows) + " requests, got " +
                             std::to_string(offsets.size()));
@@ -144,30 +145,19 @@ DraftHandle propose(PythonEngine& engine, RequestId request, const ProposeOption
   return handle;
 }
 
-// The offers of a call, with their arrays.
+// The offers of a call. They are kept, and so are their arrays.
 class OffersOfCall {
  public:
-  // Throws TypeError for anything but a fastdraft.Offers or several, and InvalidValueError for
-  // arrays that do not belong together.
-  OffersOfCall(PythonEngine& engine, const std::optional<OffersObject>& given, std::int64_t rows) {
+  // Throws TypeError for anything but Offers or several, and InvalidValueError for those of another
+  // number of rows.
+  OffersOfCall(PythonEngine& engine, const std::optional<OffersArgument>& given,
+               std::int64_t rows) {
     if (!given) return;
-    // Looked up once, as in as_stats: this runs in every step.
-    PYBIND11_CONSTINIT static py::gil_safe_call_once_and_store<py::object> stored;
-    stored.call_once_and_store_result([] { return from_python("fastdraft.offers", "Offers"); });
-    const py::object& type = stored.get_stored();
-    if (py::isinstance(*given, type)) {
+    if (py::isinstance<OffersObject>(*given) || PySequence_Check(given->ptr()) == 0) {
       add(engine, *given, rows);
       return;
     }
-    const auto refuse = [](const py::handle& got) {
-      throw py::type_error("offers must be Offers or a list of them, got " +
-                           std::string(py::repr(got)));
-    };
-    if (PySequence_Check(given->ptr()) == 0) refuse(*given);
-    for (const py::handle& each : *given) {
-      if (!py::isinstance(each, type)) refuse(each);
-      add(engine, py::reinterpret_borrow<py::object>(each), rows);
-    }
+    for (const py::handle each : *given) add(engine, each, rows);
   }
 
   void put_into(ProposeOptions& options) const noexcept {
@@ -176,65 +166,25 @@ class OffersOfCall {
   }
 
  private:
-  using Confidences = py::array_t<float, py::array::c_style | py::array::forcecast>;
-
-  struct Arrays {
-    explicit Arrays(const py::object& offers)
-        : token_ids(offers.attr("token_ids"), "token_ids of offers"),
-          offsets(offers.attr("offsets"), "offsets of offers"),
-          parents(offers.attr("parents").is_none() ? Integers() : Integers(offers.attr("parents")),
-                  "parents of offers") {}
-
-    IntegerArray<Token> token_ids;
-    IntegerArray<std::int64_t> offsets;
-    IntegerArray<std::int32_t> parents;
-    Confidences confidences;
-  };
-
-  void add(PythonEngine& engine, const py::object& given, std::int64_t rows) {
-    arrays_.push_back(std::make_unique<Arrays>(given));
-    Arrays& arrays = *arrays_.back();
-    const std::int64_t count = arrays.token_ids.size();
-    Offers offers;
-    offers.kind = engine.offer_kind(given.attr("kind").cast<std::string>());
-    offers.time = given.attr("time").cast<double>();
-    offers.drawn = given.attr("drawn").cast<bool>();
-    offers.token_ids = arrays.token_ids.data();
-    if (given.attr("offsets").is_none()) {
-      throw InvalidValueError("offsets of offers must be given for a batch");
+  void add(PythonEngine& engine, py::handle given, std::int64_t rows) {
+    if (!py::isinstance<OffersObject>(given)) {
+      throw py::type_error("offers must be Offers or a list of them, got " +
+                           std::string(py::repr(given)));
     }
-    check_offsets(arrays.offsets, rows, count, "offsets of offers", "their token_ids");
-    offers.offsets = arrays.offsets.data();
-    const auto check = [&](std::int64_t size, const char* what) {
-      if (size != count) {
-        throw InvalidValueError(std::string(what) + " of offers must have one entry for each of " +
-                                std::to_string(count) + " token_ids, got " + std::to_string(size));
-      }
-    };
-    if (!given.attr("parents").is_none()) {
-      check(arrays.parents.size(), "parents");
-      offers.parents = arrays.parents.data();
-    }
-    if (!given.attr("confidences").is_none()) {
-      arrays.confidences = Confidences::ensure(given.attr("confidences"));
-      if (!arrays.confidences || arrays.confidences.ndim() != 1) {
-        PyErr_Clear();
-        throw InvalidValueError("confidences of offers must be one row of numbers, got " +
-                                std::string(py::repr(given.attr("confidences"))));
-      }
-      check(arrays.confidences.size(), "confidences");
-      offers.confidences = arrays.confidences.data();
-    }
-    offers_.push_back(offers);
+    kept_.push_back(py::reinterpret_borrow<py::object>(given));
+    const auto& offers = given.cast<const OffersObject&>();
+    check_offsets(offers.offsets, rows, static_cast<std::int64_t>(offers.token_ids.size()),
+                  "offsets of offers", "their token_ids");
+    offers_.push_back(offers.columns(engine.offer_kind(offers.kind)));
   }
 
-  std::vector<std::unique_ptr<Arrays>> arrays_;
+  std::vector<py::object> kept_;
   std::vector<Offers> offers_;
 };
 
 DraftHandle propose_with(PythonEngine& engine, RequestId request, std::optional<std::int64_t> limit,
                          const std::optional<double>& token_cost, const std::optional<Curve>& cost,
-                         const std::optional<OffersObject>& offers) {
+                         const std::optional<OffersArgument>& offers) {
   ProposeOptions options;
   options.cost = step_cost(token_cost, cost);
   const OffersOfCall offered(engine, offers, 1);
@@ -286,7 +236,7 @@ struct BatchOptions {
 DraftBatch propose_batch(PythonEngine& engine, const Integers& requests,
                          const std::optional<Integers>& limits,
                          const std::optional<double>& token_cost, const std::optional<Curve>& cost,
-                         bool padded, const std::optional<OffersObject>& offers) {
+                         bool padded, const std::optional<OffersArgument>& offers) {
   const IntegerArray<RequestId> ids(requests, "requests");
   BatchOptions known(limits, token_cost, cost, padded, ids.size());
   const OffersOfCall offered(engine, offers, ids.size());
@@ -690,10 +640,8 @@ Raises InvalidValueError where the drafter learns nothing: all but the default o
   module.attr("STEP_RANGES") = steps;
   FastMethod<PythonEngine, FastPropose>::install(engine, "propose");
   FastMethod<PythonEngine, FastObserve>::install(engine, "observe");
-  def_described(engine, "__repr__", "engine", [](const py::handle& self) {
-    if (!py::isinstance<PythonEngine>(self)) throw py::type_error("self must be an Engine");
-    self.cast<const PythonEngine&>();
-  });
+  def_described(engine, "__repr__", "engine",
+                [](const py::handle& self) { self_as<PythonEngine>(self); });
   // Copies of a model hold what drafts for it too, and go on with it as its original does.
   engine.def(
       "__deepcopy__", [](const py::object& self, const py::dict&) { return self; }, py::arg("memo"),

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "fastdraft/step_latency.h"
+#include "engine/step_latency.h"
 #include "initialised.h"
 #include "numpy.h"
 #include "register.h"

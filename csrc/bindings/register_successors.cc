@@ -1,16 +1,18 @@
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
+#include <pybind11/typing.h>
 
-#include <algorithm>
-#include <memory>
+#include <array>
+#include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "engine/successors.h"
 #include "fastdraft/error.h"
-#include "fastdraft/successors.h"
 #include "initialised.h"
 #include "numpy.h"
+#include "offers_object.h"
 #include "register.h"
 
 namespace fastdraft::bindings {
@@ -18,131 +20,178 @@ namespace {
 
 namespace py = pybind11;
 
-using Floats = py::array_t<float, py::array::c_style | py::array::forcecast>;
+// Integers of two dimensions, checked and copied flat. `columns`: 0 for any number.
+struct Rows {
+  Rows(const Integers& given, const char* what, std::int64_t columns)
+      : array(py::array::ensure(given)),
+        shape(array ? std::string(py::str(array.attr("shape"))) : "none"),
+        values(flat(array, shape, what, columns), what) {}
 
-// The rows of an array of `columns` columns, given flat.
-std::int64_t rows_of(std::int64_t size, std::int64_t columns, const char* what) {
-  if (size % columns != 0) {
-    throw InvalidValueError(std::string(what) + " must be rows of " + std::to_string(columns) +
-                            " tokens, got " + std::to_string(size) + " in all");
-  }
-  return size / columns;
-}
-
-// What contexts are followed by, checked and copied.
-struct Learned {
-  Learned(const Integers& context_ids, const Integers& followers, const Floats& chances)
-      : contexts(context_ids, "contexts"),
-        token_ids(followers, "token_ids"),
-        rows(rows_of(contexts.size(), 2, "contexts")),
-        probabilities(chances.data(), chances.data() + chances.size()) {
-    if (token_ids.size() != chances.size() ||
-        (rows == 0 ? token_ids.size() : token_ids.size() % rows) != 0) {
-      throw InvalidValueError("token_ids and probabilities must have a row for each of " +
-                              std::to_string(rows) + " contexts, got " +
-                              std::to_string(token_ids.size()) + " and " +
-                              std::to_string(chances.size()) + " in all");
+  static Integers flat(const py::array& array, const std::string& shape, const char* what,
+                       std::int64_t columns) {
+    if (!array) PyErr_Clear();
+    if (array && array.ndim() == 2 && (columns == 0 || array.shape(1) == columns)) {
+      return Integers(array.attr("ravel")());
     }
-    count = rows == 0 ? 0 : token_ids.size() / rows;
+    const std::string of = columns == 0 ? "" : " of " + std::to_string(columns) + " tokens";
+    throw InvalidValueError(std::string(what) + " must be rows" + of + ", got shape " + shape);
   }
 
-  const IntegerArray<Token> contexts;
-  const IntegerArray<Token> token_ids;
-  const std::int64_t rows;
-  const std::vector<float> probabilities;
-  std::int64_t count = 0;
+  std::int64_t rows() const { return array.shape(0); }
+  std::int64_t columns() const { return array.shape(1); }
+
+  const py::array array;
+  const std::string shape;
+  const IntegerArray<Token> values;
 };
 
-// The tables of a tuple, which keeps them alive.
-std::vector<Successors*> tables_of(const py::tuple& tables) {
-  std::vector<Successors*> found;
-  found.reserve(tables.size());
-  for (const py::handle table : tables) {
-    if (!py::isinstance<Successors>(table)) {
-      throw py::type_error("tables must be Successors, got " +
-                           std::string(py::str(py::type::of(table))));
+// The tables of a call, which `kept` keeps alive.
+struct Tables {
+  explicit Tables(py::tuple tables) : kept(std::move(tables)) {
+    for (const py::handle table : kept) {
+      if (!py::isinstance<Successors>(table)) {
+        throw py::type_error("tables must be Successors, got " +
+                             std::string(py::str(py::type::of(table))));
+      }
+      found.push_back(&py::cast<Successors&>(table));
     }
-    found.push_back(&py::cast<Successors&>(table));
   }
-  return found;
-}
+  std::int64_t size() const { return static_cast<std::int64_t>(found.size()); }
 
-void learn(Successors& successors, const Integers& contexts, const Integers& token_ids,
-           const Floats& probabilities) {
-  const Learned learned(contexts, token_ids, probabilities);
-  const py::gil_scoped_release release;
-  successors.learn(learned.contexts.data(), learned.rows, learned.token_ids.data(),
-                   learned.probabilities.data(), learned.count);
-}
+  const py::tuple kept;
+  std::vector<Successors*> found;
+};
 
-void learn_each(const py::tuple& tables, const Integers& offsets, const Integers& contexts,
-                const Integers& token_ids, const Floats& probabilities) {
-  const std::vector<Successors*> found = tables_of(tables);
-  const IntegerArray<std::int64_t> starts(offsets, "offsets");
-  const Learned learned(contexts, token_ids, probabilities);
-  const auto size = static_cast<std::int64_t>(found.size());
-  if (starts.size() != size + 1 || starts.data()[size] != learned.rows) {
+using Iterable = py::typing::Iterable<Successors>;
+
+void learn_rows(const Tables& tables, const std::int64_t* offsets, const Rows& contexts,
+                const Integers& token_ids, const Integers& probabilities) {
+  const Rows followers(token_ids, "token_ids", 0);
+  const Floats given = Floats::ensure(probabilities);
+  if (!given) throw py::error_already_set();
+  const std::string shape = py::str(given.attr("shape"));
+  if (followers.rows() != contexts.rows() || followers.shape != shape) {
     throw InvalidValueError(
-        "offsets must have one more than " + std::to_string(size) + " tables and end at " +
-        std::to_string(learned.rows) + ", got " + std::to_string(starts.size()) +
-        (starts.size() == 0 ? ""
-                            : " that end at " + std::to_string(starts.data()[starts.size() - 1])));
+        "token_ids and probabilities must have one shape, with a row for each of " +
+        std::to_string(contexts.rows()) + " contexts, got " + followers.shape + " and " + shape);
+  }
+  const std::vector<float> chances(given.data(), given.data() + given.size());
+  const py::gil_scoped_release release;
+  Successors::learn(tables.found.data(), tables.size(), offsets, contexts.values.data(),
+                    followers.values.data(), chances.data(), followers.columns());
+}
+
+void learn_each(const Iterable& tables, const Integers& offsets, const Integers& contexts,
+                const Integers& token_ids, const Integers& probabilities) {
+  const Tables of(py::tuple{tables});
+  const Rows known(contexts, "contexts", 2);
+  const IntegerArray<std::int64_t> starts(offsets, "offsets");
+  const std::int64_t given = starts.size();
+  if (given != of.size() + 1 || starts.data()[of.size()] != known.rows()) {
+    throw InvalidValueError(
+        "offsets must have one more than " + std::to_string(of.size()) + " tables and end at " +
+        std::to_string(known.rows()) + ", got " + std::to_string(given) +
+        (given == 0 ? "" : " that end at " + std::to_string(starts.data()[given - 1])));
+  }
+  learn_rows(of, starts.data(), known, token_ids, probabilities);
+}
+
+void learn(const py::object& self, const Integers& contexts, const Integers& token_ids,
+           const Integers& probabilities) {
+  const Tables of(py::make_tuple(self));
+  const Rows known(contexts, "contexts", 2);
+  const std::array<std::int64_t, 2> offsets = {0, known.rows()};
+  learn_rows(of, offsets.data(), known, token_ids, probabilities);
+}
+
+OffersObject offers_of(const py::tuple& tables, const Rows& ends, std::int32_t nodes,
+                       std::string kind) {
+  const Tables of(tables);
+  if (ends.rows() != of.size()) {
+    throw InvalidValueError("ends must have a row for each of " + std::to_string(of.size()) +
+                            " tables, got " + std::to_string(ends.rows()));
   }
   const py::gil_scoped_release release;
-  Successors::learn_each(found.data(), size, starts.data(), learned.contexts.data(),
-                         learned.token_ids.data(), learned.probabilities.data(), learned.count);
+  Successors::Trees trees =
+      Successors::trees(of.found.data(), ends.values.data(), of.size(), nodes);
+  return {std::move(kind), std::move(trees.token_ids), std::move(trees.offsets),
+          std::move(trees.parents), std::move(trees.confidences)};
 }
 
-py::tuple arrays_of(const Successors::Trees& trees) {
-  const auto array = [](const auto& values) {
-    return py::array(static_cast<py::ssize_t>(values.size()), values.data());
-  };
-  return py::make_tuple(array(trees.token_ids), array(trees.offsets), array(trees.parents),
-                        array(trees.confidences));
+OffersObject offers_each(const Iterable& tables, const Integers& ends, std::int32_t nodes,
+                         std::string kind) {
+  return offers_of(py::tuple{tables}, Rows(ends, "ends", Successors::kEnd), nodes, std::move(kind));
 }
 
-py::tuple trees(const Successors& successors, const Integers& ends, std::int32_t nodes) {
-  const IntegerArray<Token> tokens(ends, "ends");
-  const std::int64_t rows = rows_of(tokens.size(), Successors::kEnd, "ends");
-  Successors::Trees found;
-  {
-    const py::gil_scoped_release release;
-    found = successors.trees(tokens.data(), rows, nodes);
-  }
-  return arrays_of(found);
-}
-
-py::tuple trees_each(const py::tuple& tables, const Integers& ends, std::int32_t nodes) {
-  const std::vector<Successors*> of_rows = tables_of(tables);
-  const IntegerArray<Token> tokens(ends, "ends");
-  const std::int64_t rows = rows_of(tokens.size(), Successors::kEnd, "ends");
-  if (rows != static_cast<std::int64_t>(of_rows.size())) {
-    throw InvalidValueError("ends must have a row for each of " + std::to_string(of_rows.size()) +
-                            " tables, got " + std::to_string(rows));
-  }
-  Successors::Trees found;
-  {
-    const py::gil_scoped_release release;
-    found = Successors::trees_each(of_rows.data(), tokens.data(), rows, nodes);
-  }
-  return arrays_of(found);
+OffersObject offers(const py::object& self, const Integers& ends, std::int32_t nodes,
+                    std::string kind) {
+  self_as<Successors>(self);
+  const Rows read(ends, "ends", Successors::kEnd);
+  py::tuple tables(read.rows());
+  for (std::size_t row = 0; row < tables.size(); ++row) tables[row] = self;
+  return offers_of(tables, read, nodes, std::move(kind));
 }
 
 }  // namespace
 
 void register_successors(py::module_& module) {
-  py::class_<Successors> successors(module, "Successors", "The core of fastdraft.Successors.");
-  successors.def(py::init<std::int64_t>(), py::kw_only(), py::arg("slots"));
+  py::class_<Successors> successors(
+      module, "Successors",
+      R"(The likeliest next tokens at the positions that the target has seen lately.
+
+A verification computes logits for each token of a draft, rejected ones too. `learn` keeps the
+likeliest tokens of each; where a text comes to such tokens again, `offers` makes a tree of them for
+`Engine.propose_batch`, together with the runners-up of the text's last position. Useful for drafts
+that are trees, where a draft token costs little.
+
+After Token Recycling (Luo et al., 2024, arXiv:2408.08696) and LogitSpec (Liu et al., 2025,
+arXiv:2507.01449).
+
+Requests share what they learn from: give requests that must not see each other one each. Calls from
+several threads take turns.)");
+  successors.def(py::init<std::int64_t>(), py::kw_only(), py::arg("slots") = 32768,
+                 R"(Makes an empty table.
+
+slots: contexts that the table has room for, rounded up to a power of two; each takes 72 bytes.
+    Newer contexts push out older ones.
+
+Raises InvalidValueError where `slots` is below 1 or above 2**24.)");
   successors.def_property_readonly("slots", &Successors::slots,
                                    "How many contexts the table has room for.");
   successors.def_property_readonly("num_bytes", &Successors::bytes, "The memory of the table.");
-  successors.def("_learn", &learn, py::arg("contexts"), py::arg("token_ids"),
-                 py::arg("probabilities"));
-  successors.def_static("_learn_each", &learn_each, py::arg("tables"), py::arg("offsets"),
-                        py::arg("contexts"), py::arg("token_ids"), py::arg("probabilities"));
-  successors.def("_trees", &trees, py::arg("ends"), py::arg("nodes"));
-  successors.def_static("_trees_each", &trees_each, py::arg("tables"), py::arg("ends"),
-                        py::arg("nodes"));
+  successors.def("learn", &learn, py::arg("contexts"), py::arg("token_ids"),
+                 py::arg("probabilities"),
+                 R"(Learns what may follow. Of equal contexts the last row counts.
+
+contexts: (rows, 2) integers, the last two tokens at a position; -1 for one that does not exist.
+token_ids: (rows, n) integers, n at most 8: tokens that may follow, different ones in each row; a
+    negative one ends its row.
+probabilities: (rows, n), how likely each is, from 0 to 1.
+
+Raises InvalidValueError for a wrong shape, id or probability. Nothing is learned then.)");
+  successors.def_static("learn_each", &learn_each, py::arg("tables"), py::arg("offsets"),
+                        py::arg("contexts"), py::arg("token_ids"), py::arg("probabilities"),
+                        R"(The same for several tables in one call, without the GIL.
+
+tables: one for each request, for example.
+offsets: table i learns rows offsets[i] to offsets[i + 1] - 1 of the arrays: integers, one more than
+    tables, that rise from 0 to the number of rows.)");
+  successors.def("offers", &offers, py::arg("ends"), py::kw_only(),
+                 py::arg("nodes") = Successors::kNodes, py::arg("kind") = "successors",
+                 R"(What may follow texts, a tree for each: about 10 us.
+
+ends: (rows, 3) integers, the last three tokens of each text; -1 for one that does not exist. A row
+    whose last one is -1 gets no tree.
+nodes: the most tokens of a tree, 1 to 48: the first ones on the most probable paths.
+kind: of the offers.
+
+Raises InvalidValueError: `ends` has another shape or ids below -1, or `nodes` is out of range.)");
+  successors.def_static("offers_each", &offers_each, py::arg("tables"), py::arg("ends"),
+                        py::kw_only(), py::arg("nodes") = Successors::kNodes,
+                        py::arg("kind") = "successors",
+                        R"(The same from a table for each row, in one call without the GIL.
+
+Raises InvalidValueError as `offers`, or where there is not one table for each row.)");
 }
 
 }  // namespace fastdraft::bindings

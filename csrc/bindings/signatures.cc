@@ -15,11 +15,14 @@ namespace py = pybind11;
 
 // The builtin function behind what a class holds, or null.
 PyCFunctionObject* function_of(py::handle member) {
+  py::object function = py::reinterpret_borrow<py::object>(member);
   if (PyInstanceMethod_Check(member.ptr()) != 0) {
-    member = PyInstanceMethod_Function(member.ptr());
+    function = py::reinterpret_borrow<py::object>(PyInstanceMethod_Function(member.ptr()));
+  } else if (Py_TYPE(member.ptr()) == &PyStaticMethod_Type) {
+    function = member.attr("__func__");
   }
-  if (PyCFunction_Check(member.ptr()) == 0) return nullptr;
-  return reinterpret_cast<PyCFunctionObject*>(member.ptr());
+  if (PyCFunction_Check(function.ptr()) == 0) return nullptr;
+  return reinterpret_cast<PyCFunctionObject*>(function.ptr());  // the class holds it
 }
 
 // Gives a class the signature of its __init__, without self.
@@ -43,13 +46,13 @@ void sign_class(py::handle type, const std::string& init_doc) {
 
 std::string text_signature(const std::string& name, const std::string& doc,
                            const std::string& self) {
-  const std::string begin = name + "(self";
-  if (doc.compare(0, begin.size(), begin) != 0) return "";
-  std::string signature = name + "(" + self;
+  if (doc.compare(0, name.size() + 1, name + "(") != 0) return "";
+  const bool is_static = doc.compare(name.size(), 5, "(self") != 0;
+  std::string signature = name + (is_static ? "" : "(" + self);
   int depth = 0;
-  bool skips = true;     // what is not of the signature: the first name, and annotations
-  bool is_first = true;  // whether the parameter is self
-  bool is_empty = self.empty();
+  bool skips = !is_static;     // what is not of the signature: self, and annotations
+  bool is_first = !is_static;  // whether the parameter is self
+  bool is_empty = !is_static && self.empty();
   for (std::size_t i = name.size(); i < doc.size() && doc[i] != '\n'; ++i) {
     const char letter = doc[i];
     if (letter == '(' || letter == '[') ++depth;

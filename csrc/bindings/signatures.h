@@ -9,7 +9,8 @@ namespace fastdraft::bindings {
 
 // The beginning of a docstring from which Python makes __text_signature__, "name(a, *,
 // b=1)\n--\n\n", read from the first line that pybind11 wrote into `doc`; empty where it has no
-// such line. `self` is the name of the first parameter there; an empty one leaves it out.
+// such line. `self` is the name of the first parameter there; an empty one leaves it out, and a
+// static method has none.
 std::string text_signature(const std::string& name, const std::string& doc,
                            const std::string& self);
 

@@ -33,7 +33,7 @@ struct ContinuationsType {
 // What `OffersOfCall` takes.
 struct OffersType {
   static constexpr auto name = pybind11::detail::const_name(
-      "fastdraft.offers.Offers | collections.abc.Sequence[fastdraft.offers.Offers]");
+      "fastdraft._core.Offers | collections.abc.Sequence[fastdraft._core.Offers]");
 };
 // What `stores_of` takes.
 struct StoresType {
@@ -44,7 +44,7 @@ using ConfigObject = TypedObject<ConfigType>;
 using CalibrationObject = TypedObject<CalibrationType>;
 using StatsObject = TypedObject<StatsType>;
 using StoresObject = TypedObject<StoresType>;
-using OffersObject = TypedObject<OffersType>;
+using OffersArgument = TypedObject<OffersType>;
 using ContinuationsObject = TypedObject<ContinuationsType>;
 
 // The configuration that a DraftConfig describes. Throws InvalidValueError for fields of another

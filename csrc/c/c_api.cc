@@ -121,7 +121,6 @@ FASTDRAFT_FIRST(fastdraft_request_options, 72, num_read_only);
 FASTDRAFT_FIRST(fastdraft_offers, 72, drawn);
 FASTDRAFT_FIRST(fastdraft_propose_options, 64, num_offers);
 FASTDRAFT_FIRST(fastdraft_draft, 56, sources);
-FASTDRAFT_FIRST(fastdraft_continuations, 64, probabilities);
 FASTDRAFT_FIRST(fastdraft_stats, 72, num_tokens);
 #undef FASTDRAFT_FIRST
 
@@ -313,33 +312,6 @@ void write_counts(const DraftCounts& counts, std::int64_t num_tokens, fastdraft_
   stats.rejected_prediction = counts.rejected_prediction;
   stats.num_tokens = num_tokens;
   write_struct(stats, out);
-}
-
-// Calls `run` with the engine for the rows of a step, and notes those that failed.
-template <typename Run>
-fastdraft_status observe_rows(fastdraft_engine* engine, const fastdraft_request* requests,
-                              int64_t rows, const int32_t* emitted, int64_t count,
-                              const int64_t* offsets, fastdraft_status* statuses, Run run) {
-  fastdraft_status first = FASTDRAFT_OK;
-  const fastdraft_status status = guarded([&] {
-    fastdraft::Engine& core = required(engine, "engine").engine;
-    check_array(requests, rows, "requests");
-    check_array(emitted, count, "emitted");
-    required(offsets, "offsets");
-    if (offsets[0] != 0 || offsets[rows] != count) {
-      throw InvalidValueError("offsets must rise from 0 to the number of emitted tokens, " +
-                              std::to_string(count) + ", got " + std::to_string(offsets[0]) +
-                              " .. " + std::to_string(offsets[rows]));
-    }
-    const std::vector<RowError> failed = run(core);
-    if (statuses != nullptr) std::fill_n(statuses, rows, FASTDRAFT_OK);
-    // From the last to the first, so that the message is that of the first.
-    for (auto row = failed.rbegin(); row != failed.rend(); ++row) {
-      first = note(row->error);
-      if (statuses != nullptr) statuses[row->row] = first;
-    }
-  });
-  return status == FASTDRAFT_OK ? first : status;
 }
 
 }  // namespace
@@ -553,36 +525,26 @@ fastdraft_status fastdraft_observe_batch(fastdraft_engine* engine,
                                          const fastdraft_request* requests, int64_t rows,
                                          const int32_t* emitted, int64_t count,
                                          const int64_t* offsets, fastdraft_status* statuses) {
-  return observe_rows(engine, requests, rows, emitted, count, offsets, statuses,
-                      [&](fastdraft::Engine& core) {
-                        return core.observe_batch(requests, rows, emitted, offsets);
-                      });
-}
-
-fastdraft_status fastdraft_continue_batch(fastdraft_engine* engine,
-                                          const fastdraft_request* requests, int64_t rows,
-                                          const int32_t* emitted, int64_t count,
-                                          const int64_t* offsets, const int32_t* drafted,
-                                          const int64_t* places, const fastdraft_continuations* out,
-                                          fastdraft_status* statuses) {
-  return observe_rows(
-      engine, requests, rows, emitted, count, offsets, statuses, [&](fastdraft::Engine& core) {
-        const auto to = read_struct(out, "out");
-        constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
-        if (to.rows < 0 || to.nodes < 0 || (to.nodes > 0 && to.rows > kMost / to.nodes)) {
-          throw InvalidValueError("out must have 0 to " + std::to_string(kMost) +
-                                  " nodes in all its rows, got " + std::to_string(to.rows) +
-                                  " rows of " + std::to_string(to.nodes));
-        }
-        check_array(to.base, to.rows, "out.base");
-        check_array(to.count, to.rows, "out.count");
-        check_array(to.token_ids, to.rows * to.nodes, "out.token_ids");
-        check_array(to.parents, to.rows * to.nodes, "out.parents");
-        check_array(to.probabilities, to.rows * to.nodes, "out.probabilities");
-        return core.continue_batch(
-            requests, rows, emitted, offsets, drafted, places,
-            {to.rows, to.nodes, to.base, to.count, to.token_ids, to.parents, to.probabilities});
-      });
+  fastdraft_status first = FASTDRAFT_OK;
+  const fastdraft_status status = guarded([&] {
+    fastdraft::Engine& core = required(engine, "engine").engine;
+    check_array(requests, rows, "requests");
+    check_array(emitted, count, "emitted");
+    required(offsets, "offsets");
+    if (offsets[0] != 0 || offsets[rows] != count) {
+      throw InvalidValueError("offsets must rise from 0 to the number of emitted tokens, " +
+                              std::to_string(count) + ", got " + std::to_string(offsets[0]) +
+                              " .. " + std::to_string(offsets[rows]));
+    }
+    const std::vector<RowError> failed = core.observe_batch(requests, rows, emitted, offsets);
+    if (statuses != nullptr) std::fill_n(statuses, rows, FASTDRAFT_OK);
+    // From the last to the first, so that the message is that of the first.
+    for (auto row = failed.rbegin(); row != failed.rend(); ++row) {
+      first = note(row->error);
+      if (statuses != nullptr) statuses[row->row] = first;
+    }
+  });
+  return status == FASTDRAFT_OK ? first : status;
 }
 
 fastdraft_status fastdraft_get_stats(fastdraft_engine* engine, fastdraft_request request,

@@ -4,7 +4,7 @@ On all nodes: pip install vllm 'fastdraft[fleet,cli]' 'ray[serve]', and before `
 export FASTDRAFT_MEMORY_KEY=...
 
     serve run vllm_on_ray:app replicas=2 model=MODEL \
-      speculative-config='{"method": "fastdraft", "fleet_url": "s3://bucket/fastdraft"}'
+      speculative-config='{"method": "fastdraft", "memory_url": "s3://bucket/fastdraft"}'
 
 All arguments but `replicas` and `gpus`, of each replica, are those of `vllm serve`.
 """

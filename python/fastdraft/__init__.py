@@ -12,11 +12,9 @@ from fastdraft.calibration import Calibration
 from fastdraft.config import DraftConfig
 from fastdraft.continuations import Continuations
 from fastdraft.datastore import Datastore
-from fastdraft.engine import Draft, DraftBatch, Engine, Source
+from fastdraft.engine import Draft, DraftBatch, Engine, Offers, Source, Successors
 from fastdraft.memory import Memory
-from fastdraft.offers import Offers
 from fastdraft.stats import DraftStats
-from fastdraft.successors import Successors
 
 __version__ = "0.2.0"
 __all__ = [

@@ -6,12 +6,11 @@ import collections.abc
 import fastdraft.calibration
 import fastdraft.config
 import fastdraft.continuations
-import fastdraft.offers
 import fastdraft.stats
 import numpy
 import numpy.typing
 import typing
-__all__: list[str] = ['Datastore', 'DatastoreWriter', 'Draft', 'DraftBatch', 'Engine', 'FEATURES', 'MAX_REQUEST_TOKENS', 'MOST_WEIGHT', 'OFFER_RANGES', 'STEP_RANGES', 'StepLatency', 'Successors', 'check_config']
+__all__: list[str] = ['Datastore', 'DatastoreWriter', 'Draft', 'DraftBatch', 'Engine', 'FEATURES', 'MAX_REQUEST_TOKENS', 'MOST_WEIGHT', 'OFFER_RANGES', 'Offers', 'STEP_RANGES', 'StepLatency', 'Successors', 'check_config']
 class Draft:
     """
     The tokens guessed for one step of a request, as read-only columns.
@@ -297,22 +296,139 @@ class StepLatency:
         To be asked once a step. One that is not measured then is wanted again some steps later. Raises
         InvalidValueError.
         """
+class Offers:
+    """
+    What a drafter of one kind guesses for the next step of each row of a batch.
+    
+    Row r's tokens are token_ids[offsets[r]:offsets[r + 1]], a chain or a tree, 1,024 at most. A row
+    without tokens has no offer. The engine weighs them with its own evidence: how much more likely a
+    token becomes that is offered, and how much less another one, is learned for each kind from what
+    the target emits.
+    """
+    @staticmethod
+    def of_rows(kind: str, rows: collections.abc.Iterable[numpy.typing.ArrayLike], *, parents: collections.abc.Iterable[numpy.typing.ArrayLike] | None = None, confidences: collections.abc.Iterable[numpy.typing.ArrayLike] | None = None, time: typing.SupportsFloat | typing.SupportsIndex = 0.0, drawn: bool = False) -> Offers:
+        """
+        The same from a list for each row.
+        """
+    def __init__(self, kind: str, token_ids: numpy.typing.ArrayLike, offsets: numpy.typing.ArrayLike | None = None, parents: numpy.typing.ArrayLike | None = None, confidences: numpy.typing.ArrayLike | None = None, time: typing.SupportsFloat | typing.SupportsIndex = 0.0, drawn: bool = False) -> None:
+        """
+        Copies what a drafter guesses.
+        
+        kind: the drafter's name, such as "eagle".
+        token_ids: the tokens of all rows, one row after another.
+        offsets: where each row begins, and the end of the last: one more than rows. By default all tokens
+            are one row.
+        parents: for each token the index of its parent in the row, before its own; -1 for the last token
+            of the request's text. By default each row is a chain.
+        confidences: how sure the drafter is of each token where those before it are right, from 0 to 1,
+            such as its probability. They need not be calibrated. By default it does not say.
+        time: what making the offers took, for all rows together: in the unit of the cost curve, or with a
+            constant token cost as a fraction of a step without drafts.
+        drawn: whether each token was drawn at random from the drafter's distribution, to be verified
+            against it by `verify_rejection`. A row with such an offer, a chain, drafts just that: to choose
+            among drawn tokens, or to cut them by what they are, would bias the output. So ask `wants` first.
+        
+        Raises InvalidValueError for columns of different lengths.
+        """
+    def __repr__(self) -> str:
+        ...
+    @property
+    def confidences(self) -> numpy.typing.NDArray[numpy.float32] | None:
+        """
+        How sure the drafter is of each token, float32; None where it does not say.
+        """
+    @property
+    def drawn(self) -> bool:
+        """
+        Whether the tokens were drawn at random.
+        """
+    @property
+    def kind(self) -> str:
+        """
+        The drafter's name.
+        """
+    @property
+    def offsets(self) -> numpy.typing.NDArray[numpy.int64]:
+        """
+        Where each row begins, and the end, int64.
+        """
+    @property
+    def parents(self) -> numpy.typing.NDArray[numpy.int32] | None:
+        """
+        Each token's parent in its row, int32; None where rows are chains.
+        """
+    @property
+    def time(self) -> float:
+        """
+        What making the offers took.
+        """
+    @property
+    def token_ids(self) -> numpy.typing.NDArray[numpy.int32]:
+        """
+        The tokens of all rows, int32.
+        """
 class Successors:
     """
-    The core of fastdraft.Successors.
+    The likeliest next tokens at the positions that the target has seen lately.
+    
+    A verification computes logits for each token of a draft, rejected ones too. `learn` keeps the
+    likeliest tokens of each; where a text comes to such tokens again, `offers` makes a tree of them for
+    `Engine.propose_batch`, together with the runners-up of the text's last position. Useful for drafts
+    that are trees, where a draft token costs little.
+    
+    After Token Recycling (Luo et al., 2024, arXiv:2408.08696) and LogitSpec (Liu et al., 2025,
+    arXiv:2507.01449).
+    
+    Requests share what they learn from: give requests that must not see each other one each. Calls from
+    several threads take turns.
     """
     @staticmethod
-    def _learn_each(tables: tuple, offsets: numpy.typing.ArrayLike, contexts: numpy.typing.ArrayLike, token_ids: numpy.typing.ArrayLike, probabilities: typing.Annotated[numpy.typing.ArrayLike, numpy.float32]) -> None:
-        ...
+    def learn_each(tables: collections.abc.Iterable[Successors], offsets: numpy.typing.ArrayLike, contexts: numpy.typing.ArrayLike, token_ids: numpy.typing.ArrayLike, probabilities: numpy.typing.ArrayLike) -> None:
+        """
+        The same for several tables in one call, without the GIL.
+        
+        tables: one for each request, for example.
+        offsets: table i learns rows offsets[i] to offsets[i + 1] - 1 of the arrays: integers, one more than
+            tables, that rise from 0 to the number of rows.
+        """
     @staticmethod
-    def _trees_each(tables: tuple, ends: numpy.typing.ArrayLike, nodes: typing.SupportsInt | typing.SupportsIndex) -> tuple:
-        ...
-    def __init__(self, *, slots: typing.SupportsInt | typing.SupportsIndex) -> None:
-        ...
-    def _learn(self, contexts: numpy.typing.ArrayLike, token_ids: numpy.typing.ArrayLike, probabilities: typing.Annotated[numpy.typing.ArrayLike, numpy.float32]) -> None:
-        ...
-    def _trees(self, ends: numpy.typing.ArrayLike, nodes: typing.SupportsInt | typing.SupportsIndex) -> tuple:
-        ...
+    def offers_each(tables: collections.abc.Iterable[Successors], ends: numpy.typing.ArrayLike, *, nodes: typing.SupportsInt | typing.SupportsIndex = 48, kind: str = 'successors') -> Offers:
+        """
+        The same from a table for each row, in one call without the GIL.
+        
+        Raises InvalidValueError as `offers`, or where there is not one table for each row.
+        """
+    def __init__(self, *, slots: typing.SupportsInt | typing.SupportsIndex = 32768) -> None:
+        """
+        Makes an empty table.
+        
+        slots: contexts that the table has room for, rounded up to a power of two; each takes 72 bytes.
+            Newer contexts push out older ones.
+        
+        Raises InvalidValueError where `slots` is below 1 or above 2**24.
+        """
+    def learn(self, contexts: numpy.typing.ArrayLike, token_ids: numpy.typing.ArrayLike, probabilities: numpy.typing.ArrayLike) -> None:
+        """
+        Learns what may follow. Of equal contexts the last row counts.
+        
+        contexts: (rows, 2) integers, the last two tokens at a position; -1 for one that does not exist.
+        token_ids: (rows, n) integers, n at most 8: tokens that may follow, different ones in each row; a
+            negative one ends its row.
+        probabilities: (rows, n), how likely each is, from 0 to 1.
+        
+        Raises InvalidValueError for a wrong shape, id or probability. Nothing is learned then.
+        """
+    def offers(self, ends: numpy.typing.ArrayLike, *, nodes: typing.SupportsInt | typing.SupportsIndex = 48, kind: str = 'successors') -> Offers:
+        """
+        What may follow texts, a tree for each: about 10 us.
+        
+        ends: (rows, 3) integers, the last three tokens of each text; -1 for one that does not exist. A row
+            whose last one is -1 gets no tree.
+        nodes: the most tokens of a tree, 1 to 48: the first ones on the most probable paths.
+        kind: of the offers.
+        
+        Raises InvalidValueError: `ends` has another shape or ids below -1, or `nodes` is out of range.
+        """
     @property
     def num_bytes(self) -> int:
         """
@@ -451,7 +567,7 @@ class Engine:
         
         A request that has several rows takes them in their order, as it would from several calls.
         """
-    def propose(self, request: typing.SupportsInt | typing.SupportsIndex, *, limit: typing.SupportsInt | typing.SupportsIndex | None = None, token_cost: typing.SupportsFloat | typing.SupportsIndex | None = None, cost: typing.Annotated[numpy.typing.ArrayLike, numpy.float64] | None = None, offers: fastdraft.offers.Offers | collections.abc.Sequence[fastdraft.offers.Offers] | None = None) -> Draft:
+    def propose(self, request: typing.SupportsInt | typing.SupportsIndex, *, limit: typing.SupportsInt | typing.SupportsIndex | None = None, token_cost: typing.SupportsFloat | typing.SupportsIndex | None = None, cost: typing.Annotated[numpy.typing.ArrayLike, numpy.float64] | None = None, offers: Offers | collections.abc.Sequence[Offers] | None = None) -> Draft:
         """
         The draft for the request's next step.
         
@@ -469,7 +585,7 @@ class Engine:
         
         O(lookahead). Raises UnknownRequestError or InvalidValueError.
         """
-    def propose_batch(self, requests: numpy.typing.ArrayLike, *, limits: numpy.typing.ArrayLike | None = None, token_cost: typing.SupportsFloat | typing.SupportsIndex | None = None, cost: typing.Annotated[numpy.typing.ArrayLike, numpy.float64] | None = None, padded: bool = False, offers: fastdraft.offers.Offers | collections.abc.Sequence[fastdraft.offers.Offers] | None = None) -> DraftBatch:
+    def propose_batch(self, requests: numpy.typing.ArrayLike, *, limits: numpy.typing.ArrayLike | None = None, token_cost: typing.SupportsFloat | typing.SupportsIndex | None = None, cost: typing.Annotated[numpy.typing.ArrayLike, numpy.float64] | None = None, padded: bool = False, offers: Offers | collections.abc.Sequence[Offers] | None = None) -> DraftBatch:
         """
         The drafts for the next step of a batch, chosen together.
         

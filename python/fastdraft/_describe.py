@@ -6,9 +6,9 @@ from html import escape
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fastdraft.engine import Draft, DraftBatch, Engine
+    from fastdraft.engine import Draft, DraftBatch, Engine, Offers
 
-__all__ = ["amount", "batch", "draft", "draft_as_html", "engine", "size"]
+__all__ = ["amount", "batch", "draft", "draft_as_html", "engine", "offers", "size"]
 
 MOST_TOKENS = 16
 """Of a longer draft the first tokens are shown."""
@@ -53,6 +53,12 @@ def batch(self: DraftBatch) -> str:
     rows = self.tolist()
     tokens = amount(sum(map(len, rows)), "token")
     return f"<DraftBatch of {amount(len(rows), 'row')}, {tokens}: {_cut(list(map(_cut, rows)))}>"
+
+
+def offers(self: Offers) -> str:
+    """`Offers.__repr__`."""
+    rows = amount(len(self.offsets) - 1, "row")
+    return f"<Offers of {self.kind!r}, {rows}: {_cut(self.token_ids.tolist())}>"
 
 
 def draft_as_html(self: Draft) -> str:

@@ -1,14 +1,11 @@
 """Drafting beside a host that never waits: a thread that owns the engine.
 
-An asynchronous host launches its next step before it knows the last one's tokens. It reports
-steps as their tokens arrive, and takes whatever continuations are newest when it drafts:
+An asynchronous host launches its next step before it knows the last one's tokens. It says how to
+read each step's tokens once they arrive, and drafts from the continuations that came last:
 
-    drafter = BackgroundDrafter(engine, rows=64, nodes=128)
+    drafter = BackgroundDrafter(engine, continuations, numbers, publish)
     number = drafter.add(row, prompt_ids)
-    drafter.observe([row], [number], [position], token_ids, [0, len(token_ids)])   # after each step
-    snapshot = drafter.acquire()     # whole and unchanging until it is released
-    ...                              # copy it to the device, align drafts with it
-    drafter.release(snapshot)
+    drafter.expect(read)             # after each step; read() gives a Report
     drafter.finish(number)
 
 No call waits for the engine. Drafts are only guesses, so nothing that goes wrong here can change an
@@ -21,29 +18,24 @@ import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from fastdraft.continuations import Continuations
 from fastdraft.errors import FastdraftError, InvalidValueError
 from fastdraft.faults import Faults
 
-__all__ = ["BackgroundCounts", "BackgroundDrafter", "BatchEngine", "Report", "Snapshot"]
+__all__ = ["BackgroundDrafter", "BatchEngine", "Report"]
 
 _logger = logging.getLogger(__name__)
 
 Ids = NDArray[np.int32]
 Numbers = NDArray[np.int64]
 
-MOST_QUEUED = 65536
-"""Rows of steps that may wait for the thread; further steps are dropped, as if they were lost."""
-MOST_WAITING = 256
-"""Steps of one request that may wait for a lost one, or for a long prompt's index, before the
-oldest of them is dropped."""
 _LARGEST_NUMBER = 2**31 - 1
 _COSTS = "drafting ahead failed; outputs stay as they are"
 
@@ -68,50 +60,11 @@ class BatchEngine(Protocol):
         """Ends a request; nothing is remembered."""
 
 
-@dataclass(slots=True)
-class BackgroundCounts:
-    """What happened so far.
-
-    Attributes:
-        steps: Rows of steps whose tokens the engine took.
-        repeated: Rows of steps that told nothing new: duplicates, and steps of ended requests.
-        dropped: Rows of steps that were given up, because too many were waiting.
-        published: How often new continuations were made available.
-    """
-
-    steps: int = 0
-    repeated: int = 0
-    dropped: int = 0
-    published: int = 0
-
-
-@dataclass(eq=False)
-class Snapshot:
-    """Continuations of all rows at one moment.
-
-    Attributes:
-        version: Rises with each snapshot; 0 is the empty one that a drafter begins with.
-        continuations: The arrays, one row for each row of the host.
-        requests: (rows,) int32: the number of the request that each row's continuations are of; 0
-            for none. A row may have changed hands since.
-    """
-
-    version: int
-    continuations: Continuations
-    requests: NDArray[np.int32]
-    _readers: int = field(default=0, repr=False)
-
-    @classmethod
-    def allocate(cls, rows: int, nodes: int) -> Snapshot:
-        """Makes an empty one in ordinary memory."""
-        return cls(0, Continuations.allocate(rows, nodes), np.zeros(rows, np.int32))
-
-
 class Report(NamedTuple):
     """What the rows of a step emitted: row rows[i] token_ids[offsets[i]:offsets[i + 1]].
 
     Attributes:
-        rows, numbers: int64, the rows and the numbers of their requests.
+        rows, numbers: int64, the rows, each once, and the numbers of their requests.
         positions: int64, the length of each request's text before these tokens, prompt included.
         token_ids, offsets: int32 and int64, the tokens of all rows.
         drafted: int64, how many draft tokens each row had verified, for the engine's counts.
@@ -124,51 +77,34 @@ class Report(NamedTuple):
     offsets: Numbers
     drafted: Numbers
 
-
-class _Piece(NamedTuple):
-    """A row's part of a report."""
-
-    position: int
-    token_ids: Ids
-    drafted: int
+    def last(self, sizes: Numbers) -> Report:
+        """The last `sizes[i]` tokens of each row, of those rows that have any."""
+        known = np.diff(self.offsets)
+        place = np.arange(len(self.token_ids)) - np.repeat(self.offsets[:-1], known)
+        taken = sizes > 0
+        return Report(
+            self.rows[taken],
+            self.numbers[taken],
+            (self.positions + known - sizes)[taken],
+            self.token_ids[place >= np.repeat(known - sizes, known)],
+            np.concatenate([[0], np.cumsum(sizes[taken])]),
+            self.drafted[taken],
+        )
 
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """A request, and its pieces that came before an earlier one, by their position."""
-
     number: int
-    prompt_ids: ArrayLike
+    row: int
+    text: Sequence[int] | Ids
+    """When it began, of so many tokens. The prompt comes first."""
+    size: int
+    prompt_size: int
     options: dict[str, Any]
-    row: int | None
     id: int = -1
     """The engine's; -1 before the prompt is indexed."""
-    length: int = 0
-    """Of its text, as far as the engine has it, while it has no row."""
-    prompt_size: int = 0
-    waiting: dict[int, _Piece] = field(default_factory=dict)
-
-    def keep(self, piece: _Piece) -> None:
-        known = self.waiting.get(piece.position)
-        if known is None or len(known.token_ids) < len(piece.token_ids):
-            self.waiting[piece.position] = piece
-
-    def take(self, length: int) -> Iterator[_Piece]:
-        """The pieces that go on behind a text of `length` tokens, in order, cut to what is new."""
-        for position in sorted(self.waiting):
-            if position > length:
-                return
-            piece = self.waiting.pop(position)
-            known = length - position
-            if known < len(piece.token_ids):
-                tokens = piece.token_ids[known:]
-                yield _Piece(length, tokens, piece.drafted)
-                length += len(tokens)
-
-    def forget(self) -> None:
-        """Drops the oldest pieces where too many wait."""
-        while len(self.waiting) > MOST_WAITING:
-            del self.waiting[min(self.waiting)]
+    missed: list[Report] = field(default_factory=list)
+    """What it has emitted meanwhile."""
 
 
 class _Expected(NamedTuple):
@@ -177,43 +113,32 @@ class _Expected(NamedTuple):
     read: Callable[[], Report]
 
 
-_Entry = Report | _Expected | Callable[[], object]
+_Entry = _Expected | Callable[[], object]
 
 
 class BackgroundDrafter:
     """Owns an engine in a thread of its own, for hosts that do not wait for drafts.
 
-    The host numbers its rows. A row serves one request at a time; a request that is preempted gives
-    its row up, and may come back in another. Any thread may make any call.
+    The host numbers its rows. A row serves one request at a time; a request that is preempted ends,
+    and is added anew when it comes back. Any thread may make any call.
 
-    **Order.** Steps may arrive late, twice, in any order, or not at all. Each says where in the
-    request's text its tokens begin, so repeated tokens are left out and a step from behind a gap
-    waits. The next report that covers the gap heals it; `behind` tells which rows miss what. Until
-    then the row keeps its last continuations. A host that repeats the last few steps' tokens in
-    each report needs to do no more.
-
-    **Memory.** A snapshot is written only while it is neither the newest nor acquired, and becomes
-    the newest under a lock that its reader takes too. So what `acquire` returns is whole, happened
-    before the call, and stays as it is until `release`. Both sides hold the lock for a few
-    instructions, never while the engine works. The host calls `release` when the device has copied
-    the arrays. Where all snapshots are acquired, news wait for the next release.
+    **Order.** Steps may be repeated or lost. Each says where in the request's text its tokens
+    begin, so repeated tokens are left out, and a step from behind a gap is. The next report that
+    covers the gap heals it; until then the row keeps its last continuations. A host that repeats
+    the last few steps' tokens in each report needs to do no more.
 
     **Faults.** A request that the engine refuses is drafted for no more. Any other error of a call
     costs the requests in that call their drafts; those that are added later are drafted for. Each
     is counted in `faults`, and logged as a warning.
-
-    Attributes:
-        counts: What happened so far.
     """
 
     def __init__(
         self,
         engine: BatchEngine,
+        continuations: Continuations,
+        numbers: Ids,
+        publish: Callable[[], object],
         *,
-        rows: int | None = None,
-        nodes: int = 128,
-        snapshots: Sequence[Snapshot] = (),
-        published: Callable[[Snapshot], object] | None = None,
         start: bool = True,
     ) -> None:
         """Starts the thread.
@@ -221,49 +146,32 @@ class BackgroundDrafter:
         Args:
             engine: From now on only this drafter's calls may observe or propose. Its config's
                 `tree_budget` and `lookahead` bound the continuations' nodes and depth.
-            rows, nodes: The shape of the continuations, where no `snapshots` are given.
-            snapshots: At least three of one shape, in the host's memory, such as pinned memory. One
-                is the newest, one is written, and the rest may be acquired at the same time.
-            published: Called on the thread with each new snapshot, which stays as it is during the
-                call. It may copy it to a device.
+            continuations: The arrays that the thread writes, in any memory, such as pinned memory.
+            numbers: (rows,) int32, written too: the number of the request that each row's
+                continuations are of; 0 for none.
+            publish: Called on the thread with news in the arrays, which stay as they are during the
+                call: it copies them, as to a device.
             start: False starts no thread: the host calls `run_once`.
-
-        Raises:
-            InvalidValueError: Fewer than three snapshots, of several shapes, or no rows.
         """
-        if not snapshots:
-            if rows is None or rows < 1 or nodes < 1:
-                raise InvalidValueError(f"rows and nodes must be at least 1, got {rows}, {nodes}")
-            snapshots = [Snapshot.allocate(rows, nodes) for _ in range(4)]
-        shapes = {each.continuations.token_ids.shape for each in snapshots}
-        if len(snapshots) < 3 or len(shapes) != 1:
-            raise InvalidValueError(
-                f"snapshots must be at least 3 of one shape, got {len(snapshots)} of {shapes}"
-            )
-        self.counts = BackgroundCounts()
         self._faults = Faults(_logger)
         self._engine = engine
-        self._published = published
-        self._shape: tuple[int, int] = shapes.pop()
+        self._out = continuations
+        self._numbers = numbers
+        self._send = publish
         self._changed = threading.Condition()
         # The condition's lock guards these.
         self._queue: deque[_Entry] = deque()
-        self._queued_rows = 0
         self._stopping = self._busy = False
-        self._numbers = 0
-        self._free = list(snapshots)
-        self._newest = self._free.pop()
-        self._missing: dict[int, tuple[int, int]] = {}
-        # The thread's own: requests by number, and by row those that have one.
+        self._last_number = 0
+        # The thread's own: requests by number, and those without an index.
         self._requests: dict[int, _Request] = {}
-        self._at: dict[int, _Request] = {}
-        # By row: the engine's id, -1 before the prompt is indexed; the length of its text; and
-        # whether some of its pieces wait for an earlier one.
-        self._ids = np.full(self._shape[0], -1, np.int64)
-        self._lengths = np.zeros(self._shape[0], np.int64)
-        self._waits = np.zeros(self._shape[0], np.bool_)
         self._unindexed: deque[_Request] = deque()
-        self._working = Snapshot.allocate(*self._shape)
+        # By row: the number of its request, the engine's id, and the length of its text; -1 for
+        # none.
+        rows = len(numbers)
+        self._seated = np.full(rows, -1, np.int64)
+        self._ids = np.full(rows, -1, np.int64)
+        self._lengths = np.zeros(rows, np.int64)
         self._has_news = False
         self._thread: threading.Thread | None = None
         if start:
@@ -279,11 +187,19 @@ class BackgroundDrafter:
 
     # What the host calls.
 
-    def add(self, row: int, prompt_ids: ArrayLike, **options: Any) -> int:
+    def add(
+        self,
+        row: int,
+        text: Sequence[int] | Ids,
+        *,
+        prompt_size: int | None = None,
+        **options: Any,
+    ) -> int:
         """Gives a row a request, and returns the request's number, 1 or greater.
 
-        prompt_ids: read on the thread, so that a long list keeps nobody waiting. Leave it as it is;
-            tokens that were emitted already may stand, or be appended, at its end.
+        text: its token ids so far, read on the thread, so that a long list keeps nobody waiting.
+            They must stay; more may be appended, and are not read.
+        prompt_size: how many of them are its prompt; None says all.
         options: as for the engine's `add_request`, such as `prediction`, `datastores` and
             `templates`; not copied.
 
@@ -293,77 +209,24 @@ class BackgroundDrafter:
         Raises:
             InvalidValueError: There is no such row.
         """
-        self._check_row(row)
+        if not 0 <= row < len(self._numbers):
+            raise InvalidValueError(f"rows must be from 0 to {len(self._numbers) - 1}, got {row}")
+        size = len(text)
+        prompt_size = size if prompt_size is None else prompt_size
         with self._changed:
-            number = self._next_number()
-            request = _Request(number, prompt_ids, options, row)
+            self._last_number = self._last_number % _LARGEST_NUMBER + 1
+            request = _Request(self._last_number, row, text, size, prompt_size, options)
             self._put(lambda: self._add(request))
-        return number
-
-    def observe(
-        self,
-        rows: ArrayLike,
-        numbers: ArrayLike,
-        positions: ArrayLike,
-        token_ids: ArrayLike,
-        offsets: ArrayLike,
-        drafted: ArrayLike | None = None,
-    ) -> None:
-        """Reports what a step emitted; see `Report` for the arguments, which are copied.
-
-        To heal a gap, report more: the tokens from any earlier position on. `drafted` is counted
-        for the rows of which something is new.
-
-        Raises:
-            InvalidValueError: The arrays do not belong together, or there is no such row.
-        """
-        report = Report(
-            np.array(rows, np.int64),
-            np.array(numbers, np.int64),
-            np.array(positions, np.int64),
-            np.array(token_ids, np.int32),
-            np.array(offsets, np.int64),
-            np.array(np.zeros(np.shape(rows)) if drafted is None else drafted, np.int64),
-        )
-        _check(report, self._shape[0])
-        with self._changed:
-            if self._queued_rows + len(report.rows) > MOST_QUEUED:
-                self.counts.dropped += len(report.rows)
-                return
-            self._queued_rows += len(report.rows)
-            self._put(report)
+        return request.number
 
     def expect(self, read: Callable[[], Report]) -> None:
-        """Has the thread call `read` for a report that is still on its way.
+        """Has the thread call `read` for what a step emitted.
 
         read: may wait for a device. What was reported before is published first. An error costs
             this report, and is counted.
         """
         with self._changed:
             self._put(_Expected(read))
-
-    def suspend(self, number: int) -> None:
-        """A preempted request gives its row up. The engine keeps its text for `resume`."""
-        with self._changed:
-            self._put(lambda: self._suspend(number))
-
-    def resume(self, row: int, number: int, token_ids: ArrayLike) -> int:
-        """Gives a row a request that was suspended, and returns the request's new number.
-
-        token_ids: its text as it is now, prompt included, read on the thread as in `add`. Where it
-            is shorter than what was reported, the request begins anew: the engine takes no token
-            back.
-
-        The request that the row had is cancelled. A request that ended or failed stays so.
-
-        Raises:
-            InvalidValueError: There is no such row.
-        """
-        self._check_row(row)
-        with self._changed:
-            new = self._next_number()
-            self._put(lambda: self._resume(row, number, new, token_ids))
-        return new
 
     def finish(self, number: int) -> None:
         """Ends a request after all that was reported so far; its text enters its datastores.
@@ -379,28 +242,6 @@ class BackgroundDrafter:
         with self._changed:
             self._put(lambda: self._end(number, self._engine.cancel))
 
-    def acquire(self) -> Snapshot:
-        """The newest continuations, which stay as they are until they are released."""
-        with self._changed:
-            self._newest._readers += 1
-            return self._newest
-
-    def release(self, snapshot: Snapshot) -> None:
-        """Gives back what `acquire` returned; once for each time."""
-        with self._changed:
-            if snapshot._readers < 1:
-                raise InvalidValueError("the snapshot must be acquired, and was released already")
-            snapshot._readers -= 1
-            if snapshot._readers == 0 and snapshot is not self._newest:
-                self._free.append(snapshot)
-                self._changed.notify_all()
-
-    def behind(self) -> dict[int, tuple[int, int]]:
-        """The rows that miss tokens: for each the number of its request, and the text's length
-        from which on they are missing."""
-        with self._changed:
-            return dict(self._missing)
-
     def drain(self, timeout: float = 60.0) -> bool:
         """Waits until all that was reported is taken and published; whether it is, after so many
         seconds."""
@@ -415,8 +256,7 @@ class BackgroundDrafter:
         """Stops the thread after the call of the engine that it is in; what is queued is dropped.
 
         Running requests stay in the engine. Returns whether the thread has stopped within `timeout`
-        seconds; it is a daemon, so a process can end without. Further calls do nothing, and
-        `acquire` returns what is newest.
+        seconds; it is a daemon, so a process can end without. Further calls do nothing.
         """
         with self._changed:
             self._stopping = True
@@ -439,7 +279,6 @@ class BackgroundDrafter:
             if self._stopping:
                 return False
             queue, self._queue = self._queue, deque()
-            self._queued_rows = 0
             self._busy = True
         try:
             self._take(queue)
@@ -453,15 +292,10 @@ class BackgroundDrafter:
     def _run(self) -> None:
         while True:
             with self._changed:
-                while not self._stopping and self._is_idle():
-                    self._changed.wait()
+                self._changed.wait_for(lambda: self._stopping or not self._is_idle())
                 if self._stopping:
                     return
             self.run_once()
-
-    def _next_number(self) -> int:
-        self._numbers = self._numbers % _LARGEST_NUMBER + 1
-        return self._numbers
 
     def _put(self, entry: _Entry) -> None:
         if not self._stopping:
@@ -469,14 +303,7 @@ class BackgroundDrafter:
             self._changed.notify_all()
 
     def _is_idle(self) -> bool:
-        return not (self._queue or self._busy or self._unindexed or self._can_publish())
-
-    def _can_publish(self) -> bool:
-        return self._has_news and bool(self._free)
-
-    def _check_row(self, row: int) -> None:
-        if not 0 <= row < self._shape[0]:
-            raise InvalidValueError(f"rows must be from 0 to {self._shape[0] - 1}, got {row}")
+        return not (self._queue or self._busy or self._unindexed)
 
     def _take(self, queue: deque[_Entry]) -> None:
         ready: list[Report] = []
@@ -484,127 +311,41 @@ class BackgroundDrafter:
             if self._stopping:
                 return
             try:
-                if not isinstance(entry, Report):
+                if isinstance(entry, _Expected):
+                    self._publish()  # now: the next line may wait for a whole step
+                    ready.append(self._new_of(entry.read()))
+                else:
                     # What was reported before a request ends belongs to it.
                     self._continue(ready)
                     ready = []
-                if isinstance(entry, Report):
-                    ready += self._follow(entry)
-                elif isinstance(entry, _Expected):
-                    self._publish()  # now: the next line may wait for a whole step
-                    ready += self._follow(entry.read())
-                else:
                     entry()
             except Exception as error:
                 self._faults.add(_COSTS, error)
         self._continue(ready)
         if self._unindexed:
             self._index(self._unindexed.popleft())
-        missing = {
-            row: (self._at[row].number, int(self._lengths[row]))
-            for row in np.flatnonzero(self._waits & (self._ids >= 0)).tolist()
-        }
-        with self._changed:
-            self._missing = missing
         self._publish()
 
-    def _follow(self, report: Report) -> list[Report]:
-        """What of a report the engine can take now, and what waited for it."""
-        rows, sizes = report.rows, np.diff(report.offsets)
-        known = self._lengths[rows]
-        # Most rows go on where the engine's text ends, or before: these are taken together.
-        together = (self._ids[rows] >= 0) & (self._working.requests[rows] == report.numbers)
-        together &= ~self._waits[rows] & (report.positions <= known)
-        if len(np.unique(rows)) < len(rows):
-            together[:] = False
-        new = np.where(together, np.maximum(report.positions + sizes - known, 0), 0)
-        self.counts.repeated += int(np.count_nonzero(together & (sizes > 0) & (new == 0)))
-        found = []
-        taken = new > 0
-        if taken.any():
-            place = np.arange(len(report.token_ids)) - np.repeat(report.offsets[:-1], sizes)
-            offsets = np.concatenate([[0], np.cumsum(new[taken])])
-            found.append(
-                Report(
-                    rows[taken],
-                    report.numbers[taken],
-                    known[taken],
-                    report.token_ids[place >= np.repeat(sizes - new, sizes)],
-                    offsets,
-                    report.drafted[taken],
-                )
-            )
-            self._lengths[rows[taken]] += new[taken]
-        for i in np.flatnonzero(~together).tolist():
-            request = self._at.get(int(rows[i]))
-            if request is None or request.number != report.numbers[i]:
-                self.counts.repeated += 1
-                continue
-            start, end = report.offsets[i : i + 2]
-            if start == end:
-                continue
-            position = int(report.positions[i])
-            request.keep(_Piece(position, report.token_ids[start:end], int(report.drafted[i])))
-            pieces = self._ready(request)
-            self.counts.repeated += not pieces and position not in request.waiting
-            found += pieces
-        return found
-
-    def _ready(self, request: _Request) -> list[Report]:
-        """What of the waiting pieces of a request in a row the engine can take now."""
-        row = request.row
-        assert row is not None
-        found = []
-        if self._ids[row] >= 0:
-            for piece in request.take(int(self._lengths[row])):
-                size = len(piece.token_ids)
-                one = np.array([row]), np.array([request.number]), np.array([piece.position])
-                found.append(
-                    Report(*one, piece.token_ids, np.array([0, size]), np.array([piece.drafted]))
-                )
-                self._lengths[row] += size
-        request.forget()
-        self._waits[row] = bool(request.waiting)
-        return found
+    def _new_of(self, report: Report) -> Report:
+        """What of a report the engine can take now; requests without an index keep their part."""
+        rows, known = report.rows, self._lengths[report.rows]
+        ends = report.positions + np.diff(report.offsets)
+        follows = (self._seated[rows] == report.numbers) & (report.positions <= known)
+        new = np.where(follows, np.maximum(ends - known, 0), 0)
+        self._lengths[rows] += new
+        is_indexed = self._ids[rows] >= 0
+        for i in np.flatnonzero(~is_indexed & (new > 0)):
+            part = report.last(np.where(np.arange(len(rows)) == i, new, 0))
+            self._requests[int(report.numbers[i])].missed.append(part)
+        return report.last(np.where(is_indexed, new, 0))
 
     def _add(self, request: _Request) -> None:
+        other = self._requests.get(int(self._seated[request.row]))
+        if other is not None:
+            self._give_up(other)
         self._requests[request.number] = request
-        self._seat(request)
-        self._unindexed.append(request)
-
-    def _suspend(self, number: int) -> None:
-        request = self._requests.get(number)
-        if request is not None:
-            self._unseat(request)
-
-    def _resume(self, row: int, number: int, new: int, token_ids: ArrayLike) -> None:
-        request = self._requests.pop(number, None)
-        if request is None:
-            return
-        # What is on its way, or published, of the text before is not taken for the text now.
-        self._requests[new] = request
-        self._unseat(request)
-        request.number, request.row = new, row
-        self._seat(request)
-        if request.id < 0:
-            # The prompt was not indexed yet; what was emitted behind it is missing.
-            self._restart(request, token_ids, np.size(request.prompt_ids))
-            return
-        text = np.asarray(token_ids, np.int32)
-        if request.length > len(text):
-            with contextlib.suppress(Exception):
-                self._engine.cancel(request.id)
-            request.id = -1
-            self._restart(request, text, request.prompt_size)
-            return
-        request.keep(_Piece(request.length, text[request.length :], 0))
-        self._go_on(request)
-
-    def _restart(self, request: _Request, token_ids: ArrayLike, prompt_size: int) -> None:
-        """Has a request indexed, whose text is as given."""
-        text = np.asarray(token_ids, np.int32)
-        request.prompt_ids = text[:prompt_size]
-        request.keep(_Piece(prompt_size, text[prompt_size:], 0))
+        self._seated[request.row] = request.number
+        self._lengths[request.row] = request.size
         self._unindexed.append(request)
 
     def _end(self, number: int, end: Callable[[int], object]) -> None:
@@ -612,12 +353,11 @@ class BackgroundDrafter:
         if request is None:
             return
         self._remove(request)
-        if request.id < 0:
-            return
-        try:
-            end(request.id)
-        except Exception as error:
-            self._give_up(request, error)
+        if request.id >= 0:
+            try:
+                end(request.id)
+            except Exception as error:
+                self._give_up(request, error)
 
     def _give_up(self, request: _Request, error: Exception | None = None) -> None:
         """Drafts for a request no more; `error` is counted."""
@@ -630,74 +370,46 @@ class BackgroundDrafter:
                 self._engine.cancel(request.id)
 
     def _remove(self, request: _Request) -> None:
-        self._requests.pop(request.number, None)
-        self._unseat(request)
-
-    def _seat(self, request: _Request) -> None:
-        """Gives a request its row."""
-        assert request.row is not None
-        other = self._at.get(request.row)
-        if other is not None:
-            self._give_up(other)
-        self._at[request.row] = request
-
-    def _unseat(self, request: _Request) -> None:
         """Frees the row of a request."""
-        row, request.row = request.row, None
-        if row is None:
-            return
-        if request.id >= 0:
-            request.length = int(self._lengths[row])
-        request.waiting.clear()
-        del self._at[row]
-        self._ids[row] = -1
-        self._waits[row] = False
-        self._working.continuations.count[row] = 0
-        self._working.requests[row] = 0
-        self._has_news = True
+        if self._requests.pop(request.number, None) is not None:
+            row = request.row
+            self._seated[row] = self._ids[row] = -1
+            self._out.count[row] = self._numbers[row] = 0
+            self._has_news = True
 
     def _index(self, request: _Request) -> None:
-        if request.id >= 0 or request.row is None:
-            return  # it ended, or was suspended
+        if request.number not in self._requests:
+            return  # it ended
+        row, size = request.row, request.prompt_size
         try:
-            prompt = np.asarray(request.prompt_ids, np.int32)
-            known = self._engine.add_request(prompt, **request.options)
+            text = np.asarray(request.text[: request.size], np.int32)
+            known = self._engine.add_request(text[:size], **request.options)
         except Exception as error:
             self._give_up(request, error)
             return
         if known is None:
             self._remove(request)
             return
-        request.id = known
-        request.length = request.prompt_size = len(prompt)
-        request.prompt_ids = ()
-        self._go_on(request)
-
-    def _go_on(self, request: _Request) -> None:
-        """Has a request that the engine knows drafted for in its row."""
-        row = request.row
-        assert row is not None
-        self._ids[row] = request.id
-        self._lengths[row] = request.length
-        self._working.requests[row] = request.number
-        nothing = np.array([row]), np.array([request.number]), self._lengths[row : row + 1].copy()
-        none = np.zeros(0, np.int32), np.zeros(2, np.int64), np.zeros(1, np.int64)
-        self._continue([Report(*nothing, *none), *self._ready(request)])
+        request.id = self._ids[row] = known
+        self._numbers[row] = request.number
+        head = np.array([row]), np.array([request.number]), np.array([size])
+        begun = Report(*head, text[size:], np.array([0, len(text) - size]), np.zeros(1, np.int64))
+        missed, request.missed, request.text = request.missed, [], ()
+        self._continue([begun, *missed])
 
     def _continue(self, reports: list[Report]) -> None:
         """Has the engine observe reports, and renew the continuations of their rows."""
-        if not reports:
+        if not sum(len(each.rows) for each in reports):
             return
         rows = np.concatenate([each.rows for each in reports])
         sizes = np.concatenate([np.diff(each.offsets) for each in reports])
         self._has_news = True
-        self.counts.steps += int(np.count_nonzero(sizes))
         try:
             self._engine.continue_batch(
                 self._ids[rows],
                 np.concatenate([each.token_ids for each in reports]),
                 np.concatenate([[0], np.cumsum(sizes)]),
-                self._working.continuations,
+                self._out,
                 drafted=np.concatenate([each.drafted for each in reports]),
                 places=rows,
             )
@@ -706,49 +418,13 @@ class BackgroundDrafter:
             if not refused:
                 self._faults.add(_COSTS, error)
             for row in sorted({int(rows[i]) for i in refused or range(len(rows))}):
-                self._give_up(self._at[row], error if refused else None)
+                self._give_up(self._requests[int(self._seated[row])], error if refused else None)
 
     def _publish(self) -> None:
-        with self._changed:
-            if not self._can_publish():
-                return
-            snapshot = self._free.pop()
-        snapshot.continuations.copy_from(self._working.continuations)
-        snapshot.requests[:] = self._working.requests
+        if not self._has_news:
+            return
         self._has_news = False
-        with self._changed:
-            snapshot.version = self._newest.version + 1
-            before, self._newest = self._newest, snapshot
-            if before._readers == 0:
-                self._free.append(before)
-            self.counts.published += 1
-        if self._published is not None:
-            try:
-                self._published(snapshot)
-            except Exception as error:
-                self._faults.add(_COSTS, error)
-
-
-def _check(report: Report, rows: int) -> None:
-    """Raises InvalidValueError for arrays that do not belong together."""
-    size = report.rows.shape
-    columns = (report.rows, report.numbers, report.positions, report.drafted)
-    if len(size) != 1 or any(each.shape != size for each in columns):
-        raise InvalidValueError(
-            "rows, numbers, positions and drafted must have one entry for each row, "
-            f"got {[each.shape for each in columns]}"
-        )
-    at, tokens = report.offsets, len(report.token_ids)
-    fits = at.shape == (size[0] + 1,) and at[0] == 0 and at[-1] == tokens
-    if not fits or (np.diff(at) < 0).any():
-        raise InvalidValueError(
-            f"offsets must have one entry more than the {size[0]} rows and rise from 0 to the "
-            f"number of token_ids, {tokens}, got {at.tolist()}"
-        )
-    if size[0] and not 0 <= report.rows.min() <= report.rows.max() < rows:
-        raise InvalidValueError(f"rows must be from 0 to {rows - 1}, got {report.rows.tolist()}")
-    if (report.positions < 0).any() or (report.drafted < 0).any():
-        raise InvalidValueError(
-            "positions and drafted must be 0 or greater, "
-            f"got {report.positions.tolist()} and {report.drafted.tolist()}"
-        )
+        try:
+            self._send()
+        except Exception as error:
+            self._faults.add(_COSTS, error)

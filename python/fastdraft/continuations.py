@@ -44,11 +44,3 @@ class Continuations:
             np.zeros((rows, nodes), np.int32),
             np.zeros((rows, nodes), np.float32),
         )
-
-    def copy_from(self, other: Continuations) -> None:
-        """Takes over all rows of `other`, which has the same shape."""
-        self.base[:] = other.base
-        self.count[:] = other.count
-        self.token_ids[:] = other.token_ids
-        self.parents[:] = other.parents
-        self.probabilities[:] = other.probabilities

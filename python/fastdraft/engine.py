@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from fastdraft._core import Draft, DraftBatch, Engine
+from fastdraft._core import Draft, DraftBatch, Engine, Offers, Successors
 
-__all__ = ["Draft", "DraftBatch", "Engine", "Source", "source_name"]
+__all__ = ["Draft", "DraftBatch", "Engine", "Offers", "Source", "Successors", "source_name"]
 
 
 class Source(IntEnum):

@@ -18,8 +18,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+from fastdraft.engine import Offers
 from fastdraft.errors import InvalidValueError
-from fastdraft.offers import Offers
 
 __all__ = ["ForcedText"]
 

@@ -689,6 +689,8 @@ for kind in (value for value in vars(_core).values() if isinstance(value, type))
         getters = [member.fget] if isinstance(member, property) else [member]
         if name in ("__init__", "__new__") or not callable(getters[0]):
             continue
+        if isinstance(member, staticmethod):
+            continue
         for self, (arguments, keywords) in itertools.product(selves, CALLS):
             print(f"{kind.__name__}.{name}", type(self), len(arguments), file=sys.stderr)
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
@@ -260,28 +261,66 @@ def test_a_wrong_offer_is_refused_or_left_out_of_a_batch(
 @pytest.mark.parametrize(
     ("offers", "error", "message"),
     [
-        (Offers("eagle", [1], [0, 1]), InvalidValueError, "one more entry than the 2 requests"),
-        (Offers("eagle", [1], [0, 1, 2]), InvalidValueError, "number of their token_ids, 1"),
-        (Offers("eagle", [1], [0, 3, 1]), InvalidValueError, "offsets must rise, got 3"),
-        (Offers("eagle", [1, 2], [0, 1, 2], [-1]), InvalidValueError, "each of 2 token_ids, got 1"),
-        (Offers("eagle", [1], [0, 1, 1], confidences=[]), InvalidValueError, "got 0"),
-        (Offers("eagle", [1], [0, 1, 1], time=-1.0), InvalidValueError, "at least 0, got -1"),
-        (Offers("eagle", [1], [0, 1, 1], time=float("nan")), InvalidValueError, "got nan"),
-        (Offers("", [1], [0, 1, 1]), InvalidValueError, "1 to 64 bytes, got 0"),
-        (Offers("e" * 65, [1], [0, 1, 1]), InvalidValueError, "1 to 64 bytes, got 65"),
-        ([Offers("a", [], [0, 0, 0])] * 2, InvalidValueError, 'got two of "a"'),
-        ([Offers(str(i), [], [0, 0, 0]) for i in range(5)], InvalidValueError, "got 5"),
-        ([7], TypeError, "offers must be Offers or a list of them, got 7"),
-        (7, TypeError, "offers must be Offers or a list of them, got 7"),
+        (
+            lambda: Offers("eagle", [1], [0, 1]),
+            InvalidValueError,
+            "one more entry than the 2 requests",
+        ),
+        (
+            lambda: Offers("eagle", [1], [0, 1, 2]),
+            InvalidValueError,
+            "number of their token_ids, 1",
+        ),
+        (lambda: Offers("eagle", [1], [0, 3, 1]), InvalidValueError, "offsets must rise, got 3"),
+        (
+            lambda: Offers("eagle", [1, 2], [0, 1, 2], [-1]),
+            InvalidValueError,
+            "each of 2 token_ids, got 1",
+        ),
+        (lambda: Offers("eagle", [1], [0, 1, 1], confidences=[]), InvalidValueError, "got 0"),
+        (
+            lambda: Offers("eagle", [1], [0, 1, 1], time=-1.0),
+            InvalidValueError,
+            "at least 0, got -1",
+        ),
+        (lambda: Offers("eagle", [1], [0, 1, 1], time=float("nan")), InvalidValueError, "got nan"),
+        (lambda: Offers("", [1], [0, 1, 1]), InvalidValueError, "1 to 64 bytes, got 0"),
+        (lambda: Offers("e" * 65, [1], [0, 1, 1]), InvalidValueError, "1 to 64 bytes, got 65"),
+        (lambda: [Offers("a", [], [0, 0, 0])] * 2, InvalidValueError, 'got two of "a"'),
+        (lambda: [Offers(str(i), [], [0, 0, 0]) for i in range(5)], InvalidValueError, "got 5"),
+        (lambda: [7], TypeError, "offers must be Offers or a list of them, got 7"),
+        (lambda: 7, TypeError, "offers must be Offers or a list of them, got 7"),
     ],
 )
 def test_offers_that_are_wrong_as_a_whole_are_refused(
-    offers: Any, error: type[Exception], message: str
+    offers: Callable[[], Any], error: type[Exception], message: str
 ) -> None:
     engine = Engine()
     requests = [engine.add_request([1]), engine.add_request([2])]
     with pytest.raises(error, match=message):
-        engine.propose_batch(requests, offers=offers)
+        engine.propose_batch(requests, offers=offers())
+
+
+def test_offers_show_what_they_were_made_of() -> None:
+    offers = Offers("eagle", [5, 6, 7], [0, 1, 3], [-1, -1, 0], [0.5, 0.25, 1], 2.0, True)
+    assert (offers.kind, offers.time, offers.drawn) == ("eagle", 2.0, True)
+    columns: list[Any] = [offers.token_ids, offers.offsets, offers.parents, offers.confidences]
+    assert [None if each is None else each.tolist() for each in columns] == [
+        [5, 6, 7],
+        [0, 1, 3],
+        [-1, -1, 0],
+        [0.5, 0.25, 1.0],
+    ]
+    assert repr(offers) == "<Offers of 'eagle', 2 rows: [5, 6, 7]>"
+    parents, confidences = [[-1], [-1, 0]], [[0.5], [0.25, 1]]
+    rows = Offers.of_rows("eagle", [[5], [6, 7]], parents=parents, confidences=confidences)
+    assert rows.offsets.tolist() == [0, 1, 3]
+    assert rows.parents is not None and rows.parents.tolist() == [-1, -1, 0]
+    plain = Offers("eagle", [5])
+    assert plain.offsets.tolist() == [0, 1]
+    assert plain.parents is None and plain.confidences is None
+    with pytest.raises(ValueError, match="read-only"):
+        offers.token_ids[0] = 1
 
 
 def test_an_engine_takes_sixteen_kinds() -> None:

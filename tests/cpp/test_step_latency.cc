@@ -1,5 +1,5 @@
 // What it computes is compared with a reference in tests/core/test_step_latency.py.
-#include "fastdraft/step_latency.h"
+#include "engine/step_latency.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // tests/core/test_successors.py compares trees with an oracle.
-#include "fastdraft/successors.h"
+#include "engine/successors.h"
 
 #include <gtest/gtest.h>
 
@@ -20,8 +20,11 @@ TEST(Successors, ServeThreadsInTurns) {
     const Tokens tokens = {1, 2, 3};
     const std::vector<float> chances = {0.5f, 0.25f};
     for (int i = 0; i < 1000; ++i) {
-      successors.learn(tokens.data(), 1, tokens.data() + 1, chances.data(), 2);
-      successors.trees(tokens.data(), 1);
+      Successors* table = &successors;
+      const std::vector<std::int64_t> offsets = {0, 1};
+      Successors::learn(&table, 1, offsets.data(), tokens.data(), tokens.data() + 1, chances.data(),
+                        2);
+      Successors::trees(&table, tokens.data(), 1);
     }
   };
   std::thread other(work);

@@ -125,15 +125,6 @@ def test_calibration() -> None:
     assert f"{found['off']} are off by more than 0.05" in page.read_text()
 
 
-def test_captured_graphs() -> None:
-    text = " ".join((ROOT / "docs" / "explanation" / "what-pays.md").read_text().split())
-    rows = results("stairs")["rows"]
-    parts = ["{:.3f} to {:.3f}", "without the sizes {:.3f} to {:.3f}"]
-    for part, key in zip(parts, ("of_oracle", "smooth_of_oracle"), strict=True):
-        shares = [row[key] for row in rows]
-        assert part.format(min(shares), max(shares)) in text
-
-
 def test_the_front_page() -> None:
     front = ROOT / "README.md"
     (arctic,) = [
@@ -294,16 +285,6 @@ def test_rollouts() -> None:
     assert "of 24 each it has {} and {} of {} and {}.".format(*two) in text
 
 
-def test_lookups_beside_a_head() -> None:
-    rows = rows_of(ROOT / "docs" / "benchmarks" / "quality.md")
-    table = [row for row in rows if len(row) == 6 and row[0] in ("1", "16", "64")]
-    keys = ("lookups", "head", "both", "to better", "worst family")
-    assert table == [
-        [str(mean["at once"]), *(f"{mean[key]:.2f}" for key in keys)]
-        for mean in results("beside_head")["means"]
-    ]
-
-
 def test_well_known_tasks() -> None:
     found = results("tasks")
     rows = {row["drafter"]: row for row in found["rows"] if row["token_cost"] == 0.02}
@@ -346,14 +327,6 @@ def test_the_demo() -> None:
             *(f"{rate} ({speed})" for rate, speed in zip(others, speeds, strict=True)),
             " / ".join(str(mode["forwards"]) for mode in modes),
         ]
-
-
-def test_compiled_generation() -> None:
-    found = results("compiled")
-    for kind in ("eager", "compiled"):
-        key = f"{kind}_speedup_wall"
-        cells = [f"{each[key]:.2f}" for each in (*found["requests"], found["mean"])]
-        assert [kind, *cells] in rows_of(SERVING)
 
 
 def test_vllm_on_recorded_outputs() -> None:

@@ -20,7 +20,7 @@ TOKENIZER = '{"model": {"vocab": {"a": 0, "b": 1}, "merges": []}}'
 
 
 def test_sglang_shares_its_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FASTDRAFT_FLEET_URL", str(tmp_path / "fleet"))
+    monkeypatch.setenv("FASTDRAFT_MEMORY_URL", str(tmp_path / "fleet"))
     monkeypatch.setenv("FASTDRAFT_MEMORY_KEY", KEY.decode())
     server_args = SimpleNamespace(tp_size=1, model_path="model", tokenizer_path=None)
     corpora = [Corpus(draft_token_num=8, server_args=server_args) for _ in range(2)]
@@ -38,7 +38,7 @@ def test_sglang_shares_its_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv("FASTDRAFT_MEMORY_KEY")
     with pytest.raises(InvalidValueError, match="FASTDRAFT_MEMORY_KEY, got none"):
         Corpus(draft_token_num=8, server_args=server_args)
-    monkeypatch.delenv("FASTDRAFT_FLEET_URL")
+    monkeypatch.delenv("FASTDRAFT_MEMORY_URL")
     assert Corpus(draft_token_num=8).replica is None
 
 

@@ -778,7 +778,7 @@ def test_a_server_drafts_from_what_another_one_said(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     url = (tmp_path / "fleet").as_uri()
-    monkeypatch.setenv("FASTDRAFT_FLEET_URL", url)
+    monkeypatch.setenv("FASTDRAFT_MEMORY_URL", url)
     monkeypatch.setenv("FASTDRAFT_MEMORY_KEY", "an operator's key")
     monkeypatch.setattr(_Target, "OPTIONS", {"enable_metrics": True})
     servers = [_server_of_rank(rank, algorithm, model) for rank in (5, 6)]
@@ -834,7 +834,7 @@ def test_memory_survives_a_restart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     start = functools.partial(_server_of_rank, 1, algorithm, model)
-    monkeypatch.setenv("FASTDRAFT_MEMORY_FOLDER", str(tmp_path))
+    monkeypatch.setenv("FASTDRAFT_MEMORY_URL", str(tmp_path))
     with pytest.raises(InvalidValueError, match="needs a key in the environment's FASTDRAFT_MEMOR"):
         start()
     monkeypatch.setenv("FASTDRAFT_MEMORY_KEY", "an operator's key")
@@ -855,11 +855,7 @@ def test_memory_survives_a_restart(
         forwards.append(server.target.forwards)
     assert 4 * forwards[1] < forwards[0]
     monkeypatch.setattr(_Target, "OPTIONS", {"tp_size": 2})
-    with pytest.raises(InvalidValueError, match="FOLDER must not be set with tp_size 2"):
-        start()
-    monkeypatch.setattr(_Target, "OPTIONS", {})
-    monkeypatch.setenv("FASTDRAFT_FLEET_URL", str(tmp_path / "fleet"))
-    with pytest.raises(InvalidValueError, match="must be left out with FASTDRAFT_FLEET_URL"):
+    with pytest.raises(InvalidValueError, match="URL must not be set with tp_size 2"):
         start()
 
 

@@ -25,7 +25,7 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from fastdraft.serving.vllm.ledger import FOLDER_VARIABLE
+from fastdraft.serving.ledger import FOLDER_VARIABLE
 
 serve = pytest.importorskip(
     "ray.serve", reason="Ray Serve is not installed: pip install 'ray[serve]'"
@@ -131,7 +131,7 @@ def fleet(words: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fle
     folder = tmp_path_factory.mktemp("ray")
     log, url, port = folder / "log", f"file://{folder}/fleet", free_port()
     # A fixed cost, since a model of this size on a CPU hardly gains: measured, it drafts little.
-    settings = {"fleet_url": url, "shared_namespaces": ["everybody"], "token_cost": 0.01}
+    settings = {"memory_url": url, "shared_namespaces": ["everybody"], "token_cost": 0.01}
     variables = {
         "FASTDRAFT_MEMORY_KEY": "a key of the operator's",
         "RAY_USAGE_STATS_ENABLED": "0",

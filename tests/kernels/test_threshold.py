@@ -14,7 +14,7 @@ from transformers import TopPLogitsWarper
 from fastdraft.kernels import filters
 from fastdraft.kernels.chunks import mask
 from fastdraft.kernels.filters import weigh_rows
-from fastdraft.kernels.operands import CHUNK, Batch, Warpers
+from fastdraft.kernels.operands import CHUNK, Batch, Sampling, Warpers
 from fastdraft.kernels.sampled import leave_statistics
 from fastdraft.kernels.workspace import PARTS, Scratch
 
@@ -51,9 +51,10 @@ def run(logits, warpers, *, allowed=None, offsets=None, max_draft=0):
     batch = Batch(logits, torch.zeros(int(offsets[-1])).long(), offsets, max_draft, None, allowed)
     scratch = Scratch.take(batch, *filters.BUFFERS, "chunk_maximum", "chunk_sum")
     scratch.lowest.fill_(7.0)
-    leave_statistics(batch, warpers.temperature, scratch)
+    sampling = Sampling(warpers, offsets[1:], offsets[1:])
+    leave_statistics(batch, sampling, scratch)
     before = scratch.chunk_sum.clone()
-    filters.launch(batch, warpers, scratch)
+    filters.launch(batch, sampling, scratch)
     return scratch, before
 
 
@@ -276,7 +277,8 @@ def test_the_parts_of_a_chunk_are_those_of_the_statistics():
         logits = odd_rows(1, 3000, dtype, seed=9)
         batch = Batch(logits, torch.zeros(0).long(), torch.tensor([0, 0]), max_draft=0)
         scratch = Scratch.take(batch, "chunk_maximum", "chunk_sum", "part_maximum")
-        leave_statistics(batch, torch.ones(1), scratch)
+        nothing = torch.zeros(1).long()
+        leave_statistics(batch, Sampling(Warpers(torch.ones(1)), nothing, nothing), scratch)
         filled = torch.nn.functional.pad(logits.float(), (0, 72), value=-math.inf)
         unit = 16 // dtype.itemsize
         parts = filled.view(1, 3, -1, PARTS, 2 * unit).amax((2, 4))

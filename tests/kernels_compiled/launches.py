@@ -14,8 +14,6 @@ from torch import Tensor
 from fastdraft.alignment import Aligner, Head, Texts, Trees
 from fastdraft.kernels import config, language
 from fastdraft.verification import (
-    tree_attention_mask,
-    tree_depths,
     verify_greedy,
     verify_rejection,
     verify_sampled,
@@ -25,13 +23,13 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 VOCABULARY = 128_256
 DRAFT = 3
 
-# Kernels that go over the whole vocabulary, whose loops the memory is to limit; not where their
-# STATISTICS are off.
+# Kernels that go over the whole vocabulary, whose loops the memory is to limit.
 OVER_THE_VOCABULARY = {
     "greedy_kernel",
     "rejection_kernel",
     "rejection_rows_kernel",
     "sampled_kernel",
+    "statistics_kernel",
 }
 
 # Launches that calculate more than the time to read 16-bit logits leaves room for: masks, and sums
@@ -82,13 +80,6 @@ def rejection(dtype: torch.dtype, draft: str, **options: Any) -> None:
     verify_rejection(**batch(dtype), **{draft: distribution}, **sampling(**options))
 
 
-def trees() -> None:
-    """What a forward over trees needs."""
-    offsets = batch(torch.bfloat16)["offsets"]
-    tree_depths(**TREE, offsets=offsets)
-    tree_attention_mask(**TREE, offsets=offsets)
-
-
 def continuations(
     places: int = 64, longest: int = 32_768, nodes: int = 128, beside_head: bool = False
 ) -> None:
@@ -113,14 +104,8 @@ def odd(dtype: torch.dtype, vocabulary: int, step: int) -> None:
     verify_sampled(**batch(dtype, vocabulary, step), **sampling(**FILTERS))
 
 
-# The targets that compile most. Elsewhere a call is compiled with one type of logits only.
+# The targets for which every call is compiled; the other ones compile the usual calls.
 MAIN = ("sm_90", "gfx942")
-# Of the types that not every target compiles, where one half of the calls is compiled, and where
-# the other: float32 for both vendors, float16, which is compiled much as bfloat16 is, once.
-HALVES = {
-    "fp32": (("sm_90", "sm_100", "gfx950"), ("gfx942", "sm_80", "sm_120")),
-    "fp16": (("gfx942",), ("sm_90",)),
-}
 
 
 def launches() -> dict[str, Callable[[], None]]:
@@ -146,7 +131,6 @@ def launches() -> dict[str, Callable[[], None]]:
             "rejection everything": partial(rejection, dtype, "draft_probs", **EVERYTHING),
         }
         found.update({f"{call} {name}": launch for call, launch in calls.items()})
-    found["trees"] = trees
     found["continuations"] = continuations
     found["continuations beside a head"] = lambda: continuations(beside_head=True)
     found["odd vocabulary"] = partial(odd, torch.bfloat16, 50_257, 1)
@@ -154,27 +138,29 @@ def launches() -> dict[str, Callable[[], None]]:
     return found
 
 
-# Calls with all options together, and of shapes that are rare.
-RARE = (
-    "sampled everything",
-    "rejection everything",
-    *ODD,
+# Calls that serving makes most, and float16 is compiled for.
+USUAL = (
+    "greedy",
+    "sampled",
+    "sampled filters",
+    "rejection logits",
+    "rejection filters",
 )
+# Calls that differ for a target as one of the usual ones does, or hardly by the logits' type.
+BFLOAT16_ALONE = ("greedy tree", "greedy tree logprobs", "greedy likeliest", "greedy logprobs")
 
 
 def is_compiled(launch: str, target: str) -> bool:
-    """Whether the target is one of those for which a launch, given by its name, is compiled.
-
-    Each is compiled for some target, and each that is not rare for every target with some type.
-    """
-    if launch.startswith(RARE) and target not in MAIN:
-        return False
+    """Whether the target is one of those for which a launch, given by its name, is compiled."""
     call, _, dtype = launch.rpartition(" ")
-    # By the name, so that another call more does not move those there are.
-    half = zlib.crc32(call.encode()) % 2
-    if dtype in HALVES:
-        return target in HALVES[dtype][half]
-    return dtype != "bf16" or target in MAIN or target not in HALVES["fp32"][half]
+    if dtype not in DTYPES:
+        return target in MAIN or launch.startswith("continuations")
+    if dtype == "bf16":
+        return target in MAIN or call in USUAL
+    if dtype == "fp16":
+        return target == MAIN[0] and call in USUAL
+    # By turns, so that float32 is compiled once for each call, and for both vendors.
+    return call not in BFLOAT16_ALONE and target == MAIN[zlib.crc32(call.encode()) % 2]
 
 
 def on_a_device(launch: Callable[[], None], *, amd: bool) -> None:

@@ -72,24 +72,16 @@ class Specialisation:
 
     @property
     def name(self) -> str:
-        return self.kernel.__name__
+        """That of the body, where there is one."""
+        names = self.kernel.arg_names
+        body = self.constants[names.index("BODY"),] if "BODY" in names else self.kernel
+        return body.__name__
 
     @property
     def logit_bytes(self) -> int | None:
         """The bytes of a logit, if there are logits among the arguments."""
         logits = self.signature.get("logits", ("",))
         return {"*bf16": 2, "*fp16": 2, "*fp32": 4}.get(logits[0])
-
-    @property
-    def label(self) -> str:
-        """The kernel's name, and whether it comes after filters."""
-        return self.name if self.leaves_statistics else f"{self.name} after filters"
-
-    @property
-    def leaves_statistics(self) -> bool:
-        """Whether it makes row statistics, or has no choice."""
-        names = self.kernel.arg_names
-        return "STATISTICS" not in names or self.constants[names.index("STATISTICS"),] is True
 
     def compile(self, target: GPUTarget) -> CompiledKernel:
         source = ASTSource(self.kernel, self.signature, self.constants, self.attributes)

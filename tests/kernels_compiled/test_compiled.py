@@ -58,7 +58,7 @@ def kernels():
         for launch_name, asked in asked_for(target.backend).items():
             for each in asked:
                 # Named after one that is not compiled here, it has the same name everywhere.
-                name = names.setdefault(each.key, f"{each.label} / {launch_name}")
+                name = names.setdefault(each.key, f"{each.name} / {launch_name}")
                 if each.key in yielded or not is_compiled(launch_name, target_name):
                     continue
                 yielded.add(each.key)
@@ -105,8 +105,7 @@ def test_compiled(batch, name, target, specialisation, compiled, expected, recor
     assert took.scratch <= MOST_SCRATCH, f"a thread puts {took.scratch} bytes aside"
     most = MOST_REGISTERS_ODD if name.endswith(ODD) else MOST_REGISTERS
     assert took.registers <= most
-    is_over_all = specialisation.name in OVER_THE_VOCABULARY and specialisation.leaves_statistics
-    if is_over_all and not name.endswith(ODD):
+    if specialisation.name in OVER_THE_VOCABULARY and not name.endswith(ODD):
         assert took.put_aside == 0, "a thread puts values aside in a loop"
         assert took.wide_loads > 0, "the logits are not read 16 bytes at a time"
         if target.startswith("sm") and not name.endswith(BEYOND_MEMORY):

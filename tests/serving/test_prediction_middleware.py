@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from fastdraft.serving import ledger as ledgers
 from fastdraft.serving.http.front import Front
 from fastdraft.serving.http.servers import COMPLETIONS, VLLM
 from fastdraft.serving.http.templates import RequestTemplates
+from fastdraft.serving.ledger import Ledger, LedgerReader, new_ticket
 from fastdraft.serving.request_options import MOST_IDS
-from fastdraft.serving.vllm import ledger as ledgers
-from fastdraft.serving.vllm.ledger import Ledger, LedgerReader, new_ticket
 from fastdraft.serving.vllm.middleware import PredictionMiddleware
 
 CHAT = "/v1/chat/completions"
@@ -192,7 +192,7 @@ def content(text) -> dict:
     return {"type": "content", "content": text}
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(ledgers.FOLDER_VARIABLE, str(tmp_path))
     return tmp_path
@@ -681,7 +681,6 @@ def test_no_more_is_accepted_than_was_said(folder: Path) -> None:
     assert details["accepted_prediction_tokens"] == USAGE["completion_tokens"]
 
 
-@pytest.mark.usefixtures("folder")
 def test_nothing_is_reported_where_no_engine_notes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ask(PredictionMiddleware(Server()), request(content("abc"))).json()["usage"] == USAGE
     monkeypatch.delenv(ledgers.FOLDER_VARIABLE)
@@ -703,7 +702,6 @@ def test_counts_that_cannot_arrive_are_warned_of_once(
     assert str(folder) in record.getMessage()
 
 
-@pytest.mark.usefixtures("folder")
 def test_usage_before_the_first_token_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     server = Server()
     server.events = [event(usage={"prompt_tokens": 3, "completion_tokens": 0, "total_tokens": 3})]
@@ -838,7 +836,6 @@ def test_metrics_are_added_to_those_of_the_server(folder: Path) -> None:
     assert values['fastdraft_requests{engine="1"}'] == "0.0"
 
 
-@pytest.mark.usefixtures("folder")
 def test_metrics_are_asked_for_in_plain_text() -> None:
     server = Server()
     headers = ((b"accept", b"application/openmetrics-text"), (b"accept-encoding", b"gzip"))
@@ -918,7 +915,7 @@ def test_ledger_without_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 NO_ROOM = """
 import resource
-from fastdraft.serving.vllm.ledger import Ledger
+from fastdraft.serving.ledger import Ledger
 resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
 assert Ledger.from_environment() is None
 """
@@ -931,7 +928,7 @@ def test_engine_goes_on_where_there_is_no_room(folder: Path) -> None:
 
 KILLED = """
 import os
-from fastdraft.serving.vllm.ledger import FOLDER_VARIABLE, share_folder
+from fastdraft.serving.ledger import FOLDER_VARIABLE, share_folder
 share_folder()
 print(os.environ[FOLDER_VARIABLE], flush=True)
 input()
@@ -962,7 +959,7 @@ def test_folder_of_a_killed_server_goes_with_the_next(monkeypatch: pytest.Monkey
 
 SERVER = """
 import os, subprocess, sys
-from fastdraft.serving.vllm.ledger import FOLDER_VARIABLE, LedgerReader, share_folder
+from fastdraft.serving.ledger import FOLDER_VARIABLE, LedgerReader, share_folder
 share_folder()
 folder = os.environ[FOLDER_VARIABLE]
 share_folder()
@@ -974,7 +971,7 @@ print(reader.prediction_tokens("0123456789abcdef"), folder)
 
 ENGINE = """
 import os
-from fastdraft.serving.vllm.ledger import Ledger, share_folder
+from fastdraft.serving.ledger import Ledger, share_folder
 share_folder()
 ledger = Ledger.from_environment()
 ledger.record(ledger.open("0123456789abcdef"), 11, 5)

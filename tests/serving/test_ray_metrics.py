@@ -10,8 +10,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fastdraft.errors import InvalidValueError
+from fastdraft.serving.ledger import FOLDER_VARIABLE, Ledger
 from fastdraft.serving.metrics import FIELDS, exposition
-from fastdraft.serving.vllm.ledger import FOLDER_VARIABLE, Ledger
 from fastdraft.serving.vllm.ray_metrics import report_to_ray
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'fastdraft[ray]'")

@@ -15,9 +15,9 @@ import pytest
 from fastdraft import Datastore
 from fastdraft.errors import InvalidValueError
 from fastdraft.serving.host import Namespace
+from fastdraft.serving.ledger import FOLDER_VARIABLE, Ledger, LedgerReader, new_ticket
 from fastdraft.serving.request_options import NAMESPACE
 from fastdraft.serving.vllm import FastdraftProposer, Settings, proposer
-from fastdraft.serving.vllm.ledger import FOLDER_VARIABLE, Ledger, LedgerReader, new_ticket
 from fastdraft.serving.vllm.requests import SALT
 from fastdraft.serving.vllm.step_times import StepTimes, captured_sizes, seconds_of_a_line
 from vllm_host import VOCABULARY, Clock, Host, Job, StairsClock, config, graphs
@@ -257,7 +257,7 @@ def test_salts_and_names_remember_apart() -> None:
 
 def test_memory_survives_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = [*range(300, 340)]
-    settings = {"token_cost": 0.0, "memory_folder": str(tmp_path)}
+    settings = {"token_cost": 0.0, "memory_url": str(tmp_path)}
     with pytest.raises(InvalidValueError, match="needs a key in the environment's FASTDRAFT_MEMO"):
         FastdraftProposer(config(**settings))
     monkeypatch.setenv("FASTDRAFT_MEMORY_KEY", "an operator's key")
@@ -271,13 +271,13 @@ def test_memory_survives_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         host.run()
         assert (drafter.stats.accepted > 20) == expected
         drafter.replica.close()
-    with pytest.raises(InvalidValueError, match="memory_folder must be left out with external_lau"):
+    with pytest.raises(InvalidValueError, match="memory_url must be left out with external_launch"):
         FastdraftProposer(config(executor="external_launcher", **settings))
 
 
 def test_replicas_share_their_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = [*range(300, 340)]
-    settings = {"token_cost": 0.0, "fleet_url": str(tmp_path)}
+    settings = {"token_cost": 0.0, "memory_url": str(tmp_path)}
     with pytest.raises(InvalidValueError, match="needs a key in the environment's FASTDRAFT_MEMO"):
         FastdraftProposer(config(**settings))
     monkeypatch.setenv("FASTDRAFT_MEMORY_KEY", "an operator's key")
@@ -301,10 +301,6 @@ def test_replicas_share_their_memory(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for drafter in replicas:
         assert drafter.replica is not None and not drafter.replica.faults
         drafter.replica.close()
-    with pytest.raises(InvalidValueError, match="fleet_url must be left out with external_launch"):
-        FastdraftProposer(config(executor="external_launcher", **settings))
-    with pytest.raises(InvalidValueError, match="memory_folder must be left out with fleet_url"):
-        FastdraftProposer(config(memory_folder=str(tmp_path), **settings))
 
 
 def test_memory_of_many_adapters_stays_within_its_bytes() -> None:
@@ -847,14 +843,13 @@ def test_a_broken_step_is_forgotten_by_the_next(caplog: pytest.LogCaptureFixture
     [
         ({"memory": 1}, "mapping with keys of .*'memory_bytes'.* got {'memory': 1}"),
         ({"shared_namespaces": "one"}, "shared_namespaces must be a list of names, got 'one'"),
-        ({"memory_folder": 5}, "memory_folder must be a path, got 5"),
-        ({"fleet_url": 5}, "fleet_url must be a URL, got 5"),
+        ({"memory_url": 5}, "memory_url must be a URL or a path, got 5"),
         ({"memory_bytes": -1}, "memory_bytes must be 0, or enough for some text, got -1"),
         ({"memory_bytes": 5}, "memory_bytes must be 0, or enough for some text, got 5"),
         ({"datastores": 5}, "datastores must be a list of paths, got 5"),
         (
-            {"memory_bytes": 0, "fleet_url": "s3://x"},
-            "fleet_url must be left out where memory_bytes is 0, .* got 's3://x'",
+            {"memory_bytes": 0, "memory_url": "s3://x"},
+            "memory_url must be left out where memory_bytes is 0, .* got 's3://x'",
         ),
         ({"memory_bytes": "1 GB"}, "memory_bytes must be an integer, got '1 GB'"),
         ({"datastores": "code.fds"}, "datastores must be a list of paths, got 'code.fds'"),

@@ -304,30 +304,6 @@ FASTDRAFT_C_API fastdraft_status fastdraft_observe_batch(fastdraft_engine* engin
                                                          int64_t count, const int64_t* offsets,
                                                          fastdraft_status* statuses);
 
-/* What each row of a batch may go on with: a tree of the tokens most likely to follow its text. A
- * host that does not wait for drafts walks down the tree by what it has emitted since, and drafts
- * what lies below. The arrays are the caller's, such as pinned memory: `rows` of `nodes` entries
- * each, one row after another. Node i of row r stands at [r * nodes + i]. */
-typedef struct fastdraft_continuations {
-  size_t size;
-  int64_t rows;
-  int64_t nodes;
-  int32_t* base;      /* (rows): the length of the text that the tree follows */
-  int32_t* count;     /* (rows): the tree's nodes */
-  int32_t* token_ids; /* (rows, nodes) */
-  int32_t* parents; /* (rows, nodes): the index of a node's parent, which stands before it; -1: the
-                       node follows the text */
-  float* probabilities; /* (rows, nodes): that the target emits the path to the node; falling */
-} fastdraft_continuations;
-
-/* fastdraft_observe_batch, and then each row's continuations, written to row places[r] of `out`, or
- * to row r if `places` is NULL. `drafted`: how many draft tokens of each row the target verified in
- * the step, for the counts; NULL: none. A row that fails gets no continuations. */
-FASTDRAFT_C_API fastdraft_status fastdraft_continue_batch(
-    fastdraft_engine* engine, const fastdraft_request* requests, int64_t rows,
-    const int32_t* emitted, int64_t count, const int64_t* offsets, const int32_t* drafted,
-    const int64_t* places, const fastdraft_continuations* out, fastdraft_status* statuses);
-
 /* Counts over a request's life. The Python class fastdraft.DraftStats describes them. */
 typedef struct fastdraft_stats {
   size_t size;

@@ -1,4 +1,4 @@
-#include "fastdraft/step_latency.h"
+#include "engine/step_latency.h"
 
 #include <algorithm>
 #include <array>

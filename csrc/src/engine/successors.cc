@@ -1,4 +1,4 @@
-#include "fastdraft/successors.h"
+#include "engine/successors.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -113,17 +113,9 @@ void Successors::enter(const Token* contexts, std::int64_t rows, const Token* to
   }
 }
 
-void Successors::learn(const Token* contexts, std::int64_t rows, const Token* token_ids,
-                       const float* probabilities, std::int64_t count) {
-  check_learned(contexts, rows, probabilities, count);
-  const std::scoped_lock guard(mutex_);
-  enter(contexts, rows, token_ids, probabilities, count);
-}
-
-void Successors::learn_each(Successors* const* tables, std::int64_t size,
-                            const std::int64_t* offsets, const Token* contexts,
-                            const Token* token_ids, const float* probabilities,
-                            std::int64_t count) {
+void Successors::learn(Successors* const* tables, std::int64_t size, const std::int64_t* offsets,
+                       const Token* contexts, const Token* token_ids, const float* probabilities,
+                       std::int64_t count) {
   for (std::int64_t i = 0; i <= size; ++i) {
     if (offsets[i] >= (i == 0 ? 0 : offsets[i - 1]) && (i > 0 || offsets[i] == 0)) continue;
     throw InvalidValueError("offsets must rise from 0, got " + std::to_string(offsets[i]) +
@@ -198,9 +190,8 @@ void Successors::grow(const Token* end, std::size_t nodes, Trees& trees,
   }
 }
 
-template <typename TableOf>
-Successors::Trees Successors::grow_rows(const Token* ends, std::int64_t rows, std::int32_t nodes,
-                                        const TableOf& table_of) {
+Successors::Trees Successors::trees(const Successors* const* tables, const Token* ends,
+                                    std::int64_t rows, std::int32_t nodes) {
   check_or_none(ends, kEnd * rows, "ends");
   if (nodes < 1 || nodes > kNodes) {
     throw InvalidValueError("nodes must be 1 to " + std::to_string(kNodes) + ", got " +
@@ -212,24 +203,13 @@ Successors::Trees Successors::grow_rows(const Token* ends, std::int64_t rows, st
   std::vector<Waiting> waiting;
   for (std::int64_t row = 0; row < rows; ++row) {
     if (ends[kEnd * row + kEnd - 1] >= 0) {
-      const Successors& table = table_of(row);
+      const Successors& table = *tables[row];
       const std::scoped_lock guard(table.mutex_);
       table.grow(ends + kEnd * row, static_cast<std::size_t>(nodes), trees, waiting);
     }
     trees.offsets.push_back(static_cast<std::int64_t>(trees.token_ids.size()));
   }
   return trees;
-}
-
-Successors::Trees Successors::trees(const Token* ends, std::int64_t rows,
-                                    std::int32_t nodes) const {
-  return grow_rows(ends, rows, nodes, [this](std::int64_t) -> const Successors& { return *this; });
-}
-
-Successors::Trees Successors::trees_each(const Successors* const* tables, const Token* ends,
-                                         std::int64_t rows, std::int32_t nodes) {
-  return grow_rows(ends, rows, nodes,
-                   [tables](std::int64_t row) -> const Successors& { return *tables[row]; });
 }
 
 }  // namespace fastdraft

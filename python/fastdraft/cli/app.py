@@ -27,7 +27,6 @@ EXTRAS = {
     "fsspec": "fleet",
     "gguf": "demo",
     "httpx": "proxy",
-    "matplotlib": "plot",
     "ray": "ray",
     "tokenizers": "cli",
     "uvicorn": "proxy",

@@ -15,7 +15,7 @@ from fastdraft.grammars import ForcedText
 from fastdraft.hf.device import on_device
 
 if TYPE_CHECKING:
-    from fastdraft.offers import Offers
+    from fastdraft.engine import Offers
 
 __all__ = ["Grammar"]
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fastdraft import step_latency
 from fastdraft.drafters import Drafter
-from fastdraft.engine import Engine
+from fastdraft.engine import Engine, Offers, Successors
 from fastdraft.errors import FastdraftError
 from fastdraft.hf.device import lines_of, on_device, on_host
 from fastdraft.hf.drafts import FlatDrafts, RowDraft
@@ -29,9 +29,7 @@ from fastdraft.hf.rows import UNLIMITED, Row
 from fastdraft.hf.step import CachedModel
 from fastdraft.hf.verifier import Choice, Verifier
 from fastdraft.hf.vocabulary import require_known_ids
-from fastdraft.offers import Offers
 from fastdraft.step_latency import StepLatency
-from fastdraft.successors import Successors
 
 __all__ = ["Decoding"]
 

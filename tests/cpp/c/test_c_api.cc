@@ -328,61 +328,6 @@ TEST(CApiTest, ProposesAndObservesBatches) {
             FASTDRAFT_OK);
 }
 
-TEST(CApiTest, WritesContinuations) {
-  auto config = sized<fastdraft_config>();
-  ASSERT_EQ(fastdraft_config_init(&config), FASTDRAFT_OK);
-  config.tree_budget = 8;
-  fastdraft_engine* created = nullptr;
-  ASSERT_EQ(fastdraft_engine_create(&config, nullptr, 0, &created), FASTDRAFT_OK);
-  const Engine engine(created);
-  const Tokens text = periodic(200);
-  const fastdraft_request request = add(engine, Tokens(text.begin(), text.begin() + 100));
-  const std::vector<fastdraft_request> requests = {12345, request};
-  const std::vector<std::int64_t> offsets = {0, 0, 2};
-  const std::vector<std::int64_t> places = {2, 0};
-  const std::vector<std::int32_t> drafted = {0, 1};
-  std::vector<std::int32_t> base(3, -1);
-  std::vector<std::int32_t> count(3, -1);
-  Tokens token_ids(24);
-  Tokens parents(24);
-  std::vector<float> probabilities(24);
-  auto out = sized<fastdraft_continuations>();
-  out.rows = 3;
-  out.nodes = 8;
-  out.base = base.data();
-  out.count = count.data();
-  out.token_ids = token_ids.data();
-  out.parents = parents.data();
-  out.probabilities = probabilities.data();
-  std::vector<fastdraft_status> statuses(2, -1);
-  const auto go_on = [&] {
-    return fastdraft_continue_batch(engine.get(), requests.data(), 2, text.data() + 100, 2,
-                                    offsets.data(), drafted.data(), places.data(), &out,
-                                    statuses.data());
-  };
-  expect_error(go_on(), FASTDRAFT_UNKNOWN_REQUEST, "unknown request 12345");
-  EXPECT_EQ(statuses, (std::vector<fastdraft_status>{FASTDRAFT_UNKNOWN_REQUEST, FASTDRAFT_OK}));
-  EXPECT_EQ(base, (std::vector<std::int32_t>{102, -1, 0}));
-  EXPECT_EQ(count[1], -1);
-  EXPECT_EQ(count[2], 0);
-  ASSERT_GT(count[0], 1);
-  EXPECT_EQ(token_ids[0], text[102]);
-  EXPECT_EQ(parents[0], -1);
-  EXPECT_GT(probabilities[0], probabilities[1]);
-  auto stats = sized<fastdraft_stats>();
-  ASSERT_EQ(fastdraft_get_stats(engine.get(), request, &stats), FASTDRAFT_OK);
-  EXPECT_EQ(stats.drafted, 1);
-  EXPECT_EQ(stats.accepted, 1);
-
-  out.parents = nullptr;
-  expect_error(go_on(), FASTDRAFT_INVALID_VALUE, "out.parents must not be NULL");
-  out.parents = parents.data();
-  out.rows = 2;
-  expect_error(go_on(), FASTDRAFT_INVALID_VALUE, "places must be below the 2 rows");
-  out.rows = -1;
-  expect_error(go_on(), FASTDRAFT_INVALID_VALUE, "got -1 rows of 8");
-}
-
 TEST(CApiTest, SharesDatastoresAndWritesThemToFiles) {
   const std::string path = testing::TempDir() + "c_api_test.fds";
   std::vector<std::uint8_t> fingerprint(FASTDRAFT_FINGERPRINT_BYTES, 7);
@@ -660,9 +605,6 @@ TEST(CApiTest, RefusesNullHandlesAndResults) {
   expect_invalid(fastdraft_propose_batch(nullptr, nullptr, 0, nullptr, &draft.c, &offset), part);
   expect_invalid(fastdraft_observe(nullptr, 0, nullptr, 0), part);
   expect_invalid(fastdraft_observe_batch(nullptr, nullptr, 0, nullptr, 0, &zero, nullptr), part);
-  expect_invalid(fastdraft_continue_batch(nullptr, nullptr, 0, nullptr, 0, &zero, nullptr, nullptr,
-                                          nullptr, nullptr),
-                 part);
   expect_invalid(fastdraft_get_stats(nullptr, 0, &stats), part);
   expect_invalid(fastdraft_finish(nullptr, 0, &stats), part);
   expect_invalid(fastdraft_cancel(nullptr, 0), part);

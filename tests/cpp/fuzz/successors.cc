@@ -8,8 +8,8 @@
 #include <cstdlib>
 #include <vector>
 
+#include "engine/successors.h"
 #include "fastdraft/error.h"
-#include "fastdraft/successors.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
 
@@ -33,21 +33,25 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       chances.push_back(static_cast<float>(next()) / 250.0f);
     }
     try {
-      successors.learn(contexts.data(), rows, tokens.data(), chances.data(), count);
+      Successors* const alone = &successors;
+      const std::vector<std::int64_t> all = {0, rows};
+      Successors::learn(&alone, 1, all.data(), contexts.data(), tokens.data(), chances.data(),
+                        count);
     } catch (const InvalidValueError&) {
       continue;
     }
     const std::int64_t cut = rows == 0 ? 0 : next() % (rows + 1);
     const std::vector<Successors*> tables = {&together, &other, &together};
     const std::vector<std::int64_t> offsets = {0, cut, cut, rows};
-    Successors::learn_each(tables.data(), 3, offsets.data(), contexts.data(), tokens.data(),
-                           chances.data(), count);
+    Successors::learn(tables.data(), 3, offsets.data(), contexts.data(), tokens.data(),
+                      chances.data(), count);
     std::vector<Token> ends;
     for (int i = 0; i < 6; ++i) ends.push_back(next() % 8 - 1);
-    const Successors::Trees trees = successors.trees(ends.data(), 2);
+    const std::vector<const Successors*> whole = {&successors, &successors};
+    const Successors::Trees trees = Successors::trees(whole.data(), ends.data(), 2);
     const auto nodes = 1 + next() % Successors::kNodes;
     const std::vector<const Successors*> of_rows = {&together, &together};
-    const Successors::Trees cut_off = Successors::trees_each(of_rows.data(), ends.data(), 2, nodes);
+    const Successors::Trees cut_off = Successors::trees(of_rows.data(), ends.data(), 2, nodes);
     for (std::size_t row = 0; row < 2; ++row) {
       const auto first = static_cast<std::size_t>(trees.offsets[row]);
       const auto last = static_cast<std::size_t>(trees.offsets[row + 1]);

@@ -3,8 +3,8 @@
 A front stands before a server and turns a request's `prediction` into the token ids that fastdraft
 takes from the request's own parameters; the servers themselves ignore predictions. A request's
 tools and its JSON schema become templates to draft from. It is plain ASGI and knows the server's
-HTTP interface alone. Other requests pass as they are, unless they ask fastdraft for what it does
-not understand.
+HTTP interface, and the ledgers in which vLLM's engines say what became of predictions. Other
+requests pass as they are, unless they ask fastdraft for what it does not understand.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import asyncio
 import hashlib
 import json
 import logging
+import os
 from typing import Final
 
 from fastdraft.errors import InvalidValueError
@@ -30,8 +31,10 @@ from fastdraft.serving.http.asgi import (
     send_error,
     without,
 )
-from fastdraft.serving.http.servers import COMPLETIONS, Server, server_of
+from fastdraft.serving.http.servers import COMPLETIONS, VLLM, Server, server_of
 from fastdraft.serving.http.templates import RequestTemplates, ServerError, tokens_of
+from fastdraft.serving.ledger import FOLDER_VARIABLE, TICKET, LedgerReader, new_ticket
+from fastdraft.serving.metrics import exposition
 from fastdraft.serving.request_options import (
     MOST_IDS,
     NAMESPACE,
@@ -51,6 +54,7 @@ _MOST_LETTERS: Final = 16 * MOST_IDS
 _HARMLESS: Final = ("/detokenize", "/tokenize", "/v1/embeddings", "/v1/messages/count_tokens")
 """What else may be posted where each key has a namespace of its own."""
 _KEYS: Final = (b"authorization", b"x-api-key")
+_METRICS: Final = "/metrics"
 # A body with none of these passes without being parsed.
 _OF_INTEREST: Final = (b'"prediction', b'"fastdraft', b'"tools"', b'"json_schema"')
 
@@ -62,7 +66,8 @@ class Front:
 
     Args:
         app: The server, or what passes requests on to it.
-        server: Which one it is; None to ask it when the first request needs to know.
+        server: Which one it is; None is vLLM where the environment names a folder of ledgers, else
+            the server is asked when the first request needs to know.
         namespace_by_key: Whether the server's memory is shared by requests of the same key alone.
             The names of namespaces that clients send are left out, and requests without a key, or
             whose body cannot be changed, are kept from the memory or refused.
@@ -73,14 +78,19 @@ class Front:
     ) -> None:
         self.app = app
         self.namespace_by_key = namespace_by_key
-        self._server = server
-        self._asked = server is not None
+        self._ledgers = LedgerReader.from_environment() if server in (None, VLLM) else None
+        self._server = server if self._ledgers is None else VLLM
+        self._asked = self._server is not None
         self._warned: set[str] = set()
         self._templates = RequestTemplates()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["method"] == "POST":
-            path = scope["path"].removeprefix(scope.get("root_path", ""))
+        method = scope["method"] if scope["type"] == "http" else ""
+        path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
+        if method == "GET" and path == _METRICS and self._ledgers is not None:
+            await self._metrics(self._ledgers, scope, receive, send)
+            return
+        if method == "POST":
             readable = header(scope["headers"], b"content-encoding") is None
             if path in COMPLETIONS and readable:
                 await _Completion(self, scope, path, receive, send).run()
@@ -92,15 +102,41 @@ class Front:
                 return
         await self.app(scope, receive, send)
 
-    def new_ticket(self) -> tuple[str, str] | None:
-        """The parameter that lets the engine tell what became of a request's prediction.
+    async def _metrics(
+        self, ledgers: LedgerReader, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        # What is added is in the plain text format, so vLLM is asked for that.
+        headers = without(scope["headers"], b"accept", b"accept-encoding")
+        answer = WholeAnswer(send, lambda body: body + exposition(ledgers.totals()).encode())
+        await self.app({**scope, "headers": headers}, receive, answer.send)
 
-        Its key and its value, or None where the engine tells nothing.
-        """
-        return None
+    def new_ticket(self) -> str | None:
+        """What lets an engine tell what became of a prediction; None where none tells."""
+        return None if self._ledgers is None else new_ticket()
 
     def report(self, usage: Json, ticket: str) -> None:
         """Adds what became of the prediction of `ticket` to an answer's `usage`."""
+        counts = None if self._ledgers is None else self._ledgers.prediction_tokens(ticket)
+        # /v1/responses and /v1/messages have another word for it.
+        total = "completion_tokens" if "completion_tokens" in usage else "output_tokens"
+        if counts is None:
+            if usage.get(total):
+                self.warn_once(
+                    "nothing is known of a request's prediction, so its usage goes without counts: "
+                    "an engine on another machine cannot send them, nor one that does not draft "
+                    "with fastdraft; they travel in %s=%s",
+                    FOLDER_VARIABLE,
+                    os.environ.get(FOLDER_VARIABLE),
+                )
+            return
+        accepted, rejected = counts
+        # The model may verify tokens past the end of the answer in its last step.
+        accepted = min(accepted, usage.get(total) or 0)
+        details = usage.get(f"{total}_details") or {}
+        counted = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected}
+        # A server that comes to count them itself knows better.
+        known = {name: count for name, count in details.items() if count is not None}
+        usage[f"{total}_details"] = {**details, **counted, **known}
 
     async def server(self, scope: Scope) -> Server | None:
         """Which server it is, asked in the name of a request; None where that is not known."""
@@ -337,10 +373,9 @@ class _Completion:
         if options.prediction is None and text:
             added |= await self._predicted(request.get("model"), text)
         if PREDICTION in arguments or PREDICTION in added:
-            ticket = self._front.new_ticket()
-            if ticket is not None:
-                key, self._ticket = ticket
-                added[key] = self._ticket
+            self._ticket = self._front.new_ticket()
+            if self._ticket is not None:
+                added[TICKET] = self._ticket
             request.pop("prediction", None)
         if not added:
             return body

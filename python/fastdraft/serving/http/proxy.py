@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import sys
 from types import FrameType
@@ -16,9 +15,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from fastdraft.serving.http.asgi import App
 from fastdraft.serving.http.forward import Forward
 from fastdraft.serving.http.front import Front
-from fastdraft.serving.http.servers import VLLM, Server
-from fastdraft.serving.vllm.ledger import FOLDER_VARIABLE
-from fastdraft.serving.vllm.middleware import PredictionMiddleware
+from fastdraft.serving.http.servers import Server
 
 __all__ = ["IDLE_SECONDS", "create", "serve"]
 
@@ -47,10 +44,7 @@ def create(
     Raises:
         InvalidValueError: The URL is invalid.
     """
-    forward = Forward(url, silence=silence)
-    if FOLDER_VARIABLE in os.environ and server in (None, VLLM):
-        return PredictionMiddleware(forward, namespace_by_key=namespace_by_key)
-    return Front(forward, server, namespace_by_key=namespace_by_key)
+    return Front(Forward(url, silence=silence), server, namespace_by_key=namespace_by_key)
 
 
 def serve(app: App, *, host: str, port: int) -> None:

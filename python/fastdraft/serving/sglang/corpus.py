@@ -66,8 +66,8 @@ class Corpus(HostRequests[RequestText]):
         environment: `FASTDRAFT_MEMORY_BYTES`, the most memory for the text of finished requests,
         from which later ones are drafted, 1 GiB by default and 0 for none; `FASTDRAFT_DATASTORES`,
         paths of frozen datastores, joined as in `PATH`; `FASTDRAFT_SHARED_NAMESPACES`, names of
-        namespaces that all requests read, separated by commas; `FASTDRAFT_FLEET_URL`, where the
-        memory is shared with other replicas, with the key in `FASTDRAFT_MEMORY_KEY`;
+        namespaces that all requests read, separated by commas; `FASTDRAFT_MEMORY_URL`, where the
+        memory is kept and shared with other replicas, with the key in `FASTDRAFT_MEMORY_KEY`;
         `FASTDRAFT_MAX_BYTES`, the most memory for the indexes of running requests;
         `FASTDRAFT_LOGITS`, 0 to draft nothing from the target's logits.
 

@@ -13,8 +13,7 @@ from fastdraft.serving.host import share
 
 __all__ = ["bytes_of", "drafts_from_logits", "names_of", "replica_of"]
 
-_FLEET_URL: Final = "FASTDRAFT_FLEET_URL"
-_MEMORY_FOLDER: Final = "FASTDRAFT_MEMORY_FOLDER"
+_MEMORY_URL: Final = "FASTDRAFT_MEMORY_URL"
 
 _logger = logging.getLogger(__name__)
 
@@ -49,16 +48,16 @@ def drafts_from_logits(server_args: Any) -> bool:
 
 def replica_of(memory: Memory, server_args: Any) -> Replica | None:
     """Shares the memory where the environment says so. Raises InvalidValueError."""
-    found = [name for name in (_FLEET_URL, _MEMORY_FOLDER) if os.environ.get(name)]
-    if not found or not memory.max_bytes:
+    url = os.environ.get(_MEMORY_URL)
+    if not url or not memory.max_bytes:
         return None
-    if len(found) > 1:
+    ranks = getattr(server_args, "tp_size", 1)
+    if ranks > 1:
+        # Each rank would read at its own time.
         raise InvalidValueError(
-            f"{_MEMORY_FOLDER} must be left out with {_FLEET_URL}, where what is published is "
-            f"there after a start, got {os.environ[_MEMORY_FOLDER]!r}"
+            f"{_MEMORY_URL} must not be set with tp_size {ranks}, whose ranks must all draft the "
+            f"same, got {url!r}"
         )
-    url = os.environ[found[0]]
-    _require_one_rank(found[0], url, server_args)
     model = str(getattr(server_args, "model_path", ""))
     return share(
         memory,
@@ -67,13 +66,3 @@ def replica_of(memory: Memory, server_args: Any) -> Replica | None:
         tokenizer=str(getattr(server_args, "tokenizer_path", None) or model),
         revision=getattr(server_args, "revision", None),
     )
-
-
-def _require_one_rank(variable: str, value: str, server_args: Any) -> None:
-    ranks = getattr(server_args, "tp_size", 1)
-    if ranks > 1:
-        # Each rank would read at its own time.
-        raise InvalidValueError(
-            f"{variable} must not be set with tp_size {ranks}, whose ranks must all draft the "
-            f"same, got {value!r}"
-        )

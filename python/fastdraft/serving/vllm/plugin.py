@@ -11,8 +11,8 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from fastdraft.serving.ledger import share_folder
 from fastdraft.serving.request_options import request_options
-from fastdraft.serving.vllm.ledger import share_folder
 from fastdraft.serving.vllm.lengths import follow_batches, give_lengths
 from fastdraft.serving.vllm.method import (
     METHOD,

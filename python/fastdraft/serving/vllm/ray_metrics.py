@@ -11,8 +11,8 @@ import threading
 from collections.abc import Callable, Iterable
 
 from fastdraft.errors import InvalidValueError
+from fastdraft.serving.ledger import FOLDER_VARIABLE, LedgerReader
 from fastdraft.serving.metrics import Labels, Metric, Registry
-from fastdraft.serving.vllm.ledger import FOLDER_VARIABLE, LedgerReader
 
 __all__ = ["report_to_ray"]
 

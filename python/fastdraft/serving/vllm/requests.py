@@ -20,14 +20,11 @@ from fastdraft.serving.host import (
     share,
     watch,
 )
+from fastdraft.serving.ledger import TICKET, Ledger
 from fastdraft.serving.request_options import PREDICTION, UNLIMITED
-from fastdraft.serving.vllm.ledger import Ledger
 from fastdraft.serving.vllm.settings import Settings
 
-__all__ = ["SALT", "TICKET", "Request", "Salt", "VllmRequests", "VllmText", "is_first_rank"]
-
-TICKET = "prediction_ticket"
-"""In a request's `extra_args`: under what the ledger notes what became of the prediction."""
+__all__ = ["SALT", "Request", "Salt", "VllmRequests", "VllmText", "is_first_rank"]
 
 SALT = "fastdraft_cache_salt"
 """In a request's `extra_args`: its `Salt`, put there by the entry point alone."""
@@ -121,13 +118,11 @@ class VllmRequests(HostRequests[VllmTextT]):
         rank = getattr(parallel, "data_parallel_rank", 0)
         memory = Memory(settings.memory_bytes)
         replica = None
-        # A folder of this machine is a fleet of the engines here, whenever they run.
-        url = settings.memory_folder if settings.fleet_url is None else settings.fleet_url
-        if url is not None and drafts:
+        if settings.memory_url is not None and drafts:
             model = str(getattr(self._model_config, "model", ""))
             replica = share(
                 memory,
-                url,
+                settings.memory_url,
                 model=model,
                 tokenizer=str(getattr(self._model_config, "tokenizer", model)),
                 revision=getattr(self._model_config, "tokenizer_revision", None),

@@ -28,12 +28,10 @@ class Settings:
     """Paths of frozen datastores, of the target's tokenizer."""
     shared_namespaces: Sequence[str] = ()
     """Names of namespaces that all requests read, besides their own."""
-    memory_folder: str | None = None
-    """Where the memory is saved, with the key in the environment's `FASTDRAFT_MEMORY_KEY`; None
-    saves nothing."""
-    fleet_url: str | None = None
-    """Where the memory is shared with other replicas, with the key in the environment's
-    `FASTDRAFT_MEMORY_KEY`; None shares nothing."""
+    memory_url: str | None = None
+    """Where the memory is kept and shared with other replicas: a folder, or a URL such as
+    s3://bucket/folder, with the key in the environment's `FASTDRAFT_MEMORY_KEY`. None keeps it in
+    this process alone."""
     max_bytes: int | None = None
     """The most memory for the indexes of running requests; beyond it new ones go undrafted."""
     token_cost: float | None = None
@@ -61,20 +59,12 @@ class Settings:
             raise InvalidValueError(
                 f"memory_bytes must be 0, or enough for some text, got {self.memory_bytes}"
             ) from None
-        if not isinstance(self.memory_folder, (str, os.PathLike, type(None))):
-            raise InvalidValueError(f"memory_folder must be a path, got {self.memory_folder!r}")
-        if not isinstance(self.fleet_url, (str, type(None))):
-            raise InvalidValueError(f"fleet_url must be a URL, got {self.fleet_url!r}")
-        for name in ("fleet_url", "memory_folder"):
-            if getattr(self, name) is not None and not self.memory_bytes:
-                raise InvalidValueError(
-                    f"{name} must be left out where memory_bytes is 0, which remembers nothing, "
-                    f"got {str(getattr(self, name))!r}"
-                )
-        if self.fleet_url and self.memory_folder:
+        if not isinstance(self.memory_url, (str, os.PathLike, type(None))):
+            raise InvalidValueError(f"memory_url must be a URL or a path, got {self.memory_url!r}")
+        if self.memory_url is not None and not self.memory_bytes:
             raise InvalidValueError(
-                "memory_folder must be left out with fleet_url, where what is published is there "
-                f"after a start, got {str(self.memory_folder)!r}"
+                "memory_url must be left out where memory_bytes is 0, which remembers nothing, "
+                f"got {str(self.memory_url)!r}"
             )
         for name, kind, listed in (
             ("datastores", (str, os.PathLike), "paths"),
@@ -90,14 +80,13 @@ def check(vllm_config: Any) -> None:
     of vLLM that give wrong text or would be ignored."""
     parallel = getattr(vllm_config, "parallel_config", None)
     if getattr(parallel, "distributed_executor_backend", None) == "external_launcher":
-        for name in ("memory_folder", "fleet_url"):
-            value = getattr(Settings.of(vllm_config), name)
-            if value:
-                # Text is read in the background, by each rank at its own time.
-                raise InvalidValueError(
-                    f"{name} must be left out with external_launcher, whose ranks must all draft "
-                    f"the same, got {str(value)!r}"
-                )
+        url = Settings.of(vllm_config).memory_url
+        if url is not None:
+            # Text is read in the background, by each rank at its own time.
+            raise InvalidValueError(
+                "memory_url must be left out with external_launcher, whose ranks must all draft "
+                f"the same, got {str(url)!r}"
+            )
     stages = getattr(parallel, "pipeline_parallel_size", 1)
     if stages > 1:
         # vLLM's V1 model runner schedules a request's next step before it has the token of this

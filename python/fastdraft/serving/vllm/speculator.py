@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fastdraft import DraftStats
 from fastdraft.alignment import Aligner, Head, Texts
-from fastdraft.background import BackgroundDrafter, Snapshot
+from fastdraft.background import BackgroundDrafter
 from fastdraft.errors import InvalidValueError
 from fastdraft.faults import Faults
 from fastdraft.serving.request_options import LOOKAHEAD, SWITCH, request_options
@@ -97,9 +97,8 @@ class FastdraftSpeculator:
         self._columns = torch.zeros(2, places, dtype=torch.int32, device=device)
         # On the host; row 0: numbers of requests, row 1: their longest drafts.
         self._column_values = np.zeros((2, places), dtype=np.int32)
-        # The drafter's number of each request id, and the ids that are preempted.
+        # The drafter's number of each request id.
         self._numbers: dict[str, int] = {}
-        self._preempted: set[str] = set()
         self._faults = Faults(_logger)
         self.late: LateRequests | None = None
         self.drafter: BackgroundDrafter | None = None
@@ -118,7 +117,7 @@ class FastdraftSpeculator:
                 head=self._head,
             )
             self.drafter = BackgroundDrafter(
-                self.late, snapshots=self._trees.snapshots, published=self._send
+                self.late, self._trees.continuations, self._trees.numbers, self._send
             )
 
     @property
@@ -272,10 +271,10 @@ class FastdraftSpeculator:
         states, rows = self._states, input_batch.num_reqs
         texts = Texts(states.all_token_ids.gpu, states.total_len.gpu, *self._columns)
         self._ends.protect()
-        trees = self._trees.take()
+        trees, learned = self._trees.take()
         head = None
         if head_ids is not None:
-            acceptance, first = self._trees.more().tensor_split([self._lookahead])
+            acceptance, first = learned.tensor_split([self._lookahead])
             head = Head(head_ids, acceptance, first.view(2, BINS))
         try:
             aligned = self._aligner.align(
@@ -293,10 +292,12 @@ class FastdraftSpeculator:
             verified = np.zeros(rows, np.int64) if verified is None else verified[:rows].copy()
             self.drafter.expect(functools.partial(self.late.read, copy, places, numbers, verified))
 
-    def _send(self, snapshot: Snapshot) -> None:
+    def _send(self) -> None:
         """Publishes trees and counts, on the drafter's thread."""
         assert self.late is not None
-        self._trees.publish(snapshot, None if self._head is None else self._head.table())
+        if self._head is not None:
+            self._trees.more[:] = self._head.table()
+        self._trees.publish()
         self.late.publish()
 
     def _enter(self, requests: Iterable[Any]) -> None:
@@ -311,33 +312,26 @@ class FastdraftSpeculator:
         self._send_columns()
 
     def _begin(self, request: Any, known: Request, place: int) -> int:
-        """Tells the drafter of a request that is new, or was preempted; gives its number."""
+        """Tells the drafter of a request that is new, or comes back; gives its number."""
         assert self.drafter is not None
-        name, tokens = request.req_id, request.prefill_token_ids
-        number = self._numbers.get(name)
-        if number is not None and name in self._preempted:
-            self._preempted.discard(name)
-            self._numbers[name] = self.drafter.resume(place, number, tokens)
-            return self._numbers[name]
-        if number is not None:
-            # The host has changed the prompt.
-            self.drafter.cancel(number)
-        length, size = len(tokens), known.prompt_size
-        number = self.drafter.add(place, request.prompt_token_ids, request=known, length=length)
-        self._numbers[name] = number
-        if length > size:
-            self.drafter.observe([place], [number], [size], tokens[size:], [0, length - size])
+        self._cancel(request.req_id)  # the host has changed the prompt
+        text, size = request.prefill_token_ids, known.prompt_size
+        number = self.drafter.add(place, text, prompt_size=size, request=known, length=len(text))
+        self._numbers[request.req_id] = number
         return number
 
+    def _cancel(self, name: str) -> None:
+        assert self.drafter is not None
+        number = self._numbers.pop(name, None)
+        if number is not None:
+            self.drafter.cancel(number)
+
     def _leave(self, scheduler_output: Any) -> None:
-        """Requests have ended, or were preempted."""
+        """Requests have ended, or were preempted: those are added anew when they come back."""
         assert self.drafter is not None
         for name in sorted(getattr(scheduler_output, "preempted_req_ids", None) or ()):
-            if name in self._numbers:
-                self._preempted.add(name)
-                self.drafter.suspend(self._numbers[name])
+            self._cancel(name)
         for name in sorted(scheduler_output.finished_req_ids):
-            self._preempted.discard(name)
             number = self._numbers.pop(name, None)
             if number is not None:
                 self.drafter.finish(number)

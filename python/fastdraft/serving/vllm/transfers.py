@@ -16,7 +16,6 @@ from torch import Tensor
 
 from fastdraft import Continuations
 from fastdraft.alignment import Trees
-from fastdraft.background import Snapshot
 
 __all__ = ["COPIES", "Ends", "EndsCopy", "TreeBuffers"]
 
@@ -108,58 +107,53 @@ class TreeBuffers:
         more: how many float32 values go there beside them.
 
     Attributes:
-        snapshots: for a `BackgroundDrafter` to write to, in memory that the device copies from.
+        continuations, numbers: for a `BackgroundDrafter` to write to, in memory that the device
+            copies from.
+        more: (more,) float32, the values beside them.
     """
 
     def __init__(self, device: torch.device, places: int, nodes: int, more: int = 0) -> None:
         self._cuda = device.type == "cuda"
         # All fields in one piece of memory, so that one copy carries them.
-        size = 3 * places * (1 + nodes) + more
-        self._begin = size - more
-        self._flat: dict[Snapshot, Tensor] = {}
-        self._more: dict[Snapshot, NDArray[np.float32]] = {}
-        for _ in range(3):
-            flat = torch.zeros(size, dtype=torch.int32, pin_memory=self._cuda)
-            trees = _trees_in(flat[: self._begin], places, nodes)
-            *fields, requests = (field.numpy() for field in trees)
-            snapshot = Snapshot(0, Continuations(*fields), requests)
-            self._flat[snapshot] = flat
-            self._more[snapshot] = flat[self._begin :].view(torch.float32).numpy()
-        self.snapshots = list(self._flat)
-        self._buffers = [torch.zeros(size, dtype=torch.int32, device=device) for _ in range(3)]
-        self._trees = [_trees_in(each[: self._begin], places, nodes) for each in self._buffers]
+        begin = 3 * places * (1 + nodes)
+        self._host = torch.zeros(begin + more, dtype=torch.int32, pin_memory=self._cuda)
+        *fields, self.numbers = (
+            field.numpy() for field in _trees_in(self._host[:begin], places, nodes)
+        )
+        self.continuations = Continuations(*fields)
+        self.more: NDArray[np.float32] = self._host[begin:].view(torch.float32).numpy()
+        self._begin = begin
+        self._buffers = [torch.zeros_like(self._host, device=device) for _ in range(3)]
+        self._trees = [_trees_in(each[:begin], places, nodes) for each in self._buffers]
         self._newest = self._in_use = 0
         self._stream: Any = _cuda.Stream(device) if self._cuda else None
         self._arrived: Any = _cuda.Event(blocking=True) if self._cuda else None
         self._used: list[Any] = [_cuda.Event() if self._cuda else None for _ in range(3)]
 
-    def publish(self, snapshot: Snapshot, more: NDArray[np.float32] | None = None) -> None:
-        """Copies one of `snapshots` to the device, and makes it the newest. Waits for the copy."""
-        flat = self._flat[snapshot]
-        if more is not None:
-            self._more[snapshot][:] = more
+    def publish(self) -> None:
+        """Copies all to the device, and makes it the newest. Waits for the copy."""
         free = next(each for each in range(3) if each not in (self._newest, self._in_use))
         if self._cuda:
             self._stream.wait_event(self._used[free])
             with _cuda.stream(self._stream):
-                self._buffers[free].copy_(flat, non_blocking=True)
+                self._buffers[free].copy_(self._host, non_blocking=True)
                 self._arrived.record(self._stream)
             self._arrived.synchronize()
         else:
-            self._buffers[free].copy_(flat)
+            self._buffers[free].copy_(self._host)
         self._newest = free
 
-    def take(self) -> Trees:
-        """The newest trees that have arrived, to be read until `release` on the current stream."""
+    def take(self) -> tuple[Trees, Tensor]:
+        """The newest trees that have arrived, and what goes with them; zeros before any did.
+
+        They are to be read until `release` on the current stream.
+        """
         while True:
             self._in_use = newest = self._newest
             # If newer ones came in between, the buffer may be written already.
             if newest == self._newest:
-                return self._trees[newest]
-
-    def more(self) -> Tensor:
-        """What goes with the trees that were taken; zeros before any arrived."""
-        return self._buffers[self._in_use][self._begin :].view(torch.float32)
+                more = self._buffers[newest][self._begin :].view(torch.float32)
+                return self._trees[newest], more
 
     def release(self) -> None:
         """Says that what the current stream has to do with the trees is under way."""

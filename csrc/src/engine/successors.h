@@ -6,8 +6,6 @@
 #include <mutex>
 #include <vector>
 
-#include "fastdraft/export.h"
-#include "fastdraft/offers.h"
 #include "fastdraft/token.h"
 
 namespace fastdraft {
@@ -22,7 +20,7 @@ namespace fastdraft {
 // of slots, and a context takes that of its hash: newer ones push out older ones.
 //
 // Thread-safe: calls take turns.
-class FASTDRAFT_EXPORT Successors {
+class Successors {
  public:
   // The most successors of a context.
   static constexpr std::int64_t kMost = 8;
@@ -42,19 +40,15 @@ class FASTDRAFT_EXPORT Successors {
   // The memory of the slots.
   std::int64_t bytes() const noexcept { return static_cast<std::int64_t>(sizeof(Slot)) * slots(); }
 
-  // Learns what may follow. Row r of `contexts` (rows x 2) holds the last two tokens, -1 for one
-  // that does not exist; `token_ids` and `probabilities` (rows x count, count at most kMost) the
-  // tokens that may follow and how likely each is, from 0 to 1. A token below 0 ends its row. Of
-  // equal contexts the last row counts. O(rows x count). Throws InvalidValueError, and then learns
-  // nothing.
-  void learn(const Token* contexts, std::int64_t rows, const Token* token_ids,
-             const float* probabilities, std::int64_t count);
-
-  // The same for several tables in one call: tables[i] learns rows offsets[i] to offsets[i + 1] - 1
+  // Tables learn what may follow, in one call: tables[i] from rows offsets[i] to offsets[i + 1] - 1
   // of the arrays; offsets (size + 1) rise from 0. No table is null; one may come several times.
-  static void learn_each(Successors* const* tables, std::int64_t size, const std::int64_t* offsets,
-                         const Token* contexts, const Token* token_ids, const float* probabilities,
-                         std::int64_t count);
+  // Row r of `contexts` (rows x 2) holds the last two tokens, -1 for one that does not exist;
+  // `token_ids` and `probabilities` (rows x count, count at most kMost) the tokens that may follow
+  // and how likely each is, from 0 to 1. A token below 0 ends its row. Of equal contexts the last
+  // row counts. O(rows x count). Throws InvalidValueError, and then nothing was learned.
+  static void learn(Successors* const* tables, std::int64_t size, const std::int64_t* offsets,
+                    const Token* contexts, const Token* token_ids, const float* probabilities,
+                    std::int64_t count);
 
   // Trees for the rows of a batch, with the arrays of Offers.
   struct Trees {
@@ -64,15 +58,13 @@ class FASTDRAFT_EXPORT Successors {
     std::vector<float> confidences;
   };
 
-  // The trees that follow texts. Row r of `ends` (rows x kEnd) holds a text's last tokens, -1 for
-  // those that do not exist; a row whose very last one is -1 gets no tree. A row's tokens stand in
-  // the order of falling path probabilities; the first `nodes` of them are kept, 1 to kNodes.
-  // O(nodes^2 x kMost) a row. Throws InvalidValueError.
-  Trees trees(const Token* ends, std::int64_t rows, std::int32_t nodes = kNodes) const;
-
-  // The same from a table for each row, in one call. No table is null; one may come several times.
-  static Trees trees_each(const Successors* const* tables, const Token* ends, std::int64_t rows,
-                          std::int32_t nodes = kNodes);
+  // The trees that follow texts, from a table for each. Row r of `ends` (rows x kEnd) holds a
+  // text's last tokens, -1 for those that do not exist; a row whose very last one is -1 gets no
+  // tree. A row's tokens stand in the order of falling path probabilities; the first `nodes` of
+  // them are kept, 1 to kNodes. No table is null; one may come several times. O(nodes^2 x kMost) a
+  // row. Throws InvalidValueError.
+  static Trees trees(const Successors* const* tables, const Token* ends, std::int64_t rows,
+                     std::int32_t nodes = kNodes);
 
  private:
   struct Slot {
@@ -90,9 +82,6 @@ class FASTDRAFT_EXPORT Successors {
   void enter(const Token* contexts, std::int64_t rows, const Token* token_ids,
              const float* probabilities, std::int64_t count) noexcept;
   void grow(const Token* end, std::size_t nodes, Trees& trees, std::vector<Waiting>& waiting) const;
-  template <typename TableOf>
-  static Trees grow_rows(const Token* ends, std::int64_t rows, std::int32_t nodes,
-                         const TableOf& table_of);
 
   mutable std::mutex mutex_;
   std::vector<Slot> slots_;

@@ -7,8 +7,6 @@
 #include <mutex>
 #include <vector>
 
-#include "fastdraft/export.h"
-
 namespace fastdraft {
 
 // The measured latency of one model's steps, which says what drafts cost.
@@ -29,7 +27,7 @@ namespace fastdraft {
 //
 // Thread-safe: calls take turns. `rows` is from 1 to kMostRows and `widest` from 1 to kMostWidth;
 // else InvalidValueError is thrown.
-class FASTDRAFT_EXPORT StepLatency {
+class StepLatency {
  public:
   enum class Device : std::uint8_t { kCpu, kAccelerator };
 
