@@ -157,7 +157,8 @@ def _read(verified: Verified) -> Choice:
         parts["likeliest"], parts["chances"] = verified.likeliest
     if len(parts) == 1:
         return Choice(_without_padding(verified.token_ids.numpy(force=True)))
-    flat = torch.cat([part.view(torch.int32).reshape(-1) for part in parts.values()])
+    bits = [each.view(torch.int32) if each.is_floating_point() else each for each in parts.values()]
+    flat = torch.cat([each.reshape(-1) for each in bits])
     ends = np.cumsum([part.numel() for part in parts.values()])[:-1]
     found: dict[str, Any] = {}
     for array, (name, part) in zip(
