@@ -19,6 +19,7 @@ from fastdraft.drafters import AssistantModel, Staged
 from fastdraft.errors import InvalidValueError
 from fastdraft.hf.draft_models.drafter import ModelDrafter
 from hf_models import VOCABULARY, assert_same_tokens, repetitive_batch, tiny_model
+from watches import counted_forwards
 
 NEW = 32
 GREEDY: dict[str, Any] = {"do_sample": False, "max_new_tokens": NEW, "eos_token_id": None}
@@ -423,16 +424,9 @@ def test_models_that_cannot_draft_are_refused() -> None:
 def test_assistants_elsewhere_are_refused_before_the_model_is_run(
     model: Any, moved: dict[str, Any], named: str
 ) -> None:
-    forwards: list[int] = []
-    handle = model.register_forward_pre_hook(lambda *_: forwards.append(1))
-    with pytest.raises(InvalidValueError, match=named):
-        hf.generate(
-            model,
-            **repetitive_batch(1),
-            **GREEDY,
-            drafter=_constant(copy.deepcopy(model).to(**moved)),
-        )
-    handle.remove()
+    assistant = _constant(copy.deepcopy(model).to(**moved))
+    with counted_forwards(model) as forwards, pytest.raises(InvalidValueError, match=named):
+        hf.generate(model, **repetitive_batch(1), **GREEDY, drafter=assistant)
     assert not forwards
 
 

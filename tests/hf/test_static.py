@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from scipy import stats
 from transformers import (
     CompileConfig,
     StaticCache,
@@ -41,6 +40,7 @@ from hf_models import (
     repetitive_batch,
     tiny_model,
 )
+from watches import counted_forwards
 
 NEW = 48
 PROMPT = 30
@@ -271,30 +271,6 @@ def test_a_seed_gives_the_same_tokens_as_without_fixed_shapes(llama: Any) -> Non
         assert torch.equal(output.sequences, expected.sequences)
 
 
-def test_samples_have_the_models_distribution(llama: Any) -> None:
-    ids = repetitive_batch(1)["input_ids"]
-    draws, new = 400, 3
-    options = {"max_new_tokens": new, "do_sample": True, "top_k": 4, "eos_token_id": None}
-    counts: dict[tuple[int, ...], np.ndarray] = {}
-    greedy = plain_tokens(llama, {"input_ids": ids}, max_new_tokens=new)[0, PROMPT:]
-    for kind in range(2):
-        many = {"input_ids": ids.repeat(draws, 1), "attention_mask": torch.ones(draws, PROMPT)}
-        torch.manual_seed(9)
-        if kind == 0:
-            sampled = llama.generate(**many, **options)
-        else:
-            sampled = hf.generate(
-                llama, **many, **options, **STATIC, drafter=Generous(), prediction=greedy
-            ).sequences
-        for row in sampled[:, PROMPT:].tolist():
-            counts.setdefault(tuple(row), np.zeros(2))[kind] += 1
-    table = np.array(list(counts.values()))
-    often = table.sum(1) >= 10
-    table = np.vstack([table[often], table[~often].sum(0) + 1])
-    assert len(table) > 4
-    assert stats.chi2_contingency(table.T).pvalue > 1e-4
-
-
 def test_draft_models_draft_for_a_static_target(llama: Any) -> None:
     drafter = AssistantModel(bent(llama))
     found = assert_decodes(llama, repetitive_batch(3), drafter, ours=STATIC, max_new_tokens=NEW)
@@ -386,11 +362,9 @@ def test_what_cannot_run_is_refused_before_any_work(
     llama: Any, make: Any, options: dict[str, Any], message: str
 ) -> None:
     model = llama if make is None else make()
-    forwards: list[int] = []
-    handle = model.register_forward_hook(lambda *_: forwards.append(1))
-    with pytest.raises(InvalidValueError, match=message):
-        hf.generate(model, **repetitive_batch(1), max_new_tokens=8, **{**STATIC, **options})
-    handle.remove()
+    inputs = repetitive_batch(1)
+    with counted_forwards(model) as forwards, pytest.raises(InvalidValueError, match=message):
+        hf.generate(model, **inputs, max_new_tokens=8, **{**STATIC, **options})
     assert not forwards
 
 
