@@ -152,7 +152,9 @@ fuzz: $(VENV)/.tools ## Fuzz the core for FUZZ_SECONDS a target; needs Clang
 campaign: $(VENV)/.test ## Run random cases of everything for MINUTES, or the one that PART and SEED name; needs Clang
 	@command -v clang++ >/dev/null || $(call install,clang libclang-rt-dev,the fuzzer)
 	cmake --preset fuzz && cmake --build --preset fuzz
-	PYTHONPATH=tests:tests/support python -m campaign --minutes $(MINUTES) $(PART:%=--part %) $(SEED:%=--seed %)
+	CAMPAIGN_WORKERS=$(if $(SEED),1,$(JOBS)) $(PYTEST) --dist load --maxschedchunk 1 tests/campaign \
+	  $(PART:%=-k %) $(if $(SEED),--seed $(SEED),--minutes $(MINUTES))
+	cat build/campaign/*.counts
 
 stubs: $(VENV)/.test ## Regenerate the stub of the C++ module
 	python tools/stubs.py

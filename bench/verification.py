@@ -143,7 +143,7 @@ def fastdraft_entry(verb: str, operands: Operands, **options: Any) -> Call:
     if verb == "filtered":
         arguments["top_k"] = torch.full_like(operands.seeds, TOP_K)
         arguments["top_p"] = torch.full_like(temperature, TOP_P)
-    if verb == "rejection":
+    if operands.draft_logits is not None:
         return partial(verify_rejection, draft_logits=operands.draft_logits, **arguments)
     if verb == "tree":
         arguments["parents"] = operands.parents

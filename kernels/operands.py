@@ -96,18 +96,6 @@ class Sampling(NamedTuple):
         return Sampling(self.warpers.of(index), self.seeds[index], self.positions[index])
 
 
-class DraftDistribution(NamedTuple):
-    """What the draft tokens were drawn from.
-
-    values: bfloat16, float16, float32 or float64 (drafted, vocabulary), of any strides: row i holds
-        the probabilities that draft token i was drawn with, or logits whose softmax these are.
-    is_logits: which of the two.
-    """
-
-    values: Tensor
-    is_logits: bool
-
-
 class Status(IntFlag):
     """What verification met in the rows of a request that it reached."""
 

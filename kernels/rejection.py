@@ -45,8 +45,8 @@ target that is empty or no numbers has no p: the draft ends before that token. A
 target keeps its argmax, whatever q is, and what is emitted is greedy.
 
 **On a device** it takes two launches, or four where a request has filters. The first goes over the
-logits and the draft's distribution together and leaves the statistics of both, as sampled
-verification does for the logits; probabilities need none. The program that leaves a row's last ones
+logits and the draft's together and leaves the statistics of both, as sampled verification does for
+the logits. The program that leaves a row's last ones
 compares p and q of the row's draft token, and the one that does so for a request's last row finds
 out which numbers of tokens may be kept. With filters, `filters` comes first, and a launch over the
 rows compares. The last launch is over the requests: each of its programs leaves the residual's sums
@@ -64,7 +64,7 @@ from torch import Tensor
 
 from fastdraft.kernels import config, filters, grid, language, statistics
 from fastdraft.kernels.acceptance import EMPTY, NAN, Chosen, emitted_of, join
-from fastdraft.kernels.chunks import as_float, chunked, reads_back, slabs, total
+from fastdraft.kernels.chunks import as_float, reads_back, slabs, total
 from fastdraft.kernels.filters import NEGLIGIBLE, log_softmax_of, weigh_rows
 from fastdraft.kernels.grid import Place, Rows
 from fastdraft.kernels.language import jit, tl
@@ -82,7 +82,7 @@ from fastdraft.kernels.noise import (
     exponential_noise,
     noise_of,
 )
-from fastdraft.kernels.operands import Batch, DraftDistribution, Sampling, Status, Verified, Warpers
+from fastdraft.kernels.operands import Batch, Sampling, Status, Verified, Warpers
 from fastdraft.kernels.sampled import draw_row, race
 from fastdraft.kernels.statistics import LOG2_E, OUT, Statistics
 from fastdraft.kernels.workspace import Scratch, take_output
@@ -94,14 +94,14 @@ _REFUSED = tl.constexpr(1.0)
 _WHOLE = tl.constexpr(2.0)
 
 
-def verify(batch: Batch, sampling: Sampling, draft_distribution: DraftDistribution) -> Verified:
+def verify(batch: Batch, sampling: Sampling, draft_logits: Tensor) -> Verified:
     """Rejection sampling of drafts that are chains, as blocks."""
     if language.has_kernels(batch.logits):
-        return launch(batch, sampling, draft_distribution)
-    return plain(batch, sampling, draft_distribution)
+        return launch(batch, sampling, draft_logits)
+    return plain(batch, sampling, draft_logits)
 
 
-def plain(batch: Batch, sampling: Sampling, draft_distribution: DraftDistribution) -> Verified:
+def plain(batch: Batch, sampling: Sampling, draft_logits: Tensor) -> Verified:
     """Rejection sampling of drafts that are chains, as blocks.
 
     The logprobs of all tokens, recovered ones too, are those of the target's distribution, which
@@ -112,8 +112,7 @@ def plain(batch: Batch, sampling: Sampling, draft_distribution: DraftDistributio
     if len(draft_ids) == 0:
         # One token of no request, so that there is something to look at where nothing is drafted.
         batch = batch._replace(draft_ids=draft_ids.new_zeros(1))
-        values = draft_distribution.values.new_zeros(1, logits.shape[1])
-        draft_distribution = draft_distribution._replace(values=values)
+        draft_logits = draft_logits.new_zeros(1, logits.shape[1])
     drafted = len(batch.draft_ids)
 
     # Each draft token against its row.
@@ -122,7 +121,7 @@ def plain(batch: Batch, sampling: Sampling, draft_distribution: DraftDistributio
     rows = _Drafted(
         batch,
         sampling,
-        draft_distribution,
+        draft_logits,
         (token + request).clamp(max=len(logits) - 1),
         request,
         token,
@@ -194,7 +193,7 @@ class _Drafted(NamedTuple):
 
     batch: Batch
     sampling: Sampling
-    draft_distribution: DraftDistribution
+    draft_logits: Tensor
     row: Tensor
     request: Tensor
     token: Tensor
@@ -209,7 +208,7 @@ class _Drafted(NamedTuple):
             sampling,
             *weigh_rows(logits, sampling.warpers, allowed),
             batch.draft_ids[token].long(),
-            self.draft_distribution._replace(values=self.draft_distribution.values[token]),
+            self.draft_logits[token],
             batch.logprobs,
             batch.raw_logprobs,
         )
@@ -219,8 +218,8 @@ class _Rows(NamedTuple):
     """Rows of a batch with what they are verified by, and what that makes of them.
 
     logits: (n, vocabulary); sampling: of the rows; weights, maximum, by_argmax, best: as
-    `weigh_rows` gives them; draft_ids: int64 (n,); draft_distribution: of these; logprobs,
-    raw_logprobs: as in `Batch`.
+    `weigh_rows` gives them; draft_ids: int64 (n,); draft_logits: (n,
+    vocabulary), of these; logprobs, raw_logprobs: as in `Batch`.
     """
 
     logits: Tensor
@@ -230,7 +229,7 @@ class _Rows(NamedTuple):
     by_argmax: Tensor
     best: Tensor
     draft_ids: Tensor
-    draft_distribution: DraftDistribution
+    draft_logits: Tensor
     logprobs: bool
     raw_logprobs: bool
 
@@ -243,19 +242,20 @@ class _Rows(NamedTuple):
 
     def log_q(self, tokens: Tensor) -> Tensor:
         """The same under the draft's distribution; -inf or NaN where none has drawn the token."""
-        if not self.draft_distribution.is_logits:
-            return _weight_of(self.draft_distribution.values, tokens).log()
-        odds = _odds(self.draft_distribution)
+        odds = self.odds()
         return _weight_of(odds, tokens).log() - total(odds).log()
 
     def residual(self, log_k: Tensor) -> Tensor:
         """The r of the random contract, like the weights. log_k: float64 (n,)."""
-        odds = _odds(self.draft_distribution)
-        scale = total(self.weights) * torch.exp(-log_k)
-        if self.draft_distribution.is_logits:
-            scale = scale / total(odds)
+        odds = self.odds()
+        scale = total(self.weights) * torch.exp(-log_k) / total(odds)
         residual = self.weights - odds * scale.to(self.weights.dtype)[:, None, None]
         return torch.where(residual > 0, residual, 0.0)
+
+    def odds(self) -> Tensor:
+        """The draft's distribution q up to a factor, like the weights."""
+        ones = torch.ones(len(self.draft_logits), device=self.draft_logits.device)
+        return weigh_rows(self.draft_logits, Warpers(ones))[0]
 
     def chosen(self, tokens: Tensor, log_p: Tensor | None = None) -> Chosen:
         logprobs = raw_logprobs = None
@@ -301,16 +301,6 @@ def _draw_last(rows: _Rows, refused: Tensor, depth: Tensor, log_k: Tensor) -> Ch
     return rows.chosen(torch.where(rows.by_argmax, rows.best, drawn))
 
 
-def _odds(draft_distribution: DraftDistribution) -> Tensor:
-    """The draft's distribution q up to a factor, (rows, chunks, width); probabilities as they
-    are."""
-    values = draft_distribution.values
-    if not draft_distribution.is_logits:
-        # Below 0 is only what fills the last chunk up.
-        return chunked(as_float(values)).clamp(min=0.0)
-    return weigh_rows(values, Warpers(torch.ones(len(values), device=values.device)))[0]
-
-
 def _weight_of(weights: Tensor, tokens: Tensor) -> Tensor:
     """Each row's weight of its token, float64 (rows,)."""
     return weights.flatten(1).gather(1, tokens[:, None])[:, 0].double()
@@ -348,14 +338,10 @@ def _log_q(place, draft, at, token, scratch, BLOCK: tl.constexpr):
     at: the draft token that the distribution is of.
     """
     q = tl.load(grid.values_of(draft, at) + token.to(tl.int64) * draft.token_stride).to(tl.float32)
-    if scratch.draft_sum is not None:
-        key, weights = _draft_totals(place, draft, scratch, BLOCK)
-        above = q - grid.value_of(key)
-        never = tl.exp2(above * LOG2_E) <= NEGLIGIBLE
-        log_q = tl.where(never, float("-inf"), above) - tl.log(tl.sum(weights))
-    else:
-        log_q = tl.where(q == 0, float("-inf"), tl.log(tl.where(q == 0, 1.0, q)))
-    return log_q
+    key, weights = _draft_totals(place, draft, scratch, BLOCK)
+    above = q - grid.value_of(key)
+    never = tl.exp2(above * LOG2_E) <= NEGLIGIBLE
+    return tl.where(never, float("-inf"), above) - tl.log(tl.sum(weights))
 
 
 @jit
@@ -485,12 +471,9 @@ def _against(place, batch, log_k, scale, logits, draft, scratch, C):
     at = tl.where(refused, at, 0).to(tl.int64)
     _, key, weights = statistics.totals_of(place, logits, scratch, scale, C.BLOCK)
     total = tl.sum(weights)
-    factor = total * tl.exp(-log_k)
-    draft_top = total
-    if scratch.draft_sum is not None:
-        draft_key, draft_weights = _draft_totals(place, draft, scratch, C.BLOCK)
-        draft_top = grid.value_of(draft_key)
-        factor = factor / tl.sum(draft_weights)
+    draft_key, draft_weights = _draft_totals(place, draft, scratch, C.BLOCK)
+    draft_top = grid.value_of(draft_key)
+    factor = total * tl.exp(-log_k) / tl.sum(draft_weights)
     lowest = tl.full((), float("-inf"), tl.float32)
     last_tied = slot * 0
     if scratch.lowest is not None:
@@ -507,11 +490,8 @@ def _residual(x, q, token, against, scale, scratch):
     if scratch.lowest is not None:
         kept = grid.passes(x, token, against.lowest, against.last_tied)
         weight = tl.where(kept, weight, 0.0)
-    if scratch.draft_sum is not None:
-        q = tl.exp2((q - against.draft_top) * LOG2_E)
-        q = tl.where(q <= NEGLIGIBLE, 0.0, q)
-    else:
-        q = tl.where(q < 0, 0.0, q)  # past the vocabulary it is -inf
+    q = tl.exp2((q - against.draft_top) * LOG2_E)
+    q = tl.where(q <= NEGLIGIBLE, 0.0, q)
     left = weight - q * against.factor
     return tl.where(left > 0, left, 0.0)
 
@@ -529,15 +509,14 @@ def rejection_rows_kernel(batch, logits, draft, scratch, output, C):
     row = place.row
     has_draft = row - place.first < place.size
     statistics.leave_logits(place, batch, logits, scratch, C)
-    if scratch.draft_sum is not None:
-        at = row - place.request
+    at = row - place.request
+    if has_draft & (at >= 0) & (at < batch.drafted):
         chunks = statistics.row_chunks(row, draft)
         left = Statistics(scratch.draft_maximum + chunks, scratch.draft_sum + chunks)
-        if has_draft & (at >= 0) & (at < batch.drafted):
-            statistics.leave_part(
-                draft, grid.values_of(draft, at), left.sum, part, batch.tiles, LOG2_E,
-                left, left, left.sum, C.CHUNKS, False, False, False,
-            )  # fmt: skip
+        statistics.leave_part(
+            draft, grid.values_of(draft, at), left.sum, part, batch.tiles, LOG2_E,
+            left, left, left.sum, C.CHUNKS, False, False, False,
+        )  # fmt: skip
     if scratch.lowest is not None or not has_draft:
         return
     if grid.last_to_arrive(scratch.row_arrivals + row, batch.programs, C.WAIT):
@@ -682,12 +661,12 @@ def rejection_kernel(batch, logits, draft, scratch, output, C):
     tl.store(output.status + request, nan * NAN + stopped * EMPTY)
 
 
-def launch(batch: Batch, sampling: Sampling, draft_distribution: DraftDistribution) -> Verified:
+def launch(batch: Batch, sampling: Sampling, draft_logits: Tensor) -> Verified:
     """The same, of logits of 16 or 32 bits.
 
-    Two launches without filters, four with one. The logits and a draft's logits are read once, a
-    draft's probabilities where the draft tokens are; for each request again the row of both that
-    its last token comes from, and those after which it might have ended. The results are the
+    Two launches without filters, four with one. The logits and the draft's are read once; for each
+    request again the row of both that its last token comes from, and those after which it might
+    have ended. The results are the
     workspace's buffers, if there is one.
     """
     logits, warpers = batch.logits, sampling.warpers
@@ -695,7 +674,8 @@ def launch(batch: Batch, sampling: Sampling, draft_distribution: DraftDistributi
     scratch = Scratch.take(
         batch,
         *(filters.BUFFERS if warpers.has_filters else ()),
-        *(("draft_maximum", "draft_sum") if draft_distribution.is_logits else ()),
+        "draft_maximum",
+        "draft_sum",
         "chunk_maximum",
         "chunk_sum",
         "row_arrivals",
@@ -707,7 +687,7 @@ def launch(batch: Batch, sampling: Sampling, draft_distribution: DraftDistributi
     )
     shared: dict[str, Any] = {
         "logits": Rows.of(logits),
-        "draft": Rows.of(draft_distribution.values, config.width(logits.dtype)),
+        "draft": Rows.of(draft_logits, config.width(logits.dtype)),
         "scratch": scratch,
     }
     rows, vocabulary = logits.shape

@@ -8,6 +8,7 @@
 #include <string>
 #include <type_traits>
 
+#include "engine/back_off.h"
 #include "engine/step_latency.h"
 #include "engine/successors.h"
 #include "fastdraft/datastore.h"
@@ -60,6 +61,9 @@ class type_caster<fastdraft::DraftBatch> : public InitialisedCaster<fastdraft::D
 template <>
 class type_caster<fastdraft::DatastoreWriter>
     : public InitialisedCaster<fastdraft::DatastoreWriter> {};
+
+template <>
+class type_caster<fastdraft::BackOff> : public InitialisedCaster<fastdraft::BackOff> {};
 
 template <>
 class type_caster<fastdraft::StepLatency> : public InitialisedCaster<fastdraft::StepLatency> {};

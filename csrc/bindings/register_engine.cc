@@ -305,18 +305,33 @@ py::error_already_set as_python_error(const std::exception_ptr& error) {
   throw py::error_already_set(first);
 }
 
+// What the rows of a batch emitted in a step, with its arrays.
+struct EmittedRows {
+  EmittedRows(const Integers& requests, const Integers& emitted_ids, const Integers& starts,
+              const std::optional<Integers>& drafted)
+      : ids(requests, "requests"),
+        emitted(emitted_ids, "emitted_ids"),
+        offsets(starts, "offsets"),
+        known(drafted.value_or(Integers()), "drafted"),
+        verified(drafted ? known.data() : nullptr) {
+    check_offsets(offsets, ids.size(), emitted.size());
+    if (drafted) check_rows(known.size(), ids.size(), "drafted");
+  }
+
+  const IntegerArray<RequestId> ids;
+  const IntegerArray<Token> emitted;
+  const IntegerArray<std::int64_t> offsets;
+  const IntegerArray<std::int32_t> known;
+  const std::int32_t* const verified;  // null: it was not said
+};
+
 void observe_batch(PythonEngine& engine, const Integers& requests, const Integers& emitted_ids,
                    const Integers& offsets, const std::optional<Integers>& drafted) {
-  const IntegerArray<RequestId> ids(requests, "requests");
-  const IntegerArray<Token> emitted(emitted_ids, "emitted_ids");
-  const IntegerArray<std::int64_t> at(offsets, "offsets");
-  const IntegerArray<std::int32_t> verified(drafted.value_or(Integers()), "drafted");
-  check_offsets(at, ids.size(), emitted.size());
-  if (drafted) check_rows(verified.size(), ids.size(), "drafted");
+  const EmittedRows step(requests, emitted_ids, offsets, drafted);
   const std::vector<RowError> failed = [&] {
     const py::gil_scoped_release release;
-    return engine.observe_batch(ids.data(), ids.size(), emitted.data(), at.data(),
-                                drafted ? verified.data() : nullptr);
+    return engine.observe_batch(step.ids.data(), step.ids.size(), step.emitted.data(),
+                                step.offsets.data(), step.verified);
   }();
   if (!failed.empty()) raise_rows(failed);
 }
@@ -363,20 +378,15 @@ Continuations read_continuations(const ContinuationsObject& out) {
 void continue_batch(PythonEngine& engine, const Integers& requests, const Integers& emitted_ids,
                     const Integers& offsets, const ContinuationsObject& out,
                     const std::optional<Integers>& drafted, const std::optional<Integers>& places) {
-  const IntegerArray<RequestId> ids(requests, "requests");
-  const IntegerArray<Token> emitted(emitted_ids, "emitted_ids");
-  const IntegerArray<std::int64_t> at(offsets, "offsets");
-  const IntegerArray<std::int32_t> verified(drafted.value_or(Integers()), "drafted");
+  const EmittedRows step(requests, emitted_ids, offsets, drafted);
   const IntegerArray<std::int64_t> rows(places.value_or(Integers()), "places");
-  check_offsets(at, ids.size(), emitted.size());
-  if (drafted) check_rows(verified.size(), ids.size(), "drafted");
-  if (places) check_rows(rows.size(), ids.size(), "places");
+  if (places) check_rows(rows.size(), step.ids.size(), "places");
   const Continuations columns = read_continuations(out);
   const std::vector<RowError> failed = [&] {
     const py::gil_scoped_release release;
-    return engine.continue_batch(ids.data(), ids.size(), emitted.data(), at.data(),
-                                 drafted ? verified.data() : nullptr,
-                                 places ? rows.data() : nullptr, columns);
+    return engine.continue_batch(step.ids.data(), step.ids.size(), step.emitted.data(),
+                                 step.offsets.data(), step.verified, places ? rows.data() : nullptr,
+                                 columns);
   }();
   if (!failed.empty()) raise_rows(failed);
 }
@@ -414,14 +424,14 @@ std::unique_ptr<PythonEngine> make_engine(const std::optional<ConfigObject>& con
   }
   auto engine = std::make_unique<PythonEngine>(chosen, stores_of(datastores));
   if (calibration) {
-    using Weights = py::array_t<float, py::array::c_style | py::array::forcecast>;
-    const Weights weights = calibration->attr("_flat")();
-    engine->set_weights(weights.data(), weights.size());
-    std::vector<OfferCalibration> offers;
+    Calibration learned{calibration->attr("_flat")().cast<std::vector<float>>(),
+                        {},
+                        {},
+                        calibration->attr("plain_steps").cast<std::vector<float>>()};
     for (const auto& [kind, values] : py::dict(calibration->attr("offers"))) {
-      offers.push_back({kind.cast<std::string>(), values.cast<std::vector<float>>()});
+      learned.offers.push_back({kind.cast<std::string>(), values.cast<std::vector<float>>()});
     }
-    engine->set_offers(offers, calibration->attr("plain_steps").cast<std::vector<float>>());
+    engine->set_calibration(learned);
   }
   return engine;
 }
@@ -627,13 +637,21 @@ Raises InvalidValueError where the drafter learns nothing: all but the default o
   }
   module.attr("FEATURES") = features;
   module.attr("MOST_WEIGHT") = AcceptanceModel::kMostWeight;
-  using Range = py::typing::Tuple<float, float>;
-  py::typing::List<Range> offers;
+  using Ranges = py::typing::List<py::typing::Tuple<float, float>>;
+  Ranges offers;
   for (std::size_t i = 0; i < OfferModel::kSaved; ++i) {
     offers.append(py::make_tuple(OfferModel::least(i), OfferModel::most(i)));
   }
   module.attr("OFFER_RANGES") = offers;
-  py::typing::List<Range> steps;
+  Ranges confidences;
+  for (int i = 1; i < OfferModel::kConfidences; ++i) {
+    const auto edge = static_cast<std::size_t>(i - 1);
+    const bool is_last = edge == OfferModel::kConfidenceEdges.size();
+    confidences.append(py::make_tuple(is_last ? 1.0f : OfferModel::kConfidenceEdges[edge],
+                                      OfferModel::first_chance(i)));
+  }
+  module.attr("CONFIDENCE_CLASSES") = confidences;
+  Ranges steps;
   for (std::size_t i = 0; i < StepPromises::kSaved; ++i) {
     steps.append(py::make_tuple(0.0f, StepPromises::most(i)));
   }

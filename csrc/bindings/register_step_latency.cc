@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/back_off.h"
 #include "engine/step_latency.h"
 #include "initialised.h"
 #include "numpy.h"
@@ -40,6 +41,13 @@ py::typing::Tuple<py::array_t<double>, py::array_t<std::int64_t>> best_widths(St
 }  // namespace
 
 void register_step_latency(py::module_& module) {
+  py::class_<BackOff>(module, "BackOff", R"(When to try again what does not seem to pay.
+
+It is tried after `first` steps, and after twice as many each time that it still does not pay, `last`
+at most.)")
+      .def(py::init<std::int32_t, std::int32_t>(), py::arg("first"), py::arg("last"))
+      .def("asks", &BackOff::asks, py::arg("pays"),
+           "Whether to do it in this step, where it seems to pay or not. To be asked once a step.");
   py::class_<StepLatency> latency(module, "StepLatency", "The core of fastdraft.StepLatency.");
   latency.def(py::init(&make), py::arg("device_type"), py::arg("sizes") = py::tuple(),
               py::kw_only(), py::arg("a_row") = false);

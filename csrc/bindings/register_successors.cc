@@ -20,28 +20,27 @@ namespace {
 
 namespace py = pybind11;
 
+std::string shape_of(const py::array& array) { return py::str(array.attr("shape")); }
+
 // Integers of two dimensions, checked and copied flat. `columns`: 0 for any number.
 struct Rows {
   Rows(const Integers& given, const char* what, std::int64_t columns)
-      : array(py::array::ensure(given)),
-        shape(array ? std::string(py::str(array.attr("shape"))) : "none"),
-        values(flat(array, shape, what, columns), what) {}
+      : array(py::array::ensure(given)), values(flat(array, what, columns), what) {}
 
-  static Integers flat(const py::array& array, const std::string& shape, const char* what,
-                       std::int64_t columns) {
+  static Integers flat(py::array& array, const char* what, std::int64_t columns) {
     if (!array) PyErr_Clear();
     if (array && array.ndim() == 2 && (columns == 0 || array.shape(1) == columns)) {
-      return Integers(array.attr("ravel")());
+      return Integers(array.reshape({-1}));
     }
     const std::string of = columns == 0 ? "" : " of " + std::to_string(columns) + " tokens";
-    throw InvalidValueError(std::string(what) + " must be rows" + of + ", got shape " + shape);
+    throw InvalidValueError(std::string(what) + " must be rows" + of + ", got shape " +
+                            (array ? shape_of(array) : "none"));
   }
 
   std::int64_t rows() const { return array.shape(0); }
   std::int64_t columns() const { return array.shape(1); }
 
-  const py::array array;
-  const std::string shape;
+  py::array array;
   const IntegerArray<Token> values;
 };
 
@@ -69,11 +68,12 @@ void learn_rows(const Tables& tables, const std::int64_t* offsets, const Rows& c
   const Rows followers(token_ids, "token_ids", 0);
   const Floats given = Floats::ensure(probabilities);
   if (!given) throw py::error_already_set();
-  const std::string shape = py::str(given.attr("shape"));
-  if (followers.rows() != contexts.rows() || followers.shape != shape) {
+  if (followers.rows() != contexts.rows() || given.ndim() != 2 ||
+      given.shape(0) != followers.rows() || given.shape(1) != followers.columns()) {
     throw InvalidValueError(
         "token_ids and probabilities must have one shape, with a row for each of " +
-        std::to_string(contexts.rows()) + " contexts, got " + followers.shape + " and " + shape);
+        std::to_string(contexts.rows()) + " contexts, got " + shape_of(followers.array) + " and " +
+        shape_of(given));
   }
   const std::vector<float> chances(given.data(), given.data() + given.size());
   const py::gil_scoped_release release;

@@ -10,7 +10,7 @@ import fastdraft.stats
 import numpy
 import numpy.typing
 import typing
-__all__: list[str] = ['Datastore', 'DatastoreWriter', 'Draft', 'DraftBatch', 'Engine', 'FEATURES', 'MAX_REQUEST_TOKENS', 'MOST_WEIGHT', 'OFFER_RANGES', 'Offers', 'STEP_RANGES', 'StepLatency', 'Successors', 'check_config']
+__all__: list[str] = ['BackOff', 'CONFIDENCE_CLASSES', 'Datastore', 'DatastoreWriter', 'Draft', 'DraftBatch', 'Engine', 'FEATURES', 'MAX_REQUEST_TOKENS', 'MOST_WEIGHT', 'OFFER_RANGES', 'Offers', 'STEP_RANGES', 'StepLatency', 'Successors', 'check_config']
 class Draft:
     """
     The tokens guessed for one step of a request, as read-only columns.
@@ -247,6 +247,19 @@ class DatastoreWriter:
     def num_tokens(self) -> int:
         """
         The tokens appended so far.
+        """
+class BackOff:
+    """
+    When to try again what does not seem to pay.
+    
+    It is tried after `first` steps, and after twice as many each time that it still does not pay, `last`
+    at most.
+    """
+    def __init__(self, first: typing.SupportsInt | typing.SupportsIndex, last: typing.SupportsInt | typing.SupportsIndex) -> None:
+        ...
+    def asks(self, pays: bool) -> bool:
+        """
+        Whether to do it in this step, where it seems to pay or not. To be asked once a step.
         """
 class StepLatency:
     """
@@ -659,6 +672,7 @@ def check_config(config: fastdraft.config.DraftConfig) -> None:
     """
     Raises InvalidValueError that names the first field of a DraftConfig that is out of range.
     """
+CONFIDENCE_CLASSES: list = [(0.10000000149011612, 0.23750001192092896), (0.20000000298023224, 0.3125), (0.30000001192092896, 0.38749998807907104), (0.4000000059604645, 0.46250003576278687), (0.5, 0.5374999642372131), (0.6000000238418579, 0.612500011920929), (0.699999988079071, 0.6875), (0.800000011920929, 0.762499988079071), (0.8999999761581421, 0.8375000357627869), (0.949999988079071, 0.8937499523162842), (0.9900000095367432, 0.9275000095367432), (1.0, 0.9462500214576721)]
 FEATURES: list = [('context_length', 10), ('store_length', 10), ('rival_length', 10), ('context_count', 5), ('store_count', 5), ('latest', 9), ('copy', 12), ('prediction', 12), ('both_lengths', 100), ('share', 36), ('length_and_rival', 100), ('output', 40), ('path', 125)]
 MAX_REQUEST_TOKENS: int = 67108862
 MOST_WEIGHT: int = 1000

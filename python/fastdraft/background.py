@@ -119,8 +119,8 @@ _Entry = _Expected | Callable[[], object]
 class BackgroundDrafter:
     """Owns an engine in a thread of its own, for hosts that do not wait for drafts.
 
-    The host numbers its rows. A row serves one request at a time; a request that is preempted ends,
-    and is added anew when it comes back. Any thread may make any call.
+    The host numbers its rows. A row serves one request at a time; a request that was preempted is
+    cancelled, and added anew, when it comes back. Any thread may make any call.
 
     **Order.** Steps may be repeated or lost. Each says where in the request's text its tokens
     begin, so repeated tokens are left out, and a step from behind a gap is. The next report that

@@ -1,1 +1,1 @@
-"""Random cases of everything that must hold, for as long as you like: `make campaign`."""
+"""Random cases of everything that must hold: some in the test suite, many in `make campaign`."""

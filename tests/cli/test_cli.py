@@ -17,7 +17,6 @@ import torch
 import transformers
 from click.testing import CliRunner, Result
 from rich.console import Console
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -25,11 +24,11 @@ from transformers import (
     LlamaForCausalLM,
     MambaConfig,
     MambaForCausalLM,
-    PreTrainedTokenizerFast,
     T5Config,
     T5ForConditionalGeneration,
 )
 
+from byte_tokenizer import byte_tokenizer
 from fastdraft.cli.app import app
 from fastdraft.demo import demo_requests, load_target, measure
 from fastdraft.demo import model as demo_model
@@ -50,11 +49,7 @@ def fastdraft(*arguments: str | Path, stdin: str | None = None) -> Result:
 
 def save(directory: Path, model: Any) -> Path:
     """Saves a model with a tokenizer of one token a byte."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    bytewise = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
-    bytewise.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bytewise.decoder = decoders.ByteLevel()
-    PreTrainedTokenizerFast(tokenizer_object=bytewise).save_pretrained(directory)
+    byte_tokenizer().save_pretrained(directory)
     model.save_pretrained(directory)
     return directory
 
@@ -91,6 +86,9 @@ def test_demo_on_ones_own_model_and_text(tiny: Path, prompt_file: Path, tmp_path
     )
     assert result.exit_code == 0, result.output
     assert "prompt.txt" in result.stdout
+    # Origins are marked without colours.
+    assert "Tokens from: target" in result.stdout and "\x1b[" not in result.stdout
+    assert re.search("⟦(context|prediction)⟧|«prediction»", result.stdout)
     found = json.loads(results.read_text("utf-8"))
     (request,) = found["requests"]
     assert request["prompt_tokens"] == len(PROMPT)
@@ -110,17 +108,6 @@ def test_demo_on_ones_own_model_and_text(tiny: Path, prompt_file: Path, tmp_path
     assert (shown["tokens"], shown["accepted"]) == (40, accepted)
     pieces = [*shown["first"], *(piece for step in shown["steps"] for piece in step["e"])]
     assert "".join(pieces) == request["text"]
-
-
-def test_demo_marks_origins_without_colours(tiny: Path, prompt_file: Path) -> None:
-    result = fastdraft(
-        *("demo", "--model", tiny, "--prompt", prompt_file),
-        *("--max-new-tokens", "40", "--repeats", "1"),
-    )
-    assert result.exit_code == 0, result.output
-    assert "Tokens from: target" in result.stdout
-    assert "⟦context⟧" in result.stdout
-    assert "\x1b[" not in result.stdout
 
 
 def test_generate_streams_what_the_model_says(tiny: Path) -> None:
@@ -223,27 +210,24 @@ def test_doctor_finds_hosts_that_cannot_load_fastdraft(
     assert "Error: cannot load fastdraft: llama-cpp-python" in result.stderr
 
 
-def test_doctor_finds_the_plugin_of_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("entry", "plugins", "said"),
+    [
+        (True, None, "finds another fastdraft among its plugins: os:getcwd"),
+        (False, "one, fastdraft", "loads fastdraft"),
+        (False, "one,other", "since SGLANG_PLUGINS=one,other does not name it"),
+    ],
+)
+def test_doctor_finds_hosts_that_load_other_plugins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: bool, plugins: str | None, said: str
 ) -> None:
-    fake_host(tmp_path, "sglang", entry=True)
+    fake_host(tmp_path, "sglang", entry=entry)
     monkeypatch.syspath_prepend(tmp_path)
+    if plugins is not None:
+        monkeypatch.setenv("SGLANG_PLUGINS", plugins)
     result = fastdraft("doctor")
-    assert result.exit_code == 1
-    assert "9.9, finds another fastdraft among its plugins: os:getcwd" in result.stdout
-
-
-def test_doctor_finds_hosts_that_may_not_load_plugins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake_host(tmp_path, "sglang", entry=False)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("SGLANG_PLUGINS", "one, fastdraft")
-    assert "9.9, loads fastdraft" in fastdraft("doctor").stdout
-    monkeypatch.setenv("SGLANG_PLUGINS", "one,other")
-    result = fastdraft("doctor")
-    assert result.exit_code == 1
-    assert "since SGLANG_PLUGINS=one,other does not name it" in result.stdout
+    assert result.exit_code == (0 if said == "loads fastdraft" else 1)
+    assert "9.9, " in result.stdout and said in result.stdout
 
 
 def test_waiting_is_shown_on_a_terminal_and_vanishes(

@@ -33,6 +33,13 @@ MARK = -1
 BLOCK = 4 * 1024 + 80  # what a store grows by
 
 
+def run(program: str, *arguments: object) -> str:
+    """What a process of its own prints."""
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+    return done.stdout
+
+
 class Log:
     """What a store promises: a list of tokens with a mark before each document."""
 
@@ -319,7 +326,7 @@ assert store.bytes > 0.95 * LIMIT, store.bytes
 grown = peak() - before
 assert grown <= 1.05 * LIMIT, (grown, LIMIT)
 """
-    subprocess.run([sys.executable, "-c", program], check=True)
+    run(program)
 
 
 def test_a_small_store_takes_little_memory() -> None:
@@ -356,35 +363,26 @@ def test_bad_values_are_named() -> None:
     assert store.find([1, 2, 3]) == []
 
 
-def test_closed_store() -> None:
-    with Datastore(max_bytes=1 << 20) as store:
-        store.add([1, 2, 3, 4])
-        assert not store.closed
-    assert store.closed
-    assert (len(store), store.bytes) == (0, 0)
-    store.close()
-    for use in (lambda: store.add([1]), lambda: store.find([1]), lambda: store.read(0, 1)):
-        with pytest.raises(DatastoreClosedError, match="closed"):
-            use()
-
-
-def test_threads_share_a_store() -> None:
-    store = Datastore(max_bytes=4 << 20)
-    texts = [document(seed, 3000, 40) for seed in range(4)]
-
-    def work(text: list[int]) -> None:
-        for start in range(0, 1000, 100):
-            store.add(text[start:])
-            for found in store.find(text[: start + 500]):
-                assert found.length >= min(ORDERS)
-
-    threads = [threading.Thread(target=work, args=(text,)) for text in texts]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for text in texts:
-        assert store.find(text[:2000])[0].length == LONGEST
+def test_closed_stores(frozen_path: Path) -> None:
+    live = Datastore(max_bytes=1 << 20)
+    live.add([1, 2, 3, 4])
+    frozen = Datastore.open(frozen_path)
+    assert frozen.frozen
+    assert frozen.fingerprint == b"f" * 32
+    with pytest.raises(DatastoreError, match=r"takes no more text: .*store\.fds"):
+        frozen.add([1])
+    for store in (live, frozen):
+        with store:
+            assert not store.closed
+        store.close()
+        assert store.closed
+        assert (len(store), store.bytes) == (0, 0)
+        calls: list[Callable[[], object]] = [lambda store=store: store.find([1])]
+        calls += [lambda store=store: store.read(0, 1), lambda store=store: store.save(frozen_path)]
+        for call in [*calls, lambda: live.add([1])]:
+            with pytest.raises(DatastoreClosedError, match="closed"):
+                call()
+    Datastore.open(frozen_path, verify=True)
 
 
 def _write(path: Path, texts: list[list[int]], segment_tokens: int) -> None:
@@ -509,38 +507,6 @@ def frozen_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_frozen_store_takes_nothing_and_closes(frozen_path: Path) -> None:
-    store = Datastore.open(frozen_path)
-    assert store.frozen
-    assert store.fingerprint == b"f" * 32
-    with pytest.raises(DatastoreError, match=r"takes no more text: .*store\.fds"):
-        store.add([1])
-    store.close()
-    assert (len(store), store.bytes, store.end) == (0, 0, 0)
-    with pytest.raises(DatastoreClosedError):
-        store.find([1, 2, 3])
-    with pytest.raises(DatastoreClosedError):
-        store.save(frozen_path)
-    Datastore.open(frozen_path, verify=True)
-
-
-def test_another_process_reads_the_same(frozen_path: Path) -> None:
-    text = document(3, 700, 20)[:300]
-    program = (
-        "import sys; from fastdraft import Datastore; "
-        f"print(*Datastore.open(sys.argv[1]).find({text}), sep='\\n')"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", program, str(frozen_path)],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    found = Datastore.open(frozen_path).find(text)
-    assert found
-    assert result.stdout.splitlines() == [str(occurrence) for occurrence in found]
-
-
 ENTRY = 72  # bytes of a segment in the directory
 
 
@@ -601,14 +567,7 @@ try:
 except DatastoreError as error:
     print(error)
 """
-    result = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path / "fifo")],
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=30,
-    )
-    assert result.stdout == f"{tmp_path / 'fifo'} is not a regular file\n"
+    assert run(program, tmp_path / "fifo") == f"{tmp_path / 'fifo'} is not a regular file\n"
 
 
 def test_a_flipped_bit_of_header_or_directory_is_refused(frozen_path: Path) -> None:
@@ -728,22 +687,18 @@ def test_directories_that_no_writer_leaves_are_refused(frozen_path: Path, tmp_pa
             Datastore.open(tmp_path / "short.fds")
 
 
-@pytest.mark.parametrize(("tokens", "documents"), [(-1, 0), (2**40, 1), (9, -1), (9, 10)])
-def test_impossible_counts_are_refused(frozen_path: Path, tokens: int, documents: int) -> None:
-    def count(content: bytearray) -> None:
-        content[96:112] = np.array([tokens, documents]).tobytes()
-        seal(content)
-
-    with pytest.raises(DatastoreError, match="its header is damaged"):
-        Datastore.open(damage(frozen_path, count))
-
-
-@pytest.mark.parametrize("largest", [-1, -2, -(2**31)])
-def test_negative_largest_tokens_are_refused(frozen_path: Path, largest: int) -> None:
-    """Else every number in the file would pass for a token."""
-
+# Of the largest token, the tokens and the documents. Were the largest negative, every number in the
+# file would pass for a token.
+@pytest.mark.parametrize(
+    ("at", "numbers", "width"),
+    [(96, numbers, 8) for numbers in ([-1, 0], [2**40, 1], [9, -1], [9, 10])]
+    + [(92, [largest], 4) for largest in (-1, -2, -(2**31))],
+)
+def test_impossible_numbers_are_refused(
+    frozen_path: Path, at: int, numbers: list[int], width: int
+) -> None:
     def change(content: bytearray) -> None:
-        content[92:96] = largest.to_bytes(4, sys.byteorder, signed=True)
+        content[at : at + width * len(numbers)] = np.array(numbers, f"i{width}").tobytes()
         seal(content)
 
     with pytest.raises(DatastoreError, match="its header is damaged"):
@@ -875,14 +830,8 @@ writer.append([4])
 writer.finish()
 print(status, *(len(Datastore.open(path + name, verify=True)) for name in ("", "2", "3")))
 """
-    result = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path / "x.fds")],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
     status = 1 if end == "raise ValueError" else 0
-    assert result.stdout == f"{status} 4 3 2\n", result.stderr
+    assert run(program, tmp_path / "x.fds") == f"{status} 4 3 2\n"
     names = sorted(file.name for file in tmp_path.iterdir())
     assert names == ["x.fds", "x.fds2", "x.fds3"]
 
@@ -967,25 +916,10 @@ except DatastoreError as error:
     print(error)
 assert len(store) == 60_000
 """
-    result = subprocess.run(
-        [sys.executable, "-c", program, str(path)], check=True, capture_output=True, text=True
-    )
-    assert "cannot write" in result.stdout
-    assert "kept.fds: File too large" in result.stdout
+    printed = run(program, path)
+    assert "cannot write" in printed and "kept.fds: File too large" in printed
     assert [file.name for file in tmp_path.iterdir()] == ["kept.fds"]
     assert path.read_bytes() == frozen_path.read_bytes()
-
-
-def test_build_writes_what_open_reads(tmp_path: Path) -> None:
-    path = tmp_path / "built.fds"
-    build(path, [[1, 2, 3, 4, 5], [], [7, 8, 9, 10]], fingerprint=b"x" * 32)
-    store = Datastore.open(path, fingerprint=b"x" * 32)
-    assert (len(store), store.max_bytes) == (9, path.stat().st_size)
-    ((position, length, _),) = store.find([7, 8, 9])
-    assert (store.read(position, 9).tolist(), length) == ([10], 3)
-    assert not store.find([3, 4, 5])
-    build(path, [])
-    assert len(Datastore.open(path, verify=True)) == 0
 
 
 def test_fingerprint(tmp_path: Path) -> None:
@@ -1208,6 +1142,7 @@ def test_stores_are_joined_to_what_their_documents_make(
 ) -> None:
     """With segments of 1,024 tokens, so that documents go on from one to the next."""
     folder, chance = tmp_path_factory.mktemp("stores"), np.random.default_rng(0)
+    live, copy = Datastore(), Datastore()
     with (
         DatastoreWriter(folder / "whole.fds", segment_tokens=1024) as whole,
         DatastoreWriter(folder / "joined.fds", segment_tokens=1024) as joined,
@@ -1217,11 +1152,14 @@ def test_stores_are_joined_to_what_their_documents_make(
             with DatastoreWriter(path, segment_tokens=1024) as part:
                 for size in each:
                     document = chance.integers(0, alphabet, size)
+                    live.add(document)
                     for writer in (whole, part):
                         writer.begin_document()
                         writer.append(document)
             joined.append_all(Datastore.open(path))
     assert (folder / "joined.fds").read_bytes() == (folder / "whole.fds").read_bytes()
+    copy.add_all(Datastore.open(folder / "joined.fds"))
+    assert copy._dump(0, 1 << 20) == live._dump(0, 1 << 20)
 
 
 def test_a_saved_store_is_copied_as_it_is(tmp_path: Path) -> None:

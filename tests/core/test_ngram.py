@@ -72,39 +72,6 @@ def test_the_papers_example() -> None:
     assert (stats.drafted, stats.accepted) == (7, 6)
 
 
-def test_only_the_prompt_is_counted() -> None:
-    engine = Engine(DraftConfig.ngram())
-    silent = engine.add_request([], prediction=[1, 2, 3, 4])
-    request = engine.add_request([1, 2, 3, 4, 5])
-    for _ in range(10):
-        for each in (silent, request):
-            engine.observe(each, [1, 2, 3, 9])
-    assert len(engine.propose(silent)) == 0
-    engine.observe(request, [1, 2, 3])
-    assert engine.propose(request).tolist() == [4, 5]
-
-
-@pytest.mark.parametrize(
-    ("min_probability", "drafted"),
-    [
-        # 4 follows "1 2" twice of three times; of 5 and 6 after "2 4", the last is taken.
-        (1.0, []),
-        (0.67, []),
-        (0.66, [4]),
-        (1 / 3, [4, 6, 1, 2]),
-        (0.0, [4, 6, 1, 2] * 4),
-    ],
-)
-def test_it_stops_where_the_product_falls_below_the_threshold(
-    min_probability: float, drafted: list[int]
-) -> None:
-    engine = Engine(DraftConfig.ngram(3, min_probability))
-    draft = engine.propose(engine.add_request([1, 2, 3, 1, 2, 4, 5, 1, 2, 4, 6, 1, 2]))
-    assert draft.tolist() == drafted
-    products = [2 / 3, 1 / 3, 1 / 3, 1 / 3]
-    assert draft.probabilities[:4].tolist() == pytest.approx(products[: len(drafted)])
-
-
 def toy_target(vocabulary: int) -> Callable[[list[int]], Any]:
     """Logits of the next token, of shape (vocabulary,), by a text's last two tokens."""
     import torch

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fastdraft import Datastore, DraftConfig, Engine, Offers, Source
+from fastdraft import Datastore, DraftConfig, Engine, Offers, Source, _core
 from fastdraft.errors import InvalidValueError
 from oracles.acceptance_model import AcceptanceModel
 from oracles.emission_rate import EmissionRate
@@ -346,6 +346,14 @@ def test_a_request_that_is_gone_gets_nothing() -> None:
     offers = Offers.of_rows("eagle", [[5], [6]])
     assert engine.propose_batch([request, gone], offers=offers).tolist() == [[5], []]
     assert engine.wants("eagle", [gone], time=0.0).tolist() == [False]
+
+
+def test_what_does_not_pay_is_tried_after_ever_longer_pauses() -> None:
+    back_off = _core.BackOff(2, 8)
+    asked = [step for step in range(1, 40) if back_off.asks(False)]
+    assert asked == [2, 6, 14, 22, 30, 38]
+    assert back_off.asks(True)
+    assert [back_off.asks(False) for _ in range(3)] == [False, True, False]
 
 
 def asks(*, right: float, time: float, steps: int = 400) -> float:

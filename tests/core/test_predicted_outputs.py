@@ -113,30 +113,12 @@ def test_it_waits_until_enough_tokens_line_up(
     assert decoded.counts[1] == 16 - 3  # tokens 17, 18, 19 of the second window were accepted
 
 
-def test_each_edit_is_waited_for() -> None:
-    prediction = list(range(400))
-    output = list(prediction)
-    for place in (350, 250, 150, 50):
-        output[place : place + 1] = [1000 + place]
-    decoded = Decoded(SERVICE, prediction, output)
-    assert [decoded.resumed_after(place) for place in (50, 150, 250, 350)] == [1 + RECOVERY] * 4
-
-
 def test_edits_nearer_than_the_recovery_keep_it_waiting() -> None:
     prediction = list(range(300))
     output = [X if place % RECOVERY == 0 else token for place, token in enumerate(prediction)]
     decoded = Decoded(SERVICE, prediction, output)
     assert decoded.counts == (0, LOOKAHEAD)
     assert decoded.stats.steps == len(output)
-
-
-def test_it_goes_on_behind_the_leftmost_place() -> None:
-    block = list(range(10))
-    prediction = [50, *block, 60, 61, *block, 70]
-    engine = Engine(DraftConfig.predicted_outputs(4, recovery=10))
-    request = engine.add_request([], prediction=prediction)
-    engine.observe(request, [X, *block])
-    assert engine.propose(request).tolist() == [60, 61, 0, 1]
 
 
 def tokens(most: int) -> st.SearchStrategy[list[int]]:
@@ -177,14 +159,6 @@ def test_it_is_the_oracles(
     stats = engine.finish(request)
     assert stats.accepted_prediction_tokens == stats.accepted == accepted
     assert stats.rejected_prediction_tokens == rejected
-
-
-def test_without_a_prediction_nothing_is_drafted() -> None:
-    engine = Engine(SERVICE)
-    request = engine.add_request([1, 2, 3] * 20)
-    assert len(engine.propose(request)) == 0
-    engine.observe(request, [1, 2, 3])
-    assert len(engine.propose(request)) == 0
 
 
 def test_generation_stays_the_targets_own() -> None:
@@ -263,18 +237,6 @@ def test_the_default_drafter_resumes_at_once(
     assert default.resumed_after(end) <= 1
     assert service.resumed_after(end) >= RECOVERY
     assert default.stats.steps + RECOVERY * 3 // 4 <= service.stats.steps
-
-
-def test_the_default_drafter_takes_several_edits_in_its_stride() -> None:
-    prediction = list(range(1000, 1400))
-    output = list(prediction)
-    output[320:325] = []
-    output[240:240] = [1, 2, 3]
-    output[160:162] = [4]
-    output[80:81] = [5, 6]
-    default, service = Decoded(DEFAULT, prediction, output), Decoded(SERVICE, prediction, output)
-    assert default.stats.steps < service.stats.steps / 3
-    assert default.stats.steps <= len(output) / 17 + 4 * 4
 
 
 @pytest.mark.parametrize("order", [[2, 0, 3, 1], [3, 2, 1, 0], [0, 0, 2, 2], [1, 3]])

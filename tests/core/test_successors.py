@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from itertools import pairwise
 
 import numpy as np
@@ -139,13 +138,6 @@ def test_what_is_wrong_is_refused_and_nothing_learned(arguments, message):
     assert trees_of(table.offers([[0, 1, 2]])) == [[]]
 
 
-def test_wrong_ends_are_refused():
-    with pytest.raises(InvalidValueError, match="ends must be rows of 3 tokens"):
-        Successors().offers([1, 2, 3])
-    with pytest.raises(InvalidValueError, match="ends must be -1 or greater, got -5 at index 2"):
-        Successors().offers([[1, 2, -5]])
-
-
 @pytest.mark.parametrize(
     ("offsets", "message"),
     [
@@ -164,8 +156,12 @@ def test_wrong_offsets_are_refused_and_nothing_learned(offsets, message):
     assert trees_of(Successors.offers_each(tables, [[0, 1, 2]] * 2)) == [[], []]
 
 
-def test_what_one_call_for_several_tables_refuses():
+def test_what_calls_for_trees_and_for_several_tables_refuse():
     table = Successors(slots=8)
+    with pytest.raises(InvalidValueError, match="ends must be rows of 3 tokens"):
+        table.offers([1, 2, 3])
+    with pytest.raises(InvalidValueError, match="ends must be -1 or greater, got -5 at index 2"):
+        table.offers([[1, 2, -5]])
     with pytest.raises(InvalidValueError, match="probabilities must be from 0 to 1"):
         Successors.learn_each([table, table], [0, 1, 2], [[1, 2]] * 2, [[3]] * 2, [[0.5], [2.0]])
     assert trees_of(table.offers([[0, 1, 2]])) == [[]]
@@ -179,28 +175,3 @@ def test_what_one_call_for_several_tables_refuses():
             Successors.offers_each([wrong], [[0, 1, 2]])
     with pytest.raises(TypeError, match="__init__"):
         Successors.offers_each([Successors.__new__(Successors)], [[0, 1, 2]])
-
-
-def test_threads_share_a_table():
-    table = Successors(slots=64)
-    random = np.random.default_rng(0)
-    tokens = random.integers(0, 20, (200, 6))
-    rows = tokens[:, :2], tokens[:, 2:], random.random((200, 4))
-    failed: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            for _ in range(50):
-                table.learn(*rows)
-                table.offers(tokens[:, :3])
-                Successors.learn_each([table, table], [0, 100, 200], *rows)
-                Successors.offers_each([table] * 9, tokens[:9, :3], nodes=9)
-        except BaseException as error:
-            failed.append(error)
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failed

@@ -1,8 +1,6 @@
 // A folder that goes with the test.
 #pragma once
 
-#include <gtest/gtest.h>
-
 #include <filesystem>
 #include <random>
 #include <string>
@@ -11,7 +9,9 @@ namespace fastdraft::testing {
 
 class Folder {
  public:
-  Folder() : path_(std::filesystem::temp_directory_path() / unique_name()) {
+  Folder()
+      : path_(std::filesystem::temp_directory_path() /
+              ("fastdraft-test-" + std::to_string(std::random_device{}()))) {
     std::filesystem::create_directory(path_);
   }
   Folder(const Folder&) = delete;
@@ -21,11 +21,6 @@ class Folder {
   std::string file(const char* name) const { return (path_ / name).string(); }
 
  private:
-  static std::string unique_name() {
-    const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
-    return std::string("fastdraft-") + test->name() + "-" + std::to_string(std::random_device{}());
-  }
-
   std::filesystem::path path_;
 };
 

@@ -1,4 +1,4 @@
-// Memory and files under sanitizers. What is found is compared with lists in tests/core.
+// Memory. What is found is compared with lists in tests/core and in fuzz/.
 #include "fastdraft/datastore.h"
 
 #include <gtest/gtest.h>
@@ -7,14 +7,12 @@
 #include <cstdint>
 #include <vector>
 
-#include "folder.h"
 #include "stores.h"
 #include "texts.h"
 
 namespace fastdraft {
 namespace {
 
-using testing::Folder;
 using testing::Tokens;
 
 void add(Datastore& store, const Tokens& text) {
@@ -22,88 +20,7 @@ void add(Datastore& store, const Tokens& text) {
   store.add(text.data(), size, size);
 }
 
-constexpr int kLinks = 16;
 constexpr std::int64_t kLeastBytes = 40 << 10;
-
-std::vector<Occurrence> find(const Datastore& store, const Tokens& text, int most) {
-  std::vector<Occurrence> found(static_cast<std::size_t>(most));
-  const Datastore::Reader reader(store);
-  const int count =
-      reader.find(text.data(), static_cast<std::int64_t>(text.size()), found.data(), most, kLinks);
-  found.resize(static_cast<std::size_t>(count));
-  return found;
-}
-
-void expect_equal(const std::vector<Occurrence>& found, const std::vector<Occurrence>& expected) {
-  ASSERT_EQ(found.size(), expected.size());
-  for (std::size_t i = 0; i < found.size(); ++i) {
-    EXPECT_EQ(found[i].next, expected[i].next);
-    EXPECT_EQ(found[i].length, expected[i].length);
-  }
-}
-
-TEST(Datastore, FindsWhatStandsAnywhereAsTextLeaves) {
-  for (std::uint32_t seed = 0; seed < 6; ++seed) {
-    const auto store = Datastore::live((48 << 10) + (static_cast<int>(seed) << 14));
-    for (std::uint32_t round = 0; round < 12; ++round) {
-      const Tokens text = testing::random_text(400 + 97 * round, static_cast<Token>(2 + 9 * seed),
-                                               100 * seed + round);
-      add(*store, text);
-      ASSERT_LE(store->bytes(), store->max_bytes());
-      for (std::size_t size = 1; size < text.size(); size += 131) {
-        const Tokens query(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(size));
-        for (const int most : {1, 3, 40}) {
-          expect_equal(find(*store, query, most),
-                       testing::look_everywhere(*store, query, most, kLinks));
-        }
-      }
-    }
-    EXPECT_GT(Datastore::Reader(*store).begin(), 0);
-  }
-}
-
-TEST(Datastore, HardTexts) {
-  for (const Tokens& text : {testing::repeated(6000), testing::fibonacci(6000),
-                             testing::thue_morse(6000), testing::random_text(6000, 1 << 30, 3)}) {
-    const auto store = Datastore::live(1 << 20);
-    add(*store, text);
-    for (const std::size_t size : {3U, 50U, 2048U, 2049U, 5999U}) {
-      const Tokens query(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(size));
-      expect_equal(find(*store, query, 8), testing::look_everywhere(*store, query, 8, kLinks));
-    }
-  }
-}
-
-// Tokens at both sides of what three bytes hold, of which documents leave, in the least store too;
-// and read back from a file.
-TEST(Datastore, HoldsTokensOfAnySize) {
-  const Folder folder;
-  for (const Token largest : {(1 << 22) - 1, 1 << 22, (1 << 23) - 1, 1 << 23, 2147483647}) {
-    for (const std::int64_t limit : {kLeastBytes, std::int64_t{200} << 10}) {
-      const auto store = Datastore::live(limit);
-      Tokens text;
-      for (std::uint32_t round = 0; round < 8; ++round) {
-        text = testing::random_text(900, 3 + 9 * static_cast<Token>(round), round);
-        for (Token& token : text) token = largest - token;
-        add(*store, text);
-        ASSERT_LE(store->bytes(), limit);
-        for (std::size_t size = 1; size < text.size(); size += 131) {
-          const Tokens query(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(size));
-          expect_equal(find(*store, query, 9), testing::look_everywhere(*store, query, 9, kLinks));
-        }
-      }
-      store->save(folder.file("store.fds"));
-      const auto frozen = Datastore::open(folder.file("store.fds"), {}, true);
-      const auto again = Datastore::live(limit);
-      again->add_all(*frozen);
-      const Datastore::Reader reader(*again);
-      const std::int64_t held = std::min<std::int64_t>(400, reader.end() - reader.begin() - 1);
-      Tokens copy(static_cast<std::size_t>(held));
-      ASSERT_EQ(reader.copy(reader.end() - held, copy.data(), held), held);
-      EXPECT_TRUE(std::equal(copy.begin(), copy.end(), text.end() - held));
-    }
-  }
-}
 
 TEST(Datastore, LimitHoldsWhileEveryKindOfGrowthHappens) {
   constexpr std::int64_t kLimit = 4 << 20;
@@ -133,8 +50,14 @@ TEST(Datastore, ALowerLimitLetsTextGo) {
       EXPECT_LT(store->num_tokens(), before);
       add(*store, Tokens(text.begin(), text.begin() + 4000));
       EXPECT_LE(store->bytes(), limit);
-      expect_equal(find(*store, {1, 2, 3, 4}, 4),
-                   testing::look_everywhere(*store, {1, 2, 3, 4}, 4, kLinks));
+      const Tokens query{1, 2, 3, 4};
+      Occurrence found[4];
+      const auto expected = testing::look_everywhere(*store, query, 4, 16);
+      const Datastore::Reader reader(*store);
+      ASSERT_EQ(reader.find(query.data(), 4, found, 4, 16), static_cast<int>(expected.size()));
+      for (std::size_t i = 0; i < expected.size(); ++i) {
+        EXPECT_EQ(found[i].next, expected[i].next);
+      }
     }
     const std::int64_t least = store->limit(0);
     EXPECT_EQ(store->bytes(), least);

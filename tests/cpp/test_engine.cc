@@ -277,22 +277,28 @@ TEST(Engine, RefusesWeightsWhoseSumIsNoNumber) {
     return calibration ? calibration->weights : std::vector<float>{};
   };
   const std::vector<float> before = weights_now();
-  const auto count = static_cast<std::int64_t>(before.size());
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   for (const float wrong : {2e38f, -2e38f, kInfinity, std::nanf(""), 1000.1f}) {
     std::vector<float> weights = before;
     weights.back() = wrong;
     expect_error<InvalidValueError>("weights must be from -1000 to 1000, got",
-                                    [&] { engine.set_weights(weights.data(), count); });
+                                    [&] { engine.set_calibration({weights, {}, {}, {}}); });
   }
-  expect_error<InvalidValueError>("weights, got", [&] { engine.set_weights(before.data(), 3); });
+  expect_error<InvalidValueError>("weights, got 3",
+                                  [&] { engine.set_calibration({{1, 2, 3}, {}, {}, {}}); });
+  expect_error<InvalidValueError>("numbers of offers, got 1",
+                                  [&] { engine.set_calibration({before, {}, {{"a", {1}}}, {}}); });
+  std::vector<float> steps(engine.calibration()->plain_steps.size(), -1.0f);
+  expect_error<InvalidValueError>("numbers of steps must be from 0", [&] {
+    engine.set_calibration({std::vector<float>(before.size()), {}, {}, steps});
+  });
   EXPECT_EQ(weights_now(), before);
   EngineConfig config;
   config.drafter = NgramConfig{};
   Engine other(config);
   EXPECT_FALSE(other.calibration().has_value());
   expect_error<InvalidValueError>("only the default drafter takes a calibration",
-                                  [&] { other.set_weights(before.data(), count); });
+                                  [&] { other.set_calibration({before, {}, {}, {}}); });
 }
 
 // Wherever memory ends, in the text's index, in the links or in the prediction's:

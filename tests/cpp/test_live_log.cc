@@ -16,45 +16,7 @@ namespace {
 
 constexpr std::int64_t kLogLimit = LiveLog::kSmallStore + 3 * LiveLog::kSlabBytes + 100'000;
 
-Token token_at(std::int64_t position) { return static_cast<Token>(position * 2654435761 % 50'000); }
-
-// Appends the next tokens, and expects all that are held to be what was appended.
-void append(LiveLog& log, std::int64_t count) {
-  for (std::int64_t i = 0; i < count; ++i) {
-    if (log.wants_slab()) log.add_slab(LiveLog::allocate_slab());
-    log.append(token_at(log.end()), log.end() % 3 == 0);
-    ASSERT_LE(log.bytes(), log.max_bytes());
-  }
-}
-
-void expect_tokens(const LiveLog& log) {
-  ASSERT_EQ(log.num_tokens(), log.end() - log.begin());
-  for (std::int64_t position = log.begin(); position < log.end(); ++position) {
-    ASSERT_EQ(log.token(position), token_at(position));
-    ASSERT_EQ(log.output(position), position % 3 == 0);
-  }
-}
-
-// Beyond kSmallStore memory comes by the slab, then by the block again to the limit, then from the
-// oldest chunks.
-TEST(LiveLog, HoldsItsTokensWhateverTheMemoryIsTakenFrom) {
-  LiveLog log(kLogLimit, 0);
-  std::int64_t bytes = 0;
-  int slabs = 0;
-  while (log.begin() == 0) {
-    ASSERT_NO_FATAL_FAILURE(append(log, LiveLog::kChunkTokens));
-    slabs += log.bytes() - bytes >= LiveLog::kSlab ? 1 : 0;
-    bytes = log.bytes();
-  }
-  EXPECT_EQ(slabs, kHugePages ? 3 : 0);
-  EXPECT_GT(log.bytes(), log.max_bytes() - LiveLog::kBlockBytes);
-  ASSERT_NO_FATAL_FAILURE(expect_tokens(log));
-  ASSERT_NO_FATAL_FAILURE(append(log, 2 * (log.end() - log.begin()) + 77));
-  ASSERT_NO_FATAL_FAILURE(expect_tokens(log));
-  EXPECT_EQ(log.bytes(), bytes);
-}
-
-// Of any size: at both sides of what 23 bits and 31 hold, and marks.
+// Tokens of any size: at both sides of what 23 bits and 31 hold, and marks.
 constexpr std::array<Token, 10> kEdges{-1,
                                        -1 - static_cast<Token>(kContextTokens),
                                        0,
@@ -66,40 +28,55 @@ constexpr std::array<Token, 10> kEdges{-1,
                                        1 << 30,
                                        2147483647};
 
+// A log, and all that was ever appended to it.
 struct Appended {
-  std::vector<Token> all;  // that were ever appended
+  LiveLog log;
+  std::vector<Token> all;
   std::vector<bool> outputs;
-};
+  std::mt19937 random{0};
 
-void append(LiveLog& log, Appended* tokens, Token token, bool output) {
-  log.append(token, output);
-  tokens->all.push_back(token);
-  tokens->outputs.push_back(output);
-  ASSERT_LE(log.bytes(), log.max_bytes());
-}
+  explicit Appended(std::int64_t limit) : log(limit, 0) {}
 
-// Expects what is held to be what was appended, and comparisons with it to be those of the tokens,
-// also where the text has a token more or another one.
-void expect_tokens(const LiveLog& log, const Appended& tokens, std::mt19937* random) {
-  ASSERT_EQ(log.end(), static_cast<std::int64_t>(tokens.all.size()));
-  const auto first = tokens.all.begin() + log.begin();
-  ASSERT_EQ(log.num_tokens(),
-            std::count_if(first, tokens.all.end(), [](Token t) { return t >= 0; }));
-  std::vector<Token> copy(static_cast<std::size_t>(log.end() - log.begin()));
-  log.copy(log.begin(), log.end() - log.begin(), copy.data());
-  ASSERT_TRUE(std::equal(copy.begin(), copy.end(), first));
-  for (std::int64_t position = log.begin(); position < log.end(); ++position) {
-    const auto at = static_cast<std::size_t>(position);
-    ASSERT_EQ(log.token(position), tokens.all[at]);
-    ASSERT_EQ(log.output(position), tokens.outputs[at]);
+  void append(Token token) {
+    if (log.wants_slab()) log.add_slab(LiveLog::allocate_slab());
+    const bool output = random() % 3 == 0;
+    log.append(token, output);
+    all.push_back(token);
+    outputs.push_back(output);
+    ASSERT_LE(log.bytes(), log.max_bytes());
+  }
+  void append_narrow(std::int64_t count) {
+    for (std::int64_t i = 0; i < count; ++i) append(static_cast<Token>(random() % 50'000));
+  }
+
+  // Expects what is held to be what was appended, and comparisons with it, every `step` tokens, to
+  // be those of the tokens, also where the text has a token more or another one.
+  void expect_held(std::int64_t step) {
+    ASSERT_EQ(log.end(), static_cast<std::int64_t>(all.size()));
+    const auto first = all.begin() + log.begin();
+    ASSERT_EQ(log.num_tokens(), std::count_if(first, all.end(), [](Token t) { return t >= 0; }));
+    std::vector<Token> copy(static_cast<std::size_t>(log.end() - log.begin()));
+    log.copy(log.begin(), log.end() - log.begin(), copy.data());
+    ASSERT_TRUE(std::equal(copy.begin(), copy.end(), first));
+    for (std::int64_t position = log.begin(); position < log.end(); ++position) {
+      const auto at = static_cast<std::size_t>(position);
+      ASSERT_EQ(log.token(position), all[at]);
+      ASSERT_EQ(log.output(position), outputs[at]);
+      if (position % step == 0) {
+        ASSERT_NO_FATAL_FAILURE(expect_compared(position));
+      }
+    }
+  }
+
+  void expect_compared(std::int64_t position) {
     const std::int64_t held = position - log.begin();
     Token text[40];
-    const std::int64_t size = std::min(held, static_cast<std::int64_t>((*random)() % 40));
-    std::copy_n(tokens.all.data() + position - size, size, text);
+    const std::int64_t size = std::min(held, static_cast<std::int64_t>(random() % 40));
+    std::copy_n(all.data() + position - size, size, text);
     std::int64_t same = size;
-    if (size > 0 && (*random)() % 2 == 0) {
-      const auto changed = static_cast<std::int64_t>((*random)() % static_cast<unsigned>(size));
-      const Token other = kEdges[2 + (*random)() % (kEdges.size() - 2)];
+    if (size > 0 && random() % 2 == 0) {
+      const auto changed = static_cast<std::int64_t>(random() % static_cast<unsigned>(size));
+      const Token other = kEdges[2 + random() % (kEdges.size() - 2)];
       if (other != text[changed]) same = size - 1 - changed;
       text[changed] = other;
     }
@@ -111,34 +88,71 @@ void expect_tokens(const LiveLog& log, const Appended& tokens, std::mt19937* ran
     }
     ASSERT_EQ(log.common(position, text, size), std::min<std::int64_t>(same, 32));
     for (const std::int64_t count : {1, 2, 4, 31, 32}) {
-      if (count > size) continue;
-      ASSERT_EQ(log.matches(position, text + size, count), same >= count);
+      if (count <= size) {
+        ASSERT_EQ(log.matches(position, text + size, count), same >= count);
+      }
     }
     ASSERT_FALSE(log.matches(position, text + size, held + 1));
   }
+};
+
+// Beyond kSmallStore memory comes by the slab, then by the block again to the limit, then from the
+// oldest chunks. What else the store needs, as wider directories, comes from those too: their
+// memory goes back to the system, and is taken again later.
+TEST(LiveLog, HoldsItsTokensWhateverTheMemoryIsTakenFrom) {
+  Appended tokens(kLogLimit);
+  LiveLog& log = tokens.log;
+  std::int64_t bytes = 0;
+  int slabs = 0;
+  while (log.begin() == 0) {
+    ASSERT_NO_FATAL_FAILURE(tokens.append_narrow(LiveLog::kChunkTokens));
+    slabs += log.bytes() - bytes >= LiveLog::kSlab ? 1 : 0;
+    bytes = log.bytes();
+  }
+  EXPECT_EQ(slabs, kHugePages ? 3 : 0);
+  EXPECT_GT(log.bytes(), log.max_bytes() - LiveLog::kBlockBytes);
+  const std::int64_t held = log.end() - log.begin();
+  ASSERT_NO_FATAL_FAILURE(tokens.append_narrow(held + 77));
+  ASSERT_NO_FATAL_FAILURE(tokens.expect_held(99));
+  EXPECT_EQ(log.bytes(), bytes);
+
+  // More than all blocks that were allocated one by one.
+  constexpr std::int64_t kCharged = LiveLog::kSmallStore + LiveLog::kSlab;
+  log.charge(kCharged);
+  EXPECT_LE(log.bytes(), log.max_bytes());
+  EXPECT_LT(log.end() - log.begin(), held);
+  EXPECT_FALSE(log.wants_slab());
+  EXPECT_THROW(log.charge(kLogLimit), MemoryLimitError);
+  ASSERT_NO_FATAL_FAILURE(tokens.append_narrow(held));
+  ASSERT_NO_FATAL_FAILURE(tokens.expect_held(99));
+  log.add_slab(nullptr);
+  log.add_slab(LiveLog::allocate_slab());  // has no room any more
+  ASSERT_LE(log.bytes(), log.max_bytes());
+  log.release();
+  EXPECT_EQ(log.bytes(), 0);
+  EXPECT_EQ(log.num_tokens(), 0);
 }
 
 TEST(LiveLog, HoldsTokensOfAnySize) {
-  std::mt19937 random(0);
   for (const unsigned large : {0U, 3U, 2000U}) {
     // No token but narrow ones; often; in some chunks.
     constexpr std::int64_t kBlocks = 9;
-    LiveLog log(kBlocks * LiveLog::kBlockBytes, 0);
-    Appended tokens;
+    Appended tokens(kBlocks * LiveLog::kBlockBytes);
+    LiveLog& log = tokens.log;
     for (std::int64_t i = 0; i < 9 * kBlocks * LiveLog::kChunkTokens / 4; ++i) {
-      const bool edge = large > 0 && random() % large == 0;
-      const Token token = edge ? kEdges[random() % kEdges.size()]
-                               : static_cast<Token>(random() % 3) * (LiveLog::kLargestNarrow / 2);
-      ASSERT_NO_FATAL_FAILURE(append(log, &tokens, token, random() % 2 == 0));
+      const bool edge = large > 0 && tokens.random() % large == 0;
+      ASSERT_NO_FATAL_FAILURE(tokens.append(edge ? kEdges[tokens.random() % kEdges.size()]
+                                                 : static_cast<Token>(tokens.random() % 3) *
+                                                       (LiveLog::kLargestNarrow / 2)));
       if (i % 2999 == 0) {
-        ASSERT_NO_FATAL_FAILURE(expect_tokens(log, tokens, &random));
+        ASSERT_NO_FATAL_FAILURE(tokens.expect_held(1));
       }
     }
     EXPECT_GT(log.begin(), 0);
-    ASSERT_NO_FATAL_FAILURE(expect_tokens(log, tokens, &random));
+    ASSERT_NO_FATAL_FAILURE(tokens.expect_held(1));
     while (log.drop_block()) {
     }
-    ASSERT_NO_FATAL_FAILURE(expect_tokens(log, tokens, &random));
+    ASSERT_NO_FATAL_FAILURE(tokens.expect_held(1));
     EXPECT_EQ(log.num_chunks(), 1);
     EXPECT_LE(log.bytes(), 2 * LiveLog::kBlockBytes + log.directory_bytes());
   }
@@ -146,52 +160,23 @@ TEST(LiveLog, HoldsTokensOfAnySize) {
 
 // Also where all memory that there is is one chunk's.
 TEST(LiveLog, HoldsTokensOfAnySizeInOneBlock) {
-  LiveLog log(LiveLog::kBlockBytes + 2 * LiveLog::bytes_of(LiveLog::kFirstPointers), 0);
-  std::mt19937 random(1);
-  Appended tokens;
+  Appended tokens(LiveLog::kBlockBytes + 2 * LiveLog::bytes_of(LiveLog::kFirstPointers));
   // The first large token is the last of a chunk, the first of one, or in the middle.
   for (const std::int64_t narrow : {LiveLog::kChunkTokens - 1, LiveLog::kChunkTokens,
                                     LiveLog::kChunkTokens / 2, std::int64_t{0}}) {
-    for (std::int64_t i = 0; i < narrow; ++i) {
-      ASSERT_NO_FATAL_FAILURE(append(log, &tokens, token_at(i), i % 2 == 0));
-    }
+    ASSERT_NO_FATAL_FAILURE(tokens.append_narrow(narrow));
     for (std::int64_t i = 0; i < LiveLog::kChunkTokens; ++i) {
-      const Token token = kEdges[static_cast<std::size_t>(i + 4) % kEdges.size()];
-      ASSERT_NO_FATAL_FAILURE(append(log, &tokens, token, i % 2 == 0));
+      ASSERT_NO_FATAL_FAILURE(
+          tokens.append(kEdges[static_cast<std::size_t>(i + 4) % kEdges.size()]));
       if (i % 100 == 0) {
-        ASSERT_NO_FATAL_FAILURE(expect_tokens(log, tokens, &random));
+        ASSERT_NO_FATAL_FAILURE(tokens.expect_held(1));
       }
     }
-    while (log.end() % LiveLog::kChunkTokens != 0) {
-      ASSERT_NO_FATAL_FAILURE(append(log, &tokens, 1, false));
+    while (tokens.log.end() % LiveLog::kChunkTokens != 0) {
+      ASSERT_NO_FATAL_FAILURE(tokens.append(1));
     }
   }
-  ASSERT_NO_FATAL_FAILURE(expect_tokens(log, tokens, &random));
-}
-
-// What else the store needs, as wider directories, comes from the oldest chunks too: their memory
-// goes back to the system, and is taken again later.
-TEST(LiveLog, GivesMemoryOfItsOldestTokensUp) {
-  LiveLog log(kLogLimit, 0);
-  while (log.begin() == 0) ASSERT_NO_FATAL_FAILURE(append(log, 1));
-  const std::int64_t held = log.end() - log.begin();
-  // More than all blocks that were allocated one by one.
-  constexpr std::int64_t kCharged = LiveLog::kSmallStore + LiveLog::kSlab;
-  log.charge(kCharged);
-  EXPECT_LE(log.bytes(), log.max_bytes());
-  EXPECT_LT(log.end() - log.begin(), held);
-  ASSERT_NO_FATAL_FAILURE(expect_tokens(log));
-  EXPECT_FALSE(log.wants_slab());
-  EXPECT_THROW(log.charge(kLogLimit), MemoryLimitError);
-  EXPECT_EQ(log.num_tokens(), log.end() - log.begin());
-  ASSERT_NO_FATAL_FAILURE(append(log, held));
-  ASSERT_NO_FATAL_FAILURE(expect_tokens(log));
-  log.add_slab(nullptr);
-  log.add_slab(LiveLog::allocate_slab());  // has no room any more
-  ASSERT_LE(log.bytes(), log.max_bytes());
-  log.release();
-  EXPECT_EQ(log.bytes(), 0);
-  EXPECT_EQ(log.num_tokens(), 0);
+  ASSERT_NO_FATAL_FAILURE(tokens.expect_held(1));
 }
 
 // Blocks that tables take are as good as any.

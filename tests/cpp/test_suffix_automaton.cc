@@ -36,21 +36,6 @@ void expect_previous(const SuffixAutomaton& index, const Tokens& text) {
   }
 }
 
-TEST(SuffixAutomaton, KnowsTheLongestRepeatedSuffixAfterEveryToken) {
-  for (std::uint32_t seed = 0; seed < 60; ++seed) {
-    MemoryBudget budget;
-    SuffixAutomaton index(budget);
-    const auto vocabulary = static_cast<Token>(1 + seed % 5);
-    Tokens text;
-    for (const Token token : testing::random_text(200, vocabulary, seed)) {
-      index.append(token);
-      text.push_back(token);
-      ASSERT_NO_FATAL_FAILURE(expect_answers(index, text));
-      ASSERT_NO_FATAL_FAILURE(expect_previous(index, text));
-    }
-  }
-}
-
 // Of any text and token, known or not: memory that it does not have is not read.
 TEST(SuffixAutomaton, EndsEveryApproach) {
   for (const Tokens& text : {testing::random_text(300, 3, 1), testing::random_text(300, 80, 2),
@@ -65,20 +50,6 @@ TEST(SuffixAutomaton, EndsEveryApproach) {
         ASSERT_LT(steps, 10);
       }
       index.append(next);
-    }
-  }
-}
-
-TEST(SuffixAutomaton, KnowsItOnPeriodicTexts) {
-  for (const Tokens& whole :
-       {testing::repeated(300), testing::fibonacci(400), testing::thue_morse(400)}) {
-    MemoryBudget budget;
-    SuffixAutomaton index(budget);
-    Tokens text;
-    for (const Token token : whole) {
-      index.append(token);
-      text.push_back(token);
-      ASSERT_NO_FATAL_FAILURE(expect_answers(index, text));
     }
   }
 }
@@ -99,30 +70,43 @@ void expect_all_ends(const SuffixAutomaton& index, const Tokens& text) {
   }
 }
 
-// What comes at once is marked at the end, what comes in small parts token by token.
-TEST(SuffixAutomaton, KnowsTheSameOfTokensThatComeInParts) {
-  for (std::uint32_t seed = 0; seed < 300; ++seed) {
-    MemoryBudget budget;
-    SuffixAutomaton index(budget);
-    const Tokens whole = testing::random_text(200, static_cast<Token>(2 + seed % 7), seed);
-    const Tokens parts = testing::random_text(2000, static_cast<Token>(2 + seed % 60), seed + 1000);
-    Tokens text;
-    for (std::size_t part = 0; text.size() < whole.size(); ++part) {
-      const auto first = static_cast<std::ptrdiff_t>(text.size());
-      const auto count = std::min(static_cast<std::ptrdiff_t>(parts[part]),
-                                  static_cast<std::ptrdiff_t>(whole.size()) - first);
-      index.append(whole.data() + first, count);
-      text.insert(text.end(), whole.begin() + first, whole.begin() + first + count);
-      ASSERT_NO_FATAL_FAILURE(expect_all_ends(index, text)) << seed;
-      ASSERT_NO_FATAL_FAILURE(expect_previous(index, text)) << seed;
+// Appends a text in parts of up to `most` tokens. What comes at once is marked at the end, what
+// comes in small parts token by token.
+void expect_all(const Tokens& whole, Token most, std::uint32_t seed) {
+  MemoryBudget budget;
+  SuffixAutomaton index(budget);
+  const Tokens parts = testing::random_text(whole.size(), most, seed);
+  Tokens text;
+  for (std::size_t part = 0; text.size() < whole.size(); ++part) {
+    const auto first = whole.begin() + static_cast<std::ptrdiff_t>(text.size());
+    const auto count = std::min<std::ptrdiff_t>(parts[part] + 1, whole.end() - first);
+    if (count == 1) {
+      index.append(*first);
+    } else {
+      index.append(&*first, count);
     }
+    text.insert(text.end(), first, first + count);
+    if (most > 1) {
+      ASSERT_NO_FATAL_FAILURE(expect_all_ends(index, text)) << seed;
+    } else {
+      ASSERT_NO_FATAL_FAILURE(expect_answers(index, text)) << seed;
+    }
+    ASSERT_NO_FATAL_FAILURE(expect_previous(index, text)) << seed;
   }
 }
 
-// Where a prompt's paths are longer than kLatestWalk, its ends are exact.
-TEST(SuffixAutomaton, KnowsTheLatestEndsOfAPrompt) {
+TEST(SuffixAutomaton, KnowsTheRepeatedSuffixesOfTokensThatComeInParts) {
+  for (std::uint32_t seed = 0; seed < 60; ++seed) {
+    const Tokens text = testing::random_text(200, static_cast<Token>(1 + seed % 7), seed);
+    ASSERT_NO_FATAL_FAILURE(expect_all(text, 1, seed));
+    if (seed % 7 != 0) {
+      ASSERT_NO_FATAL_FAILURE(expect_all(text, static_cast<Token>(2 + seed), seed));
+    }
+  }
+  // Where paths are longer than kLatestWalk, the ends of a prompt are exact.
   for (const Tokens& text :
        {testing::repeated(300), testing::fibonacci(400), testing::thue_morse(400)}) {
+    ASSERT_NO_FATAL_FAILURE(expect_all(text, 1, 0));
     MemoryBudget budget;
     SuffixAutomaton index(budget);
     index.append(text.data(), static_cast<std::int64_t>(text.size()));
@@ -163,33 +147,6 @@ TEST(SuffixAutomaton, KnowsWhereEachTokenStoodBefore) {
   }
 }
 
-// latest_end is exact while no position has more than kLatestWalk states above
-// it; beyond that it is still an earlier end of the same string.
-TEST(SuffixAutomaton, NamesAnEarlierEndWhereTheLatestIsTooFarUp) {
-  MemoryBudget budget;
-  SuffixAutomaton index(budget);
-  Tokens text;
-  // Nested repeats: after a run of n ones, short runs' states lie n links up.
-  for (int run = 1; run < 120; ++run) {
-    const int length = run % 2 == 0 ? 120 - run : run % 7 + 1;
-    for (int i = 0; i <= length; ++i) {
-      const Token token = i < length ? 1 : static_cast<Token>(2 + run % 3);
-      index.append(token);
-      text.push_back(token);
-      const testing::RepeatedSuffix expected = testing::find_repeated_suffix(text);
-      const Match match = index.repeated_suffix();
-      ASSERT_EQ(match.length, expected.length);
-      if (match.length == 0) continue;
-      ASSERT_EQ(index.first_end(match.state), expected.first_end);
-      const std::int32_t end = index.latest_end(match.state);
-      ASSERT_GE(end, expected.first_end);
-      ASSERT_LE(end, expected.latest_end);
-      ASSERT_GE(testing::common_suffix(text, text.size(), static_cast<std::size_t>(end) + 1),
-                match.length);
-    }
-  }
-}
-
 TEST(SuffixAutomaton, MatchesOtherTextsByTheirLongestSuffix) {
   for (std::uint32_t seed = 0; seed < 40; ++seed) {
     MemoryBudget budget;
@@ -213,26 +170,6 @@ TEST(SuffixAutomaton, MatchesOtherTextsByTheirLongestSuffix) {
         longest = std::max(longest, length);
       }
       ASSERT_EQ(match.length, longest);
-    }
-  }
-}
-
-TEST(SuffixAutomaton, KeepsACutMatchWhileTheTextGrows) {
-  constexpr std::int32_t kCut = 3;
-  for (std::uint32_t seed = 0; seed < 40; ++seed) {
-    MemoryBudget budget;
-    SuffixAutomaton index(budget);
-    Match match;
-    Tokens text;
-    for (const Token token : testing::random_text(150, static_cast<Token>(1 + seed % 4), seed)) {
-      index.append(token);
-      text.push_back(token);
-      match = index.shorten(index.advance(index.renew(match), token), kCut);
-      const auto size = static_cast<std::int32_t>(text.size());
-      ASSERT_EQ(match.length, std::min(kCut, size));
-      auto end = static_cast<std::size_t>(match.length);
-      while (testing::common_suffix(text, text.size(), end) < match.length) ++end;
-      ASSERT_EQ(index.first_end(match.state), static_cast<std::int32_t>(end) - 1);
     }
   }
 }

@@ -8,12 +8,16 @@
 #include <functional>
 #include <memory>
 #include <numeric>
+#include <string>
 #include <thread>
 #include <vector>
 
+#include "engine/step_latency.h"
+#include "engine/successors.h"
 #include "fastdraft/datastore.h"
 #include "fastdraft/engine.h"
 #include "fastdraft/error.h"
+#include "fastdraft/offers.h"
 #include "folder.h"
 #include "texts.h"
 
@@ -366,6 +370,52 @@ TEST(Threads, ReadAStoreThatGrows) {
   for (std::thread& reader : readers) reader.join();
   EXPECT_EQ(store->num_tokens(), 30'000);
   EXPECT_GT(calls, 5);
+}
+
+TEST(Threads, NameKindsOfOffersAndOfferAtOnce) {
+  EngineConfig config;
+  config.token_cost = 0.01;
+  Engine engine(config);
+  run_threads(4, [&](std::uint32_t thread) {
+    const Tokens prompt{1, 2, 3, static_cast<Token>(thread)};
+    const RequestId id = engine.add_request(prompt.data(), 4, nullptr, 0);
+    const std::vector<std::int64_t> offsets = {0, 3};
+    for (std::uint32_t step = 0; step < 200; ++step) {
+      Offers offers;
+      offers.kind = engine.offer_kind("kind " + std::to_string((thread + step) % 8));
+      offers.token_ids = prompt.data();
+      offers.offsets = offsets.data();
+      ProposeOptions options;
+      options.offers = &offers;
+      options.num_offers = 1;
+      bool wanted = false;
+      engine.wants(offers.kind, &id, 1, {}, 0.1, &wanted);
+      static_cast<void>(engine.propose_batch(&id, 1, options));
+      engine.observe(id, prompt.data() + step % 3, 1);
+    }
+    engine.finish(id);
+  });
+  EXPECT_EQ(engine.offer_kinds().size(), 8U);
+}
+
+TEST(Threads, ShareSuccessorsAndStepLatencies) {
+  Successors successors(8);
+  StepLatency latency(StepLatency::Device::kCpu);
+  run_threads(4, [&](std::uint32_t thread) {
+    const Tokens tokens = {1, 2, 3};
+    const std::vector<float> chances = {0.5f, 0.25f};
+    const auto rows = static_cast<std::int64_t>(1 + thread);
+    for (int i = 0; i < 500; ++i) {
+      Successors* table = &successors;
+      const std::vector<std::int64_t> offsets = {0, 1};
+      Successors::learn(&table, 1, offsets.data(), tokens.data(), tokens.data() + 1, chances.data(),
+                        2);
+      Successors::trees(&table, tokens.data(), 1);
+      latency.observe(rows, 1.0 + i % 5, 0.01);
+      static_cast<void>(latency.best_widths(rows, 9));
+    }
+  });
+  EXPECT_NEAR(latency.seconds_by_tokens(1, 1)[0], 0.01, 0.001);
 }
 
 }  // namespace

@@ -36,7 +36,7 @@ def _draft(
 @pytest.mark.parametrize("chance", [0.1, 0.5, 0.9])
 def test_classes_of_confidence_learn_their_chance(chance: float) -> None:
     random = np.random.default_rng(0)
-    estimator = AcceptanceEstimator(lambda confidence: confidence)
+    estimator = AcceptanceEstimator()
     for number in range(2000):
         _draft(estimator, random, sure=0.45, chance=chance, request=number)
         estimator.forget(number)
@@ -49,7 +49,7 @@ def test_classes_of_confidence_learn_their_chance(chance: float) -> None:
 
 def test_a_request_is_judged_by_its_own_drafts() -> None:
     random = np.random.default_rng(0)
-    estimator = AcceptanceEstimator(lambda confidence: confidence)
+    estimator = AcceptanceEstimator()
     before = _acceptance(estimator, [0.8])
     for _ in range(20):
         _draft(estimator, random, sure=0.8, chance=0.95, request=1)
@@ -65,13 +65,13 @@ def test_a_request_is_judged_by_its_own_drafts() -> None:
 
 
 def test_accepted_tokens_promise_more_of_those_that_follow() -> None:
-    estimator = AcceptanceEstimator(lambda confidence: confidence)
+    estimator = AcceptanceEstimator()
     assert _acceptance(estimator, [0.7] * 4) > _acceptance(estimator, [0.7]) ** 4
 
 
 def test_gains_count_further_tokens_as_usual_ones() -> None:
     random = np.random.default_rng(0)
-    estimator = AcceptanceEstimator(lambda confidence: confidence)
+    estimator = AcceptanceEstimator()
     for _ in range(400):
         _draft(estimator, random, sure=0.75, chance=0.75)
     belief = estimator.extended(estimator.begin(0), 0.75)
@@ -83,7 +83,7 @@ def test_gains_count_further_tokens_as_usual_ones() -> None:
 
 
 def test_alpha_follows_what_was_judged() -> None:
-    estimator = AcceptanceEstimator(lambda confidence: confidence)
+    estimator = AcceptanceEstimator()
     for _ in range(200):
         estimator.observe(0, [0.5, 0.5, 0.5, 0.5], 3)
     assert estimator.alpha == pytest.approx(0.75, abs=0.01)
@@ -91,7 +91,7 @@ def test_alpha_follows_what_was_judged() -> None:
 
 def test_no_batch_outweighs_what_came_before() -> None:
     random = np.random.default_rng(5)
-    estimator = AcceptanceEstimator(lambda confidence: confidence)
+    estimator = AcceptanceEstimator()
     requests = range(64)
     for _ in range(40):
         for request in requests:

@@ -8,11 +8,12 @@ from typing import NamedTuple
 
 import torch
 from adversarial import Random, assert_same, hits, odd_rows, offsets_of, tree_parents
+from torch import Tensor
 
 from fastdraft.kernels import greedy, rejection, sampled, trees
 from fastdraft.kernels.chunks import rows_of
 from fastdraft.kernels.filters import weigh_rows
-from fastdraft.kernels.operands import Batch, DraftDistribution, Sampling, Warpers
+from fastdraft.kernels.operands import Batch, Sampling, Warpers
 from fastdraft.verification import verify_greedy, verify_rejection, verify_sampled
 
 # Greedy and sampled requests side by side; the extremes make all weights equal, or one of them 1.
@@ -23,8 +24,7 @@ FILTERS = {
     "min_p": [0.0, 0.0, 0.1, 0.2, 0.05, 0.0, 1.0, 0.0],
 }
 ENTRIES = {greedy: verify_greedy, sampled: verify_sampled, rejection: verify_rejection}
-FORMS = ["draft_probs", "draft_logits"]
-OPERATIONS = ["greedy", "sampled", "filters", *FORMS]
+OPERATIONS = ["greedy", "sampled", "filters", "rejection"]
 
 
 class Case(NamedTuple):
@@ -32,14 +32,14 @@ class Case(NamedTuple):
 
     operation: ModuleType
     batch: Batch
-    more: tuple[Sampling | DraftDistribution, ...] = ()
+    more: tuple[Sampling | Tensor, ...] = ()
 
     def run(self, **changes):
         """The kernels' result; changes: of the batch."""
         return self.operation.launch(self.batch._replace(**changes), *self.more)
 
-    def verify(self, distribution=None, **changes):
-        """The checked entry's result; changes: of the batch and the draft's distribution."""
+    def verify(self, draft_logits=None, **changes):
+        """The checked entry's result; changes: of the batch and the draft's logits."""
         options = self.batch._replace(**changes)._asdict()
         names = ["logits", "draft_ids", "offsets"]
         operands = [options.pop(name) for name in names]
@@ -49,9 +49,7 @@ class Case(NamedTuple):
             del of_each["warpers"]
             options |= {name: each for name, each in of_each.items() if each is not None}
         if self.operation is rejection:
-            values, is_logits = self.more[1]
-            form = "draft_logits" if is_logits else "draft_probs"
-            options[form] = values if distribution is None else distribution
+            options["draft_logits"] = self.more[1] if draft_logits is None else draft_logits
             del options["parents"], options["likeliest"]
         return ENTRIES[self.operation](*operands, **options)
 
@@ -68,9 +66,7 @@ class Case(NamedTuple):
             allowed=None if batch.allowed is None else batch.allowed[rows],
         )
         more = [
-            each._replace(values=each.values[tokens])
-            if isinstance(each, DraftDistribution)
-            else each.of(slice(request, request + 1))
+            each[tokens] if isinstance(each, Tensor) else each.of(slice(request, request + 1))
             for each in self.more
         ]
         return self._replace(batch=own, more=tuple(more))
@@ -78,14 +74,13 @@ class Case(NamedTuple):
     def expected(self, **changes):
         return self.operation.plain(self.batch._replace(**changes), *self.more)
 
-    def check(self, *, logits=None, distribution=None, workspace=None, **changes):
-        """Runs the kernels and the reference; the kernels on `logits` and `distribution` if
+    def check(self, *, logits=None, draft_logits=None, workspace=None, **changes):
+        """Runs the kernels and the plain version; the kernels on `logits` and `draft_logits` if
         given."""
         expected = self.expected(**changes)
         case = self
-        if distribution is not None:
-            of_draft = self.more[1]._replace(values=distribution)
-            case = self._replace(more=(self.more[0], of_draft))
+        if draft_logits is not None:
+            case = self._replace(more=(self.more[0], draft_logits))
         changes["logits"] = self.batch.logits if logits is None else logits
         got = case.run(workspace=workspace, **changes)
         assert_same(got, expected)
@@ -106,8 +101,8 @@ def case_of(operation, lengths, vocabulary, dtype, *, seed, **options):
     """One case of an operation, of any name in `OPERATIONS`."""
     if operation == "greedy":
         return greedy_case(lengths, vocabulary, dtype, seed=seed, **options)
-    if operation in FORMS:
-        return rejection_case(lengths, vocabulary, dtype, operation, seed=seed, **options)
+    if operation == "rejection":
+        return rejection_case(lengths, vocabulary, dtype, seed=seed, **options)
     filters = tuple(FILTERS) if operation == "filters" else ()
     return sampled_case(lengths, vocabulary, dtype, seed=seed, filters=filters, **options)
 
@@ -169,7 +164,6 @@ def rejection_case(
     lengths,
     vocabulary,
     dtype,
-    form,
     *,
     seed,
     likeness=0.8,
@@ -189,36 +183,29 @@ def rejection_case(
     own = logits[torch.arange(drafted) + request].float()
     own = torch.where(own.isfinite(), own, 0.0).clamp(-20, 20)
     guess = likeness * own + (1 - likeness) * 3 * random.normal(drafted, vocabulary)
-    draft_ids, distribution = drawn(
+    draft_ids, draft_logits = drawn(
         guess,
         seeds=torch.arange(drafted) + seed,
         positions=torch.arange(drafted),
         **({"top_k": max(vocabulary // 2, 1)} if shape is None else shape),
     )
     draft_ids = draft_ids.long()
-    if form == "draft_logits":
-        distribution = distribution.log()
     if odd:
-        strange = [math.nan, math.inf, -math.inf] if form == "draft_logits" else [math.nan, 0.0]
-        for index, value in enumerate(strange * 2):
+        for index, value in enumerate([math.nan, math.inf, -math.inf] * 2):
             place = (5 * index + seed) % drafted
             token = slice(None) if index % 2 else int(draft_ids[place])
-            distribution[place, token] = value
+            draft_logits[place, token] = value
         draft_ids[seed % drafted :: 7] = vocabulary
         draft_ids[(seed + 3) % drafted :: 9] = -3
     index = torch.arange(requests)
     temperature = ([0.7, 1.0, 1.0, 0.0, 1.3, 1.0, 0.2, 1.0] * requests)[:requests]
     sampling = Sampling(Warpers(torch.tensor(temperature)), index * 2**33 - 5, index * 2**31 + 1)
-    of_draft = DraftDistribution(
-        distribution.to(draft_dtype or dtype), is_logits=form == "draft_logits"
-    )
     batch = Batch(logits, draft_ids, offsets, max(lengths))
-    return Case(rejection, batch, (sampling, of_draft))
+    return Case(rejection, batch, (sampling, draft_logits.to(draft_dtype or dtype)))
 
 
 def drawn(logits, *, seeds, positions, **shape):
-    """A token from each row of a draft model's logits, and the distributions that they were drawn
-    from.
+    """A token from each row of a draft model's logits, and the logits that it was drawn by.
 
     seeds: those of verification, of which other ones are made; shape: the options of the
     distribution. None of the rows is decided by its argmax.
@@ -235,4 +222,4 @@ def drawn(logits, *, seeds, positions, **shape):
     }
     weights, *_ = weigh_rows(logits, Warpers(**each))
     distribution = weights.flatten(1)[:, :vocabulary].double()
-    return tokens, (distribution / distribution.sum(1, keepdim=True)).to(weights.dtype)
+    return tokens, (distribution / distribution.sum(1, keepdim=True)).to(weights.dtype).log()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from adversarial import (
     DTYPES,
     LENGTHS,
@@ -17,7 +20,6 @@ from adversarial import (
 )
 from cases import (
     FILTERS,
-    FORMS,
     OPERATIONS,
     Case,
     case_of,
@@ -27,7 +29,7 @@ from cases import (
 )
 
 from fastdraft.kernels import config, greedy, rejection, sampled
-from fastdraft.kernels.operands import Batch, DraftDistribution, Likeliest, Sampling, Warpers
+from fastdraft.kernels.operands import Batch, Likeliest, Sampling, Warpers
 from fastdraft.kernels.workspace import BUFFERS
 
 LAYOUTS = ["rows apart", "tokens apart", "transposed"]
@@ -35,7 +37,7 @@ LAYOUTS = ["rows apart", "tokens apart", "transposed"]
 SHAPES = [pytest.param(name, {}, id=f"{name}, chains") for name in OPERATIONS] + [
     pytest.param(name, {"tree": True}, id=f"{name}, trees")
     for name in OPERATIONS
-    if name not in FORMS
+    if name != "rejection"
 ]
 OF_EVERY_SHAPE = pytest.mark.parametrize(("operation", "shape"), SHAPES)
 
@@ -43,8 +45,7 @@ OF_EVERY_SHAPE = pytest.mark.parametrize(("operation", "shape"), SHAPES)
 VOCABULARIES = {
     "greedy": [2, 37, 1024, 5001],
     "sampled": [2, 37, 1024, 5001],
-    "draft_probs": [2, 37, 2600],
-    "draft_logits": [2, 37, 2600],
+    "rejection": [2, 37, 2600],
 }
 
 
@@ -56,7 +57,7 @@ VOCABULARIES = {
 def test_kernels_are_the_plain_version(operation, vocabulary, dtype):
     for seed in range(2):
         asked = {"logprobs": vocabulary == 37, "raw_logprobs": vocabulary == 2600}
-        if operation in FORMS:
+        if operation == "rejection":
             case = case_of(operation, LENGTHS, vocabulary, dtype, seed=vocabulary)
         else:
             asked = {}
@@ -113,23 +114,15 @@ def test_rows_without_drafts(dtype, filters):
         assert each.run(logprobs=False, raw_logprobs=False).likeliest is None
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_ordinary_drafts_end_everywhere(form):
-    case = rejection_case([4] * 20, 1100, torch.float32, form, seed=1, odd=False)
+def test_ordinary_drafts_end_everywhere():
+    case = rejection_case([4] * 20, 1100, torch.float32, seed=1, odd=False)
     assert {1, 2, 4, 5} <= set(case.check().lengths.tolist())
 
 
-@pytest.mark.parametrize(
-    ("dtype", "form"),
-    [
-        (torch.bfloat16, "draft_logits"),
-        (torch.float16, "draft_probs"),
-        (torch.float32, "draft_logits"),
-    ],
-)
-def test_filtered_rejection(dtype, form):
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_filtered_rejection(dtype):
     # Few rows: the search for a threshold takes the interpreter long.
-    case = rejection_case([3, 1, 2, 0], 1100, dtype, form, seed=3, odd=False, likeness=0.95)
+    case = rejection_case([3, 1, 2, 0], 1100, dtype, seed=3, odd=False, likeness=0.95)
     case = case.warped(
         top_k=[0, 30, 2, 40], top_p=[0.9, 1.0, 0.9, 0.6], min_p=[0.0, 0.0, 0.05, 0.0]
     )
@@ -139,24 +132,34 @@ def test_filtered_rejection(dtype, form):
     assert case.check(workspace=workspace_of(**size)).lengths.max() > 1
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_requests_without_a_draft(form):
-    rejection_case([3, 0], 40, torch.float32, form, seed=8).check()
+def test_requests_without_a_draft():
+    rejection_case([3, 0], 40, torch.float32, seed=8).check()
     batch = Batch(Random(0).normal(3, 1400), torch.empty(0).long(), torch.zeros(4).long(), 0)
     sampling = Sampling(Warpers(torch.tensor([0.7, 1.0, 1.0])), *torch.arange(6).view(2, 3))
-    nothing = DraftDistribution(torch.empty(0, 1400), is_logits=form == "draft_logits")
-    Case(rejection, batch, (sampling, nothing)).check()
+    Case(rejection, batch, (sampling, torch.empty(0, 1400))).check()
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_what_is_left_of_distributions_that_are_the_same(form):
-    # Twice the target's distribution refuses half of its tokens, and leaves nothing.
-    case = rejection_case([1] * 12, 1200, torch.float32, form, seed=9, odd=False, likeness=1.0)
-    distribution = case.batch.logits[::2].softmax(-1)
-    double = 2 * distribution if form == "draft_probs" else distribution.log()
-    case = case._replace(more=(case.more[0], case.more[1]._replace(values=double)))
-    emitted = case.warped(temperature=[1.0]).check()
-    assert set(emitted.lengths.tolist()) == ({1, 2} if form == "draft_probs" else {2})
+log_q = rejection._log_q
+log_q_of_rows = rejection._Rows.log_q
+
+
+@triton.jit
+def log_2q(place, draft, at, token, scratch, BLOCK: tl.constexpr):
+    return log_q(place, draft, at, token, scratch, BLOCK) + 0.6931472
+
+
+@pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1", reason="a compiled kernel keeps its functions"
+)
+def test_what_is_left_of_distributions_that_are_the_same(monkeypatch):
+    case = rejection_case([1] * 12, 1200, torch.float32, seed=9, odd=False, likeness=1.0)
+    case = case._replace(more=(case.more[0], case.batch.logits[::2]))
+    case = case.warped(temperature=[1.0])
+    assert set(case.check().lengths.tolist()) == {2}
+    # As if all tokens had twice their chance: half are refused, and no residual is left.
+    monkeypatch.setattr(rejection, "_log_q", log_2q)
+    monkeypatch.setattr(rejection._Rows, "log_q", lambda *each: log_q_of_rows(*each) + math.log(2))
+    assert set(case.check().lengths.tolist()) == {1, 2}
 
 
 # What holds for all of them.
@@ -166,11 +169,11 @@ def test_what_is_left_of_distributions_that_are_the_same(form):
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_any_strides(operation, layout):
     for dtype in DTYPES:
-        options = {"draft_dtype": torch.float32} if operation in FORMS else {}
+        options = {"draft_dtype": torch.float32} if operation == "rejection" else {}
         case = case_of(operation, [4, 0, 2], 2051, dtype, seed=6, **options)
         case.check(logits=in_layout(case.batch.logits, layout))
-        if operation in FORMS:
-            case.check(distribution=in_layout(case.more[1].values, layout))
+        if operation == "rejection":
+            case.check(draft_logits=in_layout(case.more[1], layout))
         if operation == "sampled":
             case = sampled_case([4, 0, 2], 2051, dtype, seed=3, logprobs=True)
             case.check(logits=in_layout(case.batch.logits, layout), likeliest=3)
@@ -179,8 +182,8 @@ def test_any_strides(operation, layout):
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.usefixtures("any_order")
 def test_parts_of_rows_in_any_order(operation):
-    vocabulary = {"greedy": 50_257, **dict.fromkeys(FORMS, 20_000)}.get(operation, 33_000)
-    options = {"odd": False} if operation in FORMS else {}
+    vocabulary = {"greedy": 50_257, "rejection": 20_000}.get(operation, 33_000)
+    options = {"odd": False} if operation == "rejection" else {}
     if operation in ("sampled", "filters"):
         options = {"logprobs": True}
     programs = config.split_chunks(2, vocabulary).programs
@@ -209,7 +212,7 @@ def test_drafts_are_cut_and_padded(operation, shape):
 @pytest.mark.parametrize("slots", [2, 4])
 def test_drafts_longer_than_a_block_of_slots(monkeypatch, slots, operation, shape):
     monkeypatch.setattr(config, "SLOTS", slots)
-    options = {"likeness": 1.0, "odd": False} if operation in FORMS else shape
+    options = {"likeness": 1.0, "odd": False} if operation == "rejection" else shape
     lengths = []
     for seed in range(2):
         case = case_of(operation, [7, 0, 5, 6], 9, torch.float32, seed=seed, **options)
@@ -232,10 +235,9 @@ def test_rows_past_the_last_request_are_ignored(operation):
     case = case_of(operation, [2, 1], 40, torch.bfloat16, seed=7)
     strange = torch.full((9, 40), math.nan).bfloat16()
     more = case.more
-    if operation in FORMS:
-        values = torch.cat([more[1].values, strange])
-        more = (more[0], more[1]._replace(values=values))
-    likeliest = 0 if operation in FORMS else 4
+    if operation == "rejection":
+        more = (more[0], torch.cat([more[1], strange]))
+    likeliest = 0 if operation == "rejection" else 4
     padded = case._replace(more=more).run(
         logits=torch.cat([case.batch.logits, strange]),
         draft_ids=torch.cat([case.batch.draft_ids, torch.full((9,), 3)]),
@@ -254,11 +256,11 @@ def test_a_workspace_is_used_and_left_as_it_was(operation):
     workspace = workspace_of(max_rows=40, max_requests=9, vocabulary=5000, max_draft=10)
     lengths = [3, 1] if operation == "filters" else LENGTHS
     first = case_of(operation, lengths, 3000, torch.float16, seed=13).check(
-        workspace=workspace, logprobs=operation in FORMS
+        workspace=workspace, logprobs=operation == "rejection"
     )
-    tree = {} if operation in FORMS else {"tree": True}
+    tree = {} if operation == "rejection" else {"tree": True}
     second = case_of(operation, [1, 4], 77, torch.float32, seed=14, **tree)
-    likeliest = 0 if operation in FORMS else 4
+    likeliest = 0 if operation == "rejection" else 4
     second = second.check(max_draft=6, workspace=workspace, likeliest=likeliest)
     assert first.token_ids.data_ptr() == second.token_ids.data_ptr()
     assert_zero(workspace)
@@ -310,7 +312,7 @@ def test_nothing_is_written_out_of_bounds_whatever_the_operands_hold(operation, 
         for name, memory in memories.items():
             assert (memory[:256] == CANARY).all() and (memory[-256:] == CANARY).all(), name
         assert_zero(workspace)
-        if operation in FORMS:  # the others leave a request alone that has no row in range
+        if operation == "rejection":  # the others leave a request alone that has no row in range
             assert emitted.token_ids.max() < 33
         # Whatever it was, the next batch is verified as ever.
         case.check(workspace=workspace)

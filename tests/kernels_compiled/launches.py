@@ -75,9 +75,9 @@ def sampled(dtype: torch.dtype, **options: Any) -> None:
     verify_sampled(**batch(dtype), **sampling(**options))
 
 
-def rejection(dtype: torch.dtype, draft: str, **options: Any) -> None:
-    distribution = torch.full((2 * DRAFT, VOCABULARY), 1 / VOCABULARY, dtype=dtype)
-    verify_rejection(**batch(dtype), **{draft: distribution}, **sampling(**options))
+def rejection(dtype: torch.dtype, **options: Any) -> None:
+    draft_logits = torch.zeros(2 * DRAFT, VOCABULARY, dtype=dtype)
+    verify_rejection(**batch(dtype), draft_logits=draft_logits, **sampling(**options))
 
 
 def continuations(
@@ -124,11 +124,10 @@ def launches() -> dict[str, Callable[[], None]]:
             "sampled logprobs": partial(sampled, dtype, **LOGPROBS),
             "greedy likeliest": partial(greedy, dtype, likeliest=8),
             "sampled likeliest": partial(sampled, dtype, likeliest=8, allowed=allowed()),
-            "rejection logits": partial(rejection, dtype, "draft_logits"),
-            "rejection probs": partial(rejection, dtype, "draft_probs"),
-            "rejection filters": partial(rejection, dtype, "draft_probs", **FILTERS),
+            "rejection": partial(rejection, dtype),
+            "rejection filters": partial(rejection, dtype, **FILTERS),
             "sampled everything": partial(sampled, dtype, **EVERYTHING, **TREE),
-            "rejection everything": partial(rejection, dtype, "draft_probs", **EVERYTHING),
+            "rejection everything": partial(rejection, dtype, **EVERYTHING),
         }
         found.update({f"{call} {name}": launch for call, launch in calls.items()})
     found["continuations"] = continuations
@@ -143,7 +142,7 @@ USUAL = (
     "greedy",
     "sampled",
     "sampled filters",
-    "rejection logits",
+    "rejection",
     "rejection filters",
 )
 # Calls that differ for a target as one of the usual ones does, or hardly by the logits' type.

@@ -208,68 +208,31 @@ def part(kind: str, **fields: Any) -> dict[str, Any]:
     return {"type": kind, **fields}
 
 
-SPANS = {
-    "resourceSpans": [
-        {
-            "scopeSpans": [
-                {
-                    "spans": [
-                        {"name": "GET", "attributes": [{"key": "n", "value": {"intValue": "5"}}]},
-                        {
-                            "name": "chat m",
-                            "attributes": attributes(
-                                **{
-                                    "system_instructions": json.dumps(
-                                        [part("text", content="Be kind.")]
-                                    ),
-                                    "input.messages": json.dumps(
-                                        [
-                                            {
-                                                "role": "user",
-                                                "parts": [part("text", content="hi")],
-                                            },
-                                            {
-                                                "role": "assistant",
-                                                "parts": [
-                                                    part(
-                                                        "tool_call",
-                                                        id="c1",
-                                                        name="look",
-                                                        arguments={"at": 1},
-                                                    )
-                                                ],
-                                            },
-                                            {
-                                                "role": "tool",
-                                                "parts": [
-                                                    part(
-                                                        "tool_call_response", id="c1", response="5"
-                                                    )
-                                                ],
-                                            },
-                                        ]
-                                    ),
-                                    "output.messages": json.dumps(
-                                        [
-                                            {
-                                                "role": "assistant",
-                                                "parts": [
-                                                    part("reasoning", content="Well."),
-                                                    part("text", content="hello"),
-                                                ],
-                                            }
-                                        ]
-                                    ),
-                                    "tool.definitions": json.dumps([TOOL]),
-                                }
-                            ),
-                        },
-                    ]
-                }
-            ]
-        }
-    ]
+def message(role: str, *parts: dict[str, Any]) -> dict[str, Any]:
+    return {"role": role, "parts": parts}
+
+
+CALL_PART = part("tool_call", id="c1", name="look", arguments={"at": 1})
+CHAT = {
+    "system_instructions": [part("text", content="Be kind.")],
+    "input.messages": [
+        message("user", part("text", content="hi")),
+        message("assistant", CALL_PART),
+        message("tool", part("tool_call_response", id="c1", response="5")),
+    ],
+    "output.messages": [
+        message("assistant", part("reasoning", content="Well."), part("text", content="hello"))
+    ],
+    "tool.definitions": [TOOL],
 }
+SPANS_OF_A_CHAT = [
+    {"name": "GET", "attributes": [{"key": "n", "value": {"intValue": "5"}}]},
+    {
+        "name": "chat m",
+        "attributes": attributes(**{name: json.dumps(each) for name, each in CHAT.items()}),
+    },
+]
+SPANS = {"resourceSpans": [{"scopeSpans": [{"spans": SPANS_OF_A_CHAT}]}]}
 NUMBERED = {
     "gen_ai.prompt.0.role": "user",
     "gen_ai.prompt.0.content": "hi",

@@ -18,9 +18,9 @@ import torch
 from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from byte_tokenizer import byte_tokenizer
 from fastdraft import Datastore, DraftConfig, DraftStats, Engine, datastore
 from fastdraft.cli.app import app
 from fastdraft.replay import (
@@ -89,19 +89,12 @@ def by_letter(texts: list[str]) -> list[Sequence[int]]:
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tokenizer of one token a byte, with a chat template."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    bytewise = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
-    bytewise.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bytewise.decoder = decoders.ByteLevel()
     folder = tmp_path_factory.mktemp("tokenizer")
     template = (
         "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>\n{% endfor %}"
         "{% if add_generation_prompt %}<assistant>{% endif %}"
     )
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=bytewise, eos_token="</>", chat_template=template
-    )
-    fast.save_pretrained(folder)
+    byte_tokenizer(eos_token="</>", chat_template=template).save_pretrained(folder)
     return folder
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastdraft import DraftConfig, Engine, Memory
+from fastdraft import Datastore, DraftConfig, Engine, Memory
 from fastdraft.serving import request_options as options
 from fastdraft.serving.host import HostRequests, Text
 
@@ -249,3 +249,27 @@ def test_where_all_must_draft_the_same_nothing_is_left_to_a_thread() -> None:
     here.begin(0, list(range(10_000)), {})
     assert here._texts[0].request is not None
     assert here._thread is None
+
+
+def test_tokens_beyond_the_vocabulary_are_never_drafted(caplog: pytest.LogCaptureFixture) -> None:
+    store = Datastore()
+    store.add([300, 301, 302, 905, 906] * 3)
+    engine = Engine(DraftConfig(token_cost=0.0, vocabulary=900))
+    here = Host(engine, Memory(0), [store])
+    for key in range(2):
+        here.begin(key, [300], {})
+        assert here.step({key: [301]}) == {key: [302]}
+    assert here.faults == 1
+    [record] = caplog.records
+    assert "another tokenizer" in record.getMessage()
+
+
+def test_a_store_that_was_closed_stops_nothing() -> None:
+    here = make()
+    here.begin(0, [1, 2, 3], {})
+    here.memory.of(None)[0].close()
+    here.begin(1, [4, 5, 6, 4, 5], {})
+    assert here.step({0: [1, 2], 1: [6]})[1][:2] == [4, 5]
+    here.end(0)
+    here.end(1)
+    assert here.engine.num_requests == here.faults == 0

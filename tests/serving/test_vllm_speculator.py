@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,8 +11,7 @@ import pytest
 import torch
 
 from fastdraft import Engine
-from fastdraft.errors import InvalidValueError
-from fastdraft.serving.ledger import FOLDER_VARIABLE, LedgerReader, new_ticket
+from fastdraft.serving.ledger import FOLDER_VARIABLE
 from fastdraft.serving.vllm import speculator as speculator_module
 from fastdraft.serving.vllm import transfers
 from fastdraft.serving.vllm.speculator import FastdraftSpeculator
@@ -68,52 +66,6 @@ def test_a_repeated_text_is_drafted() -> None:
     assert host.speculator.stats.emitted == 80
     assert host.speculator.stats.accepted == 80 - host.steps
     assert_empty(host)
-
-
-def test_draft_tokens_that_were_not_verified_are_not_counted() -> None:
-    """vLLM cuts drafts where a step has no room; what follows may still be as drafted."""
-    host = V2Host(v2_config())
-    host.most_verified = 2
-    host.add("a", Job(CYCLE * 3, CYCLE * 4, max_tokens=80))
-    host.run()
-    assert host.speculator.stats.accepted == host.accepted == 80 - host.steps
-    host.most_verified = 0
-    host.add("b", Job(CYCLE * 3, CYCLE * 4, max_tokens=80))
-    host.run()
-    assert host.speculator.stats.accepted == host.accepted
-
-
-def test_what_one_request_said_is_drafted_for_the_next() -> None:
-    """Its own text has nothing: all comes from memory, a step late."""
-    host = V2Host(v2_config())
-    text = np.random.default_rng(1).permutation(VOCABULARY)[:60].tolist()
-    host.add("a", Job(text[:10], text[10:]))
-    host.run()
-    before = host.steps
-    host.add("b", Job(text[:10], text[10:]))
-    host.run()
-    assert before == 50
-    assert host.steps - before < 12
-
-
-def test_a_prediction_is_drafted_and_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
-    host = V2Host(v2_config())
-    text = np.random.default_rng(1).permutation(VOCABULARY)[:60].tolist()
-    ticket = new_ticket()
-    expected = [*text[10:30], 5, 6, *text[32:]]
-    arguments = apart(prediction_token_ids=expected, prediction_ticket=ticket)
-    host.add("a", Job(text[:10], text[10:], extra_args=arguments))
-    host.run()
-    assert host.steps < 20
-    counts = LedgerReader(tmp_path).prediction_tokens(ticket)
-    assert counts is not None and counts[0] > 35
-    [totals] = LedgerReader(tmp_path).totals().values()
-    assert totals["accepted_prediction_tokens"] == counts[0]
-    assert totals["faults"] == totals["requests"] == 0
-    assert totals["steps"] == host.steps
 
 
 @pytest.mark.parametrize("lag", [0, 1, 2, "any"])
@@ -286,47 +238,6 @@ def test_tokens_that_the_host_takes_back_are_forgotten() -> None:
     assert_empty(host)
 
 
-@pytest.mark.parametrize("off", ["off", False])
-def test_a_request_may_switch_drafts_off(off: object) -> None:
-    host = V2Host(v2_config())
-    host.add("a", Job(CYCLE * 3, CYCLE * 2, extra_args={"fastdraft": off}))
-    host.run()
-    assert host.steps == 40
-    assert host.speculator.faults == 0
-
-
-def test_a_request_may_say_its_longest_draft() -> None:
-    host = V2Host(v2_config())
-    host.add("a", Job(CYCLE * 3, CYCLE * 2, extra_args={"fastdraft_lookahead": 2}))
-    most = 0
-    while host.jobs["a"].said < 40:
-        most = max(most, *host.step().values())
-        host.thread.run()
-    assert most == 3
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"fastdraft": "maybe"},
-        {"fastdraft_lookahead": 0},
-        {"prediction_token_ids": ["a"]},
-        {"prediction_token_ids": [VOCABULARY]},
-    ],
-)
-def test_bad_arguments_cost_drafts_alone(
-    arguments: dict[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    host = V2Host(v2_config())
-    host.add("a", Job(CYCLE * 3, CYCLE, extra_args=arguments))
-    host.add("b", Job(CYCLE * 3, CYCLE, extra_args=apart()))
-    with caplog.at_level(logging.WARNING):
-        host.run()
-    assert (late(host).refused, host.speculator.faults) == (1, 0)
-    assert len(caplog.records) == 1
-    assert_empty(host)
-
-
 def test_what_is_not_to_be_looked_up() -> None:
     host = V2Host(v2_config())
     for name in ("_warmup_0_", "_v2_mixed_warmup_decode_"):
@@ -345,29 +256,6 @@ def test_what_is_not_to_be_looked_up() -> None:
     assert host.speculator.stats.emitted == 0
     assert host.speculator.faults == 0
     assert len(late(host).memory.of(None)[0]) == 0
-
-
-def test_adapters_and_salted_requests_remember_apart() -> None:
-    text = np.random.default_rng(1).permutation(VOCABULARY)[:40].tolist()
-
-    def steps(first: dict[str, Any], second: dict[str, Any]) -> int:
-        host = V2Host(v2_config(adapters=2))
-        host.add("a", Job(text[:10], text[10:], **first))
-        host.run()
-        before = host.steps
-        host.add("b", Job(text[:10], text[10:], **second))
-        host.run()
-        return host.steps - before
-
-    assert steps({"adapter": "x"}, {"adapter": "x"}) < 12
-    assert steps({"adapter": "x"}, {"adapter": "y"}) == 30
-    assert steps({"adapter": "x"}, {}) == 30
-    assert steps({"extra_args": apart()}, {}) == 30
-    assert steps({}, {"extra_args": apart()}) == 30
-    salted = {"salt": "tenant"}
-    assert steps(salted, salted) < 12
-    assert steps(salted, {}) == 30
-    assert steps(salted, {"salt": "other"}) == 30
 
 
 def test_chances_are_for_vllms_adaptive_verification() -> None:
@@ -476,21 +364,6 @@ def test_a_dummy_run_does_nothing() -> None:
 def test_a_runner_that_changed_ends_the_start() -> None:
     with pytest.raises(AttributeError):
         V2Host(v2_config()).speculator.attach(SimpleNamespace())
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"stages": 2}, "pipeline_parallel_size must be 1 for fastdraft.*got 2"),
-        ({"hybrid": True}, "the model must have a key-value cache alone"),
-        ({"adaptive": True, "adapters": 1}, "enable_adaptive_verification must be left out"),
-        ({"unknown": 1}, "must be a mapping with keys of"),
-        ({"token_cost": 0.1}, "token_cost must be left out with Model Runner V2, .* got 0.1"),
-    ],
-)
-def test_what_cannot_be_honoured_ends_the_start(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidValueError, match=message):
-        V2Host(v2_config(**options))
 
 
 def test_trees_are_never_written_while_they_are_read() -> None:

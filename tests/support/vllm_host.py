@@ -139,6 +139,15 @@ class Host:
         proposer.attach(self)
         proposer.load_model()
 
+    @property
+    def kept(self) -> FastdraftProposer:
+        """The requests at the engine."""
+        return self.proposer
+
+    @property
+    def faults(self) -> int:
+        return self.proposer.faults
+
     def execute_model(self, scheduler_output: Any) -> None:
         self.executed += 1
         for name in scheduler_output.finished_req_ids:

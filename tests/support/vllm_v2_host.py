@@ -15,6 +15,7 @@ import torch
 from fastdraft.background import BackgroundDrafter
 from fastdraft.kernels import align
 from fastdraft.serving.vllm import speculator as speculator_module
+from fastdraft.serving.vllm.lookup import LateRequests
 from fastdraft.serving.vllm.speculator import FastdraftSpeculator
 from vllm_host import VOCABULARY, Job, config
 from waiting import as_on_a_device, no_waiting
@@ -94,6 +95,16 @@ class V2Host:
         self.accepted = 0
         self.steps = 0
         self.speculator.attach(self)
+
+    @property
+    def kept(self) -> LateRequests:
+        """The requests at the engine."""
+        assert self.speculator.late is not None
+        return self.speculator.late
+
+    @property
+    def faults(self) -> int:
+        return self.speculator.faults
 
     # What vLLM's runner has.
 

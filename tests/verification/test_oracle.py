@@ -8,12 +8,12 @@ from itertools import accumulate, pairwise
 import numpy as np
 import pytest
 import torch
-from cases import FORMS, case_of
+from cases import case_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastdraft.kernels import greedy, noise, operands, rejection, sampled, trees
-from fastdraft.kernels.operands import Batch, DraftDistribution, Sampling, Warpers
+from fastdraft.kernels.operands import Batch, Sampling, Warpers
 from fastdraft.verification import (
     Status,
     compaction_indices,
@@ -97,7 +97,6 @@ def test_noise_is_the_documented_one(seed, position, index, stream):
 
 LATTICE = [x / 4 for x in range(-12, 13)]
 ODD_LOGITS = st.sampled_from([*LATTICE, 0.0, -0.0, -INF, -INF, INF, NAN, 1e4, -1e4])
-ODD_PROBABILITIES = st.sampled_from([0.0, 0.0, 0.01, 0.07, 0.11, 0.19, 0.31, 0.67, 1.0, NAN])
 # Shares and fractions that no sum of lattice weights meets to the last bit. Temperatures in
 # float32, as verification takes them.
 OPTIONS = {
@@ -223,20 +222,17 @@ def test_sampled_is_the_oracle(lengths, vocabulary, chunk, is_tree, data):
     lengths=st.lists(st.integers(0, 5), min_size=1, max_size=4),
     vocabulary=st.integers(2, 9),
     chunk=st.sampled_from([2, 3, 1024]),
-    as_logits=st.booleans(),
     odd=st.booleans(),
     data=st.data(),
 )
-def test_rejection_is_the_oracle(lengths, vocabulary, chunk, as_logits, odd, data):
+def test_rejection_is_the_oracle(lengths, vocabulary, chunk, odd, data):
     of_logits = ODD_LOGITS if odd else st.sampled_from(LATTICE)
-    of_drafts = of_logits if as_logits else ODD_PROBABILITIES
     logits = [rows_of(data, of_logits, n + 1, vocabulary) for n in lengths]
-    given_distributions = [rows_of(data, of_drafts, n, vocabulary) for n in lengths]
+    draft_logits = [rows_of(data, of_logits, n, vocabulary) for n in lengths]
     ids = st.integers(-2 * odd, vocabulary - 1 + 2 * odd)
     drafts = [each_of(data, n, ids) for n in lengths]
     options, seeds, positions = options_of(data, len(lengths))
-    flat = [row for request in given_distributions for row in request]
-    distribution = torch.tensor(flat, dtype=torch.float64).reshape(-1, vocabulary)
+    flat = [row for request in draft_logits for row in request]
     draft_ids, offsets = ragged(drafts)
     warpers = {name: torch.tensor(values) for name, values in options.items()}
     with pytest.MonkeyPatch.context() as patch:
@@ -251,15 +247,13 @@ def test_rejection_is_the_oracle(lengths, vocabulary, chunk, as_logits, odd, dat
                 max(lengths),
             ),
             Sampling(Warpers(**warpers), torch.tensor(seeds), torch.tensor(positions)),
-            DraftDistribution(distribution, is_logits=as_logits),
+            torch.tensor(flat, dtype=torch.float64).reshape(-1, vocabulary),
         )
         expected = [
             oracle.reject(
                 logits[b],
                 drafts[b],
-                [oracle.softmax(row) for row in given_distributions[b]]
-                if as_logits
-                else given_distributions[b],
+                [oracle.softmax(row) for row in draft_logits[b]],
                 seeds[b],
                 positions[b],
                 [values[b] for values in options.values()],
@@ -299,14 +293,15 @@ def test_drafts_that_hit(operation):
     assert verified.tolist() == expected
 
 
-@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("shape", [{}, {"top_p": [0.9453125, 1.0, 0.5703125]}], ids=str)
-def test_rejection_of_drafts_that_were_drawn(form, shape):
+def test_rejection_of_drafts_that_were_drawn(shape):
     """Where drafts end by chance, at every length."""
     lengths = [0, 1, 2, 3, 5] * 60
-    case = case_of(form, lengths, 6, torch.float64, seed=4, odd=False, likeness=0.7, shape={})
+    case = case_of(
+        "rejection", lengths, 6, torch.float64, seed=4, odd=False, likeness=0.7, shape={}
+    )
     case = case.warped(temperature=[0.75, 1.0, 1.5], **shape)
-    batch, (drawn_by, of_draft) = case.batch, case.more
+    batch, (drawn_by, draft_logits) = case.batch, case.more
     verified = case.verify()
     assert set(verified.lengths.tolist()) == {1, 2, 3, 4, 5, 6}
     expected, starts = [], batch.offsets.tolist()
@@ -315,12 +310,11 @@ def test_rejection_of_drafts_that_were_drawn(form, shape):
         options = [warpers.temperature[b].item(), 0, 1.0, 0.0]
         if warpers.top_p is not None:
             options[2] = warpers.top_p[b].item()
-        q = of_draft.values[begin:end].tolist()
         expected.append(
             oracle.reject(
                 batch.logits[begin + b : end + b + 1].tolist(),
                 batch.draft_ids[begin:end].tolist(),
-                [oracle.softmax(row) for row in q] if form == "draft_logits" else q,
+                [oracle.softmax(row) for row in draft_logits[begin:end].tolist()],
                 int(drawn_by.seeds[b]),
                 int(drawn_by.positions[b]),
                 options,

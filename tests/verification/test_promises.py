@@ -11,7 +11,7 @@ from itertools import accumulate
 import pytest
 import torch
 from adversarial import LENGTHS, allowed_bits, assert_same, in_layout
-from cases import FORMS, OPERATIONS, case_of
+from cases import OPERATIONS, case_of
 
 from fastdraft.kernels import chunks, greedy, operands, rejection, sampled
 from fastdraft.kernels.operands import Verified
@@ -29,22 +29,22 @@ INF = math.inf
 LAYOUTS = ["rows apart", "tokens apart", "transposed"]
 # Each operation, and those that take trees with these.
 SHAPES = [pytest.param(name, False, id=f"{name}, chains") for name in OPERATIONS] + [
-    pytest.param(name, True, id=f"{name}, trees") for name in OPERATIONS if name not in FORMS
+    pytest.param(name, True, id=f"{name}, trees") for name in OPERATIONS if name != "rejection"
 ]
 of_every_shape = pytest.mark.parametrize(("operation", "tree"), SHAPES)
 
 
 def made(operation, tree=False, *, vocabulary=70, dtype=torch.float32, lengths=LENGTHS, **more):
     """A case whose drafts hit; with odd rows, but for rejection, which refuses odd drafts."""
-    options = {"odd": False} if operation in FORMS else {"tree": tree}
-    if operation in FORMS:
+    options = {"odd": False} if operation == "rejection" else {"tree": tree}
+    if operation == "rejection":
         options["likeness"] = 0.95
     return case_of(operation, lengths, vocabulary, dtype, seed=3, **options, **more)
 
 
 def ordinary(operation, tree=False, **more):
     """The same without odd rows; a greedy one as a sampled one's batch."""
-    if operation in FORMS:
+    if operation == "rejection":
         return made(operation, **more)
     of = operation if operation == "filters" else "sampled"
     case = case_of(of, LENGTHS, 70, torch.float32, seed=3, tree=tree, odd=False, **more)
@@ -58,11 +58,8 @@ def test_any_strides(operation, tree, layout, dtype):
     case = made(operation, tree, vocabulary=1037, dtype=dtype, lengths=[4, 0, 2])
     expected = case.verify()
     assert_same(case.verify(logits=in_layout(case.batch.logits, layout)), expected)
-    if operation in FORMS:
-        values = case.more[1].values
-        before = values.clone()
-        assert_same(case.verify(distribution=in_layout(values, layout)), expected)
-        assert torch.equal(values, before)
+    if operation == "rejection":
+        assert_same(case.verify(draft_logits=in_layout(case.more[1], layout)), expected)
 
 
 @of_every_shape
@@ -82,13 +79,13 @@ def test_more_rows_than_a_slab(operation, tree, monkeypatch):
     case = made(operation, tree)
     allowed = allowed_bits(len(case.batch.logits), 70, seed=1)
     asked = {"allowed": allowed, "logprobs": True, "raw_logprobs": True}
-    if operation not in FORMS:
+    if operation != "rejection":
         asked["likeliest"] = 3
     whole = case.verify(**asked)
     monkeypatch.setitem(chunks._SLAB, "cpu", 3 * 70)
     parts = case.verify(**asked)
     assert_same(parts, whole)
-    if operation not in FORMS:
+    if operation != "rejection":
         assert all(map(torch.equal, parts.likeliest, whole.likeliest))
 
 
@@ -109,7 +106,7 @@ def test_drafts_are_padded(operation, tree):
 @of_every_shape
 def test_operands_are_left_alone(operation, tree):
     case = made(operation, tree)
-    tensors = [case.batch.logits, *(each.values for each in case.more[1:])]
+    tensors = [case.batch.logits, *case.more[1:]]
     before = [each.clone() for each in tensors]
     for each in tensors:
         each.requires_grad_()
@@ -316,7 +313,7 @@ def test_no_value_on_a_device_is_read_back(monkeypatch):
     for temperature in (1.0, on_meta(3)):
         verified = verify_rejection(
             *batch,
-            draft_probs=on_meta((6, 5000)),
+            draft_logits=on_meta((6, 5000)),
             temperature=temperature,
             top_p=0.5,
             seeds=on_meta(3, torch.int64),
@@ -337,10 +334,10 @@ SHAPED = {
 }
 
 
-def drawn_case(lengths, vocabulary, *, form="draft_probs", dtype=torch.float32, **options):
+def drawn_case(lengths, vocabulary, *, dtype=torch.float32, **options):
     """Drafts drawn from a distribution with the options, which the target has too."""
     case = case_of(
-        form, lengths, vocabulary, dtype, seed=5, odd=False, likeness=0.95, shape=options
+        "rejection", lengths, vocabulary, dtype, seed=5, odd=False, likeness=0.95, shape=options
     )
     return case.warped(**{name: [each] for name, each in {"temperature": 1.0, **options}.items()})
 
@@ -368,24 +365,11 @@ def test_a_bonus_token_is_the_sample_at_its_position(vocabulary, options):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
-@pytest.mark.parametrize("form", FORMS)
-def test_a_draft_of_the_targets_own_distribution_is_accepted_whole(form, dtype):
-    case = case_of(form, [5] * 200, 300, dtype, seed=2, odd=False, likeness=1.0, shape={})
+def test_a_draft_of_the_targets_own_distribution_is_accepted_whole(dtype):
+    case = case_of("rejection", [5] * 200, 300, dtype, seed=2, odd=False, likeness=1.0, shape={})
     case = case.warped(temperature=[1.0])
     rows = torch.arange(1000) + torch.arange(200).repeat_interleave(5)
-    own = case.batch.logits[rows].double()
-    values = own if form == "draft_logits" else own.softmax(-1)
-    assert (case.verify(distribution=values).lengths == 6).all()
-
-
-@pytest.mark.parametrize("options", SHAPED.values(), ids=SHAPED)
-def test_probabilities_and_logits_are_the_same_distribution(options):
-    case = drawn_case([0, 1, 2, 3, 4, 7, 16, 0, 5] * 20, 400, **options)
-    by_logits = case._replace(
-        more=(case.more[0], case.more[1]._replace(values=case.more[1].values.log(), is_logits=True))
-    )
-    assert torch.equal(case.verify().token_ids, by_logits.verify().token_ids)
-    assert case.verify().lengths.float().mean() > 1.5
+    assert (case.verify(draft_logits=case.batch.logits[rows].double()).lengths == 6).all()
 
 
 def test_temperature_0_is_greedy_whatever_the_draft_says():
@@ -407,7 +391,7 @@ def many(logits, distribution, token, *, n=20_000, **options):
         torch.tensor(logits).repeat(n, 1),
         torch.full((n,), token),
         torch.arange(n + 1),
-        draft_probs=torch.tensor([distribution]).expand(n, -1),
+        draft_logits=torch.tensor([distribution]).log().expand(n, -1),
         seeds=torch.arange(n),
         positions=torch.zeros(n, dtype=torch.int64),
         **options,
@@ -442,27 +426,28 @@ def test_distributions_without_a_common_token():
     assert share == pytest.approx(1 / (1 + math.exp(-1)), abs=0.02)
 
 
-def test_a_residual_of_nothing_gives_the_targets_distribution():
-    # Twice the target's distribution: each token is refused half of the time, and p - q is nowhere
-    # above 0.
+def test_a_residual_of_nothing_gives_the_targets_distribution(monkeypatch):
+    # As if all tokens had twice their chance: each is refused half of the time, and p - q is
+    # nowhere above 0.
+    log_q = rejection._Rows.log_q
+    monkeypatch.setattr(rejection._Rows, "log_q", lambda *each: log_q(*each) + math.log(2))
     p = torch.tensor([0.5, 0.3, 0.2])
-    verified = many(torch.stack([p.log()] * 2).tolist(), (2 * p).tolist(), 1)
+    verified = many(torch.stack([p.log()] * 2).tolist(), p.tolist(), 1)
     accepted = verified.lengths == 2
     assert float(accepted.double().mean()) == pytest.approx(0.5, abs=0.02)
     counts = verified.token_ids[~accepted, 0].bincount(minlength=3)
     torch.testing.assert_close(counts / counts.sum(), p, atol=0.02, rtol=0)
 
 
-@pytest.mark.parametrize("is_logits", [False, True])
-@pytest.mark.parametrize("distribution", [[math.nan] * 3, [0.1, math.nan, 0.1]])
-def test_a_draft_token_without_a_distribution_leaves_the_targets_alone(is_logits, distribution):
+@pytest.mark.parametrize("draft_logits", [[math.nan] * 3, [0.1, math.nan, 0.1], [-INF] * 3])
+def test_a_draft_token_without_a_distribution_leaves_the_targets_alone(draft_logits):
     n = 20_000
     logits = torch.tensor([[1.0, 0.0, -1.0], [0.0, 0.0, 0.0]])
     numbers = torch.arange(n)
     emitted = rejection.plain(
         operands.Batch(logits.repeat(n, 1), torch.ones_like(numbers), torch.arange(n + 1), 1),
         operands.Sampling(operands.Warpers(torch.ones(n)), numbers, torch.zeros_like(numbers)),
-        operands.DraftDistribution(torch.tensor([distribution]).expand(n, -1), is_logits),
+        torch.tensor([draft_logits]).expand(n, -1),
     )
     assert (emitted.lengths == 1).all()
     counts = emitted.token_ids[:, 0].bincount(minlength=3)

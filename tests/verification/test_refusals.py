@@ -119,82 +119,47 @@ def test_every_entry_names_the_value(change, message):
             verify_greedy(**left)
     if not change.keys() & OF_OTHERS:
         with pytest.raises(InvalidValueError, match=message):
-            verify_rejection(**operands, draft_probs=torch.full((2, 8), 0.125))
-
-
-def distribution_with(value, token=3):
-    distribution = torch.full((3, 4), 0.25)
-    distribution[2, token] = value
-    return distribution
+            verify_rejection(**operands, draft_logits=torch.zeros(2, 8))
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"draft_probs": None}, "one of draft_probs and draft_logits must be given, got neither"),
+        ({"draft_logits": [[1.0]]}, "draft_logits must be a torch.Tensor, got list"),
         (
-            {"draft_logits": torch.zeros(3, 4)},
-            "one of draft_probs and draft_logits must be given, got both",
-        ),
-        ({"draft_probs": [[1.0]]}, "draft_probs must be a torch.Tensor, got list"),
-        (
-            {"draft_probs": torch.zeros(3, 4).long()},
-            "draft_probs must hold one of .*, got torch.int64",
+            {"draft_logits": torch.zeros(3, 4).long()},
+            "draft_logits must hold one of .*, got torch.int64",
         ),
         (
-            {"draft_probs": torch.zeros(12)},
-            r"draft_probs must have 2 dimensions, got shape \(12,\)",
+            {"draft_logits": torch.zeros(12)},
+            r"draft_logits must have 2 dimensions, got shape \(12,\)",
         ),
         (
-            {"draft_probs": torch.zeros(5, 4)},
-            r"draft_probs must have a row for each draft token .* \(3, 4\), got shape \(5, 4\)",
+            {"draft_logits": torch.zeros(5, 4)},
+            r"draft_logits must have a row for each draft token .* \(3, 4\), got shape \(5, 4\)",
         ),
         (
-            {"draft_probs": torch.zeros(3, 4, device="meta")},
-            "draft_probs must be on the logits' device, cpu, got meta",
+            {"draft_logits": torch.zeros(3, 4, device="meta")},
+            "draft_logits must be on the logits' device, cpu, got meta",
         ),
         (
-            {"draft_probs": distribution_with(0.0)},
-            r"draft_probs must be in \(0, 1\] for .* drawn, got 0.0 for token 3 in request 1",
-        ),
-        (
-            {"draft_probs": distribution_with(1.5)},
-            r"draft_probs must be in \(0, 1\] .* got 1.5 for token 3",
-        ),
-        (
-            {"draft_probs": distribution_with(NAN)},
-            r"draft_probs must be in \(0, 1\] .* got nan for token 3",
-        ),
-        (
-            {"draft_probs": distribution_with(-0.5, 0)},
-            r"draft_probs must be in \[0, 1\], got -0.5 in the row of draft token 1 of request 1",
-        ),
-        (
-            {"draft_probs": distribution_with(1.25, 0)},
-            r"draft_probs must be in \[0, 1\], got 1.25 in",
-        ),
-        (
-            {"draft_probs": distribution_with(NAN, 0)},
-            r"draft_probs must be in \[0, 1\], got nan in",
-        ),
-        (
-            {"draft_probs": None, "draft_logits": distribution_with(-INF)},
+            {"draft_logits": torch.zeros(3, 4).index_fill(1, torch.tensor(3), -INF)},
             "draft_logits must be finite for the tokens drawn, got -inf for token 3 in request 1",
         ),
         (
             {"draft_ids": torch.tensor([1, 4, 3])},
-            "draft_ids must be drawn from their distributions, from 0 to 3, got 4 in request 1",
+            "draft_ids must be drawn from draft_logits, from 0 to 3, got 4 in request 1",
         ),
     ],
 )
-def test_distributions_that_cannot_be_are_named(change, message):
+def test_draft_logits_that_cannot_be_are_named(change, message):
     """Of two requests that drafted tokens 1 and 0, 3 of a vocabulary of 4."""
     operands = {
         **GOOD,
         "logits": torch.zeros(5, 4),
         "draft_ids": torch.tensor([1, 0, 3]),
         "offsets": torch.tensor([0, 1, 3]),
-        "draft_probs": torch.full((3, 4), 0.25),
+        "draft_logits": torch.zeros(3, 4),
     }
     with pytest.raises(InvalidValueError, match=message):
         verify_rejection(**{**operands, **change})

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <limits>
@@ -80,8 +81,15 @@ class FASTDRAFT_EXPORT Datastore {
   struct Lookup {
     const Token* text;
     std::int64_t size;
-    std::int32_t least;
-    std::array<std::uint64_t, kOrders.size()> hashes;  // of the n-grams, where a store keeps them
+    std::size_t first, end;                            // the orders from `first` to before `end`
+    std::array<std::uint64_t, kOrders.size()> hashes;  // of their n-grams, where a store keeps them
+
+    // Of the orders that the text has and that are no shorter than `least`.
+    Lookup(const Token* tokens, std::int64_t count, std::int32_t least) noexcept
+        : text(tokens), size(count), first(0), end(kOrders.size()), hashes{} {
+      while (first < end && kOrders[first] > size) ++first;
+      while (end > first && kOrders[end - 1] < least) --end;
+    }
   };
 
   // A lock on the store: its text stays as it is while the reader lives. A closed store
@@ -104,18 +112,15 @@ class FASTDRAFT_EXPORT Datastore {
     // the latest 31. O(links), and for a frozen store O(segments).
     int find(const Token* text, std::int64_t size, Occurrence* out, int most, int links = kLinks,
              std::int32_t least = 1) const {
-      const Lookup lookup = begin(text, size, least);
+      Lookup lookup(text, size, least);
+      begin(lookup);
       go_on(lookup);
       return find(lookup, out, most, links);
     }
 
     // The same in three steps, for a caller that has other work to do in between: each of the first
     // two asks for the memory that the next one reads. The text must stay as it is.
-    Lookup begin(const Token* text, std::int64_t size, std::int32_t least) const {
-      Lookup lookup{text, size, least, {}};
-      store_->begin(lookup);
-      return lookup;
-    }
+    void begin(Lookup& lookup) const { store_->begin(lookup); }
     void go_on(const Lookup& lookup) const { store_->go_on(lookup); }
     int find(const Lookup& lookup, Occurrence* out, int most, int links) const {
       return store_->find(lookup, out, most, links);

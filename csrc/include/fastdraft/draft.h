@@ -107,6 +107,16 @@ struct DraftCounts {
   std::int64_t accepted_prediction = 0;
   std::int64_t rejected_prediction = 0;
   CountsBySource accepted_by_source{};
+
+  // Counts a step that emitted `tokens`.
+  void add(std::int64_t tokens, std::int64_t tokens_drafted,
+           std::int64_t tokens_accepted) noexcept {
+    steps += 1;
+    emitted += tokens;
+    drafts += tokens_drafted > 0 ? 1 : 0;
+    drafted += tokens_drafted;
+    accepted += tokens_accepted;
+  }
 };
 
 // The drafts of a batch: row r's tokens are offsets[r] .. offsets[r + 1].

@@ -165,14 +165,10 @@ class FASTDRAFT_EXPORT Engine {
 
   // What was learned from all requests; empty where the drafter learns nothing.
   std::optional<Calibration> calibration() const;
-  // Goes on from the weights of a calibration. Throws InvalidValueError: another
-  // number of them, one that is too large, or a drafter that learns nothing.
-  void set_weights(const float* weights, std::int64_t count);
-  // Goes on from what a calibration has of offers; its kinds are added. Throws InvalidValueError as
-  // offer_kind, or where the numbers are not as many or not in the range of those that
-  // `calibration` gives.
-  void set_offers(const std::vector<OfferCalibration>& offers,
-                  const std::vector<float>& plain_steps);
+  // Goes on from it; its kinds of offers are added. Throws InvalidValueError where the drafter
+  // learns nothing, for a kind as `offer_kind`, and where the numbers are not as many, or not in
+  // the range, of those that `calibration` gives; without `plain_steps` nothing is known of these.
+  void set_calibration(const Calibration& learned);
 
   std::int64_t num_requests() const noexcept;
   std::int64_t bytes() const noexcept;  // of the indexes of all running requests

@@ -34,10 +34,8 @@ void MatchedTexts::find() {
   const auto size = repeated < kClear ? stores_.size() : 0;
   // What the first store will read comes while the text itself is searched.
   std::optional<Datastore::Reader> first;
-  Datastore::Lookup lookup{};
-  if (size > 0) {
-    lookup = first.emplace(*stores_[0]).begin(context_.text(), context_.size(), shortest);
-  }
+  Datastore::Lookup lookup(context_.text(), context_.size(), shortest);
+  if (size > 0) first.emplace(*stores_[0]).begin(lookup);
   find_suffixes();
   if (first) first->go_on(lookup);
   if (repeated < kStrong) find_last_token();
@@ -46,15 +44,14 @@ void MatchedTexts::find() {
   for (std::size_t i = 0; i < size; ++i) {
     if (i > 0) {
       const Datastore::Reader reader(*stores_[i]);
-      lookup = reader.begin(context_.text(), context_.size(), shortest);
+      reader.begin(lookup);
       reader.go_on(lookup);
       add_stored(reader, lookup, source_of(i), stores_[i].get());
     }
     const RunningTexts* running = stores_[i]->running();
     if (running != nullptr && running->has_others(&context_)) {
       const RunningTexts::Reader reader(*running, &context_);
-      add_stored(reader, {context_.text(), context_.size(), shortest, {}}, Source::kRunning,
-                 nullptr);
+      add_stored(reader, lookup, Source::kRunning, nullptr);
     }
   }
 }

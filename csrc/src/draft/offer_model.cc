@@ -11,26 +11,18 @@ namespace {
 constexpr float kFirstRate = 0.12f;
 constexpr float kLeastRate = 0.01f;
 
-// The upper ends of the classes of confidence.
-constexpr std::array<float, 11> kEdges = {0.1f, 0.2f, 0.3f, 0.4f,  0.5f, 0.6f,
-                                          0.7f, 0.8f, 0.9f, 0.95f, 0.99f};
+constexpr auto& kEdges = OfferModel::kConfidenceEdges;
 
 // How sure a drafter that gives no confidence is taken to be before anything is learned.
 constexpr float kUnsaid = 0.6f;
 
 constexpr float kMemory = 200.0f;  // steps of a class
 
-constexpr std::int32_t kFirstPatience = 16;
-constexpr std::int32_t kLastPatience = 512;
-
 // Of a kind that is not known yet: four tokens of which each is accepted with a chance of 0.7.
 constexpr float kFirstAccepted = 1.8f;
 constexpr float kFirstDrafted = 4.0f;
 
 float log_odds(float chance) { return std::log(chance / (1.0f - chance)); }
-
-// Small models are overconfident.
-float first_chance(float confidence) { return 0.2f + 0.75f * confidence; }
 
 int confidence_class(float confidence) noexcept {
   if (std::isnan(confidence)) return 0;
@@ -46,8 +38,15 @@ int sureness(float weight) noexcept {
 
 }  // namespace
 
-OfferModel::OfferModel()
-    : steps_(kFirstAccepted, kFirstDrafted - kFirstAccepted), patience_(kFirstPatience) {
+float OfferModel::first_chance(int confidence) noexcept {
+  if (confidence == 0) return kUnsaid;
+  const auto edge = static_cast<std::size_t>(confidence - 1);
+  const float low = edge == 0 ? 0.0f : kEdges[edge - 1];
+  const float high = edge == kEdges.size() ? 1.0f : kEdges[edge];
+  return 0.2f + 0.75f * 0.5f * (low + high);  // small models are overconfident
+}
+
+OfferModel::OfferModel() : steps_(kFirstAccepted, kFirstDrafted - kFirstAccepted) {
   for (auto& weight : weights_) weight.store(0.0f, std::memory_order_relaxed);
   const auto set = [&](Feature feature, int value, float weight) {
     const std::size_t place =
@@ -55,13 +54,7 @@ OfferModel::OfferModel()
     weights_[place].store(weight, std::memory_order_relaxed);
   };
   for (int i = 0; i < kConfidences; ++i) {
-    float chance = kUnsaid;
-    if (i > 0) {
-      const auto edge = static_cast<std::size_t>(i - 1);
-      const float low = edge == 0 ? 0.0f : kEdges[edge - 1];
-      const float high = edge == kEdges.size() ? 1.0f : kEdges[edge];
-      chance = first_chance(0.5f * (low + high));
-    }
+    const float chance = first_chance(i);
     set(kConfidence, i, log_odds(chance));                    // for the offered token
     set(kConfidence, kConfidences + i, std::log1p(-chance));  // against the others
   }
@@ -201,23 +194,6 @@ void StepPromises::learn(float own, float first, const Promise& came, StepRecord
   record.expected = kDecay * record.expected + kFirst + expected.accepted;
   const float part = came.spent / std::max(expected.spent, 1e-3f);
   record.spent = kDecay * record.spent + kFirst + part * expected.accepted;
-}
-
-bool OfferModel::asks(bool pays) noexcept {
-  if (pays) {
-    idle_.store(0, std::memory_order_relaxed);
-    patience_.store(kFirstPatience, std::memory_order_relaxed);
-    return true;
-  }
-  const std::int32_t idle = idle_.load(std::memory_order_relaxed) + 1;
-  const std::int32_t patience = patience_.load(std::memory_order_relaxed);
-  if (idle < patience) {
-    idle_.store(idle, std::memory_order_relaxed);
-    return false;
-  }
-  idle_.store(0, std::memory_order_relaxed);
-  patience_.store(std::min(2 * patience, kLastPatience), std::memory_order_relaxed);
-  return true;
 }
 
 }  // namespace fastdraft

@@ -94,8 +94,13 @@ class OfferModel {
   // weight; the offer alone, by the weight of the best other token; others alone, by their weight.
   static constexpr int kSureness = 8;
   static constexpr int kSituations = 3 * (kSureness + 1);
-  // No confidence, and twelve classes of it, finer where it is high.
-  static constexpr int kConfidences = 13;
+  // The upper ends of the classes of confidence, finer where it is high.
+  static constexpr std::array<float, 11> kConfidenceEdges = {0.1f, 0.2f, 0.3f, 0.4f,  0.5f, 0.6f,
+                                                             0.7f, 0.8f, 0.9f, 0.95f, 0.99f};
+  // No confidence, and the classes of it.
+  static constexpr int kConfidences = 2 + static_cast<int>(kConfidenceEdges.size());
+  // The chance that a token of a class of confidence is accepted, before anything is learned.
+  static float first_chance(int confidence) noexcept;
   static constexpr int kRecords = 6;
   static constexpr int kDepths = 8;
   static constexpr std::array<int, kFeatures> kValues = {
@@ -145,16 +150,10 @@ class OfferModel {
   StepPromises& steps() noexcept { return steps_; }
   const StepPromises& steps() const noexcept { return steps_; }
 
-  // Whether to ask for offers that do not seem to pay, to learn whether they still do not: after 16
-  // such answers, then after twice as many each time. `pays`: whether they seem to.
-  bool asks(bool pays) noexcept;
-
  private:
   std::array<std::atomic<float>, kWeights> weights_;
   std::array<std::atomic<float>, kWeights> lessons_{};
   StepPromises steps_;
-  std::atomic<std::int32_t> idle_{0};
-  std::atomic<std::int32_t> patience_;
 };
 
 }  // namespace fastdraft

@@ -398,7 +398,7 @@ void Engine::wants(OfferKind kind, const RequestId* ids, std::int64_t rows,
   if (rows == 0) return;
   const bool pays = value.pays(options.cost.value_or(StepCost::constant(config_.token_cost)), rows,
                                options.padded);
-  if (!kinds_->model(kind).asks(pays)) {
+  if (!kinds_->back_off(kind).asks(pays)) {
     std::fill_n(wanted, rows, false);
   } else if (!pays) {
     for (std::int64_t row = 0; row < rows; ++row) {
@@ -493,17 +493,14 @@ DraftBatch Engine::propose_batch(const RequestId* ids, std::int64_t rows,
   return {std::move(memory), all, std::move(offsets)};
 }
 
+// Counts a step that verified the first `drafted` tokens of the proposal.
 void Engine::count_step(Request& request, const Token* emitted, std::int64_t count,
                         std::int32_t drafted) noexcept {
   const DraftColumns::Accepted accepted = request.draft.accepted(drafted, emitted, count);
   const auto of_prediction =
       std::count(request.draft.sources, request.draft.sources + drafted, Source::kPrediction);
   DraftCounts& counts = request.counts;
-  counts.steps += 1;
-  counts.emitted += count;
-  counts.drafts += drafted > 0 ? 1 : 0;
-  counts.drafted += drafted;
-  counts.accepted += accepted.tokens;
+  counts.add(count, drafted, accepted.tokens);
   const std::int64_t confirmed = accepted.by_source[index_of(Source::kPrediction)];
   counts.accepted_prediction += confirmed;
   counts.rejected_prediction += of_prediction - confirmed;
@@ -519,11 +516,7 @@ void Engine::count_ahead(Request& request, std::int32_t guessed, const Token* em
                          std::int64_t count, std::int32_t drafted) noexcept {
   const auto accepted = static_cast<std::int32_t>(std::min<std::int64_t>(drafted, count - 1));
   DraftCounts& counts = request.counts;
-  counts.steps += 1;
-  counts.emitted += count;
-  counts.drafts += drafted > 0 ? 1 : 0;
-  counts.drafted += drafted;
-  counts.accepted += accepted;
+  counts.add(count, drafted, accepted);
   const DraftColumns& tree = request.draft;
   std::int32_t parent = -1;
   std::int32_t depth = 0;
@@ -762,51 +755,43 @@ std::optional<Calibration> Engine::calibration() const {
   return learned;
 }
 
-void Engine::set_offers(const std::vector<OfferCalibration>& offers,
-                        const std::vector<float>& plain_steps) {
-  const auto check = [](const std::vector<float>& values, std::size_t size, const auto& least,
-                        const auto& most) {
-    if (values.size() != size) {
-      throw InvalidValueError("what was learned of offers must have " + std::to_string(size) +
-                              " numbers, got " + std::to_string(values.size()));
-    }
-    for (std::size_t i = 0; i < size; ++i) {
-      if (values[i] >= least(i) && values[i] <= most(i)) continue;  // no NaN
-      throw InvalidValueError("what was learned of offers must be from " +
-                              std::to_string(least(i)) + " to " + std::to_string(most(i)) +
-                              ", got " + std::to_string(values[i]) + " at index " +
-                              std::to_string(i));
-    }
-  };
-  for (const OfferCalibration& each : offers) {
-    check(each.values, OfferModel::kSaved, &OfferModel::least, &OfferModel::most);
-  }
-  const auto zero = [](std::size_t) { return 0.0f; };
-  if (!plain_steps.empty()) check(plain_steps, StepPromises::kSaved, zero, &StepPromises::most);
-  for (const OfferCalibration& each : offers) {
-    kinds_->model(offer_kind(each.kind)).read(each.values.data());
-  }
-  if (!plain_steps.empty()) kinds_->plain_steps().read(plain_steps.data());
-}
-
-void Engine::set_weights(const float* weights, std::int64_t count) {
+void Engine::set_calibration(const Calibration& learned) {
   if (acceptance_ == nullptr) {
     throw InvalidValueError("only the default drafter takes a calibration");
   }
-  if (count != AcceptanceModel::kWeights) {
-    throw InvalidValueError("there must be " + std::to_string(AcceptanceModel::kWeights) +
-                            " weights, got " + std::to_string(count));
-  }
+  const auto check = [](const char* what, const std::vector<float>& values, std::size_t size,
+                        const auto& least, const auto& most) {
+    if (values.size() != size) {
+      throw InvalidValueError("there must be " + std::to_string(size) + " " + what + ", got " +
+                              std::to_string(values.size()));
+    }
+    for (std::size_t i = 0; i < size; ++i) {
+      const float value = values[i];
+      if (value >= static_cast<float>(least(i)) && value <= static_cast<float>(most(i))) continue;
+      throw InvalidValueError(std::string(what) + " must be from " + std::to_string(least(i)) +
+                              " to " + std::to_string(most(i)) + ", got " + std::to_string(value) +
+                              " at index " + std::to_string(i));
+    }
+  };
   constexpr int kMost = AcceptanceModel::kMostWeight;
-  const float* wrong = std::find_if(weights, weights + count, [](float weight) {
-    return !(std::abs(weight) <= static_cast<float>(kMost));  // NaN too
-  });
-  if (wrong != weights + count) {
-    const std::string most = std::to_string(kMost);
-    throw InvalidValueError("weights must be from -" + most + " to " + most + ", got " +
-                            std::to_string(*wrong));
+  check(
+      "weights", learned.weights, AcceptanceModel::kWeights, [](std::size_t) { return -kMost; },
+      [](std::size_t) { return kMost; });
+  for (const OfferCalibration& each : learned.offers) {
+    check("numbers of offers", each.values, OfferModel::kSaved, &OfferModel::least,
+          &OfferModel::most);
   }
-  acceptance_->set_weights(weights);
+  const bool knows_steps = !learned.plain_steps.empty();
+  if (knows_steps) {
+    check(
+        "numbers of steps", learned.plain_steps, StepPromises::kSaved,
+        [](std::size_t) { return 0.0f; }, &StepPromises::most);
+  }
+  acceptance_->set_weights(learned.weights.data());
+  for (const OfferCalibration& each : learned.offers) {
+    kinds_->model(offer_kind(each.kind)).read(each.values.data());
+  }
+  if (knows_steps) kinds_->plain_steps().read(learned.plain_steps.data());
 }
 
 std::int64_t Engine::num_requests() const noexcept { return requests_->size(); }

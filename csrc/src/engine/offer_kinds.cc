@@ -23,7 +23,7 @@ OfferKind OfferKinds::add(std::string_view name) {
                             " kinds, got one more, \"" + std::string(name) + "\"");
   }
   names_.emplace_back(name);
-  models_[static_cast<std::size_t>(kind)] = std::make_unique<OfferModel>();
+  kinds_[static_cast<std::size_t>(kind)] = std::make_unique<Kind>();
   size_.store(kind + 1, std::memory_order_release);
   return kind;
 }

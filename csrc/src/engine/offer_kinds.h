@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "draft/offer_model.h"
+#include "engine/back_off.h"
 #include "fastdraft/offers.h"
 #include "store/fork.h"
 
@@ -25,19 +26,25 @@ class OfferKinds {
   std::vector<std::string> names() const;
 
   OfferKind size() const noexcept { return size_.load(std::memory_order_acquire); }
-  OfferModel& model(OfferKind kind) const noexcept {
-    return *models_[static_cast<std::size_t>(kind)];
-  }
+  OfferModel& model(OfferKind kind) const noexcept { return at(kind).model; }
+  // When to ask for offers of a kind that do not seem to pay.
+  BackOff& back_off(OfferKind kind) const noexcept { return at(kind).back_off; }
 
   // What steps without offers come to.
   StepPromises& plain_steps() noexcept { return plain_steps_; }
   const StepPromises& plain_steps() const noexcept { return plain_steps_; }
 
  private:
+  struct Kind {
+    OfferModel model;
+    BackOff back_off{16, 512};
+  };
+  Kind& at(OfferKind kind) const noexcept { return *kinds_[static_cast<std::size_t>(kind)]; }
+
   mutable Mutex mutex_;
   std::vector<std::string> names_;
-  // A model is written before `size_` counts it, and stays.
-  std::array<std::unique_ptr<OfferModel>, static_cast<std::size_t>(kMostOfferKinds)> models_;
+  // A kind is written before `size_` counts it, and stays.
+  std::array<std::unique_ptr<Kind>, static_cast<std::size_t>(kMostOfferKinds)> kinds_;
   std::atomic<OfferKind> size_{0};
   StepPromises plain_steps_{0.0f, 0.0f};
 };

@@ -1,4 +1,4 @@
-// Bits and cache lines: what compilers offer under different names.
+// Bits and cache lines, by what GCC and Clang have for them.
 #pragma once
 
 #include <cstdint>
@@ -6,12 +6,10 @@
 namespace fastdraft {
 
 // Asks for memory that is read soon.
-inline void prefetch([[maybe_unused]] const void* memory) noexcept {
-#if defined(__GNUC__)
+inline void prefetch(const void* memory) noexcept {
   __builtin_prefetch(memory);
   // GCC leaves out calls of functions that do nothing but this: it takes them for pure.
   asm volatile("");
-#endif
 }
 
 // Numbers in 4 and 8 bytes, the lowest first; one instruction where memory has them so.
@@ -24,14 +22,6 @@ inline std::uint64_t load_64(const std::uint8_t* bytes) noexcept {
 }
 
 // The place of the lowest bit that is set; there must be one.
-inline int lowest_bit(std::uint64_t bits) noexcept {
-#if defined(__GNUC__)
-  return __builtin_ctzll(bits);
-#else
-  int place = 0;
-  while ((bits >> place & 1) == 0) ++place;
-  return place;
-#endif
-}
+inline int lowest_bit(std::uint64_t bits) noexcept { return __builtin_ctzll(bits); }
 
 }  // namespace fastdraft

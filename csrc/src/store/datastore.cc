@@ -1,6 +1,7 @@
 #include "fastdraft/datastore.h"
 
 #include <algorithm>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,11 @@ std::string to_hex(const Fingerprint& fingerprint) {
     hex += kDigits[byte & 15];
   }
   return hex;
+}
+
+std::uint64_t random_seed() {
+  std::random_device seeds;
+  return (std::uint64_t{seeds()} << 32) | seeds();
 }
 
 Datastore::Datastore(const std::optional<Fingerprint>& fingerprint)

@@ -196,25 +196,21 @@ class FrozenDatastore final : public Datastore {
 
  protected:
   void begin(Lookup& lookup) const override {
-    const auto& [text, size, least, hashes] = lookup;
-    for (std::size_t order = 0; order < kNumOrders && kOrders[order] >= least; ++order) {
+    for (std::size_t order = lookup.first; order < lookup.end; ++order) {
       const std::int32_t length = kOrders[order];
-      if (size < length) continue;
-      lookup.hashes[order] = hash_tokens(text + size - length, length, 0);
+      lookup.hashes[order] = hash_tokens(lookup.text + lookup.size - length, length, 0);
       // Of many segments, all are asked for when their turn comes.
-      if (!segments_.empty()) prefetch(segments_.back().home(order, hashes[order]));
+      if (!segments_.empty()) prefetch(segments_.back().home(order, lookup.hashes[order]));
     }
   }
   void go_on(const Lookup&) const override {}
   int find(const Lookup& lookup, Occurrence* out, int most, int links) const override {
     if (most <= 0) return 0;
-    const auto& [text, size, least, hashes] = lookup;
     BestOccurrences best(out, most);
-    CodedTail tail(text, size);
-    for (std::size_t order = 0; order < kNumOrders && kOrders[order] >= least; ++order) {
+    CodedTail tail(lookup.text, lookup.size);
+    for (std::size_t order = lookup.first; order < lookup.end; ++order) {
       if (best.full() || links == 0) break;
-      if (size < kOrders[order]) continue;
-      const std::uint64_t hash = hashes[order];
+      const std::uint64_t hash = lookup.hashes[order];
       for (const Segment& segment : segments_) prefetch(segment.home(order, hash));
       for (auto segment = segments_.rbegin(); segment != segments_.rend() && links > 0; ++segment) {
         tail.code_in(segment->width);

@@ -68,6 +68,9 @@ inline std::uint64_t hash_tokens(const Token* tokens, std::int64_t count,
   return hash ^ (hash >> 33);
 }
 
+// For the hashes of a live store: whoever writes texts that collide does not know it.
+std::uint64_t random_seed();
+
 // Part of a hash table: a cache line of entries, each the low 32 bits of a position
 // and eight bits of the hash. Buckets that follow take what a full one cannot.
 struct alignas(64) Bucket {

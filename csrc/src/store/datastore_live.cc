@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <array>
 #include <mutex>
-#include <random>
 #include <shared_mutex>
 #include <string>
 #include <utility>
@@ -11,6 +10,7 @@
 #include "fastdraft/error.h"
 #include "fastdraft/interrupt.h"
 #include "store/datastore_index.h"
+#include "store/documents.h"
 #include "store/live_lists.h"
 #include "store/live_log.h"
 #include "store/live_table.h"
@@ -97,13 +97,11 @@ class LiveDatastore final : public Datastore {
       throw InvalidValueError("max_bytes must be at least " + std::to_string(least) + ", got " +
                               std::to_string(max_bytes));
     }
-    std::random_device seeds;
-    const auto seed = [&] { return (std::uint64_t{seeds()} << 32) | seeds(); };
     lists_.open(log_);
     for (std::size_t i = 0; i < kNumOrders; ++i) {
-      orders_[i].open(log_, kOrders[i], seed(), &lists_, i);
+      orders_[i].open(log_, kOrders[i], random_seed(), &lists_, i);
     }
-    prefixes_.open(log_, 0, seed());
+    prefixes_.open(log_, 0, random_seed());
   }
 
   void add(const Token* tokens, std::int64_t size, std::int64_t prompt_size,
@@ -270,8 +268,7 @@ std::shared_ptr<TokenWeights> LiveDatastore::token_weights() {
 void LiveDatastore::begin(Lookup& lookup) const {
   if (log_.empty()) return;
   const Token* last = lookup.text + lookup.size;
-  for (std::size_t order = 0; order < kNumOrders && kOrders[order] >= lookup.least; ++order) {
-    if (lookup.size < kOrders[order]) continue;
+  for (std::size_t order = lookup.first; order < lookup.end; ++order) {
     lookup.hashes[order] = orders_[order].hash(last - kOrders[order], kOrders[order]);
     orders_[order].prefetch(lookup.hashes[order]);
   }
@@ -280,36 +277,30 @@ void LiveDatastore::begin(Lookup& lookup) const {
 // Asks for what the buckets lead to.
 void LiveDatastore::go_on(const Lookup& lookup) const {
   if (log_.empty()) return;
-  for (std::size_t order = 0; order < kNumOrders && kOrders[order] >= lookup.least; ++order) {
-    if (lookup.size < kOrders[order]) continue;
+  for (std::size_t order = lookup.first; order < lookup.end; ++order) {
     orders_[order].prefetch_entries(lookup.hashes[order]);
   }
 }
 
 int LiveDatastore::find(const Lookup& lookup, Occurrence* out, int most, int links) const {
   if (most <= 0 || log_.empty()) return 0;
-  const Token* text = lookup.text;
-  const std::int64_t size = lookup.size;
-  const std::int32_t least = lookup.least;
   std::array<LivePlaces, kNumOrders> places;
   std::array<LiveLists::Place, kNumOrders> singles;
   const auto look_up = [&](std::size_t order, int most_places) {
-    const LiveLists::Places found =
-        orders_[order].find_places(lookup.hashes[order], text + size, &singles[order]);
-    places[order] = LivePlaces(log_, found, kOrders[order], text, size, most_places);
+    const LiveLists::Places found = orders_[order].find_places(
+        lookup.hashes[order], lookup.text + lookup.size, &singles[order]);
+    places[order] = LivePlaces(log_, found, kOrders[order], lookup.text, lookup.size, most_places);
     return found.left();
   };
-  std::size_t first = 0;
-  while (first < kNumOrders && kOrders[first] > size) ++first;
   // The texts that are read if none has left are all asked for before the first is read.
-  std::size_t end = first;
-  for (int found = 0; end < kNumOrders && kOrders[end] >= least && found < links; ++end) {
-    found += look_up(end, links - found);
+  std::size_t ahead = lookup.first;
+  for (int found = 0; ahead < lookup.end && found < links; ++ahead) {
+    found += look_up(ahead, links - found);
   }
   BestOccurrences best(out, most);
-  for (std::size_t order = first; order < kNumOrders && kOrders[order] >= least; ++order) {
+  for (std::size_t order = lookup.first; order < lookup.end; ++order) {
     if (best.full() || links == 0) break;
-    if (order >= end) look_up(order, links);
+    if (order >= ahead) look_up(order, links);
     walk(places[order], order, &links, &best);
   }
   return best.count();
@@ -715,8 +706,6 @@ void LiveDatastore::append(const Token* tokens, std::int64_t start, std::int64_t
 
 void LiveDatastore::add_all(const Datastore& source, const Grow& grow) {
   if (&source == this) throw InvalidValueError("source must be another datastore, got the same");
-  // So much is copied while text that is added to the source has to wait.
-  constexpr std::int64_t kStep = 4096;
   std::vector<Token> document;
   std::int64_t context = 0;
   std::int64_t prompt_size = 0;
@@ -735,46 +724,18 @@ void LiveDatastore::add_all(const Datastore& source, const Grow& grow) {
       }
     }
     document.clear();
-    context = 0;
     prompt_size = 0;
   };
-  std::vector<Token> step;
-  std::vector<bool> outputs;
-  std::int64_t position = 0;
-  const std::int64_t end = Reader(source).end();
-  while (position < end) {
-    bool left = false;  // what came before has left the source since
-    {
-      const Reader reader(source);
-      if (source.closed()) throw DatastoreClosedError("the datastore is closed");
-      left = position < reader.begin();
-      position = std::max(position, reader.begin());
-      step.resize(static_cast<std::size_t>(kStep));
-      const std::int64_t count =
-          reader.read(position, step.data(), std::min(kStep, end - position));
-      if (count <= 0) break;
-      // What is no token is damage, and ends a document as a mark does.
-      for (Token* token = step.data(); token < step.data() + count; ++token) {
-        if (*token > reader.largest_token()) *token = document_mark(0);
-      }
-      step.resize(static_cast<std::size_t>(count));
-      outputs.resize(step.size());
-      for (std::int64_t i = 0; i < count; ++i) {
-        outputs[static_cast<std::size_t>(i)] = reader.output(position + i);
-      }
-    }
-    if (left) add_document();
-    position += static_cast<std::int64_t>(step.size());
-    for (std::size_t i = 0; i < step.size(); ++i) {
-      if (step[i] < 0) {
+  for_each_document(
+      source, 0,
+      [&](std::int64_t context_of_next) {
         add_document();
-        context = std::min(mark_context(step[i]), kContextTokens);
-        continue;
-      }
-      document.push_back(step[i]);
-      if (!outputs[i]) prompt_size = static_cast<std::int64_t>(document.size());
-    }
-  }
+        context = context_of_next;
+      },
+      [&](const Token* tokens, std::int64_t size, bool output) {
+        document.insert(document.end(), tokens, tokens + size);
+        if (!output) prompt_size = static_cast<std::int64_t>(document.size());
+      });
   add_document();
 }
 

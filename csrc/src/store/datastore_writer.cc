@@ -10,6 +10,7 @@
 #include "fastdraft/error.h"
 #include "store/datastore_file.h"
 #include "store/datastore_index.h"
+#include "store/documents.h"
 
 namespace fastdraft {
 namespace {
@@ -397,67 +398,10 @@ void DatastoreWriter::append(const Token* tokens, std::int64_t size, bool output
 }
 
 std::int64_t DatastoreWriter::append_all(const Datastore& source, std::int64_t first) {
-  // So much is copied while text that is added to the source has to wait.
-  constexpr std::int64_t kTokens = 4096;
-  struct Run {
-    std::int64_t first, size;  // of tokens; without any a document begins
-    bool output;
-    std::int64_t context;
-  };
-  std::vector<Token> tokens;
-  std::vector<Run> runs;
   begin_document();
-  std::int64_t position = std::max<std::int64_t>(first, 0);
-  const std::int64_t end = Datastore::Reader(source).end();
-  while (position < end) {
-    runs.clear();
-    {
-      const Datastore::Reader reader(source);
-      if (source.closed()) break;
-      if (position < reader.begin()) {
-        // What came before has left since, or never was held.
-        position = reader.begin();
-        runs.push_back({});
-      }
-      tokens.resize(static_cast<std::size_t>(kTokens));
-      const std::int64_t count =
-          reader.read(position, tokens.data(), std::min(kTokens, end - position));
-      // What is no token is damage, which ends a document too.
-      const auto is_token = [&](std::int64_t i) {
-        const Token token = tokens[static_cast<std::size_t>(i)];
-        return token >= 0 && token <= reader.largest_token();
-      };
-      std::int64_t i = 0;
-      while (i < count) {
-        if (!is_token(i)) {
-          const Token mark = tokens[static_cast<std::size_t>(i)];
-          const std::int64_t repeated = reader.repeated(position + i);
-          if (repeated == 0) {
-            const std::int64_t context = mark < 0 ? mark_context(mark) : 0;
-            runs.push_back({i, 0, false, std::min(context, kContextTokens)});
-          }
-          i += 1 + repeated;
-          continue;
-        }
-        const bool output = reader.output(position + i);
-        const std::int64_t begin = i;
-        do {
-          ++i;
-        } while (i < count && is_token(i) && reader.output(position + i) == output);
-        runs.push_back({begin, i - begin, output, 0});
-      }
-      position += std::max<std::int64_t>(i, 1);
-    }
-    for (const Run& run : runs) {
-      if (run.size == 0) {
-        begin_document(run.context);
-      } else {
-        append(tokens.data() + run.first, run.size, run.output);
-      }
-    }
-  }
-  if (source.closed()) throw DatastoreClosedError("the datastore is closed");
-  return end;
+  return for_each_document(
+      source, first, [&](std::int64_t context) { begin_document(context); },
+      [&](const Token* tokens, std::int64_t size, bool output) { append(tokens, size, output); });
 }
 
 void DatastoreWriter::finish() {

@@ -4,7 +4,6 @@
 #include <cassert>
 #include <mutex>
 #include <new>
-#include <random>
 #include <shared_mutex>
 #include <utility>
 
@@ -16,11 +15,6 @@ namespace {
 // The tokens before a text's output that tell how far an occurrence reaches back.
 constexpr std::int64_t kContext = Datastore::kLongestMatch;
 constexpr std::size_t kFirstEntries = 16;
-
-std::uint64_t random_seed() {
-  std::random_device seeds;
-  return (std::uint64_t{seeds()} << 32) | seeds();
-}
 
 }  // namespace
 
@@ -119,10 +113,7 @@ bool RunningTexts::make_room(Table& table) {
     return false;
   }
   for (const Table::Entry& entry : table.entries) {
-    if (entry.latest == kNone) continue;
-    std::size_t at = entry.hash & (size - 1);
-    while (larger[at].latest != kNone) at = (at + 1) & (size - 1);
-    larger[at] = entry;
+    if (entry.latest != kNone) larger[Table::find(larger, entry.hash, kNone)] = entry;
   }
   table.entries.swap(larger);
   const auto fewer = static_cast<std::int64_t>(larger.size() * sizeof(Table::Entry));
@@ -178,11 +169,8 @@ void RunningTexts::enter(std::size_t order, Place place, std::uint64_t hash,
   }
   here.earlier = kNone;
   Table& table = this->table(order, hash);
-  const std::size_t mask = table.entries.size() - 1;
   const auto low = static_cast<std::uint32_t>(hash);
-  std::size_t at = low & mask;
-  while (table.entries[at].latest != kNone) at = (at + 1) & mask;
-  table.entries[at] = {low, place};
+  table.entries[Table::find(table.entries, low, kNone)] = {low, place};
   ++table.used;
 }
 
@@ -199,8 +187,7 @@ void RunningTexts::take_out(std::size_t order, Place place) noexcept {
   const std::uint64_t hash = this->hash(before + length, order);
   Table& table = this->table(order, hash);
   const std::size_t mask = table.entries.size() - 1;
-  std::size_t at = static_cast<std::uint32_t>(hash) & mask;
-  while (table.entries[at].latest != place) at = (at + 1) & mask;
+  std::size_t at = Table::find(table.entries, static_cast<std::uint32_t>(hash), place);
   if (here.earlier != kNone) {
     table.entries[at].latest = here.earlier;
     return;
@@ -308,21 +295,17 @@ RunningTexts::Text::~Text() {
 int RunningTexts::Reader::find(const Datastore::Lookup& lookup, Occurrence* out, int most,
                                int links) const {
   if (most <= 0) return 0;
-  const auto [text, size, least, unused] = lookup;
-  const Token* end = text + size;
+  const Token* end = lookup.text + lookup.size;
   std::array<std::uint64_t, kNumOrders> hashes{};
-  for (std::size_t order = 0; order < kNumOrders && Datastore::kOrders[order] >= least; ++order) {
-    if (size < Datastore::kOrders[order]) continue;
+  for (std::size_t order = lookup.first; order < lookup.end; ++order) {
     hashes[order] = texts_.hash(end, order);
     texts_.prefetch_entry(hashes[order], order);
   }
   BestOccurrences best(out, most);
   int passed_over = kPassedOver * links;
   std::int32_t longer = Datastore::kLongestMatch + 1;
-  for (std::size_t order = 0; order < kNumOrders && Datastore::kOrders[order] >= least; ++order) {
+  for (std::size_t order = lookup.first; order < lookup.end; ++order) {
     if (best.full() || links == 0) break;
-    const std::int32_t length = Datastore::kOrders[order];
-    if (size < length) continue;
     Place place = texts_.latest(hashes[order], end, order);
     for (; place != kNone && links > 0 && !best.settled();
          place = texts_.links(order, place).earlier) {
@@ -335,12 +318,12 @@ int RunningTexts::Reader::find(const Datastore::Lookup& lookup, Occurrence* out,
       Token before[Datastore::kLongestMatch];
       Token* before_end = before + Datastore::kLongestMatch;
       const std::int64_t held = texts_.copy_before(
-          place, std::min<std::int64_t>(size, Datastore::kLongestMatch), before_end);
+          place, std::min<std::int64_t>(lookup.size, Datastore::kLongestMatch), before_end);
       const auto common = static_cast<std::int32_t>(common_suffix(before_end, end, held));
       // Longer ones have been met.
       if (common < longer) best.offer({place, common, true});
     }
-    longer = length;
+    longer = Datastore::kOrders[order];
   }
   return best.count();
 }

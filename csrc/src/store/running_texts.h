@@ -87,6 +87,14 @@ class RunningTexts {
     };
     std::vector<Entry> entries;
     std::size_t used = 0;
+
+    // The first entry from the hash's place on that leads there; to kNone: a free one.
+    static std::size_t find(const std::vector<Entry>& entries, std::uint32_t hash,
+                            Place latest) noexcept {
+      std::size_t at = hash & (entries.size() - 1);
+      while (entries[at].latest != latest) at = (at + 1) & (entries.size() - 1);
+      return at;
+    }
   };
 
   static std::uintptr_t number(Owner owner) noexcept {
@@ -197,7 +205,7 @@ class RunningTexts::Reader {
   int find(const Datastore::Lookup& lookup, Occurrence* out, int most, int links) const;
   int find(const Token* text, std::int64_t size, Occurrence* out, int most, int links,
            std::int32_t least) const {
-    return find({text, size, least, {}}, out, most, links);
+    return find({text, size, least}, out, most, links);
   }
 
   // Copies the tokens from there on, to the end of what has entered, `most` at most. Returns how

@@ -3,7 +3,10 @@
 The drafter's confidence in a token is calibrated to a probability of acceptance. Some passages of
 text are easier than the confidence says and some are harder, so each request has an offset to the
 log-odds of its tokens, which changes now and then. The estimator keeps a distribution over a grid
-of offsets, as in a hidden Markov model. So a draft that was accepted so far promises more to come.
+of offsets, as in a hidden Markov model. So a draft that was accepted so far promises more to come,
+and a change shows after a draft or two. The core's model of offers, with its record of a request's
+last twenty tokens, takes longer: with it, schedules are 2 to 23 % slower on text that changes every
+25 steps.
 
 Only tokens that the target judged teach anything: the accepted ones and the first rejected one.
 What is drafted next must not depend on tokens behind it, whose random numbers may be drawn again.
@@ -13,17 +16,19 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fastdraft._core import CONFIDENCE_CLASSES
+
 __all__ = ["AcceptanceEstimator", "Belief"]
 
-# Classes of confidence, finer where it is high, and how many tokens each of them remembers.
-_EDGES: Final = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
+# Classes of confidence, as the core weighs offers by, and how many tokens each of them remembers.
+_EDGES: Final = [edge for edge, _ in CONFIDENCE_CLASSES[:-1]]
 _CLASS_MEMORY: Final = 300.0
 _CLASS_PRIOR: Final = 3.0
 
@@ -52,18 +57,13 @@ class _Request:
 
 
 class AcceptanceEstimator:
-    """Estimates the acceptance probability of one drafter's tokens.
+    """Estimates the acceptance probability of one drafter's tokens."""
 
-    Args:
-        prior: The probability that a confidence is taken for before any token was judged.
-    """
-
-    def __init__(self, prior: Callable[[float], float]) -> None:
+    def __init__(self) -> None:
         self._accepted = _ALPHA_PRIOR[0] * _ALPHA_PRIOR[1]
         self._tested = _ALPHA_PRIOR[1]
-        middles = np.convolve([0.0, *_EDGES, 1.0], [0.5, 0.5], "valid")
-        self._class_tested = [_CLASS_PRIOR] * len(middles)
-        self._class_accepted = [_CLASS_PRIOR * prior(float(middle)) for middle in middles]
+        self._class_tested = [_CLASS_PRIOR] * len(CONFIDENCE_CLASSES)
+        self._class_accepted = [_CLASS_PRIOR * chance for _, chance in CONFIDENCE_CLASSES]
         self._usual = math.log(_ALPHA_PRIOR[0] / (1 - _ALPHA_PRIOR[0]))
         spread = np.exp(-0.5 * (_OFFSETS / _OFFSET_SPREAD) ** 2)
         self._belief: Belief = spread / spread.sum()

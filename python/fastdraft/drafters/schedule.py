@@ -19,6 +19,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from fastdraft._core import BackOff
 from fastdraft.drafters.estimator import AcceptanceEstimator, Belief
 
 __all__ = ["SCHEDULES", "DraftTime", "Schedule"]
@@ -26,9 +27,9 @@ __all__ = ["SCHEDULES", "DraftTime", "Schedule"]
 _TIME_MEMORY: Final = 10
 _LARGEST_SURPRISE: Final = 0.7
 
-# A model that does not pay is tried again after so many steps, then after twice as many each time.
-_FIRST_TRIAL: Final = 16
-_LAST_TRIAL: Final = 512
+# After how many steps a model that does not pay is tried again, at first and at most; and the
+# tokens that it then drafts.
+_TRIALS: Final = 16, 512
 _TRIAL_TOKENS: Final = 2
 
 
@@ -88,8 +89,7 @@ class Schedule:
 
     def __init__(self, num_tokens: int) -> None:
         self.num_tokens = num_tokens
-        # Small models are overconfident.
-        self.estimator = AcceptanceEstimator(lambda confidence: 0.2 + 0.75 * confidence)
+        self.estimator = AcceptanceEstimator()
         self._clocks: dict[int, _Clock] = {}
 
     def numbers(
@@ -201,8 +201,7 @@ class Adaptive(Schedule):
     def __init__(self, num_tokens: int) -> None:
         super().__init__(num_tokens)
         self._rate = 0.0  # tokens a second that this step's drafts promise
-        self._idle = 0
-        self._next_trial = _FIRST_TRIAL
+        self._trials = BackOff(*_TRIALS)
 
     def numbers(
         self, requests: Sequence[Hashable], time: DraftTime, *, found_to_pay: bool = False
@@ -210,16 +209,12 @@ class Adaptive(Schedule):
         number = self.num_tokens
         plain = 1 / time.target(0)
         self._rate = max(float(self._rates(requests, time).max()), plain)
-        if found_to_pay or self._rate > plain:
-            self._idle, self._next_trial = 0, _FIRST_TRIAL
-            return [number] * len(requests)
-        for request in requests:
-            self.pass_by(request)
-        self._idle += 1
-        if self._idle < self._next_trial:
-            return [0] * len(requests)
-        self._idle, self._next_trial = 0, min(2 * self._next_trial, _LAST_TRIAL)
-        return [min(_TRIAL_TOKENS, number)] * len(requests)
+        pays = found_to_pay or self._rate > plain
+        if not pays:
+            for request in requests:
+                self.pass_by(request)
+            number = min(_TRIAL_TOKENS, number)
+        return [number if self._trials.asks(pays) else 0] * len(requests)
 
     def expected(
         self, requests: Sequence[Hashable], time: DraftTime

@@ -9,7 +9,7 @@ from html import escape
 import numpy as np
 
 from fastdraft.replay.costs import GPUS, MODELS, token_cost
-from fastdraft.replay.results import ReplayResult, resampled_speeds
+from fastdraft.replay.results import ReplayResult, html_table, resampled_speeds, speed_of
 from fastdraft.replay.trace import Trace
 
 __all__ = ["GPU_HEADS", "SERVERS", "Worth", "gpu_rows", "html_report", "worth_of"]
@@ -54,17 +54,17 @@ def worth_of(results: Sequence[ReplayResult], drafter: str = "default") -> list[
     for result in results:
         if result.drafter != drafter or result.tree_budget != results[0].tree_budget:
             continue
-        cost, counts = result.token_cost, _counts(result)
+        cost, counts = result.token_cost, result.sessions
         steps, emitted, _ = counts.sum(axis=0)
         same_cost = [each for each in results if each.token_cost == cost]
         found.append(
             Worth(
                 cost,
                 float(1 - steps / max(1, emitted)),
-                _speed(counts, cost),
+                speed_of(counts, cost),
                 _interval(result),
                 {
-                    each.drafter: _speed(_counts(each), cost)
+                    each.drafter: speed_of(each.sessions, cost)
                     for each in same_cost
                     if each.drafter != drafter
                 },
@@ -87,7 +87,7 @@ def gpu_rows(results: Sequence[ReplayResult]) -> list[list[str]]:
 
     def cell(cost: float) -> str:
         run = next((each for each in runs if each.token_cost >= cost), None)
-        return f"{cost:.1%}" + ("" if run is None else f", {_speed(_counts(run), cost):.2f}x")
+        return f"{cost:.1%}" + ("" if run is None else f", {speed_of(run.sessions, cost):.2f}x")
 
     return [
         [
@@ -123,7 +123,7 @@ def html_report(results: Sequence[ReplayResult], traces: Sequence[Trace]) -> str
         "<p>Counted exactly from recorded answers, without a GPU. A draft token costs so much of a "
         "step; modelled speed is tokens / (steps + cost &times; draft tokens), plain decoding is 1."
         "</p>",
-        _table(
+        html_table(
             ("a draft token costs", "steps saved", "speed", "95 % interval", *peers),
             [
                 (
@@ -143,7 +143,7 @@ def html_report(results: Sequence[ReplayResult], traces: Sequence[Trace]) -> str
         ),
         "<h2>On which GPU</h2><p>Computed from bandwidth and FLOPs, not measured: the cost of a "
         "draft token, and the speed there.</p>",
-        _table(
+        html_table(
             GPU_HEADS,
             gpu_rows(results),
         ),
@@ -167,26 +167,8 @@ def _requests(results: Sequence[ReplayResult]) -> list[int]:
     return [family.requests for family in results[0].families.values()]
 
 
-def _counts(result: ReplayResult) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-    """Steps, emitted and drafted tokens of each session, or of each request without one."""
-    return np.concatenate([family.sessions for family in result.families.values()])
-
-
-def _speed(counts: np.ndarray[tuple[int, ...], np.dtype[np.int64]], cost: float) -> float:
-    steps, emitted, drafted = counts.sum(axis=0)
-    return float(emitted / (steps + cost * drafted)) if steps else 1.0
-
-
 def _interval(result: ReplayResult) -> tuple[float, float]:
     """By the bootstrap."""
-    speeds = resampled_speeds(_counts(result), result.token_cost, np.random.default_rng(0))
+    speeds = resampled_speeds(result.sessions, result.token_cost, np.random.default_rng(0))
     low, high = np.percentile(speeds, [2.5, 97.5])
     return float(low), float(high)
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    def cells(tag: str, values: Sequence[str]) -> str:
-        return "<tr>" + "".join(f"<{tag}>{escape(value)}</{tag}>" for value in values) + "</tr>"
-
-    body = "".join(cells("td", row) for row in rows)
-    return f"<table><thead>{cells('th', heads)}</thead><tbody>{body}</tbody></table>"

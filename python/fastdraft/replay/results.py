@@ -17,7 +17,9 @@ __all__ = [
     "FamilyResult",
     "ReplayResult",
     "as_json",
+    "html_table",
     "resampled_speeds",
+    "speed_of",
 ]
 
 
@@ -47,8 +49,7 @@ class FamilyResult:
 
     def speed(self, token_cost: float) -> float:
         """Tokens in the time of a step without drafts: emitted / (steps + cost * drafted)."""
-        stats = self.stats
-        return _speed(stats.emitted, stats.steps, stats.drafted, token_cost)
+        return speed_of(self.sessions, token_cost)
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,11 @@ class ReplayResult:
     tree_budget: int | None
     at_once: int
     families: dict[str, FamilyResult]
+
+    @property
+    def sessions(self) -> NDArray[np.int64]:
+        """Those of all families, as `FamilyResult.sessions`."""
+        return np.concatenate([family.sessions for family in self.families.values()])
 
     @property
     def speeds(self) -> dict[str, float]:
@@ -123,17 +129,24 @@ class ReplayResult:
             )
             for name, each in self.families.items()
         ]
-        title = f"{_title(self.drafter, self.tree_budget)}, token cost {self.token_cost:g}"
-        body = "".join(_cells("td", row) for row in rows)
-        return (
-            f"<table><caption>{escape(title)}: modelled speed {self.geometric_mean:.3f}, "
-            f"worst {self.worst:.3f}</caption><thead>{_cells('th', heads)}</thead>"
-            f"<tbody>{body}</tbody></table>"
+        title = (
+            f"{_title(self.drafter, self.tree_budget)}, token cost {self.token_cost:g}: modelled "
+            f"speed {self.geometric_mean:.3f}, worst {self.worst:.3f}"
         )
+        return html_table(heads, rows, caption=title)
 
 
-def _cells(tag: str, values: Sequence[object]) -> str:
-    return f"<tr>{''.join(f'<{tag}>{escape(str(value))}</{tag}>' for value in values)}</tr>"
+def html_table(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], *, caption: str | None = None
+) -> str:
+    """A table of HTML; all texts are escaped."""
+
+    def cells(tag: str, values: Sequence[str]) -> str:
+        return f"<tr>{''.join(f'<{tag}>{escape(value)}</{tag}>' for value in values)}</tr>"
+
+    body = "".join(cells("td", row) for row in rows)
+    above = "" if caption is None else f"<caption>{escape(caption)}</caption>"
+    return f"<table>{above}<thead>{cells('th', heads)}</thead><tbody>{body}</tbody></table>"
 
 
 def as_json(results: Sequence[ReplayResult]) -> list[dict[str, Any]]:
@@ -166,6 +179,12 @@ def as_json(results: Sequence[ReplayResult]) -> list[dict[str, Any]]:
     ]
 
 
+def speed_of(counts: NDArray[np.int64], token_cost: float) -> float:
+    """The modelled speed of sessions, as `FamilyResult.sessions`, together; 1 without steps."""
+    steps, emitted, drafted = counts.sum(axis=0)
+    return float(emitted / (steps + token_cost * drafted)) if steps else 1.0
+
+
 def resampled_speeds(
     counts: NDArray[np.int64], token_cost: float, draws: np.random.Generator
 ) -> NDArray[np.float64]:
@@ -188,8 +207,3 @@ def resampled_speeds(
 def _title(drafter: str, tree_budget: int | None) -> str:
     name = "fastdraft" if drafter == "default" else drafter
     return name if tree_budget is None else f"{name}, trees of {tree_budget}"
-
-
-def _speed(emitted: int, steps: int, drafted: int, token_cost: float) -> float:
-    time = steps + token_cost * drafted
-    return emitted / time if time else 1.0

@@ -161,7 +161,11 @@ def replay_family(
                     and np.array_equal(prompts.get(session, record.prompt_ids), record.prompt_ids)
                 )
                 if len(running) < at_once and is_sample:
-                    trace = _new_trace(record) if record.id in traced else None
+                    trace = None
+                    if record.id in traced:
+                        # The first output token comes with the prompt's forward.
+                        first = record.output_ids[:1].tolist()
+                        trace = Trace(record.id, "", record.prompt_ids.tolist(), first)
                     running.append(_Decoding(peer, record, prediction, counts, trace))
                     prompts[session] = record.prompt_ids
                 else:
@@ -202,19 +206,9 @@ def trace_request(
         title: The trace's, by default the peer's.
         decode: Turns token ids into text; None where only the ids are known.
     """
-    trace = _new_trace(record, title or peer.title, decode)
-    decoding = _Decoding(peer, record, prediction, _Counts(), trace)
-    while not decoding.has_ended:
-        decoding.propose()
-        decoding.observe()
-    decoding.finish()
-    return trace
-
-
-def _new_trace(record: Record, title: str = "", decode: Decode | None = None) -> Trace:
-    # The first output token comes with the prompt's forward.
-    first = record.output_ids[:1].tolist()
-    return Trace(record.id, title, record.prompt_ids.tolist(), first, decode)
+    traces: list[Trace] = []
+    replay_family(peer, [record], prediction=prediction, traced={record.id}, on_trace=traces.append)
+    return replace(traces[0], title=title or peer.title, decode=decode)
 
 
 class _Counts:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fastdraft.errors import InvalidValueError
-from fastdraft.kernels.operands import Batch, DraftDistribution, Sampling, Warpers
+from fastdraft.kernels.operands import Batch, Sampling, Warpers
 from fastdraft.kernels.workspace import LIKELIEST, Size, Workspace
 
 P = ParamSpec("P")
@@ -48,12 +48,11 @@ def check_batch(
     logits: Tensor,
     draft_ids: Tensor,
     offsets: Tensor,
-    *,
-    parents: Tensor | None = None,
+    max_draft: int | None,
+    parents: Tensor | None,
     allowed: Tensor | None,
     logprobs: bool,
     raw_logprobs: bool,
-    max_draft: int | None,
     workspace: Workspace | None,
     likeliest: int = 0,
 ) -> Batch:
@@ -137,59 +136,52 @@ def check_tree(parents: Tensor, offsets: Tensor, max_draft: int | None) -> tuple
     return _place(offsets, parents.device, torch.int64), max_draft
 
 
-def _check_option(
-    option: Option,
-    value: float | Tensor,
-    requests: int,
-    device: torch.device,
-    *,
-    trusted: bool,
-) -> Tensor | None:
+def _check_option(batch: Batch, option: Option, value: float | Tensor) -> Tensor | None:
     """Checks an option; gives it for each request, or None where it is known to be off for all."""
+    name, device = option.name, batch.logits.device
     integral = option.dtype == torch.int64
     if not isinstance(value, Tensor):
         if not isinstance(value, Integral if integral else Real) or isinstance(value, bool):
             raise InvalidValueError(
-                f"{option.name} must be {'an integer' if integral else 'a number'} or a tensor, "
+                f"{name} must be {'an integer' if integral else 'a number'} or a tensor, "
                 f"got {value!r}"
             )
         if not (value == option.off or option.low <= value <= option.high):
-            raise InvalidValueError(f"{option.name} must be {option.expected}, got {value}")
+            raise InvalidValueError(f"{name} must be {option.expected}, got {value}")
         if value == option.off:
             return None
-        return torch.full((requests,), value, dtype=option.dtype, device=device)
+        return torch.full((batch.requests,), value, dtype=option.dtype, device=device)
 
     if value.dtype not in (INTEGER_TYPES if integral else LOGIT_TYPES + INTEGER_TYPES):
         raise InvalidValueError(
-            f"{option.name} must hold {'integers' if integral else 'numbers'}, got {value.dtype}"
+            f"{name} must hold {'integers' if integral else 'numbers'}, got {value.dtype}"
         )
-    check_shape(option.name, value, requests)
-    check_device(option.name, value, device)
-    if on_host(value) and not trusted:
+    placed = _of_each(batch, name, value, option.dtype)
+    if on_host(value) and not is_trusted(batch):
         off = value == option.off
-        wrong = ~(off | ((value >= option.low) & (value <= option.high)))
-        if wrong.any():
-            request = int(wrong.int().argmax())
+        wrong = first_of(~(off | ((value >= option.low) & (value <= option.high))))
+        if wrong is not None:
             raise InvalidValueError(
-                f"{option.name} must be {option.expected}, got {value[request].item()} for "
-                f"request {request}"
+                f"{name} must be {option.expected}, got {value[wrong].item()} for request {wrong}"
             )
         if off.all():
             return None
-    return _place(value, device, option.dtype)
+    return placed
 
 
-def _check_integers(name: str, value: Tensor, requests: int, device: torch.device) -> Tensor:
-    """Checks an integer for each request; gives them as int64 on the device."""
-    check_tensor(name, value, INTEGER_TYPES, dimensions=1)
-    check_shape(name, value, requests)
-    check_device(name, value, device)
-    return _place(value, device, torch.int64)
+def _of_each(batch: Batch, name: str, value: Tensor, dtype: torch.dtype) -> Tensor:
+    """A number for each request, on the logits' device."""
+    if value.shape != (batch.requests,):
+        raise InvalidValueError(
+            f"{name} must have one entry for each of the {batch.requests} requests, got shape "
+            f"{tuple(value.shape)}"
+        )
+    check_device(name, value, batch.logits.device)
+    return _place(value, batch.logits.device, dtype)
 
 
 def check_sampling(
     batch: Batch,
-    *,
     temperature: float | Tensor,
     top_k: int | Tensor,
     top_p: float | Tensor,
@@ -198,79 +190,52 @@ def check_sampling(
     positions: Tensor,
 ) -> Sampling | None:
     """Checks what tokens are drawn by; None where all requests are known to be greedy."""
-    requests, device, trusted = batch.requests, batch.logits.device, is_trusted(batch)
-    options = zip(
-        (_TEMPERATURE, _TOP_K, _TOP_P, _MIN_P), (temperature, top_k, top_p, min_p), strict=True
+    heat = _check_option(batch, _TEMPERATURE, temperature)
+    filters = (
+        _check_option(batch, _TOP_K, top_k),
+        _check_option(batch, _TOP_P, top_p),
+        _check_option(batch, _MIN_P, min_p),
     )
-    heat, *filters = (
-        _check_option(*option, requests, device, trusted=trusted) for option in options
-    )
-    drawn_by = _check_integers("seeds", seeds, requests, device)
-    placed = _check_integers("positions", positions, requests, device)
-    if not trusted and on_host(positions) and requests and int(positions.min()) < 0:
+    drawn_by = []
+    for name, value in (("seeds", seeds), ("positions", positions)):
+        check_tensor(name, value, INTEGER_TYPES, dimensions=1)
+        drawn_by.append(_of_each(batch, name, value, torch.int64))
+    if not is_trusted(batch) and on_host(positions) and int(positions.min()) < 0:
         raise InvalidValueError(f"positions must be at least 0, got {int(positions.min())}")
-    return None if heat is None else Sampling(Warpers(heat, *filters), drawn_by, placed)
+    return None if heat is None else Sampling(Warpers(heat, *filters), *drawn_by)
 
 
-def check_distributions(
-    batch: Batch, draft_probs: Tensor | None, draft_logits: Tensor | None
-) -> DraftDistribution:
-    """Checks the drafts' distributions; on a CPU also that each can have given its token."""
-    if (draft_probs is None) == (draft_logits is None):
-        raise InvalidValueError(
-            "one of draft_probs and draft_logits must be given, got "
-            + ("neither" if draft_probs is None else "both")
-        )
+def check_draft_logits(batch: Batch, draft_logits: Tensor) -> None:
+    """Checks the logits that drafts were drawn from; on a CPU also that they gave their tokens."""
     logits, draft_ids, offsets = batch[:3]
-    name = "draft_logits" if draft_probs is None else "draft_probs"
-    distribution = draft_logits if draft_probs is None else draft_probs
-    check_tensor(name, distribution, LOGIT_TYPES, dimensions=2)
-    assert distribution is not None
+    check_tensor("draft_logits", draft_logits, LOGIT_TYPES, dimensions=2)
     expected = (len(draft_ids), logits.shape[1])
-    if distribution.shape != expected:
+    if draft_logits.shape != expected:
         raise InvalidValueError(
-            f"{name} must have a row for each draft token and a column for each token of the "
-            f"vocabulary, {expected}, got shape {tuple(distribution.shape)}"
+            f"draft_logits must have a row for each draft token and a column for each token of the "
+            f"vocabulary, {expected}, got shape {tuple(draft_logits.shape)}"
         )
-    if distribution.device != logits.device:
+    if draft_logits.device != logits.device:
         raise InvalidValueError(
-            f"{name} must be on the logits' device, {logits.device}, got {distribution.device}"
+            f"draft_logits must be on the logits' device, {logits.device}, got "
+            f"{draft_logits.device}"
         )
-    checked = DraftDistribution(distribution, is_logits=draft_probs is None)
-    if is_trusted(batch) or not on_host(distribution) or not len(distribution):
-        return checked
+    if is_trusted(batch) or not on_host(draft_logits) or not len(draft_logits):
+        return
     ids = draft_ids.long()
-    unknown = (ids < 0) | (ids >= logits.shape[1])
-    if unknown.any():
-        token = int(unknown.int().argmax())
+    token = first_of((ids < 0) | (ids >= logits.shape[1]))
+    if token is not None:
         raise InvalidValueError(
-            "draft_ids must be drawn from their distributions, from 0 to "
-            f"{logits.shape[1] - 1}, got "
+            f"draft_ids must be drawn from draft_logits, from 0 to {logits.shape[1] - 1}, got "
             f"{int(ids[token])} in request {request_of(token, offsets)}"
         )
-    drawn = distribution.gather(1, ids[:, None])[:, 0]
-    if draft_probs is None:
-        wrong, likely = ~drawn.isfinite(), "finite for the tokens drawn"
-    else:
-        wrong, likely = ~((drawn > 0) & (drawn <= 1)), "in (0, 1] for the tokens drawn"
-    if wrong.any():
-        token = int(wrong.int().argmax())
+    drawn = draft_logits.gather(1, ids[:, None])[:, 0]
+    token = first_of(~drawn.isfinite())
+    if token is not None:
         raise InvalidValueError(
-            f"{name} must be {likely}, got {drawn[token].item()} for token {int(ids[token])} in "
-            f"request {request_of(token, offsets)}"
+            f"draft_logits must be finite for the tokens drawn, got {drawn[token].item()} for "
+            f"token {int(ids[token])} in request {request_of(token, offsets)}"
         )
-    if draft_probs is not None:
-        lowest, highest = draft_probs.aminmax(dim=1)
-        wrong = ~((lowest >= 0) & (highest <= 1))
-        if wrong.any():
-            token = int(wrong.int().argmax())
-            found = lowest if not lowest[token] >= 0 else highest
-            raise InvalidValueError(
-                f"draft_probs must be in [0, 1], got {found[token].item()} in the row of draft "
-                f"token {token - int(offsets[request_of(token, offsets)])} of request "
-                f"{request_of(token, offsets)}"
-            )
-    return checked
 
 
 def is_trusted(batch: Batch) -> bool:
@@ -302,14 +267,6 @@ def check_tensor(
     if value.dim() != dimensions:
         raise InvalidValueError(
             f"{name} must have {dimensions} dimensions, got shape {tuple(value.shape)}"
-        )
-
-
-def check_shape(name: str, value: Tensor, requests: int) -> None:
-    if value.shape != (requests,):
-        raise InvalidValueError(
-            f"{name} must have one entry for each of the {requests} requests, got shape "
-            f"{tuple(value.shape)}"
         )
 
 
@@ -401,9 +358,8 @@ def _check_parents(parents: Tensor, draft_ids: Tensor | None, offsets: Tensor) -
     index = torch.arange(drafted, device=first.device) - first
     if bool((parents == index - 1).all()):
         return None
-    wrong = (parents < -1) | (parents >= index)
-    if wrong.any():
-        token = int(wrong.int().argmax())
+    token = first_of((parents < -1) | (parents >= index))
+    if token is not None:
         raise InvalidValueError(
             f"parents must stand before their children, from -1 to {int(index[token]) - 1} for "
             f"draft token {int(index[token])} of request {request_of(token, offsets)}, got "
@@ -420,13 +376,18 @@ def _check_siblings(draft_ids: Tensor, parents: Tensor, offsets: Tensor, first: 
     order = draft_ids.argsort(stable=True)
     order = order[family[order].argsort(stable=True)]
     ids, family = draft_ids[order], family[order]
-    equal = (ids[1:] == ids[:-1]) & (family[1:] == family[:-1])
-    if equal.any():
-        token = int(order[int(equal.int().argmax())])
+    equal = first_of((ids[1:] == ids[:-1]) & (family[1:] == family[:-1]))
+    if equal is not None:
+        token = int(order[equal])
         raise InvalidValueError(
             f"children of one parent must have different tokens, got {int(draft_ids[token])} twice "
             f"for parent {int(parents[token])} in request {request_of(token, offsets)}"
         )
+
+
+def first_of(wrong: Tensor) -> int | None:
+    """The index of the first entry that is wrong."""
+    return int(wrong.int().argmax()) if wrong.any() else None
 
 
 def request_of(token: int, offsets: Tensor) -> int:

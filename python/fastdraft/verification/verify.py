@@ -9,7 +9,7 @@ from fastdraft.kernels.operands import Batch, Verified
 from fastdraft.kernels.workspace import Workspace
 from fastdraft.verification.checks import (
     check_batch,
-    check_distributions,
+    check_draft_logits,
     check_sampling,
     without_gradients,
 )
@@ -54,17 +54,9 @@ def verify_greedy(
     Time is linear in the logits, which are read once.
     """
     batch = check_batch(
-        logits,
-        draft_ids,
-        offsets,
-        parents=parents,
-        allowed=allowed,
-        logprobs=logprobs,
-        raw_logprobs=raw_logprobs,
-        max_draft=max_draft,
-        workspace=workspace,
-        likeliest=likeliest,
-    )
+        logits, draft_ids, offsets, max_draft, parents, allowed, logprobs, raw_logprobs, workspace,
+        likeliest,
+    )  # fmt: skip
     return _finished(batch, greedy.verify(batch))
 
 
@@ -120,26 +112,10 @@ def verify_sampled(
     several times at the logits that they may keep.
     """
     batch = check_batch(
-        logits,
-        draft_ids,
-        offsets,
-        parents=parents,
-        allowed=allowed,
-        logprobs=logprobs,
-        raw_logprobs=raw_logprobs,
-        max_draft=max_draft,
-        workspace=workspace,
-        likeliest=likeliest,
-    )
-    sampling = check_sampling(
-        batch,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        seeds=seeds,
-        positions=positions,
-    )
+        logits, draft_ids, offsets, max_draft, parents, allowed, logprobs, raw_logprobs, workspace,
+        likeliest,
+    )  # fmt: skip
+    sampling = check_sampling(batch, temperature, top_k, top_p, min_p, seeds, positions)
     if sampling is None:
         return _finished(batch, greedy.verify(batch))
     return _finished(batch, sampled.verify(batch, sampling))
@@ -151,8 +127,7 @@ def verify_rejection(
     draft_ids: Tensor,
     offsets: Tensor,
     *,
-    draft_probs: Tensor | None = None,
-    draft_logits: Tensor | None = None,
+    draft_logits: Tensor,
     temperature: float | Tensor = 1.0,
     top_k: int | Tensor = 0,
     top_p: float | Tensor = 1.0,
@@ -187,48 +162,31 @@ def verify_rejection(
     Args:
         logits, draft_ids, offsets: the ragged batch, as the module describes it; the drafts are
             chains.
-        draft_probs: bfloat16, float16, float32 or float64 (drafted, vocabulary), on the logits'
-            device: row i is the distribution of draft token i. It is taken as it is: where it does
-            not sum to 1, what is emitted is off by about as much.
-        draft_logits: given instead, logits whose softmax is the distribution: temperature and
-            filters are applied already, and what was never drafted is -inf.
+        draft_logits: bfloat16, float16, float32 or float64 (drafted, vocabulary), on the logits'
+            device: row i has the logits that draft token i was drawn by, whose softmax is q.
+            Temperature and filters are applied already, and what was never drafted is -inf. Of
+            probabilities, pass their logarithms.
         temperature, top_k, top_p, min_p, seeds, positions: as in `verify_sampled`, for the target.
         allowed, max_draft, workspace: as in `verify_greedy`; they are the target's.
         logprobs, raw_logprobs: as in `verify_greedy`, under p, which recovered tokens have too.
 
     Raises:
         InvalidValueError: an operand has a wrong type, shape or device, or a value out of range;
-            draft_probs and draft_logits are both given or both missing; a draft token cannot have
-            been drawn from its distribution. Where that cannot be checked, on a device, the draft
-            ends before a token outside the vocabulary, or of probability 0 or NaN. It also ends
-            before a row of the target with NaN, or whose maximum is infinite.
+            a draft token cannot have been drawn by its draft_logits. Where that cannot be checked,
+            on a device, the draft ends before a token outside the vocabulary, or of probability 0
+            or NaN. It also ends before a row of the target with NaN, or whose maximum is infinite.
 
     Time is linear in the logits and in the draft's.
     """
     batch = check_batch(
-        logits,
-        draft_ids,
-        offsets,
-        allowed=allowed,
-        logprobs=logprobs,
-        raw_logprobs=raw_logprobs,
-        max_draft=max_draft,
-        workspace=workspace,
+        logits, draft_ids, offsets, max_draft, None, allowed, logprobs, raw_logprobs, workspace
     )
-    distribution = check_distributions(batch, draft_probs, draft_logits)
-    sampling = check_sampling(
-        batch,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        seeds=seeds,
-        positions=positions,
-    )
+    check_draft_logits(batch, draft_logits)
+    sampling = check_sampling(batch, temperature, top_k, top_p, min_p, seeds, positions)
     if sampling is None:
         # At temperature 0 the target is certain of its argmax, and accepts that alone.
         return _finished(batch, greedy.verify(batch))
-    return _finished(batch, rejection.verify(batch, sampling, distribution))
+    return _finished(batch, rejection.verify(batch, sampling, draft_logits))
 
 
 def _finished(batch: Batch, emitted: Verified) -> Verified:

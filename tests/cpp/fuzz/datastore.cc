@@ -1,4 +1,4 @@
-// libFuzzer: a frozen store of which numbers are changed, each a field of its format, and the
+// A frozen store of which numbers are changed, each a field of its format, and the
 // checksums made right again. It is refused, or every token that leaves it, by whatever way, is one
 // that its header allows, and nothing outside the file is read.
 
@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <limits>
@@ -15,30 +14,22 @@
 #include <string>
 #include <vector>
 
+#include "../folder.h"
 #include "../texts.h"
 #include "fastdraft/datastore.h"
 #include "fastdraft/engine.h"
 #include "fastdraft/error.h"
 #include "store/datastore_file.h"
 #include "store/datastore_index.h"
+#include "target.h"
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
-
-namespace {
-
-using fastdraft::Bucket;
-using fastdraft::Datastore;
-using fastdraft::FileHeader;
-using fastdraft::SegmentEntry;
-using fastdraft::SegmentLayout;
-using fastdraft::Token;
+namespace fastdraft::fuzz_datastore {
 
 constexpr Token kLargest = 2;  // of the whole store
 
 const std::string& path() {
-  static const std::string path =
-      (std::filesystem::temp_directory_path() / ("fuzz_datastore-" + std::to_string(std::rand())))
-          .string();
+  static const testing::Folder folder;
+  static const std::string path = folder.file("store.fds");
   return path;
 }
 
@@ -48,9 +39,9 @@ std::vector<char> read_file(const std::string& name) {
 }
 
 std::vector<char> whole_store() {
-  fastdraft::DatastoreWriter writer(path(), {}, fastdraft::DatastoreWriter::kLeastSegmentTokens);
+  DatastoreWriter writer(path(), {}, DatastoreWriter::kLeastSegmentTokens);
   for (std::uint32_t seed = 0; seed < 4; ++seed) {
-    const auto text = fastdraft::testing::random_text(400, kLargest + 1, seed);
+    const auto text = testing::random_text(400, kLargest + 1, seed);
     writer.begin_document();
     writer.append(text.data(), static_cast<std::int64_t>(text.size()), seed % 2 == 0);
   }
@@ -139,7 +130,7 @@ void change_segment(Input& input, std::vector<char>& content, const std::vector<
   SegmentEntry entry;
   std::memcpy(&entry, whole.data() + place, sizeof(entry));
   const SegmentLayout layout(entry);
-  const std::size_t order = input.byte() % fastdraft::kNumOrders;
+  const std::size_t order = input.byte() % kNumOrders;
   const auto at = [&](std::int64_t section, std::int64_t count, std::size_t bytes) {
     return content.data() + section +
            input.next(static_cast<std::size_t>(std::max<std::int64_t>(count, 1))) * bytes;
@@ -184,12 +175,12 @@ void seal(std::vector<char>& content) {
     for (std::int64_t block = 0; block < blocks && size - offset >= blocks * 4; ++block) {
       const std::int64_t from = FileHeader::kBytes + block * FileHeader::kBlockBytes;
       const std::uint32_t checksum =
-          fastdraft::crc32(content.data() + from, std::min(FileHeader::kBlockBytes, offset - from));
+          crc32(content.data() + from, std::min(FileHeader::kBlockBytes, offset - from));
       std::memcpy(content.data() + size - (blocks - block) * 4, &checksum, sizeof(checksum));
     }
-    header.directory_checksum = fastdraft::crc32(content.data() + offset, size - offset);
+    header.directory_checksum = crc32(content.data() + offset, size - offset);
   }
-  header.checksum = fastdraft::crc32(&header, offsetof(FileHeader, checksum));
+  header.checksum = crc32(&header, offsetof(FileHeader, checksum));
   std::memcpy(content.data(), &header, sizeof(header));
 }
 
@@ -207,9 +198,9 @@ void check_text(const Datastore& store, Token largest) {
     check(tokens, reader.copy(at, tokens, 100), largest);
     if (reader.at(at) < -1 || reader.at(at) > largest) std::abort();
   }
-  const auto text = fastdraft::testing::random_text(400, kLargest + 1, 2);
+  const auto text = testing::random_text(400, kLargest + 1, 2);
   for (std::int64_t end = 3; end < 400; end += 23) {
-    fastdraft::Occurrence found[8];
+    Occurrence found[8];
     const int count = reader.find(text.data(), end, found, 8);
     for (int i = 0; i < count; ++i) {
       if (found[i].next < reader.begin() || found[i].next >= reader.end()) std::abort();
@@ -224,21 +215,21 @@ void check_ways(const std::shared_ptr<Datastore>& store, Token largest, std::int
   live->add_all(*store);
   live->save(path() + "-live");
   store->save(path() + "-saved");
-  const fastdraft::Stores all = {store, live, Datastore::open(path() + "-live", {}, true),
-                                 Datastore::open(path() + "-saved", {}, true)};
-  fastdraft::EngineConfig config;
+  const Stores all = {store, live, Datastore::open(path() + "-live", {}, true),
+                      Datastore::open(path() + "-saved", {}, true)};
+  EngineConfig config;
   config.vocabulary = vocabulary;
   config.token_cost = 0.0;
-  config.drafter = fastdraft::CalibratedConfig{32};
+  config.drafter = CalibratedConfig{32};
   const auto most = static_cast<Token>(std::min<std::int64_t>(largest, vocabulary - 1));
-  const auto text = fastdraft::testing::random_text(40, kLargest + 1, 2);
+  const auto text = testing::random_text(40, kLargest + 1, 2);
   for (const auto& each : all) {
     check_text(*each, largest);
-    const fastdraft::Stores stores = {each};
-    fastdraft::Engine engine(config);
+    const Stores stores = {each};
+    Engine engine(config);
     const auto request = engine.add_request(text.data(), 30, nullptr, 0, &stores);
     for (int step = 30; step < 40; ++step) {
-      const fastdraft::DraftBatch drafts = engine.propose_batch(&request, 1, {});
+      const DraftBatch drafts = engine.propose_batch(&request, 1, {});
       // Its own text may hold tokens that the store does not.
       check(drafts.columns.token_ids, drafts.offsets.back(), std::max(most, kLargest));
       engine.observe(request, text.data() + step, 1);
@@ -246,9 +237,7 @@ void check_ways(const std::shared_ptr<Datastore>& store, Token largest, std::int
   }
 }
 
-}  // namespace
-
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+FASTDRAFT_FUZZ(DamagedDatastore, 300) {
   static const std::vector<char> whole = whole_store();
   std::vector<char> content = whole;
   Input input(data, size);
@@ -277,9 +266,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     std::memcpy(&header, content.data(), sizeof(header));
     check_text(*store, header.largest_token);
     if (ways % 4 == 1) {  // which waits for the disk
-      check_ways(store, header.largest_token, ways % 8 == 1 ? kLargest + 1 : fastdraft::kAllTokens);
+      check_ways(store, header.largest_token, ways % 8 == 1 ? kLargest + 1 : kAllTokens);
     }
-  } catch (const fastdraft::DatastoreError&) {
+  } catch (const DatastoreError&) {
   }
   return 0;
 }
+
+}  // namespace fastdraft::fuzz_datastore

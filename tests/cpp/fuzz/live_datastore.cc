@@ -1,4 +1,4 @@
-// libFuzzer: a live store to which documents are added while the oldest leave and its limit moves,
+// A live store to which documents are added while the oldest leave and its limit moves,
 // against looking everywhere.
 
 #include <algorithm>
@@ -11,22 +11,19 @@
 #include "../stores.h"
 #include "../texts.h"
 #include "fastdraft/datastore.h"
+#include "target.h"
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
+namespace fastdraft::fuzz_live_datastore {
 
-namespace {
-
-using fastdraft::Datastore;
-using fastdraft::Occurrence;
-using fastdraft::testing::Tokens;
+using testing::Tokens;
 
 // Around what three bytes hold beside the output bit, and what 31 bits hold.
-constexpr std::array<fastdraft::Token, 4> kLargest{(1 << 22) + 1, 1 << 23, 1 << 24, 2147483647};
+constexpr std::array<Token, 4> kLargest{(1 << 22) + 1, 1 << 23, 1 << 24, 2147483647};
 constexpr int kSteps = 24;
 constexpr std::int64_t kLeastKilobytes = 40;
 
 void check(const Datastore& store, const Tokens& text, int most, int links) {
-  const auto expected = fastdraft::testing::look_everywhere(store, text, most, links);
+  const auto expected = testing::look_everywhere(store, text, most, links);
   std::vector<Occurrence> found(static_cast<std::size_t>(most));
   const Datastore::Reader reader(store);
   const int count =
@@ -38,14 +35,12 @@ void check(const Datastore& store, const Tokens& text, int most, int links) {
   if (!std::equal(found.begin(), found.end(), expected.begin(), expected.end(), same)) std::abort();
 }
 
-}  // namespace
-
 // The first two bytes are the limit and how many different tokens there are. Each step takes four:
 // what to do, and a document or a limit. Documents may hold token ids up to the largest allowed.
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+FASTDRAFT_FUZZ(LiveDatastore, 30) {
   if (size < 2) return 0;
   const auto limit = [](std::uint8_t byte) { return (kLeastKilobytes + byte) << 10; };
-  const auto vocabulary = static_cast<fastdraft::Token>(2 + data[1]);
+  const auto vocabulary = static_cast<Token>(2 + data[1]);
   const auto store = Datastore::live(limit(data[0]));
   Tokens text;
   int step = 0;
@@ -53,11 +48,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     if (data[at] % 8 == 0) {
       store->limit(limit(data[at + 1]));
     } else {
-      text = fastdraft::testing::random_text(1 + 8 * std::size_t{data[at + 2]}, vocabulary,
-                                             data[at + 1]);
+      text = testing::random_text(1 + 8 * std::size_t{data[at + 2]}, vocabulary, data[at + 1]);
       if (data[at] % 8 == 1) {
-        for (fastdraft::Token& token : text)
-          token = kLargest[data[at] / 8 % kLargest.size()] - token;
+        for (Token& token : text) token = kLargest[data[at] / 8 % kLargest.size()] - token;
       }
       // No document begins as another does.
       text.front() = 1'000'000 + step;
@@ -74,3 +67,5 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   }
   return 0;
 }
+
+}  // namespace fastdraft::fuzz_live_datastore

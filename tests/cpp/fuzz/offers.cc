@@ -1,4 +1,4 @@
-// libFuzzer: any offers. Wrong ones are left out, and what is drafted is a tree of known tokens
+// Any offers. Wrong ones are left out, and what is drafted is a tree of known tokens
 // whose probabilities never rise.
 
 #include <cstddef>
@@ -9,18 +9,18 @@
 
 #include "../texts.h"
 #include "fastdraft/engine.h"
+#include "target.h"
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
+namespace fastdraft::fuzz_offers {
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  using namespace fastdraft;  // NOLINT(google-build-using-namespace)
+FASTDRAFT_FUZZ(Offers, 300) {
   if (size == 0) return 0;
   EngineConfig config;
   config.vocabulary = 8;
   config.token_cost = (data[0] % 4) * 0.01;
   if (data[0] % 2 == 1) config.drafter = CalibratedConfig{12};
   Engine engine(config);
-  const fastdraft::testing::Tokens prompt = {1, 2, 3, 1, 2};
+  const testing::Tokens prompt = {1, 2, 3, 1, 2};
   const RequestId id = engine.add_request(prompt.data(), 5, nullptr, 0);
   std::size_t at = 1;
   const auto next = [&]() -> int { return at < size ? data[at++] : 0; };
@@ -66,3 +66,5 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   }
   return 0;
 }
+
+}  // namespace fastdraft::fuzz_offers

@@ -1,4 +1,4 @@
-// libFuzzer: requests that begin, write and end in any order, against looking through what each has
+// Requests that begin, write and end in any order, against looking through what each has
 // written.
 
 #include <algorithm>
@@ -11,15 +11,11 @@
 
 #include "../texts.h"
 #include "store/running_texts.h"
+#include "target.h"
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
+namespace fastdraft::fuzz_running_texts {
 
-namespace {
-
-using fastdraft::Datastore;
-using fastdraft::Occurrence;
-using fastdraft::RunningTexts;
-using fastdraft::testing::Tokens;
+using testing::Tokens;
 
 constexpr std::size_t kRequests = 5;
 constexpr std::int64_t kMostTokens = 400;
@@ -141,13 +137,11 @@ std::vector<Found> find(const RunningTexts& texts, const Request* reader, const 
   return found;
 }
 
-}  // namespace
-
 // The first byte tells how many different tokens there are. Each step takes three: what to do, with
 // which request, and how much.
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+FASTDRAFT_FUZZ(RunningTexts, 200) {
   if (size == 0) return 0;
-  const auto vocabulary = static_cast<fastdraft::Token>(1 + data[0] % 64);
+  const auto vocabulary = static_cast<Token>(1 + data[0] % 64);
   std::int64_t bytes = 0;
   RunningTexts texts([&](std::int64_t more) {
     bytes += more;
@@ -167,7 +161,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         if (model.requests[j].has_entered()) model.requests[j].cleared = true;
       }
     } else if (!model.runs(i)) {
-      request.tokens = fastdraft::testing::random_text(kMostTokens, vocabulary, data[at + 1]);
+      request.tokens = testing::random_text(kMostTokens, vocabulary, data[at + 1]);
       request.prompt_size = request.written = much % 48;
       request.entered = 0;
       request.cleared = false;
@@ -196,3 +190,5 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (bytes != 0) std::abort();
   return 0;
 }
+
+}  // namespace fastdraft::fuzz_running_texts

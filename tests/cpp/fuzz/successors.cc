@@ -1,4 +1,4 @@
-// libFuzzer: any contexts and successors, wrong ones too. What comes back are trees whose paths'
+// Any contexts and successors, wrong ones too. What comes back are trees whose paths'
 // chances fall, of tokens that were learned; a table that learns with others in one call has the
 // same.
 
@@ -10,11 +10,11 @@
 
 #include "engine/successors.h"
 #include "fastdraft/error.h"
+#include "target.h"
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
+namespace fastdraft::fuzz_successors {
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  using namespace fastdraft;  // NOLINT(google-build-using-namespace)
+FASTDRAFT_FUZZ(Successors, 300) {
   std::size_t at = 0;
   const auto next = [&]() -> int { return at < size ? data[at++] : 0; };
   const int slots = 1 + next();
@@ -78,3 +78,5 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   }
   return 0;
 }
+
+}  // namespace fastdraft::fuzz_successors

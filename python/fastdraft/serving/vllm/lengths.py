@@ -17,6 +17,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fastdraft._core import BackOff
 from fastdraft.faults import Faults
 from fastdraft.serving.vllm.method import drafts_on_v2, has_head
 from fastdraft.serving.vllm.step_times import captured_sizes
@@ -34,10 +35,9 @@ _GUESSED: Final = 4.0
 _FIRST: Final = 0.6
 # A length has to be better than none by so much: estimates of what looks best are too high.
 _MARGIN: Final = 1.02
-# While nothing is drafted nothing is learned: a step with the shortest drafts is taken after so
-# many steps, and after twice as many each time that it changes nothing.
-_FIRST_PROBE: Final = 32
-_LAST_PROBE: Final = 1024
+# While nothing is drafted nothing is learned: after how many steps one with the shortest drafts is
+# taken, at first and at most.
+_PROBES: Final = 32, 1024
 
 
 class DraftLengths:
@@ -60,7 +60,7 @@ class DraftLengths:
         # By depth: the drafts of late whose tokens before it were right, and those that it was too.
         self._tried: NDArray[np.float64] = np.zeros(longest)
         self._right: NDArray[np.float64] = np.zeros(longest)
-        self._pause = self._steps_left = _FIRST_PROBE
+        self._probes = BackOff(*_PROBES)
 
     def choose(self, rows: int) -> int:
         """The number of draft tokens for each row of the next step. Ask once a step. O(longest)."""
@@ -70,14 +70,9 @@ class DraftLengths:
         seconds = self._latency.seconds_by_tokens(rows, widest, hopeful=True)
         speeds = self._tokens()[self._lengths] / seconds[rows * (1 + self._lengths) - 1]
         best = int(np.argmax(speeds))
-        if speeds[best] > _MARGIN * speeds[0]:
-            self._pause = self._steps_left = _FIRST_PROBE
-            return int(self._lengths[best])
-        self._steps_left -= 1
-        if self._steps_left > 0:
-            return 0
-        self._pause = self._steps_left = min(2 * self._pause, _LAST_PROBE)
-        return int(self._lengths[1])
+        pays = bool(speeds[best] > _MARGIN * speeds[0])
+        chosen = best if pays else 1
+        return int(self._lengths[chosen]) if self._probes.asks(pays) else 0
 
     def observe(
         self, rows: int, length: int, accepted: ArrayLike, seconds: float, *, prompt_tokens: int = 0

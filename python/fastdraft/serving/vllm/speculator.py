@@ -171,7 +171,7 @@ class FastdraftSpeculator:
 
         @functools.wraps(finish)
         def finish_requests(scheduler_output: Any) -> None:
-            self._guard(self._leave, scheduler_output)
+            self._guard(self._leave, scheduler_output.finished_req_ids)
             finish(scheduler_output)
 
         runner.add_requests, runner.finish_requests = add_requests, finish_requests
@@ -312,29 +312,19 @@ class FastdraftSpeculator:
         self._send_columns()
 
     def _begin(self, request: Any, known: Request, place: int) -> int:
-        """Tells the drafter of a request that is new, or comes back; gives its number."""
+        """Tells the drafter of a request that is new, or was preempted; gives its number."""
         assert self.drafter is not None
-        self._cancel(request.req_id)  # the host has changed the prompt
+        self.drafter.cancel(self._numbers.get(request.req_id, 0))
         text, size = request.prefill_token_ids, known.prompt_size
         number = self.drafter.add(place, text, prompt_size=size, request=known, length=len(text))
         self._numbers[request.req_id] = number
         return number
 
-    def _cancel(self, name: str) -> None:
+    def _leave(self, ended: Iterable[str]) -> None:
+        """Requests have ended."""
         assert self.drafter is not None
-        number = self._numbers.pop(name, None)
-        if number is not None:
-            self.drafter.cancel(number)
-
-    def _leave(self, scheduler_output: Any) -> None:
-        """Requests have ended, or were preempted: those are added anew when they come back."""
-        assert self.drafter is not None
-        for name in sorted(getattr(scheduler_output, "preempted_req_ids", None) or ()):
-            self._cancel(name)
-        for name in sorted(scheduler_output.finished_req_ids):
-            number = self._numbers.pop(name, None)
-            if number is not None:
-                self.drafter.finish(number)
+        for name in sorted(ended):
+            self.drafter.finish(self._numbers.pop(name, 0))
 
     def _send_columns(self) -> None:
         """Sends numbers and longest drafts to the device, ahead of the next step."""

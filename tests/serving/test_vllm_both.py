@@ -1,0 +1,229 @@
+"""What both model runners of vLLM get, from the proposer of V1 and the speculator of V2."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fastdraft import Datastore
+from fastdraft.errors import InvalidValueError
+from fastdraft.serving.ledger import FOLDER_VARIABLE, LedgerReader, new_ticket
+from fastdraft.serving.request_options import NAMESPACE, REMEMBER
+from fastdraft.serving.vllm import FastdraftProposer
+from fastdraft.serving.vllm.requests import SALT
+from vllm_host import VOCABULARY, Host, Job, config
+from vllm_v2_host import V2Host, v2_config
+
+CYCLE = list(range(100, 120))
+TEXT = np.random.default_rng(1).permutation(VOCABULARY)[:60].tolist()
+
+
+def v1(**options: Any) -> Host:
+    return Host(FastdraftProposer(config(token_cost=0.0, **options)))
+
+
+def v2(**options: Any) -> V2Host:
+    return V2Host(v2_config(**options))
+
+
+Make = Callable[..., Any]
+
+
+@pytest.fixture(params=[v1, v2])
+def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """Makes a host of either runner."""
+    monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
+    return request.param  # type: ignore[no-any-return]
+
+
+def accepted(host: Any, text: list[int] = TEXT, **more: Any) -> int:
+    """How many draft tokens are accepted of a request whose text repeats nothing."""
+    before = host.kept.stats.accepted
+    host.add("a", Job(text[:10], text[10:], **more))
+    host.run()
+    assert host.faults == 0
+    return int(host.kept.stats.accepted - before)
+
+
+def copying(*, output: int = 40, **more: Any) -> Job:
+    return Job(CYCLE * 3, (CYCLE * 20)[:output], **more)
+
+
+@pytest.mark.parametrize("most", [0, 2])
+def test_draft_tokens_that_were_not_verified_are_not_counted(make: Make, most: int) -> None:
+    """vLLM cuts drafts where a step has no room; what follows may still be as drafted."""
+    host = make()
+    host.most_verified = most
+    host.add("a", copying(output=80, max_tokens=80))
+    host.run()
+    assert host.kept.stats.accepted == host.accepted
+    assert (host.accepted > 0) == (most > 0)
+
+
+def test_a_prediction_is_drafted_and_counted(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    host = make()
+    free = len(host.kept._ledger._free)
+    ticket = new_ticket()
+    arguments = {"prediction_token_ids": [*TEXT[10:30], 5, 6, *TEXT[32:]]}
+    host.add("a", Job(TEXT[:10], TEXT[10:], extra_args={**arguments, "prediction_ticket": ticket}))
+    host.run()
+    counts = LedgerReader(tmp_path).prediction_tokens(ticket)
+    assert counts is not None and counts[0] > 35 and counts[1] > 0
+    [totals] = LedgerReader(tmp_path).totals().values()
+    assert (totals["accepted_prediction_tokens"], totals["rejected_prediction_tokens"]) == counts
+    assert totals["requests"] == totals["faults"] == totals["request_bytes"] == 0
+    assert totals["datastore_bytes"] > 0 and totals["seconds"] > 0
+    assert totals["steps"] > 5
+    assert len(host.kept._ledger._free) == free
+
+
+def test_finished_requests_are_remembered_unless_told_otherwise(make: Make, tmp_path: Path) -> None:
+    corpus = Datastore()
+    corpus.add([*range(400, 440)])
+    corpus.save(tmp_path / "corpus.fds")
+    host = make(datastores=[str(tmp_path / "corpus.fds")])
+    # What it leaves nothing of cannot help the next, which leaves something.
+    assert accepted(host, extra_args={REMEMBER: 0}) == 0
+    assert accepted(host) == 0
+    # Nor does it see what others left.
+    assert accepted(host, extra_args={REMEMBER: False}) == 0
+    assert accepted(host) > 30
+    # A corpus is everybody's.
+    assert accepted(host, [*range(400, 440)], extra_args={REMEMBER: 0}) > 15
+
+
+def test_adapters_salts_and_names_remember_apart(make: Make) -> None:
+    host = make(adapters=2, shared_namespaces=["everybody"])
+    named = {"extra_args": {NAMESPACE: "s"}}
+    for owner in ({}, {"adapter": "s"}, {"salt": "s"}, named, {"salt": "s", **named}):
+        assert accepted(host, **owner) == 0
+        assert accepted(host, **owner) > 30
+    # What enters a shared namespace is read by all.
+    text = TEXT[::-1]
+    assert accepted(host, text, extra_args={NAMESPACE: "everybody"}) == 0
+    assert accepted(host, text, salt="another") > 30
+
+
+def test_a_request_whose_salt_is_unknown_shares_text_with_none(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in a vLLM whose requests the entry point no longer finds: a client may then send what
+    looks like a salt."""
+    host = make()
+    for unknown in ({}, {"extra_args": {SALT: "tenant"}}, {"extra_args": {SALT: ["tenant"]}}):
+        assert accepted(host, marked=False, **unknown) == 0
+        assert accepted(host, salt="tenant") == 0
+        assert accepted(host, marked=False, **unknown) == 0
+        host.kept.memory.clear()
+    [message] = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+    assert "nothing is remembered" in message
+    assert host.kept.refused == 0
+
+
+def test_a_request_may_switch_drafts_off(make: Make) -> None:
+    host = make()
+    host.add("off", copying(extra_args={"fastdraft": "off", "prediction_token_ids": CYCLE * 2}))
+    host.run()
+    assert host.accepted == host.faults == host.kept.refused == host.kept.stats.drafts == 0
+    assert len(host.kept.memory.of(None)[0]) == 0
+
+
+def test_a_request_may_say_its_longest_draft(make: Make) -> None:
+    host = make()
+    host.add("a", copying(extra_args={"fastdraft_lookahead": 2}))
+    longest = 0
+    while host.jobs:
+        before = host.jobs["a"].said
+        host.step()
+        if hasattr(host, "thread"):
+            host.thread.run()
+        longest = max(longest, host.jobs["a"].said - before)
+        if host.jobs["a"].said >= 40:
+            host.end("a")
+    assert longest == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"fastdraft": "of"}, "fastdraft must be 'on' or 'off', got 'of'"),
+        ({"fastdraft_lookahead": 0}, "fastdraft_lookahead must be at least 1, got 0; .*'off'"),
+        ({"prediction_token_ids": [[1], [2, 3]]}, "must be a list of token ids"),
+        ({"prediction_token_ids": [VOCABULARY]}, f"{VOCABULARY}"),
+    ],
+)
+def test_a_bad_argument_costs_drafts_and_is_named(
+    make: Make, arguments: dict[str, Any], message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    host = make()
+    host.add("bad", copying(extra_args=arguments))
+    host.add("good", copying())
+    host.run()
+    assert host.accepted > 20
+    assert (host.kept.refused, host.faults) == (1, 0)
+    [record] = [each for each in caplog.records if each.levelno >= logging.WARNING]
+    assert record.exc_info is not None and record.exc_info[1] is not None
+    assert re.search(message, str(record.exc_info[1]))
+    assert host.kept.num_requests == host.kept.engine.num_requests == 0
+
+
+def test_embedded_prompts_are_not_drafted_for(make: Make) -> None:
+    host = make()
+    changes = {"embedded": ("prompt_token_ids", None), "mixed": ("prompt_is_token_ids", [False])}
+    if isinstance(host, V2Host):
+        add = host.add_requests
+
+        def add_requests(scheduler_output: Any) -> None:
+            for request in scheduler_output.scheduled_new_reqs:
+                if request.req_id in changes:
+                    setattr(request, *changes[request.req_id])
+            add(scheduler_output)
+
+        host.add_requests = add_requests  # type: ignore[method-assign]
+    for name in (*changes, "text"):
+        host.add(name, copying())
+        if isinstance(host, Host) and name in changes:
+            setattr(host.requests[name], *changes[name])
+    host.run()
+    assert host.kept.stats.emitted == 40
+    assert host.faults == host.kept.num_requests == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"stages": 2}, "pipeline_parallel_size must be 1 .*tensor_parallel_size.*, got 2"),
+        ({"hybrid": True}, "recurrent or convolutional state.*got LittleForCausalLM"),
+        ({"attention_free": True}, "recurrent or convolutional state.*got LittleForCausalLM"),
+        ({"unknown": 1}, "must be a mapping with keys of"),
+    ],
+)
+def test_what_cannot_be_honoured_ends_the_start(
+    make: Make, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidValueError, match=message):
+        make(**options)
+
+
+@pytest.mark.parametrize(
+    ("make_one", "options", "message"),
+    [
+        (v1, {"by_batch_size": [(1, 4, 8)]}, "per_batch_size must be left out: .* got .*1, 4, 8"),
+        (v2, {"adaptive": True, "adapters": 1}, "enable_adaptive_verification must be left out"),
+        (v2, {"token_cost": 0.1}, "token_cost must be left out with Model Runner V2, .* got 0.1"),
+    ],
+)
+def test_what_one_runner_cannot_honour(
+    make_one: Make, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidValueError, match=message):
+        make_one(**options)
