@@ -21,9 +21,9 @@ namespace fastdraft {
 // Thread-safe without locks: two threads that learn at once may lose a step.
 class TokenWeights {
  public:
-  // How much a weight moves by an error of 1. With 0.1, half of the recorded families gain a tenth
-  // less.
-  static constexpr float kRate = 0.2f;
+  // How much a weight moves by an error of 1. At 0.2 the seven together overshoot: probabilities
+  // are off by more than 0.05 in five times as many bins, at the same speed within 0.1 %.
+  static constexpr float kRate = 0.12f;
   static constexpr std::size_t kLeast = std::size_t{1} << 14;
   static constexpr std::size_t kMost = std::size_t{1} << 16;
 

@@ -33,7 +33,7 @@ def names(token: int, last: int, second: int, length: int, rival: int) -> list[i
 class TokenWeights:
     """A table of so many weights."""
 
-    RATE = 0.2
+    RATE = 0.12
 
     def __init__(self, size: int, learned: TokenWeights | None = None) -> None:
         values = learned.values if learned else [0.0]
