@@ -62,12 +62,9 @@ def _make_arctic() -> None:
         archive.extractall(_FOLDER, filter="data")
     source = _FOLDER / sdist.name.removesuffix(".tar.gz")
     build = _FOLDER / "arctic_build"
-    _run(
-        "cmake -G Ninja -DCMAKE_BUILD_TYPE=Release -S {} -B {}",
-        source / "csrc" / "suffix_decoding",
-        build,
-    )
-    _run("cmake --build {}", build)
+    csrc = source / "csrc" / "suffix_decoding"
+    _run("cmake", "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-S", csrc, "-B", build)
+    _run("cmake", "--build", build)
     package.mkdir(parents=True, exist_ok=True)
     (package.parent / "__init__.py").touch()
     for script in (source / "arctic_inference" / "suffix_decoding").glob("*.py"):
@@ -79,33 +76,23 @@ def _make_arctic() -> None:
 
 def _download(requirement: str) -> Path:
     """Fetches one distribution without its dependencies and returns the file's path."""
+    pip = (sys.executable, "-m", "pip")
     pattern = requirement.replace("-", "_").replace("==", "-") + "*.*"
     if not list(_FOLDER.glob(pattern)):
         _FOLDER.mkdir(parents=True, exist_ok=True)
         if requirement == ARCTIC:
             # pip asks an sdist for its metadata, and this one's setup needs what it builds with.
-            _run(
-                "{} -m pip install -q --target {} "
-                "grpcio-tools nanobind setuptools setuptools_scm wheel",
-                sys.executable,
-                _FOLDER / "tools",
-            )
-        _run(
-            "{} -m pip download -q --no-deps --no-build-isolation -d {} {}",
-            sys.executable,
-            _FOLDER,
-            requirement,
-        )
+            tools = ("grpcio-tools", "nanobind", "setuptools", "setuptools_scm", "wheel")
+            _run(*pip, "install", "-q", "--target", _FOLDER / "tools", *tools)
+        options = ("-q", "--no-deps", "--no-build-isolation", "-d", _FOLDER)
+        _run(*pip, "download", *options, requirement)
     return next(path for path in _FOLDER.glob(pattern) if path.is_file())
 
 
-def _run(command: str, *paths: str | Path) -> None:
-    """Runs a command; each {} in it is one of the paths."""
-    places = iter(paths)
-    words = [str(next(places)) if word == "{}" else word for word in command.split()]
+def _run(*command: str | Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(_FOLDER / "tools")}
     try:
-        subprocess.run(words, capture_output=True, text=True, check=True, env=environment)
+        subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     except FileNotFoundError as error:
         raise Unavailable(str(error)) from error
     except subprocess.CalledProcessError as error:

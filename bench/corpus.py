@@ -15,10 +15,12 @@ import argparse
 import random
 import re
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+
+from fastdraft.replay.tokenizer import TextTokenizer
 
 _WORD_OR_MARK = re.compile(r"\w+| +|\n+|[^\w \n]")
 
@@ -39,23 +41,21 @@ def tokens(count: int, tokenizer: Path | None = None) -> np.ndarray:
     `tokenizer` is the folder of a Hugging Face tokenizer. Raises ValueError where the corpus has
     fewer tokens.
     """
-    ids: list[int] = []
-    if tokenizer is not None:
-        from transformers import AutoTokenizer
+    vocabulary: dict[str, int] = {}
 
-        encode = AutoTokenizer.from_pretrained(tokenizer)
-        for text in _texts():
-            ids += encode(text, verbose=False)["input_ids"]
-            if len(ids) >= count:
-                break
-    else:
-        vocabulary: dict[str, int] = {}
-        for text in _texts():
-            ids += [
-                vocabulary.setdefault(word, len(vocabulary)) for word in _WORD_OR_MARK.findall(text)
-            ]
-            if len(ids) >= count:
-                break
+    texts = None if tokenizer is None else TextTokenizer(tokenizer)
+
+    def encode(text: str) -> Sequence[int]:
+        if texts is not None:
+            return texts.encode([text])[0]
+        words = _WORD_OR_MARK.findall(text)
+        return [vocabulary.setdefault(word, len(vocabulary)) for word in words]
+
+    ids: list[int] = []
+    for text in _texts():
+        ids += encode(text)
+        if len(ids) >= count:
+            break
     if len(ids) < count:
         raise ValueError(f"count must be at most the corpus's {len(ids)} tokens, got {count}")
     return np.array(ids[:count], dtype=np.int32)

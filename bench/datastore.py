@@ -10,12 +10,10 @@ them. `bench_datastore` is what CMake builds of bench/cpp/datastore.cc (`make be
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import resource
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -103,13 +101,7 @@ def main() -> None:
         "--tokens", type=Path, metavar="FILE", help="real tokens, as bench/corpus.py writes them"
     )
     parser.add_argument("--core", type=Path, required=True, help="bench_datastore")
-    parser.add_argument("--build", nargs=2, type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.build:
-        tokens, path = arguments.build
-        print(json.dumps(build(tokens, path, arguments.count)))
-        return
-
     report = harness.about()
     with tempfile.TemporaryDirectory() as folder:
         tokens, path = Path(folder, "tokens.bin"), Path(folder, "store.fds")
@@ -117,10 +109,7 @@ def main() -> None:
         if arguments.tokens is not None:
             text = np.fromfile(arguments.tokens, dtype=np.int32)
         synthesise(tokens, text, arguments.count + QUERY_TOKENS)
-        command = [sys.executable, __file__, "--core", str(arguments.core)]
-        command += ["--count", str(arguments.count), "--build", str(tokens), str(path)]
-        built = subprocess.run(command, check=True, capture_output=True, text=True)
-        report["build"] = json.loads(built.stdout)
+        report["build"] = harness.in_a_process(build, tokens, path, arguments.count)
         queries = np.fromfile(tokens, np.int32, offset=arguments.count * 4)
         report["python_lookup_cold"] = cold_lookups(path, queries, COLD_LOOKUPS)
         begin = time.perf_counter()

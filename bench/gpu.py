@@ -24,14 +24,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 import harness
-from fastdraft.replay.measurement import write_results
+from fastdraft.replay.measurement import versions, write_results
 from harness import Row
 
 HERE = Path(__file__).parent
@@ -40,7 +39,6 @@ LAST_LINES = 12  # of a part's output, where it failed
 REHEARSED = "**Rehearsal: tiny sizes on a CPU, interpreted kernels. These figures mean nothing.**"
 CLOCKS = ("clocks.sm", "clocks.max.sm", "clocks.mem", "clocks.max.mem")
 ASKED = ("driver_version", *CLOCKS, "temperature.gpu", "power.draw")
-PACKAGES = ("fastdraft", "torch", "triton", "transformers", "numpy", "vllm")
 KERNEL_TESTS = ("-m", "pytest", "-v", "-W", "default", "--maxfail=10", "-p", "no:cacheprovider")
 
 
@@ -194,17 +192,6 @@ def gpu() -> Row | None:
     return {**found, **dict(zip(ASKED, values, strict=False))}
 
 
-def versions() -> dict[str, str]:
-    """Of what takes part."""
-    found = {}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
-
-
 def run(
     part: Part, seconds: float, *, rehearsal: bool, folder: Path, options: Sequence[str] = ()
 ) -> Row:
@@ -312,7 +299,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"a rehearsal's figures mean nothing, and may not lie in {options.out}")
     options.out.mkdir(parents=True, exist_ok=True)
     report = harness.about(
-        rehearsal=rehearsal, gpu=None if rehearsal else gpu(), versions=versions(), parts={}
+        rehearsal=rehearsal,
+        gpu=None if rehearsal else gpu(),
+        versions=versions("triton", "vllm"),
+        parts={},
     )
     # What went before, as building the package, is in the time that was given to all.
     spent = 0.0 if options.began is None else max(time.time() - options.began, 0.0)

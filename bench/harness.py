@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import platform
 import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -113,6 +115,12 @@ def read_speeds(path: Path) -> list[Speeds]:
         }
         found.append(Speeds(name if trees is None else f"{name}, trees of {trees}", cost, speeds))
     return found
+
+
+def in_a_process(call: Callable[..., Any], *operands: Any) -> Any:
+    """What a call gives in a fresh process, for what a process's memory says."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(call, *operands).result()
 
 
 def percentiles(times: Iterable[int]) -> dict[str, float]:

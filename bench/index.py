@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import gc
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -176,13 +175,15 @@ def resident_bytes() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def bytes_a_token(make: Make, text: np.ndarray, context: int) -> float:
+def bytes_a_token(index: int, text: np.ndarray, context: int) -> float:
     """What a process grows by for a million tokens in requests of this context.
 
-    The caller runs this in a process of its own. A peer that keeps no index grows by its copy of
-    the tokens.
+    `index` is that of the drafter among `makers`; to be called in a process of its own. A peer that
+    keeps no index grows by its copy of the tokens.
     """
-    peer = make(context)
+    if index > 0:
+        baselines.ensure()
+    peer = makers()[index](context)
     warm = peer.start(text[:context])
     warm.propose(warm.argument)
     gc.collect()
@@ -238,7 +239,6 @@ def main() -> None:
     )
     parser.add_argument("--alone", action="store_true", help="without the peers")
     parser.add_argument("--rounds", type=int, help="print ratios to Arctic over n rounds in turn")
-    parser.add_argument("--memory", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
 
     longest = max(options.contexts)
@@ -252,10 +252,6 @@ def main() -> None:
     if not options.alone:
         for reason in baselines.ensure():
             print(reason, file=sys.stderr)
-    if options.memory is not None:
-        print(bytes_a_token(makers()[options.memory], text, longest))
-        return
-
     report = harness.about(vocabulary=len(np.unique(text)))
     if options.rounds is not None:
         report["ratios"] = ratios(options, text)
@@ -284,11 +280,8 @@ def main() -> None:
         gc.collect()
         gc.freeze()
         for context in options.contexts:
-            command = [sys.executable, __file__, "--memory", str(index), "--contexts", str(context)]
-            if options.tokens is not None:
-                command += ["--tokens", str(options.tokens)]
-            memory = subprocess.run(command, capture_output=True, text=True, check=True)
-            add(title, context, repeated(decode, make, text, context), float(memory.stdout))
+            memory = harness.in_a_process(bytes_a_token, index, text, context)
+            add(title, context, repeated(decode, make, text, context), memory)
             if index == 0 and context == 100_000:
                 # Every pass has a store of its own: finished requests enter it.
                 stored = repeated(decode, beside_store(text), text, context)

@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <cstddef>
+#include <numeric>
 #include <set>
 #include <string>
 #include <utility>
@@ -129,12 +130,6 @@ class StepLatency::Curve {
       }
     }
     start_[kGraph][kGraph] = kGraphDeviation * kGraphDeviation;
-    for (std::size_t i = 0; i < kVariables; ++i) {
-      for (std::size_t j = 0; j < kVariables; ++j) {
-        renewed_[i][j] = (1.0 - stays(i) * stays(j)) * start_[i][j];
-      }
-    }
-    renewed_[kPlain][kPlain] = kLevelDrift * kLevelDrift;
     covariance_ = start_;
     covariance_[kPlain][kPlain] = kUnknownLevel;
   }
@@ -169,47 +164,34 @@ class StepLatency::Curve {
   }
 
   double seconds_in_one_graph(double width) const noexcept {
-    const Weights weights(width, true);
-    const double variance = std::max(weights.dot(product(weights)), 0.0);
+    const Vector weights = weights_of(width, true);
+    const double variance = std::max(dot(weights, product(weights)), 0.0);
     const double hope = kHope * std::min(std::sqrt(variance), kShape);
-    return std::exp(weights.dot(mean_) - hope) * beyond(width);
+    return std::exp(dot(weights, mean_) - hope) * beyond(width);
   }
 
  private:
-  // How much each variable counts in a step of a width: four of them at most.
-  struct Weights {
-    Weights(double width, bool one_graph) noexcept {
-      const auto [right, share] = between(kWidths, width);
-      const double shares[2] = {1.0 - share, share};
-      // The level counts in full, whatever its neighbours do.
-      places[0] = kPlain;
-      values[0] = 1.0;
-      for (std::size_t i = 0; i < 2; ++i) {
-        if (right - 1 + i == kPlain || shares[i] == 0.0) continue;
-        places[count] = right - 1 + i;
-        values[count++] = shares[i];
-      }
-      if (one_graph) {
-        places[count] = kGraph;
-        values[count++] = 1.0;
-      }
-    }
-    double dot(const Vector& vector) const noexcept {
-      double sum = 0.0;
-      for (std::size_t i = 0; i < count; ++i) sum += values[i] * vector[places[i]];
-      return sum;
-    }
-    std::size_t places[4]{};
-    double values[4]{};
-    std::size_t count = 1;
-  };
+  // How much each variable counts in a step of a width.
+  static Vector weights_of(double width, bool one_graph) noexcept {
+    Vector weights{};
+    const auto [right, share] = between(kWidths, width);
+    weights[right - 1] = 1.0 - share;
+    weights[right] = share;
+    weights[kPlain] = 1.0;  // the level counts in full, whatever its neighbours do
+    weights[kGraph] = one_graph ? 1.0 : 0.0;
+    return weights;
+  }
+
+  static double dot(const Vector& a, const Vector& b) noexcept {
+    return std::inner_product(a.begin(), a.end(), b.begin(), 0.0);
+  }
 
   // The covariance with what `weights` makes of the variables.
-  Vector product(const Weights& weights) const noexcept {
+  Vector product(const Vector& weights) const noexcept {
     Vector found{};
-    for (std::size_t i = 0; i < weights.count; ++i) {
-      const Vector& column = covariance_[weights.places[i]];  // it is symmetric
-      for (std::size_t j = 0; j < kVariables; ++j) found[j] += weights.values[i] * column[j];
+    for (std::size_t i = 0; i < kVariables; ++i) {
+      if (weights[i] == 0.0) continue;  // as most are
+      for (std::size_t j = 0; j < kVariables; ++j) found[j] += weights[i] * covariance_[i][j];
     }
     return found;
   }
@@ -228,9 +210,11 @@ class StepLatency::Curve {
     for (std::size_t i = 0; i < kVariables; ++i) {
       mean_[i] = stays(i) * mean_[i] + (1.0 - stays(i)) * typical_[i];
       for (std::size_t j = 0; j < kVariables; ++j) {
-        covariance_[i][j] = stays(i) * stays(j) * covariance_[i][j] + renewed_[i][j];
+        const double stay = stays(i) * stays(j);
+        covariance_[i][j] = stay * covariance_[i][j] + (1.0 - stay) * start_[i][j];
       }
     }
+    covariance_[kPlain][kPlain] += kLevelDrift * kLevelDrift;
   }
 
   // The part of a variable that a step keeps. The level does not return.
@@ -242,19 +226,19 @@ class StepLatency::Curve {
 
   void learn(double width, double seconds, bool plain, bool prompts, bool one_graph) {
     pass();
-    const Weights weights(width, one_graph);
+    const Vector weights = weights_of(width, one_graph);
     const auto forward = static_cast<std::int64_t>(std::ceil(width));
     const bool seen = seen_.count(forward) != 0;
     double noise = seen ? this->noise() : std::max(this->noise(), kFirstMeasurement);
     if (prompts) noise = std::hypot(noise, kPrompts);
-    const double surprise = std::log(seconds) - weights.dot(mean_);
+    const double surprise = std::log(seconds) - dot(weights, mean_);
     if (plain && !prompts && seen) {
       // 1.25 times the mean deviation is the standard deviation of a normal distribution.
       const double scatter = 1.25 * std::min(std::abs(surprise), 1.0);
       scatter_ += kScatterRate * (scatter - scatter_);
     }
     Vector gain = product(weights);
-    double variance = weights.dot(gain) + noise * noise;
+    double variance = dot(weights, gain) + noise * noise;
     if (std::abs(surprise) <= kLargestSurprise * std::sqrt(variance)) {
       doubted_.erase(forward);
     } else if (!doubted_.insert(forward).second) {
@@ -267,7 +251,7 @@ class StepLatency::Curve {
       }
       covariance_[kPlain][kPlain] += kChanged * kChanged;
       gain = product(weights);
-      variance = weights.dot(gain) + noise * noise;
+      variance = dot(weights, gain) + noise * noise;
     }
     // The largest surprise that counts in full.
     const double bound = kLargestSurprise * std::sqrt(variance);
@@ -283,7 +267,6 @@ class StepLatency::Curve {
   Vector typical_{};
   Vector mean_{};
   Matrix start_{};
-  Matrix renewed_{};  // what a step adds to the covariance
   Matrix covariance_{};
   double scatter_ = kMeasurement;
   std::set<std::int64_t> seen_;     // widths of which a forward was measured

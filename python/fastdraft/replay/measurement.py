@@ -36,13 +36,14 @@ def describe_machine() -> str:
     return f"{name}, {cores} {'core' if cores == 1 else 'cores'}, {platform.platform()}"
 
 
-def versions() -> dict[str, str | None]:
-    """Versions of fastdraft and of what it works with; None for what is not installed."""
+def versions(*others: str) -> dict[str, str | None]:
+    """Versions of fastdraft, of what it works with and of other packages; None for what is not
+    installed."""
     found: dict[str, str | None] = {
         "fastdraft": fastdraft.__version__,
         "python": platform.python_version(),
     }
-    for package in ("numpy", "torch", "transformers", "gguf"):
+    for package in ("numpy", "torch", "transformers", "gguf", *others):
         try:
             found[package] = version(package)
         except PackageNotFoundError:

@@ -43,6 +43,9 @@ _PROBES: Final = 32, 1024
 class DraftLengths:
     """Chooses the length of the drafts of each step.
 
+    A scheduler sees no drafts, and may run in another process than the engine. So all that can be
+    learned is how many tokens are accepted, by their depth.
+
     Args:
         lengths: Those to choose among, beside 0.
         latency: What steps take; is told of each step.

@@ -71,6 +71,9 @@ def seconds_of_a_line(device_type: str, vocabulary: int) -> float:
 class StepTimes:
     """Measures steps, and says what the tokens of the next one cost.
 
+    Steps that run as one graph are priced by themselves. Without that, modelled batches of 8 to 20
+    rows are up to 4 % slower where other steps take 1.12 times as long, and 11 % where 1.3.
+
     Args:
         device_type: Where the model computes, as in `torch.device.type`.
         sizes, even_graphs: See `captured_sizes`.
