@@ -970,7 +970,7 @@ def test_requests_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     template = _req("template", [1])
     running: list[Any] = []
     rng = random.Random(3)
-    for number in range(10_000):
+    for number in range(2_000):
         req = types.SimpleNamespace(
             rid=str(number),
             origin_input_ids=array("q", [rng.randrange(50) for _ in range(20)]),
@@ -989,7 +989,7 @@ def test_requests_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     assert corpus.faults == 0
     assert corpus.num_requests == corpus.engine.num_requests == 0
     assert corpus.engine.num_bytes == 0
-    assert corpus.stats.steps > 7000
+    assert corpus.stats.steps > 1400
 
 
 def test_a_request_comes_back_after_it_was_set_aside(corpus: adapter.Corpus) -> None:
