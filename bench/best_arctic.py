@@ -23,7 +23,8 @@ import baselines
 import harness
 from fastdraft.replay import Record, replay_family
 from fastdraft.replay.peers import ArcticSuffix
-from harness import Row, read_speeds
+from fastdraft.replay.results import read_speeds
+from harness import Row
 
 TOKEN_COSTS = (0.0, 0.02, 0.05, 0.2)
 LONGEST = 64

@@ -6,7 +6,6 @@ Results name machine, commit and command, and are written as `fastdraft.replay.m
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 import platform
@@ -16,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -91,30 +90,6 @@ def recorded_families(
 
     encode = TextTokenizer(ensure_model).encode
     return read_families([folder], encode, names=names, references=references)
-
-
-class Speeds(NamedTuple):
-    """The modelled speeds of one drafter at one token cost, times plain decoding, by family."""
-
-    name: str
-    token_cost: float
-    families: dict[str, float]
-
-
-def read_speeds(path: Path) -> list[Speeds]:
-    """Those of all runs that `fastdraft replay --json` wrote to a file. The default drafter is
-    "fastdraft"; a name ends with the size of trees."""
-    found = []
-    for run in json.loads(path.read_text("utf-8"))["runs"]:
-        name = "fastdraft" if run["drafter"] == "default" else run["drafter"]
-        trees = run.get("tree_budget")
-        cost = run["token_cost"]
-        speeds = {
-            family: each["emitted"] / (each["steps"] + cost * each["drafted"])
-            for family, each in run["families"].items()
-        }
-        found.append(Speeds(name if trees is None else f"{name}, trees of {trees}", cost, speeds))
-    return found
 
 
 def in_a_process(call: Callable[..., Any], *operands: Any) -> Any:

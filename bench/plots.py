@@ -8,16 +8,17 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
-import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter, StrMethodFormatter
+from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
-from harness import Speeds, read_speeds
+from fastdraft.replay.plot import OURS, look_of, saved, speeds_figure, style
+from fastdraft.replay.results import Speeds, read_speeds
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"
@@ -36,33 +37,6 @@ PEERS = {
     "vLLM n-gram": "vllm",
     "Arctic suffix decoding": "arctic",
     "Arctic suffix decoding, local tree": "arctic-local",
-}
-OURS = "#1a7f37"
-LOOKS: Mapping[str, Any] = {
-    "fastdraft": {"color": OURS, "marker": "o"},
-    "fastdraft, trees of 32": {"color": "#0b4d22", "marker": "P"},
-    "arctic": {"color": "#d1742f", "marker": "D"},
-    "arctic-local": {"color": "#e8b48c", "marker": "d"},
-    "vllm": {"color": "#3b6fb6", "marker": "s"},
-    "transformers": {"color": "#8f6bb3", "marker": "^"},
-}
-STYLE: Any = {
-    "axes.edgecolor": "#8c959f",
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.titlelocation": "left",
-    "axes.titleweight": "bold",
-    "axes.titlesize": 11,
-    "font.size": 10,
-    "grid.color": "#e3e6ea",
-    "legend.frameon": False,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "fastdraft",
-    "font.family": ["sans-serif"],
-    "text.color": "#1f2328",
-    "xtick.color": "#57606a",
-    "ytick.color": "#57606a",
-    "axes.labelcolor": "#57606a",
 }
 SERVED = {"fastdraft-v1": "fastdraft", "suffix": "arctic", "ngram": "vllm"}
 COMPARED_COST = 0.02
@@ -95,13 +69,18 @@ def speed_by_token_cost() -> dict[str, dict[float, float]]:
     return found
 
 
-def families_against_arctic() -> dict[str, dict[str, float]]:
-    """By drafter and family the modelled speed at `COMPARED_COST`."""
-    return {
-        run.name: run.families
+def arctic_runs() -> list[Speeds]:
+    """Ours and Arctic's, each with chains and with its memory, at one cost."""
+    return [
+        run
         for run in all_speeds()
         if run.token_cost == COMPARED_COST and run.name in ("fastdraft", "arctic")
-    }
+    ]
+
+
+def families_against_arctic() -> dict[str, dict[str, float]]:
+    """By drafter and family the modelled speed at `COMPARED_COST`."""
+    return {run.name: run.families for run in arctic_runs()}
 
 
 def propose_latency() -> dict[str, dict[int, float]]:
@@ -135,6 +114,7 @@ def reliability() -> dict[str, dict[float, float]]:
 
 def lines(axes: Axes, data: Data) -> None:
     """A line for each drafter; ours in front and wider."""
+    looks = look_of(list(data))
     for name, points in data.items():
         ours = name.startswith("fastdraft")
         axes.plot(
@@ -144,7 +124,7 @@ def lines(axes: Axes, data: Data) -> None:
             linewidth=2.4 if ours else 1.5,
             zorder=3 if ours else 2,
             markersize=6,
-            **LOOKS[name],
+            **looks[name],
         )
     axes.grid()
 
@@ -170,38 +150,7 @@ def draw_speed_by_token_cost() -> Figure:
 
 
 def draw_families_against_arctic() -> Figure:
-    """Plain decoding is the line at 1. Families stand in the order of fastdraft's speeds."""
-    data = families_against_arctic()
-    ours = data["fastdraft"]
-    names = sorted(ours, key=lambda name: ours[name])
-    places = range(len(names))
-    figure = Figure(figsize=(8, 1.9 + 0.27 * len(names)), layout="constrained")
-    axes = figure.subplots()
-    for place, name in enumerate(names):
-        ends = [min(of[name] for of in data.values()), max(of[name] for of in data.values())]
-        axes.plot(ends, [place] * 2, color="#d0d7de", lw=2, zorder=1)
-    for depth, (drafter, speeds) in enumerate(data.items()):
-        axes.plot(
-            [speeds[name] for name in names], places, linestyle="none", markersize=6,
-            label=TITLES.get(drafter, drafter), zorder=4 - depth / 2, **LOOKS[drafter],
-        )  # fmt: skip
-    every = [speed for speeds in data.values() for speed in speeds.values()]
-    axes.axvline(1, color="#24292f", lw=1.5, zorder=2, label="plain")
-    axes.set_title(f"token cost {COMPARED_COST:g}")
-    axes.set_xlabel("modelled speed, times plain")
-    # On this scale 2 times and 0.5 times plain are equally far from 1.
-    axes.set_xscale("log")
-    axes.set_xlim(min(0.95, 0.95 * min(every)), 1.08 * max(every))
-    axes.xaxis.set_major_locator(FixedLocator([0.25, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10, 20, 50]))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axes.grid(axis="x")
-    axes.set_axisbelow(True)
-    axes.set_yticks(places, names)
-    axes.set_ylim(-0.7, len(names) - 0.3)
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper left", ncols=len(labels))
-    return figure
+    return speeds_figure([replace(r, name=TITLES.get(r.name, r.name)) for r in arctic_runs()])
 
 
 def draw_propose_latency() -> Figure:
@@ -226,9 +175,9 @@ def draw_throughput() -> Figure:
     lines(axes, data)
     rows = sorted({row for points in data.values() for row in points})
     lowest, highest = throughput(1), throughput(2)
-    for name, points in data.items():
+    for name, look in look_of(list(data)).items():
         ends = list(lowest[name].values()), list(highest[name].values())
-        axes.vlines(list(points), *ends, color=LOOKS[name]["color"], linewidth=1)
+        axes.vlines(list(data[name]), *ends, color=look["color"], linewidth=1)
     axes.axhline(1, color="#24292f", linewidth=1.5, zorder=2)
     axes.annotate("plain decoding", (rows[-1], 1), (0, 5), textcoords="offset points", ha="right")
     axes.set(
@@ -270,16 +219,6 @@ PLOTS: dict[str, tuple[Callable[[], Data], Callable[[], Figure]]] = {
 """By the file's name: what is drawn, and what draws it."""
 
 
-def save(name: str, folder: Path) -> Figure:
-    """Draws a plot to a file of the folder. What it shows stands in the file as text."""
-    data, draw = PLOTS[name]
-    with matplotlib.rc_context(STYLE):
-        figure = draw()
-        about = {"Date": None, "Description": as_text(data())}
-        figure.savefig(folder / f"{name}.svg", dpi=150, metadata=about)
-    return figure
-
-
 def as_text(data: Data) -> str:
     """What a plot shows, as the JSON that its file keeps."""
     return json.dumps({k: {str(x): round(y, 4) for x, y in v.items()} for k, v in data.items()})
@@ -290,9 +229,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=IMAGES, help="the folder of the images")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    for name in PLOTS:
-        save(name, options.out)
-        print(options.out / f"{name}.svg")
+    with style():
+        for name, (data, draw) in PLOTS.items():
+            saved(draw(), options.out / f"{name}.svg", as_text(data()))
+            print(options.out / f"{name}.svg")
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ stands is emitted; the first child that is this token is where it stands next, a
 ends. It also ends before an empty row. So the draft's tokens are compared up to the first mismatch,
 and rows after that are no part of the text. A draft is looked at up to max_draft tokens.
 
-In a kernel, the program that finishes a request walks. `row_results` holds for each row the packed
-`ordered_key` of its largest logit and the target's token; it is read, and zero again afterwards.
+In a kernel, the program that finishes a request walks. Results hold for each row the packed
+`ordered_key` of its largest logit and the target's token; they are read, and zero afterwards.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from fastdraft.kernels import grid
 from fastdraft.kernels.language import jit, tl
 from fastdraft.kernels.operands import Batch, Status, Verified
 
-NAN = tl.constexpr(int(Status.NAN))
-EMPTY = tl.constexpr(int(Status.EMPTY))
+_NAN = tl.constexpr(int(Status.NAN))
+_EMPTY = tl.constexpr(int(Status.EMPTY))
 
 
 class Chosen(NamedTuple):
@@ -143,26 +143,29 @@ def _placed(numbers: list[Any], device: torch.device) -> Tensor:
 
 
 @jit
-def accept(place, batch, scratch, output, C):
-    """Writes what a request emits; place: that of any of its rows. With a path it is a tree."""
+def accept(place, batch, logits, results, scratch, output, C):
+    """Writes what a request emits; place: that of any of its rows. With a path it is a tree.
+
+    results: of the rows, each one's packed key and token; zero from now on.
+    """
     if output.tree_path is not None:
-        length, nan, stopped = _walk(place, batch, scratch, output, C)
+        length, nan, stopped = _walk(place, batch, results, scratch, output, C)
     else:
-        length, nan, stopped = _compare(place, batch, scratch, output, C)
+        length, nan, stopped = _compare(place, batch, logits, results, scratch, output, C)
     tl.store(output.lengths + place.request, length)
-    tl.store(output.status + place.request, nan * NAN + stopped * EMPTY)
+    tl.store(output.status + place.request, nan * _NAN + stopped * _EMPTY)
 
 
 @jit
-def emitted_of(request, batch):
+def _emitted_of(request, batch):
     """Where what a request emits begins."""
     return request.to(tl.int64) * (batch.max_draft + 1)
 
 
 @jit
-def _take_results(place, scratch, slot):
+def _take_results(place, results, slot):
     """The packed results of the slots, which are zero from now on."""
-    results = scratch.row_results + place.first + slot
+    results += place.first + slot
     packed = tl.load(results, mask=slot <= place.size, other=0, cache_modifier=".cg")
     tl.debug_barrier()  # No thread writes what another has yet to read.
     tl.store(results, tl.zeros_like(packed), mask=slot <= place.size)
@@ -170,16 +173,16 @@ def _take_results(place, scratch, slot):
 
 
 @jit
-def _compare(place, batch, scratch, output, C):
+def _compare(place, batch, logits, results, scratch, output, C):
     """A chain: the slots up to the first whose row does not give the draft's next token."""
     size, max_draft = place.size, batch.max_draft
-    emitted = emitted_of(place.request, batch)
+    emitted = _emitted_of(place.request, batch)
     last = size
     nan = 0
     stopped = 0
     for block in range(0, max_draft + 1, C.SLOTS):
         slot = block + tl.arange(0, C.SLOTS)
-        packed = _take_results(place, scratch, slot)
+        packed = _take_results(place, results, slot)
         key, token = grid.unpack(packed)
         at = grid.drafted_at(place, slot + 1)
         follows = (slot < size) & (at >= 0) & (at < batch.drafted)
@@ -188,6 +191,7 @@ def _compare(place, batch, scratch, output, C):
         refused = (slot <= size) & ((expected != token) | empty)
         last = tl.minimum(last, tl.min(tl.where(refused, slot, size)))
         kept = (slot < last) | ((slot == last) & ~empty)
+        token = tl.minimum(token, logits.vocabulary - 1)  # in range whatever the offsets hold
         nan = tl.maximum(nan, tl.max(((slot <= last) & (key == grid.NAN_KEY)).to(tl.int32)))
         stopped = tl.maximum(stopped, tl.max(((slot == last) & empty).to(tl.int32)))
         inside = slot <= max_draft
@@ -202,13 +206,13 @@ def _compare(place, batch, scratch, output, C):
 
 
 @jit
-def _walk(place, batch, scratch, output, C):
+def _walk(place, batch, results, scratch, output, C):
     """A tree: from the text's last token to the child that is the target's token, and on from it.
 
     A child stands behind its parent, so the slots are looked through once, in blocks.
     """
     size, max_draft = place.size, batch.max_draft
-    emitted = emitted_of(place.request, batch)
+    emitted = _emitted_of(place.request, batch)
     token_ids = output.token_ids + emitted
     path = output.tree_path + (emitted - place.request)
     current = 0
@@ -218,7 +222,7 @@ def _walk(place, batch, scratch, output, C):
     nan = 0
     for block in range(0, size + 1, C.SLOTS):
         slot = block + tl.arange(0, C.SLOTS)
-        packed = _take_results(place, scratch, slot)
+        packed = _take_results(place, results, slot)
         if block == 0:
             result = tl.max(tl.where(slot == 0, packed, 0))
         at = grid.drafted_at(place, slot)

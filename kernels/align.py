@@ -289,13 +289,10 @@ def _expected(chances, there, at, slot):
 
 @jit(
     do_not_specialize=("places", "longest", "text_stride", "nodes", "vocabulary", "padding"),
-    do_not_specialize_on_alignment=("idx_mapping", "num_sampled", "token_ids"),
+    do_not_specialize_on_alignment=("idx_mapping", "num_sampled"),
 )
 def align_kernel(
-    idx_mapping, num_sampled, token_ids, lengths, requests, limits,
-    base, count, node_ids, parents, node_probabilities, tree_requests, chances,
-    head_ids, acceptance, first_right,
-    draft_ids, draft_probabilities, draft_counts, ends,
+    idx_mapping, num_sampled, texts, trees, chances, head, output,
     places, longest, text_stride, nodes, vocabulary, padding,
     LOOKAHEAD: tl.constexpr, SLOTS: tl.constexpr, NODES: tl.constexpr, REACH: tl.constexpr,
     SHORTEST: tl.constexpr, LONGEST: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr,
@@ -306,22 +303,23 @@ def align_kernel(
     place = tl.load(idx_mapping + program).to(tl.int64)
     inside = (place >= 0) & (place < places)
     place = tl.where(inside, place, 0)
-    length = tl.load(lengths + place, mask=inside, other=0)
+    length = tl.load(texts.lengths + place, mask=inside, other=0)
     length = tl.minimum(tl.maximum(length, 0), longest)
-    text = token_ids + place * text_stride
+    text = texts.token_ids + place * text_stride
     last = tl.load(text + length - 1, mask=length > 0, other=0)
     row = _Row(text, length, last)
-    wanted = tl.minimum(tl.load(limits + place), longest - length)
+    wanted = tl.minimum(tl.load(texts.limits + place), longest - length)
     wanted = tl.minimum(tl.maximum(wanted, 0), LOOKAHEAD)
     sampled = tl.load(num_sampled + program).to(tl.int32)
     wanted = tl.where((sampled > 0) & (length > 0), wanted, 0)
 
-    size = tl.minimum(tl.maximum(tl.load(count + place), 0), nodes)
-    size = tl.where(tl.load(tree_requests + place) == tl.load(requests + place), size, 0)
+    size = tl.minimum(tl.maximum(tl.load(trees.counts + place), 0), nodes)
+    size = tl.where(tl.load(trees.requests + place) == tl.load(texts.requests + place), size, 0)
     first = place * nodes
     tree = _TreeOfRow(
-        node_ids + first, parents + first, node_probabilities + first, tl.load(base + place), size
-    )
+        trees.token_ids + first, trees.parents + first, trees.probabilities + first,
+        tl.load(trees.bases + place), size,
+    )  # fmt: skip
     index = tl.arange(0, NODES)
     used = (index < size) & (wanted > 0)
     above = _parent(tree, index, used)
@@ -369,10 +367,10 @@ def align_kernel(
     drawn = tl.where(slot < drafted, ids, padding)
     probabilities = tl.where(slot < drafted, probabilities, 0.0)
     total = drafted
-    end = ends + program.to(tl.int64) * WIDTH
+    end = output.ends + program.to(tl.int64) * WIDTH
     if BINS:
-        theirs = tl.load(head_ids + after, mask=slot < LOOKAHEAD, other=0).to(tl.int32)
-        right = tl.load(acceptance + slot, mask=slot < LOOKAHEAD, other=0.0)
+        theirs = tl.load(head.token_ids + after, mask=slot < LOOKAHEAD, other=0).to(tl.int32)
+        right = tl.load(head.acceptance + slot, mask=slot < LOOKAHEAD, other=0.0)
         differs = (slot < drafted) & (theirs != ids)
         at = tl.min(tl.where(differs, slot, SLOTS))
         chance = tl.sum(tl.where(slot == at, probabilities, 0.0))
@@ -381,12 +379,12 @@ def align_kernel(
         tl.store(end + 4 + slot, theirs, mask=slot < LOOKAHEAD)
         aligned = tl.where(slot < drafted, ids, -1)
         tl.store(end + 4 + LOOKAHEAD + slot, aligned, mask=slot < LOOKAHEAD)
-        ours = _expected(probabilities, tl.load(first_right + of_bins), at, slot)
-        if ours <= _expected(right, tl.load(first_right + BINS + of_bins), at, slot):
+        ours = _expected(probabilities, tl.load(head.first + of_bins), at, slot)
+        if ours <= _expected(right, tl.load(head.first + BINS + of_bins), at, slot):
             drawn, probabilities, drafted, total = theirs, right, drafted * 0, total * 0 + LOOKAHEAD
-    tl.store(draft_ids + after, drawn, mask=slot < LOOKAHEAD)
-    tl.store(draft_probabilities + after, probabilities, mask=slot < LOOKAHEAD)
-    tl.store(draft_counts + program, total)
+    tl.store(output.token_ids + after, drawn, mask=slot < LOOKAHEAD)
+    tl.store(output.probabilities + after, probabilities, mask=slot < LOOKAHEAD)
+    tl.store(output.counts + program, total)
 
     tl.store(end, tl.where(inside, sampled, 0))
     tl.store(end + 1, length)
@@ -406,17 +404,15 @@ def launch(batch: Alignment, output: Aligned) -> Aligned:
     bins = 0 if head is None else head.first.shape[1]
     width = output.ends.shape[1]
     tail = width - 3 - (width_beside_head(lookahead) if bins else 0)
-    # Read by no kernel where there is no head.
-    beside = head or (output.token_ids, scan.probabilities, scan.probabilities)
     with torch.cuda.device_of(texts.token_ids):
         align_kernel[(len(idx_mapping),)](
             idx_mapping,
             num_sampled,
-            *texts,
-            *trees,
+            texts,
+            trees,
             scan.probabilities,
-            *beside,
-            *output,
+            head,
+            output,
             places,
             longest,
             texts.token_ids.stride(0),

@@ -144,7 +144,7 @@ def greedy_kernel(batch, logits, draft, scratch, output, C):
 
     arrivals = scratch.request_arrivals + place.request
     if grid.last_to_arrive(arrivals, (place.size + 1) * batch.programs, C.WAIT):
-        accept(place, batch, scratch, output, C)
+        accept(place, batch, logits, scratch.row_results, scratch, output, C)
 
 
 def launch(batch: Batch) -> Verified:

@@ -63,7 +63,7 @@ import torch
 from torch import Tensor
 
 from fastdraft.kernels import config, filters, grid, language, statistics
-from fastdraft.kernels.acceptance import EMPTY, NAN, Chosen, emitted_of, join
+from fastdraft.kernels.acceptance import Chosen, accept, join
 from fastdraft.kernels.chunks import as_float, reads_back, slabs, total
 from fastdraft.kernels.filters import NEGLIGIBLE, log_softmax_of, weigh_rows
 from fastdraft.kernels.grid import Place, Rows
@@ -537,13 +537,12 @@ def rejection_kernel(batch, logits, draft, scratch, output, C):
     program = tl.program_id(0)
     request = program // batch.programs
     part = program % batch.programs
-    max_draft = batch.max_draft
     # In range whatever the offsets hold.
     rows = batch.rows
     first = tl.minimum(tl.maximum(tl.load(batch.offsets + request) + request, 0), rows - 1)
     first = first.to(tl.int32)
     end = tl.minimum(tl.load(batch.offsets + request + 1) + request + 1, rows).to(tl.int32)
-    size = tl.minimum(tl.maximum(end - first - 1, 0), max_draft)
+    size = tl.minimum(tl.maximum(end - first - 1, 0), batch.max_draft)
 
     sure = size * 0
     for block in range(0, size + 1, C.SLOTS):
@@ -633,32 +632,16 @@ def rejection_kernel(batch, logits, draft, scratch, output, C):
             place, batch, logits, scratch, heat, seed, position, chunk_stream, token_stream, C
         )
 
-    stopped = (against.key <= grid.EMPTY_KEY).to(tl.int32)
-    nan = (against.key == grid.NAN_KEY).to(tl.int32)
-    emitted = emitted_of(request, batch)
-    raw = 0.0
+    # The last token's row ends the draft, whatever the draft's next token is.
+    tl.store(scratch.row_tests + row, grid.pack(against.key, found))
+    if output.logprobs is not None:
+        tl.store(scratch.row_logprobs + row, logprob)
     if output.raw_logprobs is not None:
         raw = statistics.log_raw(place, logits, found, scratch, C.BLOCK)
-    for block in range(0, max_draft + 1, C.SLOTS):
-        slot = block + tl.arange(0, C.SLOTS)
-        inside = slot <= max_draft
-        taken = slot < last
-        is_last = slot == last + stopped * (max_draft + 1)
-        row_key, token = grid.unpack(tl.load(scratch.row_tests + first + slot, mask=taken, other=0))
-        nan = tl.maximum(nan, tl.max((taken & (row_key == grid.NAN_KEY)).to(tl.int32)))
-        token = tl.minimum(token, logits.vocabulary - 1)  # in range whatever the offsets hold
-        token = tl.where(taken, token, tl.where(is_last, found, -1))
-        tl.store(output.token_ids + emitted + slot, token, mask=inside)
-        if output.logprobs is not None:
-            value = tl.load(scratch.row_logprobs + first + slot, mask=taken, other=float("nan"))
-            value = tl.where(is_last, logprob, value)
-            tl.store(output.logprobs + emitted + slot, value, mask=inside)
-        if output.raw_logprobs is not None:
-            value = tl.load(scratch.row_raw_logprobs + first + slot, mask=taken, other=float("nan"))
-            value = tl.where(is_last, raw, value)
-            tl.store(output.raw_logprobs + emitted + slot, value, mask=inside)
-    tl.store(output.lengths + request, last + 1 - stopped)
-    tl.store(output.status + request, nan * NAN + stopped * EMPTY)
+        tl.store(scratch.row_raw_logprobs + row, raw)
+    tl.debug_barrier()
+    kept = Place(row, request, first, last)
+    accept(kept, batch, logits, scratch.row_tests, scratch, output, C)
 
 
 def launch(batch: Batch, sampling: Sampling, draft_logits: Tensor) -> Verified:

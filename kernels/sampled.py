@@ -212,7 +212,7 @@ def _finish_row(place, batch, logits, scratch, output, C):
         raw = statistics.log_raw(place, logits, token, scratch, C.BLOCK)
         tl.store(scratch.row_raw_logprobs + place.row, raw)
     if grid.last_to_arrive(scratch.request_arrivals + request, place.size + 1, C.WAIT):
-        accept(place, batch, scratch, output, C)
+        accept(place, batch, logits, scratch.row_results, scratch, output, C)
 
 
 @jit

@@ -18,8 +18,8 @@ from fastdraft import DraftConfig, DraftStats, Engine, hf
 from fastdraft.drafters import AssistantModel, Staged
 from fastdraft.errors import InvalidValueError
 from fastdraft.hf.draft_models.drafter import ModelDrafter
-from fastdraft.hf.draft_models.engine import EngineRequests
 from hf_models import VOCABULARY, assert_same_tokens, repetitive_batch, tiny_model
+from watches import counted_forwards
 
 NEW = 32
 GREEDY: dict[str, Any] = {"do_sample": False, "max_new_tokens": NEW, "eos_token_id": None}
@@ -203,11 +203,11 @@ def test_what_it_has_to_read_counts(
     """A long prompt makes its first draft dear, the more so the fewer drafts are to come."""
     times: list[float] = []
 
-    def refuse(*_: Any, time: float, **__: Any) -> list[bool]:
+    def refuse(*_: Any, time: float, **__: Any) -> np.ndarray:
         times.append(time)
-        return [False]
+        return np.array([False])
 
-    monkeypatch.setattr(EngineRequests, "wants", refuse)
+    monkeypatch.setattr(Engine, "wants", refuse)
     cost = np.linspace(1.0, 2.0, 17)
 
     def asked(prompt: int, left: int, steps: int = 1) -> float:
@@ -424,16 +424,9 @@ def test_models_that_cannot_draft_are_refused() -> None:
 def test_assistants_elsewhere_are_refused_before_the_model_is_run(
     model: Any, moved: dict[str, Any], named: str
 ) -> None:
-    forwards: list[int] = []
-    handle = model.register_forward_pre_hook(lambda *_: forwards.append(1))
-    with pytest.raises(InvalidValueError, match=named):
-        hf.generate(
-            model,
-            **repetitive_batch(1),
-            **GREEDY,
-            drafter=_constant(copy.deepcopy(model).to(**moved)),
-        )
-    handle.remove()
+    assistant = _constant(copy.deepcopy(model).to(**moved))
+    with counted_forwards(model) as forwards, pytest.raises(InvalidValueError, match=named):
+        hf.generate(model, **repetitive_batch(1), **GREEDY, drafter=assistant)
     assert not forwards
 
 

@@ -9,18 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 from transformers import (
-    LogitsProcessorList,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
 
 from assistants import bent, shortened
-from fastdraft import DraftConfig, DraftStats, hf
+from distributions import assert_distribution
+from fastdraft import DraftConfig, DraftStats, Engine, hf
 from fastdraft.drafters import AssistantModel, Staged
-from fastdraft.hf.draft_models.engine import EngineRequests
 from hf_models import VOCABULARY, TreeBatch, repetitive_batch
 
 LENGTH, COPIES, PROMPT = 8, 1500, 12
@@ -35,40 +33,16 @@ def _constant(model: Any, num_tokens: int, **options: Any) -> AssistantModel:
 
 
 def _assert_distribution(model: Any, sequences: torch.Tensor, options: dict[str, Any]) -> None:
-    """Every sampled token, put through its conditional distribution function, is uniform.
-
-    Tokens in the order of their probabilities, so that a verifier that favours or disfavours likely
-    ones bends the distribution; each step also alone, and each pair of steps, since a fault could
-    hide in the first or last place of a draft, or tie one token to the next.
-    """
-    with torch.no_grad():
-        logits = model(sequences).logits[:, PROMPT - 1 : -1].flatten(0, 1)
-    warpers = LogitsProcessorList()
-    if "temperature" in options:
-        warpers.append(TemperatureLogitsWarper(options["temperature"]))
-    if "top_k" in options:
-        warpers.append(TopKLogitsWarper(options["top_k"]))
-    if "top_p" in options:
-        warpers.append(TopPLogitsWarper(options["top_p"]))
-    probabilities = warpers(sequences, logits).double().softmax(-1)
-    tokens = sequences[:, PROMPT:].flatten()
-    assert bool((probabilities.gather(-1, tokens[:, None]) > 0).all())
-    likely, order = probabilities.sort(dim=-1, descending=True, stable=True)
-    place = (order == tokens[:, None]).int().argmax(-1, keepdim=True)
-    own = likely.gather(-1, place)[:, 0]
-    below = (likely.cumsum(-1).gather(-1, place)[:, 0] - own).numpy()
-    spread = np.random.default_rng(5).random(len(below))
-    uniform = (below + spread * own.numpy()).reshape(-1, LENGTH)
-    counts, _ = np.histogram(uniform, bins=50, range=(0, 1))
-    assert stats.chisquare(counts).pvalue > 1e-4
-    for step in range(LENGTH):
-        counts, _ = np.histogram(uniform[:, step], bins=20, range=(0, 1))
-        assert stats.chisquare(counts).pvalue > 1e-5
-    for step in range(LENGTH - 1):
-        pairs, _, _ = np.histogram2d(
-            uniform[:, step], uniform[:, step + 1], bins=6, range=[(0, 1), (0, 1)]
+    warpers: list[Any] = [
+        kind(options[name])
+        for name, kind in (
+            ("temperature", TemperatureLogitsWarper),
+            ("top_k", TopKLogitsWarper),
+            ("top_p", TopPLogitsWarper),
         )
-        assert stats.chisquare(pairs.flatten()).pvalue > 1e-5
+        if name in options
+    ]
+    assert_distribution(model, sequences, prompt=PROMPT, processors=warpers)
 
 
 def _sampled(model: Any, drafter: Any, **options: Any) -> Any:
@@ -126,19 +100,19 @@ def _drafters(model: Any, small: Any) -> dict[str, Any]:
 
 def _let_everything_pay(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every other draft is the model's and every other one the engine's, whatever they cost."""
-    propose = EngineRequests.propose
+    propose = Engine.propose_batch
 
-    def wants(_: EngineRequests, __: str, requests: Any, **___: Any) -> list[bool]:
+    def wants(_: Engine, __: str, requests: Any, **___: Any) -> np.ndarray:
         coins = np.random.default_rng(len(steps)).random(len(requests)) < 0.5
         steps.append(coins.mean())
-        return coins.tolist()
+        return coins
 
-    def costless(self: EngineRequests, requests: Any, **options: Any) -> Any:
+    def costless(self: Engine, requests: Any, **options: Any) -> Any:
         return propose(self, requests, **{**options, "cost": None, "token_cost": 0.0})
 
     steps: list[float] = []
-    monkeypatch.setattr(EngineRequests, "wants", wants)
-    monkeypatch.setattr(EngineRequests, "propose", costless)
+    monkeypatch.setattr(Engine, "wants", wants)
+    monkeypatch.setattr(Engine, "propose_batch", costless)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from hf_models import (
     plain_tokens,
     repetitive_batch,
 )
+from watches import counted_forwards
 
 if not hasattr(Cache, "is_recording_past"):
     pytest.skip("needs transformers 5.21", allow_module_level=True)
@@ -167,9 +168,7 @@ def test_draft_models_with_convolutions(rows: int, small: float, large: float) -
 
 
 def test_a_static_cache_is_refused(model: Any) -> None:
-    forwards: list[int] = []
-    handle = model.register_forward_hook(lambda *_: forwards.append(1))
-    with pytest.raises(InvalidValueError, match="a static cache needs layers of"):
+    message = "a static cache needs layers of"
+    with counted_forwards(model) as forwards, pytest.raises(InvalidValueError, match=message):
         hf.generate(model, **repetitive_batch(1), **OPTIONS, cache_implementation="static")
-    handle.remove()
     assert not forwards

@@ -22,6 +22,7 @@ from hf_models import (
     repetitive_batch,
     tiny_model,
 )
+from watches import counted_forwards
 
 NEW = 48
 
@@ -50,10 +51,8 @@ def test_without_drafts_every_step_emits_one_token(llama: Any) -> None:
 def test_drafts_save_forwards(llama: Any) -> None:
     inputs = repetitive_batch(1)
     plain_tokens(llama, inputs, max_new_tokens=NEW)
-    forwards: list[int] = []
-    handle = llama.register_forward_hook(lambda *_: forwards.append(1))
-    output = assert_decodes(llama, inputs, max_new_tokens=NEW, every=NEW).output
-    handle.remove()
+    with counted_forwards(llama) as forwards:
+        output = assert_decodes(llama, inputs, max_new_tokens=NEW, every=NEW).output
     assert len(forwards) == output.stats.steps < NEW / 3
 
 
@@ -68,13 +67,9 @@ def test_forwards_are_padded_to_the_cheaper_width(
     options: dict[str, Any] = {"max_new_tokens": NEW, "eos_token_id": None}
     plain_tokens(model, inputs, **options)
     charge_in_steps(model, width)
-    widths: list[int] = []
-    handle = model.get_input_embeddings().register_forward_hook(
-        lambda _, arguments, __: widths.append(arguments[0].shape[1])
-    )
     ours = {"drafter": Generous(DraftConfig(lookahead=4))} if drafts == "predicted" else None
-    assert_decodes(model, inputs, drafts, ours=ours, **options)
-    handle.remove()
+    with counted_forwards(model) as widths:
+        assert_decodes(model, inputs, drafts, ours=ours, **options)
     assert {30, width} <= set(widths) <= {30, 1, width}
     assert widths.count(width) > 5
 

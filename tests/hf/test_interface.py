@@ -18,7 +18,6 @@ from transformers import (
     StoppingCriteria,
     StoppingCriteriaList,
 )
-from transformers.generation.streamers import BaseStreamer
 
 from fastdraft import Datastore, DraftBatch, DraftConfig, DraftStats, Engine, Source, hf
 from fastdraft.drafters import AssistantModel
@@ -40,6 +39,7 @@ from hf_models import (
     tiny_model,
 )
 from tiny_tokenizer import tiny_tokenizer
+from watches import Recorder, counted_forwards
 
 NEW = 40
 
@@ -52,89 +52,26 @@ def _prediction(model: Any, inputs: dict[str, torch.Tensor], **options: Any) -> 
     return [edited(row[columns:]) for row in output]
 
 
-class _Recorder(BaseStreamer):
-    """Remembers every call, and how many forwards had been made by then."""
-
-    def __init__(self, forwards: list[int] | None = None) -> None:
-        self.calls: list[Any] = []
-        self.forwards_at: list[int] = []
-        self._forwards = forwards if forwards is not None else []
-
-    def put(self, value: torch.Tensor) -> None:
-        self.calls.append(value.tolist())
-        self.forwards_at.append(len(self._forwards))
-
-    def end(self) -> None:
-        self.calls.append("end")
-
-
-class _Wrapping(transformers.LlamaForCausalLM):
-    """Wraps what decodes, as a subclass that measures or logs does."""
-
-    def generate(self, *arguments: Any, custom_generate: Any = None, **options: Any) -> Any:
-        if custom_generate is None:
-            return super().generate(*arguments, **options)
-
-        def decode(model: Any, *inputs: Any, **prepared: Any) -> Any:
-            return custom_generate(model, *inputs, **prepared)
-
-        return super().generate(*arguments, custom_generate=decode, **options)
-
-
-class _Elsewhere(transformers.LlamaForCausalLM):
-    """Decodes in a thread of its own."""
-
-    def generate(self, *arguments: Any, custom_generate: Any = None, **options: Any) -> Any:
-        if custom_generate is None:
-            return super().generate(*arguments, **options)
-
-        def decode(model: Any, *inputs: Any, **prepared: Any) -> Any:
-            def run() -> Any:
-                with torch.no_grad():
-                    return custom_generate(model, *inputs, **prepared)
-
-            with ThreadPoolExecutor(1) as pool:
-                return pool.submit(run).result()
-
-        return super().generate(*arguments, custom_generate=decode, **options)
-
-
-def _of_class(kind: Any) -> Any:
-    return drawn(kind, tiny_model("llama").config)
-
-
 @pytest.mark.parametrize("drafts", ["predicted", "trees"])
 @pytest.mark.parametrize("inside", [False, True])
-@pytest.mark.parametrize("kind", [transformers.LlamaForCausalLM, _Wrapping, _Elsewhere])
-def test_streamers_get_the_calls_of_plain_decoding(kind: Any, inside: bool, drafts: str) -> None:
-    model, inputs = _of_class(kind), repetitive_batch(1)
+def test_streamers_get_the_calls_of_plain_decoding(model: Any, inside: bool, drafts: str) -> None:
+    inputs = repetitive_batch(1)
     options = {"do_sample": False, "max_new_tokens": NEW}
-    expected = _Recorder()
+    expected = Recorder()
     said = model.generate(**inputs, **options, streamer=expected)[:, 30:]
     more: dict[str, Any] = {"drafter": Forester(said.tolist())}
     if drafts == "predicted":
         more = {"drafter": Generous(), "prediction": list(map(edited, said))}
-    forwards: list[int] = []
-    handle = model.register_forward_hook(lambda *_: forwards.append(1))
-    more["streamer"] = actual = _Recorder(forwards)
-    if inside:
-        model.generate(**inputs, **options, custom_generate=hf.speculate(**more))
-    else:
-        hf.generate(model, **inputs, **options, **more)
-    handle.remove()
+    with counted_forwards(model) as forwards:
+        more["streamer"] = actual = Recorder(forwards)
+        if inside:
+            model.generate(**inputs, **options, custom_generate=hf.speculate(**more))
+        else:
+            hf.generate(model, **inputs, **options, **more)
     assert actual.calls == expected.calls
     assert actual.forwards_at[1] == 1
     assert actual.forwards_at == sorted(actual.forwards_at)
     assert len(set(actual.forwards_at)) == len(forwards) + 1
-
-
-@pytest.mark.parametrize("kind", [transformers.LlamaForCausalLM, _Wrapping, _Elsewhere])
-def test_assistants_are_refused(kind: Any) -> None:
-    model, inputs = _of_class(kind), repetitive_batch(1)
-    with pytest.raises(InvalidValueError, match="assisted_generation"):
-        hf.generate(model, **inputs, max_new_tokens=4, assistant_model=model)
-    with pytest.raises(InvalidValueError, match="synced_gpus must be off"):
-        hf.generate(model, **inputs, max_new_tokens=4, synced_gpus=True)
 
 
 def test_in_the_methods_place_it_is_the_method() -> None:
@@ -229,7 +166,7 @@ def test_token_healing(where: str, rows: int) -> None:
         options["generation_config"] = transformers.GenerationConfig(token_healing=True)
     else:
         options["token_healing"] = True
-    recorders = [_Recorder(), _Recorder()]
+    recorders = [Recorder(), Recorder()]
     streamers = [{"streamer": each} if rows == 1 else {} for each in recorders]
     expected = model.generate(ids, **options, **streamers[0])
     assert not torch.equal(expected[:, : ids.shape[1]], ids)
@@ -452,61 +389,10 @@ def test_generations_in_several_threads(model: Any) -> None:
             assert torch.equal(ours, theirs)
 
 
-class _Failing(LogitsProcessor):
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        if input_ids.shape[1] >= self.length:
-            raise ZeroDivisionError
-        return scores
-
-
-class _Watched(Engine):
-    """Remembers which requests are running."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.running: set[int] = set()
-
-    def add_request(self, prompt_ids: Any, *, prediction: Any = None) -> int:
-        request = super().add_request(prompt_ids, prediction=prediction)
-        self.running.add(request)
-        return request
-
-    def finish(self, request: int) -> DraftStats:
-        self.running.remove(request)
-        return super().finish(request)
-
-    def cancel(self, request: int) -> None:
-        self.running.remove(request)
-        super().cancel(request)
-
-
-def test_requests_end_with_the_generation_however_it_ends(model: Any) -> None:
-    engine = _Watched()
-    inputs = repetitive_batch(3)
-    hf.generate(model, **inputs, do_sample=False, max_new_tokens=8, drafter=engine)
-    assert not engine.running
-    processors = LogitsProcessorList([_Failing(34)])
-    with pytest.raises(ZeroDivisionError):
-        hf.generate(
-            model,
-            **inputs,
-            do_sample=False,
-            max_new_tokens=8,
-            drafter=engine,
-            logits_processor=processors,
-        )
-    assert not engine.running
-
-
-class _Broken(_Watched):
+class _Broken(Engine):
     """Fails at the end of its second request, and at giving up the third."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.ended = 0
+    ended = 0
 
     def finish(self, request: int) -> DraftStats:
         self.ended += 1
@@ -516,16 +402,16 @@ class _Broken(_Watched):
 
     def cancel(self, request: int) -> None:
         super().cancel(request)
-        if len(self.running) == 1:
+        if self.num_requests == 1:
             raise RuntimeError
 
 
 def test_a_drafter_that_fails_at_the_end_of_a_request_is_what_comes_out(model: Any) -> None:
-    engine = _Broken()
+    engine: Any = _Broken()
     # All rows end in the same step, the first of them well.
     with pytest.raises(ZeroDivisionError):
         hf.generate(model, **repetitive_batch(4), do_sample=False, max_new_tokens=1, drafter=engine)
-    assert not engine.running
+    assert engine.num_requests == 0
 
 
 class _MaskAll(LogitsProcessor):
@@ -551,11 +437,12 @@ def test_a_vocabulary_masked_whole_is_an_error(model: Any) -> None:
         ({"num_beams": 2, "do_sample": True}, "got beam_sample"),
         ({"penalty_alpha": 0.6, "top_k": 4}, "got contrastive_search"),
         ({"prompt_lookup_num_tokens": 5}, "got assisted_generation; choose what drafts"),
+        ({"assistant_model": object()}, "got assisted_generation; choose what drafts"),
         ({"use_cache": False}, "key-value cache, got use_cache=False"),
         ({"cache_implementation": "offloaded"}, "DynamicCache, got offloaded DynamicCache"),
         ({"return_dict_in_generate": True, "output_hidden_states": True}, "output_hidden_states"),
         ({"synced_gpus": True}, "synced_gpus must be off"),
-        ({"streamer": _Recorder()}, "batch of 1 row, got 2 rows"),
+        ({"streamer": Recorder()}, "batch of 1 row, got 2 rows"),
         ({"stop_strings": "x"}, "tokenizer must be given with stop_strings 'x', got None"),
         ({"do_sample": True, "seed": -1}, "seed must be from 0 to 2\\*\\*63 - 1, got -1"),
         ({"do_sample": True, "seed": [1, 2, 3]}, "each of 2 rows, got 3"),
@@ -570,15 +457,9 @@ def test_a_vocabulary_masked_whole_is_an_error(model: Any) -> None:
 def test_refusals_before_the_model_is_run(
     model: Any, options: dict[str, Any], message: str
 ) -> None:
-    forwards = []
-    handle = model.register_forward_hook(lambda *_: forwards.append(1))
-    try:
-        with pytest.raises(ValueError, match=message):
-            hf.generate(
-                model, **repetitive_batch(2), **{"do_sample": False, "max_new_tokens": 4, **options}
-            )
-    finally:
-        handle.remove()
+    options = {**repetitive_batch(2), "do_sample": False, "max_new_tokens": 4, **options}
+    with counted_forwards(model) as forwards, pytest.raises(ValueError, match=message):
+        hf.generate(model, **options)
     assert not forwards
 
 

@@ -20,6 +20,7 @@ from fastdraft import hf
 from fastdraft.drafters import AssistantModel, Staged
 from fastdraft.errors import InvalidValueError
 from fastdraft.hf import kv_cache
+from fastdraft.hf.device import Transfer
 from fastdraft.hf.interface import CACHE
 from fastdraft.hf.kv_cache import RowCache
 from fastdraft.hf.masks import Masks
@@ -29,8 +30,9 @@ HEADS, SIZE = 2, 3
 
 
 def _prepare(cache: RowCache, lengths: list[int], width: int, **more: Any) -> None:
-    numbers = cache.planned(lengths, width, **more)
-    cache.prepare(map(torch.from_numpy, numbers))
+    transfer = Transfer()
+    cache.plan(transfer, lengths, width, **more)
+    transfer.send(torch.device("cpu"))
 
 
 # Lets buffers of short texts grow as often as those of long ones.
@@ -125,8 +127,10 @@ def test_windows_show_what_plain_decoding_sees(data: st.DataObject, rows: int, p
         ]
         _prepare(cache, lengths, width, floors=floors)
         depths = np.arange(width)[None]
-        numbers, made = masks.planned(range(len(held)), lengths, depths, frames=cache.frames)
-        mask = made and made(map(torch.from_numpy, numbers))
+        transfer = Transfer()
+        made = masks.plan(transfer, range(len(held)), lengths, depths, frames=cache.frames)
+        transfer.send(torch.device("cpu"))
+        mask = made and made()
         sizes = [cache.get_mask_sizes(width, layer) for layer in range(2)]
         keys, values = _states(len(held), width)
         shown = [cache.update(keys, values, layer) for layer in range(2)]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from fastdraft.errors import InvalidValueError
 from hf_models import Generous, repetitive_batch, tiny_model
 from pages import code
 from tiny_tokenizer import tiny_tokenizer
+from watches import Recorder, counted_forwards
 
 NEW = 24
 GREEDY = {"do_sample": False, "max_new_tokens": NEW}
@@ -43,15 +42,6 @@ def code_from_folders_stays_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(sys, "path", [*sys.path])
 
 
-@contextmanager
-def counted_forwards(model: Any) -> Iterator[list[int]]:
-    """A list that gets an entry with each forward of the model."""
-    forwards: list[int] = []
-    handle = model.register_forward_hook(lambda *_: forwards.append(1))
-    yield forwards
-    handle.remove()
-
-
 @pytest.mark.parametrize(
     ("inputs", "options"),
     [
@@ -62,6 +52,7 @@ def counted_forwards(model: Any) -> Iterator[list[int]]:
         (PROMPTS[1], {"return_tensors": True}),
         (PROMPTS[1], {"return_dict_in_generate": True}),
         (PROMPTS[1], {"repetition_penalty": 1.3}),
+        (PROMPTS[0], {"generation_config": GenerationConfig(repetition_penalty=1.2)}),
         (PROMPTS[2], {"handle_long_generation": "hole"}),
         ("", {}),
         (CHAT, {}),
@@ -90,16 +81,6 @@ def test_a_pipeline_may_be_made_with_it(model: Any, tokenizer: Any) -> None:
     assert pipe(PROMPTS) == expected
 
 
-def test_a_generation_config(model: Any, tokenizer: Any) -> None:
-    pipe = pipeline("text-generation", model=model, tokenizer=tokenizer)
-    config = GenerationConfig(**GREEDY, repetition_penalty=1.2)
-    expected = pipe(PROMPTS[0], generation_config=config)
-    actual = pipe(
-        PROMPTS[0], generation_config=config, custom_generate=hf.speculate(drafter=Generous())
-    )
-    assert actual == expected
-
-
 def test_samples_by_the_pipelines_own_settings(model: Any, tokenizer: Any) -> None:
     pipe = pipeline("text-generation", model=model, tokenizer=tokenizer)
     texts = []
@@ -114,30 +95,6 @@ def test_samples_by_the_pipelines_own_settings(model: Any, tokenizer: Any) -> No
         texts.append([answer["generated_text"] for answer in answers])
     assert texts[0] == texts[1]
     assert len(set(texts[0])) == 3
-
-
-class _Tokens:
-    """A streamer that keeps what it gets."""
-
-    def __init__(self) -> None:
-        self.put_ids: list[list[int]] = []
-        self.ended = False
-
-    def put(self, value: torch.Tensor) -> None:
-        self.put_ids.append(value.flatten().tolist())
-
-    def end(self) -> None:
-        self.ended = True
-
-
-def test_streamers(model: Any, tokenizer: Any) -> None:
-    pipe = pipeline("text-generation", model=model, tokenizer=tokenizer)
-    expected, actual = _Tokens(), _Tokens()
-    pipe(PROMPTS[0], **GREEDY, streamer=expected)
-    decode = hf.speculate(drafter=Generous(), streamer=actual)
-    pipe(PROMPTS[0], **GREEDY, custom_generate=decode)
-    assert actual.put_ids == expected.put_ids
-    assert actual.ended
 
 
 def test_stop_sequences_with_generate_in_the_methods_place(model: Any, tokenizer: Any) -> None:
@@ -202,14 +159,14 @@ def test_a_server_hands_the_folders_generate_its_options(
     expected = model.generate(**inputs, generation_config=config, tokenizer=tokenizer)
     assert expected.shape[1] < plain.shape[1]
     config = GenerationConfig(**GREEDY, stop_strings=text[20:23], prediction=text)
-    streamer = _Tokens()
+    streamer = Recorder()
     with counted_forwards(loaded) as drafted:
         actual = loaded.generate(
             **inputs, generation_config=config, tokenizer=tokenizer, streamer=streamer
         )
     assert torch.equal(actual, expected)
     assert len(drafted) < expected.shape[1] - inputs["input_ids"].shape[1]
-    assert streamer.put_ids[1:] == [
+    assert streamer.calls[1:-1] == [
         [token] for token in expected[0, inputs["input_ids"].shape[1] :].tolist()
     ]
 

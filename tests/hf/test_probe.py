@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import peft
@@ -17,6 +15,7 @@ from fastdraft import hf
 from fastdraft.errors import InvalidValueError
 from fastdraft.hf.interface import CACHE
 from hf_models import VOCABULARY, assert_decodes, drawn, repetitive_batch, tiny_model
+from watches import counted_forwards
 
 OPTIONS = {"do_sample": False, "max_new_tokens": 24, "eos_token_id": None}
 _ENCODER: dict[str, Any] = {
@@ -48,21 +47,10 @@ def _encoder(family: str, *, is_decoder: bool) -> Any:
     return drawn(kind, kind.config_class(**sizes)).double()
 
 
-@contextmanager
-def _widths(model: Any) -> Iterator[list[int]]:
-    """The tokens in each forward of the model."""
-    widths: list[int] = []
-    handle = model.get_input_embeddings().register_forward_hook(
-        lambda _, arguments, __: widths.append(arguments[0].shape[1])
-    )
-    yield widths
-    handle.remove()
-
-
 @pytest.mark.parametrize("family", ENCODERS)
 def test_encoders_that_attend_both_ways_are_refused(family: str) -> None:
     model = _encoder(family, is_decoder=False)
-    with _widths(model) as widths:
+    with counted_forwards(model) as widths:
         for _ in range(2):
             with pytest.raises(InvalidValueError, match=r"model must be causal, got .*is_decoder"):
                 hf.generate(model, **repetitive_batch(1), **OPTIONS)
@@ -80,7 +68,7 @@ def test_a_model_is_asked_once() -> None:
         transformers.BloomConfig(vocab_size=VOCABULARY, hidden_size=32, n_layer=2, n_head=4),
     )
     for asked in ([2], []):
-        with _widths(model) as widths:
+        with counted_forwards(model) as widths:
             hf.generate(model, **repetitive_batch(1), **OPTIONS)
         # Two tokens to ask, then the prompt.
         assert widths[: widths.index(30)] == asked
@@ -88,7 +76,7 @@ def test_a_model_is_asked_once() -> None:
 
 def test_models_whose_modules_tell_are_not_asked() -> None:
     model = tiny_model("llama")
-    with _widths(model) as widths:
+    with counted_forwards(model) as widths:
         hf.generate(model, **repetitive_batch(1), **OPTIONS)
     assert widths[0] == 30
 
@@ -104,7 +92,7 @@ def test_a_model_is_asked_about_windows_once_the_text_goes_beyond_them(
     short = {"input_ids": torch.tensor([[5, 6, 7]]), **OPTIONS, "max_new_tokens": 8}
     asked = []
     for options in (short, {**repetitive_batch(1), **OPTIONS}, {**repetitive_batch(1), **OPTIONS}):
-        with _widths(model) as widths:
+        with counted_forwards(model) as widths:
             hf.generate(model, **options)
         asked.append(widths[: widths.index(options["input_ids"].shape[1])])
     assert asked == ([[], [], []] if tells else [[], [2], []])
@@ -132,7 +120,7 @@ def test_windows_that_the_cache_alone_keeps_are_refused_beyond_them() -> None:
     model = _moshi()
     inputs = repetitive_batch(1)
     message = r"Moshi.*keep max_length within 40, got 54"
-    with _widths(model) as widths, pytest.raises(InvalidValueError, match=message):
+    with counted_forwards(model) as widths, pytest.raises(InvalidValueError, match=message):
         hf.generate(model, **inputs, **OPTIONS)
     assert widths == [2]
     within = {**OPTIONS, "max_new_tokens": 10}
@@ -211,7 +199,7 @@ def test_models_that_cannot_verify_drafts_are_refused(name: str, inside: bool) -
     decode = functools.partial(hf.generate, model)
     if inside:
         decode = functools.partial(model.generate, custom_generate=hf.speculate())
-    with _widths(model) as widths, pytest.raises(InvalidValueError, match=message):
+    with counted_forwards(model) as widths, pytest.raises(InvalidValueError, match=message):
         decode(**inputs)
     # transformers runs an encoder before it decodes.
     assert len(widths) <= (is_asked or (inside and name.startswith("T5")))

@@ -28,50 +28,18 @@ from hf_models import (
     repetitive_batch,
     tiny_model,
 )
+from watches import counted_forwards
 
 NEW = 48
 PROMPT = 30
 
 
-def test_positions_of_several_axes() -> None:
-    config = transformers.Qwen2VLConfig(
-        text_config={
-            "vocab_size": VOCABULARY,
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": 256,
-            "rope_scaling": {"rope_type": "default", "mrope_section": [1, 1, 2]},
-        },
-        vision_config={"embed_dim": 16, "depth": 1, "num_heads": 2, "hidden_size": 32},
-        image_token_id=96,
-        video_token_id=95,
-        vision_start_token_id=94,
-        vision_end_token_id=93,
-        tie_word_embeddings=False,
-    )
-    model = drawn(transformers.Qwen2VLForConditionalGeneration, config)
-    for rows in (1, 3):
-        inputs = repetitive_batch(rows)
-        inputs["input_ids"].clamp_(max=92)
-        options = {"suppress_tokens": [93, 94, 95, 96], "eos_token_id": None}
-        found = assert_decodes(model, inputs, "trees", max_new_tokens=NEW, **options)
-        found.drafter.assert_was_a_forest(rows)
-
-
 def test_a_tree_is_verified_in_one_forward(llama: Any) -> None:
     inputs, options = repetitive_batch(1), {"max_new_tokens": NEW, "eos_token_id": None}
     truth = plain_tokens(llama, inputs, **options)[0, PROMPT:].tolist()
-    forwards = []
-    handle = llama.register_forward_hook(lambda *_: forwards.append(1))
-    try:
-        output = hf.generate(
-            llama, **inputs, **options, do_sample=False, drafter=Forester([truth], seed=1)
-        )
-    finally:
-        handle.remove()
+    forester = Forester([truth], seed=1)
+    with counted_forwards(llama) as forwards:
+        output = hf.generate(llama, **inputs, **options, do_sample=False, drafter=forester)
     assert len(forwards) == output.stats.steps < NEW * 2 / 3
 
 

@@ -235,14 +235,6 @@ def test_prompts_one_after_another(tiny: Path) -> None:
     draft_model.finish()
 
 
-def test_generations_of_a_few_tokens(tiny: Path) -> None:
-    plain, drafting = open_model(tiny), open_model(tiny)
-    draft_model = FastdraftDraftModel(drafting, drafter=LOOKUP)
-    for tokens in (1, 2, 1, 3, 20):
-        assert decode(drafting, PROMPT, tokens) == decode(plain, PROMPT, tokens)
-    assert draft_model.faults == 0
-
-
 def test_a_text_that_goes_on_keeps_its_request(tiny: Path) -> None:
     plain, drafting = open_model(tiny), open_model(tiny)
     engine = Engine(LOOKUP)
@@ -440,34 +432,6 @@ def test_a_generation_goes_on_without_drafts_after_an_error(
     assert decode(drafting, PROMPT, 40) == expected[:40]
     assert draft_model.stats.accepted > before.accepted
     assert draft_model.faults == 2
-
-
-def test_an_engine_that_lost_the_request(tiny: Path) -> None:
-    plain, drafting = open_model(tiny), open_model(tiny)
-    engine = Engine(LOOKUP)
-    draft_model = FastdraftDraftModel(drafting, drafter=engine)
-    generation = drafting.generate(PROMPT, temp=0.0)
-    output = [next(generation) for _ in range(60)]
-    engine.cancel(_only_request(engine))
-    output += [next(generation) for _ in range(60)]
-    assert output == decode(plain, PROMPT, 120)
-    assert draft_model.faults == 1
-    generation.close()
-    assert decode(drafting, PROMPT, 60) == output[:60]
-    assert draft_model.faults == 1
-
-
-def _only_request(engine: Engine) -> int:
-    """The id of the one request that runs: ids are given out in turn."""
-    probe = engine.add_request([])
-    engine.cancel(probe)
-    for request in range(probe - 1, -1, -1):
-        try:
-            engine.num_tokens(request)
-        except LookupError:
-            continue
-        return request
-    raise AssertionError("no request is running")
 
 
 def test_close_leaves_the_llama_as_it_was(tiny: Path) -> None:

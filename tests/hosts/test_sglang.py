@@ -8,7 +8,6 @@ PyTorch, by what its source says of them, and the target says what a script has 
 from __future__ import annotations
 
 import ast
-import functools
 import gc
 import importlib
 import inspect
@@ -825,40 +824,6 @@ def test_a_server_drafts_from_what_another_one_said(
         server.worker.ngram_corpus.replica.close()
 
 
-@pytest.mark.usefixtures("published")
-def test_memory_survives_a_restart(
-    algorithm: Any,
-    model: str,
-    texts: list[tuple[list[int], list[int]]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    start = functools.partial(_server_of_rank, 1, algorithm, model)
-    monkeypatch.setenv("FASTDRAFT_MEMORY_URL", str(tmp_path))
-    with pytest.raises(InvalidValueError, match="needs a key in the environment's FASTDRAFT_MEMOR"):
-        start()
-    monkeypatch.setenv("FASTDRAFT_MEMORY_KEY", "an operator's key")
-    texts = [([7, 7, 7, *output[:6]], output[6:]) for _, output in texts[:3]]
-    forwards = []
-    for _ in range(2):
-        server = start()
-        corpus = server.worker.ngram_corpus
-        corpus.replica.find([None])
-        assert corpus.replica.refresh()  # what was saved has been read
-        said = _serve(server, texts)
-        assert all(
-            tokens[: len(output)] == output for tokens, (_, output) in zip(said, texts, strict=True)
-        )
-        corpus.erase_match_state(map(str, range(len(texts))))
-        corpus.replica.close()
-        assert corpus.faults == 0 and not corpus.replica.faults
-        forwards.append(server.target.forwards)
-    assert 4 * forwards[1] < forwards[0]
-    monkeypatch.setattr(_Target, "OPTIONS", {"tp_size": 2})
-    with pytest.raises(InvalidValueError, match="URL must not be set with tp_size 2"):
-        start()
-
-
 # --- What the target's logits say ---
 
 
@@ -900,18 +865,6 @@ def test_logits_at_rejected_drafts_are_drafted_from(corpus: adapter.Corpus) -> N
     assert not {70, 72} & set(rows[1])
     assert corpus.faults == 0
     corpus.erase_match_state(["a", "b"])
-
-
-def test_the_last_two_tokens_decide_what_follows(corpus: adapter.Corpus) -> None:
-    req = _req("a", [1, 2])
-    for likely, emitted in (({60: 0.9, 61: 0.1}, [3, 5, 2]), ({70: 0.9, 71: 0.1}, [4, 1, 2])):
-        _ask(corpus, [req])
-        _say(corpus, 1, {0: likely})
-        req.output_ids.extend(emitted)
-    [tokens], masks = _ask(corpus, [req])
-    assert {60, 61} <= set(_children(tokens, masks[0]))
-    assert not {70, 71} & set(tokens)
-    assert corpus.faults == 0
 
 
 def test_padding_teaches_nothing(corpus: adapter.Corpus) -> None:
@@ -1017,7 +970,7 @@ def test_requests_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     template = _req("template", [1])
     running: list[Any] = []
     rng = random.Random(3)
-    for number in range(10_000):
+    for number in range(2_000):
         req = types.SimpleNamespace(
             rid=str(number),
             origin_input_ids=array("q", [rng.randrange(50) for _ in range(20)]),
@@ -1036,7 +989,7 @@ def test_requests_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     assert corpus.faults == 0
     assert corpus.num_requests == corpus.engine.num_requests == 0
     assert corpus.engine.num_bytes == 0
-    assert corpus.stats.steps > 7000
+    assert corpus.stats.steps > 1400
 
 
 def test_a_request_comes_back_after_it_was_set_aside(corpus: adapter.Corpus) -> None:
@@ -1243,24 +1196,6 @@ def test_a_fault_stays_with_the_request_that_it_was_met_with(
     assert corpus.num_requests == corpus.engine.num_requests == 0
 
 
-def test_tokens_of_another_tokenizer_are_not_drafted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    store = Datastore(max_bytes=1 << 20)
-    store.add([40, 41, 42, 900, 901] * 3)
-    store.save(tmp_path / "foreign.fds")
-    monkeypatch.setenv("FASTDRAFT_DATASTORES", str(tmp_path / "foreign.fds"))
-    corpus = adapter.Corpus(draft_token_num=_NODES, vocabulary=100)
-    with caplog.at_level(logging.WARNING):
-        for rid in ("a", "b"):
-            [tokens], _ = _ask(corpus, [_req(rid, [1, 40, 41])])
-            assert tokens[:3] == [41, 42, 0]
-            assert max(tokens) < 100
-    assert corpus.faults == 1
-    [record] = [r for r in caplog.records if r.name.startswith("fastdraft")]
-    assert "another tokenizer" in record.getMessage()
-
-
 def test_the_end_of_a_request_is_kept_from_faults(corpus: adapter.Corpus) -> None:
     req = _req("a", [1, 2, 3])
     _ask(corpus, [req])
@@ -1275,17 +1210,6 @@ def test_a_host_that_has_changed_goes_on_without_drafts(corpus: adapter.Corpus) 
     [tokens], _ = _ask(corpus, [req])
     assert tokens == [1] + [0] * (_NODES - 1)
     assert corpus.faults == 1
-
-
-def test_without_memory_requests_go_on_without_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FASTDRAFT_MAX_BYTES", "4096")
-    corpus = adapter.Corpus(draft_token_num=_NODES)
-    reqs = [_req(str(n), list(range(50)) * 4) for n in range(4)]
-    tokens, _ = _ask(corpus, reqs)
-    assert tokens[3] == [49] + [0] * (_NODES - 1)
-    assert corpus.faults
-    corpus.erase_match_state([req.rid for req in reqs])
-    assert corpus.num_requests == corpus.engine.num_requests == 0
 
 
 @pytest.mark.parametrize(

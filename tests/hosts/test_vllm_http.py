@@ -122,14 +122,7 @@ def test_one_line_says_what_drafts(server: Server) -> None:
 
 WRONG = {
     "prediction_token_ids": "abc",
-    "fastdraft_template_ids": [-1],
-    "fastdraft_remember": "false",
-    "fastdraft_namespace": 5,
     "fastdraft_namespaces": "misspelt",
-    "fastdraft_corpus_id": "",
-    "fastdraft_corpus_token_ids": [1],
-    "fastdraft": "maybe",
-    "fastdraft_lookahead": 0,
     "fastdraft_cache_salt": "another tenant's",
 }
 
@@ -151,14 +144,6 @@ def test_wrong_options_are_an_error_400(server: Server, name: str) -> None:
 def test_requests_without_a_prediction_report_none(server: Server) -> None:
     usage = ask(server, max_tokens=4).usage
     assert usage.completion_tokens_details is None
-
-
-def test_parts_of_a_prediction(server: Server, plain) -> None:
-    text = plain[TOPICS[1]].message.content
-    parts = [{"type": "text", "text": text[:40]}, {"type": "text", "text": text[40:]}]
-    answer = ask(server, TOPICS[1], prediction={"type": "content", "content": parts})
-    assert_same(plain[TOPICS[1]], answer.choices[0])
-    assert details(answer.usage)[0] > 10
 
 
 @pytest.mark.parametrize("continuous", [False, True])
@@ -184,16 +169,6 @@ def test_streams_report_in_their_last_usage(server: Server, plain, continuous: b
     assert 10 < accepted <= usages[-1].completion_tokens
     assert rejected > 0
     assert (len(usages) > 1) == continuous
-
-
-def test_token_ids_may_be_given(server: Server, plain) -> None:
-    token_ids = server.tokenize(plain[TOPICS[0]].message.content)
-    answer = ask(
-        server,
-        extra_body={"vllm_xargs": {**APART["vllm_xargs"], "prediction_token_ids": token_ids}},
-    )
-    assert_same(plain[TOPICS[0]], answer.choices[0])
-    assert details(answer.usage)[0] > 10
 
 
 def test_json_of_a_schema_is_drafted_before_it_was_written(server: Server) -> None:
@@ -222,18 +197,6 @@ def test_json_of_a_schema_is_drafted_before_it_was_written(server: Server) -> No
     # The draft tokens that a grammar cuts are not counted here. No request was aborted yet.
     counted = after["fastdraft_accepted_tokens_total"]
     assert 0 < counted <= after["vllm:spec_decode_num_accepted_tokens_total"]
-
-
-def test_drafts_may_be_switched_off(server: Server, plain) -> None:
-    text = plain[TOPICS[0]].message.content
-    answer = ask(
-        server, extra_body={"vllm_xargs": {"fastdraft": "off"}}, prediction=predicting(text)
-    )
-    assert_same(plain[TOPICS[0]], answer.choices[0])
-    assert details(answer.usage) == (0, 0)
-    with pytest.raises(openai.BadRequestError, match="at least 1, got 0") as raised:
-        ask(server, extra_body={"vllm_xargs": {"fastdraft_lookahead": 0}})
-    assert raised.value.param == "vllm_xargs"
 
 
 def test_choices_are_counted_together(server: Server, plain) -> None:
@@ -338,18 +301,6 @@ def test_every_endpoint_takes_predictions_and_counts(
     assert counts["rejected_prediction_tokens"] > 0
 
 
-@pytest.mark.parametrize(
-    "prediction",
-    ["text", {"type": "text", "content": "a"}, {"type": "content"}, predicting(["a"])],
-)
-def test_wrong_predictions(server: Server, prediction) -> None:
-    with pytest.raises(openai.BadRequestError) as raised:
-        ask(server, extra_body={"prediction": prediction})
-    assert raised.value.status_code == 400
-    assert raised.value.param == "prediction"
-    assert "must be" in raised.value.message
-
-
 def test_errors_of_the_server_itself_stand(server: Server) -> None:
     with pytest.raises(openai.NotFoundError):
         server.client.chat.completions.create(
@@ -441,20 +392,3 @@ def test_abandoned_requests_leave_nothing_behind(server: Server, plain) -> None:
     assert metrics["fastdraft_request_bytes"] == 0
     assert metrics["fastdraft_faults_total"] == 0
     assert_same(plain[TOPICS[0]], ask(server).choices[0])
-
-
-def test_faults_in_drafting_leave_the_server_answering(
-    plain, words: Path, vllm_forks: Forks, tmp_path: Path
-) -> None:
-    answers = {}
-    with serving(vllm_forks, words, tmp_path, {"max_bytes": 1}) as faulty:
-        for topic in TOPICS[:3]:
-            text = plain[topic].message.content
-            answers[topic] = ask(faulty, topic, prediction=predicting(text))
-        metrics = faulty.metrics()
-        log = faulty.log.read_text()
-    for topic, answer in answers.items():
-        assert_same(plain[topic], answer.choices[0])
-    assert metrics["fastdraft_faults_total"] >= 3
-    assert metrics["vllm:spec_decode_num_draft_tokens_total"] == 0
-    assert "fastdraft: drafting failed" in log

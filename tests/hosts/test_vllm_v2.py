@@ -617,7 +617,7 @@ def beside_a_head(run: Run) -> dict[str, Any]:
         mock.patch.object(topk_topp_sampler, "HAS_TRITON", False),
     ):
         # At first nothing is known; then there are the answers of before.
-        outputs = [run.tokens(PROMPTS) for _ in range(3)]
+        outputs = [run.tokens(PROMPTS) for _ in range(2)]
         outputs.append(run.tokens(PROMPTS, temperature=0.7, top_k=1))
         speculator = made[0]
         run.core.step_fn()

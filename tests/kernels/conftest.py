@@ -6,7 +6,6 @@ import math
 import os
 import random
 
-import numpy as np
 import pytest
 import torch
 
@@ -18,35 +17,12 @@ if not INTERPRETED and not torch.cuda.is_available():
     )
 
 
-def _multiply_bfloat16():
-    """Makes the interpreter's matrix products take bfloat16 for what it is.
-
-    By itself it multiplies the bits, as integers.
-    """
-    from triton import language
-    from triton.runtime import interpreter
-
-    create_dot = interpreter.InterpreterBuilder.create_dot
-
-    def widened(operand):
-        if operand.dtype.scalar != language.bfloat16:
-            return operand
-        bits = operand.data.astype(np.uint32) << 16
-        return interpreter.TensorHandle(bits.view(np.float32), language.float32)
-
-    def create_dot_of_values(self, a, b, *others):
-        return create_dot(self, widened(a), widened(b), *others)
-
-    interpreter.InterpreterBuilder.create_dot = create_dot_of_values
-
-
 if INTERPRETED:
     from triton.runtime import interpreter
 
     from triton_interpreter import speed_up
 
     speed_up(interpreter)
-    _multiply_bfloat16()
 
 
 def pytest_collection_modifyitems(items):

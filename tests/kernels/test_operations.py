@@ -28,7 +28,7 @@ from cases import (
     sampled_case,
 )
 
-from fastdraft.kernels import config, greedy, rejection, sampled
+from fastdraft.kernels import config, greedy, rejection
 from fastdraft.kernels.operands import Batch, Likeliest, Sampling, Warpers
 from fastdraft.kernels.workspace import BUFFERS
 
@@ -49,20 +49,18 @@ VOCABULARIES = {
 }
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("operation", "vocabulary"),
     [(name, size) for name, sizes in VOCABULARIES.items() for size in sizes],
 )
-def test_kernels_are_the_plain_version(operation, vocabulary, dtype):
-    for seed in range(2):
-        asked = {"logprobs": vocabulary == 37, "raw_logprobs": vocabulary == 2600}
+def test_kernels_are_the_plain_version(operation, vocabulary):
+    for seed, dtype in enumerate(DTYPES):
         if operation == "rejection":
             case = case_of(operation, LENGTHS, vocabulary, dtype, seed=vocabulary)
+            case.check(logprobs=vocabulary == 37, raw_logprobs=vocabulary == 2600)
         else:
-            asked = {}
-            case = case_of(operation, LENGTHS, vocabulary, dtype, seed=seed, tree=bool(seed))
-        case.check(**asked)
+            tree = (seed + vocabulary) % 2 == 1
+            case_of(operation, LENGTHS, vocabulary, dtype, seed=seed, tree=tree).check()
 
 
 @pytest.mark.parametrize("operation", list(VOCABULARIES))
@@ -71,14 +69,12 @@ def test_among_allowed_tokens(operation, vocabulary):
     rows = sum(LENGTHS) + len(LENGTHS)
     for seed, dtype in enumerate(DTYPES):
         allowed = allowed_bits(rows, vocabulary, seed=seed)
-        case = case_of(operation, LENGTHS, vocabulary, dtype, seed=seed)
-        case.check(allowed=allowed)
-        wide = torch.nn.functional.pad(allowed, (0, 3))[:, : allowed.shape[1]]
-        case.check(allowed=wide)
+        if seed:  # rows of the mask apart
+            allowed = torch.nn.functional.pad(allowed, (0, 3))[:, : allowed.shape[1]]
+        case_of(operation, LENGTHS, vocabulary, dtype, seed=seed).check(allowed=allowed)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("masked", [False, True], ids=["all tokens", "allowed tokens"])
+@pytest.mark.parametrize(("dtype", "masked"), zip(DTYPES, [False, True, True], strict=True))
 def test_logprobs_and_the_likeliest_tokens(dtype, masked):
     rows = sum(LENGTHS) + len(LENGTHS)
     allowed = allowed_bits(rows, 2100, seed=2) if masked else None
@@ -105,8 +101,9 @@ def test_filters(dtype, filters, tree):
     sampled_case(LENGTHS, 3000, dtype, seed=1, **options).check(likeliest=5)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("filters", [(), ("top_k",), ("top_p", "min_p")], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "filters"), zip(DTYPES, [(), ("top_k",), ("top_p", "min_p")], strict=True), ids=str
+)
 def test_rows_without_drafts(dtype, filters):
     case = sampled_case([0] * 8, 1500, dtype, seed=9, filters=filters, logprobs=True)
     for each in (case, Case(greedy, case.batch)):
@@ -165,18 +162,17 @@ def test_what_is_left_of_distributions_that_are_the_same(monkeypatch):
 # What holds for all of them.
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("layout", "dtype"), zip(LAYOUTS, DTYPES, strict=True))
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_any_strides(operation, layout):
-    for dtype in DTYPES:
-        options = {"draft_dtype": torch.float32} if operation == "rejection" else {}
-        case = case_of(operation, [4, 0, 2], 2051, dtype, seed=6, **options)
-        case.check(logits=in_layout(case.batch.logits, layout))
-        if operation == "rejection":
-            case.check(draft_logits=in_layout(case.more[1], layout))
-        if operation == "sampled":
-            case = sampled_case([4, 0, 2], 2051, dtype, seed=3, logprobs=True)
-            case.check(logits=in_layout(case.batch.logits, layout), likeliest=3)
+def test_any_strides(operation, layout, dtype):
+    options = {"draft_dtype": torch.float32} if operation == "rejection" else {}
+    case = case_of(operation, [4, 0, 2], 2051, dtype, seed=6, **options)
+    case.check(logits=in_layout(case.batch.logits, layout))
+    if operation == "rejection":
+        case.check(draft_logits=in_layout(case.more[1], layout))
+    if operation == "sampled":
+        case = sampled_case([4, 0, 2], 2051, dtype, seed=3, logprobs=True)
+        case.check(logits=in_layout(case.batch.logits, layout), likeliest=3)
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
@@ -316,27 +312,3 @@ def test_nothing_is_written_out_of_bounds_whatever_the_operands_hold(operation, 
             assert emitted.token_ids.max() < 33
         # Whatever it was, the next batch is verified as ever.
         case.check(workspace=workspace)
-
-
-def test_a_seed_has_its_tokens_with_any_draft_and_anywhere():
-    vocabulary, length = 1500, 6
-    random = Random(0)
-    logits = random.normal(length + 1, vocabulary)
-    one = Sampling(Warpers(torch.ones(1)), torch.tensor([5]), torch.tensor([40]))
-    offsets = torch.tensor([0, length])
-    tokens = []
-    for slot in range(length + 1):  # token by token, without drafts
-        none = torch.tensor([], dtype=torch.int64), torch.tensor([0, 0])
-        step = Batch(logits[slot : slot + 1], *none, max_draft=0)
-        emitted = sampled.launch(step, one._replace(positions=one.positions + slot))
-        tokens.append(int(emitted.token_ids))
-    whole = Batch(logits, torch.tensor(tokens[:length]), offsets, max_draft=length)
-    assert sampled.launch(whole, one).token_ids.tolist() == [tokens]
-    # Behind another request, with a tree whose second branch is the right one.
-    ids = torch.tensor([*tokens[:3], vocabulary, tokens[0], *tokens[1:length]])
-    parents = torch.tensor([-1, 0, 1, -1, -1, 1, 2, 3, 4, 5])
-    rows = torch.cat([logits[:4], logits[:1], logits[:1], logits[1:]])
-    both = Batch(rows, ids, torch.tensor([0, 3, 10]), max_draft=7, parents=parents)
-    emitted = sampled.launch(both, one.of(torch.tensor([0, 0])))
-    assert emitted.token_ids[0, :4].tolist() == tokens[:4]
-    assert emitted.token_ids[1, : length + 1].tolist() == tokens

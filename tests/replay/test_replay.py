@@ -457,6 +457,58 @@ def test_show_prints_ids_where_there_is_no_text(tmp_path: Path) -> None:
     assert "7 8 9" in result.stdout
 
 
+def test_plot_draws_an_image(tmp_path: Path) -> None:
+    data = write(tmp_path / "f.jsonl", copies(10, requests=2))
+    results, image = tmp_path / "results.json", tmp_path / "plot.png"
+    assert fastdraft(data, "--json", results).exit_code == 0
+    options = (data, "--plot", image)
+    for more in (
+        (),
+        ("--drafter", "prompt-lookup", "--drafter", "default", "--token-cost", "0.1"),
+        ("--against", results, "--tree-budget", "8"),
+    ):
+        image.unlink(missing_ok=True)
+        result = fastdraft(*options, *more)
+        assert result.exit_code == 0, result.output
+        assert image.read_bytes().startswith(b"\x89PNG")
+    refused = fastdraft(*options, "--against", data)
+    assert refused.exit_code == 1
+    assert "must hold the JSON of `fastdraft replay --json`" in refused.stderr
+    other = fastdraft(*options, "--against", results, "--token-cost", "0.5")
+    assert other.exit_code == 2
+    assert "has no run at token cost 0.5" in other.stderr
+    for name in ("plot.odd", "plot"):
+        odd = fastdraft(data, "--plot", tmp_path / name)
+        assert odd.exit_code == 1
+        assert "its name must end in one of" in odd.stderr
+        # Refused before the work: nothing was replayed.
+        assert odd.stdout == ""
+
+
+def test_plot_draws_every_cost_and_names_us(tmp_path: Path) -> None:
+    data, image = write(tmp_path / "f.jsonl", copies(10, requests=2)), tmp_path / "plot.svg"
+    options = (data, "--plot", image, "--token-cost", "0", "--token-cost", "0.1")
+    assert fastdraft(*options).exit_code == 0
+    drawn = image.read_text()
+    for text in ("fastdraft", "plain", "token cost 0", "token cost 0.1"):
+        assert f">{text}</text>" in drawn
+    assert "default" not in drawn
+    image.unlink()
+    assert fastdraft(*options).exit_code == 0
+    assert image.read_text() == drawn
+
+
+def test_a_plot_without_matplotlib_names_the_command() -> None:
+    code = (
+        "import sys; sys.modules['matplotlib'] = None; from fastdraft.cli import main;"
+        "sys.argv = ['fastdraft', 'replay', '.', '--plot', 'p.png']; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "needs matplotlib" in done.stderr
+    assert "pip install 'fastdraft[plot]'" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -505,6 +557,7 @@ def test_a_line_that_is_no_record_is_named(tmp_path: Path, line: str, message: s
         (["{data}", "--drafter", "oracle"], 2, "'oracle' is not one of"),
         (["{data}", "--token-cost", "-1"], 2, "-1.0 is not in the range"),
         (["{data}", "--drafter", "predicted-outputs"], 2, "needs --prediction"),
+        (["{data}", "--against", "{data}"], 2, "--against needs --plot"),
         (["{data}", "--at-once", "0"], 2, "0 is not in the range x>=1"),
         (["{data}", "--at-once", "2", "--show", "1"], 2, "takes no --at-once"),
         (["{data}", "--json", "gone/results.json"], 2, "gone is not a directory"),

@@ -166,13 +166,11 @@ def test_the_sample_is_replayed_like_any_records() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "give either LOGS or --sample"),
         (["--sample", "."], "give either LOGS or --sample"),
         (["--sample", "--tokenizer", "."], "it takes no --tokenizer"),
         (["--sample", "--svg", "x.svg"], "--svg draws one request: it needs --show"),
         (["--sample", "--show", "--svg", "no/x.svg"], "no is not a directory"),
         (["--sample", "--show", "edit-9"], "no request has the id 'edit-9'"),
-        (["--sample", "--family", "edits"], "'edits' is not one of code_edit,"),
     ],
 )
 def test_wrong_options_are_refused(arguments: list[str], message: str) -> None:

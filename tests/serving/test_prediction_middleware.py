@@ -6,10 +6,7 @@ import asyncio
 import gzip
 import hashlib
 import json
-import os
 import re
-import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,7 +16,7 @@ from fastdraft.serving import ledger as ledgers
 from fastdraft.serving.http.front import Front
 from fastdraft.serving.http.servers import COMPLETIONS, VLLM
 from fastdraft.serving.http.templates import RequestTemplates
-from fastdraft.serving.ledger import Ledger, LedgerReader, new_ticket
+from fastdraft.serving.ledger import Ledger
 from fastdraft.serving.request_options import MOST_IDS
 from fastdraft.serving.vllm.middleware import PredictionMiddleware
 
@@ -284,7 +281,12 @@ def test_a_chosen_tool_of_each_interface(fields) -> None:
 def test_a_schema_of_each_interface() -> None:
     schema = {"type": "object", "properties": {"age": {"type": "integer"}}}
     form = {"type": "json_schema", "schema": schema}
-    for fields in ({"text": {"format": form}}, {"output_config": {"format": form}}):
+    chat = {"type": "json_schema", "json_schema": {"name": "person", "schema": schema}}
+    for fields in (
+        {"response_format": chat},
+        {"text": {"format": form}},
+        {"output_config": {"format": form}},
+    ):
         assert template_of(Server(), **fields) == '{"age": 1}'
 
 
@@ -332,12 +334,6 @@ def test_calls_that_the_chat_template_does_not_write_are_written_as_most_models_
     assert text == '<tool_call>\n{"name": "look", "arguments": {"place": "place"}}\n</tool_call>\n'
 
 
-def test_a_schema_of_the_answer_becomes_a_template() -> None:
-    schema = {"type": "object", "properties": {"name": {"type": "string"}}}
-    form = {"type": "json_schema", "json_schema": {"name": "person", "schema": schema}}
-    assert template_of(Server(), response_format=form) == '{"name": "name"}'
-
-
 @pytest.mark.parametrize(
     "fields",
     [
@@ -356,21 +352,6 @@ def test_requests_without_templates_pass_as_they_are(fields) -> None:
     ask(PredictionMiddleware(server), body)
     assert [path for path, _ in server.asked] == [CHAT]
     assert server.bodies(CHAT) == [body]
-
-
-def test_templates_are_made_once_for_the_same_tools() -> None:
-    server = Server()
-    app = PredictionMiddleware(server)
-    for _ in range(3):
-        ask(app, request(tools=TOOLS))
-    asked = len(server.bodies("/tokenize"))
-    ask(app, request(tools=TOOLS))
-    assert len(server.bodies("/tokenize")) == asked
-    ask(app, request(tools=TOOLS[:1]))
-    assert len(server.bodies("/tokenize")) == 2 * asked
-    first, *others, last = (sent["vllm_xargs"] for sent in server.bodies(CHAT))
-    assert others == [first] * 3
-    assert last != first
 
 
 def test_a_server_that_cannot_tokenize_gets_its_tools_without_templates() -> None:
@@ -486,7 +467,6 @@ def test_wrong_predictions_are_refused(prediction, message: str) -> None:
     ("arguments", "message"),
     [
         ({"fastdraft_remember": "false"}, "vllm_xargs.fastdraft_remember must be True or False"),
-        ({"fastdraft_namspace": "a"}, "vllm_xargs.fastdraft_namspace is no option of a request"),
         ({"fastdraft_cache_salt": "a"}, "vllm_xargs.fastdraft_cache_salt is no option"),
     ],
 )
@@ -623,29 +603,24 @@ def test_what_cannot_have_the_namespace_of_its_key(path: str, body, headers, sta
     assert len(server.asked) == (status == 200)
 
 
-def test_request_goes_on_where_tokenizing_fails(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("reason", ["answered with status 404", "no tokens today"])
+def test_request_goes_on_where_tokenizing_fails(
+    reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
     server = Server()
     server.tokenize_status = 404
-    app = PredictionMiddleware(server)
+
+    async def no_tokens(scope, receive, send) -> None:
+        if scope["path"] == "/tokenize" and reason == "no tokens today":
+            raise RuntimeError(reason)
+        await server(scope, receive, send)
+
+    app = PredictionMiddleware(no_tokens)
     for _ in range(2):
         assert ask(app, request(content("abc"))).status == 200
     assert server.bodies(CHAT) == [request(content("abc"))] * 2
     (warning,) = caplog.messages
-    assert "/tokenize answered with status 404" in warning
-
-
-def test_request_goes_on_where_tokenizing_raises(caplog: pytest.LogCaptureFixture) -> None:
-    server = Server()
-
-    async def no_tokens(scope, receive, send) -> None:
-        if scope["path"] == "/tokenize":
-            raise RuntimeError("no tokens today")
-        await server(scope, receive, send)
-
-    assert ask(PredictionMiddleware(no_tokens), request(content("abc"))).status == 200
-    assert server.bodies(CHAT) == [request(content("abc"))]
-    (warning,) = caplog.messages
-    assert "no tokens today" in warning
+    assert reason in warning
 
 
 def test_disconnect_in_mid_body_reaches_the_application() -> None:
@@ -819,10 +794,13 @@ def test_metrics_are_added_to_those_of_the_server(folder: Path) -> None:
         }
     )
     Ledger(folder, engine=1).publish({"steps": 7})
-    app = PredictionMiddleware(Server())
+    server = Server()
     headers = ((b"accept", b"application/openmetrics-text"), (b"accept-encoding", b"gzip"))
+    app = PredictionMiddleware(server)
     got = ask(app, b"", path="/metrics", method="GET", headers=headers)
     assert got.status == 200
+    # In plain text, which alone can be added to.
+    assert [name for name, _ in server.headers[0]] == [b"content-length"]
     lines = got.body.decode().splitlines()
     assert lines[0] == "vllm:num_requests_running 0.0"
     assert "# TYPE fastdraft_faults_total counter" in lines
@@ -834,162 +812,3 @@ def test_metrics_are_added_to_those_of_the_server(folder: Path) -> None:
     assert values['fastdraft_datastore_bytes{engine="0"}'] == "1048576.0"
     assert values['fastdraft_steps_total{engine="1"}'] == "7.0"
     assert values['fastdraft_requests{engine="1"}'] == "0.0"
-
-
-def test_metrics_are_asked_for_in_plain_text() -> None:
-    server = Server()
-    headers = ((b"accept", b"application/openmetrics-text"), (b"accept-encoding", b"gzip"))
-    ask(PredictionMiddleware(server), b"", path="/metrics", method="GET", headers=headers)
-    assert [name for name, _ in server.headers[0]] == [b"content-length"]
-
-
-# --- the ledger ----------------------------------------------------------------------------------
-
-
-def test_ledger_keeps_the_counts_of_finished_requests(folder: Path) -> None:
-    ledger, reader = Ledger(folder), LedgerReader(folder)
-    tickets = [new_ticket() for _ in range(3)]
-    rows = [ledger.open(ticket) for ticket in tickets]
-    for count, row in enumerate(rows):
-        ledger.record(row, count, (1 << 32) - 1)
-        ledger.close(row)
-    assert [reader.prediction_tokens(ticket) for ticket in tickets] == [
-        (count, (1 << 32) - 1) for count in range(3)
-    ]
-    assert reader.prediction_tokens(new_ticket()) is None
-
-
-def test_ledger_is_bounded_and_running_requests_keep_their_rows(folder: Path) -> None:
-    ledger, reader = Ledger(folder), LedgerReader(folder)
-    mine = new_ticket()
-    running = ledger.open(mine)
-    ledger.record(running, 1, 0)
-    finished = new_ticket()
-    ledger.close(ledger.open(finished))
-    for _ in range(20_000):
-        ledger.close(ledger.open(new_ticket()))
-    ledger.record(running, 2, 0)
-    assert reader.prediction_tokens(mine) == (2, 0)
-    assert reader.prediction_tokens(finished) is None
-    while ledger.open(new_ticket()) is not None:
-        pass
-    assert reader.prediction_tokens(mine) == (2, 0)
-    ledger.close(running)
-    assert ledger.open(new_ticket()) == running
-    assert sum(path.stat().st_size for path in folder.iterdir()) < 1 << 19
-
-
-@pytest.mark.parametrize("ticket", [None, 5, "", "0" * 15, "-00000000000000a", "G" * 16, "é" * 16])
-def test_ledger_takes_tickets_alone(folder: Path, ticket: object) -> None:
-    assert Ledger(folder).open(ticket) is None
-
-
-def test_engines_are_told_apart_and_added_up(folder: Path) -> None:
-    first, second, reader = Ledger(folder, engine=0), Ledger(folder, engine=1), LedgerReader(folder)
-    ticket = new_ticket()
-    first.record(first.open(ticket), 3, 1)
-    assert reader.prediction_tokens(ticket) == (3, 1)
-    second.record(second.open(ticket), 4, 0)
-    assert reader.prediction_tokens(ticket) == (7, 1)
-    restarted = Ledger(folder, engine=1)
-    for ledger, steps in ((first, 1), (second, 2), (restarted, 3)):
-        ledger.publish({"steps": steps})
-    assert {engine: totals["steps"] for engine, totals in reader.totals().items()} == {
-        "0": 1.0,
-        "1": 5.0,
-    }
-
-
-def test_ledger_without_a_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv(ledgers.FOLDER_VARIABLE, raising=False)
-    assert Ledger.from_environment() is None
-    assert LedgerReader.from_environment() is None
-    monkeypatch.setenv(ledgers.FOLDER_VARIABLE, str(tmp_path / "gone"))
-    assert Ledger.from_environment() is None
-    reader = LedgerReader.from_environment()
-    assert reader is not None
-    assert (reader.prediction_tokens(new_ticket()), reader.totals()) == (None, {})
-    (tmp_path / "0-1-empty.ledger").touch()
-    assert LedgerReader(tmp_path).totals() == {}
-
-
-NO_ROOM = """
-import resource
-from fastdraft.serving.ledger import Ledger
-resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
-assert Ledger.from_environment() is None
-"""
-
-
-def test_engine_goes_on_where_there_is_no_room(folder: Path) -> None:
-    subprocess.run([sys.executable, "-c", NO_ROOM], check=True)
-    assert LedgerReader(folder).totals() == {}
-
-
-KILLED = """
-import os
-from fastdraft.serving.ledger import FOLDER_VARIABLE, share_folder
-share_folder()
-print(os.environ[FOLDER_VARIABLE], flush=True)
-input()
-os.kill(os.getpid(), 9)
-"""
-
-
-def test_folder_of_a_killed_server_goes_with_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(ledgers.FOLDER_VARIABLE, raising=False)
-    servers = [
-        subprocess.Popen(
-            [sys.executable, "-c", KILLED],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(2)
-    ]
-    folders = [Path(server.stdout.readline().strip()) for server in servers]
-    servers[0].communicate("\n")
-    assert [folder.exists() for folder in folders] == [True, True]
-    subprocess.run([sys.executable, "-c", SERVER, ""], check=True, capture_output=True)
-    assert [folder.exists() for folder in folders] == [False, True]
-    servers[1].communicate("\n")
-    subprocess.run([sys.executable, "-c", SERVER, ""], check=True, capture_output=True)
-    assert [folder.exists() for folder in folders] == [False, False]
-
-
-SERVER = """
-import os, subprocess, sys
-from fastdraft.serving.ledger import FOLDER_VARIABLE, LedgerReader, share_folder
-share_folder()
-folder = os.environ[FOLDER_VARIABLE]
-share_folder()
-assert os.environ[FOLDER_VARIABLE] == folder
-reader = LedgerReader.from_environment()
-subprocess.run([sys.executable, "-c", sys.argv[1]], check=True)
-print(reader.prediction_tokens("0123456789abcdef"), folder)
-"""
-
-ENGINE = """
-import os
-from fastdraft.serving.ledger import Ledger, share_folder
-share_folder()
-ledger = Ledger.from_environment()
-ledger.record(ledger.open("0123456789abcdef"), 11, 5)
-os.kill(os.getpid(), {signal})
-"""
-
-
-@pytest.mark.parametrize("signal", [0, 9])
-def test_counts_outlive_the_engine_and_the_folder_ends_with_the_server(signal: int) -> None:
-    environment = {k: v for k, v in os.environ.items() if k != ledgers.FOLDER_VARIABLE}
-    server = SERVER if signal == 0 else SERVER.replace("check=True", "check=False")
-    output = subprocess.run(
-        [sys.executable, "-c", server, ENGINE.format(signal=signal)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    counts, _, folder = output.strip().rpartition(" ")
-    assert counts == "(11, 5)"
-    assert not Path(folder).exists()

@@ -13,7 +13,7 @@ import torch
 from adversarial import LENGTHS, allowed_bits, assert_same, in_layout
 from cases import OPERATIONS, case_of
 
-from fastdraft.kernels import chunks, greedy, operands, rejection, sampled
+from fastdraft.kernels import chunks, greedy, rejection, sampled
 from fastdraft.kernels.operands import Verified
 from fastdraft.verification import (
     Workspace,
@@ -325,44 +325,6 @@ def test_no_value_on_a_device_is_read_back(monkeypatch):
 
 # Rejection sampling.
 
-SHAPED = {
-    "plain": {},
-    "cold": {"temperature": 0.3},
-    "top_k": {"top_k": 20},
-    "top_p": {"temperature": 1.3, "top_p": 0.7},
-    "all": {"temperature": 0.8, "top_k": 50, "top_p": 0.9, "min_p": 0.05},
-}
-
-
-def drawn_case(lengths, vocabulary, *, dtype=torch.float32, **options):
-    """Drafts drawn from a distribution with the options, which the target has too."""
-    case = case_of(
-        "rejection", lengths, vocabulary, dtype, seed=5, odd=False, likeness=0.95, shape=options
-    )
-    return case.warped(**{name: [each] for name, each in {"temperature": 1.0, **options}.items()})
-
-
-@pytest.mark.parametrize("options", SHAPED.values(), ids=SHAPED)
-@pytest.mark.parametrize("vocabulary", [2, 50, 1500])
-def test_a_bonus_token_is_the_sample_at_its_position(vocabulary, options):
-    case = drawn_case([0, 1, 2, 3, 4, 7, 16, 0, 5] * 10, vocabulary, **options)
-    verified = case.verify()
-    sizes = case.batch.offsets.diff()
-    whole = (verified.lengths - 1 == sizes).nonzero()[:, 0]
-    assert 20 <= len(whole) < len(verified.lengths)
-    last = verified.token_ids.gather(1, verified.lengths[:, None].long() - 1)[:, 0]
-    bonus_rows = case.batch.offsets[1:] + torch.arange(len(sizes))
-    sampling = case.more[0]
-    plain = verify_sampled(
-        case.batch.logits[bonus_rows],
-        torch.empty(0, dtype=torch.int64),
-        torch.zeros(len(bonus_rows) + 1, dtype=torch.int64),
-        seeds=sampling.seeds,
-        positions=sampling.positions + sizes,
-        **options,
-    )
-    assert torch.equal(last[whole], plain.token_ids[whole, 0])
-
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 def test_a_draft_of_the_targets_own_distribution_is_accepted_whole(dtype):
@@ -370,18 +332,6 @@ def test_a_draft_of_the_targets_own_distribution_is_accepted_whole(dtype):
     case = case.warped(temperature=[1.0])
     rows = torch.arange(1000) + torch.arange(200).repeat_interleave(5)
     assert (case.verify(draft_logits=case.batch.logits[rows].double()).lengths == 6).all()
-
-
-def test_temperature_0_is_greedy_whatever_the_draft_says():
-    case = drawn_case(LENGTHS * 5, 60)
-    batch = case.batch
-    expected = verify_greedy(batch.logits, batch.draft_ids, batch.offsets).tolist()
-    assert any(len(each) > 2 for each in expected)
-    found = {heat: case.warped(temperature=[heat]).verify().tolist() for heat in (0.0, 1.0, 0.5)}
-    assert found[0.0] == expected
-    mixed = case.warped(temperature=[0.0, 1.0, 0.5]).verify().tolist()
-    for at, heat in enumerate((0.0, 1.0, 0.5)):
-        assert mixed[at::3] == found[heat][at::3]
 
 
 def many(logits, distribution, token, *, n=20_000, **options):
@@ -418,14 +368,6 @@ def test_what_the_target_never_says_is_never_accepted(row, options, chance):
     assert (verified.token_ids[:, 0] != 1).all()
 
 
-def test_distributions_without_a_common_token():
-    verified = many([[2.0, 1.0, -INF, -INF], [0.0] * 4], [0.0, 0.0, 0.75, 0.25], 2)
-    assert (verified.lengths == 1).all()
-    # Nothing of the draft's distribution is the target's, so the target's is left whole.
-    share = float((verified.token_ids[:, 0] == 0).double().mean())
-    assert share == pytest.approx(1 / (1 + math.exp(-1)), abs=0.02)
-
-
 def test_a_residual_of_nothing_gives_the_targets_distribution(monkeypatch):
     # As if all tokens had twice their chance: each is refused half of the time, and p - q is
     # nowhere above 0.
@@ -439,21 +381,6 @@ def test_a_residual_of_nothing_gives_the_targets_distribution(monkeypatch):
     torch.testing.assert_close(counts / counts.sum(), p, atol=0.02, rtol=0)
 
 
-@pytest.mark.parametrize("draft_logits", [[math.nan] * 3, [0.1, math.nan, 0.1], [-INF] * 3])
-def test_a_draft_token_without_a_distribution_leaves_the_targets_alone(draft_logits):
-    n = 20_000
-    logits = torch.tensor([[1.0, 0.0, -1.0], [0.0, 0.0, 0.0]])
-    numbers = torch.arange(n)
-    emitted = rejection.plain(
-        operands.Batch(logits.repeat(n, 1), torch.ones_like(numbers), torch.arange(n + 1), 1),
-        operands.Sampling(operands.Warpers(torch.ones(n)), numbers, torch.zeros_like(numbers)),
-        torch.tensor([draft_logits]).expand(n, -1),
-    )
-    assert (emitted.lengths == 1).all()
-    counts = emitted.token_ids[:, 0].bincount(minlength=3)
-    torch.testing.assert_close(counts / n, logits[0].softmax(-1), atol=0.02, rtol=0)
-
-
 # Without Triton.
 
 WITHOUT_TRITON = """
@@ -463,7 +390,7 @@ sys.modules["triton"] = None  # as where it is not installed
 import torch
 
 from fastdraft import alignment, verification
-from fastdraft.kernels import attention, language, rejection
+from fastdraft.kernels import language, rejection
 
 logits, offsets = torch.eye(3), torch.tensor([0, 2])
 verified = verification.verify_greedy(logits, torch.tensor([0, 2]), offsets)

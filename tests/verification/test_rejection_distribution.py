@@ -135,14 +135,6 @@ def test_drafts_of_any_length(drafted):
     )
 
 
-def test_a_draft_of_the_targets_own_distribution():
-    logits = rows(5)
-    verified = draft_and_verify(logits, logits[:4], seeds=torch.arange(N), shape={}, target={})
-    check_distributions(
-        verified, [exact(row) for row in logits], [exact(row) for row in logits[:4]]
-    )
-
-
 def test_distributions_that_share_no_token_and_distributions_that_share_one():
     for shared in (0, 1):
         logits, draft_logits = rows(3), rows(2, seed=15)

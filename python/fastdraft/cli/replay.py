@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -43,8 +44,9 @@ from fastdraft.replay.importers import FORMS, Importer
 from fastdraft.replay.measurement import describe_machine, write_results
 from fastdraft.replay.page import MOST_TOKENS, choose, page
 from fastdraft.replay.picture import picture
+from fastdraft.replay.plot import check_image, plot_speeds
 from fastdraft.replay.records import Encode
-from fastdraft.replay.results import as_json
+from fastdraft.replay.results import Speeds, as_json, read_speeds
 from fastdraft.replay.samples import SAMPLE, Pieces
 from fastdraft.replay.tokenizer import TextTokenizer
 
@@ -143,6 +145,14 @@ TABLE_WIDTH = 120
     "--report", "report_file", type=NEW_FILE, help="Write a page for a colleague: what it is worth."
 )
 @click.option("--json", "json_file", type=NEW_FILE, help="Write the results to this file.")
+@click.option(
+    "--plot", type=NEW_FILE, help="Draw the modelled speeds of all runs to this image, by family."
+)
+@click.option(
+    "--against",
+    type=FILE,
+    help="For --plot: results of --json to draw beside, at the same token costs.",
+)
 @ray_option
 def replay(
     logs: tuple[Path, ...],
@@ -166,6 +176,8 @@ def replay(
     html: Path | None,
     report_file: Path | None,
     json_file: Path | None,
+    plot: Path | None,
+    against: Path | None,
     address: str | None,
 ) -> None:
     """Replay recorded requests and measure draft quality, exactly and without a model.
@@ -193,6 +205,8 @@ def replay(
         raise click.UsageError("--sample has the text of its tokens: it takes no --tokenizer")
     if svg is not None and shown is None:
         raise click.UsageError("--svg draws one request: it needs --show")
+    if against is not None and plot is None:
+        raise click.UsageError("--against needs --plot")
     if shown is not None and at_once > 1:
         raise click.UsageError("--show follows one request: it takes no --at-once")
     if shown is not None and address is not None:
@@ -200,9 +214,14 @@ def replay(
     if "predicted-outputs" in drafters and not prediction:
         raise click.UsageError("--drafter predicted-outputs needs --prediction")
     check_folder("--json", json_file)
+    check_folder("--plot", plot)
     check_folder("--svg", svg)
     check_folder("--html", html)
     check_folder("--report", report_file)
+    # What cannot be drawn is refused now, not after the work; so is a missing matplotlib.
+    if plot is not None:
+        check_image(plot)
+    beside = [] if against is None else _beside(against, token_costs)
 
     console = Console(highlight=False, soft_wrap=True)
     console.width = max(console.width, TABLE_WIDTH)
@@ -291,6 +310,8 @@ def replay(
     if report_file is not None:
         ours = [each for each in followed if ", default, " in each.title]
         write_text("--report", report_file, html_report(results, ours))
+    if plot is not None:
+        plot_speeds(plot, [*map(Speeds.of, results), *beside])
 
 
 def _open(path: Path, texts: TextTokenizer | None) -> Datastore:
@@ -351,3 +372,16 @@ def _up_to(families: dict[str, list[Record]], name: str) -> dict[str, list[Recor
             if name in ("", each.id):
                 return {family: records[: place + 1]}
     raise click.BadParameter(f"no request has the id {name!r}", param_hint="--show")
+
+
+def _beside(path: Path, token_costs: Sequence[float]) -> list[Speeds]:
+    """The runs in a file of results at the costs of this run, under the file's name."""
+    found = [
+        replace(run, name=f"{run.name} ({path.name})")
+        for run in read_speeds(path)
+        if run.token_cost in token_costs
+    ]
+    if not found:
+        costs = ", ".join(f"{cost:g}" for cost in token_costs)
+        raise click.BadParameter(f"{path} has no run at token cost {costs}", param_hint="--against")
+    return found

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-__all__ = ["device_of", "in_one_copy", "lines_of", "on_device", "on_host"]
+__all__ = ["Transfer", "device_of", "in_one_copy", "lines_of", "on_device", "on_host"]
 
 
 def device_of(model: Any, home: torch.device) -> torch.device:
@@ -28,6 +28,23 @@ def on_device(device: torch.device, *arrays: NDArray[Any]) -> list[torch.Tensor]
     if device.type == "cpu":
         return [torch.from_numpy(array) for array in arrays]
     return in_one_copy(device, arrays)
+
+
+class Transfer:
+    """Numbers of the host that go to a device together, as `on_device` sends them."""
+
+    def __init__(self) -> None:
+        self._arrays: list[NDArray[Any]] = []
+        self._sent: list[torch.Tensor] = []
+
+    def add(self, array: NDArray[Any]) -> Callable[[], torch.Tensor]:
+        """Adds an array. What is returned gives it on the device, once it has been sent."""
+        place = len(self._arrays)
+        self._arrays.append(array)
+        return lambda: self._sent[place]
+
+    def send(self, device: torch.device) -> None:
+        self._sent = on_device(device, *self._arrays)
 
 
 def in_one_copy(device: torch.device, arrays: Sequence[NDArray[Any]]) -> list[torch.Tensor]:

@@ -103,14 +103,6 @@ class FlatDrafts:
         """The length of each row's draft."""
         return self.offsets[1:] - self.offsets[:-1]
 
-    def of(self, rows: Sequence[int]) -> FlatDrafts:
-        """The drafts of some rows, given in order."""
-        return self._chosen(
-            np.isin(np.repeat(np.arange(len(self.counts)), self.counts), rows),
-            self.counts[rows],
-            {at: self.draft_logits[row] for at, row in enumerate(rows) if row in self.draft_logits},
-        )
-
     @cached_property
     def parents_by_row(self) -> list[list[int]]:
         """The parents of each row's draft tokens."""
@@ -121,10 +113,6 @@ class FlatDrafts:
     def first_lines(self) -> NDArray[np.int64]:
         """The line of logits of each row's last token; those of its draft follow: (rows,)."""
         return self.offsets[:-1].astype(np.int64) + np.arange(len(self.counts))
-
-    def are_lines_of(self, rows: Sequence[int]) -> NDArray[np.bool_]:
-        """Which lines of logits belong to some rows, bool (drafted + rows,)."""
-        return np.isin(np.repeat(np.arange(len(self.counts)), self.counts + 1), rows)
 
     def sees(self, width: int) -> NDArray[np.bool_]:
         """Which tokens of a forward see which: a row's last token, its draft, padding.

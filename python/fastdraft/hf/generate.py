@@ -6,6 +6,7 @@ always does and then calls what `speculate` returns in place of its own loop.
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from transformers import (
     GenerationMixin,
     LogitsProcessorList,
     StoppingCriteriaList,
+    StopStringCriteria,
 )
 
 from fastdraft import Datastore, DraftConfig
@@ -27,7 +29,6 @@ from fastdraft.errors import InvalidValueError
 from fastdraft.hf.output import SpeculativeOutput
 from fastdraft.hf.plan import Asked, Plan
 from fastdraft.hf.requirements import require_no_assistant
-from fastdraft.hf.withheld import option, token_healer, with_stop_criteria
 from fastdraft.versions import naming_newer
 
 __all__ = ["generate", "speculate"]
@@ -105,10 +106,10 @@ def generate(
             kwargs.pop(name, None)
     require_no_assistant(kwargs.pop("assistant_model", None))
     tokenizer = kwargs.pop("tokenizer", None)
-    kwargs = with_stop_criteria(model, kwargs, tokenizer)
+    kwargs = _with_stop_criteria(model, kwargs, tokenizer)
     healer = None
-    if tokenizer is not None and option(model, kwargs, "token_healing"):
-        healer = token_healer(model, tokenizer)
+    if tokenizer is not None and _option(model, kwargs, "token_healing"):
+        healer = _token_healer(model, tokenizer)
     own = vars(model).get("generate")
     stands_in = isinstance(own, functools.partial) and own.func is generate
     speculation = _Speculation(
@@ -223,3 +224,44 @@ class _Speculation(Asked):
         )
         output = plan.run()
         return output if is_wanted else output.sequences
+
+
+def _option(model: Any, kwargs: dict[str, Any], name: str) -> Any:
+    """An option of the generation as `generate` finds it."""
+    value = kwargs.get(name)
+    for config in (kwargs.get("generation_config"), model.generation_config):
+        value = value or getattr(config, name, None)
+    return value
+
+
+def _token_healer(model: Any, tokenizer: Any) -> Any:
+    """A copy of the model, its parts shared, that heals tokens without being given the tokenizer.
+
+    transformers keeps the tokenizer from its own `heal_tokens` too, where it has a custom_generate.
+    """
+    healer = copy.copy(model)
+    vars(healer).pop("generate", None)
+    healer.heal_tokens = lambda ids, _: type(model).heal_tokens(healer, ids, tokenizer)
+    return healer
+
+
+def _with_stop_criteria(model: Any, kwargs: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
+    """The keywords of `generate` with a stopping criterion in the place of stop strings."""
+    stop_strings = _option(model, kwargs, "stop_strings")
+    kwargs = {name: value for name, value in kwargs.items() if name != "stop_strings"}
+    if stop_strings is None:
+        return kwargs
+    if tokenizer is None:
+        raise InvalidValueError(
+            f"tokenizer must be given with stop_strings {stop_strings!r}, got None"
+        )
+    criterion = StopStringCriteria(stop_strings=stop_strings, tokenizer=tokenizer)
+    kwargs["stopping_criteria"] = StoppingCriteriaList(
+        [*(kwargs.get("stopping_criteria") or []), criterion]
+    )
+    if getattr(kwargs.get("generation_config"), "stop_strings", None) is not None:
+        kwargs["generation_config"] = copy.deepcopy(kwargs["generation_config"])
+        kwargs["generation_config"].stop_strings = None
+    if model.generation_config.stop_strings is not None:
+        kwargs["stop_strings"] = None
+    return kwargs

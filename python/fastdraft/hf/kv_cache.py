@@ -16,7 +16,7 @@ DynamicCache, which copies itself whole at every step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import sub
 from typing import Any, Final, NamedTuple
@@ -35,7 +35,7 @@ from transformers.cache_utils import (
 
 from fastdraft.errors import InvalidValueError
 from fastdraft.hf.convolutions import STATE, ConvolutionLayer, convolution_layer, is_convolution
-from fastdraft.hf.device import on_device
+from fastdraft.hf.device import Transfer, on_device
 from fastdraft.hf.interface import CACHE
 
 __all__ = ["SHARING", "Frame", "RaggedCache", "RowCache", "RowLayer", "places_after"]
@@ -81,8 +81,8 @@ class _Plan:
         capacity: The columns of the buffers.
         moves: By how many columns the contents of each row move to the front.
         start: The column to write to; where rows write to different ones, the least.
-        places: (rows, 1, width, 1), the columns to write to, on the host and then on the device;
-            None when all rows write to the same.
+        places: (rows, 1, width, 1), the columns to write to, and then what gives them on the
+            device; None when all rows write to the same.
         first, columns: The columns that are seen: the first one, and how many.
         length: Tokens of the longest row, the new ones too.
     """
@@ -170,7 +170,7 @@ class _GrowingLayer(RowLayer):  # type: ignore[no-untyped-call]
             if plan.places is None:
                 buffer.narrow(2, plan.start, states.shape[2]).copy_(states)
             else:
-                buffer.scatter_(2, plan.places.to(buffer.device).expand_as(states), states)
+                buffer.scatter_(2, plan.places().to(buffer.device).expand_as(states), states)
         self.bases, self.length = plan.bases, plan.length
         # Some models look at these themselves.
         self.keys, self.values = (buffer.narrow(2, plan.first, plan.columns) for buffer in used)
@@ -239,7 +239,7 @@ class _GrowingLayer(RowLayer):  # type: ignore[no-untyped-call]
 class RaggedCache(Cache):
     """A cache whose rows have lengths of their own: what `RowCache` and `StaticRowCache` share.
 
-    Before each forward `planned` makes numbers, and `prepare` takes them on the device.
+    Before each forward `plan` adds numbers to a transfer, and `prepare` finds them on the device.
 
     Attributes:
         frames: What the next forward sees of the layers, by their windows.
@@ -263,6 +263,9 @@ class RaggedCache(Cache):
                 self._windows.setdefault(layer.window, []).append(layer)
         self._grouped = len(self.layers)
         return self._windows
+
+    def prepare(self) -> None:
+        """Takes what `plan` has sent."""
 
     def compact(self, rows: Sequence[int], lengths: Sequence[int], kept: NDArray[np.int64]) -> None:
         """Moves what the latest forward wrote, so that accepted tokens stand behind each other.
@@ -346,16 +349,18 @@ class RowCache(RaggedCache):
             elif STATE is not None and isinstance(layer, STATE):
                 layer.reset()
 
-    def planned(
-        self, lengths: Sequence[int], width: int, floors: Sequence[int] | None = None
-    ) -> list[NDArray[np.int64]]:
+    def plan(
+        self,
+        transfer: Transfer,
+        lengths: Sequence[int],
+        width: int,
+        floors: Sequence[int] | None = None,
+    ) -> None:
         """Plans the next forward: it writes `width` tokens, of row b from token lengths[b] on.
 
         Args:
+            transfer: Takes the numbers that have to be on the device.
             floors: No forward from the next one on begins before these; `None` for `lengths`.
-
-        Returns:
-            What `prepare` takes.
         """
         if self._new_tokens is not None and self._most is None:
             self._most = max(lengths) + self._new_tokens
@@ -364,24 +369,16 @@ class RowCache(RaggedCache):
             # A draft may be as wide as the one of a row that has further to go.
             most += width
         self.frames = {}
-        numbers = []
         for window, layers in self.by_window().items():
             plan = layers[0].planned(lengths, floors or lengths, width, most)
             self.frames[window] = plan.frame
+            if plan.places is not None:
+                plan.places = transfer.add(plan.places)
             for layer in layers:
                 layer.plan = plan
                 layer.length = max(lengths)
-            if plan.places is not None:
-                numbers.append(plan.places)
         for state in self._convolutions:
             state.prepare(lengths, floors or lengths)
-        return numbers
-
-    def prepare(self, sent: Iterator[torch.Tensor]) -> None:
-        """Says where the next forward writes: takes the numbers of `planned`, on the device."""
-        for layers in self._windows.values():
-            if layers[0].plan.places is not None:
-                layers[0].plan.places = next(sent)
 
     def keep(self, slots: Sequence[int]) -> None:
         """Drops all rows but `slots` and moves these to the front. Copies only rows that move.

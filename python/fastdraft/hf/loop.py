@@ -136,7 +136,7 @@ class Decoding:
             width = min(width, *(1 + row.room for row in rows))
         width = max(width, longest + 1)
 
-        is_warm = self.target.is_warm(batch, width)
+        is_warm = self.target.is_warm(width)
         started = step_latency.clock()
         indices, cached = [row.index for row in rows], [row.cached for row in rows]
         logits = self.target.forward(
@@ -150,9 +150,7 @@ class Decoding:
         if emitted.kept is not None:
             self.target.compact(indices, cached, emitted.kept)
         if is_warm:
-            seconds_taken = step_latency.clock() - started
-            self.cost.observe(batch, width, seconds_taken)
-            self.target.observe(len(rows), batch, seconds_taken)
+            self.cost.observe(batch, width, step_latency.clock() - started)
         self._conclude(emitted, drafts.offsets)
 
     def _propose(self, seconds: NDArray[np.float64]) -> FlatDrafts:
@@ -181,7 +179,9 @@ class Decoding:
         )
         require_known_ids(batch.token_ids, self.target.vocabulary)
         drafts = FlatDrafts.of_batch(batch)
-        return drafts if drafts.are_chains or self.target.takes_trees else drafts.best_chains()
+        # Where some were drawn, all are verified as chains.
+        takes_trees = self.target.takes_trees and not drafts.draft_logits
+        return drafts if drafts.are_chains or takes_trees else drafts.best_chains()
 
     def _forced(self) -> Offers | None:
         """What the grammar forces behind each row's text."""

@@ -8,8 +8,8 @@ own mask, and its fast paths stay open. Otherwise the mask is made here, in the 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from fastdraft.errors import InvalidValueError
 from fastdraft.hf.attention import STAND_IN
+from fastdraft.hf.device import Transfer
 from fastdraft.hf.kv_cache import Frame
 
 __all__ = ["Masks"]
@@ -25,29 +26,7 @@ __all__ = ["Masks"]
 _KINDS: Final = ("full_attention", "sliding_attention")
 
 Mask = torch.Tensor | dict[str, torch.Tensor]
-
-
-class _Sight(NamedTuple):
-    """What the new tokens of a forward see in layers of one kind.
-
-    They see the cached tokens from `oldest` on and before `ends`, and of the new ones what `trees`
-    says. `None` stands for numbers that change nothing.
-
-    Attributes:
-        frame: The columns of these layers.
-        ends: (rows, 1, width, 1), or (rows, 1, 1, 1) with trees.
-        oldest: (rows, 1, width or 1, 1).
-        firsts: (rows, 1, 1, 1), as in `Frame`.
-        slots: (rows, 1, 1, width), the column of each new token.
-        trees: (rows, 1, width, width) bool, which new token sees which.
-    """
-
-    frame: Frame
-    ends: Any
-    oldest: Any
-    firsts: Any
-    slots: Any
-    trees: Any
+_Sent = Callable[[], torch.Tensor]
 
 
 class Masks:
@@ -120,18 +99,20 @@ class Masks:
         """Whether the model's layers take the masks of trees."""
         return self.needed is None and not self._has_convolutions
 
-    def planned(
+    def plan(
         self,
+        transfer: Transfer,
         rows: Sequence[int],
         lengths: Sequence[int],
         depths: NDArray[np.int64],
         *,
         frames: Mapping[int | None, Frame],
         trees: NDArray[np.bool_] | None = None,
-    ) -> tuple[list[NDArray[Any]], Callable[[Iterator[torch.Tensor]], Mask] | None]:
+    ) -> Callable[[], Mask] | None:
         """Plans the mask of a forward.
 
         Args:
+            transfer: Takes the numbers that have to be on the device.
             rows: The rows in the forward, as indices of the batch at the start.
             lengths: Tokens that each of them has in the cache.
             depths: (rows or 1, width), by how much the place of each new token is further on.
@@ -140,78 +121,81 @@ class Masks:
             trees: As in `FlatDrafts.sees`; `None` where each new token sees those before it.
 
         Returns:
-            Numbers of the host, and what takes them on the device and makes (rows, 1, width,
-            columns) of them, True or 0 where a query may look, or a dict of these by layer type
-            when the layers differ. `None` when the model's own mask is right.
+            What makes the mask once the transfer is sent: (rows, 1, width, columns), True or 0
+            where a query may look, or a dict of these by layer type when the layers differ. `None`
+            when the model's own mask is right.
         """
         needs_none = not self._is_fixed and trees is None and self.visible is None
         if needs_none and _are_alike(lengths, frames):
-            return [], None
+            return None
         width = depths.shape[1]
         starts = np.array(lengths)[:, None]
-        places = starts + depths
         padding = self._padding[list(rows)][:, None]
-        sights: list[_Sight] = []
-        numbers: list[NDArray[Any]] = []
+        holes = None if self._holes is None else transfer.add(self._holes[list(rows), None, None])
+        masks = []
         for window in self._windows.values():
-            near: Any = trees
-            oldest = padding
+            frame, near, oldest = _frame_of(window, frames, lengths, width), trees, padding
             if window is not None:
-                oldest = np.maximum(padding, places - (window - 1))
-            if trees is not None and window is not None and window < width:
-                near = trees & (depths[:, :, None] - depths[:, None] < window)
-            frame = _frame_of(window, frames, lengths, width)
+                oldest = np.maximum(padding, starts + depths - (window - 1))
+            if near is not None and window is not None and window < width:
+                near = near & (depths[:, :, None] - depths[:, None] < window)
+            # Of the new tokens each one sees itself and those before it, or what `near` says.
+            ends = starts + depths + 1 if near is None else starts
+            planned: dict[str, _Sent] = {"ends": transfer.add(ends[:, None, :, None])}
             # The columns of a ring that hold no token yet seem to hold those before the first.
-            hides_some = frame.is_ring or (oldest > 0).any()
-            ends, slots = places + 1, None
+            if frame.is_ring or (oldest > 0).any():
+                planned["oldest"] = transfer.add(oldest[:, None, :, None])
+            if any(frame.firsts):
+                planned["firsts"] = transfer.add(np.array(frame.firsts)[:, None, None, None])
+            if holes is not None:
+                planned["holes"] = holes
             if near is not None:
-                ends, near = starts, near[:, None]
-                slots = frame.columns_of(starts + np.arange(width))[:, None, None]
-            sight = _Sight(
-                frame,
-                ends=ends[:, None, :, None],
-                oldest=oldest[:, None, :, None] if hides_some else None,
-                firsts=np.array(frame.firsts)[:, None, None, None] if any(frame.firsts) else None,
-                slots=slots,
-                trees=near,
-            )
-            sights.append(sight)
-            numbers += [each for each in sight[1:] if each is not None]
-        if self._holes is not None:
-            numbers.append(self._holes[list(rows), None, None])
-        return numbers, functools.partial(self._made, sights)
+                slots = frame.columns_of(starts + np.arange(width))
+                planned["slots"] = transfer.add(slots[:, None, None])
+                planned["near"] = transfer.add(near[:, None])
+            masks.append(functools.partial(self._mask, frame, **planned))
+        return lambda: self._by_kind([mask() for mask in masks])
 
-    def _made(self, sights: Sequence[_Sight], sent: Iterator[torch.Tensor]) -> Mask:
-        """The mask of what was planned."""
-        there = [
-            _Sight(sight.frame, *(each if each is None else next(sent) for each in sight[1:]))
-            for sight in sights
-        ]
-        holes = None if self._holes is None else next(sent).bool()
-        return self._by_kind([self._mask(sight, holes) for sight in there])
+    def _mask(
+        self,
+        frame: Frame,
+        *,
+        ends: _Sent,
+        oldest: _Sent | None = None,
+        firsts: _Sent | None = None,
+        holes: _Sent | None = None,
+        slots: _Sent | None = None,
+        near: _Sent | None = None,
+    ) -> torch.Tensor:
+        """The mask of one kind of layer. What is not given changes nothing.
 
-    def _mask(self, sight: _Sight, holes: torch.Tensor | None) -> torch.Tensor:
-        """The mask of one kind of layer.
-
-        `holes`: (rows, 1, 1, columns of the prompts), False where nobody may look.
+        Args:
+            frame: The columns of these layers.
+            ends: (rows, 1, width or 1, 1): the cached tokens before these are seen,
+            oldest: of the same shape, and from these on.
+            firsts: (rows, 1, 1, 1), as in `Frame`.
+            holes: (rows, 1, 1, columns of the prompts), False where nobody may look.
+            slots: (rows, 1, 1, width), the column of each new token.
+            near: (rows, 1, width, width), which new token sees which.
         """
-        frame, ends, oldest, firsts, slots, trees = sight
         count = frame.columns
         if len(self._columns) < count:
-            self._columns = torch.arange(2 * count, device=ends.device)
+            self._columns = torch.arange(2 * count, device=ends().device)
         tokens: torch.Tensor = self._columns[:count]
         if firsts is not None:
-            tokens = firsts + ((tokens - firsts) % count if frame.is_ring else tokens)
-        seen: torch.Tensor = tokens < ends
+            start = firsts()
+            tokens = start + ((tokens - start) % count if frame.is_ring else tokens)
+        seen: torch.Tensor = tokens < ends()
         if oldest is not None:
-            seen = seen & (tokens >= oldest)
+            seen = seen & (tokens >= oldest())
         if holes is not None:
-            last = holes.shape[3] - 1
+            shown = holes().bool()
+            last = shown.shape[3] - 1
             tokens = tokens.expand(len(seen), 1, 1, -1)
-            seen &= holes.gather(3, tokens.clamp(min=0, max=last)) | (tokens > last)
-        if trees is not None:
-            shape = (-1, -1, trees.shape[2], -1)
-            seen = seen.expand(shape).scatter(3, slots.expand(shape), trees.bool())
+            seen &= shown.gather(3, tokens.clamp(min=0, max=last)) | (tokens > last)
+        if slots is not None and near is not None:
+            shape = (-1, -1, near().shape[2], -1)
+            seen = seen.expand(shape).scatter(3, slots().expand(shape), near().bool())
         if self._additive_dtype is None:
             return seen
         lowest = torch.finfo(self._additive_dtype).min

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import (
     DynamicCache,
@@ -24,16 +25,15 @@ from fastdraft.hf.attention import attending, shares_keys
 from fastdraft.hf.device import device_of
 from fastdraft.hf.draft_models import ModelDrafter
 from fastdraft.hf.grammar import Grammar
-from fastdraft.hf.interface import CACHE
+from fastdraft.hf.interface import CACHE, unfit
 from fastdraft.hf.kv_cache import RowCache
 from fastdraft.hf.loop import Decoding
 from fastdraft.hf.masks import Masks
 from fastdraft.hf.output import SpeculativeOutput, by_step, pad_token_id, padded_sequences
 from fastdraft.hf.positions import PositionCriteria, PositionProcessors, Warping
-from fastdraft.hf.prefill import add_requests, forward_kwargs, prefill
 from fastdraft.hf.probe import require_draftable
-from fastdraft.hf.requirements import require_supported
-from fastdraft.hf.rows import cancelling, row_seeds, row_texts
+from fastdraft.hf.requirements import IMAGE_INPUTS, require_supported
+from fastdraft.hf.rows import UNLIMITED, Row, cancelling, row_seeds, row_texts
 from fastdraft.hf.static import (
     StaticModel,
     StaticRowCache,
@@ -150,6 +150,9 @@ class Plan:
         self._choose_cache()
         self._choose_drafter()
         is_static = isinstance(self._cache, StaticRowCache)
+        # What every forward takes besides tokens, positions, mask and cache.
+        own = {"attention_mask", "position_ids", "inputs_embeds", CACHE, *IMAGE_INPUTS}
+        self._kwargs = {name: value for name, value in model_kwargs.items() if name not in own}
         text_config = model.config.get_text_config(decoder=True)
         # What the model is asked over where its modules do not tell.
         like = DynamicCache(config=text_config) if is_static else self._prepared
@@ -157,7 +160,7 @@ class Plan:
             model,
             prepared=like,
             position_ids=model_kwargs.get("position_ids"),
-            kwargs=forward_kwargs(model_kwargs),
+            kwargs=self._kwargs,
             max_length=config.max_length + like.get_seq_length(),
             device=device_of(model, input_ids.device),
         )
@@ -175,7 +178,7 @@ class Plan:
             if compiled is not None:
                 self._cache.take_buffers(compiled)
             self._timed, self._compiled = call, compiled
-            self._stepping = functools.partial(
+            self._stepping = partial(
                 StaticModel,
                 call=call,
                 batch=len(self._input_ids),
@@ -216,25 +219,8 @@ class Plan:
         if streamer is not None:
             streamer.put(self._input_ids.cpu())
         with cancelling(self._drafter) as rows:
-            target, first_logits = prefill(
-                self._model,
-                self._input_ids,
-                self._config,
-                self._model_kwargs,
-                cache=self._cache,
-                masks=self._masks,
-                stepping=self._stepping,
-            )
-            add_requests(
-                rows,
-                target,
-                self._input_ids,
-                drafter=self._drafter,
-                predictions=self._predictions,
-                templates=self._templates,
-                read_only=self._asked.read_only,
-                seeds=self._seeds or [0] * len(self._input_ids),
-            )
+            target, first_logits = self._prefilled()
+            self._add_requests(rows, target)
             decoding = Decoding(
                 target,
                 text=self._input_ids.numpy(force=True),
@@ -262,6 +248,73 @@ class Plan:
         if streamer is not None:
             streamer.end()
         return self._output(decoding)
+
+    def _prefilled(self) -> tuple[CachedModel, torch.Tensor]:
+        """The model with the prompts in its cache, and the logits after each prompt.
+
+        The logits are (rows, vocabulary), on the prompts' device.
+        """
+        model, input_ids, cache = self._model, self._input_ids, self._cache
+        if isinstance(cache, RowCache):
+            cache.take_over()
+        kwargs = {**self._model_kwargs, CACHE: cache}
+        logits = model._prefill(input_ids, self._config, kwargs).logits
+        # A copy, since some models give the logits of the whole prompt, which are large.
+        first_logits = logits[:, -1].to(input_ids.device, copy=True)
+        columns = cache.get_seq_length()
+        if columns == 0:
+            raise unfit(
+                "model must keep its keys and values in the cache that it is given, got "
+                f"{type(model).__name__}, which does not"
+            )
+        position_ids = self._model_kwargs.get("position_ids")
+        target = self._stepping(
+            model,
+            cache=cache,
+            masks=self._masks,
+            first_positions=None if position_ids is None else position_ids[..., -1:] + 1 - columns,
+            kwargs=self._kwargs,
+            home=input_ids.device,
+        )
+        return target, first_logits
+
+    def _add_requests(self, rows: list[Row], target: CachedModel) -> None:
+        """Adds a request for each prompt to the drafter, and its row to `rows`.
+
+        Whenever this ends, `rows` holds a row for each request that the drafter has.
+        """
+        text = self._input_ids.numpy(force=True)
+        columns = self._cache.get_seq_length()
+        config = self._model.config
+        # Beyond the last position a learned embedding has no row; a rotary one has, but plain
+        # decoding would warn there too.
+        end = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
+        first = target.first_positions
+        # Where the first new token of each row is placed; the furthest of places along several
+        # axes.
+        furthest = np.full(len(text), columns)
+        if first is not None:
+            furthest[:] = columns + first.reshape(-1, first.shape[-2]).amax(0).numpy(force=True)
+        shown = self._masks.visible
+        if shown is None:
+            shown = np.ones((len(text), columns), dtype=bool)
+        # Nothing is to be drafted from what stands for an image.
+        names = ("image_token_id", "image_token_index")
+        placeholders = [each for name in names if (each := getattr(config, name, None)) is not None]
+        seeds = self._seeds or [0] * len(text)
+        for index, line in enumerate(text):
+            # More columns than tokens were shown where the prompt was given as embeddings.
+            prompt = line[shown[index, columns - len(line) :]]
+            prompt = prompt[~np.isin(prompt, placeholders)]
+            texts = {"templates": self._templates[index], "read_only": self._asked.read_only}
+            # Drafters need not know what nobody asks of them.
+            given = {name: value for name, value in texts.items() if value is not None}
+            places = UNLIMITED if end is None else end - int(furthest[index])
+            rows.append(Row(index, columns, places, int(shown[index].sum()), seeds[index]))
+            prediction = self._predictions[index]
+            add = partial(self._drafter.add_request, prompt, prediction=prediction, **given)
+            # Without Python code in between, where an interrupt would lose the id of a request.
+            list(map(setattr, rows[-1:], ["request"], map(partial.__call__, [add])))
 
     def _output(self, decoding: Decoding) -> SpeculativeOutput:
         rows = decoding.rows

@@ -2,15 +2,10 @@
 
 `generate` with `cache_implementation="static"` promises buffers that never grow and never move, so
 that the model's forward can be compiled, and on a GPU captured as a graph. A step with drafts keeps
-that promise. A forward has one of a few widths, `WIDTHS`, and as many rows as the batch at the
-start or the next power of two from the running ones on; rows that have ended pad it. Each shape is
-compiled once, through the model's own `get_compiled_call`. What changes from step to step, tokens,
-lengths and masks, are tensors that the forward is given.
-
-Rows that have ended leave at once where nothing has to be compiled for fewer rows. Else they stay
-until padding has taken as much time as a compilation: whether one pays depends on how much is left
-to decode, now and in later generations, which nobody knows. What compiling for fewer rows has taken
-is made up for before still fewer rows are compiled.
+that promise. A forward has one of a few widths, `WIDTHS`, and as many rows as the batch; those that
+have ended pad it, as in plain `generate`. Each shape is compiled once, through the model's own
+`get_compiled_call`. What changes from step to step, tokens, lengths and masks, are tensors that the
+forward is given.
 """
 
 from __future__ import annotations
@@ -29,8 +24,8 @@ from numpy.typing import NDArray
 from transformers import GenerationConfig
 from transformers.cache_utils import StaticCache, StaticLayer, StaticSlidingWindowLayer
 
-from fastdraft import step_latency
 from fastdraft.errors import FastdraftError, InvalidValueError
+from fastdraft.hf.device import Transfer
 from fastdraft.hf.interface import CACHE
 from fastdraft.hf.kv_cache import SHARING, Frame, RaggedCache, RowLayer
 from fastdraft.hf.masks import Masks
@@ -65,20 +60,10 @@ class Compiled:
         buffers: The keys and values of the layers of its latest generation. A CUDA graph remembers
             where they lie: for others, each shape would be recorded again.
         runs: How often it has run, by the shape of its tokens and cache, rows first.
-        compiling: The seconds that the latest compilation took.
-        padding: The seconds that padding rows have taken of its steps, less those that it took to
-            compile for fewer rows.
     """
 
     buffers: list[_Buffers] = field(default_factory=list)
     runs: Counter[tuple[int, ...]] = field(default_factory=Counter)
-    compiling: float = math.inf
-    padding: float = 0.0
-
-    @property
-    def pays(self) -> bool:
-        """Whether to compile for fewer rows."""
-        return self.padding >= self.compiling
 
 
 _compiled: weakref.WeakKeyDictionary[Any, Compiled] = weakref.WeakKeyDictionary()
@@ -106,25 +91,20 @@ class _Places:
 class _StaticRowLayer(RowLayer):  # type: ignore[no-untyped-call]
     """The keys and values of one layer, (rows, heads, columns, head size) each.
 
-    Forwards see the first rows of the buffers, all of them at the start. A layer with a sliding
-    window holds the window and the widest draft, as a ring: what a draft overwrites is out of every
-    later query's sight, even if the draft is rejected.
+    A layer with a sliding window holds the window and the widest draft, as a ring: what a draft
+    overwrites is out of every later query's sight, even if the draft is rejected.
     """
 
     def __init__(self, places: _Places, window: int | None) -> None:
         super().__init__(window)
         self.places = places
         self.earlier: _Buffers | None = None  # of an earlier generation, to be used again
-        self.buffers: _Buffers | None = None  # of all rows
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         earlier, self.earlier = self.earlier or (None, None), None
         columns = self.places.columns
-        self.buffers = (
-            _buffer(key_states, columns, earlier[0]),
-            _buffer(value_states, columns, earlier[1]),
-        )
-        self.keys, self.values = self.buffers
+        self.keys = _buffer(key_states, columns, earlier[0])
+        self.values = _buffer(value_states, columns, earlier[1])
         self.is_initialized = True
 
     def update(
@@ -152,14 +132,6 @@ class _StaticRowLayer(RowLayer):  # type: ignore[no-untyped-call]
         self.values[:, :, at] = value_states[:, :, length - held :]
         self.places.length = length
         return key_states, value_states
-
-    def move_rows(self, sources: Sequence[int], targets: Sequence[int], count: int) -> None:
-        """Copies rows to the places of others, and shows forwards the first `count` from now on."""
-        assert self.buffers is not None
-        for buffer in self.buffers:
-            for source, target in zip(sources, targets, strict=True):
-                buffer[target].copy_(buffer[source])
-        self.keys, self.values = (_first_rows(buffer, count) for buffer in self.buffers)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """For the prompts; later forwards are given their masks."""
@@ -200,6 +172,8 @@ class StaticRowCache(RaggedCache):
         self._places: dict[int | None, _Places] = {}
         layers = [self._layer(layer, index, longest) for index, layer in enumerate(prepared.layers)]
         super().__init__(layers=layers)
+        self._longest: Callable[[], torch.Tensor]
+        self._at: dict[int | None, Callable[[], torch.Tensor]] = {}
 
     def _layer(self, layer: Any, index: int, longest: float) -> Any:
         if isinstance(layer, SHARING):
@@ -227,39 +201,31 @@ class StaticRowCache(RaggedCache):
         """The columns of its layers, which with rows and tokens make a forward's shape."""
         return tuple(places.columns for places in self._places.values())
 
-    def planned(
-        self, lengths: Sequence[int], width: int, floors: Sequence[int] | None = None
-    ) -> list[NDArray[np.int64]]:
-        """As `RowCache.planned`."""
+    def plan(
+        self,
+        transfer: Transfer,
+        lengths: Sequence[int],
+        width: int,
+        floors: Sequence[int] | None = None,
+    ) -> None:
+        """As `RowCache.plan`."""
         starts = np.array(lengths)
-        numbers = [np.array(starts.max())]
+        self._longest = transfer.add(np.array(starts.max()))
         tokens = starts[:, None] + np.arange(width)
         for window, places in self._places.items():
             firsts = starts + width - places.columns if places.is_ring else np.zeros_like(starts)
             self.frames[window] = Frame(firsts.tolist(), places.columns, places.is_ring)
-            numbers.append(self.frames[window].columns_of(tokens))
-        return numbers
+            self._at[window] = transfer.add(self.frames[window].columns_of(tokens))
 
-    def prepare(self, sent: Iterator[torch.Tensor]) -> None:
-        """As `RowCache.prepare`."""
-        longest = next(sent)
-        for places in self._places.values():
-            at = next(sent)
+    def prepare(self) -> None:
+        longest = self._longest()
+        for window, places in self._places.items():
+            at = self._at[window]()
             if places.rows is None or len(places.rows) != len(at):
                 places.rows = torch.arange(len(at), device=at.device)[:, None]
                 torch._dynamo.mark_static(places.rows)
             places.at, places.length = at, longest
             torch._dynamo.mark_static(at)
-
-    def move_rows(self, sources: Sequence[int], targets: Sequence[int], count: int) -> None:
-        """Copies rows to the places of others that have ended.
-
-        Args:
-            sources, targets: The row that each of some places takes over; no place is both.
-            count: How many rows forwards have from now on, the first ones.
-        """
-        for layer in self._own():
-            layer.move_rows(sources, targets, count)
 
     def take_buffers(self, compiled: Compiled) -> None:
         """Uses those that an earlier generation has kept, where they are of the right size."""
@@ -269,7 +235,7 @@ class StaticRowCache(RaggedCache):
 
     def keep_buffers(self, compiled: Compiled) -> None:
         """Keeps them for the next generation. The last ones kept stay."""
-        compiled.buffers = [each.buffers for each in self._own() if each.buffers is not None]
+        compiled.buffers = [(each.keys, each.values) for each in self._own() if each.is_initialized]
 
     def _own(self) -> list[_StaticRowLayer]:
         """The layers but for those that use the keys and values of others."""
@@ -287,18 +253,7 @@ def _buffer(states: torch.Tensor, columns: int, earlier: torch.Tensor | None) ->
         and earlier.is_inference() == torch.is_inference_mode_enabled()
     ):
         return earlier.zero_()
-    return _fixed(states.new_zeros(shape))
-
-
-def _first_rows(buffer: torch.Tensor, count: int) -> torch.Tensor:
-    """The first rows of a buffer, in its memory.
-
-    A tensor of its own: what is compiled for it serves a batch of so many rows at the start too.
-    """
-    return buffer if count == len(buffer) else _fixed(buffer[:count].data)
-
-
-def _fixed(buffer: torch.Tensor) -> torch.Tensor:
+    buffer = states.new_zeros(shape)
     torch._dynamo.mark_static(buffer)
     # Written in place by every forward, which a CUDA graph allows where it does not move.
     torch._dynamo.mark_static_address(buffer, guard=False)
@@ -323,37 +278,17 @@ class StaticModel(CachedModel):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._lengths = np.zeros(self.batch, dtype=np.int64)
-        # The row in each place of the cache that forwards see, and the place of each row.
-        self._rows = np.arange(self.batch)
-        self._places = np.arange(self.batch)
 
     def rows_in_forward(self, running: int) -> int:
-        most = len(self._rows)
-        wanted = min(_power_of_two(running), most)
-        if self.compiled is None or self.compiled.pays:
-            return wanted
-        known = {shape[0] for shape in self.compiled.runs if shape[2:] == self.cache.sizes}
-        return min((rows for rows in known if wanted <= rows < most), default=most)
+        return self.batch
 
-    def is_warm(self, rows: int, width: int) -> bool:
-        """Whether a forward of this shape has been compiled, and its time says what it costs."""
+    def is_warm(self, width: int) -> bool:
+        """Whether a forward of this width has been compiled, and its time says what it costs."""
         cold = _COLD_RUNS.get(self.device.type, _COLD_RUNS_ELSEWHERE)
-        shape = rows, width, *self.cache.sizes
-        return self.compiled is None or self.compiled.runs[shape] >= cold
+        return self.compiled is None or self.compiled.runs[self._shape(width)] >= cold
 
-    def observe(self, running: int, rows: int, seconds: float) -> None:
-        if self.compiled is not None:
-            wanted = min(_power_of_two(running), rows)
-            self.compiled.padding += seconds * (1 - wanted / rows)
-
-    def _leave(self, running: Sequence[int], count: int) -> None:
-        """Leaves `count` rows to the forwards, the running ones among them."""
-        late = [row for row in running if self._places[row] >= count]
-        ended = np.flatnonzero(~np.isin(self._rows[:count], running))[: len(late)]
-        self.cache.move_rows(self._places[late].tolist(), ended.tolist(), count)
-        self._rows[ended] = late
-        self._places[late] = ended
-        self._rows = self._rows[:count]
+    def _shape(self, width: int) -> tuple[int, ...]:
+        return self.batch, width, *self.cache.sizes
 
     def _run(
         self,
@@ -371,59 +306,38 @@ class StaticModel(CachedModel):
                 f"a forward of fixed shapes takes {', '.join(map(str, self.widths))} tokens a row, "
                 f"got {width}: did the drafter keep to its limits?"
             )
-        count = self.rows_in_forward(len(rows))
-        if count < len(self._rows):
-            self._leave(rows, count)
         self._lengths[rows] = cached
-        places = self._places[rows]
-        all_ids, all_depths = np.zeros((2, count, width), np.int64)
-        all_ids[places], all_depths[places] = input_ids, depths
+        all_ids, all_depths = np.zeros((2, self.batch, width), np.int64)
+        all_ids[rows], all_depths[rows] = input_ids, depths
         sees = None
         if trees is not None:
-            sees = np.zeros((count, width, width), bool)
-            sees[places] = trees
+            sees = np.zeros((self.batch, width, width), bool)
+            sees[rows] = trees
         return super()._run(
             all_ids,
             all_depths,
-            rows=self._rows.tolist(),
-            cached=self._lengths[self._rows].tolist(),
+            rows=range(self.batch),
+            cached=self._lengths.tolist(),
             trees=sees,
         )
 
-    def _slots(self, rows: Sequence[int]) -> NDArray[np.int64]:
-        return self._places[rows]
+    def _places(self, rows: Sequence[int]) -> Sequence[int]:
+        return rows
 
     def _called(self, inputs: dict[str, Any]) -> torch.Tensor:
         if "logits_to_keep" in inputs:
             # All: a number that changes with the width would be compiled as one of any value.
             inputs["logits_to_keep"] = 0
-        compiled = self.compiled
-        logits: torch.Tensor
-        if compiled is None:
-            logits = self.call(**inputs, return_dict=True).logits
-            return logits
-        for tensor in _tensors(inputs):
-            torch._dynamo.mark_static(tensor)
-        shape = *inputs["input_ids"].shape, *self.cache.sizes
-        is_new, started = shape not in compiled.runs, step_latency.clock()
-        logits = self.call(**inputs, return_dict=True).logits
-        if is_new:
-            compiled.compiling = step_latency.clock() - started
-            if shape[0] < self.batch:
-                compiled.padding -= compiled.compiling
-        compiled.runs[shape] += 1
+        if self.compiled is not None:
+            for tensor in _tensors(inputs):
+                torch._dynamo.mark_static(tensor)
+        logits: torch.Tensor = self.call(**inputs, return_dict=True).logits
+        if self.compiled is not None:
+            self.compiled.runs[self._shape(inputs["input_ids"].shape[1])] += 1
         return logits
 
-    def compact(self, rows: Sequence[int], cached: Sequence[int], kept: NDArray[np.int64]) -> None:
-        self.cache.compact(self._places[rows], cached, kept)
-
     def keep(self, slots: Sequence[int]) -> None:
-        """Rows that have ended leave with the next forward, if it has fewer rows."""
-
-
-def _power_of_two(number: int) -> int:
-    """The least one from `number` on."""
-    return 1 << (number - 1).bit_length()
+        """Rows that have ended stay."""
 
 
 def require_fixed_shapes(

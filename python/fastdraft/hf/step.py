@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import GenerationMixin
 
-from fastdraft.hf.device import device_of, lines_of, on_device
+from fastdraft.hf.device import Transfer, device_of, lines_of
 from fastdraft.hf.interface import CACHE
 from fastdraft.hf.masks import Masks
 from fastdraft.hf.rows import UNLIMITED
@@ -110,16 +110,13 @@ class CachedModel:
         """How many rows a forward has where so many have not ended."""
         return running
 
-    def is_warm(self, rows: int, width: int) -> bool:
-        """Whether the time of a forward of this shape says what it costs."""
+    def is_warm(self, width: int) -> bool:
+        """Whether the time of a forward of this width says what it costs."""
         return True
 
-    def observe(self, running: int, rows: int, seconds: float) -> None:
-        """Learns how long a warm step took, of so many running rows in a forward of `rows`."""
-
     def compact(self, rows: Sequence[int], cached: Sequence[int], kept: NDArray[np.int64]) -> None:
-        """Moves accepted tokens behind each other, as `RowCache.compact`, in the running rows."""
-        self.cache.compact(range(len(rows)), cached, kept)
+        """Moves accepted tokens behind each other, as `RowCache.compact`, in these rows."""
+        self.cache.compact(self._places(rows), cached, kept)
 
     def keep(self, slots: Sequence[int]) -> None:
         """Drops the rows that have ended, as `RowCache.keep`."""
@@ -145,7 +142,7 @@ class CachedModel:
             width: Tokens a row in the forward, shorter rows padded; `None` for the longest row's.
             wanted: The logits are wanted after so many of each row's last tokens; `None` for all.
             trees: As in `FlatDrafts.sees`; `None` where each token follows the one before it.
-            floors: As in `RowCache.planned`.
+            floors: As in `RowCache.plan`.
         """
         input_ids, depths, used = _padded(tokens, width or max(map(len, tokens)))
         if trees is not None:
@@ -160,17 +157,16 @@ class CachedModel:
         logits = self._run(
             input_ids, depths, rows=rows, cached=cached, trees=trees, floors=floors, columns=columns
         )
-        flat, slots = logits.flatten(0, 1), self._slots(rows)
-        if used is not None or slots is not None:
+        flat = logits.flatten(0, 1)
+        if used is not None or len(rows) < len(logits):
             count = logits.shape[1]
-            places = np.arange(len(rows)) if slots is None else slots
-            lines = places[:, None] * count + np.arange(count)
+            lines = np.array(self._places(rows))[:, None] * count + np.arange(count)
             flat = lines_of(flat, lines.ravel() if used is None else lines[used])
         return flat.to(self.home)
 
-    def _slots(self, rows: Sequence[int]) -> NDArray[np.int64] | None:
-        """The place of each row in the forwards; `None` for one after the other."""
-        return None
+    def _places(self, rows: Sequence[int]) -> Sequence[int]:
+        """The place of each row in the forwards and the cache."""
+        return range(len(rows))
 
     def _run(
         self,
@@ -191,34 +187,32 @@ class CachedModel:
                 row's first.
         """
         width = input_ids.shape[1]
-        written = self.cache.planned(cached, width, floors)
-        seen, mask_of = self.masks.planned(
-            rows, cached, depths, frames=self.cache.frames, trees=trees
+        transfer = Transfer()
+        ids = transfer.add(input_ids)
+        self.cache.plan(transfer, cached, width, floors)
+        mask = self.masks.plan(
+            transfer, rows, cached, depths, frames=self.cache.frames, trees=trees
         )
-        arrays = [input_ids, *written, *seen]
+        positions = cut = None
         if self._first is not None:
             offsets = depths + np.array(cached)[:, None]
             if self.last_offset < UNLIMITED:
                 offsets = np.minimum(offsets, self.last_offset)
-            arrays.append(self._positions(offsets, rows))
-        is_cut = columns is not None and len(columns) < width
-        if is_cut:
-            arrays.append(columns)
-        sent = iter(on_device(self.device, *arrays))
-        # Each takes its own from `sent`, in the order of `arrays`.
-        ids = next(sent)
-        self.cache.prepare(sent)
-        mask = None if mask_of is None else mask_of(sent)
-        kwargs = {**self.kwargs, "attention_mask": mask}
-        if self._first is not None:
-            kwargs["position_ids"] = next(sent)
-        kept = next(sent) if is_cut else width
+            positions = transfer.add(self._positions(offsets, rows))
+        if columns is not None and len(columns) < width:
+            cut = transfer.add(columns)
+        transfer.send(self.device)
+
+        self.cache.prepare()
+        kwargs = {**self.kwargs, "attention_mask": None if mask is None else mask()}
+        if positions is not None:
+            kwargs["position_ids"] = positions()
         if "logits_to_keep" in kwargs:
-            kwargs["logits_to_keep"] = kept
-        logits = self._called(self._inputs(ids, kwargs))
-        if is_cut and logits.shape[1] == width:
+            kwargs["logits_to_keep"] = width if cut is None else cut()
+        logits = self._called(self._inputs(ids(), kwargs))
+        if cut is not None and logits.shape[1] == width:
             # A model that cannot choose gives all.
-            logits = logits[:, kept.to(logits.device)]
+            logits = logits[:, cut().to(logits.device)]
         return logits
 
     def _called(self, inputs: dict[str, Any]) -> torch.Tensor:

@@ -5,14 +5,14 @@ The target's decoding loop and the stages of draft models verify by it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fastdraft.hf.device import lines_of, on_device
+from fastdraft.hf.device import on_device
 from fastdraft.hf.drafts import FlatDrafts
 from fastdraft.hf.positions import Warping
 from fastdraft.kernels.workspace import Size
@@ -53,14 +53,6 @@ class Choice(NamedTuple):
     likeliest: NDArray[np.int32] | None = None
     chances: NDArray[np.float32] | None = None
 
-    def of(self, rows: Sequence[int]) -> Choice:
-        """The same of these rows, without `likeliest`."""
-
-        def chosen(column: list[Any] | None) -> Any:
-            return None if column is None else [column[row] for row in rows]
-
-        return Choice(*map(chosen, (self.tokens, self.paths, self.logprobs, self.raw_logprobs)))
-
 
 class Verifier:
     """Verifies the drafts of one generation, step after step, in memory that it keeps.
@@ -89,39 +81,12 @@ class Verifier:
 
         Args:
             scores: (draft tokens + rows, vocabulary), as `fastdraft.verification` lays them out.
-            drafts: The drafts; those that were drawn are chains.
+            drafts: The drafts; chains where some were drawn.
             seeds: (rows,), the seed of each row, for its random numbers.
             positions: (rows,), the position of each row's first emitted token, for the same.
-            likeliest: How many of each line's likeliest tokens to find. Drafts that were drawn have
-                none.
+            likeliest: How many of each line's likeliest tokens to find; none where drafts were
+                drawn.
         """
-        drawn = sorted(drafts.draft_logits)
-        if seeds is None or positions is None or len(drawn) in (0, len(drafts.by_row)):
-            return _read(
-                [self._verify(scores, drafts, seeds, positions, likeliest=likeliest)],
-                is_tree=not drafts.are_chains,
-            )
-        # Drafts that were drawn and those that were not are verified apart, and read together.
-        others = [row for row in range(len(seeds)) if row not in drafts.draft_logits]
-        found = []
-        for rows in (drawn, others):
-            lines = np.flatnonzero(drafts.are_lines_of(rows))
-            part = self._verify(
-                lines_of(scores, lines), drafts.of(rows), seeds[rows], positions[rows]
-            )
-            found.append(part)
-        choice = _read(found, is_tree=not drafts.are_chains)
-        return choice.of(np.argsort(drawn + others).tolist())
-
-    def _verify(
-        self,
-        scores: torch.Tensor,
-        drafts: FlatDrafts,
-        seeds: NDArray[np.int64] | None,
-        positions: NDArray[np.int64] | None,
-        *,
-        likeliest: int = 0,
-    ) -> Verified:
         # Copies, since a drafter may hand out read-only arrays.
         arrays = [drafts.token_ids.astype(np.int64), drafts.offsets.astype(np.int64)]
         if not drafts.are_chains:
@@ -139,15 +104,14 @@ class Verifier:
                 self._options[rows] = self._warping.of_rows(rows, scores.device)
             options.update(self._options[rows], seeds=more[-2], positions=more[-1])
         if drafts.draft_logits:
-            logits = torch.cat([drafts.draft_logits[row] for row in sorted(drafts.draft_logits)])
-            return verify_rejection(scores, ids, offsets, draft_logits=logits, **options)
+            logits = _draft_logits(drafts, ids, scores)
+            return _read(verify_rejection(scores, ids, offsets, draft_logits=logits, **options))
         if not drafts.are_chains:
             options["parents"] = more[0]
         if likeliest:
             options["likeliest"] = likeliest
-        if seeds is None:
-            return verify_greedy(scores, ids, offsets, **options)
-        return verify_sampled(scores, ids, offsets, **options)
+        verify = verify_greedy if seeds is None else verify_sampled
+        return _read(verify(scores, ids, offsets, **options))
 
     def _memory(self, scores: torch.Tensor, drafts: FlatDrafts, *, is_drawn: bool) -> Workspace:
         """The workspace of one kind of verification, larger than any so far where it has to be."""
@@ -170,38 +134,46 @@ class Verifier:
         return workspace
 
 
-def _read(found: Sequence[Verified], *, is_tree: bool) -> Choice:
+def _draft_logits(drafts: FlatDrafts, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    """The logits that each draft token was drawn from: of one that was not, itself alone."""
+    parts = []
+    tokens = torch.arange(scores.shape[1], device=scores.device)
+    for row, (start, end) in enumerate(pairwise(drafts.offsets.tolist())):
+        if row in drafts.draft_logits:
+            parts.append(drafts.draft_logits[row])
+        elif end > start:
+            parts.append(torch.where(ids[start:end, None] == tokens, 0.0, -torch.inf))
+    return torch.cat(parts)
+
+
+def _read(verified: Verified) -> Choice:
     """What was verified, on the host: in one read."""
-    names = ["token_ids"]
-    if is_tree:
-        names.append("path")
-    if found[0].logprobs is not None:
-        names += "logprobs", "raw_logprobs"
-    parts = [getattr(verified, name) for name in names for verified in found]
-    likeliest = found[0].likeliest
-    if likeliest is not None:
-        parts += likeliest
+    parts = {"tokens": verified.token_ids}
+    if verified.tree_path is not None:
+        parts["paths"] = verified.tree_path
+    if verified.logprobs is not None and verified.raw_logprobs is not None:
+        parts |= {"logprobs": verified.logprobs, "raw_logprobs": verified.raw_logprobs}
+    if verified.likeliest is not None:
+        parts["likeliest"], parts["chances"] = verified.likeliest
     if len(parts) == 1:
-        return Choice(_without_padding(parts[0].numpy(force=True)))
-    bits = [part.view(torch.int32) if part.is_floating_point() else part for part in parts]
-    flat = torch.cat([part.reshape(-1) for part in bits]).numpy(force=True)
-    ends = np.cumsum([part.numel() for part in parts])[:-1]
-    arrays = [
-        array.reshape(part.shape) for array, part in zip(np.split(flat, ends), parts, strict=True)
-    ]
-    columns: dict[str, Any] = {}
-    for at, name in enumerate(names):
-        of_requests = arrays[at * len(found) : (at + 1) * len(found)]
-        if name in ("token_ids", "path"):
-            columns[name] = [row for array in of_requests for row in _without_padding(array)]
-        else:
-            rows = [row for array in of_requests for row in array.view(np.float32).tolist()]
-            tokens = columns["token_ids"]
-            columns[name] = [row[: len(own)] for row, own in zip(rows, tokens, strict=True)]
-    choice = Choice(columns.pop("token_ids"), columns.pop("path", None), **columns)
-    if likeliest is None:
-        return choice
-    return choice._replace(likeliest=arrays[-2], chances=arrays[-1].view(np.float32))
+        return Choice(_without_padding(verified.token_ids.numpy(force=True)))
+    bits = [each.view(torch.int32) if each.is_floating_point() else each for each in parts.values()]
+    flat = torch.cat([each.reshape(-1) for each in bits])
+    ends = np.cumsum([part.numel() for part in parts.values()])[:-1]
+    found: dict[str, Any] = {}
+    for array, (name, part) in zip(
+        np.split(flat.numpy(force=True), ends), parts.items(), strict=True
+    ):
+        kind = np.float32 if part.is_floating_point() else np.int32
+        found[name] = array.view(kind).reshape(part.shape)
+    for name in ("tokens", "paths"):
+        if name in found:
+            found[name] = _without_padding(found[name])
+    for name in ("logprobs", "raw_logprobs"):
+        if name in found:
+            rows = zip(found[name].tolist(), found["tokens"], strict=True)
+            found[name] = [row[: len(tokens)] for row, tokens in rows]
+    return Choice(**found)
 
 
 def _without_padding(lines: NDArray[np.int32]) -> list[list[int]]:

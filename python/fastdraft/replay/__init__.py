@@ -9,7 +9,8 @@ a model, what drafts would have been worth:
     for result in replay(settings_of("default", token_costs=[0.0, 0.02]), families):
         print(result.token_cost, result.geometric_mean, result.tokens_per_step)
 
-Importing this package needs numpy alone. `fastdraft.replay.report` prints results with rich.
+Importing this package needs numpy alone. `fastdraft.replay.report` prints results with rich and
+draws them with matplotlib.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import logging
 import os
+import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -199,6 +200,7 @@ class HostRequests(Generic[TextT]):
         self._texts: dict[Hashable, TextT] = {}
         self._finished = DraftStats()
         self._hits: dict[str, float] = {}  # accepted tokens of finished requests, by field
+        self._lock = threading.Lock()  # of what both threads count
         self._steps = 0  # calls for drafts
         self._seconds = 0.0  # the time in them
         self._memory_bytes: int | None = None  # of the memory; None: not counted since a change
@@ -206,7 +208,6 @@ class HostRequests(Generic[TextT]):
         # Its thread starts with its first task.
         self._thread = None if in_step else ThreadPoolExecutor(1, "fastdraft-index")
         self._waiting: list[tuple[Future[Any], int]] = []  # its tasks, and their tokens
-        self._leaving: list[tuple[TextT, Future[DraftStats]]] = []  # requests that it ends
 
     @property
     def faults(self) -> int:
@@ -237,8 +238,11 @@ class HostRequests(Generic[TextT]):
 
         O(stores) after a change of the memory, else O(1).
         """
-        if self._memory_bytes is None:
-            self._memory_bytes = self.memory.bytes
+        with self._lock:
+            hits = dict(self._hits)
+            if self._memory_bytes is None:
+                self._memory_bytes = self.memory.bytes
+            memory_bytes = self._memory_bytes
         return {
             "accepted_prediction_tokens": stats.accepted_prediction_tokens,
             "rejected_prediction_tokens": stats.rejected_prediction_tokens,
@@ -248,8 +252,8 @@ class HostRequests(Generic[TextT]):
             "seconds": self._seconds,
             "requests": self.engine.num_requests,
             "request_bytes": self.engine.num_bytes,
-            "datastore_bytes": self._memory_bytes,
-            **self._hits,
+            "datastore_bytes": memory_bytes,
+            **hits,
         }
 
     @property
@@ -365,37 +369,24 @@ class HostRequests(Generic[TextT]):
         return task
 
     def _settle(self) -> None:
-        """Takes up what the thread has indexed, and the counts of what it has ended. O(requests of
-        much text that are new or ended)."""
-        if not self._waiting and not self._leaving:
+        """Takes up what the thread has indexed. O(requests of much text that are new or ended)."""
+        if not self._waiting:
             return
         for text in self._texts.values():
             if text.indexing is not None and text.indexing.done():
-                indexing, text.indexing = text.indexing, None
-                self._guard([text], self._catch_up, text, indexing)
-        leaving, self._leaving = self._leaving, []
-        for text, ended in leaving:
-            if ended.done():
-                self._guard([], self._conclude_late, text, ended)
-            else:
-                self._leaving.append((text, ended))
+                self._guard([text], self._catch_up, text)
         self._waiting = [each for each in self._waiting if not each[0].done()]
 
-    def _catch_up(self, text: TextT, indexing: Future[_Indexed]) -> None:
+    def _catch_up(self, text: TextT) -> None:
+        """Takes up a request that is indexed, and what it has emitted meanwhile."""
+        assert text.indexing is not None
+        indexing, text.indexing = text.indexing, None
         missed, text.missed = text.missed, []
         with self._refusing():
             self._take_up(text, indexing.result())
         if text.request is not None:
             for emitted in missed:
                 self.engine.observe(text.request, emitted)
-
-    def _conclude_late(self, text: TextT, ended: Future[DraftStats]) -> None:
-        self._memory_bytes = None
-        try:
-            with self._refusing():
-                self._conclude(text, ended.result())
-        finally:
-            self._ended(text)
 
     def _observe(
         self,
@@ -443,47 +434,41 @@ class HostRequests(Generic[TextT]):
             text = self._texts.pop(key, None)
             if text is None:
                 continue
-            if text.is_drafted:
-                self._guard([text], self._finish, text)
-            if not self._leaving or self._leaving[-1][0] is not text:
-                self._ended(text)
+            size = 0
+            if text.request is not None:
+                size = self._guard([text], self.engine.num_tokens, text.request) or 0
+            if text.indexing is not None or self._is_long(size):
+                self._later(size, self._close, text)
+            else:
+                self._close(text)
+
+    def _close(self, text: TextT) -> None:
+        if text.is_drafted:
+            self._guard([text], self._finish, text)
+        self._guard([], self._ended, text)
 
     def _finish(self, text: TextT) -> None:
         """Ends a request that is drafted for, so that it is remembered."""
-        self._memory_bytes = None
         if text.indexing is not None:
-            # Its tokens are among those that wait already.
-            self._leaving.append((text, self._later(0, self._leave_late, text, text.indexing)))
+            self._catch_up(text)  # the thread has indexed it before
+        if text.request is None:
             return
-        assert text.request is not None
-        size = self.engine.num_tokens(text.request)
-        if self._is_long(size):
-            self._leaving.append((text, self._later(size, self._leave, text)))
-            return
-        self._conclude(text, self._leave(text))
-
-    def _leave(self, text: TextT) -> DraftStats:
-        assert text.request is not None
         if text.remembered:
             self.memory.of(text.namespace)  # makes room for its text
-        return self.engine.finish(text.request)
-
-    def _leave_late(self, text: TextT, indexing: Future[_Indexed]) -> DraftStats:
-        text.request, text.remembered, text.namespace = indexing.result()
-        for emitted in text.missed:
-            self.engine.observe(text.request, emitted)
-        return self._leave(text)
+        self._conclude(text, self.engine.finish(text.request))
 
     def _ended(self, text: TextT) -> None:
-        """The request is through, and its counts are known."""
+        """The request is through, and its counts are known. Called on the thread too."""
 
     def _conclude(self, text: TextT, stats: DraftStats) -> None:
-        """Takes the counts of a request that the engine has ended."""
-        self._finished += stats
+        """Takes the counts of a request that the engine has ended. Called on the thread too."""
         found = (*stats.accepted_by_source, stats.accepted - sum(stats.accepted_by_source))
-        for source, count in zip(SOURCES, found, strict=True):
-            field = hits_field(text.namespace_class, source)
-            self._hits[field] = self._hits.get(field, 0.0) + count
+        with self._lock:
+            self._memory_bytes = None
+            self._finished += stats
+            for source, count in zip(SOURCES, found, strict=True):
+                field = hits_field(text.namespace_class, source)
+                self._hits[field] = self._hits.get(field, 0.0) + count
 
     def _give_up(self, text: TextT) -> None:
         """Leaves the request without drafts from here on."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fastdraft import DraftBatch, DraftStats, Offers
 from fastdraft.drafters import AssistantModel, Staged
 from fastdraft.errors import InvalidValueError
-from fastdraft.hf.draft_models.engine import EngineRequests, EngineStage
+from fastdraft.hf.draft_models.engine import EngineStage
 from fastdraft.hf.draft_models.stage import Scoring, Stage
 from fastdraft.hf.drafts import FlatDrafts, RowDraft
 from fastdraft.hf.vocabulary import draft_vocabularies
@@ -62,15 +62,14 @@ class ModelDrafter:
         staged = assistant if isinstance(assistant, Staged) else Staged([assistant])
         models = staged.models
         vocabularies = draft_vocabularies(models, target, tokenizer)
-        lookup = models[-1].lookup
         self.scoring: Scoring | None = None
-        self.weighs_cost = models[-1].schedule.weighs_cost or lookup is not None
+        self.weighs_cost = models[-1].schedule.weighs_cost or models[-1].lookup is not None
         self._samples = seeds is not None
-        self._lookup = None if lookup is None else EngineRequests(lookup)
+        self._lookup = models[-1].lookup
         self._engine_stage = None if staged.engine is None else EngineStage(staged.engine)
-        self._engines = [each for each in (self._lookup, self._engine_stage) if each is not None]
-        self._texts: list[list[int]] = []
-        self._stats: list[DraftStats] = []  # without an engine beside the models
+        self._seeds = seeds
+        self._texts: dict[int, list[int]] = {}
+        self._stats: dict[int, DraftStats] = {}  # without an engine beside the models
         self._drafts: dict[int, RowDraft] = {}  # the model's, of this step
 
         # Their parameters, and in the end the target's.
@@ -80,9 +79,8 @@ class ModelDrafter:
         for level, each in enumerate(models):
             lower = Stage(
                 each,
-                texts=self._texts,
                 rows=rows,
-                seeds=seeds,
+                samples=self._samples,
                 scoring=self._score,
                 vocabulary=vocabularies[level],
                 level=len(models) - 1 - level,
@@ -98,17 +96,22 @@ class ModelDrafter:
         return [stage.stats for stage in self._stages]
 
     def add_request(self, prompt_ids: Any, **options: Any) -> int:
-        """As `Engine.add_request`; requests are numbered from 0."""
-        if options.get("read_only") and not self._engines:
+        """As `Engine.add_request`; without an engine, requests are numbered from 0."""
+        if self._lookup is None and self._engine_stage is None and options.get("read_only"):
             raise InvalidValueError(
                 "read_only must be left out where models draft without an engine, got "
                 f"{options['read_only']!r}"
             )
-        for engine in self._engines:
-            engine.add(prompt_ids, **options)
-        self._texts.append(np.asarray(prompt_ids).tolist())
-        self._stats.append(DraftStats())
-        return len(self._texts) - 1
+        row = request = len(self._texts)
+        if self._lookup is not None:
+            request = self._lookup.add_request(prompt_ids, **options)
+        text = self._texts[request] = np.asarray(prompt_ids).tolist()
+        self._stats[request] = DraftStats()
+        if self._engine_stage is not None:
+            self._engine_stage.add(request, prompt_ids, **options)
+        for stage in self._stages:
+            stage.add(request, text, 0 if self._seeds is None else self._seeds[row])
+        return request
 
     def propose_batch(
         self,
@@ -134,12 +137,12 @@ class ModelDrafter:
             wanted = engine.wants(
                 _KIND, requests, time=drafting + reading, expected=expected, **options
             )
-            for request, yes in zip(requests, wanted, strict=True):
+            for request, yes in zip(requests, wanted.tolist(), strict=True):
                 if yes:
-                    asked[request] = min(most[request], engine.longest)
+                    asked[request] = min(most[request], self._longest)
                 else:
                     stage.pass_by(request)
-        merges = not self._samples and not engine.drafts_trees
+        merges = not self._samples and engine.config.tree_budget is None
         behind = partial(self._promised_behind, requests, options) if merges else None
         seconds = self._draft(asked, step, len(requests), found_to_pay=True, behind=behind)
         batch = self._propose(requests, self._drafts, seconds + reading, options)
@@ -149,6 +152,13 @@ class ModelDrafter:
             if self._samples and request in self._drafts
         }
         return replace(FlatDrafts.of_batch(batch), draft_logits=logits)
+
+    @property
+    def _longest(self) -> int:
+        """The most tokens of a chain that the engine drafts."""
+        assert self._lookup is not None
+        config = self._lookup.config
+        return min(config.lookahead, config.tree_budget or config.lookahead)
 
     def _propose(
         self,
@@ -167,7 +177,7 @@ class ModelDrafter:
             time=seconds,
             drawn=self._samples,
         )
-        return self._lookup.propose(requests, offers=offers, **options)
+        return self._lookup.propose_batch(requests, offers=offers, **options)
 
     def _promised_behind(
         self, requests: Sequence[int], options: dict[str, Any], found: dict[int, RowDraft]
@@ -233,8 +243,10 @@ class ModelDrafter:
         offsets: NDArray[np.int32],
     ) -> None:
         """As `Drafter.observe_batch`."""
-        for engine in self._engines:
-            engine.observe(requests, emitted_ids, offsets)
+        if self._lookup is not None:
+            self._lookup.observe_batch(requests, emitted_ids, offsets)
+        if self._engine_stage is not None:
+            self._engine_stage.observe(requests, emitted_ids, offsets)
         for slot, request in enumerate(requests):
             emitted = emitted_ids[offsets[slot] : offsets[slot + 1]].tolist()
             draft = self._drafts.pop(request, RowDraft())
@@ -252,17 +264,19 @@ class ModelDrafter:
 
     def finish(self, request: int) -> DraftStats:
         """As `Drafter.finish`."""
-        stats = [engine.finish(request) for engine in self._engines]
-        self._end(request)
-        return self._stats[request] if self._lookup is None else stats[0]
+        stats = self._stats[request] if self._lookup is None else self._lookup.finish(request)
+        self._end(request, finished=True)
+        return stats
 
     def cancel(self, request: int) -> None:
         """As `Drafter.cancel`."""
-        for engine in self._engines:
-            engine.cancel(request)
-        self._end(request)
+        if self._lookup is not None:
+            self._lookup.cancel(request)
+        self._end(request, finished=False)
 
-    def _end(self, request: int) -> None:
+    def _end(self, request: int, *, finished: bool) -> None:
+        if self._engine_stage is not None:
+            self._engine_stage.end(request, finished=finished)
         for stage in self._stages:
             stage.end(request)
 

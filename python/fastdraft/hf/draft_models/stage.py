@@ -56,16 +56,22 @@ Scoring = Callable[
 
 
 @dataclass
-class _Cached:
-    """The tokens that a request has in the cache.
+class _Request:
+    """A request, and the tokens that it has in the cache.
 
     Attributes:
-        token_ids: The tokens.
+        row: Its row in the batch.
+        text: Its text, which grows as the target emits.
+        seed: The seed of its samples.
+        token_ids: The tokens in the cache.
         confirmed: How many of them are known to be those of the text.
         steps: The steps of the request so far, as far as the schedule was asked.
         drafts: Those in which the model drafted.
     """
 
+    row: int
+    text: list[int]
+    seed: int
     token_ids: list[int] = field(default_factory=list)
     confirmed: int = 0
     steps: int = 0
@@ -79,13 +85,12 @@ class _Cached:
 
 @dataclass(eq=False)
 class Stage:
-    """One draft model in one generation. Requests are numbered from 0 as they were added.
+    """One draft model in one generation.
 
     Attributes:
         assistant: The draft model, and what it learned in earlier generations.
         rows: How many requests there will be.
-        texts: The text of each request, added until the first draft; grows as the target emits.
-        seeds: The seed of each request; `None` for greedy generation.
+        samples: Whether it draws its tokens.
         scoring: Shapes its logits as the target's are shaped.
         vocabulary: How its token ids stand to the target's.
         level: 0 for the stage that drafts for the target, 1 for its lower stage, ...
@@ -96,8 +101,7 @@ class Stage:
 
     assistant: AssistantModel
     rows: InitVar[int]
-    texts: list[list[int]]
-    seeds: list[int] | None
+    samples: bool
     scoring: Scoring
     vocabulary: DraftVocabulary
     level: int
@@ -108,9 +112,9 @@ class Stage:
         model = self.assistant.model
         self._schedule = self.assistant.schedule
         self._generation = object()
-        self._slots = list(range(rows))  # the request of each row of the cache
+        self._slots: list[int] = []  # the request of each row of the cache
         self._ended: set[int] = set()
-        self._cached = [_Cached() for _ in range(rows)]
+        self._requests: dict[int, _Request] = {}
         self._cost = StepLatency.of(model, model.device.type)
         self._target_seconds: float | None = None
         self._drafts = self._drafted = 0
@@ -145,6 +149,11 @@ class Stage:
         # The scores that it is given are warped.
         self._verifier = Verifier(Warping())
 
+    def add(self, request: int, text: list[int], seed: int) -> None:
+        """Adds a request, before the first draft."""
+        self._slots.append(request)
+        self._requests[request] = _Request(len(self._requests), text, seed)
+
     def end(self, request: int) -> None:
         """Ends a request; its place in the cache becomes free."""
         self._ended.add(request)
@@ -167,7 +176,8 @@ class Stage:
         """
         time = self._time(step, running=len(requests))
         number, accepted = self._schedule.expected([self._key(each) for each in requests], time)
-        missing = [len(self.texts[each]) - self._cached[each].confirmed for each in requests]
+        asked = [self._requests[each] for each in requests]
+        missing = [len(each.text) - each.confirmed for each in asked]
         longest = int(np.argmax(missing))
         width = max(missing[longest], 1)
         known = min(width, _WIDEST)
@@ -175,12 +185,12 @@ class Stage:
         # A wider forward may have been measured to be the faster one.
         reading = time.draft * max(width / known * seconds[-1] / seconds[0] - 1, 0.0)
         steps = limits[longest] / (1 + accepted[longest])
-        drafts = 1 + self._cached[requests[longest]].part_drafted * steps
+        drafts = 1 + asked[longest].part_drafted * steps
         return number * time.draft, reading / drafts, accepted
 
     def pass_by(self, request: int) -> None:
         """Passes a step of the request without a draft."""
-        self._cached[request].steps += 1
+        self._requests[request].steps += 1
         self._schedule.pass_by(self._key(request))
 
     def _key(self, request: int) -> tuple[object, int]:
@@ -209,14 +219,14 @@ class Stage:
 
     def _takes(self, request: int) -> bool:
         """Whether the model has an embedding for every token of the text."""
-        text, known = self.texts[request], self.vocabulary.known
-        new = text[self._cached[request].confirmed :]
-        return bool(text) and all(token < known for token in new)
+        of_request = self._requests[request]
+        new = of_request.text[of_request.confirmed :]
+        return bool(of_request.text) and all(token < self.vocabulary.known for token in new)
 
     def _room(self, request: int) -> int:
         """How many tokens the model has places for, behind the text of `request`."""
         # The last one drafted is not given to it.
-        length = len(self.texts[request])
+        length = len(self._requests[request].text)
         return _LONGEST if self._places is None else max(self._places - length + 1, 0)
 
     def draft(
@@ -292,8 +302,8 @@ class Stage:
         accepted, drafted = draft.accepted(emitted), len(draft.token_ids)
         judged = min(accepted + 1, drafted, len(emitted))
         self._schedule.observe(self._key(request), draft.confidences[:judged], accepted, drafted)
-        self._cached[request].steps += 1
-        self._cached[request].drafts += 1
+        self._requests[request].steps += 1
+        self._requests[request].drafts += 1
         self._drafts += 1
         self._drafted += drafted
         for counts, number in ((self._judged, judged), (self._accepted, accepted)):
@@ -336,7 +346,7 @@ class Stage:
                     draft.belief = estimator.begin(self._key(request))
                 draft.belief = estimator.extended(draft.belief, confidence)
                 draft.probabilities.append(float(draft.belief.sum()))
-                if self.seeds is not None:
+                if self.samples:
                     draft.logits.append(scores[line])
                 stopped = token >= self.vocabulary.known
                 if stopped:
@@ -383,7 +393,7 @@ class Stage:
         wanted: list[int] = []
         caught_up = 0
         for request in self._slots:
-            cached = self._cached[request]
+            cached = self._requests[request]
             if request not in tails:
                 # The row only keeps its place: what is written there is written over.
                 lengths.append(len(cached.token_ids))
@@ -396,15 +406,15 @@ class Stage:
             feeds.append(missing + lower[request].token_ids)
             wanted.append(1 + len(lower[request].token_ids))
             cached.token_ids += feeds[-1]
-            cached.confirmed = len(self.texts[request])
+            cached.confirmed = len(cached.text)
         with attending(self._model.model, stands_in=self._shares_keys):
             logits = self._model.forward(
                 feeds,
-                rows=self._slots,
+                rows=[self._requests[each].row for each in self._slots],
                 cached=lengths,
                 wanted=wanted,
                 # The last confirmed token may have to be read again.
-                floors=[max(self._cached[request].confirmed - 1, 0) for request in self._slots],
+                floors=[max(self._requests[each].confirmed - 1, 0) for each in self._slots],
             )
         return self.vocabulary.target_logits(logits), max(map(len, feeds)), caught_up
 
@@ -413,7 +423,8 @@ class Stage:
 
         Drops what the cache holds from the first token on that differs.
         """
-        text, cached = self.texts[request], self._cached[request]
+        cached = self._requests[request]
+        text = cached.text
         start = min(cached.confirmed, len(text) + len(tail) - 1)
         tokens = text[start:] + tail
         equal = 0
@@ -436,21 +447,17 @@ class Stage:
         the tokens that each request emits."""
         drafts = FlatDrafts.of_rows([lower[request] for request in tails])
         texts = [tail + lower[request].token_ids for request, tail in tails.items()]
-        scores = self.scoring(logits, list(tails), texts, (drafts.counts + 1).tolist())
+        rows = [self._requests[request].row for request in tails]
+        scores = self.scoring(logits, rows, texts, (drafts.counts + 1).tolist())
         scores = scores.to(torch.float32)
         seeds = None
-        if self.seeds is not None:
-            mixed = [
-                _mixed(
-                    self.seeds[request],
-                    self.level,
-                    len(self.texts[request]),
-                    len(pending[request]),
-                )
-                for request in tails
-            ]
+        if self.samples:
+            mixed = []
+            for request in tails:
+                seed, length = self._requests[request].seed, len(self._requests[request].text)
+                mixed.append(_mixed(seed, self.level, length, len(pending[request])))
             seeds = np.array(mixed, np.int64)
-        positions = [len(self.texts[request]) + len(tail) for request, tail in tails.items()]
+        positions = [len(self._requests[each].text) + len(tail) for each, tail in tails.items()]
         choice = self._verifier(
             scores, drafts, seeds=seeds, positions=np.array(positions, np.int64)
         )
