@@ -137,7 +137,7 @@ def launches() -> dict[str, Callable[[], None]]:
     return found
 
 
-# Calls that serving makes most, and float16 is compiled for.
+# The calls that serving makes most: compiled for every target, and for float16.
 USUAL = (
     "greedy",
     "sampled",
@@ -145,7 +145,7 @@ USUAL = (
     "rejection",
     "rejection filters",
 )
-# Calls that differ for a target as one of the usual ones does, or hardly by the logits' type.
+# Calls whose kernels differ little from those of other calls.
 BFLOAT16_ALONE = ("greedy tree", "greedy tree logprobs", "greedy likeliest", "greedy logprobs")
 
 

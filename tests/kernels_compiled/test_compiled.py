@@ -7,6 +7,7 @@ import functools
 from functools import partial
 
 import pytest
+import torch
 from assembly import code_of, examine, waits_before_arrivals
 from launches import (
     BEYOND_MEMORY,
@@ -18,6 +19,8 @@ from launches import (
     on_a_device,
 )
 from offline import TARGETS, specialisations
+
+from fastdraft.verification import verify_sampled
 
 # Instructions of one lane for each byte of logits, before the memory is no longer what limits: an
 # H200 has 132 multiprocessors, which issue 128 lanes at 1.8 GHz, and reads 4.3 TB a second.
@@ -129,3 +132,37 @@ def test_compiled(batch, name, target, specialisation, compiled, expected, recor
             f"{field}: {now}, where {value} was expected. If that is meant, renew what is: "
             "python -m pytest -n 2 --dist loadgroup tests/kernels_compiled --renew"
         )
+
+
+def test_no_batch_has_a_kernel_compiled_anew():
+    """Whatever its size, and wherever its operands lie."""
+    logits = torch.zeros(34, 3000, dtype=torch.bfloat16)
+
+    def launch(requests, drafted, skip):
+        def each(*shape, dtype=torch.int64):
+            return torch.ones(shape[0] + skip, *shape[1:], dtype=dtype)[skip:]
+
+        verify_sampled(
+            logits[: requests + drafted],
+            each(drafted),
+            torch.tensor([0] * skip + [0, *[drafted] * requests])[skip:],
+            max_draft=drafted,
+            temperature=each(requests, dtype=torch.float32),
+            top_p=each(requests, dtype=torch.float32) / 2,
+            top_k=each(requests),
+            seeds=each(requests),
+            positions=each(requests),
+            allowed=each(requests + drafted, 94, dtype=torch.int32),
+        )
+
+    target = TARGETS["sm_90"]
+    found = [
+        {each.key for each in specialisations(target, partial(on_a_device, call, amd=False))}
+        for call in (
+            partial(launch, 1, 1, 0),
+            partial(launch, 2, 15, 1),
+            partial(launch, 16, 16, 1),
+        )
+    ]
+    assert len(found[0]) == 3
+    assert found[1] == found[2] == found[0]

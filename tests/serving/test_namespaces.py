@@ -139,6 +139,16 @@ def test_a_corpus_is_shared_by_siblings() -> None:
     assert drafts == {0: corpus[11:19], 1: corpus[11:19], 2: []}
 
 
+def test_a_corpus_may_take_the_room_of_its_own_namespace() -> None:
+    here = make(max_bytes=200_000)
+    corpus = list(range(100, 10_100))
+    text = here.begin(0, [1], NAMES[1], **{options.CORPUS_ID: "c", options.CORPUS: corpus})
+    here.drain()
+    assert here.step({0: corpus[-20:-15]}) == {0: corpus[-15:-7]}
+    assert not text.remembered
+    assert here.faults == here.refused == 0
+
+
 def test_an_aborted_request_leaves_nothing() -> None:
     here = make()
     here.begin(0, [*range(10, 40)], {})
