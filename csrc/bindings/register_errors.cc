@@ -1,5 +1,7 @@
 #include <pybind11/pybind11.h>
 
+#include <array>
+#include <cstddef>
 #include <exception>
 #include <new>
 
@@ -12,29 +14,21 @@ namespace {
 
 namespace py = pybind11;
 
-void raise(const char* name, const std::exception& error) {
-  const py::object type = py::module_::import("fastdraft.errors").attr(name);
-  // A path in it need not be UTF-8.
-  const auto message = py::reinterpret_steal<py::object>(PyUnicode_DecodeFSDefault(error.what()));
-  if (message) PyErr_SetObject(type.ptr(), message.ptr());
-}
+// The classes of fastdraft.errors, by the kinds of errors from 1 on.
+constexpr std::array<const char*, 6> kNames = {"InvalidValueError", "UnknownRequestError",
+                                               "RequestLimitError", "MemoryLimitError",
+                                               "DatastoreError",    "DatastoreClosedError"};
 
 // Throws on what is no error of the core, for pybind11 to translate.
 void translate(const std::exception_ptr& pending) {
   try {
     std::rethrow_exception(pending);
-  } catch (const InvalidValueError& error) {
-    raise("InvalidValueError", error);
-  } catch (const UnknownRequestError& error) {
-    raise("UnknownRequestError", error);
-  } catch (const RequestLimitError& error) {
-    raise("RequestLimitError", error);
-  } catch (const MemoryLimitError& error) {
-    raise("MemoryLimitError", error);
-  } catch (const DatastoreError& error) {
-    raise("DatastoreError", error);
-  } catch (const DatastoreClosedError& error) {
-    raise("DatastoreClosedError", error);
+  } catch (const Error& error) {
+    const char* name = kNames[static_cast<std::size_t>(error.kind()) - 1];
+    const py::object type = py::module_::import("fastdraft.errors").attr(name);
+    // A path in it need not be UTF-8.
+    const auto message = py::reinterpret_steal<py::object>(PyUnicode_DecodeFSDefault(error.what()));
+    if (message) PyErr_SetObject(type.ptr(), message.ptr());
   }
 }
 

@@ -58,18 +58,8 @@ fastdraft_status note(fastdraft_status status, const char* message) noexcept {
 fastdraft_status note(const std::exception_ptr& error) noexcept {
   try {
     std::rethrow_exception(error);
-  } catch (const InvalidValueError& thrown) {
-    return note(FASTDRAFT_INVALID_VALUE, thrown.what());
-  } catch (const fastdraft::UnknownRequestError& thrown) {
-    return note(FASTDRAFT_UNKNOWN_REQUEST, thrown.what());
-  } catch (const fastdraft::RequestLimitError& thrown) {
-    return note(FASTDRAFT_REQUEST_LIMIT, thrown.what());
-  } catch (const fastdraft::MemoryLimitError& thrown) {
-    return note(FASTDRAFT_MEMORY_LIMIT, thrown.what());
-  } catch (const fastdraft::DatastoreError& thrown) {
-    return note(FASTDRAFT_DATASTORE_ERROR, thrown.what());
-  } catch (const fastdraft::DatastoreClosedError& thrown) {
-    return note(FASTDRAFT_DATASTORE_CLOSED, thrown.what());
+  } catch (const fastdraft::Error& thrown) {
+    return note(static_cast<fastdraft_status>(thrown.kind()), thrown.what());
   } catch (const std::bad_alloc&) {
     return note(FASTDRAFT_MEMORY_LIMIT, "the system has no memory");
   } catch (const std::exception& thrown) {

@@ -404,7 +404,7 @@ TEST(Threads, ShareSuccessorsAndStepLatencies) {
   run_threads(4, [&](std::uint32_t thread) {
     const Tokens tokens = {1, 2, 3};
     const std::vector<float> chances = {0.5f, 0.25f};
-    const auto rows = static_cast<std::int64_t>(1 + thread);
+    const auto rows = std::int64_t{1} + thread;
     for (int i = 0; i < 500; ++i) {
       Successors* table = &successors;
       const std::vector<std::int64_t> offsets = {0, 1};

@@ -81,12 +81,13 @@ class FASTDRAFT_EXPORT Datastore {
   struct Lookup {
     const Token* text;
     std::int64_t size;
-    std::size_t first, end;                            // the orders from `first` to before `end`
-    std::array<std::uint64_t, kOrders.size()> hashes;  // of their n-grams, where a store keeps them
+    std::size_t first = 0;  // of the orders that are looked up
+    std::size_t end = kOrders.size();
+    std::array<std::uint64_t, kOrders.size()> hashes{};  // of their n-grams, where a store has them
 
     // Of the orders that the text has and that are no shorter than `least`.
     Lookup(const Token* tokens, std::int64_t count, std::int32_t least) noexcept
-        : text(tokens), size(count), first(0), end(kOrders.size()), hashes{} {
+        : text(tokens), size(count) {
       while (first < end && kOrders[first] > size) ++first;
       while (end > first && kOrders[end - 1] < least) --end;
     }

@@ -12,14 +12,43 @@ namespace fastdraft {
 
 class FASTDRAFT_EXPORT Error : public std::runtime_error {
  public:
-  using std::runtime_error::runtime_error;
+  // As the C interface numbers them.
+  enum class Kind : std::int32_t {
+    kInvalidValue = 1,
+    kUnknownRequest = 2,
+    kRequestLimit = 3,
+    kMemoryLimit = 4,
+    kDatastore = 5,
+    kDatastoreClosed = 6
+  };
+
+  Kind kind() const noexcept { return kind_; }
+
+ protected:
+  Error(Kind kind, const std::string& message) : std::runtime_error(message), kind_(kind) {}
+
+ private:
+  Kind kind_;
+};
+
+template <Error::Kind kKind>
+class FASTDRAFT_EXPORT ErrorOf : public Error {
+ public:
+  explicit ErrorOf(const std::string& message) : Error(kKind, message) {}
 };
 
 // A value outside its range: a negative token, a lookahead of 0.
-class FASTDRAFT_EXPORT InvalidValueError : public Error {
- public:
-  using Error::Error;
-};
+using InvalidValueError = ErrorOf<Error::Kind::kInvalidValue>;
+// A request id that was never given out, or was finished or cancelled.
+using UnknownRequestError = ErrorOf<Error::Kind::kUnknownRequest>;
+// More tokens than one request may hold.
+using RequestLimitError = ErrorOf<Error::Kind::kRequestLimit>;
+// The engine's bytes are used up.
+using MemoryLimitError = ErrorOf<Error::Kind::kMemoryLimit>;
+// A file that is no datastore, or a damaged or foreign one, or cannot be written.
+using DatastoreError = ErrorOf<Error::Kind::kDatastore>;
+// A datastore that was closed.
+using DatastoreClosedError = ErrorOf<Error::Kind::kDatastoreClosed>;
 
 // Throws InvalidValueError that names the value, unless it is from `least` to `most`.
 inline void check_range(const char* name, std::int64_t value, std::int64_t least,
@@ -29,35 +58,5 @@ inline void check_range(const char* name, std::int64_t value, std::int64_t least
   throw InvalidValueError(std::string(name) + " must be at " + (low ? "least " : "most ") +
                           std::to_string(low ? least : most) + ", got " + std::to_string(value));
 }
-
-// A request id that was never given out, or was finished or cancelled.
-class FASTDRAFT_EXPORT UnknownRequestError : public Error {
- public:
-  using Error::Error;
-};
-
-// More tokens than one request may hold.
-class FASTDRAFT_EXPORT RequestLimitError : public Error {
- public:
-  using Error::Error;
-};
-
-// The engine's bytes are used up.
-class FASTDRAFT_EXPORT MemoryLimitError : public Error {
- public:
-  using Error::Error;
-};
-
-// A file that is no datastore, or a damaged or foreign one, or cannot be written.
-class FASTDRAFT_EXPORT DatastoreError : public Error {
- public:
-  using Error::Error;
-};
-
-// A datastore that was closed.
-class FASTDRAFT_EXPORT DatastoreClosedError : public Error {
- public:
-  using Error::Error;
-};
 
 }  // namespace fastdraft

@@ -38,8 +38,8 @@ _OFFSET_CHANGES: Final = 1 / 30  # a step
 _OFFSET_MEMORY: Final = 200.0
 _USUAL_MEMORY: Final = 12.0
 
-_ALPHA_MEMORY: Final = 60.0
-_ALPHA_PRIOR: Final = (0.7, 4.0)
+_ALL_MEMORY: Final = 60.0
+_USUAL_ODDS: Final = 0.7 / 0.3
 
 Belief = NDArray[np.float64]
 """For each offset, the probability that it is the request's and that the draft so far is accepted.
@@ -60,19 +60,12 @@ class AcceptanceEstimator:
     """Estimates the acceptance probability of one drafter's tokens."""
 
     def __init__(self) -> None:
-        self._accepted = _ALPHA_PRIOR[0] * _ALPHA_PRIOR[1]
-        self._tested = _ALPHA_PRIOR[1]
         self._class_tested = [_CLASS_PRIOR] * len(CONFIDENCE_CLASSES)
         self._class_accepted = [_CLASS_PRIOR * chance for _, chance in CONFIDENCE_CLASSES]
-        self._usual = math.log(_ALPHA_PRIOR[0] / (1 - _ALPHA_PRIOR[0]))
+        self._usual = math.log(_USUAL_ODDS)
         spread = np.exp(-0.5 * (_OFFSETS / _OFFSET_SPREAD) ** 2)
         self._belief: Belief = spread / spread.sum()
         self._requests: dict[Hashable, _Request] = {}
-
-    @property
-    def alpha(self) -> float:
-        """The recent probability that a token is accepted where those before it were."""
-        return self._accepted / self._tested
 
     def begin(self, request: Hashable) -> Belief:
         """The belief about a draft without tokens."""
@@ -105,10 +98,6 @@ class AcceptanceEstimator:
         # The outcomes of requests in flight together are correlated: their memory grows with the
         # square root of their number, so that no batch outweighs all that came before.
         longer = math.sqrt(max(len(self._requests), 1))
-        keep = (1 - 1 / (_ALPHA_MEMORY * longer)) ** len(confidences)
-        self._accepted = keep * self._accepted + accepted
-        self._tested = keep * self._tested + len(confidences)
-
         state = self._state(request)
         belief = state.belief.copy()
         for place, confidence in enumerate(confidences):
@@ -116,7 +105,7 @@ class AcceptanceEstimator:
             chances = _chances(log_odds)
             belief *= chances if place < accepted else 1 - chances
             state.usual += (log_odds - state.usual) / _USUAL_MEMORY
-            self._usual += (log_odds - self._usual) / _ALPHA_MEMORY
+            self._usual += (log_odds - self._usual) / _ALL_MEMORY
         belief /= belief.sum()
         self._belief = self._belief + (belief - self._belief) / (_OFFSET_MEMORY * longer)
         state.belief = belief + _OFFSET_CHANGES * (self._belief - belief)

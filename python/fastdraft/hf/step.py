@@ -158,7 +158,7 @@ class CachedModel:
             input_ids, depths, rows=rows, cached=cached, trees=trees, floors=floors, columns=columns
         )
         flat = logits.flatten(0, 1)
-        if used is not None or len(rows) < len(logits):
+        if used is not None or len(rows) < logits.shape[0]:
             count = logits.shape[1]
             lines = np.array(self._places(rows))[:, None] * count + np.arange(count)
             flat = lines_of(flat, lines.ravel() if used is None else lines[used])

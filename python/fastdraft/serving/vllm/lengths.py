@@ -23,7 +23,7 @@ from fastdraft.serving.vllm.method import drafts_on_v2, has_head
 from fastdraft.serving.vllm.step_times import captured_sizes
 from fastdraft.step_latency import StepLatency
 
-__all__ = ["DraftLengths", "DraftSchedule", "default_lengths", "follow_batches", "give_lengths"]
+__all__ = ["DraftLengths", "DraftSchedule", "follow_batches", "give_lengths"]
 
 _logger = logging.getLogger(__name__)
 
@@ -130,21 +130,14 @@ class DraftSchedule(list[tuple[int, int, int]]):
     """
 
     def __init__(self, longest: int, rows: int) -> None:
-        lengths = default_lengths(longest)
+        # Each is half of the one before it, and the last one 0.
+        lengths = [longest >> halvings for halvings in range(longest.bit_length() + 1)]
         if len(lengths) > rows:
             lengths = [*lengths[: rows - 1], 0] if rows > 1 else [longest]
         # As many rows as have a graph: where drafts are half as long, twice as many.
         ends = [max(i, (rows - 1) >> (len(lengths) - 1 - i)) for i in range(1, len(lengths))]
         begins = [1, *(end + 1 for end in ends)]
         super().__init__(zip(begins, [*ends, rows], lengths, strict=True))
-
-
-def default_lengths(longest: int) -> list[int]:
-    """Those to choose among where the user names none: each half of the one before it, and 0."""
-    lengths = [longest]
-    while lengths[-1]:
-        lengths.append(lengths[-1] // 2)
-    return lengths
 
 
 def give_lengths(vllm_config: Any) -> None:
