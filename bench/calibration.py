@@ -281,7 +281,7 @@ def main() -> None:
             paths.append({**row, "predicted": predicted / count, "observed": accepted / count})
     harness.show("Whole paths of chains", None, paths, digits=3)
     found = differences(learned)
-    off = sum(abs(row["predicted"] - row["observed"]) > 0.05 for row in found)
+    off = sum(bool(abs(row["predicted"] - row["observed"]) > 0.05) for row in found)
     harness.show(
         f"{off} of {len(found)} bins are off by more than 0.05", None, found[:20], digits=3
     )
