@@ -22,7 +22,7 @@ namespace fastdraft {
 class TokenWeights {
  public:
   // How much a weight moves by an error of 1. At 0.2 the seven together overshoot: probabilities
-  // are off by more than 0.05 in five times as many bins, at the same speed within 0.1 %.
+  // are off by more than 0.05 in six times as many bins, at the same speed within 0.1 %.
   static constexpr float kRate = 0.12f;
   static constexpr std::size_t kLeast = std::size_t{1} << 14;
   static constexpr std::size_t kMost = std::size_t{1} << 16;
