@@ -532,17 +532,22 @@ def rejection_plans_kernel(batch, logits, draft, scratch, output, C):
 
 
 @jit
+def _rows_of(request, batch):
+    """A request's first row and the size of its draft, in range whatever the offsets hold."""
+    rows = batch.rows
+    first = tl.minimum(tl.maximum(tl.load(batch.offsets + request) + request, 0), rows - 1)
+    first = first.to(tl.int32)
+    end = tl.minimum(tl.load(batch.offsets + request + 1) + request + 1, rows).to(tl.int32)
+    return first, tl.minimum(tl.maximum(end - first - 1, 0), batch.max_draft)
+
+
+@jit
 def rejection_kernel(batch, logits, draft, scratch, output, C):
     """What each request emits, from its plan."""
     program = tl.program_id(0)
     request = program // batch.programs
     part = program % batch.programs
-    # In range whatever the offsets hold.
-    rows = batch.rows
-    first = tl.minimum(tl.maximum(tl.load(batch.offsets + request) + request, 0), rows - 1)
-    first = first.to(tl.int32)
-    end = tl.minimum(tl.load(batch.offsets + request + 1) + request + 1, rows).to(tl.int32)
-    size = tl.minimum(tl.maximum(end - first - 1, 0), batch.max_draft)
+    first, size = _rows_of(request, batch)
 
     sure = size * 0
     for block in range(0, size + 1, C.SLOTS):
@@ -582,6 +587,7 @@ def rejection_kernel(batch, logits, draft, scratch, output, C):
     if not grid.last_to_arrive(scratch.request_arrivals + request, batch.programs, C.WAIT):
         return
     # Read again: in registers through the loop above they would leave too few for it.
+    first, size = _rows_of(request, batch)
     heat = tl.load(batch.temperature + request)
     scale = statistics.scale_of(heat)
     seed = tl.load(batch.seeds + request)
