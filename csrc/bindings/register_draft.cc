@@ -145,7 +145,7 @@ void register_draft(py::module_& module) {
       "The drafts of a batch, as flat read-only columns: row r's tokens are offsets[r] to "
       "offsets[r + 1].");
   def_columns(batch, [](const py::object& self) {
-    const DraftBatch& drafts = self_as<DraftBatch>(self);
+    const auto& drafts = self_as<DraftBatch>(self);
     return std::pair{drafts.columns, std::int64_t{drafts.offsets.back()}};
   });
   def_column(

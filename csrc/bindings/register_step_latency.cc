@@ -17,8 +17,8 @@ namespace {
 
 namespace py = pybind11;
 
-std::unique_ptr<StepLatency> make(const std::string& device_type, const Integers& sizes,
-                                  bool a_row) {
+std::unique_ptr<StepLatency> make_latency(const std::string& device_type, const Integers& sizes,
+                                          bool a_row) {
   const IntegerArray<std::int64_t> given(sizes, "sizes");
   const auto device =
       device_type == "cpu" ? StepLatency::Device::kCpu : StepLatency::Device::kAccelerator;
@@ -49,7 +49,7 @@ at most.)")
       .def("asks", &BackOff::asks, py::arg("pays"),
            "Whether to do it in this step, where it seems to pay or not. To be asked once a step.");
   py::class_<StepLatency> latency(module, "StepLatency", "The core of fastdraft.StepLatency.");
-  latency.def(py::init(&make), py::arg("device_type"), py::arg("sizes") = py::tuple(),
+  latency.def(py::init(&make_latency), py::arg("device_type"), py::arg("sizes") = py::tuple(),
               py::kw_only(), py::arg("a_row") = false);
   latency.def("wants_plain_step", &StepLatency::wants_plain_step, py::arg("rows"),
               R"(Whether the next step should go without drafts, to learn what that costs.

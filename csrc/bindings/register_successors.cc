@@ -91,7 +91,7 @@ void learn_each(const Iterable& tables, const Integers& offsets, const Integers&
     throw InvalidValueError(
         "offsets must have one more than " + std::to_string(of.size()) + " tables and end at " +
         std::to_string(known.rows()) + ", got " + std::to_string(given) +
-        (given == 0 ? "" : " that end at " + std::to_string(starts.data()[given - 1])));
+        (given > 0 ? " that end at " + std::to_string(starts.data()[given - 1]) : ""));
   }
   learn_rows(of, starts.data(), known, token_ids, probabilities);
 }
@@ -128,7 +128,9 @@ OffersObject offers(const py::object& self, const Integers& ends, std::int32_t n
   self_as<Successors>(self);
   const Rows read(ends, "ends", Successors::kEnd);
   py::tuple tables(read.rows());
-  for (std::size_t row = 0; row < tables.size(); ++row) tables[row] = self;
+  for (py::ssize_t row = 0; row < static_cast<py::ssize_t>(tables.size()); ++row) {
+    PyTuple_SET_ITEM(tables.ptr(), row, self.inc_ref().ptr());
+  }
   return offers_of(tables, read, nodes, std::move(kind));
 }
 

@@ -15,7 +15,7 @@ namespace py = pybind11;
 
 // The builtin function behind what a class holds, or null.
 PyCFunctionObject* function_of(py::handle member) {
-  py::object function = py::reinterpret_borrow<py::object>(member);
+  auto function = py::reinterpret_borrow<py::object>(member);
   if (PyInstanceMethod_Check(member.ptr()) != 0) {
     function = py::reinterpret_borrow<py::object>(PyInstanceMethod_Function(member.ptr()));
   } else if (Py_TYPE(member.ptr()) == &PyStaticMethod_Type) {

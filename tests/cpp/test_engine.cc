@@ -288,7 +288,9 @@ TEST(Engine, RefusesWeightsWhoseSumIsNoNumber) {
                                   [&] { engine.set_calibration({{1, 2, 3}, {}, {}, {}}); });
   expect_error<InvalidValueError>("numbers of offers, got 1",
                                   [&] { engine.set_calibration({before, {}, {{"a", {1}}}, {}}); });
-  std::vector<float> steps(engine.calibration()->plain_steps.size(), -1.0f);
+  const auto learned = engine.calibration();
+  ASSERT_TRUE(learned.has_value());
+  std::vector<float> steps(learned->plain_steps.size(), -1.0f);
   expect_error<InvalidValueError>("numbers of steps must be from 0", [&] {
     engine.set_calibration({std::vector<float>(before.size()), {}, {}, steps});
   });

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import fastdraft.hf.verifier
 from fastdraft.hf.drafts import FlatDrafts
 from fastdraft.hf.positions import Warping
 from fastdraft.hf.verifier import Verifier
@@ -77,8 +78,12 @@ def test_a_step_launches_kernels_and_allocates_nothing(warping, sampled, launche
     step = drafts([5, 6, 7], [8, 9], tree=tree)
     with mock.patch.object(language, "has_kernels", return_value=True):
         verifier(logits, step, seeds=seeds, positions=positions)
-        with mock.patch.object(interpreter.GridExecutor, "__call__", counting), names:
-            verified = verifier._verify(logits, step, seeds, positions)
+        with (
+            mock.patch.object(interpreter.GridExecutor, "__call__", counting),
+            mock.patch.object(fastdraft.hf.verifier, "_read", lambda verified: verified),
+            names,
+        ):
+            verified = verifier(logits, step, seeds=seeds, positions=positions)
     assert len(launched) == launches
     assert [name for name in names.names if name in MAKES + FILLS] == []
     assert verified.token_ids.shape == (2, step.longest + 1)

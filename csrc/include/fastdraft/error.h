@@ -13,7 +13,7 @@ namespace fastdraft {
 class FASTDRAFT_EXPORT Error : public std::runtime_error {
  public:
   // As the C interface numbers them.
-  enum class Kind : std::int32_t {
+  enum class Kind : std::uint8_t {
     kInvalidValue = 1,
     kUnknownRequest = 2,
     kRequestLimit = 3,
