@@ -17,7 +17,7 @@ import os
 from pathlib import Path
 
 import harness
-from fastdraft.replay import read_families
+from fastdraft.replay import family_files, read_families
 from fastdraft.replay.tokenizer import TextTokenizer
 
 
@@ -69,11 +69,11 @@ def main() -> None:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     results = harness.about()
     encode = TextTokenizer(Path(options.model)).encode
+    files = family_files([options.data])
+    chosen = [files[name] for name in options.family or files]
     families = {
-        name: [record for record in records if len(record.output_ids)]
-        for name, records in read_families(
-            [options.data], encode, names=options.family or (), limit=options.limit
-        ).items()
+        name: [record for record in records[: options.limit] if len(record.output_ids)]
+        for name, records in read_families(chosen, encode).items()
     }
     if options.mode == "replay":
         import serving_replay
