@@ -24,7 +24,7 @@ TRANSFORMERS_OLDEST ?= 5.19.0
 TESTS ?=
 # Those whose results depend on how a processor rounds; counts of many samples do not.
 NUMERICAL_TESTS := $(addprefix tests/verification/test_,filters.py oracle.py promises.py) \
-  tests/hf/test_convolutions.py tests/drafters/test_assistant.py
+  tests/drafters/test_assistant.py
 # How many processes a test or lint step takes; each is held to one thread.
 JOBS ?= 2
 FUZZ_SECONDS ?= 60
@@ -203,13 +203,12 @@ plots: $(VENV)/.bench ## Draw the documentation's images from the committed resu
 # On a CPU; bench/serving.py has what fits a GPU by default.
 LIVE ?= --rows 1 4 16 --prompt-tokens 256 --new-tokens 64 --workloads recorded \
   --serve "--dtype float32 --enforce-eager --distributed-executor-backend uni"
-bench-serving: build/hosts/vllm/.ready build/dist/.stamp $(VENV)/.bench ## Measure drafters in vLLM's loop on DATA
+bench-serving: build/hosts/vllm/.ready build/dist/.stamp $(VENV)/.bench ## Measure drafters in vLLM's server on DATA
 	cd build/hosts/vllm && $(INSTALL_WHEEL)
 	export PYTHONPATH=$$(python bench/baselines.py) $(DEMO_MODEL) && \
-	  build/hosts/vllm/bin/python bench/serving.py replay --data $(DATA) && \
 	  OMP_WAIT_POLICY=passive VLLM_CPU_OMP_THREADS_BIND=nobind VLLM_CPU_KVCACHE_SPACE=2 \
 	  OMP_NUM_THREADS=1 VLLM_ENABLE_V1_MULTIPROCESSING=0 \
-	  build/hosts/vllm/bin/python bench/serving.py live --data $(DATA) $(LIVE)
+	  build/hosts/vllm/bin/python bench/serving.py --data $(DATA) $(LIVE)
 
 # Where the folder was carried to and nothing else was made, the machine's own Python and torch run.
 ifeq ($(wildcard $(VENV))$(wildcard $(CARRY)/.complete),$(CARRY)/.complete)
