@@ -242,7 +242,7 @@ def _as_chat(request: Json, response: Json) -> tuple[Json, Json]:
         for tool in request.get("tools") or ()
     ]
     parts = list(_messages(response["output"]))
-    answer = {"role": "assistant", "content": "".join(each["content"] for each in parts)}
+    answer: Json = {"role": "assistant", "content": "".join(each["content"] for each in parts)}
     calls = [call for each in parts for call in each.get("tool_calls", ())]
     if calls:
         answer["tool_calls"] = calls
