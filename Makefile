@@ -24,7 +24,7 @@ TRANSFORMERS_OLDEST ?= 5.19.0
 TESTS ?=
 # Those whose results depend on how a processor rounds; counts of many samples do not.
 NUMERICAL_TESTS := $(addprefix tests/verification/test_,filters.py oracle.py promises.py) \
-  tests/hf/test_convolutions.py tests/drafters/test_assistant.py
+  tests/drafters/test_assistant.py
 # How many processes a test or lint step takes; each is held to one thread.
 JOBS ?= 2
 FUZZ_SECONDS ?= 60

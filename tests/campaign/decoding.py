@@ -18,7 +18,6 @@ from campaign.families import FAMILIES, random_model
 from fastdraft import DraftConfig, hf
 from fastdraft.drafters import AssistantModel, Staged
 from fastdraft.errors import InvalidValueError
-from fastdraft.hf import probe
 from fastdraft.hf.interface import CACHE
 from fastdraft.step_latency import StepLatency
 from fastdraft.verification import verify_sampled
@@ -158,14 +157,6 @@ def _sampled(
     return found
 
 
-def _is_of_a_probe(cache: Any) -> bool:
-    makes = getattr(cache, "layer_class_to_replicate", None)
-    layers = getattr(cache, "layers", ())
-    return getattr(makes, "func", None) is probe._ProbeLayer or any(
-        isinstance(layer, probe._ProbeLayer) for layer in layers
-    )
-
-
 def _decoded(
     model: Any,
     inputs: dict[str, Any],
@@ -178,11 +169,7 @@ def _decoded(
     """What `hf.generate` says, or None where it refuses: before the model runs on the prompt."""
     forwards: list[int] = []
 
-    def note(_module: Any, _arguments: Any, inputs: dict[str, Any]) -> None:
-        if not _is_of_a_probe(inputs.get(CACHE)):
-            forwards.append(1)
-
-    handle = model.register_forward_pre_hook(note, with_kwargs=True)
+    handle = model.register_forward_pre_hook(lambda *_: forwards.append(1))
     try:
         return hf.generate(model, **inputs, **options, **others, drafter=drafter())
     except InvalidValueError as error:

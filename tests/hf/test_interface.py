@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     DynamicCache,
     LogitsProcessor,
@@ -24,7 +23,6 @@ from fastdraft.drafters import AssistantModel
 from fastdraft.errors import FastdraftError, InvalidValueError
 from fastdraft.hf.interface import CACHE
 from fastdraft.hf.plan import _engine as engine
-from fastdraft.hf.plan import _engines as engines
 from hf_models import (
     EOS,
     PAD,
@@ -142,51 +140,9 @@ def test_stop_strings(model: Any, rows: int, where: str) -> None:
     assert output.stats.accepted > 0
 
 
-def _healing_tokenizer() -> transformers.PreTrainedTokenizerFast:
-    """Tokens of one letter, which those of two letters extend."""
-    letters = "abcdefghij"
-    words = ["<pad>", "<bos>", "<eos>", *letters, *(a + b for a in letters for b in letters)]
-    vocabulary = {word: place for place, word in enumerate(words[:VOCABULARY])}
-    core = Tokenizer(models.WordLevel(vocabulary, "<pad>"))
-    core.pre_tokenizer = pre_tokenizers.Split(Regex(".."), "isolated")
-    core.decoder = decoders.Fuse()
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=core, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>"
-    )
-
-
-@pytest.mark.parametrize("where", ["keyword", "config", "in place"])
-@pytest.mark.parametrize("rows", [1, 2])
-def test_token_healing(where: str, rows: int) -> None:
-    model, tokenizer = tiny_model("llama"), _healing_tokenizer()
-    prompts = ["abcdefabcdefabcda", "bcdacbdabcdabcdab"][:rows]
-    ids = tokenizer(prompts, return_tensors="pt").input_ids
-    options: dict[str, Any] = {"do_sample": False, "max_new_tokens": NEW, "tokenizer": tokenizer}
-    if where == "config":
-        options["generation_config"] = transformers.GenerationConfig(token_healing=True)
-    else:
-        options["token_healing"] = True
-    recorders = [Recorder(), Recorder()]
-    streamers = [{"streamer": each} if rows == 1 else {} for each in recorders]
-    expected = model.generate(ids, **options, **streamers[0])
-    assert not torch.equal(expected[:, : ids.shape[1]], ids)
-    if where == "in place":
-        model.generate = functools.partial(hf.generate, model, drafter=Generous())
-        sequences = model.generate(ids, **options, **streamers[1])
-    else:
-        output = hf.generate(model, ids, **options, **streamers[1], drafter=Generous())
-        sequences = output.sequences
-    assert torch.equal(sequences, expected)
-    assert recorders[0].calls == recorders[1].calls
-    assert "heal_tokens" not in vars(model)
-
-
-def test_a_healed_generation_learns_with_the_models_others() -> None:
-    model, tokenizer = tiny_model("llama"), _healing_tokenizer()
-    ids = tokenizer(["abcdefabcdefabcda"], return_tensors="pt").input_ids
-    options = {"tokenizer": tokenizer, "token_healing": True, "max_new_tokens": 4}
-    hf.generate(model, ids, do_sample=False, **options)
-    assert model in engines
+def test_token_healing_is_refused(model: Any) -> None:
+    with pytest.raises(InvalidValueError, match="token_healing must be off"):
+        hf.generate(model, **repetitive_batch(1), token_healing=True)
 
 
 class _Sum(StoppingCriteria):

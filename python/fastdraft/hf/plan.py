@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import (
-    DynamicCache,
     GenerationConfig,
     LogitsProcessorList,
     StaticCache,
@@ -31,8 +30,7 @@ from fastdraft.hf.loop import Decoding
 from fastdraft.hf.masks import Masks
 from fastdraft.hf.output import SpeculativeOutput, by_step, pad_token_id, padded_sequences
 from fastdraft.hf.positions import PositionCriteria, PositionProcessors, Warping
-from fastdraft.hf.probe import require_draftable
-from fastdraft.hf.requirements import IMAGE_INPUTS, require_supported
+from fastdraft.hf.requirements import IMAGE_INPUTS, require_supported, require_verifying
 from fastdraft.hf.rows import UNLIMITED, Row, cancelling, row_seeds, row_texts
 from fastdraft.hf.static import (
     StaticModel,
@@ -149,19 +147,15 @@ class Plan:
         )
         self._choose_cache()
         self._choose_drafter()
-        is_static = isinstance(self._cache, StaticRowCache)
         # What every forward takes besides tokens, positions, mask and cache.
         own = {"attention_mask", "position_ids", "inputs_embeds", CACHE, *IMAGE_INPUTS}
         self._kwargs = {name: value for name, value in model_kwargs.items() if name not in own}
-        text_config = model.config.get_text_config(decoder=True)
-        # What the model is asked over where its modules do not tell.
-        like = DynamicCache(config=text_config) if is_static else self._prepared
-        require_draftable(
+        require_verifying(
             model,
-            prepared=like,
+            prepared=self._prepared,
+            max_length=config.max_length + self._prepared.get_seq_length(),
             position_ids=model_kwargs.get("position_ids"),
             kwargs=self._kwargs,
-            max_length=config.max_length + like.get_seq_length(),
             device=device_of(model, input_ids.device),
         )
 
@@ -185,12 +179,8 @@ class Plan:
                 compiled=compiled,
             )
         else:
-            text_config = model.config.get_text_config(decoder=True)
-            self._cache = RowCache(
-                prepared,
-                new_tokens=config.max_length - self._input_ids.shape[1],
-                layer_types=getattr(text_config, "layer_types", None),
-            )
+            new_tokens = config.max_length - self._input_ids.shape[1]
+            self._cache = RowCache(prepared, new_tokens=new_tokens)
         self._shares_keys = shares_keys(model)
 
     def _choose_drafter(self) -> None:
@@ -320,8 +310,6 @@ class Plan:
         rows = decoding.rows
         if self._compiled is not None:
             self._cache.keep_buffers(self._compiled)
-        if self._models is not None:
-            self._models.warn_of_size()
         given = getattr(self._prepared, "_is_user_defined", False)
         hands_cache_over = (
             len(rows) == 1
