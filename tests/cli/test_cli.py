@@ -110,43 +110,6 @@ def test_demo_on_ones_own_model_and_text(tiny: Path, prompt_file: Path, tmp_path
     assert "".join(pieces) == request["text"]
 
 
-def test_generate_streams_what_the_model_says(tiny: Path) -> None:
-    result = fastdraft(
-        *("generate", "--model", tiny, "--prompt", "-", "--max-new-tokens", "50"), stdin=PROMPT
-    )
-    assert result.exit_code == 0, result.output
-    tokenizer = AutoTokenizer.from_pretrained(tiny)
-    inputs = tokenizer(PROMPT, return_tensors="pt")
-    model = AutoModelForCausalLM.from_pretrained(tiny)
-    ids = model.generate(**inputs, max_new_tokens=50, do_sample=False, pad_token_id=255)
-    expected = tokenizer.decode(ids[0, inputs["input_ids"].shape[1] :])
-    assert result.stdout == expected + "\n"
-    assert result.stderr.startswith("50 tokens in ")
-
-
-def test_generate_samples_by_seed(tiny: Path) -> None:
-    def sample(seed: int) -> str:
-        result = fastdraft(
-            *("generate", "--model", tiny, "--prompt", PROMPT, "--max-new-tokens", "20"),
-            *("--temperature", "1.5", "--seed", str(seed)),
-        )
-        assert result.exit_code == 0, result.output
-        return result.stdout
-
-    assert sample(1) == sample(1) != sample(2)
-
-
-def test_generate_takes_a_prediction(tiny: Path, tmp_path: Path) -> None:
-    arguments = ("generate", "--model", tiny, "--prompt", "x", "--max-new-tokens", "30")
-    plain = fastdraft(*arguments)
-    prediction = tmp_path / "prediction.txt"
-    prediction.write_text("x" + plain.stdout.rstrip("\n"), "utf-8")
-    predicted = fastdraft(*arguments, "--prediction", prediction)
-    assert predicted.stdout == plain.stdout
-    assert "of the prediction accepted 0" in plain.stderr
-    assert "of the prediction accepted 0" not in predicted.stderr
-
-
 def test_a_difference_is_a_tie_or_an_error(tiny: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(tiny)
     inputs = AutoTokenizer.from_pretrained(tiny)(PROMPT, return_tensors="pt")
@@ -265,14 +228,10 @@ def test_shells_complete_commands() -> None:
     ("arguments", "exit_code", "message"),
     [
         (["fly"], 2, "No such command 'fly'"),
-        (["generate"], 2, "Missing option '--prompt'"),
-        (["generate", "--prompt", ""], 2, "--prompt is empty"),
-        (["generate", "--prompt", "x", "--max-new-tokens", "0"], 2, "0 is not in the range x>=1"),
-        (["generate", "--prompt", "x", "--temperature", "-1"], 2, "-1.0 is not in the range"),
-        (["generate", "--prompt", "x", "--dtype", "int3"], 2, "'int3' is not one of"),
-        (["generate", "--prompt", "x", "--prediction", "gone.txt"], 2, "'gone.txt' does not exist"),
-        (["generate", "--prompt", "x", "--device", "abacus"], 1, "cannot use the device 'abacus'"),
-        (["generate", "--prompt", "x", "--model", "./gone"], 1, "cannot load './gone' as a causal"),
+        (["demo", "--max-new-tokens", "0"], 2, "0 is not in the range x>=1"),
+        (["demo", "--dtype", "int3"], 2, "'int3' is not one of"),
+        (["demo", "--device", "abacus"], 1, "cannot use the device 'abacus'"),
+        (["demo", "--model", "./gone"], 1, "cannot load './gone' as a causal"),
         (["demo", "--prompt", "gone.txt"], 2, "'gone.txt' does not exist"),
         (["demo", "--prediction", __file__], 2, "--prediction needs --prompt"),
         (["demo", "--repeats", "0"], 2, "0 is not in the range x>=1"),
@@ -294,25 +253,27 @@ def test_a_file_that_is_no_text_is_named(tiny: Path, tmp_path: Path) -> None:
     assert "picture.txt is not UTF-8 text" in result.stderr
 
 
-def test_a_prompt_beyond_the_models_room_is_refused(tiny: Path) -> None:
-    result = fastdraft("generate", "--model", tiny, "--prompt", "x" * ROOM)
+def test_a_prompt_beyond_the_models_room_is_refused(tiny: Path, tmp_path: Path) -> None:
+    prompt = tmp_path / "prompt.txt"
+    prompt.write_text("x" * ROOM, "utf-8")
+    result = fastdraft("demo", "--model", tiny, "--prompt", prompt)
     assert result.exit_code == 1
-    assert "a prompt of 256 tokens and 256 new ones do not fit" in result.stderr
+    assert "a prompt of 256 tokens and 128 new ones do not fit" in result.stderr
     assert "which takes 256 in all" in result.stderr
 
 
-def test_models_that_cannot_be_decoded_are_refused(tmp_path: Path) -> None:
+def test_models_that_cannot_be_decoded_are_refused(tmp_path: Path, prompt_file: Path) -> None:
     sizes = {"vocab_size": 256, "num_hidden_layers": 1}
     mamba = MambaForCausalLM(MambaConfig(**sizes, hidden_size=16, state_size=4))
-    result = fastdraft("generate", "--model", save(tmp_path / "mamba", mamba), "--prompt", "x")
+    options = ("--prompt", prompt_file, "--model")
+    result = fastdraft("demo", *options, save(tmp_path / "mamba", mamba))
     assert result.exit_code == 1
-    assert result.stdout == ""
     assert result.stderr.startswith("Error: ")
     assert "Mamba" in result.stderr
     t5 = T5ForConditionalGeneration(
         T5Config(**sizes, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
     )
-    result = fastdraft("generate", "--model", save(tmp_path / "t5", t5), "--prompt", "x")
+    result = fastdraft("demo", *options, save(tmp_path / "t5", t5))
     assert result.exit_code == 1
     assert "as a causal language model" in result.stderr
 
@@ -333,7 +294,7 @@ def test_a_missing_package_of_the_command_line_is_named(package: str) -> None:
 
 def test_a_missing_package_of_a_command_is_named() -> None:
     blocked = "import sys; sys.modules['torch'] = None;"
-    run = "sys.argv = ['fastdraft', 'generate', '--prompt', 'x'];"
+    run = "sys.argv = ['fastdraft', 'demo'];"
     result = run_python(blocked + run + "from fastdraft.cli import main; main()")
     assert result.returncode == 1
     assert result.stderr.startswith("Error: this command needs torch, which is not installed")

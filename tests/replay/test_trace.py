@@ -157,7 +157,7 @@ def test_the_sample_needs_no_tokenizer_no_torch_and_no_network(tmp_path: Path) -
 
 
 def test_the_sample_is_replayed_like_any_records() -> None:
-    result = fastdraft("--sample", "--family", "code_edit", "--prediction", "--show", "edit-2")
+    result = fastdraft("--sample", "--prediction", "--show", "edit-2")
     assert result.exit_code == 0, result.output
     assert "«prediction»" in result.stdout
     assert '"""Inventory of items."""' in re.sub("[⟦⟧«»]", "", result.stdout)

@@ -203,8 +203,6 @@ def read_families(
     paths: Sequence[Path],
     encode: Encode,
     *,
-    names: Sequence[str] = (),
-    limit: int | None = None,
     references: bool = False,
     convert: Convert | None = None,
     on_bad: Callable[[RecordError], object] | None = None,
@@ -213,27 +211,19 @@ def read_families(
     """The records of the families at `paths`, by name.
 
     Args:
-        paths, encode, limit, references, convert, on_bad: As for `family_files` and `read_family`.
-        names: Which families; all without any.
+        paths, encode, references, convert, on_bad: As for `family_files` and `read_family`.
         on_line: Called after each line with the name of its family and the bytes that it takes.
 
     Raises:
-        RecordError: As `family_files` and `read_family` do, and for a family without records or
-            one of `names` that is not there. Where `convert` joins lines of several files, only
-            one file needs to give records.
+        RecordError: As `family_files` and `read_family` do, and for a family without records. Where
+            `convert` joins lines of several files, only one file needs to give records.
     """
     files = family_files(paths)
-    for name in names:
-        if name not in files:
-            raise RecordError(f"{name!r} is not one of {', '.join(files)}")
     families = {}
     for name, file in files.items():
-        if names and name not in names:
-            continue
         families[name] = read_family(
             file,
             encode,
-            limit=limit,
             references=references,
             convert=convert,
             on_bad=on_bad,
@@ -251,7 +241,6 @@ def read_family(
     path: Path,
     encode: Encode,
     *,
-    limit: int | None = None,
     references: bool = False,
     convert: Convert | None = None,
     on_bad: Callable[[RecordError], object] | None = None,
@@ -262,7 +251,6 @@ def read_family(
     Args:
         path: A JSON lines file; empty lines are passed over.
         encode: Turns texts into token ids; called with some of the texts at a time.
-        limit: How many records to read at most.
         references: Whether to read what the callers expected.
         convert: Turns a line into the fields of its records; else each line is a record.
         on_bad: Called with what is wrong with a line, which is then left out; else it is raised.
@@ -309,15 +297,11 @@ def read_family(
             checked = []
         if on_line is not None:
             on_line(line.bytes)
-        if limit is not None:
-            checked = checked[: limit - len(records) - len(batch)]
         batch += checked
         size += sum(len(text) for each in checked for text in each.texts(references))
         if size >= _BATCH_LETTERS:
             take_batch()
             size = 0
-        if limit is not None and len(records) + len(batch) >= limit:
-            break
     take_batch()
     return records
 

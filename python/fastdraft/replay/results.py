@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
-from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdraft.errors import FastdraftError
 from fastdraft.stats import DraftStats
 
 __all__ = [
     "FamilyResult",
     "ReplayResult",
-    "ResultsError",
-    "Speeds",
     "as_json",
     "html_table",
-    "read_speeds",
     "resampled_speeds",
     "speed_of",
 ]
-
-
-class ResultsError(FastdraftError, ValueError):
-    """A file that holds no results of a replay."""
 
 
 @dataclass(frozen=True)
@@ -159,27 +149,6 @@ def html_table(
     return f"<table>{above}<thead>{cells('th', heads)}</thead><tbody>{body}</tbody></table>"
 
 
-@dataclass(frozen=True)
-class Speeds:
-    """The modelled speeds of one drafter at one token cost.
-
-    Attributes:
-        name: The drafter's, with the size of its trees; the default drafter is "fastdraft".
-        token_cost: What a draft token costs, as a fraction of a step.
-        families: The speed of each family, times plain decoding.
-    """
-
-    name: str
-    token_cost: float
-    families: dict[str, float]
-
-    @classmethod
-    def of(cls, result: ReplayResult) -> Speeds:
-        """Those of a replay."""
-        name = _title(result.drafter, result.tree_budget)
-        return cls(name, result.token_cost, result.speeds)
-
-
 def as_json(results: Sequence[ReplayResult]) -> list[dict[str, Any]]:
     """The results for a JSON file; times in nanoseconds."""
     return [
@@ -233,32 +202,6 @@ def resampled_speeds(
     speeds = np.ones(len(drawn))
     np.divide(emitted, time, out=speeds, where=time > 0)
     return speeds
-
-
-def read_speeds(path: Path) -> list[Speeds]:
-    """The modelled speeds of all runs in a JSON file that a replay wrote.
-
-    Raises:
-        ResultsError: The file cannot be read or holds something else.
-    """
-    try:
-        found = []
-        for run in json.loads(path.read_text("utf-8"))["runs"]:
-            speeds = {
-                name: speed_of(
-                    np.array([[each["steps"], each["emitted"], each["drafted"]]]), run["token_cost"]
-                )
-                for name, each in run["families"].items()
-            }
-            title = _title(run["drafter"], run.get("tree_budget"))
-            found.append(Speeds(title, run["token_cost"], speeds))
-        return found
-    except OSError as error:
-        raise ResultsError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ResultsError(
-            f"{path} must hold the JSON of `fastdraft replay --json`, and does not: {error!r}"
-        ) from error
 
 
 def _title(drafter: str, tree_budget: int | None) -> str:
