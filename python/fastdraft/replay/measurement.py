@@ -92,40 +92,23 @@ def results_text(results: dict[str, Any]) -> str:
     What fits into `LINE_WIDTH` stands on one line. Floats keep `DIGITS` significant digits, or all
     those before the point.
     """
-    return _lines(_rounded(results), indent=1)
+    return _lines(json.loads(json.dumps(results), parse_float=_rounded), indent=1)
 
 
-def _rounded(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _rounded(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_rounded(each) for each in value]
-    if isinstance(value, float) and value != 0 and math.isfinite(value):
-        digits = DIGITS - 1 - math.floor(math.log10(abs(value)))
-        return round(value, digits) if digits > 0 else round(value)
-    return value
+def _rounded(text: str) -> float:
+    value = float(text)
+    return round(value) if abs(value) >= 10**DIGITS else float(f"{value:.{DIGITS}g}")
 
 
 def _lines(value: Any, *, indent: int) -> str:
     whole = json.dumps(value, ensure_ascii=False)
     if len(whole) + indent <= LINE_WIDTH or not isinstance(value, (dict, list)):
         return whole
-    if isinstance(value, dict):
-        names = [f"{json.dumps(str(key))}: " for key in value]
-        items = [
-            name + _lines(each, indent=indent + 1)
-            for name, each in zip(names, value.values(), strict=True)
-        ]
-    else:
-        items = [_lines(each, indent=indent + 1) for each in value]
-    children = value.values() if isinstance(value, dict) else value
-    are_rows = all(isinstance(each, (dict, list)) for each in children)
-    lines: list[str] = []
-    for item in items:
-        joined = f"{lines[-1]}, {item}" if lines else item
-        if lines and not are_rows and "\n" not in joined and len(joined) + indent < LINE_WIDTH:
-            lines[-1] = joined
-        else:
-            lines.append(item)
-    inner = (",\n" + " " * indent).join(lines)
-    return f"{{{inner}}}" if isinstance(value, dict) else f"[{inner}]"
+    is_object = isinstance(value, dict)
+    named = value.items() if is_object else ((None, each) for each in value)
+    items = (
+        (f"{json.dumps(name)}: " if is_object else "") + _lines(each, indent=indent + 1)
+        for name, each in named
+    )
+    inner = (",\n" + " " * indent).join(items)
+    return f"{{{inner}}}" if is_object else f"[{inner}]"
