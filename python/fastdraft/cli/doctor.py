@@ -90,8 +90,8 @@ def doctor() -> None:
     broken = []
     for host in HOSTS:
         click.echo()
-        package = next(iter(providers.get(host.imported, ())), None)
-        if package is None:
+        package, *_ = providers.get(host.imported) or [""]
+        if not package:
             _line(host.title, "not installed")
             continue
         problem = _problem(host)

@@ -104,11 +104,12 @@ def _lines(value: Any, *, indent: int) -> str:
     whole = json.dumps(value, ensure_ascii=False)
     if len(whole) + indent <= LINE_WIDTH or not isinstance(value, (dict, list)):
         return whole
-    is_object = isinstance(value, dict)
-    named = value.items() if is_object else ((None, each) for each in value)
-    items = (
-        (f"{json.dumps(name)}: " if is_object else "") + _lines(each, indent=indent + 1)
-        for name, each in named
-    )
-    inner = (",\n" + " " * indent).join(items)
-    return f"{{{inner}}}" if is_object else f"[{inner}]"
+    if isinstance(value, dict):
+        opening, closing = "{}"
+        items = [
+            f"{json.dumps(key)}: {_lines(each, indent=indent + 1)}" for key, each in value.items()
+        ]
+    else:
+        opening, closing = "[]"
+        items = [_lines(each, indent=indent + 1) for each in value]
+    return opening + (",\n" + " " * indent).join(items) + closing
