@@ -24,12 +24,12 @@ from fastdraft.replay.trace import DRAFT, TARGET
 
 __all__ = ["heading", "plain", "progress", "show_origins", "table", "waiting"]
 
-# A style where there are colours, brackets elsewhere; the colours of the page and the pictures.
+# A style where there are colours, told by more than the colour; brackets elsewhere.
 LOOKS = {
     TARGET: ("", "", ""),
     "context": ("black on green", "⟦", "⟧"),
-    "prediction": ("black on yellow", "«", "»"),
-    "datastore": ("black on cyan", "[", "]"),
+    "prediction": ("underline black on yellow", "«", "»"),
+    "datastore": ("italic black on cyan", "[", "]"),
     DRAFT: ("black on magenta", "{", "}"),
 }
 
@@ -107,6 +107,7 @@ def show_origins(
     *,
     before: str = "",
     note: str = "",
+    most_lines: int | None = None,
 ) -> None:
     """Prints text with the look of each part's origin, and a legend.
 
@@ -116,6 +117,7 @@ def show_origins(
         counts: Tokens by origin, for the legend.
         before: Text that was given, not generated.
         note: The legend's end.
+        most_lines: Leaves out what is longer, and says so.
     """
     has_colours = console.color_system is not None
 
@@ -126,6 +128,11 @@ def show_origins(
     text = Text().append(plain(before), "dim")
     for origin, part in parts:
         append(text, plain(part), origin)
+    if most_lines is not None:
+        lines = text.wrap(console, console.width)
+        text = Text("\n").join(lines[:most_lines])
+        if len(lines) > most_lines:
+            text.append(f"\n... {len(lines) - most_lines:,} more lines", "dim")
     console.print(text)
     console.print()
     legend = Text("Tokens from: ")
