@@ -806,7 +806,7 @@ def test_a_models_answers_are_recorded_and_replayed(tmp_path: Path, tokenizer: P
         num_attention_heads=4,
         max_position_embeddings=256,
         bos_token_id=None,
-        eos_token_id=255,
+        eos_token_id=259,
     )
     model = tmp_path / "model"
     torch.manual_seed(0)
