@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from statistics import geometric_mean
 from typing import Any
 
 import pytest
@@ -327,34 +326,6 @@ def test_the_demo() -> None:
             *(f"{rate} ({speed})" for rate, speed in zip(others, speeds, strict=True)),
             " / ".join(str(mode["forwards"]) for mode in modes),
         ]
-
-
-def test_vllm_on_recorded_outputs() -> None:
-    found = results("serving_replay")
-    settings = [(16, 0.0), (16, 0.002), (64, 0.0), (64, 0.002)]
-    beginnings = {"fastdraft": "fastdraft, measuring", "told": "fastdraft, told"}
-    beginnings |= {"suffix": "vLLM's `suffix`", "ngram": "vLLM's `ngram`"}
-    for drafter, beginning in beginnings.items():
-        *cells, times = row_of(SERVING, beginning)
-        expected, p50 = [], {}
-        for at_once, cost in settings:
-            rows = [
-                row[drafter]
-                for row in found["families"]
-                if (row["rows"], row["token_cost"]) == (at_once, cost)
-            ]
-            tokens, speed = (
-                geometric_mean(row[key] for row in rows)
-                for key in ("tokens_per_step", "tokens_per_second")
-            )
-            expected.append(f"{tokens:.2f} / {speed:.0f}")
-            p50[at_once, cost] = next(
-                row[drafter]["p50_us"]
-                for row in found["times"]
-                if (row["rows"], row["token_cost"]) == (at_once, cost)
-            )
-        assert cells == expected
-        assert times == f"{p50[16, 0.0]:.1f} / {p50[64, 0.002]:.1f}"
 
 
 def test_vllm_live() -> None:

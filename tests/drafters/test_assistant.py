@@ -302,14 +302,6 @@ def test_an_assistant_that_fails_is_left_out(model: Any, after: int, sample: boo
         assert torch.equal(model.generate(**inputs, **options), output.sequences)
 
 
-def test_a_bigger_assistant_is_warned_of(model: Any) -> None:
-    config = copy.deepcopy(model.config)
-    config.num_hidden_layers = 3
-    big = transformers.AutoModelForCausalLM.from_config(config).eval()
-    with pytest.warns(UserWarning, match=r"assistant has \d+ parameters and the target \d+: .* of"):
-        hf.generate(model, **repetitive_batch(1), **GREEDY, drafter=_constant(big))
-
-
 def _tokenizer(words: list[str]) -> PreTrainedTokenizerFast:
     vocabulary = {word: place for place, word in enumerate(words)}
     inner = Tokenizer(models.WordLevel(vocabulary, "<unk>"))

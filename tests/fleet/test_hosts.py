@@ -10,7 +10,7 @@ import pytest
 from fastdraft import Memory
 from fastdraft.datastore import fingerprint
 from fastdraft.errors import InvalidValueError
-from fastdraft.fleet import Manifest, groups
+from fastdraft.fleet import groups
 from fastdraft.fleet.objects import Objects
 from fastdraft.serving.host import share
 from fastdraft.serving.sglang import Corpus
@@ -29,7 +29,7 @@ def test_sglang_shares_its_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         corpus.memory.of("t")[0].add([1, 2, 3])
         assert corpus.replica.refresh()
     [published] = groups(Objects(str(tmp_path / "fleet")), KEY)
-    assert len(published.texts(Manifest())) == 2
+    assert len(published.texts()) == 2
     for corpus in corpora:
         assert corpus.replica is not None
         corpus.replica.close()

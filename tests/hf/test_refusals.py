@@ -9,7 +9,6 @@ from typing import Any
 
 import accelerate
 import numpy as np
-import peft
 import pytest
 import torch
 import transformers
@@ -26,35 +25,8 @@ from hf_models import (
     repetitive_batch,
     tiny_model,
 )
-from watches import counted_forwards
 
 OPTIONS: dict[str, Any] = {"do_sample": False, "max_new_tokens": 24, "eos_token_id": None}
-
-
-def _adapted() -> Any:
-    torch.manual_seed(0)
-    model = tiny_model("llama").double()
-    config = peft.LoraConfig(
-        task_type="CAUSAL_LM", r=4, target_modules=["q_proj"], init_lora_weights=False
-    )
-    model = peft.get_peft_model(model, config)
-    model.add_adapter("other", config)
-    return model.double().eval()
-
-
-@pytest.mark.parametrize("rows", [1, 2])
-def test_adapters_by_row(rows: int) -> None:
-    model, inputs = _adapted(), repetitive_batch(rows)
-    names = ["other", "default"][:rows]
-    if rows == 1:
-        assert_decodes(model, inputs, exact=True, **OPTIONS, adapter_names=names)
-        return
-    inside = functools.partial(model.generate, custom_generate=hf.speculate())
-    for decode in (functools.partial(hf.generate, model), inside):
-        message = "adapter_names must be unset for several rows"
-        with counted_forwards(model) as forwards, pytest.raises(InvalidValueError, match=message):
-            decode(**inputs, **OPTIONS, adapter_names=names)
-        assert not forwards
 
 
 READERS: list[Callable[[Any], Any]] = [

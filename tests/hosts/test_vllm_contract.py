@@ -293,7 +293,7 @@ def test_the_salt_is_on_the_request(source: Path) -> None:
 
 @pytest.mark.parametrize("source", NEWER, ids=lambda path: path.parent.name)
 def test_the_benchmark_finds_what_it_asks_vllms_own_for(source: Path) -> None:
-    """bench/serving_live.py."""
+    """bench/serving.py."""
     serve = module(source, "benchmarks/serve.py")
     assert parameters(body(serve, "add_cli_args")) == ["parser"]
     text = ast.unparse(serve) + ast.unparse(module(source, "benchmarks/datasets/datasets.py"))

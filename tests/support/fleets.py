@@ -59,7 +59,7 @@ def contents(url: str) -> dict[str, bytes]:
     objects = Objects(url)
     found = {}
     for group in objects.ls():
-        for folder in ("text", "packs", "manifests", "claims"):
+        for folder in ("text", "packs", "manifests"):
             for name, size in objects.ls(f"{group}/{folder}").items():
                 path = f"{group}/{folder}/{name}"
                 found[path] = objects.read(path, 0, size) if size else b""

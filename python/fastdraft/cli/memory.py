@@ -1,4 +1,4 @@
-"""`fastdraft memory`: what the replicas of a fleet publish, joined, listed, kept and forgotten."""
+"""`fastdraft memory`: what the replicas of a fleet publish, listed and forgotten."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import errno
 import os
 import re
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import click
 
-from fastdraft.cli.options import NUMBER
 from fastdraft.errors import DatastoreError, InvalidValueError
 from fastdraft.fleet import Manifest, Published, groups
 from fastdraft.fleet.objects import Objects
@@ -37,18 +35,6 @@ def _published(url: str) -> list[Published]:
         click.echo(f"left out: {name}: {error}", err=True)
 
     return groups(Objects(url), secret_of(key), refused)
-
-
-def _named(command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in (
-        click.option("--id", help="What stands for it, as `ls` shows it."),
-        click.option("--unnamed", is_flag=True, help="The one of requests that have none."),
-        click.option("--adapter", help="Its LoRA adapter."),
-        click.option("--salt", help="Its cache_salt."),
-        click.argument("namespace", required=False),
-    ):
-        command = option(command)
-    return command
 
 
 def _ids(
@@ -95,85 +81,38 @@ def memory() -> None:
     """
 
 
-def _say(published: Published, manifest: Manifest, what: str) -> None:
-    click.echo(f"{published.group[:16]}: {what}, manifest {manifest.number}")
-
-
-def _held(published: Published) -> tuple[Manifest, Counter[str], Counter[str]]:
-    """The manifest, and the tokens and bytes of each namespace, joined or not."""
-    manifest = published.latest() or Manifest()
-    tokens, size = Counter[str](), Counter[str]()
-    for pack in (*manifest.packs, *published.texts(manifest).values()):
-        head = published.head(pack)
-        if head is not None:
-            for name, entry in zip(head.names, head.index, strict=True):
-                if not manifest.stale(pack, name):
-                    tokens[name] += int(entry["tokens"])
-                    size[name] += int(entry["size"])
-    return manifest, tokens, size
-
-
-@memory.command()
-@click.argument("url")
-@click.option("--max-bytes", type=NUMBER, help="The most bytes of a model; by default any.")
-def build(url: str, max_bytes: int | None) -> None:
-    """Join now what replicas have published, as one of them does now and then."""
-    for published in _published(url):
-        manifest = published.join() if max_bytes is None else published.join(max_bytes)
-        _say(published, manifest, f"{len(manifest.packs)} packs, {manifest.bytes:,} bytes")
-
-
 @memory.command()
 @click.argument("url")
 def ls(url: str) -> None:
     """List the namespaces, by what stands for their names."""
     for published in _published(url):
-        manifest, tokens, size = _held(published)
-        click.echo(f"model {published.group}, manifest {manifest.number}")
-        for name in sorted(tokens | dict.fromkeys(manifest.pinned, 0)):
-            pinned = ", pinned" if name in manifest.pinned else ""
-            click.echo(f"  {name}  {tokens[name]:>14,} tokens  {size[name]:>16,} bytes{pinned}")
-
-
-@memory.command()
-@click.argument("url")
-def du(url: str) -> None:
-    """Show the bytes of packs, and of what was published since."""
-    for published in _published(url):
         manifest = published.latest() or Manifest()
-        texts = published.texts(manifest)
-        gone = sum(pack.size for pack in manifest.sources.values())
-        click.echo(f"model {published.group}, manifest {manifest.number}")
-        click.echo(f"  packs    {manifest.bytes:>16,} bytes in {len(manifest.packs)} objects")
-        waiting = sum(pack.size for pack in texts.values())
-        click.echo(f"  waiting  {waiting:>16,} bytes in {len(texts)} objects")
-        click.echo(f"  joined   {gone:>16,} bytes in {len(manifest.sources)} objects")
+        tokens, size = Counter[str](), Counter[str]()
+        for pack in (*manifest.packs, *published.waiting(manifest).values()):
+            head = published.head(pack)
+            if head is not None:
+                for name, entry in zip(head.names, head.index, strict=True):
+                    if not manifest.stale(pack, name):
+                        tokens[name] += int(entry["tokens"])
+                        size[name] += int(entry["size"])
+        packs = f"{manifest.bytes:,} bytes in {len(manifest.packs)} packs"
+        click.echo(f"model {published.group}, manifest {manifest.number}, {packs}")
+        for name in sorted(tokens):
+            click.echo(f"  {name}  {tokens[name]:>14,} tokens  {size[name]:>16,} bytes")
 
 
 @memory.command()
 @click.argument("url")
-@_named
-@click.option("--off", is_flag=True, help="No longer.")
-def pin(url: str, off: bool, **named: Any) -> None:
-    """Keep a namespace when there is more text than allowed."""
-    found = False
-    for published in _published(url):
-        manifest, tokens, _ = _held(published)
-        names = set(_ids(published, **named)) & (tokens.keys() | manifest.pinned)
-        if names:
-            found = True
-            _say(published, published.pin(names, pinned=not off), f"{'un' * off}pinned")
-    if not found:
-        raise InvalidValueError("no model has text of this namespace")
-
-
-@memory.command()
-@click.argument("url")
-@_named
+@click.argument("namespace", required=False)
+@click.option("--salt", help="Its cache_salt.")
+@click.option("--adapter", help="Its LoRA adapter.")
+@click.option("--unnamed", is_flag=True, help="The one of requests that have none.")
+@click.option("--id", help="What stands for it, as `ls` shows it.")
 def forget(url: str, **named: Any) -> None:
     """Remove all text of a namespace: what is published now, and from replicas when they refresh.
 
     What a request says after that is remembered again.
     """
     for published in _published(url):
-        _say(published, published.forget(_ids(published, **named)), "forgotten")
+        manifest = published.forget(_ids(published, **named))
+        click.echo(f"{published.group[:16]}: forgotten, manifest {manifest.number}")

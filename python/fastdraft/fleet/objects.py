@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
-from typing import ParamSpec, TypeVar
 
 from fastdraft.errors import DatastoreError, FastdraftError, InvalidValueError
 from fastdraft.files import TemporaryFolder
@@ -18,23 +16,16 @@ __all__ = ["Objects"]
 # In a local group's folder: what is being written.
 _BEGUN = "begun-"
 
-_Arguments = ParamSpec("_Arguments")
-_Result = TypeVar("_Result")
 
-
-def _as_os_errors(call: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+@contextlib.contextmanager
+def _as_os_errors() -> Iterator[None]:
     """Has errors that the library of a store has of its own, as for no connection, be OSErrors."""
-
-    @functools.wraps(call)
-    def wrapped(*arguments: _Arguments.args, **options: _Arguments.kwargs) -> _Result:
-        try:
-            return call(*arguments, **options)
-        except (FastdraftError, OSError):
-            raise
-        except Exception as error:
-            raise OSError(f"{type(error).__name__}: {error}") from error
-
-    return wrapped
+    try:
+        yield
+    except (FastdraftError, OSError):
+        raise
+    except Exception as error:
+        raise OSError(f"{type(error).__name__}: {error}") from error
 
 
 def Objects(url: str | os.PathLike[str]) -> LocalObjects | RemoteObjects:  # noqa: N802
@@ -66,7 +57,7 @@ class RemoteObjects:
             raise InvalidValueError(f"cannot use the URL {url!r}: {error}") from error
         self._root = root.rstrip("/")
 
-    @_as_os_errors
+    @_as_os_errors()
     def ls(self, folder: str = "") -> dict[str, int | None]:
         """The names in a folder of objects, and their sizes, or at the top, and None for folders.
 
@@ -89,7 +80,7 @@ class RemoteObjects:
             for each in found
         }
 
-    @_as_os_errors
+    @_as_os_errors()
     def read(self, name: str, first: int, last: int) -> bytes:
         """The bytes from `first` to `last`, of which there is at least one; fewer at the end."""
         path = f"{self._root}/{name}"
@@ -104,7 +95,7 @@ class RemoteObjects:
             return b""
         return content
 
-    @_as_os_errors
+    @_as_os_errors()
     def write(self, name: str, content: bytes) -> bool:
         """Writes an object if there is none of its name, and returns whether it did.
 
@@ -117,7 +108,7 @@ class RemoteObjects:
             return False
         return True
 
-    @_as_os_errors
+    @_as_os_errors()
     def remove(self, name: str) -> None:
         """Removes an object, if it is there."""
         with contextlib.suppress(FileNotFoundError):

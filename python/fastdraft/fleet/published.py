@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import hmac
-import itertools
 import json
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from fastdraft.errors import DatastoreError, InvalidValueError
@@ -18,7 +17,7 @@ from fastdraft.fleet.sealed import Chunk, Head, digest, seal
 
 __all__ = ["Manifest", "Pack", "Published", "groups"]
 
-FORMAT = 2
+FORMAT = 3
 _MOST_MANIFEST = 1 << 26
 _MOST_OBJECT = 1 << 40
 _MOST_NUMBER = 10**20
@@ -31,13 +30,11 @@ _LEAST_PACK = 1 << 18
 # A pack is written again when this many times fewer bytes come after it.
 _GROWTH = 4
 # For this many manifests, what was joined stays, for those who are reading it.
-_HISTORY = 8
+HISTORY = 8
 # Text that is published this many manifests late is refused, so what was forgotten earlier need not
 # be known.
 _HORIZON = 1024
 _ATTEMPTS = 16
-# Objects by which a key is tried.
-_LOOKED_AT = 32
 
 _ID = re.compile("[0-9a-f]{64}", re.ASCII)
 _TEXT = re.compile("[0-9]{20}-[0-9]{20}-[0-9a-f]{16}-[0-9a-f]{64}", re.ASCII)
@@ -70,14 +67,12 @@ class Pack(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """What a manifest put in the place of what."""
+    """What a manifest put others in the place of."""
 
     number: int
     """The manifest's."""
-    pack: str
-    """The object with the text; nothing where there was none."""
     sources: tuple[Pack, ...]
-    """The objects that it was in before: of no more use, and removed soon."""
+    """The objects that the text was in before: of no more use, and removed soon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +89,6 @@ class Manifest:
     forgotten: Mapping[str, int] = field(default_factory=dict)
     """Namespaces that were forgotten, and by which manifest: text that was said before is of no
     use."""
-    pinned: frozenset[str] = frozenset()
-    """Namespaces that stay when there is too much text."""
 
     @property
     def bytes(self) -> int:
@@ -139,17 +132,6 @@ class Published:
         self._secret = secret
         self._bad: set[str] = set()
 
-    @classmethod
-    def of(
-        cls,
-        objects: LocalObjects | RemoteObjects,
-        secret: bytes,
-        model: str,
-        fingerprint: bytes | None,
-    ) -> Published:
-        """That of a model, whose tokenizer has a fingerprint."""
-        return cls(objects, secret, digest(secret, "fleet", model, fingerprint))
-
     def id_of(self, namespace: Hashable) -> str:
         """What stands for a namespace. Raises InvalidValueError for a name that is no data."""
         return digest(self._secret, "namespace", self.group, namespace)
@@ -158,16 +140,18 @@ class Published:
         """Whether something here was written with this key."""
         if self.latest() is not None:
             return True
-        texts = self.texts(Manifest()).values()
-        return any(self.head(each) is not None for each in itertools.islice(texts, _LOOKED_AT))
+        return any(self.head(each) is not None for each in self.texts().values())
 
     # --- Objects with text ---
 
-    def texts(self, manifest: Manifest) -> dict[str, Pack]:
+    def texts(self) -> dict[str, Pack]:
+        """What replicas published and was not removed yet, older text first."""
+        return dict(sorted(self._ls("text", _TEXT).items()))
+
+    def waiting(self, manifest: Manifest) -> dict[str, Pack]:
         """What was published and is not in a manifest's packs yet, older text first."""
         gone = manifest.sources
-        found = self._ls("text", _TEXT)
-        return {name: found[name] for name in sorted(found) if name not in gone}
+        return {name: pack for name, pack in self.texts().items() if name not in gone}
 
     def put_text(self, replica: str, sequence: int, seen: int, chunks: Mapping[str, Chunk]) -> Pack:
         """Publishes what a replica said in namespaces. When this returns it is there."""
@@ -291,7 +275,6 @@ class Published:
             "packs": manifest.packs,
             "joined": manifest.joined,
             "forgotten": dict(sorted(manifest.forgotten.items())),
-            "pinned": sorted(manifest.pinned),
         }
         body = json.dumps(content, ensure_ascii=True, separators=(",", ":"))
         text = f"{body}\n{self._manifest_mac(manifest.number, body)}\n".encode()
@@ -330,8 +313,7 @@ class Published:
         left as it is.
 
         Args:
-            max_bytes: The most bytes of all packs. Beyond it the oldest text leaves, but for that
-                of pinned namespaces.
+            max_bytes: The most bytes of all packs. Beyond it the oldest pack leaves.
 
         Returns the manifest that says so, or the last one where there was nothing to do. O(text)
         amortised by a factor that grows with the logarithm of all text.
@@ -343,7 +325,7 @@ class Published:
 
         def attempt(base: Manifest, number: int) -> Manifest:
             most = min(_MOST_PACK, max(_LEAST_PACK, max_bytes // 16))
-            texts = list(self.texts(base).values())
+            texts = list(self.waiting(base).values())
             packs, inputs, joined = list(base.packs), list[Pack](), list[Joined]()
             size = sum(each.size for each in texts)
             while packs and size < most and packs[-1].size <= min(_GROWTH * size, most):
@@ -355,14 +337,8 @@ class Published:
             if made is not None:
                 joined.append(made[1])
                 packs += [] if made[0] is None else [made[0]]
-            for pack in list(packs):
-                if sum(each.size for each in packs) <= max_bytes:
-                    break
-                kept = self._kept(base, number, pack, base.pinned.__contains__)
-                if kept is not None:
-                    joined.append(kept[1])
-                    place = packs.index(pack)
-                    packs[place : place + 1] = [] if kept[0] is None else [kept[0]]
+            while sum(each.size for each in packs) > max_bytes:
+                joined.append(Joined(number, (packs.pop(0),)))
             return self._changed(base, number, packs, joined)
 
         return self._change(attempt)
@@ -377,36 +353,20 @@ class Published:
 
         def attempt(base: Manifest, number: int) -> Manifest:
             packs, joined = list[Pack](), list[Joined]()
-            for pack in (*base.packs, *self.texts(base).values()):
-                kept = self._kept(base, number, pack, lambda name: name not in names)
+            for pack in (*base.packs, *self.waiting(base).values()):
+                kept = self._without(base, number, pack, names)
                 if kept is not None:
                     joined.append(kept[1])
                     packs += [] if kept[0] is None else [kept[0]]
                 elif not pack.replica:
                     packs.append(pack)
-            forgotten = {**base.forgotten, **dict.fromkeys(names, number)}
-            base = replace(base, forgotten=forgotten, pinned=base.pinned - names)
-            return self._changed(base, number, packs, joined, changed=True)
+            return self._changed(base, number, packs, joined, names)
 
         self._change(attempt)
         # What was published meanwhile, and what killed processes have left, may hold it too.
         manifest = self.join()
         self._remove(manifest.sources.values())
         return manifest
-
-    def pin(self, namespaces: Iterable[str], *, pinned: bool = True) -> Manifest:
-        """Keeps namespaces when there is too much text, or no longer. Raises as `join`."""
-        names = frozenset(namespaces)
-
-        def attempt(base: Manifest, number: int) -> Manifest:
-            now = base.pinned | names if pinned else base.pinned - names
-            return self._changed(replace(base, pinned=now), number, base.packs, [], changed=True)
-
-        return self._change(attempt)
-
-    def claim(self, number: int, who: str) -> bool:
-        """Says that `who` writes the manifest of a number; whether nobody else said so before."""
-        return self._objects.write(f"{self.group}/claims/{number:020d}", who.encode())
 
     def _joined(
         self, base: Manifest, number: int, inputs: list[Pack]
@@ -433,13 +393,13 @@ class Published:
         new = any(pack.replica for pack in taken)
         return self._replaced(number, taken, chunks) if new else None
 
-    def _kept(
-        self, base: Manifest, number: int, pack: Pack, keep: Callable[[str], bool]
+    def _without(
+        self, base: Manifest, number: int, pack: Pack, names: set[str]
     ) -> tuple[Pack | None, Joined] | None:
         """A pack without some namespaces; None where it has none of them, or cannot be read."""
         try:
             head = self.head(pack)
-            if head is None or all(map(keep, head.names)):
+            if head is None or names.isdisjoint(head.names):
                 return None
             found = self._chunks(pack) or {}
         except FileNotFoundError:
@@ -447,7 +407,7 @@ class Published:
         chunks = {
             name: [chunk]
             for name, chunk in found.items()
-            if chunk is not None and keep(name) and not base.stale(pack, name)
+            if chunk is not None and name not in names and not base.stale(pack, name)
         }
         return self._replaced(number, [pack], chunks)
 
@@ -455,19 +415,17 @@ class Published:
         self, number: int, sources: list[Pack], chunks: dict[str, list[Chunk]]
     ) -> tuple[Pack | None, Joined]:
         pack = self._put(f"packs/{number:020d}", chunks) if chunks else None
-        return pack, Joined(number, "" if pack is None else pack.name, tuple(sources))
+        return pack, Joined(number, tuple(sources))
 
     def _changed(
         self,
         base: Manifest,
         number: int,
-        packs: Iterable[Pack],
-        joined: Iterable[Joined],
-        *,
-        changed: bool = False,
+        packs: list[Pack],
+        joined: list[Joined],
+        names: Iterable[str] = (),
     ) -> Manifest:
-        """A manifest with other packs; `base` where nothing is other, unless `changed` says so."""
-        packs, joined = tuple(packs), list(joined)
+        """A manifest with other packs, that forgets names; `base` where nothing is other."""
         there = {**self._ls("text", _TEXT), **self._ls("packs", _PACK)}
         named = {*base.packs, *packs, *base.sources.values()}
         named |= {pack for each in joined for pack in each.sources}
@@ -479,23 +437,24 @@ class Published:
             if not pack.replica and pack not in named and pack.number < number
         ]
         if left:
-            joined.append(Joined(number, "", tuple(left)))
-        if not joined and packs == base.packs and not changed:
+            joined.append(Joined(number, tuple(left)))
+        if not joined and not names and tuple(packs) == base.packs:
             return base
         # What is still there must stay named, or it would be taken for new text.
         kept = [
             each
             for each in base.joined
-            if each.number > number - _HISTORY or any(pack.name in there for pack in each.sources)
+            if each.number > number - HISTORY or any(pack.name in there for pack in each.sources)
         ]
         forgotten = {name: at for name, at in base.forgotten.items() if at > number - _HORIZON}
-        return Manifest(number, packs, (*kept, *joined), forgotten, base.pinned)
+        forgotten |= dict.fromkeys(names, number)
+        return Manifest(number, tuple(packs), (*kept, *joined), forgotten)
 
     def _change(self, attempt: Callable[[Manifest, int], Manifest]) -> Manifest:
         for _ in range(_ATTEMPTS):
             base, number = self._latest()
             base = base or Manifest()
-            old = [each for each in base.joined if each.number <= number - _HISTORY]
+            old = [each for each in base.joined if each.number <= number - HISTORY]
             self._remove(pack for each in old for pack in each.sources)
             manifest = attempt(base, number)
             if manifest is base:
@@ -511,13 +470,9 @@ class Published:
         new = [pack for name, pack in manifest.sources.items() if name not in base.sources]
         self._remove(pack for pack in new if pack.replica and pack.number < manifest.late)
         with contextlib.suppress(OSError):
-            for folder, number in (
-                ("manifests", manifest.number - _HISTORY),
-                ("claims", manifest.number),
-            ):
-                for name in self._objects.ls(f"{self.group}/{folder}"):
-                    if _NUMBER.fullmatch(name) and int(name) <= number:
-                        self._objects.remove(f"{self.group}/{folder}/{name}")
+            for name in self._objects.ls(f"{self.group}/manifests"):
+                if _NUMBER.fullmatch(name) and int(name) <= manifest.number - HISTORY:
+                    self._objects.remove(f"{self.group}/manifests/{name}")
 
     def _remove(self, packs: Iterable[Pack]) -> None:
         for pack in packs:
@@ -555,11 +510,10 @@ def _manifest(number: int, value: Any) -> Manifest:
         number,
         tuple(map(_pack, value["packs"])),
         tuple(
-            Joined(_count(at, _MOST_NUMBER), pack and _name(pack), tuple(map(_pack, sources)))
-            for at, pack, sources in value["joined"]
+            Joined(_count(at, _MOST_NUMBER), tuple(map(_pack, sources)))
+            for at, sources in value["joined"]
         ),
         {_id(name): _count(at, _MOST_NUMBER) for name, at in value["forgotten"].items()},
-        frozenset(map(_id, value["pinned"])),
     )
 
 

@@ -13,15 +13,14 @@ import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
 
 import numpy as np
 
 from fastdraft.datastore import Datastore
-from fastdraft.errors import DatastoreClosedError, InvalidValueError
+from fastdraft.errors import DatastoreClosedError, DatastoreError, InvalidValueError
 from fastdraft.fleet.objects import Objects
-from fastdraft.fleet.published import Manifest, Pack, Published
-from fastdraft.fleet.sealed import Chunk, Head, frame, secret_of, texts
+from fastdraft.fleet.published import HISTORY, Manifest, Pack, Published
+from fastdraft.fleet.sealed import Chunk, Head, digest, frame, secret_of, texts_of
 from fastdraft.memory import Memory
 
 __all__ = ["Replica"]
@@ -34,11 +33,11 @@ _LONGEST_PAUSE = 300.0
 _MOST_TOKENS = 1 << 23
 # Read of a new object in one call.
 _AHEAD = 1 << 23
-# When this many objects or bytes have been published since, they are joined; another replica's
-# claim to do so holds for this many refreshes.
+# When this many objects or bytes have been published since, they are joined.
 _JOINED_OBJECTS = 32
 _JOINED_BYTES = 1 << 25
-_PATIENCE = 6
+# Under the URL there are this many times the memory's bytes of the model's text at most.
+_KEPT = 8
 # The most bytes of pack directories that are cached.
 _MOST_HEADS = 1 << 28
 # Of a namespace's published text, what is newest and takes less than this part of the memory is
@@ -47,15 +46,6 @@ _PART = 2
 _TOKEN_BYTES = 15
 
 _logger = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Cut:
-    """How much of a namespace's live store is published."""
-
-    store: Datastore
-    end: int = 0
-    """The position behind it."""
 
 
 class Replica:
@@ -88,8 +78,6 @@ class Replica:
         model: What the token ids are of. Replicas share text only where it is the same.
         fingerprint: Of the tokenizer, as `fastdraft.datastore.fingerprint` returns it; the same.
         interval: The seconds between two looks: the most that a killed process loses.
-        max_bytes: The most bytes of the model's text under the URL, beyond which the oldest leaves;
-            by default eight times as many as the memory's.
 
     Raises:
         InvalidValueError: A value out of its range.
@@ -112,35 +100,32 @@ class Replica:
         model: str = "",
         fingerprint: bytes | None = None,
         interval: float = 10.0,
-        max_bytes: int | None = None,
     ) -> None:
         secret = secret_of(key)
         if not (interval > 0 and math.isfinite(interval)):
             raise InvalidValueError(f"interval must be greater than 0, got {interval!r}")
-        if max_bytes is not None and max_bytes < 0:
-            raise InvalidValueError(f"max_bytes must be at least 0, got {max_bytes}")
         self.published_tokens = 0
         self.dropped_tokens = 0
         self.faults: Counter[str] = Counter()
         self.refreshed: Callable[[], None] | None = None
         self.memory = memory
-        self._published = Published.of(Objects(url), secret, model, fingerprint)
+        group = digest(secret, "fleet", model, fingerprint)
+        self._published = Published(Objects(url), secret, group)
         self._published.refused = self._refuse
         self._id_of = functools.lru_cache(_MOST_NAMESPACES, typed=True)(self._published.id_of)
         self._interval = interval
-        self._max_bytes = 8 * memory.max_bytes if max_bytes is None else max_bytes
         # Of this life: a replica that starts anew is another one.
         self._name = secrets.token_hex(8)
         self._sequence = 0
-        self._cuts: dict[Hashable, _Cut] = {}
+        # Of each namespace the live store, and the position up to which it is published.
+        self._cuts: dict[Hashable, tuple[Datastore, int]] = {}
         self._manifest = Manifest()
-        self._sources: dict[str, tuple[Pack, ...]] = {}  # what packs were joined from
         self._current: dict[str, Pack] = {}  # all objects that count, older text first
-        self._folded: set[str] = set()  # those whose text has entered the stores
+        # What replicas published and has entered the stores, or was there before they were read.
+        self._folded: set[str] = set()
         self._heads: dict[str, Head] = {}
         self._refused: set[str] = set()
         self._lost: set[str] = set()  # objects that were not there, though they count
-        self._claimed = Counter[int]()  # how often a manifest was seen to be another replica's
         self._lock = threading.Lock()  # of the two that follow
         self._asked: OrderedDict[Hashable, None] = OrderedDict()  # to be read
         self._active: OrderedDict[Hashable, Datastore | None] = OrderedDict()  # read, and followed
@@ -252,14 +237,7 @@ class Replica:
     def _refuse(self, name: str, error: Exception) -> None:
         if name not in self._refused:
             self._refused.add(name)
-            self.faults["follow"] += 1
-            if len(self._refused) == 1:
-                _logger.warning(
-                    "fastdraft: %s is left out of the fleet's memory: %s; further objects are only "
-                    "counted",
-                    name,
-                    error,
-                )
+            self._fault("follow", DatastoreError(f"{name} is left out: {error}"))
 
     # --- Publishing ---
 
@@ -275,87 +253,79 @@ class Replica:
         # The number first: after a later one, text from before it may have to be forgotten.
         seen = self._manifest.number
         chunks: dict[str, Chunk] = {}
-        cuts: list[tuple[_Cut, int]] = []
+        cuts: dict[Hashable, tuple[Datastore, int]] = {}
         left = _MOST_TOKENS
         dropped = 0
         for namespace in names:
             for store in self.memory.find([namespace]):
-                cut = self._cuts.get(namespace)
-                if cut is None or cut.store is not store:
-                    cut = self._cuts[namespace] = _Cut(store)
+                known, end = self._cuts.get(namespace, (store, 0))
+                end = end if known is store else 0
                 # What is closed meanwhile was forgotten, or had to leave.
                 with contextlib.suppress(DatastoreClosedError, InvalidValueError):
-                    begin = max(cut.end, store.begin)
+                    begin = max(end, store.begin)
                     if store.end <= begin or left <= 0:
                         continue
                     name = self._id_of(namespace)
-                    text, end = store._dump(begin, left)
-                    tokens = np.frombuffer(text, np.int32, end - begin)
+                    text, published = store._dump(begin, left)
+                    tokens = np.frombuffer(text, np.int32, published - begin)
                     chunks[name] = Chunk(frame(text), int(np.count_nonzero(tokens >= 0)))
-                    cuts.append((cut, end))
-                    dropped += begin - cut.end
-                    left -= end - begin
+                    cuts[namespace] = (store, published)
+                    dropped += begin - end
+                    left -= published - begin
         if chunks:
             pack = self._published.put_text(self._name, self._sequence, seen, chunks)
             self._sequence += 1
             self._folded.add(pack.name)  # it is in the live stores
             self.published_tokens += sum(chunk.tokens for chunk in chunks.values())
             self.dropped_tokens += dropped
-            for cut, end in cuts:
-                cut.end = end
+            self._cuts |= cuts
         return left <= 0
 
     # --- Following ---
 
     def _follow(self) -> None:
-        found = self._published.latest(self._manifest.number)
+        before = self._manifest
+        found = self._published.latest(before.number)
         if found is not None:
             forgotten = found.forgotten.items()
-            new = {name for name, at in forgotten if at > self._manifest.number}
+            new = {name for name, at in forgotten if at > before.number}
             if new:
                 self._forget(new)
             self._manifest = found
-            self._sources.update((each.pack, each.sources) for each in found.joined)
-        packs = {pack.name: pack for pack in self._manifest.packs}
-        texts = self._published.texts(self._manifest)
-        self._current = packs | texts
+        texts = self._published.texts()
+        joined = self._manifest.sources
+        waiting = {name: pack for name, pack in texts.items() if name not in joined}
+        self._current = {pack.name: pack for pack in self._manifest.packs} | waiting
         self._sequence = max([self._sequence, *(1 + pack.sequence for pack in texts.values())])
+        # Text enters from the objects that replicas published, which stay for a while after they
+        # were joined. What is gone since this replica last looked is in the packs.
+        slept = self._manifest.number >= before.number + HISTORY or any(
+            pack.replica and name not in texts and name not in self._folded
+            for name, pack in joined.items()
+        )
         try:
-            for pack in [new for each in self._current.values() for new in self._unread(each)]:
-                self._fold(pack)
-                self._folded.add(pack.name)
+            for name, pack in texts.items():
+                if name not in self._folded:
+                    self._fold(pack)
+                    self._folded.add(name)
         except FileNotFoundError:
-            # It was joined and removed since this replica last looked: all is read anew.
+            slept = True
+        if slept:
             for namespace in list(self._active):
                 self._leave(namespace)
                 self._asked[namespace] = None
-        self._folded |= self._current.keys()
-        known = self._current.keys() | self._manifest.sources.keys()
-        self._folded &= known
-        self._sources = {name: of for name, of in self._sources.items() if name in known}
+        self._folded = texts.keys() | joined.keys()
         self._heads = {name: head for name, head in self._heads.items() if name in self._current}
         self._activate()
-        waiting = [pack for name, pack in texts.items() if name not in self._refused]
-        if (
-            len(waiting) >= _JOINED_OBJECTS
-            or sum(pack.size for pack in waiting) >= _JOINED_BYTES
-            or any(pack.number < self._manifest.late for pack in waiting)
-        ):
+        unread = [pack for name, pack in waiting.items() if name not in self._refused]
+        due = (
+            len(unread) >= _JOINED_OBJECTS
+            or sum(pack.size for pack in unread) >= _JOINED_BYTES
+            or any(pack.number < self._manifest.late for pack in unread)
+        )
+        # About one of those that have published joins them.
+        if due and random.random() * len({pack.replica for pack in unread}) < 1:
             self._guard("join", self._join)
-
-    def _unread(self, pack: Pack) -> list[Pack]:
-        """The objects to read for one: itself, or of what it was joined from what is new."""
-        if pack.name in self._folded:
-            return []
-        sources = self._sources.get(pack.name, ())
-        if any(self._was_read(each) for each in sources):
-            return [unread for each in sources for unread in self._unread(each)]
-        return [pack]
-
-    def _was_read(self, pack: Pack) -> bool:
-        """Whether any text of an object has entered the stores."""
-        sources = self._sources.get(pack.name, ())
-        return pack.name in self._folded or any(map(self._was_read, sources))
 
     def _fold(self, pack: Pack) -> None:
         """Adds an object's text to the stores of the namespaces that are followed."""
@@ -377,7 +347,7 @@ class Replica:
                 self._active[namespace] = store
         try:
             for chunk in chunks:
-                for text in texts(chunk):
+                for text in texts_of(chunk):
                     if store is not None:
                         self.memory.publish(namespace, store, text)
         except DatastoreClosedError:
@@ -451,9 +421,4 @@ class Replica:
                             self._active[namespace] = None
 
     def _join(self) -> None:
-        number = self._manifest.number + 1
-        if not self._published.claim(number, self._name):
-            self._claimed = Counter({number: self._claimed[number] + 1})
-            if self._claimed[number] < _PATIENCE:
-                return
-        self._published.join(self._max_bytes)
+        self._published.join(_KEPT * self.memory.max_bytes)

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from fastdraft.errors import DatastoreError, InvalidValueError
 
-__all__ = ["Chunk", "Head", "digest", "frame", "seal", "secret_of", "texts"]
+__all__ = ["Chunk", "Head", "digest", "frame", "seal", "secret_of", "texts_of"]
 
 _MAGIC = b"fastdraft memory 1\n"
 _ENTRY = np.dtype(
@@ -126,7 +126,7 @@ def frame(text: bytes) -> bytes:
     return struct.pack("<I", len(content)) + content
 
 
-def texts(chunk: Chunk) -> Iterator[bytes]:
+def texts_of(chunk: Chunk) -> Iterator[bytes]:
     """The texts of a chunk, for `Datastore._load`."""
     at = 0
     while at < len(chunk.content):

@@ -63,7 +63,7 @@ def generate(
         model: A decoder-only model of transformers.
         inputs, arguments: As for `model.generate`, like all keywords that are not named here:
             `attention_mask`, `generation_config` and its fields, `logits_processor`,
-            `stopping_criteria`, `stop_strings` and `token_healing` with `tokenizer`, `streamer`,
+            `stopping_criteria`, `stop_strings` with `tokenizer`, `streamer`,
             `cache_implementation="static"` with `compile_config`, and so on. A static cache is not
             returned. Processors and criteria must be functions of what they are called with, since
             they are called for every position of a draft; criteria get no scores.
@@ -94,8 +94,7 @@ def generate(
 
     Raises:
         InvalidValueError: The model, a mode (beam search, contrastive search, assisted generation)
-            or an argument cannot be decoded speculatively. Raised before the prompt is run; a model
-            whose modules do not tell is run over two tokens to see, once.
+            or an argument cannot be decoded speculatively. Raised before the prompt is run.
     """
     require_model(model)
     if arguments:
@@ -107,9 +106,11 @@ def generate(
     require_no_assistant(kwargs.pop("assistant_model", None))
     tokenizer = kwargs.pop("tokenizer", None)
     kwargs = _with_stop_criteria(model, kwargs, tokenizer)
-    healer = None
-    if tokenizer is not None and _option(model, kwargs, "token_healing"):
-        healer = _token_healer(model, tokenizer)
+    if _option(model, kwargs, "token_healing"):
+        raise InvalidValueError(
+            "token_healing must be off, got True: transformers keeps the tokenizer that it needs "
+            "from a custom_generate"
+        )
     own = vars(model).get("generate")
     stands_in = isinstance(own, functools.partial) and own.func is generate
     speculation = _Speculation(
@@ -123,15 +124,11 @@ def generate(
         streamer=kwargs.pop("streamer", None),
         logprobs=logprobs,
         synced_gpus=kwargs.pop("synced_gpus", None),
-        stands_for=None if healer is None else (healer, model),
         always_dict=not stands_in,
     )
     # The instance's own generate may be a caller of this function, or come from custom_generate/ in
     # the model's folder.
-    if healer is not None or own is not None:
-        plain = type(model).generate.__get__(model if healer is None else healer)
-    else:
-        plain = model.generate
+    plain = model.generate if own is None else type(model).generate.__get__(model)
     return plain(inputs, custom_generate=speculation, **kwargs)
 
 
@@ -152,8 +149,8 @@ def speculate(
     `model.generate` then returns what it always does: the sequences, or with
     `return_dict_in_generate` a `SpeculativeOutput`. The arguments are those of `generate`;
     `tokenizer` is the model's, for an `AssistantModel` that is given its own.
-    transformers keeps the tokenizer from a `custom_generate`, so stop strings and token healing
-    need `generate`; for stop strings a `StopStringCriteria` among the stopping criteria does too.
+    transformers keeps the tokenizer from a `custom_generate`, so stop strings need `generate`, or
+    a `StopStringCriteria` among the stopping criteria.
 
     transformers also keeps its `streamer` from a `custom_generate`: give it here instead, where it
     gets the prompt and every token. One that only `model.generate` is given gets no token. An
@@ -177,11 +174,9 @@ class _Speculation(Asked):
     """What `model.generate` calls in place of its own loop.
 
     Attributes:
-        stands_for: A copy of the model that `generate` runs on, and the model itself.
         always_dict: Whether to return a `SpeculativeOutput` unasked.
     """
 
-    stands_for: tuple[Any, Any] | None = None
     always_dict: bool = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Speculation:
@@ -211,8 +206,6 @@ class _Speculation(Asked):
                 "return_dict_in_generate must be True with logprobs=True, which only a dict holds, "
                 f"got {generation_config.return_dict_in_generate}"
             )
-        if self.stands_for is not None and model is self.stands_for[0]:
-            model = self.stands_for[1]
         plan = Plan(
             model,
             input_ids,
@@ -232,17 +225,6 @@ def _option(model: Any, kwargs: dict[str, Any], name: str) -> Any:
     for config in (kwargs.get("generation_config"), model.generation_config):
         value = value or getattr(config, name, None)
     return value
-
-
-def _token_healer(model: Any, tokenizer: Any) -> Any:
-    """A copy of the model, its parts shared, that heals tokens without being given the tokenizer.
-
-    transformers keeps the tokenizer from its own `heal_tokens` too, where it has a custom_generate.
-    """
-    healer = copy.copy(model)
-    vars(healer).pop("generate", None)
-    healer.heal_tokens = lambda ids, _: type(model).heal_tokens(healer, ids, tokenizer)
-    return healer
 
 
 def _with_stop_criteria(model: Any, kwargs: dict[str, Any], tokenizer: Any) -> dict[str, Any]:

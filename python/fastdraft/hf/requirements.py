@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from typing import Any, Final
 
 import torch
-from transformers import GenerationConfig
+from transformers import DynamicCache, GenerationConfig
+from transformers.cache_utils import Cache, DynamicSlidingWindowLayer
 from transformers.generation.configuration_utils import GenerationMode
 
 from fastdraft.drafters.assistant import require_model
 from fastdraft.errors import InvalidValueError
 from fastdraft.hf.interface import CACHE, unfit
 
-__all__ = ["IMAGE_INPUTS", "require_no_assistant", "require_supported"]
+__all__ = [
+    "IMAGE_INPUTS",
+    "require_no_assistant",
+    "require_supported",
+    "require_verifying",
+]
 
 # What a prompt with images takes besides its tokens. The forwards behind it take nothing of it.
 IMAGE_INPUTS: Final = frozenset(
@@ -27,6 +34,8 @@ IMAGE_INPUTS: Final = frozenset(
         "token_type_ids",
     }
 )
+# What makes the masks of windows in transformers.
+_WINDOW_MASKS: Final = ("create_chunked_causal_mask", "create_sliding_window_causal_mask")
 # Models that keep what they know of images in the key-value cache, where placeholders in the text
 # stand for it.
 _WITH_IMAGES: Final = (
@@ -55,8 +64,6 @@ def require_supported(
 ) -> None:
     """Raises InvalidValueError for what the decoding loop cannot honour.
 
-    `fastdraft.hf.probe` asks the model itself what its configuration does not tell.
-
     Args:
         model: The target model.
         config: The generation's configuration.
@@ -79,12 +86,9 @@ def require_supported(
             "gradient checkpointing must be off while a model in training mode generates, since "
             "it drops the key-value cache before transformers 5.24: call model.eval()"
         )
-    if rows > 1 and "peft" in sys.modules:
-        for module in model.modules():
-            for hook in module._forward_pre_hooks.values():
-                _require_one_adapter(getattr(hook, "keywords", {}).get("adapter_names"), rows)
     _require_positions(model, config)
     _require_unindexed(model)
+    _require_causal(model)
     _require_known_inputs(model, model_kwargs)
     if not config.use_cache:
         raise InvalidValueError("fastdraft needs a key-value cache, got use_cache=False")
@@ -94,6 +98,10 @@ def require_supported(
             f"model must take a key-value cache, got {type(model).__name__}, for which generate "
             f"makes no {CACHE}"
         )
+    if model_kwargs.get("position_ids") is None:
+        raise InvalidValueError(
+            f"model must take position_ids, got {type(model).__name__}, which places tokens itself"
+        )
     if rows == 1:
         return
     if streams:
@@ -101,11 +109,6 @@ def require_supported(
     if getattr(cache, "_is_user_defined", False):
         # Rows of unequal length do not fit into it.
         raise InvalidValueError(f"{CACHE} is taken for a batch of 1 row, got {rows} rows")
-    if model_kwargs.get("position_ids") is None:
-        # It places tokens by the cache's length, which is that of the longest row.
-        raise InvalidValueError(
-            f"a batch needs a model that takes position_ids, got {type(model).__name__}"
-        )
 
 
 def _require_known_inputs(model: Any, model_kwargs: dict[str, Any]) -> None:
@@ -130,15 +133,6 @@ def require_no_assistant(assistant_model: Any) -> None:
         _require_mode(GenerationConfig(), assistant_model)  # type: ignore[no-untyped-call]
 
 
-def _require_one_adapter(adapter_names: Any, rows: int) -> None:
-    """Refuses PEFT's adapters by row, which expects all rows in every forward."""
-    if adapter_names is not None and rows > 1:
-        raise InvalidValueError(
-            "adapter_names must be unset for several rows, which leave the batch as they end; "
-            f"generate with each adapter in turn, got {adapter_names!r} for {rows} rows"
-        )
-
-
 def _require_mode(config: GenerationConfig, assistant_model: Any = None) -> None:
     mode = config.get_generation_mode(assistant_model)
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
@@ -146,9 +140,12 @@ def _require_mode(config: GenerationConfig, assistant_model: Any = None) -> None
             f"fastdraft decodes by greedy search or sampling, got {mode.value}"
             + ("; choose what drafts with drafter=" if mode.value == "assisted_generation" else "")
         )
-    for option in ("output_attentions", "output_hidden_states"):
+    for option in ("output_attentions", "output_hidden_states", "output_logits", "output_scores"):
         if getattr(config, option):
-            raise InvalidValueError(f"{option} is not given by speculative decoding, got True")
+            raise InvalidValueError(
+                f"{option} is not given by speculative decoding, got True; logprobs=True gives the "
+                "log-probabilities of new tokens"
+            )
 
 
 def _require_positions(model: Any, config: GenerationConfig) -> None:
@@ -178,3 +175,80 @@ def _require_unindexed(model: Any) -> None:
             "model must attend without an indexer, whose choice depends on rounding, "
             f"got {config.model_type}"
         )
+
+
+def _require_causal(model: Any) -> None:
+    """Refuses a model in which a token may see those behind it."""
+    modules = list(model.modules())
+    masks_later = any(getattr(each, "is_causal", False) for each in modules)
+    encodes = any(getattr(each, "is_decoder", None) is False for each in modules)
+    if encodes and not masks_later:
+        raise InvalidValueError(
+            f"model must be causal, got {type(model).__name__}, in which a token depends on those "
+            "behind it (an encoder without is_decoder=True?)"
+        )
+
+
+def _require_masked_windows(model: Any, cache: Cache, longest: int) -> None:
+    """Refuses texts beyond a window that the model leaves to the cache, which forgets what is
+    behind it: a forward over several tokens needs a mask."""
+    windows = [
+        each.sliding_window for each in cache.layers if type(each) is DynamicSlidingWindowLayer
+    ]
+    widest = max(windows, default=longest)
+    if longest > widest:
+        sources = [sys.modules.get(type(each).__module__) for each in model.modules()]
+        if not any(hasattr(source, name) for source in sources for name in _WINDOW_MASKS):
+            raise InvalidValueError(
+                f"model must mask what a sliding window hides, got {type(model).__name__}, which "
+                f"leaves that to the cache; keep max_length within {widest}, got {longest}"
+            )
+
+
+def require_verifying(
+    model: Any,
+    *,
+    prepared: Cache,
+    max_length: int,
+    position_ids: torch.Tensor,
+    kwargs: dict[str, Any],
+    device: torch.device,
+) -> None:
+    """Raises InvalidValueError for a model that cannot verify drafts: one that runs on other tokens
+    or another cache than it is given, or leaves windows to the cache.
+
+    Args:
+        model: The model.
+        prepared: The cache that `generate` made or was given.
+        max_length: How long a text may become.
+        position_ids: Those of the prompts.
+        kwargs: What every forward takes besides, as `generate` prepared it.
+        device: Where the model takes its inputs.
+    """
+    if CACHE not in inspect.signature(model.forward).parameters:
+        raise unfit(
+            "model must keep its keys and values in the cache that it is given, got "
+            f"{type(model).__name__}, which does not"
+        )
+    cache = DynamicCache()
+    ids = torch.ones((1, 2), dtype=torch.int64, device=device)
+    places = position_ids.new_zeros((*position_ids.shape[:-2], 1, 2))
+    options = {**kwargs, "position_ids": places}
+    if "logits_to_keep" in options:
+        options["logits_to_keep"] = 2
+    inputs: dict[str, Any] = model.prepare_inputs_for_generation(
+        ids, **{CACHE: cache}, attention_mask=None, **options
+    )
+    given = inputs.get("input_ids")
+    if (
+        # Also by no other name: PEFT's prefix takes the one of before transformers 5.24.
+        [id(each) for each in inputs.values() if isinstance(each, Cache)] != [id(cache)]
+        or inputs.get("inputs_embeds") is not None
+        or given is None
+        or not torch.equal(given, ids)
+    ):
+        raise unfit(
+            "model must be run on the text and the cache that it is given, got "
+            f"{type(model).__name__}, which prepares others (prompt or prefix tuning?)"
+        )
+    _require_masked_windows(model, prepared, max_length)

@@ -73,7 +73,7 @@ class ModelDrafter:
         self._drafts: dict[int, RowDraft] = {}  # the model's, of this step
 
         # Their parameters, and in the end the target's.
-        self._sizes = [_parameters(each) for each in (*(each.model for each in models), target)]
+        sizes = [_parameters(each) for each in (*(each.model for each in models), target)]
         lower: Stage | EngineStage | None = self._engine_stage
         self._stages: list[Stage] = []
         for level, each in enumerate(models):
@@ -84,7 +84,7 @@ class ModelDrafter:
                 scoring=self._score,
                 vocabulary=vocabularies[level],
                 level=len(models) - 1 - level,
-                ratio=self._sizes[level] / self._sizes[level + 1],
+                ratio=sizes[level] / sizes[level + 1],
                 lower=lower,
             )
             self._stages.append(lower)
@@ -283,19 +283,6 @@ class ModelDrafter:
     def _score(self, *arguments: Any) -> torch.Tensor:
         assert self.scoring is not None
         return self.scoring(*arguments)
-
-    def warn_of_size(self) -> None:
-        """Warns where a draft model is bigger than the target, with the cost that was measured."""
-        target = self._sizes[-1]
-        for stage, size in zip(self._stages, self._sizes, strict=False):
-            c = stage.stats.c
-            if size > target and c is not None:
-                warnings.warn(
-                    f"the assistant has {size} parameters and the target {target}: a draft token "
-                    f"takes {c:.2f} of a target forward",
-                    UserWarning,
-                    stacklevel=2,
-                )
 
 
 def _parameters(model: Any) -> int:

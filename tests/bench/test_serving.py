@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import serving_live
+import serving
 from fastdraft.replay import Record
 
 SPEEDS = {"plain": [10.0, 20.0, 30.0], "ngram": [30.0, 22.0, 30.0], "head": [5.0, 4.0, 3.0]}
@@ -51,7 +51,7 @@ def test_methods_take_turns_with_the_same_requests(monkeypatch: pytest.MonkeyPat
     asked: dict[str, list[Any]] = {name: [] for name in SPEEDS}
 
     @contextlib.contextmanager
-    def serving(method: Any, *_: Any) -> Iterator[str]:
+    def started_server(method: Any, *_: Any) -> Iterator[str]:
         name = "plain" if method[0] is None else method[0]["method"]
         started.append("head" if name == "eagle3" else name)
         yield started[-1]
@@ -62,13 +62,13 @@ def test_methods_take_turns_with_the_same_requests(monkeypatch: pytest.MonkeyPat
         asked[name].append(prompts)
         run = (len(asked[name]) - 1) // 3  # a warm-up and two measurements
         texts = [name, *prompts[1:]] if run == 2 and name == "head" else prompts
-        figures = dict.fromkeys(serving_live.FIGURES, SPEEDS[name][run])
+        figures = dict.fromkeys(serving.FIGURES, SPEEDS[name][run])
         return {**figures, "generated_texts": texts}
 
-    monkeypatch.setattr(serving_live, "serving", serving)
-    monkeypatch.setattr(serving_live, "drive", drive)
-    monkeypatch.setattr(serving_live, "TextTokenizer", Tokenizer)
-    found = serving_live.measure(families(40), options())
+    monkeypatch.setattr(serving, "serving", started_server)
+    monkeypatch.setattr(serving, "drive", drive)
+    monkeypatch.setattr(serving, "TextTokenizer", Tokenizer)
+    found = serving.measure(families(40), options())
     assert started == [
         *("plain", "ngram", "head"), *("ngram", "head", "plain"), *("head", "plain", "ngram")
     ]  # fmt: skip
@@ -92,6 +92,6 @@ def test_methods_take_turns_with_the_same_requests(monkeypatch: pytest.MonkeyPat
 
 
 def test_too_few_requests_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving_live, "TextTokenizer", Tokenizer)
+    monkeypatch.setattr(serving, "TextTokenizer", Tokenizer)
     with pytest.raises(SystemExit, match="too few requests for agents have at most 8 tokens"):
-        serving_live.measure(families(8), options(workloads=["agents"], runs=9))
+        serving.measure(families(8), options(workloads=["agents"], runs=9))
