@@ -320,12 +320,12 @@ fastdraft_status fastdraft_datastore_live(int64_t max_bytes, const uint8_t* fing
 }
 
 fastdraft_status fastdraft_datastore_open(const char* path, const uint8_t* fingerprint,
-                                          int32_t verify, fastdraft_datastore** datastore) {
+                                          fastdraft_datastore** datastore) {
   return guarded([&] {
     required(path, "path");
     fastdraft_datastore*& handle = required(datastore, "datastore");
-    handle = new fastdraft_datastore{
-        fastdraft::Datastore::open(path, read_fingerprint(fingerprint), verify != 0)};
+    handle =
+        new fastdraft_datastore{fastdraft::Datastore::open(path, read_fingerprint(fingerprint))};
   });
 }
 
@@ -339,14 +339,6 @@ fastdraft_status fastdraft_datastore_add(fastdraft_datastore* datastore, const i
                               std::to_string(count) + ", got " + std::to_string(prompt_size));
     }
     store.add(token_ids, count, prompt_size);
-  });
-}
-
-fastdraft_status fastdraft_datastore_add_all(fastdraft_datastore* datastore,
-                                             const fastdraft_datastore* source) {
-  return guarded([&] {
-    fastdraft::Datastore& store = *required(datastore, "datastore").store;
-    store.add_all(*required(source, "source").store);
   });
 }
 

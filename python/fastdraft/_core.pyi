@@ -90,7 +90,7 @@ class Datastore:
     def __init__(self, *, max_bytes: typing.SupportsInt | typing.SupportsIndex, fingerprint: bytes | None) -> None:
         ...
     @typing.overload
-    def __init__(self, *, path: bytes, fingerprint: bytes | None, verify: bool) -> None:
+    def __init__(self, *, path: bytes, fingerprint: bytes | None) -> None:
         ...
     def __len__(self) -> int:
         """
@@ -106,13 +106,14 @@ class Datastore:
         """
         Adds the documents that `_dump` gave.
         """
-    def _save(self, path: bytes, first: typing.SupportsInt | typing.SupportsIndex = 0) -> int:
+    def _save(self, path: bytes) -> None:
         ...
     def add(self, token_ids: numpy.typing.ArrayLike, *, prompt_size: typing.SupportsInt | typing.SupportsIndex | None = None, grow: collections.abc.Callable[[], None] | None = None) -> None:
         """
         Adds a document to a live store.
         
-        token_ids: a list or a row of integers, 0 or greater.
+        token_ids: a list or a row of integers, 0 or greater. One of 4,194,303 or more, as no vocabulary
+            has, ends what is drafted.
         prompt_size: the tokens from here on are a model's output, which later outputs are more like than
             prompts are; by default none are.
         grow: called, from 128 tokens to the next, before the oldest text would have to leave; it may raise
@@ -127,15 +128,6 @@ class Datastore:
         O(1) amortised a token. Requests that look something up meanwhile wait for microseconds. Raises
         InvalidValueError, DatastoreClosedError, DatastoreError for a frozen store, or MemoryLimitError
         where the machine has no memory, and then the document's first tokens were added.
-        """
-    def add_all(self, source: Datastore, *, grow: collections.abc.Callable[[], None] | None = None) -> None:
-        """
-        Adds all documents of another datastore, live or frozen, to a live one.
-        
-        source: the other store.
-        grow: as for `add`.
-        
-        Raises what `add` raises, and InvalidValueError for the store itself.
         """
     def close(self) -> None:
         """
@@ -217,8 +209,8 @@ class DatastoreWriter:
         """
         Appends all documents of a store, frozen or live.
         
-        source: the store. Of a frozen one that was written from documents, the file becomes what it would
-            have become of these documents, bit for bit.
+        source: the store. A document that goes on in another segment of a file is two, the second with the
+            first one's last 64 tokens.
         
         O(1) a token. Raises DatastoreError where the file cannot be written, or DatastoreClosedError.
         """

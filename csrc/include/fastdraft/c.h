@@ -73,11 +73,9 @@ FASTDRAFT_C_API fastdraft_status fastdraft_datastore_live(int64_t max_bytes,
                                                           fastdraft_datastore** datastore);
 
 /* Opens a file that fastdraft_datastore_save or the Python package wrote; it is mapped read-only.
- * A `fingerprint` other than NULL must be that of the file. `verify` other than 0 reads the whole
- * file and compares its checksums. */
+ * A `fingerprint` other than NULL must be that of the file. */
 FASTDRAFT_C_API fastdraft_status fastdraft_datastore_open(const char* path,
                                                           const uint8_t* fingerprint,
-                                                          int32_t verify,
                                                           fastdraft_datastore** datastore);
 
 /* Adds a document to a live store. Its tokens from token_ids[prompt_size] on are a model's output;
@@ -85,10 +83,6 @@ FASTDRAFT_C_API fastdraft_status fastdraft_datastore_open(const char* path,
 FASTDRAFT_C_API fastdraft_status fastdraft_datastore_add(fastdraft_datastore* datastore,
                                                          const int32_t* token_ids, int64_t count,
                                                          int64_t prompt_size);
-
-/* Adds the documents of another store, live or frozen, to a live one. */
-FASTDRAFT_C_API fastdraft_status fastdraft_datastore_add_all(fastdraft_datastore* datastore,
-                                                             const fastdraft_datastore* source);
 
 /* Sets the most bytes that a live store may hold; the oldest documents leave as needed. The index
  * keeps its memory and the latest 1,364 tokens stay: where that is more, it is the limit. Writes

@@ -119,12 +119,8 @@ def build(
 @click.argument("output", metavar="OUT.fds", type=click.Path(dir_okay=False, path_type=Path))
 @click.argument("inputs", metavar="IN.fds...", nargs=-1, required=True, type=FILE)
 def merge(output: Path, inputs: tuple[Path, ...]) -> None:
-    """Join frozen datastores of one tokenizer to one, in their order.
-
-    Of stores that `build` wrote, the new one is bit for bit what `build` makes of all their inputs.
-    Each input is checked against its checksums first.
-    """
-    stores = [Datastore.open(path, verify=True) for path in inputs]
+    """Join frozen datastores of one tokenizer to one, in their order."""
+    stores = [Datastore.open(path) for path in inputs]
     marks = {store.fingerprint: path for store, path in zip(stores, inputs, strict=True)}
     if len(marks) > 1:
         one, other, *_ = marks.values()
@@ -143,16 +139,14 @@ def merge(output: Path, inputs: tuple[Path, ...]) -> None:
 
 @datastore.command()
 @click.argument("file", type=FILE)
-@click.option("--verify", is_flag=True, help="Read all of it and check its checksums.")
-def info(file: Path, verify: bool) -> None:
+def info(file: Path) -> None:
     """Show what a frozen datastore holds."""
-    with Datastore.open(file, verify=verify) as store:
+    with Datastore.open(file) as store:
         click.echo(f"tokens       {len(store):,}")
         click.echo(f"documents    {store.num_documents:,}")
         click.echo(f"bytes        {store.bytes:,} ({store.bytes / max(len(store), 1):.1f} a token)")
         tokenizer = "not known" if store.fingerprint is None else store.fingerprint.hex()
         click.echo(f"tokenizer    {tokenizer}")
-        click.echo(f"checksums    {'right' if verify else 'not checked (--verify)'}")
 
 
 class _Part(NamedTuple):

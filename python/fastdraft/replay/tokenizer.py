@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from functools import cache, cached_property
 from pathlib import Path
@@ -18,22 +17,6 @@ __all__ = ["TextTokenizer", "TokenizerError"]
 
 class TokenizerError(FastdraftError):
     """A tokenizer that cannot be loaded."""
-
-
-@cache
-def _import_renderer() -> Callable[..., Any]:
-    """transformers' renderer of chat templates, imported without its advice to install PyTorch."""
-    name = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
-    before = os.environ.get(name)
-    os.environ[name] = "1"
-    try:
-        from transformers.utils.chat_template_utils import render_jinja_template
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
-    return render_jinja_template
 
 
 class TextTokenizer:
@@ -130,7 +113,8 @@ class TextTokenizer:
         The end that the template puts after an answer is cut off. Raises RecordError and
         TokenizerError.
         """
-        render_jinja_template = _import_renderer()
+        from transformers.utils.chat_template_utils import render_jinja_template
+
         template, tokens = self._chat_template
         messages = [_plain(message) for message in messages]
         answer = _plain(answer)

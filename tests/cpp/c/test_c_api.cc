@@ -337,7 +337,7 @@ TEST(CApiTest, SharesDatastoresAndWritesThemToFiles) {
   ASSERT_EQ(fastdraft_datastore_save(live.get(), path.c_str()), FASTDRAFT_OK);
 
   fastdraft_datastore* opened = nullptr;
-  ASSERT_EQ(fastdraft_datastore_open(path.c_str(), fingerprint.data(), 1, &opened), FASTDRAFT_OK);
+  ASSERT_EQ(fastdraft_datastore_open(path.c_str(), fingerprint.data(), &opened), FASTDRAFT_OK);
   const Store frozen(opened);
   auto stats = sized<fastdraft_datastore_stats>();
   ASSERT_EQ(fastdraft_datastore_get_stats(frozen.get(), &stats), FASTDRAFT_OK);
@@ -348,7 +348,7 @@ TEST(CApiTest, SharesDatastoresAndWritesThemToFiles) {
   expect_error(fastdraft_datastore_add(frozen.get(), document.data(), 1, 0),
                FASTDRAFT_DATASTORE_ERROR, "frozen");
   fingerprint[0] = 8;
-  expect_error(fastdraft_datastore_open(path.c_str(), fingerprint.data(), 0, &opened),
+  expect_error(fastdraft_datastore_open(path.c_str(), fingerprint.data(), &opened),
                FASTDRAFT_DATASTORE_ERROR, "fingerprint");
 
   // A request drafts from the stores of its own, and only from these.
@@ -383,8 +383,8 @@ TEST(CApiTest, SharesDatastoresAndWritesThemToFiles) {
   expect_error(fastdraft_add_request(engine.get(), nullptr, 0, &options, &request),
                FASTDRAFT_DATASTORE_CLOSED, "closed");
   EXPECT_EQ(std::remove(path.c_str()), 0);
-  expect_error(fastdraft_datastore_open(path.c_str(), nullptr, 0, &opened),
-               FASTDRAFT_DATASTORE_ERROR, path);
+  expect_error(fastdraft_datastore_open(path.c_str(), nullptr, &opened), FASTDRAFT_DATASTORE_ERROR,
+               path);
 }
 
 TEST(CApiTest, ReadOnlyStoresAreDraftedFromAndKeepTheirText) {
@@ -419,18 +419,12 @@ TEST(CApiTest, ReadOnlyStoresAreDraftedFromAndKeepTheirText) {
                  "read_only must not be NULL");
 }
 
-TEST(CApiTest, AStoreTakesAnotherOnesTextAndALimit) {
-  const Store from = make_store();
+TEST(CApiTest, AStoreTakesALimit) {
   const Store to = make_store();
   Tokens text(20'000);
   std::iota(text.begin(), text.end(), 0);
   const auto size = static_cast<std::int64_t>(text.size());
-  ASSERT_EQ(fastdraft_datastore_add(from.get(), text.data(), 5'000, 0), FASTDRAFT_OK);
-  ASSERT_EQ(fastdraft_datastore_add_all(to.get(), from.get()), FASTDRAFT_OK);
   auto stats = sized<fastdraft_datastore_stats>();
-  ASSERT_EQ(fastdraft_datastore_get_stats(to.get(), &stats), FASTDRAFT_OK);
-  EXPECT_EQ(stats.num_tokens, 5'000);
-  expect_invalid(fastdraft_datastore_add_all(to.get(), to.get()), "source must be another");
 
   std::int64_t limit = -1;
   ASSERT_EQ(fastdraft_datastore_limit(to.get(), 300'000, &limit), FASTDRAFT_OK);
@@ -614,13 +608,12 @@ TEST(CApiTest, RefusesNullHandlesAndResults) {
   expect_invalid(fastdraft_datastore_add(nullptr, nullptr, 0, 0), store_part);
   expect_invalid(fastdraft_datastore_save(nullptr, "x"), store_part);
   expect_invalid(fastdraft_datastore_close(nullptr), store_part);
-  expect_invalid(fastdraft_datastore_add_all(nullptr, nullptr), store_part);
   expect_invalid(fastdraft_datastore_limit(nullptr, 0, nullptr), store_part);
   expect_invalid(fastdraft_datastore_get_stats(nullptr, &store_stats), store_part);
   expect_invalid(fastdraft_datastore_live(1 << 20, nullptr, nullptr), store_part);
-  expect_invalid(fastdraft_datastore_open("x", nullptr, 0, nullptr), store_part);
+  expect_invalid(fastdraft_datastore_open("x", nullptr, nullptr), store_part);
   fastdraft_datastore* store = nullptr;
-  expect_invalid(fastdraft_datastore_open(nullptr, nullptr, 0, &store), "path");
+  expect_invalid(fastdraft_datastore_open(nullptr, nullptr, &store), "path");
   expect_invalid(fastdraft_datastore_save(make_store().get(), nullptr), "path");
   expect_invalid(fastdraft_datastore_live(1, nullptr, &store), "max_bytes");
   EXPECT_EQ(store, nullptr);
@@ -750,7 +743,7 @@ TEST(CApiTest, KeepsAnErrorMessageForEachThread) {
 
   // A message that is too long is cut.
   fastdraft_datastore* store = nullptr;
-  EXPECT_EQ(fastdraft_datastore_open(std::string(5000, 'x').c_str(), nullptr, 0, &store),
+  EXPECT_EQ(fastdraft_datastore_open(std::string(5000, 'x').c_str(), nullptr, &store),
             FASTDRAFT_DATASTORE_ERROR);
   EXPECT_EQ(std::strlen(fastdraft_error_message()), 1023u);
 }
