@@ -273,15 +273,18 @@ def main() -> None:
     if options.write:
         options.write.write_text(prior({job: each.calibration for job, each in learned}))
         return
-    forms: dict[str, list[tuple[Job, Learned]]] = {
-        "chains": [pair for pair in learned if pair[0].config.tree_budget is None],
-        f"trees of up to {TREE_BUDGET}": [
-            pair for pair in learned if pair[0].config.tree_budget is not None
-        ],
-    }
     diagrams = {
-        name: diagram(np.sum([each.bins.sum(axis=0) for _, each in of_form], axis=0))
-        for name, of_form in forms.items()
+        name: diagram(
+            np.sum(
+                [
+                    each.bins.sum(axis=0)
+                    for job, each in learned
+                    if (job.config.tree_budget is None) == chain
+                ],
+                axis=0,
+            )
+        )
+        for name, chain in (("chains", True), (f"trees of up to {TREE_BUDGET}", False))
     }
     for name, buckets in diagrams.items():
         harness.show(name, None, buckets, digits=3)
