@@ -23,8 +23,8 @@ import baselines
 import harness
 from fastdraft.replay import Record, replay_family
 from fastdraft.replay.peers import ArcticSuffix
-from fastdraft.replay.results import read_speeds
 from harness import Row
+from plots import read_speeds
 
 TOKEN_COSTS = (0.0, 0.02, 0.05, 0.2)
 LONGEST = 64

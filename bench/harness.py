@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from fastdraft.replay import Record, read_families
+from fastdraft.replay import Record, family_files, read_families
 from fastdraft.replay.measurement import describe_machine, paired_ratio, write_results
 from fastdraft.replay.run import clock_ns, p50_p99
 from fastdraft.replay.tokenizer import TextTokenizer
@@ -89,7 +89,9 @@ def recorded_families(
     from fastdraft.demo import ensure_model
 
     encode = TextTokenizer(ensure_model).encode
-    return read_families([folder], encode, names=names, references=references)
+    files = family_files([folder])
+    chosen = [files[name] for name in names] or [folder]
+    return read_families(chosen, encode, references=references)
 
 
 def in_a_process(call: Callable[..., Any], *operands: Any) -> Any:

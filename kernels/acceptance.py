@@ -5,14 +5,12 @@ stands is emitted; the first child that is this token is where it stands next, a
 ends. It also ends before an empty row. So the draft's tokens are compared up to the first mismatch,
 and rows after that are no part of the text. A draft is looked at up to max_draft tokens.
 
-In a kernel, the program that finishes a request walks. Results hold for each row the packed
-`ordered_key` of its largest logit and the target's token; they are read, and zero afterwards.
+In a kernel, the program that finishes a request walks, through the rows' results.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -61,18 +59,7 @@ def emit(chosen: Chosen, batch: Batch) -> Verified:
 
     Reads the tokens back from a device.
     """
-    tokens, maxima, *logprobs = chosen
-    return follow(tokens.tolist(), maxima.tolist().__getitem__, batch, *logprobs)
-
-
-def follow(
-    tokens: list[int],
-    maximum_of: Callable[[int], float],
-    batch: Batch,
-    logprobs: Tensor | None = None,
-    raw_logprobs: Tensor | None = None,
-) -> Verified:
-    """`emit`, with the tokens and the maximum of a row on the host."""
+    tokens, maxima = chosen.tokens.tolist(), chosen.maxima.tolist()
     drafts, starts = batch.draft_ids.tolist(), batch.offsets.tolist()
     parents = None if batch.parents is None else batch.parents.tolist()
     max_draft, device = batch.max_draft, batch.logits.device
@@ -89,7 +76,7 @@ def follow(
         node: int | None = -1
         while node is not None:
             row = start + request + node + 1
-            token, maximum = tokens[row], maximum_of(row)
+            token, maximum = tokens[row], maxima[row]
             if maximum == -math.inf:
                 met |= Status.EMPTY
                 break
@@ -127,8 +114,8 @@ def follow(
         _placed([*map(len, emitted)], device),
         _placed(status, device),
         None if parents is None else _padded(paths, max_draft, device),
-        of_rows(logprobs),
-        of_rows(raw_logprobs),
+        of_rows(chosen.logprobs),
+        of_rows(chosen.raw_logprobs),
     )
 
 
@@ -143,15 +130,12 @@ def _placed(numbers: list[Any], device: torch.device) -> Tensor:
 
 
 @jit
-def accept(place, batch, logits, results, scratch, output, C):
-    """Writes what a request emits; place: that of any of its rows. With a path it is a tree.
-
-    results: of the rows, each one's packed key and token; zero from now on.
-    """
+def accept(place, batch, logits, scratch, output, C):
+    """Writes what a request emits; place: that of any of its rows. With a path it is a tree."""
     if output.tree_path is not None:
-        length, nan, stopped = _walk(place, batch, results, scratch, output, C)
+        length, nan, stopped = _walk(place, batch, scratch, output, C)
     else:
-        length, nan, stopped = _compare(place, batch, logits, results, scratch, output, C)
+        length, nan, stopped = _compare(place, batch, logits, scratch, output, C)
     tl.store(output.lengths + place.request, length)
     tl.store(output.status + place.request, nan * _NAN + stopped * _EMPTY)
 
@@ -163,17 +147,14 @@ def _emitted_of(request, batch):
 
 
 @jit
-def _take_results(place, results, slot):
-    """The packed results of the slots, which are zero from now on."""
-    results += place.first + slot
-    packed = tl.load(results, mask=slot <= place.size, other=0, cache_modifier=".cg")
-    tl.debug_barrier()  # No thread writes what another has yet to read.
-    tl.store(results, tl.zeros_like(packed), mask=slot <= place.size)
-    return packed
+def _results_of(place, scratch, slot):
+    """The packed results of the slots."""
+    results = scratch.row_results + place.first + slot
+    return tl.load(results, mask=slot <= place.size, other=0, cache_modifier=".cg")
 
 
 @jit
-def _compare(place, batch, logits, results, scratch, output, C):
+def _compare(place, batch, logits, scratch, output, C):
     """A chain: the slots up to the first whose row does not give the draft's next token."""
     size, max_draft = place.size, batch.max_draft
     emitted = _emitted_of(place.request, batch)
@@ -182,7 +163,7 @@ def _compare(place, batch, logits, results, scratch, output, C):
     stopped = 0
     for block in range(0, max_draft + 1, C.SLOTS):
         slot = block + tl.arange(0, C.SLOTS)
-        packed = _take_results(place, results, slot)
+        packed = _results_of(place, scratch, slot)
         key, token = grid.unpack(packed)
         at = grid.drafted_at(place, slot + 1)
         follows = (slot < size) & (at >= 0) & (at < batch.drafted)
@@ -206,7 +187,7 @@ def _compare(place, batch, logits, results, scratch, output, C):
 
 
 @jit
-def _walk(place, batch, results, scratch, output, C):
+def _walk(place, batch, scratch, output, C):
     """A tree: from the text's last token to the child that is the target's token, and on from it.
 
     A child stands behind its parent, so the slots are looked through once, in blocks.
@@ -222,7 +203,7 @@ def _walk(place, batch, results, scratch, output, C):
     nan = 0
     for block in range(0, size + 1, C.SLOTS):
         slot = block + tl.arange(0, C.SLOTS)
-        packed = _take_results(place, results, slot)
+        packed = _results_of(place, scratch, slot)
         if block == 0:
             result = tl.max(tl.where(slot == 0, packed, 0))
         at = grid.drafted_at(place, slot)

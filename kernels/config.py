@@ -18,10 +18,6 @@ from fastdraft.kernels.operands import CHUNK
 _LOAD_BYTES: Final = 16
 WARPS: Final = 4
 
-# Bytes of logits that a greedy program looks at together: four whole loads a thread are in flight,
-# so that a few programs on each multiprocessor hide the latency of memory.
-GREEDY_BYTES: Final = 4 * 32 * WARPS * _LOAD_BYTES
-
 # Chunks that a program looks at together: one a warp of 32 threads (64 on AMD hold two).
 TILE_CHUNKS: Final = WARPS * (2 if torch.version.hip else 1)
 
@@ -70,12 +66,13 @@ def unit(logits: torch.Tensor) -> int:
     return whole if begins and logits.stride(1) == 1 else 1
 
 
-def split_greedy(rows: int, vocabulary: int, dtype: torch.dtype) -> Split:
-    return _split(rows, -(-vocabulary * dtype.itemsize // GREEDY_BYTES))
-
-
 def split_chunks(rows: int, vocabulary: int) -> Split:
-    return _split(rows, -(-vocabulary // (TILE_CHUNKS * CHUNK)))
+    tiles = -(-vocabulary // (TILE_CHUNKS * CHUNK))
+    for each in range(1, _MOST_TILES + 1):
+        programs = -(-tiles // each)
+        if rows * programs <= _RESIDENT:
+            return Split(programs, each)
+    return Split(-(-tiles // _SHORT_TILES), _SHORT_TILES)
 
 
 @functools.cache
@@ -103,11 +100,3 @@ def scan_block(window: int) -> int:
 def chunks_block(vocabulary: int) -> int:
     """A power of two that is at least the number of chunks."""
     return 1 << (-(-vocabulary // CHUNK) - 1).bit_length()
-
-
-def _split(rows: int, tiles: int) -> Split:
-    for each in range(1, _MOST_TILES + 1):
-        programs = -(-tiles // each)
-        if rows * programs <= _RESIDENT:
-            return Split(programs, each)
-    return Split(-(-tiles // _SHORT_TILES), _SHORT_TILES)

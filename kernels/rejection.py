@@ -376,7 +376,7 @@ def _test(place, batch, logits, draft, scratch, C):
     else:
         drawn = drawn & (key < grid.INFINITE_KEY) & (log_q > float("-inf"))
     tl.store(scratch.row_ratios + row, tl.where(drawn, ratio, float("nan")))
-    tl.store(scratch.row_tests + row, grid.pack(key, token))
+    tl.store(scratch.row_results + row, grid.pack(key, token))
     if scratch.row_logprobs is not None:
         tl.store(scratch.row_logprobs + row, log_p)
     if scratch.row_raw_logprobs is not None:
@@ -639,7 +639,7 @@ def rejection_kernel(batch, logits, draft, scratch, output, C):
         )
 
     # The last token's row ends the draft, whatever the draft's next token is.
-    tl.store(scratch.row_tests + row, grid.pack(against.key, found))
+    tl.store(scratch.row_results + row, grid.pack(against.key, found))
     if output.logprobs is not None:
         tl.store(scratch.row_logprobs + row, logprob)
     if output.raw_logprobs is not None:
@@ -647,7 +647,7 @@ def rejection_kernel(batch, logits, draft, scratch, output, C):
         tl.store(scratch.row_raw_logprobs + row, raw)
     tl.debug_barrier()
     kept = Place(row, request, first, last)
-    accept(kept, batch, logits, scratch.row_tests, scratch, output, C)
+    accept(kept, batch, logits, scratch, output, C)
 
 
 def launch(batch: Batch, sampling: Sampling, draft_logits: Tensor) -> Verified:
@@ -668,7 +668,7 @@ def launch(batch: Batch, sampling: Sampling, draft_logits: Tensor) -> Verified:
         "chunk_maximum",
         "chunk_sum",
         "row_arrivals",
-        "row_tests",
+        "row_results",
         "row_ratios",
         "row_log_k",
         "residual_sum",

@@ -54,7 +54,6 @@ from fastdraft.kernels import config, filters, grid, language, likeliest, statis
 from fastdraft.kernels.acceptance import Chosen, accept, emit, join
 from fastdraft.kernels.chunks import chunk_of, rows_of, slabs, total
 from fastdraft.kernels.filters import NEGLIGIBLE, log_softmax_of, logit_of, weigh_rows
-from fastdraft.kernels.grid import Rows
 from fastdraft.kernels.language import jit, tl
 from fastdraft.kernels.noise import (
     CHUNK_NOISE,
@@ -212,7 +211,7 @@ def _finish_row(place, batch, logits, scratch, output, C):
         raw = statistics.log_raw(place, logits, token, scratch, C.BLOCK)
         tl.store(scratch.row_raw_logprobs + place.row, raw)
     if grid.last_to_arrive(scratch.request_arrivals + request, place.size + 1, C.WAIT):
-        accept(place, batch, logits, scratch.row_results, scratch, output, C)
+        accept(place, batch, logits, scratch, output, C)
 
 
 @jit
@@ -278,7 +277,6 @@ def launch_once(batch: Batch, sampling: Sampling | None) -> Verified:
         sampling,
         scratch=scratch,
         output=output,
-        logits=Rows.of(logits, config.unit(logits)),
         split=config.split_chunks(*logits.shape),
     )
     return output._replace(likeliest=likeliest.launch(batch, sampling, scratch))

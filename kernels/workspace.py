@@ -56,8 +56,8 @@ _PARTS: Final = ("rows", "chunks", "parts")
 _REQUESTS: Final = ("requests",)
 _EMITTED: Final = ("requests", "emitted")
 BUFFERS: Final = {
-    # What was found of each row: packed key and token (greedy: the largest so far).
-    "row_results": Buffer(_ROWS, torch.int64, zero=True),
+    # Packed, the key of each row's maximum and the row's token.
+    "row_results": Buffer(_ROWS, torch.int64),
     "row_logprobs": Buffer(_ROWS),
     "row_raw_logprobs": Buffer(_ROWS),
     # How many programs have left their part of a row, of a request.
@@ -75,10 +75,9 @@ BUFFERS: Final = {
     "last_tied": Buffer(_ROWS, torch.int32),
     "part_maximum": Buffer(_PARTS),
     "part_list": Buffer(_PARTS, torch.int32),
-    # Rejection sampling: the packed key of each row's maximum and the draft token; the logarithm of
-    # its p / q; what is known of keeping the draft tokens before the row; the same statistics of
-    # the draft logits; of the residual, the chunks' sums.
-    "row_tests": Buffer(_ROWS, torch.int64),
+    # Rejection sampling: the logarithm of p / q of each row's draft token; what is known of keeping
+    # the draft tokens before the row; the same statistics of the draft logits; of the residual, the
+    # chunks' sums.
     "row_ratios": Buffer(_ROWS),
     "row_log_k": Buffer(_ROWS),
     "draft_maximum": Buffer(_CHUNKS),
@@ -191,7 +190,6 @@ class Scratch(NamedTuple):
     last_tied: Tensor | None = None
     part_maximum: Tensor | None = None
     part_list: Tensor | None = None
-    row_tests: Tensor | None = None
     row_ratios: Tensor | None = None
     row_log_k: Tensor | None = None
     draft_maximum: Tensor | None = None

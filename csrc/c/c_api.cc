@@ -225,12 +225,12 @@ fastdraft_status fastdraft_datastore_live(int64_t max_bytes, const uint8_t* fing
 }
 
 fastdraft_status fastdraft_datastore_open(const char* path, const uint8_t* fingerprint,
-                                          int32_t verify, fastdraft_datastore** datastore) {
+                                          fastdraft_datastore** datastore) {
   return guarded([&] {
     required(path, "path");
     fastdraft_datastore*& handle = required(datastore, "datastore");
-    handle = new fastdraft_datastore{
-        fastdraft::Datastore::open(path, read_fingerprint(fingerprint), verify != 0)};
+    handle =
+        new fastdraft_datastore{fastdraft::Datastore::open(path, read_fingerprint(fingerprint))};
   });
 }
 

@@ -11,7 +11,6 @@ from click.testing import CliRunner
 
 import plots
 from fastdraft.cli.app import app
-from fastdraft.replay.plot import saved, style
 
 DESCRIPTION = "{http://purl.org/dc/elements/1.1/}description"
 TEXT = "{http://www.w3.org/2000/svg}text"
@@ -27,9 +26,9 @@ def test_an_image_shows_the_committed_results(name: str, tmp_path: Path) -> None
     data, draw = plots.PLOTS[name]
     image, redrawn = plots.IMAGES / f"{name}.svg", tmp_path / f"{name}.svg"
     assert description(image) == plots.as_text(data()), "run `make plots`"
-    with style():
+    with plots.style():
         figure = draw()
-        saved(figure, redrawn, plots.as_text(data()))
+        plots.saved(figure, redrawn, plots.as_text(data()))
     # Every value is a point of a line that is drawn.
     drawn = {
         round(float(value), 4)

@@ -27,7 +27,7 @@ TEST(Datastore, LimitHoldsWhileEveryKindOfGrowthHappens) {
   const auto store = Datastore::live(kLimit);
   std::int64_t most = 0;
   for (std::uint32_t round = 0; round < 200; ++round) {
-    add(*store, testing::random_text(3000, round % 3 == 0 ? 4 : 1 << 30, round));
+    add(*store, testing::random_text(3000, round % 3 == 0 ? 4 : (1 << 22) - 1, round));
     most = std::max(most, store->bytes());
   }
   EXPECT_LE(most, kLimit);
@@ -83,7 +83,8 @@ TEST(Datastore, SamplesMoveWithinTheLimit) {
     std::int64_t added = 0;
     for (std::uint32_t round = 0; round < 300; ++round) {
       const auto prompt = static_cast<Token>(round * 7 % 5);
-      text = testing::random_text(100 + round * 31 % 800, round % 3 == 0 ? 4 : 1 << 30, round);
+      text =
+          testing::random_text(100 + round * 31 % 800, round % 3 == 0 ? 4 : (1 << 22) - 1, round);
       text.insert(text.begin(), 9, 100 + prompt);
       const auto size = static_cast<std::int64_t>(text.size());
       store->add(text.data(), size, 9);

@@ -44,7 +44,6 @@ PARENTS = torch.tensor([-1, -1, 1, -1, 0])
 OFFSETS = torch.tensor([0, 3, 5])
 
 
-@pytest.mark.any_transformers
 @pytest.mark.parametrize("parents", [None, PARENTS], ids=["chains", "trees"])
 @pytest.mark.parametrize("verb", ["greedy", "sampled", "rejection"])
 def test_verification(verb: str, parents: torch.Tensor | None) -> None:
@@ -81,7 +80,6 @@ def test_verification(verb: str, parents: torch.Tensor | None) -> None:
     _assert_same(call)
 
 
-@pytest.mark.any_transformers
 def test_layout_of_trees() -> None:
     _assert_same(lambda: [tree_depths(PARENTS, OFFSETS), tree_attention_mask(PARENTS, OFFSETS)])
 

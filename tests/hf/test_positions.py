@@ -37,17 +37,25 @@ def model() -> Any:
 
 
 def _check(model: Any, rows: int, **options: Any) -> None:
-    """Asserts the tokens and scores of plain decoding, and that drafts were accepted."""
+    """Asserts the tokens and probabilities of plain decoding, and that drafts were accepted."""
     inputs = repetitive_batch(rows)
     columns = inputs["input_ids"].shape[1]
-    options = {**OPTIONS, **options, "return_dict_in_generate": True, "output_scores": True}
-    expected = model.generate(**inputs, **options)
-    prediction = [edited(row[columns:]) for row in expected.sequences]
-    output = hf.generate(model, **inputs, **options, drafter=Generous(), prediction=prediction)
+    options = {**OPTIONS, **options}
+    expected = model.generate(**inputs, **options, return_dict_in_generate=True, output_scores=True)
+    said = expected.sequences[:, columns:]
+    output = hf.generate(
+        model,
+        **inputs,
+        **options,
+        drafter=Generous(),
+        prediction=list(map(edited, said)),
+        logprobs=True,
+    )
     assert torch.equal(output.sequences, expected.sequences)
     assert output.stats.accepted > 0
-    for ours, theirs in zip(output.scores, expected.scores, strict=True):
-        torch.testing.assert_close(ours.double(), theirs.double(), rtol=1e-5, atol=1e-5)
+    scores = torch.stack(expected.scores, 1).double()
+    logprobs = scores.log_softmax(-1).gather(2, said[:, :, None])[:, :, 0].float()
+    torch.testing.assert_close(torch.stack(output.logprobs), logprobs, rtol=1e-4, atol=1e-5)
 
 
 class _OfRows(LogitsProcessor):

@@ -508,4 +508,7 @@ def test_what_cannot_be_drafted_for(tiny: Path, tmp_path: Path) -> None:
 
 
 def test_doctor_finds_this_host() -> None:
-    assert doctor("llama-cpp-python") == (0, f"{version('llama-cpp-python')}, loads fastdraft")
+    assert doctor("llama-cpp-python") == (
+        0,
+        f"{version('llama-cpp-python')} (llama-cpp-python), loads fastdraft",
+    )

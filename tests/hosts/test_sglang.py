@@ -1304,7 +1304,7 @@ def test_predictions_and_tools_reach_the_sampling_parameters(package: Path, mode
 
 def test_doctor_finds_this_host() -> None:
     found = doctor("SGLang", PYTHONPATH=str(TORCHVISION_ON_CPU))
-    assert found == (0, f"{version('sglang')}, loads fastdraft")
+    assert found == (0, f"{version('sglang')} (sglang), loads fastdraft")
 
 
 # In the place of the packages, whose beginnings import much that this version has elsewhere.

@@ -182,10 +182,7 @@ def test_parts_of_rows_in_any_order(operation):
     options = {"odd": False} if operation == "rejection" else {}
     if operation in ("sampled", "filters"):
         options = {"logprobs": True}
-    programs = config.split_chunks(2, vocabulary).programs
-    if operation == "greedy":
-        programs = config.split_greedy(4, vocabulary, torch.bfloat16).programs
-    assert programs > 2
+    assert config.split_chunks(2, vocabulary).programs > 2
     case = case_of(operation, [2, 0], vocabulary, torch.bfloat16, seed=4, **options)
     case.check()
     if operation == "greedy":

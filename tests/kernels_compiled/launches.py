@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -25,7 +24,6 @@ DRAFT = 3
 
 # Kernels that go over the whole vocabulary, whose loops the memory is to limit.
 OVER_THE_VOCABULARY = {
-    "greedy_kernel",
     "rejection_kernel",
     "rejection_rows_kernel",
     "sampled_kernel",
@@ -38,8 +36,6 @@ BEYOND_MEMORY = ("everything bf16", "everything fp16")
 # Launches with an exponential of each 16-bit logit for each of two sums, of which the processor has
 # time for 1.7.
 TWO_SUMS = ("sampled logprobs bf16", "sampled logprobs fp16")
-# Launches whose logits cannot be read 16 bytes at a time.
-ODD = ("odd vocabulary", "strided")
 
 
 def batch(dtype: torch.dtype, vocabulary: int = VOCABULARY, step: int = 1) -> dict[str, Any]:
@@ -98,10 +94,11 @@ def continuations(
     aligner.align(texts, trees, column(), column(), head if beside_head else None)
 
 
-def odd(dtype: torch.dtype, vocabulary: int, step: int) -> None:
-    """Rows that are not aligned to 16 bytes, or whose logits do not lie side by side."""
-    verify_greedy(**batch(dtype, vocabulary, step))
-    verify_sampled(**batch(dtype, vocabulary, step), **sampling(**FILTERS))
+def odd() -> None:
+    """Rows that are not aligned to 16 bytes, and whose logits do not lie side by side."""
+    rows = batch(torch.bfloat16, 50_257, step=2)
+    verify_greedy(**rows)
+    verify_sampled(**rows, **sampling(**FILTERS))
 
 
 # The targets for which every call is compiled; the other ones compile the usual calls.
@@ -114,39 +111,27 @@ def launches() -> dict[str, Callable[[], None]]:
     for name, dtype in DTYPES.items():
         calls = {
             "greedy": partial(greedy, dtype),
-            "greedy mask": partial(greedy, dtype, allowed=allowed()),
-            "greedy tree": partial(greedy, dtype, **TREE),
-            "greedy logprobs": partial(greedy, dtype, **LOGPROBS),
-            "greedy tree logprobs": partial(greedy, dtype, logprobs=True, **TREE),
+            "greedy tree likeliest": partial(greedy, dtype, likeliest=8, **TREE),
             "sampled": partial(sampled, dtype),
-            "sampled mask": partial(sampled, dtype, allowed=allowed()),
+            "sampled mask": partial(sampled, dtype, likeliest=8, allowed=allowed()),
             "sampled filters": partial(sampled, dtype, **FILTERS),
-            "sampled logprobs": partial(sampled, dtype, **LOGPROBS),
-            "greedy likeliest": partial(greedy, dtype, likeliest=8),
-            "sampled likeliest": partial(sampled, dtype, likeliest=8, allowed=allowed()),
+            "sampled logprobs": partial(sampled, dtype, **LOGPROBS, **TREE),
             "rejection": partial(rejection, dtype),
             "rejection filters": partial(rejection, dtype, **FILTERS),
-            "sampled everything": partial(sampled, dtype, **EVERYTHING, **TREE),
+            "sampled everything": partial(sampled, dtype, **EVERYTHING),
             "rejection everything": partial(rejection, dtype, **EVERYTHING),
         }
         found.update({f"{call} {name}": launch for call, launch in calls.items()})
     found["continuations"] = continuations
     found["continuations beside a head"] = lambda: continuations(beside_head=True)
-    found["odd vocabulary"] = partial(odd, torch.bfloat16, 50_257, 1)
-    found["strided"] = partial(odd, torch.bfloat16, 50_257, 2)
+    found["odd"] = odd
     return found
 
 
-# The calls that serving makes most: compiled for every target, and for float16.
-USUAL = (
-    "greedy",
-    "sampled",
-    "sampled filters",
-    "rejection",
-    "rejection filters",
-)
-# Calls whose kernels differ little from those of other calls.
-BFLOAT16_ALONE = ("greedy tree", "greedy tree logprobs", "greedy likeliest", "greedy logprobs")
+# The calls that serving makes most: compiled for every target.
+USUAL = ("greedy", "sampled", "sampled filters", "rejection", "rejection filters")
+# Calls that between them have every kernel, compiled for the other types of logits too.
+OF_EVERY_TYPE = ("sampled filters", "rejection", "rejection filters")
 
 
 def is_compiled(launch: str, target: str) -> bool:
@@ -156,10 +141,7 @@ def is_compiled(launch: str, target: str) -> bool:
         return target in MAIN or launch.startswith("continuations")
     if dtype == "bf16":
         return target in MAIN or call in USUAL
-    if dtype == "fp16":
-        return target == MAIN[0] and call in USUAL
-    # By turns, so that float32 is compiled once for each call, and for both vendors.
-    return call not in BFLOAT16_ALONE and target == MAIN[zlib.crc32(call.encode()) % 2]
+    return call in OF_EVERY_TYPE and target == MAIN[dtype == "fp32"]
 
 
 def on_a_device(launch: Callable[[], None], *, amd: bool) -> None:

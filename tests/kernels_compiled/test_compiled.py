@@ -11,7 +11,6 @@ import torch
 from assembly import code_of, examine, waits_before_arrivals
 from launches import (
     BEYOND_MEMORY,
-    ODD,
     OVER_THE_VOCABULARY,
     TWO_SUMS,
     is_compiled,
@@ -106,9 +105,10 @@ def test_compiled(batch, name, target, specialisation, compiled, expected, recor
     record_property("compiled", (name, target, dataclasses.asdict(took)))
 
     assert took.scratch <= MOST_SCRATCH, f"a thread puts {took.scratch} bytes aside"
-    most = MOST_REGISTERS_ODD if name.endswith(ODD) else MOST_REGISTERS
+    is_odd = name.endswith("/ odd")
+    most = MOST_REGISTERS_ODD if is_odd else MOST_REGISTERS
     assert took.registers <= most
-    if specialisation.name in OVER_THE_VOCABULARY and not name.endswith(ODD):
+    if specialisation.name in OVER_THE_VOCABULARY and not is_odd:
         assert took.put_aside == 0, "a thread puts values aside in a loop"
         assert took.wide_loads > 0, "the logits are not read 16 bytes at a time"
         if target.startswith("sm") and not name.endswith(BEYOND_MEMORY):

@@ -72,11 +72,9 @@ FASTDRAFT_C_API fastdraft_status fastdraft_datastore_live(int64_t max_bytes,
                                                           fastdraft_datastore** datastore);
 
 /* Opens a file that fastdraft_datastore_save or the Python package wrote; it is mapped read-only.
- * A `fingerprint` other than NULL must be that of the file. `verify` other than 0 reads the whole
- * file and compares its checksums. */
+ * A `fingerprint` other than NULL must be that of the file. */
 FASTDRAFT_C_API fastdraft_status fastdraft_datastore_open(const char* path,
                                                           const uint8_t* fingerprint,
-                                                          int32_t verify,
                                                           fastdraft_datastore** datastore);
 
 /* Adds a document to a live store. Its tokens from token_ids[prompt_size] on are a model's output;

@@ -8,7 +8,6 @@ import fastdraft
 from fastdraft.cli.datastore import datastore
 from fastdraft.cli.demo import demo
 from fastdraft.cli.doctor import doctor
-from fastdraft.cli.generate import generate
 from fastdraft.cli.memory import memory
 from fastdraft.cli.proxy import proxy
 from fastdraft.cli.record import record
@@ -27,7 +26,6 @@ EXTRAS = {
     "fsspec": "fleet",
     "gguf": "demo",
     "httpx": "proxy",
-    "matplotlib": "plot",
     "ray": "ray",
     "tokenizers": "cli",
     "uvicorn": "proxy",
@@ -63,5 +61,5 @@ def app() -> None:
     """
 
 
-for command in (datastore, demo, doctor, generate, memory, proxy, record, replay):
+for command in (datastore, demo, doctor, memory, proxy, record, replay):
     app.add_command(command)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -16,7 +15,6 @@ from fastdraft.cli.options import (
     FILE,
     NEW_FILE,
     NUMBER,
-    check_folder,
     command_line,
     ray_option,
     write_text,
@@ -32,21 +30,18 @@ from fastdraft.replay import (
     Unavailable,
     family_files,
     read_families,
-    replay_family,
     report,
     settings_of,
-    trace_request,
 )
 from fastdraft.replay import replay as replay_families
 from fastdraft.replay.answer import html_report
 from fastdraft.replay.display import progress
-from fastdraft.replay.importers import FORMS, Importer
+from fastdraft.replay.importers import Importer
 from fastdraft.replay.measurement import describe_machine, write_results
 from fastdraft.replay.page import MOST_TOKENS, choose, page
 from fastdraft.replay.picture import picture
-from fastdraft.replay.plot import check_image, plot_speeds
 from fastdraft.replay.records import Encode
-from fastdraft.replay.results import Speeds, as_json, read_speeds
+from fastdraft.replay.results import as_json
 from fastdraft.replay.samples import SAMPLE, Pieces
 from fastdraft.replay.tokenizer import TextTokenizer
 
@@ -58,17 +53,6 @@ TABLE_WIDTH = 120
 
 @click.command()
 @click.argument("logs", metavar="LOGS...", nargs=-1, type=click.Path(exists=True, path_type=Path))
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(list(FORMS)),
-    help="The form of the logs.  [default: what tells each line]",
-)
-@click.option(
-    "--session",
-    metavar="FIELD",
-    help="Where a line names its session, such as request.user.  [default: by its messages]",
-)
 @click.option("--sample", is_flag=True, help="Replay the few requests that come with fastdraft.")
 @click.option(
     "--drafter",
@@ -125,8 +109,6 @@ TABLE_WIDTH = 120
     help="The model that answered: a folder with its tokenizer, or its name on the Hugging Face "
     "hub.  [default: the demo model's]",
 )
-@click.option("--family", "names", multiple=True, help="Only this family; may be repeated.")
-@click.option("--limit", type=NUMBER, help="Only so many requests of each family.")
 @click.option(
     "--show",
     "shown",
@@ -145,19 +127,9 @@ TABLE_WIDTH = 120
     "--report", "report_file", type=NEW_FILE, help="Write a page for a colleague: what it is worth."
 )
 @click.option("--json", "json_file", type=NEW_FILE, help="Write the results to this file.")
-@click.option(
-    "--plot", type=NEW_FILE, help="Draw the modelled speeds of all runs to this image, by family."
-)
-@click.option(
-    "--against",
-    type=FILE,
-    help="For --plot: results of --json to draw beside, at the same token costs.",
-)
 @ray_option
 def replay(
     logs: tuple[Path, ...],
-    form: str | None,
-    session: str | None,
     sample: bool,
     drafters: tuple[str, ...],
     peers: bool,
@@ -169,25 +141,20 @@ def replay(
     datastores: tuple[Path, ...],
     prediction: bool,
     tokenizer: str | None,
-    names: tuple[str, ...],
-    limit: int | None,
     shown: str | None,
     svg: Path | None,
     html: Path | None,
     report_file: Path | None,
     json_file: Path | None,
-    plot: Path | None,
-    against: Path | None,
     address: str | None,
 ) -> None:
     """Replay recorded requests and measure draft quality, exactly and without a model.
 
     LOGS are files, or folders with .jsonl files in them, packed or not (.gz, .zst). Each line is a
-    request with its answer: of OpenAI's, vLLM's or Anthropic's APIs, of batch files, of LiteLLM,
-    Helicone, LangSmith, Langfuse or OpenTelemetry, of the request logs of vLLM and SGLang, of
-    ShareGPT or fine-tuning files, or a pair such as {"prompt": ..., "completion": ...}. What has
-    none of these forms is left out and counted, and the first such line is shown. Messages become
-    tokens by the chat template of the model that --tokenizer names.
+    request with its answer: of OpenAI's interfaces or batch files, of LiteLLM, of the request logs
+    of vLLM and SGLang, or {"prompt": ..., "output": ...}. What has none of these forms is left out
+    and counted, and the first such line is shown. Messages become tokens by the chat template of
+    the model that --tokenizer names.
 
     A draft is accepted as far as the recorded output follows it. Requests are taken in the order of
     their file; each file is a family, which starts with an empty memory. The first output token
@@ -205,33 +172,18 @@ def replay(
         raise click.UsageError("--sample has the text of its tokens: it takes no --tokenizer")
     if svg is not None and shown is None:
         raise click.UsageError("--svg draws one request: it needs --show")
-    if against is not None and plot is None:
-        raise click.UsageError("--against needs --plot")
-    if shown is not None and at_once > 1:
-        raise click.UsageError("--show follows one request: it takes no --at-once")
-    if shown is not None and address is not None:
-        raise click.UsageError("--show follows one request: it takes no --ray")
     if "predicted-outputs" in drafters and not prediction:
         raise click.UsageError("--drafter predicted-outputs needs --prediction")
-    check_folder("--json", json_file)
-    check_folder("--plot", plot)
-    check_folder("--svg", svg)
-    check_folder("--html", html)
-    check_folder("--report", report_file)
-    # What cannot be drawn is refused now, not after the work; so is a missing matplotlib.
-    if plot is not None:
-        check_image(plot)
-    beside = [] if against is None else _beside(against, token_costs)
 
     console = Console(highlight=False, soft_wrap=True)
     console.width = max(console.width, TABLE_WIDTH)
     pieces = Pieces()
     texts = TextTokenizer(tokenizer or ensure_model)
     if sample:
-        families = _read([SAMPLE], names, limit, pieces.encode, references=prediction)
+        families = _read([SAMPLE], pieces.encode, references=prediction)
     else:
-        convert = Importer(texts, form=form, session=session)
-        families = _read(logs, names, limit, texts.encode, references=prediction, convert=convert)
+        convert = Importer(texts)
+        families = _read(logs, texts.encode, references=prediction, convert=convert)
     if shown is not None:
         families = _up_to(families, shown)
     # What tokens the records hold is known of text, or where the user names the tokenizer.
@@ -259,43 +211,33 @@ def replay(
                 click.echo(str(reason), err=True)
             else:
                 settings += found
-    if shown is not None:
-        ((_, records),) = families.items()
-        traces = []
-        for setting in settings:
-            peer = setting.start(records)
-            replay_family(peer, records[:-1], prediction=prediction)
-            trace = trace_request(
-                peer, records[-1], prediction=prediction, title=setting.title, decode=decode
-            )
-            report.show_request(console, trace)
-            traces.append(trace)
-        if svg is not None:
-            write_text("--svg", svg, picture(traces[0]))
-        if html is not None:
-            title = f"The request {records[-1].id}, replayed"
-            write_text("--html", html, page(traces, title=title, requests=len(traces)))
-        return
-
     total = sum(len(each.output_ids) for records in families.values() for each in records)
-    followed: list[Trace] = []
+    followed: dict[str, set[str]] = {}
+    if shown is not None:
+        followed = {name: {records[-1].id} for name, records in families.items()}
+    elif html is not None or report_file is not None:
+        followed = choose(families, MOST_TOKENS // len(settings))
+    traces: list[Trace] = []
     with ExitStack() as stack:
         cluster = None if address is None else stack.enter_context(Cluster(address))
-        advance = stack.enter_context(progress(total * len(settings)))
         results = replay_families(
             settings,
             families,
             at_once=at_once,
             prediction=prediction,
-            on_request=advance,
-            traced={}
-            if html is None and report_file is None
-            else choose(families, MOST_TOKENS // len(settings)),
+            on_request=stack.enter_context(progress(total * len(settings))),
+            traced=followed,
             decode=decode,
-            on_trace=followed.append,
+            on_trace=traces.append,
             cluster=cluster,
         )
-    report.show(console, results)
+    if shown is None:
+        report.show(console, results)
+    else:
+        for trace in traces:
+            report.show_request(console, trace)
+    if svg is not None:
+        write_text(svg, picture(traces[0]))
     if json_file is not None:
         about = {
             "fastdraft": fastdraft.__version__,
@@ -304,14 +246,12 @@ def replay(
         }
         write_results(json_file, {**about, "runs": as_json(results)})
     if html is not None:
-        requests = sum(map(len, families.values()))
+        requests = 1 if shown is not None else sum(map(len, families.values()))
         title = f"{requests:,} recorded requests, replayed"
-        write_text("--html", html, page(followed, title=title, requests=requests * len(settings)))
+        write_text(html, page(traces, title=title, requests=requests * len(settings)))
     if report_file is not None:
-        ours = [each for each in followed if ", default, " in each.title]
-        write_text("--report", report_file, html_report(results, ours))
-    if plot is not None:
-        plot_speeds(plot, [*map(Speeds.of, results), *beside])
+        ours = [each for each in traces if ", default, " in each.title]
+        write_text(report_file, html_report(results, ours))
 
 
 def _open(path: Path, texts: TextTokenizer | None) -> Datastore:
@@ -324,8 +264,6 @@ def _open(path: Path, texts: TextTokenizer | None) -> Datastore:
 
 def _read(
     paths: Sequence[Path],
-    names: Sequence[str],
-    limit: int | None,
     encode: Encode,
     *,
     references: bool,
@@ -333,11 +271,6 @@ def _read(
 ) -> dict[str, list[Record]]:
     """The records of each family; on standard error what was left out of the files."""
     files = family_files(paths)
-    for name in names:
-        if name not in files:
-            raise click.BadParameter(
-                f"{name!r} is not one of {', '.join(files)}", param_hint="--family"
-            )
     bad = 0
 
     def leave_out(error: RecordError) -> None:
@@ -346,13 +279,11 @@ def _read(
             click.echo(f"left out: {error}", err=True)
         bad += 1
 
-    size = sum(file.stat().st_size for name, file in files.items() if not names or name in names)
+    size = sum(file.stat().st_size for file in files.values())
     with progress(size) as advance:
         families = read_families(
             paths,
             encode,
-            names=names,
-            limit=limit,
             references=references,
             convert=convert,
             on_bad=leave_out,
@@ -372,16 +303,3 @@ def _up_to(families: dict[str, list[Record]], name: str) -> dict[str, list[Recor
             if name in ("", each.id):
                 return {family: records[: place + 1]}
     raise click.BadParameter(f"no request has the id {name!r}", param_hint="--show")
-
-
-def _beside(path: Path, token_costs: Sequence[float]) -> list[Speeds]:
-    """The runs in a file of results at the costs of this run, under the file's name."""
-    found = [
-        replace(run, name=f"{run.name} ({path.name})")
-        for run in read_speeds(path)
-        if run.token_cost in token_costs
-    ]
-    if not found:
-        costs = ", ".join(f"{cost:g}" for cost in token_costs)
-        raise click.BadParameter(f"{path} has no run at token cost {costs}", param_hint="--against")
-    return found

@@ -39,7 +39,7 @@ _LIKELIEST = 8
 
 
 class _Emitted(NamedTuple):
-    """The tokens that the target emits in a step, and the logits that they were chosen from.
+    """The tokens that the target emits in a step.
 
     Token i of a row was chosen from the logits after its token `kept[row, i]` in the forward, after
     its token i where `kept` is None. The cache has to keep just these. `ended`: whether each row
@@ -47,17 +47,10 @@ class _Emitted(NamedTuple):
     """
 
     tokens: list[list[int]]
-    scores: torch.Tensor  # (draft tokens + rows, vocabulary)
-    logits: torch.Tensor
     kept: NDArray[np.int64] | None  # (rows, longest draft + 1)
     ended: list[bool] | None = None
     logprobs: list[list[float]] | None = None
     raw_logprobs: list[list[float]] | None = None
-
-    def lines(self, offsets: NDArray[np.int32], slot: int, count: int) -> NDArray[np.int64]:
-        """The lines that the first `count` tokens of a row were chosen from."""
-        steps = np.arange(count) if self.kept is None else self.kept[slot, :count]
-        return int(offsets[slot]) + slot + steps
 
 
 @dataclass
@@ -76,7 +69,6 @@ class Decoding:
         cost: The measured time of the model's steps.
         padding: Fills the texts of rows that have ended, as plain decoding has it.
         streamer: Receives every token as soon as it is accepted; for a single row. May be `None`.
-        keep_scores: Whether to keep the processed scores of every emitted token.
         keep_logits: Whether to keep its logits.
         keep_logprobs: Whether to keep its log-probabilities.
     """
@@ -92,8 +84,6 @@ class Decoding:
     cost: StepLatency
     padding: int
     streamer: Any
-    keep_scores: bool
-    keep_logits: bool
     keep_logprobs: bool
 
     def __post_init__(self) -> None:
@@ -107,7 +97,7 @@ class Decoding:
         # Whose forced text is offered: of one grammar, since a step takes one offer of a kind.
         takes_offers = isinstance(self.drafter, Engine) and self.drafter.config.takes_offers
         self._grammar = self.processors.grammar if takes_offers else None
-        if isinstance(self.drafter, Engine) and self.target.takes_trees:
+        if isinstance(self.drafter, Engine) and self.target.masks.takes_trees:
             self._tree_budget = self.drafter.config.tree_budget
             if self._tree_budget is not None:
                 self._successors = Successors()
@@ -119,7 +109,7 @@ class Decoding:
     def run(self, first_logits: torch.Tensor) -> None:
         """Decodes to the end, given the logits after each prompt, of shape (rows, vocabulary)."""
         nothing = FlatDrafts.of_rows([RowDraft()] * len(self._running))
-        self._conclude(self._choose(first_logits, nothing), nothing.offsets)
+        self._conclude(self._choose(first_logits, nothing))
         while self._running:
             self._step()
 
@@ -131,10 +121,6 @@ class Decoding:
         longest = drafts.longest
         # A wider forward can be the faster one; its further tokens are padding.
         width = int(widths[longest]) if 0 < longest < len(widths) else longest + 1
-        if self.target.first_positions is None:
-            # Padding takes places of its own.
-            width = min(width, *(1 + row.room for row in rows))
-        width = max(width, longest + 1)
 
         is_warm = self.target.is_warm(width)
         started = step_latency.clock()
@@ -151,7 +137,7 @@ class Decoding:
             self.target.compact(indices, cached, emitted.kept)
         if is_warm:
             self.cost.observe(batch, width, step_latency.clock() - started)
-        self._conclude(emitted, drafts.offsets)
+        self._conclude(emitted)
 
     def _propose(self, seconds: NDArray[np.float64]) -> FlatDrafts:
         """The drafts of the next step, given the seconds of a forward by the tokens a row."""
@@ -180,7 +166,7 @@ class Decoding:
         require_known_ids(batch.token_ids, self.target.vocabulary)
         drafts = FlatDrafts.of_batch(batch)
         # Where some were drawn, all are verified as chains.
-        takes_trees = self.target.takes_trees and not drafts.draft_logits
+        takes_trees = self.target.masks.takes_trees and not drafts.draft_logits
         return drafts if drafts.are_chains or takes_trees else drafts.best_chains()
 
     def _forced(self) -> Offers | None:
@@ -234,7 +220,8 @@ class Decoding:
         emitted = self._follow(logits, drafts) if self._along_path else self._accept(logits, drafts)
         if self.keep_logprobs and (self._along_path or self.processors):
             # Verification saw other logits than the model's own.
-            emitted = emitted._replace(raw_logprobs=_raw_logprobs(emitted, drafts.offsets))
+            raw_logprobs = _raw_logprobs(emitted, logits, drafts.first_lines)
+            emitted = emitted._replace(raw_logprobs=raw_logprobs)
         return emitted
 
     def _accept(self, logits: torch.Tensor, drafts: FlatDrafts) -> _Emitted:
@@ -245,7 +232,7 @@ class Decoding:
             scores = self.processors.at_positions(
                 logits.to(torch.float32, copy=True), functools.partial(self._positions, drafts)
             )
-        elif self.keep_scores or logits.dtype == torch.float64:
+        elif logits.dtype == torch.float64:
             scores = logits.to(torch.float32)  # as plain decoding has them
         choice = self._verify(scores, drafts)
         if self._successors is not None and choice.likeliest is not None:
@@ -253,12 +240,7 @@ class Decoding:
             self._learn(drafts, choice.likeliest, choice.chances)
         kept = None if choice.paths is None else _kept(choice.paths, drafts.longest)
         return _Emitted(
-            choice.tokens,
-            scores,
-            logits,
-            kept,
-            logprobs=choice.logprobs,
-            raw_logprobs=choice.raw_logprobs,
+            choice.tokens, kept, logprobs=choice.logprobs, raw_logprobs=choice.raw_logprobs
         )
 
     def _verify(self, scores: torch.Tensor, drafts: FlatDrafts, depth: int = 0) -> Choice:
@@ -293,15 +275,9 @@ class Decoding:
         tokens: list[list[int]] = [[] for _ in rows]
         logprobs: list[list[float]] = [[] for _ in rows]
         ended = [False] * len(rows)
-        kept = logits
         for depth in itertools.count():
             lines = firsts + 1 + np.array(nodes)
             scores = self._processed(lines_of(logits, lines), depth)
-            if self.keep_scores:
-                # Processors may return any type, and another one at times.
-                kind = torch.promote_types(kept.dtype, scores.dtype) if depth else scores.dtype
-                kept = kept.to(kind, copy=depth == 0)
-                kept[on_device(kept.device, lines)[0]] = scores.to(kind)
             below, children = drafts.below(nodes)
             # What a child's own scores are does not count yet.
             again = np.repeat(np.arange(len(rows)), below.counts + 1)
@@ -319,7 +295,7 @@ class Decoding:
             for path, node in zip(paths, nodes, strict=True):
                 path.append(node)
         moved = None if drafts.are_chains else _kept(paths, drafts.longest)
-        return _Emitted(tokens, kept, logits, moved, ended, logprobs)
+        return _Emitted(tokens, moved, ended, logprobs)
 
     def _processed(self, logits: torch.Tensor, depth: int) -> torch.Tensor:
         """The logits (rows, vocabulary) of the running rows after the processors, each row behind
@@ -397,7 +373,7 @@ class Decoding:
         starts = list(map(self.length, rows))
         return Positions(self.text, [row.index for row in rows], starts, tails, counts)
 
-    def _conclude(self, emitted: _Emitted, offsets: NDArray[np.int32]) -> None:
+    def _conclude(self, emitted: _Emitted) -> None:
         """Appends what was emitted, tells the drafter and the streamer, and lets rows end."""
         rows = self._running
         indices = [row.index for row in rows]
@@ -413,8 +389,6 @@ class Decoding:
             [row.request for row in rows], np.array(token_ids, np.int32), np.array(starts, np.int32)
         )
 
-        if self.keep_scores or self.keep_logits:
-            self._keep_lines(emitted, offsets, counts)
         if emitted.raw_logprobs is not None:
             assert emitted.logprobs is not None
             for slot, (row, count) in enumerate(zip(rows, counts, strict=True)):
@@ -435,17 +409,6 @@ class Decoding:
             if staying:
                 self.target.keep(staying)
 
-    def _keep_lines(
-        self, emitted: _Emitted, offsets: NDArray[np.int32], counts: Sequence[int]
-    ) -> None:
-        """Keeps the scores and logits of the tokens that each row has emitted."""
-        for slot, (row, count) in enumerate(zip(self._running, counts, strict=True)):
-            (lines,) = on_device(emitted.scores.device, emitted.lines(offsets, slot, count))
-            if self.keep_scores:
-                row.scores.extend(self.warping(emitted.scores[lines].clone()))
-            if self.keep_logits:
-                row.logits.extend(emitted.logits[lines].to(torch.float32, copy=True))
-
     def _stopped(self, emitted: _Emitted) -> tuple[list[int], list[bool]]:
         """How many emitted tokens each row keeps, and whether the row ends with them."""
         rows, criteria = self._running, self.criteria
@@ -460,7 +423,7 @@ class Decoding:
             ended.append(stop is not None)
         if criteria.read_text:
             tails = [tokens[:count] for tokens, count in zip(emitted.tokens, counts, strict=True)]
-            stops = iter(criteria.stops(self._behind(rows, tails, counts), emitted.logits.device))
+            stops = iter(criteria.stops(self._behind(rows, tails, counts), self.target.home))
             for slot, tail in enumerate(tails):
                 of_row = list(itertools.islice(stops, len(tail)))
                 if True in of_row:
@@ -490,17 +453,20 @@ def _kept(paths: Sequence[Sequence[int]], longest: int) -> NDArray[np.int64]:
     return kept
 
 
-def _raw_logprobs(emitted: _Emitted, offsets: NDArray[np.int32]) -> list[list[float]]:
+def _raw_logprobs(
+    emitted: _Emitted, logits: torch.Tensor, firsts: NDArray[np.int64]
+) -> list[list[float]]:
     """The log-probabilities of emitted tokens under the model's own logits, where verification saw
-    others: of a token a row at a time, which takes as much memory as a step without drafts."""
+    others: of a token a row at a time, which takes as much memory as a step without drafts.
+    `firsts`: as `FlatDrafts.first_lines`."""
     logprobs: list[list[float]] = [[] for _ in emitted.tokens]
     for depth in range(max(map(len, emitted.tokens))):
         slots = [slot for slot, tokens in enumerate(emitted.tokens) if depth < len(tokens)]
-        lines = np.array([emitted.lines(offsets, slot, depth + 1)[depth] for slot in slots])
+        steps = depth if emitted.kept is None else emitted.kept[slots, depth]
         (chosen,) = on_device(
-            emitted.logits.device, np.array([emitted.tokens[slot][depth] for slot in slots])
+            logits.device, np.array([emitted.tokens[slot][depth] for slot in slots])
         )
-        scores = lines_of(emitted.logits, lines).to(torch.float32).log_softmax(-1)
+        scores = lines_of(logits, firsts[slots] + steps).to(torch.float32).log_softmax(-1)
         found = scores.gather(1, chosen[:, None])[:, 0].tolist()
         for slot, logprob in zip(slots, found, strict=True):
             logprobs[slot].append(logprob)

@@ -43,7 +43,8 @@ class Masks:
         needed: What the masks made here need and the model lacks; `None` where it takes them.
 
     Raises:
-        InvalidValueError: The rows need a mask and the model's attention takes none of this form.
+        InvalidValueError: The rows need a mask and the model's attention takes none of this form,
+            or a column is hidden behind one that may be seen.
     """
 
     def __init__(
@@ -83,14 +84,17 @@ class Masks:
         self._columns = torch.empty(0, dtype=torch.int64, device="cpu")
 
         self.visible = None if visible is None else visible.bool().numpy(force=True)
-        # How many columns at the front of each prompt are padding, and what is hidden behind them.
+        # How many columns at the front of each prompt are padding.
         self._padding = np.zeros(rows, np.int64)
-        self._holes: NDArray[np.bool_] | None = None
         if self.visible is not None:
             begun = np.cumsum(self.visible, 1) > 0
             self._padding = (~begun).sum(1)
             if not self.visible[begun].all():
-                self._holes = self.visible
+                row, column = np.argwhere(begun & ~self.visible)[0]
+                raise InvalidValueError(
+                    "attention_mask must hide padding at the front alone, got row "
+                    f"{row}, which hides column {column} behind others: pad on the left"
+                )
 
     @property
     def takes_trees(self) -> bool:
@@ -129,7 +133,6 @@ class Masks:
         width = depths.shape[1]
         starts = np.array(lengths)[:, None]
         padding = self._padding[list(rows)][:, None]
-        holes = None if self._holes is None else transfer.add(self._holes[list(rows), None, None])
         masks = []
         for window in self._windows.values():
             frame, near, oldest = _frame_of(window, frames, lengths, width), trees, padding
@@ -145,8 +148,6 @@ class Masks:
                 planned["oldest"] = transfer.add(oldest[:, None, :, None])
             if any(frame.firsts):
                 planned["firsts"] = transfer.add(np.array(frame.firsts)[:, None, None, None])
-            if holes is not None:
-                planned["holes"] = holes
             if near is not None:
                 slots = frame.columns_of(starts + np.arange(width))
                 planned["slots"] = transfer.add(slots[:, None, None])
@@ -161,7 +162,6 @@ class Masks:
         ends: _Sent,
         oldest: _Sent | None = None,
         firsts: _Sent | None = None,
-        holes: _Sent | None = None,
         slots: _Sent | None = None,
         near: _Sent | None = None,
     ) -> torch.Tensor:
@@ -172,7 +172,6 @@ class Masks:
             ends: (rows, 1, width or 1, 1): the cached tokens before these are seen,
             oldest: of the same shape, and from these on.
             firsts: (rows, 1, 1, 1), as in `Frame`.
-            holes: (rows, 1, 1, columns of the prompts), False where nobody may look.
             slots: (rows, 1, 1, width), the column of each new token.
             near: (rows, 1, width, width), which new token sees which.
         """
@@ -186,11 +185,6 @@ class Masks:
         seen: torch.Tensor = tokens < ends()
         if oldest is not None:
             seen = seen & (tokens >= oldest())
-        if holes is not None:
-            shown = holes().bool()
-            last = shown.shape[3] - 1
-            tokens = tokens.expand(len(seen), 1, 1, -1)
-            seen &= shown.gather(3, tokens.clamp(min=0, max=last)) | (tokens > last)
         if slots is not None and near is not None:
             shape = (-1, -1, near().shape[2], -1)
             seen = seen.expand(shape).scatter(3, slots().expand(shape), near().bool())

@@ -28,7 +28,7 @@ from fastdraft.hf.interface import CACHE, unfit
 from fastdraft.hf.kv_cache import RowCache
 from fastdraft.hf.loop import Decoding
 from fastdraft.hf.masks import Masks
-from fastdraft.hf.output import SpeculativeOutput, by_step, pad_token_id, padded_sequences
+from fastdraft.hf.output import SpeculativeOutput, pad_token_id, padded_sequences
 from fastdraft.hf.positions import PositionCriteria, PositionProcessors, Warping
 from fastdraft.hf.requirements import IMAGE_INPUTS, require_supported, require_verifying
 from fastdraft.hf.rows import UNLIMITED, Row, cancelling, row_seeds, row_texts
@@ -123,7 +123,6 @@ class Plan:
         self._model_kwargs, self._asked = model_kwargs, asked
         self._prepared = model_kwargs[CACHE]
         self._wants_dict = bool(config.return_dict_in_generate)
-        self._keep_scores = self._wants_dict and bool(config.output_scores)
 
         processors = LogitsProcessorList(
             Grammar.of(each, asked.tokenizer) or each for each in processors
@@ -154,7 +153,7 @@ class Plan:
             model,
             prepared=self._prepared,
             max_length=config.max_length + self._prepared.get_seq_length(),
-            position_ids=model_kwargs.get("position_ids"),
+            position_ids=model_kwargs["position_ids"],
             kwargs=self._kwargs,
             device=device_of(model, input_ids.device),
         )
@@ -167,7 +166,7 @@ class Plan:
         self._cache: Any
         if type(prepared) is StaticCache:
             self._cache = StaticRowCache(prepared)
-            require_fixed_shapes(model, config, self._model_kwargs, self._masks)
+            require_fixed_shapes(config, self._masks)
             call, compiled = compiled_call(model, config, self._model_kwargs)
             if compiled is not None:
                 self._cache.take_buffers(compiled)
@@ -223,8 +222,6 @@ class Plan:
                 cost=StepLatency.of(self._timed, target.device.type, target.widths or ()),
                 streamer=streamer,
                 padding=self._padding,
-                keep_scores=self._keep_scores,
-                keep_logits=self._wants_dict and bool(self._config.output_logits),
                 keep_logprobs=self._asked.logprobs,
             )
             if self._models is not None:
@@ -257,12 +254,11 @@ class Plan:
                 "model must keep its keys and values in the cache that it is given, got "
                 f"{type(model).__name__}, which does not"
             )
-        position_ids = self._model_kwargs.get("position_ids")
         target = self._stepping(
             model,
             cache=cache,
             masks=self._masks,
-            first_positions=None if position_ids is None else position_ids[..., -1:] + 1 - columns,
+            first_positions=self._model_kwargs["position_ids"][..., -1:] + 1 - columns,
             kwargs=self._kwargs,
             home=input_ids.device,
         )
@@ -283,8 +279,7 @@ class Plan:
         # Where the first new token of each row is placed; the furthest of places along several
         # axes.
         furthest = np.full(len(text), columns)
-        if first is not None:
-            furthest[:] = columns + first.reshape(-1, first.shape[-2]).amax(0).numpy(force=True)
+        furthest += first.reshape(-1, first.shape[-2]).amax(0).numpy(force=True)
         shown = self._masks.visible
         if shown is None:
             shown = np.ones((len(text), columns), dtype=bool)
@@ -321,8 +316,6 @@ class Plan:
         row_stats = [row.stats for row in rows if row.stats is not None]
         fields: dict[str, Any] = {
             "sequences": padded_sequences(decoding, self._padding).to(self._input_ids.device),
-            "scores": by_step([row.scores for row in rows]),
-            "logits": by_step([row.logits for row in rows]),
             CACHE: self._prepared if hands_cache_over else None,
             "logprobs": None,
             "raw_logprobs": None,

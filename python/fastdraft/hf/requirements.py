@@ -34,10 +34,8 @@ IMAGE_INPUTS: Final = frozenset(
         "token_type_ids",
     }
 )
-# What makes the mask of a window in transformers.
-_WINDOW_MASK: Final = "create_sliding_window_causal_mask"
-# Models that take no several tokens behind a cache, or let a token see those behind it.
-_ONE_BY_ONE: Final = ("cpmant", "prophetnet")
+# What makes the masks of windows in transformers.
+_WINDOW_MASKS: Final = ("create_chunked_causal_mask", "create_sliding_window_causal_mask")
 # Models that keep what they know of images in the key-value cache, where placeholders in the text
 # stand for it.
 _WITH_IMAGES: Final = (
@@ -100,6 +98,10 @@ def require_supported(
             f"model must take a key-value cache, got {type(model).__name__}, for which generate "
             f"makes no {CACHE}"
         )
+    if model_kwargs.get("position_ids") is None:
+        raise InvalidValueError(
+            f"model must take position_ids, got {type(model).__name__}, which places tokens itself"
+        )
     if rows == 1:
         return
     if streams:
@@ -107,11 +109,6 @@ def require_supported(
     if getattr(cache, "_is_user_defined", False):
         # Rows of unequal length do not fit into it.
         raise InvalidValueError(f"{CACHE} is taken for a batch of 1 row, got {rows} rows")
-    if model_kwargs.get("position_ids") is None:
-        # It places tokens by the cache's length, which is that of the longest row.
-        raise InvalidValueError(
-            f"a batch needs a model that takes position_ids, got {type(model).__name__}"
-        )
 
 
 def _require_known_inputs(model: Any, model_kwargs: dict[str, Any]) -> None:
@@ -143,9 +140,12 @@ def _require_mode(config: GenerationConfig, assistant_model: Any = None) -> None
             f"fastdraft decodes by greedy search or sampling, got {mode.value}"
             + ("; choose what drafts with drafter=" if mode.value == "assisted_generation" else "")
         )
-    for option in ("output_attentions", "output_hidden_states"):
+    for option in ("output_attentions", "output_hidden_states", "output_logits", "output_scores"):
         if getattr(config, option):
-            raise InvalidValueError(f"{option} is not given by speculative decoding, got True")
+            raise InvalidValueError(
+                f"{option} is not given by speculative decoding, got True; logprobs=True gives the "
+                "log-probabilities of new tokens"
+            )
 
 
 def _require_positions(model: Any, config: GenerationConfig) -> None:
@@ -182,10 +182,10 @@ def _require_causal(model: Any) -> None:
     modules = list(model.modules())
     masks_later = any(getattr(each, "is_causal", False) for each in modules)
     encodes = any(getattr(each, "is_decoder", None) is False for each in modules)
-    if model.config.model_type in _ONE_BY_ONE or (encodes and not masks_later):
+    if encodes and not masks_later:
         raise InvalidValueError(
             f"model must be causal, got {type(model).__name__}, in which a token depends on those "
-            "behind it or stands alone in its forward (an encoder without is_decoder=True?)"
+            "behind it (an encoder without is_decoder=True?)"
         )
 
 
@@ -197,8 +197,8 @@ def _require_masked_windows(model: Any, cache: Cache, longest: int) -> None:
     ]
     widest = max(windows, default=longest)
     if longest > widest:
-        sources = {type(each).__module__ for each in model.modules()}
-        if not any(hasattr(sys.modules.get(source), _WINDOW_MASK) for source in sources):
+        sources = [sys.modules.get(type(each).__module__) for each in model.modules()]
+        if not any(hasattr(source, name) for source in sources for name in _WINDOW_MASKS):
             raise InvalidValueError(
                 f"model must mask what a sliding window hides, got {type(model).__name__}, which "
                 f"leaves that to the cache; keep max_length within {widest}, got {longest}"
@@ -210,7 +210,7 @@ def require_verifying(
     *,
     prepared: Cache,
     max_length: int,
-    position_ids: torch.Tensor | None,
+    position_ids: torch.Tensor,
     kwargs: dict[str, Any],
     device: torch.device,
 ) -> None:
@@ -221,7 +221,7 @@ def require_verifying(
         model: The model.
         prepared: The cache that `generate` made or was given.
         max_length: How long a text may become.
-        position_ids: Those of the prompts; `None` for a model that takes none.
+        position_ids: Those of the prompts.
         kwargs: What every forward takes besides, as `generate` prepared it.
         device: Where the model takes its inputs.
     """
@@ -232,9 +232,8 @@ def require_verifying(
         )
     cache = DynamicCache()
     ids = torch.ones((1, 2), dtype=torch.int64, device=device)
-    options = dict(kwargs)
-    if position_ids is not None:
-        options["position_ids"] = position_ids.new_zeros((*position_ids.shape[:-2], 1, 2))
+    places = position_ids.new_zeros((*position_ids.shape[:-2], 1, 2))
+    options = {**kwargs, "position_ids": places}
     if "logits_to_keep" in options:
         options["logits_to_keep"] = 2
     inputs: dict[str, Any] = model.prepare_inputs_for_generation(

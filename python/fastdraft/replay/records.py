@@ -19,7 +19,6 @@ Further fields are kept and not read. Importing this module needs numpy alone:
 
 from __future__ import annotations
 
-import codecs
 import gzip
 import io
 import json
@@ -203,8 +202,6 @@ def read_families(
     paths: Sequence[Path],
     encode: Encode,
     *,
-    names: Sequence[str] = (),
-    limit: int | None = None,
     references: bool = False,
     convert: Convert | None = None,
     on_bad: Callable[[RecordError], object] | None = None,
@@ -213,27 +210,19 @@ def read_families(
     """The records of the families at `paths`, by name.
 
     Args:
-        paths, encode, limit, references, convert, on_bad: As for `family_files` and `read_family`.
-        names: Which families; all without any.
+        paths, encode, references, convert, on_bad: As for `family_files` and `read_family`.
         on_line: Called after each line with the name of its family and the bytes that it takes.
 
     Raises:
-        RecordError: As `family_files` and `read_family` do, and for a family without records or
-            one of `names` that is not there. Where `convert` joins lines of several files, only
-            one file needs to give records.
+        RecordError: As `family_files` and `read_family` do, and for a family without records. Where
+            `convert` joins lines of several files, only one file needs to give records.
     """
     files = family_files(paths)
-    for name in names:
-        if name not in files:
-            raise RecordError(f"{name!r} is not one of {', '.join(files)}")
     families = {}
     for name, file in files.items():
-        if names and name not in names:
-            continue
         families[name] = read_family(
             file,
             encode,
-            limit=limit,
             references=references,
             convert=convert,
             on_bad=on_bad,
@@ -251,7 +240,6 @@ def read_family(
     path: Path,
     encode: Encode,
     *,
-    limit: int | None = None,
     references: bool = False,
     convert: Convert | None = None,
     on_bad: Callable[[RecordError], object] | None = None,
@@ -262,7 +250,6 @@ def read_family(
     Args:
         path: A JSON lines file; empty lines are passed over.
         encode: Turns texts into token ids; called with some of the texts at a time.
-        limit: How many records to read at most.
         references: Whether to read what the callers expected.
         convert: Turns a line into the fields of its records; else each line is a record.
         on_bad: Called with what is wrong with a line, which is then left out; else it is raised.
@@ -309,15 +296,11 @@ def read_family(
             checked = []
         if on_line is not None:
             on_line(line.bytes)
-        if limit is not None:
-            checked = checked[: limit - len(records) - len(batch)]
         batch += checked
         size += sum(len(text) for each in checked for text in each.texts(references))
         if size >= _BATCH_LETTERS:
             take_batch()
             size = 0
-        if limit is not None and len(records) + len(batch) >= limit:
-            break
     take_batch()
     return records
 
@@ -340,8 +323,7 @@ class JsonLine(NamedTuple):
 
 
 def parse_lines(path: Path) -> Iterator[JsonLine]:
-    """The lines of a JSON lines file but for empty ones, or the items of an array in a JSON file.
-    Either may be packed with gzip or Zstandard.
+    """The lines of a JSON lines file but for empty ones. It may be packed with gzip or Zstandard.
 
     Raises:
         RecordError: The file cannot be read.
@@ -356,14 +338,11 @@ def parse_lines(path: Path) -> Iterator[JsonLine]:
                 zstd = zstd_module()
                 damage = (*damage, zstd.ZstdError)
                 unpacked = io.BufferedReader(zstd.ZstdFile(file))
-            kind, parts = "line", iter(unpacked)
-            if unpacked.peek(1)[:1] == b"[":
-                kind, parts = "item", _items(unpacked, path)
             at = 0
-            for number, line in enumerate(parts, 1):
+            for number, line in enumerate(unpacked, 1):
                 before, at = at, file.tell()
                 if line.strip():
-                    yield JsonLine(number, f"{path}, {kind} {number}", line, at - before)
+                    yield JsonLine(number, f"{path}, line {number}", line, at - before)
     except damage as error:
         reason = getattr(error, "strerror", None) or error
         raise RecordError(f"cannot read {path}: {reason}") from error
@@ -372,38 +351,6 @@ def parse_lines(path: Path) -> Iterator[JsonLine]:
 def zstd_module() -> Any:
     """The module that Python has from 3.14 on."""
     return import_module("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
-
-
-def _items(file: io.BufferedReader, path: Path) -> Iterator[bytes]:
-    """The items of a JSON array, read as far as they are needed."""
-    decoder = json.JSONDecoder()
-    text, at, size = "", 1, 1 << 20
-    reader = codecs.getreader("utf-8")(file)
-    try:
-        while more := reader.read(size):
-            text, at = text[at:] + more, 0 if text else 1
-            while (at := _between(text, at)) < len(text) and text[at] != "]":
-                try:
-                    _, end = decoder.raw_decode(text, at)
-                except json.JSONDecodeError:
-                    break
-                yield text[at:end].encode()
-                at, size = end, 1 << 20
-            # What is longer than a part is not read again for each part that it takes.
-            size = max(size, len(text) - at)
-    except RecursionError as error:
-        raise RecordError(f"{path} is no JSON array: nested too deeply") from error
-    except UnicodeError as error:
-        raise RecordError(f"{path} is no JSON array: {error}") from error
-    if not text[at:].startswith("]"):
-        raise RecordError(f"{path} is no JSON array: what begins at {short(text[at:])} has no end")
-
-
-def _between(text: str, at: int) -> int:
-    """Where the next item begins."""
-    while at < len(text) and text[at] in " \t\r\n,":
-        at += 1
-    return at
 
 
 def parse_object(text: bytes | str, place: str) -> dict[str, Any]:

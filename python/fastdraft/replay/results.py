@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
-from pathlib import Path
 from statistics import geometric_mean
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fastdraft.errors import FastdraftError
 from fastdraft.stats import DraftStats
 
 __all__ = [
     "FamilyResult",
     "ReplayResult",
-    "ResultsError",
-    "Speeds",
+    "Table",
     "as_json",
-    "html_table",
-    "read_speeds",
+    "families_table",
     "resampled_speeds",
     "speed_of",
 ]
-
-
-class ResultsError(FastdraftError, ValueError):
-    """A file that holds no results of a replay."""
 
 
 @dataclass(frozen=True)
@@ -119,65 +110,74 @@ class ReplayResult:
         low, high = np.exp(np.percentile(logarithms / len(self.families), [2.5, 97.5]))
         return float(low), float(high)
 
+    @property
+    def title(self) -> str:
+        """What drafted, and how."""
+        shape = f"{self.drafter}, lookahead {self.lookahead}"
+        if self.tree_budget is not None:
+            shape += f", trees of up to {self.tree_budget}"
+        return shape if self.at_once == 1 else f"{shape}, {self.at_once} at once"
+
     def __repr__(self) -> str:
         return (
-            f"<ReplayResult of {_title(self.drafter, self.tree_budget)}, {len(self.families)} "
-            f"families, token cost {self.token_cost:g}: modelled speed {self.geometric_mean:.3f}, "
+            f"<ReplayResult of {self.title}, {len(self.families)} families, "
+            f"token cost {self.token_cost:g}: modelled speed {self.geometric_mean:.3f}, "
             f"worst {self.worst:.3f}>"
         )
 
     def _repr_html_(self) -> str:
-        heads = ("family", "requests", "steps", "tokens a step", "accepted", "modelled speed")
-        rows = [
+        return families_table([self]).html()
+
+
+class Table(NamedTuple):
+    """A table of texts, which a terminal and a page show alike."""
+
+    title: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+    """What stands below."""
+
+    def html(self) -> str:
+        """As HTML; all texts are escaped."""
+
+        def cells(tag: str, values: Sequence[str]) -> str:
+            return f"<tr>{''.join(f'<{tag}>{escape(value)}</{tag}>' for value in values)}</tr>"
+
+        return (
+            f"<table><caption>{escape(self.title)}</caption><thead>{cells('th', self.heads)}"
+            f"</thead><tbody>{''.join(cells('td', row) for row in self.rows)}</tbody></table>"
+            f"<p>{escape(self.note)}</p>"
+        )
+
+
+def families_table(results: Sequence[ReplayResult]) -> Table:
+    """What was counted in each family, and the speed at each cost of a run."""
+    first = results[0]
+    costs = [f"{each.token_cost:g}" for each in results]
+    rows = []
+    for name, family in first.families.items():
+        stats = family.stats
+        rows.append(
             (
                 name,
-                f"{each.requests:,}",
-                f"{each.stats.steps:,}",
-                f"{each.stats.mean_accepted_tokens:.2f}",
-                f"{each.stats.acceptance_rate:.0%}",
-                f"{each.speed(self.token_cost):.3f}",
+                f"{family.requests:,}",
+                f"{stats.steps:,}",
+                f"{stats.mean_accepted_tokens:.2f}",
+                f"{stats.drafted / max(1, stats.steps):.2f}",
+                f"{stats.acceptance_rate:.0%}",
+                *(f"{each.speeds[name]:.3f}" for each in results),
+                *(f"{time / 1e3:.2f}" for time in family.propose_ns),
+                *(f"{time:.0f}" for time in family.observe_ns),
+                "" if family.num_bytes is None else f"{family.num_bytes / 1e6:.1f}",
             )
-            for name, each in self.families.items()
-        ]
-        title = (
-            f"{_title(self.drafter, self.tree_budget)}, token cost {self.token_cost:g}: modelled "
-            f"speed {self.geometric_mean:.3f}, worst {self.worst:.3f}"
         )
-        return html_table(heads, rows, caption=title)
-
-
-def html_table(
-    heads: Sequence[str], rows: Sequence[Sequence[str]], *, caption: str | None = None
-) -> str:
-    """A table of HTML; all texts are escaped."""
-
-    def cells(tag: str, values: Sequence[str]) -> str:
-        return f"<tr>{''.join(f'<{tag}>{escape(value)}</{tag}>' for value in values)}</tr>"
-
-    body = "".join(cells("td", row) for row in rows)
-    above = "" if caption is None else f"<caption>{escape(caption)}</caption>"
-    return f"<table>{above}<thead>{cells('th', heads)}</thead><tbody>{body}</tbody></table>"
-
-
-@dataclass(frozen=True)
-class Speeds:
-    """The modelled speeds of one drafter at one token cost.
-
-    Attributes:
-        name: The drafter's, with the size of its trees; the default drafter is "fastdraft".
-        token_cost: What a draft token costs, as a fraction of a step.
-        families: The speed of each family, times plain decoding.
-    """
-
-    name: str
-    token_cost: float
-    families: dict[str, float]
-
-    @classmethod
-    def of(cls, result: ReplayResult) -> Speeds:
-        """Those of a replay."""
-        name = _title(result.drafter, result.tree_budget)
-        return cls(name, result.token_cost, result.speeds)
+    heads = (
+        *("family", "re-\nquests", "\nsteps", "tokens\na step", "drafted\na step", "accep-\nted"),
+        *(f"speed\nat {cost}" for cost in costs),
+        *("propose\nus p50", "\np99", "observe\nns p50", "\np99", "\nMB"),
+    )
+    return Table(f"{first.title}, token cost {', '.join(costs)}", heads, rows)
 
 
 def as_json(results: Sequence[ReplayResult]) -> list[dict[str, Any]]:
@@ -233,34 +233,3 @@ def resampled_speeds(
     speeds = np.ones(len(drawn))
     np.divide(emitted, time, out=speeds, where=time > 0)
     return speeds
-
-
-def read_speeds(path: Path) -> list[Speeds]:
-    """The modelled speeds of all runs in a JSON file that a replay wrote.
-
-    Raises:
-        ResultsError: The file cannot be read or holds something else.
-    """
-    try:
-        found = []
-        for run in json.loads(path.read_text("utf-8"))["runs"]:
-            speeds = {
-                name: speed_of(
-                    np.array([[each["steps"], each["emitted"], each["drafted"]]]), run["token_cost"]
-                )
-                for name, each in run["families"].items()
-            }
-            title = _title(run["drafter"], run.get("tree_budget"))
-            found.append(Speeds(title, run["token_cost"], speeds))
-        return found
-    except OSError as error:
-        raise ResultsError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ResultsError(
-            f"{path} must hold the JSON of `fastdraft replay --json`, and does not: {error!r}"
-        ) from error
-
-
-def _title(drafter: str, tree_budget: int | None) -> str:
-    name = "fastdraft" if drafter == "default" else drafter
-    return name if tree_budget is None else f"{name}, trees of {tree_budget}"

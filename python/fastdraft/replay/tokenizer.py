@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from functools import cache, cached_property
 from pathlib import Path
@@ -18,22 +17,6 @@ __all__ = ["TextTokenizer", "TokenizerError"]
 
 class TokenizerError(FastdraftError):
     """A tokenizer that cannot be loaded."""
-
-
-@cache
-def _import_renderer() -> Callable[..., Any]:
-    """transformers' renderer of chat templates, imported without its advice to install PyTorch."""
-    name = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
-    before = os.environ.get(name)
-    os.environ[name] = "1"
-    try:
-        from transformers.utils.chat_template_utils import render_jinja_template
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
-    return render_jinja_template
 
 
 class TextTokenizer:
@@ -124,18 +107,17 @@ class TextTokenizer:
             tokens[name] = value["content"] if isinstance(value, dict) else value
         return template, tokens
 
-    def render(
-        self, messages: Any, tools: Any, answer: dict[str, Any], place: str
-    ) -> tuple[str, str]:
+    def render(self, messages: Any, tools: Any, answer: dict[str, Any]) -> tuple[str, str]:
         """The texts of the prompt and of the answer, as the model saw and wrote them.
 
-        The end that the template puts after an answer is cut off. Raises RecordError, which begins
-        with `place`, and TokenizerError.
+        The end that the template puts after an answer is cut off. Raises RecordError and
+        TokenizerError.
         """
-        render_jinja_template = _import_renderer()
+        from transformers.utils.chat_template_utils import render_jinja_template
+
         template, tokens = self._chat_template
-        messages = [_plain(message, place) for message in messages]
-        answer = _plain(answer, place)
+        messages = [_plain(message) for message in messages]
+        answer = _plain(answer)
 
         def rendered(messages: list[dict[str, Any]], *, begins_answer: bool) -> str:
             # It returns the texts and where answers stand in them, whatever it is declared to.
@@ -152,22 +134,20 @@ class TextTokenizer:
             prompt = rendered(messages, begins_answer=True)
             whole = rendered([*messages, answer], begins_answer=False)
         except Exception as error:  # Templates raise whatever they like.
-            raise RecordError(
-                f"{place}: the chat template refuses the messages: {error}"
-            ) from error
+            raise RecordError(f"the chat template refuses the messages: {error}") from error
         if not whole.startswith(prompt):
             # Such as a template that leaves out what was thought before the last answer.
             return prompt, answer["content"]
         output = whole[len(prompt) :].rstrip().removesuffix(tokens.get("eos_token") or "")
         if not output and answer.get("tool_calls"):
             raise RecordError(
-                f"{place}: the chat template writes no tool calls, "
+                "the chat template writes no tool calls, "
                 "give the --tokenizer of the model that answered"
             )
         return prompt, output
 
 
-def _plain(message: Any, place: str) -> dict[str, Any]:
+def _plain(message: Any) -> dict[str, Any]:
     """A message whose content is one string, as every chat template takes it."""
     content = message.get("content") if isinstance(message, dict) else message
     if isinstance(content, list) and all(
@@ -176,7 +156,6 @@ def _plain(message: Any, place: str) -> dict[str, Any]:
         content = "".join(part["text"] for part in content)
     if not isinstance(message, dict) or not isinstance(content, str | None):
         raise RecordError(
-            f"{place}: a message's content must be a string or a list of text parts, "
-            f"got {short(content)}"
+            f"a message's content must be a string or a list of text parts, got {short(content)}"
         )
     return {**message, "content": content or ""}

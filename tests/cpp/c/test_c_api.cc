@@ -204,7 +204,7 @@ TEST(CApiTest, SharesDatastoresAndWritesThemToFiles) {
   ASSERT_EQ(fastdraft_datastore_save(live.get(), path.c_str()), FASTDRAFT_OK);
 
   fastdraft_datastore* opened = nullptr;
-  ASSERT_EQ(fastdraft_datastore_open(path.c_str(), fingerprint.data(), 1, &opened), FASTDRAFT_OK);
+  ASSERT_EQ(fastdraft_datastore_open(path.c_str(), fingerprint.data(), &opened), FASTDRAFT_OK);
   const Store frozen(opened);
   auto stats = sized<fastdraft_datastore_stats>();
   ASSERT_EQ(fastdraft_datastore_get_stats(frozen.get(), &stats), FASTDRAFT_OK);
@@ -215,7 +215,7 @@ TEST(CApiTest, SharesDatastoresAndWritesThemToFiles) {
   expect_error(fastdraft_datastore_add(frozen.get(), document.data(), 1, 0),
                FASTDRAFT_DATASTORE_ERROR, "frozen");
   fingerprint[0] = 8;
-  expect_error(fastdraft_datastore_open(path.c_str(), fingerprint.data(), 0, &opened),
+  expect_error(fastdraft_datastore_open(path.c_str(), fingerprint.data(), &opened),
                FASTDRAFT_DATASTORE_ERROR, "fingerprint");
 
   // A request drafts from the stores of its own, and only from these.
@@ -250,8 +250,8 @@ TEST(CApiTest, SharesDatastoresAndWritesThemToFiles) {
   expect_error(fastdraft_add_request(engine.get(), nullptr, 0, &options, &request),
                FASTDRAFT_DATASTORE_CLOSED, "closed");
   EXPECT_EQ(std::remove(path.c_str()), 0);
-  expect_error(fastdraft_datastore_open(path.c_str(), nullptr, 0, &opened),
-               FASTDRAFT_DATASTORE_ERROR, path);
+  expect_error(fastdraft_datastore_open(path.c_str(), nullptr, &opened), FASTDRAFT_DATASTORE_ERROR,
+               path);
 }
 
 TEST(CApiTest, AStoreOutlivesItsHandleWhileAnEngineUsesIt) {
@@ -396,9 +396,9 @@ TEST(CApiTest, RefusesNullHandlesAndResults) {
   expect_invalid(fastdraft_datastore_close(nullptr), store_part);
   expect_invalid(fastdraft_datastore_get_stats(nullptr, &store_stats), store_part);
   expect_invalid(fastdraft_datastore_live(1 << 20, nullptr, nullptr), store_part);
-  expect_invalid(fastdraft_datastore_open("x", nullptr, 0, nullptr), store_part);
+  expect_invalid(fastdraft_datastore_open("x", nullptr, nullptr), store_part);
   fastdraft_datastore* store = nullptr;
-  expect_invalid(fastdraft_datastore_open(nullptr, nullptr, 0, &store), "path");
+  expect_invalid(fastdraft_datastore_open(nullptr, nullptr, &store), "path");
   expect_invalid(fastdraft_datastore_save(make_store().get(), nullptr), "path");
   expect_invalid(fastdraft_datastore_live(1, nullptr, &store), "max_bytes");
   EXPECT_EQ(store, nullptr);
@@ -516,7 +516,7 @@ TEST(CApiTest, KeepsAnErrorMessageForEachThread) {
 
   // A message that is too long is cut.
   fastdraft_datastore* store = nullptr;
-  EXPECT_EQ(fastdraft_datastore_open(std::string(5000, 'x').c_str(), nullptr, 0, &store),
+  EXPECT_EQ(fastdraft_datastore_open(std::string(5000, 'x').c_str(), nullptr, &store),
             FASTDRAFT_DATASTORE_ERROR);
   EXPECT_EQ(std::strlen(fastdraft_error_message()), 1023u);
 }
