@@ -799,14 +799,14 @@ def test_a_chat_template_without_pytorch_writes_nothing_to_stderr(
 
 def test_a_models_answers_are_recorded_and_replayed(tmp_path: Path, tokenizer: Path) -> None:
     config = LlamaConfig(
-        vocab_size=256,
+        vocab_size=260,
         hidden_size=32,
         intermediate_size=64,
         num_hidden_layers=2,
         num_attention_heads=4,
         max_position_embeddings=256,
         bos_token_id=None,
-        eos_token_id=255,
+        eos_token_id=259,
     )
     model = tmp_path / "model"
     torch.manual_seed(0)
@@ -815,13 +815,14 @@ def test_a_models_answers_are_recorded_and_replayed(tmp_path: Path, tokenizer: P
         (model / file.name).write_bytes(file.read_bytes())
     prompts = write(tmp_path / "prompts.jsonl", [{"id": "p", "prompt": "one"}, {"prompt": "two"}])
     out = tmp_path / "out.jsonl"
-    options = ("record", out, "--prompts", prompts, "--model", model, "--raw")
+    options = ("record", out, "--prompts", prompts, "--model", model)
     result = fastdraft(*options, "--max-new-tokens", "20")
     assert result.exit_code == 0, result.output
     first, second = read_family(out, no_text)
     assert (first.id, second.id) == ("p", "2")
     records = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
-    assert [each["prompt"] for each in records] == ["one", "two"]
+    prompt = "<user>{}</>\n<assistant>"
+    assert [each["prompt"] for each in records] == [prompt.format(n) for n in ("one", "two")]
     assert all(len(each["output_ids"]) == 20 for each in records)
     assert results_of(tmp_path, out)["families"]["out"]["emitted"] == 38
 

@@ -42,8 +42,6 @@ NEW_FILE = _NewFile(dir_okay=False, writable=True, path_type=Path)
 def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the options of every command that runs a model: which one, and where."""
     for option in (
-        click.option("--raw", is_flag=True, help="Give the prompt without the chat template."),
-        click.option("--threads", type=NUMBER, help="CPU threads.  [default: as torch chooses]"),
         click.option(
             "--dtype",
             type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
