@@ -466,7 +466,7 @@ def _positive(text: str) -> int:
 
 def _load(name: str | None, device: str | None, dtype: str) -> Target:
     try:
-        return load_target(name, device=device, dtype=dtype, threads=None, raw=False)
+        return load_target(name, device=device, dtype=dtype)
     except FastdraftError as error:
         raise SystemExit(str(error)) from error
 

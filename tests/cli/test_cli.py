@@ -364,7 +364,7 @@ def test_the_demo_runs_its_own_requests(short_demo_cache: Path, tmp_path: Path) 
 
 
 def test_the_real_model_copies_the_file_that_it_edits() -> None:
-    target = load_target(None, device="cpu", dtype="auto", threads=None, raw=False)
+    target = load_target(None, device="cpu", dtype="auto")
     edit = demo_requests()[0]
     found = compare(target, edit, Console(quiet=True), max_new_tokens=16, repeats=1)
     # Of what the model writes first, all is in the old file.

@@ -150,7 +150,7 @@ def test_the_sample_needs_no_tokenizer_no_torch_and_no_network(tmp_path: Path) -
         [sys.executable, "-c", code], capture_output=True, encoding="utf-8", env=environment
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip().startswith("edit-1: default, token cost 0.02")
+    assert done.stdout.strip().startswith("edit-1: code_edit, default, token cost 0.02")
     assert '"""Reads the levels from the file' in re.sub("[⟦⟧«»]", "", done.stdout)
     assert "⟦context⟧" in done.stdout
     assert not list(tmp_path.iterdir())

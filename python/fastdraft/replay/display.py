@@ -5,18 +5,11 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Final
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -58,19 +51,14 @@ def progress(total: int) -> Iterator[Callable[[str, int], None]]:
         yield advance
 
 
-@contextmanager
-def waiting(description: str) -> Iterator[None]:
+def waiting(description: str) -> AbstractContextManager[object]:
     """Shows on standard error that something takes its time: on a terminal until it is done."""
     # What runs meanwhile may redirect standard error.
     console = Console(file=sys.stderr)
-    if not console.is_terminal:
-        console.print(description, highlight=False, soft_wrap=True)
-        yield
-        return
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        bar.add_task(description, total=None)
-        yield
+    if console.is_terminal:
+        return console.status(description)
+    console.print(description, highlight=False, soft_wrap=True)
+    return nullcontext()
 
 
 def plain(text: str) -> str:
